@@ -12,7 +12,7 @@ from mfopt_cli.main import main
 
 import mfopt
 from mfopt import _version
-from mfopt.experiments import artifacts, manifest, spent
+from mfopt.experiments import artifacts, manifest
 from mfopt.experiments.accounts import FilterCell
 from mfopt.experiments.cache import Cache, code_digest
 from mfopt.experiments.mechanisms import FixedCell, Goal, SigmaCell
@@ -183,13 +183,13 @@ def test_what_all_of_them_took_is_one_more(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(artifacts, "names", lambda: names)
     assert place in artifacts.rebuild(names, folder, cells, jobs=1)
     found = {row["work"]: row for row in csv.DictReader(place.read_text().splitlines())}
-    works = [row for work, row in found.items() if work not in (spent.ALL, spent.COMMAND)]
+    works = [row for work, row in found.items() if work not in (manifest.ALL, manifest.COMMAND)]
     for column in ("cells", "cpu_seconds", "seconds"):
         total = sum(float(row[column]) for row in works)
-        assert float(found[spent.ALL][column]) == pytest.approx(total, abs=0.1 * len(works))
-    assert int(found[spent.ALL]["cells"]) == 18 + 4
-    assert int(found[spent.COMMAND]["cells"]) == 4  # the others were there
-    assert float(found[spent.COMMAND]["cpu_seconds"]) > 0
+        assert float(found[manifest.ALL][column]) == pytest.approx(total, abs=0.1 * len(works))
+    assert int(found[manifest.ALL]["cells"]) == 18 + 4
+    assert int(found[manifest.COMMAND]["cells"]) == 4  # the others were there
+    assert 0 < float(found[manifest.COMMAND]["seconds"]) < 1000
     entry = artifacts.read_manifest(folder)["costs"]
     assert entry["command"].endswith(" all") and list(entry["files"]) == ["tables/costs.csv"]
 

@@ -14,14 +14,14 @@ from mfopt.experiments.studies.concentration import PLAIN, ConcentrationFilter
 
 SMALL = FilteredDescent(
     group=2, epsilon=4.0, delta=1e-5, users=9, examples=3, dimension=2, across=0.4, within=1.0,
-    iterations=5, trials=6, thresholds=(0.8, 1.5, 2.5, 6.0), rates=(0.1, 0.4), seed=3,
+    steps=5, trials=6, thresholds=(0.8, 1.5, 2.5, 6.0), rates=(0.1, 0.4), seed=3,
 )  # fmt: skip
 
 
 def written_out(descent, noise, budget):
     """Algorithm 3 of Chua et al. 2024, a user and a pair at a time, from the same draws."""
     make = np.random.default_rng([descent.seed, 5, 0])
-    v, t, n, d = descent.trials, descent.iterations, descent.users, descent.dimension
+    v, t, n, d = descent.trials, descent.steps, descent.users, descent.dimension
     means = make.standard_normal((v, d))
     users = means[:, None] + descent.across * make.standard_normal((v, n, d))
     data = users[:, :, None] + descent.within * make.standard_normal((v, n, descent.examples, d))

@@ -43,7 +43,7 @@ def test_the_private_median_finds_the_median():
 
 SIZED = Descent(
     algorithm=ELS, group=3, batch=20, epsilon=1.0, delta=1e-5, users=30, examples=12, dimension=2,
-    across=1.0, within=0.7, iterations=5, trials=200, clips=(2.0,), lengths=(0.1,), seed=1,
+    across=1.0, within=0.7, steps=5, trials=200, clips=(2.0,), lengths=(0.1,), seed=1,
     median=3.0, spread=0.8,
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from mfopt.experiments.studies.mean_estimation import BUDGET, EPSILON, WITHIN, M
 
 SMALL = Descent(
     algorithm=ULS, group=2, batch=6, epsilon=1.0, delta=1e-5, users=9, examples=4, dimension=3,
-    across=1.0, within=0.7, iterations=6, trials=4, clips=(0.5, 50.0), lengths=(0.1, 0.3), seed=5,
+    across=1.0, within=0.7, steps=6, trials=4, clips=(0.5, 50.0), lengths=(0.1, 0.3), seed=5,
 )  # fmt: skip
 
 
@@ -25,7 +25,7 @@ def written_out(descent, sigma):
     """Algorithms 1 and 2 of Charles et al. 2024, a user and an example at a time."""
     centres, data = means.draw_data(descent)
     noise = means._generator(descent, 2).standard_normal(
-        (descent.trials, descent.iterations, descent.dimension), dtype=np.float32
+        (descent.trials, descent.steps, descent.dimension), dtype=np.float32
     )
     errors = np.empty((len(descent.clips), len(descent.lengths), descent.trials))
     for rows, places in means.batches(descent):
@@ -33,7 +33,7 @@ def written_out(descent, sigma):
             for i, clip in enumerate(descent.clips):
                 for j, length in enumerate(descent.lengths):
                     theta = np.zeros(descent.dimension)
-                    for step in range(descent.iterations):
+                    for step in range(descent.steps):
                         total = np.zeros(descent.dimension)
                         for unit in places[trial - rows.start, step]:
                             if unit[0] < 0:
@@ -59,9 +59,7 @@ def test_all_trials_at_once_are_the_algorithms_written_out(algorithm, group, mon
 
 
 def test_without_noise_and_sampling_it_descends_to_the_users_mean():
-    descent = dataclasses.replace(
-        SMALL, group=4, batch=36, clips=(1e4,), lengths=(3e3,), iterations=9
-    )
+    descent = dataclasses.replace(SMALL, group=4, batch=36, clips=(1e4,), lengths=(3e3,), steps=9)
     assert descent.scheme.probability == 1.0
     centres, data = means.draw_data(descent)
     reached = (1 - (1 - 0.3) ** 9) * data.reshape(4, 9, -1, 3).mean((1, 2))

@@ -5,22 +5,23 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mfopt._runtime import _check, _files
+from mfopt._runtime import _check
 from mfopt._version import __version__
-from mfopt.experiments import auditing, comparison, decision_plots, families, figures, plots, spent
+from mfopt.experiments import auditing, comparison, decision_plots, families, figures, plots, tables
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest
 from mfopt.experiments.manifest import MANIFEST as MANIFEST
 from mfopt.experiments.manifest import commit as commit
 from mfopt.experiments.manifest import (
     computing,
+    costs_of,
     read_manifest,
     replace_files,
     require_files,
-    with_needs,
 )
 from mfopt.experiments.manifest import note as note
 from mfopt.experiments.mechanisms import AmplifiedCell, CertifiedCell, Goal, SigmaCell, strategy_of
@@ -72,7 +73,7 @@ READ = (
     *("blt-4-scaled-8x32-eps2", "blt-4-scaled-8x32-eps8"),
 )
 # suffixes of an artifact's files: pictures in one format, data once
-FILES, RECORD, BOTH = ("csv", "svg"), ("json", "svg"), ("csv", "json", "svg")
+FILES, RECORD = ("csv", "svg"), ("json", "svg")
 PICTURES = ("svg",)
 
 
@@ -123,7 +124,12 @@ def _factorization(name: str, folder: Path, cache: Cache, **how: Any) -> list[Pa
             "optimizer_seconds": source.record["seconds"],
         },
     )
-    return [made.save(_made(folder / "factorizations") / f"{name}.npz", force=True)]
+    (folder / "factorizations").mkdir(exist_ok=True)
+    return [made.save(folder / "factorizations" / f"{name}.npz", force=True)]
+
+
+def _table(folder: Path, name: str, text: str) -> list[Path]:
+    return plots.write_files(folder / "tables" / name, {".csv": text}, {})
 
 
 def _grid(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
@@ -131,16 +137,17 @@ def _grid(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
     cells = {place: grid_cells(*place) for place in FACTORIZATIONS.values()}
     wanted = [each for cell in cells.values() for each in (cell.source, cell.estimate)]
     found = run_all(wanted, cache, **how)
-    lines = [
-        "kind,epochs,bins,epsilon,delta,noise_multiplier,rmse,relative_error,optimizer_seconds"
-    ]
-    for (kind, epochs, bins, epsilon), cell in cells.items():
-        r = found[cell.estimate].record
-        lines.append(
-            f"{kind},{epochs},{bins},{epsilon:g},{DELTA:g},{r['noise_multiplier']!r},"
-            f"{r['rmse']!r},{r['relative_error']!r},{found[cell.source].record['seconds']}"
+    values = ("noise_multiplier", "rmse", "relative_error")
+    rows = [
+        (
+            *(kind, epochs, bins, f"{epsilon:g}", f"{DELTA:g}"),
+            *(found[cell.estimate].record[value] for value in values),
+            found[cell.source].record["seconds"],
         )
-    return [_files.write(_made(folder / "tables") / "grid.csv", "\n".join(lines) + "\n")]
+        for (kind, epochs, bins, epsilon), cell in cells.items()
+    ]
+    place = "kind", "epochs", "bins", "epsilon", "delta"
+    return _table(folder, name, tables.csv_text((*place, *values, "optimizer_seconds"), rows))
 
 
 def _strategies(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
@@ -148,8 +155,7 @@ def _strategies(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]
     epochs, bins = STRATEGIES[name]
     setting = families.Comparison(bins, epochs, EPSILONS, DELTA, FORMS, (bins,), seed=SEED)
     rows = comparison.compare(setting, cache, **how)
-    text = comparison.csv_text(rows, "toeplitz")
-    return [_files.write(_made(folder / "tables") / f"{name}.csv", text)]
+    return _table(folder, name, comparison.csv_text(rows, "toeplitz"))
 
 
 def _setting() -> families.Comparison:
@@ -173,7 +179,7 @@ def _training(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
 
 def _audit(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
     audit = auditing.TrainerAudit()
-    return auditing.write(folder / name, audit, run_all(audit.cells(), cache, **how), BOTH)
+    return auditing.write(folder / name, audit, run_all(audit.cells(), cache, **how), RECORD)
 
 
 def _figure(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
@@ -235,7 +241,7 @@ def rebuild(
             raise _check.reject("artifact", name, "is not known", "See `mfopt figures --list`.")
     folder.mkdir(parents=True, exist_ok=True)
     read_manifest(folder)  # a damaged one is refused before the work
-    chosen, meter = list(dict.fromkeys(chosen)), spent.Meter(cache)
+    chosen, since = list(dict.fromkeys(chosen)), time.time()
     timed = [name for name in chosen if name in figures.TIMES]
     others = [name for name in chosen if name not in timed]
     written: list[Path] = []
@@ -255,10 +261,9 @@ def rebuild(
         note(folder, name, files, how=command(name), seed=SEED, **how)
         written, cells = [*written, *files], cells | recorder.seen
     if set(chosen) == set(known):
-        place = _made(folder / "tables") / f"{COSTS}.csv"
-        written.append(_files.write(place, meter.table(with_needs(cells))))
-        how = computing(cells, cache)
-        note(folder, COSTS, written[-1:], how=command("all"), seed=SEED, **how)
+        files = _table(folder, COSTS, costs_of(cells, cache, since))
+        note(folder, COSTS, files, how=command("all"), seed=SEED, **computing(cells, cache))
+        written += files
     return written
 
 
@@ -335,8 +340,3 @@ def _redraw_study(path: Path) -> list[Path]:
     panels, title = study.panels(rows), study.heading(rows)
     figure = plots.draw(panels, title=title, columns=study.plot_columns)
     return plots.save(figure, path.with_suffix(""), PICTURES)
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

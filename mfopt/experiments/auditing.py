@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from mfopt.experiments import plots
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.runs.training import TrainMechanismCell
-from mfopt.experiments.tables import csv_of_rows
 
 if TYPE_CHECKING:
     from mfopt.training.loop import Execution
@@ -171,13 +170,13 @@ def panels(rows: list[dict[str, Any]]) -> list[plots.Panel]:
     return made
 
 
-def figure(setting: Mapping[str, Any], audits: list[dict[str, Any]]) -> Figure:
-    """The plot of the audits; ``setting`` has the fields of :class:`TrainerAudit`."""
+def _figure(content: Mapping[str, Any]) -> Figure:
+    setting = content["setting"]
     title = (
         f"Audit with {setting['canaries']} canaries, {setting['confidence']:.0%} confidence, of a "
         f"claim of ε = {setting['epsilon']:g}"
     )
-    return plots.draw(panels(audits), title=title)
+    return plots.draw(panels(content["audits"]), title=title)
 
 
 def write(
@@ -186,7 +185,7 @@ def write(
     found: Mapping[Any, Result],
     kinds: Collection[str] = plots.EVERY,
 ) -> list[Path]:
-    """Write STEM.json, .csv, .png and .svg.
+    """Write STEM.json, .png and .svg.
 
     Args:
       stem: path without suffix of the files.
@@ -194,14 +193,11 @@ def write(
       found: results of its cells.
       kinds: suffixes of the files that are wanted.
     """
-    audits, said = rows(setting, found), dataclasses.asdict(setting)
-    text = json.dumps({"setting": said, "audits": audits}, indent=2) + "\n"
-    texts = {".json": text, ".csv": csv_of_rows(audits)}
-    return plots.write_files(stem, texts, {"": figure(said, audits)}, kinds)
+    content = {"setting": dataclasses.asdict(setting), "audits": rows(setting, found)}
+    text = json.dumps(content, indent=2) + "\n"
+    return plots.write_files(stem, {".json": text}, {"": _figure(content)}, kinds)
 
 
 def redraw(path: Path, kinds: Collection[str]) -> list[Path]:
     """The plot drawn again from the JSON file that :func:`write` wrote."""
-    content = json.loads(path.read_text("utf-8"))
-    drawn = figure(content["setting"], content["audits"])
-    return plots.save(drawn, path.with_suffix(""), kinds)
+    return plots.save(_figure(json.loads(path.read_text("utf-8"))), path.with_suffix(""), kinds)

@@ -194,14 +194,7 @@ def _change(percent: float) -> str:
 
 def text_table(rows: Sequence[Row], baseline: str | None = None) -> str:
     """:func:`table` as lines of text."""
-    headers, lines = table(rows, baseline)
-    columns = [*zip(headers, *lines, strict=True)]
-    first, *each = (max(len(cell) + 2 for cell in column[1:]) for column in columns)
-    widths = [max(20, width) for width in each]
-    return "\n".join(
-        f"{name:<{first}}" + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
-        for name, *cells in [headers, *lines]
-    ).rstrip()
+    return tables.aligned(*table(rows, baseline), least=20).rstrip()
 
 
 _OPTIONAL = ("noise_seconds", "above_floor")  # columns that are left out where no row has them

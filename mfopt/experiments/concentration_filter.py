@@ -49,17 +49,15 @@ class FilterComparison:
 
 def filter_multiplier(epsilon: float, delta: float, iterations: int) -> float:
     """σ of full-batch steps at (ε/2, δ/2): the Gaussian part of Algorithm 3, stage 1."""
+    epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
     mechanism = Mechanism(FixedOrder(bins=1, epochs=iterations), privacy_unit="user")
-    half_epsilon, half_delta = _halves(epsilon, delta)
-    return account(mechanism, epsilon=half_epsilon, delta=half_delta).noise_multiplier
+    return account(mechanism, epsilon=epsilon / 2, delta=delta / 2).noise_multiplier
 
 
 def filter_noise(
     epsilon: float, delta: float, iterations: int, users: int, threshold: float
 ) -> float:
     """Standard deviation of Algorithm 3's noise on the mean of all ``users``' gradients.
-
-    ``threshold`` is τ, in the units of the gradients.
 
     Args:
       epsilon, delta: the target of the whole algorithm, user level; half of each is left to the
@@ -107,7 +105,3 @@ def compare(
         plain_multiplier=plain.noise_multiplier,
         filter_multiplier=filter_multiplier(epsilon, delta, iterations),
     )
-
-
-def _halves(epsilon: float, delta: float) -> tuple[float, float]:
-    return _check.epsilon("epsilon", epsilon) / 2, _check.probability("delta", delta) / 2

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import get_args
@@ -100,12 +99,24 @@ def group_methods(
     tight = account(mechanism, **given)  # type: ignore[arg-type]
     one = analysis(Mechanism(mechanism.sampling))
     assert isinstance(one, DeterministicAnalysis)
-    results = [tight]
+    found = [tight]
     if mechanism.group_size > 1:
         unit = DeterministicUnit(one.profile, one.guess)  # type: ignore[arg-type]
         chain = Chain(unit, mechanism.group_size, "one example")
-        results.append(_whole(VerifiedAnalysis(mechanism, chain), tight, epsilon, delta))
-    found = results + (_epsilons if epsilon is None else _multipliers)(one, tight, floor)
+        found.append(_whole(VerifiedAnalysis(mechanism, chain), tight, epsilon))
+    forms = get_args(group.Form)
+    sigma = tight.noise_multiplier
+    if epsilon is None:
+        at = one.profile(sigma), mechanism.group_size, delta
+        lemma = [group.black_box_epsilon(*at, form=form, floor=floor) for form in forms]
+        line = lower_line(*at)
+    else:
+        to = one.profile, mechanism.group_size, epsilon, delta, sigma
+        lemma = [black_box_multiplier(*to, form=form, floor=floor) for form in forms]
+        line = one.noise_multiplier(epsilon / mechanism.group_size, delta).noise_multiplier
+    for form, value in zip(forms, lemma, strict=True):
+        found.append(_made(tight, epsilon, value, f"textbook lemma, {form} form"))
+    found.append(_made(tight, epsilon, line, LINE))
     asked = "epsilon" if epsilon is None else "noise_multiplier"
     return [_with_lower_end(each, tight, asked) for each in found]
 
@@ -118,67 +129,23 @@ def _with_lower_end(found: Guarantee, tight: Guarantee, asked: str) -> Guarantee
     return dataclasses.replace(found, details={**found.details, "bracket": [below, value]})
 
 
-def _whole(
-    whole: VerifiedAnalysis, tight: Guarantee, epsilon: float | None, delta: float
-) -> Guarantee:
+def _whole(whole: VerifiedAnalysis, tight: Guarantee, epsilon: float | None) -> Guarantee:
     """The bound from the whole profile; infinite where there is none, as for the lemma."""
-    sigma = tight.noise_multiplier
     try:
         if epsilon is None:
-            return whole.epsilon(sigma, delta)
-        return whole.noise_multiplier(epsilon, delta)
+            return whole.epsilon(tight.noise_multiplier, tight.delta)
+        return whole.noise_multiplier(epsilon, tight.delta)
     except FailureError:
-        method = whole.model.method
-        if epsilon is None:
-            return _made(tight, epsilon=math.inf, sigma=sigma, method=method)
-        return _made(tight, epsilon=epsilon, sigma=math.inf, method=method)
+        return _made(tight, epsilon, math.inf, whole.model.method)
 
 
-def _epsilons(one: DeterministicAnalysis, tight: Guarantee, floor: float) -> list[Guarantee]:
-    count, delta = tight.group_size, tight.delta
-    profile = one.profile(tight.noise_multiplier)
-    make = functools.partial(_made, tight, sigma=tight.noise_multiplier)
-    return [
-        *(
-            make(
-                epsilon=group.black_box_epsilon(profile, count, delta, form=form, floor=floor),
-                method=f"textbook lemma, {form} form",
-            )
-            for form in get_args(group.Form)
-        ),
-        make(epsilon=lower_line(profile, count, delta), method=LINE),
-    ]
-
-
-def _multipliers(one: DeterministicAnalysis, tight: Guarantee, floor: float) -> list[Guarantee]:
-    count, delta, epsilon = tight.group_size, tight.delta, tight.epsilon
-    make: Callable[..., Guarantee] = functools.partial(_made, tight, epsilon=epsilon)
-    return [
-        *(
-            make(
-                sigma=black_box_multiplier(
-                    one.profile,
-                    count,
-                    epsilon,
-                    delta,
-                    tight.noise_multiplier,
-                    form=form,
-                    floor=floor,
-                ),
-                method=f"textbook lemma, {form} form",
-            )
-            for form in get_args(group.Form)
-        ),
-        make(sigma=one.noise_multiplier(epsilon / count, delta).noise_multiplier, method=LINE),
-    ]
-
-
-def _made(like: Guarantee, *, epsilon: float, sigma: float, method: str) -> Guarantee:
-    proven = math.isfinite(epsilon) and math.isfinite(sigma) and method != LINE
+def _made(like: Guarantee, epsilon: float | None, value: float, method: str) -> Guarantee:
+    """A bound that is ``value`` for what is asked for: ε, or σ where ``epsilon`` is given."""
+    proven = math.isfinite(value) and method != LINE
     return Guarantee(
-        epsilon=epsilon,
+        epsilon=value if epsilon is None else epsilon,
         delta=like.delta,
-        noise_multiplier=sigma,
+        noise_multiplier=like.noise_multiplier if epsilon is None else value,
         privacy_unit=like.privacy_unit,
         group_size=like.group_size,
         adjacency=like.adjacency,

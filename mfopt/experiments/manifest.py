@@ -18,6 +18,8 @@ from mfopt._runtime import _check, _files
 from mfopt._version import __version__
 from mfopt._version import commit as commit
 from mfopt.experiments.cache import Cache, Cell, code_digest
+from mfopt.experiments.runner import with_needs as with_needs
+from mfopt.experiments.tables import csv_text
 
 MANIFEST = "manifest.json"
 
@@ -145,16 +147,25 @@ def computing(cells: Iterable[Cell], cache: Cache) -> dict[str, Any]:
     }
 
 
-def with_needs(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells and all that they are made from, each once."""
-    found: dict[Cell, None] = {}
+ALL, COMMAND = "all cells", "this command"  # the rows below those of each kind of work
 
-    def add(cell: Cell) -> None:
-        if cell not in found:
-            for needed in cell.needs:
-                add(needed)
-            found[cell] = None
 
-    for cell in cells:
-        add(cell)
-    return list(found)
+def costs_of(cells: Iterable[Cell], cache: Cache, since: float) -> str:
+    """CSV: for each kind of work its cells, their processor seconds and their seconds.
+
+    The row ``all cells`` has their sums, each cell as it was when it was computed. The row ``this
+    command``, begun at the time ``since``, has how many it computed itself and the seconds that it
+    took: what a whole rebuild takes, where its cells are all of them.
+    """
+    sums: dict[str, list[float]] = {}
+    computed = 0
+    for cell in with_needs(cells):
+        if (found := cache.load(cell)) is not None:
+            computed += cache.path(cell).stat().st_mtime >= since
+            spent = 1, found.record["cpu_seconds"], found.record["seconds"]
+            for name in (cell.name, ALL):
+                sums[name] = [a + b for a, b in zip(sums.get(name, (0, 0, 0)), spent, strict=True)]
+    sums[ALL] = sums.pop(ALL, [0, 0.0, 0.0])  # the last of them
+    rows = [(name, n, f"{cpu:.1f}", f"{wall:.1f}") for name, (n, cpu, wall) in sums.items()]
+    rows.append((COMMAND, computed, "", f"{time.time() - since:.1f}"))
+    return csv_text(("work", "cells", "cpu_seconds", "seconds"), rows)

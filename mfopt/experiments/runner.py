@@ -45,10 +45,7 @@ def run_all(
     if _asking.get():
         raise _Asked(wanted)
     results = {cell: found for cell in wanted if (found := cache.load(cell)) is not None}
-    missing: dict[Cell, None] = {}
-    for cell in wanted:
-        if cell not in results:
-            _collect(cell, cache, missing)
+    missing = with_needs(wanted, lambda cell: cell in results or cache.load(cell) is not None)
     total, done = len(missing), 0
     progress = _signals.heard(progress)
     progress(_cells(0, total))
@@ -65,7 +62,7 @@ def run_all(
                 done += 1
                 progress(_cells(done, total, cell))
         else:
-            _in_processes(list(missing), cache, jobs, progress)
+            _in_processes(missing, cache, jobs, progress)
     except KeyboardInterrupt as stop:
         kept = sum(cache.has(cell) for cell in missing)
         stop.add_note(f"{kept} of {total} cells are kept: the same command resumes")
@@ -120,12 +117,21 @@ def _cells(done: int, total: int, cell: Cell | None = None) -> Progress:
     return Progress("computing", done, total, "cells", note="" if cell is None else cell.in_words())
 
 
-def _collect(cell: Cell, cache: Cache, missing: dict[Cell, None]) -> None:
-    if cell in missing or cache.load(cell) is not None:
-        return
-    for needed in cell.needs:
-        _collect(needed, cache, missing)
-    missing[cell] = None
+def with_needs(
+    cells: Iterable[Cell], but: Callable[[Cell], bool] = lambda cell: False
+) -> list[Cell]:
+    """The cells and all that they are made from, each once, needs first; ``but`` says which not."""
+    found: dict[Cell, None] = {}
+
+    def add(cell: Cell) -> None:
+        if cell not in found and not but(cell):
+            for needed in cell.needs:
+                add(needed)
+            found[cell] = None
+
+    for cell in cells:
+        add(cell)
+    return list(found)
 
 
 def _work(folder: str, cell: Cell) -> None:

@@ -7,19 +7,18 @@ add-remove adjacency of one user. The noise is the standard deviation on the mea
 
 from __future__ import annotations
 
-from typing import Any
-
 from mfopt.experiments.accounts import FilterCell
-from mfopt.experiments.figures.context import Builder, Context, Drawing, Figures
+from mfopt.experiments.figures.context import Builder, Context, Drawing, Figures, table
 from mfopt.experiments.plots import Curve, Panel
-from mfopt.experiments.tables import csv_text
 
 PAPER = "Chua et al. 2024, Mind the privacy unit"
 USERS, RECORDS, STEPS, DELTA = 10_000, 1024, 1000, 1e-5
 PER_USER = (2, 5, 10, 20)
 LENGTH, CHOSEN = 48, 4  # tokens of a record, and records of a user, of the fine-tuning studies
-_SPREAD, _CHOSEN = ("least", "median", "mean", "largest"), ("tokens", "perplexity", "shorter")
-_COLUMNS = ("users", "records", *_SPREAD, "mean_tokens", "mean_perplexity", "share_shorter")
+_COLUMNS = (
+    *("users", "records", "least", "median", "mean", "largest"),
+    *("mean_tokens", "mean_perplexity", "share_shorter"),
+)
 THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -59,20 +58,16 @@ def data(context: Context) -> Drawing:
         name: CorpusSizesCell(CorpusCell.at(name, LENGTH, pretrain_steps=120), CHOSEN)
         for name in EMBEDDED
     }
-    lines = [
-        f"Records of a user by part, and {CHOSEN} of each user in train by rule: mean length,",
-        f"mean perplexity before fine-tuning, and the share of records below {LENGTH} tokens",
-        f"{'':<34}" + "".join(f"{name:>10}" for name in ("users", "records", *_SPREAD, *_CHOSEN)),
+    rows = [
+        (name, of, *(record["rows"][of].get(key) for key in _COLUMNS))
+        for name, record in context.records(cells).items()
+        for of in (*PARTS, *RECORD_RULES)
     ]
-    rows: list[tuple[Any, ...]] = []
-    for name, record in context.records(cells).items():
-        for of in (*PARTS, *RECORD_RULES):
-            said = record["rows"][of]
-            values = [said.get(key) for key in _COLUMNS]
-            rows.append((name, of, *values))
-            shown = "".join(f"{'-' if v is None else f'{v:.4g}':>10}" for v in values)
-            lines.append(f"{name + ', ' + of:<34}{shown}")
-    return Drawing(table="\n".join(lines) + "\n", csv=csv_text(("data", "of", *_COLUMNS), rows))
+    title = (
+        f"Records of a user by part, and {CHOSEN} of each user in train by rule: mean length,\n"
+        f"mean perplexity before fine-tuning, and the share of records below {LENGTH} tokens"
+    )
+    return table(title, ("data", "of", *_COLUMNS), rows)
 
 
 FIGURES: Figures = {

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from mfopt.experiments import comparison
+from mfopt.experiments import comparison, tables
 from mfopt.experiments.cache import Cache, Cell, Result
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.plots import Curve, Panel
@@ -51,6 +51,12 @@ class Drawing(NamedTuple):
 Builder = Callable[[Context], Drawing]
 # name -> number as printed, what it shows, what makes it
 Figures = dict[str, tuple[str, str, Builder]]
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Drawing:
+    """A table as text below a title, and as CSV."""
+    text = f"{title}\n{tables.aligned(header, rows)}\n"
+    return Drawing(table=text, csv=tables.csv_text(header, rows))
 
 
 def banded(label: str, x: Any, *band: np.ndarray) -> Curve:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from mfopt.accounting.closed_form import moments
 from mfopt.experiments.accounts import AccountCell
-from mfopt.experiments.figures.context import Context, Drawing, Figures
-from mfopt.experiments.tables import csv_text
+from mfopt.experiments.figures.context import Context, Drawing, Figures, table
 from mfopt.sampling import Poisson
 
 PAPER = "McMahan et al. 2018, DP recurrent language models"
@@ -52,8 +51,8 @@ class PrintedEpsilon(NamedTuple):
     printed: float
 
 
-def accounted(context: Context, asked: Sequence[PrintedEpsilon]) -> list[tuple[float, float]]:
-    """(ε of this library's moments accountant, its tightest ε) of each."""
+def _table(context: Context, asked: Sequence[PrintedEpsilon], title: str) -> Drawing:
+    """The printed ε, that of this library's moments accountant, and its tightest."""
     cells = {
         one: AccountCell(
             Poisson(one.cohort / one.users, one.rounds), noise_multiplier=one.noise, delta=one.delta
@@ -61,58 +60,33 @@ def accounted(context: Context, asked: Sequence[PrintedEpsilon]) -> list[tuple[f
         for one in asked
     }
     found = context.records(cells)
-    return [
+    rows = [
         (
+            *one,
             moments.epsilon(one.noise, one.cohort / one.users, one.rounds, one.delta),
             found[one]["epsilon"],
         )
         for one in asked
     ]
+    return table(title, _HEADER, rows)
 
 
 def rounds_table(context: Context) -> Drawing:
-    """Table 1: the printed ε, this library's moments accountant, and its tightest account."""
+    """Table 1: ε by number of rounds."""
     asked = [
         PrintedEpsilon(users, cohort, noise, rounds, users**-1.1, epsilon)
         for (users, cohort, noise), printed in PRINTED.items()
         for rounds, epsilon in zip(ROUNDS, printed, strict=True)
     ]
-    found = accounted(context, asked)
-    lines = [
-        "ε at δ = users^-1.1 by number of rounds: as printed in 2018, by this library's moments",
-        "accountant (the same method), and by privacy loss distribution (tight)",
-        f"{'users':>8}{'per round':>11}{'z':>6}" + "".join(f"{f'10^{i}':>10}" for i in range(7)),
-    ]
-    for first in range(0, len(asked), len(ROUNDS)):
-        row, values = asked[first : first + len(ROUNDS)], found[first : first + len(ROUNDS)]
-        head = f"{row[0].users:>8.0e}{row[0].cohort:>11}{row[0].noise:>6.1f}"
-        lines.append(head + "".join(f"{one.printed:>10.2f}" for one in row))
-        lines.append(f"{'moments':>25}" + "".join(f"{same:>10.2f}" for same, _ in values))
-        lines.append(f"{'tight':>25}" + "".join(f"{tight:>10.4g}" for _, tight in values))
-    return _drawing(lines, asked, found)
+    return _table(context, asked, "ε at δ = users^-1.1 by number of rounds")
 
 
 def models_table(context: Context) -> Drawing:
-    """Table 2: ε of its private models, as :func:`rounds_table` has them."""
+    """Table 2: ε of its private models."""
     asked = [
         PrintedEpsilon(*who, 1.0, 5000, 1e-9, epsilon) for who, epsilon in PRIVATE_MODELS.items()
     ]
-    found = accounted(context, asked)
-    lines = [
-        "ε at δ = 1e-9 of 5,000 rounds with z = 1",
-        f"{'users':>10}{'per round':>11}{'printed':>10}{'moments':>10}{'tight':>10}",
-    ]
-    for one, (same, tight) in zip(asked, found, strict=True):
-        line = f"{one.users:>10}{one.cohort:>11}{one.printed:>10.3f}{same:>10.3f}{tight:>10.4g}"
-        lines.append(line)
-    return _drawing(lines, asked, found)
-
-
-def _drawing(
-    lines: list[str], asked: list[PrintedEpsilon], found: list[tuple[float, float]]
-) -> Drawing:
-    rows = [(*one, *values) for one, values in zip(asked, found, strict=True)]
-    return Drawing(table="\n".join(lines) + "\n", csv=csv_text(_HEADER, rows))
+    return _table(context, asked, "ε at δ = 1e-9 of 5,000 rounds with z = 1")
 
 
 FIGURES: Figures = {

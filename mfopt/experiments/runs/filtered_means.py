@@ -44,11 +44,11 @@ class FilteredDescent(MeansCell):
     def bytes(self, users: int) -> float:
         # of one trial: data, batches and coins, distances of all pairs
         data = 16.0 * users * self.examples * self.dimension
-        batches = self.iterations * (users * (8.0 * self.group + 24) + 12 * self.dimension)
+        batches = self.steps * (users * (8.0 * self.group + 24) + 12 * self.dimension)
         return data + batches + 8.0 * users**2 * (1 + len(self.thresholds))
 
     def run(self, *needed: Result) -> Result:
-        unit = filter_noise(self.epsilon, self.delta, self.iterations, self.users, 1.0)  # of τ = 1
+        unit = filter_noise(self.epsilon, self.delta, self.steps, self.users, 1.0)  # of τ = 1
         errors, steps, kept = outcomes(self, unit)
         arrays = {"errors": errors, "steps": steps, "kept": kept}
         return Result({"noise_per_threshold": unit}, arrays)
@@ -64,7 +64,7 @@ def outcomes(
       noise_per_threshold: standard deviation of the noise on the mean gradient, over τ.
       budget: ε of AboveThreshold; half of the descent's where None.
     """
-    d, n, steps = descent.dimension, descent.users, descent.iterations
+    d, n, steps = descent.dimension, descent.users, descent.steps
     budget = descent.epsilon / 2 if budget is None else budget
     found: list[tuple[Any, ...]] = []
     together = max(1, _STEPS // (n * steps))

@@ -14,7 +14,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -22,6 +22,7 @@ import scipy.stats
 from mfopt._runtime import _check
 from mfopt.experiments.accounts import AccountCell
 from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.studies.engine import option
 from mfopt.sampling import Poisson
 
 ELS, ULS = "ELS", "ULS"
@@ -30,39 +31,45 @@ _BYTES = 2**26  # of one chunk's batches
 _ROUND = 16  # places of a batch are a multiple of this, so that programs are used again
 
 
+def even(name: str, trials: int) -> None:
+    """The rule of a number of trials: two halves, each of which chooses the other's settings."""
+    if _check.integer(name, trials, at_least=4) % 2:
+        rule = "must be even: each half chooses the settings of the other"
+        raise _check.reject(name, trials, rule)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanTask:
+    """Population, steps and trials: options of a study, and settings of its cells.
+
+    A statement protects one user with all its examples; data, and noise, are the same for every
+    algorithm.
+    """
+
+    delta: float = option(1e-6, "δ of every statement.")
+    users: int = option(256, "Users N.")
+    examples: int = option(16, "Examples K of each user.")
+    dimension: int = option(32, "Coordinates d.")
+    steps: int = option(256, "Steps T.")
+    trials: int = option(64, "Independent trials, an even number.", rule=even)
+    seed: int = option(0, "Pin the randomness of data, batches and noise.")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeansCell(Cell):
+class MeansCell(MeanTask, Cell):
     """Many trials of one algorithm at one privacy target.
 
     Attributes:
       group: G, examples of a user: in all (ELS), in one participation (ULS).
-      epsilon, delta: of adding or removing one user with all its examples.
-      users: N, public.
-      examples: K, of each user; ELS takes ``group`` of them.
-      dimension: d.
+      epsilon: of adding or removing one user.
       across: σ₁, standard deviation of users' means.
       within: σ₂, standard deviation of a user's examples.
-      iterations: T.
-      trials: how often all is drawn.
-      seed: pins all draws; data, and noise, are the same for every algorithm.
     """
 
     group: int
     epsilon: float
-    delta: float
-    users: int
-    examples: int
-    dimension: int
     across: float
     within: float
-    iterations: int
-    trials: int
-    seed: int = 0
-
-    @classmethod
-    def of(cls, study: Any, **given: Any) -> Self:
-        """A cell of a study, of as many iterations as that has steps."""
-        return super().of(study, iterations=study.steps, **given)
 
     @abc.abstractmethod
     def bytes(self, users: int) -> float:
@@ -106,7 +113,7 @@ class Descent(MeansCell):
     @property
     def scheme(self) -> Poisson:
         """Sampling scheme of the units: examples (ELS), users (ULS)."""
-        return Poisson(self.batch / self.expected, self.iterations)
+        return Poisson(self.batch / self.expected, self.steps)
 
     @property
     def cohort(self) -> float:
@@ -120,7 +127,7 @@ class Descent(MeansCell):
 
     def bytes(self, users: int) -> float:
         data = 2.0 * users * self.examples * self.dimension
-        return self.trials * (4 * data + self.iterations * (4.0 * self.dimension + 40 * self.batch))
+        return self.trials * (4 * data + self.steps * (4.0 * self.dimension + 40 * self.batch))
 
     def run(self, *needed: Result) -> Result:
         accounted = needed[0].record
@@ -147,7 +154,7 @@ def squared_errors(descent: Descent, sigma: float) -> np.ndarray:
     means, data = draw_data(descent)
     pool = data if descent.algorithm == ELS else data.reshape(descent.trials, -1, data.shape[-1])
     noise = _generator(descent, 2).standard_normal(
-        (descent.trials, descent.iterations, descent.dimension), dtype=np.float32
+        (descent.trials, descent.steps, descent.dimension), dtype=np.float32
     )
     errors = np.empty((clips.size, descent.trials), dtype=np.float32)
     for trials, places in batches(descent):
@@ -198,24 +205,24 @@ def batches(descent: Descent) -> Iterator[tuple[slice, np.ndarray]]:
     whole = descent.algorithm == ELS or descent.group == descent.examples
     units = descent.users * (descent.group if descent.algorithm == ELS else 1)
     make = _generator(descent, 1)
-    rounds = descent.trials * descent.iterations
+    rounds = descent.trials * descent.steps
     at, unit = poisson(make, rounds, units, descent.scheme.probability)
     if descent.spread:  # places that a user's examples do not fill
         user, number = np.divmod(unit, descent.group)
-        there = number < draw_sizes(descent)[at // descent.iterations, user]
+        there = number < draw_sizes(descent)[at // descent.steps, user]
         at, unit = at[there], unit[there]
     counts = np.bincount(at, minlength=rounds)
     room = -(-max(int(counts.max()), 1) // _ROUND) * _ROUND
     rank = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
     taken = unit[:, None] if whole else subsets(make, unit, descent.examples, descent.group)
     each = taken.shape[1]
-    step = max(1, _BYTES // (4 * descent.iterations * room * each))
+    step = max(1, _BYTES // (4 * descent.steps * room * each))
     for first in range(0, descent.trials, step):
         trials = slice(first, min(first + step, descent.trials))
-        rows = slice(*np.searchsorted(at, [r * descent.iterations for r in (first, trials.stop)]))
-        places = np.full(((trials.stop - first) * descent.iterations, room, each), -1, np.int32)
-        places[at[rows] - first * descent.iterations, rank[rows]] = taken[rows]
-        yield trials, places.reshape(trials.stop - first, descent.iterations, room, each)
+        rows = slice(*np.searchsorted(at, [r * descent.steps for r in (first, trials.stop)]))
+        places = np.full(((trials.stop - first) * descent.steps, room, each), -1, np.int32)
+        places[at[rows] - first * descent.steps, rank[rows]] = taken[rows]
+        yield trials, places.reshape(trials.stop - first, descent.steps, room, each)
 
 
 def poisson(

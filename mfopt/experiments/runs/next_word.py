@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ from mfopt import sampling
 from mfopt.accounting.closed_form import moments
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.mechanisms import ProvenCell, strategy_of
+from mfopt.experiments.runs import SPECIAL
+from mfopt.experiments.studies.engine import option
 from mfopt.noise.stream import NoiseStream
 
 HEADS, GUESSES = (10, 50, 100), 10
@@ -56,12 +59,48 @@ COMPARED = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class WordTask:
+    """Data, model and local steps: options of a study, and settings of its cells."""
+
+    posts: str | Path | None = option(  # noqa: RUF009
+        None, "Users' posts, a line of JSON each; else made.", kind=Path
+    )
+    public: str | Path | None = option(  # noqa: RUF009
+        None, "Public text for the dictionary.", kind=Path, name="--public-text"
+    )
+    user_column: str = option("author", "Name of the user in a line of the posts.")
+    text_column: str = option("body", "Name of the text in a line of the posts.")
+    users: int = option(
+        2048, "Users of made data; 0: none are made, posts have to be given.", least=0
+    )
+    words: int = option(100, "Words of the dictionary.")
+    tokens: int = option(40, "Most tokens of a user.")
+    whole: bool = option(False, "Leave out users with fewer tokens.")
+    embedding: int = option(16, "Numbers of a word's vector.")
+    state: int = option(24, "Numbers of the state.")
+    falls_to: float = option(0.5, "Share of S that is left in the second half, where S falls.")
+    batch: int = option(2, "Rows of 10 tokens of a local batch.")
+    local_epochs: int = option(1, "Local epochs E.")
+    mean_weight: float = option(0.85, "Public guess of users' mean weight: W = it times users.")
+    least: float = option(0.8, "W_min over W.")
+    seeds: int = option(3, "Runs at each rate.", least=2)
+    chunk: int = option(32, "Users at work at once.")
+    evaluate: int = option(8, "Evaluations of a run.")
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers: the table, four gates, the projection."""
+        table, inward = (self.words + SPECIAL) * self.embedding, self.embedding + self.state + 1
+        return table + 4 * inward * self.state + (self.state + 1) * self.embedding
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NextWordCell(Cell):
+class NextWordCell(WordTask, Cell):
     """Accuracies on two halves of held-out rows, (seeds, evaluations), and counts of head words.
 
     ``source`` has C, z and its account, ``rate`` is that of local steps, ``clip`` the S of the
-    first round; the other fields are the study's options.
+    first round.
     """
 
     name = "study-next-word"
@@ -69,24 +108,6 @@ class NextWordCell(Cell):
     variant: Variant
     rate: float
     clip: float
-    posts: str | None
-    public: str | None
-    user_column: str
-    text_column: str
-    users: int
-    words: int
-    tokens: int
-    whole: bool
-    embedding: int
-    state: int
-    batch: int
-    local_epochs: int
-    mean_weight: float
-    least: float
-    falls_to: float
-    seeds: int
-    chunk: int
-    evaluate: int
 
     def data(self) -> Any:
         """Users' words from the posts, or made."""

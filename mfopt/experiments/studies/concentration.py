@@ -9,9 +9,18 @@ from collections.abc import Iterable
 from mfopt._runtime import _check
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.filtered_means import FilteredDescent
-from mfopt.experiments.runs.means import ULS, Z95, Descent, MeansCell, Tuned, relative, tuned
+from mfopt.experiments.runs.means import (
+    ULS,
+    Z95,
+    Descent,
+    MeansCell,
+    Tuned,
+    even,
+    relative,
+    tuned,
+)
 from mfopt.experiments.studies.engine import Found, Row, option
-from mfopt.experiments.studies.means import MeanStudy, even
+from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, level, pick
 
 FILTER, PLAIN = "filter", "user-wise DP-SGD"

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.mechanisms import BALLS, FRESH
 from mfopt.experiments.plots import Panel
@@ -21,7 +23,7 @@ from mfopt.experiments.runs.training import (
     check_parts,
 )
 from mfopt.experiments.studies.engine import Found, Row, Swept, option
-from mfopt.experiments.studies.rows import level, pick, spread
+from mfopt.experiments.studies.rows import about, level, pick, spread
 from mfopt.training.config import SCHEDULES
 from mfopt.training.data import EMBEDDED
 
@@ -63,9 +65,9 @@ class TrainingStudy(Swept):
     scale = "2 layers of width 64, {0.epochs} × {0.bins} steps, {0.pretrain_steps} of pretraining"
     title = "User-level DP, ε = {0.epsilon:g}; bands: {0.number} seeds"
     plot_columns = 2
-    # of a rate: its axis, and what a warning calls it and those tried
+    # of a rate: its axis, and what a warning calls it
     axis: ClassVar[str] = "learning rate"
-    chosen_is: ClassVar[tuple[str, str]] = "rate", "one tried"
+    chosen_is: ClassVar[str] = "rate"
 
     data: tuple[str, ...] = option(
         ("stdlib-code",), "Embedded corpora, or folders of `mfopt data build`.", rule=check_parts
@@ -94,8 +96,14 @@ class TrainingStudy(Swept):
         return len(self.seeds)
 
     def by_name(self) -> tuple[str, ...]:
-        """The optimizers that are run."""
+        """The optimizers that are run: where there are several, these are what is compared."""
         return ("adam",)
+
+    def compared(self, arm: Way) -> tuple[tuple[str, ...], str]:
+        """(what an arm shares with those that it is compared with, what they differ in)."""
+        if len(self.by_name()) > 1:
+            return (arm.data, arm.strategy), arm.optimizer
+        return (arm.data,), arm.strategy
 
     def rate_and_move(self, rate: float) -> tuple[float, float]:
         """The learning rate of a run, and how far the noise alone moves a parameter where that
@@ -131,13 +139,9 @@ class TrainingStudy(Swept):
                 row = self._row(arm, seed, result) | {"learning_rate": at.rate}
                 row["tried"] = tried if result is results[0] else None
                 row["rate_bracketed"] = min(self.rates) < at.rate < max(self.rates)
-                against = first.setdefault((self.yardstick(arm), seed), row)
+                against = first.setdefault((*self.compared(arm)[0], seed), row)
                 rows.append(row | {f"{x}_gain": against[x] - row[x] for x in ("users", "records")})
         return rows
-
-    def yardstick(self, arm: Way) -> Any:
-        """Key shared by the arms that are measured against the first of them."""
-        return arm.data
 
     def _row(self, arm: Way, seed: int, result: Result) -> Row:
         users, records = (result.record["losses"][part] for part in (REPORTED, CHOSEN_ON))
@@ -158,6 +162,7 @@ class TrainingStudy(Swept):
             "epsilon": self.epsilon,
             "delta": self.delta,
             "noise_multiplier": result.record["noise_multiplier"],
+            "_arm": arm,
         }
 
     def panels(self, rows: list[Row]) -> list[Panel]:
@@ -180,7 +185,7 @@ class TrainingStudy(Swept):
             stepped.append(level(label, (0, self.bins * self.epochs), before))
             axis = f"{self.axis} (log scale)"
             panels.append(Panel(rated, f"{data}: after the last step", axis, LOSS))
-            title = f"{data}: at the {self.chosen_is[0]} best for each"
+            title = f"{data}: at the {self.chosen_is} best for each"
             panels.append(Panel(stepped, title, "steps", LOSS, log_x=False))
         return panels
 
@@ -188,14 +193,30 @@ class TrainingStudy(Swept):
         """The rows of each data set, by its name."""
         return {name: pick(rows, data=name) for name in dict.fromkeys(r["data"] for r in rows)}
 
-    def unbracketed(self, name: str, best: dict[str, list[Row]]) -> list[str]:
-        """A warning for each of some arms whose best rate is an end of those tried.
-
-        ``name`` begins the sentence; ``best`` has the rows of each arm.
-        """
-        what, tried = self.chosen_is
-        return [
-            f"{name}: the best {what} of {arm}, {row['learning_rate']:g}, is the last {tried}"
-            for arm, (row, *_) in best.items()
-            if not row["rate_bracketed"]
-        ]
+    def findings(self, rows: list[Row]) -> list[str]:
+        groups: dict[tuple[str, ...], dict[str, list[Row]]] = {}
+        for arm in self.arms():
+            shared, own = self.compared(arm)
+            mine = pick(rows, _arm=arm)
+            groups.setdefault((mine[0]["data"], *shared[1:]), {})[own] = mine
+        said = []
+        for shared, best in groups.items():
+            name, (first, *others) = ", ".join(shared), best
+            for other in others:
+                mine = best[other]
+                for part, key in ((REPORTED, "users_gain"), (CHOSEN_ON, "records_gain")):
+                    gains = np.array([row[key] for row in mine])
+                    paired = " (95%, paired by seed)" if len(gains) > 1 else ""
+                    said.append(
+                        f"{name}, {part}: {other} below {first} in {sum(gains > 0)} of "
+                        f"{len(gains)} seeds, by {about(gains)}{paired} nats"
+                    )
+                fall = mine[0]["users_before"] - mean(row["users"] for row in mine)
+                said.append(f"{name}: {other} lowers the loss on held-out users by {fall:.3f} nats")
+            said += [
+                f"{name}: the best {self.chosen_is} of {own}, {row['learning_rate']:g}, is the "
+                f"last tried"
+                for own, (row, *_) in best.items()
+                if not row["rate_bracketed"]
+            ]
+        return said

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from mfopt._runtime import _check
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runs.means import ELS, ULS, Z95, Descent, relative
+from mfopt.experiments.runs.means import ELS, ULS, Z95, Descent, even, relative
 from mfopt.experiments.studies.engine import Found, Row, option
-from mfopt.experiments.studies.means import MeanStudy, even
+from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, pick
 
 EPSILON, BUDGET, WITHIN = "ε", "compute budget", "within-user σ₂"

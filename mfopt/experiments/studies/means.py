@@ -7,33 +7,19 @@ from typing import Any
 
 from mfopt._runtime import _check, _sizes
 from mfopt.experiments.cache import Result
-from mfopt.experiments.runs.means import Descent, Tuned, tuned
+from mfopt.experiments.runs.means import Descent, MeanTask, Tuned, tuned
 from mfopt.experiments.studies.engine import Row, Study, option
 
 
-def even(name: str, trials: int) -> None:
-    """The rule of a number of trials: two halves, each of which chooses the other's settings."""
-    if _check.integer(name, trials, at_least=4) % 2:
-        rule = "must be even: each half chooses the settings of the other"
-        raise _check.reject(name, trials, rule)
-
-
 @dataclasses.dataclass(frozen=True)
-class MeanStudy(Study):
+class MeanStudy(MeanTask, Study):
     """A study that descends to a mean; :class:`Descent` says what each setting is."""
 
-    delta: float = option(1e-6, "δ of every statement.")
-    users: int = option(256, "Users N.")
-    examples: int = option(16, "Examples K of each user.")
-    dimension: int = option(32, "Coordinates d.")
-    steps: int = option(256, "Steps T.")
-    trials: int = option(64, "Independent trials, an even number.", rule=even)
     clips: tuple[float, ...] = option((2.0, 8.0), "Clip norms to choose from.")
     lengths: tuple[float, ...] = option(
         (0.025, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56),
         "Learning rates to choose from, each times the clip norm.",
     )
-    seed: int = option(0, "Pin the randomness of data, batches and noise.")
 
     def check_together(self) -> None:
         for cell in self.cells():

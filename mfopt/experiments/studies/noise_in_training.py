@@ -10,14 +10,8 @@ learning rates in this way is not covered by the guarantee of a run.
 from __future__ import annotations
 
 import dataclasses
-from statistics import mean
 
-import numpy as np
-
-from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
-from mfopt.experiments.studies.engine import Row
 from mfopt.experiments.studies.in_training import TrainingStudy
-from mfopt.experiments.studies.rows import about, pick
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,24 +28,3 @@ class NoiseInTraining(TrainingStudy):
         "users_gain=gain; records; records_gain=gain; privacy_unit=unit; sampling; "
         "noise_multiplier=σ; epsilon=ε"
     )
-
-    def findings(self, rows: list[Row]) -> list[str]:
-        first, *others = self.strategies
-        said = []
-        for name, every in self.by_data(rows).items():
-            best = {strategy: pick(every, noise=strategy) for strategy in self.strategies}
-            for strategy in others:
-                mine = best[strategy]
-                for part, key in ((REPORTED, "users_gain"), (CHOSEN_ON, "records_gain")):
-                    gains = np.array([row[key] for row in mine])
-                    paired = " (95%, paired by seed)" if len(gains) > 1 else ""
-                    said.append(
-                        f"{name}, {part}: {strategy} below {first} in {sum(gains > 0)} of "
-                        f"{len(gains)} seeds, by {about(gains)}{paired} nats"
-                    )
-                fall = mine[0]["users_before"] - mean(row["users"] for row in mine)
-                said.append(
-                    f"{name}: {strategy} lowers the loss on held-out users by {fall:.3f} nats"
-                )
-            said += self.unbracketed(name, best)
-        return said

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from mfopt._runtime import _check
 from mfopt.experiments import families
 from mfopt.experiments.families import Comparison
-from mfopt.experiments.runs import SPECIAL
+from mfopt.experiments.runs.next_word import WordTask
 from mfopt.experiments.studies.engine import Swept, option
 
 INDEPENDENT = "dpsgd+poisson"
 
 
 @dataclasses.dataclass(frozen=True)
-class WordStudy(Swept):
+class WordStudy(WordTask, Swept):
     """A study that trains an LSTM on words of users, whose posts are read or made."""
 
-    posts: Path | None = option(None, "Users' posts, a line of JSON each; else made.", kind=Path)  # noqa: RUF009
-    public: Path | None = option(  # noqa: RUF009
-        None, "Public text for the dictionary.", kind=Path, name="--public-text"
-    )
-    user_column: str = option("author", "Name of the user in a line of the posts.")
-    text_column: str = option("body", "Name of the text in a line of the posts.")
-    users: int = option(
-        2048, "Users of made data; 0: none are made, posts have to be given.", least=0
-    )
-    words: int = option(100, "Words of the dictionary.")
-    tokens: int = option(40, "Most tokens of a user.")
-    whole: bool = option(False, "Leave out users with fewer tokens.")
-    embedding: int = option(16, "Numbers of a word's vector.")
-    state: int = option(24, "Numbers of the state.")
     factorization: str = option(
         "blt-4-scaled", "Correlated noise, by its name in mfopt compare.", name="--correlated"
     )
@@ -41,14 +26,6 @@ class WordStudy(Swept):
         16, "Rounds in which a user takes part once on average: q = 1/bins.", name="--iters"
     )
     epochs: int = option(4, "Times bins are the rounds.")
-    falls_to: float = option(0.5, "Share of S that is left in the second half, where S falls.")
-    batch: int = option(2, "Rows of 10 tokens of a local batch.")
-    local_epochs: int = option(1, "Local epochs E.")
-    mean_weight: float = option(0.85, "Public guess of users' mean weight: W = it times users.")
-    least: float = option(0.8, "W_min over W.")
-    seeds: int = option(3, "Runs at each rate.", least=2)
-    chunk: int = option(32, "Users at work at once.")
-    evaluate: int = option(8, "Evaluations of a run.")
 
     def check_together(self) -> None:
         if self.mean_weight > 1:
@@ -66,12 +43,6 @@ class WordStudy(Swept):
             raise _check.reject("posts", self.posts, rule, way_out)
         families.find(self.factorization, "factorization")
         self.comparison().check()
-
-    @property
-    def parameters(self) -> int:
-        """Trained numbers: the table, four gates, the projection."""
-        table, inward = (self.words + SPECIAL) * self.embedding, self.embedding + self.state + 1
-        return table + 4 * inward * self.state + (self.state + 1) * self.embedding
 
     @property
     def rounds(self) -> int:

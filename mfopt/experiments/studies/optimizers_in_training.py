@@ -8,16 +8,9 @@ records, and is reported on held-out records and users.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from statistics import mean
-from typing import Any
 
-import numpy as np
-
-from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
-from mfopt.experiments.studies.engine import Row, option
-from mfopt.experiments.studies.in_training import LABELS, TrainingStudy, Way
-from mfopt.experiments.studies.rows import about, pick
+from mfopt.experiments.studies.engine import option
+from mfopt.experiments.studies.in_training import LABELS, TrainingStudy
 from mfopt.training.config import OPTIMIZERS
 
 
@@ -36,7 +29,7 @@ class OptimizersInTraining(TrainingStudy):
     )
 
     axis = "move of a parameter by the noise"
-    chosen_is = "move", "tried"
+    chosen_is = "move"
 
     strategies: tuple[str, ...] = option(("blt",), "Forms of C.", choices=tuple(LABELS))
     optimizers: tuple[str, ...] = option(
@@ -55,29 +48,3 @@ class OptimizersInTraining(TrainingStudy):
 
     def rate_and_move(self, rate: float) -> tuple[float, float]:
         return 0.0, rate
-
-    def yardstick(self, arm: Way) -> Any:
-        return arm.data, arm.strategy
-
-    def findings(self, rows: list[Row]) -> list[str]:
-        said = []
-        first, *others = self.optimizers
-        pairs = itertools.product(self.by_data(rows).items(), self.strategies)
-        for (data, every), strategy in pairs:
-            mine, name = pick(every, noise=strategy), f"{data}, {strategy}"
-            best = {o: pick(mine, optimizer=o) for o in self.optimizers}
-            for optimizer in others:
-                gains = {
-                    part: -np.array([row[f"{key}_gain"] for row in best[optimizer]])
-                    for part, key in ((REPORTED, "users"), (CHOSEN_ON, "records"))
-                }
-                words = [f"{about(each, '+.4f')} on {part}" for part, each in gains.items()]
-                said.append(
-                    f"{name}: {optimizer} against {first}, nats (95%, paired by "
-                    f"seed): {', '.join(words)}"
-                )
-            if others:
-                least = min(best, key=lambda o: mean(row["users"] for row in best[o]))
-                said.append(f"{name}: least loss on held-out users with {least}")
-            said += self.unbracketed(name, best)
-        return said

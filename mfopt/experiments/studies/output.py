@@ -7,9 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from mfopt.experiments import plots
+from mfopt.experiments import plots, tables
 from mfopt.experiments.studies.engine import Outcome, Study, options
-from mfopt.experiments.tables import csv_of_rows
 
 
 def described(study: Study, outcome: Outcome, made: dict[str, Any]) -> dict[str, Any]:
@@ -28,14 +27,8 @@ def described(study: Study, outcome: Outcome, made: dict[str, Any]) -> dict[str,
 def table(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
     """(headings, cells) of the table for people."""
     return list(outcome.columns.values()), [
-        [_shown(row[key]) for key in outcome.columns] for row in outcome.rows
+        [tables.shown(row[key]) for key in outcome.columns] for row in outcome.rows
     ]
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def outputs(study: Study, folder: Path) -> list[Path]:
@@ -62,7 +55,7 @@ def write(
       name: of the files; the study's if left out.
     """
     text = json.dumps(described(study, outcome, made), indent=2, allow_nan=False)
-    contents = csv_of_rows(outcome.rows), text + "\n", "\n".join(outcome.findings) + "\n"
+    contents = tables.csv_of_rows(outcome.rows), text + "\n", "\n".join(outcome.findings) + "\n"
     texts = dict(zip((".csv", ".json", ".txt"), contents, strict=True))
     figure = plots.draw(outcome.panels, title=outcome.title, columns=outcome.plot_columns)
     return plots.write_files(folder / (name or study.name), texts, {"": figure}, kinds)

@@ -24,7 +24,6 @@ def curve(
     x: str,
     y: str = "loss",
     band: tuple[str, str] | None = ("least", "largest"),
-    like: str | None = None,
     half: tuple[str, float] | None = None,
 ) -> Curve:
     """One column of rows over another, with a band between two others.
@@ -34,7 +33,6 @@ def curve(
       rows: one a point.
       x, y: names of columns.
       band: names of the columns of its lower and its upper border; None for no band.
-      like: label of the curve whose colour this one shares.
       half: name of a column, and how many times it the band reaches to either side; before
         ``band``.
     """
@@ -45,7 +43,7 @@ def curve(
         low, high = ([row[y] + s * half[1] * row[half[0]] for row in rows] for s in (-1, 1))
     elif band:
         low, high = ([row[name] for row in rows] for name in band)
-    return Curve(label, [row[x] for row in rows], [row[y] for row in rows], low, high, like)
+    return Curve(label, [row[x] for row in rows], [row[y] for row in rows], low, high)
 
 
 def level(label: str, ends: Sequence[float], value: float) -> Curve:
