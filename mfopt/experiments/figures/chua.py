@@ -43,7 +43,7 @@ def noise(*epsilons: float) -> Builder:
             label = "noise on the mean gradient\n(clip norms, log scale)"
             panels.append(Panel(curves, f"ε = {epsilon:g}", axis, label, log_y=True))
         title = f"{USERS:,} users, {RECORDS:,} records a step, {STEPS:,} steps, δ = {DELTA:g}"
-        return Drawing(panels, title if len(epsilons) > 1 else "")
+        return Drawing(panels, title)
 
     return build
 

@@ -42,10 +42,7 @@ class ConcentrationFilter(MeanStudy):
         "noise_on_mean=noise; squared_error=error²; standard_error=± s.e.; privacy_unit=unit; "
         "sampling; epsilon=ε"
     )
-    title = (
-        "Concentration filter, ε = {0.epsilon:g}, δ = {0.delta:g} per user, {0.users:,} users, "
-        "{0.steps} steps"
-    )
+    title = "Concentration filter, ε = {0.epsilon:g}, δ = {0.delta:g} per user"
 
     acrosses: tuple[float, ...] = option((0.01, 0.1, 1.0), "σ₁, deviations of users' means.")
     relatives: tuple[float, ...] = option(

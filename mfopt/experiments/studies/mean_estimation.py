@@ -33,7 +33,7 @@ class MeanEstimation(MeanStudy):
         "panel=varies; value=at; algorithm; squared_error=error²; low95=from; high95=to (95%); "
         "privacy_unit=unit; sampling; epsilon=ε; noise_multiplier=σ"
     )
-    title = "Mean estimation, user-level DP, δ = {0.delta:g} add-remove, {0.trials} trials"
+    title = "Mean estimation, user-level DP, δ = {0.delta:g} add-remove"
 
     epsilons: tuple[float, ...] = option(
         (0.5, 1.0, 2.0, 4.0, 8.0), "ε of the first panel.", name="--eps"

@@ -15,6 +15,8 @@ from mfopt.experiments.studies.engine import Row, Study, option
 class MeanStudy(MeanTask, Study):
     """A study that descends to a mean; :class:`Descent` says what each setting is."""
 
+    scale = "{0.users:,} users, {0.dimension} dimensions, {0.steps} steps, {0.trials} trials"
+
     clips: tuple[float, ...] = option((2.0, 8.0), "Clip norms to choose from.")
     lengths: tuple[float, ...] = option(
         (0.025, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56),
