@@ -70,8 +70,7 @@ def test_tables_hold_the_best_values_known(table):
             place = kind, "balls-in-bins", *map(int, sizes), float(row["epsilon"])
             if (cell := bench_optima.Cell(*place)) in best:
                 seen.add(cell)
-                # searches were repeated since: 0.45% at 8 x 32, epsilon = 8
-                assert 0.997 < float(row["rmse"]) / best[cell][0] < 1.005, cell
+                assert float(row["rmse"]) == pytest.approx(best[cell][0], rel=LIMIT), cell
     assert seen & set(bench_optima.CHECK)
 
 
