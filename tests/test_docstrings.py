@@ -148,8 +148,11 @@ def openers(source):
         ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)
     ]
     texts = [text for text in found if text]
-    first = [re.match(r"\W*([A-Za-z']*)", text)[1].lower() for text in texts]
-    return len(texts), [t for t, word in zip(texts, first, strict=True) if OPENERS.fullmatch(word)]
+    return len(texts), [text for text in texts if begins_with_an_opener(text)]
+
+
+def begins_with_an_opener(text):
+    return bool(OPENERS.fullmatch(re.match(r"\W*([A-Za-z']*)", text)[1].lower()))
 
 
 def test_docstrings_begin_with_a_noun_phrase_or_a_verb():

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from mfopt_cli import messages, options, sweeps
 from mfopt_cli.main import COMMANDS, cli, main
+from test_docstrings import begins_with_an_opener
 
 import mfopt
 from mfopt._runtime import _check
@@ -68,6 +69,14 @@ def test_every_command_and_option_is_documented_with_an_example(path):
         assert name in parts[1]
         for older in option.older:
             assert older not in parts[1]
+
+
+@every
+def test_help_texts_begin_with_a_noun_phrase_or_a_verb(path):
+    assert not begins_with_an_opener(EVERY[path].help)
+    assert not [o.help for o in visible(path).values() if begins_with_an_opener(o.help)]
+    # the control: what options of `train` once said
+    assert begins_with_an_opener("Of adamw.") and not begins_with_an_opener("Weight decay (adamw).")
 
 
 @every
@@ -289,6 +298,7 @@ TYPED = {
     "account balls-in-bins --iters 0 --epochs 1 --eps 1 --delta 1e-5": "--iters 0: ",
     "train --epochs 2 --iters 4 --eps -1": "--eps -1.0: ",
     "train x.npz --out y --width 0": "--width 0: ",
+    "train --epochs 2 --iters 4 --eps 8 --layers 1000000": "--layers 1000000: must be at most 1024",
     "compare --epochs 0 --iters 4": "--epochs 0: ",
 }
 

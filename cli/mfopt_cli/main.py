@@ -19,7 +19,7 @@ COMMANDS: dict[str, str] = {
     "optimize": "Find the strategy with the lowest error at (ε, δ); certify it; save it.",
     "certify": "Prove (ε, δ) for the C and σ of a file with fresh randomness.",
     "calibrate": "Smallest certified σ of the same C for another (ε, δ).",
-    "show": "What a factorization file holds.",
+    "show": "Mechanism, error and guarantee of a factorization file.",
     "noise": "Memory and time per step of a file's noise on this machine.",
     "plot": "Coefficients, error per step and optimization history of a file.",
     "report": "One HTML page about a file: guarantee, sampling, error, cost, alternatives.",

@@ -284,7 +284,7 @@ training_length = apply(
 json_flag = option(
     "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
 )
-quiet = option("--quiet", is_flag=True, help="No progress and no table.")
+quiet = option("--quiet", is_flag=True, help="Suppress progress and the table.")
 output = apply(json_flag, quiet)
 
 

@@ -104,8 +104,8 @@ class TrainConfig:
     )
     strategy: str = _privacy(
         "identity",
-        "With `sampling`: independent noise (identity), or for balls-in-bins the form of C to "
-        "optimize first.",
+        "Form of C to optimize first (balls-in-bins only), or identity: independent noise. Needs "
+        "`sampling`.",
         choices=STRATEGIES,
     )
     epsilon: float = _privacy(
@@ -115,16 +115,16 @@ class TrainConfig:
     privacy_unit: str = _privacy(
         "user", "Privacy unit of the statement.", choices=("user", "record")
     )
-    delta_share: float = _privacy(0.1, "Most that truncation may add to delta, as a share of it.")
+    delta_share: float = _privacy(0.1, "Largest share of delta that truncation may add.")
     data: str = _data(
         "stdlib",
         "Folder of `mfopt data build`, or an embedded corpus: stdlib (code, after code), "
         "stdlib-code (code, after docstrings).",
         run=True,
     )
-    length: int = _data(64, "Tokens of a record that are read.")
+    length: int = _data(64, "Tokens read of each record.")
     public_overlap: float = _data(
-        0.1, "Most of the public tokens that may stand in copies of private records.", run=True
+        0.1, "Largest share of public tokens in copies of private records.", run=True
     )
     algorithm: str = _algorithm(
         "uls",
@@ -135,24 +135,28 @@ class TrainConfig:
     records_per_user: int = _algorithm(
         4, "G: records of a user per participation (uls), or kept in all (els, group)."
     )
-    selection: str = _algorithm("random", "Which records of a user.", choices=RULES)
+    selection: str = _algorithm("random", "Rule that selects a user's records.", choices=RULES)
     microbatch: int = _batch(
         0,
         "Units per gradient call; 0: one user, or eight records, for a CPU, up to 64 records for "
         "an accelerator, fewer if memory is short.",
         run=True,
     )
-    batch_size: int = _batch(0, "Pad and truncate to so many units; 0: no truncation.")
+    batch_size: int = _batch(0, "Pad and truncate batches to this many units; 0: no truncation.")
     truncation: str = _batch(
         "charge",
         "Pay for truncation by a larger delta, or by doubled noise.",
         choices=("charge", "double"),
     )
-    normalizer: float = _batch(0.0, "Divides each sum; 0: the expected number of units in a step.")
+    normalizer: float = _batch(
+        0.0, "Divisor of each sum; 0: the expected number of units in a step."
+    )
     clip_norm: float = _clipping(1.0, "Bound on one unit's gradient norm.")
-    per_layer: bool = _clipping(False, "Clip each layer on its own.")
+    per_layer: bool = _clipping(False, "Clip each layer separately.")
     normalized: bool = _clipping(True, "Divide clipped gradients by the clip norm.")
-    optimizer: str = _optimizer("adam-bc", "After the noise.", choices=OPTIMIZERS)
+    optimizer: str = _optimizer(
+        "adam-bc", "Optimizer applied to the noised gradient.", choices=OPTIMIZERS
+    )
     learning_rate: float = _optimizer(
         0.0, "Largest learning rate; 0: fitted to the noise of the mechanism (without noise 0.002)."
     )
@@ -162,22 +166,23 @@ class TrainConfig:
     )
     sweep_rates: str = _optimizer(
         "",
-        "Learning rates to try on the public part, under the run's noise; the best is taken. "
-        "For example 0.003,0.006,0.012.",
+        "Learning rates to try on the public part under the run's noise, for example "
+        "0.003,0.006,0.012; the best one is used.",
     )
     schedule: str = _optimizer(
         "constant",
-        "Of the learning rate over all covered steps. cooldown: falls to 0 in the second half.",
+        "Learning-rate schedule over all covered steps; cooldown falls to 0 in the second half.",
         choices=SCHEDULES,
     )
-    warmup: int = _optimizer(0, "Steps of linear rise.")
-    momentum: float = _optimizer(0.9, "Of the momentum optimizer.")
-    beta1: float = _optimizer(0.9, "Of Adam and its kin.")
-    beta2: float = _optimizer(0.999, "Of Adam and its kin.")
-    weight_decay: float = _optimizer(0.0, "Of adamw.")
+    warmup: int = _optimizer(0, "Steps of linear warmup.")
+    momentum: float = _optimizer(0.9, "Momentum coefficient (momentum).")
+    beta1: float = _optimizer(0.9, "First-moment decay (Adam variants).")
+    beta2: float = _optimizer(0.999, "Second-moment decay (Adam variants).")
+    weight_decay: float = _optimizer(0.0, "Weight decay (adamw).")
     average: float = _optimizer(
         0.0,
-        "Decay of an exponential mean of the parameters, which is then what is released; 0: none.",
+        "Decay of an exponential moving average of the parameters, released in their place; 0: "
+        "none.",
     )
     model: str = _model(
         "",
@@ -185,32 +190,38 @@ class TrainConfig:
         "empty: a new GPT-2 of the sizes below.",
         run=True,
     )
-    width: int = _model(64, "Of a new model: width.")
-    layers: int = _model(2, "Of a new model: blocks.")
-    heads: int = _model(4, "Of a new model: attention heads.")
-    model_seed: int = _model(0, "Of initial values; public.")
+    width: int = _model(64, "Width of a new model.")
+    layers: int = _model(2, "Transformer blocks of a new model.")
+    heads: int = _model(4, "Attention heads of a new model.")
+    model_seed: int = _model(0, "Seed of the initial parameters (public).")
     lora_rank: int = _model(0, "Train adapters of this rank; 0: all parameters.")
     lora_alpha: float = _model(0.0, "Adapters are scaled by alpha / rank; 0: alpha is the rank.")
     lora_layers: str = _model(
         "attn/c_attn",
-        "Layers with adapters, with commas: attn/c_attn, attn/c_proj, mlp/c_fc, mlp/c_proj.",
+        "Layers with adapters, comma-separated: attn/c_attn, attn/c_proj, mlp/c_fc, mlp/c_proj.",
     )
-    compute_dtype: str = _model("float32", "Of activations.", choices=("float32", "bfloat16"))
+    compute_dtype: str = _model(
+        "float32", "Data type of activations.", choices=("float32", "bfloat16")
+    )
     remat: bool = _model(False, "Recompute blocks in the backward pass.")
     pretrain_steps: int = _pretraining(0, "Steps on the public part first, without privacy.")
     pretrain_batch: int = _pretraining(16, "Public records per step.")
     pretrain_rate: float = _pretraining(3e-3, "Learning rate (adamw, cosine).")
     output: str = _run("run", "Folder of the run.")
-    steps: int = _run(0, "Stop after so many steps; 0: all that are covered.")
+    steps: int = _run(0, "Stop after this many steps; 0: all steps that the guarantee covers.")
     checkpoint_every: int = _run(50, "Steps between checkpoints.")
-    checkpoint_minutes: float = _run(10.0, "Most minutes between checkpoints; 0: by steps alone.")
-    keep: int = _run(2, "Checkpoints kept.")
-    evaluate_every: int = _run(50, "Steps between evaluations; 0: ends only.")
-    patience: int = _run(
-        0, "Stop after so many evaluations without a lower loss on the public part; 0: never."
+    checkpoint_minutes: float = _run(
+        10.0, "Longest time between checkpoints in minutes; 0: no limit."
     )
-    evaluate_records: int = _run(1000, "Most held-out records per evaluation.")
-    private_metrics: bool = _run(True, "Write training loss and the like, which are not private.")
+    keep: int = _run(2, "Number of checkpoints to keep.")
+    evaluate_every: int = _run(50, "Steps between evaluations; 0: first and last step only.")
+    patience: int = _run(
+        0, "Stop after this many evaluations without a lower loss on the public part; 0: never."
+    )
+    evaluate_records: int = _run(1000, "Maximum number of held-out records per evaluation.")
+    private_metrics: bool = _run(
+        True, "Write training metrics such as the loss; these files are not private."
+    )
     sign_key: str = _run("", "PEM file of an Ed25519 private key that signs the privacy report.")
     tensorboard: bool = _run(True, "Write TensorBoard events.")
     model_parallel: int = _run(1, "Devices that share one copy of the parameters.", run=False)

@@ -33,7 +33,7 @@ _binned = apply(
     metavar="MECHANISM",
     multiple=True,
     help="Another mechanism on the same data, to compose with: pure:ε, approximate:ε:δ or "
-    "gaussian:σ (sensitivity 1). Repeatable: all are composed.",
+    "gaussian:σ (sensitivity 1). Repeatable.",
 )
 def balls_in_bins(strategy: str, also: tuple[str, ...], **arguments: Any) -> None:
     """Any C >= 0 with balls-in-bins batching; exact for C = I, certified by sampling otherwise.
@@ -96,7 +96,7 @@ def fresh_bins(strategy: str, **arguments: Any) -> None:
 @sweeps.option(
     "--separation",
     int,
-    "Least iterations from one participation to the next. [default: that of a FILE]",
+    "Minimum number of iterations between two participations. [default: that of a FILE]",
 )
 @shared.strategy("identity, banded-sqrt:BANDS, or a factorization FILE; up to --separation bands.")
 def b_min_sep(strategy: str, **arguments: Any) -> None:

@@ -44,9 +44,11 @@ def fixed_order(strategy: str, **arguments: Any) -> None:
 @shared.noise
 @shared.target
 @shared.length
-@sweeps.option("--separation", int, "Fewest iterations from one to the next.", required=True)
 @sweeps.option(
-    "--max-participations", int, "Most iterations that a unit takes part in.", required=True
+    "--separation", int, "Minimum number of iterations between two participations.", required=True
+)
+@sweeps.option(
+    "--max-participations", int, "Maximum number of participations of a unit.", required=True
 )
 @shared.protects
 @shared.strategy(_STRATEGIES)

@@ -29,7 +29,7 @@ from mfopt_cli.live import Live
     "--group-size",
     type=options.Count(options.MOST_GROUP),
     default=1,
-    help="Units that change together.",
+    help="Size of the group of units that is protected together.",
 )
 @shared.adjacency
 @options.unit

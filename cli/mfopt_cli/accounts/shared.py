@@ -15,12 +15,12 @@ from mfopt_cli.options import apply
 noise = sweeps.option(
     "--noise-multiplier",
     float,
-    "σ, relative to the clip norm, for C as stored.",
+    "Noise multiplier σ relative to the clip norm, for C as stored.",
     aliases=("--sigma",),
 )
 target = apply(
     sweeps.option("--eps", float, "ε: target, or where to evaluate δ."),
-    sweeps.option("--delta", float, "δ of the statement."),
+    sweeps.option("--delta", float, "δ of the guarantee."),
 )
 length = apply(
     sweeps.option("--epochs", int, "Passes over the data, E. [default: 1]"),
@@ -42,16 +42,18 @@ sampled = apply(
     sweeps.option(
         "--probability",
         float,
-        "Chance that a unit is in an iteration's batch. [default: 1/iters]",
+        "Sampling probability of a unit in each iteration. [default: 1/iters]",
         aliases=("--sample-rate",),
     ),
-    sweeps.option("--batch-size", float, "Expected batch; with --population, for --probability."),
+    sweeps.option(
+        "--batch-size", float, "Expected batch size, with --population in place of --probability."
+    ),
     sweeps.option("--population", int, "Number of units in the data set."),
 )
 group_size = sweeps.option(
     "--group-size",
     int,
-    "Units that change together.",
+    "Size of the group of units that is protected together.",
     options.MOST_GROUP,
     default="1",
     show_default=True,
@@ -65,14 +67,18 @@ adjacency = options.option(
 )
 protects = apply(group_size, adjacency, options.unit)
 results = apply(
-    options.option("--plot", type=click.Path(path_type=Path), help="Draw a sweep into this file."),
+    options.option("--plot", type=click.Path(path_type=Path), help="Plot a sweep to this file."),
     options.force_of("plot"),
     options.output,
 )
 verified = apply(
     options.certify_samples_as("samples", aliases=("--samples",)),
     options.seed(),
-    options.option("--estimate", is_flag=True, help="Estimate instead of bound: proves nothing."),
+    options.option(
+        "--estimate",
+        is_flag=True,
+        help="Compute an estimate, which proves nothing, instead of a bound.",
+    ),
 )
 
 

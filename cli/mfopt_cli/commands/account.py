@@ -33,7 +33,11 @@ def command() -> None:
 @shared.target
 @shared.sampled
 @shared.length
-@sweeps.option("--batch-limit", int, "Largest batch: more are cut at random; with --population.")
+@sweeps.option(
+    "--batch-limit",
+    int,
+    "Maximum batch size; larger batches are truncated at random. Needs --population.",
+)
 @shared.adjacency
 @options.unit
 @shared.results
@@ -131,7 +135,11 @@ def _cyclic(row: Row, file: Any) -> Any:
 @shared.sampled
 @shared.length
 @sweeps.option(
-    "--group-size", int, "Most examples of one user, K.", options.MOST_GROUP, required=True
+    "--group-size",
+    int,
+    "Maximum number of examples of one user, K.",
+    options.MOST_GROUP,
+    required=True,
 )
 @shared.adjacency
 @shared.results
@@ -186,19 +194,19 @@ def uls(**arguments: Any) -> None:
 
 @command.command()
 @shared.noise
-@sweeps.option("--eps", float, "ε of the group: target that σ is found for.")
-@sweeps.option("--delta", float, "δ of the group's statement.", required=True)
+@sweeps.option("--eps", float, "Target ε of the group, to find σ.")
+@sweeps.option("--delta", float, "δ of the guarantee for the group.", required=True)
 @shared.sampled
 @shared.length
 @sweeps.option(
-    "--group-size", int, "Examples that change together, K.", options.MOST_GROUP, required=True
+    "--group-size", int, "Size of the group of examples, K.", options.MOST_GROUP, required=True
 )
 @options.option(
     "--floor",
     type=float,
     default=0.0,
     show_default=True,
-    help="Smallest one-example δ that the black box may use; other tools stop near 1e-15.",
+    help="Smallest one-example δ that the black-box lemma may use; other tools stop near 1e-15.",
 )
 @shared.results
 def group(floor: float, **arguments: Any) -> None:
@@ -268,7 +276,7 @@ def fixed_batch(**arguments: Any) -> None:
     type=click.Choice(["moments", "improved", "pld"]),
     default="moments",
     show_default=True,
-    help="As published, by improved Rényi conversion, or the tighter PLD.",
+    help="Accountant: as published, improved Rényi conversion, or PLD (tightest).",
 )
 @shared.results
 def fedavg(conversion: str, **arguments: Any) -> None:

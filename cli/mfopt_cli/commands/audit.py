@@ -27,7 +27,9 @@ from mfopt_cli.live import Live
     show_default=True,
     help="Canary users; more is tighter.",
 )
-@options.option("--confidence", default=0.95, show_default=True, help="That the bounds are true.")
+@options.option(
+    "--confidence", default=0.95, show_default=True, help="Confidence level of the bounds."
+)
 @options.seed("for reproduction")
 @options.output
 def command(

@@ -28,7 +28,7 @@ def command(context: click.Context, name: str) -> int:
     NAME is one of ablation, account, all, calls, certify, commands, defaults, devices, digits,
     draws, faults, full, fuzz, gpu, kill, mutants, noise, optima, optimize, schedules, seeds,
     settings, train.
-    Ratios are measured within one run; a figure is worth what the machine's quiet was worth.
+    Compare ratios within one run; absolute times depend on the load of the machine.
 
     \b
     Example:

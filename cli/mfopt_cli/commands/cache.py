@@ -14,7 +14,7 @@ from mfopt_cli import compile_cache, display, options
 @options.option(
     "--proofs",
     is_flag=True,
-    help="With --clear: remove the notes of proofs too; files are then proved again when used.",
+    help="Also remove the records of proofs (with --clear); files are then proved again when used.",
 )
 @options.json_flag
 def command(clear: bool, proofs: bool, as_json: bool) -> None:

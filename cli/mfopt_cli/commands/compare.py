@@ -29,21 +29,21 @@ from mfopt_cli.live import Live
 @sweeps.option(
     "--bands",
     int,
-    "Widths to choose the best from, at each ε.",
+    "Numbers of bands to choose from at each ε.",
     default="1,2,4,8,16,32,64,128,256",
     show_default=True,
 )
 @options.option(
     "--baseline",
     default=None,
-    help="Family to give improvements over. [default: banded+poisson, where it is included]",
+    help="Family that improvements are relative to. [default: banded+poisson, if included]",
 )
 @options.option(
     "--samples",
     type=options.Count(2**24),
     default=2**15,
     show_default=True,
-    help="Of each Monte Carlo σ.",
+    help="Samples of each Monte Carlo estimate of σ.",
 )
 @options.option(
     "--params",
@@ -63,7 +63,7 @@ from mfopt_cli.live import Live
     "--wide",
     is_flag=True,
     excludes=("as_csv", "as_json", "quiet"),
-    help="One row a mechanism, one column an ε.",
+    help="One row per mechanism, one column per ε.",
 )
 @options.option(
     "--csv",
@@ -100,8 +100,8 @@ def command(
     in clip norms. σ of balls-in-bins and of fresh bins is a Monte Carlo estimate with its standard
     error (certify the one you choose with `mfopt optimize`); the others are exact up to
     discretization. Where every unit takes part once in each epoch, the error at epochs' ends has a
-    floor that no C and no sampling passes: how far each is above it is said with the
-    recommendation, of every row in the CSV and the JSON.
+    lower bound for every C and sampling scheme; the distance to it is printed with the
+    recommendation, and for each row in the CSV and JSON output.
 
     \b
     Examples:

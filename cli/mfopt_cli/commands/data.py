@@ -37,14 +37,18 @@ def command() -> None:
     help="auto: by file suffix (.gz too for jsonl); a folder as `datasets` saves it, or else one "
     "file or folder per user.",
 )
-@options.option("--user-column", default="user", show_default=True, help="Names the privacy unit.")
-@options.option("--text-column", default="text", show_default=True, help="Holds one record's text.")
+@options.option(
+    "--user-column", default="user", show_default=True, help="Column that names the privacy unit."
+)
+@options.option(
+    "--text-column", default="text", show_default=True, help="Column with the text of a record."
+)
 @options.option(
     "--records",
     type=click.Choice(["file", "line", "paragraph"]),
     default="file",
     show_default=True,
-    help="What one record is, for --format folder.",
+    help="Unit of one record, for --format folder.",
 )
 @options.option(
     "--public",
@@ -54,7 +58,9 @@ def command() -> None:
 @options.option(
     "--tokenizer", type=click.Path(), help="A tokenizer.json, or the folder holding it."
 )
-@options.option("--end-of-text", default="<|endoftext|>", show_default=True, help="The end token.")
+@options.option(
+    "--end-of-text", default="<|endoftext|>", show_default=True, help="End-of-text token."
+)
 @options.option(
     "--vocab-size",
     type=options.COUNT,
@@ -65,23 +71,23 @@ def command() -> None:
     type=click.Choice(["skip", "fail"]),
     default="skip",
     show_default=True,
-    help="What to do with a line that cannot be a record: count it, or stop.",
+    help="Handling of a line that is not a valid record: count it, or stop.",
 )
 @options.option("--held-out-users", type=float, help="Share of users for evaluation only.")
 @options.option(
     "--held-out-records", type=float, help="Share of the other users' records for evaluation only."
 )
 @options.seed("that of what is held out", default=0, show_default=True)
-@options.option("--drop-duplicates", is_flag=True, help="Keep one of a user's equal texts.")
+@options.option("--drop-duplicates", is_flag=True, help="Drop repeated texts of the same user.")
 @options.option(
     "--public-overlap",
     default=0.1,
     show_default=True,
     help="Most of the public tokens that may stand in copies of private records.",
 )
-@options.option("--no-end", is_flag=True, help="Put no end token behind records.")
+@options.option("--no-end", is_flag=True, help="Append no end-of-text token to records.")
 @options.force
-@options.option("--restart", is_flag=True, help="Forget an unfinished build of OUT.")
+@options.option("--restart", is_flag=True, help="Discard an unfinished build of OUT.")
 @options.output
 def build(**given: Any) -> None:
     """Build the folder OUT of token stores from text with users.

@@ -105,7 +105,7 @@ def _command(name: str) -> click.Command:
         f"\b\nExample:\n  mfopt experiment {name} --out studies\n"
     )
     whole = options.option(
-        "--full", is_flag=True, help="The paper's size, where flags do not differ."
+        "--full", is_flag=True, help="Use the paper's sizes for all options that are not given."
     )
     callback = options.apply(whole, _shared)(callback)
     made = click.command(name=name, cls=options.Command)(callback)

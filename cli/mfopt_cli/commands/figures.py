@@ -40,7 +40,7 @@ from mfopt_cli.live import Live
     is_flag=True,
     needs={"folder": None},
     excludes=("jobs", "cache"),
-    help="With --artifacts: draw pictures again from the data beside them (all, or audit, "
+    help="Redraw figures from the data stored beside them, with --artifacts (all, or audit, "
     "comparison-16x128, train-comparison, studies/NAME); nothing is computed.",
 )
 @options.jobs

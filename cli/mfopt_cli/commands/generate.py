@@ -18,17 +18,20 @@ from mfopt_cli import display, options
     type=options.Count(10**6),
     default=64,
     show_default=True,
-    help="Most new tokens of a text.",
+    help="Maximum number of new tokens per text.",
 )
 @options.option(
     "--texts",
     type=options.Count(options.MOST_POINTS),
     default=1,
     show_default=True,
-    help="How many texts.",
+    help="Number of texts.",
 )
 @options.option(
-    "--temperature", default=1.0, show_default=True, help="Divides the logits; 0: the likeliest."
+    "--temperature",
+    default=1.0,
+    show_default=True,
+    help="Sampling temperature; 0: greedy decoding.",
 )
 @options.seed("of the draws", default=0, show_default=True)
 @options.json_flag

@@ -40,27 +40,28 @@ def _price(stream: NoiseStream, parameters: int, guarantee: Guarantee) -> dict[s
     type=click.Choice(["auto", "store", "regenerate", "dense"]),
     default="auto",
     show_default=True,
-    help="Where all past draws are needed (toeplitz, dense, sqrt): keep them, or make them again. "
-    "dense: rows of C⁻¹ for any strategy.",
+    help="Past draws, for strategies that need all of them (toeplitz, dense, sqrt): store them, or "
+    "regenerate them from the key. dense: multiply by rows of C⁻¹, for any strategy.",
 )
 @options.option(
     "--buffer-dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="float32",
     show_default=True,
-    help="Type of the buffers; narrower ones round the noise.",
+    help="Data type of the buffers; 16-bit types round the noise.",
 )
 @options.option(
     "--secure",
     is_flag=True,
-    help="Noise on a grid with a proven law, by a cipher, in float64: its cost in time and in ε.",
+    help="Measure secure noise: discrete, from a stream cipher, in float64, with its cost in time "
+    "and ε.",
 )
 @options.option(
     "--repeats",
     type=options.Count(options.MOST_POINTS),
     default=5,
     show_default=True,
-    help="Timed steps.",
+    help="Number of timed steps.",
 )
 @options.json_flag
 def command(
@@ -74,9 +75,9 @@ def command(
 ) -> None:
     """Memory and time per step of the noise of FILE, measured on this machine.
 
-    The noise made here is discarded; its key comes from the operating system. One
-    array of that many parameters on one device is measured: cut over D devices, buffers and
-    time go down by D.
+    The noise is discarded; its key comes from the operating system. The measurement uses one
+    array of that many parameters on one device; sharded over D devices, memory and time per
+    device fall by a factor of D.
 
     \b
     Example:

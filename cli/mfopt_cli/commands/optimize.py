@@ -34,11 +34,11 @@ from mfopt_cli.live import COMPILING, Live
     type=click.Choice(["balls-in-bins", "fresh-bins", "b-min-sep", "auto"]),
     default="balls-in-bins",
     show_default=True,
-    help="How batches are drawn: one random bin for all epochs, or a new one in each epoch "
-    "(lowest error at small ε; C needs at most --iters bands). b-min-sep: by chance in each "
-    "iteration, with a rest of --separation iterations (C needs at most so many bands). auto: "
-    "lowest error over the first two and the forms of C within --memory, with a table of the "
-    "candidates.",
+    help="Sampling scheme. balls-in-bins: one random bin per unit for all epochs; fresh-bins: a "
+    "new bin in each epoch (lowest error at small ε; C needs at most --iters bands); b-min-sep: "
+    "independent sampling with at least --separation iterations between participations (C needs "
+    "at most that many bands); auto: the scheme of the first two and the form of C within "
+    "--memory with the lowest error, with a table of the candidates.",
 )
 @options.option(
     "--reassign-every",
@@ -46,21 +46,21 @@ from mfopt_cli.live import COMPILING, Live
     aliases=("--rethrow",),
     type=options.COUNT,
     needs={"sampling": "fresh-bins"},
-    help="Fresh-bins: epochs between two assignments [default: 1].",
+    help="Epochs between two assignments, for fresh-bins [default: 1].",
 )
 @options.option(
     "--separation",
     type=options.COUNT,
     needs={"sampling": "b-min-sep"},
-    help="b-min-sep: least iterations from one participation of a unit to its next [default: half "
-    "of --iters, or as many as --bands].",
+    help="Minimum number of iterations between two participations of a unit, for b-min-sep "
+    "[default: half of --iters, or as many as --bands].",
 )
 @options.option(
     "--bands",
     type=options.COUNT,
     default=16,
     show_default=True,
-    help="Bands of banded kinds; by default no more than --iters with fresh-bins, or "
+    help="Number of bands of banded strategies; by default at most --iters with fresh-bins, or "
     "--separation with b-min-sep.",
 )
 @options.option(
@@ -68,8 +68,8 @@ from mfopt_cli.live import COMPILING, Live
     type=options.COUNT,
     default=4,
     show_default=True,
-    help="Buffers of blt, wave-blt (at least 4), cyclic-blocks and cleared-blt; by default no more "
-    "than there are iterations.",
+    help="Number of buffers of blt, wave-blt (at least 4), cyclic-blocks and cleared-blt; by "
+    "default at most the number of iterations.",
 )
 @options.option(
     "--memory",
@@ -80,21 +80,21 @@ from mfopt_cli.live import COMPILING, Live
 @options.option(
     "--time-scale/--no-time-scale",
     default=None,
-    help="Let C vary with time, by two diagonals around the form above: less error at the same "
-    "memory [default: on for blt, wave-blt, toeplitz, banded-toeplitz, cyclic-blocks, "
+    help="Let C vary with time: multiply it by a diagonal matrix on either side, for a lower error "
+    "at the same memory [default: on for blt, wave-blt, toeplitz, banded-toeplitz, cyclic-blocks, "
     "cleared-blt].",
 )
 @options.option(
     "--knots",
     type=options.Count(options.MOST_KNOTS),
-    help="Points in time at which each diagonal is free [default: 24].",
+    help="Interpolation points of each diagonal of the time scaling [default: 24].",
 )
 @options.option(
     "--workload",
     default="prefix",
     show_default=True,
-    help="prefix, momentum, or a .npy file: (n,) Toeplitz coefficients or an (n, n) matrix. What "
-    "error is measured on; for the best model prefix is the safe choice whatever the schedule.",
+    help="Workload whose error is minimized: prefix, momentum, or a .npy file with (n,) Toeplitz "
+    "coefficients or an (n, n) matrix. prefix is the safe choice for any learning-rate schedule.",
 )
 @options.option(
     "--momentum",
@@ -125,7 +125,9 @@ from mfopt_cli.live import COMPILING, Live
     "optax:lbfgs for optax's own L-BFGS.",
 )
 @options.option(
-    "--steps", type=options.COUNT, help="Objective evaluations at most [default: by strategy]."
+    "--steps",
+    type=options.COUNT,
+    help="Maximum number of objective evaluations [default: by strategy].",
 )
 @options.seed()
 @options.option("--init", type=click.Path(path_type=Path), help="Start from this factorization.")
@@ -171,8 +173,8 @@ def command(
     The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is assigned
     once to one of --iters bins and takes part in that iteration of each epoch; under fresh-bins
     it is reassigned in each epoch; under b-min-sep it takes part once in --iters iterations on
-    average, any two at least --separation apart. σ is relative to the clip norm. Ctrl-C keeps and
-    saves the best so far, marked uncertified (exit code 130).
+    average, with at least --separation iterations between participations. σ is relative to the
+    clip norm. Ctrl-C saves the best strategy so far, marked uncertified (exit code 130).
 
     \b
     Example:

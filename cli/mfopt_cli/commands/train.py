@@ -64,9 +64,9 @@ class _TrainCommand(options.Command):
 @click.command(cls=_TrainCommand)
 @click.argument("factorization", required=False, type=click.Path())
 @options.option(
-    "--epochs", type=options.COUNT, help="With --iters: balls-in-bins sampling, so many epochs."
+    "--epochs", type=options.COUNT, help="Epochs of balls-in-bins sampling, with --iters."
 )
-@options.option("--iters", type=options.COUNT, help="With --epochs: iterations per epoch.")
+@options.option("--iters", type=options.COUNT, help="Iterations per epoch, with --epochs.")
 @options.option("--config", type=click.Path(), help="TOML file; flags override it.")
 @options.option("--resume", is_flag=True, help="Resume the run in the output folder.")
 @options.option(
@@ -83,7 +83,7 @@ class _TrainCommand(options.Command):
     help="host:port of process 0, to train with several processes (jax.distributed).",
 )
 @options.option("--processes", type=options.COUNT, help="Number of processes, with --coordinator.")
-@options.option("--process", type=options.COUNT, help="This process's number, with --coordinator.")
+@options.option("--process", type=options.COUNT, help="Index of this process, with --coordinator.")
 def command(
     factorization: str | None,
     epochs: int | None,

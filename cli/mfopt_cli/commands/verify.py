@@ -15,17 +15,19 @@ from mfopt_cli.live import Live
     "--public-key", type=click.Path(), help="PEM file of the key that must have signed the report."
 )
 @options.option(
-    "--factorization", type=click.Path(), help="The file with C, where C is too large for a report."
+    "--factorization",
+    type=click.Path(),
+    help="Factorization file with C, needed if C is too large for the report.",
 )
 @options.json_flag
 @options.quiet
 def command(
     report: str, public_key: str | None, factorization: str | None, as_json: bool, quiet: bool
 ) -> None:
-    """Check the privacy report REPORT of a training run: whatever follows from its settings.
+    """Verify the privacy report REPORT of a training run against its settings.
 
-    The mechanism, σ, ε, δ and the sizes of noise and signal are computed again here; what stays a
-    claim is listed. Exit code 1 if something is not as stated.
+    The mechanism, σ, ε, δ and the sizes of noise and signal are recomputed; what cannot be
+    verified from the report is listed. Exit code 1 if a number differs.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ class ClipNorms(FineTuning):
     """Loss on held-out users by clip norm and records a step, for both algorithms."""
 
     name = "clip-norms"
-    summary = "How much the clip norm matters: ELS and ULS at fixed ε."
+    summary = "Sensitivity of ELS and ULS to the clip norm, at fixed ε."
     source = "Chua et al. 2024, section 6, Figure 4"
     default_size = "embedded corpus, 4 clip norms, 2 batches, 1 ε, 3 seeds, 48 runs"
     time = "about 7 CPU-minutes"

@@ -59,7 +59,7 @@ class ConcentrationFilter(MeanStudy):
     )
     clips: tuple[float, ...] = option((1.0, 4.0), "Clip norms to choose from (DP-SGD).")
     lengths: tuple[float, ...] = option(
-        (0.05, 0.1, 0.2, 0.4, 0.8), "Its learning rates, each times the clip norm."
+        (0.05, 0.1, 0.2, 0.4, 0.8), "Learning rates of DP-SGD, in multiples of the clip norm."
     )
 
     def check_together(self) -> None:

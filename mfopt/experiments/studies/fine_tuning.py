@@ -46,8 +46,8 @@ class FineTuning(Swept):
     extend: int = option(3, "Most rates to add beyond an end of several that is best.", least=0)
     seeds: tuple[int, ...] = option((0, 1, 2), "One run for each, pinning its randomness.")
     length: int = option(48, "Tokens of a record.")
-    width: int = option(64, "Of the model.")
-    layers: int = option(2, "Of the model.")
+    width: int = option(64, "Width of the model.")
+    layers: int = option(2, "Blocks of the model.")
     pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
     evaluate_records: int = option(200, "Most held-out records of an evaluation.")
 

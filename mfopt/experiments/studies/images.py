@@ -34,7 +34,7 @@ class Images(ImageStudy):
     plot_columns = 3
     title = "Images: each mechanism at its best rate, δ = {0.delta:g}, one example, 95% over seeds"
 
-    data: str = option("digits", "What is trained on.", choices=("digits", "made", "cifar10"))
+    data: str = option("digits", "Data set to train on.", choices=("digits", "made", "cifar10"))
     mechanisms: tuple[str, ...] = option(
         (
             BASELINE,
@@ -49,9 +49,13 @@ class Images(ImageStudy):
         "Mechanisms, by their names in mfopt compare.",
     )
     workload: str = option(
-        PREFIX, "What C is optimized for: the run's, or prefix sums.", choices=(SCHEDULE, PREFIX)
+        PREFIX,
+        "Workload that C is optimized for: the run's own, or prefix sums.",
+        choices=(SCHEDULE, PREFIX),
     )
-    executed: str = option("blt-4-scaled", "Mechanism whose batches are also cut, and shuffled.")
+    executed: str = option(
+        "blt-4-scaled", "Mechanism that is also run with truncated and with shuffled batches."
+    )
 
     def families(self) -> tuple[str, ...]:
         return self.mechanisms

@@ -79,9 +79,9 @@ class TrainingStudy(Swept):
     )
     rates: tuple[float, ...] = option((0.004, 0.012, 0.036), "Learning rates to choose from.")
     schedule: str = option(
-        "constant", "Of the learning rate, for all mechanisms alike.", choices=SCHEDULES
+        "constant", "Learning-rate schedule, the same for all mechanisms.", choices=SCHEDULES
     )
-    seeds: tuple[int, ...] = option((0, 1, 2), "Of batches and noise; each is a run.")
+    seeds: tuple[int, ...] = option((0, 1, 2), "Seeds of batches and noise, one run each.")
     epsilon: float = option(8.0, "ε of every statement.", name="--eps")
     delta: float = option(1e-5, "δ of every statement.")
     bins: int = option(8, "Iterations of an epoch.", name="--iters")

@@ -24,7 +24,7 @@ class LessRmse(ImageStudy):
     """Final loss against RMSE of the schedule that is used, with C for it and for prefix sums."""
 
     name = "less-rmse"
-    summary = "Whether less RMSE trains better, each mechanism at its best rate."
+    summary = "Test whether a lower RMSE trains better, each mechanism at its best rate."
     source = "a question of this library's; setting of Choquette-Choo et al. 2024, section 5.2"
     default_size = "digits and made data, 8 × 16, 11 mechanisms at 2 ε, 7 rates × 10 seeds"
     time = "about 9 CPU-minutes"
@@ -55,7 +55,7 @@ class LessRmse(ImageStudy):
     )
     both: tuple[str, ...] = option(
         ("banded+poisson", "blt-4", "blt-4-scaled"),
-        "Those whose C is also optimized for prefix sums.",
+        "Mechanisms whose C is also optimized for prefix sums.",
         empty=True,
     )
 

@@ -20,7 +20,7 @@ class MeanStudy(MeanTask, Study):
     clips: tuple[float, ...] = option((2.0, 8.0), "Clip norms to choose from.")
     lengths: tuple[float, ...] = option(
         (0.025, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56),
-        "Learning rates to choose from, each times the clip norm.",
+        "Learning rates to choose from, in multiples of the clip norm.",
     )
 
     def check_together(self) -> None:

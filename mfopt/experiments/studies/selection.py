@@ -29,7 +29,7 @@ class RecordSelection(FineTuning):
     """Loss on held-out users by rule, by records of a user, and by ε, for both algorithms."""
 
     name = "record-selection"
-    summary = "Which records of a user, and how many: ELS and ULS by rule and by k."
+    summary = "Choice and number of records per user: ELS and ULS by rule and by k."
     source = "Chua et al. 2024, sections 4 to 6, Tables 2 to 6"
     default_size = "embedded corpus, 5 and 6 rules, 3 k, 2 ε, 3 seeds, 90 runs"
     time = "about 13 CPU-minutes"

@@ -27,7 +27,7 @@ class StepTime(Study):
 
     name = "step-time"
     alone = True
-    summary = "What privacy costs in time: seconds of a step of ELS, ULS and without privacy."
+    summary = "Seconds per step of ELS, ULS and non-private training."
     source = "Chua et al. 2024, appendices C.4 and C.5, Table 12, Figure 6"
     default_size = "2 widths, 2 batches, 3 numbers of records of a user, 5 steps of each algorithm"
     time = "about 3 CPU-minutes"
@@ -45,8 +45,8 @@ class StepTime(Study):
     plot_columns = 2
     scale = "{0.layers} layers of width up to {0.widest}, {0.length} tokens a record"
 
-    widths: tuple[int, ...] = option((64, 128), "Of the models; a head for every 64.")
-    layers: int = option(2, "Of the models.")
+    widths: tuple[int, ...] = option((64, 128), "Widths of the models; one attention head per 64.")
+    layers: int = option(2, "Blocks of the models.")
     batches: tuple[int, ...] = option((16, 64), "Records a step, at the first k.")
     groups: tuple[int, ...] = option((4, 1, 16), "Records of a user k; at the last batch.")
     length: int = option(48, "Tokens of a record.", least=2)
