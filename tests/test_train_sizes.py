@@ -2,10 +2,13 @@
 
 from types import SimpleNamespace
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mfopt_cli import messages
+from mfopt_cli.main import cli
 from selection import few
 
 from mfopt import strategies as S
@@ -85,8 +88,10 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
     with pytest.raises(UsageError, match=r"microbatch = 64: .* GiB of memory.*Here \d+ would fit"):
         sizes.RunCost(small, execution(microbatch=64, records=1), settings).require()
     wide = config(width=61440, layers=12, heads=12, length=1024)
-    with pytest.raises(UsageError, match=r"width = \(12, 61440\): .* GiB of memory.*smaller model"):
+    with pytest.raises(UsageError, match=r"width = \(12, 61440\): .* GiB of memory.*smaller") as e:
         sizes.RunCost(work(wide, 50257), execution(microbatch=1), wide).require()
+    with click.Context(cli.get_command(None, "train")) as context:  # as `mfopt train` says it
+        assert messages.of_usage(e.value, context).startswith("--layers 12, --width 61440: needs")
     # noise that keeps every draw is part of it
     banded = S.BandedToeplitz(np.ones(400) / np.arange(1, 401))
     run = execution(microbatch=1, records=1, strategy=banded)
