@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
+import sys
 
 import numpy as np
 import pytest
+from mfopt_cli.main import main
 from scipy import stats
 
-from mfopt.accounting import Mechanism, account, attained
+from mfopt.accounting import Mechanism, account, attained, phases, unamplified
+from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
-from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, Poisson, TruncatedPoisson
-from mfopt.strategies import BandedSquareRoot, Identity
+from mfopt.guarantee import Guarantee
+from mfopt.sampling import (
+    BallsInBins,
+    CyclicPoisson,
+    FixedBatch,
+    FixedOrder,
+    MinSeparation,
+    Poisson,
+    TruncatedPoisson,
+)
+from mfopt.strategies import BandedSquareRoot, Dense, Identity
 
+MIXED = Dense(np.tril(np.random.default_rng(0).normal(size=(40, 40))) + 3 * np.eye(40))
 FIXED = FixedBatch(batch_size=50, population=1000, iterations=1)
 POISSON = Poisson(probability=0.05, iterations=1)
 
@@ -85,6 +100,8 @@ def test_epsilon_and_delta_of_an_attack_agree() -> None:
         (Mechanism(Poisson(0.05, 20), group_size=2, adjacency="replace"), 0.02),
         (Mechanism(CyclicPoisson(0.2, 4, 42), BandedSquareRoot(4), group_size=2), 0.08),
         (Mechanism(TruncatedPoisson(0.05, 70, 1000, 20)), 0.7),
+        (Mechanism(MinSeparation(40, 8, 5), MIXED), 0.3),
+        (Mechanism(FixedOrder(8, 5), MIXED, group_size=2, adjacency="replace"), 0.3),
     ],
     ids=lambda value: getattr(value, "sampling", value) and type(value).__name__,
 )
@@ -98,3 +115,59 @@ def test_every_bound_has_a_lower_end(mechanism: Mechanism, gap: float) -> None:
     delta = account(mechanism, noise_multiplier=sigma, epsilon=found.epsilon)
     below, above = delta.details["bracket"]
     assert 0 < below < above == delta.delta
+
+
+def test_large_groups_in_bins_are_answered_without_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = Mechanism(BallsInBins(8, 1), group_size=64)
+    found = account(large, noise_multiplier=40.0, delta=1e-6)
+    assert found.status == "bound" and len(found.details["least_of"]) == 2
+    assert 0.997 * found.epsilon < (found.lower_bound or 0.0) < found.epsilon
+    # a control: a bound that is not so close is not taken
+    monkeypatch.setitem(sys.modules["mfopt.accounting.account"]._CLOSE, "epsilon", 1e-6)
+    monkeypatch.setattr(sys.modules["mfopt.accounting.account"], "analysis", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        account(large, noise_multiplier=40.0, delta=1e-6)
+
+
+def test_a_sensitivity_from_below_is_that_of_some_data() -> None:
+    matrix = np.tril(np.random.default_rng(1).normal(size=(7, 7))) + np.eye(7)
+    scheme = MinSeparation(7, 2, 3)
+    best = max(
+        float(np.linalg.norm(matrix[:, list(rows)] @ signs))
+        for rows in itertools.combinations(range(7), 3)
+        if min(np.diff(rows)) >= 2
+        for signs in itertools.product((1.0, -1.0), repeat=3)
+    )
+    below = unamplified.attained(Dense(matrix), scheme)
+    assert not unamplified.sensitivity(Dense(matrix), scheme).exact
+    assert 0.8 * best < below <= best
+
+
+def test_phases_have_the_lower_end_of_their_composition() -> None:
+    def two(*, sigma: float, **asked: float) -> Guarantee:
+        sampled = phases.Phase(Mechanism(Poisson(0.02, 100)), sigma)
+        return phases.compose([sampled, phases.Phase(Mechanism(Poisson(0.02, 60)), sigma)], **asked)
+
+    one = account(Mechanism(Poisson(0.02, 160)), noise_multiplier=1.0, delta=1e-5)
+    both = two(sigma=1.0, delta=1e-5)
+    assert both.lower_bound is not None and one.lower_bound is not None
+    assert (1 - 1e-3) * one.lower_bound < both.lower_bound < one.epsilon
+    assert (two(sigma=0.98, delta=1e-5).lower_bound or 0.0) > one.epsilon  # a control
+    delta = two(sigma=1.0, epsilon=one.epsilon)
+    assert 0.99 * delta.delta < delta.details["bracket"][0] < 1e-5
+    alone = [phases.Phase(Mechanism(FixedOrder(4, 4)), sigma) for sigma in (3.0, 4.0)]
+    truth = gaussian.epsilon(math.hypot(2 / 3, 2 / 4), 1e-5)
+    found = phases.compose(alone, delta=1e-5)
+    assert 0.999 * truth < (found.lower_bound or 0.0) < truth < found.epsilon
+
+
+@pytest.mark.parametrize("asked", ["--eps 2 --delta 1e-5", "--noise-multiplier 1 --delta 1e-5"])
+def test_fedavg_shows_what_its_sampled_release_attains(asked, capsys) -> None:  # type: ignore[no-untyped-def]
+    shape = ["--probability", "0.01", "--iters", "100", "--json"]
+    main(["account", "fedavg", *shape, *asked.split()])
+    found = json.loads(capsys.readouterr().out)
+    below, above = found["details"]["bracket"]
+    assert found["status"] == "bound" and 0.4 * above < below < above
+    main(["account", "dpsgd", *shape, *asked.split()])
+    exact = json.loads(capsys.readouterr().out)
+    assert below == exact["details"]["bracket"][0]

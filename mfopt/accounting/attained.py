@@ -14,7 +14,7 @@ gives
     (2) H(P, Q) >= δ_G(ε; K min_k <m_k, u>/σ);
 
 u is that of the mean mode. δ_G is that of a Gaussian release. C >= 0 is attained by contributions
-of one vector, so all of this is.
+of one vector, so all of this is. Without sampling: the norm of C x in one explicit pattern.
 """
 
 from __future__ import annotations

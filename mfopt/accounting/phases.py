@@ -33,9 +33,16 @@ from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.convolution import Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law
 from mfopt.accounting.loss_distribution.mixture import Mixture
-from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, smallest_epsilon
+from mfopt.accounting.loss_distribution.rounds import (
+    COARSE,
+    FINE,
+    largest_epsilon,
+    smallest_epsilon,
+)
+from mfopt.accounting.loss_distribution.stages import Steps
 from mfopt.accounting.monte_carlo import composition
 from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.errors import FailureError
 from mfopt.guarantee import Guarantee, reported_delta
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import (
@@ -128,6 +135,8 @@ def compose(
 ) -> Guarantee:
     """ε for δ, or δ for ε, of all phases together; an upper bound, or certified.
 
+    Beside a bound stands what some data sets attain, in ``details["bracket"]``.
+
     Args:
       phases: the parts of the run, with one privacy unit, group size and adjacency; at most one
         of them with a sampled account.
@@ -153,7 +162,7 @@ def compose(
                     getattr(phase.mechanism, name),
                     f"the first phase has {getattr(first, name)}",
                 )
-    details = {
+    details: dict[str, Any] = {
         "phases": [
             {
                 "sampling": phase.mechanism.sampling.describe(),
@@ -168,22 +177,30 @@ def compose(
         effort = Effort(samples, seed, certify)
         found = _with_sampled(phases, sampled, epsilon, delta, effort)
         return dataclasses.replace(found, details={**found.details, **details})
-    at, log_delta = epsilon, -60.0
+    log_delta = -60.0
     if delta is not None:
         log_delta = math.log(_check.probability("delta", delta))
     elif epsilon is not None:
         _check.non_negative("epsilon", epsilon)
-    solved = max(_value(_parts(phases), add, at, log_delta, accuracy) for add in (False, True))
+    solved = max(_value(_parts(phases), add, epsilon, log_delta, accuracy) for add in (False, True))
+    try:
+        below = _below(phases, epsilon, solved, log_delta, accuracy)
+    except FailureError:  # the answer holds without
+        below = -math.inf
+    if epsilon is not None:
+        below, solved = math.exp(below), reported_delta(math.exp(solved))
+    if below > 0:
+        details["bracket"] = [min(below, solved), solved]
     return Guarantee(
         epsilon=solved if epsilon is None else epsilon,
-        delta=reported_delta(math.exp(solved)) if delta is None else delta,
+        delta=solved if delta is None else delta,
         noise_multiplier=min(phase.noise_multiplier for phase in phases),
         privacy_unit=first.privacy_unit,
         group_size=first.group_size,
         adjacency=first.adjacency,
         method="privacy loss distribution of phases",
         status="bound",
-        details={**details},
+        details=details,
     )
 
 
@@ -248,20 +265,33 @@ def _laws(parts: _Parts, log_delta: float, add: bool) -> tuple[list[Law], list[f
 
 
 def _discretized(
-    parts: _Parts, laws: list[Law], tails: list[float], at: float, accuracy: float
+    parts: _Parts,
+    laws: list[Law],
+    tails: list[float],
+    at: float,
+    accuracy: float,
+    below: bool | None = None,
 ) -> Composition:
-    """Composition of all parts on one grid, fine enough at ε = ``at``; remove direction."""
+    """Composition of all parts on one grid, fine enough at ε = ``at``; remove direction.
+
+    With ``below`` one that they dominate, in the direction of adding if that is true.
+    """
+    share, lower = accuracy / len(parts), below is not None
     grids = [
-        Grid.plan(law, at, accuracy / len(parts), part.mixture.components)
+        Grid.plan(law, at, share, part.mixture.components, below=lower)
         for law, (part, _) in zip(laws, parts, strict=True)
     ]
-    step = min(grid.step for grid in grids)
-    return Composition(
-        tuple(
-            (part.mixture.discretize(sigma, step, grid.spacing, tail), part.rounds)
-            for (part, sigma), grid, tail in zip(parts, grids, tails, strict=True)
-        )
-    )
+    step, made = min(grid.step for grid in grids), []
+    for (part, sigma), grid, tail in zip(parts, grids, tails, strict=True):
+        one = part.mixture
+        if below is None:
+            law = one.discretize(sigma, step, grid.spacing, tail)
+        else:
+            ends = grid.least, grid.largest
+            cells = one.cells_below(sigma, Steps(step), grid.spacing, tail, ends, add=below)
+            law = cells.balanced(step, part.rounds).on(step)
+        made.append((law, part.rounds))
+    return Composition(tuple(made))
 
 
 def _value(
@@ -279,6 +309,34 @@ def _value(
         return composed.convolve(composed.tilt_for_epsilon(at)).log_delta(epsilon)
     whole = composed.convolve(composed.tilt_for_delta(log_delta))
     return smallest_epsilon(whole, log_delta, at)
+
+
+def _below(
+    phases: Sequence[Phase],
+    epsilon: float | None,
+    solved: float,
+    log_delta: float,
+    accuracy: float,
+) -> float:
+    """Lower bound of ``solved``, the ε or log δ of all phases: what some data sets attain."""
+    attacks = [
+        (poisson.attack(one.strategy, one.sampling, one.group_size, one.adjacency), sigma)
+        for one, sigma in ((phase.mechanism, phase.noise_multiplier) for phase in phases)
+    ]
+    parts = [(one, sigma / one.scale) for one, sigma in attacks if one and not one.mixture.trivial]
+    at = max(solved if epsilon is None else epsilon, 1e-4)
+    if epsilon is not None:
+        log_delta = max(solved, -690.0)
+    found = -math.inf
+    for add in (False, True) if parts else ():
+        laws, tails = _laws(parts, log_delta, add)
+        composed = _discretized(parts, laws, tails, at, accuracy, add)
+        losses = composed.convolve(composed.tilt_for_epsilon(at))
+        if epsilon is None:
+            found = max(found, largest_epsilon(losses, log_delta, at))
+        else:
+            found = max(found, losses.log_delta_below(epsilon))
+    return found
 
 
 def over_training(

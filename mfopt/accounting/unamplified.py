@@ -26,6 +26,7 @@ from mfopt.strategies import Strategy
 
 # Dense CᵀC is formed up to this many iterations (512 MiB).
 _LARGEST_DENSE = 8192
+_FLIPS = 20  # rounds of signs that a lower bound is searched for with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,31 @@ def sensitivity(strategy: Strategy, scheme: Scheme) -> Sensitivity:
     if found is None:
         raise _check.reject("sampling", scheme, "must be FixedOrder or MinSeparation")
     return found(strategy.widened(), scheme)
+
+
+def attained(strategy: Strategy, scheme: FixedOrder | MinSeparation) -> float:
+    """Change of C x by one unit in some data, rounded down: a lower bound of the sensitivity.
+
+    Where the sensitivity is not exact: participations as far apart as the scheme has them, with
+    contributions of one vector or its opposite. |C x|² = sᵀ X s does not fall as each sign of s
+    becomes that of X s, as X is positive semidefinite.
+    """
+    strategy, n = strategy.widened(), scheme.iterations
+    known = sensitivity(strategy, scheme)
+    if known.exact:
+        return known.value * (1 - 8 * n * float(np.finfo(np.float64).eps))
+    if isinstance(scheme, FixedOrder):
+        apart, most = scheme.bins, scheme.epochs
+    else:
+        apart, most = scheme.separation, scheme.participations
+    products, best = _products(strategy, n), 0.0
+    for start in range(min(apart, n)):
+        square = products[start::apart, start::apart][:most, :most]
+        for signs in (np.ones(len(square)), np.sign(square[np.argmax(np.abs(square).sum(1))])):
+            for _ in range(_FLIPS):
+                signs = np.where(square @ signs < 0, -1.0, 1.0)
+                best = max(best, float(signs @ square @ signs))
+    return math.sqrt(best) * (1 - 1e-9)
 
 
 def fixed_order(strategy: Strategy, scheme: FixedOrder) -> Sensitivity:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import click
 
 from mfopt._runtime import _check
+from mfopt.errors import FailureError
 from mfopt_cli import answers, options, sweeps
 from mfopt_cli.accounts import bins, public, run, shared
 from mfopt_cli.answers import Row, analysed, iterations, probability
@@ -297,10 +299,10 @@ def fedavg(conversion: str, **arguments: Any) -> None:
     def compute(row: Row) -> list[Row]:
         chance = probability(row)
         unit = {"noise_unit": "× sensitivity of the estimator"}
+        # a sum of contributions of norm 1 with noise z: the same release, scaled
+        release = Mechanism(Poisson(chance, iterations(row)), privacy_unit="user")
         if conversion == "pld":
-            # a sum of contributions of norm 1 with noise z: the same release, scaled
-            mechanism = Mechanism(Poisson(chance, iterations(row)), privacy_unit="user")
-            return [{**one, **unit} for one in analysed(mechanism, row)]
+            return [{**one, **unit} for one in analysed(release, row)]
         found = moments.fedavg(
             row["noise_multiplier"],
             chance,
@@ -309,7 +311,16 @@ def fedavg(conversion: str, **arguments: Any) -> None:
             epsilon_target=row["eps"],
             conversion=conversion,  # type: ignore[arg-type]
         )
-        return [{**found.describe(), **unit}]
+        shown = found.describe()
+        # the account of the release itself says what some data sets attain
+        with contextlib.suppress(FailureError):
+            (exact,) = analysed(release, row)
+            names = {"eps": "epsilon", "delta": "delta", "noise_multiplier": "noise_multiplier"}
+            asked = next(name for given, name in names.items() if row[given] is None)
+            low, high = (exact["details"].get("bracket") or [0.0])[0], shown[asked]
+            if low > 0:
+                shown["details"] = {**shown["details"], "bracket": [min(low, high), high]}
+        return [{**shown, **unit}]
 
     answers.run(arguments, compute, "DP-FedAvg")
 

@@ -24,6 +24,8 @@ from mfopt.sampling import (
     Adjacency,
     CyclicPoisson,
     FixedBatch,
+    FixedOrder,
+    MinSeparation,
     Poisson,
     Scheme,
     TruncatedPoisson,
@@ -188,7 +190,8 @@ def attack(
 
     The group's units contribute one vector wherever columns of C are long, and nothing where they
     are shorter; under "replace" its opposite in the other data set. Others contribute nothing, in
-    fixed batches that opposite: a unit takes the place of one of them.
+    fixed batches that opposite: a unit takes the place of one of them. Without sampling all units
+    contribute in one explicit pattern.
 
     Args:
       strategy: C.
@@ -196,6 +199,10 @@ def attack(
       group_size: K.
       adjacency: how neighbours differ.
     """
+    if isinstance(scheme, FixedOrder | MinSeparation):
+        moved = unamplified.attained(strategy, scheme) * group_size
+        moved *= 2 if adjacency == "replace" else 1
+        return Rounds(Mixture.binomial(1, 1.0), 1, moved, True)
     if not isinstance(scheme, Poisson | CyclicPoisson | FixedBatch | TruncatedPoisson):
         return None
     scale, rounds = _longest(strategy, scheme.iterations, getattr(scheme, "bands", 1))

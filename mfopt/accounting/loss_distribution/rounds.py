@@ -140,7 +140,7 @@ class RoundsProfile:
         return max(
             linear,
             *(
-                _largest_epsilon(self._below(at, law, target), target, at)
+                largest_epsilon(self._below(at, law, target), target, at)
                 for law in self._deciding(at)
             ),
         )
@@ -414,7 +414,7 @@ def _narrow(
     return low, high
 
 
-def _largest_epsilon(composed: ComposedLosses, log_delta: float, near: float) -> float:
+def largest_epsilon(composed: ComposedLosses, log_delta: float, near: float) -> float:
     """An ε <= ``near`` that is too small: its δ is proven to be above ``log_delta``; or 0."""
     high, share = near, 1e-5
     while composed.log_delta_below(near * (1 - share)) <= log_delta:
