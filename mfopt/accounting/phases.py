@@ -281,7 +281,8 @@ def _discretized(
         Grid.plan(law, at, share, part.mixture.components, below=lower)
         for law, (part, _) in zip(laws, parts, strict=True)
     ]
-    step, made = min(grid.step for grid in grids), []
+    step = min(grid.step for grid in grids)
+    made: list[tuple[Any, int]] = []
     for (part, sigma), grid, tail in zip(parts, grids, tails, strict=True):
         one = part.mixture
         if below is None:
