@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from selection import few
+from selection import before_release, few
 
 from mfopt.training import ghost
 from mfopt.training.clipping import Clipping
@@ -88,6 +88,9 @@ def difference(a, b):
     return max(each)
 
 
+RECORDS = ((1, False), (3, True))  # of a unit, and whether each layer is clipped by itself
+
+
 @pytest.fixture
 def always(monkeypatch):
     """Small matrices too."""
@@ -95,23 +98,20 @@ def always(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("tied", marks=pytest.mark.ci),
-        pytest.param("adapters", marks=pytest.mark.release),
-        pytest.param("other layers", marks=pytest.mark.release),
-    ],
+    ("name", "records", "per_layer"),
+    before_release(
+        [(name, *how) for name in ("tied", "adapters", "other layers") for how in RECORDS], 1
+    ),
 )
-def test_clipped_sums_are_those_of_the_gradients_one_by_one(name, always):
+def test_clipped_sums_are_those_of_the_gradients_one_by_one(name, records, per_layer, always):
     model = MODELS[name]()
     params = moved(model.params)
-    for records, per_layer in ((1, False), (3, True)):
-        clipping, data = Clipping(0.4, per_layer=per_layer), rows(records)
-        fast = sums(model, params, clipping, *data)
-        slow = sums(model, params, clipping, *data, per_unit=True)
-        assert difference(fast.gradient, slow.gradient) < 3e-5
-        np.testing.assert_allclose(fast.statistics, slow.statistics, rtol=1e-5)
-        assert 0 < float(fast.statistics.clipped) <= float(fast.statistics.units) == 4
+    clipping, data = Clipping(0.4, per_layer=per_layer), rows(records)
+    fast = sums(model, params, clipping, *data)
+    slow = sums(model, params, clipping, *data, per_unit=True)
+    assert difference(fast.gradient, slow.gradient) < 3e-5
+    np.testing.assert_allclose(fast.statistics, slow.statistics, rtol=1e-5)
+    assert 0 < float(fast.statistics.clipped) <= float(fast.statistics.units) == 4
 
 
 @pytest.mark.ci

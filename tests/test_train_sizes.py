@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mfopt_cli import messages
 from mfopt_cli.main import cli
-from selection import few
+from selection import before_release
 
 from mfopt import strategies as S
 from mfopt._runtime import _sizes
@@ -65,7 +65,7 @@ def test_the_model_is_counted_before_it_is_made(layers):
 
 @pytest.mark.parametrize(
     ("width", "records", "layers", "remat"),
-    few([(64, 4, 1, False), (128, 1, 1, False), (64, 2, 3, True)], 0),
+    before_release([(64, 4, 1, False), (128, 1, 1, False), (64, 2, 3, True)], 2),
 )
 def test_a_microbatch_takes_what_the_compiled_program_does(width, records, layers, remat):
     model = gpt2_shapes(GPT2Config(300, 64, width, layers, 2, remat=remat))
