@@ -19,10 +19,8 @@ from mfopt.optimize import factorize as optimized
 from mfopt.optimize import least_error
 from mfopt.optimize.auto import MEMORY
 from mfopt.progress import Report, silent
-from mfopt.sampling import BallsInBins, FreshBins, Scheme
+from mfopt.sampling import Scheme, bin_scheme
 from mfopt.workloads import Workload
-
-SAMPLINGS = ("balls-in-bins", "fresh-bins", "auto")
 
 
 def factorize(
@@ -31,7 +29,9 @@ def factorize(
     iterations_per_epoch: int,
     epsilon: float,
     delta: float = 1e-5,
-    sampling: Literal["balls-in-bins", "fresh-bins", "auto"] = "balls-in-bins",
+    sampling: Literal["balls-in-bins", "fresh-bins", "b-min-sep", "auto"] = "balls-in-bins",
+    reassign_every: int | None = None,
+    separation: int | None = None,
     strategy: str | Sequence[str] | None = None,
     buffers: int | None = None,
     bands: int | None = None,
@@ -52,11 +52,15 @@ def factorize(
       iterations_per_epoch: b, the number of bins; the guarantee covers E·b iterations.
       epsilon, delta: target.
       sampling: "balls-in-bins" assigns each unit once to one bin for all epochs, "fresh-bins" in
-        each epoch; "auto" takes the one with the lower error within ``memory``.
+        each epoch; "b-min-sep" samples independently, with a minimum separation; "auto" takes the
+        one of the first two with the lower error within ``memory``.
+      reassign_every: epochs between two assignments of fresh bins; 1 by default.
+      separation: minimum number of iterations between two participations under b-min-sep; half an
+        epoch, or as many as ``bands``, by default.
       strategy: kind of C, or several of which the best is kept; by default "blt", for ε of 4 and
-        more also "wave-blt"; "banded-toeplitz" with fresh bins.
+        more also "wave-blt"; "banded-toeplitz" under the other two schemes.
       buffers: noise buffers of "blt", "wave-blt" and "cyclic-blocks"; at most 4 by default.
-      bands: bands of banded kinds; at most 16 by default.
+      bands: bands of banded kinds; at most 16 by default (fewer where the scheme allows no more).
       memory: choose the kind of C within this many noise buffers (× model size), in place of
         ``strategy``, ``buffers`` and ``bands``.
       workload: queries whose error counts; prefix sums by default.
@@ -76,8 +80,14 @@ def factorize(
     >>> print(made.iterations, made.guarantee.epsilon, made.guarantee.status)
     16 2.0 certified
     """
-    if sampling not in SAMPLINGS:
-        raise _check.reject("sampling", sampling, f"must be one of {SAMPLINGS}")
+    scheme = bin_scheme(
+        "balls-in-bins" if sampling == "auto" else sampling,
+        epochs,
+        iterations_per_epoch,
+        reassign_every=reassign_every,
+        separation=separation,
+        bands=1 if bands is None else bands,
+    )
     record = provenance(seed, "mfopt.factorize")
     if memory is not None or sampling == "auto":
         for name, value in (("strategy", strategy), ("buffers", buffers), ("bands", bands)):
@@ -98,12 +108,9 @@ def factorize(
             progress=progress,
             most=MEMORY if memory is None else memory,
         )
-    scheme = (BallsInBins if sampling == "balls-in-bins" else FreshBins)(
-        bins=iterations_per_epoch, epochs=epochs
-    )
     options: dict[str, Any] = {} if buffers is None else {"buffers": buffers}
-    if bands is None:  # fresh bins have an account for no more bands than bins
-        bands = min(16, iterations_per_epoch)
+    if bands is None:  # more bands than the scheme allows have no account
+        bands = min(16, scheme.most_bands or iterations_per_epoch)
     return optimized(
         scheme,
         epsilon,

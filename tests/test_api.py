@@ -8,6 +8,7 @@ from mfopt_cli.main import cli
 from typed_user import main
 
 import mfopt
+from mfopt.sampling import BMinSep, FreshBins, bin_scheme
 
 
 def test_a_users_script_runs_and_names_its_maker(tmp_path):
@@ -41,6 +42,35 @@ def test_an_account_of_a_factorization_is_at_its_own_noise():
 def test_options_of_one_kind_are_refused_where_kinds_are_chosen(more):
     with pytest.raises(mfopt.UsageError, match="bands"):
         mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, bands=3, **more)
+
+
+@pytest.mark.ci
+def test_schemes_with_bins_have_their_options():
+    size = {"epochs": 2, "iterations_per_epoch": 4, "epsilon": 1.0, "delta": 1e-3, "seed": 1}
+    made = mfopt.factorize(
+        **size, sampling="b-min-sep", separation=2, strategy="banded-sqrt", bands=2
+    )
+    assert made.sampling == BMinSep(bins=4, epochs=2, separation=2)
+    assert made.guarantee.status == "certified"
+    made = mfopt.factorize(**size, sampling="fresh-bins", reassign_every=2, strategy="identity")
+    assert made.sampling == FreshBins(bins=4, epochs=2, rethrow=2)
+
+
+def test_a_separation_holds_the_bands_where_none_is_named():
+    assert bin_scheme("b-min-sep", 2, 8).separation == 4
+    assert bin_scheme("b-min-sep", 2, 8, bands=6).separation == 6
+    assert bin_scheme("b-min-sep", 2, 8, bands=20).separation == 7
+
+
+@pytest.mark.parametrize(
+    ("sampling", "option"),
+    [("balls-in-bins", "separation"), ("auto", "reassign_every"), ("fresh-bins", "separation")],
+)
+def test_options_of_another_scheme_are_refused(sampling, option):
+    with pytest.raises(mfopt.UsageError, match=option):
+        mfopt.factorize(
+            epochs=2, iterations_per_epoch=4, epsilon=2.0, sampling=sampling, **{option: 2}
+        )
 
 
 def test_misspelt_names_are_refused():

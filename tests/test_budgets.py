@@ -27,7 +27,7 @@ LINES = {
     "mfopt/jax": 500,
     "mfopt/noise": 3_910,
     "mfopt/optimize": 4_530,
-    "mfopt/sampling": 1_480,
+    "mfopt/sampling": 1_520,
     "mfopt/strategies": 2_545,
     "mfopt/testing": 1_200,
     "mfopt/torch": 1_710,

@@ -182,9 +182,18 @@ def command(
       mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling fresh-bins --bands 8
       mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling auto --memory 8
     """
+    from mfopt.sampling import bin_scheme
+
     started = time.perf_counter()
-    scheme = _scheme(sampling, epochs, iters, rethrow, separation, bands)
     everywhere = sampling == "auto"
+    scheme = bin_scheme(
+        "balls-in-bins" if everywhere else sampling,
+        epochs,
+        iters,
+        reassign_every=rethrow,
+        separation=separation,
+        bands=bands,
+    )
     _check.epsilon("epsilon", epsilon)
     _check.probability("delta", delta)
     if init is not None:
@@ -309,26 +318,6 @@ def _check_free(path: Path, force: bool, searched: str | None) -> None:
             way_out += f"; `init={path}` with either resumes from its C"
         unproved = f"`mfopt certify {path}` certifies an interrupted search."
         raise _check.reject("out", str(path), problem.rule, f"{way_out}. {unproved}") from None
-
-
-def _scheme(
-    kind: str,
-    epochs: int,
-    iters: int,
-    rethrow: int | None,
-    separation: int | None,
-    bands: int,
-) -> Any:
-    from mfopt.sampling import BallsInBins, BMinSep, FreshBins
-
-    if kind == "b-min-sep":
-        if separation is None:
-            separation = max(1, min(max(iters // 2, bands), iters - 1))
-        return BMinSep(bins=iters, epochs=epochs, separation=separation)
-
-    if kind == "fresh-bins":
-        return FreshBins(bins=iters, epochs=epochs, rethrow=1 if rethrow is None else rethrow)
-    return BallsInBins(bins=iters, epochs=epochs)
 
 
 def _check_chosen(option: str, unused: list[Any], optimizer: str, objective: str) -> None:
