@@ -1,4 +1,4 @@
-"""The front door: find C for a target, prove statements about it, and ask the accountants.
+"""Top-level functions: optimize C for a target, certify and calibrate it, and compute ε, δ or σ.
 
 Everything here is exported by :mod:`mfopt` itself.
 """
@@ -63,8 +63,8 @@ def factorize(
       bands: bands of banded kinds; at most 16 by default (fewer where the scheme allows no more).
       memory: choose the kind of C within this many noise buffers (× model size), in place of
         ``strategy``, ``buffers`` and ``bands``.
-      workload: queries whose error counts; prefix sums by default.
-      privacy_unit: what one unit is, by name.
+      workload: queries whose error is minimized; prefix sums by default.
+      privacy_unit: name of the privacy unit.
       seed: pinned seed, for reproduction only; the certificate says so.
       certificate: "deterministic" certifies σ without samples, with failure probability 0.
       progress: callback for stages and evaluations.

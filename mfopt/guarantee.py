@@ -1,4 +1,4 @@
-"""The record of a privacy statement: no bare (ε, δ) crosses the public API."""
+"""Record of a privacy guarantee: the public API returns no bare (ε, δ)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_deterministic(certificate: CertificateKind, samples: int | None = None) -
 def reported_delta(delta: float) -> float:
     """``delta`` as a statement has it: at most 1, and rounded up to the least normal float.
 
-    What is below all floats would be printed as 0, which is a promise that nobody made.
+    A smaller number would be printed as 0, which was not proved.
     """
     return min(max(delta, sys.float_info.min), 1.0)
 
@@ -49,8 +49,8 @@ class Guarantee:
     Attributes:
       epsilon, delta: the statement. Never rounded towards less privacy.
       noise_multiplier: σ relative to the clip norm, for the strategy matrix C as stored.
-      privacy_unit: what one record of the adjacency relation is ("example", "user", ...).
-      group_size: how many such units change together.
+      privacy_unit: unit of the adjacency relation ("example", "user", ...).
+      group_size: number of units that change together.
       adjacency: "add-remove", "zero-out" or "replace".
       method: the analysis, in words short enough for a table.
       status: "exact" up to a stated discretization; "certified", holds except with

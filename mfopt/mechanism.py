@@ -31,7 +31,7 @@ class Mechanism:
       group_size: K, how many units change together: 1 for the unit itself, the most examples
         of one user for user-level privacy with example-level sampling (ELS). With user-level
         sampling (ULS) the units are users and K = 1.
-      privacy_unit: what one unit is, for the record.
+      privacy_unit: name of the unit, for the record.
       adjacency: "add-remove" (one data set is the other and up to K units more), "zero-out" (the
         contributions of up to K units become 0) or "replace" (they become other ones).
 

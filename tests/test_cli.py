@@ -161,14 +161,14 @@ BAD = {
     "few samples": ("samples", {"--strategy": "toeplitz", "--samples": "3"}),
     "no steps": ("steps", {"--strategy": "blt", "--steps": "0"}),
     "steps for a fixed strategy": ("--steps", {"--steps": "5"}),
-    "bands of a blt": ("--bands does nothing for blt", {"--strategy": "blt", "--bands": "3"}),
-    "bands of none": ("--bands does nothing", {"--strategy": "identity", "--bands": "3"}),
+    "bands of a blt": ("--bands has no effect with blt", {"--strategy": "blt", "--bands": "3"}),
+    "bands of none": ("--bands has no effect", {"--strategy": "identity", "--bands": "3"}),
     "buffers of none": (
-        "--buffers does nothing for toep",
+        "--buffers has no effect with toep",
         {"--strategy": "toeplitz", "--buffers": "3"},
     ),
     "momentum of prefix sums": (
-        "--momentum does nothing without --workload momentum",
+        "--momentum has no effect without --workload momentum",
         {"--momentum": "0.9"},
     ),
     "negative seed": ("seed", {"--seed": "-1"}),
@@ -258,7 +258,7 @@ def test_a_file_that_ends_too_early_is_no_interrupt(made, monkeypatch):
     monkeypatch.setattr("mfopt.factorization.load", load)
     code, out, err = run("calibrate", made[0], "--eps", 1)
     assert (code, out) == (1, "")
-    assert err == "mfopt: a file, or an answer, ends too early (no data left in file)\n"
+    assert err == "mfopt: a file or an answer ends too early (no data left in file)\n"
 
 
 def test_messages_name_options_and_no_empty_value():

@@ -518,7 +518,7 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
         (["--baseline", "tree"], "baseline"),
         (["--delta", "2"], "delta"),
         (["--samples", "1"], "samples"),
-        (["--csv", "--json"], "--csv does nothing with --json"),
+        (["--csv", "--json"], "--csv has no effect with --json"),
         (["--out", "/nowhere/c"], "folder"),
     ],
 )

@@ -27,7 +27,9 @@ def iterations(row: Row) -> int:
     total, epochs, iters = row["iterations"], row["epochs"], row["iters"]
     if total is not None:
         if epochs is not None or iters is not None:
-            raise click.UsageError("--iterations is n itself: leave --epochs and --iters out")
+            raise click.UsageError(
+                "--iterations excludes --epochs and --iters: it is their product n"
+            )
         return _check.integer("iterations", total)
     if iters is None:
         raise click.UsageError("Missing option '--iters'.")
@@ -156,7 +158,7 @@ def taken_effort(arguments: Row) -> Row:
     certificate = arguments.pop("certificate", "monte-carlo")
     if estimate and (samples is not None or seed is not None):
         raise click.UsageError(
-            "--estimate verifies nothing: leave --certify-samples and --seed out, or --estimate"
+            "--estimate excludes --certify-samples and --seed: it certifies nothing"
         )
     effort = {"samples": samples, "seed": seed, "certify": not estimate}
     return effort if certificate == "monte-carlo" else {**effort, "certificate": certificate}

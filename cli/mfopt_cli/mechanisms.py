@@ -27,7 +27,7 @@ def workload(text: str, n: int, momentum: float | None, cooldown: str | None) ->
 
     if text not in ("prefix", "momentum"):
         if cooldown is not None:
-            raise _check.reject("cooldown", cooldown, "goes with --workload prefix or momentum")
+            raise _check.reject("cooldown", cooldown, "needs --workload prefix or momentum")
         if not Path(text).is_file():
             raise _check.reject(
                 "workload", text, "must be prefix, momentum or the .npy file of one"

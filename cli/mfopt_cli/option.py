@@ -38,8 +38,8 @@ class Option(click.Option):
           aliases: older names.
           may_be_empty: whether "" is a value.
           needs: names of other options, one of which must be given (or have this value): without
-            all of them this one does nothing.
-          excludes: names of options beside which it does nothing.
+            all of them this one has no effect.
+          excludes: names of options beside which it has no effect.
         """
         main = next(name for name in names if name.startswith("--"))
         self.older = tuple(aliases) or ALIASES.get(main, ())

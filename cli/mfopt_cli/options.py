@@ -46,19 +46,21 @@ def _once(command: click.Command, ctx: click.Context, args: list[str]) -> None:
 
 
 def _with_effect(command: click.Command, ctx: click.Context) -> None:
-    """Refuse an option that was given where it does nothing, by what it needs and excludes."""
+    """Refuse an option that was given where it has no effect, by what it needs and excludes."""
     every = {param.name: param for param in command.get_params(ctx) if isinstance(param, Option)}
     source = ctx.get_parameter_source
     given = {name for name in every if source(name or "") is ParameterSource.COMMANDLINE}
     for name in given if not ctx.resilient_parsing else ():
         param, typed = every[name], every[name].typed(ctx)
         for other in given & set(param.excludes):
-            raise messages.Refused(f"{typed} does nothing with {every[other].typed(ctx)}: drop one")
+            raise messages.Refused(
+                f"{typed} has no effect with {every[other].typed(ctx)}; remove one"
+            )
         found = [(ctx.params[other], value) for other, value in param.needs.items()]
         if found and not any(a == b if b else a is not None for a, b in found):
             said = [(every[other].main, value or "") for other, value in param.needs.items()]
             without = " or ".join(" ".join(words).strip() for words in said)
-            raise messages.Refused(f"{typed} does nothing without {without}")
+            raise messages.Refused(f"{typed} has no effect without {without}")
 
 
 class Command(click.Command):
@@ -87,7 +89,7 @@ class Command(click.Command):
         except FailureError as problem:
             raise messages.Failed(messages.translate(str(problem), ctx)) from problem
         except EOFError as problem:  # click takes it for Ctrl-D at a prompt, and there are none
-            raise messages.Failed(f"a file, or an answer, ends too early ({problem})") from problem
+            raise messages.Failed(f"a file or an answer ends too early ({problem})") from problem
 
 
 class Group(click.Group):

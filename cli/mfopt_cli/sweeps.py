@@ -66,7 +66,9 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
         else:
             width = (last - first) / step
         if len(parts) == 2 and 0 < width < 1:
-            raise ValueError("the step 1 leaves only the ends: say FIRST:LAST:STEP or :xFACTOR")
+            raise ValueError(
+                "the step 1 leaves only the two ends: give FIRST:LAST:STEP or FIRST:LAST:xFACTOR"
+            )
         if width >= options.MOST_POINTS:
             raise ValueError(
                 f"{math.floor(width) + 1} values; a sweep has at most {options.MOST_POINTS}"

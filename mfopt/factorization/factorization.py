@@ -1,4 +1,4 @@
-"""A factorization as training code sees it: the record, its file, and whether it was proved."""
+"""Factorization for training code: the record, its file, and whether it was proved here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mfopt.factorization.record import Record
 
 
 class Factorization(Record):
-    """A strategy matrix C with the noise multiplier and the statement that belong together.
+    """A strategy matrix C with its noise multiplier and guarantee.
 
     The mechanism adds σ·clip_norm·(C⁻¹ z)_t, z standard normal, to the *sum* of clipped
     contributions of iteration t.
@@ -17,7 +17,7 @@ class Factorization(Record):
     Attributes:
       strategy: C.
       noise_multiplier: σ relative to the clip norm, for C as stored.
-      sampling: who takes part when; the loader must execute exactly this.
+      sampling: sampling scheme; the loader must execute exactly this one.
       workload: A, on which the error is measured.
       guarantee: the (ε, δ) statement; ``guarantee.status`` says whether it is certified.
       history: optimization history, rows (seconds, loss, σ), shape (evaluations, 3).
@@ -36,7 +36,7 @@ class Factorization(Record):
 
 
 def load(path: str | Path) -> Factorization:
-    """Read a file and check all of it that can be computed again. Nothing in it is executed.
+    """Read a file and check everything in it that can be recomputed. Nothing in it is executed.
 
     That the guarantee was ever proved is not among it: :attr:`Factorization.proved_here` says
     whether this machine did.

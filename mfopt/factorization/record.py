@@ -80,7 +80,7 @@ class Record:
         return self.mechanism.digest(self.noise_multiplier)
 
     def sampler(self, population: int, seed: int | None = None) -> UnitSampler:
-        """The batches that the guarantee is about: who takes part in each of the n iterations.
+        """Sampler of the batches that the guarantee covers, for each of the n iterations.
 
         Units are numbered: under a fixed order a unit that leaves would move all after it, and what
         a run by number protects is a unit's data (zero-out), whatever the account was for.

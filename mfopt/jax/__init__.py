@@ -1,4 +1,4 @@
-"""A factorization in a JAX loop: its batches, its clipping, its noise, under jit and scan."""
+"""Batches, clipping and noise of a factorization in a JAX loop, under jit and scan."""
 
 from mfopt.jax.batches import Batches, StepBatch
 from mfopt.jax.run import PrivateRun, PrivateState

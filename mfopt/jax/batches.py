@@ -26,11 +26,11 @@ class StepBatch:
     Attributes:
       units: numbers of the units, int32 (m,); (k, m) where a batch comes in k microbatches, and
         with the steps in front where several are stacked.
-      mask: which of them are there; the others are filled up with unit 0.
+      mask: True for units that take part; empty slots have unit 0.
       step: that it is for, int32; of the shape of ``units`` without its last axis, as the rest.
       part: place of the microbatch in its step.
       parts: microbatches of the step.
-      tag: by which a run knows its own batches.
+      tag: identifies the batches of a run.
     """
 
     units: Any

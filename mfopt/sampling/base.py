@@ -28,7 +28,7 @@ _SCHEMES: dict[str, type[Scheme]] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Scheme(abc.ABC):
-    """Sampling scheme: the law of which units take part in which iteration.
+    """Sampling scheme: the distribution of the units that take part in each iteration.
 
     A subclass is a frozen dataclass whose fields are plain numbers, among them or derived from
     them ``iterations``. ``class Mine(Scheme, abstract=True)`` is a base of several and has no kind.
@@ -106,7 +106,7 @@ class Scheme(abc.ABC):
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
     def words(self) -> str:
-        """One line for people: the kind and the numbers."""
+        """Human-readable line with the kind and the numbers."""
         numbers = (f"{key} {value}" for key, value in self.describe().items() if key != "kind")
         return f"{self.kind} ({', '.join(numbers)})"
 
@@ -126,7 +126,7 @@ class Scheme(abc.ABC):
         """
 
     def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
-        """``sample`` as a function of the step alone, for a loader that goes through all steps.
+        """``sample`` as a function of the step alone, for a loader that visits all steps.
 
         A scheme that draws an assignment once overrides this to keep it.
         """
@@ -134,7 +134,7 @@ class Scheme(abc.ABC):
 
     @abc.abstractmethod
     def batch_sizes(self, step: int, population: int) -> Any:
-        """Law of the number of units of iteration ``step``: a frozen distribution of scipy.stats.
+        """Distribution (frozen, of scipy.stats) of the number of units of iteration ``step``.
 
         Over the scheme's own randomness; a fixed number n is ``scipy.stats.binom(n, 1)``.
         """
@@ -146,15 +146,15 @@ class Scheme(abc.ABC):
         return sum(means) / self.length
 
     def largest_batch(self, population: int) -> int:
-        """A number of units that no iteration exceeds."""
+        """Upper bound on the number of units of an iteration."""
         return _check.integer("population", population, at_least=0)
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise :class:`UsageError` where batches cannot be cut or padded to ``batch_size``."""
+        """Raise :class:`UsageError` if batches cannot be truncated or padded to ``batch_size``."""
         _check.integer("batch_size", batch_size)
 
     def displacement(self, population: int, batch_size: int) -> float:
-        """Bound on the chance that a unit ever meets a batch that others have filled.
+        """Bound on the probability that a unit ever meets a batch that others have filled.
 
         That batch has more than ``batch_size`` units, so the chance is at most the sum over the
         iterations of the chance of such a batch. Schemes that know more give less.
@@ -170,7 +170,7 @@ class Scheme(abc.ABC):
         return min(1.0, sum(late))
 
     def check_truncation(self) -> None:
-        """Raise :class:`UsageError` where cutting batches has no known price."""
+        """Raise :class:`UsageError` if the cost of truncating batches is not known."""
         if not (self.independent or self.public_order):
             raise _check.reject(
                 "sampling",
@@ -258,7 +258,7 @@ def require(scheme: Any) -> Scheme:
 
 
 def from_description(description: dict[str, Any]) -> Scheme:
-    """The scheme that ``describe()`` gave; unknown or malformed descriptions are refused."""
+    """The scheme of a description by ``describe()``; unknown or malformed ones are refused."""
     fields = dict(description)
     scheme = _named(fields.pop("kind", None))
     try:
@@ -270,7 +270,7 @@ def from_description(description: dict[str, Any]) -> Scheme:
 
 
 def parse(text: str) -> Scheme:
-    """A scheme from what is typed: ``kind:name=value,...``.
+    """Parse a scheme from text: ``kind:name=value,...``.
 
     >>> from mfopt import sampling
     >>> sampling.parse("poisson:probability=0.05,iterations=200")

@@ -1,4 +1,4 @@
-"""Cyclic Poisson sampling: a coin for every unit of one group in turn."""
+"""Cyclic Poisson sampling: Poisson sampling from one group of units at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CyclicPoisson(Scheme):
     ``t % bands`` independently with ``probability``, the others not at all
     (Choquette-Choo et al. 2023, banded factorizations; section 5.1.1 of the 2024 paper). A
     unit's participations are at least ``bands`` apart, so that a banded C never mixes two of
-    them. ``probability`` is the chance *within the group*: ``bands`` times the rate
+    them. ``probability`` is the sampling probability *within the group*: ``bands`` times the rate
     batch / population that plain Poisson sampling would have.
 
     >>> CyclicPoisson.for_batch(batch_size=500, population=50_000, bands=4, iterations=2000)

@@ -15,12 +15,12 @@ from mfopt.sampling.base import Adjacency, Scheme
 
 @dataclasses.dataclass(frozen=True)
 class FixedBatch(Scheme):
-    """A uniformly random subset of exactly ``batch_size`` of ``population``, fresh each iteration.
+    """A uniformly random subset of exactly ``batch_size`` of ``population`` units per iteration.
 
     Drawn without replacement within an iteration, independently across iterations. The account
     (Ganesh 2024, Theorem 3.3) is for adding or removing units at a fixed ``batch_size``, where
     ``population`` is the size of the larger of the two data sets; it also covers larger ones.
-    Where contributions are taken away or replaced the number of units stays.
+    Under zero-out and replace the number of units does not change.
     """
 
     batch_size: int

@@ -1,4 +1,4 @@
-"""Fixed order: the batches follow from the numbers of the units."""
+"""Fixed order: the index of a unit determines its batches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mfopt.sampling.base import Adjacency
 class FixedOrder(BinScheme):
     """The same participation pattern as balls-in-bins, but the bins are not random.
 
-    Unit i belongs to batch ``i % bins``. Nothing is amplified: the accountant covers the worst
-    bin. The order may be any that was fixed without looking at the data.
+    Unit i belongs to batch ``i % bins``. There is no amplification: the accountant covers
+    the worst bin. Any order that was chosen independently of the data is allowed.
 
     >>> FixedOrder(bins=3, epochs=2).sample(step=4, population=8, seed=0)
     array([1, 4, 7])

@@ -1,4 +1,4 @@
-"""Min-separation: a condition on participations, not a random choice."""
+"""Minimum separation: a condition on participations, without randomness."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mfopt.sampling.base import Scheme
 
 @dataclasses.dataclass(frozen=True)
 class MinSeparation(Scheme):
-    """Any participation with ``separation`` between: a condition, not a random choice.
+    """Any participations at least ``separation`` apart: a condition, without randomness.
 
     A unit takes part at most ``max_participations`` times and any two of its iterations are at
     least ``separation`` apart (b-min-separation). Who takes part when may depend on anything
     but the data's values (for instance on when devices are idle), so there is nothing to
-    sample here; :meth:`check` tells whether a recorded schedule obeys.
+    sample here; :meth:`check` verifies a recorded schedule.
 
     >>> MinSeparation(iterations=100, separation=40, max_participations=9).participations
     3
@@ -57,14 +57,14 @@ class MinSeparation(Scheme):
             )
 
     def sample(self, step: int, population: int, seed: int) -> np.ndarray:
-        """Refused: see :meth:`batch_sizes`."""
+        """Raise :class:`UsageError`: see :meth:`batch_sizes`."""
         raise self._nothing_to_draw()
 
     def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
         raise self._nothing_to_draw()
 
     def batch_sizes(self, step: int, population: int) -> Any:
-        """Refused: who takes part is decided elsewhere."""
+        """Raise :class:`UsageError`: participations are decided elsewhere."""
         raise self._nothing_to_draw()
 
     def _nothing_to_draw(self) -> Exception:

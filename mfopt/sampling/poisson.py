@@ -1,4 +1,4 @@
-"""Poisson sampling: a coin for every unit in every iteration."""
+"""Poisson sampling: each unit is included independently in every iteration."""
 
 from __future__ import annotations
 

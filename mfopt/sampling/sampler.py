@@ -1,4 +1,4 @@
-"""The batches of one run: a scheme, a population and a secret, executed step by step.
+"""Batches of one run: a scheme, a population and a secret seed, executed step by step.
 
 Everything here is numpy: a data loader imports no JAX. The adapters to frameworks (the trainer's
 batches, :mod:`mfopt.torch`) take a :class:`UnitSampler` and draw nothing themselves.
@@ -109,7 +109,7 @@ class UnitSampler:
         return Padded(self, _check.integer("microbatch", microbatch))
 
     def part(self, rank: int, ranks: int) -> UnitSampler:
-        """Part ``rank`` of the same batches cut in ``ranks`` parts: one for each process."""
+        """Shard ``rank`` of the same batches, divided into ``ranks`` shards, one per process."""
         if self.ranks > 1:
             raise _check.reject("ranks", self.ranks, "this sampler is a part itself")
         return self.from_state({**self.state_dict(), "rank": rank, "ranks": ranks})
@@ -197,10 +197,10 @@ def pad(units: np.ndarray, microbatch: int, *, slots: int = 1, fill: int = 0) ->
     """``units``, then ``fill``, in rows of ``microbatch``: at least ``slots`` slots and one row.
 
     Args:
-      units: numbers of those that take part.
+      units: indices of the units that take part.
       microbatch: length of a row.
-      slots: at least so many in all: a fixed public number hides how many took part.
-      fill: what stands in slots that nobody has.
+      slots: minimum number of slots: a fixed public number hides the batch size.
+      fill: value of empty slots.
     """
     rows = max(1, -(-max(slots, len(units)) // microbatch))
     padded = np.full(rows * microbatch, fill, dtype=np.int64)

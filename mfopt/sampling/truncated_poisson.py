@@ -1,4 +1,4 @@
-"""Truncated Poisson sampling: coins, and a batch that never exceeds a size."""
+"""Truncated Poisson sampling: Poisson sampling with a maximum batch size."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mfopt.sampling.base import Scheme
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoisson(Scheme):
-    """Poisson sampling whose batches are cut to ``batch_size`` units, chosen uniformly.
+    """Poisson sampling with batches truncated to ``batch_size`` uniformly chosen units.
 
-    So that memory is bounded. A unit in a full batch takes another's place, which the account
-    charges for; it needs to know how many there are: ``population``, of the larger data set.
+    This bounds memory. A unit in a full batch displaces another one, which the account charges
+    for; it needs the size of the larger data set, ``population``.
 
     >>> TruncatedPoisson(0.9, batch_size=3, population=10, iterations=5).sample(0, 10, 1).size
     3
@@ -63,13 +63,13 @@ class TruncatedPoisson(Scheme):
 
     @property
     def full(self) -> float:
-        """Chance that the others alone fill a batch."""
+        """Probability that the others alone fill a batch."""
         others = scipy.stats.binom(self.population - 1, self.probability)
         return float(others.sf(self.batch_size - 1))
 
     @property
     def kept(self) -> float:
-        """Chance that a unit takes part, where the others alone fill the batch."""
+        """Probability that a unit takes part if the others alone fill the batch."""
         full = self.full
         if full == 0:
             return 0.0

@@ -1,4 +1,4 @@
-"""What strategies share whose noise is streamed from a few decaying buffers, table by table."""
+"""Shared implementation of strategies whose noise is streamed from a few decaying buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C that forgets a step within one epoch, by blocks: near b-banded at the memory of a few models.
+"""Nearly b-banded C from cleared buffers, at the memory of a few model copies.
 
 At a large ε the best C is cut at lag b, one epoch: two participations of a unit must not overlap.
 A sum of exponentials cannot be cut, and keeping a band costs b - 1 arrays. Here the steps of an

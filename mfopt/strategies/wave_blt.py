@@ -1,4 +1,4 @@
-"""BLT with an oscillating term: a C that nearly ends after one epoch, at the memory of a BLT.
+"""BLT with an oscillating term: a C that nearly vanishes after one epoch, at the memory of a BLT.
 
 At a large ε the best C is cut at lag b, one epoch: two participations of a unit must not overlap. A
 sum of exponentials falls too slowly for that, and a band costs b - 1 arrays. A damped wave that has

@@ -1,7 +1,7 @@
-"""A factorization in a PyTorch loop: its batches, its clipping, its noise.
+"""Batches, clipping and noise of a factorization in a PyTorch training loop.
 
-:func:`make_private` does with Opacus what Opacus's own does; :class:`PrivateRun` gives the parts
-without it. Both refuse what would not be the mechanism that was proved.
+:func:`make_private` is the counterpart of Opacus's own; :class:`PrivateRun` works without Opacus.
+Both raise an error for anything that would differ from the proved mechanism.
 """
 
 from __future__ import annotations

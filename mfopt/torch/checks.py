@@ -1,4 +1,4 @@
-"""Refusals of what would train without the stated privacy, before it is released."""
+"""Checks that reject training without the stated privacy before anything is released."""
 
 from __future__ import annotations
 

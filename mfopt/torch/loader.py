@@ -1,4 +1,4 @@
-"""A run's batches as PyTorch's loaders want them, batches of nobody included."""
+"""Batches of a run for PyTorch's loaders, empty batches included."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class PrivateLoader(data.DataLoader[Any]):
 
 
 class EmptyBatches:
-    """A collate function that also makes the batch of no records.
+    """Collate function that also makes the empty batch.
 
     That batch has the structure of a batch of the first record, each array cut to length 0 along
     its first axis: shapes are public, values do not enter.

@@ -1,4 +1,4 @@
-"""``make_private`` in Opacus's manner, for a factorization."""
+"""``make_private`` as in Opacus, for a factorization."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make_private(
     key_folder: str | os.PathLike[str] = KEY_FOLDER,
     **loader_options: Any,
 ) -> tuple[Any, ...]:
-    """(module, optimizer, loader) whose steps are those that the factorization was proved for.
+    """(module, optimizer, loader) that execute the mechanism of a factorization.
 
     As ``opacus.PrivacyEngine.make_private``, with the factorization in place of Poisson sampling
     and independent noise. An epoch is one pass over the loader; the loop is Opacus's::

@@ -1,4 +1,4 @@
-"""One private run in PyTorch: its batches, its clipping, its noise, and what was released."""
+"""One private run in PyTorch: batches, clipping, noise and the steps released so far."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 class PrivateRun:
-    """The three parts of a factorization's mechanism in a PyTorch loop, without other libraries.
+    """Batches, clipping and noise of a factorization in a PyTorch loop, without other libraries.
 
     ::
 
@@ -40,11 +40,11 @@ class PrivateRun:
             optimizer.step()
             optimizer.zero_grad()
 
-    ``backward`` keeps the sum of clipped gradients apart from ``grad``, where only ``step`` puts
-    it, with its noise: other optimizers find nothing, and a gradient in ``grad`` is refused. With
-    ``clipped_by_caller=True`` the sum is what the caller puts into ``grad``. With several processes
-    (an initialized ``torch.distributed``) each one takes its part of every batch, the sums are
-    added over the processes, and rank 0 alone has a key, buffers and noise.
+    ``backward`` keeps the sum of clipped gradients separate from ``grad``; only ``step`` writes it
+    there, with its noise. Other optimizers find no gradient, and a gradient in ``grad`` raises.
+    With ``clipped_by_caller=True`` the sum is what the caller puts into ``grad``. With several
+    processes (an initialized ``torch.distributed``) each one takes its part of every batch, the
+    sums are added over the processes, and rank 0 alone has a key, buffers and noise.
 
     The optimizer's ``state_dict`` holds the run, sealed: the key lies in a file of ``key_folder``,
     readable by its owner only, and is **as secret as the data**. Load after ``attach``.
@@ -176,7 +176,7 @@ class PrivateRun:
         )
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """From now on ``optimizer.step()`` steps by the sum of this step, noised and divided.
+        """Make ``optimizer.step()`` use the noised and normalized sum of this step.
 
         It stays the same object: schedulers and trainers see an optimizer as before. It can no
         longer be copied or pickled: PyTorch leaves out of a copy what adds the noise. After a step
@@ -397,7 +397,7 @@ class PrivateRun:
             )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with a run: its batches, its noise, its step.
+        """Resume a run: its batches, its noise, its step.
 
         Raises:
           UsageError: a state of another factorization, population or parameters; one whose key
@@ -432,7 +432,7 @@ class PrivateRun:
 
 
 def refuse_private(optimizer: Any) -> None:
-    """Raise :class:`UsageError` for what is no optimizer, or adds noise already."""
+    """Raise :class:`UsageError` for an object that is no optimizer or already adds noise."""
     way_out = "Give a new optimizer of PyTorch."
     _check.kind("optimizer", optimizer, torch.optim.Optimizer, way_out)
     # Opacus's are known by what they wrap: Opacus itself may not be there

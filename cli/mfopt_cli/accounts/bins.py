@@ -151,7 +151,7 @@ def _composed(mechanism: Any, others: list[Any], row: Row, **more: Any) -> Any:
     from mfopt.accounting.monte_carlo import composition
 
     if "certificate" in more:
-        raise click.UsageError("--also has no deterministic certificate: leave out one of the two")
+        raise click.UsageError("--also has no deterministic certificate: remove one of the two")
     other = Composition(tuple(part for one in others for part in one.parts))
     if row["delta"] is not None:
         _check_alone(other, row["eps"], row["delta"])
@@ -173,5 +173,5 @@ def _check_alone(other: Any, epsilon: float | None, delta: float) -> None:
     if alone > delta:
         raise _check.FailureError(
             f"what --also names is accounted for with δ = {alone:.3g} at {at} on its own, above "
-            f"{delta:g}: no noise reaches the target. Ask for a larger ε or δ, or name less."
+            f"{delta:g}: no noise reaches the target. Ask for a larger ε or δ, or compose with less."
         )

@@ -132,7 +132,7 @@ def own(row: Row, name: str, value: Any, file: Any) -> Any:
             name,
             typed,
             f"the mechanism of the file has {value}",
-            "Leave it out; `mfopt account run FILE` says what the beginning of a run costs.",
+            "Leave it out; `mfopt account run FILE` gives ε for the first part of a run.",
         )
     return value
 

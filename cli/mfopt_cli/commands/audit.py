@@ -154,7 +154,7 @@ def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:
         kept = folder is not None
         account = wiring.account_of(settings, folder or Path(empty), silent, resuming=kept)
     if account is None:
-        raise _check.reject("algorithm", "none", "claims nothing that an audit could refute")
+        raise _check.reject("algorithm", "none", "makes no claim that an audit could test")
     report = folder / "privacy-report.json" if folder else None
     if report is None or not report.is_file():
         return account, settings, None

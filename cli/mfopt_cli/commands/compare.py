@@ -194,7 +194,7 @@ def _check_outputs(out: Path, force: bool) -> None:
     from mfopt.experiments import plots
 
     if not out.name or out.is_dir():
-        raise _check.reject("out", str(out), "must be the beginning of file names, not a folder")
+        raise _check.reject("out", str(out), "must be a file name prefix, not a folder")
     ends = [".csv", "-sizes.csv", ".json", ".txt"]
     ends += [
         f"-{part}.{kind}"

@@ -177,7 +177,7 @@ def _source(paths: tuple[str, ...], given: dict[str, Any], name: str = "data") -
         kinds = {suffixes.get(suffix) for suffix in found}
         if len(kinds) != 1 or None in kinds:
             raise _check.reject(
-                name, list(paths), "tells no single format by its suffix", "Give --format."
+                name, list(paths), "has no suffix that determines one format", "Give --format."
             )
         kind = kinds.pop()
         saved = ("state.json", "dataset_dict.json")
@@ -185,10 +185,10 @@ def _source(paths: tuple[str, ...], given: dict[str, Any], name: str = "data") -
             kind = "huggingface"
     if kind in ("folder", "enron"):
         _leave_default(
-            given, f"does nothing for --format {kind}", user_column="user", text_column="text"
+            given, f"has no effect with --format {kind}", user_column="user", text_column="text"
         )
     if kind != "folder":
-        _leave_default(given, "does nothing but for --format folder", records="file")
+        _leave_default(given, "has an effect only with --format folder", records="file")
     if kind in ("folder", "enron", "huggingface"):
         if len(paths) != 1:
             raise _check.reject(name, list(paths), f"must be one folder for --format {kind}")

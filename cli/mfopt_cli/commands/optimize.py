@@ -209,9 +209,7 @@ def command(
     if memory is not None or everywhere:
         forms = ("auto",) if everywhere else (f"memory{memory}",)
         if scheme.most_bands is not None:
-            raise click.UsageError(
-                "--memory chooses among forms of C for balls-in-bins, or with --sampling auto"
-            )
+            raise click.UsageError("--memory works with --sampling balls-in-bins or auto only")
         named = "--sampling auto" if everywhere else f"--memory {memory}"
         _check_chosen(named, [strategy, init, steps, samples], optimizer, objective)
         searched = False
@@ -251,7 +249,7 @@ def command(
         }
     elif time_scale or any(value is not None for value in (init, steps, samples, knots)):
         raise click.UsageError(
-            f"--init, --steps, --samples, --time-scale and --knots do nothing for {forms[0]}"
+            f"--init, --steps, --samples, --time-scale and --knots have no effect with {forms[0]}"
         )
     record: dict[str, Any] = {
         "workload": mechanisms.workload(workload, scheme.iterations, momentum, cooldown),
@@ -329,7 +327,7 @@ def _check_chosen(option: str, unused: list[Any], optimizer: str, objective: str
         words = ", ".join(f"--{name}" for name in named) or "the options of a single search"
         raise click.UsageError(f"{option} chooses the form of C itself: leave out {words}")
     if optimizer != "tangents":
-        raise click.UsageError(f"{option} goes with the default --optimizer only")
+        raise click.UsageError(f"{option} works with the default --optimizer only")
 
 
 # what each size is of, among the kinds that are known here; those of a plugin may take either
@@ -347,7 +345,7 @@ def _check_sizes(forms: tuple[str, ...]) -> None:
         given = source(name) is click.core.ParameterSource.COMMANDLINE
         if given and known and not set(forms) & set(sized):
             raise click.UsageError(
-                f"--{name} does nothing for {' or '.join(forms)}: leave it out, or give "
+                f"--{name} has no effect with {' or '.join(forms)}; remove it, or give "
                 f"--strategy {', '.join(sized[:-1])} or {sized[-1]}"
             )
 
@@ -360,7 +358,7 @@ def _scaling(strategy: str, wanted: bool | None, knots: int | None) -> Any:
     if wanted is None:
         wanted = kinds.find(strategy).scalable
     if not wanted and knots is not None:
-        raise click.UsageError(f"--knots does nothing for {strategy} without --time-scale")
+        raise click.UsageError(f"--knots has no effect with {strategy} without --time-scale")
     return (Scaling() if knots is None else Scaling(knots)) if wanted else False
 
 

@@ -156,7 +156,7 @@ def _sampling(epochs: int | None, iters: int | None, sampling: str | None) -> st
     if epochs is None and iters is None:
         return sampling
     if epochs is None or iters is None or sampling is not None:
-        raise click.UsageError("--epochs and --iters belong together, in place of --sampling")
+        raise click.UsageError("--epochs and --iters belong together, instead of --sampling")
     return f"balls-in-bins:bins={iters},epochs={epochs}"
 
 
@@ -182,7 +182,7 @@ def _join(coordinator: str | None, processes: int | None, process: int | None) -
     try:
         jax.distributed.initialize(coordinator, processes, process)
     except RuntimeError as problem:
-        raise _check.FailureError(f"the processes did not come together: {problem}") from None
+        raise _check.FailureError(f"the processes could not connect: {problem}") from None
 
 
 def _with_factorization(settings: Any, progress: Report) -> Any:
