@@ -173,5 +173,5 @@ def _check_alone(other: Any, epsilon: float | None, delta: float) -> None:
     if alone > delta:
         raise _check.FailureError(
             f"what --also names is accounted for with δ = {alone:.3g} at {at} on its own, above "
-            f"{delta:g}: no noise reaches the target. Ask for a larger ε or δ, or compose with less."
+            f"{delta:g}: no noise reaches the target. Ask for a larger ε or δ, or less."
         )
