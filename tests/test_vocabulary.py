@@ -383,6 +383,11 @@ AVOIDED = [
     r"no thousandth",
     r"is the better\b",
     r"^It in ",
+    r"\b(does|do) nothing (for|with|without)\b",
+    r"\ba coin for every\b",
+    r"\bpaid exactly\b",
+    r"\bdirection of adding\b",
+    r"\bmade data\b",
 ]
 
 

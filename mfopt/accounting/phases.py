@@ -274,7 +274,7 @@ def _discretized(
 ) -> Composition:
     """Composition of all parts on one grid, fine enough at ε = ``at``; remove direction.
 
-    With ``below`` one that they dominate, in the direction of adding if that is true.
+    With ``below`` one that they dominate, in the add direction if that is true.
     """
     share, lower = accuracy / len(parts), below is not None
     grids = [

@@ -60,7 +60,7 @@ shifted by, the standard normal is a systematic sample Φ⁻¹((j + U)/J), with 
 is one draw. Each point has the normal law, so the mean is unbiased and lies in [0, B] as each value
 does; samples are iid. Y moves mostly along that direction, so most of the variance goes: it falls
 by a factor 3 to 5 where modes hardly overlap, and by 200 for the square root at 16 × 128, ε = 2,
-δ = 1e-4. Where a shared component is paid exactly, little of that is left to gain: two points are
+δ = 1e-4. Where a shared component is exact, little of that is left to gain: two points are
 worth most.
 
 The upper confidence bound is that of :mod:`.betting` on f/B in [0, 1].

@@ -1,4 +1,4 @@
-"""Jensen's gap in the direction of adding: with many patterns it is never near 0, and clipped.
+"""Jensen's gap in the add direction: with many patterns it is never near 0, and clipped.
 
 The "mean" proposal of :mod:`.importance` draws X from R = N(−t m̄, I), in noise units; its values
 are f = e^(t <m̄, X> + t²ρ/2) δ₂(ε + Y). With ḡ = E_k |m_k|² and the *gap* F = Y − <m̄, X> + ḡ/2,

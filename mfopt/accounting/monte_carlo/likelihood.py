@@ -181,7 +181,7 @@ class SharedGaussianComponent(NamedTuple):
 
     @property
     def shift(self) -> Any:
-        """√c, of the Gaussian release that is paid exactly."""
+        """√c, of the Gaussian release accounted for exactly."""
         return math.sqrt(_PART) * self.length
 
 

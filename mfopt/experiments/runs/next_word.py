@@ -71,9 +71,7 @@ class WordTask:
     )
     user_column: str = option("author", "Name of the user in a line of the posts.")
     text_column: str = option("body", "Name of the text in a line of the posts.")
-    users: int = option(
-        2048, "Users of made data; 0: none are made, posts have to be given.", least=0
-    )
+    users: int = option(2048, "Number of synthetic users; 0: none, posts are required.", least=0)
     words: int = option(100, "Words of the dictionary.")
     tokens: int = option(40, "Most tokens of a user.")
     whole: bool = option(False, "Leave out users with fewer tokens.")

@@ -26,7 +26,7 @@ class LessRmse(ImageStudy):
     name = "less-rmse"
     summary = "Test whether a lower RMSE trains better, each mechanism at its best rate."
     source = "a question of this library's; setting of Choquette-Choo et al. 2024, section 5.2"
-    default_size = "digits and made data, 8 × 16, 11 mechanisms at 2 ε, 7 rates × 10 seeds"
+    default_size = "digits and synthetic data, 8 × 16, 11 mechanisms at 2 ε, 7 rates × 10 seeds"
     time = "about 9 CPU-minutes"
     full = f"data=digits,made,cifar10 {ImageStudy.CIFAR} seeds=30"
     full_size = "CIFAR-10 too, 20 × 100, 5 ε, 30 seeds"

@@ -58,7 +58,7 @@ class ImageStudy(Swept):
     final: float = option(0.05, "Last rate over the first.")
     widths: tuple[int, ...] = option((1, 2, 4, 8, 16), "Numbers of bands to choose from.")
     clip: float = option(1.0, "Clip norm of an example's gradient.")
-    hidden: int = option(16, "Width of the hidden layer (digits and made data).")
+    hidden: int = option(16, "Width of the hidden layer (digits and synthetic data).")
     held_out: int = option(400, "Examples for validation and test; of CIFAR-10 for validation.")
     microbatch: int = option(0, "Examples at work at once in a run; 0: a whole batch.", least=0)
 
