@@ -9,16 +9,7 @@ from collections.abc import Iterable
 from mfopt._runtime import _check
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.filtered_means import FilteredDescent
-from mfopt.experiments.runs.means import (
-    ULS,
-    Z95,
-    Descent,
-    MeansCell,
-    Tuned,
-    even,
-    relative,
-    tuned,
-)
+from mfopt.experiments.runs.means import ULS, Z95, Descent, Tuned, even, relative, tuned
 from mfopt.experiments.studies.engine import Found, Row, option
 from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, level, pick
@@ -85,7 +76,7 @@ class ConcentrationFilter(MeanStudy):
         """DP-SGD of all users, as many gradients a step."""
         return Descent.of(self, algorithm=ULS, batch=self.group * self.users, across=across)
 
-    def cells(self) -> Iterable[MeansCell]:
+    def cells(self) -> Iterable[Descent | FilteredDescent]:
         return [cell for a in self.acrosses for cell in (self.filtered(a), self.plain(a))]
 
     def rows(self, found: Found) -> list[Row]:
