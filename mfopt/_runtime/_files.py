@@ -183,7 +183,7 @@ def check_output(
     if path.is_dir() and not folder:
         raise _check.reject(name, str(path), "is a directory")
     if os.path.lexists(path) and not force:
-        raise _check.reject(name, str(path), "exists", EXISTS)
+        raise _check.reject(name, str(path), "exists already", EXISTS)
     if not path.parent.is_dir():
         raise _check.reject(
             name, str(path), f"its folder {path.parent} does not exist", "Make it first."

@@ -195,7 +195,7 @@ def write_secret(
     """
     path = Path(path)
     if path.exists() and not force:
-        raise _check.reject("path", str(path), "exists", "Use force=True to replace it.")
+        raise _check.reject("path", str(path), "exists already", "Use force=True to replace it.")
     if not path.parent.is_dir():
         raise _check.reject("path", str(path), f"the folder {path.parent} does not exist")
     dtypes = {name: str(value.dtype) for name, value in arrays.items()}
