@@ -53,3 +53,27 @@ def bigram_model(vocab_size: int = 32, width: int = 8, seed: int = 0) -> Model:
         return next_token_loss(logits, tokens, mask)
 
     return Model.of(params, loss, name="bigram")
+
+
+WIDTH, RANK = 64, 4
+
+
+def layered_model():
+    """An embedding and a matrix whose norms ghost clipping takes, an adapter and a bias."""
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape) / np.sqrt(WIDTH), jnp.float32)
+
+    def loss(params, tokens, mask):
+        x = params["embedding"][tokens]
+        x = x @ params["matrix"] + x @ params["adapter"]["a"] @ params["adapter"]["b"]
+        return jnp.sum(jnp.where(mask[:, None], jnp.tanh(x + params["bias"]) ** 2, 0))
+
+    params = {
+        "adapter": {"a": normal(WIDTH, RANK), "b": normal(RANK, WIDTH)},
+        "bias": normal(WIDTH),
+        "embedding": normal(512, WIDTH),
+        "matrix": normal(WIDTH, WIDTH),
+    }
+    return Model.of(params, loss)

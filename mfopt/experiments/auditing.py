@@ -95,25 +95,30 @@ class AuditCell(Cell):
         with tempfile.TemporaryDirectory() as folder:
             needed[0].unpack(Path(folder))
             account = Account.of(mfopt.load(Path(folder) / "mechanism" / "mechanism.npz"))
-        alter = _with_noise if self.fault == NOISE else _without_clipping
         found = audit(
             account,
             canaries=self.canaries,
             confidence=self.confidence,
             seed=self.seed,
             microbatch=250,
-            alter=alter(self.size),
+            alter=(with_noise if self.fault == NOISE else without_clipping)(self.size),
         )
         return Result(dataclasses.asdict(found) | {"passed": found.passed})
 
 
-def _with_noise(factor: float) -> Callable[[Execution], Execution]:
+def with_noise(factor: float = 1.0, kind: Any = None) -> Callable[[Execution], Execution]:
+    """Exchange of an execution's noise.
+
+    Args:
+      factor: of the noise multiplier.
+      kind: a subclass of ``NoiseStream``; None: itself.
+    """
     from mfopt.noise import NoiseStream
 
     def alter(execution: Execution) -> Execution:
         noise = execution.noise
         assert noise is not None
-        other = NoiseStream(
+        other = (kind or NoiseStream)(
             noise.strategy,
             iterations=noise.iterations,
             sampling=noise.sampling,
@@ -125,13 +130,18 @@ def _with_noise(factor: float) -> Callable[[Execution], Execution]:
     return alter
 
 
-def _without_clipping(norm: float) -> Callable[[Execution], Execution]:
+def without_clipping(norm: float) -> Callable[[Execution], Execution]:
+    """Exchange of an execution's clipping: every gradient gets the norm ``norm``, in clip norms.
+
+    Args:
+      norm: of every gradient.
+    """
     import jax
 
     from mfopt.training.clipping import Clipping, Factors
 
     class Unclipped(Clipping):
-        """Says that it clips, and gives every gradient the norm ``norm``."""
+        """Says that it clips."""
 
         def factors(self, squares: Any) -> Factors:
             found = super().factors(squares)

@@ -4,48 +4,64 @@ The attacker's likelihood cannot see a sampler that forgets to be random: with `
 canary still takes part as often as it should, and only somebody who knows the rule gains by it. So
 the executed participations are themselves compared with the scheme:
 
-* with another secret a unit must meet its old steps no more often than any other unit's;
+* with other secrets a unit must meet its old steps no more often than any other unit's;
 * units with neighbouring numbers (at every distance up to 64) no more often than any two;
-* participations, the gaps between them, and batch sizes must follow the scheme's own law, neither
-  too unlike it nor too even.
+* the number of participations, the first one, the gap after it, and batch sizes must follow the
+  scheme's own law.
 
-Nor can it see noise of the right size that repeats itself. C times the noise of the run must be
-white: steps, and coordinates, unrelated and alike in size, and the noise under another secret
-unrelated to it.
+Nor can it see noise of the right size that repeats itself. C times the noise of the run, in units
+of σ, must be white: independent normal variables of variance 1 over steps and coordinates, and over
+secrets.
 
-Each is a number of standard deviations; beyond ``LIMIT`` it is a fault.
+Each test gives the probability, under a correct trainer, of a deviation as large as the one found,
+or an upper bound on it; no limit theorem is used. One below ``LEVEL`` is a fault. An audit has at
+most ``MOST`` tests, so that it calls a correct trainer faulty with probability at most
+``MOST * LEVEL`` = ``FALSE_ALARM``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from mfopt.sampling import Scheme, UnitSampler
+from mfopt.sampling import Scheme
 from mfopt.training import attack
 from mfopt.training.batching import Sampler
 
-LIMIT = 6.0
-_UNITS = 1000  # examined one by one
-_PAIRED = 4000  # compared with themselves under another secret
+FALSE_ALARM = 1e-4  # of all tests of one audit together
+MOST = 32
+LEVEL = FALSE_ALARM / MOST
+_UNITS = 4000  # examined one by one
 _LAGS = 64
-_RUNS = 100  # of the scheme, for the law of batch sizes
+_COORDINATES = 1000  # compared pair by pair
+_TAILS = (1.0, 2.0, 3.0, 4.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One comparison: its ``deviation`` from the scheme, in standard deviations."""
+    """One test: the ``chance`` that a correct trainer deviates as far; 0 if it never does."""
 
     name: str
-    deviation: float
+    chance: float
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviations by which a normal variable is off as rarely."""
+        return float(stats.norm.isf(min(1.0, self.chance) / 2))
 
     @property
     def fault(self) -> bool:
         """True if the deviation is beyond chance."""
-        return not abs(self.deviation) <= LIMIT
+        return not self.chance >= LEVEL
+
+
+def certain(name: str, holds: Any) -> Finding:
+    """Finding about what always holds in a correct trainer."""
+    return Finding(name, 1.0 if holds else 0.0)
 
 
 def participations_of(sampler: Sampler) -> np.ndarray:
@@ -56,135 +72,209 @@ def participations_of(sampler: Sampler) -> np.ndarray:
     return taken
 
 
-def compare(scheme: Scheme, executed: np.ndarray, twin: np.ndarray) -> list[Finding]:
+def compare(
+    scheme: Scheme, executed: np.ndarray, twins: Sequence[np.ndarray], rng: np.random.Generator
+) -> list[Finding]:
     """Run the tests of a run's participations.
 
     Args:
         scheme: what was accounted for.
         executed: participations of the run, (units, n) of bool, before truncation.
-        twin: those of a run with another secret.
+        twins: those of runs with other secrets.
+        rng: of the units simulated for comparison.
     """
-    units = len(executed)
     if scheme.public_order:
-        expected = participations_of(Sampler(scheme, units, 0, microbatch=1))
-        wrong = float(np.sum(expected != executed))
-        return [Finding("order is the public one", np.inf if wrong else 0.0)]
+        expected = participations_of(Sampler(scheme, len(executed), 0, microbatch=1))
+        return [certain("order is the public one", np.array_equal(expected, executed))]
+    simulated = attack.participations(scheme, 4 * _UNITS, rng)
     return [
-        Finding("participations follow another secret", _pairing(executed, twin)),
+        Finding("participations follow another secret", _pairing(executed, twins)),
         Finding("participations of neighbouring units", _neighbours(executed)),
-        Finding("number of participations", _law(scheme, executed, _numbers)),
-        Finding("gaps between participations", _law(scheme, executed, _gaps)),
+        Finding("number of participations", _law(executed, simulated, _numbers)),
+        Finding("first participation", _law(executed, simulated, _first)),
+        Finding("gaps between participations", _law(executed, simulated, _gap)),
         Finding("batch sizes", _sizes(scheme, executed)),
     ]
 
 
-def compare_noise(white: np.ndarray, other: np.ndarray) -> list[Finding]:
-    """Run the tests of a run's noise; the size of it is the attacker's to judge.
+def compare_noise(white: np.ndarray, arrays: Sequence[slice], other: np.ndarray) -> list[Finding]:
+    """Run the tests of a run's noise.
 
     Args:
-        white: C times the noise of the run, (n, coordinates).
-        other: the noise of step 0 under another secret, (coordinates,).
+        white: C times the noise of the run, in units of σ, (n, coordinates).
+        arrays: coordinates of each array of parameters.
+        other: the noise of step 0 under another secret, likewise, (coordinates,).
     """
     n, m = white.shape
-    sizes = np.sqrt(np.mean(white**2, axis=1, keepdims=True))
-    if not (np.all(np.isfinite(white)) and np.all(sizes > 0) and np.any(other)):
-        return [Finding("noise is drawn in every step", np.inf)]
-    unit = white / sizes
-    between = (unit @ unit.T)[np.triu_indices(n, 1)] / np.sqrt(m)
-    # each step's sum of squares, in units of all steps' mean, is a chi-square variable
-    sums = m * sizes[:, 0] ** 2 / np.mean(sizes**2)
-    tails = 2 * np.minimum(stats.chi2.cdf(sums, m), stats.chi2.sf(sums, m))
-    again = unit[0] @ other / np.linalg.norm(other)
+    if not (np.all(np.isfinite(white)) and np.all(np.any(white, axis=1)) and np.any(other)):
+        return [certain("noise is drawn in every step", False)]
+    squares = np.stack([np.sum(white[:, part] ** 2, axis=1) for part in arrays], axis=1)
+    counts = np.array([part.stop - part.start for part in arrays])
+    law = [
+        _two_sided(stats.binom(n * m, 2 * stats.norm.sf(at)), np.sum(np.abs(white) > at))
+        for at in _TAILS
+    ]
+    earlier, later = np.tril_indices(n, -1)[::-1]
     return [
-        Finding("noise of different steps", _worst(2 * stats.norm.sf(np.abs(between)))),
-        Finding("size of the noise over the steps", _worst(tails)),
+        Finding("size of the noise", _worst(_two_sided(stats.chi2(n * m), squares.sum()))),
         Finding(
-            "noise of different coordinates",
-            _worst(2 * stats.norm.sf(np.abs(unit.sum(axis=1)) / np.sqrt(m))),
+            "size of the noise over the steps",
+            _worst(
+                _two_sided(stats.chi2(m), squares.sum(axis=1)),
+                _two_sided(stats.chi2(counts), squares),
+            ),
         ),
-        Finding("noise under another secret", float(again)),
+        Finding(
+            "size of the noise over the arrays",
+            _worst(_two_sided(stats.chi2(n * counts), squares.sum(axis=0))),
+        ),
+        Finding("law of the noise", _worst(np.array(law))),
+        Finding("noise of different steps", _worst(_products(white)[later, earlier])),
+        Finding("noise of different coordinates", _coordinates(white)),
+        Finding("noise of different arrays", _arrays(white, arrays)),
+        Finding("noise under another secret", _worst(_normal(other @ white.T, other))),
     ]
 
 
-def _worst(chances: np.ndarray) -> float:
-    """Deviation of one normal variable that is as rare as the rarest of several."""
-    chance = min(1.0, float(np.min(chances, initial=1.0)) * chances.size)
-    return float(stats.norm.isf(chance / 2))
+def compare_signal(white: np.ndarray, signal: np.ndarray, arrays: Sequence[slice]) -> Finding:
+    """Test that nothing is left of the sums, all arrays together and each alone.
 
+    The part of a step's noise along its sum, which follows from earlier steps, is standard normal.
 
-def _pairing(first: np.ndarray, second: np.ndarray) -> float:
-    """Common steps of each unit with itself in the other run, against random pairs of units.
-
-    The sum over a random pairing has the mean and variance of Hoeffding (1951).
+    Args:
+        white: C times the noise of the run, in units of σ, (n, coordinates).
+        signal: C times the sums, likewise.
+        arrays: coordinates of each array of parameters.
     """
-    common = first[:_PAIRED].astype(np.float32) @ second[:_PAIRED].T.astype(np.float32)
-    return _score(common, np.arange(len(common)))
+    chances = []
+    for part in (slice(None), *arrays):
+        lengths = np.linalg.norm(signal[:, part], axis=1)
+        there = lengths > 0
+        along = np.sum(white[there, part] * signal[there, part], axis=1) / lengths[there]
+        chances.append(_normal(along.sum(), np.ones(len(along))))
+    return Finding("sums in the noise", _worst(np.array(chances)))
+
+
+def _two_sided(law: Any, found: Any) -> Any:
+    """Chance of a value as far out on either side; ``law``: a frozen distribution of scipy."""
+    below = law.sf(found - 1) if hasattr(law, "pmf") else law.sf(found)
+    return np.minimum(1.0, 2 * np.minimum(law.cdf(found), below))
+
+
+def _worst(*families: np.ndarray) -> float:
+    """Chance of a smallest one as small, of several families of tests."""
+    least = [float(np.min(each, initial=1.0)) * np.size(each) for each in families]
+    return min(1.0, len(families) * min(least))
+
+
+def _normal(products: np.ndarray, given: np.ndarray) -> Any:
+    """Chances of inner products of ``given`` vectors (..., m) with standard normal ones."""
+    sizes = np.maximum(np.linalg.norm(given, axis=-1), 1e-300)
+    return 2 * stats.norm.sf(np.abs(products) / sizes)
+
+
+def _products(rows: np.ndarray) -> Any:
+    """Chances of the products of any two rows, [later, given]."""
+    return _normal(rows @ rows.T, rows)
+
+
+def _coordinates(white: np.ndarray) -> float:
+    """Means over coordinates, any two of some coordinates, and those at every small distance."""
+    m = white.shape[1]
+    means = _normal(white.sum(axis=1), np.ones(m))
+    some = np.unique(np.linspace(0, m - 1, _COORDINATES).astype(int))
+    pairs = _products(white[:, some].T)[np.tril_indices(len(some), -1)]
+    lagged = []
+    for lag in range(1, min(_LAGS, m // 2) + 1):
+        first, second = _apart(m, lag)
+        product = np.sum(white[:, first] * white[:, second])
+        lagged.append(_normal(product, white[:, first].reshape(-1)))
+    return _worst(means, pairs, np.array(lagged))
+
+
+def _arrays(white: np.ndarray, arrays: Sequence[slice]) -> float:
+    """Any two arrays of parameters, entry by entry as far as the smaller one goes."""
+    chances = []
+    for i, later in enumerate(arrays):
+        for earlier in arrays[:i]:
+            size = min(later.stop - later.start, earlier.stop - earlier.start)
+            a, b = (white[:, part.start : part.start + size].ravel() for part in (earlier, later))
+            chances.append(_normal(a @ b, a))
+    return _worst(np.array(chances)) if chances else 1.0
+
+
+def _apart(count: int, lag: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of numbers below ``count`` with the distance ``lag``, no number in two pairs."""
+    first = np.flatnonzero(np.arange(count - lag) // lag % 2 == 0)
+    return first, first + lag
+
+
+def _permuted(total: float, expected: float, most: float) -> float:
+    """Bound on the chance of a sum Σ a(i, π(i)) so far from its mean over random pairings π.
+
+    2 exp(-t² / (4 mean + 2 t)) for entries in [0, 1] (Chatterjee 2007, proposition 1.1); for
+    independent pairings, of the sum of their sums.
+    """
+    if most == 0:
+        return 1.0
+    away, mean = abs(total - expected) / most, expected / most
+    return float(min(1.0, 2 * np.exp(-(away**2) / (4 * mean + 2 * away)))) if away else 1.0
+
+
+def _paired(first: np.ndarray, second: np.ndarray) -> tuple[float, float, int]:
+    """(common steps of the rows of two runs, their mean over pairings, most of one pair)."""
+    steps = first.sum(axis=0, dtype=float) @ second.sum(axis=0, dtype=float)
+    most = min(first.sum(axis=1).max(initial=0), second.sum(axis=1).max(initial=0))
+    return float(np.count_nonzero(first & second)), steps / len(first), int(most)
+
+
+def _pairing(executed: np.ndarray, twins: Sequence[np.ndarray]) -> float:
+    """Common steps of each unit with itself in other runs, against random pairs of units."""
+    found = np.array([_paired(executed, twin) for twin in twins])
+    return _permuted(found[:, 0].sum(), found[:, 1].sum(), found[:, 2].max())
 
 
 def _neighbours(taken: np.ndarray) -> float:
     """The worst distance between units, of all distances up to ``_LAGS``."""
-    taken = taken[:_UNITS].astype(np.float32)
-    common = taken @ taken.T
-    # a unit is no pair with itself
-    np.fill_diagonal(common, common[~np.eye(len(common), dtype=bool)].mean())
-    scores = [
-        _score(common, np.roll(np.arange(len(common)), lag))
-        for lag in range(1, min(_LAGS, len(common) // 2))
-    ]
-    return max(scores, key=abs)
-
-
-def _score(common: np.ndarray, partner: np.ndarray) -> float:
-    m = len(common)
-    centred = common - common.mean(0) - common.mean(1)[:, None] + common.mean()
-    spread = float(np.sqrt(np.sum(centred.astype(np.float64) ** 2) / (m - 1)))
-    total = float(np.sum(common[np.arange(m), partner].astype(np.float64)))
-    difference = total - m * float(common.mean(dtype=np.float64))
-    return difference / spread if spread > 1e-9 * m else 0.0
+    taken = taken[:_UNITS]
+    chances = []
+    for lag in range(1, min(_LAGS, len(taken) // 2) + 1):
+        first, second = _apart(len(taken), lag)
+        chances.append(_permuted(*_paired(taken[first], taken[second])))
+    return _worst(np.array(chances))
 
 
 def _numbers(taken: np.ndarray) -> np.ndarray:
     return np.asarray(taken.sum(axis=1))
 
 
-def _gaps(taken: np.ndarray) -> np.ndarray:
-    unit, step = np.nonzero(taken)
-    same = unit[1:] == unit[:-1]
-    gaps: np.ndarray = (step[1:] - step[:-1])[same]
-    return gaps
+def _first(taken: np.ndarray) -> np.ndarray:
+    first: np.ndarray = np.where(taken.any(axis=1), taken.argmax(axis=1), taken.shape[1])
+    return first
 
 
-def _law(scheme: Scheme, executed: np.ndarray, what: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Two samples of whole numbers: the largest difference of their frequencies."""
-    simulated = attack.participations(scheme, 4 * _UNITS, np.random.default_rng(1))
+def _gap(taken: np.ndarray) -> np.ndarray:
+    """Steps from the first participation to the second, n if there is none."""
+    first = _first(taken)
+    later = taken & (np.arange(taken.shape[1]) > first[:, None])
+    gap: np.ndarray = np.where(later.any(axis=1), _first(later) - first, taken.shape[1])
+    return gap
+
+
+def _law(
+    executed: np.ndarray, simulated: np.ndarray, what: Callable[[np.ndarray], np.ndarray]
+) -> float:
+    """Two samples of one whole number a unit: Fisher's exact test of each value's frequency."""
     mine, theirs = what(executed), what(simulated)
-    if not len(mine) or not len(theirs):
-        return 0.0 if len(mine) == len(theirs) else float("inf")
-    bins = np.arange(max(mine.max(), theirs.max()) + 2)
-    a, b = np.histogram(mine, bins)[0], np.histogram(theirs, bins)[0]
-    rare = (a + b) * min(len(mine), len(theirs)) < 10 * (len(mine) + len(theirs))
-    a, b = (np.append(each[~rare], each[rare].sum()) for each in (a, b))
-    both = (a + b) / (len(mine) + len(theirs))
-    spread = np.sqrt(both * (1 - both) * (1 / len(mine) + 1 / len(theirs)))
-    different = np.abs(a / len(mine) - b / len(theirs))
-    return float(np.max(different / np.maximum(spread, 1e-9)))
+    values = np.arange(max(mine.max(initial=0), theirs.max()) + 2)
+    a, b = np.histogram(mine, values)[0], np.histogram(theirs, values)[0]
+    law = stats.hypergeom(len(mine) + len(theirs), a + b, len(mine))
+    return _worst(_two_sided(law, a))
 
 
 def _sizes(scheme: Scheme, executed: np.ndarray) -> float:
-    """Deviation of the unevenness of batch sizes from runs of the scheme, in standard
-    deviations."""
+    """The worst of all steps' batch sizes."""
     units, n = executed.shape
-    steps = min(n, 64)
-    laws = [scheme.batch_sizes(t, units) for t in range(steps)]
-    means = np.array([float(law.mean()) for law in laws])
-    spreads = np.maximum([float(law.std()) for law in laws], 1e-9)
-
-    def unevenness(sizes: np.ndarray) -> float:
-        return float(np.log(np.mean(((sizes - means) / spreads) ** 2) + 1e-6))
-
-    runs = []
-    for seed in range(_RUNS):
-        drawn = UnitSampler(scheme, units, seed)
-        runs.append(unevenness(np.array([len(drawn[t]) for t in range(steps)])))
-    found = unevenness(executed[:, :steps].sum(axis=0))
-    return (found - float(np.mean(runs))) / max(float(np.std(runs)), 1e-9)
+    sizes = executed.sum(axis=0)
+    chances = [_two_sided(scheme.batch_sizes(t, units), sizes[t]) for t in range(n)]
+    return _worst(np.array(chances))

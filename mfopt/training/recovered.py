@@ -1,0 +1,260 @@
+"""A run of the audit in the run's own model, its noise recovered and tested.
+
+The run's model, clipping, microbatches, mesh, sampler and noise train on users of random records,
+most of them loud enough to be clipped in every matrix, embedding and adapter. From each release
+the sum of the clipped gradients is taken away, computed here by its definition: the gradient of one
+unit's mean loss, its norm in float64, no code of the trainer but the model's loss. What is left
+must be the noise that was accounted for (:func:`mfopt.training.executed.compare_noise`).
+
+What a correct trainer never does is tested without chance: units that were not drawn or twice, a
+sum that is not the definition's, a contribution above the bound, parameters that move by anything
+but the release.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from mfopt._runtime import _sizes
+from mfopt.progress import Progress, Report, silent
+from mfopt.sampling import FixedBatch, UnitSampler
+from mfopt.training import executed, sizes
+from mfopt.training import mesh as meshes
+from mfopt.training.batching import Batch
+from mfopt.training.config import TrainConfig
+from mfopt.training.data import TokenStore
+from mfopt.training.executed import Finding, certain
+from mfopt.training.initial_model import initial_model
+from mfopt.training.loop import Execution, Trainer
+from mfopt.training.models import Model
+from mfopt.training.privacy import Account
+from mfopt.training.secrets import RunSecret
+from mfopt.training.wiring import Wiring
+
+PyTree = Any
+Alter = Callable[[Execution], Execution]
+_STEPS = 256  # at most
+_NUMBERS = 1 << 22  # of noise, of all steps together, that are tested
+_UNITS = 5.0  # in a step
+_VOCABULARY = 512
+_CLOSELY = 3  # steps whose sums are compared before the noise is added
+_LOUD, _QUIET = 100.0, 0.01  # times the loss; three of four records are loud
+# distance of two sums from rounding, in bounds a unit
+_ROUNDING = {"float32": 1e-3, "bfloat16": 5e-2}
+_RATE = 1e-3  # of plain gradient descent: the optimizer is no part of the guarantee
+
+
+def own_model(settings: TrainConfig, store: TokenStore) -> Model:
+    """Model of a run of ``settings`` before any pretraining."""
+    fresh = dataclasses.replace(settings, pretrain_steps=0)
+    with tempfile.TemporaryDirectory() as folder:
+        return initial_model(fresh, {"train": store}, Path(folder), silent)
+
+
+def canary_users(account: Account, settings: TrainConfig, rng: np.random.Generator) -> TokenStore:
+    """Users of as many random records as a user may have, some of them in a step on average."""
+    scheme, records = account.sampling, settings.records_per_user
+    each = 1 if settings.algorithm == "uls" else records
+    if isinstance(scheme, FixedBatch):
+        users = max(1, scheme.population // each)
+    else:
+        users = math.ceil(_UNITS * 1000 / scheme.expected_batch(1000) / each)
+    tokens = rng.integers(0, _VOCABULARY, (users, records, settings.length))
+    return TokenStore.from_records([list(user) for user in tokens], vocab_size=_VOCABULARY)
+
+
+def loud(model: Model) -> Model:
+    """``model`` with gradients far above any bound, or far below, by a record's first token."""
+
+    def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+        return jnp.where(tokens[0] % 4 > 0, _LOUD, _QUIET) * model.loss(
+            params, frozen, tokens, mask
+        )
+
+    return dataclasses.replace(model, loss=loss)
+
+
+def findings(
+    account: Account,
+    settings: TrainConfig,
+    secret: RunSecret,
+    *,
+    alter: Alter = lambda execution: execution,
+    model: Model | None = None,
+    progress: Report = silent,
+) -> list[Finding]:
+    """Findings of all tests of a run in the run's own model.
+
+    Args:
+        account: what the run executes.
+        settings: of the run.
+        secret: of the audit.
+        alter: exchanges the execution under test.
+        model: the run's; None: that of the settings.
+        progress: callback for every step.
+    """
+    store = canary_users(account, settings, np.random.default_rng(secret.seed("records")))
+    model = loud(model or own_model(settings, store))
+    mesh = meshes.make_mesh(math.gcd(settings.model_parallel, jax.device_count()))
+    devices = meshes.data_parallel(mesh)
+    settings = dataclasses.replace(
+        settings,
+        # of several units where the run's are, and several of them in a step
+        microbatch=devices * min(2, settings.microbatch // devices),
+        batch_size=math.ceil(1.5 * _UNITS) if settings.batch_size else 0,
+        selection="random",
+    )
+    wired = Wiring(settings, account, secret, mesh)
+    execution = alter(wired.execution(wired.units(store, "random")))
+    own = sizes.RunCost(sizes.work(model, settings.length), execution, settings)
+    own.require()
+    n = min(_STEPS, account.sampling.length)
+    _sizes.announce(2 * own.seconds(n), progress, of=f"{n} steps in the run's own model")
+    trainer = Trainer(model, execution, optax.sgd(_RATE), mesh=mesh, keep_release=True)
+    return _Run(account, settings, store, trainer, secret).findings(n, progress)
+
+
+class _Run:
+    """The definition beside a trainer, on the same canary users."""
+
+    def __init__(
+        self,
+        account: Account,
+        settings: TrainConfig,
+        store: TokenStore,
+        trainer: Trainer,
+        secret: RunSecret,
+    ) -> None:
+        self.account, self.settings, self.store = account, settings, store
+        self.trainer, self.secret = trainer, secret
+        population, scheme = trainer.execution.units.population, account.sampling
+        self.normalizer = settings.normalizer or scheme.expected_batch(population)
+        self.drawn = UnitSampler(scheme, population, secret.seed("sampling"))
+        self.sensitivity = 1.0 if settings.normalized else settings.clip_norm
+        displaces = settings.batch_size and not scheme.public_order
+        doubled = 2.0 if displaces and settings.truncation == "double" else 1.0
+        self.sigma = doubled * account.noise_multiplier * self.sensitivity
+        model, groups = trainer.model, defaultdict(list)
+        for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(model.params)):
+            parent = path[: max(1, len(path) - 1)] if settings.per_layer else ()
+            groups[jax.tree_util.keystr(parent)].append(i)
+        self.layers = list(groups.values())
+
+        def mean(params: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+            losses = jax.vmap(model.loss, (None, None, 0, 0))(params, model.frozen, tokens, mask)
+            return jnp.mean(losses.astype(jnp.float32))
+
+        self._gradient = jax.jit(jax.grad(mean))
+        counts = [leaf.size for leaf in jax.tree.leaves(model.params)]
+        share = max(1, _NUMBERS // min(_STEPS, scheme.length) // len(counts))
+        rng = np.random.default_rng(0)
+        self.tested = [
+            np.sort(rng.choice(count, min(count, share), replace=False)) for count in counts
+        ]
+        ends = np.cumsum([0, *map(len, self.tested)]).tolist()
+        self.arrays = [slice(begin, end) for begin, end in itertools.pairwise(ends)]
+
+    def findings(self, n: int, progress: Report) -> list[Finding]:
+        """Findings of ``n`` steps."""
+        holds: dict[str, bool] = defaultdict(lambda: True)
+        found = []
+        for step, each in enumerate(self._steps(n, self.secret, holds)):
+            found.append(each)
+            progress(Progress("training the run's own model on canaries", step + 1, n, "steps"))
+        noise, totals = (np.stack(part) / self.sigma for part in zip(*found, strict=True))
+        twin = RunSecret(self.secret.derive("twin"))
+        again, _ = next(self._steps(1, twin, defaultdict(lambda: True)))
+        # the first steps of C, which is lower triangular
+        length = self.account.sampling.length
+        first = np.asarray(self.account.strategy.multiply(np.eye(length, n)))[:n]
+        white, signal = first @ noise, first @ totals
+        if not np.all(np.isfinite(white)):
+            return [certain("noise is drawn in every step", False)]
+        return [
+            *(certain(name, held) for name, held in holds.items()),
+            executed.compare_signal(white, signal, self.arrays),
+            *executed.compare_noise(white, self.arrays, first[0, 0] * again / self.sigma),
+        ]
+
+    def _steps(
+        self, n: int, secret: RunSecret, holds: dict[str, bool]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(the noise, the sum of the contributions) of each step, at the tested coordinates."""
+        trainer = self.trainer
+        state = trainer.init(secret.key("noise"))
+        params = _copied(state.params)
+        for result in trainer.run(state, n):
+            batch = result.batch
+            units, drawn = batch.units[batch.units >= 0], self.drawn[result.step]
+            most = min(len(drawn), self.settings.batch_size or len(drawn))
+            holds["units that were drawn, each once"] &= bool(
+                len(units) == len(np.unique(units)) == most and np.isin(units, drawn).all()
+            )
+            total = self._total(params, units if most < len(drawn) else drawn)
+            if result.step < _CLOSELY:
+                summed = _leaves(trainer.sum(params, batch, result.step).gradient)
+                rounding = _ROUNDING[self.settings.compute_dtype] * max(1, most)
+                apart = [a - b for a, b in zip(summed, total, strict=True)]
+                holds["sums of clipped gradients"] &= _norm(apart) <= rounding * self.sensitivity
+                for unit in drawn[:_CLOSELY].tolist():
+                    alone = np.full(batch.microbatch, -1)
+                    alone[0] = unit
+                    one = trainer.sum(params, Batch(alone, 1, 0, batch.microbatch), result.step)
+                    within = _norm(_leaves(one.gradient)) <= self.sensitivity
+                    holds["contributions within the bound"] &= within
+            release, after = _leaves(result.release), _copied(result.state.params)
+            apart = [
+                b - (a - _RATE * move)
+                for a, b, move in zip(_leaves(params), _leaves(after), release, strict=True)
+            ]
+            size = _norm(_leaves(params)) + _RATE * _norm(release)
+            holds["parameters move by the release alone"] &= _norm(apart) <= 1e-6 * size
+            noise = [self.normalizer * a - b for a, b in zip(release, total, strict=True)]
+            yield self._at(noise), self._at(total)
+            params = after
+
+    def _total(self, params: PyTree, units: np.ndarray) -> list[np.ndarray]:
+        """Sum of the clipped gradients of ``units``, float64, by the definition."""
+        total = [np.zeros(leaf.shape) for leaf in jax.tree.leaves(params)]
+        bound = self.settings.clip_norm / math.sqrt(len(self.layers))
+        selected = getattr(self.trainer.execution.units, "selected", None)
+        for unit in units.tolist():
+            records = self.store.records_of(unit) if selected is None else selected[[unit]]
+            rows = self.store.batch(np.asarray(records), self.settings.length)
+            leaves = _leaves(self._gradient(params, *rows))
+            for layer in self.layers:
+                norm = _norm([leaves[i] for i in layer])
+                factor = self.sensitivity / self.settings.clip_norm
+                factor *= bound / max(bound, norm)
+                for i in layer:
+                    total[i] += factor * leaves[i]
+        return total
+
+    def _at(self, leaves: list[np.ndarray]) -> np.ndarray:
+        """The tested coordinates of a tree's leaves, in one vector."""
+        pairs = zip(leaves, self.tested, strict=True)
+        return np.concatenate([leaf.reshape(-1)[at] for leaf, at in pairs])
+
+
+def _copied(params: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
+
+
+def _leaves(tree: PyTree) -> list[np.ndarray]:
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+
+
+def _norm(leaves: list[np.ndarray]) -> float:
+    return math.sqrt(sum(float(np.sum(leaf**2)) for leaf in leaves))

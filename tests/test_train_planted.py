@@ -1,0 +1,484 @@
+"""Bugs planted in the trainer are found, and a correct trainer is not called faulty."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from selection import few
+from train_fixtures import RANK, WIDTH, layered_model
+
+from mfopt import sampling
+from mfopt.experiments.auditing import with_noise
+from mfopt.mechanism import Mechanism
+from mfopt.noise import NoiseStream
+from mfopt.sampling.sampler import pad
+from mfopt.strategies import BLT, Identity
+from mfopt.training import clipping, executed, ghost, loop, recovered
+from mfopt.training.batching import Batch, Sampler
+from mfopt.training.clipping import Clipping
+from mfopt.training.config import TrainConfig
+from mfopt.training.gradients import microbatch_adder
+from mfopt.training.loop import Trainer
+from mfopt.training.privacy import Account
+from mfopt.training.secrets import RunSecret
+from mfopt.training.units import UserUnits
+
+ORDERED = Mechanism(
+    sampling.FixedOrder(4, 3), BLT(np.array([0.3]), np.array([0.7])), privacy_unit="user"
+)
+SAMPLED = Mechanism(sampling.Poisson(0.2, 12), Identity(), privacy_unit="user")
+SETTINGS = TrainConfig(
+    factorization="(an account)", algorithm="uls", records_per_user=3, length=8, microbatch=2
+)
+
+
+def findings(mechanism=ORDERED, alter=lambda execution: execution, seed=1, **changes):
+    account = Account.solve(mechanism, 3.0, 1e-6)
+    settings = dataclasses.replace(SETTINGS, **changes)
+    secret = RunSecret.pinned(seed)
+    return recovered.findings(account, settings, secret, alter=alter, model=layered_model())
+
+
+def faults(found):
+    return {finding.name for finding in found if finding.fault}
+
+
+# --- noise ---------------------------------------------------------------------------------
+
+
+class Stale(NoiseStream):
+    """Does not advance its state."""
+
+    def next(self, state):
+        return super().next(state)[0], state
+
+
+class Known(NoiseStream):
+    """Draws under a key of zeros, whatever the secret."""
+
+    def init(self, like, key=None):
+        return super().init(like, key=np.zeros(8, np.uint32))
+
+
+class Shared(NoiseStream):
+    """Adds one draw to every coordinate."""
+
+    def next(self, state):
+        noise, state = super().next(state)
+        return jnp.broadcast_to(noise[:1], noise.shape), state
+
+
+class Late(NoiseStream):
+    """Adds the noise of the step before."""
+
+    def init(self, like, key=None):
+        return super().init(like, key=key), jnp.zeros(like.shape)
+
+    def next(self, state):
+        noise, after = super().next(state[0])
+        return state[1], (after, noise)
+
+
+class Independent(NoiseStream):
+    """Adds noise of the right size that is not correlated."""
+
+    def __init__(self, strategy, **rest):
+        super().__init__(Identity(), **rest)
+
+
+class Restarted(NoiseStream):
+    """Forgets its buffers after every epoch of four steps."""
+
+    def next(self, state):
+        forget = state.step % 4 == 0
+        buffers = tuple(jnp.where(forget, 0, buffer) for buffer in state.buffers)
+        return super().next(dataclasses.replace(state, buffers=buffers))
+
+
+class NotEverywhere(NoiseStream):
+    """Adds none to the adapter."""
+
+    def next(self, state):
+        noise, state = super().next(state)
+        return noise.at[: 2 * WIDTH * RANK].set(0), state
+
+
+class Twice(NoiseStream):
+    """Adds to one half of the adapter what it adds to the other."""
+
+    def next(self, state):
+        noise, state = super().next(state)
+        half = WIDTH * RANK
+        return noise.at[half : 2 * half].set(noise[:half]), state
+
+
+class Uniform(NoiseStream):
+    """Adds uniform noise of the right variance."""
+
+    def next(self, state):
+        noise, state = super().next(state)
+        share = jax.scipy.stats.norm.cdf(noise / self.stddev)
+        return self.stddev * np.sqrt(12) * (share - 0.5), state
+
+
+def added_after_the_optimizer(patch):
+    right = Trainer._apply
+
+    def wrong(trainer, state, total, keep):
+        after, release = right(trainer, state, total, keep)
+        clean = jax.tree.map(lambda leaf: leaf / trainer.execution.normalizer, total)
+        update, _ = trainer.optimizer.update(clean, state.optimizer, state.params)
+        params = jax.tree.map(
+            lambda old, move, noised, mean: old + move + 1e-4 * (noised - mean),
+            *(state.params, update, release, clean),
+        )
+        return dataclasses.replace(after, params=params), release
+
+    patch.setattr(Trainer, "_apply", wrong)
+
+
+def normalized_by_the_batch_drawn(patch):
+    right = Trainer.run
+
+    def wrong(trainer, state, stop=None):
+        for result in right(trainer, state, stop):
+            factor = trainer.execution.normalizer / max(1, result.batch.drawn)
+            release = jax.tree.map(lambda leaf, factor=factor: leaf * factor, result.release)
+            yield dataclasses.replace(result, release=release)
+
+    patch.setattr(Trainer, "run", wrong)
+
+
+def divided_twice(execution):
+    return with_noise(1 / execution.normalizer)(execution)
+
+
+# --- clipping ------------------------------------------------------------------------------
+
+
+def ghost_norms_too_small(patch):
+    right = ghost.square
+    patch.setattr(ghost, "square", lambda found: 1e-4 * right(found))
+
+
+def in_shape(shape):
+    """Microbatches taken as others, of ``shape`` (units, records)."""
+
+    def plant(patch):
+        def wrong(model, bound):
+            add = microbatch_adder(model, bound)
+
+            def added(totals, params, frozen, tokens, mask):
+                rows = (x.reshape(*shape, x.shape[-1]) for x in (tokens, mask))
+                return add(totals, params, frozen, *rows)
+
+            return added
+
+        patch.setattr(loop, "microbatch_adder", wrong)
+
+    return plant
+
+
+def first_microbatch_unclipped(patch):
+    def wrong(model, bound):
+        clipped, unclipped = (microbatch_adder(model, each) for each in (bound, Clipping(1e6)))
+
+        def added(totals, *rest):
+            first = totals.statistics.units == 0
+            both = unclipped(totals, *rest), clipped(totals, *rest)
+            return jax.tree.map(lambda a, b: jnp.where(first, a, b), *both)
+
+        return added
+
+    patch.setattr(loop, "microbatch_adder", wrong)
+
+
+def not_counted(name):
+    """Norms without the part of one entry of the parameters."""
+
+    def plant(patch):
+        right = Clipping.factors
+
+        def wrong(bound, squares):
+            return right(bound, squares | {name: jax.tree.map(jnp.zeros_like, squares[name])})
+
+        patch.setattr(Clipping, "factors", wrong)
+
+    return plant
+
+
+def not_scaled(name):
+    """Norms are right, and one entry of the parameters is added as it is."""
+
+    def plant(patch):
+        right = Clipping.factors
+
+        def wrong(bound, squares):
+            found = right(bound, squares)
+            whole = jax.tree.map(jnp.ones_like, found.each[name])
+            return found._replace(each=found.each | {name: whole})
+
+        patch.setattr(Clipping, "factors", wrong)
+
+    return plant
+
+
+def bound_too_large(patch):
+    right = Clipping.factors
+
+    def wrong(bound, squares):
+        found = right(bound, squares)
+        return found._replace(each=jax.tree.map(lambda factor: 1.01 * factor, found.each))
+
+    patch.setattr(Clipping, "factors", wrong)
+
+
+def rounding_forgotten(patch):
+    patch.setattr(clipping, "_MARGIN", 1.0)
+
+
+# --- batches -------------------------------------------------------------------------------
+
+
+def kept(change):
+    """Batches of other units than the scheme's."""
+
+    def plant(patch):
+        def wrong(sampler, step):
+            drawn = sampler.drawn[step]
+            units = pad(change(drawn), sampler.microbatch, fill=-1).reshape(-1)
+            return Batch(units, len(drawn), 0, sampler.microbatch)
+
+        patch.setattr(Sampler, "batch", wrong)
+
+    return plant
+
+
+def a_record_of_the_neighbour(patch):
+    right = UserUnits.fetch
+
+    def wrong(units, numbers, step):
+        tokens, mask = right(units, numbers, step)
+        other, _ = right(units, np.where(numbers < 0, -1, (numbers + 1) % units.population), step)
+        tokens[:, 0] = other[:, 0]
+        return tokens, mask
+
+    patch.setattr(UserUnits, "fetch", wrong)
+
+
+NOISE = "size of the noise"
+SUMS = "sums of clipped gradients"
+UNITS = "units that were drawn, each once"
+# name -> (what to plant, or what to exchange, a test that finds it, settings)
+PLANTED = {
+    "noise state not advanced": (with_noise(kind=Stale), "noise of different steps", {}),
+    "user's records clipped one by one": (in_shape((-1, 1)), SUMS, {}),
+    "ghost norms 100 times too small": (ghost_norms_too_small, SUMS, {}),
+    "key of zeros": (with_noise(kind=Known), "noise under another secret", {}),
+    "drawn batch as normalizer": (
+        normalized_by_the_batch_drawn,
+        "size of the noise over the steps",
+        {"mechanism": SAMPLED},
+    ),
+    "one draw for all coordinates": (
+        with_noise(kind=Shared), "noise of different coordinates", {}
+    ),
+    "noise of the step before": (with_noise(kind=Late), "size of the noise over the steps", {}),
+    "noise divided by the normalizer twice": (divided_twice, NOISE, {}),
+    "C replaced by the identity": (with_noise(kind=Independent), NOISE, {}),
+    "noise restarted after an epoch": (
+        with_noise(kind=Restarted), "size of the noise over the steps", {}
+    ),
+    "noise multiplier 1% low": (with_noise(0.99), NOISE, {}),
+    "noise multiplier 1% high": (with_noise(1.01), NOISE, {}),
+    "noise multiplier 10% low": (with_noise(0.9), NOISE, {}),
+    "uniform noise": (with_noise(kind=Uniform), "law of the noise", {"mechanism": SAMPLED}),
+    "no noise in the adapter": (
+        with_noise(kind=NotEverywhere), "size of the noise over the arrays", {}
+    ),
+    "one draw for two arrays": (with_noise(kind=Twice), "noise of different arrays", {}),
+    "noise added after the optimizer": (
+        added_after_the_optimizer, "parameters move by the release alone", {}
+    ),
+    "microbatch clipped as a whole": (in_shape((1, -1)), SUMS, {}),
+    "first microbatch not clipped": (first_microbatch_unclipped, SUMS, {}),
+    "embedding left out of the norm": (not_counted("embedding"), SUMS, {}),
+    "adapter left out of the norm": (not_counted("adapter"), SUMS, {}),
+    "matrix not scaled": (not_scaled("matrix"), "sums in the noise", {}),
+    "bound 1% too large": (bound_too_large, "contributions within the bound", {}),
+    "margin for rounding left out": (
+        rounding_forgotten, "contributions within the bound", {"microbatch": 1}
+    ),
+    "a unit added twice": (kept(lambda drawn: np.append(drawn, drawn[:1])), UNITS, {}),
+    "batch cut unsaid": (kept(lambda drawn: drawn[:-1]), UNITS, {}),
+    "a record of the neighbour": (a_record_of_the_neighbour, SUMS, {}),
+}  # fmt: skip
+RELEASE = pytest.mark.release
+
+
+@pytest.mark.parametrize("name", few(list(PLANTED), 0, 1, others=RELEASE))
+def test_planted_bugs_are_found(name, monkeypatch):
+    plant, finding, options = PLANTED[name]
+    if plant.__code__.co_varnames[0] == "patch":
+        plant(monkeypatch)
+        found = findings(**options)
+    else:
+        found = findings(alter=plant, **options)
+    assert finding in faults(found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    few(
+        [
+            {"mechanism": SAMPLED},
+            {"microbatch": 1, "clip_norm": 0.3, "normalized": False},
+            {"per_layer": True},
+            {"mechanism": dataclasses.replace(SAMPLED, privacy_unit="record"), "algorithm": "els",
+             "privacy_unit": "record"},
+            {"mechanism": SAMPLED, "batch_size": 300, "truncation": "double"},
+        ],
+        0,
+        others=RELEASE,
+    ),
+)  # fmt: skip
+def test_a_correct_trainer_has_none(options):
+    found = findings(**options)
+    assert not faults(found) and len(found) == 13
+
+
+def test_no_false_alarms():
+    """No finding in 300 audits of participations and noise as they should be.
+
+    Chances are those of at least as large a deviation, or bounds on them: uniform, or larger.
+    """
+    rng = np.random.default_rng(5)
+    arrays, chances = [slice(0, 80), slice(80, 140), slice(140, 150)], []
+    for audit in range(300):
+        white, other = rng.normal(size=(8, 150)), rng.normal(size=150)
+        signal = rng.normal(size=(8, 150)).cumsum(axis=0)
+        found = executed.compare_noise(white, arrays, other)
+        found.append(executed.compare_signal(white, signal, arrays))
+        if audit % 20 == 0:
+            first, *twins = (
+                executed.participations_of(sampler(400, audit + number)) for number in range(3)
+            )
+            found += executed.compare(BINS, first, twins, rng)
+        assert not faults(found)
+        chances.append([finding.chance for finding in found[:9]])
+    low = np.mean(np.array(chances) < 0.05, axis=0)
+    assert np.all(low <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / 300))
+    assert np.mean(low) > 0.02  # control: not so large that nothing would be found
+
+
+# --- who takes part ------------------------------------------------------------------------
+
+BINS, FRESH = sampling.BallsInBins(bins=16, epochs=3), sampling.FreshBins(16, 3)
+
+
+class Wrong(Sampler):
+    """Draws by ``rule(sampler, step)`` and says that it executes the scheme."""
+
+    def __init__(self, right, rule):
+        super().__init__(right.scheme, right.population, 0, microbatch=right.microbatch)
+        seed = right._seed
+
+        class Drawn:
+            expected_batch = right.expected_batch
+
+            def __getitem__(self, step):
+                return rule(right, seed, step)
+
+        self.drawn = Drawn()
+
+
+def by_number(right, seed, step):
+    return np.flatnonzero(np.arange(right.population) % 16 == step % 16)
+
+
+def shifted(right, seed, step):
+    return np.flatnonzero((np.arange(right.population) + seed) % 16 == step % 16)
+
+
+def one_seed(right, seed, step):
+    return right.scheme.sample(step, right.population, 5)
+
+
+def in_rounds(most):
+    """Bins drawn by numpy, in every round of 16 steps, of ``most`` of them."""
+
+    def rule(right, seed, step):
+        rng = np.random.default_rng([seed % 2**32, step // 16])
+        return np.flatnonzero(rng.integers(0, most, right.population) == step % 16)
+
+    return rule
+
+
+def coins(right, seed, step):
+    rng = np.random.default_rng([seed % 2**32, step])
+    return np.flatnonzero(rng.random(right.population) < 1 / 16)
+
+
+def some_stay(right, seed, step):
+    stay = np.arange(right.population) % 20 == 7
+    drawn = right.scheme.sample(step, right.population, seed)
+    others = drawn[~stay[drawn]]
+    return np.union1d(others, np.flatnonzero(stay)) if step % 16 == 0 else others
+
+
+def bins_stay(right, seed, step):
+    return BINS.sample(step, right.population, seed)
+
+
+def sampler(units, seed, scheme=BINS):
+    return Sampler(scheme, units, seed, microbatch=8)
+
+
+def compared(scheme, rule=None, units=1600, first=1):
+    """Faults of a run and eight twins, all drawn by the rule, or by the scheme."""
+    right = [sampler(units, seed, scheme) for seed in range(first, first + 9)]
+    drawn = right if rule is None else [Wrong(each, rule) for each in right]
+    taken = [executed.participations_of(each) for each in drawn]
+    return faults(executed.compare(scheme, taken[0], taken[1:], np.random.default_rng(3)))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "rule", "finding"),
+    few(
+        [
+            (BINS, some_stay, "participations follow another secret"),
+            (BINS, by_number, "participations follow another secret"),
+            (BINS, shifted, "participations of neighbouring units"),
+            (BINS, one_seed, "participations follow another secret"),
+            (BINS, in_rounds(16), "gaps between participations"),
+            (BINS, in_rounds(8), "batch sizes"),
+            (BINS, coins, "number of participations"),
+            (FRESH, bins_stay, "gaps between participations"),
+        ],
+        0,
+    ),
+)
+def test_a_sampler_that_is_not_the_scheme_is_found(scheme, rule, finding):
+    assert finding in compared(scheme, rule)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    few(
+        [
+            sampling.Poisson(0.1, 30),
+            sampling.CyclicPoisson(0.4, 4, 8),
+            sampling.FixedOrder(8, 3),
+            sampling.FreshBins(8, 6, 2),
+            sampling.BMinSep(8, 3, 4),
+            sampling.FixedBatch(50, 800, 20),
+        ],
+        2,
+    ),
+    ids=lambda scheme: scheme.kind,
+)
+def test_a_sampler_that_is_the_scheme_is_not(scheme):
+    for first in (0, 100):
+        assert not compared(scheme, units=800, first=first)
