@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import stat
 import subprocess
 import sys
 
@@ -115,6 +116,9 @@ def test_a_build_against_a_loop(tmp_path, tokenizer):
     assert store.metadata["tokenizer_digest"] == Tokenizer.load(tmp_path / "out").digest
     assert str(tmp_path) not in (tmp_path / "out" / "report.json").read_text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "rows.jsonl"]
+    # private text is its owner's alone
+    folders = [tmp_path / "out", tmp_path / "out" / "train"]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
 
 
 CHILD = """

@@ -232,11 +232,13 @@ def test_a_run_that_cannot_learn_is_warned_about(data, tmp_path):  # noqa: F811
         prepared.close()
         return prepared.report(0)
 
-    hopeless = report(epsilon=0.001)
+    hopeless = report(epsilon=0.001, normalizer=5.0)
     [warning] = hopeless["warnings"]
     sizes = hopeless["noise_against_signal"]
     ratio = sizes["noise_of_all_steps"] / sizes["largest_signal_of_all_steps"]
     assert ratio > privacy.HOPELESS and f"{ratio:.3g} times less" in warning
     assert "WARNING" in privacy.report_text(hopeless)
-    assert report(epsilon=50.0)["warnings"] == []
+    assert report(epsilon=50.0, normalizer=5.0)["warnings"] == []
+    [warning] = report(epsilon=50.0)["warnings"]
+    assert "tells that there are 20 users" in warning
     assert "divided by" in report(epsilon=50.0, normalizer=1000.0)["warnings"][0]

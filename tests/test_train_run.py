@@ -27,7 +27,7 @@ from mfopt.factorization import proofs
 from mfopt.training import config, metrics, privacy
 from mfopt.training.config import TrainConfig
 from mfopt.training.execute import execute
-from mfopt.training.folder import check_folder
+from mfopt.training.folder import check_folder, secret_of
 from mfopt.training.prepare import prepare
 
 SMALL = {
@@ -271,8 +271,8 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(tmp_path):
     (folder / "checkpoints" / "0").mkdir(parents=True)
     assert check_folder(folder, resume=True)
     (folder / "checkpoints" / "0").rmdir()
-    # killed before its first checkpoint: nothing was released
-    assert check_folder(folder, resume=True)
+    # killed before its first checkpoint, or robbed of all: begins with a secret of its own
+    assert not check_folder(folder, resume=True)
     (folder / "privacy-report.json").write_text("{}")
     (folder / "checkpoints" / "damaged-3").mkdir()
     with pytest.raises(UsageError, match="checkpoints are gone"):
@@ -282,6 +282,20 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(tmp_path):
     shutil.rmtree(folder / "checkpoints")  # by somebody who wants to begin again
     with pytest.raises(UsageError, match="checkpoints are gone"):
         check_folder(folder, resume=False)
+
+
+@pytest.mark.parametrize("left", ["empty", "damaged"])
+def test_other_data_never_meets_the_secret_of_a_run_without_checkpoints(tmp_path, left):
+    folder = tmp_path / "run"
+    settings = TrainConfig(sampling="fixed-order:bins=1,epochs=1", epsilon=1.0, delta=0.1)
+    (folder / "checkpoints").mkdir(parents=True)
+    first = secret_of(settings, folder, check_folder(folder, resume=True))
+    (folder / "checkpoints" / "0").mkdir()
+    assert secret_of(settings, folder, check_folder(folder, resume=True)) == first  # a control
+    (folder / "checkpoints" / "0").rename(folder / "checkpoints" / "damaged-0")
+    if left == "empty":
+        (folder / "checkpoints" / "damaged-0").rmdir()
+    assert secret_of(settings, folder, check_folder(folder, resume=True)) != first
 
 
 def test_a_run_is_gone_on_with_where_one_is(tmp_path):

@@ -12,7 +12,7 @@ from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
 
 from mfopt.errors import UsageError
 from mfopt.guarantee import Guarantee
-from mfopt.training import signing, verification
+from mfopt.training import privacy, signing, verification
 from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
 
@@ -40,7 +40,7 @@ def keys(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        {"learning_rate": 0.0},
         {"algorithm": "els", "batch_size": 40},
         {"algorithm": "group", "epsilon": 20.0},
         {"sampling": "fixed-order:bins=3,epochs=2", "per_layer": True},
@@ -73,6 +73,13 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
         {"not_covered": []},
         {"not_covered": facts["not_covered"][1:]},
         {"treated_as_public": []},
+        {"not_covered": [*facts["not_covered"], "nothing: all else is covered"]},
+        {"note": "everything is covered"},
+        {"mfopt": "9999.1"},
+        None
+        if facts["learning_rate"]["chosen"] != privacy.CHOSEN[""]
+        else {"learning_rate": facts["learning_rate"] | {"value": 0.1}},
+        {"learning_rate": facts["learning_rate"] | {"chosen": "by the stars"}},
         {"noise_multiplier_unit": "relative to nothing"},
         {"guarantee": guarantee | {"method": "magic"}},
         {"guarantee": guarantee | {"failure_probability": 0.5}},

@@ -77,15 +77,15 @@ def check_folder(folder: Path, resume: bool) -> bool:
         way_out = "Name the folder of the run, or begin one: leave `resume=True` out."
         raise _check.reject("output", str(folder), "holds no run to resume", way_out)
     # the first one is written before the report, and the report before the first draw
-    if (folder / REPORT).is_file() and not any(
-        child.name.isdigit() for child in (folder / CHECKPOINTS).glob("*")
-    ):
+    begun = any(child.name.isdigit() for child in (folder / CHECKPOINTS).glob("*"))
+    if (folder / REPORT).is_file() and not begun:
         rule = (
             "holds a run whose checkpoints are gone: it would begin again with the noise that it "
             "has used, and nothing could tell whether on the same data"
         )
         raise _check.reject("output", str(folder), rule, "Begin a new run in another folder.")
-    return there
+    # a secret is used again only with a checkpoint, in which the data it was used on is sealed
+    return begun
 
 
 def make_folder(folder: Path) -> bool:

@@ -41,11 +41,6 @@ from mfopt.training.tokenizers import Tokenizer
 from mfopt.training.wiring import Wiring, account_of
 
 RATE_WITHOUT_NOISE = 2e-3
-_CHOSEN = {
-    "": "by the noise, from public numbers",
-    "learning_rate": "by the settings: how is not known, and not covered if private data decided",
-    "sweep_rates": "on public data, under the run's noise",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,8 +219,13 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             pinned=config.seed >= 0,
             black_box=config.algorithm == "group",
         )
-        way = next((name for name in _CHOSEN if name and getattr(config, name)), "")
-        public_report["learning_rate"] = {"value": rate, "chosen": _CHOSEN[way]}
+        way = next((name for name in privacy.CHOSEN if name and getattr(config, name)), "")
+        public_report["learning_rate"] = {
+            "value": rate,
+            "chosen": privacy.CHOSEN[way],
+            "noise_move": config.noise_move,
+            **{name: getattr(config, name) for name in ("optimizer", "momentum", "beta2")},
+        }
     facts = {
         "settings": config.fingerprint,
         "data": train.digest,

@@ -32,6 +32,7 @@ from mfopt.workloads import PrefixSums, ToeplitzWorkload
 # Norm of the noise in the sum of all steps, in norms of the largest possible signal in it. Language
 # models still learn at 1 (noise spreads over all directions, the signal over few).
 HOPELESS = 10.0
+SMALL = 1000  # units whose number one of them changes by 0.1% or more
 REPORT_FORMAT = 2
 _MOST_NUMBERS = 20_000  # of C in a report; a larger one is in its factorization file
 # A truncation that costs more than this share of δ is refused unless it is asked for.
@@ -258,6 +259,14 @@ def warnings_of(execution: Execution, sizes: dict[str, float]) -> list[str]:
             "(adapters)"
         )
     expected, normalizer = execution.sampler.expected_batch, execution.normalizer
+    population, scheme = execution.sampler.population, execution.sampler.scheme
+    hidden = scheme.independent and not scheme.public_order  # a unit may be there or not
+    if hidden and normalizer == expected and population < SMALL:
+        found.append(
+            f"each sum is divided by {normalizer:.4g}, which tells that there are {population} "
+            f"{execution.units.describe()['unit']}s: one more or less changes it visibly, and the "
+            "guarantee takes their number as public. Give a rounded `normalizer` if it is not"
+        )
     if not 0.1 <= normalizer / expected <= 10:
         found.append(
             f"each sum is divided by {normalizer:.4g}, and {expected:.4g} units are expected in a "
@@ -266,6 +275,12 @@ def warnings_of(execution: Execution, sizes: dict[str, float]) -> list[str]:
     return found
 
 
+# how a learning rate was chosen, by the setting that decided
+CHOSEN = {
+    "": "by the noise, from public numbers",
+    "learning_rate": "by the settings: how is not known, and not covered if private data decided",
+    "sweep_rates": "on public data, under the run's noise",
+}
 SIGMA_UNIT = "relative to the clip norm, for C as stored"
 PUBLIC = ("number of units", "all settings")
 NOT_COVERED = (

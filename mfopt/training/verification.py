@@ -20,6 +20,7 @@ import numpy as np
 
 from mfopt import sampling, strategies
 from mfopt._runtime import _check
+from mfopt._version import __version__
 from mfopt.accounting import account as account_of
 from mfopt.accounting.verify import BETA_SHARE
 from mfopt.errors import FailureError, UsageError
@@ -34,6 +35,7 @@ from mfopt.training import privacy, signing
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.loop import Execution
+from mfopt.training.optimizers import fitting_rate
 from mfopt.training.units import Units
 from mfopt.words import round_up
 
@@ -44,6 +46,7 @@ _NUMBER = re.compile(
     r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"
 )  # in words; the numbers have checks of their own
 # fields that hold by themselves, or that the digest of the mechanism and the proof are about
+_BESIDE = ("noise_against_signal", "learning_rate", "signature")
 _FOUND_ELSEWHERE = ("format", "mfopt", "account", "guarantee", "strategy_arrays", "steps_done")
 CLAIMS = (
     "the run executed this mechanism, by an unchanged mfopt, on data with this many units",
@@ -275,10 +278,11 @@ def _compared(
         checks.append(_alike(name, mine, value if math.isfinite(value) else None))
     done, most = facts["steps_done"], execution.iterations
     checks.append(Check("steps", f"{done}", f"at most {most}", 0 <= int(done) <= most))
-    left_out = [text for text in expected.pop("not_covered") if text not in facts["not_covered"]]
-    checks.append(
-        Check("not covered", f"{len(facts['not_covered'])}", f"leaves out {left_out}", not left_out)
-    )
+    checks.append(_learning_rate(facts["learning_rate"], execution))
+    other = sorted(facts.keys() - expected.keys() - set(_BESIDE))
+    checks.append(Check("fields", "those of a report", f"and {other}", not other))
+    newer = _release(facts["mfopt"]) > _release(__version__)
+    checks.append(Check("mfopt", facts["mfopt"], f"{__version__}, which is older", not newer))
     warnings = [_NUMBER.sub("#", text) for text in expected.pop("warnings")]
     mine = [_NUMBER.sub("#", text) for text in facts["warnings"]]
     checks.append(Check("warnings", f"{facts['warnings']}", f"{warnings}", mine == warnings))
@@ -287,6 +291,30 @@ def _compared(
         for name, value in expected.items()
         if name not in _FOUND_ELSEWHERE
     ]
+
+
+def _release(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]
+
+
+def _learning_rate(stated: dict[str, Any], execution: Execution) -> Check:
+    """Check of how the learning rate was chosen: computed again where the noise decided."""
+    chosen, value = stated["chosen"], stated["value"]
+    if chosen not in privacy.CHOSEN.values():
+        return Check("learning rate", f"chosen {chosen}", "is no way to choose one", False)
+    if chosen != privacy.CHOSEN[""]:
+        return Check("learning rate", f"{value:.6g}, chosen {chosen}", "", True)
+    noise = privacy.noise_against_signal(execution, 1)
+    found = fitting_rate(
+        stated["optimizer"],
+        noise["noise_per_coordinate"],
+        noise["sum_noise_per_coordinate"],
+        steps=execution.iterations,
+        move=stated["noise_move"],
+        momentum=stated["momentum"],
+        beta2=stated["beta2"],
+    )
+    return _alike("learning rate", value, found)
 
 
 def _plain(value: Any) -> Any:

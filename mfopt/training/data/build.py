@@ -116,7 +116,7 @@ def build(
         parts["public"] = (public, dataclasses.replace(options, hold_out=HoldOut()))
     final = work / "final"
     shutil.rmtree(final, ignore_errors=True)  # of a build that was stopped while grouping
-    final.mkdir()
+    final.mkdir(mode=0o700)  # private text: its owner's alone
     report: dict[str, Any] = {"plan": plan, "tokenizer_digest": tokenizer.digest, "reading": {}}
     for name, (origin, chosen) in parts.items():
         with TokenStoreBuilder(work / name, tokenizer.vocab_size) as builder:
@@ -158,7 +158,7 @@ def build(
 def _begin(work: Path, plan: Mapping[str, Any], restart: bool) -> None:
     if restart:
         shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(exist_ok=True)
+    work.mkdir(mode=0o700, exist_ok=True)
     path = work / "plan.json"
     if path.is_file():
         found = json.loads(path.read_text())["plan"]

@@ -96,7 +96,7 @@ class TokenStoreBuilder:
     def __init__(self, spool: str | Path, vocab_size: int) -> None:
         self.spool, self.vocab_size = Path(spool), vocab_size
         self.dtype = token_dtype(vocab_size)
-        self.spool.mkdir(parents=True, exist_ok=True)
+        self.spool.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._base = sqlite3.connect(self.spool / "records.sqlite")
         try:
             self._base.executescript(_TABLES)
@@ -267,7 +267,7 @@ class _Part:
     """A store that is written record by record, users one after the other."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700, parents=True)
         offsets, byte = np.dtype("<i8"), np.dtype(np.uint8)
         kinds = {"tokens": dtype, "user_names": byte}
         kinds |= dict.fromkeys(("record_offsets", "user_offsets", "name_offsets"), offsets)
