@@ -29,7 +29,7 @@ import optax
 
 from mfopt._runtime import _sizes
 from mfopt.progress import Progress, Report, silent
-from mfopt.sampling import FixedBatch, UnitSampler
+from mfopt.sampling import UnitSampler
 from mfopt.training import executed, sizes
 from mfopt.training import mesh as meshes
 from mfopt.training.batching import Batch
@@ -67,8 +67,9 @@ def canary_users(account: Account, settings: TrainConfig, rng: np.random.Generat
     """Users of as many random records as a user may have, some of them in a step on average."""
     scheme, records = account.sampling, settings.records_per_user
     each = 1 if settings.algorithm == "uls" else records
-    if isinstance(scheme, FixedBatch):
-        users = max(1, scheme.population // each)
+    fixed = getattr(scheme, "population", None)  # of schemes that are for one number of units
+    if fixed is not None:
+        users = max(1, int(fixed) // each)
     else:
         users = math.ceil(_UNITS * 1000 / scheme.expected_batch(1000) / each)
     tokens = rng.integers(0, _VOCABULARY, (users, records, settings.length))
