@@ -75,7 +75,7 @@ def test_tables_give_the_rows_that_were_written(tmp_path, kind, write, suffix):
     before = source.describe()
     write(files[0], [*ROWS, ("new", "row")])
     assert kind(files, "who", "what").describe() != before
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         kind([tmp_path / "nowhere"], "who", "what")
 
 

@@ -114,13 +114,13 @@ def test_the_account_in_a_folder_is_believed_only_where_it_is_proved(data, tmp_p
         ({"noise_multiplier": 0.99 * sigma}, FailureError, "could not be proved"),
         ({"epsilon": 20.0}, UsageError, "differs from the run"),
         ({"delta": 0.5}, UsageError, "differs from the run"),
-        ({"noise_multiplier": "much"}, UsageError, "noise_multiplier|is no account"),
+        ({"noise_multiplier": "much"}, UsageError, "noise_multiplier|is not an account"),
     ):
         altered(**changes)
         with pytest.raises(problem, match=match):
             prepare(settings, resume=True)
     path.write_text("{}")
-    with pytest.raises(UsageError, match="is no account"):
+    with pytest.raises(UsageError, match="is not an account"):
         prepare(settings, resume=True)
     # controls: the honest one, also where nothing is noted of its proof
     path.write_text(honest)

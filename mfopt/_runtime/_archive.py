@@ -116,7 +116,7 @@ class Archive:
             # Python itself trusts numpy with these, and breaks on what is no character
             codes = target.view(np.uint32)
             if np.any((codes > 0x10FFFF) | ((codes >= 0xD800) & (codes < 0xE000))):
-                raise ValueError(f"array {name!r} holds what is no text")
+                raise ValueError(f"array {name!r} is not text")
         return value.reshape(shape)
 
     def _agree(self, size: int, most_bytes: int, most_arrays: int) -> dict[str, Header]:

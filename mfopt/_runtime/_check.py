@@ -121,7 +121,11 @@ def epsilon(name: str, value: SupportsFloat) -> float:
     """``value`` as an ε to reach: > 0, and small enough to say anything."""
     number = positive(name, value)
     if number > LARGEST_EPSILON:
-        raise reject(name, value, f"must be at most {LARGEST_EPSILON:g}: more is no promise")
+        raise reject(
+            name,
+            value,
+            f"must be at most {LARGEST_EPSILON:g}: a larger ε is no meaningful guarantee",
+        )
     return number
 
 

@@ -55,7 +55,7 @@ class Effort:
         if self.samples is not None:
             _check.integer("samples", self.samples)
         if self.deterministic and not self.certify:
-            rule = "is no certificate where only an estimate is asked for"
+            rule = "has no effect with `certify=False`, which asks for an estimate"
             raise _check.reject("certificate", self.certificate, rule)
 
     @property
@@ -94,7 +94,9 @@ class Accountant(abc.ABC):
         super().__init_subclass__(**rest)
         for scheme in vars(cls).get("schemes", ()):
             if not (isinstance(scheme, type) and issubclass(scheme, Scheme)):
-                raise TypeError(f"accountant {cls.__qualname__}: {scheme!r} is no sampling scheme")
+                raise TypeError(
+                    f"accountant {cls.__qualname__}: {scheme!r} is not a sampling scheme"
+                )
             # the same class again (redefined in a notebook) takes its own place
             named = f"{cls.__module__}.{cls.__qualname__}"
             _REGISTERED.setdefault(scheme.kind, {})[named] = cls

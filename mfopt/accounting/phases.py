@@ -99,7 +99,7 @@ class Phase:
                 raise _check.reject(
                     "group_size",
                     mechanism.group_size,
-                    f"a group's account under {scheme.kind} and {mechanism.adjacency!r} is no "
+                    f"a group's account under {scheme.kind} and {mechanism.adjacency!r} is not a "
                     "composition of rounds",
                     "Compose for one unit, or account for the phases one by one.",
                 )

@@ -145,7 +145,7 @@ def root(
     def value(x: float) -> float:
         found = function(x)
         if math.isnan(found):
-            raise _check.FailureError(f"no root: the function is no number at {x:g}")
+            raise _check.FailureError(f"no root: the function is not a number at {x:g}")
         return found
 
     if not min(value(low), value(high)) <= 0 <= max(value(low), value(high)):

@@ -113,7 +113,7 @@ def load(path: str | Path, cls: type[_Loaded]) -> _Loaded:
         reason = _check.printable(str(problem) or type(problem).__name__)
         if isinstance(problem, zipfile.BadZipFile):
             reason = (
-                "it is no factorization file of mfopt, or is damaged. `mfopt optimize` makes one"
+                "it is not a factorization file of mfopt, or is damaged. `mfopt optimize` makes one"
             )
         raise FailureError(f"cannot load {path}: {reason}") from None
 

@@ -233,7 +233,7 @@ def read_secret(
     try:
         with Archive(path, most_bytes=2**63, most_arrays=2**20) as archive:
             if archive.headers["header"].shape:
-                raise ValueError("its header is no text")
+                raise ValueError("its header is not text")
             header = json.loads(str(archive.read("header")[()]))
             if header["format"] != _FORMAT:
                 raise ValueError(f"format {header['format']!r}")

@@ -117,7 +117,7 @@ class KeyFile:
             if found["format"] != _FORMAT or len(key) != 32:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
-            raise _check.reject("key_folder", str(path), "is no key of a checkpoint") from None
+            raise _check.reject("key_folder", str(path), "is not a key of a checkpoint") from None
         return key
 
 

@@ -674,7 +674,7 @@ def _dtype(name: str, given: Any) -> np.dtype:
     try:
         found: np.dtype = np.dtype(given)
     except TypeError:
-        raise _check.reject(name, str(given), "is no type of numbers") from None
+        raise _check.reject(name, str(given), "is not a numeric type") from None
     return found
 
 

@@ -87,7 +87,7 @@ class FixedBatch(Scheme):
         raise _check.reject(
             "sampling",
             self.kind,
-            "an add-remove account is no account of a run with fixed batches: its number of units "
-            "stays, and taking a unit's data away does not compose like adding or removing it",
+            "an add-remove account does not cover a run with fixed batches: its number of units is "
+            "fixed, and zeroing a unit's data does not compose like adding or removing it",
             "Account for 'zero-out', or use poisson or balls-in-bins sampling.",
         )

@@ -355,7 +355,7 @@ def _read(path: Path) -> dict[str, Any]:
             if section_of.get(name) != section:
                 known = [n for n, s in section_of.items() if s == section]
                 raise _check.reject(
-                    "config", f"{section}.{name}", f"is no setting (of {section}: {known})"
+                    "config", f"{section}.{name}", f"is not a setting (of {section}: {known})"
                 )
             values[name] = value
     return values

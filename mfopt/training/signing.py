@@ -38,7 +38,7 @@ def load_private(path: str | Path) -> Ed25519PrivateKey:
             "sign_key", str(path), f"cannot be read ({problem})", _WAY_OUT
         ) from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise _check.reject("sign_key", str(path), "is no Ed25519 private key", _WAY_OUT)
+        raise _check.reject("sign_key", str(path), "is not an Ed25519 private key", _WAY_OUT)
     private: Ed25519PrivateKey = key
     return private
 
@@ -55,7 +55,7 @@ def load_public(path: str | Path) -> Ed25519PublicKey:
     except (OSError, ValueError) as problem:
         raise _check.reject("public_key", str(path), f"cannot be read ({problem})") from None
     if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise _check.reject("public_key", str(path), "is no Ed25519 public key")
+        raise _check.reject("public_key", str(path), "is not an Ed25519 public key")
     public: Ed25519PublicKey = key
     return public
 

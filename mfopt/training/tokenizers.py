@@ -67,7 +67,7 @@ class Tokenizer:
         if file.is_dir():
             file = file / FILE_NAME
         if not file.is_file():
-            rule = f"holds no {FILE_NAME}" if Path(path).is_dir() else "is no file or folder"
+            rule = f"holds no {FILE_NAME}" if Path(path).is_dir() else "is not a file or folder"
             raise _check.reject("tokenizer", str(path), rule, _WAY_OUT)
         try:
             text = file.read_text(encoding="utf-8")
@@ -78,7 +78,7 @@ class Tokenizer:
         try:
             backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:
-            raise _check.reject("tokenizer", str(file), f"is no tokenizer: {error}") from error
+            raise _check.reject("tokenizer", str(file), f"is not a tokenizer: {error}") from error
         return cls(backend, end_of_text)
 
     @classmethod

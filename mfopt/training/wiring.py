@@ -136,7 +136,7 @@ def _read(
         same = kept["asked"] == asked
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise _check.reject(
-            "output", str(path), f"is no account of a run ({problem})", _ANOTHER
+            "output", str(path), f"is not an account of a run ({problem})", _ANOTHER
         ) from None
     stated = account.guarantee
     if not (same and stated.epsilon <= target[0] and stated.delta <= target[1]):

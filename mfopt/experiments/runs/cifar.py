@@ -48,7 +48,9 @@ def batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except OSError as problem:
         raise _check.reject("folder", str(path), f"cannot be read ({problem.strerror})") from None
     except Exception as problem:  # a damaged pickle raises anything
-        raise _check.reject("folder", str(path), f"is no batch of CIFAR-10 ({problem})") from None
+        raise _check.reject(
+            "folder", str(path), f"is not a batch of CIFAR-10 ({problem})"
+        ) from None
     right = data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == 3072
     if not (right and labels.shape == data.shape[:1] and labels.dtype.kind in "iu"):
         rule = "must hold uint8 data (N, 3072) and N labels"

@@ -134,7 +134,7 @@ def load(
     try:
         text = Path(public).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
-        raise _check.reject("public", str(public), f"is no readable text ({problem})") from None
+        raise _check.reject("public", str(public), f"is not readable text ({problem})") from None
     dictionary = Dictionary.of(text.splitlines(), words)
     streams: dict[str, list[np.ndarray]] = {}
     lengths: collections.Counter[str] = collections.Counter()

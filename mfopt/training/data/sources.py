@@ -94,7 +94,7 @@ class _Files:
         self.paths = [Path(path) for path in paths]
         for path in self.paths:
             if not path.is_file():
-                raise _check.reject("data", str(path), "is no file")
+                raise _check.reject("data", str(path), "is not a file")
         self.user_column, self.text_column = user_column, text_column
 
     def describe(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class Parquet(_Tables):
         try:
             file = parquet.ParquetFile(path)
         except arrow.ArrowInvalid as error:
-            raise _check.reject("data", str(path), f"is no Parquet file: {error}") from None
+            raise _check.reject("data", str(path), f"is not a Parquet file: {error}") from None
         with file:
             self._columns(path, file.schema_arrow.names)
             columns, rows = [self.user_column, self.text_column], 0
@@ -250,7 +250,7 @@ class HuggingFace(_Tables):
             state = json.loads((place / "state.json").read_text(encoding="utf-8"))
             names = [Path(entry["filename"]).name for entry in state["_data_files"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _check.reject("data", str(folder), f"is no saved data set ({error})") from None
+            raise _check.reject("data", str(folder), f"is not a saved data set ({error})") from None
         super().__init__([place / name for name in names], user_column, text_column)
 
     def _batches(self, path: Path) -> Iterator[tuple[Any, int]]:
@@ -261,7 +261,7 @@ class HuggingFace(_Tables):
             try:
                 batches = arrow.ipc.open_stream(file)
             except arrow.ArrowInvalid as error:
-                raise _check.reject("data", str(path), f"is no Arrow stream: {error}") from None
+                raise _check.reject("data", str(path), f"is not an Arrow stream: {error}") from None
             self._columns(path, batches.schema.names)
             for batch in batches:
                 done = min(size, file.tell())
@@ -295,7 +295,7 @@ class FileTree:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise _check.reject("data", str(folder), "is no folder")
+            raise _check.reject("data", str(folder), "is not a folder")
 
     def files(self) -> Iterator[Path]:
         """The files, in a fixed order."""
