@@ -244,7 +244,7 @@ def test_a_file_that_is_something_else_is_called_so(tmp_path):
     other = tmp_path / "other.npz"
     other.write_text("hello")
     code, _, err = run("show", other)
-    assert code == 1 and "no factorization file of mfopt" in err and "mfopt optimize" in err
+    assert code == 1 and "not a factorization file of mfopt" in err and "mfopt optimize" in err
     for path, why in ((tmp_path / "none", "No such file or directory"), (other, "not JSON")):
         code, _, err = run("verify", path)
         assert code == 2 and f"{path}: cannot be read (" in err and why in err

@@ -471,7 +471,7 @@ def test_text_that_is_no_text_is_refused(code, saved, tmp_path):
     codes[codes == ord("e")] = code
     header = f"{{'descr': '<U{len(codes)}', 'fortran_order': False, 'shape': (), }}"
     path = rezip(saved, tmp_path / "bad.npz", {"metadata.npy": npy(header, codes.tobytes())})
-    refused(path, "no text")
+    refused(path, "is not text")
 
 
 def test_numbers_that_json_has_not_are_refused(saved, tmp_path):

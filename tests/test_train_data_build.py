@@ -77,7 +77,7 @@ def test_tokenizer_training_is_reproducible_and_files_keep_the_digest(tokenizer,
     ("content", "words"),
     [
         (b"{", "not JSON"),
-        (b"{}", "no tokenizer"),
+        (b"{}", "not a tokenizer"),
         (b"\xff", "not JSON"),
         (None, "holds no tokenizer"),
     ],

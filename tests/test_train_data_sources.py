@@ -141,7 +141,7 @@ def test_parquet_column_types(tmp_path):
     with pytest.raises(UsageError, match="column"):
         list(Parquet([path], "who", "text").read())
     path.write_bytes(b"no parquet at all")
-    with pytest.raises(UsageError, match="no Parquet file"):
+    with pytest.raises(UsageError, match="not a Parquet file"):
         list(Parquet([path], "user", "text").read())
 
 
@@ -179,7 +179,7 @@ def test_folders_of_files_and_of_folders(tmp_path):
         assert_repeatable(source)
     with pytest.raises(UsageError, match="records"):
         Folder(tmp_path, "word")
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="not a folder"):
         Folder(tmp_path / "bob.txt")
 
 
