@@ -100,7 +100,7 @@ def test_root_finder_survives_jumps_and_infinities():
     assert solve.smallest(lambda x: -1.0, 1.0, name="x", least=1e-3) == 1e-3
     with pytest.raises(FailureError, match="no x up to 10"):
         solve.smallest(lambda x: 1.0, 1.0, name="x", largest=10)
-    with pytest.raises(FailureError, match="no number"):
+    with pytest.raises(FailureError, match="not a number"):
         solve.smallest(lambda x: math.nan, 1.0, name="x")
 
 
@@ -140,7 +140,7 @@ def test_a_function_without_a_root_or_without_a_number_is_refused():
     with pytest.raises(FailureError, match="no root between 0 and 1: the function is 1 and 2"):
         solve.root(lambda x: 1 + x, 0.0, 1.0)
     for broken in (lambda x: math.nan, lambda x: x - 0.5 if x in (0.0, 1.0) else math.nan):
-        with pytest.raises(FailureError, match="no number"):
+        with pytest.raises(FailureError, match="not a number"):
             solve.root(broken, 0.0, 1.0)
 
 
