@@ -100,7 +100,7 @@ def test_root_finder_survives_jumps_and_infinities():
     assert solve.smallest(lambda x: -1.0, 1.0, name="x", least=1e-3) == 1e-3
     with pytest.raises(FailureError, match="no x up to 10"):
         solve.smallest(lambda x: 1.0, 1.0, name="x", largest=10)
-    with pytest.raises(FailureError, match="not a number"):
+    with pytest.raises(FailureError, match="no number"):
         solve.smallest(lambda x: math.nan, 1.0, name="x")
 
 
