@@ -19,7 +19,8 @@ COMMON = """
     from mfopt.noise import NoiseStream, load_state, save_state
 
     N = 4
-    SHAPES = {"a": (16, 3), "b": (8, 16), "c": (5,), "d": ()}
+    # e has rows long enough to be packed, b has not
+    SHAPES = {"a": (16, 3), "b": (8, 16), "c": (5,), "d": (), "e": (6, 4, 512)}
     STRATEGIES = [
         S.Identity(),
         S.BandedToeplitz(np.array([1, 0.5, 0.25, 0.1])),
@@ -70,7 +71,8 @@ EIGHT_DEVICES = """
         names = ("x", "y")[: len(grid)]
         mesh = jax.make_mesh(grid, names, axis_types=(kind,) * len(names))
         second = P(None, "x") if len(names) == 1 else P(*names)
-        specs = {"a": P("x"), "b": second, "c": P(), "d": P()}
+        last = P(None, None, "x") if len(names) == 1 else P("x", "y")
+        specs = {"a": P("x"), "b": second, "c": P(), "d": P(), "e": last}
         params = spread(mesh, specs)
         for strategy in STRATEGIES if kind == AxisType.Auto else STRATEGIES[1:4]:
             for past in ("auto", "store") if strategy.kind == "sqrt" else ("auto",):
@@ -80,13 +82,25 @@ EIGHT_DEVICES = """
                     expected, one = made.next(one)
                     noise, many = made.next(many)
                     compare(noise, expected, params)
-                for buffer, shape in zip(many.buffers, SHAPES.values()):
+                whole = sum(b.size for b in many.buffers if b is not None)
+                for buffer in many.buffers:
                     if buffer is not None:  # no device holds a part that it does not own
                         sizes = {s.data.size for s in buffer.addressable_shards}
-                        owned = 8 if shape == (8, 16) else grid[0] if shape == (16, 3) else 1
-                        assert sizes == {buffer.size // owned}, (shape, sizes)
+                        assert sizes == {buffer.size // 8}, sizes
+                assert whole <= 1.1 * made.recursion.slots * (16 * 3 + 8 * 16 + 6 * 4 * 512)
                 no_communication(made, many)
                 done += 1
+    with jax.enable_x64():
+        made = NoiseStream(STRATEGIES[2], iterations=N, noise_multiplier=1.0, clip_norm=1.0,
+                           secure=True)
+        one, many = made.init(alone(), seed=3), made.init(params, seed=3)
+        whole, sums = [
+            {k: p.astype(np.float64) + 0.25 for k, p in of.items()} for of in (alone(), params)
+        ]
+        for _ in range(N):
+            expected, one = made.release(whole, one)
+            noise, many = made.release(sums, many)
+            compare(noise, expected, params)
 
     # a state saved on a grid goes on alone, and the other way round
     made = stream(STRATEGIES[1])
@@ -120,7 +134,7 @@ TWO_PROCESSES = """
     jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
     assert jax.process_count() == 2 and len(jax.devices()) == 4
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
-    params = spread(mesh, {"a": P("x"), "b": P(None, "x"), "c": P(), "d": P()})
+    params = spread(mesh, {"a": P("x"), "b": P(None, "x"), "c": P(), "d": P(), "e": P(None, "x")})
     totals = []
     for strategy in STRATEGIES[1:4]:
         made = stream(strategy)

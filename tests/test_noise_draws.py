@@ -1,17 +1,20 @@
 """The white draws: known answers, accuracy of the inversion, the law of the tails, an audit."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from scipy import special, stats
 from selection import few
 
 from mfopt import strategies as S
 from mfopt._runtime._check import UsageError
-from mfopt.noise import NoiseStream, _draws, _keys
+from mfopt.noise import NoiseStream, _draws, _keys, packing
 from mfopt.noise.packing import Packing
 
 SIGN = np.uint32(1 << 31)
@@ -106,6 +109,74 @@ def test_an_empty_leaf_changes_no_draw_of_another():
     alone = _draws.Counters((2000,)).draw(_draws.seeds(key, step, np.array([1])).of(0), jnp.float32)
     assert packed[0].shape == (0,)
     np.testing.assert_array_equal(packed[1], alone)
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "width"),
+    [
+        ((16, 3), P("x"), 0),
+        ((16, 3), P(("y", "x")), 0),
+        ((4, 512), P(None, "y"), 128),
+        ((4, 6, 512), P("x", None, "y"), 128),
+        ((2, 8, 640), P(None, ("x", "y")), 128),
+        ((8, 2048), P("y", "x"), 1024),
+        ((5, 7), P(), 0),
+    ],
+)
+def test_the_rows_of_every_device_are_numbered_as_in_the_whole_leaf(
+    shape, spec, width, monkeypatch
+):
+    mesh = AbstractMesh((2, 4), ("x", "y"))
+    layout = (
+        ((3,), shape, (8, 4)),
+        (None, NamedSharding(mesh, spec), NamedSharding(mesh, P("x", "y"))),
+    )
+    (first, group), alone = packing.grouped(*layout)
+    assert first.packing.leaves == (0,) and group.packing.leaves == (1,)
+    assert alone == (2,)  # of which a device has runs of one
+    assert group.packing.divisor == width
+    whole, seen = np.arange(math.prod(shape)).reshape(shape), set()
+    for place in np.ndindex(2, 4):
+        at = dict(zip("xy", place, strict=True))
+
+        def index(axes, at=at):  # of the device, as jax.lax.axis_index
+            names = axes if isinstance(axes, tuple) else (axes,)
+            return np.ravel_multi_index([at[n] for n in names], [mesh.shape[n] for n in names])
+
+        monkeypatch.setattr(jax.lax, "axis_index", index)
+        (block,) = group.packing.unpacked(group.packing.words(group.first()))
+        specs = (*spec, *[None] * (len(shape) - len(spec)))
+        part = whole[
+            tuple(
+                slice(None) if axes is None else slice(index(axes) * n, (index(axes) + 1) * n)
+                for axes, n in zip(specs, block.shape, strict=True)
+            )
+        ]
+        np.testing.assert_array_equal(block, part)
+        seen |= set(part.ravel().tolist())
+    assert len(seen) == whole.size
+
+
+def test_parts_of_several_processes_are_parts_of_one_draw():
+    shapes, key, step = ((2000,), (3,), (7, 100)), jnp.asarray(_keys.pinned(7)), jnp.int32(3)
+    whole = Packing.of(shapes)
+    expected = whole.unpacked(np.asarray(whole.draw(key, step, np.float32)))
+    spans = [packing.share(math.prod(shape), (1, 3)) for shape in shapes]
+    part = Packing.of(tuple((stop - start,) for start, stop in spans))
+    first = part.first(np.array([start for start, _ in spans]))
+    made = part.unpacked(np.asarray(part.draw(key, step, np.float32, first)))
+    for leaf, (start, stop), found in zip(expected, spans, made, strict=True):
+        np.testing.assert_array_equal(leaf.ravel()[start:stop], found)
+
+
+def test_float64_noise_of_many_leaves_is_that_of_each():
+    with jax.enable_x64():
+        stream = NoiseStream(
+            S.Identity(), iterations=2, noise_multiplier=1.0, clip_norm=1.0, dtype=np.float64
+        )
+        noise, _ = stream.next(stream.init([np.zeros((i, 2)) for i in range(1, 10)], seed=7))
+        seeds = _draws.seeds(_keys.pinned(7), 0, np.array([4])).of(0)
+        np.testing.assert_allclose(noise[4], _draws.Counters((5, 2)).draw(seeds, jnp.float64))
 
 
 def test_counters_of_a_leaf_beyond_32_bits_do_not_repeat():

@@ -2,22 +2,26 @@
 
 A draw is compiled once for every shape, at a tenth of a CPU-second each: a model of 148 arrays took
 23. A leaf's draws depend on the number of each element in it and on nothing of its shape, so leaves
-can be laid end to end, in rows of one width, without changing a number.
+can be laid end to end, in rows of one width, without changing a number. What one device has of
+spread leaves is packed alike: a row's elements are neighbours in the whole leaf.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mfopt.noise import _draws
 
 _WIDTH = 1024  # elements of a row: each has subkeys to read, and each leaf half a row to spare
+_NARROWEST = 64  # of blocks whose rows are shorter, each leaf is streamed by itself
 _WORD = 2**32
 
 
@@ -30,10 +34,12 @@ class Packing:
     Attributes:
       leaves: their numbers in the pytree.
       shapes: their shapes.
+      divisor: where not 0, the width of a row.
     """
 
     leaves: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
+    divisor: int = 0
 
     @classmethod
     def of(
@@ -52,6 +58,8 @@ class Packing:
     @property
     def width(self) -> int:
         """Elements of a row."""
+        if self.divisor:
+            return self.divisor
         sizes = set(self.sizes)
         if len(sizes) == 1:
             return max(1, sizes.pop())
@@ -68,24 +76,48 @@ class Packing:
         """(rows, width)."""
         return int(self.starts[-1]), self.width
 
-    def draw(self, key: Any, step: Any, dtype: Any) -> jax.Array:
-        """White noise N(0, 1) of all leaves, shape :attr:`shape`; what fills up is noise too."""
-        rows, width = self.shape
-        of_leaves = _draws.seeds(key, step, np.array(self.leaves))
-        if np.all(np.diff(self.starts) == 1):  # a row each
-            row_of_leaf = np.zeros((rows, 1), np.uint32)
-            of_rows = of_leaves
-        else:
-            owner = np.repeat(np.arange(len(self.leaves)), np.diff(self.starts))
-            row_of_leaf = (np.arange(rows) - self.starts[owner]).astype(np.uint32)[:, None]
-            of_rows = _draws.Seeds(of_leaves.subkeys[:, owner], of_leaves.offset[owner])
-        column = jax.lax.broadcasted_iota(jnp.uint32, (rows, width), 1)
-        low = row_of_leaf * np.uint32(width) + column
+    @property
+    def owners(self) -> np.ndarray:
+        """Place in ``leaves`` of the leaf of each row: shape (rows,)."""
+        return np.repeat(np.arange(len(self.leaves)), np.diff(self.starts))
+
+    def first(self, before: Any = 0) -> np.ndarray:
+        """Number of each row's first element in its leaf, uint32 (rows,).
+
+        Args:
+          before: elements of the leaf in front of what is packed of it, one number for each leaf.
+        """
+        rows_before = np.arange(self.shape[0]) - self.starts[self.owners]
+        begin = np.broadcast_to(np.asarray(before, np.int64), len(self.leaves))[self.owners]
+        found: np.ndarray = (begin + rows_before * self.width).astype(np.uint32)
+        return found
+
+    def words(self, first: Any = None) -> Any:
+        """Number of each element in its leaf, uint32 of shape :attr:`shape`.
+
+        Args:
+          first: that of the first element of each row, (rows,); as in whole leaves if left out.
+        """
+        first = self.first() if first is None else first
+        return first[:, None] + jax.lax.broadcasted_iota(jnp.uint32, self.shape, 1)
+
+    def draw(self, key: Any, step: Any, dtype: Any, first: Any = None) -> jax.Array:
+        """White noise N(0, 1) of all leaves, shape :attr:`shape`; what fills up is noise too.
+
+        Args:
+          key: of the run, uint32 (8,); secret.
+          step: number of the step, from 0.
+          dtype: float32 or float64.
+          first: of :meth:`words`.
+        """
+        seeds = _draws.seeds(key, step, np.array(self.leaves))
+        if not np.all(np.diff(self.starts) == 1):  # not a row each
+            seeds = _draws.Seeds(seeds.subkeys[:, self.owners], seeds.offset[self.owners])
         white: jax.Array = _draws.normal(
-            of_rows.subkeys[:, :, None],
-            low,
+            seeds.subkeys[:, :, None],
+            self.words(first),
             jnp.zeros((), jnp.uint32),
-            of_rows.offset[:, None],
+            seeds.offset[:, None],
             dtype=np.dtype(dtype),
         )
         return white
@@ -122,7 +154,7 @@ class Packing:
         for start, count, size, shape in zip(
             starts, np.diff(self.starts), self.sizes, self.shapes, strict=True
         ):
-            block = jax.lax.dynamic_slice(packed, (start, 0), (int(count), self.width))
+            block = jax.lax.dynamic_slice(packed, (start, np.int32(0)), (int(count), self.width))
             made.append(block.reshape(-1)[:size].reshape(shape))
         return made
 
@@ -134,3 +166,132 @@ class Packing:
         for start, size, leaf in zip(self.starts * self.width, self.sizes, leaves, strict=False):
             flat[..., start : start + size] = leaf.reshape(*before, size)
         return made
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafGroup:
+    """Leaves that are streamed as one array: on one device, or spread over one mesh.
+
+    Attributes:
+      packing: of the part of each leaf that a device has.
+      whole: shapes of the whole leaves.
+      shardings: of the leaves; all None on one device.
+    """
+
+    packing: Packing
+    whole: tuple[tuple[int, ...], ...]
+    shardings: tuple[NamedSharding | None, ...]
+
+    @property
+    def sharding(self) -> NamedSharding | None:
+        """Layout of the packed array: the rows of each device behind those of the one before."""
+        if self.shardings[0] is None:
+            return None
+        mesh = self.shardings[0].mesh
+        return NamedSharding(mesh, PartitionSpec(mesh.axis_names, None))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows of all devices, width)."""
+        rows, width = self.packing.shape
+        return rows * (self.sharding.mesh.size if self.sharding else 1), width
+
+    def first(self) -> Any:
+        """Argument of :meth:`Packing.words` for this device; inside a ``shard_map`` of the mesh."""
+        if self.sharding is None:
+            return None
+        inside, before = [], []
+        counts = np.diff(self.packing.starts)
+        for whole, block, sharding, rows in zip(
+            self.whole, self.packing.shapes, self.shardings, counts, strict=True
+        ):
+            strides = np.array([math.prod(whole[axis + 1 :]) for axis in range(len(whole))])
+            starts = np.arange(rows) * self.packing.width
+            places = np.unravel_index(starts, block) if block and rows else ()
+            inside.append(np.tensordot(strides, places, 1) if len(places) else starts)
+            begin = [jnp.asarray(x).astype(jnp.uint32) for x in offsets(sharding, block)]
+            by = zip(begin, strides.astype(np.uint32), strict=True)
+            before.append(sum((x * stride for x, stride in by), jnp.zeros((), jnp.uint32)))
+        numbers = np.concatenate(inside).astype(np.uint32)
+        return numbers + jnp.stack(before)[self.packing.owners]
+
+    def unpacked(self, packed: Any) -> list[Any]:
+        """Whole leaves of an array (..., *shape); on the host where they are spread."""
+        if self.sharding is None:
+            return self.packing.unpacked(packed)
+        found = [np.zeros((*packed.shape[:-2], *whole), packed.dtype) for whole in self.whole]
+        devices = np.split(np.asarray(packed), self.sharding.mesh.size, axis=-2)
+        for part, places in zip(devices, self._places(), strict=True):
+            for leaf, block, place in zip(found, self.packing.unpacked(part), places, strict=True):
+                leaf[place] = block
+        return found
+
+    def packed(self, leaves: list[np.ndarray]) -> jax.Array:
+        """The inverse of :meth:`unpacked`, laid out over the devices."""
+        if self.sharding is None:
+            return jnp.asarray(self.packing.packed(leaves))
+        parts = [
+            self.packing.packed([leaf[at] for leaf, at in zip(leaves, places, strict=True)])
+            for places in self._places()
+        ]
+        joined = np.concatenate(parts, axis=-2)
+        where = PartitionSpec(*[None] * (joined.ndim - 2), *self.sharding.spec)
+        placed: jax.Array = jax.device_put(joined, NamedSharding(self.sharding.mesh, where))
+        return placed
+
+    def _places(self) -> list[list[Any]]:
+        """The part of each leaf that a device has, for every device in the order of the rows."""
+        maps = [
+            sharding.devices_indices_map(whole)
+            for sharding, whole in zip(self.shardings, self.whole, strict=True)
+            if sharding is not None
+        ]
+        assert self.sharding is not None
+        return [[(..., *m[d]) for m in maps] for d in self.sharding.mesh.devices.flat]
+
+
+@functools.lru_cache(maxsize=64)
+def grouped(
+    shapes: tuple[tuple[int, ...], ...], shardings: tuple[NamedSharding | None, ...]
+) -> tuple[tuple[LeafGroup, ...], tuple[int, ...]]:
+    """(the leaves that are streamed together, in groups; the others).
+
+    Leaves beyond 2³² elements are streamed one by one, and those of which a device has short runs.
+    """
+    members: dict[Any, list[int]] = {}
+    for i, (shape, sharding) in enumerate(zip(shapes, shardings, strict=True)):
+        width = 0 if sharding is None else _run(shape, sharding.shard_shape(shape))
+        if math.prod(shape) <= _WORD and not 0 < width < _NARROWEST:
+            members.setdefault((sharding and sharding.mesh, width), []).append(i)
+    groups = []
+    for (_, width), leaves in members.items():
+        where = tuple(shardings[i] for i in leaves)
+        whole = tuple(shapes[i] for i in leaves)
+        blocks = tuple(s.shard_shape(x) if s else x for x, s in zip(whole, where, strict=True))
+        groups.append(LeafGroup(Packing(tuple(leaves), blocks, width), whole, where))
+    together = {i for group in groups for i in group.packing.leaves}
+    return tuple(groups), tuple(i for i in range(len(shapes)) if i not in together)
+
+
+def _run(shape: tuple[int, ...], block: tuple[int, ...]) -> int:
+    """Width that cuts a block into rows of neighbours in the leaf; 0 where any width does."""
+    cut = max((axis for axis in range(len(shape)) if block[axis] < shape[axis]), default=0)
+    if math.prod(block[:cut]) <= 1:
+        return 0
+    return math.gcd(math.prod(block[cut:]), _WIDTH)
+
+
+def offsets(sharding: NamedSharding | None, block: tuple[int, ...]) -> tuple[Any, ...]:
+    """Where this device's block of a leaf begins; inside a ``shard_map`` of the mesh."""
+    spec = () if sharding is None else sharding.spec
+    axes = (*spec, *[None] * (len(block) - len(spec)))
+    return tuple(
+        0 if axis is None else jax.lax.axis_index(axis) * size
+        for axis, size in zip(axes, block, strict=True)
+    )
+
+
+def share(size: int, part: tuple[int, int]) -> tuple[int, int]:
+    """(first, behind the last) of the elements that a part of several has."""
+    length = -(-size // part[1])
+    return min(part[0] * length, size), min((part[0] + 1) * length, size)

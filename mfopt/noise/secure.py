@@ -119,21 +119,22 @@ def integers(key: Any, step: Any, leaf: Any, low: Any, high: Any) -> jax.Array:
     Args:
       key: 256 bits, uint32 (8,).
       step: of the stream.
-      leaf: number of the parameter in its pytree.
-      low, high: halves of the index of each element in its leaf, uint32, of one shape.
+      leaf: number of the parameter in its pytree, of each element or of all.
+      low, high: halves of the index of each element in its leaf, uint32.
     """
-    shape = low.shape
-    low, high = low.ravel(), jnp.broadcast_to(high, shape).ravel()
-    size = low.shape[0]
+    shape, size = low.shape, low.size
     chunk = min(_CHUNK, max(1, size))
     padded = -(-size // chunk) * chunk
-    pieces = [jnp.pad(x, (0, padded - size)).reshape(-1, chunk) for x in (low, high)]
     first = jnp.asarray(leaf).astype(jnp.uint32) | np.uint32(_SECURE)
+    pieces = [
+        jnp.pad(jnp.broadcast_to(x, shape).ravel(), (0, padded - size)).reshape(-1, chunk)
+        for x in (low, high, first)
+    ]
     step = jnp.asarray(step).astype(jnp.uint32)
 
-    def draw(piece: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def draw(piece: tuple[jax.Array, ...]) -> jax.Array:
         zero = jnp.zeros_like(piece[0])
-        counter = jnp.stack([zero + first, zero + step, piece[0], piece[1]])
+        counter = jnp.stack([piece[2], zero + step, piece[0], piece[1]])
         words = _draws.chacha20(jnp.asarray(key), counter)
         wide = words[: 2 * LEVELS].astype(jnp.uint64)
         parts = sample((wide[:LEVELS] << 32) | wide[LEVELS:], words[2 * LEVELS : 3 * LEVELS])

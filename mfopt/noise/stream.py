@@ -17,7 +17,7 @@ from mfopt._runtime._float64 import pinned
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys, secure
 from mfopt.noise.choice import Past, choose
-from mfopt.noise.packing import Packing
+from mfopt.noise.packing import LeafGroup, Packing, grouped, offsets
 from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark, parts_of
 from mfopt.sampling import Scheme, require
 from mfopt.strategies import Strategy
@@ -432,22 +432,20 @@ class NoiseStream:
 
     def buffers_by_leaf(self, state: NoiseState) -> dict[int, Any]:
         """The buffers of each parameter, (slots, *its shape), by its number; for files."""
-        packing, alone = self._packing(state.layout)
-        buffers = list(state.buffers)
+        groups, alone = grouped(state.layout.shapes, state.layout.shardings)
         found: dict[int, Any] = {}
-        if packing is not None and (packed := buffers.pop(0)) is not None:
-            found.update(zip(packing.leaves, packing.unpacked(packed), strict=True))
-        found.update((i, b) for i, b in zip(alone, buffers, strict=True) if b is not None)
+        if self.recursion.slots:
+            for group, packed in zip(groups, state.buffers, strict=False):
+                found.update(zip(group.packing.leaves, group.unpacked(packed), strict=True))
+            found.update(zip(alone, state.buffers[len(groups) :], strict=True))
         return found
 
     def buffers_from_leaves(self, layout: Layout, found: dict[int, np.ndarray]) -> tuple[Any, ...]:
         """The inverse of :meth:`buffers_by_leaf`, laid out over devices as ``layout`` says."""
-        packing, alone = self._packing(layout)
+        groups, alone = grouped(layout.shapes, layout.shardings)
         if not found:
-            return (None,) * ((packing is not None) + len(alone))
-        buffers: list[Any] = []
-        if packing is not None:
-            buffers.append(jnp.asarray(packing.packed([found[i] for i in packing.leaves])))
+            return (None,) * (len(groups) + len(alone))
+        buffers = [group.packed([found[i] for i in group.packing.leaves]) for group in groups]
         for i in alone:
             sharding = layout.shardings[i]
             where = None if sharding is None else buffer_sharding(sharding)
@@ -456,22 +454,11 @@ class NoiseStream:
             )
         return tuple(buffers)
 
-    def _packing(self, layout: Layout) -> tuple[Packing | None, tuple[int, ...]]:
-        """(the leaves that are streamed as one array, the others).
-
-        Sharded leaves have a layout of their own, and secure noise draws by leaf.
-        """
-        everything = tuple(range(len(layout.shapes)))
-        free = tuple(i for i in everything if layout.shardings[i] is None and not self.secure)
-        packing = Packing.of(layout.shapes, free)
-        together = () if packing is None else packing.leaves
-        return packing, tuple(i for i in everything if i not in together)
-
     def _blocks(self, layout: Layout) -> list[tuple[tuple[int, ...], NamedSharding | None]]:
         """(shape, sharding) of what each buffer of a state is for."""
-        packing, alone = self._packing(layout)
-        first = [] if packing is None else [(packing.shape, None)]
-        return [*first, *((layout.shapes[i], layout.shardings[i]) for i in alone)]
+        groups, alone = grouped(layout.shapes, layout.shardings)
+        together = [(group.shape, group.sharding) for group in groups]
+        return [*together, *((layout.shapes[i], layout.shardings[i]) for i in alone)]
 
     def _arrays(self, layout: Layout) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """(shape, type) of every buffer of a state."""
@@ -492,17 +479,19 @@ class NoiseStream:
         scale = jnp.where(valid, np.asarray(self.stddev, self.dtype), jnp.nan)
         counters = _draws.allocate(layout.shapes, self.iterations)
         coefficients = tuple(jnp.asarray(c, self.dtype) for c in coefficients)
-        packing, alone = self._packing(layout)
-        rest, new = list(buffers), []
+        groups, alone = grouped(layout.shapes, layout.shardings)
+        new: list[Any] = []
         noise: dict[int, Any] = {}
-        if packing is not None:
-            made, kept = self.advance_packed(
-                key, rest.pop(0), step, scale, coefficients, packing=packing
+        for group, buffer in zip(groups, buffers, strict=False):
+            leaves = group.packing.leaves
+            totals = None if sums is None else tuple(sums[i] for i in leaves)
+            made, kept = _spread(self._advance_group, group, buffer, totals)(
+                key, step, scale, coefficients, buffer, totals
             )
-            noise.update(zip(packing.leaves, packing.cut(made, step), strict=True))
+            noise.update(zip(leaves, made, strict=True))
             new.append(kept)
         seeds = _draws.seeds(key, step, np.array(alone)) if alone else None
-        for place, (i, buffer) in enumerate(zip(alone, rest, strict=True)):
+        for place, (i, buffer) in enumerate(zip(alone, buffers[len(groups) :], strict=True)):
             total = None if sums is None else sums[i]
             step_leaf = _sharded(
                 self._advance_leaf, counters[i], layout.shardings[i], buffer, total
@@ -519,7 +508,14 @@ class NoiseStream:
 
     @pinned
     def step_packed(
-        self, key: np.ndarray, buffer: Any, step: Any, *, packing: Packing, scratch: Any = None
+        self,
+        key: np.ndarray,
+        buffer: Any,
+        step: Any,
+        *,
+        packing: Packing,
+        first: Any = None,
+        scratch: Any = None,
     ) -> tuple[jax.Array, Any]:
         """:meth:`advance_packed` outside of jit, for adapters that keep their own state.
 
@@ -528,13 +524,14 @@ class NoiseStream:
           buffer: what is kept between steps, (slots, rows, width); None where nothing is.
           step: number of the step, from 0.
           packing: how the leaves lie in rows; static.
+          first: of :meth:`Packing.words`.
           scratch: noise of an earlier step that nobody needs any more, or None: the new noise is
             put into its memory. On the CPU fresh memory costs half as much as the draw.
         """
         coefficients = tuple(np.asarray(c, self.dtype) for c in self.recursion.at(int(step)))
         scale = np.asarray(self.stddev, self.dtype)
         result: tuple[jax.Array, Any] = self._packed_jitted(
-            key, buffer, scratch, step, scale, coefficients, packing=packing
+            key, buffer, scratch, step, scale, coefficients, first, packing=packing
         )
         return result
 
@@ -552,7 +549,8 @@ class NoiseStream:
         self, key: Any, buffer: Any, scratch: Any, *rest: Any, packing: Packing
     ) -> tuple[jax.Array, Any]:
         """:meth:`advance_packed`; ``scratch`` is donated, and so becomes the noise's memory."""
-        return self.advance_packed(key, buffer, *rest, packing=packing)
+        *others, first = rest
+        return self.advance_packed(key, buffer, *others, packing=packing, first=first)
 
     def advance_packed(
         self,
@@ -563,6 +561,7 @@ class NoiseStream:
         coefficients: tuple[Any, ...],
         *,
         packing: Packing,
+        first: Any = None,
     ) -> tuple[jax.Array, Any]:
         """(noise, new buffer) of the packed leaves, shapes (rows, width) and (slots, ...); traced.
 
@@ -573,11 +572,13 @@ class NoiseStream:
           scale: standard deviation of the white draws, σ · clip_norm.
           coefficients: of the recursion at this step.
           packing: how the leaves lie in rows; static.
+          first: number of the first element of each row in its leaf; of whole leaves if left out.
         """
 
         def draw(which: Any) -> jax.Array:
-            white: jax.Array = scale.astype(self.dtype) * packing.draw(key, which, self.dtype)
-            return white
+            white = packing.draw(key, which, self.dtype, first)
+            scaled: jax.Array = scale.astype(self.dtype) * white
+            return scaled
 
         def advance() -> tuple[jax.Array, Any]:
             made: tuple[jax.Array, Any] = _kernels.advance(
@@ -590,6 +591,38 @@ class NoiseStream:
             cut: jax.Array = _kernels.once(lambda: advance()[0], step)
             return cut, None
         return advance()
+
+    def _advance_group(
+        self,
+        group: LeafGroup,
+        key: Any,
+        step: Any,
+        scale: Any,
+        coefficients: tuple[Any, ...],
+        buffer: Any,
+        totals: Any,
+    ) -> tuple[tuple[Any, ...], Any]:
+        """The part of each leaf of a group that this device has, and the new buffer."""
+        packing, first = group.packing, group.first()
+        if not self.secure:
+            made, buffer = self.advance_packed(
+                key, buffer, step, scale, coefficients, packing=packing, first=first
+            )
+            return tuple(packing.cut(made, step)), buffer
+        owners = np.array(packing.leaves)[packing.owners][:, None]
+        noise, width, buffer = secure.advance(
+            self.recursion,
+            coefficients,
+            lambda which: secure.integers(
+                key, which, owners, packing.words(first), jnp.zeros((), jnp.uint32)
+            ),
+            step,
+            buffer,
+            scale * secure.UNIT,
+        )
+        parts = packing.cut(noise, step)
+        pairs = zip(totals, parts, strict=True)
+        return tuple(secure.release(total, part, width) for total, part in pairs), buffer
 
     def _advance_leaf(
         self,
@@ -683,36 +716,46 @@ def _added(gradient: Any, noise: Any) -> Any:
     return (gradient.astype(wide) + noise.astype(wide)).astype(gradient.dtype)
 
 
+def _spread(function: Any, group: LeafGroup, buffer: Any, totals: Any) -> Any:
+    """``function(group, ...)``, run on each device for what it has of the leaves.
+
+    Written with ``shard_map`` and not left to the compiler: the blocks' places in their leaves
+    enter only through the counters, so no device needs anything from another.
+    """
+    function = functools.partial(function, group)
+    if group.sharding is None:
+        return function
+    specs = tuple(sharding.spec for sharding in group.shardings if sharding is not None)
+    rows = None if buffer is None else buffer_sharding(group.sharding).spec
+    return jax.shard_map(
+        function,
+        mesh=group.sharding.mesh,
+        in_specs=(*(PartitionSpec(),) * 4, rows, None if totals is None else specs),
+        out_specs=(specs, rows),
+        check_vma=False,  # a constant branch counts as equal on all devices, the noise does not
+    )
+
+
 def _sharded(
     function: Any, counters: _draws.Counters, sharding: Any, buffer: Any, total: Any
 ) -> Any:
-    """``function`` for one leaf, run on each device for its own block of the leaf.
-
-    Written with ``shard_map`` and not left to the compiler: the block's place in the leaf enters
-    only through the counters, so no device needs anything from another.
-    """
+    """``function`` for one leaf alone, run on each device for its own block, as :func:`_spread`."""
     shape = counters.shape
     if sharding is None:
         return lambda *arguments: function(counters, shape, (0,) * len(shape), *arguments)
-    spec = tuple(sharding.spec) + (None,) * (len(shape) - len(sharding.spec))
     block = sharding.shard_shape(shape)
 
     def local(*arguments: Any) -> Any:
-        offset = tuple(
-            0 if axes is None else jax.lax.axis_index(axes) * size
-            for axes, size in zip(spec, block, strict=True)
-        )
-        return function(counters, block, offset, *arguments)
+        return function(counters, block, offsets(sharding, block), *arguments)
 
-    everywhere = PartitionSpec()
-    buffer_spec = None if buffer is None else PartitionSpec(None, *spec)
-    total_spec = None if total is None else PartitionSpec(*spec)
+    buffer_spec = None if buffer is None else buffer_sharding(sharding).spec
+    total_spec = None if total is None else sharding.spec
     return jax.shard_map(
         local,
         mesh=sharding.mesh,
-        in_specs=(*(everywhere,) * 6, buffer_spec, total_spec),
-        out_specs=(PartitionSpec(*spec), buffer_spec),
-        check_vma=False,  # a constant branch counts as equal on all devices, the noise does not
+        in_specs=(*(PartitionSpec(),) * 6, buffer_spec, total_spec),
+        out_specs=(sharding.spec, buffer_spec),
+        check_vma=False,
     )
 
 
