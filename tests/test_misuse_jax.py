@@ -1,7 +1,9 @@
 """Right and wrong loops with ``PrivateRun`` in JAX: wrong ones are refused, NaN, or harmless."""
 
+import copy
 import dataclasses
 import os
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -430,6 +432,16 @@ def a_file_that_others_may_read():
     assert os.stat("state.npz").st_mode & 0o777 == 0o600
     os.chmod("state.npz", 0o644)
     RUN.load("state.npz", PARAMS)
+
+
+@refused("NoiseState = 'a copy': .*show the key.*mode 0600")
+def a_state_in_a_pickle():
+    pickle.dumps({"params": PARAMS, "run": Loop().state})
+
+
+@refused("both would add the same noise")
+def a_copy_of_a_state():
+    copy.deepcopy(Loop().state)
 
 
 @refused("inside jit would compile one key")

@@ -2,29 +2,17 @@
 
 import contextlib
 import os
+import warnings
 from pathlib import Path
 
 import pytest
+import test_torch_run as run_tests
+from lazy_torch import functional, needs_torch, own_folder, torch  # noqa: F401
 
 from mfopt.errors import FailureError, UsageError
 
 RECORDS, CLIP, SEED = 12, 0.5, 20
 REFUSED, HARMLESS = {}, {}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _torch():
-    """Not at import: seconds for each worker that collects, and one of them runs these tests."""
-    global torch, run_tests, functional
-    torch = pytest.importorskip("torch")
-    import test_torch_run as run_tests
-
-    run_tests.torch, functional = torch, torch.nn.functional
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 pytestmark = [
@@ -560,6 +548,37 @@ def a_buffer_that_batches_update():
     with_layer(counting_layer())
 
 
+def remembering_layer(start, remember):
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = start
+
+        def forward(self, x):
+            self.seen = remember(self.seen, x)
+            return x / (1 + self.seen)
+
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), Layer())
+
+
+@refused("seen = 'an attribute': was changed by the forward pass")
+def a_running_mean_in_a_number():
+    model = remembering_layer(0.0, lambda seen, x: 0.9 * seen + 0.1 * x.abs().mean().item())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        Loop(model).run.backward(model, loss, run_tests.data()[:2])
+
+
+@refused("seen = 'an attribute'", (UsageError, RuntimeError))
+def a_running_mean_in_a_tensor():
+    model = remembering_layer(
+        torch.zeros(()), lambda seen, x: 0.9 * seen + 0.1 * x.detach().abs().mean().item()
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        Loop(model).run.backward(model, loss, run_tests.data()[:2])
+
+
 def embedding(**options):
     class Bag(torch.nn.Module):
         def __init__(self):
@@ -678,6 +697,15 @@ def saved_state():
     loop = Loop(seed=None)
     loop.steps(2)
     return loop.optimizer.state_dict()
+
+
+@refused("takes back a run that has released 4 steps.*both count against privacy")
+def an_earlier_state_of_the_same_run():
+    loop = Loop(seed=None)
+    loop.steps(2)
+    state = loop.optimizer.state_dict()
+    loop.steps(2)
+    loop.optimizer.load_state_dict(state)
 
 
 @refused("does not hold .*key_folder")
@@ -808,6 +836,12 @@ def opacus_a_scaler():
     loop.optimizer.zero_grad()
     scaler.scale(functional.cross_entropy(loop.model(x), y)).backward()
     scaler.step(loop.optimizer)
+
+
+@refused("seen = 'an attribute'")
+def opacus_a_state_from_batch_to_batch():
+    model = remembering_layer(torch.zeros(()), lambda seen, x: x.detach().abs().mean() + seen)
+    WithOpacus(model=model).steps()
 
 
 def opacus_with(layer):

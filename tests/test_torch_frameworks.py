@@ -6,6 +6,8 @@ import warnings
 from pathlib import Path
 
 import pytest
+import test_torch_run as run_tests
+from lazy_torch import functional, needs_torch, own_folder, torch  # noqa: F401
 
 from mfopt.errors import UsageError
 
@@ -14,21 +16,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # of other people's packages
 ]
 SEED, CLIP = 20, 0.5
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _torch():
-    global torch, run_tests, functional
-    torch = pytest.importorskip("torch")
-    import test_torch_run as run_tests
-
-    run_tests.torch, functional = torch, torch.nn.functional
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def private_run(**options):

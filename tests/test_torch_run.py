@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lazy_torch import needs_torch, own_folder, torch  # noqa: F401
 from test_samplers import record
 
 from mfopt import noise
@@ -27,18 +28,6 @@ pytestmark = [
 ]
 RECORDS, CLIP, SEED = 12, 0.5, 20
 SCHEME = BallsInBins(bins=5, epochs=2)  # with this seed one bin is empty and one has five records
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _torch():
-    """Not at import: seconds for each worker that collects, and one of them runs these tests."""
-    global torch
-    torch = pytest.importorskip("torch")
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # the keys of states that tests make
 
 
 def factorization(scheme=SCHEME):
@@ -727,11 +716,17 @@ def test_two_processes_make_the_step_of_one(tmp_path):
         _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
     path = expected_path(3)
+    first = torch.load(tmp_path / "out0.pt", weights_only=True)
+    assert first["shapes"] == [list(p.shape) for p in network().parameters()]
+    assert "consolidate_state_dict(to=rank) in all processes" in first["stale"]
     for rank in range(2):
         found = torch.load(tmp_path / f"out{rank}.pt", weights_only=True)
-        for way in ("opacus", "plain"):
+        for way in ("opacus", "plain", "zero", "sharded"):
             for p, e in zip(found[way], path[2], strict=True):
                 np.testing.assert_allclose(p, e, atol=3e-5, err_msg=f"{way} {rank}")
         assert found["buffers"] == (rank == 0)
         assert "Wrap it in opacus.distributed" in found["refused"]
         assert "2 parameters differ between processes" in found["unequal"]
+        assert "Leave it out and call run.backward" in found["caller"]
+        assert "Make the ZeroRedundancyOptimizer without it" in found["overlap"]
+        assert "holds gradients that run.backward did not make" in found["gradients"]

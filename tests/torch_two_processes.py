@@ -14,44 +14,107 @@ def main(rank: int, store: str, out: str) -> None:
     )
     import test_torch_run
     from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as Distributed
-    from test_torch_run import data, epoch, loss_of, plain, with_opacus
+    from test_torch_run import epoch, network, plain, with_opacus
 
-    from mfopt.errors import UsageError
     from mfopt.torch import PrivateRun
 
-    test_torch_run.torch = torch  # which a fixture imports there
-    found = {}
-    try:
-        with_opacus(model=network())
-    except UsageError as error:
-        found["refused"] = str(error)
+    found = {"refused": refusal(lambda: with_opacus(model=network()))}
     model, optimizer, loader = with_opacus(model=Distributed(network()))
     epoch(model, optimizer, loader, stop=3)
     found["opacus"] = [p.detach() for p in model.parameters()]
     state = loader._run.keys.open(optimizer.state_dict()["mfopt_noise"])
     found["buffers"] = "key" in state["noise"]
     torch.manual_seed(rank)
-    try:
-        uneven = torch.optim.SGD(torch.nn.Linear(4, 3).parameters(), lr=1.0)
-        PrivateRun(test_torch_run.factorization(), 12, 0.5).attach(uneven)
-    except UsageError as error:
-        found["unequal"] = str(error)
+    uneven = torch.optim.SGD(torch.nn.Linear(4, 3).parameters(), lr=1.0)
+    run = PrivateRun(test_torch_run.factorization(), 12, 0.5)
+    found["unequal"] = refusal(lambda: run.attach(uneven))
     run, model, optimizer = plain()
-    for place, batch in enumerate(run.loader(data())):
-        run.backward(model, loss_of, batch)
-        optimizer.step()
-        optimizer.zero_grad()
-        if place == 2:
-            break
+    go(run, model, optimizer, 3)
     found["plain"] = [p.detach() for p in model.parameters()]
+    for way in (zero, sharded):
+        run, model, optimizer = way()
+        go(run, model, optimizer, 2)
+        size = sum(p.numel() for p in network().parameters())
+        kept = sum(buffer.numel() for buffer in run.noise._buffers())
+        assert kept < 0.6 * size * run.stream.recursion.slots, (way, kept)
+        if way is zero:
+            optimizer.consolidate_state_dict(to=0)
+            states = [optimizer.state_dict() if rank == 0 else None]
+            torch.distributed.broadcast_object_list(states, src=0)
+            state = states[0]
+        else:
+            state = optimizer.state_dict()
+        _, again, other = resumed = way(seed=5)
+        again.load_state_dict(model.state_dict())
+        other.load_state_dict(state)
+        go(*resumed, 1)
+        whole = [p.full_tensor() if way is sharded else p for p in again.parameters()]
+        found[way.__name__] = [p.detach() for p in whole]
+        if way is zero and rank == 0:  # the state of all is that of one, and is not any older
+            noise = run.keys.open(state["mfopt_noise"])["noise"]
+            found["shapes"] = noise["shapes"]
+            run.noise.step += 1
+            found["stale"] = refusal(optimizer.state_dict)
+    found["caller"] = refusal(lambda: sharded(clipped_by_caller=True))
+    found["overlap"] = refusal(lambda: zero(overlap=True))
+    run, model, optimizer = sharded()
+    next(iter(run.loader(test_torch_run.data())))
+    model(torch.ones(2, 4)).sum().backward()
+    found["gradients"] = refusal(optimizer.step)
     torch.save(found, out)
     torch.distributed.destroy_process_group()
 
 
-def network() -> torch.nn.Module:
-    from test_torch_run import network
+def refusal(call) -> str:
+    from mfopt.errors import UsageError
 
-    return network()
+    try:
+        call()
+    except UsageError as error:
+        return str(error)
+    return "not refused"
+
+
+def go(run, model, optimizer, steps: int) -> None:
+    from test_torch_run import data, loss_of
+
+    for place, batch in enumerate(run.loader(data())):
+        run.backward(model, loss_of, batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        if place + 1 == steps:
+            break
+
+
+def attached(model, optimizer, **options):
+    from test_torch_run import CLIP, RECORDS, SEED, factorization
+
+    from mfopt.torch import PrivateRun
+
+    run = PrivateRun(factorization(), RECORDS, CLIP, **{"seed": SEED, **options})
+    run.attach(optimizer)
+    return run, model, optimizer
+
+
+def zero(overlap: bool = False, **options):
+    from test_torch_run import network
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = network()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
+    optimizer._overlap_with_ddp = overlap
+    return attached(model, optimizer, **options)
+
+
+def sharded(**options):
+    from test_torch_run import network
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    mesh = torch.distributed.init_device_mesh("cpu", (2,))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    return attached(model, torch.optim.SGD(model.parameters(), lr=1.0), **options)
 
 
 if __name__ == "__main__":

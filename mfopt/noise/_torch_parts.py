@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mfopt._runtime import _check, _float64
-from mfopt.noise.packing import Packing
+from mfopt.noise.packing import Packing, share
 from mfopt.noise.recursions import Modal, Ring, Rows
 from mfopt.noise.stream import NoiseStream
 
@@ -32,8 +32,10 @@ class OnCPU:
     Args:
       stream: strategy, scale and types.
       leaves: numbers of the parameters.
-      shapes: of all parameters.
+      shapes: of what this process has of each parameter.
       device: not used.
+      whole: shapes of the parameters.
+      part: number of this process and how many share the noise.
 
     Attributes:
       draws: how the white draws are made, and for which parameters together.
@@ -46,15 +48,19 @@ class OnCPU:
         leaves: tuple[int, ...],
         shapes: tuple[tuple[int, ...], ...],
         device: torch.device,
+        whole: tuple[tuple[int, ...], ...],
+        part: tuple[int, int] = (0, 1),
     ) -> None:
-        packing = Packing.of(shapes, leaves)
-        if packing is None or len(packing.leaves) != len(leaves):
+        packing, self._first = Packing.of(shapes, leaves), None
+        if packing is None or any(math.prod(whole[i]) > 2**32 for i in leaves):
             raise _check.reject("parameters", "one of them", "has more than 2**32 elements")
         self.stream, self.leaves, self.packing = stream, leaves, packing
+        if part[1] > 1:  # its shares are parts of the draws that all have
+            self._first = packing.first([share(math.prod(whole[i]), part)[0] for i in leaves])
         self._buffer: Any = None
         self._scratch: Any = None
         self.draws = ["counters", *map(int, leaves)]
-        self.slack_shapes = packing.shapes
+        self.slack_shapes = tuple(whole[i] for i in leaves)
         self.load([])
 
     def next(self, key: np.ndarray, step: int) -> list[torch.Tensor]:
@@ -71,7 +77,12 @@ class OnCPU:
     def _advance(self, key: np.ndarray, step: int, scratch: Any) -> Any:
         with jax.default_device(_cpu()), _float64.scope(self.stream.dtype == np.float64):
             made, self._buffer = self.stream.step_packed(
-                key, self._buffer, np.int32(step), packing=self.packing, scratch=scratch
+                key,
+                self._buffer,
+                np.int32(step),
+                packing=self.packing,
+                first=self._first,
+                scratch=scratch,
             )
         return made
 
@@ -113,6 +124,8 @@ class OnDevice:
         leaves: tuple[int, ...],
         shapes: tuple[tuple[int, ...], ...],
         device: torch.device,
+        whole: tuple[tuple[int, ...], ...],
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         self.stream, self.leaves, self.device = stream, leaves, device
         self.shapes = tuple(shapes[i] for i in leaves)
@@ -131,8 +144,10 @@ class OnDevice:
             tables = (tables[0][:1],) if constant else tables
         # put on the device once: (n, k), or (1, k) where they are the same in all steps
         self._tables = [torch.as_tensor(t.copy(), dtype=self._dtype, device=device) for t in tables]
-        self.draws = [device.type, *map(int, leaves)]
-        self.slack_shapes = ((self._total,),)
+        # the processes that share the noise draw for themselves
+        self._part = f" part {part[0]} of {part[1]}" if part[1] > 1 else ""
+        self.draws = [device.type + self._part, *map(int, leaves)]
+        self.slack_shapes = ((sum(math.prod(whole[i]) for i in leaves),),)
         self._buffer: torch.Tensor | None = None
         self.load([])
 
@@ -201,7 +216,7 @@ class OnDevice:
 
     def _draw(self, key: np.ndarray, step: int) -> torch.Tensor:
         """White noise: PyTorch's generator, seeded with 64 bits of a hash for each step."""
-        text = f"mfopt torch noise {step} {self.leaves[0]}".encode()
+        text = f"mfopt torch noise {step} {self.leaves[0]}{self._part}".encode()
         digest = hashlib.sha256(key.tobytes() + text).digest()
         generator = torch.Generator(device=self.device)
         generator.manual_seed(int.from_bytes(digest[:8], "little"))

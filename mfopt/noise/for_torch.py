@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -18,7 +19,9 @@ except ModuleNotFoundError as problem:
 
 from mfopt._runtime import _check
 from mfopt.noise import _draws, _keys, _torch_parts, files
+from mfopt.noise.packing import share
 from mfopt.noise.recursions import Rows
+from mfopt.noise.state import no_copy
 from mfopt.noise.stream import TOO_NARROW, NoiseExhaustedError, NoiseStream
 
 STATE = "mfopt_noise"  # where an optimizer's state_dict keeps the noise
@@ -42,11 +45,16 @@ class TorchNoise:
     **Secret**, as the state of the stream: ``state_dict`` holds the key of the noise. Prefer
     :meth:`save`, which makes files that only their owner can read.
 
+    With ``part=(k, m)``, in all m processes of ``torch.distributed`` at once, the k-th makes the
+    noise of its share of each parameter and keeps the buffers of that: together they add what one
+    adds. The key is the first process's.
+
     Args:
       stream: strategy, scale and types.
-      parameters: floating-point tensors (not distributed ones).
+      parameters: floating-point tensors; distributed ones with a ``part`` only.
       seed: pins the noise, for experiments only; the default key is the operating system's.
       key: a secret key that the caller keeps, uint32 of shape (8,), never used before.
+      part: number of this process and how many share the noise; all of it if left out.
     """
 
     def __init__(
@@ -56,6 +64,7 @@ class TorchNoise:
         *,
         seed: int | None = None,
         key: Any = None,
+        part: tuple[int, int] | None = None,
     ) -> None:
         _check.kind(
             "stream", stream, NoiseStream, "mfopt.noise.from_factorization makes that of a file."
@@ -69,20 +78,28 @@ class TorchNoise:
             )
         self.stream = stream
         self.pinned = seed is not None
-        self.step, self._whole = 0, True
-        like = [
-            _checked(f"parameters[{i}]", p) for i, p in enumerate(_listed("parameters", parameters))
-        ]
+        self.step, self._sound = 0, True
+        listed = list(enumerate(_listed("parameters", parameters)))
+        like = [_checked(f"parameters[{i}]", p, whole=part is None) for i, p in listed]
         if not like:
             raise _check.reject("parameters", [], "must hold at least one tensor")
-        self._like = like
-        self._shapes = tuple(shape for shape, _ in like)
-        self._key = _keys.on_host(seed, key)
+        self._like, self.part = like, part or (0, 1)
+        self._whole = tuple(shape for shape, _ in like)
+        self._spans = [share(math.prod(shape), self.part) for shape in self._whole]
+        self._shapes = self._whole
+        if self.part[1] > 1:
+            self._shapes = tuple((stop - start,) for start, stop in self._spans)
+        keys = [_keys.on_host(seed, key)]
+        if part is not None:
+            torch.distributed.broadcast_object_list(keys, src=0)
+        self._key = keys[0]
         places: dict[torch.device, list[int]] = {}
         for i, (_, device) in enumerate(like):
             places.setdefault(device, []).append(i)
         self._parts = [
-            _torch_parts.part_for(device)(stream, tuple(leaves), self._shapes, device)
+            _torch_parts.part_for(device)(
+                stream, tuple(leaves), self._shapes, device, self._whole, self.part
+            )
             for device, leaves in places.items()
         ]
         shapes = tuple(shape for part in self._parts for shape in part.slack_shapes)
@@ -139,6 +156,9 @@ class TorchNoise:
                 raise _check.reject(
                     f"sums[{i}]", "expanded", "its elements share memory", "Give a clone()."
                 )
+        if self.part[1] > 1:
+            spans = zip(sums, self._spans, strict=True)
+            sums = [total.view(-1)[start:stop] for total, (start, stop) in spans]
         with self._one_step():
             for part in self._parts:
                 part.add_to([sums[i] for i in part.leaves], self._key, self.step)
@@ -153,13 +173,13 @@ class TorchNoise:
         than C⁻¹z."""
         self._refuse_past_end()
         self._refuse_broken()
-        self._whole = False
+        self._sound = False
         yield
         self.step += 1
-        self._whole = True
+        self._sound = True
 
     def _refuse_broken(self) -> None:
-        if not self._whole:
+        if not self._sound:
             raise _check.FailureError(
                 f"step {self.step} of the noise was broken off half-way: the same draw would come "
                 "again, on buffers that it may be in already. Load the last state that was saved, "
@@ -182,7 +202,30 @@ class TorchNoise:
             "shapes": [list(shape) for shape in self._shapes],
             "draws": [part.draws for part in self._parts],
             "buffers": self._buffers(),
+            **({"part": list(self.part)} if self.part[1] > 1 else {}),
         }
+
+    def joined(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        """**Secret.** The state of all parts, in their order, as one: that of a single process."""
+        whole = {name: value for name, value in states[0].items() if name != "part"}
+        buffers: list[Any] = [None] * len(self._whole)
+        for i, shape in enumerate(self._whole):
+            if self.stream.recursion.slots:
+                cut = [state["buffers"][i] for state in states]
+                buffers[i] = torch.cat(cut, dim=1).reshape(-1, *shape)
+        return {**whole, "shapes": [list(shape) for shape in self._whole], "buffers": buffers}
+
+    def _own(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What this process keeps of a :meth:`joined` state; any other as it is."""
+        buffers, wholes = state.get("buffers"), [list(shape) for shape in self._whole]
+        if self.part[1] == 1 or state.get("shapes") != wholes or not isinstance(buffers, list):
+            return state
+        own = [
+            b.reshape(len(b), -1)[:, start:stop] if isinstance(b, torch.Tensor) and b.ndim else b
+            for b, (start, stop) in zip(buffers, self._spans, strict=False)
+        ]
+        shapes = [list(shape) for shape in self._shapes]
+        return {**state, "buffers": own, "shapes": shapes, "part": list(self.part)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from :meth:`state_dict`; nothing changes if it is refused.
@@ -192,24 +235,36 @@ class TorchNoise:
             parameters, or its step, key or buffers are not such as this object saves.
         """
         key, buffers = self.check_state_dict(state)
-        self._whole = False
+        self._sound = False
         for part in self._parts:
             part.load([b for i in part.leaves if (b := buffers[i]) is not None])
         self._key = key
         self.step, self.pinned = state["step"], state["pinned"]
-        self._whole = True
+        self._sound = True
+
+    def has_key(self, key: np.ndarray) -> bool:
+        """Whether ``key`` is that of this noise."""
+        return np.array_equal(key, self._key)
 
     def check_state_dict(self, state: Any) -> tuple[np.ndarray, list[Any]]:
         """(key, buffers) of a state, or the errors of :meth:`load_state_dict`; changes nothing."""
         if not isinstance(state, dict):
             raise _check.reject("state", type(state).__name__, "must come from state_dict")
         files.refuse_other(state, self.stream)
+        state = self._own(state)
         if state.get("silent"):
             raise _check.reject(
                 "state",
                 "of a process that adds no noise",
                 "holds neither key nor buffers",
                 "Save and load the optimizer of rank 0.",
+            )
+        if state.get("part", [0, 1]) != list(self.part):
+            raise _check.reject(
+                "state: part",
+                state.get("part"),
+                f"is another process's share of the noise than this one's, {list(self.part)}",
+                "Load what the process of this rank saved, with as many processes.",
             )
         if state.get("shapes") != [list(shape) for shape in self._shapes]:
             raise _check.reject("state", state.get("shapes"), "belongs to other parameters")
@@ -332,16 +387,6 @@ def refuse_narrow(name: str, sums: Iterable[torch.Tensor]) -> None:
         )
 
 
-def no_copy(noise: Any) -> _check.UsageError:
-    """The error for copying or pickling what adds noise: two would add the same draws."""
-    return _check.reject(
-        type(noise).__name__,
-        "a copy",
-        "cannot be made: both would add the same noise, and their difference none",
-        "Make a new one, or resume from its state_dict().",
-    )
-
-
 def _listed(name: str, tensors: Any) -> list[torch.Tensor]:
     if not isinstance(tensors, Iterable) or isinstance(tensors, torch.Tensor):
         raise _check.reject(
@@ -360,11 +405,18 @@ def _words(key: Any) -> np.ndarray:
     return key.cpu().numpy().view(np.uint32)
 
 
-def _checked(name: str, parameter: Any) -> tuple[tuple[int, ...], torch.device]:
+def _checked(
+    name: str, parameter: Any, *, whole: bool = True
+) -> tuple[tuple[int, ...], torch.device]:
     if not isinstance(parameter, torch.Tensor):
         raise _check.reject(name, type(parameter).__name__, "must be a torch.Tensor")
     if not parameter.dtype.is_floating_point:
         raise _check.reject(name, str(parameter.dtype), "must be of a floating-point type")
-    if hasattr(parameter, "full_tensor"):
-        raise _check.reject(name, "DTensor", "distributed tensors are not supported")
+    if whole and hasattr(parameter, "full_tensor"):
+        raise _check.reject(
+            name,
+            "DTensor",
+            "is spread over processes: each would add noise of its own to all of it",
+            "Attach its optimizer to a mfopt.torch.PrivateRun, which adds it once.",
+        )
     return tuple(parameter.shape), parameter.device

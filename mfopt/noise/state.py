@@ -89,14 +89,14 @@ class NoiseState:
 
     Besides :func:`mfopt.noise.save_state`, Orbax saves it as any pytree, and Flax's ``to_bytes``
     and ``from_bytes`` do (once ``flax`` is imported), alone or inside the state of an optimizer.
-    Write such files inside :func:`mfopt.noise.owner_only`. A restored state of another stream is
-    refused, or gives NaN inside jit.
+    Write such files inside :func:`mfopt.noise.owner_only`. Copies and pickles, also of what holds
+    it, are refused. A restored state of another stream is refused, or gives NaN inside jit.
 
     Attributes:
       key: shape (8,) uint32.
       step: steps done, int32; a host number outside of jit, so that reading it waits for nothing.
-      buffers: arrays (or None): one for all parameters that lie on one device, and one for each
-        that is spread over several.
+      buffers: arrays (or None): one for all parameters that lie on one device, a few for those
+        that are spread over several.
       mark: of :func:`mark`, shape (8,) uint32.
       layout: of the parameters (static).
       digest: of the factorization (static).
@@ -116,12 +116,25 @@ class NoiseState:
     def __post_init__(self) -> None:
         _register_with_flax()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise no_copy(self)
+
     def __repr__(self) -> str:
         step = self.step if isinstance(self.step, jax.core.Tracer) else int(self.step)
         return (
             f"NoiseState(step={step}, parameters={self.layout.size}, digest={self.digest[:12]}, "
             f"key=<{'pinned, not private' if self.pinned else 'secret'}>)"
         )
+
+
+def no_copy(noise: Any) -> _check.UsageError:
+    """The error for copying or pickling what adds noise: two would add the same draws."""
+    return _check.reject(
+        type(noise).__name__,
+        "a copy",
+        "cannot be made: a file of it would show the key, and both would add the same noise",
+        "Make a new one, or resume from its state_dict() or a file of save_state(), mode 0600.",
+    )
 
 
 def check_arrays(found: dict[str, Any], expected: dict[str, tuple[tuple[int, ...], Any]]) -> None:

@@ -41,6 +41,11 @@ def _fault(layer: torch.nn.Module) -> tuple[str, str]:
             "Give its `module`, or, with Opacus, wrap that in "
             "opacus.distributed.DifferentiallyPrivateDistributedDataParallel.",
         )
+    if type(layer).__name__ == "FullyShardedDataParallel":
+        return (
+            "adds up gradients before they are clipped",
+            "Use fully_shard (FSDP2) and PrivateRun.",
+        )
     if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
         return (
             "mixes examples, so that no example's gradient is its own",
@@ -61,16 +66,45 @@ def buffers_of(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
     return {name: (id(b), b._version) for name, b in module.named_buffers()}
 
 
+def attributes_of(module: torch.nn.Module) -> dict[str, Any]:
+    """What layers keep beside parameters and buffers, by name: numbers, and tensors as above."""
+    return {
+        f"{name}.{key}".lstrip("."): value if isinstance(value, float) else (value, value._version)
+        for name, layer in module.named_modules()
+        for key, value in vars(layer).items()
+        if isinstance(value, float | torch.Tensor)
+    }
+
+
 def refuse_changed(module: torch.nn.Module, before: dict[str, tuple[int, int]]) -> None:
     """Raise :class:`UsageError` where a buffer is not what it was ``before`` a forward pass."""
     after = buffers_of(module)
     if changed := sorted(name for name in {*before, *after} if before.get(name) != after.get(name)):
-        raise _check.reject(
-            f"module.{changed[0]}",
-            "a buffer",
-            "was changed by the forward pass: it may hold what a batch has, without noise",
-            "Freeze it in training, or keep it out of the model; and load the model again.",
-        )
+        _reject_memory(changed[0], "a buffer")
+
+
+def refuse_memory(module: torch.nn.Module, before: dict[str, Any]) -> None:
+    """Raise :class:`UsageError` where an attribute is not what it was ``before`` a forward pass.
+
+    One that a first pass makes, as a table of positions, is no memory of a batch unless it changes.
+    """
+    for name, now in attributes_of(module).items():
+        was = before.get(name, now)
+        if isinstance(was, tuple) and isinstance(now, tuple):  # a tensor itself: ids come again
+            same = was[0] is now[0] and was[1] == now[1]
+        else:
+            same = was is now or (isinstance(was, float) and was == now)
+        if not same:
+            _reject_memory(name, "an attribute")
+
+
+def _reject_memory(name: str, kind: str) -> None:
+    raise _check.reject(
+        f"module.{name}",
+        kind,
+        "was changed by the forward pass: it may hold what a batch has, without noise",
+        "Freeze it in training, or keep it out of the model; and load the model again.",
+    )
 
 
 def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) -> None:
@@ -114,6 +148,8 @@ def require_equal(parameters: list[torch.Tensor]) -> None:
         first = p.detach().clone()
         torch.distributed.broadcast(first, src=0)
         unequal += int(not torch.equal(first, p))
+    if not parameters:
+        return
     count = torch.tensor(unequal, device=parameters[0].device)
     torch.distributed.all_reduce(count)
     if count:
@@ -122,6 +158,60 @@ def require_equal(parameters: list[torch.Tensor]) -> None:
             f"{int(count)} parameters differ between processes",
             "every process must begin with the same ones: each would train a model of its own",
             "Seed the initialization, or broadcast rank 0's parameters before.",
+        )
+
+
+def is_shard(tensor: torch.Tensor) -> bool:
+    """Whether this process has a part of a ``DTensor``."""
+    return hasattr(tensor, "full_tensor")
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """What this process has of a tensor."""
+    result: torch.Tensor = tensor.to_local() if is_shard(tensor) else tensor
+    return result
+
+
+def like(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
+    """``whole``, equal in all processes, spread over them as ``parameter`` is."""
+    if not is_shard(parameter):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = parameter.device_mesh
+    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    result: torch.Tensor = everywhere.redistribute(placements=parameter.placements)
+    return result
+
+
+def refuse_meshes(parameters: list[torch.Tensor], ranks: int, by_caller: bool) -> None:
+    """Raise :class:`UsageError` for distributed parameters whose sums the run could not form."""
+    if by_caller:
+        raise _check.reject(
+            "clipped_by_caller",
+            True,
+            "gradients of fully_shard are added over processes before the run sees them, and it "
+            "would add them once more",
+            "Leave it out and call run.backward(module, loss, batch).",
+        )
+    sizes = {p.device_mesh.size() for p in parameters if is_shard(p)}  # type: ignore[attr-defined]
+    if sizes != {ranks}:
+        raise _check.reject(
+            "optimizer",
+            f"of parameters on {sorted(sizes)} processes",
+            f"each of {ranks} takes its part of every batch: no tensor or pipeline parallelism",
+            "Use fully_shard with a mesh of all processes.",
+        )
+
+
+def refuse_overlap(optimizer: Any) -> None:
+    """Raise :class:`UsageError` for a ZeroRedundancyOptimizer that steps in the backward pass."""
+    if getattr(optimizer, "_overlap_with_ddp", False):
+        raise _check.reject(
+            "overlap_with_ddp",
+            True,
+            "steps inside the backward pass, by gradients that are neither clipped nor noised",
+            "Make the ZeroRedundancyOptimizer without it.",
         )
 
 

@@ -63,6 +63,9 @@ def backward(
     """
 
     def sum_of(p: torch.Tensor) -> torch.Tensor:
+        if checks.is_shard(p):
+            rule = "is spread over processes, each of which has a part of the sum"
+            raise _check.reject("module", type(module).__name__, rule, "Use PrivateRun.backward.")
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         return p.grad
 
@@ -97,7 +100,7 @@ def add_clipped(
     place = next(iter(trained.values())).device
     tensors = [leaf.to(place) for leaf in tensors]
     frozen = {name: p for name, p in module.named_parameters() if name not in trained}
-    fixed = {**frozen, **dict(module.named_buffers())}
+    fixed = {name: _whole(p) for name, p in frozen.items()} | dict(module.named_buffers())
     before, calls = checks.buffers_of(module), [0]
 
     def of_one(parameters: dict[str, torch.Tensor] | None, *example: torch.Tensor) -> torch.Tensor:
@@ -125,10 +128,11 @@ def add_clipped(
     together = vmap(
         grad_and_value(of_one), in_dims=(None, *(0 for _ in tensors)), randomness="different"
     )
-    detached = {name: p.detach() for name, p in trained.items()}
+    detached = {name: _whole(p) for name, p in trained.items()}
+    spread = any(map(checks.is_shard, trained.values()))
 
     def one_by_one(parts: tuple[torch.Tensor, ...]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        rows, losses = [], []
+        rows, losses, memory = [], [], checks.attributes_of(module)
         for example in zip(*parts, strict=True):
             with torch.enable_grad():
                 value = of_one(None, *example)
@@ -136,12 +140,13 @@ def add_clipped(
                 made = torch.autograd.grad(value, list(trained.values()), materialize_grads=True)
             rows.append(made)
             losses.append(value.detach())
+        checks.refuse_memory(module, memory)
         stacked = map(torch.stack, zip(*rows, strict=True))
         return dict(zip(trained, stacked, strict=True)), torch.stack(losses)
 
     def each(parts: tuple[torch.Tensor, ...]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         if module not in _one_by_one:
-            with _entered(module) as layers:
+            with _entered(module) as layers, _unhooked(module):
                 try:
                     made: tuple[dict[str, torch.Tensor], torch.Tensor] = together(detached, *parts)
                     return made
@@ -149,6 +154,10 @@ def add_clipped(
                     raise
                 except RuntimeError as problem:
                     where, why = layers[-1] if layers else "its loss", str(problem)
+        if spread:
+            rule = f"has no rule for torch.vmap ({why.splitlines()[0][:200]}), as it must here"
+            way_out = "Use a ZeroRedundancyOptimizer and no fully_shard."
+            raise _check.reject(where, "in a model of fully_shard", rule, way_out)
         try:
             found = one_by_one(parts)
         except RuntimeError as problem:
@@ -241,6 +250,31 @@ def _entered(module: torch.nn.Module) -> Iterator[list[str]]:
         ):
             stack.callback(hook.remove)
         yield inside
+
+
+def _whole(p: Any) -> torch.Tensor:
+    """A parameter without its gradient; gathered where processes have parts of it."""
+    alone = p.detach()
+    whole: torch.Tensor = alone.full_tensor() if checks.is_shard(alone) else alone
+    return whole
+
+
+@contextlib.contextmanager
+def _unhooked(module: torch.nn.Module) -> Iterator[None]:
+    """Without the hooks of FSDP2, which would put its parameters in place of those given."""
+    kept = []
+    for layer in module.modules():
+        for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
+            kept.append((hooks, dict(hooks)))
+            for number, hook in list(hooks.items()):
+                if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
+                    del hooks[number]
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.clear()
+            hooks.update(before)
 
 
 @contextlib.contextmanager

@@ -182,15 +182,18 @@ def make_private(
 def _watch_layers(module: Any) -> None:
     """Refuse training passes through layers, or that change buffers, which escape the noise."""
     before: dict[str, tuple[int, int]] = {}
+    memory: dict[str, Any] = {}
 
     def before_forward(*_: Any) -> None:
         if module.training:
             checks.refuse_layers(module)
             before.update(checks.buffers_of(module))
+            memory.update(checks.attributes_of(module))
 
     def after_forward(*_: Any) -> None:
         if module.training:
             checks.refuse_changed(module, before)
+            checks.refuse_memory(module, memory)
 
     module.register_forward_pre_hook(before_forward)
     module.register_forward_hook(after_forward)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
@@ -17,11 +18,11 @@ from mfopt.noise.for_torch import (
     STATE,
     SilentNoise,
     TorchNoise,
-    no_copy,
     refuse_narrow,
     split_state,
 )
 from mfopt.noise.sealed import KEY_FOLDER, KeyFile
+from mfopt.noise.state import no_copy
 from mfopt.sampling import UnitSampler
 from mfopt.torch import checks, clipping, loader
 
@@ -44,7 +45,10 @@ class PrivateRun:
     there, with its noise. Other optimizers find no gradient, and a gradient in ``grad`` raises.
     With ``clipped_by_caller=True`` the sum is what the caller puts into ``grad``. With several
     processes (an initialized ``torch.distributed``) each one takes its part of every batch, the
-    sums are added over the processes, and rank 0 alone has a key, buffers and noise.
+    sums are added over the processes, and rank 0 alone has a key, buffers and noise. With a
+    ``ZeroRedundancyOptimizer`` or a model of ``fully_shard`` (FSDP2) each process makes, from one
+    key, the noise of its share of every parameter. ``backward``, called equally often in all of
+    them, holds whole parameters and their sum also where they are sharded.
 
     The optimizer's ``state_dict`` holds the run, sealed: the key lies in a file of ``key_folder``,
     readable by its owner only, and is **as secret as the data**. Load after ``attach``.
@@ -56,7 +60,8 @@ class PrivateRun:
     sum, with more examples than were drawn for it, without noise, past the last; parameters that
     are trained elsewhere, layers and buffers that keep what they see. With ``clipped_by_caller``
     examples and their norms are not seen: that each step's sum is of that step's batch, each
-    example of norm at most ``max_grad_norm``, is then the caller's part.
+    example of norm at most ``max_grad_norm``, is then the caller's part. Never seen is what is done
+    to a batch before: each row must be of one unit alone (no MixUp or CutMix).
 
     Args:
       factorization: C, σ and the sampling scheme.
@@ -101,6 +106,8 @@ class PrivateRun:
         self._parameters: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] | None = None  # of this step, one for each parameter
         self._forget: Callable[[], None] = self._drop
+        self._consolidates = False
+        self._joined: dict[str, Any] | None = None  # the state of ZeRO's noise, all of it
 
     def __repr__(self) -> str:
         return f"PrivateRun({self.sampler!r}, step {self.step} of {self.stream.iterations})"
@@ -169,7 +176,7 @@ class PrivateRun:
         checks.refuse_uncovered(module, self._parameters)
         # also where it is broken off: what it had added by then is in the sum
         self.count(clipping.examples_in(batch))
-        self._sums = self._sums or [torch.zeros_like(p) for p in self._parameters]
+        self._sums = self._sums or [whole_zeros(p) for p in self._parameters]
         sums = {id(p): total for p, total in zip(self._parameters, self._sums, strict=True)}
         return clipping.add_clipped(
             module, loss, batch, self.stream.clip_norm, lambda p: sums[id(p)], microbatch=microbatch
@@ -191,6 +198,8 @@ class PrivateRun:
         # what accelerate and Lightning wrap one in steps it in their ways
         optimizer = getattr(optimizer, "optimizer", optimizer)
         refuse_private(optimizer)
+        zero = hasattr(optimizer, "consolidate_state_dict")  # ZeroRedundancyOptimizer
+        checks.refuse_overlap(optimizer)
         used = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
         if optimizer.state or used:
             raise _check.reject(
@@ -201,7 +210,10 @@ class PrivateRun:
             )
         parameters = _trained(optimizer)
         refuse_narrow("optimizer", parameters)  # sums have the type of their parameter
-        self.start_noise(parameters)
+        shards = any(map(checks.is_shard, parameters))
+        if shards:
+            checks.refuse_meshes(parameters, self.ranks, self.clipped_by_caller)
+        self.start_noise(parameters, shared=shards or (zero and self.ranks > 1))
         self._parameters = parameters
 
         def before_step(optimizer: Any, arguments: Any, named: Any) -> None:
@@ -226,7 +238,7 @@ class PrivateRun:
             for p, total in zip(parameters, sums, strict=True):
                 if self.ranks > 1:
                     torch.distributed.all_reduce(total)
-                p.grad = total.div_(self.normalizer)
+                p.grad = checks.like(p, total.div_(self.normalizer))
 
         def refuse_copy(_: Any) -> Any:
             raise _check.reject(
@@ -244,6 +256,15 @@ class PrivateRun:
 
         # copy and pickle ask the object before its class
         vars(optimizer).update(__reduce_ex__=refuse_copy, zero_grad=zero_grad)
+        if zero and self.ranks > 1:
+            plain_consolidate = optimizer.consolidate_state_dict  # type: ignore[union-attr]
+
+            def consolidate_state_dict(to: int = 0) -> None:
+                plain_consolidate(to)
+                self._join_noise(to)
+
+            vars(optimizer).update(consolidate_state_dict=consolidate_state_dict)
+            self._consolidates = True
         checks.watch_scaler(optimizer)
         optimizer.register_step_pre_hook(before_step)
         optimizer.register_step_post_hook(lambda *_: self._clear())
@@ -269,8 +290,8 @@ class PrivateRun:
         gradients = [p.grad for p in self._parameters]
         if self.clipped_by_caller:
             pairs = zip(gradients, self._parameters, strict=True)
-            return [torch.zeros_like(p) if g is None else g for g, p in pairs]
-        if any(g is not None and bool(g.any()) for g in gradients):
+            return [whole_zeros(p) if g is None else g.contiguous() for g, p in pairs]
+        if any(g is not None and bool(checks.local(g).any()) for g in gradients):
             raise _check.reject(
                 "grad",
                 "not empty",
@@ -278,7 +299,7 @@ class PrivateRun:
                 "Call run.backward(module, loss, batch) in place of loss.backward(), and nothing "
                 "that writes to grad; or clip and sum yourself and say `clipped_by_caller=True`.",
             )
-        return self._sums or [torch.zeros_like(p) for p in self._parameters]
+        return self._sums or [whole_zeros(p) for p in self._parameters]
 
     def _drop(self) -> None:
         """Forget the sum of this step."""
@@ -289,8 +310,8 @@ class PrivateRun:
         for p in self._parameters:
             p.grad = None
 
-    def start_noise(self, parameters: list[torch.Tensor]) -> None:
-        """The noise for ``parameters``; once for a run."""
+    def start_noise(self, parameters: list[torch.Tensor], *, shared: bool = False) -> None:
+        """The noise for ``parameters``; once for a run. ``shared``: each process makes a part."""
         if self.noise is not None:
             raise _check.reject(
                 "run",
@@ -300,11 +321,22 @@ class PrivateRun:
             )
         checks.take(parameters, self)
         if self.ranks > 1:
-            checks.require_equal(parameters)
-        if self.rank == 0:
+            checks.require_equal([p for p in parameters if not checks.is_shard(p)])
+        if shared:
+            part = self.rank, self.ranks
+            self.noise = TorchNoise(self.stream, parameters, seed=self._seed, part=part)
+        elif self.rank == 0:
             self.noise = TorchNoise(self.stream, parameters, seed=self._seed)
         else:
             self.noise = SilentNoise(self.stream)
+
+    def _join_noise(self, to: int) -> None:
+        """Gather the states of all processes' noise in one, of rank ``to``."""
+        noise = self.started()
+        assert isinstance(noise, TorchNoise)
+        states: Any = [None] * self.ranks if self.rank == to else None
+        torch.distributed.gather_object(noise.state_dict(), states, dst=to)
+        self._joined = noise.joined(states) if states else None
 
     def on_restart(self, forget: Callable[[], None]) -> None:
         """``forget()`` drops what was summed of a step that was not released."""
@@ -382,6 +414,15 @@ class PrivateRun:
     def state_dict(self) -> dict[str, Any]:
         """Noise and batches of the run, sealed, for PyTorch checkpoints."""
         noise = self.started().state_dict()
+        if self._consolidates:
+            if self._joined is None or self._joined["step"] != self.step:
+                raise _check.reject(
+                    "optimizer",
+                    f"at step {self.step}",
+                    "has noise in every process, and the state would hold this one's only",
+                    "Call consolidate_state_dict(to=rank) in all processes just before.",
+                )
+            noise = self._joined
         return self.keys.seal({"noise": noise, "sampler": self.sampler.state_dict()})
 
     def check_state_dict(self, state: Any) -> None:
@@ -389,7 +430,16 @@ class PrivateRun:
         noise, state = self.started(), self.keys.open(state)
         if not isinstance(state, dict) or set(state) != {"noise", "sampler"}:
             raise _check.reject("state", type(state).__name__, "must come from a PrivateRun")
-        noise.check_state_dict(state["noise"])
+        key, _ = noise.check_state_dict(state["noise"]) or (np.zeros(0), None)
+        own = isinstance(noise, TorchNoise) and noise.has_key(key)
+        if own and state["noise"]["step"] < self.step:
+            raise _check.reject(
+                "state",
+                f"of step {state['noise']['step']}",
+                f"takes back a run that has released {self.step} steps: others than these, with "
+                "the same noise, would show the data by their difference",
+                "Make a new run for another try; both count against privacy.",
+            )
         saved = UnitSampler.from_state(state["sampler"])
         if (saved.scheme, saved.population) != (self.sampler.scheme, self.sampler.population):
             raise _check.reject(
@@ -443,6 +493,13 @@ def refuse_private(optimizer: Any) -> None:
             "was made private already: its noise would not be this factorization's",
             way_out,
         )
+
+
+def whole_zeros(parameter: torch.Tensor) -> torch.Tensor:
+    """Zeros for the sum of a parameter, also where a process has only a part of it."""
+    if checks.is_shard(parameter):
+        return torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+    return torch.zeros_like(parameter, memory_format=torch.contiguous_format)
 
 
 def _trained(optimizer: Any) -> list[torch.Tensor]:
