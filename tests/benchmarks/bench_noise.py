@@ -9,6 +9,8 @@ by hand: ``torch.randn`` (32 bits a draw) and buffers in place. The floor is the
 draw alone plus one pass over the buffers that the method has to touch: for blt the d buffers read
 and written, for banded C all read and one written. Toeplitz is timed in its first steps of 64:
 mfopt makes past draws again, so its time grows with the step; the others keep all draws.
+With ``--leaves 148`` the parameters are as many arrays, of the sizes of GPT-2's blocks, for mfopt,
+jax-privacy and torch, which then cuts one vector of noise.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ DECAYS = np.array([0.5, 0.9, 0.99, 0.999])
 SCALES = np.array([0.3, 0.1, 0.05, 0.02])
 BANDS = {"banded-16": 16, "banded-64": 64, "toeplitz": 64}
 ITERATIONS = 2048
+BLOCK = (1, 1, 2304, 3, 768, 1, 1, 1, 3072, 4, 3072, 1)  # arrays of a block of GPT-2, over 768
+leaves = 1
 SLOTS = {"identity": 0, "blt": len(DECAYS), "banded-16": 15, "banded-64": 63, "toeplitz": 63}
 # ratios of CPU time that the noise must reach: at most
 LIMITS = {
@@ -63,12 +67,18 @@ def mfopt_stream(mechanism: str, *, scaled: bool = False) -> Any:
     return NoiseStream(strategy, iterations=iterations, noise_multiplier=1.0, clip_norm=1.0)
 
 
+def pieces(size: int) -> list[int]:
+    """Sizes of the arrays that so many parameters are."""
+    parts = np.cumsum(np.resize(BLOCK, leaves))
+    return [int(n) for n in np.diff([0, *(size * parts // parts[-1])])]
+
+
 def optax_step(transformation: Any, size: int) -> Callable[[], None]:
     """A jitted update that is fed its own state, buffers donated."""
     import jax
     import jax.numpy as jnp
 
-    gradient = jnp.ones(size, jnp.float32)
+    gradient = [jnp.ones(n, jnp.float32) for n in pieces(size)]
     update = jax.jit(lambda g, s: transformation.update(g, s), donate_argnums=1)
     state = transformation.init(gradient)
 
@@ -111,11 +121,11 @@ def torch_step(mechanism: str, size: int, *, scaled: bool = False) -> Callable[[
 
     from mfopt.noise.for_torch import TorchNoise
 
-    gradient = torch.ones(size)
-    noise = TorchNoise(mfopt_stream(mechanism, scaled=scaled), [gradient])
+    gradient = [torch.ones(n) for n in pieces(size)]
+    noise = TorchNoise(mfopt_stream(mechanism, scaled=scaled), gradient)
 
     def step() -> None:
-        noise.add_to([gradient])
+        noise.add_to(gradient)
 
     return step
 
@@ -126,7 +136,7 @@ def by_hand_step(mechanism: str, size: int, *, scaled: bool = False) -> Callable
 
     if scaled and mechanism != "blt":
         raise ValueError("written by hand for blt only")
-    gradient, noise = torch.ones(size), torch.empty(size)
+    gradient, noise = [torch.ones(n) for n in pieces(size)], torch.empty(size)
     slots = SLOTS[mechanism]
     buffers = torch.zeros(slots, size)
     recursion = mfopt_stream(mechanism, scaled=scaled).recursion
@@ -151,7 +161,7 @@ def by_hand_step(mechanism: str, size: int, *, scaled: bool = False) -> Callable
             noise.addmv_(buffers.T, weights.flip(0).roll(at))
             buffers[at % slots].copy_(noise if white is None else white)
         at += 1
-        gradient.add_(noise)
+        torch._foreach_add_(gradient, noise.split(pieces(size)))
 
     return step
 
@@ -244,6 +254,7 @@ bench = Bench(
     repeats=(3, "Timed processes of each contender.", "--rounds"),
     steps=(8, "Timed steps of a process."),
     paired=("", "Two contenders, A,B: the ratio of A to B alone, --steps of each in turn."),
+    leaves=(1, "Arrays that the parameters are cut into."),
     child=("", "CONTENDER,MECHANISM,SIZE,STEPS: the measurement of one process."),
 )
 parser, main = bench.parser, bench.main
@@ -291,7 +302,8 @@ def in_own_process(contender: str, mechanism: str, size: int, steps: int) -> dic
     needed, free = (each * SLOTS[mechanism] + more) * 4 * size, free_bytes()
     if free is not None and needed > free:
         return {"skipped": f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"}
-    found, problem = child(__file__, f"--child={contender},{mechanism},{size},{steps}")
+    words = f"--child={contender},{mechanism},{size},{steps}", f"--leaves={leaves}"
+    found, problem = child(__file__, *words)
     return found or {"skipped": problem[:160]}
 
 
@@ -306,6 +318,8 @@ def least(results: list[dict[str, Any]]) -> dict[str, Any]:
 @bench.work
 def measured(options: Options) -> dict[str, Any] | None:
     """A table for each mechanism and size."""
+    global leaves
+    leaves = options.leaves
     if options.child:
         contender, mechanism, size, steps = options.child.split(",")
         print(json.dumps(here(contender, mechanism, int(size), int(steps))))
