@@ -48,7 +48,6 @@ class TrainingBudgets(FineTuning):
     rates: tuple[float, ...] = option(
         (0.003, 0.01, 0.03), "Learning rates to choose from (adam).", rule=fitted_rate
     )
-    seeds: tuple[int, ...] = option((0, 1, 2), "One run for each, pinning its randomness.")
 
     @property
     def columns(self) -> str:  # type: ignore[override]
