@@ -54,7 +54,7 @@ class Images(ImageStudy):
         choices=(SCHEDULE, PREFIX),
     )
     executed: str = option(
-        "blt-4-scaled", "Mechanism that is also run with truncated and with shuffled batches."
+        "blt-4-scaled", "Mechanism also run with truncated and shuffled batches."
     )
 
     def families(self) -> tuple[str, ...]:
