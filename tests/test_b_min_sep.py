@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
-from mfopt.accounting.monte_carlo import band, chunked, separated, separated_ceilings
+from mfopt.accounting.monte_carlo import band, chunked, separated_ceilings
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw, BMinSepLoss
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.errors import FailureError, UsageError
@@ -64,7 +64,7 @@ class All:
         self.patterns = list(every(n, separation))
         self.chances = np.array([chance(pattern, self.scheme) for pattern in self.patterns])
         self.modes = np.array([self.dense[:, list(p)].sum(axis=1) for p in self.patterns])
-        self.exact = separated.exact(self.strategy, self.scheme)
+        self.exact = BMinSepLaw(self.scheme).exact(self.strategy)
 
     def log_ratio(self, x, power=1):
         found = power * x @ self.modes.T - power**2 * np.sum(self.modes**2, axis=1) / 2
@@ -161,7 +161,7 @@ def test_separation_of_one_is_poisson_sampling():
     scheme = BMinSep(8, 3, 1)
     assert scheme.probability == 1 / 8
     strategy, x = Identity(), np.random.default_rng(0).normal(size=(4, 24))
-    found = separated.exact(strategy, scheme).log_ratio(jnp.asarray(x))
+    found = BMinSepLaw(scheme).exact(strategy).log_ratio(jnp.asarray(x))
     np.testing.assert_allclose(
         found, np.sum(np.log1p(np.expm1(x - 0.5) / 8), axis=1), rtol=1e-6, atol=1e-6
     )
@@ -279,15 +279,15 @@ def test_what_is_not_known_is_refused():
     with pytest.raises(UsageError, match="balls-in-bins"):
         BMinSep(8, 2, 8)
     with pytest.raises(UsageError, match=r"at most as many bands as its separation \(3\)"):
-        separated.check(BandedToeplitz(np.array([1.0, 0.5, 0.3, 0.1])), BMinSep(8, 2, 3))
+        BMinSepLaw(BMinSep(8, 2, 3)).check(BandedToeplitz(np.array([1.0, 0.5, 0.3, 0.1])))
     with pytest.raises(UsageError, match="too near the number of bins"):
-        separated.check(Identity(), BMinSep(2000, 1, 1999))
+        BMinSepLaw(BMinSep(2000, 1, 1999)).check(Identity())
 
     class Other(BMinSep):
         kind = "b-min-sep-test-of-subclass"
 
     with pytest.raises(UsageError, match="BMinSep only"):
-        separated.check(Identity(), Other(8, 2, 3))
+        BMinSepLaw(Other(8, 2, 3)).check(Identity())
     of = All(4, 3, 2, 2)
     with pytest.raises(FailureError, match="beyond numerical range"):
         separated_ceilings.ceilings(of.exact.scaled(0.01))

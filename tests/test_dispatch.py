@@ -20,7 +20,6 @@ TABLES = {
     # the same for accounts: what two data sets attain
     "mfopt/accounting/attained.py",
     "mfopt/accounting/loss_distribution/poisson.py",
-    "mfopt/accounting/monte_carlo/separated.py",  # refuses all schemes but its own
 }
 CLASSES = {
     *(cls.__name__ for cls in strategies.registered().values()),

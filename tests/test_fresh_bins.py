@@ -85,7 +85,7 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(
     bins, epochs, rethrow, bands, monkeypatch
 ):
     scheme, matrix = FreshBins(bins, epochs, rethrow), drawn(bins, epochs, bands)
-    found = pattern.exact(Banded.from_dense(matrix, bands), scheme)
+    found = FreshBinsLaw(scheme).exact(Banded.from_dense(matrix, bands))
     every, modes = all_patterns(matrix, scheme), modes_of(matrix, scheme)
     x = np.random.default_rng(1).normal(size=(scheme.iterations, 8)) * 3
     scaled = found.scaled(SIGMA)
@@ -152,7 +152,7 @@ def test_a_product_with_overlaps_and_its_gradient_are_those_of_the_overlaps(band
 def test_the_ceiling_holds_where_a_bin_overlaps_both_neighbours():
     scheme, matrix = FreshBins(3, 6, 2), drawn(3, 6, 3)
     every = all_patterns(matrix, scheme) / SIGMA
-    known = ceilings(pattern.exact(Banded.from_dense(matrix, 3), scheme).scaled(SIGMA))
+    known = ceilings(FreshBinsLaw(scheme).exact(Banded.from_dense(matrix, 3)).scaled(SIGMA))
     total = 0.0
     for order in range(1, 5):
         total += np.max(logsumexp(order * every.T @ every, axis=0)) - math.log(every.shape[1])
@@ -192,7 +192,7 @@ def case(bands, sigma, bins=BINS, epochs=EPOCHS):
 def loss_of(bands, bins=BINS, epochs=EPOCHS):
     scheme = FreshBins(bins, epochs)
     matrix = Banded.from_dense(drawn(bins, epochs, bands), bands)
-    return FreshBinsLoss(pattern.exact(matrix, scheme))
+    return FreshBinsLaw(scheme).loss(matrix)
 
 
 @pytest.mark.ci
@@ -228,7 +228,7 @@ def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch
     bins, epochs, share, order = 4, 4, 0.5, 2
     monkeypatch.setattr(pattern_ceilings, "_RARE", share)
     loss, scheme = loss_of(4, bins, epochs), FreshBins(bins, epochs)
-    scaled, matrix = loss.patterns.scaled(SIGMA), drawn(bins, epochs, 4)
+    scaled, matrix = loss.likelihood.scaled(SIGMA), drawn(bins, epochs, 4)
     picked = np.indices((bins,) * epochs).reshape(epochs, -1).T
     hot = np.eye(bins)[picked].reshape(len(picked), -1)
     inner = hot @ modes_of(matrix, scheme).T @ modes_of(matrix, scheme) @ hot.T / SIGMA**2
@@ -335,7 +335,7 @@ def test_a_component_that_no_sample_needs_stays_in_reach(monkeypatch):
         return kept(function, start, **options)
 
     monkeypatch.setattr(pattern_frozen.scipy.optimize, "minimize", runs_off)
-    found = pattern_frozen.fit(loss_of(BANDS).patterns, 2.0, EPSILON, ceilings)
+    found = pattern_frozen.fit(loss_of(BANDS).likelihood, 2.0, EPSILON, ceilings)
     assert np.all(np.asarray(found.alpha) < 100) and np.all(np.abs(found.gamma) < 100)
 
 
@@ -432,7 +432,7 @@ def test_a_long_search_takes_a_quarter_of_the_usual_samples(monkeypatch):
 @pytest.mark.parametrize("epochs", few([1, 3], 1))
 def test_one_throw_is_balls_in_bins(epochs):
     strategy = Banded.from_dense(drawn(5, epochs, 4), 4)
-    once = pattern.exact(strategy, FreshBins(5, epochs, epochs))
+    once = FreshBinsLaw(FreshBins(5, epochs, epochs)).exact(strategy)
     pair = dominating_pair.exact(strategy, BallsInBins(5, epochs))
     np.testing.assert_allclose(float64(pattern.within)(once)[0], pair.gram, atol=1e-12)
     # and both backends say so: the ratio at the same products, its ceilings, the mean mode
@@ -469,7 +469,7 @@ def test_one_bin_is_known_and_needs_no_samples():
 
 @pytest.mark.ci
 def test_one_epoch_of_independent_noise_is_the_exact_sum_of_lognormals():
-    loss = FreshBinsLoss(pattern.exact(Identity(), FreshBins(6, 1)))
+    loss = FreshBinsLaw(FreshBins(6, 1)).loss(Identity())
     point, exact = Point(1.2, 1.0), AllocationProfile(6, 1 / 1.2**2)
     for direction in ("remove", "add"):
         tilt = loss.least(direction, point)
@@ -493,7 +493,7 @@ def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():
     with pytest.raises(UsageError, match="strategy = 'blt': its C is not banded"):
         FreshBinsLaw(FreshBins(4, 3)).check_shape(scaled)
     with pytest.raises(UsageError, match="entries must be >= 0"):
-        pattern.exact(BandedToeplitz(np.array([1.0, -0.1])), FreshBins(4, 3))
+        FreshBinsLaw(FreshBins(4, 3)).exact(BandedToeplitz(np.array([1.0, -0.1])))
     with pytest.raises(UsageError, match="must divide the number of epochs"):
         FreshBins(4, 3, 2)
 

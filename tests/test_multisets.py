@@ -14,8 +14,8 @@ from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo import chunked, multisets
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
+from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.accounting.monte_carlo.multisets import MultisetLoss
-from mfopt.accounting.monte_carlo.patterns import exact
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.strategies import BandedToeplitz, Dense
 
@@ -45,7 +45,7 @@ def ways(bins: int, rounds: int, group_size: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def loss() -> MultisetLoss:
     strategy = BandedToeplitz(COLUMN)
-    found = MultisetLoss.of(float64(exact)(strategy, FRESH), 2, "fresh-bins")
+    found = MultisetLoss.of(FreshBinsLaw(FRESH).loss(strategy), 2)
     assert found is not None
     return found
 

@@ -25,7 +25,7 @@ from mfopt.accounting.monte_carlo import patterns as pattern
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt
-from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLoss
+from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
 from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import Residual
@@ -173,7 +173,7 @@ def case(bins=4, epochs=3, rethrow=1, strategy=SCALED):
     """(patterns, every m_k as a column, M)"""
     scheme = FreshBins(bins, epochs, rethrow)
     matrix = np.asarray(strategy.materialize(scheme.iterations))
-    patterns = pattern.exact(strategy, scheme)
+    patterns = FreshBinsLaw(scheme).exact(strategy)
     return patterns, all_patterns(matrix, scheme), modes_of(matrix, scheme)
 
 
@@ -202,7 +202,7 @@ def test_the_common_part_is_the_distance_from_the_hull_and_leaves_one_constant(
     reached = products[0] ** 2 / largest
     assert abs(reached - 1) < 1e-6 if patterns.rethrow == 1 else 0.3 < reached < 1
 
-    left = np.asarray(float64(lambda: rest.noise(jnp.eye(patterns.iterations)))()).copy()
+    left = np.asarray(float64(lambda: rest.noise(jnp.eye(patterns.dimension)))()).copy()
     parts = math.sqrt(likelihood._PART) * shared.parts
     np.testing.assert_allclose(left.T @ left, modes.T @ modes - np.outer(parts, parts), atol=1e-12)
     # (2): of patterns one number is missing, the same for all
@@ -219,7 +219,7 @@ def test_the_rest_has_the_likelihood_and_ceilings_of_its_own_patterns(patterns, 
     shift = rest.shared.shift
     along = (1 - likelihood._LEFT) * rest.shared.length
     others = every / SIGMA - along * np.asarray(rest.shared.toward)[:, None]
-    x = 2 * np.random.default_rng(1).normal(size=(patterns.iterations, 16))
+    x = 2 * np.random.default_rng(1).normal(size=(patterns.dimension, 16))
     ratio = float64(lambda power: np.asarray(rest.log_ratio(rest.noise(jnp.asarray(x.T)), power)))
     exact = plain_loss(others, x, 1.0)
     np.testing.assert_allclose(ratio(1.0), exact, atol=1e-12)
@@ -244,7 +244,7 @@ def plain():
     """{direction: (H, its standard error)} by plain sampling of the whole, and without payoffs."""
     patterns, every, _ = CASES[0]
     rng = np.random.default_rng(0)
-    noise = SIGMA * rng.normal(size=(patterns.iterations, 200_000))
+    noise = SIGMA * rng.normal(size=(patterns.dimension, 200_000))
     moved = noise + every[:, rng.integers(0, every.shape[1], noise.shape[1])]
     values = {
         "remove": np.maximum(-np.expm1(EPSILON - plain_loss(every, moved, SIGMA)), 0),
@@ -295,7 +295,7 @@ def test_where_there_is_little_in_common_or_it_cannot_be_solved_for_nothing_is_s
     steep = TimeScaled(
         BandedToeplitz(np.array([1.0, 0.99])), np.geomspace(1, 1e-9, 12), np.ones(12)
     )
-    found = pattern.shared(pattern.exact(steep, FreshBins(4, 3)))
+    found = pattern.shared(FreshBinsLaw(FreshBins(4, 3)).exact(steep))
     if found is not None:
         products = found.toward @ all_patterns(np.asarray(steep.materialize(12)), FreshBins(4, 3))
         np.testing.assert_allclose(products, found.length, rtol=1e-9)

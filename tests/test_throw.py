@@ -16,9 +16,8 @@ from mfopt.accounting.loss_distribution.rounds import COARSE, RoundsProfile
 from mfopt.accounting.loss_distribution.stages import Steps
 from mfopt.accounting.loss_distribution.throw import BinAssignment
 from mfopt.accounting.loss_distribution.tilting import Thinned
-from mfopt.accounting.monte_carlo import patterns
 from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins, Spread
-from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLoss
+from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.accounting.monte_carlo.protocol import DIRECTIONS
 from mfopt.errors import FailureError
 from mfopt.sampling import BallsInBins, FreshBins
@@ -109,7 +108,7 @@ def test_one_throw_of_one_epoch_is_random_allocation():
 
 @pytest.mark.parametrize("epochs", few([1, 3], 1))
 def test_one_throw_is_balls_in_bins(epochs):
-    loss = FreshBinsLoss(patterns.exact(Identity(), FreshBins(8, epochs, epochs)))
+    loss = FreshBinsLaw(FreshBins(8, epochs, epochs)).loss(Identity())
     assert loss.free_bounds()[0] == Orthogonal(8, loss.free_bounds()[0].squared_norm)
     fresh, kept = (
         account(Mechanism(s, Identity()), epsilon=1.0, delta=1e-5).noise_multiplier
@@ -153,7 +152,7 @@ def test_sigma_needs_no_samples_and_is_less_than_with_bins_kept():
     # a multiple of I is the same mechanism, and a C with two bands is sampled
     twice = ReassignedBins(4, 4, 4.0).profile(2 * found.noise_multiplier, COARSE).log_delta(1.0)
     assert twice == pytest.approx(math.log(again.delta), abs=0.05)
-    banded = FreshBinsLoss(patterns.exact(BandedToeplitz(np.array([1.0, 0.1])), FreshBins(4, 2)))
+    banded = FreshBinsLaw(FreshBins(4, 2)).loss(BandedToeplitz(np.array([1.0, 0.1])))
     assert not any(bound.exact for bound in banded.free_bounds())
 
 

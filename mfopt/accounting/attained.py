@@ -32,6 +32,7 @@ from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, patterns
+from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
@@ -90,7 +91,7 @@ class _Lengths:
     def __init__(self, mechanism: Mechanism) -> None:
         scheme: Any = mechanism.sampling
         if isinstance(scheme, FreshBins):
-            found = patterns.exact(mechanism.strategy, scheme)
+            found = FreshBinsLaw(scheme).exact(mechanism.strategy)
             rounds = found.throws
             squares, products, square = _squares(found)
         else:

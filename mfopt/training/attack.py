@@ -20,7 +20,9 @@ from scipy import special, stats
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.monte_carlo import patterns, separated
+from mfopt.accounting.monte_carlo import patterns
+from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
+from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.sampling import (
     BallsInBins,
     BMinSep,
@@ -139,7 +141,7 @@ def _(scheme: BallsInBins, strategy: Strategy, group_size: int = 1) -> Attack:
 @attack_on.register
 def _(scheme: FreshBins, strategy: Strategy, group_size: int = 1) -> Attack:
     # the likelihood ratio of one unit; of a group it is less than that, and finds less
-    found = patterns.exact(strategy, scheme)
+    found = FreshBinsLaw(scheme).exact(strategy)
     columns = np.asarray(strategy.materialize(scheme.iterations))
     thrown = columns.reshape(-1, scheme.throws, scheme.rethrow, scheme.bins).sum(axis=2)
 
@@ -155,7 +157,7 @@ def _(scheme: FreshBins, strategy: Strategy, group_size: int = 1) -> Attack:
 @attack_on.register
 def _(scheme: BMinSep, strategy: Strategy, group_size: int = 1) -> Attack:
     # likewise
-    found = separated.exact(strategy, scheme)
+    found = BMinSepLaw(scheme).exact(strategy)
 
     @float64
     def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:

@@ -1,8 +1,4 @@
-"""Balls-in-bins: exact for orthogonal modes, sampled and verified for any other C >= 0.
-
-The bound that holds anyway: were the bins known, a unit would be one Gaussian release with the
-norm of its mode, and hockey-stick divergence is convex, so the largest norm bounds the mixture.
-"""
+"""Balls-in-bins: exact for orthogonal modes, sampled and verified for any other C >= 0."""
 
 from __future__ import annotations
 
@@ -13,12 +9,11 @@ from typing import Any
 from mfopt._runtime import _check
 from mfopt.accounting import bracket, unamplified
 from mfopt.accounting.account import Accountant, Effort
-from mfopt.accounting.accountants.independent_rounds import (
-    WITHOUT_AMPLIFICATION,
-    refuse_replacement,
-)
+from mfopt.accounting.accountants.independent_rounds import WITHOUT_AMPLIFICATION
+from mfopt.accounting.accountants.sampled import KnownParticipations, SampledAccountant
 from mfopt.accounting.accountants.unamplified import gaussian_release
 from mfopt.accounting.analyses import Analysis, ProfileAnalysis, least
+from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import balls_in_bins
 from mfopt.accounting.monte_carlo.free import Orthogonal
 from mfopt.accounting.verified import VerifiedAnalysis
@@ -28,35 +23,32 @@ from mfopt.mechanism import Mechanism
 from mfopt.sampling import BallsInBins, FixedOrder
 
 
-class BallsInBinsAccountant(Accountant):
+class BallsInBinsAccountant(SampledAccountant):
     """Any C >= 0 and any group."""
 
     schemes = (BallsInBins,)
-    sampled = True
 
-    def check(self, mechanism: Mechanism) -> None:
-        refuse_replacement(mechanism)
-        mechanism.strategy.check_entries(mechanism.iterations)
+    def model(self, mechanism: Mechanism, effort: Effort) -> LossModel:
+        return balls_in_bins.model(mechanism, effort.samples, effort.deterministic)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        scheme: Any = mechanism.sampling
+        squared_norm = None
         if mechanism.group_size == 1:
             squared_norm = balls_in_bins.orthogonal_norm(mechanism)
-            if squared_norm is not None:
-                exact = OrthogonalAnalysis(
-                    mechanism,
-                    "balls-in-bins with orthogonal modes, sum of lognormals",
-                    "exact",
-                    {"mode_norm": math.sqrt(squared_norm)},
-                    balls_in_bins.allocation(scheme.bins, squared_norm),
-                    Orthogonal(scheme.bins, squared_norm),
-                )
-                # what no grid of losses covers still has the bound that holds anyway
-                norm = largest_mode(mechanism)
-                return least([gaussian_release(mechanism, norm, WITHOUT_AMPLIFICATION), exact])
-        effort.check_group(mechanism.group_size)
-        model = balls_in_bins.model(mechanism, effort.samples, effort.deterministic)
-        return VerifiedAnalysis(mechanism, model, certify=effort.certify, seed=effort.seed)
+        if squared_norm is None:
+            return super().analysis(mechanism, effort)
+        scheme: Any = mechanism.sampling
+        exact = OrthogonalAnalysis(
+            mechanism,
+            "balls-in-bins with orthogonal modes, sum of lognormals",
+            "exact",
+            {"mode_norm": math.sqrt(squared_norm)},
+            balls_in_bins.allocation(scheme.bins, squared_norm),
+            Orthogonal(scheme.bins, squared_norm),
+        )
+        # what no grid of losses covers still has the bound that holds anyway
+        norm = largest_mode(mechanism)
+        return least([gaussian_release(mechanism, norm, WITHOUT_AMPLIFICATION), exact])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,26 +66,13 @@ class OrthogonalAnalysis(ProfileAnalysis):
         )
 
 
-class KnownBins(Accountant):
+class KnownBins(KnownParticipations):
     """The bins known: K units move C x by at most K times the largest mode."""
 
     schemes = (BallsInBins,)
-    free = True
 
-    def check(self, mechanism: Mechanism) -> None:
-        refuse_replacement(mechanism)
-        mechanism.strategy.check_entries(mechanism.iterations)
-        if mechanism.group_size == 1:
-            raise _check.reject(
-                "group_size",
-                1,
-                "the release engine has this bound among its own",
-                "One question has one answer, whoever asks.",
-            )
-
-    def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        norm = largest_mode(mechanism)
-        return gaussian_release(mechanism, mechanism.group_size * norm, WITHOUT_AMPLIFICATION)
+    def longest(self, mechanism: Mechanism) -> float:
+        return largest_mode(mechanism)
 
 
 class WholeProfile(Accountant):

@@ -3,68 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
-
-from mfopt._runtime import _float64
-from mfopt.accounting.chain import Chain
-from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import (
-    importance,
-    separated,
-    separated_ceilings,
-)
+from mfopt._runtime import _check, _sizes
+from mfopt.accounting.monte_carlo import importance, separated_ceilings
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt
-from mfopt.accounting.monte_carlo.free import Unamplified, guess_noise_multiplier
-from mfopt.accounting.monte_carlo.frozen import FrozenSamples
+from mfopt.accounting.monte_carlo.free import Unamplified
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
-from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
-from mfopt.accounting.monte_carlo.pattern_frozen import (
-    FrozenPatterns,
-)
-from mfopt.accounting.monte_carlo.pattern_law import PatternLaw
+from mfopt.accounting.monte_carlo.pattern_law import PatternLaw, PatternLoss
 from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledDirection, law
-from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.monte_carlo.separated import Separated
 from mfopt.sampling import BMinSep
 from mfopt.strategies import Strategy
 
+_LEAST_WAIT = -300.0  # log of the chance of no participation in a block: float64 ends beyond
 UNAMPLIFIED = "b-min-sep, bounded without amplification: Gaussian mechanism, largest pattern"
 
 
-class BMinSepLoss(LikelihoodLoss):
-    """One unit, any C >= 0 with at most as many bands as the separation.
-
-    Args:
-      likelihood: for σ = 1.
-    """
+class BMinSepLoss(PatternLoss):
+    """One unit, any C >= 0 with at most as many bands as the separation."""
 
     name = "b-min-sep"
-    calibrate_samples, least_samples = 2**13, 2**15
-    worth = 0.0025
-    glance = 1024
     shared: SharedGaussianComponent | None = None  # a unit may not take part at all
+    proven = staticmethod(separated_ceilings.ceilings)
 
-    def __init__(self, likelihood: Separated) -> None:
-        self._likelihood = likelihood
-
-    @property
-    def likelihood(self) -> Separated:
-        return self._likelihood
-
-    def ceilings(self, scaled: Separated, common: float) -> Ceilings:
-        return separated_ceilings.ceilings(scaled)
+    @classmethod
+    def estimated(cls, scaled: Any, /) -> Ceilings:
+        return separated_ceilings.estimated(scaled)
 
     def _tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
         if direction == "add":
             return super()._tilts(direction, point)
         # a proven ceiling takes long: the order is found by estimates, and moved while it falls
         scaled, proven, _ = self._sampled(point)
-        near = importance.remove_tilts(separated_ceilings.estimated(scaled), point)  # type: ignore[arg-type]
+        near = importance.remove_tilts(self.estimated(scaled), point)
         found = [importance.tilt(one.kind, one.order, proven, point) for one in near]
         for place, one in enumerate(found):
             while one.kind == "chain" and one.order > 1:
@@ -73,28 +47,6 @@ class BMinSepLoss(LikelihoodLoss):
                     break
                 one = found[place] = lower
         return sorted(found, key=lambda one: one.log_ceiling)
-
-    @property
-    def work(self) -> int:
-        return self.likelihood.dimension
-
-    @functools.cached_property
-    def sensitivity(self) -> float:
-        """Largest norm of a pattern."""
-        with _float64.scope():
-            return math.sqrt(float(self.likelihood.largest_square()))
-
-    def start(self, epsilon: float, delta: float) -> float:
-        return guess_noise_multiplier(self.sensitivity, self.likelihood.bins, epsilon, delta)
-
-    def frozen(
-        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
-    ) -> FrozenSamples:
-        with _float64.scope():
-            at = FrozenPatterns.at(
-                self.likelihood, noise_multiplier, epsilon, separated_ceilings.estimated
-            )
-        return FrozenSamples(at, epsilon, samples, key)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         return (Unamplified(self.sensitivity, UNAMPLIFIED),)
@@ -105,29 +57,32 @@ class BMinSepLaw(PatternLaw):
     """δ̂ of b-min-sep."""
 
     scheme: BMinSep
-    limit: ClassVar[tuple[str, str]] = separated.LIMIT
+    covers = BMinSep
+    losses = BMinSepLoss
+    limit = (
+        "b-min-sep supports at most as many bands as its separation",
+        "columns of two participations of a unit overlap",
+    )
 
-    def loss(self, strategy: Strategy) -> BMinSepLoss:
-        return BMinSepLoss(separated.exact(strategy, self.scheme))
-
-    def of(self, columns: jax.Array, gram: jax.Array) -> Separated:
+    def of(self, columns: Any, gram: Any) -> Separated:
         return Separated(columns, gram, self.scheme.bins, self.scheme.separation)
 
-    def estimated(self, scaled: Separated) -> Ceilings:
-        return separated_ceilings.estimated(scaled)
+    def check(self, strategy: Strategy) -> int:
+        bands, separation = super().check(strategy), self.scheme.separation
+        if separation * math.log1p(-self.scheme.probability) < _LEAST_WAIT:
+            near = f"is too near the number of bins ({self.scheme.bins})"
+            raise _check.reject(
+                "separation",
+                separation,
+                f"{near} for the likelihood in float64",
+                "Use a smaller separation, or balls-in-bins.",
+            )
+        return bands
+
+    def require_memory(self) -> None:
+        # tables of overlaps of one block
+        n = self.scheme.iterations
+        _sizes.require("separation", self.scheme.separation, lambda s: 8 * 3.0 * (n + s) * s)
 
 
 law.register(BMinSep)(BMinSepLaw)
-
-
-def model(mechanism: Any, samples: int | None = None, deterministic: bool = False) -> LossModel:
-    """The model of a mechanism that is verified: one unit, or a group of them.
-
-    Raises:
-      UsageError: C has negative entries, or more bands than the separation.
-    """
-    loss = law(mechanism.sampling).loss(mechanism.strategy)
-    one = OneUnit(loss, samples, deterministic=deterministic)
-    if mechanism.group_size == 1:
-        return one
-    return Chain(one, mechanism.group_size, "sampled b-min-sep", samples)

@@ -19,9 +19,10 @@ from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import design_point, dominating_pair, kept_bins, nested
 from mfopt.accounting.monte_carlo.design_point import DesignPoints
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.free import Orthogonal, Unamplified, guess_noise_multiplier
+from mfopt.accounting.monte_carlo.free import Orthogonal, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits
+from mfopt.accounting.monte_carlo.group import model as group_model
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
 from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
@@ -33,7 +34,6 @@ from mfopt.accounting.monte_carlo.protocol import (
     law,
     loss_of,
 )
-from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Array, Strategy
 
@@ -101,9 +101,6 @@ class BallsInBinsLoss(LikelihoodLoss):
         """Largest mode norm."""
         return math.sqrt(float(np.max(np.diagonal(np.asarray(self.pair.gram)))))
 
-    def start(self, epsilon: float, delta: float) -> float:
-        return guess_noise_multiplier(self.sensitivity, self.pair.bins, epsilon, delta)
-
     def coarse(self) -> SampledLoss:
         bins = self.pair.bins
         size = -(-bins // design_point.MOST)
@@ -124,7 +121,12 @@ class BallsInBinsLoss(LikelihoodLoss):
     def free_bounds(self) -> Sequence[FreeBound]:
         squared = dominating_pair.orthogonal_norm(self.pair)
         exact = () if squared is None else (Orthogonal(self.pair.bins, squared),)
-        return (*exact, Unamplified(self.sensitivity))
+        return *exact, *super().free_bounds()
+
+    def group(self, size: int) -> SampledLoss | None:
+        direct = MultisetLoss.of(self, size)
+        split = direct or GroupLoss.of(np.asarray(self.pair.gram), size)
+        return split if direct or split.fits else None
 
 
 @loss_of.register
@@ -145,6 +147,9 @@ class BallsInBinsLaw(SampledLaw):
 
     def loss(self, strategy: Strategy) -> BallsInBinsLoss:
         return BallsInBinsLoss(dominating_pair.exact(strategy, self.scheme))
+
+    def check(self, strategy: Strategy) -> None:
+        strategy.check_entries(self.scheme.iterations)
 
     def coarse(self) -> SampledLaw:
         if self.scheme.bins <= design_point.MOST:
@@ -362,21 +367,8 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
     Raises:
       UsageError: C has negative entries (Lemma 3.2 of Choquette-Choo et al. 2024 needs C >= 0).
     """
-    group_size, bins = mechanism.group_size, mechanism.sampling.bins
-    if group_size > 1:
-        squared_norm = orthogonal_norm(mechanism)
-        if squared_norm is not None:
-            group = GroupLoss.orthogonal(bins, squared_norm, group_size)
-            return GroupUnits(group, samples) if group.fits else whole_profile(mechanism)
-        pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
-        direct = MultisetLoss.of(pair, group_size, BallsInBinsLoss.name)
-        if direct is not None:
-            return GroupUnits(direct, samples)
-        group = GroupLoss.of(np.asarray(pair.gram), group_size)
-        if group.fits:
-            return GroupUnits(group, samples)
-    loss = law(mechanism.sampling).loss(mechanism.strategy)
-    one = OneUnit(loss, samples, deterministic=deterministic)
-    if group_size == 1:
-        return one
-    return Chain(one, group_size, "sampled balls-in-bins", samples)
+    size = mechanism.group_size
+    if size > 1 and (squared_norm := orthogonal_norm(mechanism)) is not None:
+        group = GroupLoss.orthogonal(mechanism.sampling.bins, squared_norm, size)
+        return GroupUnits(group, samples) if group.fits else whole_profile(mechanism)
+    return group_model(mechanism, samples, deterministic)

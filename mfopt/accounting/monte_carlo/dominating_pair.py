@@ -97,6 +97,13 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
         modes = strategy.modes(cast(BallsInBins, scheme))
         largest = float(np.max(np.asarray(modes)))
         pair = _of_modes(modes, largest) if 0 < largest < math.inf else None
+    check_range(largest)
+    assert pair is not None
+    return pair
+
+
+def check_range(largest: float) -> None:
+    """Refuse a C whose ``largest`` entry leaves no room in float64 for squares."""
     if not 1 / _RANGE <= largest <= _RANGE:
         raise _check.reject(
             "C",
@@ -104,8 +111,6 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
             f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]",
             "Multiply C by a constant: σ scales with it, and the mechanism stays the same.",
         )
-    assert pair is not None
-    return pair
 
 
 def above(gram: np.ndarray, relative: float) -> DominatingPair:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
@@ -13,9 +14,11 @@ import numpy as np
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, design_point, importance, sharding
+from mfopt.accounting.monte_carlo.evidence import Pilot, Point
 from mfopt.accounting.monte_carlo.likelihood import Likelihood
 
 _CHUNK = 2048  # samples, at most
+_GLANCE, _SLOPE = 2048, 0.02  # samples that a slope is read off, over such a step of log σ
 _KEPT = 4  # memory budgets for the draws of an estimate: to make them again costs b² for each
 
 
@@ -130,6 +133,51 @@ class FrozenSamples:
         found = sharding.results(values, self._devices, self._count)
         with np.errstate(invalid="ignore"):  # what is no number stays none
             return float(np.logaddexp.reduce(found) - np.log(self._count))
+
+
+class FrozenPilots:
+    """log δ̂ with the same random numbers at every σ, its proposals placed at one.
+
+    Args:
+      loss: of the mechanism.
+      noise_multiplier: σ at which the proposals are placed.
+      epsilon: ε of the estimate.
+      samples: of each evaluation.
+      key: randomness.
+    """
+
+    def __init__(
+        self,
+        loss: Any,
+        noise_multiplier: float,
+        epsilon: float,
+        samples: int,
+        key: jax.Array,
+    ) -> None:
+        self.samples, self._loss, self._epsilon, self._key = samples, loss, epsilon, key
+        self._tilts = {
+            direction: loss.least(direction, Point(noise_multiplier, epsilon))
+            for direction in ("remove", "add")
+        }
+
+    def evaluate(self, log_sigma: float) -> LogDelta:
+        """The remove direction."""
+        here = self._pilot("remove", log_sigma, self.samples)
+        below, ahead = (self._pilot("remove", log_sigma + step, _GLANCE) for step in (0.0, _SLOPE))
+        slope = (ahead.log_mean - below.log_mean) / _SLOPE
+        if not math.isfinite(slope):
+            return LogDelta(here.log_mean, -math.inf, math.inf)
+        return LogDelta(here.log_mean, slope, here.deviation / math.sqrt(here.samples))
+
+    def log_delta_add(self, log_sigma: float) -> float:
+        """The add direction; its ceiling, where that is far below what could matter."""
+        return self._pilot("add", log_sigma, self.samples).log_mean
+
+    def _pilot(self, direction: str, log_sigma: float, samples: int) -> Pilot:
+        point = Point(math.exp(log_sigma), self._epsilon)
+        tilt = self._loss.at(self._tilts[direction], point)
+        result: Pilot = self._loss.pilot(tilt, point, samples, self._key)
+        return result
 
 
 def kept_bytes(samples: int, bins: int) -> int:

@@ -29,7 +29,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -37,6 +36,8 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
+from mfopt.accounting.chain import Chain
+from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import chunked, count_mixture
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import (
@@ -47,20 +48,17 @@ from mfopt.accounting.monte_carlo.evidence import (
     Trial,
     UpperBound,
 )
-from mfopt.accounting.monte_carlo.free import Unamplified, guess_noise_multiplier
-from mfopt.accounting.monte_carlo.frozen import LogDelta
+from mfopt.accounting.monte_carlo.free import guess_noise_multiplier
 from mfopt.accounting.monte_carlo.protocol import (
-    DIRECTIONS,
-    FreeBound,
     SampledDirection,
     SampledLoss,
+    law,
 )
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 
 _ROUNDING = 1e-9  # relative to the largest eigenvalue: of (1) in floating point
 _ANCHOR = 0.3  # of log σ and log ε: splits are chosen again when they have moved so far
-_SLOPE = 0.02
-_GLANCE = 2048  # samples that choose a split, or tell a slope
+_GLANCE = 2048  # samples that choose a split
 _USUAL = 2**17
 CALIBRATE_SAMPLES = 2**12
 
@@ -221,58 +219,6 @@ class GroupLoss(SampledLoss):
             tilt.detail, tilt, point.noise_multiplier, point.epsilon, bet, trial
         )
 
-    def frozen(
-        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
-    ) -> FrozenGroup:
-        return FrozenGroup(self, noise_multiplier, epsilon, samples, key)
-
-    def free_bounds(self) -> Sequence[FreeBound]:
-        return (Unamplified(self.sensitivity),)
-
-
-class FrozenGroup:
-    """log δ̂ with the same random numbers at every σ, its proposals placed at one.
-
-    Args:
-      loss: the group's.
-      noise_multiplier: σ at which the proposals are placed.
-      epsilon: ε of the estimate.
-      samples: of each evaluation.
-      key: randomness.
-    """
-
-    def __init__(
-        self,
-        loss: SampledLoss,
-        noise_multiplier: float,
-        epsilon: float,
-        samples: int,
-        key: jax.Array,
-    ) -> None:
-        self.samples, self._loss, self._epsilon, self._key = samples, loss, epsilon, key
-        self._tilts = {
-            direction: loss.least(direction, Point(noise_multiplier, epsilon))
-            for direction in DIRECTIONS
-        }
-
-    def evaluate(self, log_sigma: float) -> LogDelta:
-        """The remove direction."""
-        here = self._pilot("remove", log_sigma, self.samples)
-        below, ahead = (self._pilot("remove", log_sigma + step, _GLANCE) for step in (0.0, _SLOPE))
-        slope = (ahead.log_mean - below.log_mean) / _SLOPE
-        if not math.isfinite(slope):
-            return LogDelta(here.log_mean, -math.inf, math.inf)
-        return LogDelta(here.log_mean, slope, here.deviation / math.sqrt(here.samples))
-
-    def log_delta_add(self, log_sigma: float) -> float:
-        """The add direction; its ceiling, where that is far below what could matter."""
-        return self._pilot("add", log_sigma, self.samples).log_mean
-
-    def _pilot(self, direction: SampledDirection, log_sigma: float, samples: int) -> Pilot:
-        point = Point(math.exp(log_sigma), self._epsilon)
-        tilt = self._loss.at(self._tilts[direction], point)
-        return self._loss.pilot(tilt, point, samples, self._key)
-
 
 class GroupUnits(OneUnit):
     """A group, estimated, verified and released as one unit is."""
@@ -283,6 +229,24 @@ class GroupUnits(OneUnit):
         super().__init__(loss, samples, calibrate_samples=CALIBRATE_SAMPLES)
         of = "exact mixture" if loss.exact else "mixture and a Gaussian release of what overlaps"
         self.method = f"{loss.name}, groups by their bin counts: {of}, estimate-verify-release"
+
+
+def model(mechanism: Any, samples: int | None = None, deterministic: bool = False) -> LossModel:
+    """The model of a mechanism that is verified: one unit, or a group of them.
+
+    Args:
+      mechanism: sampled by a scheme that has a law.
+      samples, deterministic: as for :class:`.sampled.OneUnit`.
+
+    Raises:
+      UsageError: C has negative entries, or is none that the scheme's law covers.
+    """
+    loss, size = law(mechanism.sampling).loss(mechanism.strategy), mechanism.group_size
+    direct = loss.group(size) if size > 1 else None
+    if direct is not None:
+        return GroupUnits(direct, samples)
+    one = OneUnit(loss, samples, deterministic=deterministic)
+    return one if size == 1 else Chain(one, size, f"sampled {loss.name}", samples)
 
 
 def _alone(point: Point) -> None:

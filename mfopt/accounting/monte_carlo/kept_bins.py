@@ -59,6 +59,14 @@ class KeptBins(NamedTuple):
     sigma: Any = 1.0
 
     @property
+    def throws(self) -> int:
+        return 1
+
+    @property
+    def reach(self) -> int:
+        return 0  # no assignment is beside this one
+
+    @property
     def bins(self) -> int:
         """b."""
         return int(self.gram.shape[0])
@@ -78,6 +86,10 @@ class KeptBins(NamedTuple):
         """S[chosen]."""
         result: jax.Array = jnp.asarray(self.gram)[chosen] / self.sigma**2
         return result
+
+    def overlaps(self) -> tuple[jax.Array, jax.Array]:
+        """As :meth:`.patterns.Patterns.overlaps`."""
+        return self.rows(jnp.arange(self.bins))[None], jnp.zeros((0, 0, 0))
 
     def diagonal(self, offset: int = 0) -> Any:
         """The diagonal of S, or that many beside it."""

@@ -13,6 +13,7 @@ import jax
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, importance
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound, upper_bound
+from mfopt.accounting.monte_carlo.free import guess_noise_multiplier
 from mfopt.accounting.monte_carlo.hockey import beside
 from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
@@ -37,8 +38,8 @@ class LikelihoodLoss(SampledLoss):
 
     @property
     @abc.abstractmethod
-    def likelihood(self) -> Likelihood:
-        """The likelihood ratio at σ = 1."""
+    def likelihood(self) -> Any:
+        """The likelihood ratio at σ = 1, a :class:`.likelihood.Likelihood` of ``bins`` places."""
 
     @property
     @abc.abstractmethod
@@ -53,6 +54,13 @@ class LikelihoodLoss(SampledLoss):
           scaled: the likelihood ratio in noise units.
           common: square of the shared component that is paid apart, in noise units; 0 for none.
         """
+
+    @property
+    def work(self) -> int:
+        return int(self.likelihood.work)
+
+    def start(self, epsilon: float, delta: float) -> float:
+        return guess_noise_multiplier(self.sensitivity, self.likelihood.bins, epsilon, delta)
 
     @functools.cached_property
     def _known(self) -> Callable[[float, bool], tuple[Likelihood, Ceilings]]:

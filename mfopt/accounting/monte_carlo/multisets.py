@@ -37,11 +37,8 @@ import scipy
 
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.monte_carlo import dominating_pair, importance, kept_bins, patterns
-from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
+from mfopt.accounting.monte_carlo import importance
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
-from mfopt.accounting.monte_carlo.free import Unamplified, guess_noise_multiplier
-from mfopt.accounting.monte_carlo.group import FrozenGroup
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
@@ -50,8 +47,7 @@ from mfopt.accounting.monte_carlo.likelihood import (
     SharedGaussianComponent,
 )
 from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
-from mfopt.accounting.monte_carlo.patterns import Patterns
-from mfopt.accounting.monte_carlo.protocol import FreeBound
+from mfopt.accounting.monte_carlo.patterns import COUPLING, Patterns
 from mfopt.errors import FailureError
 from mfopt.strategies.fields import Array
 
@@ -82,15 +78,18 @@ class Multisets(NamedTuple):
     @classmethod
     def of(cls, whole: KeptBins | Patterns, group_size: int) -> Multisets:
         """All multisets of ``group_size`` bins."""
-        bins = whole.bins
+        bins, reach = whole.bins, whole.reach
         falls = itertools.combinations_with_replacement(range(bins), group_size)
         counts = np.array([np.bincount(fall, minlength=bins) for fall in falls], float)
         log_ways = math.lgamma(group_size + 1) - scipy.special.gammaln(counts + 1).sum(axis=1)
-        reach = 0 if isinstance(whole, KeptBins) else whole.gram.shape[0] - 1
         late, late_of = np.unique(counts[:, bins - reach :], axis=0, return_inverse=True)
         early, early_of = np.unique(counts[:, :reach], axis=0, return_inverse=True)
         log_weights = log_ways - group_size * math.log(bins)
         return cls(whole, counts, log_weights, late_of.ravel(), early_of.ravel(), late, early)
+
+    @property
+    def bins(self) -> int:
+        return int(self.whole.bins)
 
     @property
     def dimension(self) -> int:
@@ -98,15 +97,8 @@ class Multisets(NamedTuple):
 
     @property
     def work(self) -> int:
-        rounds = 1 if isinstance(self.whole, KeptBins) else self.whole.throws
         # chunks of one size, whatever is asked for, share their compiled code
-        return max(int(rounds * len(self.counts)), 128)
-
-    def overlaps(self) -> tuple[jax.Array, jax.Array]:
-        """<M_g[:, i], M_g[:, j]> (rounds, b, b), and late bins' with early ones of the next."""
-        if isinstance(self.whole, KeptBins):
-            return self.whole.rows(jnp.arange(self.whole.bins))[None], jnp.zeros((0, 0, 0))
-        return patterns.within(self.whole), patterns.corners(self.whole)
+        return max(int(self.whole.throws * len(self.counts)), 128)
 
     def scaled(self, noise_multiplier: Any) -> Multisets:
         return self._replace(whole=self.whole.scaled(noise_multiplier))
@@ -124,7 +116,7 @@ class Multisets(NamedTuple):
         return size * products, size**2 * square
 
     def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
-        within, corner = self.overlaps()
+        within, corner = self.whole.overlaps()
         counts, (rounds, bins) = jnp.asarray(self.counts), within.shape[:2]
         norms = jnp.einsum("ni,gij,nj->gn", counts, within, counts)
         logs = power * exponents.reshape(-1, rounds, bins) @ counts.T
@@ -149,7 +141,7 @@ class Multisets(NamedTuple):
         return result
 
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
-        within, corner = self.overlaps()
+        within, corner = self.whole.overlaps()
         counts, reach = jnp.asarray(self.counts), corner.shape[-1]
         size, (rounds, bins) = len(noise), within.shape[:2]
 
@@ -181,7 +173,7 @@ class Multisets(NamedTuple):
 @_quick.jit
 def _parts(of: Multisets) -> tuple[jax.Array, ...]:
     """One program: operation by operation, each would be compiled for each shape."""
-    return (*of.overlaps(), of.mean()[1])
+    return (*of.whole.overlaps(), of.mean()[1])
 
 
 @float64
@@ -196,10 +188,10 @@ def ceilings(of: Multisets) -> Ceilings:
     # of consecutive rounds, from class to class; nothing comes before the first or after the last
     between = of.late_counts @ corner @ of.early_counts.T
     coupling = float(np.max(between, initial=0.0))
-    if not coupling <= patterns.COUPLING:
+    if not coupling <= COUPLING:
         raise FailureError(
             f"σ is beyond numerical range: two assignments of a group overlap by {coupling:.3g} in "
-            f"noise units, and the likelihood is known up to {patterns.COUPLING:g}. "
+            f"noise units, and the likelihood is known up to {COUPLING:g}. "
             "Ask for a larger σ, or a smaller ε."
         )
     none = np.zeros((1, *between.shape[1:]))
@@ -270,19 +262,15 @@ class MultisetLoss(LikelihoodLoss):
         return self._group
 
     @classmethod
-    def of(cls, one: DominatingPair | Patterns, group_size: int, name: str) -> MultisetLoss | None:
-        """The loss of a group; None where there are too many multisets."""
-        bins, reach, rounds = one.bins, 0, 1
-        if isinstance(one, Patterns):
-            reach, rounds = one.gram.shape[0] - 1, one.throws
+    def of(cls, one: LikelihoodLoss, group_size: int) -> MultisetLoss | None:
+        """The loss of a group by that of a unit; None where there are too many multisets."""
+        unit = one.likelihood
+        bins, reach, rounds = unit.bins, unit.reach, unit.throws
         many = math.comb(bins + group_size - 1, group_size)
         classes = math.comb(reach + group_size, group_size) if rounds > 1 else 1
         if bins == 1 or many > _MOST or rounds * (many * classes) ** 2 > _MOST_WORK:
             return None
-        if isinstance(one, Patterns):
-            return cls(Multisets.of(one, group_size), patterns.shared(one), name)
-        one = dominating_pair.check(one)
-        return cls(Multisets.of(KeptBins(*one), group_size), kept_bins.shared(one), name)
+        return cls(Multisets.of(unit, group_size), one.shared, one.name)
 
     @functools.cached_property
     def shared(self) -> SharedGaussianComponent | None:
@@ -297,18 +285,3 @@ class MultisetLoss(LikelihoodLoss):
     @functools.cached_property
     def sensitivity(self) -> float:
         return math.sqrt(ceilings(self.likelihood).largest_square)
-
-    @property
-    def work(self) -> int:
-        return self.likelihood.work
-
-    def start(self, epsilon: float, delta: float) -> float:
-        return guess_noise_multiplier(self.sensitivity, self.likelihood.whole.bins, epsilon, delta)
-
-    def frozen(
-        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
-    ) -> FrozenGroup:
-        return FrozenGroup(self, noise_multiplier, epsilon, samples, key)
-
-    def free_bounds(self) -> Sequence[FreeBound]:
-        return (Unamplified(self.sensitivity),)

@@ -10,10 +10,12 @@ e^{ε-Y})₊/R under R is the mean of the same ratio under its numerator.
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,39 +24,82 @@ import scipy
 
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.monte_carlo import chunked
+from mfopt.accounting.monte_carlo import band, chunked
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.importance import remove_tilts
-from mfopt.accounting.monte_carlo.likelihood import Ceilings, Likelihood
+from mfopt.accounting.monte_carlo.likelihood import Ceilings, Drawn
+from mfopt.strategies.fields import Array
 
 COMPONENTS = 2
 _CHUNK = 2**17  # numbers of a chunk's antithetic pairs: a few MiB of arrays
 _PILOT = 256
 _EXACT = 2**20  # numbers that are cached in float64
 _START = ((0.35, 0.65), (0.65, 0.35))  # of the order, the parts of α - 1 and γ
+STATIC = {"static": True}  # of a field: no array of the pytree
 _REACH = 3.0  # of the order, the largest α - 1 and γ: a component that no sample needs would leave
 
 
-class PatternLikelihood(Likelihood, Protocol):
-    """A :class:`.likelihood.Likelihood` whose patterns can be frozen: arrays of integers."""
+@dataclasses.dataclass(frozen=True)
+class PatternLikelihood(abc.ABC):
+    """The likelihood ratio of patterns of columns of a banded C, which can be frozen.
 
-    def scaled(self, noise_multiplier: Any) -> PatternLikelihood:
-        """Divide all modes by σ."""
+    A :class:`.likelihood.Likelihood` whose patterns are arrays of integers, and a JAX pytree.
+
+    Attributes:
+      columns: shape (bands, n), [d, j] = C[j + d, j].
+      gram: shape (bands, n), [d, j] = <C[:, j], C[:, j + d]>.
+      bins: b; a unit takes part in a step with probability 1/b.
+    """
+
+    columns: Array
+    gram: Array
+    bins: int = dataclasses.field(metadata=STATIC)
 
     @property
-    def numbers(self) -> int:
-        """Number of entries."""
+    def dimension(self) -> int:
+        """n."""
+        return int(self.columns.shape[1])
 
+    work = numbers = dimension  # of a sample; of entries
+
+    def scaled(self, noise_multiplier: Any) -> Self:
+        """Return the same in noise units: C/σ and the overlaps over σ²."""
+        return dataclasses.replace(
+            self, columns=self.columns / noise_multiplier, gram=self.gram / noise_multiplier**2
+        )
+
+    def noise(self, normal: jax.Array) -> jax.Array:
+        """Cᵀ z for white noise z, shape (samples, n)."""
+        return band.transposed(jnp.asarray(self.columns), normal)
+
+    def average(self, exponents: jax.Array) -> jax.Array:
+        return jnp.sum(exponents, axis=-1) / self.bins
+
+    def mean(self) -> tuple[jax.Array, jax.Array]:
+        columns = band.tiles(jnp.asarray(self.columns))
+        row = band.product(columns, jnp.full((1, self.dimension), 1 / self.bins))
+        return self.noise(row)[0], jnp.sum(row**2)
+
+    @abc.abstractmethod
+    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array: ...
+
+    @abc.abstractmethod
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn: ...
+
+    @abc.abstractmethod
     def first(self, key: jax.Array, count: int) -> jax.Array:
         """Patterns by their law, one for each row."""
 
+    @abc.abstractmethod
     def products(self, pattern: jax.Array) -> jax.Array:
         """<m, m_k> of every entry for each pattern, shape (count, entries)."""
 
+    @abc.abstractmethod
     def mean_square(self) -> jax.Array:
         """E_k |m_k|²."""
 
+    @abc.abstractmethod
     def largest_square(self) -> jax.Array:
         """max_k |m_k|²."""
 

@@ -1,23 +1,30 @@
-"""What the sampled laws of schemes with patterns share: overlaps of C's columns within its bands.
+"""Sampled losses and laws of schemes with patterns, from overlaps of C's columns within its bands.
 
 Fresh bins and b-min-sep know their likelihood for a C of limited bands. Each gives its recursion
-(:class:`.pattern_frozen.PatternLikelihood`); bands, draws, proposals and estimates are these.
+(:class:`.pattern_frozen.PatternLikelihood`) and ceilings; all else is here.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
+import math
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime import _check, _quick
-from mfopt.accounting.monte_carlo import band, pattern_frozen
+from mfopt._runtime import _check, _float64, _quick
+from mfopt._runtime._float64 import float64
+from mfopt.accounting import unamplified
+from mfopt.accounting.monte_carlo import band, dominating_pair, pattern_frozen
+from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 from mfopt.accounting.monte_carlo.likelihood import Ceilings
+from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
 from mfopt.accounting.monte_carlo.pattern_frozen import (
+    FrozenPatterns,
     PatternDraws,
     PatternProposal,
     PatternTerms,
@@ -27,7 +34,52 @@ from mfopt.sampling import BinScheme
 from mfopt.strategies import Strategy
 
 _SHORT_RUN = 512  # iterations
-_RANGE = 1e100  # of the largest entry of C: squares within float64, with room to spare
+
+
+class PatternLoss(LikelihoodLoss):
+    """One unit, any C >= 0 within the scheme's bands.
+
+    Args:
+      likelihood: for σ = 1.
+    """
+
+    # a sample costs several times what it does where bins are assigned once, and says more
+    calibrate_samples, least_samples = 2**13, 2**15
+    worth = 0.0025
+    glance = 1024
+
+    def __init__(self, likelihood: Any) -> None:
+        self._likelihood = likelihood
+
+    @property
+    def likelihood(self) -> Any:
+        return self._likelihood
+
+    @staticmethod
+    @abc.abstractmethod
+    def proven(scaled: Any, /) -> Ceilings:
+        """Ceilings in noise units."""
+
+    @classmethod
+    def estimated(cls, scaled: Any, /) -> Ceilings:
+        """Estimates of them, to choose by, where proofs take long: the proven ones by default."""
+        return cls.proven(scaled)
+
+    def ceilings(self, scaled: Any, common: float) -> Ceilings:
+        return self.proven(scaled)
+
+    @functools.cached_property
+    def sensitivity(self) -> float:
+        """Largest norm of a pattern."""
+        with _float64.scope():
+            return math.sqrt(float(self.likelihood.largest_square()))
+
+    def frozen(
+        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
+    ) -> FrozenSamples:
+        with _float64.scope():
+            at = FrozenPatterns.at(self.likelihood, noise_multiplier, epsilon, self.estimated)
+        return FrozenSamples(at, epsilon, samples, key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,21 +88,63 @@ class PatternLaw(SampledLaw):
 
     Attributes:
       scheme: with a number of bands that C may have.
+      covers: its class; a subclass may let units take part otherwise.
+      losses: class of its losses.
       limit: what that number is, in words, and what happens beyond it.
     """
 
     scheme: BinScheme
+    covers: ClassVar[type[BinScheme]]
+    losses: ClassVar[type[PatternLoss]]
+    limit: ClassVar[tuple[str, str]]
     divisible: ClassVar[bool] = True
     disagreement: ClassVar[float] = 0.01
-    limit: ClassVar[tuple[str, str]]
 
     @abc.abstractmethod
-    def of(self, columns: jax.Array, gram: jax.Array) -> Any:
+    def of(self, columns: Any, gram: Any) -> Any:
         """The likelihood of a C by its columns and their overlaps."""
 
     @abc.abstractmethod
-    def estimated(self, scaled: Any) -> Ceilings:
-        """Ceilings in noise units, or estimates of them."""
+    def require_memory(self) -> None:
+        """Refuse a scheme whose tables do not fit."""
+
+    def loss(self, strategy: Strategy) -> Any:
+        return self.losses(self.exact(strategy))
+
+    def check(self, strategy: Strategy) -> int:
+        """The number of bands of C, where the dominating pair is known.
+
+        Raises:
+          UsageError: another scheme, negative or non-finite entries, or too many bands.
+        """
+        if type(self.scheme) is not self.covers:
+            rule = f"this accountant covers {self.covers.__name__} only"
+            raise _check.reject("sampling", self.scheme, rule)
+        strategy.check_entries(self.scheme.iterations)
+        bands = unamplified.bands(strategy, self.scheme.iterations)
+        self._check_bands(bands)
+        return bands
+
+    def _check_bands(self, bands: int) -> None:
+        most, (words, beyond) = self.scheme.most_bands, self.limit
+        if most is not None and bands > most:
+            rule = f"{words} ({most}): with more, {beyond}"
+            raise _check.reject("bands", bands, rule, "Use a banded C, or balls-in-bins.")
+
+    @float64
+    def exact(self, strategy: Strategy) -> Any:
+        """The likelihood of C for accounting, numpy float64.
+
+        Raises:
+          UsageError: as :meth:`check`; entries so large or small that overlaps would leave float64,
+            or parameters narrower than float32.
+        """
+        strategy = strategy.widened()
+        bands = self.check(strategy)
+        self.require_memory()
+        columns = np.asarray(strategy.banded_columns(self.scheme.iterations, bands))
+        dominating_pair.check_range(float(np.max(columns)))
+        return self.of(columns, np.asarray(_gram(columns)))
 
     @property
     def frugal(self) -> int:  # type: ignore[override]
@@ -67,7 +161,7 @@ class PatternLaw(SampledLaw):
                 f"its C is not banded, and {self.limit[0]} ({most})",
                 "Use a banded C (banded-toeplitz), or balls-in-bins.",
             )
-        check_bands(bands, self.scheme, self.limit)
+        self._check_bands(bands)
 
     def draws(self, key: jax.Array, samples: int) -> PatternDraws:
         blank = jnp.zeros((1, self.scheme.iterations))
@@ -99,47 +193,13 @@ class PatternLaw(SampledLaw):
 
     def proposal(self, reduced: Any, noise_multiplier: Any, epsilon: Any) -> PatternProposal:
         at = float(noise_multiplier), float(epsilon)
-        return pattern_frozen.fit(reduced, *at, self.estimated)
+        return pattern_frozen.fit(reduced, *at, self.losses.estimated)
 
     def frozen(self, reduced: Any, proposal: PatternProposal, draws: PatternDraws) -> PatternTerms:
         return pattern_frozen.all_terms(reduced, proposal, draws)
 
     def log_delta(self, terms: PatternTerms, log_sigma: Any, epsilon: Any) -> jax.Array:
         return pattern_frozen.log_delta(terms, log_sigma, epsilon)
-
-
-def check_bands(bands: int, scheme: BinScheme, limit: tuple[str, str]) -> None:
-    """Refuse a C with more bands than are accounted for; ``limit`` as of :class:`PatternLaw`.
-
-    Raises:
-      UsageError: there are more.
-    """
-    most, (words, beyond) = scheme.most_bands, limit
-    if most is not None and bands > most:
-        raise _check.reject(
-            "bands",
-            bands,
-            f"{words} ({most}): with more, {beyond}",
-            "Use a banded C, or balls-in-bins.",
-        )
-
-
-def exact_columns(strategy: Strategy, n: int, bands: int) -> tuple[np.ndarray, np.ndarray]:
-    """C by its columns and their overlaps, both of shape (bands, n), numpy float64.
-
-    Raises:
-      UsageError: entries so large or small that overlaps would leave float64.
-    """
-    columns = np.asarray(strategy.banded_columns(n, bands))
-    largest = float(np.max(columns))
-    if not 1 / _RANGE <= largest <= _RANGE:
-        raise _check.reject(
-            "C",
-            largest,
-            f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]",
-            "Multiply C by a constant: σ scales with it, and the mechanism stays the same.",
-        )
-    return columns, np.asarray(_gram(columns))
 
 
 _gram = _quick.jit(band.gram)

@@ -27,7 +27,6 @@ a corner. So an assignment costs b + bands² operations.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -35,83 +34,54 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt._runtime import _check, _sizes
 from mfopt._runtime._float64 import float64
-from mfopt.accounting import unamplified
-from mfopt.accounting.monte_carlo import band, dominating_pair, importance, pattern_law
+from mfopt.accounting.monte_carlo import dominating_pair, importance
 from mfopt.accounting.monte_carlo.likelihood import (
     Drawn,
     SharedGaussianComponent,
     shared_component,
 )
-from mfopt.sampling import FreshBins
-from mfopt.strategies import Array, Strategy
+from mfopt.accounting.monte_carlo.pattern_frozen import STATIC, PatternLikelihood
 
-LIMIT = (
-    "fresh bins support at most as many bands as bins",
-    "columns of three assignments of a unit overlap, and the likelihood is no longer a chain",
-)
-_COVERED = (FreshBins,)
 _ONE_LENGTH = 1e-9  # relative, of squared norms that count as equal
 _SOLVES = 200  # of the search for the best a: any a is valid
 COUPLING = 300.0  # largest overlap of two assignments, in noise units; float64 loses T beyond
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("columns", "gram"),
-    meta_fields=("bins", "rethrow"),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Patterns:
-    """C by its columns and their overlaps, and how often bins are assigned.
+class Patterns(PatternLikelihood):
+    """Bins of a unit by assignment, of which C has at most as many bands.
 
     Attributes:
-      columns: shape (bands, n), [d, j] = C[j + d, j].
-      gram: shape (bands, n), [d, j] = <C[:, j], C[:, j + d]>.
-      bins: b; at least as many as bands.
       rethrow: epochs until bins are reassigned.
     """
 
-    columns: Array
-    gram: Array
-    bins: int
-    rethrow: int
-
-    @property
-    def iterations(self) -> int:
-        """n."""
-        return self.columns.shape[1]
+    rethrow: int = dataclasses.field(metadata=STATIC)
 
     @property
     def throws(self) -> int:
         """K."""
-        return self.iterations // (self.bins * self.rethrow)
+        return self.dimension // (self.bins * self.rethrow)
+
+    @property
+    def reach(self) -> int:
+        """Bins that overlap with those of the assignment before, or after: bands − 1."""
+        return self.gram.shape[0] - 1
 
     @property
     def numbers(self) -> int:
         """Entries of Z: K·b."""
         return self.throws * self.bins
 
-    @property
-    def dimension(self) -> int:
-        return self.iterations
-
-    work = dimension
-
-    def scaled(self, noise_multiplier: Any) -> Patterns:
-        """Return the patterns in noise units: C/σ and the overlaps over σ²."""
-        return dataclasses.replace(
-            self,
-            columns=self.columns / noise_multiplier,
-            gram=self.gram / noise_multiplier**2,
-        )
-
     def noise(self, normal: jax.Array) -> jax.Array:
         """Mᵀ z for white noise z (samples, n): covariance MᵀM, shape (samples, K·b)."""
-        parts = band.transposed(jnp.asarray(self.columns), normal)
-        parts = parts.reshape(-1, self.throws, self.rethrow, self.bins)
+        parts = super().noise(normal).reshape(-1, self.throws, self.rethrow, self.bins)
         return jnp.sum(parts, axis=2).reshape(-1, self.numbers)
+
+    def overlaps(self) -> tuple[jax.Array, jax.Array]:
+        """<M_g[:, i], M_g[:, j]>, (K, b, b), and late bins' with early ones of the next."""
+        return within(self), corners(self)
 
     def first(self, key: jax.Array, count: int) -> jax.Array:
         """Bins by assignment, uniform: shape (count, K)."""
@@ -146,14 +116,6 @@ class Patterns:
         half, corner = power**2 * squared_norms(self) / 2, power**2 * corners(self)
         return log_mean(power * exponents - half, corner, self.bins)
 
-    def average(self, exponents: jax.Array) -> jax.Array:
-        return jnp.sum(exponents, axis=-1) / self.bins
-
-    def mean(self) -> tuple[jax.Array, jax.Array]:
-        columns = band.tiles(jnp.asarray(self.columns))
-        row = band.product(columns, jnp.full((1, self.iterations), 1 / self.bins))
-        return self.noise(row)[0], jnp.sum(row**2)
-
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
         # Given the earlier patterns, whose modes sum to V, <m_k, V> = Σ_g <M_g[:, k_g], V>:
         # assignments are independent, k_g is drawn ∝ e^<M_g[:, k], V> and
@@ -185,37 +147,6 @@ class Patterns:
         start = added(first, nothing, nothing.log_normalizers)
         result: Drawn = jax.lax.fori_loop(1, order.astype(int) + 1, extend, start)
         return result
-
-
-@float64
-def exact(strategy: Strategy, scheme: FreshBins) -> Patterns:
-    """The patterns of C for accounting, numpy float64.
-
-    Raises:
-      UsageError: C has negative or non-finite entries, more bands than there are bins, entries so
-        large or small that overlaps would leave float64, or parameters narrower than float32.
-    """
-    n = scheme.iterations
-    strategy = strategy.widened()
-    bands = check(strategy, scheme)
-    # dense modes of one assignment, in the ceilings
-    _sizes.require("bins", scheme.bins, lambda bins: 8 * 3.0 * scheme.throws * bins**2)
-    columns, gram = pattern_law.exact_columns(strategy, n, bands)
-    return Patterns(columns, gram, scheme.bins, scheme.rethrow)
-
-
-def check(strategy: Strategy, scheme: FreshBins) -> int:
-    """The number of bands of C, where the dominating pair is known.
-
-    Raises:
-      UsageError: another scheme, negative or non-finite entries, or more bands than bins.
-    """
-    if type(scheme) not in _COVERED:  # a subclass may differ
-        raise _check.reject("sampling", scheme, "this accountant covers FreshBins only")
-    strategy.check_entries(scheme.iterations)
-    bands = unamplified.bands(strategy, scheme.iterations)
-    pattern_law.check_bands(bands, scheme, LIMIT)
-    return bands
 
 
 class Overlaps:
@@ -262,7 +193,7 @@ def entries(x: jax.Array, pattern: jax.Array) -> jax.Array:
 
 def within(patterns: Patterns) -> jax.Array:
     """<M_g[:, k], M_g[:, c]>, shape (K, bins, bins)."""
-    bins, reach = patterns.bins, patterns.gram.shape[0] - 1
+    bins, reach = patterns.bins, patterns.reach
     shape = reach + 1, patterns.throws, patterns.rethrow, bins
     by_epoch = jnp.asarray(patterns.gram).reshape(shape)
     k, c = jnp.arange(bins)[:, None], jnp.arange(bins)[None, :]
@@ -299,7 +230,7 @@ def orthogonal_norm(patterns: Patterns) -> float | None:
 
 def corners(patterns: Patterns) -> jax.Array:
     """<M_g[:, b - c + i], M_{g+1}[:, k']>, c = bands - 1, shape (K - 1, c, c): late i, early k'."""
-    reach, bins = patterns.gram.shape[0] - 1, patterns.bins
+    reach, bins = patterns.reach, patterns.bins
     last = bins * patterns.rethrow * jnp.arange(1, patterns.throws)[:, None, None] - reach
     late, early = jnp.arange(reach)[:, None], jnp.arange(reach)[None, :]
     lag = jnp.clip(reach - late + early, 0, reach)

@@ -24,6 +24,8 @@ import jax.numpy as jnp
 
 from mfopt._runtime import _check
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
+from mfopt.accounting.monte_carlo.free import Unamplified
+from mfopt.accounting.monte_carlo.frozen import FrozenPilots
 from mfopt.strategies import Strategy
 
 SampledDirection = Literal["remove", "add"]
@@ -111,11 +113,14 @@ class SampledLoss(abc.ABC):
         """A cheaper loss whose σ is within several percent of this one's: itself, by default."""
         return self
 
-    @abc.abstractmethod
+    def group(self, size: int) -> SampledLoss | None:
+        """The loss of so many units; None where no more is known than the profile of one."""
+        return None
+
     def frozen(
         self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
     ) -> FrozenEstimate:
-        """An estimate whose proposal is placed at this σ and ε.
+        """An estimate whose proposal is placed at this σ and ε: by default by pilots.
 
         Args:
           noise_multiplier: σ near the one that is sought; any is unbiased.
@@ -123,6 +128,7 @@ class SampledLoss(abc.ABC):
           samples: at least so many.
           key: randomness.
         """
+        return FrozenPilots(self, noise_multiplier, epsilon, samples, key)
 
     @abc.abstractmethod
     def choose(
@@ -172,9 +178,10 @@ class SampledLoss(abc.ABC):
           trial: samples, β and key.
         """
 
-    @abc.abstractmethod
     def free_bounds(self) -> Sequence[FreeBound]:
         """Deterministic bounds in closed form, among them the mechanism without amplification."""
+        how = "bounded without amplification: Gaussian mechanism, largest mode"
+        return (Unamplified(self.sensitivity, f"{self.name}, {how}"),)
 
     def deterministic_bounds(self) -> Sequence[FreeBound]:
         """Every bound without samples, however long it takes: what a deterministic certificate
@@ -208,6 +215,10 @@ class SampledLaw(abc.ABC):
         Raises:
           UsageError: no dominating pair is known for this C.
         """
+
+    def check(self, strategy: Strategy) -> Any:
+        """Raise :class:`UsageError` for a C whose dominating pair is not known: by making it."""
+        self.loss(strategy)
 
     def near(self, strategy: Strategy) -> SampledLoss:
         """A loss to find a first σ with; that of the mechanism, where nothing cheaper is known."""

@@ -20,56 +20,28 @@ All terms are positive, each block is divided by its largest, and nothing cancel
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mfopt._runtime import _check, _sizes
-from mfopt._runtime._float64 import float64
-from mfopt.accounting import unamplified
-from mfopt.accounting.monte_carlo import band, pattern_law
 from mfopt.accounting.monte_carlo.likelihood import Drawn
-from mfopt.sampling import BMinSep
-from mfopt.strategies import Array, Strategy
+from mfopt.accounting.monte_carlo.pattern_frozen import STATIC, PatternLikelihood
 
-LIMIT = (
-    "b-min-sep supports at most as many bands as its separation",
-    "columns of two participations of a unit overlap",
-)
-_LEAST_WAIT = -300.0  # log of the chance of no participation in a block: float64 ends beyond
 LONGEST = 300.0  # largest |m_k|² in noise units: float64 loses patterns beyond
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("columns", "gram"),
-    meta_fields=("bins", "separation"),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Separated:
-    """C by its columns and their overlaps, and the law of a unit's steps.
+class Separated(PatternLikelihood):
+    """Steps of a unit, any two of them at least as far apart as C has bands.
 
     Attributes:
-      columns: shape (bands, n), [d, j] = C[j + d, j].
-      gram: shape (bands, n), [d, j] = <C[:, j], C[:, j + d]>.
-      bins: b; a step has a unit with probability 1/b.
-      separation: S; at least as many as bands.
+      separation: S.
     """
 
-    columns: Array
-    gram: Array
-    bins: int
-    separation: int
-
-    @property
-    def dimension(self) -> int:
-        """n."""
-        return int(self.columns.shape[1])
-
-    work = numbers = dimension
+    separation: int = dataclasses.field(metadata=STATIC)
 
     @property
     def probability(self) -> float:
@@ -79,17 +51,7 @@ class Separated:
     @property
     def blocks(self) -> int:
         """Blocks of S steps, the last of which may be partly past the end."""
-        return blocks(self.dimension, self.separation)
-
-    def scaled(self, noise_multiplier: Any) -> Separated:
-        """Return the same in noise units: C/σ and the overlaps over σ²."""
-        return dataclasses.replace(
-            self, columns=self.columns / noise_multiplier, gram=self.gram / noise_multiplier**2
-        )
-
-    def noise(self, normal: jax.Array) -> jax.Array:
-        """Cᵀ z for white noise z, shape (samples, n)."""
-        return band.transposed(jnp.asarray(self.columns), normal)
+        return -(-self.dimension // self.separation)
 
     def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
         found = self._passed(power * exponents - power**2 * jnp.asarray(self.gram)[0] / 2)
@@ -118,14 +80,6 @@ class Separated:
 
         result: jax.Array = jax.lax.scan(step, jnp.zeros(size), squares, reverse=True)[0][0]
         return result
-
-    def average(self, exponents: jax.Array) -> jax.Array:
-        return jnp.sum(exponents, axis=-1) / self.bins
-
-    def mean(self) -> tuple[jax.Array, jax.Array]:
-        columns = band.tiles(jnp.asarray(self.columns))
-        row = band.product(columns, jnp.full((1, self.dimension), 1 / self.bins))
-        return self.noise(row)[0], jnp.sum(row**2)
 
     def products(self, places: jax.Array) -> jax.Array:
         """<c_t, m_k> for patterns by place in each block, S for none: (samples, blocks) -> n."""
@@ -233,45 +187,3 @@ class Separated:
         places = jax.lax.scan(step, free, (summed, uniforms[:, 1:].T))[1]
         result: jax.Array = places.T
         return result
-
-
-def blocks(iterations: int, separation: int) -> int:
-    """Number of blocks of S steps."""
-    return -(-iterations // separation)
-
-
-@float64
-def exact(strategy: Strategy, scheme: BMinSep) -> Separated:
-    """C for accounting, numpy float64.
-
-    Raises:
-      UsageError: C has negative or non-finite entries, more bands than the separation, entries so
-        large or small that overlaps would leave float64, or parameters narrower than float32.
-    """
-    n, strategy = scheme.iterations, strategy.widened()
-    bands = check(strategy, scheme)
-    # tables of overlaps of one block
-    _sizes.require("separation", scheme.separation, lambda size: 8 * 3.0 * (n + size) * size)
-    columns, gram = pattern_law.exact_columns(strategy, n, bands)
-    return Separated(columns, gram, scheme.bins, scheme.separation)
-
-
-def check(strategy: Strategy, scheme: BMinSep) -> int:
-    """The number of bands of C, where the likelihood is known.
-
-    Raises:
-      UsageError: another scheme, negative or non-finite entries, or more bands than the separation.
-    """
-    if type(scheme) is not BMinSep:  # a subclass may differ
-        raise _check.reject("sampling", scheme, "this accountant covers BMinSep only")
-    if scheme.separation * math.log1p(-scheme.probability) < _LEAST_WAIT:
-        raise _check.reject(
-            "separation",
-            scheme.separation,
-            f"is too near the number of bins ({scheme.bins}) for the likelihood in float64",
-            "Use a smaller separation, or balls-in-bins.",
-        )
-    strategy.check_entries(scheme.iterations)
-    bands = unamplified.bands(strategy, scheme.iterations)
-    pattern_law.check_bands(bands, scheme, LIMIT)
-    return bands

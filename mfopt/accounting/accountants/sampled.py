@@ -1,0 +1,68 @@
+"""Samples that are verified, for a scheme with a law, and the bound that holds anyway.
+
+Were participations known, a unit would be one Gaussian release with the norm of its columns, and
+hockey-stick divergence is convex, so the largest norm bounds the mixture.
+"""
+
+from __future__ import annotations
+
+import abc
+
+from mfopt._runtime import _check
+from mfopt.accounting.account import Accountant, Effort
+from mfopt.accounting.accountants.independent_rounds import (
+    WITHOUT_AMPLIFICATION,
+    refuse_replacement,
+)
+from mfopt.accounting.accountants.unamplified import gaussian_release
+from mfopt.accounting.analyses import Analysis
+from mfopt.accounting.model import LossModel
+from mfopt.accounting.monte_carlo import group
+from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.accounting.verified import VerifiedAnalysis
+from mfopt.mechanism import Mechanism
+
+
+class SampledAccountant(Accountant):
+    """Any C that the scheme's law covers, and any group."""
+
+    sampled = True
+
+    def check(self, mechanism: Mechanism) -> None:
+        refuse_replacement(mechanism)
+        law(mechanism.sampling).check(mechanism.strategy)
+
+    def model(self, mechanism: Mechanism, effort: Effort) -> LossModel:
+        """What is verified."""
+        return group.model(mechanism, effort.samples, effort.deterministic)
+
+    def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
+        effort.check_group(mechanism.group_size)
+        model = self.model(mechanism, effort)
+        known = any(bound.exact for bound in model.free_bounds())  # no samples to spare
+        return VerifiedAnalysis(mechanism, model, certify=effort.certify or known, seed=effort.seed)
+
+
+class KnownParticipations(Accountant):
+    """Participations known: K units move C x by at most K times the longest that one adds."""
+
+    free = True
+
+    def check(self, mechanism: Mechanism) -> None:
+        refuse_replacement(mechanism)
+        law(mechanism.sampling).check(mechanism.strategy)
+        if mechanism.group_size == 1:
+            raise _check.reject(
+                "group_size",
+                1,
+                "the release engine has this bound among its own",
+                "One question has one answer, whoever asks.",
+            )
+
+    @abc.abstractmethod
+    def longest(self, mechanism: Mechanism) -> float:
+        """Largest norm that one unit adds to C x, rounded up."""
+
+    def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
+        norm = mechanism.group_size * self.longest(mechanism)
+        return gaussian_release(mechanism, norm, WITHOUT_AMPLIFICATION)
