@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import scipy
@@ -73,7 +74,7 @@ class AllocationProfile:
         log_delta = _log_hinge(composed, threshold) - math.log(self.bins)
         if direction == "add":
             return min(log_delta + epsilon, linear)
-        beyond, error = self._beyond(epsilon)
+        beyond, error = self.beyond(math.log(self.bins) + epsilon, epsilon)
         beyond += error
         apart = math.log(beyond) if beyond > 0 else -math.inf
         return min(float(np.logaddexp(log_delta, apart)), linear)
@@ -92,11 +93,11 @@ class AllocationProfile:
             composed, threshold = self._composed(epsilon, direction, below=True)
             if composed is None:
                 continue
-            log_delta = _log_hinge_below(composed, threshold) - math.log(self.bins)
+            log_delta = _log_hinge(composed, threshold, below=True) - math.log(self.bins)
             if direction == "add":
                 found = max(found, log_delta + epsilon)
                 continue
-            beyond, error = self._beyond(epsilon)
+            beyond, error = self.beyond(math.log(self.bins) + epsilon, epsilon)
             apart = math.log(beyond - error) if beyond > error else -math.inf
             found = max(found, float(np.logaddexp(log_delta, apart)))
         return min(found, 0.0)
@@ -231,7 +232,7 @@ class AllocationProfile:
     ) -> LossDistribution:
         """X (remove) or -X (add) on a grid that ends at the threshold; larger X are left out.
 
-        For the add direction they contribute nothing; for remove see :meth:`_beyond`. Convex
+        For the add direction they contribute nothing; for remove see :meth:`beyond`. Convex
         functions of the sum are raised, or lowered (``below``).
         """
         n = math.ceil(threshold / step)
@@ -266,16 +267,17 @@ class AllocationProfile:
             index, total = -index[::-1], total[::-1]
         return LossDistribution(step, index, total, 0.0, 0.0)
 
-    def _beyond(self, epsilon: float) -> tuple[float, float]:
-        """E_Q of Λ - e^ε where some X_i is above b e^ε, where the hinge is linear; its rounding."""
-        log_threshold = math.log(self.bins) + epsilon
-        z = (log_threshold + self.gram / 2) / math.sqrt(self.gram)
-        tail_q, tail_p = scipy.special.ndtr(-z), scipy.special.ndtr(math.sqrt(self.gram) - z)
+    def beyond(self, log_cut: float, epsilons: Any) -> tuple[Any, float]:
+        """E_Q of Λ - e^ε at each ε where some X_i is above the cut >= b e^ε, where the hinge is
+        linear; its rounding."""
+        root = math.sqrt(self.gram)
+        z = (log_cut + self.gram / 2) / root
+        tail_q, tail_p = scipy.special.ndtr(-z), scipy.special.ndtr(root - z)
         with np.errstate(divide="ignore"):  # a tail of 1 is the whole law
             in_p, in_q = np.log1p(-tail_p), np.log1p(-tail_q)
         under_p = -math.expm1(in_p + (self.bins - 1) * in_q)
         under_q = -math.expm1(self.bins * in_q)
-        return max(under_p - math.exp(epsilon) * under_q, 0.0), 1e-13 * under_p
+        return np.maximum(under_p - np.exp(epsilons) * under_q, 0.0), 1e-13 * under_p
 
 
 def linear_part(bins: int, gram: float) -> tuple[float, float]:
@@ -284,37 +286,28 @@ def linear_part(bins: int, gram: float) -> tuple[float, float]:
     return gram / bins, gram**2 / 2 * math.exp(gram) / bins if gram < 100 else math.inf
 
 
-def _log_hinge(composed: ComposedLosses, threshold: float) -> float:
-    """log of an upper bound of E (S - threshold)₊ for the composed sum S."""
+def _log_hinge(composed: ComposedLosses, threshold: float, *, below: bool = False) -> float:
+    """log of an upper bound of E (S - threshold)₊ for the composed sum S; of a lower one, from
+    which what may be too much is taken away, where ``below``."""
     if composed.largest <= threshold:
         return -math.inf
     first = max(math.floor(threshold / composed.step) + 1 - composed.start, 0)
     above = composed.step * (composed.start + np.arange(first, composed.law.size)) - threshold
-    above += _SLACK * abs(threshold)
+    slack = _SLACK * abs(threshold)
+    above = np.maximum(above - slack, 0.0) if below else above + slack
     tilt, furthest = composed.tilt, float(above[-1]) if above.size else 0.0
     total = float(composed.law[first:] @ (np.exp(-tilt * above) * above)) if above.size else 0.0
     # largest value of y e^{-θ y}, for what the transform may have rounded away
     ceiling = min(1 / (math.e * tilt), furthest) if tilt > 0 else furthest
-    total += composed.rounding * ceiling
+    if below:
+        total -= (composed.rounding + 2 * math.exp(-LOG_WINDOW_TAIL)) * ceiling
+    else:
+        total += composed.rounding * ceiling
     log_total = (
         composed.log_scale - tilt * threshold + (math.log(total) if total > 0 else -math.inf)
     )
+    if below:
+        return log_total - composed.allowance
     # S - threshold is at most the largest sum there is
     log_lost = composed.log_lost + math.log(composed.largest - threshold + composed.step)
     return float(np.logaddexp(log_total, log_lost)) + composed.allowance
-
-
-def _log_hinge_below(composed: ComposedLosses, threshold: float) -> float:
-    """log of a lower bound of E (S - threshold)₊: what may be too much is taken away."""
-    first = max(math.floor(threshold / composed.step) + 1 - composed.start, 0)
-    above = composed.step * (composed.start + np.arange(first, composed.law.size)) - threshold
-    above = np.maximum(above - _SLACK * abs(threshold), 0.0)
-    if not above.size:
-        return -math.inf
-    tilt, furthest = composed.tilt, float(above[-1])
-    total = float(composed.law[first:] @ (np.exp(-tilt * above) * above))
-    ceiling = min(1 / (math.e * tilt), furthest) if tilt > 0 else furthest
-    total -= (composed.rounding + 2 * math.exp(-LOG_WINDOW_TAIL)) * ceiling
-    if total <= 0:
-        return -math.inf
-    return composed.log_scale - tilt * threshold + math.log(total) - composed.allowance

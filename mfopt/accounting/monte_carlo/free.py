@@ -11,8 +11,8 @@ from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.loss_distribution.assignment import LEAST, BinAssignment
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, RoundsProfile, guess
-from mfopt.accounting.loss_distribution.throw import LEAST, BinAssignment
 from mfopt.errors import FailureError
 
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
@@ -99,7 +99,7 @@ class Orthogonal:
 class ReassignedBins:
     """Orthogonal modes of one length, reassigned in rounds: the losses of the rounds add up.
 
-    A composition of :class:`~mfopt.accounting.loss_distribution.throw.BinAssignment`, an upper
+    A composition of :class:`~mfopt.accounting.loss_distribution.assignment.BinAssignment`, an upper
     bound to a few 1e-5 in ε.
 
     Attributes:

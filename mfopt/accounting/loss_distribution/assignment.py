@@ -312,7 +312,8 @@ def _block(
     found, rounding = _log_hinges(composed, sign * thresholds)
     if sign > 0:
         with np.errstate(divide="ignore"):
-            found = np.logaddexp(found, math.log(bins) + np.log(_beyond(profile, top, epsilons)))
+            beyond, error = profile.beyond(math.log(top), epsilons)
+            found = np.logaddexp(found, math.log(bins) + np.log(beyond + error))
     to_profile = (epsilons if sign < 0 else 0.0) - math.log(bins)
     found, rounding = found + to_profile, rounding + to_profile
     limit = np.maximum(found + allowed[0], allowed[1])
@@ -347,19 +348,6 @@ def _log_hinges(composed: ComposedLosses, thresholds: np.ndarray) -> tuple[np.nd
     # above the largest sum there is none to count
     nothing = thresholds >= composed.largest
     return np.where(nothing, -math.inf, result), np.where(nothing, -math.inf, rounding)
-
-
-def _beyond(profile: AllocationProfile, cut: float, epsilons: np.ndarray) -> np.ndarray:
-    """E_Q of Λ - e^ε where some X_i is above ``cut`` >= b e^ε, where the hinge is linear; above."""
-    root = math.sqrt(profile.gram)
-    z = (math.log(cut) + profile.gram / 2) / root
-    tail_q, tail_p = scipy.special.ndtr(-z), scipy.special.ndtr(root - z)
-    with np.errstate(divide="ignore"):
-        in_p, in_q = np.log1p(-tail_p), np.log1p(-tail_q)
-    under_p = -math.expm1(in_p + (profile.bins - 1) * in_q)
-    under_q = -math.expm1(profile.bins * in_q)
-    result: np.ndarray = np.maximum(under_p - np.exp(epsilons) * under_q, 0.0) + 1e-13 * under_p
-    return result
 
 
 # --- planning ------------------------------------------------------------------------------------

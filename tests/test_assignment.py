@@ -8,13 +8,13 @@ from selection import few
 
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.loss_distribution import throw
+from mfopt.accounting.loss_distribution import assignment
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.loss_distribution.assignment import BinAssignment
 from mfopt.accounting.loss_distribution.convolution import Composition
 from mfopt.accounting.loss_distribution.exchange import PublicMixture
 from mfopt.accounting.loss_distribution.rounds import COARSE, RoundsProfile
 from mfopt.accounting.loss_distribution.stages import Steps
-from mfopt.accounting.loss_distribution.throw import BinAssignment
 from mfopt.accounting.loss_distribution.tilting import Thinned
 from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins, Spread
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
@@ -29,7 +29,7 @@ from mfopt.strategies import BandedToeplitz, Identity
 def test_one_law_serves_many_thresholds(bins, sigma, direction):
     profile = AllocationProfile(bins, sigma**-2)
     epsilons = np.linspace(0, 3, 601)
-    found = throw.log_hinges(bins, sigma**-2, epsilons, direction)
+    found = assignment.log_hinges(bins, sigma**-2, epsilons, direction)
     each = np.array([profile.log_delta(float(e), direction) for e in epsilons[::150]])
     near = each > -40  # far out a relative error of ε is a larger one of log δ
     assert np.all(np.abs(found[::150] - each)[near] < 2e-3) and np.all(np.diff(found) < 0)
@@ -42,10 +42,10 @@ def test_where_one_bin_reaches_as_far_as_all_faint_thresholds_share_a_law(monkey
     bins, sigma, faint = 128, 2.5836, -30.3
     profile = AllocationProfile(bins, sigma**-2, COARSE)
     epsilons, laws = np.linspace(0, 0.314, 641), []
-    block = throw._block
-    monkeypatch.setattr(throw, "_block", lambda *each: laws.append(each) or block(*each))
+    block = assignment._block
+    monkeypatch.setattr(assignment, "_block", lambda *each: laws.append(each) or block(*each))
     monkeypatch.setattr(AllocationProfile, "log_delta", lambda *each: pytest.fail("by itself"))
-    found = throw.log_hinges(bins, sigma**-2, epsilons, "remove", log_faint=faint)
+    found = assignment.log_hinges(bins, sigma**-2, epsilons, "remove", log_faint=faint)
     monkeypatch.undo()
     assert len(laws) < 8
     for place in (128, 320, 600):
@@ -241,4 +241,4 @@ def test_losses_of_little_noise_stay_within_floats(sigma):
     one = AllocationProfile(2, sigma**-2).epsilon(1e-6)  # one throw of the two
     assert one < found.epsilon <= gaussian.epsilon(math.sqrt(2) / sigma, 1e-6) * (1 + 1e-9)
     # further out floats would not hold e^loss
-    assert max(np.abs(throw._reach(2, sigma, -700.0))) <= 600
+    assert max(np.abs(assignment._reach(2, sigma, -700.0))) <= 600
