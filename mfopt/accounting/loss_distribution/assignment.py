@@ -35,7 +35,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile, linear_part
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
-from mfopt.accounting.loss_distribution.mixture import Unbounded
+from mfopt.accounting.loss_distribution.mixture import Round
 from mfopt.accounting.loss_distribution.tilting import Thinned
 
 LEAST = 0.08  # σ, in norms of a mode: with less, losses of an assignment are beyond floats
@@ -52,7 +52,7 @@ _ALONE = 4.0  # loss
 
 
 @dataclasses.dataclass(frozen=True)
-class BinAssignment(Unbounded):
+class BinAssignment(Round):
     """One unit in one of ``bins`` orthogonal modes of norm 1, chosen uniformly: a round.
 
     Attributes:
@@ -62,35 +62,19 @@ class BinAssignment(Unbounded):
     plural = "assignments to bins"
     bins: int
 
-    @property
-    def trivial(self) -> bool:
-        """False: a unit always takes part."""
-        return False
+    largest = 1.0
 
     @property
     def components(self) -> int:
-        """More than one Gaussian, but for one bin."""
         return min(self.bins, 2)
 
     @property
-    def largest(self) -> float:
-        """Largest shift of a round, given the bin."""
-        return 1.0
-
-    @property
     def mean(self) -> float:
-        """The norm of the mean mode."""
-        return 1 / math.sqrt(self.bins)
+        return 1 / math.sqrt(self.bins)  # the norm of the mean mode
 
     @property
     def log_chance(self) -> float:
-        """A unit always takes part."""
-        return 0.0
-
-    @property
-    def log_none(self) -> float:
-        """−∞: the loss is unbounded below."""
-        return -math.inf
+        return 0.0  # a unit always takes part
 
     def log_square(self, noise_multiplier: float) -> float:
         """log(1 + χ²): E_Q Λ² = 1 + (e^g - 1)/b."""
@@ -124,15 +108,7 @@ class BinAssignment(Unbounded):
         log_tail: float,
         ends: tuple[float, float] = (-math.inf, math.inf),
     ) -> LossDistribution:
-        """A pair on a grid that dominates the assignment; see :meth:`.Mixture.discretize`.
-
-        Args:
-          noise_multiplier: σ, in norms of a mode.
-          step: spacing of the grid of losses.
-          spacing: not used: there are no cells of x.
-          log_tail: log of the probability that each truncation may send to an infinite loss.
-          ends: the smallest and the largest loss that are resolved.
-        """
+        # there are no cells of x: the spacing does not matter
         least, most = _reach(self.bins, noise_multiplier, log_tail)
         first, last = math.floor(max(ends[0], least) / step), math.ceil(min(ends[1], most) / step)
         first, last = min(first, -1), max(last, 1)

@@ -162,13 +162,10 @@ class Composition(Tilting):
 
         return walk_down(bound, math.sqrt(2 * LOG_WINDOW_TAIL) / spread)
 
-    def log_delta_bound(self, epsilon: float, tilt: float, *, infinite: bool = True) -> float:
-        """Chernoff bound of log δ(ε), without any convolution; valid for every tilt >= 0.
-
-        Without ``infinite`` the mass of infinite loss is left out: an estimate, no bound.
-        """
+    def log_delta_bound(self, epsilon: float, tilt: float) -> float:
+        """Chernoff bound of log δ(ε), without any convolution; valid for every tilt >= 0."""
         log_delta = self.log_moment(tilt) - tilt * epsilon + log_ceiling(tilt)
-        if infinite and self.infinite > 0:
+        if self.infinite > 0:
             log_delta = float(np.logaddexp(log_delta, math.log(self.infinite)))
         return min(log_delta, 0.0)
 

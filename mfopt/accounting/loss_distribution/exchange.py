@@ -37,7 +37,7 @@ import scipy
 
 from mfopt.accounting import loss_distribution, solve
 from mfopt.accounting.loss_distribution import LossDistribution
-from mfopt.accounting.loss_distribution.mixture import Round, Unbounded, reach
+from mfopt.accounting.loss_distribution.mixture import Round, reach
 from mfopt.accounting.loss_distribution.stages import Cells, Steps
 
 _MOST_CELLS = 500_000
@@ -130,73 +130,55 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplacementRound:
+class ReplacementRound(Round):
     """The pair whose profile is the larger of two at every order; see the module's text.
 
     Attributes:
       remove: where its losses are positive.
       add: of Q against P, where they are negative.
-      largest: most that the sum moves, the batch known.
     """
 
     remove: Pair
     add: Pair
-    largest: float
 
     # with more than one chance: what some data sets of a group attain, no account
 
     @classmethod
     def zeroed_in_fixed_batch(cls, *chances: float) -> ReplacementRound:
         """One unit's contribution becomes 0, the batch's size stays: the others fill its place."""
-        return cls(Pair(chances, 2, 1), Pair(chances, 1, 0), 1.0 * len(chances))
+        return cls(Pair(chances, 2, 1), Pair(chances, 1, 0))
 
     @classmethod
     def replaced_in_fixed_batch(cls, *chances: float) -> ReplacementRound:
         """One unit's contribution becomes another, the batch's size stays."""
-        return cls(Pair(chances, 2, 0), Pair(chances, 2, 0), 2.0 * len(chances))
+        return cls(Pair(chances, 2, 0), Pair(chances, 2, 0))
 
     @classmethod
     def replaced_in_poisson_batch(cls, *chances: float) -> ReplacementRound:
         """One unit's contribution becomes another, drawn independently of the others."""
-        return cls(Pair(chances, 1, -1), Pair(chances, 1, -1), 2.0 * len(chances))
+        return cls(Pair(chances, 1, -1), Pair(chances, 1, -1))
 
     @property
-    def trivial(self) -> bool:
-        """False: a unit that never takes part has no such round."""
-        return False
+    def largest(self) -> float:
+        pair = self.remove
+        return float(len(pair.chances) * (pair.with_it - pair.without))
 
     @property
     def components(self) -> int:
-        """Kinds of outcomes; one where the unit always takes part: a Gaussian release."""
+        # one where the unit always takes part: a Gaussian release
         return 1 if self.remove.probability == 1 else 2
 
     @property
     def log_chance(self) -> float:
-        """log of the probability that the unit takes part."""
         return math.log(self.remove.probability)
 
     @property
-    def log_none(self) -> float:
-        """−∞: losses are unbounded in both directions."""
-        return -math.inf
-
-    @property
     def mean(self) -> float:
-        """About how much a round moves."""
         return self.remove.probability * self.largest
-
-    def linear(self, noise_multiplier: float) -> tuple[float, float] | None:
-        """Return None: no linear part is known."""
-        return None
-
-    def log_square(self, noise_multiplier: float) -> float:
-        """Infinity: no useful bound on the χ² divergence of the pair is known."""
-        return math.inf
 
     def nodes(
         self, noise_multiplier: float, log_tail: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(loss, log Q-mass, slope of the loss in z) at nodes, losses increasing; for planning."""
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for pair in (self.remove, self.add):
             z = pair.borders(noise_multiplier, _NODES, log_tail)[:-1]
@@ -222,15 +204,6 @@ class ReplacementRound:
         log_tail: float,
         ends: tuple[float, float] = (-math.inf, math.inf),
     ) -> LossDistribution:
-        """Loss of one round on a grid of ``step``; see :meth:`Mixture.discretize`.
-
-        Args:
-          noise_multiplier: σ, in clip norms.
-          step: spacing of the grid of losses.
-          spacing: width of the cells of x, in noise standard deviations.
-          log_tail: log of the probability that each truncation may send to an infinite loss.
-          ends: the smallest and the largest loss that are resolved.
-        """
         sigma = noise_multiplier
         borders = self.remove.borders(sigma, spacing, log_tail, ends[1])
         up_p, up_q = self.remove.masses(borders, sigma)
@@ -256,16 +229,7 @@ class ReplacementRound:
         *,
         add: bool,
     ) -> Cells:
-        """Cells of a pair that the round dominates: one of the two alone, which some data attain.
-
-        Args:
-          noise_multiplier: σ, in clip norms.
-          steps: spacings of the grids of losses.
-          spacing: width of the cells of x, in noise standard deviations.
-          log_tail: log of the probability that each truncation may leave out.
-          ends: not used: all losses are resolved.
-          add: whether the direction is that of adding a unit.
-        """
+        """Cells of one of the two pairs alone, which some data attain; all losses are resolved."""
         pair = self.add if add else self.remove
         lowest = len(pair.chances) * min(pair.without, 0)
         low = float(scipy.special.ndtri_exp(log_tail)) + lowest / noise_multiplier
@@ -277,7 +241,7 @@ class ReplacementRound:
 
 
 @dataclasses.dataclass(frozen=True)
-class PublicMixture(Unbounded):
+class PublicMixture(Round):
     """Mixture of two rounds by a coin independent of the data, accounted as if its outcome were
     released.
 
@@ -300,33 +264,27 @@ class PublicMixture(Unbounded):
 
     @property
     def trivial(self) -> bool:
-        """True if neither round releases anything."""
         return self.often.trivial and self.seldom.trivial
 
     @property
     def components(self) -> int:
-        """Kinds of outcomes."""
         return self.often.components + self.seldom.components
 
     @property
     def largest(self) -> float:
-        """Most that a round moves."""
         return max(self.often.largest, self.seldom.largest)
 
     @property
     def mean(self) -> float:
-        """About how much a round moves."""
         return (1 - self.chance) * self.often.mean + self.chance * self.seldom.mean
 
     @property
     def log_chance(self) -> float:
-        """log of the probability that a round moves at all."""
         parts = [log_weight + one.log_chance for one, log_weight in self._both]
         return min(float(scipy.special.logsumexp(parts)), 0.0)
 
     @property
     def log_none(self) -> float:
-        """The least loss of either."""
         return min(self.often.log_none, self.seldom.log_none)
 
     def log_square(self, noise_multiplier: float) -> float:
@@ -337,7 +295,6 @@ class PublicMixture(Unbounded):
     def nodes(
         self, noise_multiplier: float, log_tail: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(loss, log Q-mass, slope of the loss in z) of both, losses increasing; for planning."""
         parts = []
         for one, log_weight in self._both:
             loss, mass, slope = one.nodes(noise_multiplier, min(log_tail - log_weight, -1.0))
@@ -354,15 +311,6 @@ class PublicMixture(Unbounded):
         log_tail: float,
         ends: tuple[float, float] = (-math.inf, math.inf),
     ) -> LossDistribution:
-        """Loss of one round on a grid of ``step``; see :meth:`Mixture.discretize`.
-
-        Args:
-          noise_multiplier: σ, in clip norms.
-          step: spacing of the grid of losses.
-          spacing: width of the cells of x, in noise standard deviations.
-          log_tail: log of the probability that each truncation may send to an infinite loss.
-          ends: the smallest and the largest loss that are resolved.
-        """
         parts = [
             (
                 one.discretize(

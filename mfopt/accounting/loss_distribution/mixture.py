@@ -8,11 +8,12 @@ hypergeometric variable. The loss log P/Q is increasing in x, so cells of x are 
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import scipy
@@ -51,67 +52,81 @@ def _log_weights(log_ratios: np.ndarray) -> np.ndarray:
     return result - math.log1p(math.fsum(np.exp(below)) + math.fsum(np.exp(above)))
 
 
-class Round(Protocol):
+class Round(abc.ABC):
     """One round of a composition: :class:`Mixture`, or another dominating pair.
 
     Compared by content, so that what was planned for one is found again.
+
+    Attributes:
+      plural: such rounds, in words.
     """
 
-    def __hash__(self) -> int: ...
+    plural: ClassVar[str] = "such rounds"
 
     @property
     def trivial(self) -> bool:
         """True if nothing is released."""
-
-    @property
-    def components(self) -> int:
-        """Number of Gaussians in a round; 1 for a Gaussian release."""
-
-    @property
-    def largest(self) -> float:
-        """Largest shift of a round, in clip norms, given the sampled batch."""
-
-    @property
-    def mean(self) -> float:
-        """Approximate shift of a round, in clip norms: start of searches."""
-
-    @property
-    def log_chance(self) -> float:
-        """log of the probability that a round moves at all."""
+        return False
 
     @property
     def log_none(self) -> float:
         """The least loss, -inf where there is none."""
+        return -math.inf
+
+    @property
+    @abc.abstractmethod
+    def largest(self) -> float:
+        """Largest shift of a round, in clip norms, given the sampled batch."""
+
+    @property
+    @abc.abstractmethod
+    def components(self) -> int:
+        """Number of Gaussians in a round; 1 for a Gaussian release."""
+
+    @property
+    @abc.abstractmethod
+    def mean(self) -> float:
+        """Approximate shift of a round, in clip norms: start of searches."""
+
+    @property
+    @abc.abstractmethod
+    def log_chance(self) -> float:
+        """log of the probability that a round moves at all."""
 
     def log_square(self, noise_multiplier: float) -> float:
         """Upper bound of log(1 + χ²(P, Q)); infinite where none is known."""
+        return math.inf
 
     def linear(self, noise_multiplier: float) -> tuple[float, float] | None:
         """(variance of the part of P/Q - 1 that is linear in the noise, upper bound of what χ² is
         above it), for :meth:`.NearlyLinear.of`; None where that is not known.
         """
+        return None
 
+    @abc.abstractmethod
     def nodes(
         self, noise_multiplier: float, log_tail: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(loss, log Q-mass, slope of the loss in z) at nodes, losses increasing; for planning."""
 
+    @abc.abstractmethod
     def discretize(
         self,
         noise_multiplier: float,
         step: float,
         spacing: float,
         log_tail: float,
-        ends: tuple[float, float] = ...,
+        ends: tuple[float, float] = (-math.inf, math.inf),
     ) -> LossDistribution:
-        """A pair on a grid that dominates the round; see :meth:`Mixture.discretize`.
+        """A pair on a grid of ``step`` that dominates the round, from cells of x.
 
         Args:
           noise_multiplier: σ, in clip norms.
           step: spacing of the grid of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may send to an infinite loss.
-          ends: the smallest and the largest loss that are resolved.
+          ends: the smallest and the largest loss that are resolved: those beyond are split over the
+            losses there and the extremes.
         """
 
     def cells_below(
@@ -124,7 +139,7 @@ class Round(Protocol):
         *,
         add: bool,
     ) -> Cells:
-        """Outcomes put together to cells, for lower bounds: see :meth:`Mixture.cells_below`.
+        """Cells of a pair that the round dominates, for lower bounds in one direction.
 
         Args:
           noise_multiplier: σ, in clip norms.
@@ -133,33 +148,15 @@ class Round(Protocol):
           log_tail: log of the probability that each truncation may leave out.
           ends: the smallest and the largest loss that are resolved.
           add: whether the direction is that of adding a unit.
-        """
-
-
-class Unbounded:
-    """Base class of a :class:`Round` without a known lower bound.
-
-    Attributes:
-      plural: such rounds, in words.
-    """
-
-    plural: ClassVar[str]
-
-    def linear(self, noise_multiplier: float) -> tuple[float, float] | None:
-        """Return None: no linear part is known."""
-        return None
-
-    def cells_below(self, *_: object, add: bool) -> Cells:
-        """Raise: no lower bound is known in either direction.
 
         Raises:
-          FailureError: always.
+          FailureError: no lower bound is known.
         """
         raise FailureError(f"no lower bound is known for {self.plural}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Mixture:
+class Mixture(Round):
     """Sensitivities of one round and their probabilities.
 
     Attributes:
@@ -223,22 +220,18 @@ class Mixture:
 
     @property
     def trivial(self) -> bool:
-        """True if the sensitivity is always 0: nothing is released about the group."""
         return bool(np.all(self.sensitivities == 0))
 
     @property
     def components(self) -> int:
-        """Number of sensitivities."""
         return int(self.sensitivities.size)
 
     @property
     def largest(self) -> float:
-        """The largest sensitivity."""
         return float(self.sensitivities[-1])
 
     @property
     def mean(self) -> float:
-        """The mean sensitivity."""
         return float(np.exp(self.log_weights) @ self.sensitivities)
 
     @property
@@ -269,7 +262,6 @@ class Mixture:
     def nodes(
         self, noise_multiplier: float, log_tail: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(loss, log Q-mass, slope of the loss in z) at nodes, losses increasing; for planning."""
         cut = self.cut(log_tail)
         low, high = cut.ends(noise_multiplier, log_tail)
         z = np.linspace(low, high, max(64, min(math.ceil((high - low) / _NODES), 1 << 16)))
@@ -279,7 +271,6 @@ class Mixture:
 
     @property
     def log_chance(self) -> float:
-        """log of the probability that the sensitivity is not 0."""
         above = self.log_weights[self.sensitivities > 0]
         return min(float(scipy.special.logsumexp(above)), 0.0) if above.size else -math.inf
 
@@ -326,18 +317,6 @@ class Mixture:
         log_tail: float,
         ends: tuple[float, float] = (-math.inf, math.inf),
     ) -> LossDistribution:
-        """The loss of one round on a grid of ``step``, from cells of x of width σ ``spacing``.
-
-        ``log_tail`` is the log of the probability that each truncation may send to an infinite
-        loss; losses beyond the two ``ends`` are split over the losses there and the extremes.
-
-        Args:
-          noise_multiplier: σ, in clip norms.
-          step: spacing of the grid of losses.
-          spacing: width of the cells of x, in noise standard deviations.
-          log_tail: log of the probability that each truncation may send to an infinite loss.
-          ends: the smallest and the largest loss that are resolved.
-        """
         mixture = self.cut(log_tail)
         borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
@@ -363,16 +342,7 @@ class Mixture:
         *,
         add: bool,
     ) -> Cells:
-        """Cells that end where the loss is a grid point, in one direction.
-
-        Args:
-          noise_multiplier: σ, in clip norms.
-          steps: spacings of the grids of losses.
-          spacing: width of the cells of x, in noise standard deviations.
-          log_tail: log of the probability that each truncation may leave out.
-          ends: the smallest and the largest loss that are resolved.
-          add: whether the direction is that of adding a unit.
-        """
+        """Cells that end where the loss is a grid point."""
         mixture = self.cut(log_tail)
         borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)

@@ -81,20 +81,16 @@ class Tilting(abc.ABC):
         """Mean of Y under the law tilted by θ."""
         return sum(count * dot(tilted(part, tilt), part.losses) for part, count in self.terms)
 
-    def tilt_for_epsilon(self, epsilon: float, near: float | None = None) -> float:
+    def tilt_for_epsilon(self, epsilon: float) -> float:
         """θ >= 0 whose tilted mean is ``epsilon`` (0 if the mean is larger): the saddle point.
 
         1 where no loss reaches ``epsilon``: nothing is to be resolved there.
-
-        Args:
-          epsilon: ε.
-          near: about where it is, if that is known.
         """
         if epsilon >= self.largest:
             return 1.0
         found = self._tilts.get(epsilon)
         if found is None:
-            found = increasing_root(lambda tilt: self.tilted_mean(tilt) - epsilon, near)
+            found = increasing_root(lambda tilt: self.tilted_mean(tilt) - epsilon)
             self._tilts[epsilon] = found
         return found
 
@@ -223,21 +219,13 @@ def walk_down(function: Callable[[float], float], start: float) -> float:
     return best
 
 
-def increasing_root(function: Callable[[float], float], near: float | None = None) -> float:
-    """Root >= 0 of an increasing function to 1%, 0 if it is >= 0 there, capped at 1e12.
-
-    Args:
-      function: increasing.
-      near: about where its root is, if that is known.
-    """
+def increasing_root(function: Callable[[float], float]) -> float:
+    """Root >= 0 of an increasing function to 1%, 0 if it is >= 0 there, capped at 1e12."""
 
     def value(x: float) -> float:
         found = function(x)
         return math.inf if math.isnan(found) else found  # beyond what floats tell apart
 
-    if near and value(near / 1.03) < 0 <= value(near * 1.03):
-        low, high = near / 1.03, near * 1.03
-        return solve.root(value, low, high, relative=_ROUGH)
     if value(0.0) >= 0:
         return 0.0
     low, high = 0.0, 1.0
