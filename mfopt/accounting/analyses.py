@@ -122,26 +122,47 @@ class DeterministicAnalysis(abc.ABC):
     def _guarantee(
         self, sigma: float, epsilon: float, delta: float, between: Callable[[], bracket.Bracket]
     ) -> Guarantee:
-        mechanism, status, details = self.mechanism, self.status, self.details
+        status, details = self.status, self.details
         if status == "exact":
             found = between()
             details = {**details, "bracket": [found.below, found.above]}
             status = "exact" if found.narrow else "bound"
-        return Guarantee(
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=sigma,
-            privacy_unit=mechanism.privacy_unit,
-            group_size=mechanism.group_size,
-            adjacency=mechanism.adjacency,
-            method=self.method,
-            status=status,
-            details={
-                "sampling": mechanism.sampling.describe(),
-                "strategy": mechanism.strategy.describe(),
-                **details,
-            },
-        )
+        return stated(self.mechanism, (sigma, epsilon, delta), self.method, status, details)
+
+
+def stated(
+    mechanism: Mechanism,
+    numbers: tuple[float, float, float],
+    method: str,
+    status: Status,
+    details: dict[str, Any],
+    beta: float = 0.0,
+) -> Guarantee:
+    """A guarantee, with the mechanism on record.
+
+    Args:
+      mechanism: what it is about.
+      numbers: (σ, ε, δ).
+      method, status, details: as of the guarantee.
+      beta: failure probability, counted in δ.
+    """
+    described = {
+        "sampling": mechanism.sampling.describe(),
+        "strategy": mechanism.strategy.describe(),
+    }
+    sigma, epsilon, delta = numbers
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=sigma,
+        privacy_unit=mechanism.privacy_unit,
+        group_size=mechanism.group_size,
+        adjacency=mechanism.adjacency,
+        method=method,
+        status=status,
+        failure_probability=beta,
+        details={**described, **details},
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import Any
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
+from mfopt.accounting.analyses import stated
 from mfopt.accounting.model import LossModel, Numbers
 from mfopt.accounting.verify import Engine, Verified, check_delta
-from mfopt.guarantee import Guarantee, Status, reported_delta
+from mfopt.guarantee import Guarantee, reported_delta
 
 __all__ = ["LossModel", "Numbers", "VerifiedAnalysis"]
 
@@ -83,71 +84,22 @@ class VerifiedAnalysis:
         reported = reported_delta(found.delta + more)
         return dataclasses.replace(found, epsilon=epsilon, delta=reported)
 
+    def _details(self) -> Numbers:
+        model = self.model
+        if model.deterministic:
+            return {**model.details, "certificate": "deterministic"}
+        return {**model.details, **({"seed": self.seed} if model.sampled else {})}
+
     def _verified(self, found: Verified) -> Guarantee:
-        free = found.method != self.model.method
-        numbers = (
-            {}
-            if free
-            else {
-                "remove": found.bounds.remove,
-                "add": found.bounds.add,
-                **found.bounds.numbers,
-                "tests": found.tests,
-            }
-        )
-        return self._guarantee(
-            found.noise_multiplier,
-            found.epsilon,
-            min(found.delta, 1.0),
-            method=found.method,
-            status="bound" if free else self.model.status,
-            beta=found.beta,
-            numbers=numbers,
-        )
+        details, bounds, status = self._details(), found.bounds, self.model.status
+        if found.method == self.model.method:
+            both = {"remove": bounds.remove, "add": bounds.add}
+            details |= {**both, **bounds.numbers, "tests": found.tests}
+        else:
+            status = "bound"
+        statement = found.noise_multiplier, found.epsilon, min(found.delta, 1.0)
+        return stated(self.mechanism, statement, found.method, status, details, found.beta)
 
     def _estimate(self, sigma: float, epsilon: float, delta: float) -> Guarantee:
-        return self._guarantee(
-            sigma,
-            epsilon,
-            delta,
-            method=self.model.estimator,
-            status="estimate",
-            beta=0.0,
-            numbers={},
-        )
-
-    def _guarantee(
-        self,
-        sigma: float,
-        epsilon: float,
-        delta: float,
-        *,
-        method: str,
-        status: Status,
-        beta: float,
-        numbers: Numbers,
-    ) -> Guarantee:
-        mechanism = self.mechanism
-        return Guarantee(
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=sigma,
-            privacy_unit=mechanism.privacy_unit,
-            group_size=mechanism.group_size,
-            adjacency=mechanism.adjacency,
-            method=method,
-            status=status,
-            failure_probability=beta,
-            details={
-                "sampling": mechanism.sampling.describe(),
-                "strategy": mechanism.strategy.describe(),
-                **self.model.details,
-                **({"certificate": "deterministic"} if self.model.deterministic else {}),
-                **(
-                    {"seed": self.seed}
-                    if self.model.sampled and not self.model.deterministic
-                    else {}
-                ),
-                **numbers,
-            },
-        )
+        numbers, method = (sigma, epsilon, delta), self.model.estimator
+        return stated(self.mechanism, numbers, method, "estimate", self._details())

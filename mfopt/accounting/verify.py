@@ -467,13 +467,8 @@ class Engine:
         logs = bound.log_deltas(sigma, epsilon)
         remove, add = (math.exp(min(value, 1.0)) for value in logs)
         found = Bounds(remove, add, {})
-        return (
-            Verified(
-                sigma, epsilon, min(largest(found.both), delta), found, 0.0, 0, 0, bound.method
-            )
-            if delta == 1.0
-            else Verified(sigma, epsilon, delta, found, 0.0, 0, 0, bound.method)
-        )
+        stated = min(largest(found.both), 1.0) if delta == 1.0 else delta
+        return Verified(sigma, epsilon, stated, found, 0.0, 0, 0, bound.method)
 
     def _trial(self, samples: int = 0, beta: float = 0.0, *path: int) -> Trial:
         """Fresh randomness for a test; none for a deterministic model."""
