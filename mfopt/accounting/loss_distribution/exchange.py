@@ -229,7 +229,7 @@ class ReplacementRound(Round):
         *,
         add: bool,
     ) -> Cells:
-        """Cells of one of the two pairs alone, which some data attain; all losses are resolved."""
+        # of one of the two pairs alone, which some data attain; all losses are resolved
         pair = self.add if add else self.remove
         lowest = len(pair.chances) * min(pair.without, 0)
         low = float(scipy.special.ndtri_exp(log_tail)) + lowest / noise_multiplier

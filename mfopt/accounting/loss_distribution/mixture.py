@@ -342,7 +342,7 @@ class Mixture(Round):
         *,
         add: bool,
     ) -> Cells:
-        """Cells that end where the loss is a grid point."""
+        # they end where the loss is a grid point
         mixture = self.cut(log_tail)
         borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)

@@ -19,8 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime._float64 import float64
-
 BETS = tuple(2.0 ** (-j / 2) for j in range(33))  # 1 .. 1.5e-5; the best of them is near the best
 
 
@@ -61,12 +59,3 @@ def choose(
     expected = [upper_bound(total, j, samples, beta) for j, total in enumerate(scaled)]
     best = int(np.argmin(expected))
     return best, expected[best]
-
-
-@float64
-def from_values(values: np.ndarray, beta: float) -> float:
-    """Upper bound on the mean of iid ``values`` in [0, 1]; the first sixteenth is the pilot."""
-    cut = max(len(values) // 16, 1)
-    pilot, rest = jnp.asarray(values[:cut]), jnp.asarray(values[cut:])
-    bet, _ = choose(np.asarray(log_wealth(pilot)), cut, len(rest), beta)
-    return min(upper_bound(float(log_wealth(rest)[bet]), bet, len(rest), beta), 1.0)

@@ -153,7 +153,7 @@ def clusters(
     log_sum = float(np.logaddexp.reduce(log_shares))
     ends = np.cumsum(np.exp(log_shares - log_sum))
     ends[-1] = np.inf  # whatever was rounded
-    more = _number(MOST) - len(totals)  # never drawn: one form, one compilation for all orders
+    more = len(_kinds(MOST).sizes) - len(totals)  # never drawn: one form, one compilation
     return Clusters(
         spikes,
         weights,
@@ -199,16 +199,6 @@ def partitions(places: int) -> Iterator[tuple[int, ...]]:
             sizes.append(sizes[-1])
             left -= sizes[-1]
         sizes.append(left)
-
-
-@functools.cache
-def _number(places: int) -> int:
-    """Number of :func:`partitions`, without enumerating them."""
-    ways = [1] + [0] * places
-    for size in range(1, places + 1):
-        for filled in range(size, places + 1):
-            ways[filled] += ways[filled - size]
-    return ways[places]
 
 
 @functools.cache

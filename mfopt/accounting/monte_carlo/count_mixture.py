@@ -481,13 +481,3 @@ def _add(
     coefficient = jnp.where(polynomial[-1] > 0, polynomial[-1], jnp.nan)
     loss = jnp.log(coefficient) + log_scale + log_constant
     return sums(jnp.exp(log_weight + payoff.log_value(epsilon + loss) - log_ceiling))
-
-
-def loss(exponents: np.ndarray, pair: CountPair, sigma: float) -> np.ndarray:
-    """Y at a = √g z, shape (samples, bins): what the kernels compute, for tests."""
-    base = jnp.asarray(_base(pair, sigma)[0])
-    samples = exponents.shape[0]
-    state = jnp.eye(pair.group_size + 1)[:, :1] * jnp.ones(samples), jnp.zeros(samples)
-    for i in range(pair.bins):
-        state = _times(state, jnp.asarray(exponents[:, i]), base)[0]
-    return np.asarray(jnp.log(state[0][-1]) + state[1]) + _log_constant(pair)

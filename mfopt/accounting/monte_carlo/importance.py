@@ -68,6 +68,7 @@ The upper confidence bound is that of :mod:`.betting` on f/B in [0, 1].
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -173,12 +174,8 @@ def mean_tilt(ceilings: Ceilings, point: Point, cut: float = 0.0) -> Tilt:
       point: σ, ε and payoff.
       cut: part of ḡ by which the values' exponents over t are less: where they will be clipped.
     """
-    less = Ceilings(
-        {},
-        ceilings.largest_square,
-        ceilings.mean_square * (1 - 2 * cut),
-        ceilings.square_of_mean,
-    )
+    square = ceilings.mean_square * (1 - 2 * cut)
+    less = dataclasses.replace(ceilings, chains={}, mean_square=square)
     if isinstance(point.payoff, HockeyStickPayoff):
         best = float(add_tilt(less.square_of_mean, less.mean_square, point.epsilon, np))
     else:

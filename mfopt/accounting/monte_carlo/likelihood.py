@@ -43,6 +43,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mfopt.errors import FailureError
 from mfopt.strategies.fields import Array
 
 _PART = 0.999  # q: of the squared length along û
@@ -124,6 +125,33 @@ class PatternChain(NamedTuple):
     ceiling: Callable[[int], tuple[float, Any]]
     most: int
     outside: float = 0.0
+
+
+def summed(
+    log_largest: Callable[[int], float], by: Any = None
+) -> Callable[[int], tuple[float, Any]]:
+    """s -> (Σ_{l<=s} log R_l, ``by``), for a :class:`PatternChain`; each R_l is found once."""
+    known = [0.0]
+
+    def ceiling(order: int) -> tuple[float, Any]:
+        while len(known) <= order:
+            known.append(known[-1] + log_largest(len(known)))
+        return known[order], by
+
+    return ceiling
+
+
+def require_range(what: str, found: float, most: float) -> None:
+    """Refuse a σ at which float64 loses patterns.
+
+    Raises:
+      FailureError: ``found``, in noise units, is not at most ``most``.
+    """
+    if not found <= most:
+        raise FailureError(
+            f"σ is beyond numerical range: {what} {found:.3g} in noise units, and the likelihood "
+            f"is known up to {most:g}. Ask for a larger σ, or a smaller ε."
+        )
 
 
 @dataclasses.dataclass(frozen=True)

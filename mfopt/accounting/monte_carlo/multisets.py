@@ -45,10 +45,11 @@ from mfopt.accounting.monte_carlo.likelihood import (
     Drawn,
     PatternChain,
     SharedGaussianComponent,
+    require_range,
+    summed,
 )
 from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
 from mfopt.accounting.monte_carlo.patterns import COUPLING, Patterns
-from mfopt.errors import FailureError
 from mfopt.strategies.fields import Array
 
 _MOST = 1024  # multisets
@@ -188,17 +189,11 @@ def ceilings(of: Multisets) -> Ceilings:
     # of consecutive rounds, from class to class; nothing comes before the first or after the last
     between = of.late_counts @ corner @ of.early_counts.T
     coupling = float(np.max(between, initial=0.0))
-    if not coupling <= COUPLING:
-        raise FailureError(
-            f"σ is beyond numerical range: two assignments of a group overlap by {coupling:.3g} in "
-            f"noise units, and the likelihood is known up to {COUPLING:g}. "
-            "Ask for a larger σ, or a smaller ε."
-        )
+    require_range("two assignments of a group overlap by", coupling, COUPLING)
     none = np.zeros((1, *between.shape[1:]))
     before, after = np.concatenate([none, between]), np.concatenate([between, none])
     own = counts @ within @ counts.T  # (rounds, n, c)
     ends = before[:, :, of.early], after[:, of.late]  # (rounds, p, n), (rounds, n, q)
-    known = [0.0]
 
     def log_largest(order: int) -> float:
         @functools.cache
@@ -214,16 +209,11 @@ def ceilings(of: Multisets) -> Ceilings:
         each = zip(own, np.swapaxes(ends[0], 1, 2), ends[1], strict=True)
         return _heaviest([sums(tuple(one.tobytes() for one in part)) for part in each], of)
 
-    def chain(order: int) -> tuple[float, None]:
-        while len(known) <= order:
-            known.append(known[-1] + log_largest(len(known)))
-        return known[order], None
-
     norms = np.diagonal(own, axis1=1, axis2=2)
     largest = _heaviest(list(norms[:, None, :, None] + 2 * after[:, None, of.late]), of)
     mean = weights @ counts
     each = np.sum(norms @ weights) + 2 * np.sum(corner) * mean[0] ** 2
-    chains = {"chain": PatternChain(chain, MAX_ORDER)}
+    chains = {"chain": PatternChain(summed(log_largest), MAX_ORDER)}
     return Ceilings(chains, largest, float(each), float(square))
 
 

@@ -16,14 +16,13 @@ import numpy as np
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
-from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain
+from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range, summed
 from mfopt.accounting.monte_carlo.patterns import (
     COUPLING,
     Patterns,
     corners,
     within,
 )
-from mfopt.errors import FailureError
 
 # Patterns are typical where their assignments overlap by no more than a threshold, in noise units:
 # all but so many are. The ceiling over them is the least over penalties m (times the order) of
@@ -52,32 +51,21 @@ def ceilings(patterns: Patterns) -> Ceilings:
     corner, inside, *squares = _parts(patterns)
     found = _Moments(patterns.bins, np.asarray(corner), np.asarray(inside))
     coupling = float(np.max(found.corner, initial=0.0))
-    if not coupling <= COUPLING:
-        raise FailureError(
-            f"σ is beyond numerical range: the contributions of two assignments overlap by "
-            f"{coupling:.3g} in noise units, and the likelihood is known up to {COUPLING:g}. "
-            "Ask for a larger σ, or a smaller ε."
-        )
-    known, limited = [0.0], [0.0]
+    require_range("the contributions of two assignments overlap by", coupling, COUPLING)
 
-    def chain(order: int) -> tuple[float, None]:
-        while len(known) <= order:
-            known.append(known[-1] + float(found.log_largest(len(known), np.zeros(1))[0]))
-        return known[order], None
+    def of_all(l: int) -> float:
+        return float(found.log_largest(l, np.zeros(1))[0])
 
-    chains = {"chain": PatternChain(chain, MAX_ORDER)}
+    chains = {"chain": PatternChain(summed(of_all), MAX_ORDER)}
     if not coupling > _SLACK:  # nothing to gain: one assignment, or a C that is nearly diagonal
         return Ceilings(chains, *map(float, squares))
     limit = found.threshold(math.log(_RARE)) * (1 + _SLACK)
 
-    def typical(order: int) -> tuple[float, float]:
-        while len(limited) <= order:
-            penalties = len(limited) * _PENALTIES
-            over = penalties * limit * (1 + _SLACK) + found.log_largest(len(limited), penalties)
-            limited.append(limited[-1] + float(np.min(over)))
-        return limited[order], limit
+    def of_typical(l: int) -> float:
+        over = l * _PENALTIES * limit * (1 + _SLACK) + found.log_largest(l, l * _PENALTIES)
+        return float(np.min(over))
 
-    first = {"typical": PatternChain(typical, MAX_ORDER, _RARE)}
+    first = {"typical": PatternChain(summed(of_typical, limit), MAX_ORDER, _RARE)}
     return Ceilings(first | chains, *map(float, squares))
 
 

@@ -56,9 +56,8 @@ import scipy
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
-from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain
+from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range, summed
 from mfopt.accounting.monte_carlo.separated import LONGEST, Separated
-from mfopt.errors import FailureError
 
 _KEPT = 4  # singular values of U that are used one by one
 _SPARE = 1e-13  # added to squares of norms: what float64 may have lost of them
@@ -138,12 +137,7 @@ def ceilings(at: Separated) -> Ceilings:
       FailureError: contributions of a unit are longer than the likelihood is known for.
     """
     squares = _squares(at)
-    if not squares[0] <= LONGEST:
-        raise FailureError(
-            f"σ is beyond numerical range: the contribution of a unit has a squared norm of "
-            f"{squares[0]:.3g} in noise units, and the likelihood is known up to {LONGEST:g}. "
-            "Ask for a larger σ, or a smaller ε."
-        )
+    require_range("the contribution of a unit has a squared norm of", squares[0], LONGEST)
 
     @functools.cache
     def chain(order: int) -> tuple[float, np.ndarray]:
@@ -166,17 +160,14 @@ def ceilings(at: Separated) -> Ceilings:
 @float64
 def estimated(at: Separated) -> Ceilings:
     """The same with ceilings to first order, which prove nothing: for choosing an order."""
-    gram, known = np.asarray(at.gram), [0.0]
+    gram = np.asarray(at.gram)
 
-    def chain(order: int) -> tuple[float, None]:
-        while len(known) <= order:
-            with np.errstate(over="ignore"):
-                raised = np.expm1(len(known) * gram)
-            added = _COST * np.sum(_firsts(raised, np.ones(at.dimension))) / at.bins**2
-            known.append(known[-1] + float(added))
-        return known[order], None
+    def of_all(l: int) -> float:
+        with np.errstate(over="ignore"):
+            raised = np.expm1(l * gram)
+        return float(_COST * np.sum(_firsts(raised, np.ones(at.dimension))) / at.bins**2)
 
-    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *_squares(at))
+    return Ceilings({"chain": PatternChain(summed(of_all), MAX_ORDER)}, *_squares(at))
 
 
 def _squares(at: Separated) -> tuple[float, float, float]:
