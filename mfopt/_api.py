@@ -246,10 +246,7 @@ def calibrate(
       factorization: C and sampling.
       epsilon, delta: target.
       samples: iid samples of the last test; by default as many as are worth it.
-      seed: pinned seed, for reproduction only.
-      certificate: as for :func:`factorize`.
-      progress: callback for stages.
-      command: what to put on record as the maker.
+      seed, certificate, progress, command: as for :func:`certify`.
 
     Returns:
       The factorization with the new σ and its guarantee.

@@ -313,11 +313,7 @@ def _value(
 
 
 def _below(
-    phases: Sequence[Phase],
-    epsilon: float | None,
-    solved: float,
-    log_delta: float,
-    accuracy: float,
+    phases: Sequence[Phase], epsilon: float | None, solved: float, log_delta: float, accuracy: float
 ) -> float:
     """Lower bound of ``solved``, the ε or log δ of all phases: what some data sets attain."""
     attacks = [

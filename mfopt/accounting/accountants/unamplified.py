@@ -23,10 +23,7 @@ class PublicParticipation(Accountant):
         # units of a group may share their iterations; a replaced unit moves by twice the norm
         factor = mechanism.group_size * (2 if mechanism.adjacency == "replace" else 1)
         return gaussian_release(
-            mechanism,
-            one.value * factor,
-            f"Gaussian mechanism, {one.method}",
-            exact=one.exact,
+            mechanism, one.value * factor, f"Gaussian mechanism, {one.method}", exact=one.exact
         )
 
 

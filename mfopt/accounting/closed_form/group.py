@@ -179,12 +179,7 @@ def black_box_log_factor(epsilon: float, group_size: int, form: Form) -> float:
 
 
 def black_box_epsilon(
-    profile: Profile,
-    group_size: int,
-    delta: float,
-    *,
-    form: Form = "geometric",
-    floor: float = 0.0,
+    profile: Profile, group_size: int, delta: float, *, form: Form = "geometric", floor: float = 0.0
 ) -> float:
     """ε of a group by the textbook lemma from the best single point of the one-unit profile.
 

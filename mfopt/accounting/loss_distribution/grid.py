@@ -21,13 +21,7 @@ import scipy
 from mfopt.accounting import solve
 from mfopt.accounting.loss_distribution.mixture import Round
 from mfopt.accounting.loss_distribution.stages import Stages
-from mfopt.accounting.loss_distribution.tilting import (
-    Atoms,
-    Tilting,
-    dot,
-    log_sum_exp,
-    tilted,
-)
+from mfopt.accounting.loss_distribution.tilting import Atoms, Tilting, dot, log_sum_exp, tilted
 
 _NODES = 0.05  # spacing of the nodes of x, in noise standard deviations
 _MOST_POINTS = 1 << 21  # of the composed window
@@ -188,13 +182,7 @@ class Grid:
 
     @classmethod
     def plan(
-        cls,
-        law: Law,
-        epsilon: float,
-        accuracy: float,
-        sensitivities: int,
-        *,
-        below: bool = False,
+        cls, law: Law, epsilon: float, accuracy: float, sensitivities: int, *, below: bool = False
     ) -> Grid:
         """The coarsest grid that raises ε by no more than ``accuracy`` times ε; ``law`` is at ε.
 
@@ -297,11 +285,7 @@ def _small(law: Law, tilt: float, rise: float) -> tuple[float, float, Law]:
     cut = int(np.searchsorted(larger, min(most, 0.01)))
     near = np.abs(law.losses) <= abs(law.losses[order[cut]])
     part = dataclasses.replace(
-        law,
-        losses=law.losses[near],
-        log_mass=law.log_mass[near],
-        slopes=law.slopes[near],
-        known={},
+        law, losses=law.losses[near], log_mass=law.log_mass[near], slopes=law.slopes[near], known={}
     )
     return float(abs(law.losses[order[cut]])), law.rounds * float(larger[cut]), part
 

@@ -1,5 +1,4 @@
 """Privacy losses that are sampled: estimates that search, and bounds that hold.
 
-A scheme's loss is found by dispatch (:mod:`mfopt.accounting.monte_carlo.protocol`); balls-in-bins
-is the one implemented here.
+A scheme's loss is found by dispatch (:mod:`mfopt.accounting.monte_carlo.protocol`).
 """

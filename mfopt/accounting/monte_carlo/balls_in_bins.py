@@ -27,13 +27,7 @@ from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
 from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
 from mfopt.accounting.monte_carlo.multisets import MultisetLoss
-from mfopt.accounting.monte_carlo.protocol import (
-    FreeBound,
-    SampledLaw,
-    SampledLoss,
-    law,
-    loss_of,
-)
+from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledLaw, SampledLoss, law, loss_of
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Array, Strategy
 
@@ -124,9 +118,10 @@ class BallsInBinsLoss(LikelihoodLoss):
         return *exact, *super().free_bounds()
 
     def group(self, size: int) -> SampledLoss | None:
-        direct = MultisetLoss.of(self, size)
-        split = direct or GroupLoss.of(np.asarray(self.pair.gram), size)
-        return split if direct or split.fits else None
+        if (direct := MultisetLoss.of(self, size)) is not None:
+            return direct
+        split = GroupLoss.of(np.asarray(self.pair.gram), size)
+        return split if split.fits else None
 
 
 @loss_of.register

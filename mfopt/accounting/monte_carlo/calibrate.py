@@ -93,11 +93,7 @@ def calibrate(
 
 @float64
 def rough(
-    loss: SampledLoss,
-    epsilon: float,
-    delta: float,
-    key: jax.Array,
-    start: float | None = None,
+    loss: SampledLoss, epsilon: float, delta: float, key: jax.Array, start: float | None = None
 ) -> float:
     """σ to about 1%: the proposal follows σ at every evaluation, so it works from anywhere.
 

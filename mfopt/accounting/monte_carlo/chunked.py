@@ -50,11 +50,7 @@ def chunk_size(samples: int, bins: int) -> int:
 
 
 def total(
-    kernel: Callable[..., Any],
-    key: jax.Array,
-    samples: int,
-    bins: int,
-    *args: Any,
+    kernel: Callable[..., Any], key: jax.Array, samples: int, bins: int, *args: Any
 ) -> tuple[Any, int]:
     """Sum of ``kernel(key_i, size, *args)`` over chunks i, and the number of samples used.
 

@@ -367,12 +367,7 @@ def pilot(
 
 @float64
 def bound(
-    pair: CountPair,
-    tilt: Tilt,
-    sigma: float,
-    epsilon: float,
-    bet: int,
-    trial: Trial,
+    pair: CountPair, tilt: Tilt, sigma: float, epsilon: float, bet: int, trial: Trial
 ) -> UpperBound:
     """Upper bound of the tilt's direction, except with probability β over fresh samples.
 

@@ -33,11 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _quick
-from mfopt.accounting.monte_carlo.dominating_pair import (
-    DominatingPair,
-    log_hinge,
-    privacy_loss,
-)
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, log_hinge, privacy_loss
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.nested import (
     Factor,

@@ -147,12 +147,7 @@ class FrozenPilots:
     """
 
     def __init__(
-        self,
-        loss: Any,
-        noise_multiplier: float,
-        epsilon: float,
-        samples: int,
-        key: jax.Array,
+        self, loss: Any, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
     ) -> None:
         self.samples, self._loss, self._epsilon, self._key = samples, loss, epsilon, key
         self._tilts = {

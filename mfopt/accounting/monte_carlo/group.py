@@ -49,11 +49,7 @@ from mfopt.accounting.monte_carlo.evidence import (
     UpperBound,
 )
 from mfopt.accounting.monte_carlo.free import guess_noise_multiplier
-from mfopt.accounting.monte_carlo.protocol import (
-    SampledDirection,
-    SampledLoss,
-    law,
-)
+from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss, law
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 
 _ROUNDING = 1e-9  # relative to the largest eigenvalue: of (1) in floating point
@@ -188,11 +184,7 @@ class GroupLoss(SampledLoss):
         return found._replace(detail=pair)
 
     def choose(
-        self,
-        direction: SampledDirection,
-        point: Point,
-        trial: Trial,
-        log_mean: float | None = None,
+        self, direction: SampledDirection, point: Point, trial: Trial, log_mean: float | None = None
     ) -> Pilot:
         _alone(point)
         part = self._best(point.noise_multiplier, point.epsilon)

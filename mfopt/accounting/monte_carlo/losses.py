@@ -118,11 +118,7 @@ class LikelihoodLoss(SampledLoss):
 
     @float64
     def choose(
-        self,
-        direction: SampledDirection,
-        point: Point,
-        trial: Trial,
-        log_mean: float | None = None,
+        self, direction: SampledDirection, point: Point, trial: Trial, log_mean: float | None = None
     ) -> Pilot:
         tilts = self._tilts(direction, point)
         if direction == "remove":

@@ -17,12 +17,7 @@ from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range, summed
-from mfopt.accounting.monte_carlo.patterns import (
-    COUPLING,
-    Patterns,
-    corners,
-    within,
-)
+from mfopt.accounting.monte_carlo.patterns import COUPLING, Patterns, corners, within
 
 # Patterns are typical where their assignments overlap by no more than a threshold, in noise units:
 # all but so many are. The ceiling over them is the least over penalties m (times the order) of

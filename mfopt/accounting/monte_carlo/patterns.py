@@ -36,11 +36,7 @@ import scipy
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import dominating_pair, importance
-from mfopt.accounting.monte_carlo.likelihood import (
-    Drawn,
-    SharedGaussianComponent,
-    shared_component,
-)
+from mfopt.accounting.monte_carlo.likelihood import Drawn, SharedGaussianComponent, shared_component
 from mfopt.accounting.monte_carlo.pattern_frozen import STATIC, PatternLikelihood
 
 _ONE_LENGTH = 1e-9  # relative, of squared norms that count as equal

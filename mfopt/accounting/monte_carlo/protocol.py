@@ -132,11 +132,7 @@ class SampledLoss(abc.ABC):
 
     @abc.abstractmethod
     def choose(
-        self,
-        direction: SampledDirection,
-        point: Point,
-        trial: Trial,
-        log_mean: float | None = None,
+        self, direction: SampledDirection, point: Point, trial: Trial, log_mean: float | None = None
     ) -> Pilot:
         """The proposal that should bound best, and what a pilot saw of it.
 
