@@ -19,7 +19,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.monte_carlo import chunked, count_mixture, group
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
-from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Dense, Identity
@@ -60,8 +60,8 @@ def test_the_chance_of_a_total_lies_below_its_bound() -> None:
 def test_any_order_has_the_mean_of_the_exact_mixture(order: float) -> None:
     sigma, epsilon = 3.0, 1.0
     exact = Counts(8, 3, 4.0 / sigma**2).estimate(epsilon, samples=2**14, seed=3)
-    tilt = count_mixture.tilt(PAIR, "remove", order, sigma, epsilon)
-    seen = count_mixture.pilot(PAIR, tilt, sigma, epsilon, 2**15, KEY)
+    tilt = count_mixture.tilt(PAIR, "remove", order, Point(sigma, epsilon))
+    seen = count_mixture.pilot(PAIR, tilt, Point(sigma, epsilon), 2**15, KEY)
     error = math.hypot(seen.deviation / math.sqrt(seen.samples), 1e-12)
     error = math.hypot(error, exact.standard_error / exact.value)
     assert abs(seen.log_mean - math.log(exact.value)) < 4 * error
@@ -74,8 +74,8 @@ def test_any_order_has_the_mean_of_the_exact_mixture(order: float) -> None:
 def test_the_add_direction_too() -> None:
     sigma, epsilon = 3.0, 1.0
     exact = Counts(8, 3, 4.0 / sigma**2).estimate(epsilon, direction="add", samples=2**14, seed=3)
-    tilt = count_mixture.least(PAIR, "add", sigma, epsilon)
-    seen = count_mixture.pilot(PAIR, tilt, sigma, epsilon, 2**15, KEY)
+    tilt = count_mixture.least(PAIR, "add", Point(sigma, epsilon))
+    seen = count_mixture.pilot(PAIR, tilt, Point(sigma, epsilon), 2**15, KEY)
     error = seen.deviation / math.sqrt(seen.samples) + exact.standard_error / exact.value
     assert abs(seen.log_mean - math.log(exact.value)) < 4 * error
     assert seen.log_mean <= tilt.log_ceiling
@@ -84,12 +84,12 @@ def test_the_add_direction_too() -> None:
 def test_one_unit_is_the_sum_of_lognormals() -> None:
     pair, sigma, epsilon = CountPair(8, 1, 4.0), 2.0, 1.0
     exact = math.exp(AllocationProfile(8, 4.0 / sigma**2).log_delta(epsilon, "remove"))
-    tilt = count_mixture.least(pair, "remove", sigma, epsilon)
-    seen = count_mixture.pilot(pair, tilt, sigma, epsilon, 2**15, KEY)
+    tilt = count_mixture.least(pair, "remove", Point(sigma, epsilon))
+    seen = count_mixture.pilot(pair, tilt, Point(sigma, epsilon), 2**15, KEY)
     assert abs(math.exp(seen.log_mean) / exact - 1) < 4 * seen.deviation / math.sqrt(seen.samples)
     bet, _ = seen.expected(2**15, 1e-6)
     bound = count_mixture.bound(
-        pair, tilt, sigma, epsilon, bet, Trial(2**15, 1e-6, chunked.seed_key(6))
+        pair, tilt, Point(sigma, epsilon), bet, Trial(2**15, 1e-6, chunked.seed_key(6))
     )
     assert exact <= bound.value < 1.2 * exact
 
@@ -97,8 +97,8 @@ def test_one_unit_is_the_sum_of_lognormals() -> None:
 def test_beside_a_gaussian_release() -> None:
     """Modes that hardly move leave the release alone; its own shift does what a Gaussian's does."""
     pair = CountPair(8, 3, 1e-6, 1.0)
-    tilt = count_mixture.least(pair, "remove", 1.0, 1.0)
-    seen = count_mixture.pilot(pair, tilt, 1.0, 1.0, 4096, KEY)
+    tilt = count_mixture.least(pair, "remove", Point(1.0, 1.0))
+    seen = count_mixture.pilot(pair, tilt, Point(1.0, 1.0), 4096, KEY)
     alone = gaussian.log_delta(1.0, 1.0)
     assert abs(seen.log_mean - alone) < 4e-3
     assert seen.log_mean <= tilt.log_ceiling
@@ -166,13 +166,13 @@ def test_two_bins_by_quadrature(
         monkeypatch.setattr(CountPair, "most", most)
     aside = pair.left_out + 2 * pair.faint
     for direction, truth in exact.items():
-        tilt = count_mixture.least(pair, direction, sigma, epsilon)
-        seen = count_mixture.pilot(pair, tilt, sigma, epsilon, 2**13, KEY)
+        tilt = count_mixture.least(pair, direction, Point(sigma, epsilon))
+        seen = count_mixture.pilot(pair, tilt, Point(sigma, epsilon), 2**13, KEY)
         mean, error = math.exp(seen.log_mean), 4 * seen.deviation / math.sqrt(seen.samples)
         assert truth <= math.exp(tilt.log_ceiling) + aside
         bet, _ = seen.expected(2**13, 1e-4)
         found = count_mixture.bound(
-            pair, tilt, sigma, epsilon, bet, Trial(2**13, 1e-4, chunked.seed_key(9))
+            pair, tilt, Point(sigma, epsilon), bet, Trial(2**13, 1e-4, chunked.seed_key(9))
         )
         if direction == "remove":
             assert mean * (1 - error) <= truth <= mean * (1 + error) + aside

@@ -204,19 +204,15 @@ class Engine:
             "on δ is {bound:.4g}, above {delta:g}{why}. "
             "Ask for a larger δ or ε, or more certify samples."
         )
+        least = math.inf
         for bound in self.model.free_bounds():
             found = self._freely(bound, sigma, epsilon, delta)
             if accepts(found.bounds.both, 0.0, delta):
                 return found
+            least = min(least, here := largest(found.bounds.both))
             if bound.exact:
-                raise FailureError(
-                    refused.format(bound=largest(found.bounds.both), delta=delta, why="")
-                )
+                raise FailureError(refused.format(bound=here, delta=delta, why=""))
         if self.model.deterministic:
-            least = min(
-                largest(self._freely(free, sigma, epsilon, delta).bounds.both)
-                for free in self.model.free_bounds()
-            )
             why = " by every bound without samples: --certificate monte-carlo may prove it"
             raise FailureError(refused.format(bound=least, delta=delta, why=why))
         if not self.model.sampled:

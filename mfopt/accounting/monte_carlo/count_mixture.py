@@ -72,13 +72,16 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import (
     HINGE,
+    HockeyStickPayoff,
     Payoff,
     Pilot,
+    Point,
     Sums,
     Tilt,
     Trial,
@@ -166,17 +169,16 @@ class _Tables(NamedTuple):
 
 
 @float64
-def tilt(
-    pair: CountPair, direction: SampledDirection, order: float, sigma: float, epsilon: float
-) -> Tilt:
+def tilt(pair: CountPair, direction: SampledDirection, order: float, point: Point) -> Tilt:
     """The proposal of this order, with its ceiling.
 
     Args:
       pair: what is bounded.
       direction: "remove" or "add".
       order: θ > 0, or t >= 0.
-      sigma, epsilon: where.
+      point: where; of the mechanism alone.
     """
+    sigma, epsilon = _alone(point)
     if direction == "remove":
         return Tilt("counts", order, float(_tables(pair, order, sigma, epsilon).log_ceiling))
     payoff, g = pair.payoff(sigma), pair.squared_norm / sigma**2
@@ -187,30 +189,31 @@ def tilt(
     return Tilt("counts-mean", order, log_ceiling + payoff.log_peak(order))
 
 
-def least(pair: CountPair, direction: SampledDirection, sigma: float, epsilon: float) -> Tilt:
-    """The proposal of about the least ceiling.
-
-    Args:
-      pair: what is bounded.
-      direction: "remove" or "add".
-      sigma, epsilon: where.
-    """
+def least(pair: CountPair, direction: SampledDirection, point: Point) -> Tilt:
+    """The proposal of about the least ceiling."""
     if direction == "add":
-        return add_tilt(pair, sigma, epsilon)
+        orders = [0.0, *np.geomspace(1e-2, 1e3, 61)]
+        tilts = [tilt(pair, "add", float(order), point) for order in orders]
+        return min(tilts, key=lambda one: one.log_ceiling)
 
     def log_ceiling(log_order: float) -> float:
-        return tilt(pair, "remove", math.exp(log_order), sigma, epsilon).log_ceiling
+        return tilt(pair, "remove", math.exp(log_order), point).log_ceiling
 
     # convex enough, and wide at its least
     found = solve.lowest(log_ceiling, math.log(0.1), math.log(100.0), width=0.1)
-    return tilt(pair, "remove", math.exp(found), sigma, epsilon)
+    return tilt(pair, "remove", math.exp(found), point)
 
 
-def add_tilt(pair: CountPair, sigma: float, epsilon: float) -> Tilt:
-    """The add direction's proposal of about the least ceiling."""
-    orders = [0.0, *np.geomspace(1e-2, 1e3, 61)]
-    found = [tilt(pair, "add", float(order), sigma, epsilon) for order in orders]
-    return min(found, key=lambda one: one.log_ceiling)
+def _alone(point: Point) -> tuple[float, float]:
+    """(σ, ε) of a point whose payoff is the mechanism's own.
+
+    Raises:
+      UsageError: it is another's.
+    """
+    if not isinstance(point.payoff, HockeyStickPayoff):
+        named = type(point.payoff).__name__
+        raise _check.reject("payoff", named, "groups are not accounted with companions")
+    return point.noise_multiplier, point.epsilon
 
 
 def _log_constant(pair: CountPair) -> float:
@@ -350,43 +353,40 @@ def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tab
 
 
 @float64
-def pilot(
-    pair: CountPair, tilt: Tilt, sigma: float, epsilon: float, samples: int, key: jax.Array
-) -> Pilot:
+def pilot(pair: CountPair, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
     """iid values that prove nothing.
 
     Args:
       pair: what is bounded.
-      tilt: its proposal, with its ceiling at this σ and ε.
-      sigma, epsilon: where.
+      tilt: its proposal, with its ceiling at the point.
+      point: where.
       samples: at least so many.
       key: randomness.
     """
-    return Pilot(tilt, *_total(pair, tilt, sigma, epsilon, samples, key))
+    return Pilot(tilt, *_total(pair, tilt, point, samples, key))
 
 
 @float64
-def bound(
-    pair: CountPair, tilt: Tilt, sigma: float, epsilon: float, bet: int, trial: Trial
-) -> UpperBound:
+def bound(pair: CountPair, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
     """Upper bound of the tilt's direction, except with probability β over fresh samples.
 
     Args:
       pair: what is bounded.
-      tilt: its proposal, with its ceiling at this σ and ε.
-      sigma, epsilon: where.
+      tilt: its proposal, with its ceiling at the point.
+      point: where.
       bet: index of λ, chosen without these samples.
       trial: samples, β and key.
     """
-    found, used = _total(pair, tilt, sigma, epsilon, trial.samples, trial.key)
+    found, used = _total(pair, tilt, point, trial.samples, trial.key)
     result = upper_bound(tilt, found, used, bet=bet, beta=trial.beta, uniforms=3 * pair.bins)
     aside = 2 * pair.faint if tilt.kind == "counts" else 0.0  # what A leaves out
     return result._replace(value=result.value + pair.left_out + aside)
 
 
 def _total(
-    pair: CountPair, tilt: Tilt, sigma: float, epsilon: float, samples: int, key: jax.Array
+    pair: CountPair, tilt: Tilt, point: Point, samples: int, key: jax.Array
 ) -> tuple[Sums, int]:
+    sigma, epsilon = _alone(point)
     # at least 128: chunks of one size, whatever is asked for, share their compiled code
     payoff, row = pair.payoff(sigma), max(pair.group_size + pair.most + 2, 128)
     if tilt.kind == "counts":

@@ -34,20 +34,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.chain import Chain
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import chunked, count_mixture
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
-from mfopt.accounting.monte_carlo.evidence import (
-    HockeyStickPayoff,
-    Pilot,
-    Point,
-    Tilt,
-    Trial,
-    UpperBound,
-)
+from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
 from mfopt.accounting.monte_carlo.free import guess_noise_multiplier
 from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss, law
 from mfopt.accounting.monte_carlo.sampled import OneUnit
@@ -146,26 +138,22 @@ class GroupLoss(SampledLoss):
         where = round(math.log(sigma) / _ANCHOR), round(math.log(max(epsilon, 1e-3)) / _ANCHOR)
         if where not in self._chosen:
             sigma, epsilon = (math.exp(_ANCHOR * step) for step in where)
-            bounds = [self._about(self._pair(part), sigma, epsilon) for part in self._parts]
+            middle = Point(sigma, epsilon)
+            bounds = [self._about(part, middle) for part in range(len(self.parts))]
             self._chosen[where] = int(np.argmin(bounds))
         return self._chosen[where]
 
-    @property
-    def _parts(self) -> range:
-        return range(len(self.parts))
-
-    @staticmethod
-    def _about(pair: CountPair, sigma: float, epsilon: float) -> float:
+    def _about(self, part: int, point: Point) -> float:
         """log of the bound expected from the default number of samples (remove direction), by a
         small pilot."""
-        tilt = count_mixture.least(pair, "remove", sigma, epsilon)
-        seen = count_mixture.pilot(pair, tilt, sigma, epsilon, _GLANCE, chunked.seed_key(0))
+        pair = self._pair(part)
+        tilt = count_mixture.least(pair, "remove", point)
+        seen = count_mixture.pilot(pair, tilt, point, _GLANCE, chunked.seed_key(0))
         beta = math.exp(max(seen.log_mean, -40.0)) / 1000
         return seen.log_mean + seen.expected(_USUAL, beta)[1] if seen.log_mean > -40 else math.inf
 
     @float64
     def least(self, direction: SampledDirection, point: Point) -> Tilt:
-        _alone(point)
         part = self._best(point.noise_multiplier, point.epsilon)
         return self._placed(self._pair(part), direction, point)
 
@@ -175,41 +163,31 @@ class GroupLoss(SampledLoss):
 
     def _placed(self, pair: CountPair, direction: SampledDirection, point: Point) -> Tilt:
         # the best order found near by: any is valid, and evaluating one takes its own tables
-        sigma, epsilon = point.noise_multiplier, point.epsilon
-        near = (round(math.log(x) / _ANCHOR) for x in (sigma, max(epsilon, 1e-3)))
+        here = point.noise_multiplier, max(point.epsilon, 1e-3)
+        near = (round(math.log(x) / _ANCHOR) for x in here)
         where = (pair.squared_norm, direction, *near)
         if where not in self._orders:
-            self._orders[where] = count_mixture.least(pair, direction, sigma, epsilon).order
-        found = count_mixture.tilt(pair, direction, self._orders[where], sigma, epsilon)
+            self._orders[where] = count_mixture.least(pair, direction, point).order
+        found = count_mixture.tilt(pair, direction, self._orders[where], point)
         return found._replace(detail=pair)
 
     def choose(
         self, direction: SampledDirection, point: Point, trial: Trial, log_mean: float | None = None
     ) -> Pilot:
-        _alone(point)
         part = self._best(point.noise_multiplier, point.epsilon)
         tilt = self._placed(self._pair(part, min(trial.beta / 4, 1e-9)), direction, point)
         return self.pilot(tilt, point, _GLANCE, trial.key)
 
     def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
-        _alone(point)
-        return count_mixture.pilot(
-            tilt.detail, tilt, point.noise_multiplier, point.epsilon, samples, key
-        )
+        return count_mixture.pilot(tilt.detail, tilt, point, samples, key)
 
     def at(self, tilt: Tilt, point: Point) -> Tilt:
-        _alone(point)
         direction: SampledDirection = "remove" if tilt.kind == "counts" else "add"
-        found = count_mixture.tilt(
-            tilt.detail, direction, tilt.order, point.noise_multiplier, point.epsilon
-        )
+        found = count_mixture.tilt(tilt.detail, direction, tilt.order, point)
         return found._replace(detail=tilt.detail)
 
     def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
-        _alone(point)
-        return count_mixture.bound(
-            tilt.detail, tilt, point.noise_multiplier, point.epsilon, bet, trial
-        )
+        return count_mixture.bound(tilt.detail, tilt, point, bet, trial)
 
 
 class GroupUnits(OneUnit):
@@ -239,10 +217,3 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
         return GroupUnits(direct, samples)
     one = OneUnit(loss, samples, deterministic=deterministic)
     return one if size == 1 else Chain(one, size, f"sampled {loss.name}", samples)
-
-
-def _alone(point: Point) -> None:
-    if not isinstance(point.payoff, HockeyStickPayoff):
-        raise _check.reject(
-            "payoff", type(point.payoff).__name__, "groups are not accounted with companions"
-        )
