@@ -1,5 +1,6 @@
 """Whole runs by the command line: report, refusal, kill -9 and resume, configuration."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import jax
@@ -282,6 +284,33 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(tmp_path):
     shutil.rmtree(folder / "checkpoints")  # by somebody who wants to begin again
     with pytest.raises(UsageError, match="checkpoints are gone"):
         check_folder(folder, resume=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"data": "stdlib-code", "strategy": "blt", "epsilon": 8.0, "pretrain_steps": 300}),
+        (["--data=x.jsonl", "--eps=3"], {"data": "x.jsonl", "epsilon": 3.0, "delta": 1e-5}),
+        (["--algorithm=els"], {"strategy": "identity", "epsilon": 8.0}),
+        (["--algorithm=none"], {"strategy": "identity", "epsilon": 0.0, "delta": 0.0}),
+        (["--model=gpt2"], {"pretrain_steps": 0}),
+        (["--sampling=poisson:probability=0.1,iterations=9", "--eps=1", "--delta=1e-5"],
+         {"data": "stdlib", "strategy": "identity", "pretrain_steps": 0}),
+    ],
+)  # fmt: skip
+def test_what_the_flags_leave_open_is_filled_in(words, expected):
+    said = CliRunner().invoke(command, [*words, "--show-config"], catch_exceptions=False)
+    tables = tomllib.loads(said.stdout).values()
+    found = {name: value for table in tables for name, value in table.items()}
+    assert expected.items() <= found.items()
+
+
+def test_the_move_of_a_fitted_rate_follows_what_the_model_has_read():
+    settings = TrainConfig(sampling="fixed-order:bins=1,epochs=1", epsilon=1.0, delta=0.1)
+    near = dataclasses.replace(settings, pretrain_steps=3)
+    assert settings.data == "stdlib" and (settings.move, near.move) == (0.04, 0.012)
+    assert dataclasses.replace(near, data="stdlib-code").move == 0.04
+    assert dataclasses.replace(near, noise_move=0.03).move == 0.03
 
 
 @pytest.mark.parametrize("left", ["empty", "damaged"])

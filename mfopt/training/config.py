@@ -30,8 +30,9 @@ SECTIONS = (
 )
 SCHEDULES = ("constant", "cooldown", "cosine", "linear")
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
-# of a language model has the size of 0.02 to 0.1.
-NOISE_MOVE = 0.012
+# of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
+# private data's own kind, which is what pretraining on the public part of "stdlib" makes.
+NOISE_MOVE, NEAR_MOVE = 0.04, 0.012
 
 
 def _setting(
@@ -74,8 +75,8 @@ _CHECKS: dict[Callable[[str, Any], Any], str] = {
     functools.partial(_check.integer, at_least=2): "length",
     functools.partial(_check.integer, at_least=0): "batch_size microbatch warmup lora_rank "
     "pretrain_steps steps patience evaluate_every",
-    _check.single: "clip_norm pretrain_rate noise_move",
-    _single_or_0: "normalizer weight_decay learning_rate lora_alpha",
+    _check.single: "clip_norm pretrain_rate",
+    _single_or_0: "normalizer weight_decay learning_rate lora_alpha noise_move",
     _check.non_negative: "epsilon delta delta_share checkpoint_minutes",
     _below_1: "delta momentum beta1 beta2 average",
     functools.partial(_check.probability, closed=True): "public_overlap",
@@ -118,8 +119,8 @@ class TrainConfig:
     delta_share: float = _privacy(0.1, "Largest share of delta that truncation may add.")
     data: str = _data(
         "stdlib",
-        "Folder of `mfopt data build`, or an embedded corpus: stdlib (code, after code), "
-        "stdlib-code (code, after docstrings).",
+        "Folder of `mfopt data build`, a JSON Lines file with the fields user and text, or an "
+        "embedded corpus: stdlib (code, after code), stdlib-code (code, after docstrings).",
         run=True,
     )
     length: int = _data(64, "Tokens read of each record.")
@@ -161,8 +162,9 @@ class TrainConfig:
         0.0, "Largest learning rate; 0: fitted to the noise of the mechanism (without noise 0.002)."
     )
     noise_move: float = _optimizer(
-        NOISE_MOVE,
-        "Automatic learning rate: target RMS displacement of a parameter by the noise alone.",
+        0.0,
+        "Automatic learning rate: target RMS displacement of a parameter by the noise alone; 0: "
+        f"{NOISE_MOVE}, and {NEAR_MOVE} for stdlib after pretraining.",
     )
     sweep_rates: str = _optimizer(
         "",
@@ -249,7 +251,8 @@ class TrainConfig:
                 raise _check.reject(
                     "learning_rate", self.learning_rate, "is given, and so is `sweep_rates`"
                 )
-        if self.noise_move != NOISE_MOVE and (self.learning_rate or self.sweep_rates):
+        # a file written when the second was the default holds it beside any rate
+        if self.noise_move not in (0, NEAR_MOVE) and (self.learning_rate or self.sweep_rates):
             raise _check.reject(
                 "noise_move", self.noise_move, "fits the learning rate, and that is given"
             )
@@ -283,6 +286,12 @@ class TrainConfig:
             and bool(self.sampling)
             and _optimizable(self.scheme())
         )
+
+    @property
+    def move(self) -> float:
+        """``noise_move``, or what stands for it if it is 0."""
+        near = self.data == "stdlib" and self.pretrain_steps > 0
+        return self.noise_move or (NEAR_MOVE if near else NOISE_MOVE)
 
     @property
     def group_size(self) -> int:

@@ -18,7 +18,7 @@ from mfopt.training import mesh as meshes
 from mfopt.training import privacy, signing, sizes, sweep
 from mfopt.training.config import TrainConfig, load, sweep_rates
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, verify_all
-from mfopt.training.data.stdlib import build_stdlib
+from mfopt.training.data.stdlib import build_lines, build_stdlib, check_lines
 from mfopt.training.evaluation import Evaluator
 from mfopt.training.folder import Lock, check_folder, drop_folder, make_folder, secret_of
 from mfopt.training.gradients import formed_one_by_one
@@ -97,7 +97,9 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
         UsageError: the output folder holds a run, or data, model or key cannot be opened.
     """
     check_folder(Path(config.output), resume)
-    if config.data not in EMBEDDED:
+    if Path(config.data).is_file():
+        check_lines(config.data)
+    elif config.data not in EMBEDDED:
         parts = open_parts(config.data, "data")
         for name in ("pretrain_steps", "patience", "sweep_rates"):
             if getattr(config, name) and "public" not in parts:
@@ -223,7 +225,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         public_report["learning_rate"] = {
             "value": rate,
             "chosen": privacy.CHOSEN[way],
-            "noise_move": config.noise_move,
+            "noise_move": config.move,
             **{name: getattr(config, name) for name in ("optimizer", "momentum", "beta2")},
         }
     facts = {
@@ -266,7 +268,7 @@ def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
         noise["noise_per_coordinate"],
         noise["sum_noise_per_coordinate"],
         steps=execution.iterations,
-        move=config.noise_move,
+        move=config.move,
         momentum=config.momentum,
         beta2=config.beta2,
     )
@@ -293,11 +295,15 @@ def _open_data(
 ) -> tuple[dict[str, TokenStore], Tokenizer | None]:
     """The stores, every bit of them compared with their digests, and their one tokenizer."""
     place = Path(config.data)
-    if config.data in EMBEDDED:
-        place = folder / "corpus"
+    if config.data in EMBEDDED or place.is_file():
+        file, place = place, folder / "corpus"
         if not place.is_dir() and jax.process_index() == 0:
-            public = EMBEDDED[config.data]
-            build_stdlib(place, public=public, progress=within(progress, "embedded corpus"))
+            told = within(progress, f"corpus of {config.data}")
+            if config.data in EMBEDDED:
+                build_stdlib(place, public=EMBEDDED[config.data], progress=told)
+            else:
+                own = config.model and not made_elsewhere(config.model)
+                build_lines(file, place, config.model if own else None, progress=told)
         meshes.wait_for_lead("corpus")
     parts = open_parts(place)
     progress(Progress("comparing the data with its digests"))

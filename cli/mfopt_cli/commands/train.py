@@ -102,11 +102,15 @@ def command(
 ) -> None:
     """Fine-tune a language model with the mechanism in FACTORIZATION.
 
-    The data loader executes the sampling scheme of the file; anything that differs from what was
+    Without a file or a sampling: a BLT for 8 epochs of 8 balls-in-bins iterations at (8, 1e-5),
+    a new model pretrained on docstrings, the embedded corpus stdlib-code; flags override each. The
+    data loader executes the sampling scheme of the file; anything that differs from what was
     accounted for is refused. A stopped run, even by kill -9, resumes with --resume.
 
     \b
     Examples:
+      mfopt train
+      mfopt train --data posts.jsonl --eps 8
       mfopt train --epochs 4 --iters 8 --strategy blt --eps 8 --delta 1e-5 \\
           --pretrain-steps 300 --out run
       mfopt train best.npz --pretrain-steps 300 --out run
@@ -120,7 +124,8 @@ def command(
     flags["sampling"] = _sampling(epochs, iters, flags["sampling"])
     if resume_from is not None:
         _check.integer("resume_from", resume_from, at_least=0)
-    settings = settings_of.load(config, {"factorization": factorization, **flags})
+    flags["factorization"] = factorization
+    settings = settings_of.load(config, flags if config else _completed(flags))
     if show_config:
         click.echo(settings.to_toml(), nl=False)
         return
@@ -158,6 +163,20 @@ def _sampling(epochs: int | None, iters: int | None, sampling: str | None) -> st
     if epochs is None or iters is None or sampling is not None:
         raise click.UsageError("--epochs and --iters belong together, instead of --sampling")
     return f"balls-in-bins:bins={iters},epochs={epochs}"
+
+
+def _completed(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags of a run without a file, with a mechanism, data and ε where they name none."""
+    if flags["factorization"] or flags["sampling"]:
+        return flags
+    usual: dict[str, Any] = {"sampling": "balls-in-bins:bins=8,epochs=8", "data": "stdlib-code"}
+    if flags["model"] is None:
+        usual["pretrain_steps"] = 300
+    if flags["algorithm"] in (None, "uls"):
+        usual["strategy"] = "blt"
+    if flags["algorithm"] != "none":
+        usual |= {"epsilon": 8.0, "delta": 1e-5}
+    return usual | {name: value for name, value in flags.items() if value is not None}
 
 
 def _join(coordinator: str | None, processes: int | None, process: int | None) -> None:

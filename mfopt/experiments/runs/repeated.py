@@ -23,7 +23,7 @@ import optax
 
 from mfopt.experiments.cache import Result
 from mfopt.training import mesh as meshes
-from mfopt.training.config import NOISE_MOVE, TrainConfig
+from mfopt.training.config import NEAR_MOVE, TrainConfig
 from mfopt.training.execute import HELD_OUT
 from mfopt.training.export import export_model
 from mfopt.training.loop import Trainer
@@ -87,7 +87,7 @@ class Runs:
         seed: int,
         selection: str,
         evaluate_every: int = 0,
-        move: float = NOISE_MOVE,
+        move: float = NEAR_MOVE,
     ) -> Trained:
         """Train once.
 

@@ -24,12 +24,14 @@ from typing import Any
 from mfopt._runtime import _check
 from mfopt.training.data.build import Options, build
 from mfopt.training.data.builder import HoldOut
-from mfopt.training.data.sources import FileTree, Item, walk
+from mfopt.training.data.sources import FileTree, Item, JsonLines, walk
+from mfopt.training.tokenizers import Tokenizer
 
 # Tests, demonstrations, bundled applications, and what is installed beside the library.
 _LEFT_OUT = {"dist-packages", "idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo"}
 _SALT = "mfopt"
 _PUBLIC_SHARE = 0.25
+_HELD_OUT = Options(hold_out=HoldOut(users=0.1, records=0.05))
 
 
 def is_public(package: str) -> bool:
@@ -147,6 +149,39 @@ def build_stdlib(
         out,
         tokenizer=vocab_size,
         public=StandardLibrary(public),
-        options=options or Options(hold_out=HoldOut(users=0.1, records=0.05)),
+        options=options or _HELD_OUT,
+        **rest,
+    )
+
+
+def check_lines(path: str | Path) -> None:
+    """Refuse a file that is not JSON Lines by its name."""
+    if not str(path).removesuffix(".gz").endswith((".jsonl", ".ndjson")):
+        rule = "must be a folder, or a JSON Lines file: .jsonl, .ndjson, or either with .gz"
+        raise _check.reject("data", str(path), rule, "Build a folder with `mfopt data build`.")
+
+
+def build_lines(
+    path: str | Path, out: str | Path, tokenizer: str | None = None, **rest: Any
+) -> dict[str, Any]:
+    """Build the stores of a JSON Lines file with the fields ``user`` and ``text``.
+
+    The public part, to pretrain on, is the standard library's docstrings. A tenth of the users and
+    a twentieth of the others' records are held out.
+
+    Args:
+      path: the file.
+      out: folder that appears whole or not at all.
+      tokenizer: folder of a model with its own; None: one of 2048 entries trained on the public
+        part.
+
+    ``rest``, returns, raises: as :func:`mfopt.training.data.build.build`.
+    """
+    return build(
+        JsonLines([path], "user", "text"),
+        out,
+        tokenizer=2048 if tokenizer is None else Tokenizer.load(tokenizer),
+        public=StandardLibrary("prose"),
+        options=_HELD_OUT,
         **rest,
     )
