@@ -69,10 +69,7 @@ def attained(strategy: Strategy, scheme: FixedOrder | MinSeparation) -> float:
     known = sensitivity(strategy, scheme)
     if known.exact:
         return known.value * (1 - 8 * n * float(np.finfo(np.float64).eps))
-    if isinstance(scheme, FixedOrder):
-        apart, most = scheme.bins, scheme.epochs
-    else:
-        apart, most = scheme.separation, scheme.participations
+    apart, most = _DENSEST[type(scheme)](scheme)
     products, best = _products(strategy, n), 0.0
     for start in range(min(apart, n)):
         square = products[start::apart, start::apart][:most, :most]
@@ -130,6 +127,11 @@ def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
 _BY_SCHEME: dict[type, Callable[[Strategy, Any], Sensitivity]] = {
     FixedOrder: fixed_order,
     MinSeparation: min_separation,
+}
+# steps from one participation to the next where a unit takes part as often as may be, and how often
+_DENSEST: dict[type, Callable[[Any], tuple[int, int]]] = {
+    FixedOrder: lambda scheme: (scheme.bins, scheme.epochs),
+    MinSeparation: lambda scheme: (scheme.separation, scheme.participations),
 }
 
 
