@@ -143,7 +143,7 @@ def test_of_sampled_accounts_one_is_asked_and_a_free_bound_stands_in_for_a_failu
 
 
 def test_what_is_no_scheme_or_no_mechanism_is_refused():
-    with pytest.raises(TypeError, match="no sampling scheme"):
+    with pytest.raises(TypeError, match="not a sampling scheme"):
 
         class Wrong(Accountant):
             schemes = ("poisson",)

@@ -227,7 +227,7 @@ def test_audits() -> None:
         return f"{one['epsilon_lower']:.3g} and {one['epsilon_profile']:.3g}"
 
     claim = content["setting"]["epsilon"]
-    assert f"ε = {claim:g} the bounds are {bounds('noise', 1.0)} on the trainer as it is" in text
+    assert f"ε = {claim:g} the bounds are {bounds('noise', 1.0)} for the correct trainer" in text
     assert f"They are {bounds('noise', 0.5)} if it adds half the noise, " in text
     assert f"{bounds('norm', 1.5)} if it does not clip gradients of 1.5 clip norms" in text
     caught = [found["noise", 0.5], found["norm", 1.5]]

@@ -104,7 +104,7 @@ STATE = UnitSampler(BallsInBins(3, 2), 9, 0).state_dict()
         (lambda: UnitSampler.from_state({}), "state_dict"),
         (lambda: UnitSampler.from_state({**STATE, "scheme": None}), "scheme = 'NoneType'"),
         (lambda: UnitSampler.from_state({**STATE, "pinned": "no"}), "pinned = 'str'"),
-        (lambda: record(FixedBatch(2, 9, 4)).sampler(9), "no account of a run"),
+        (lambda: record(FixedBatch(2, 9, 4)).sampler(9), "does not cover a run"),
         (lambda: Users([]), "user_of_record"),
         (lambda: Users([1, None]), "several types"),
         (lambda: Users(["a", "b"]).records([2]), "2 users"),

@@ -695,7 +695,7 @@ def test_a_fixed_batch_run_is_refused():
     from mfopt.sampling import FixedBatch
     from mfopt.torch import PrivateRun
 
-    with pytest.raises(UsageError, match="no account of a run"):
+    with pytest.raises(UsageError, match="does not cover a run"):
         PrivateRun(record(FixedBatch(2, 9, 4)), 9, 1.0)
 
 

@@ -124,8 +124,9 @@ def divergence(moments: Moments, direction: SampledDirection) -> float:
     else:
         tilt = importance.mean_tilt(ceilings, point)
     alone = ceiling_alone(tilt).value
-    problem = _Problem.of(moments, direction, tilt)
-    share = math.inf if problem is None else problem.solved()
+    with np.errstate(over="ignore"):  # what is beyond range proves nothing
+        problem = _Problem.of(moments, direction, tilt)
+        share = math.inf if problem is None else problem.solved()
     least = min(alone, alone * share * (1 + _ROUNDING) if share >= 0 else alone, 1.0)
     return max(least, 1e-300)
 
@@ -256,6 +257,8 @@ class _Problem(NamedTuple):
         """Weights of the terms whose p is above the payoff at e^y, about, by ``raised`` (q + B)."""
         signed, own = self.terms.signed, self._unit(y)
         values = self.terms.values(y)
+        if not (np.all(np.isfinite(values)) and np.all(np.isfinite(np.concatenate(self.costs)))):
+            return None
         # the solver takes numbers of moderate size, and misses by some 1e-7 of them
         units = np.maximum(own, np.max(np.abs(values[:signed]), axis=0) / _LARGE)
         values = np.minimum(values / units, _LARGE)
