@@ -150,6 +150,8 @@ def test_what_is_no_scheme_or_no_mechanism_is_refused():
 
     with pytest.raises(UsageError, match="Mechanism"):
         account(Poisson(0.1, 5), noise_multiplier=1.0, delta=1e-5)
+    with pytest.raises(UsageError, match="Mechanism"):
+        analysis(Poisson(0.1, 5))
     with pytest.raises(UsageError, match="samples"):
         Effort(samples=0)
 

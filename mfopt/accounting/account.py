@@ -175,8 +175,7 @@ def analysis(
       UsageError: no valid analysis is known; the message names the nearest mechanism with one.
     """
     effort = Effort(samples, seed, certify, certificate)
-    if not isinstance(mechanism, Mechanism):
-        raise _check.reject("mechanism", mechanism, "must be an mfopt.mechanism.Mechanism")
+    _require(mechanism)
     n = mechanism.sampling.iterations
     if n > 10**7 and not mechanism.strategy.is_identity:  # all columns of C are examined
         _sizes.require("iterations", n, lambda length: 48.0 * length)
@@ -229,6 +228,7 @@ def account(
     def answer(found: Analysis) -> Guarantee:
         return with_lower_end(mechanism, getattr(found, asked)(*rest), asked)
 
+    _require(mechanism)
     free = [one for one in supporting(mechanism) if one.free]
     if free and certify and samples is None and _costly(mechanism):
         with contextlib.suppress(FailureError):
@@ -237,6 +237,11 @@ def account(
                 return found
     effort = Effort(samples, seed, certify, certificate)
     return answer(analysis(mechanism, **dataclasses.asdict(effort)))
+
+
+def _require(mechanism: Mechanism) -> None:
+    if not isinstance(mechanism, Mechanism):
+        raise _check.reject("mechanism", mechanism, "must be an mfopt.mechanism.Mechanism")
 
 
 def _costly(mechanism: Mechanism) -> bool:
