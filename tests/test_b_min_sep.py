@@ -291,4 +291,8 @@ def test_what_is_not_known_is_refused():
     of = All(4, 3, 2, 2)
     with pytest.raises(FailureError, match="beyond numerical range"):
         separated_ceilings.ceilings(of.exact.scaled(0.01))
+    # an order at which a participation is certain in float64 has no ceiling
+    found = separated_ceilings.ceilings(All(8, 3, 4, 4).exact.scaled(2.0))
+    values = [found.chain("chain", order)[0] for order in (1, 8, 64)]
+    assert values == sorted(values) and math.isfinite(values[0]) and values[-1] == math.inf
     assert band.gram(jnp.asarray(of.exact.columns)).shape == (2, 12)
