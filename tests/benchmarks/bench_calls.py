@@ -252,7 +252,7 @@ def run(call: Call, places: dict[str, str], seconds: float) -> dict[str, Any]:
         "problem": problem,
         "seconds": time.perf_counter() - began,
         "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "said": (err.getvalue().strip().splitlines() or [""])[-1][:300],
+        "said": (err.getvalue().strip().splitlines() or [""])[-1][:1000],
     }
 
 
