@@ -132,7 +132,7 @@ def add_clipped(
     spread = any(map(checks.is_shard, trained.values()))
 
     def one_by_one(parts: tuple[torch.Tensor, ...]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        rows, losses, memory = [], [], checks.attributes_of(module)
+        rows, losses = [], []
         for example in zip(*parts, strict=True):
             with torch.enable_grad():
                 value = of_one(None, *example)
@@ -140,7 +140,6 @@ def add_clipped(
                 made = torch.autograd.grad(value, list(trained.values()), materialize_grads=True)
             rows.append(made)
             losses.append(value.detach())
-        checks.refuse_memory(module, memory)
         stacked = map(torch.stack, zip(*rows, strict=True))
         return dict(zip(trained, stacked, strict=True)), torch.stack(losses)
 
@@ -179,7 +178,9 @@ def add_clipped(
     block = examples if microbatch is None else _check.integer("microbatch", microbatch)
     loss_sum = torch.zeros((), device=tensors[0].device)
     for parts in zip(*(torch.split(leaf, block) for leaf in tensors), strict=True):
+        memory = checks.attributes_of(module)
         gradients, losses = each(parts)
+        checks.refuse_memory(module, memory)  # before anything of the batch is added
         loss_sum += losses.detach().sum()
         with torch.no_grad(), _in_full(trained.values()):
             flat = [gradients[name].reshape(len(losses), -1) for name in trained]
