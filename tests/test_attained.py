@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -115,6 +116,16 @@ def test_every_bound_has_a_lower_end(mechanism: Mechanism, gap: float) -> None:
     delta = account(mechanism, noise_multiplier=sigma, epsilon=found.epsilon)
     below, above = delta.details["bracket"]
     assert 0 < below < above == delta.delta
+
+
+def test_batches_that_are_always_full_are_attacked_where_columns_are_long() -> None:
+    scheme = TruncatedPoisson(0.9, batch_size=3, population=200, iterations=4)
+    assert scheme.full == 1
+    once = Mechanism(dataclasses.replace(scheme, iterations=1))
+    most = account(once, noise_multiplier=1.0, delta=1e-5).epsilon  # the other columns are nothing
+    steps = Mechanism(scheme, Dense(np.diag([1.0, 1e-6, 1e-6, 1e-6])))
+    found = account(steps, noise_multiplier=1.0, delta=1e-5)
+    assert 0.9 * most < (found.lower_bound or 0.0) <= most < found.epsilon
 
 
 def test_large_groups_in_bins_are_answered_without_samples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,7 +220,8 @@ def attack(
         probability = scheme.probability
         if isinstance(scheme, TruncatedPoisson):
             if scheme.full == 1:
-                return truncated_poisson(strategy, scheme, adjacency)
+                whole = truncated_poisson(strategy, scheme, adjacency)
+                return dataclasses.replace(whole, scale=scale, rounds=rounds)
             probability = (1 - scheme.full) * probability + scheme.full * scheme.kept
         law = scipy.stats.binom(size, probability)
         if not replaced or probability == 0:
