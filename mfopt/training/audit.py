@@ -297,8 +297,8 @@ def judge(
     below, above = np.clip([expected - _ERRORS * error, expected + _ERRORS * error], 0, 1)
     chances = [stats.binom.sf(hits - 1, m, above), 1.0 if less else stats.binom.cdf(hits, m, below)]
     findings = [
-        executed.Finding("guesses beyond the claim", min(1.0, len(rules) * min(refuted))),
-        executed.Finding("right guesses", min(1.0, 2 * float(min(chances)))),
+        executed.Finding("guesses beyond the claim", executed.capped(len(rules) * np.min(refuted))),
+        executed.Finding("right guesses", executed.capped(2 * np.min(chances))),
         *findings,
     ]
     assert len(findings) <= executed.MOST

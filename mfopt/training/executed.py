@@ -51,12 +51,17 @@ class Finding:
     @property
     def deviation(self) -> float:
         """Standard deviations by which a normal variable is off as rarely."""
-        return float(stats.norm.isf(min(1.0, self.chance) / 2))
+        return float(stats.norm.isf(capped(self.chance) / 2))
 
     @property
     def fault(self) -> bool:
         """True if the deviation is beyond chance."""
         return not self.chance >= LEVEL
+
+
+def capped(chance: Any) -> float:
+    """At most 1; what is not a number stays so, and is a fault."""
+    return float(np.minimum(1.0, chance))
 
 
 def certain(name: str, holds: Any) -> Finding:
@@ -149,7 +154,7 @@ def compare_signal(white: np.ndarray, signal: np.ndarray, arrays: Sequence[slice
     chances = []
     for part in (slice(None), *arrays):
         lengths = np.linalg.norm(signal[:, part], axis=1)
-        there = lengths > 0
+        there = lengths != 0  # what is not a number is there, and a fault
         along = np.sum(white[there, part] * signal[there, part], axis=1) / lengths[there]
         chances.append(_normal(along.sum(), np.ones(len(along))))
     return Finding("sums in the noise", _worst(np.array(chances)))
@@ -163,8 +168,8 @@ def _two_sided(law: Any, found: Any) -> Any:
 
 def _worst(*families: np.ndarray) -> float:
     """Chance of a smallest one as small, of several families of tests."""
-    least = [float(np.min(each, initial=1.0)) * np.size(each) for each in families]
-    return min(1.0, len(families) * min(least))
+    least = [np.min(each, initial=1.0) * np.size(each) for each in families]
+    return capped(len(families) * np.min(least))
 
 
 def _normal(products: np.ndarray, given: np.ndarray) -> Any:
