@@ -176,9 +176,6 @@ def analysis(
     """
     effort = Effort(samples, seed, certify, certificate)
     _require(mechanism)
-    n = mechanism.sampling.iterations
-    if n > 10**7 and not mechanism.strategy.is_identity:  # all columns of C are examined
-        _sizes.require("iterations", n, lambda length: 48.0 * length)
     # bounds that hold anyway are asked first: they are cheap
     fit = sorted(supporting(mechanism), key=lambda accountant: not accountant.free)
     return least([accountant.analysis(mechanism, effort) for accountant in fit])
@@ -228,20 +225,23 @@ def account(
     def answer(found: Analysis) -> Guarantee:
         return with_lower_end(mechanism, getattr(found, asked)(*rest), asked)
 
+    effort = Effort(samples, seed, certify, certificate)
     _require(mechanism)
-    free = [one for one in supporting(mechanism) if one.free]
-    if free and certify and samples is None and _costly(mechanism):
+    costly = certify and samples is None and _costly(mechanism)
+    if free := [one for one in supporting(mechanism) if one.free] if costly else []:
         with contextlib.suppress(FailureError):
-            found = answer(least([one.analysis(mechanism, Effort()) for one in free]))
+            found = answer(least([one.analysis(mechanism, effort) for one in free]))
             if (found.lower_bound or 0.0) >= (1 - _CLOSE[asked]) * getattr(found, asked):
                 return found
-    effort = Effort(samples, seed, certify, certificate)
     return answer(analysis(mechanism, **dataclasses.asdict(effort)))
 
 
 def _require(mechanism: Mechanism) -> None:
     if not isinstance(mechanism, Mechanism):
         raise _check.reject("mechanism", mechanism, "must be an mfopt.mechanism.Mechanism")
+    n = mechanism.sampling.iterations
+    if n > 10**7 and not mechanism.strategy.is_identity:  # all columns of C are examined
+        _sizes.require("iterations", n, lambda length: 48.0 * length)
 
 
 def _costly(mechanism: Mechanism) -> bool:

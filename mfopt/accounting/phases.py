@@ -10,6 +10,7 @@ what an earlier one released. :mod:`mfopt.accounting.events` exchanges phases wi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -42,7 +43,7 @@ from mfopt.accounting.loss_distribution.rounds import (
 from mfopt.accounting.loss_distribution.stages import Steps
 from mfopt.accounting.monte_carlo import composition
 from mfopt.accounting.monte_carlo.protocol import law
-from mfopt.errors import FailureError
+from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee, reported_delta
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import (
@@ -183,10 +184,10 @@ def compose(
     elif epsilon is not None:
         _check.non_negative("epsilon", epsilon)
     solved = max(_value(_parts(phases), add, epsilon, log_delta, accuracy) for add in (False, True))
-    try:
-        below = _below(phases, epsilon, solved, log_delta, accuracy)
-    except FailureError:  # the answer holds without
-        below = -math.inf
+    below = -math.inf
+    if math.isfinite(solved):
+        with contextlib.suppress(FailureError, UsageError):  # the answer holds without
+            below = _below(phases, epsilon, solved, log_delta, accuracy)
     if epsilon is not None:
         below, solved = math.exp(below), reported_delta(math.exp(solved))
     if below > 0:

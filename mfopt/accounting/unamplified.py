@@ -52,10 +52,14 @@ def sensitivity(strategy: Strategy, scheme: Scheme) -> Sensitivity:
         dense computation that an unstructured C needs, or parameters are narrower than float32.
     """
     # by exact class: a subclass may let units take part otherwise
-    found = _BY_SCHEME.get(type(scheme))
-    if found is None:
+    if type(scheme) not in _BY_SCHEME:
         raise _check.reject("sampling", scheme, "must be FixedOrder or MinSeparation")
-    return found(strategy.widened(), scheme)
+    return _sensitivity(strategy.widened(), scheme)
+
+
+@functools.lru_cache(maxsize=2)  # asked again for the lower end of an account
+def _sensitivity(strategy: Strategy, scheme: Any) -> Sensitivity:
+    return _BY_SCHEME[type(scheme)][0](strategy, scheme)
 
 
 def attained(strategy: Strategy, scheme: FixedOrder | MinSeparation) -> float:
@@ -69,14 +73,16 @@ def attained(strategy: Strategy, scheme: FixedOrder | MinSeparation) -> float:
     known = sensitivity(strategy, scheme)
     if known.exact:
         return known.value * (1 - 8 * n * float(np.finfo(np.float64).eps))
-    apart, most = _DENSEST[type(scheme)](scheme)
+    apart, most = _BY_SCHEME[type(scheme)][1](scheme)
     products, best = _products(strategy, n), 0.0
     for start in range(min(apart, n)):
         square = products[start::apart, start::apart][:most, :most]
         for signs in (np.ones(len(square)), np.sign(square[np.argmax(np.abs(square).sum(1))])):
             for _ in range(_FLIPS):
-                signs = np.where(square @ signs < 0, -1.0, 1.0)
+                before, signs = signs, np.where(square @ signs < 0, -1.0, 1.0)
                 best = max(best, float(signs @ square @ signs))
+                if np.array_equal(before, signs):
+                    break
     return math.sqrt(best) * (1 - 1e-9)
 
 
@@ -124,14 +130,11 @@ def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
     return Sensitivity(_up(value, n), False, "row-wise worst patterns, dynamic programming")
 
 
-_BY_SCHEME: dict[type, Callable[[Strategy, Any], Sensitivity]] = {
-    FixedOrder: fixed_order,
-    MinSeparation: min_separation,
-}
-# steps from one participation to the next where a unit takes part as often as may be, and how often
-_DENSEST: dict[type, Callable[[Any], tuple[int, int]]] = {
-    FixedOrder: lambda scheme: (scheme.bins, scheme.epochs),
-    MinSeparation: lambda scheme: (scheme.separation, scheme.participations),
+# the sensitivity; steps from one participation to the next, and how many there are, at most
+_BY_SCHEME: dict[type, tuple[Callable[[Any, Any], Sensitivity], Callable[[Any], tuple[int, int]]]]
+_BY_SCHEME = {
+    FixedOrder: (fixed_order, lambda scheme: (scheme.bins, scheme.epochs)),
+    MinSeparation: (min_separation, lambda scheme: (scheme.separation, scheme.participations)),
 }
 
 

@@ -45,7 +45,6 @@ is among those maximized over. All terms are >= 0.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from typing import NamedTuple
@@ -85,6 +84,7 @@ class _Chain(NamedTuple):
 
 
 def _chain(tilt: np.ndarray, size: int, probability: float) -> _Chain:
+    """Raises FloatingPointError where a participation is certain in float64."""
     n = len(tilt)
     logs, waiting, taking = np.zeros(n + size), math.log1p(-probability), math.log(probability)
     for t in range(n - 1, -1, -1):
@@ -99,7 +99,7 @@ def _chain(tilt: np.ndarray, size: int, probability: float) -> _Chain:
         kernel = np.triu(np.exp(np.minimum(waits - waits[:-1, None], 0.0)) * np.append(chance, 1.0))
         law = available @ kernel
         scaled = np.sqrt(available)[:, None] * (kernel - law) / np.sqrt(law)
-        if not np.all(np.isfinite(scaled)):  # a participation is certain in float64
+        if not np.all(np.isfinite(scaled)):
             raise FloatingPointError
         _, norms, rows = np.linalg.svd(scaled, full_matrices=False)
         norms, rows = np.append(norms, np.zeros(_KEPT + 1)), np.pad(rows, ((0, _KEPT), (0, 0)))
@@ -146,21 +146,19 @@ def ceilings(at: Separated) -> Ceilings:
     def chain(order: int) -> tuple[float, np.ndarray]:
         gram = np.asarray(at.gram)
         tilts, total = np.zeros((MAX_ORDER + 1, at.dimension)), 0.0
-        unknown = math.inf, np.zeros_like(tilts)
-        with (
-            np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"),
-            contextlib.suppress(FloatingPointError),
-        ):
-            for l in range(order, 0, -1):
-                found, cost = log_largest(gram, at.separation, at.probability, l, tilts[l])
-                total += found
-                tilts[l - 1] = tilts[l] + cost / l
-                if not math.isfinite(total):
-                    return unknown
-            past_end = -at.dimension % at.separation
-            first = _chain(np.pad(tilts[0], (0, past_end)), at.separation, at.probability)
-            return total + first.log_mean, tilts
-        return unknown
+        try:
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+                for l in range(order, 0, -1):
+                    found, cost = log_largest(gram, at.separation, at.probability, l, tilts[l])
+                    total += found
+                    tilts[l - 1] = tilts[l] + cost / l
+                    if not math.isfinite(total):
+                        raise FloatingPointError
+                past_end = -at.dimension % at.separation
+                first = _chain(np.pad(tilts[0], (0, past_end)), at.separation, at.probability)
+        except FloatingPointError:
+            return math.inf, np.zeros_like(tilts)
+        return total + first.log_mean, tilts
 
     return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *squares)
 
