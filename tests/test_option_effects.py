@@ -424,7 +424,8 @@ def check_alone(toy):
     assert not idle, f"{toy.path}: nothing changes with {', '.join(idle)}"
     for name, param in toy.options.items():
         # an exact answer is deterministic already
-        if told(WITH, toy.path, name) and name not in ("--force", "--certificate"):
+        exact = name == "--certificate" and toy.path.startswith("account ")
+        if told(WITH, toy.path, name) and name != "--force" and not exact:
             alone = toy.outcome(*toy.base)
             found = [toy.outcome(*replaced(toy.base, [word])) for word in toy.words(name)]
             seen = [one.refused or one != alone for one in found]
@@ -531,7 +532,9 @@ def test_bands_of_a_comparison_without_any_are_refused():
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("path", SLOW.keys() - {"generate", "verify"})  # which need a run's folder
+@pytest.mark.parametrize(
+    "path", [path for path in SLOW if path not in ("generate", "verify")]
+)  # which need a run's folder
 def test_every_option_of_slow_commands_does_something(path, toys):
     check_alone(toys(path))
 
