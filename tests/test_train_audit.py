@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -12,7 +13,9 @@ from mfopt import sampling
 from mfopt.errors import UsageError
 from mfopt.experiments.auditing import with_noise, without_clipping
 from mfopt.mechanism import Mechanism
+from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, BandedToeplitz, Identity
+from mfopt.training import recovered
 from mfopt.training.attack import attack_on
 from mfopt.training.audit import audit, epsilon_from_guesses, guesses_p_value, white_noise
 from mfopt.training.privacy import Account
@@ -53,7 +56,26 @@ def test_the_bound_is_below_the_claim_and_within_a_factor_of_it(mechanism, facto
 def test_a_broken_trainer_is_caught(mechanism, fault):
     result = run(mechanism, alter=fault, normalized=False)
     assert not result.passed
+    assert "right guesses" in faults(result)
     assert result.epsilon_profile > 3.0
+
+
+class Repeated(NoiseStream):
+    """Draws again from step 3 on what it drew before."""
+
+    def next(self, state):
+        again = dataclasses.replace(
+            state, step=jnp.where(state.step < 3, state.step, state.step - 3)
+        )
+        noise, after = super().next(again)
+        return noise, dataclasses.replace(after, step=state.step + 1)
+
+
+@pytest.mark.ci
+def test_noise_beyond_the_steps_of_the_own_model_is_tested(monkeypatch):
+    monkeypatch.setattr(recovered, "_STEPS", 3)
+    found = run(ORDERED, alter=with_noise(kind=Repeated), canaries=500)
+    assert faults(found) == ["noise of different steps, of canaries"]
 
 
 @pytest.mark.ci

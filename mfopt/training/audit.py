@@ -171,7 +171,7 @@ def audit(
     _check.probability("confidence", confidence)
     own = dataclasses.replace(settings or settings_of(account), **changes)
     # a canary's record is its number, twice: the settings' shortest record
-    settings = dataclasses.replace(own, length=2, selection="random")
+    settings = dataclasses.replace(own, length=2)
     steps, bound_of = account.sampling.length, settings.microbatch or 64
     # per-canary gradients of a microbatch, the released sums of every step and their scores
     _sizes.require("canaries", canaries, lambda m: 8.0 * m * (4 * steps + bound_of + 64))
@@ -214,6 +214,13 @@ def audit(
         np.random.default_rng(secret.seed("simulated units")),
     )
     findings.append(executed.certain("units that were not drawn", not np.any(ran & ~drawn)))
+    # an absent canary's coordinate holds noise alone, of all steps
+    again = next(trainer.run(trainer.init(secret.key("another noise")), 1)).release
+    assert again is not None
+    absent, alone = np.flatnonzero(~present), np.asarray(again["axes"], np.float64)[~present, 0]
+    noise = white[:, absent] / account.noise_multiplier
+    for one in executed.compare_noise(noise, [slice(0, len(absent))], alone):
+        findings.append(dataclasses.replace(one, name=f"{one.name}, of canaries"))
     findings += recovered.findings(
         account, own, secret, alter=alter, model=model, progress=progress
     )
