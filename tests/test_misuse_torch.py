@@ -705,7 +705,7 @@ def saved_state():
     return loop.optimizer.state_dict()
 
 
-@refused("takes back a run that has released 4 steps.*both count against privacy")
+@refused("takes back noise that 4 steps were released with.*both count against privacy")
 def an_earlier_state_of_the_same_run():
     loop = Loop(seed=None)
     loop.steps(2)

@@ -112,11 +112,31 @@ def test_torch_noise_of_other_devices_goes_on_from_its_state(kind, monkeypatch):
     other = TorchNoise(stream, tensors())
     other.load_state_dict(saved)
     assert all(map(torch.equal, other.next(), expected))
+    other = TorchNoise(stream, tensors())
     if kind == "blt":
         other.load_state_dict(counted.state_dict())  # its past is in the buffers
     else:
         with pytest.raises(UsageError, match="regenerated here"):
             other.load_state_dict(counted.state_dict())
+
+
+def test_a_joined_state_is_that_of_every_part_on_other_devices():
+    from mfopt.noise._torch_parts import OnDevice
+
+    made = (make(S.Toeplitz(np.ones(N))), (0,), ((3,),), torch.device("cpu"), ((6,),))
+    alone, first, second = (OnDevice(*made, part) for part in ((0, 1), (0, 2), (1, 2)))
+    assert first.draws == second.draws != alone.draws
+    key = np.arange(8, dtype=np.uint32)
+    assert not torch.equal(first.next(key, 0)[0], second.next(key, 0)[0])
+
+
+def test_parameters_without_elements_have_noise_without_any():
+    stream = make(S.BLT(np.array([0.3]), np.array([0.5])))
+    noise = TorchNoise(stream, [torch.zeros(0, 3), torch.zeros(2)])
+    noise.next()
+    again = TorchNoise(stream, [torch.zeros(0, 3), torch.zeros(2)])
+    again.load_state_dict(noise.state_dict())
+    assert all(map(torch.equal, again.next(), noise.next()))
 
 
 def test_torch_noise_of_many_parameters_is_compiled_once():
@@ -280,6 +300,9 @@ def test_torch_noise_goes_on_from_its_state(tmp_path, buffer_dtype):
         restore(other)
         for one, two in zip(other.next(), expected, strict=True):
             assert torch.equal(one, two)
+    for back in (lambda: noise.load(path), lambda: noise.load_state_dict(saved)):
+        with pytest.raises(UsageError, match="takes back noise that 2 steps were released with"):
+            back()
     changed = TorchNoise(make(S.BLT(np.array([0.3, 0.2]), np.array([0.5, 0.9]))), tensors())
     with pytest.raises(UsageError, match="another factorization"):
         changed.load(path)

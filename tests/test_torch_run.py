@@ -727,6 +727,7 @@ def test_two_processes_make_the_step_of_one(tmp_path):
         assert found["buffers"] == (rank == 0)
         assert "Wrap it in opacus.distributed" in found["refused"]
         assert "2 parameters differ between processes" in found["unequal"]
+        assert "which have ['of step 1', 'of step 2']" in found["steps"]
         assert "Leave it out and call run.backward" in found["caller"]
         assert "Make the ZeroRedundancyOptimizer without it" in found["overlap"]
         assert "holds gradients that run.backward did not make" in found["gradients"]

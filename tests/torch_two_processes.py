@@ -33,6 +33,8 @@ def main(rank: int, store: str, out: str) -> None:
     found["plain"] = [p.detach() for p in model.parameters()]
     for way in (zero, sharded):
         run, model, optimizer = way()
+        with torch.no_grad():
+            model(torch.ones(2, 4))  # leaves whole parameters in a sharded model
         go(run, model, optimizer, 2)
         size = sum(p.numel() for p in network().parameters())
         kept = sum(buffer.numel() for buffer in run.noise._buffers())
@@ -44,9 +46,11 @@ def main(rank: int, store: str, out: str) -> None:
             state = states[0]
         else:
             state = optimizer.state_dict()
-        _, again, other = resumed = way(seed=5)
+        again_run, again, other = resumed = way(seed=5)
+        again_run._joined = {"step": 2}  # as of another moment
         again.load_state_dict(model.state_dict())
         other.load_state_dict(state)
+        assert again_run._joined is None
         go(*resumed, 1)
         whole = [p.full_tensor() if way is sharded else p for p in again.parameters()]
         found[way.__name__] = [p.detach() for p in whole]
@@ -55,6 +59,13 @@ def main(rank: int, store: str, out: str) -> None:
             found["shapes"] = noise["shapes"]
             run.noise.step += 1
             found["stale"] = refusal(optimizer.state_dict)
+    run, model, optimizer = sharded(seed=None)
+    go(run, model, optimizer, 1)
+    states = [optimizer.state_dict()]
+    go(run, model, optimizer, 1)
+    states.append(optimizer.state_dict())
+    _, _, other = sharded(seed=None)
+    found["steps"] = refusal(lambda: other.load_state_dict(states[rank]))
     found["caller"] = refusal(lambda: sharded(clipped_by_caller=True))
     found["overlap"] = refusal(lambda: zero(overlap=True))
     run, model, optimizer = sharded()
@@ -112,7 +123,7 @@ def sharded(**options):
 
     model = network()
     mesh = torch.distributed.init_device_mesh("cpu", (2,))
-    for layer in (model[0], model[2], model):
+    for layer in (model[0], model):  # the last has parameters of its own
         fully_shard(layer, mesh=mesh)
     return attached(model, torch.optim.SGD(model.parameters(), lr=1.0), **options)
 

@@ -146,7 +146,8 @@ class OnDevice:
         self._tables = [torch.as_tensor(t.copy(), dtype=self._dtype, device=device) for t in tables]
         # the processes that share the noise draw for themselves
         self._part = f" part {part[0]} of {part[1]}" if part[1] > 1 else ""
-        self.draws = [device.type + self._part, *map(int, leaves)]
+        shared = f" in {part[1]} parts" if part[1] > 1 else ""
+        self.draws = [device.type + shared, *map(int, leaves)]
         self.slack_shapes = ((sum(math.prod(whole[i]) for i in leaves),),)
         self._buffer: torch.Tensor | None = None
         self.load([])
@@ -167,7 +168,9 @@ class OnDevice:
         if self._buffer is None:
             return None
         parts = torch.split(self._buffer, self._sizes, dim=1)
-        return [p.reshape(-1, *shape).clone() for p, shape in zip(parts, self.shapes, strict=True)]
+        return [
+            p.reshape(len(p), *shape).clone() for p, shape in zip(parts, self.shapes, strict=True)
+        ]
 
     def load(self, buffers: list[torch.Tensor]) -> None:
         """Resume from the result of :meth:`buffers`; from 0 if empty."""

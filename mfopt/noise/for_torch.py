@@ -182,8 +182,8 @@ class TorchNoise:
         if not self._sound:
             raise _check.FailureError(
                 f"step {self.step} of the noise was broken off half-way: the same draw would come "
-                "again, on buffers that it may be in already. Load the last state that was saved, "
-                "or begin a new run."
+                "again, on buffers that it may be in already. Load a state of this step, or begin "
+                "a new run."
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,13 +212,15 @@ class TorchNoise:
         for i, shape in enumerate(self._whole):
             if self.stream.recursion.slots:
                 cut = [state["buffers"][i] for state in states]
-                buffers[i] = torch.cat(cut, dim=1).reshape(-1, *shape)
+                buffers[i] = torch.cat(cut, dim=1).reshape(len(cut[0]), *shape)
         return {**whole, "shapes": [list(shape) for shape in self._whole], "buffers": buffers}
 
     def _own(self, state: dict[str, Any]) -> dict[str, Any]:
         """What this process keeps of a :meth:`joined` state; any other as it is."""
         buffers, wholes = state.get("buffers"), [list(shape) for shape in self._whole]
-        if self.part[1] == 1 or state.get("shapes") != wholes or not isinstance(buffers, list):
+        if self.part[1] == 1 or "part" in state or state.get("shapes") != wholes:
+            return state
+        if not isinstance(buffers, list):
             return state
         own = [
             b.reshape(len(b), -1)[:, start:stop] if isinstance(b, torch.Tensor) and b.ndim else b
@@ -232,7 +234,8 @@ class TorchNoise:
 
         Raises:
           UsageError: the state belongs to another factorization, other settings or other
-            parameters, or its step, key or buffers are not such as this object saves.
+            parameters, its step, key or buffers are not such as this object saves, or it would
+            take back steps of this object.
         """
         key, buffers = self.check_state_dict(state)
         self._sound = False
@@ -241,10 +244,6 @@ class TorchNoise:
         self._key = key
         self.step, self.pinned = state["step"], state["pinned"]
         self._sound = True
-
-    def has_key(self, key: np.ndarray) -> bool:
-        """Whether ``key`` is that of this noise."""
-        return np.array_equal(key, self._key)
 
     def check_state_dict(self, state: Any) -> tuple[np.ndarray, list[Any]]:
         """(key, buffers) of a state, or the errors of :meth:`load_state_dict`; changes nothing."""
@@ -285,6 +284,14 @@ class TorchNoise:
             if isinstance(buffer, torch.Tensor):
                 arrays[f"buffer/{i}"] = _torch_parts.viewed(buffer)
         files.check_saved(state, arrays, self.stream, self._shapes)
+        if np.array_equal(key, self._key) and state["step"] < self.step:
+            raise _check.reject(
+                "state",
+                f"of step {state['step']}",
+                f"takes back noise that {self.step} steps were released with: others than these, "
+                "with the same noise, would show the data by their difference",
+                "Make a new run for another try; both count against privacy.",
+            )
         return key.copy(), buffers
 
     def _buffers(self) -> list[torch.Tensor | None]:

@@ -161,6 +161,19 @@ def require_equal(parameters: list[torch.Tensor]) -> None:
         )
 
 
+def require_same(name: str, value: Any, facts: Any) -> None:
+    """Raise :class:`UsageError`, in all processes, where ``value`` and ``facts`` are not theirs."""
+    every: list[Any] = [None] * place()[1]
+    torch.distributed.all_gather_object(every, (value, facts))
+    if any(one != every[0] for one in every):
+        raise _check.reject(
+            name,
+            value,
+            f"must be one in all processes, which have {[one[0] for one in every]}",
+            "Load in each what all saved at the same step of one run.",
+        )
+
+
 def is_shard(tensor: torch.Tensor) -> bool:
     """Whether this process has a part of a ``DTensor``."""
     return hasattr(tensor, "full_tensor")

@@ -145,7 +145,7 @@ def add_clipped(
 
     def each(parts: tuple[torch.Tensor, ...]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         if module not in _one_by_one:
-            with _entered(module) as layers, _unhooked(module):
+            with _entered(module) as layers, _unhooked(module if spread else None):
                 try:
                     made: tuple[dict[str, torch.Tensor], torch.Tensor] = together(detached, *parts)
                     return made
@@ -203,6 +203,10 @@ def trained_in(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
       module: a model.
     """
     _check.kind("module", module, torch.nn.Module)
+    for layer in module.modules():
+        reshard: Any = getattr(layer, "reshard", None)
+        if reshard is not None:  # FSDP2 may have left whole parameters in place
+            reshard()
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not trained:
         raise _check.reject("module", type(module).__name__, "has no trainable parameters")
@@ -261,10 +265,10 @@ def _whole(p: Any) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _unhooked(module: torch.nn.Module) -> Iterator[None]:
+def _unhooked(module: torch.nn.Module | None) -> Iterator[None]:
     """Without the hooks of FSDP2, which would put its parameters in place of those given."""
     kept = []
-    for layer in module.modules():
+    for layer in module.modules() if module else ():
         for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
             kept.append((hooks, dict(hooks)))
             for number, hook in list(hooks.items()):

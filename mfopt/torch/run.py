@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import default_collate
 
@@ -335,7 +334,9 @@ class PrivateRun:
         noise = self.started()
         assert isinstance(noise, TorchNoise)
         states: Any = [None] * self.ranks if self.rank == to else None
-        torch.distributed.gather_object(noise.state_dict(), states, dst=to)
+        own = noise.state_dict()  # gathered by way of the host: a device has no room for all
+        own["buffers"] = [None if buffer is None else buffer.cpu() for buffer in own["buffers"]]
+        torch.distributed.gather_object(own, states, dst=to)
         self._joined = noise.joined(states) if states else None
 
     def on_restart(self, forget: Callable[[], None]) -> None:
@@ -430,16 +431,7 @@ class PrivateRun:
         noise, state = self.started(), self.keys.open(state)
         if not isinstance(state, dict) or set(state) != {"noise", "sampler"}:
             raise _check.reject("state", type(state).__name__, "must come from a PrivateRun")
-        key, _ = noise.check_state_dict(state["noise"]) or (np.zeros(0), None)
-        own = isinstance(noise, TorchNoise) and noise.has_key(key)
-        if own and state["noise"]["step"] < self.step:
-            raise _check.reject(
-                "state",
-                f"of step {state['noise']['step']}",
-                f"takes back a run that has released {self.step} steps: others than these, with "
-                "the same noise, would show the data by their difference",
-                "Make a new run for another try; both count against privacy.",
-            )
+        noise.check_state_dict(state["noise"])
         saved = UnitSampler.from_state(state["sampler"])
         if (saved.scheme, saved.population) != (self.sampler.scheme, self.sampler.population):
             raise _check.reject(
@@ -451,11 +443,15 @@ class PrivateRun:
 
         Raises:
           UsageError: a state of another factorization, population or parameters; one whose key
-            ``key_folder`` does not hold.
+            ``key_folder`` does not hold; other steps or batches in other processes.
         """
         state = self.keys.open(state)
         self.check_state_dict(state)
+        if self.ranks > 1:
+            batches = {**state["sampler"], "rank": 0, "ranks": self.ranks}
+            checks.require_same("state", f"of step {state['noise']['step']}", batches)
         self.started().load_state_dict(state["noise"])
+        self._joined = None
         whole = {**state["sampler"], "rank": self.rank, "ranks": self.ranks}
         self.sampler = UnitSampler.from_state(whole)
         self.drawn, self.given = self.step, None
@@ -497,9 +493,7 @@ def refuse_private(optimizer: Any) -> None:
 
 def whole_zeros(parameter: torch.Tensor) -> torch.Tensor:
     """Zeros for the sum of a parameter, also where a process has only a part of it."""
-    if checks.is_shard(parameter):
-        return torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-    return torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+    return torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
 
 
 def _trained(optimizer: Any) -> list[torch.Tensor]:
