@@ -20,6 +20,7 @@ from mfopt.optimize import least_error
 from mfopt.optimize.auto import MEMORY
 from mfopt.progress import Report, silent
 from mfopt.sampling import Scheme, bin_scheme
+from mfopt.sampling.named import NAMES
 from mfopt.workloads import Workload
 
 
@@ -80,8 +81,15 @@ def factorize(
     >>> print(made.iterations, made.guarantee.epsilon, made.guarantee.status)
     16 2.0 certified
     """
+    auto, known = sampling == "auto", (*NAMES, "auto")
+    if sampling not in known:
+        raise _check.reject("sampling", sampling, f"must be one of {known}")
+    for name, value in (("reassign_every", reassign_every), ("separation", separation)):
+        if auto and value is not None:
+            rule = 'belongs to one scheme, and sampling="auto" compares two, at their defaults'
+            raise _check.reject(name, value, rule, "Leave it out, or name the sampling.")
     scheme = bin_scheme(
-        "balls-in-bins" if sampling == "auto" else sampling,
+        "balls-in-bins" if auto else sampling,
         epochs,
         iterations_per_epoch,
         reassign_every=reassign_every,
@@ -89,12 +97,12 @@ def factorize(
         bands=1 if bands is None else bands,
     )
     record = provenance(seed, "mfopt.factorize")
-    if memory is not None or sampling == "auto":
+    if memory is not None or auto:
         for name, value in (("strategy", strategy), ("buffers", buffers), ("bands", bands)):
             if value is not None:
                 rule = "has no effect where C is chosen by `memory` or `sampling`"
                 raise _check.reject(name, value, rule, f"Leave out {name}, or these.")
-    if sampling == "auto":
+    if auto:
         return least_error(
             epochs,
             iterations_per_epoch,

@@ -101,6 +101,16 @@ class Guarantee:
         bracket = self.details.get("bracket")
         return float(bracket[0]) if isinstance(bracket, list | tuple) else None
 
+    def with_lower_end(self, below: float, value: float) -> Guarantee:
+        """The guarantee with a lower bound on record, the largest that is known.
+
+        Args:
+          below: proven lower bound of the number that was asked for.
+          value: that number.
+        """
+        low = min(max(below, self.lower_bound or 0.0), value)
+        return dataclasses.replace(self, details={**self.details, "bracket": [low, value]})
+
     def describe(self) -> dict[str, Any]:
         """JSON-able description."""
         return dataclasses.asdict(self)

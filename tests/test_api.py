@@ -67,14 +67,14 @@ def test_a_separation_holds_the_bands_where_none_is_named():
     [("balls-in-bins", "separation"), ("auto", "reassign_every"), ("fresh-bins", "separation")],
 )
 def test_options_of_another_scheme_are_refused(sampling, option):
-    with pytest.raises(mfopt.UsageError, match=option):
+    with pytest.raises(mfopt.UsageError, match=f"(?s)^{option}.*{sampling}"):
         mfopt.factorize(
             epochs=2, iterations_per_epoch=4, epsilon=2.0, sampling=sampling, **{option: 2}
         )
 
 
 def test_misspelt_names_are_refused():
-    with pytest.raises(mfopt.UsageError, match="sampling"):
+    with pytest.raises(mfopt.UsageError, match=r"sampling.*fresh-bins.*auto"):
         mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, sampling="shuffle")
     with pytest.raises(AttributeError, match="factorise"):
         _ = mfopt.factorise

@@ -6,7 +6,7 @@ import pytest
 from mfopt import optimize, query_error
 from mfopt import strategies as S
 from mfopt.accounting.monte_carlo import dominating_pair
-from mfopt.calibration import calibrate
+from mfopt.calibration import Calibration, calibrate
 from mfopt.errors import UsageError
 from mfopt.noise.choice import choose
 from mfopt.optimize import memory, starts
@@ -110,3 +110,19 @@ def test_the_command_says_what_one_array_is_worth(monkeypatch, tmp_path, capsys)
     errors = found.provenance["memory"]["estimated_rmse"]
     assert set(errors) == {"1", "2", "3"} and found.provenance["memory"]["at_most"] == 2
     assert errors["2"] == pytest.approx(found.rmse, rel=0.03)
+
+
+@pytest.mark.parametrize(("bins", "samples"), [(256, 2**15), (512, 2**17)])
+def test_all_c_of_a_scheme_are_compared_on_as_many_samples(monkeypatch, bins, samples):
+    asked = []
+
+    def calibrated(loss, epsilon, delta, *, samples, seed):
+        asked.append((samples, seed))
+        noisy = 0.02 if len(asked) == 1 else 1e-6  # of two C on the same samples, one
+        return Calibration(1.0, noisy, -10.0, "remove", samples)
+
+    monkeypatch.setattr(memory, "calibrate", calibrated)
+    for bands in (2, 3):
+        made = Optimized(S.BandedSquareRoot(bands), 0.0, 1.0, "stub", np.zeros((0, 3)), 0.0)
+        memory.scored(made, BallsInBins(bins, 1), 2.0, 1e-4, PrefixSums())
+    assert asked == [(samples, memory._SEED)] * 2

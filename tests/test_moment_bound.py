@@ -13,7 +13,13 @@ import mfopt
 from mfopt import strategies as S
 from mfopt._runtime._float64 import scope
 from mfopt.accounting import Mechanism
-from mfopt.accounting.monte_carlo import dominating_pair, importance, kept_bins, moment_bound
+from mfopt.accounting.monte_carlo import (
+    dominating_pair,
+    evidence,
+    importance,
+    kept_bins,
+    moment_bound,
+)
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.protocol import law
@@ -181,3 +187,37 @@ def test_bins_that_never_overlap_keep_their_exact_account():
     plain_one, _ = release(loss, 2.0, 1e-5)
     assert certificate.noise_multiplier == plain_one.noise_multiplier
     assert np.max(bounds(loss, certificate.noise_multiplier, 2.0)) >= 0.99e-5
+
+
+def test_what_is_no_number_proves_nothing(monkeypatch):
+    with scope():
+        moments = small().moments(Point(1.7, 1.0))
+        tilt = importance.mean_tilt(moments.ceilings, moments.point)
+        alone = evidence.ceiling_alone(tilt).value
+        assert moment_bound.divergence(moments, "add") < alone  # a control
+        problem = moment_bound._Problem.of(moments, "add", tilt)
+        nodes = np.linspace(moment_bound._LOW, problem.highest, 400)
+        weights = problem._weights(nodes, np.zeros_like(nodes))
+        for name, value in (
+            ("_below", math.nan),
+            ("_missing", (np.zeros(3), math.nan)),
+            ("_missing", (np.array([0.0, math.nan]), 0.0)),
+        ):
+            with monkeypatch.context() as patched:
+                patched.setattr(moment_bound._Problem, name, lambda *_, value=value: value)
+                assert problem.solved() == math.inf
+        assert math.isnan(problem._below(weights, nodes[:1], math.nan))
+        with monkeypatch.context() as patched:
+            patched.setattr(moment_bound._Problem, "solved", lambda _: math.nan)
+            assert moment_bound.divergence(moments, "add") == min(alone, 1.0)
+            broken = evidence.UpperBound(math.nan, 0.0, math.nan, 0, 1.0)
+            patched.setattr(moment_bound, "ceiling_alone", lambda _: broken)
+            assert moment_bound.divergence(moments, "add") == 1.0
+        with monkeypatch.context() as patched:
+            costs = np.zeros(4), np.array([0.0, 0.0, math.nan, 0.0])
+            patched.setattr(moment_bound, "_central", lambda *_: (1.0, costs))
+            assert moment_bound._Problem.of(moments, "add", tilt) is None
+    bound = moment_bound.MomentBound(small())
+    monkeypatch.setattr(bound, "log_deltas", lambda *_: (-1e3, math.nan))
+    with pytest.raises(FailureError, match="no number"):
+        bound.noise_multiplier(1.0, 1e-5)

@@ -122,12 +122,13 @@ class DeterministicAnalysis(abc.ABC):
     def _guarantee(
         self, sigma: float, epsilon: float, delta: float, between: Callable[[], bracket.Bracket]
     ) -> Guarantee:
-        status, details = self.status, self.details
-        if status == "exact":
-            found = between()
-            details = {**details, "bracket": [found.below, found.above]}
-            status = "exact" if found.narrow else "bound"
-        return stated(self.mechanism, (sigma, epsilon, delta), self.method, status, details)
+        numbers = sigma, epsilon, delta
+        made = stated(self.mechanism, numbers, self.method, self.status, self.details)
+        if self.status != "exact":
+            return made
+        found = between()
+        made = made.with_lower_end(found.below, found.above)
+        return made if found.narrow else dataclasses.replace(made, status="bound")
 
 
 def stated(
@@ -340,9 +341,9 @@ def _least(
     same = [answer for answer in answers if size(answer) <= smallest * (1 + 1e-9)]
     best = min(same, key=lambda answer: (answer.status != "exact", size(answer)))
     details = {**best.details, "least_of": [answer.method for answer in answers]}
-    known = [low for answer in answers if (low := answer.lower_bound) is not None]
-    if known:  # whichever of them proved it, less than this it cannot be
-        details["bracket"] = [min(max(known), size(best)), size(best)]
     if failures:
         details["without_answer"] = failures
-    return dataclasses.replace(best, details=details)
+    best = dataclasses.replace(best, details=details)
+    known = [low for answer in answers if (low := answer.lower_bound) is not None]
+    # whichever of them proved it, less than this it cannot be
+    return best.with_lower_end(max(known), size(best)) if known else best

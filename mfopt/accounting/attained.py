@@ -139,11 +139,7 @@ def with_lower_end(mechanism: Mechanism, found: Guarantee, asked: str) -> Guaran
         below = _below(mechanism, found, asked)
     except (FailureError, UsageError):  # the answer holds without
         return found
-    if not below > 0:
-        return found
-    low = min(max(found.lower_bound or 0.0, below), value)
-    details = {**found.details, "bracket": [low, value]}
-    return dataclasses.replace(found, details=details)
+    return found.with_lower_end(below, value) if below > 0 else found
 
 
 def _below(mechanism: Mechanism, found: Guarantee, asked: str) -> float:

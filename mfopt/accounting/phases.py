@@ -14,13 +14,12 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from mfopt._runtime import _check, _sizes
-from mfopt.accounting import unamplified
 from mfopt.accounting.account import Effort, account, analysis
 from mfopt.accounting.accountants.independent_rounds import (
     CyclicRounds,
@@ -33,7 +32,6 @@ from mfopt.accounting.accountants.independent_rounds import (
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.convolution import Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law
-from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import (
     COARSE,
     FINE,
@@ -41,8 +39,7 @@ from mfopt.accounting.loss_distribution.rounds import (
     smallest_epsilon,
 )
 from mfopt.accounting.loss_distribution.stages import Steps
-from mfopt.accounting.monte_carlo import composition
-from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.accounting.monte_carlo import composition, protocol
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee, reported_delta
 from mfopt.mechanism import Mechanism
@@ -84,10 +81,9 @@ class Phase:
         """
         mechanism, scheme = self.mechanism, self.mechanism.sampling
         # by exact class: a subclass may let units take part otherwise
-        known = _ROUNDS.get(type(scheme))
-        if known is None:
+        if type(scheme) not in _ROUNDS:
             refuse_replacement(mechanism)
-            law(scheme)  # refuses what has none
+            protocol.law(scheme)  # refuses what has none
             if mechanism.group_size != 1:
                 raise _check.reject(
                     "group_size",
@@ -95,32 +91,29 @@ class Phase:
                     f"a phase of {scheme.kind} is composed for one unit",
                 )
             return None
-        if isinstance(known, RoundsAccountant):
-            if known.chained(mechanism):
-                raise _check.reject(
-                    "group_size",
-                    mechanism.group_size,
-                    f"a group's account under {scheme.kind} and {mechanism.adjacency!r} is not a "
-                    "composition of rounds",
-                    "Compose for one unit, or account for the phases one by one.",
-                )
-            return known.rounds(mechanism)
-        return known(mechanism)
+        known = _ROUNDS[type(scheme)]
+        if known is None:
+            return poisson.public(
+                mechanism.strategy, scheme, mechanism.group_size, mechanism.adjacency
+            )
+        if known.chained(mechanism):
+            raise _check.reject(
+                "group_size",
+                mechanism.group_size,
+                f"a group's account under {scheme.kind} and {mechanism.adjacency!r} is not a "
+                "composition of rounds",
+                "Compose for one unit, or account for the phases one by one.",
+            )
+        return known.rounds(mechanism)
 
 
-def _unsampled(mechanism: Mechanism) -> poisson.Rounds:
-    one = unamplified.sensitivity(mechanism.strategy, mechanism.sampling)
-    moved = one.value * mechanism.group_size * (2 if mechanism.adjacency == "replace" else 1)
-    return poisson.Rounds(Mixture.binomial(1, 1.0), 1, moved, one.exact)
-
-
-_ROUNDS: dict[type, RoundsAccountant | Callable[[Mechanism], poisson.Rounds]] = {
+_ROUNDS: dict[type, RoundsAccountant | None] = {
     Poisson: PoissonRounds(),
     TruncatedPoisson: TruncatedPoissonRounds(),
     FixedBatch: FixedBatchRounds(),
     CyclicPoisson: CyclicRounds(),
-    FixedOrder: _unsampled,
-    MinSeparation: _unsampled,
+    FixedOrder: None,
+    MinSeparation: None,
 }
 
 
@@ -190,9 +183,7 @@ def compose(
             below = _below(phases, epsilon, solved, log_delta, accuracy)
     if epsilon is not None:
         below, solved = math.exp(below), reported_delta(math.exp(solved))
-    if below > 0:
-        details["bracket"] = [min(below, solved), solved]
-    return Guarantee(
+    made = Guarantee(
         epsilon=solved if epsilon is None else epsilon,
         delta=solved if delta is None else delta,
         noise_multiplier=min(phase.noise_multiplier for phase in phases),
@@ -203,6 +194,7 @@ def compose(
         status="bound",
         details=details,
     )
+    return made.with_lower_end(below, solved) if below > 0 else made
 
 
 _Parts = list[tuple[poisson.Rounds, float]]
@@ -271,28 +263,28 @@ def _discretized(
     tails: list[float],
     at: float,
     accuracy: float,
-    below: bool | None = None,
+    *,
+    below: bool = False,
 ) -> Composition:
     """Composition of all parts on one grid, fine enough at ε = ``at``; remove direction.
 
-    With ``below`` one that they dominate, in the add direction if that is true.
+    With ``below`` one that they dominate, in the direction of the laws.
     """
-    share, lower = accuracy / len(parts), below is not None
+    share = accuracy / len(parts)
     grids = [
-        Grid.plan(law, at, share, part.mixture.components, below=lower)
+        Grid.plan(law, at, share, part.mixture.components, below=below)
         for law, (part, _) in zip(laws, parts, strict=True)
     ]
     step = min(grid.step for grid in grids)
     made: list[tuple[Any, int]] = []
-    for (part, sigma), grid, tail in zip(parts, grids, tails, strict=True):
+    for (part, sigma), law, grid, tail in zip(parts, laws, grids, tails, strict=True):
         one = part.mixture
-        if below is None:
-            law = one.discretize(sigma, step, grid.spacing, tail)
-        else:
+        if below:
             ends = grid.least, grid.largest
-            cells = one.cells_below(sigma, Steps(step), grid.spacing, tail, ends, add=below)
-            law = cells.balanced(step, part.rounds).on(step)
-        made.append((law, part.rounds))
+            cells = one.cells_below(sigma, Steps(step), grid.spacing, tail, ends, add=law.add)
+            made.append((cells.balanced(step, part.rounds).on(step), part.rounds))
+        else:
+            made.append((one.discretize(sigma, step, grid.spacing, tail), part.rounds))
     return Composition(tuple(made))
 
 
@@ -328,7 +320,7 @@ def _below(
     found = -math.inf
     for add in (False, True) if parts else ():
         laws, tails = _laws(parts, log_delta, add)
-        composed = _discretized(parts, laws, tails, at, accuracy, add)
+        composed = _discretized(parts, laws, tails, at, accuracy, below=True)
         losses = composed.convolve(composed.tilt_for_epsilon(at))
         if epsilon is None:
             found = max(found, largest_epsilon(losses, log_delta, at))

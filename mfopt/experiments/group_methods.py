@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import get_args
@@ -118,15 +117,14 @@ def group_methods(
         found.append(_made(tight, epsilon, value, f"textbook lemma, {form} form"))
     found.append(_made(tight, epsilon, line, LINE))
     asked = "epsilon" if epsilon is None else "noise_multiplier"
-    return [_with_lower_end(each, tight, asked) for each in found]
+    below = tight.lower_bound or 0.0  # of the mechanism, so of every bound of it
 
+    def bracketed(one: Guarantee) -> Guarantee:
+        value = getattr(one, asked)
+        other = one.status == "bound" and one is not tight
+        return one.with_lower_end(below, value) if other and 0 < below < value else one
 
-def _with_lower_end(found: Guarantee, tight: Guarantee, asked: str) -> Guarantee:
-    """``found`` with what is proved of the mechanism from below, where it is a bound."""
-    below, value = tight.lower_bound or 0.0, getattr(found, asked)
-    if found.status != "bound" or found is tight or not 0 < below < value:
-        return found
-    return dataclasses.replace(found, details={**found.details, "bracket": [below, value]})
+    return [bracketed(one) for one in found]
 
 
 def _whole(whole: VerifiedAnalysis, tight: Guarantee, epsilon: float | None) -> Guarantee:

@@ -33,9 +33,9 @@ FEWEST_BLOCKS, MOST_BLOCKS = 5, 9  # arrays of cyclic blocks
 # bands are no better than four buffers at ε = 1 and 12% worse at 16, a quarter 2% and 39% worse.
 _FEWEST_BANDS, _LEAST_SHARE = 9, 0.5
 _SAMPLES = 2**15
-# Standard error of σ over σ from which on four times as many are taken: with 512 bins a few samples
-# weigh most, and it was 0.012 at 4 × 512, ε = 2, where the best C are 0.001 apart.
-_NOISY = 0.002
+# Bins from which on four times as many are taken, of all C: with 512 a few samples weigh most, and
+# the standard error of σ over σ was 0.012 at 4 × 512, ε = 2, where the best C are 0.001 apart.
+_MANY_BINS = 512
 _SEED = 1  # of the samples that options are compared on: the same for all
 
 _INDEPENDENT = Optimized(Identity(), np.nan, np.nan, "nothing to optimize", np.zeros((0, 3)), 0.0)
@@ -215,7 +215,9 @@ def _memory(strategy: Strategy, scheme: BinScheme) -> int:
 def scored(
     one: Optimized, scheme: BinScheme, epsilon: float, delta: float, workload: Workload
 ) -> WithinMemory:
-    """σ and RMSE of a search's C, exact or on the same fresh samples for all.
+    """σ and RMSE of a search's C, exact or on the same fresh samples for all C of a scheme.
+
+    How many samples depends on the number of bins alone: C that are compared must share them.
 
     Args:
       one: the search's result.
@@ -228,9 +230,7 @@ def scored(
     if exact:
         sigma = exact[0].noise_multiplier(epsilon, delta)
     else:
-        found = calibrate(loss, epsilon, delta, samples=_SAMPLES, seed=_SEED)
-        if found.relative_error > _NOISY:  # many bins: a few samples weigh most
-            found = calibrate(loss, epsilon, delta, samples=4 * _SAMPLES, seed=_SEED)
-        sigma = found.noise_multiplier
+        samples = _SAMPLES * (4 if scheme.bins >= _MANY_BINS else 1)
+        sigma = calibrate(loss, epsilon, delta, samples=samples, seed=_SEED).noise_multiplier
     rmse = float(np.asarray(query_error.rmse(workload, one.strategy, scheme.iterations, sigma)))
     return WithinMemory(_memory(one.strategy, scheme), one, sigma, rmse)

@@ -311,16 +311,14 @@ def fedavg(conversion: str, **arguments: Any) -> None:
             epsilon_target=row["eps"],
             conversion=conversion,  # type: ignore[arg-type]
         )
-        shown = found.describe()
         # the account of the release itself says what some data sets attain
         with contextlib.suppress(FailureError):
             (exact,) = analysed(release, row)
             names = {"eps": "epsilon", "delta": "delta", "noise_multiplier": "noise_multiplier"}
             asked = next(name for given, name in names.items() if row[given] is None)
-            low, high = (exact["details"].get("bracket") or [0.0])[0], shown[asked]
-            if low > 0:
-                shown["details"] = {**shown["details"], "bracket": [min(low, high), high]}
-        return [{**shown, **unit}]
+            if (low := (exact["details"].get("bracket") or [0.0])[0]) > 0:
+                found = found.with_lower_end(low, getattr(found, asked))
+        return [{**found.describe(), **unit}]
 
     answers.run(arguments, compute, "DP-FedAvg")
 

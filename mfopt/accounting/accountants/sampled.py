@@ -39,8 +39,9 @@ class SampledAccountant(Accountant):
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         effort.check_group(mechanism.group_size)
         model = self.model(mechanism, effort)
-        known = any(bound.exact for bound in model.free_bounds())  # no samples to spare
-        return VerifiedAnalysis(mechanism, model, certify=effort.certify or known, seed=effort.seed)
+        # an exact bound leaves no samples to spare
+        certify = effort.certify or any(bound.exact for bound in model.free_bounds())
+        return VerifiedAnalysis(mechanism, model, certify=certify, seed=effort.seed)
 
 
 class KnownParticipations(Accountant):

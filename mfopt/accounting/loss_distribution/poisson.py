@@ -183,6 +183,24 @@ def _drawn(group_size: int, probability: float, adjacency: Adjacency) -> Round:
     return Mixture.binomial(group_size, probability)
 
 
+def public(
+    strategy: Strategy,
+    scheme: Scheme,
+    group_size: int,
+    adjacency: Adjacency,
+    *,
+    below: bool = False,
+) -> Rounds:
+    """One Gaussian release of participations that are not random; with ``below`` some attain it."""
+    times = group_size * (2 if adjacency == "replace" else 1)
+    if below:
+        moved, exact = unamplified.attained(strategy, scheme), True
+    else:
+        one = unamplified.sensitivity(strategy, scheme)
+        moved, exact = one.value, one.exact
+    return Rounds(Mixture.binomial(1, 1.0), 1, moved * times, exact)
+
+
 def attack(
     strategy: Strategy, scheme: Scheme, group_size: int, adjacency: Adjacency
 ) -> Rounds | None:
@@ -200,9 +218,7 @@ def attack(
       adjacency: how neighbours differ.
     """
     if isinstance(scheme, FixedOrder | MinSeparation):
-        moved = unamplified.attained(strategy, scheme) * group_size
-        moved *= 2 if adjacency == "replace" else 1
-        return Rounds(Mixture.binomial(1, 1.0), 1, moved, True)
+        return public(strategy, scheme, group_size, adjacency, below=True)
     if not isinstance(scheme, Poisson | CyclicPoisson | FixedBatch | TruncatedPoisson):
         return None
     scale, rounds = _longest(strategy, scheme.iterations, getattr(scheme, "bands", 1))

@@ -10,16 +10,14 @@ from typing import Any
 from mfopt._runtime import _check, _sizes
 from mfopt.accounting.monte_carlo import importance, separated_ceilings
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt
-from mfopt.accounting.monte_carlo.free import Unamplified
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
 from mfopt.accounting.monte_carlo.pattern_law import PatternLaw, PatternLoss
-from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledDirection, law
+from mfopt.accounting.monte_carlo.protocol import SampledDirection, law
 from mfopt.accounting.monte_carlo.separated import Separated
 from mfopt.sampling import BMinSep
 from mfopt.strategies import Strategy
 
 _LEAST_WAIT = -300.0  # log of the chance of no participation in a block: float64 ends beyond
-UNAMPLIFIED = "b-min-sep, bounded without amplification: Gaussian mechanism, largest pattern"
 
 
 class BMinSepLoss(PatternLoss):
@@ -47,9 +45,6 @@ class BMinSepLoss(PatternLoss):
                     break
                 one = found[place] = lower
         return sorted(found, key=lambda one: one.log_ceiling)
-
-    def free_bounds(self) -> Sequence[FreeBound]:
-        return (Unamplified(self.sensitivity, UNAMPLIFIED),)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Unamplified:
     """
 
     sensitivity: float
-    method: str = "balls-in-bins, bounded without amplification: Gaussian mechanism, largest mode"
+    method: str = "bounded without amplification: Gaussian mechanism"
     exact: bool = False
 
     def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:

@@ -19,7 +19,6 @@ from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledLoss, law
 from mfopt.sampling import FreshBins
 
 ONE_BIN = "fresh bins, one bin for all: Gaussian mechanism, the one pattern"
-UNAMPLIFIED = "fresh bins, bounded without amplification: Gaussian mechanism, largest pattern"
 
 
 class FreshBinsLoss(PatternLoss):
@@ -41,13 +40,12 @@ class FreshBinsLoss(PatternLoss):
         patterns = self.likelihood
         if patterns.bins == 1:  # nothing is drawn
             return (Unamplified(self.sensitivity, ONE_BIN, exact=True),)
-        anyway = Unamplified(self.sensitivity, UNAMPLIFIED)
         squared = pattern.orthogonal_norm(patterns)
         if squared is None:
-            return (anyway,)
+            return super().free_bounds()
         bins, throws = patterns.bins, patterns.throws
         exact = Orthogonal(bins, squared) if throws == 1 else ReassignedBins(bins, throws, squared)
-        return exact, anyway
+        return exact, *super().free_bounds()
 
     def group(self, size: int) -> SampledLoss | None:
         return MultisetLoss.of(self, size)

@@ -111,7 +111,11 @@ class MomentBound:
     ) -> float:
         target = math.log(delta)
         return solve.smallest(
-            lambda x: max(log_deltas(x)) - target, start, name=name, relative=_WIDTH, least=1e-4
+            lambda x: float(np.max(log_deltas(x))) - target,
+            start,
+            name=name,
+            relative=_WIDTH,
+            least=1e-4,
         )
 
 
@@ -127,8 +131,8 @@ def divergence(moments: Moments, direction: SampledDirection) -> float:
     with np.errstate(over="ignore"):  # what is beyond range proves nothing
         problem = _Problem.of(moments, direction, tilt)
         share = math.inf if problem is None else problem.solved()
-    least = min(alone, alone * share * (1 + _ROUNDING) if share >= 0 else alone, 1.0)
-    return max(least, 1e-300)
+    proved = [bound for bound in (alone, alone * share * (1 + _ROUNDING)) if bound >= 0]  # no NaN
+    return max(min([1.0, *proved]), 1e-300)
 
 
 class _Terms(NamedTuple):
@@ -206,6 +210,8 @@ class _Problem(NamedTuple):
         raw = np.array([1.0, 1.0, *known])
         raw = raw[: int(np.argmin(np.append(np.isfinite(raw), False)))]
         scale, costs = _central(raw, _OVERLAP * max(ceilings.largest_square, 1.0))
+        if not np.all(np.isfinite(costs)):
+            return None
         kind = next(iter(ceilings.chains))
         most = min(_POWERS[-1], ceilings.chains[kind].most + 1)
         powers = [growth]
@@ -241,7 +247,7 @@ class _Problem(NamedTuple):
             signed = self.terms.signed
             mean = float(positive @ self.costs[0] + negative[:signed] @ self.costs[1])
             missing, elsewhere = self._missing(weights, cells)
-            theta = max(float(np.max(missing)), elsewhere, 0.0)
+            theta = float(np.max([np.max(missing), elsewhere, 0.0]))  # NaN stays NaN: no bound
             best = min(best, mean + 2 * theta)
             if theta <= _MISSED * mean:
                 break
@@ -257,7 +263,7 @@ class _Problem(NamedTuple):
         """Weights of the terms whose p is above the payoff at e^y, about, by ``raised`` (q + B)."""
         signed, own = self.terms.signed, self._unit(y)
         values = self.terms.values(y)
-        if not (np.all(np.isfinite(values)) and np.all(np.isfinite(np.concatenate(self.costs)))):
+        if not np.all(np.isfinite(values)):
             return None
         # the solver takes numbers of moderate size, and misses by some 1e-7 of them
         units = np.maximum(own, np.max(np.abs(values[:signed]), axis=0) / _LARGE)
@@ -296,7 +302,7 @@ class _Problem(NamedTuple):
         unit = self._unit(y)
         below = self._below(weights, y[:1], float(gap[0]))
         beyond = 0.0 if self._outweighs(weights, terms[:, -1], float(y[-1])) else math.inf
-        return missing / np.minimum(unit[:-1], unit[1:]), max(below, beyond)
+        return missing / np.minimum(unit[:-1], unit[1:]), float(np.max([below, beyond]))
 
     def _below(self, weights: np.ndarray, first: np.ndarray, gap: float) -> float:
         """θ on 0 < v < e^first."""
@@ -314,7 +320,7 @@ class _Problem(NamedTuple):
         at_zero = limit - float(rising @ nothing) - at_end
         at_zero += _TERMS * (float(np.abs(rising) @ np.abs(nothing)) + at_end)
         bend = self.terms.curvature(rising, np.array([-700.0]), first)[0]
-        return float(max(at_zero, gap) + math.exp(2 * first[0]) / 8 * max(bend, 0.0))
+        return float(np.maximum(at_zero, gap) + math.exp(2 * first[0]) / 8 * np.maximum(bend, 0.0))
 
     def _outweighs(self, weights: np.ndarray, last: np.ndarray, y: float) -> bool:
         """True if one power keeps p above the payoff beyond the grid."""

@@ -43,6 +43,7 @@ class PatternLoss(LikelihoodLoss):
       likelihood: for σ = 1.
     """
 
+    longest = "pattern"
     # a sample costs several times what it does where bins are assigned once, and says more
     calibrate_samples, least_samples = 2**13, 2**15
     worth = 0.0025

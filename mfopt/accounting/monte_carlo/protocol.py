@@ -75,12 +75,14 @@ class SampledLoss(abc.ABC):
 
     Attributes:
       name: of the scheme, for the record.
+      longest: what :attr:`sensitivity` is the norm of, likewise.
       estimator: what :meth:`frozen` is, for the record.
       calibrate_samples: of the estimate of σ that a certificate starts from.
       least_samples: of the last test of a certificate, in each direction.
     """
 
     name: ClassVar[str] = "sampled"
+    longest: ClassVar[str] = "mode"
     estimator: ClassVar[str] = "importance sampling"
     calibrate_samples: ClassVar[int] = 2**15
     least_samples: ClassVar[int] = 2**16
@@ -176,8 +178,8 @@ class SampledLoss(abc.ABC):
 
     def free_bounds(self) -> Sequence[FreeBound]:
         """Deterministic bounds in closed form, among them the mechanism without amplification."""
-        how = "bounded without amplification: Gaussian mechanism, largest mode"
-        return (Unamplified(self.sensitivity, f"{self.name}, {how}"),)
+        how = f"{self.name}, {Unamplified.method}, largest {self.longest}"
+        return (Unamplified(self.sensitivity, how),)
 
     def deterministic_bounds(self) -> Sequence[FreeBound]:
         """Every bound without samples, however long it takes: what a deterministic certificate
