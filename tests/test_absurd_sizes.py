@@ -11,7 +11,8 @@ from test_vocabulary import EVERY, every, of
 
 from mfopt import optimize
 from mfopt.errors import UsageError
-from mfopt.experiments.studies import STUDIES, engine, find
+from mfopt.experiments.options import options as fields_of
+from mfopt.experiments.studies import STUDIES, find
 from mfopt.guarantee import Guarantee
 from mfopt.optimize.time_scale import MOST_KNOTS, Scaling
 from mfopt.sampling import BallsInBins
@@ -54,7 +55,7 @@ def test_every_option_whose_work_grows_with_it_has_a_limit():
 def test_whole_numbers_of_a_study_have_limits(name):
     """--state 1e9 of next-word aborted the process, --width 1e9 was looked at in each cell."""
     study = find(name)()
-    for field in engine.options(find(name)):
+    for field in fields_of(find(name)):
         if field.metadata["option"]["kind"] is int and field.name not in ("seed", "seeds"):
             huge = (10**9,) if isinstance(field.default, tuple) else 10**9
             with pytest.raises(UsageError, match=f"^{field.name} = .*at most|are free"):

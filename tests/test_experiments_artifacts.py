@@ -12,7 +12,7 @@ from mfopt_cli.main import main
 
 import mfopt
 from mfopt import _version
-from mfopt.experiments import artifacts, manifest
+from mfopt.experiments import artifacts, manifest, runner
 from mfopt.experiments.accounts import FilterCell
 from mfopt.experiments.cache import Cache, code_digest
 from mfopt.experiments.mechanisms import FixedCell, Goal, SigmaCell
@@ -85,7 +85,7 @@ def test_a_note_names_the_commit_and_the_code(tmp_path, monkeypatch) -> None:
     file.write_text("x\n")
 
     def entry() -> dict:
-        artifacts.note(tmp_path, "a", [file], how="mfopt", seed=0, device=["CPU"], seconds=1.0)
+        manifest.note(tmp_path, "a", [file], how="mfopt", seed=0, device=["CPU"], seconds=1.0)
         return artifacts.read_manifest(tmp_path)["a"]
 
     assert entry()["code"] == code_digest(training=True)
@@ -117,11 +117,11 @@ def test_files_that_are_made_no_more_are_taken_away(tmp_path) -> None:
     for path in (old, new, outside):
         path.write_text("x\n")
     how = {"how": "mfopt", "seed": 0, "device": ["CPU"], "seconds": 1.0}
-    artifacts.note(folder, "a", [old], **how)
+    manifest.note(folder, "a", [old], **how)
     entries = artifacts.read_manifest(folder)
     entries["a"]["files"]["../outside.csv"] = ""  # what a manifest says of other folders is left
-    (folder / artifacts.MANIFEST).write_text(json.dumps(entries))
-    artifacts.note(folder, "a", [new], **how)
+    (folder / manifest.MANIFEST).write_text(json.dumps(entries))
+    manifest.note(folder, "a", [new], **how)
     assert new.exists() and not old.exists() and outside.exists()
     assert list(artifacts.read_manifest(folder)["a"]["files"]) == ["a.svg"]
 
@@ -204,4 +204,4 @@ def test_every_cell_of_the_grid_has_a_name() -> None:
 def test_an_artifacts_seconds_count_what_its_cells_are_made_from() -> None:
     source = FixedCell("identity")
     cells = [SigmaCell(source, Goal(4, 2, epsilon, 1e-3)) for epsilon in (1.0, 2.0)]
-    assert manifest.with_needs(cells) == [source, *cells]
+    assert runner.with_needs(cells) == [source, *cells]

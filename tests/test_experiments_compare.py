@@ -25,7 +25,6 @@ from mfopt.experiments import (
     comparison,
     costs,
     families,
-    manifest,
     plots,
     recommendation,
     runner,
@@ -42,7 +41,7 @@ from mfopt.experiments.mechanisms import (
     UnamplifiedCell,
     strategy_of,
 )
-from mfopt.experiments.runner import run_all
+from mfopt.experiments.runner import run_all, with_needs
 from mfopt.optimize.optimizers import Trace
 from mfopt.progress import Progress
 from mfopt.sampling import BallsInBins, BMinSep
@@ -126,7 +125,7 @@ def test_sweep_resumes_and_reports_progress(cache: Cache, sizes: dict) -> None:
 
 def cells(setting: Comparison) -> list:
     sigmas = [cell for found in comparison.plan(setting).values() for _, cell in found]
-    return manifest.with_needs(sigmas)
+    return with_needs(sigmas)
 
 
 def test_what_takes_long_is_told_before_it(tmp_path, monkeypatch) -> None:

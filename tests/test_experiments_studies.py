@@ -4,9 +4,12 @@ import csv
 import dataclasses
 import functools
 import hashlib
+import importlib
 import inspect
 import json
+import pkgutil
 import re
+import subprocess
 import sys
 
 import pytest
@@ -16,9 +19,10 @@ from mfopt._runtime import _check
 from mfopt.errors import UsageError
 from mfopt.experiments import artifacts, figures, studies
 from mfopt.experiments.cache import Cell, Result, code_digest
+from mfopt.experiments.manifest import MANIFEST
+from mfopt.experiments.options import at_full, option, options
 from mfopt.experiments.plots import EVERY, Curve, Panel
-from mfopt.experiments.studies import engine
-from mfopt.experiments.studies.engine import PRIVACY, Study, option
+from mfopt.experiments.studies.engine import PRIVACY, Study
 
 every = pytest.mark.parametrize("name", studies.STUDIES)
 
@@ -29,14 +33,14 @@ def test_registered_studies_say_what_they_are_and_accept_both_sizes(name):
     assert study.name == name
     for text in (study.summary, study.source, study.default_size, study.time, study.full_size):
         assert len(text) > 8
-    small, full = study().check(), study(**engine.at_full(study))
+    small, full = study().check(), study(**at_full(study))
     asked = [name for name in ("folder", "posts") if f"--{name}" in study.needs]
     if asked:  # data of the user's, asked for before the work
         with pytest.raises(UsageError, match=asked[0]):
             full.check()
     else:
         full.check()
-    assert set(engine.at_full(study)) <= {field.name for field in engine.options(study)}
+    assert set(at_full(study)) <= {field.name for field in options(study)}
     cells = list(small.cells())
     assert cells and len(list(full.cells())) >= len(cells)
     assert small.command() == f"mfopt experiment {name}"
@@ -46,6 +50,15 @@ def test_registered_studies_say_what_they_are_and_accept_both_sizes(name):
 def test_a_study_is_one_short_file(name):
     source = inspect.getsource(sys.modules[studies.find(name).__module__])
     assert len(source.splitlines()) <= 150
+
+
+def test_the_cells_of_studies_load_no_plots():
+    """Every worker process imports what it runs."""
+    runs = pkgutil.iter_modules(importlib.import_module("mfopt.experiments.runs").__path__)
+    names = ", ".join(f"mfopt.experiments.runs.{each.name}" for each in runs)
+    code = f"import sys, {names}; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 @every
@@ -238,7 +251,7 @@ def test_a_study_among_the_artifacts_is_noted_in_their_manifest(squares, tmp_pat
     words = ("--artifacts", folder, "--cache", cache, "--jobs", 1)
     other = {"files": {}, "command": "mfopt figures"}
     folder.mkdir()
-    (folder / artifacts.MANIFEST).write_text(json.dumps({"grid": other}))
+    (folder / MANIFEST).write_text(json.dumps({"grid": other}))
     for values in ("2", "4,5"):  # the second call replaces what is there
         assert call("--values", values, *words) == 0
         manifest = artifacts.read_manifest(folder)
@@ -261,7 +274,7 @@ def test_a_study_among_the_artifacts_is_noted_in_their_manifest(squares, tmp_pat
     assert call("--values", "6", "--artifacts", tmp_path / "file") == 2
     assert "is not a folder" in capsys.readouterr().err
     for damaged in ("{", "[]"):
-        (folder / artifacts.MANIFEST).write_text(damaged)
+        (folder / MANIFEST).write_text(damaged)
         assert call("--values", "6", *words) == 2
         assert "is not one JSON object" in capsys.readouterr().err
     assert CALLS == [2.0, 4.0, 5.0]
@@ -278,7 +291,7 @@ def test_a_picture_is_drawn_again_from_its_data(squares, tmp_path, capsys):
     old.write_bytes(b"")
     manifest = artifacts.read_manifest(folder)
     manifest["studies/squares"]["files"]["studies/squares.png"] = ""
-    (folder / artifacts.MANIFEST).write_text(json.dumps(manifest))
+    (folder / MANIFEST).write_text(json.dumps(manifest))
     assert redraw("studies/squares") == redraw("all") == 0
     assert picture.read_bytes() == drawn and not old.exists()  # one format is kept
     files = artifacts.read_manifest(folder)["studies/squares"]["files"]
@@ -293,7 +306,7 @@ def test_a_picture_is_drawn_again_from_its_data(squares, tmp_path, capsys):
     manifest = artifacts.read_manifest(folder)
     digest = hashlib.sha256(data.read_bytes()).hexdigest()
     manifest["studies/squares"]["files"]["studies/squares.json"] = digest
-    (folder / artifacts.MANIFEST).write_text(json.dumps(manifest))
+    (folder / MANIFEST).write_text(json.dumps(manifest))
     assert redraw("all") == 1
     assert "again by `mfopt experiment squares --values 2,4" in capsys.readouterr().err
     assert picture.read_bytes() == drawn

@@ -10,10 +10,12 @@ from mfopt.experiments.runner import run_all
 from mfopt.experiments.runs import repeated
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, TrainMechanismCell
 from mfopt.experiments.studies import engine, output
-from mfopt.experiments.studies.noise_in_training import NoiseInTraining
-from mfopt.experiments.studies.optimizers_in_training import OptimizersInTraining
+from mfopt.experiments.studies.noise_in_training import (
+    NoiseInTraining,
+    OptimizersInTraining,
+    SamplingInTraining,
+)
 from mfopt.experiments.studies.rows import pick
-from mfopt.experiments.studies.sampling_in_training import SamplingInTraining
 from mfopt.sampling import Poisson
 from mfopt.training import metrics
 from mfopt.training.batching import Sampler

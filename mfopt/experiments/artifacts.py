@@ -14,16 +14,14 @@ from mfopt._runtime import _check
 from mfopt._version import __version__
 from mfopt.experiments import auditing, comparison, decision_plots, families, figures, plots, tables
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest
-from mfopt.experiments.manifest import MANIFEST as MANIFEST
-from mfopt.experiments.manifest import commit as commit
 from mfopt.experiments.manifest import (
     computing,
     costs_of,
+    note,
     read_manifest,
     replace_files,
     require_files,
 )
-from mfopt.experiments.manifest import note as note
 from mfopt.experiments.mechanisms import AmplifiedCell, CertifiedCell, Goal, SigmaCell, strategy_of
 from mfopt.experiments.runner import cores, first_cells, run_all
 from mfopt.experiments.studies import STUDIES, engine, find, output

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.typing import LineStyleType
 from scipy.optimize import isotonic_regression
 
 from mfopt.experiments import comparison, families
@@ -55,7 +56,7 @@ _COLOUR = {
     "sqrt": "#44AA99",
     "tree": "#999933",
 }
-_SAMPLING: dict[str, tuple[str, Any, str]] = {
+_SAMPLING: dict[str, tuple[str, LineStyleType, str]] = {
     BALLS: ("balls-in-bins", "-", "o"),
     FRESH: ("fresh bins", "-.", "D"),
     POISSON: ("Poisson, cyclic Poisson", "--", "s"),
@@ -66,7 +67,7 @@ _SAMPLING: dict[str, tuple[str, Any, str]] = {
 
 class _Look(NamedTuple):
     colour: str
-    line: str
+    line: LineStyleType
     marker: str
     face: str  # filled where C is time-scaled
 

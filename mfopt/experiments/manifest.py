@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mfopt._runtime import _check, _files
-from mfopt._version import __version__
-from mfopt._version import commit as commit
+from mfopt._version import __version__, commit
 from mfopt.experiments.cache import Cache, Cell, code_digest
-from mfopt.experiments.runner import with_needs as with_needs
+from mfopt.experiments.runner import with_needs
 from mfopt.experiments.tables import csv_text
 
 MANIFEST = "manifest.json"

@@ -41,14 +41,15 @@ def images(steps: int, share: float) -> dict[str, Any]:
     import jax
 
     from mfopt.experiments.mechanisms import Cooldown, workload_of
+    from mfopt.experiments.options import at_full
     from mfopt.experiments.runs import many_runs, pictures
     from mfopt.experiments.runs.functional import size
-    from mfopt.experiments.studies import engine, find
+    from mfopt.experiments.studies import find
     from mfopt.sampling import Poisson
     from mfopt.strategies import BLT
 
     made = find("images")
-    study: Any = made(**engine.at_full(made))
+    study: Any = made(**at_full(made))
     random = np.random.default_rng(0)
 
     def part(count: int) -> Any:
@@ -89,15 +90,16 @@ def next_word(steps: int, share: float) -> dict[str, Any]:
     import jax
 
     from mfopt.accounting.closed_form.moments import Estimator
+    from mfopt.experiments.options import at_full
     from mfopt.experiments.runs import federated, lstm, words
     from mfopt.experiments.runs.functional import size
-    from mfopt.experiments.studies import engine, find
+    from mfopt.experiments.studies import find
     from mfopt.noise.stream import NoiseStream
     from mfopt.sampling import Poisson, UnitSampler
     from mfopt.strategies import Identity
 
     made = find("next-word")
-    study: Any = made(**engine.at_full(made))
+    study: Any = made(**at_full(made))
     expected = round(share * 763_430 / study.bins)
     streams = np.random.default_rng(0).integers(study.words, size=(2 * expected, study.tokens))
     data = words.rows_of([*streams.astype(np.int32)], study.words, study.tokens)
@@ -131,12 +133,13 @@ def next_word(steps: int, share: float) -> dict[str, Any]:
 
 def fine_tuning(steps: int, share: float) -> dict[str, Any]:
     """GPT-2 small, three ways in turn."""
+    from mfopt.experiments.options import at_full
     from mfopt.experiments.runs.step_time import ORDER, StepTimeCell
-    from mfopt.experiments.studies import engine, find
+    from mfopt.experiments.studies import find
 
     made, timed = find("record-selection"), find("step-time")
-    study: Any = made(**engine.at_full(made))
-    sizes = timed(**engine.at_full(timed))
+    study: Any = made(**at_full(made))
+    sizes = timed(**at_full(timed))
     batch = max(1, round(share * study.batch / study.group)) * study.group
     cell = StepTimeCell.of(sizes, width=study.width, batch=batch, group=study.group, steps=steps)
     begun = time.perf_counter()

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from harness import Bench, Options, cpu, listed
 
-from mfopt.experiments import artifacts
+from mfopt import _version
 
 TABLE = Path(__file__).parents[1] / "data" / "optima.csv"
 DELTA = 1e-5
@@ -181,7 +181,7 @@ def searched(options: Options) -> tuple[dict[str, Any], bool]:
     wanted = CHECK if options.check else every()
     wanted = [cell for cell in wanted if not options.kinds or cell.kind in options.kinds]
     best, rows = known(), list[dict[str, Any]]()
-    commit = (artifacts.commit() or "unknown")[:7]
+    commit = (_version.commit() or "unknown")[:7]
     for cell in wanted:
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             (value, status), seconds = cpu(rmse, cell, seed)

@@ -43,9 +43,9 @@ import numpy as np
 from harness import Bench, Options
 from scipy import stats  # here, or every setting's process would import it anew
 
+from mfopt import _version
 from mfopt.accounting import account, analysis
 from mfopt.errors import FailureError, UsageError
-from mfopt.experiments import artifacts
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import Poisson
 
@@ -380,7 +380,7 @@ def examined(options: Options) -> tuple[dict[str, Any], bool]:
     chosen = settings(options.first + options.count, options.seed)
     results = {one["number"]: one for one in known(options.log, chosen)}
     done = {n for n, one in results.items() if not (options.again and one["wrong"])}
-    commit = artifacts.commit()
+    commit = _version.commit()
     if options.compare_every > 0:  # once, not in every process that asks it
         importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
     for number in (n for n in range(options.first, len(chosen)) if n not in done):

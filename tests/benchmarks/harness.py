@@ -151,14 +151,14 @@ class Bench:
         """Write what there is to --out and into the manifest of its folder, or of the one above."""
         if self.out is None:
             return
-        from mfopt.experiments import artifacts, runner
+        from mfopt.experiments import manifest, runner
 
         _files.write(self.out, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         out = self.out.resolve()
         for folder in out.parents[:2]:
-            if (folder / artifacts.MANIFEST).is_file():
+            if (folder / manifest.MANIFEST).is_file():
                 name, beside = out.relative_to(folder), folder == out.parent
-                artifacts.note(
+                manifest.note(
                     folder,
                     name.with_suffix("").as_posix(),
                     [out],

@@ -88,17 +88,19 @@ _shared = options.apply(
 
 @functools.cache
 def _command(name: str) -> click.Command:
-    from mfopt.experiments.studies import engine, find
+    from mfopt.experiments.options import at_full
+    from mfopt.experiments.options import options as fields_of
+    from mfopt.experiments.studies import find
 
-    study, fields = find(name), engine.options(find(name))
+    study, fields = find(name), fields_of(find(name))
 
     def callback(full: bool, **given: Any) -> None:
         own = {field.name: given.pop(field.name) for field in fields}
         chosen = {key: value for key, value in own.items() if value is not None}
-        size = engine.at_full(study) if full else {}
+        size = at_full(study) if full else {}
         _run([study(**{**size, **chosen}).check()], **given)
 
-    params: list[click.Parameter] = [_option(field, engine.at_full(study)) for field in fields]
+    params: list[click.Parameter] = [_option(field, at_full(study)) for field in fields]
     callback.__doc__ = (
         f"{study.summary}\n\n{study.source}. By default: {study.default_size}, {study.time}. "
         f"With --full: {study.full_size}; needs {study.needs}.\n\n"
@@ -115,7 +117,7 @@ def _command(name: str) -> click.Command:
 
 def _option(field: dataclasses.Field[Any], full: Any) -> options.Option:
     """A study's field as an option; what is not given keeps the study's own default."""
-    from mfopt.experiments.studies.engine import option_of, worded
+    from mfopt.experiments.options import option_of, worded
 
     meta, several = field.metadata["option"], isinstance(field.default, tuple)
     kind = meta["kind"]

@@ -22,7 +22,7 @@ import scipy.stats
 from mfopt._runtime import _check
 from mfopt.experiments.accounts import AccountCell
 from mfopt.experiments.cache import Cell, Result
-from mfopt.experiments.studies.engine import option
+from mfopt.experiments.options import option
 from mfopt.sampling import Poisson
 
 ELS, ULS = "ELS", "ULS"

@@ -12,8 +12,8 @@ from mfopt import sampling
 from mfopt.accounting.closed_form import moments
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.mechanisms import ProvenCell, strategy_of
+from mfopt.experiments.options import option
 from mfopt.experiments.runs import SPECIAL
-from mfopt.experiments.studies.engine import option
 from mfopt.noise.stream import NoiseStream
 
 HEADS, GUESSES = (10, 50, 100), 10

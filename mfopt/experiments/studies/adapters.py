@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.fine_tuning import PLAIN, Arm
 from mfopt.experiments.runs.means import ULS
-from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning, fitted_rate
 from mfopt.experiments.studies.rows import apart, curve, pick
 

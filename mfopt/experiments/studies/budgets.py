@@ -10,10 +10,11 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ELS, ULS
-from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning, fitted_rate
 from mfopt.experiments.studies.rows import alike, apart, curve, level, pick
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ELS, ULS
-from mfopt.experiments.studies.engine import Row, option
+from mfopt.experiments.studies.engine import Row
 from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning
 from mfopt.experiments.studies.rows import alike, apart, curve, pick
 

@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterable
 
 from mfopt._runtime import _check
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.filtered_means import FilteredDescent
 from mfopt.experiments.runs.means import ULS, Z95, Descent, Tuned, even, relative, tuned
-from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, level, pick
 

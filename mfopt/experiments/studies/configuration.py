@@ -16,10 +16,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs import doubling
 from mfopt.experiments.runs.means import ULS, Z95, Descent, mean_error, relative
-from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, pick
 

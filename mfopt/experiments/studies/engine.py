@@ -11,13 +11,13 @@ import abc
 import dataclasses
 import math
 import shlex
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 from mfopt._runtime import _check
 from mfopt._version import __version__
 from mfopt.experiments.cache import Cache, Result
+from mfopt.experiments.options import at_full, check, option_of, options, worded
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runner import run_all
 from mfopt.experiments.studies.rates import ChosenRate, choose
@@ -25,113 +25,8 @@ from mfopt.progress import Report, silent
 
 # what every row of every study says of its privacy: None where there is none (a baseline)
 PRIVACY = ("privacy_unit", "adjacency", "sampling", "epsilon", "delta", "noise_multiplier")
-# whole numbers are at most 2^20, ten times what full sizes take; parts of models, whose memory is
-# known when they are made, at most
-_MOST = {"width": 2**14, "hidden": 2**14, "state": 2**12, "embedding": 2**12, "layers": 2**10}
 Row = dict[str, Any]
 Found = Mapping[Any, Result]
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    name: str | None = None,
-    kind: type[int] | type[float] | type[str] | type[bool] | type[Path] | None = None,
-    choices: tuple[str, ...] = (),
-    least: int = 1,
-    rule: Callable[[str, Any], Any] | None = None,
-    empty: bool = False,
-) -> Any:
-    """A field of a study that is an option of its command too.
-
-    Args:
-      default: also tells the kind: a number, a word, a tuple of numbers or words, a bool, a path.
-      help: one line.
-      name: of the option, where this is not the field's with dashes (``--eps`` for ``epsilons``).
-      kind: of the value, or of the items of a tuple, where ``default`` is None or empty.
-      choices: the only words allowed.
-      least: whole number allowed.
-      rule: (name, value) -> the value, or :class:`UsageError`; as the kind and the name have it
-        where None: an ε, a δ, a seed, a whole number, a number of single precision above 0.
-      empty: whether a tuple may have no item.
-    """
-    item = (default[0] if default else None) if isinstance(default, tuple) else default
-    of = kind or (Path if isinstance(item, Path) else type(item))
-    meta: dict[str, Any] = {"help": help, "name": name, "kind": of, "choices": choices}
-    meta |= {"least": least, "rule": rule, "empty": empty}
-    return dataclasses.field(default=default, metadata={"option": meta})
-
-
-def options(study: type[Study]) -> list[dataclasses.Field[Any]]:
-    """The fields that are options: a study's own, then those that it shares with others."""
-    own = study.__annotations__
-    found = [field for field in dataclasses.fields(study) if "option" in field.metadata]
-    return sorted(found, key=lambda field: field.name not in own)
-
-
-def at_full(study: type[Study]) -> dict[str, Any]:
-    """Values of the fields that differ at the paper's size."""
-    fields = {field.name: field for field in options(study)}
-    given = (word.split("=", 1) for word in study.full.split())
-    return {name: _read(fields[name], text) for name, text in given}
-
-
-def _read(field: dataclasses.Field[Any], text: str) -> Any:
-    kind = field.metadata["option"]["kind"]
-    if isinstance(field.default, tuple):
-        return tuple(kind(item) for item in text.split(","))
-    return text == "True" if kind is bool else kind(text)
-
-
-def option_of(field: dataclasses.Field[Any]) -> str:
-    """The name of a field's option."""
-    given: str | None = field.metadata["option"]["name"]
-    return given or "--" + field.name.replace("_", "-")
-
-
-def worded(value: Any) -> str:
-    """A field's value as it is typed."""
-    return ",".join(map(_word, value)) if isinstance(value, tuple) else _word(value)
-
-
-def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
-def check_several(name: str, values: tuple[object, ...]) -> None:
-    """Refuse a list of values with nothing in it, or with one twice."""
-    if not values or len(set(values)) < len(values):
-        raise _check.reject(name, values, "must name at least one value, and none twice")
-
-
-def _checked(field: dataclasses.Field[Any], value: Any) -> None:
-    """Refuse what an option cannot be, by its own rule or the one of its kind."""
-    meta, name = field.metadata["option"], field.name
-    several = isinstance(field.default, tuple)
-    if several and not (meta["empty"] and not value):
-        check_several(name, value)
-    for each in value if several else () if value is None else (value,):
-        if meta["choices"] and each not in meta["choices"]:
-            raise _check.reject(name, each, f"must be one of {', '.join(meta['choices'])}")
-        if meta["rule"] is not None:
-            meta["rule"](name, each)
-        elif name in ("epsilon", "epsilons"):
-            _check.epsilon(name, each)
-        elif name == "delta":
-            _check.probability(name, each)
-        elif name == "seed" or (name == "seeds" and several):
-            _check.pinned(name, each)
-        elif meta["kind"] is int:
-            most = _MOST.get(name, 2**20)
-            _check.integer(name, each, at_least=meta["least"], at_most=most)
-        elif meta["kind"] is float:
-            _check.single(name, each)
-
-
-def from_0_to_1(name: str, value: Any) -> float:
-    """The rule of a share that may be 0 or 1."""
-    return _check.probability(name, value, closed=True)
 
 
 class Outcome(NamedTuple):
@@ -197,7 +92,7 @@ class Study(abc.ABC):
     def check(self) -> Self:
         """Return this study, or raise :class:`UsageError` that names a field that cannot be."""
         for field in options(type(self)):
-            _checked(field, getattr(self, field.name))
+            check(field, getattr(self, field.name))
         self.check_together()
         return self
 

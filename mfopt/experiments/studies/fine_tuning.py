@@ -17,9 +17,10 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.options import option
 from mfopt.experiments.runs.fine_tuning import Arm, FineTuningCell
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, CorpusCell, check_parts
-from mfopt.experiments.studies.engine import Found, Row, Swept, option
+from mfopt.experiments.studies.engine import Found, Row, Swept
 
 LOSS_LABEL = "loss on held-out users\n(nats per token)"
 OF_SEEDS = "loss on held-out users\n(nats per token; bands: least to largest)"

@@ -14,10 +14,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.means import ELS, Z95, Descent, Tuned, by_halves, draw_sizes, relative
 from mfopt.experiments.runs.private_median import probabilities
-from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, level, pick
 

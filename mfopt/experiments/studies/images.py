@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from mfopt._runtime import _check
 from mfopt.experiments import families
 from mfopt.experiments.mechanisms import BALLS
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.images import AS_ACCOUNTED, EXECUTIONS
-from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.on_images import PREFIX, SCHEDULE, ImageStudy, TrainedPoint
 from mfopt.experiments.studies.rows import ends, interval, intervals, pick
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.mechanisms import BALLS, FRESH
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.training import (
     CHOSEN_ON,
@@ -22,7 +23,7 @@ from mfopt.experiments.runs.training import (
     TrainRunCell,
     check_parts,
 )
-from mfopt.experiments.studies.engine import Found, Row, Swept, option
+from mfopt.experiments.studies.engine import Found, Row, Swept
 from mfopt.experiments.studies.rows import about, level, pick, spread
 from mfopt.training.config import SCHEDULES
 from mfopt.training.data import EMBEDDED

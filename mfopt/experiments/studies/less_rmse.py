@@ -10,8 +10,9 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt.experiments import families
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Curve, Panel
-from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.on_images import PREFIX, SCHEDULE, ImageStudy, TrainedPoint
 from mfopt.experiments.studies.ranks import answer, correlation, pairs
 from mfopt.experiments.studies.rows import ends, interval, pick

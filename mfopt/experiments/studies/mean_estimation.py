@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from mfopt._runtime import _check
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.means import ELS, ULS, Z95, Descent, even, relative
-from mfopt.experiments.studies.engine import Found, Row, option
+from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, pick
 

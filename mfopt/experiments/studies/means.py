@@ -7,8 +7,9 @@ from typing import Any
 
 from mfopt._runtime import _check, _sizes
 from mfopt.experiments.cache import Result
+from mfopt.experiments.options import option
 from mfopt.experiments.runs.means import Descent, MeanTask, Tuned, tuned
-from mfopt.experiments.studies.engine import Row, Study, option
+from mfopt.experiments.studies.engine import Row, Study
 
 
 @dataclasses.dataclass(frozen=True)

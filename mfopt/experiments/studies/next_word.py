@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mfopt.experiments.cache import Result
+from mfopt.experiments.options import check_several, option
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.runs.next_word import (
     COMPARED,
@@ -19,7 +20,7 @@ from mfopt.experiments.runs.next_word import (
     Variant,
     row_of,
 )
-from mfopt.experiments.studies.engine import Found, Row, check_several, option
+from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.on_words import INDEPENDENT, WordStudy
 from mfopt.experiments.studies.rows import curve, ends, interval, intervals, pick
 

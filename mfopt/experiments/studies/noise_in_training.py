@@ -1,8 +1,8 @@
-"""Correlated against independent noise in whole training runs, on several data sets.
+"""Studies of noise, sampling and optimizers in whole training runs, on several data sets.
 
-Both mechanisms run at the same (ε, δ), from the same pretrained model, for as many steps of as many
-records, over one grid of learning rates; under one sampling scheme a seed assigns the users to the
-same bins for both. Each mechanism then stands with the rate that is best for *it* on held-out
+All mechanisms of a study run at the same (ε, δ), from the same pretrained model, for as many steps
+of as many records, over one grid of learning rates; under one sampling scheme a seed assigns the
+users to the same bins for all. Each arm then stands with the rate that is best for *it* on held-out
 records of training users, and is reported on those and on users that took no part. Choosing
 learning rates in this way is not covered by the guarantee of a run.
 """
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from mfopt.experiments.studies.in_training import TrainingStudy
+from mfopt.experiments.options import option
+from mfopt.experiments.studies.in_training import LABELS, TrainingStudy
+from mfopt.training.config import OPTIMIZERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,3 +30,61 @@ class NoiseInTraining(TrainingStudy):
         "users_gain=gain; records; records_gain=gain; privacy_unit=unit; sampling; "
         "noise_multiplier=σ; epsilon=ε"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingInTraining(NoiseInTraining):
+    """Loss on held-out users and records, each sampling scheme at its own best learning rate."""
+
+    name = "sampling-in-training"
+    summary = "Fresh bins against balls-in-bins, in fine-tuning."
+    source = "this library, fresh bins"
+    default_size = "embedded corpus, 2 mechanisms, 3 learning rates, 3 seeds, 32 steps each"
+    time = "about 5.5 CPU-minutes"
+
+    strategies: tuple[str, ...] = option(
+        ("blt", "banded-toeplitz+fresh-bins"),
+        "Forms of C, +fresh-bins for that sampling; the first is what others are measured against.",
+        choices=tuple(LABELS),
+    )
+    epsilon: float = option(2.0, "ε of every statement.", name="--eps")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizersInTraining(TrainingStudy):
+    """Loss on held-out users and records, each optimizer at its own best rate.
+
+    Rates are given by how far the noise alone moves a parameter, so that one grid serves every
+    optimizer and mechanism.
+    """
+
+    name = "optimizers-in-training"
+    summary = "Adam, Adam without the noise's share of its second moment, and momentum."
+    source = "Tang, Shpilevskiy and Lécuyer 2024 (DP-AdamBC); Denisov et al. 2022 (momentum)"
+    default_size = "embedded corpus, BLT noise, 3 optimizers, 4 rates, 3 seeds, 32 steps each"
+    time = "about 9 CPU-minutes"
+    columns = (
+        "data; noise; optimizer; learning_rate=move; users_before=users: before; users=after; "
+        "users_gain=gain; records; records_gain=gain; epsilon=ε"
+    )
+
+    axis = "move of a parameter by the noise"
+    chosen_is = "move"
+
+    strategies: tuple[str, ...] = option(("blt",), "Forms of C.", choices=tuple(LABELS))
+    optimizers: tuple[str, ...] = option(
+        ("adam", "adam-bc", "momentum"),
+        "The first is what the others are measured against.",
+        choices=OPTIMIZERS,
+    )
+    rates: tuple[float, ...] = option(
+        (0.006, 0.012, 0.024, 0.048),
+        "Moves to choose from: how far the noise alone moves a parameter.",
+        name="--moves",
+    )
+
+    def by_name(self) -> tuple[str, ...]:
+        return self.optimizers
+
+    def rate_and_move(self, rate: float) -> tuple[float, float]:
+        return 0.0, rate

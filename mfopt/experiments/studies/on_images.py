@@ -15,9 +15,10 @@ from mfopt.experiments import families
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.mechanisms import Cooldown
+from mfopt.experiments.options import from_0_to_1, option
 from mfopt.experiments.runs import cifar
 from mfopt.experiments.runs.images import AS_ACCOUNTED, Data, ImagesCell
-from mfopt.experiments.studies.engine import Found, Row, Swept, from_0_to_1, option
+from mfopt.experiments.studies.engine import Found, Row, Swept
 from mfopt.experiments.studies.rows import interval
 
 SCHEDULE, PREFIX = "schedule", "prefix"

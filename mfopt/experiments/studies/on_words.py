@@ -7,8 +7,9 @@ import dataclasses
 from mfopt._runtime import _check
 from mfopt.experiments import families
 from mfopt.experiments.families import Comparison
+from mfopt.experiments.options import option
 from mfopt.experiments.runs.next_word import WordTask
-from mfopt.experiments.studies.engine import Swept, option
+from mfopt.experiments.studies.engine import Swept
 
 INDEPENDENT = "dpsgd+poisson"
 

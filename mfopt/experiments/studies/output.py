@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mfopt.experiments import plots, tables
-from mfopt.experiments.studies.engine import Outcome, Study, options
+from mfopt.experiments.options import options
+from mfopt.experiments.studies.engine import Outcome, Study
 
 
 def described(study: Study, outcome: Outcome, made: dict[str, Any]) -> dict[str, Any]:

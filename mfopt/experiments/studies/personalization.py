@@ -14,11 +14,12 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ELS, ULS, Z95
 from mfopt.experiments.runs.personalization import PersonalizationCell, chosen
-from mfopt.experiments.studies.engine import PRIVACY, Found, Row, option
+from mfopt.experiments.studies.engine import PRIVACY, Found, Row
 from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, FineTuning
 from mfopt.experiments.studies.rows import curve, level, pick
 

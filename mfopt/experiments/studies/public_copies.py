@@ -18,11 +18,12 @@ from typing import Any
 
 from mfopt._runtime import _check
 from mfopt.experiments.cache import Cell
+from mfopt.experiments.options import from_0_to_1, option
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ULS
 from mfopt.experiments.runs.public_copies import PublicCopiesCell
-from mfopt.experiments.studies.engine import Found, Row, from_0_to_1, option
+from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.fine_tuning import LOSS_LABEL, FineTuning
 from mfopt.experiments.studies.rows import about, alike, pick
 

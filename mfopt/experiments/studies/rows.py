@@ -90,11 +90,11 @@ def ends(rows: Sequence[Row]) -> list[str]:
     return [f"{count} of {len(rows)} best rates are an end of those tried"] if count else []
 
 
-def about(values: Any, form: str = ".4f") -> str:
+def about(values: Any) -> str:
     """The mean of values in words, with half of its 95% interval where there are several."""
     values = np.atleast_1d(values)
     half = f" ± {interval(values)[1]:.4f}" if len(values) > 1 else ""
-    return f"{values.mean():{form}}{half}"
+    return f"{values.mean():.4f}{half}"
 
 
 def apart(one: np.ndarray | float, other: np.ndarray | float) -> str:

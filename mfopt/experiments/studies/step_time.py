@@ -14,10 +14,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.fine_tuning import PLAIN
 from mfopt.experiments.runs.step_time import ORDER, StepTimeCell
-from mfopt.experiments.studies.engine import PRIVACY, Found, Row, Study, option
+from mfopt.experiments.studies.engine import PRIVACY, Found, Row, Study
 from mfopt.experiments.studies.rows import alike, curve, pick
 
 
