@@ -228,8 +228,8 @@ def test_audits() -> None:
 
     claim = content["setting"]["epsilon"]
     assert f"ε = {claim:g} the bounds are {bounds('noise', 1.0)} for the correct trainer" in text
-    assert f"They are {bounds('noise', 0.5)} if it adds half the noise, " in text
-    assert f"{bounds('norm', 1.5)} if it does not clip gradients of 1.5 clip norms" in text
+    assert f"{bounds('noise', 0.5)} for one that adds half the noise, " in text
+    assert f"{bounds('norm', 1.5)} for one that does not clip gradients of 1.5 clip norms" in text
     caught = [found["noise", 0.5], found["norm", 1.5]]
     assert all(a["epsilon_lower"] < claim < a["epsilon_profile"] for a in caught)
     assert max(a["epsilon_lower"] for a in found.values()) < 3.8  # which the page says of all
