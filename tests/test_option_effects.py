@@ -63,7 +63,7 @@ BASE = {
     "show": ["sqrt.npz"],
     "train": [
         "--sampling=balls-in-bins:bins=4,epochs=2",
-        *("--eps=8", "--delta=1e-4", "--show-config"),
+        *("--eps=8", "--delta=1e-4", "--algorithm=fedavg", "--show-config"),
     ],
 } | {" ".join(path): [] for path in EVERY if path[0] == "experiment"}
 # ... and of one that takes seconds for each option

@@ -19,6 +19,7 @@ from mfopt.experiments.runs.functional import size
 from mfopt.noise.stream import NoiseStream
 from mfopt.sampling import FixedOrder, Poisson, UnitSampler
 from mfopt.strategies import BLT, Identity
+from mfopt.training import fedavg
 
 USERS, ROWS, WIDTH = 7, 6, 3
 KEY = jax.random.key(0)
@@ -131,7 +132,7 @@ def test_updates_stay_within_the_bound(data: UserData, layers, epochs: int) -> N
 def test_one_user_moves_the_estimate_by_at_most_its_sensitivity(data: UserData, kind) -> None:
     """Lemma 1, over rounds of 1 to 7 users and every one of them left out."""
     cap = 4.0
-    weight = federated.weights(data.counts, cap)
+    weight = fedavg.weights(data.counts, cap)
     assert weight.max() == 1.0 and weight.min() == 0.25
     estimator = Estimator(2.0, 0.5, 6.0, kind)  # q W_min = 3: smaller and larger rounds
     update = UserUpdate(rate=50.0, batch=ROWS, epochs=1)
@@ -213,7 +214,7 @@ def test_one_compilation_serves_all_rates(data: UserData, epochs: int) -> None:
         return next(server.run(PARAMS, data, weight))[1]
 
     whole = UserUpdate(rate=0.3, batch=ROWS, epochs=epochs, private=False)
-    weight = federated.weights(data.counts, 4.0)
+    weight = fedavg.weights(data.counts, 4.0)
     ended(0.3)
     compiled = federated._round._cache_size()
     found = ended(0.02)

@@ -104,7 +104,7 @@ class Audit:
         return not any(finding.fault for finding in self.sampling)
 
 
-def canary_model(canaries: int) -> Model:
+def canary_model(canaries: int, loudness: float = _LOUDNESS) -> Model:
     """loss = loudness · θ[first token]: canary i's gradient points along coordinate i.
 
     θ is a table with rows of one number, so that microbatches of several are clipped by the norms
@@ -115,7 +115,7 @@ def canary_model(canaries: int) -> Model:
     def loss(params: Any, tokens: Any, mask: Any) -> Any:
         there = mask[0] & (tokens[0] < canaries)
         row = params["axes"][jnp.minimum(tokens[:1], canaries - 1)]
-        return jnp.where(there, _LOUDNESS * row.sum(), 0)
+        return jnp.where(there, loudness * row.sum(), 0)
 
     return Model.of({"axes": jnp.zeros((canaries, 1))}, loss, name="canaries")
 
@@ -186,8 +186,10 @@ def audit(
     assert claimed is not None
     _announce(canaries, execution, progress)
     bound = execution.clipping.sensitivity * execution.sampler.sensitivity_factor
+    # an update is as long as the gradients that it was made of, times the local rate
+    loudness = _LOUDNESS / (settings.local_rate if settings.algorithm == "fedavg" else 1.0)
     trainer = Trainer(
-        canary_model(canaries), execution, optax.sgd(0.1), mesh=mesh, keep_release=True
+        canary_model(canaries, loudness), execution, optax.sgd(0.1), mesh=mesh, keep_release=True
     )
     releases = np.empty((steps, canaries), np.float32)
     ran, truncated = np.zeros((units.population, steps), bool), 0
@@ -224,7 +226,8 @@ def audit(
     findings += recovered.findings(
         account, own, secret, alter=alter, model=model, progress=progress
     )
-    less = execution.sampler.can_truncate  # an attacker sees less than in the account
+    # an attacker sees less than in the account
+    less = execution.sampler.can_truncate or settings.estimator == "clipped"
     return judge(
         scores, present, account, settings, claimed, findings, confidence=confidence, less=less
     )
@@ -246,7 +249,7 @@ def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -
     batches."""
     each = settings.group_size
     # a sampled user has several records too, which are to be clipped as one
-    records = settings.records_per_user if settings.algorithm == "uls" else each
+    records = settings.records_per_user if settings.by_user else each
     users = [[[unit] * 2] * records if there else [] for unit, there in enumerate(present.tolist())]
     if settings.batch_size and population is not None:
         units = len(users) if each == 1 else each * int(present.sum())

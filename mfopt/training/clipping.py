@@ -83,9 +83,19 @@ class Clipping:
             raise _check.reject("clip_norm", self.clip_norm, rule, way_out)
 
     @property
-    def sensitivity(self) -> float:
-        """Most that one unit adds to a step's sum: what a noise multiplier is relative to."""
+    def bound(self) -> float:
+        """Most that one unit adds to a step's sum."""
         return 1.0 if self.normalized else self.clip_norm
+
+    @property
+    def sensitivity_in_bounds(self) -> int:
+        """Largest change of a step's sum by one unit, in bounds."""
+        return 1
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest change of a step's sum by one unit: what a noise multiplier is relative to."""
+        return self.sensitivity_in_bounds * self.bound
 
     def describe(self) -> dict[str, Any]:
         """JSON-compatible description."""

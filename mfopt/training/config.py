@@ -21,11 +21,12 @@ from mfopt._runtime import _check
 from mfopt.sampling import Scheme
 from mfopt.training.selection import RULES
 
-ALGORITHMS = ("uls", "els", "group", "none")
+ALGORITHMS = ("uls", "els", "group", "fedavg", "none")
+ESTIMATORS = ("fixed", "clipped")
 STRATEGIES = ("identity", "blt", "toeplitz", "banded-toeplitz")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adam-bc", "adafactor")
 SECTIONS = (
-    *("privacy", "data", "algorithm", "batch", "clipping"),
+    *("privacy", "data", "algorithm", "federated", "batch", "clipping"),
     *("optimizer", "model", "pretraining", "run"),
 )
 SCHEDULES = ("constant", "cooldown", "cosine", "linear")
@@ -45,9 +46,9 @@ def _setting(
     )
 
 
-_privacy, _data, _algorithm, _batch, _clipping, _optimizer, _model, _pretraining, _run = (
-    functools.partial(_setting, section, run=section == "run") for section in SECTIONS
-)
+_SETTING = [functools.partial(_setting, name, run=name == "run") for name in SECTIONS]
+_privacy, _data, _algorithm, _federated, _batch, _clipping = _SETTING[:6]
+_optimizer, _model, _pretraining, _run = _SETTING[6:]
 
 
 def _single_or_0(name: str, value: float) -> None:
@@ -67,15 +68,16 @@ def _seed(name: str, value: int) -> None:
 
 
 _CHECKS: dict[Callable[[str, Any], Any], str] = {
-    _check.integer: "records_per_user checkpoint_every keep evaluate_records model_parallel",
+    _check.integer: "records_per_user checkpoint_every keep evaluate_records model_parallel "
+    "local_epochs",
     # larger models are counted too late: their shapes overflow, or take hours to trace
     functools.partial(_check.integer, at_most=2**10): "layers heads",
     functools.partial(_check.integer, at_most=2**16): "width pretrain_batch",
     # a record of one token has nothing to predict
     functools.partial(_check.integer, at_least=2): "length",
     functools.partial(_check.integer, at_least=0): "batch_size microbatch warmup lora_rank "
-    "pretrain_steps steps patience evaluate_every",
-    _check.single: "clip_norm pretrain_rate",
+    "pretrain_steps steps patience evaluate_every local_batch weight_cap",
+    _check.single: "clip_norm pretrain_rate local_rate",
     _single_or_0: "normalizer weight_decay learning_rate lora_alpha noise_move",
     _check.non_negative: "epsilon delta delta_share checkpoint_minutes",
     _below_1: "delta momentum beta1 beta2 average",
@@ -130,13 +132,25 @@ class TrainConfig:
     algorithm: str = _algorithm(
         "uls",
         "uls: user-level sampling; els, group: example-level sampling with tight or black-box "
-        "group accounting; none: non-private.",
+        "group accounting; fedavg: user-level sampling of local updates; none: non-private.",
         choices=ALGORITHMS,
     )
     records_per_user: int = _algorithm(
-        4, "G: records of a user per participation (uls), or kept in all (els, group)."
+        4, "G: records of a user per participation (uls, fedavg), or kept in all (els, group)."
     )
     selection: str = _algorithm("random", "Rule that selects a user's records.", choices=RULES)
+    local_epochs: int = _federated(1, "fedavg: passes of a local update over a user's records.")
+    local_batch: int = _federated(1, "fedavg: records of a local step; 0: all of a user's.")
+    local_rate: float = _federated(0.1, "fedavg: learning rate of the local steps.")
+    weight_cap: int = _federated(
+        0, "fedavg: records that give a user weight 1, fewer give less; 0: all users weigh alike."
+    )
+    estimator: str = _federated(
+        "fixed",
+        "fedavg: divide sums by the normalizer, or by the sum of weights where that is larger "
+        "(clipped: twice the noise).",
+        choices=ESTIMATORS,
+    )
     microbatch: int = _batch(
         0,
         "Units per gradient call; 0: one user, or eight records, for a CPU, up to 64 records for "
@@ -245,6 +259,7 @@ class TrainConfig:
         for check, names in _CHECKS.items():
             for name in names.split():
                 check(name, getattr(self, name))
+        self._check_federated()
         if self.sweep_rates:
             sweep_rates(self.sweep_rates)
             if self.learning_rate:
@@ -277,12 +292,29 @@ class TrainConfig:
                     "epsilon, delta", (self.epsilon, self.delta), "are needed with `sampling`"
                 )
 
+    def _check_federated(self) -> None:
+        fields = [f for f in dataclasses.fields(self) if f.metadata["section"] == "federated"]
+        for name, value, default in ((f.name, getattr(self, f.name), f.default) for f in fields):
+            if self.algorithm != "fedavg" and value != default:
+                way_out = "Use algorithm = 'fedavg', or leave it out."
+                raise _check.reject(
+                    name, value, f"has no effect on algorithm = {self.algorithm!r}", way_out
+                )
+            if name in ("local_batch", "weight_cap") and value > self.records_per_user:
+                rule = f"is more than `records_per_user` = {self.records_per_user}"
+                raise _check.reject(name, value, f"{rule}: no user reads so many in a step")
+
+    @property
+    def by_user(self) -> bool:
+        """True if users are sampled, with noise."""
+        return self.algorithm in ("uls", "fedavg")
+
     @property
     def optimizes(self) -> bool:
         """True if a factorization is made for this run before it starts."""
         return (
             self.strategy != "identity"
-            and self.algorithm == "uls"
+            and self.by_user
             and bool(self.sampling)
             and _optimizable(self.scheme())
         )
@@ -311,6 +343,10 @@ class TrainConfig:
             for field in dataclasses.fields(self)
             if not field.metadata["run"]
         }
+        # newer settings count where they are not the default: older runs can be resumed
+        for field in dataclasses.fields(self):
+            if field.metadata["section"] == "federated" and kept[field.name] == field.default:
+                del kept[field.name]
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     def to_toml(self) -> str:

@@ -27,7 +27,8 @@ class Statistics(NamedTuple):
     """Sums over the units of a step. Computed from the data without noise: not private.
 
     ``loss`` and ``targets``: Σ loss·targets and Σ targets over records, so that their quotient is
-    the mean loss per token. ``norm``: Σ of gradient norms before clipping.
+    the mean loss per token. ``norm``: Σ of gradient norms before clipping. ``weight``: Σ of what
+    weights are made from (:mod:`mfopt.training.fedavg`).
     """
 
     units: jax.Array
@@ -36,6 +37,7 @@ class Statistics(NamedTuple):
     loss: jax.Array
     targets: jax.Array
     tokens: jax.Array
+    weight: jax.Array
 
     @classmethod
     def zero(cls) -> Statistics:
@@ -56,7 +58,7 @@ class Totals(NamedTuple):
         return cls(gradient, Statistics.zero())
 
 
-def _mean(losses: jax.Array, mask: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def mean_loss(losses: jax.Array, mask: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Mean loss over one unit's records, and (Σ loss·targets, Σ targets) for reporting.
 
     A row of ``mask`` (G, L) without a real token is padding and does not count in the mean.
@@ -161,7 +163,7 @@ def _clipped_sum(
                 return taps(arguments, zeros)
 
             losses, inputs = jax.vmap(record)(tokens, mask, zeros)
-            mean, sums = _mean(losses, mask)
+            mean, sums = mean_loss(losses, mask)
             return mean, (inputs, sums)
 
         zeros = jax.tree.map(lambda x: jnp.zeros((len(tokens), *x.shape), x.dtype), taps.zeros())
@@ -194,6 +196,7 @@ def _clipped_sum(
             loss=sums[0],
             targets=sums[1],
             tokens=jnp.sum(mask),
+            weight=present,
         )
         weighted = {i: ghost.weighted(part, each[i]) for i, part in parts.items()}
         return bounded, weighted, statistics
@@ -211,7 +214,7 @@ def _summed_adder(model: Model) -> Adder:
     ) -> tuple[jax.Array, Statistics]:
         by_record = jax.vmap(model.loss, in_axes=(None, None, 0, 0))
         by_unit = jax.vmap(by_record, in_axes=(None, None, 0, 0))
-        losses, (loss, targets) = jax.vmap(_mean)(by_unit(params, frozen, tokens, mask), mask)
+        losses, (loss, targets) = jax.vmap(mean_loss)(by_unit(params, frozen, tokens, mask), mask)
         nothing = jnp.float32(0)
         return jnp.sum(losses), Statistics(
             units=jnp.sum(jnp.any(mask, axis=(1, 2)), dtype=jnp.float32),
@@ -220,6 +223,7 @@ def _summed_adder(model: Model) -> Adder:
             loss=jnp.sum(loss),
             targets=jnp.sum(targets),
             tokens=jnp.sum(mask, dtype=jnp.float32),
+            weight=nothing,
         )
 
     def add(

@@ -28,6 +28,7 @@ from mfopt.noise import NoiseStream
 from mfopt.training import mesh as meshes
 from mfopt.training.batching import Batch, Sampler
 from mfopt.training.clipping import Clipping, NoClipping
+from mfopt.training.fedavg import FedAvg, adder
 from mfopt.training.gradients import Statistics, Totals, microbatch_adder
 from mfopt.training.models import Model
 from mfopt.training.units import Units
@@ -169,7 +170,11 @@ class Trainer:
             self._where = meshes.shardings(mesh, model.params, model.partition)
             frozen_where = meshes.shardings(mesh, model.frozen, model.frozen_partition)
             self._frozen = meshes.place(model.frozen, frozen_where)
-        self._adder = microbatch_adder(model, execution.clipping)
+        clipping, self._estimate = execution.clipping, None
+        if isinstance(clipping, FedAvg):
+            self._adder, self._estimate = adder(model, clipping), jax.jit(self._estimated)
+        else:
+            self._adder = microbatch_adder(model, clipping)
         self._block = block_size(execution)
         self._zero = jax.jit(lambda params: self._pin_totals(Totals.zero(params)))
         self._add = jax.jit(self._added, donate_argnums=0)
@@ -234,14 +239,20 @@ class Trainer:
             yield StepResult(step, state, totals.statistics, batch, release)
 
     def sum(self, params: PyTree, batch: Batch, step: int) -> Totals:
-        """Σ clip(gradient of unit) over a batch, before noise: sensitive."""
+        """Σ clip(gradient of unit) over a batch (FedAvg: its estimate), before noise: sensitive."""
         totals: Totals = self._zero(params)
         for units in batch.blocks(self._block):
             tokens, mask = self.execution.units.fetch(units.reshape(-1), step)
             shape = units.shape
             rows = [self._rows(x.reshape(*shape, *x.shape[1:])) for x in (tokens, mask)]
             totals = self._add(totals, params, self._frozen, *rows, len(units))
-        return totals
+        return totals if self._estimate is None else self._estimate(totals)
+
+    def _estimated(self, totals: Totals) -> Totals:
+        clipping, weight = self.execution.clipping, totals.statistics.weight
+        assert isinstance(clipping, FedAvg)
+        found = clipping.estimate(totals.gradient, weight, self.execution.normalizer)
+        return self._pin_totals(totals._replace(gradient=found))
 
     def _added(
         self,

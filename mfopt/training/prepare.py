@@ -183,7 +183,9 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     if shapes is None:  # a function made it: nobody could tell before
         execution = affordable(model)
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
-    note = None if account is None else formed_one_by_one(model, config.length)
+    # where updates are local all are formed one by one
+    ghosts = account is not None and config.algorithm != "fedavg"
+    note = formed_one_by_one(model, config.length) if ghosts else None
     if note and config.microbatch > 1:
         progress(Progress("preparing", note=note, lasting=True))
     model.check_fits(train.vocab_size, config.length)

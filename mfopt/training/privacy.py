@@ -23,6 +23,7 @@ from mfopt.mechanism import Mechanism
 from mfopt.sampling import Scheme
 from mfopt.strategies import Strategy
 from mfopt.training.batching import charged_delta, smallest_batch_size
+from mfopt.training.clipping import NoClipping
 from mfopt.training.loop import Execution
 from mfopt.training.units import Units
 from mfopt.words import delta as delta_in_words
@@ -224,7 +225,11 @@ def noise_against_signal(execution: Execution, num_params: int) -> dict[str, flo
     sampler = execution.sampler
     n = execution.iterations
     coordinate, sums = noise_by_step(execution), noise_by_step(execution, PrefixSums())
-    signal = execution.clipping.sensitivity * sampler.expected_batch / execution.normalizer
+    clipping, normalizer = execution.clipping, execution.normalizer
+    assert not isinstance(clipping, NoClipping)
+    signal = clipping.bound * sampler.expected_batch / normalizer
+    if clipping.sensitivity_in_bounds > 1:  # the clipped denominator: a mean of updates
+        signal = min(signal, clipping.bound)
     return {
         "noise_per_coordinate": float(np.sqrt(np.mean(coordinate**2))),
         "noise_norm": float(np.sqrt(np.mean(coordinate**2) * num_params)),
@@ -282,6 +287,7 @@ CHOSEN = {
     "sweep_rates": "on public data, under the run's noise",
 }
 SIGMA_UNIT = "relative to the clip norm, for C as stored"
+ESTIMATE_UNIT = "relative to twice the clip norm (clipped denominator), for C as stored"
 PUBLIC = ("number of units", "all settings")
 NOT_COVERED = (
     "metrics, TensorBoard events, plots and evaluations on held-out users: computed without noise",
@@ -340,7 +346,9 @@ def report(
         if small
         else None,
         "noise_multiplier": accounted.noise_multiplier,
-        "noise_multiplier_unit": SIGMA_UNIT,
+        "noise_multiplier_unit": ESTIMATE_UNIT
+        if execution.clipping.sensitivity_in_bounds > 1
+        else SIGMA_UNIT,
         "sampling": execution.sampler.describe(),
         "units": execution.units.describe(),
         "clipping": execution.clipping.describe(),
@@ -382,6 +390,16 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             f"largest possible signal norm: {sizes['largest_signal_norm']:.4g}",
         ),
     ]
+    clip = facts["clipping"]
+    if clip.get("algorithm") == "fedavg":
+        batch, cap = clip["local_batch"] or "all", clip["weight_cap"]
+        weight = f"weights min(n/{cap}, 1)" if cap else "equal weights"
+        words = (
+            f"update of {clip['local_epochs']} local epochs in steps of {batch} records at rate "
+            f"{clip['local_rate']:g}, clipped to {clip['clip_norm']:g}; {weight}, "
+            f"{clip['estimator']} denominator: sensitivity {clip['sensitivity']:g}"
+        )
+        rows.append(("contribution", words))
     extra = guarantee["details"]
     if "displacement" in extra:
         before, chance = extra["delta_before_truncation"], extra["displacement"]

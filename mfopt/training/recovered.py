@@ -66,7 +66,8 @@ def own_model(settings: TrainConfig, store: TokenStore) -> Model:
 def canary_users(account: Account, settings: TrainConfig, rng: np.random.Generator) -> TokenStore:
     """Users of as many random records as a user may have, some of them in a step on average."""
     scheme, records = account.sampling, settings.records_per_user
-    each = 1 if settings.algorithm == "uls" else records
+    each = 1 if settings.by_user else records
+    weighted = settings.weight_cap > 0  # by their records: users with fewer, too
     fixed = getattr(scheme, "population", None)  # of schemes that are for one number of units
     if fixed is not None:
         users = max(1, int(fixed) // each)
@@ -74,7 +75,10 @@ def canary_users(account: Account, settings: TrainConfig, rng: np.random.Generat
         # where all take part too some are left out
         users = max(_MOST + 1, math.ceil(_UNITS * 1000 / scheme.expected_batch(1000) / each))
     tokens = rng.integers(0, _VOCABULARY, (users, records, settings.length))
-    return TokenStore.from_records([list(user) for user in tokens], vocab_size=_VOCABULARY)
+    return TokenStore.from_records(
+        [list(user[: rng.integers(1, records + 1) if weighted else None]) for user in tokens],
+        vocab_size=_VOCABULARY,
+    )
 
 
 def loud(model: Model) -> Model:
@@ -145,10 +149,11 @@ class _Run:
         population, scheme = trainer.execution.units.population, account.sampling
         self.normalizer = settings.normalizer or scheme.expected_batch(population)
         self.drawn = UnitSampler(scheme, population, secret.seed("sampling"))
-        self.sensitivity = 1.0 if settings.normalized else settings.clip_norm
+        self.bound = 1.0 if settings.normalized else settings.clip_norm
         displaces = settings.batch_size and not scheme.public_order
         doubled = 2.0 if displaces and settings.truncation == "double" else 1.0
-        self.sigma = doubled * account.noise_multiplier * self.sensitivity
+        doubled *= 2.0 if settings.estimator == "clipped" else 1.0
+        self.sigma = doubled * account.noise_multiplier * self.bound
         model, groups = trainer.model, defaultdict(list)
         for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(model.params)):
             parent = path[: max(1, len(path) - 1)] if settings.per_layer else ()
@@ -203,17 +208,17 @@ class _Run:
             holds["units that were drawn, each once"] &= bool(
                 len(units) == len(np.unique(units)) == most and np.isin(units, drawn).all()
             )
-            total = self._total(params, units if most < len(drawn) else drawn)
+            total = self._total(params, units if most < len(drawn) else drawn, result.step)
             if result.step < _CLOSELY:
                 summed = _leaves(trainer.sum(params, batch, result.step).gradient)
                 rounding = _ROUNDING[self.settings.compute_dtype] * max(1, most)
                 apart = [a - b for a, b in zip(summed, total, strict=True)]
-                holds["sums of clipped gradients"] &= _norm(apart) <= rounding * self.sensitivity
+                holds["sums of clipped gradients"] &= _norm(apart) <= rounding * self.bound
                 for unit in drawn[:_CLOSELY].tolist():
                     alone = np.full(batch.microbatch, -1)
                     alone[0] = unit
                     one = trainer.sum(params, Batch(alone, 1, 0, batch.microbatch), result.step)
-                    within = _norm(_leaves(one.gradient)) <= self.sensitivity
+                    within = _norm(_leaves(one.gradient)) <= self.bound
                     holds["contributions within the bound"] &= within
             release, after = _leaves(result.release), _copied(result.state.params)
             apart = [
@@ -226,22 +231,52 @@ class _Run:
             yield self._at(noise), self._at(total)
             params = after
 
-    def _total(self, params: PyTree, units: np.ndarray) -> list[np.ndarray]:
-        """Sum of the clipped gradients of ``units``, float64, by the definition."""
+    def _total(self, params: PyTree, units: np.ndarray, step: int) -> list[np.ndarray]:
+        """Sum of the clipped gradients or updates of ``units``, float64, by the definition."""
+        settings, weights = self.settings, 0.0
         total = [np.zeros(leaf.shape) for leaf in jax.tree.leaves(params)]
-        bound = self.settings.clip_norm / math.sqrt(len(self.layers))
         selected = getattr(self.trainer.execution.units, "selected", None)
         for unit in units.tolist():
             records = self.store.records_of(unit) if selected is None else selected[[unit]]
-            rows = self.store.batch(np.asarray(records), self.settings.length)
-            leaves = _leaves(self._gradient(params, *rows))
-            for layer in self.layers:
-                norm = _norm([leaves[i] for i in layer])
-                factor = self.sensitivity / self.settings.clip_norm
-                factor *= bound / max(bound, norm)
-                for i in layer:
-                    total[i] += factor * leaves[i]
+            rows = self.store.batch(np.asarray(records), settings.length)
+            if settings.algorithm == "fedavg":
+                leaves = self._moved(params, self._ordered(rows[0], unit, step))
+            else:
+                leaves = self._clipped(_leaves(self._gradient(params, *rows)))
+            weight = min(1.0, len(rows[0]) / (settings.weight_cap or 1))
+            weights += weight
+            for i, leaf in enumerate(leaves):
+                total[i] += weight * self.bound / settings.clip_norm * leaf
+        if settings.estimator == "clipped":
+            total = [leaf * self.normalizer / max(self.normalizer, weights) for leaf in total]
         return total
+
+    def _clipped(self, leaves: list[np.ndarray]) -> list[np.ndarray]:
+        bound, clipped = self.settings.clip_norm / math.sqrt(len(self.layers)), [*leaves]
+        for layer in self.layers:
+            factor = bound / max(bound, _norm([leaves[i] for i in layer]))
+            for i in layer:
+                clipped[i] = factor * leaves[i]
+        return clipped
+
+    def _ordered(self, tokens: np.ndarray, unit: int, step: int) -> np.ndarray:
+        """A user's records in the order of the step, which is drawn; as they are if others came."""
+        fetched, mask = self.trainer.execution.units.fetch(np.array([unit]), step)
+        came: np.ndarray = fetched[0][mask[0].any(axis=-1)]
+        return came if sorted(came.tolist()) == sorted(tokens.tolist()) else tokens
+
+    def _moved(self, params: PyTree, tokens: np.ndarray) -> list[np.ndarray]:
+        """-Δ of a user: local gradient descent, clipped after every step."""
+        settings, structure = self.settings, jax.tree.structure(params)
+        begin, size = _leaves(params), settings.local_batch or len(tokens)
+        moved = [np.zeros(leaf.shape) for leaf in begin]
+        for at in [*range(0, len(tokens), size)] * settings.local_epochs:
+            here = [np.float32(leaf - move) for leaf, move in zip(begin, moved, strict=True)]
+            rows, mask = tokens[at : at + size], np.ones_like(tokens[at : at + size], bool)
+            slope = _leaves(self._gradient(jax.tree.unflatten(structure, here), rows, mask))
+            moved = [a + settings.local_rate * b for a, b in zip(moved, slope, strict=True)]
+            moved = self._clipped(moved)
+        return moved
 
     def _at(self, leaves: list[np.ndarray]) -> np.ndarray:
         """The tested coordinates of a tree's leaves, in one vector."""

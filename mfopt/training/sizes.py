@@ -18,6 +18,7 @@ from mfopt._runtime import _check, _sizes
 from mfopt.progress import Report
 from mfopt.training import ghost
 from mfopt.training.config import TrainConfig
+from mfopt.training.fedavg import FedAvg
 from mfopt.training.gradients import taps_of
 from mfopt.training.loop import Execution
 from mfopt.training.models import Model
@@ -114,6 +115,8 @@ class RunCost:
         step = self.work.trained * 4 + self.work.frozen * 2
         rows = self.execution.units.records
         formed = self.work.trained if microbatch == 1 else self.work.formed(rows)
+        if isinstance(self.execution.clipping, FedAvg):  # update, its model, gradient, and the next
+            formed, rows = 4 * self.work.trained, self.execution.clipping.local_batch or rows
         unit = formed * (self.execution.noise is not None) + rows * self.work.record
         return _BASE + 4 * (2 * state + step + microbatch * unit)
 
@@ -125,6 +128,8 @@ class RunCost:
         token = (6 if not self.work.frozen else 4) * whole * (4 / 3 if self.config.remat else 1)
         units = self.execution.sampler.expected_batch
         operations = units * self.execution.units.records * length * token
+        if isinstance(self.execution.clipping, FedAvg):
+            operations *= self.execution.clipping.local_epochs
         traffic = _UPDATE * self.work.trained
         if self.execution.noise is not None:
             recursion, n = self.execution.noise.recursion, self.execution.iterations

@@ -7,6 +7,7 @@ place where the algorithms differ:
 algorithm      unit                  G          source
 =============  ====================  =========  =============================================
 ``uls``        a user                G records  Charles et al. 2024, Algorithm 2
+``fedavg``     a user                G records  McMahan et al. 2018, Algorithm 1
 ``els``        a selected record     1          Charles et al. 2024, Algorithm 1
 ``group``      a selected record     1          Chua et al. 2024, Algorithm 1
 ``none``       as ``uls`` or ``els``            the non-private baseline

@@ -33,7 +33,7 @@ from mfopt.progress import Progress, Report, silent
 from mfopt.strategies import Strategy
 from mfopt.training import privacy, signing
 from mfopt.training.batching import Sampler
-from mfopt.training.clipping import Clipping
+from mfopt.training.fedavg import clipping_of
 from mfopt.training.loop import Execution
 from mfopt.training.optimizers import fitting_rate
 from mfopt.training.units import Units
@@ -178,7 +178,7 @@ def _rebuilt(
         truncation=plan["truncation"] or "charge",
         group_size=units.group_size,
     )
-    clipping = Clipping(**clip)
+    clipping = clipping_of(clip)
     noise = NoiseStream(
         strategy,
         iterations=scheme.length,

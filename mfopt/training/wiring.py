@@ -31,6 +31,7 @@ from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
+from mfopt.training.fedavg import FedAvg
 from mfopt.training.folder import ACCOUNT
 from mfopt.training.loop import Execution
 from mfopt.training.secrets import RunSecret
@@ -79,7 +80,7 @@ def account_of(
         sampled,
         strategy,
         group_size=group,
-        privacy_unit="user" if config.algorithm == "uls" else "record",
+        privacy_unit="user" if config.by_user else "record",
         adjacency=sampled.run_adjacency,
     )
     asked = [accounted.sampling.describe(), digest, group, accounted.privacy_unit, epsilon, delta]
@@ -189,6 +190,17 @@ class Wiring:
             return RecordUnits(train, group_size=count, reserve=reserve, **shared)
         return UserUnits(train, records=count, **shared)
 
+    @property
+    def clipping(self) -> Clipping:
+        """Bound on one unit's contribution."""
+        config = self.config
+        usual = config.clip_norm, config.per_layer, config.normalized
+        if config.algorithm != "fedavg":
+            return Clipping(*usual)
+        local = config.local_epochs, config.local_batch, config.local_rate
+        estimator: Any = config.estimator
+        return FedAvg(*usual, *local, config.weight_cap, estimator)
+
     def execution(self, units: Units) -> Execution:
         """Sampler, clipping and noise of the run, for these units."""
         config, scheme = self.config, self.scheme
@@ -213,7 +225,7 @@ class Wiring:
         normalizer = config.normalizer or sampler.expected_batch
         if self.account is None:
             return Execution(units, sampler, NoClipping(), None, normalizer)
-        clipping = Clipping(config.clip_norm, config.per_layer, config.normalized)
+        clipping = self.clipping
         noise = NoiseStream(
             self.account.strategy,
             iterations=scheme.length,

@@ -97,6 +97,7 @@ def next_word(steps: int, share: float) -> dict[str, Any]:
     from mfopt.noise.stream import NoiseStream
     from mfopt.sampling import Poisson, UnitSampler
     from mfopt.strategies import Identity
+    from mfopt.training import fedavg
 
     made = find("next-word")
     study: Any = made(**at_full(made))
@@ -116,7 +117,7 @@ def next_word(steps: int, share: float) -> dict[str, Any]:
         chunk=study.chunk,
     )
     clocks = [time.perf_counter()]
-    for _, model in server.run(params, data, federated.weights(data.counts, study.tokens)):
+    for _, model in server.run(params, data, fedavg.weights(data.counts, study.tokens)):
         jax.block_until_ready(model)
         clocks.append(time.perf_counter())
     seconds = np.diff(clocks)

@@ -172,7 +172,7 @@ def _completed(flags: dict[str, Any]) -> dict[str, Any]:
     usual: dict[str, Any] = {"sampling": "balls-in-bins:bins=8,epochs=8", "data": "stdlib-code"}
     if flags["model"] is None:
         usual["pretrain_steps"] = 300
-    if flags["algorithm"] in (None, "uls"):
+    if flags["algorithm"] in (None, "uls", "fedavg"):
         usual["strategy"] = "blt"
     if flags["algorithm"] != "none":
         usual |= {"epsilon": 8.0, "delta": 1e-5}

@@ -27,7 +27,8 @@ from mfopt.noise.state import NoiseState
 from mfopt.noise.stream import NoiseStream
 from mfopt.sampling import UnitSampler
 from mfopt.sampling.sampler import pad
-from mfopt.training.clipping import Clipping
+from mfopt.training import fedavg
+from mfopt.training.clipping import Clipped, Clipping
 
 PyTree = Any
 # loss(params, rows, mask): the mean over rows where mask is True, 0 where there is none
@@ -76,14 +77,14 @@ class UserUpdate:
         if self.layers not in ("flat", "per-layer"):
             raise _check.reject("layers", self.layers, "must be 'flat' or 'per-layer'")
 
-    def clip(self, update: PyTree, clip_norm: Any) -> PyTree:
+    def clip(self, update: PyTree, clip_norm: Any) -> Clipped:
         """``update`` at a norm of at most S = ``clip_norm``, which may be traced."""
         if not self.private:
-            return update
+            return Clipped(update, jnp.inf, jnp.bool_(False))
         unit = Clipping(1.0, per_layer=self.layers == "per-layer")
-        shorter = unit(jax.tree.map(lambda leaf: leaf / clip_norm, update)).gradient
-        clipped: PyTree = jax.tree.map(lambda leaf: leaf * clip_norm, shorter)
-        return clipped
+        shorter = unit(jax.tree.map(lambda leaf: leaf / clip_norm, update))
+        bounded = jax.tree.map(lambda leaf: leaf * clip_norm, shorter.gradient)
+        return shorter._replace(gradient=bounded)
 
     def __call__(
         self,
@@ -106,31 +107,14 @@ class UserUpdate:
             order = jnp.argsort(jax.random.uniform(key, mask.shape) + ~mask)[:size]
             rows, mask = jax.tree.map(lambda leaf: leaf[order], (rows, mask))
             size = len(mask)
-        short = -len(mask) % size
-        batches = jax.tree.map(
-            lambda leaf: jnp.pad(leaf, [(0, short)] + [(0, 0)] * (leaf.ndim - 1)).reshape(
-                -1, size, *leaf.shape[1:]
-            ),
-            (rows, mask),
-        )
-
-        # The update is what is kept, not θ: θ⁰ + Δ - θ⁰ would be rounded beyond the bound.
-        def step(update: PyTree, batch: tuple[PyTree, jax.Array]) -> tuple[PyTree, None]:
-            gradient = jax.grad(loss)(jax.tree.map(jnp.add, params, update), *batch)
-            moved = jax.tree.map(lambda u, g: u - rate * g, update, gradient)
-            return self.clip(moved, clip_norm), None
-
-        def epoch(update: PyTree, _: None) -> tuple[PyTree, None]:
-            return jax.lax.scan(step, update, batches)[0], None
-
-        start = jax.tree.map(jnp.zeros_like, params)
-        return jax.lax.scan(epoch, start, None, length=max(self.epochs, 1))[0]
-
-
-def weights(counts: Any, cap: float) -> np.ndarray:
-    """w_k = min(n_k / ŵ, 1), float32 (K,): at most 1 whatever the counts."""
-    share = np.asarray(counts, np.float64) / _check.positive("cap", cap)
-    return np.minimum(share, 1.0).astype(np.float32)
+        return fedavg.local_update(
+            lambda params, batch: (jax.grad(loss)(params, *batch), None),
+            lambda moved: self.clip(moved, clip_norm),
+            params,
+            fedavg.in_batches((rows, mask), size),
+            rate=rate,
+            epochs=max(self.epochs, 1),
+        )[0]
 
 
 def total(
@@ -166,7 +150,7 @@ def total(
             return update(loss, params, rows, mask, clip_norm, key, rate=rate)
 
         each = jax.vmap(one)(rows, mask, keys)
-        weighted = jax.tree.map(lambda leaf: jnp.tensordot(weight, leaf, 1), each)
+        weighted = fedavg.weighted_sum(weight, each)
         return (jax.tree.map(jnp.add, sums[0], weighted), sums[1] + jnp.sum(weight)), None
 
     keys = jax.random.split(key, mask.shape[:2])
@@ -178,7 +162,7 @@ def total(
 def estimate(estimator: Estimator, summed: PyTree, weight: Any) -> PyTree:
     """The mean update: f̃_f divides by q W, f̃_c by max(q W_min, Σ w_k)."""
     least = estimator.probability * estimator.weight
-    by = least if estimator.kind == "fixed" else jnp.maximum(least, weight)
+    by = fedavg.denominator(estimator.kind, least, weight)
     mean: PyTree = jax.tree.map(lambda leaf: leaf / by, summed)
     return mean
 

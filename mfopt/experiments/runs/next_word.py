@@ -122,6 +122,7 @@ class NextWordCell(WordTask, Cell):
 
         from mfopt.experiments.runs import federated, lstm
         from mfopt.experiments.runs.functional import size
+        from mfopt.training import fedavg
 
         (source,), given, data = needed, self.variant, self.data()
         population = data.users.population
@@ -153,7 +154,7 @@ class NextWordCell(WordTask, Cell):
         halves = [tuple(leaf[i::2].astype(np.int32) for leaf in data.held_out) for i in range(2)]
         every = max(1, rounds // self.evaluate)
         evaluated = [0, *range(every, rounds, every), rounds]
-        weights = federated.weights(data.users.counts, self.tokens)
+        weights = fedavg.weights(data.users.counts, self.tokens)
         found: dict[str, list[Any]] = {"validation": [], "test": [], "heads": []}
         for seed in range(self.seeds):
             start, _ = lstm.model(data.words, self.embedding, self.state, seed=seed)

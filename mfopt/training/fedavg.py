@@ -1,0 +1,220 @@
+"""DP-FedAvg: a user contributes what some local steps on their records do to the model.
+
+McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1. From the model θ⁰ of a step each sampled user
+takes E epochs of gradient steps over their records and hands in the update Δ_k = θ - θ⁰, clipped
+to norm S after every local step. The server moves the model by an estimate of Σ w_k Δ_k / Σ w_k,
+with weights w_k = min(n_k / ŵ, 1) from the n_k records that the user reads in this step. With
+N = q W, a public number (``normalizer``):
+
+* the *fixed* denominator divides Σ w_k Δ_k by N. As ‖w_k Δ_k‖ <= S, one user moves it by S / N;
+* the *clipped* denominator divides by max(N, Σ w_k). One user moves it by up to 2 S / N (Lemma 1):
+  their own share, and what their weight takes from the others' (‖Σ w_j Δ_j‖ <= S Σ w_j).
+
+A step's sum is Σ w_k Δ_k, with the clipped denominator times N / max(N, Σ w_k); it gets noise for
+its sensitivity, S or 2 S, and is divided by N as in every other algorithm. A user without records
+has weight 0 and adds nothing, so the bounds hold for adding, removing and emptying a user alike.
+The optimizer is given -Δ in place of a gradient: plain gradient descent at rate 1 is the paper's
+server, others are those of Reddi et al. 2021.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt._runtime import _check
+from mfopt.training.clipping import Clipped, Clipping
+from mfopt.training.gradients import Adder, Statistics, Totals, mean_loss
+from mfopt.training.models import Model
+
+PyTree = Any
+Kind = Literal["fixed", "clipped"]
+ESTIMATORS: tuple[str, ...] = get_args(Kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAvg(Clipping):
+    """Clipping of users' local updates, which it makes.
+
+    Args:
+      local_epochs: E, passes over a user's records.
+      local_batch: records of a local step; 0: all of them.
+      local_rate: η of local gradient descent.
+      weight_cap: ŵ, records that give weight 1; 0: every user has weight 1.
+      estimator: "fixed" or "clipped" denominator.
+
+    Formal guarantee: one user more or less moves :meth:`estimate` by at most :attr:`sensitivity`.
+    """
+
+    local_epochs: int = 1
+    local_batch: int = 1
+    local_rate: float = 0.1
+    weight_cap: int = 0
+    estimator: Kind = "fixed"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check.integer("local_epochs", self.local_epochs)
+        _check.integer("local_batch", self.local_batch, at_least=0)
+        _check.positive("local_rate", self.local_rate)
+        _check.integer("weight_cap", self.weight_cap, at_least=0)
+        if self.estimator not in ESTIMATORS:
+            rule = f"must be one of {', '.join(ESTIMATORS)}"
+            raise _check.reject("estimator", self.estimator, rule)
+
+    @property
+    def sensitivity_in_bounds(self) -> int:
+        """Largest change of a step's sum, in bounds on one user's update: 1 or 2."""
+        return 2 if self.estimator == "clipped" else 1
+
+    def describe(self) -> dict[str, Any]:
+        return {"algorithm": "fedavg", **super().describe(), "sensitivity": self.sensitivity}
+
+    def estimate(self, total: PyTree, weight: jax.Array, normalizer: float) -> PyTree:
+        """A step's sum as noise is added to it, from Σ w_k Δ_k and Σ min(n_k, ŵ)."""
+        if self.estimator == "fixed":
+            return total
+        by = denominator(self.estimator, normalizer, weight / (self.weight_cap or 1))
+        scaled: PyTree = jax.tree.map(lambda leaf: leaf * (normalizer / by), total)
+        return scaled
+
+
+def clipping_of(description: dict[str, Any]) -> Clipping:
+    """Clipping with this :meth:`~mfopt.training.clipping.Clipping.describe`."""
+    facts = dict(description)
+    if facts.pop("algorithm", None) != "fedavg":
+        return Clipping(**description)
+    facts.pop("sensitivity")  # follows from the rest
+    return FedAvg(**facts)
+
+
+def weights(counts: Any, cap: float) -> np.ndarray:
+    """w_k = min(n_k / ŵ, 1), float32 (K,): at most 1 whatever the counts."""
+    share = np.asarray(counts, np.float64) / _check.positive("cap", cap)
+    return np.minimum(share, 1.0).astype(np.float32)
+
+
+def denominator(kind: Kind, least: float, weight: Any) -> Any:
+    """q W of the fixed, max(q W_min, Σ w_k) of the clipped estimator."""
+    return least if kind == "fixed" else jnp.maximum(least, weight)
+
+
+def in_batches(rows: PyTree, size: int) -> PyTree:
+    """Arrays (R, ...) as (batches, size, ...), with zeros behind the last row."""
+
+    def split(leaf: jax.Array) -> jax.Array:
+        missing = -len(leaf) % size
+        padded = jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1))
+        return padded.reshape(-1, size, *leaf.shape[1:])
+
+    return jax.tree.map(split, rows)
+
+
+def local_update(
+    gradient: Callable[[PyTree, PyTree], tuple[PyTree, Any]],
+    clip: Callable[[PyTree], Clipped],
+    params: PyTree,
+    batches: PyTree,
+    *,
+    rate: Any,
+    epochs: int,
+) -> tuple[PyTree, Any]:
+    """Δ of one user, and (aux of the gradient, norm, active) of each local step (epochs, batches).
+
+    Args:
+      gradient: of parameters and a batch: its gradient, and anything else.
+      clip: bounds an update, after every local step.
+      params: θ⁰.
+      batches: of rows, one after the other along the first axis.
+      rate: η, which may be traced.
+      epochs: E.
+    """
+
+    # The update is what is kept, not θ: θ⁰ + Δ - θ⁰ would be rounded beyond the bound.
+    def step(update: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
+        slope, said = gradient(jax.tree.map(_plus, params, update), batch)
+        clipped = clip(jax.tree.map(lambda u, g: u - rate * g, update, slope))
+        return clipped.gradient, (said, clipped.norm, clipped.active)
+
+    def epoch(update: PyTree, _: None) -> tuple[PyTree, Any]:
+        return jax.lax.scan(step, update, batches)
+
+    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+    return jax.lax.scan(epoch, start, None, length=epochs)
+
+
+def _plus(leaf: jax.Array, update: jax.Array) -> jax.Array:
+    return leaf + update.astype(leaf.dtype)
+
+
+def weighted_sum(weight: jax.Array, updates: PyTree) -> PyTree:
+    """Σ w_k Δ_k of updates (users, ...)."""
+    # an accelerator's usual products would round a contribution beyond its bound
+    exact = jax.lax.Precision.HIGHEST
+    summed: PyTree = jax.tree.map(
+        lambda leaf: jnp.tensordot(weight, leaf, 1, precision=exact), updates
+    )
+    return summed
+
+
+def adder(model: Model, fedavg: FedAvg) -> Adder:
+    """Add the weighted sum of a microbatch's local updates, with the sign of a gradient.
+
+    Called as what :func:`~mfopt.training.gradients.microbatch_adder` returns. ``loss`` and
+    ``targets`` of the statistics are of the first local epoch, each batch before its step.
+    """
+    clip = dataclasses.replace(fedavg, normalized=False)
+    cap = fedavg.weight_cap or 1
+    weight_of = jnp.asarray(weights(np.arange(cap + 1), cap), jnp.float32)
+
+    def add(
+        totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
+    ) -> Totals:
+        def gradient(params: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
+            def loss(params: PyTree) -> Any:
+                losses = jax.vmap(model.loss, (None, None, 0, 0))(params, frozen, *batch)
+                return mean_loss(losses, batch[1])
+
+            found: tuple[PyTree, Any] = jax.grad(loss, has_aux=True)(params)
+            return found
+
+        def user(tokens: jax.Array, mask: jax.Array) -> tuple[PyTree, jax.Array, Statistics]:
+            batches = in_batches((tokens, mask), fedavg.local_batch or len(tokens))
+            update, (sums, norm, active) = local_update(
+                gradient,
+                clip,
+                params,
+                batches,
+                rate=fedavg.local_rate,
+                epochs=fedavg.local_epochs,
+            )
+            records = jnp.sum(jnp.any(mask, axis=-1))
+            present = records > 0
+            if fedavg.normalized:
+                update = jax.tree.map(lambda leaf: leaf / fedavg.clip_norm, update)
+            # a loss that breaks its promise on padding must still not leak through an empty slot
+            update = jax.tree.map(lambda leaf: jnp.where(present, leaf, 0.0), update)
+            counted = jnp.minimum(records, cap)
+            statistics = Statistics(
+                units=present,
+                clipped=present & jnp.any(active),
+                norm=jnp.where(present & jnp.isfinite(norm[-1, -1]), norm[-1, -1], 0.0),
+                loss=jnp.sum(sums[0][0]),
+                targets=jnp.sum(sums[1][0]),
+                tokens=jnp.sum(mask),
+                weight=counted,  # whole numbers: their sum is exact
+            )
+            return update, weight_of[counted], statistics
+
+        updates, weight, statistics = jax.vmap(user)(tokens, mask)
+        statistics = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32)), statistics)
+        summed = Totals(weighted_sum(-weight, updates), statistics)
+        added: Totals = jax.tree.map(jnp.add, totals, summed)
+        return added
+
+    return add

@@ -1,0 +1,297 @@
+"""DP-FedAvg in the trainer: against plain loops, against DP-SGD, its sensitivities, its report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+from selection import few
+from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
+from train_fixtures import bigram_model, layered_model, synthetic_store
+from train_oracles import norm_of, plus
+
+from mfopt.errors import UsageError
+from mfopt.mechanism import Mechanism
+from mfopt.noise import NoiseStream
+from mfopt.sampling import FixedOrder, Poisson
+from mfopt.strategies import BLT, Identity
+from mfopt.training import fedavg, recovered, verification
+from mfopt.training import mesh as meshes
+from mfopt.training.audit import audit
+from mfopt.training.batching import Batch
+from mfopt.training.clipping import Clipping
+from mfopt.training.config import TrainConfig
+from mfopt.training.execute import execute
+from mfopt.training.fedavg import FedAvg
+from mfopt.training.gradients import Totals, microbatch_adder
+from mfopt.training.loop import Trainer
+from mfopt.training.prepare import prepare
+from mfopt.training.privacy import Account
+from mfopt.training.secrets import RunSecret
+from mfopt.training.wiring import Wiring
+
+LENGTH, USERS = 8, 9
+MARGIN = 1 - 2.0**-18  # every clipping aims so much below its bound
+ACCOUNT = Account.solve(Mechanism(Poisson(0.5, 3), Identity(), privacy_unit="user"), 4.0, 1e-6)
+SETTINGS = TrainConfig(
+    factorization="(an account)",
+    algorithm="fedavg",
+    length=LENGTH,
+    microbatch=2,
+    records_per_user=4,
+    local_rate=0.5,
+    local_batch=3,
+    normalized=False,
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return bigram_model()
+
+
+@pytest.fixture(scope="module")
+def store():
+    return synthetic_store(USERS, max_records=4, empty_users=(3,))
+
+
+def trainer_of(model, store, alter=lambda execution: execution, **changes):
+    settings = dataclasses.replace(SETTINGS, **changes)
+    wired = Wiring(settings, ACCOUNT, RunSecret.pinned(5), meshes.make_mesh())
+    execution = alter(wired.execution(wired.units(store, "random")))
+    return Trainer(model, execution, optax.sgd(1.0), mesh=wired.mesh, keep_release=True)
+
+
+def summed(trainer, users):
+    """The sum over these users, before noise, and Σ min(n_k, ŵ)."""
+    units = np.full(-(-len(users) // 2) * 2 or 2, -1)
+    units[: len(users)] = users
+    totals = trainer.sum(trainer.model.params, Batch(units, len(users), 0, 2), 0)
+    return totals.gradient, float(totals.statistics.weight)
+
+
+def moved(trainer, user):
+    """Δ of a user by the pseudocode, float64."""
+    model, how = trainer.model, trainer.execution.clipping
+    tokens, mask = (rows[0] for rows in trainer.execution.units.fetch(np.array([user]), 0))
+    size, theta = how.local_batch or len(tokens), model.params
+    layers = len(model.params) if how.per_layer else 1
+    slope = jax.jit(jax.grad(model.loss))
+    for _ in range(how.local_epochs):
+        for begin in range(0, len(tokens), size):
+            rows = zip(tokens[begin : begin + size], mask[begin : begin + size], strict=True)
+            each = [slope(theta, model.frozen, *row) for row in rows if row[1].any()]
+            for gradient in each:
+                theta = plus(theta, gradient, -how.local_rate / len(each))
+            delta, bound = plus(theta, model.params, -1.0), how.clip_norm / np.sqrt(layers)
+            whole = norm_of(delta)
+            for name, leaf in delta.items():
+                norm = norm_of(leaf) if how.per_layer else whole
+                delta[name] = MARGIN * leaf * min(1.0, bound / max(norm, 1e-30))
+            theta = plus(model.params, delta)
+    return plus(theta, model.params, -1.0), int(mask.any(axis=-1).sum())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    few(
+        [
+            {"clip_norm": 1.0, "local_epochs": 2, "weight_cap": 3},
+            {"clip_norm": 0.7, "per_layer": True, "estimator": "clipped", "weight_cap": 3},
+            {"clip_norm": 50.0, "local_epochs": 3, "local_batch": 1, "normalizer": 20.0},
+            {"clip_norm": 0.5, "local_batch": 0, "estimator": "clipped", "normalizer": 30.0},
+        ],
+        0,
+        1,
+    ),
+    ids=lambda changes: "-".join(changes),
+)
+def test_a_step_against_a_plain_loop(model, store, changes) -> None:
+    trainer = trainer_of(model, store, **changes)
+    how, normalizer = trainer.execution.clipping, trainer.execution.normalizer
+    total, weights = jax.tree.map(np.zeros_like, model.params), 0.0
+    for user in range(USERS):
+        delta, records = moved(trainer, user)
+        weight = min(1.0, records / how.weight_cap) if how.weight_cap else float(records > 0)
+        total, weights = plus(total, delta, -weight), weights + weight
+    if how.estimator == "clipped":
+        shrink = normalizer / max(normalizer, weights)
+        assert changes.get("normalizer") == 30.0 or shrink < 1
+        total = jax.tree.map(lambda leaf: leaf * shrink, total)
+    found, weight = summed(trainer, np.arange(USERS))
+    assert weight == pytest.approx(weights * max(1, how.weight_cap))
+    assert norm_of(plus(found, total, -1.0)) <= 1e-6 * norm_of(total)
+
+
+def test_one_local_step_is_dp_sgd_of_the_users_mean_gradient(model, store) -> None:
+    """At η the bound of an update is η times that of a gradient; normalized both are the same."""
+    sgd = Clipping(0.6, normalized=True)
+    ours = FedAvg(0.5 * 0.6, normalized=True, local_batch=0, local_rate=0.5)
+    tokens, mask = trainer_of(model, store).execution.units.fetch(np.arange(USERS), 0)
+    sums = [
+        jax.jit(make(model, how))(Totals.zero(model.params), model.params, (), tokens, mask)
+        for make, how in (
+            (microbatch_adder, sgd),
+            (fedavg.adder, ours),
+            (fedavg.adder, dataclasses.replace(ours, local_batch=1)),
+        )
+    ]
+    size = norm_of(sums[0].gradient)
+    assert norm_of(plus(sums[1].gradient, sums[0].gradient, -1.0)) < 1e-6 * size
+    for name in ("units", "clipped", "loss", "targets", "tokens"):
+        stated = [float(getattr(one.statistics, name)) for one in sums[:2]]
+        assert stated[0] == pytest.approx(stated[1], rel=1e-6)
+    # the control: several local steps are another thing
+    assert norm_of(plus(sums[2].gradient, sums[0].gradient, -1.0)) > 1e-2 * size
+
+
+def largest_move(trainer) -> float:
+    """Largest change of a sum by one user, over batches of 1 to all and everyone left out."""
+    found = []
+    for count in range(1, USERS + 1):
+        whole = summed(trainer, np.arange(count))[0]
+        for user in range(count):
+            part = summed(trainer, np.delete(np.arange(count), user))[0]
+            found.append(norm_of(plus(whole, part, -1.0)))
+    return max(found)
+
+
+@pytest.mark.parametrize("estimator", ["fixed", "clipped"])
+def test_one_user_moves_a_sum_by_at_most_the_sensitivity(model, store, estimator, monkeypatch):
+    """Lemma 1, with updates all at the bound; a sum that is not weighted at most 1 is beyond it."""
+    how = {"clip_norm": 0.4, "local_rate": 50.0, "weight_cap": 2, "estimator": estimator}
+    trainer = trainer_of(model, store, normalizer=3.0, **how)
+    clipping, noise = trainer.execution.clipping, trainer.execution.noise
+    assert clipping.sensitivity == (0.8 if estimator == "clipped" else 0.4)
+    assert noise.clip_norm == clipping.sensitivity
+    assert 0.4 * clipping.sensitivity < largest_move(trainer) <= clipping.sensitivity
+    # control: weights that are not cut at 1
+    monkeypatch.setattr(fedavg, "weights", lambda counts, cap: 3.0 * counts / cap)
+    assert largest_move(trainer_of(model, store, normalizer=3.0, **how)) > clipping.sensitivity
+
+
+def test_noise_for_another_sensitivity_is_refused(model, store) -> None:
+    def half(execution):
+        noise = NoiseStream(
+            ACCOUNT.strategy,
+            iterations=3,
+            noise_multiplier=ACCOUNT.noise_multiplier,
+            clip_norm=1.0,
+            sampling=ACCOUNT.sampling,
+        )
+        return dataclasses.replace(execution, noise=noise)
+
+    trainer_of(model, store, half)
+    with pytest.raises(UsageError, match=r"clip_norm.*up to 2"):
+        trainer_of(model, store, half, estimator="clipped")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("algorithm", "uls", "local_batch.*no effect on algorithm = 'uls'"),
+        ("local_epochs", 0, "local_epochs"),
+        ("local_rate", 0.0, "local_rate"),
+        ("local_batch", 5, "records_per_user"),
+        ("weight_cap", 5, "records_per_user"),
+        ("estimator", "mean", "fixed, clipped"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(name, value, match) -> None:
+    with pytest.raises(UsageError, match=match):
+        dataclasses.replace(SETTINGS, **{name: value})
+
+
+def test_runs_from_before_these_settings_go_on() -> None:
+    """Their fingerprint, as it was then."""
+    before = "e650085fe1ad6c25ac94be3651fd31e006993ba8236cbd1dd67fd522c3a16ebe"
+    assert TrainConfig(factorization="f.npz").fingerprint == before
+    local = dataclasses.replace(SETTINGS, local_epochs=2)
+    assert len({local.fingerprint, SETTINGS.fingerprint, before}) == 3
+
+
+def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path) -> None:  # noqa: F811
+    settings = settings_for(
+        data,
+        tmp_path / "run",
+        algorithm="fedavg",
+        local_epochs=2,
+        estimator="clipped",
+        learning_rate=0.0,
+        weight_cap=2,
+        records_per_user=3,
+        per_layer=True,
+    )
+    done = execute(prepare(settings))
+    facts = json.loads((tmp_path / "run" / "privacy-report.json").read_text())
+    assert facts["clipping"]["sensitivity"] == 2.0 and "twice" in facts["noise_multiplier_unit"]
+    assert done["privacy"]["guarantee"]["privacy_unit"] == "user"
+    found = verification.verify(facts)
+    assert found.holds, [check for check in found.checks if not check.holds]
+    lies = [{"estimator": "fixed"}, {"sensitivity": 1.0}]
+    lies.append(lies[0] | lies[1])
+    for lie in lies:
+        altered = facts | {"clipping": facts["clipping"] | lie}
+        assert not verification.verify(altered).holds, lie
+    # a run that was stopped goes on, and with other local steps it does not
+    again = dataclasses.replace(settings, local_epochs=1)
+    with pytest.raises(UsageError, match="settings"):
+        execute(prepare(again, resume=True))
+    prepare(settings, resume=True).close()
+
+
+ORDERED = Mechanism(FixedOrder(4, 3), BLT(np.array([0.3]), np.array([0.7])), privacy_unit="user")
+
+
+def faults(alter=lambda execution: execution, **changes):
+    account = Account.solve(ORDERED, 3.0, 1e-6)
+    settings = dataclasses.replace(SETTINGS, records_per_user=3, **changes)
+    secret = RunSecret.pinned(1)
+    found = recovered.findings(account, settings, secret, alter=alter, model=layered_model())
+    return {finding.name for finding in found if finding.fault}
+
+
+def altered(**changes):
+    def alter(execution):
+        clipping = dataclasses.replace(execution.clipping, **changes)
+        return dataclasses.replace(execution, clipping=clipping)
+
+    return alter
+
+
+def test_the_audit_knows_the_definition() -> None:
+    how = {"local_epochs": 2, "weight_cap": 2, "estimator": "clipped", "normalizer": 2.0}
+    how |= {"local_batch": 2, "local_rate": 0.01, "per_layer": True}
+    assert not faults(**how)
+    assert "sums of clipped gradients" in faults(altered(local_epochs=1), **how)
+    assert "sums of clipped gradients" in faults(altered(weight_cap=0), **how)
+
+
+def test_an_unclipped_or_doubly_weighted_user_is_caught(monkeypatch) -> None:
+    how = {"local_rate": 0.01}
+    weights = fedavg.weights
+    monkeypatch.setattr(fedavg, "weights", lambda counts, cap: 2 * weights(counts, cap))
+    assert "contributions within the bound" in faults(**how)
+    monkeypatch.setattr(fedavg, "weights", weights)
+    factors = FedAvg.factors
+
+    def unclipped(self, squares):
+        found = factors(self, squares)
+        return found._replace(each=jax.tree.map(lambda _: 1.0, found.each))
+
+    monkeypatch.setattr(FedAvg, "factors", unclipped)
+    assert "contributions within the bound" in faults(**how)
+
+
+@pytest.mark.parametrize("estimator", few(["fixed", "clipped"], 1))
+def test_an_audit_of_canaries_has_no_finding(estimator) -> None:
+    changes = {"local_epochs": 2, "estimator": estimator, "weight_cap": 2}
+    found = audit(
+        ACCOUNT, SETTINGS, canaries=300, seed=3, model=layered_model(), microbatch=8, **changes
+    )
+    assert found.passed, found.sampling
+    assert found.epsilon_lower < found.epsilon_claimed
