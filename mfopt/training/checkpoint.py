@@ -38,6 +38,7 @@ except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
 from mfopt._runtime import _check
+from mfopt._runtime._float64 import scope
 from mfopt.errors import FailureError, UsageError
 from mfopt.noise import NoiseState
 from mfopt.training import mesh as meshes
@@ -216,7 +217,8 @@ class Checkpoints:
         wanted = _items(like)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
         asked = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-        found = self._manager.restore(step, args=asked)["state"]
+        with scope():
+            found = self._manager.restore(step, args=asked)["state"]
         if not hmac.compare_digest(secret.seal(_message(found, facts)), seal):
             raise ValueError("its seal does not hold")
         parts = {
@@ -334,4 +336,7 @@ def _detached(items: Any) -> Any:
 
     if jax.default_backend() != "cpu":
         return items  # the writer copies to the host before it returns
-    return jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, items)
+    with scope():  # secure noise has buffers in float64
+        return jax.tree.map(
+            lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, items
+        )

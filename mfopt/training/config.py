@@ -118,6 +118,12 @@ class TrainConfig:
     privacy_unit: str = _privacy(
         "user", "Privacy unit of the statement.", choices=("user", "record")
     )
+    noise: str = _privacy(
+        "float",
+        "float: noise in floating point; secure: on a grid, from a cipher, by a proven law, at a "
+        "small price in epsilon and delta (one device).",
+        choices=("float", "secure"),
+    )
     delta_share: float = _privacy(0.1, "Largest share of delta that truncation may add.")
     data: str = _data(
         "stdlib",
@@ -260,6 +266,8 @@ class TrainConfig:
             for name in names.split():
                 check(name, getattr(self, name))
         self._check_federated()
+        if self.algorithm == "none" and self.noise == "secure":
+            raise _check.reject("noise", "secure", "has no effect on algorithm = 'none'")
         if self.sweep_rates:
             sweep_rates(self.sweep_rates)
             if self.learning_rate:
@@ -345,7 +353,8 @@ class TrainConfig:
         }
         # newer settings count where they are not the default: older runs can be resumed
         for field in dataclasses.fields(self):
-            if field.metadata["section"] == "federated" and kept[field.name] == field.default:
+            newer = field.metadata["section"] == "federated" or field.name == "noise"
+            if newer and kept[field.name] == field.default:
                 del kept[field.name]
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 

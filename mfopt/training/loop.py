@@ -24,6 +24,7 @@ import optax
 from jax.sharding import Mesh
 
 from mfopt._runtime import _check
+from mfopt._runtime._float64 import scope
 from mfopt.noise import NoiseStream
 from mfopt.training import mesh as meshes
 from mfopt.training.batching import Batch, Sampler
@@ -175,6 +176,8 @@ class Trainer:
             self._adder, self._estimate = adder(model, clipping), jax.jit(self._estimated)
         else:
             self._adder = microbatch_adder(model, clipping)
+        # its numbers are float64, those of the model and all programs here are what they are
+        self._secure = execution.noise is not None and execution.noise.secure
         self._block = block_size(execution)
         self._zero = jax.jit(lambda params: self._pin_totals(Totals.zero(params)))
         self._add = jax.jit(self._added, donate_argnums=0)
@@ -210,14 +213,19 @@ class Trainer:
             params = meshes.place(params, self._where)
         optimizer = jax.jit(self.optimizer.init)(params)
         noise = self.execution.noise
-        draws = () if noise is None else noise.init(self._noise_shape(params), key=key)
+        draws: Any = ()
+        if noise is not None and not self._secure:
+            draws = noise.init(self._noise_shape(params), key=key)
         state = TrainState(jnp.int32(0), params, optimizer, draws)
-        if self._mesh is None:
-            on_device: TrainState = jax.tree.map(jnp.asarray, state)
-            return on_device
         placed: TrainState
-        placed, self._state_where = meshes.place_all(self._mesh, state)
-        return placed
+        if self._mesh is None:
+            placed = jax.tree.map(jnp.asarray, state)
+        else:
+            placed, self._state_where = meshes.place_all(self._mesh, state)
+        if noise is None or not self._secure:
+            return placed
+        with scope():
+            return dataclasses.replace(placed, noise=noise.init(_vector(params), key=key))
 
     def run(self, state: TrainState, stop: int | None = None) -> Iterator[StepResult]:
         """Steps ``state.step`` .. ``stop`` - 1, one result after each.
@@ -235,7 +243,12 @@ class Trainer:
         for step in range(int(state.step), stop):
             batch = execution.sampler.batch(step)
             totals = self.sum(state.params, batch, step)
-            state, release = self._update(state, totals.gradient)
+            if self._secure:
+                total, noise = self._noised(totals.gradient, state.noise)
+                state, release = self._update(dataclasses.replace(state, noise=()), total)
+                state = dataclasses.replace(state, noise=noise)
+            else:
+                state, release = self._update(state, totals.gradient)
             yield StepResult(step, state, totals.statistics, batch, release)
 
     def sum(self, params: PyTree, batch: Batch, step: int) -> Totals:
@@ -272,12 +285,21 @@ class Trainer:
         added: Totals = jax.lax.fori_loop(0, count, more, totals)
         return added
 
+    def _noised(self, total: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        """(the sum with secure noise on its grid, the stream's next state), in float64."""
+        noise = self.execution.noise
+        assert noise is not None
+        vector, tree_of = jax.flatten_util.ravel_pytree(total)
+        with scope():
+            noised, state = noise.release(vector, state)
+        return tree_of(noised), state
+
     def _apply(
         self, state: TrainState, total: PyTree, keep_release: bool
     ) -> tuple[TrainState, PyTree | None]:
         execution = self.execution
         noise_state = state.noise
-        if execution.noise is not None:
+        if execution.noise is not None and not self._secure:
             noise, noise_state = execution.noise.next(state.noise)
             if self._flat:
                 noise = jax.flatten_util.ravel_pytree(total)[1](noise)
@@ -294,9 +316,7 @@ class Trainer:
     def _noise_shape(self, params: PyTree) -> PyTree:
         if not self._flat:
             return params
-        size = sum(leaf.size for leaf in jax.tree.leaves(params))
-        where = None if self._mesh is None else meshes.replicated(self._mesh)
-        return jax.ShapeDtypeStruct((size,), jnp.float32, sharding=where)
+        return _vector(params, None if self._mesh is None else meshes.replicated(self._mesh))
 
     def _rows(self, rows: np.ndarray) -> Any:
         """Microbatches (k, m, ...), with empty ones behind them that fill the block."""
@@ -309,3 +329,8 @@ class Trainer:
             return totals
         where = (self._where, meshes.replicated(self._mesh))
         return Totals(*jax.lax.with_sharding_constraint(tuple(totals), where))
+
+
+def _vector(params: PyTree, where: Any = None) -> jax.ShapeDtypeStruct:
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return jax.ShapeDtypeStruct((size,), jnp.float32, sharding=where)

@@ -174,6 +174,8 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         found = fitting.execution(execution.units)
         cost = sizes.RunCost(work, found, config)
         cost.require()
+        if guarantee is not None:  # before a model is pretrained
+            privacy.with_grid(guarantee, found, model.num_params)
         cost.announce(progress)
         return found
 
@@ -214,6 +216,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         rate, optimizer = found.best, optimizer_of(config, execution, found.best)
     public_report = None
     if account is not None and guarantee is not None:
+        guarantee = privacy.with_grid(guarantee, execution, model.num_params)
         public_report = privacy.report(
             account,
             execution,

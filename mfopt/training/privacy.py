@@ -182,6 +182,27 @@ def statement(
     )
 
 
+def with_grid(guarantee: Guarantee, execution: Execution, num_params: int) -> Guarantee:
+    """``guarantee`` with the price of secure noise for so many parameters; of other noise as it is.
+
+    Raises:
+        UsageError: the price is not small (:meth:`~mfopt.noise.NoiseStream.secure_cost`).
+    """
+    if execution.noise is None or not execution.noise.secure:
+        return guarantee
+    epsilon, delta = execution.noise.secure_cost(num_params).total(
+        guarantee.epsilon, guarantee.delta
+    )
+    before = {"epsilon_before_grid": guarantee.epsilon, "delta_before_grid": guarantee.delta}
+    return dataclasses.replace(
+        guarantee,
+        epsilon=epsilon,
+        delta=min(1.0, delta),
+        status="bound" if guarantee.status == "exact" else guarantee.status,
+        details=guarantee.details | before,
+    )
+
+
 def _group_size(units: Units, privacy_unit: str) -> int:
     """Number of sampled units of one privacy unit."""
     if privacy_unit == "user":
@@ -297,6 +318,7 @@ NOT_COVERED = (
     "running time and the number of microbatches, which follow the sizes of the batches",
     "attacks on floating-point rounding of noise and sums",
 )
+SECURE_NOT_COVERED = "the floating-point rounding of sums before noise is added to them on a grid"
 
 
 def report(
@@ -326,6 +348,11 @@ def report(
       black_box: whether the statement is by :func:`black_box_group`.
     """
     sizes = noise_against_signal(execution, num_params)
+    not_covered, grid = NOT_COVERED, {}
+    if execution.noise is not None and execution.noise.secure:
+        cost = execution.noise.secure_cost(num_params)
+        grid["noise"] = {"kind": "secure", **dataclasses.asdict(cost)}
+        not_covered = (*NOT_COVERED[:-1], SECURE_NOT_COVERED)
     arrays = accounted.strategy.arrays()
     small = sum(array.size for array in arrays.values()) <= _MOST_NUMBERS
     return {
@@ -359,7 +386,8 @@ def report(
         "noise_against_signal": sizes,
         "warnings": warnings_of(execution, sizes),
         "treated_as_public": list(PUBLIC),
-        "not_covered": list(NOT_COVERED),
+        "not_covered": list(not_covered),
+        **grid,
     }
 
 
@@ -405,6 +433,9 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         before, chance = extra["delta_before_truncation"], extra["displacement"]
         raised = f"delta raised from {before:.6g} (chance of displacing a unit {chance:.3g})"
         rows.append(("truncation", f"to {facts['sampling']['batch_size']}: {raised}"))
+    if "noise" in facts:
+        price = f"adds {facts['noise']['epsilon']:.3g} to epsilon, for rounding to its grid"
+        rows.append(("secure noise", f"from a cipher, by a proven law; {price}"))
     if "sensitivity_factor" in extra:
         rows.append(("truncation", "noise doubled, since one unit may displace another"))
     if extra.get("taken_on_trust"):

@@ -29,6 +29,7 @@ _FASTER = 2.2  # operations on floats for one on doubles
 # nanoseconds for a number of: the clipped gradient of a unit, a white draw, a buffer of noise, what
 # the optimizer and the update read and write
 _GRADIENT, _DRAW, _BUFFER, _UPDATE = 4.0, 7.0, 1.0, 4.0
+_SECURE_DRAW = 40 * _DRAW
 _MOMENTS = {"sgd": 0, "momentum": 1}  # arrays of an optimizer's state; 2 of all others
 _SPARE = 0.9  # of a device's memory
 _REMAT = ("remat2", "checkpoint")
@@ -109,7 +110,8 @@ class RunCost:
         and the gradient and records of each unit of a microbatch, 1.1 to 1.5 of XLA's own account
         of them at six shapes.
         """
-        slots = 0 if self.execution.noise is None else self.execution.noise.recursion.slots
+        noise = self.execution.noise
+        slots = 0 if noise is None else noise.recursion.slots * noise.buffer_dtype.itemsize / 4
         moments = _MOMENTS.get(self.config.optimizer, 2) + bool(self.config.average)
         state = self.work.trained * (1 + moments + slots)
         step = self.work.trained * 4 + self.work.frozen * 2
@@ -136,7 +138,8 @@ class RunCost:
             alone = self.execution.sampler.microbatch == 1
             formed = self.work.trained if alone else self.work.formed(self.execution.units.records)
             traffic += _GRADIENT * units * formed
-            traffic += self.work.trained * (_DRAW * recursion.draws(n) + _BUFFER * recursion.slots)
+            draw = _SECURE_DRAW if self.execution.noise.secure else _DRAW
+            traffic += self.work.trained * (draw * recursion.draws(n) + _BUFFER * recursion.slots)
         pretraining = self.config.pretrain_steps * self.config.pretrain_batch * length * 6 * whole
         done = (steps * operations + pretraining) / (_FASTER * _sizes.SPEED * 1e9)
         return _COMPILING + _sizes.here(done + steps * traffic * 1e-9)

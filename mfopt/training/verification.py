@@ -136,6 +136,20 @@ def verify(
     return Verification(tuple(checks), signer, CLAIMS)
 
 
+def _alone(
+    facts: dict[str, Any], stated: Guarantee, account: privacy.Account, execution: Execution
+) -> Guarantee:
+    """The statement that follows for the run alone."""
+    found = privacy.statement(
+        account,
+        execution,
+        privacy_unit=stated.privacy_unit,
+        delta_share=math.inf,
+        black_box=bool(facts["black_box"]),
+    )
+    return privacy.with_grid(found, execution, _check.integer("parameters", facts["parameters"]))
+
+
 class _PublicUnits(Units):
     """Units of which only the public numbers are known."""
 
@@ -185,6 +199,7 @@ def _rebuilt(
         noise_multiplier=float(facts["noise_multiplier"]),
         clip_norm=clipping.sensitivity * sampler.sensitivity_factor,
         sampling=scheme,
+        secure="noise" in facts,
     )
     execution = Execution(units, sampler, clipping, noise, float(facts["normalizer"]))
     return Guarantee(**facts["guarantee"]), account, execution
@@ -245,13 +260,7 @@ def _compared(
     honest = facts["holds"] is True and facts["pinned"] is False
     checks = [Check("claims a guarantee", claim, only, honest)]
     try:
-        found = privacy.statement(
-            account,
-            execution,
-            privacy_unit=stated.privacy_unit,
-            delta_share=math.inf,
-            black_box=bool(facts["black_box"]),
-        )
+        found = _alone(facts, stated, account, execution)
     except UsageError as problem:
         return [*checks, Check("statement", str(stated), str(problem), False)]
     for name, value in _plain(found.describe()).items():
@@ -267,7 +276,7 @@ def _compared(
             account,
             execution,
             stated,
-            num_params=_check.integer("parameters", facts["parameters"]),
+            num_params=facts["parameters"],
             steps_done=facts["steps_done"],
             pinned=facts["pinned"],
             black_box=facts["black_box"],

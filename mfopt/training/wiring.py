@@ -223,6 +223,9 @@ class Wiring:
             group_size=units.group_size,
         )
         normalizer = config.normalizer or sampler.expected_batch
+        if config.noise == "secure" and self.mesh.size > 1:
+            rule = f"is for one device, and there are {self.mesh.size}"
+            raise _check.reject("noise", "secure", rule, "Use noise = 'float', or one device.")
         if self.account is None:
             return Execution(units, sampler, NoClipping(), None, normalizer)
         clipping = self.clipping
@@ -232,6 +235,7 @@ class Wiring:
             noise_multiplier=self.account.noise_multiplier,
             clip_norm=clipping.sensitivity * sampler.sensitivity_factor,
             sampling=scheme,
+            secure=config.noise == "secure",
         )
         return Execution(units, sampler, clipping, noise, normalizer)
 
