@@ -74,8 +74,12 @@ class Repeated(NoiseStream):
 @pytest.mark.ci
 def test_noise_beyond_the_steps_of_the_own_model_is_tested(monkeypatch):
     monkeypatch.setattr(recovered, "_STEPS", 3)
-    found = run(ORDERED, alter=with_noise(kind=Repeated), canaries=500)
+    told = []
+    found = run(ORDERED, alter=with_noise(kind=Repeated), canaries=500, progress=told.append)
     assert faults(found) == ["noise of different steps, of canaries"]
+    stages = list(dict.fromkeys(progress.stage for progress in told if progress.total))
+    # what may be refused comes before what takes long
+    assert stages == ["training the run's own model on canaries", "training on canaries"]
 
 
 @pytest.mark.ci

@@ -10,6 +10,7 @@ from selection import few
 from train_fixtures import RANK, WIDTH, layered_model
 
 from mfopt import sampling
+from mfopt.errors import UsageError
 from mfopt.experiments.auditing import with_noise
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
@@ -21,6 +22,8 @@ from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.gradients import microbatch_adder
 from mfopt.training.loop import Trainer
+from mfopt.training.models.gpt2 import GPT2Config
+from mfopt.training.models.huggingface import gpt2_model
 from mfopt.training.privacy import Account
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import UserUnits
@@ -34,15 +37,24 @@ SETTINGS = TrainConfig(
 )
 
 
-def findings(mechanism=ORDERED, alter=lambda execution: execution, seed=1, **changes):
+def findings(mechanism=ORDERED, alter=lambda execution: execution, seed=1, model=None, **changes):
     account = Account.solve(mechanism, 3.0, 1e-6)
     settings = dataclasses.replace(SETTINGS, **changes)
     secret = RunSecret.pinned(seed)
-    return recovered.findings(account, settings, secret, alter=alter, model=layered_model())
+    return recovered.findings(
+        account, settings, secret, alter=alter, model=model or layered_model()
+    )
 
 
 def faults(found):
     return {finding.name for finding in found if finding.fault}
+
+
+def test_a_model_of_few_tokens_is_tested_on_those():
+    model = gpt2_model(GPT2Config(vocab_size=40, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    assert not faults(findings(model=model))
+    with pytest.raises(UsageError, match="takes at most 8 tokens"):
+        findings(model=model, length=9)
 
 
 # --- noise ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,11 +18,11 @@ from train_fixtures import synthetic_store
 from train_oracles import write_store
 
 from mfopt.errors import UsageError
-from mfopt.training.data import sources
+from mfopt.training.data import sources, stdlib
 from mfopt.training.execute import _settled, execute
 from mfopt.training.generation import generate
 from mfopt.training.models import Model
-from mfopt.training.prepare import prepare
+from mfopt.training.prepare import preflight, prepare
 from mfopt.training.sweep import _parts, _rehearsal
 from mfopt.training.tokenizers import Tokenizer
 
@@ -42,9 +43,56 @@ def test_packed_lines_are_lines(tmp_path):
     assert isinstance(second, sources.JsonLines)
     assert read(second) == read(first) == [(row["user"], row["text"]) for row in ROWS]
     assert list(second.read())[-1].done <= second.total() == packed.stat().st_size
+    loud = tmp_path / "B.JSONL.GZ"
+    shutil.copy(packed, loud)
+    assert read(_source((str(loud),), GIVEN)) == read(first)
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(UsageError, match="damaged"):
         read(second)
+
+
+@pytest.fixture
+def small_library(tmp_path, monkeypatch):
+    """A standard library of one module for each part, to build a corpus of."""
+    folder = tmp_path / "library"
+    folder.mkdir()
+    text = "".join(f"def f{i}():\n    'Words of {i} and others.'\n" for i in range(40))
+    for name in ("json", next(x for x in "abcdefghijklmnop" if stdlib.is_public(x))):
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.setattr(stdlib, "sysconfig", SimpleNamespace(get_path=lambda _: folder))
+
+
+@pytest.mark.ci
+def test_a_corpus_of_other_data_is_not_trained_on(small_library, tmp_path):
+    path = tmp_path / "rows.JSONL"
+
+    def digest_of(word, **options):
+        rows = [row | {"text": f"{word} of {i}"} for i, row in enumerate(ROWS * 4)]
+        rows[0], rows[-1] = ROWS[0], ROWS[-1]  # the ends of the file and its size are the same
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        settings = settings_for(options.pop("data", path), tmp_path / "run", steps=1)
+        prepared = prepare(settings, **options)
+        prepared.close()
+        return prepared.parts["train"].digest
+
+    first, second = digest_of("words"), digest_of("lines")
+    assert first != second == digest_of("lines")
+    report = tmp_path / "run" / "corpus" / "report.json"
+    report.write_text("{")  # damaged: built again
+    assert digest_of("lines") == second and json.loads(report.read_text())
+    execute(prepare(settings_for(path, tmp_path / "run", steps=1)))
+    assert digest_of("lines", resume=True) == second
+    for other in ({"word": "words"}, {"word": "lines", "data": "stdlib-code"}):
+        with pytest.raises(UsageError, match="another source text"):
+            digest_of(**other, resume=True)
+
+
+def test_a_file_is_no_embedded_corpus_of_its_name(data, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stdlib").write_text("no lines")
+    assert preflight(settings_for("stdlib", tmp_path / "one"))
+    with pytest.raises(UsageError, match="JSON Lines file"):
+        preflight(settings_for("./stdlib", tmp_path / "two"))
 
 
 def test_a_saved_data_set_is_read(tmp_path):

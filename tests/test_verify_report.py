@@ -93,6 +93,12 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
         lies.append({"guarantee": guarantee | {"status": status}})
     believed = [lie for lie in filter(None, lies) if verification.verify(facts | lie).holds]
     assert not believed
+    # a rate that says more, or that an older version wrote with less
+    rate = facts.pop("learning_rate")
+    for other in (rate | {"note": "private"}, {"value": 0.1}, None):
+        written = facts if other is None else facts | {"learning_rate": other}
+        with pytest.raises(UsageError, match="must have the keys beta2, chosen"):
+            verification.verify(written)
 
 
 @pytest.mark.release

@@ -185,6 +185,8 @@ def audit(
     claimed, execution = wired.statement(whole), alter(whole)
     assert claimed is not None
     _announce(canaries, execution, progress)
+    # first: it may refuse, and is the shorter one
+    of_model = recovered.findings(account, own, secret, alter=alter, model=model, progress=progress)
     bound = execution.clipping.sensitivity * execution.sampler.sensitivity_factor
     # an update is as long as the gradients that it was made of, times the local rate
     loudness = _LOUDNESS / (settings.local_rate if settings.algorithm == "fedavg" else 1.0)
@@ -207,7 +209,7 @@ def audit(
     # the same execution under other secrets
     drawn, twins = executed.participations_of(execution.sampler), []
     for number in range(_TWINS):
-        other = dataclasses.replace(wired, secret=RunSecret(secret.derive(f"twin {number}")))
+        other = dataclasses.replace(wired, secret=secret.twin(number))
         twins.append(executed.participations_of(alter(other.execution(units)).sampler))
     findings = executed.compare(
         account.sampling,
@@ -217,15 +219,13 @@ def audit(
     )
     findings.append(executed.certain("units that were not drawn", not np.any(ran & ~drawn)))
     # an absent canary's coordinate holds noise alone, of all steps
-    again = next(trainer.run(trainer.init(secret.key("another noise")), 1)).release
+    again = next(trainer.run(trainer.init(secret.twin().key("noise")), 1)).release
     assert again is not None
     absent, alone = np.flatnonzero(~present), np.asarray(again["axes"], np.float64)[~present, 0]
     noise = white[:, absent] / account.noise_multiplier
     for one in executed.compare_noise(noise, [slice(0, len(absent))], alone):
         findings.append(dataclasses.replace(one, name=f"{one.name}, of canaries"))
-    findings += recovered.findings(
-        account, own, secret, alter=alter, model=model, progress=progress
-    )
+    findings += of_model
     # an attacker sees less than in the account
     less = execution.sampler.can_truncate or settings.estimator == "clipped"
     return judge(

@@ -33,7 +33,7 @@ from mfopt.training.initial_model import (
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.models.huggingface import read_config
-from mfopt.training.optimizers import averaged, fitting_rate, make_optimizer, schedule
+from mfopt.training.optimizers import averaged, make_optimizer, schedule
 from mfopt.training.secrets import RunSecret
 from mfopt.training.selection import PERPLEXITY_RULES
 from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
@@ -97,9 +97,11 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
         UsageError: the output folder holds a run, or data, model or key cannot be opened.
     """
     check_folder(Path(config.output), resume)
-    if Path(config.data).is_file():
+    if config.data in EMBEDDED:  # a file of that name can be given as ./stdlib
+        pass
+    elif Path(config.data).is_file():
         check_lines(config.data)
-    elif config.data not in EMBEDDED:
+    else:
         parts = open_parts(config.data, "data")
         for name in ("pretrain_steps", "patience", "sweep_rates"):
             if getattr(config, name) and "public" not in parts:
@@ -146,7 +148,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     resuming = check_folder(folder, resume)
     mesh = meshes.make_mesh(config.model_parallel)
     account = account_of(config, folder, progress, resuming=resuming)
-    parts, tokenizer = _open_data(config, folder, progress)
+    parts, tokenizer = _open_data(config, folder, progress, resuming)
     train = parts["train"]
     secret = secret_of(config, folder, resuming)
     # Which of a user's records are chosen changes no number that is checked here.
@@ -267,16 +269,8 @@ def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
         return config.learning_rate
     if execution.noise is None:
         return RATE_WITHOUT_NOISE
-    noise = privacy.noise_against_signal(execution, 1)
-    return fitting_rate(
-        config.optimizer,
-        noise["noise_per_coordinate"],
-        noise["sum_noise_per_coordinate"],
-        steps=execution.iterations,
-        move=config.move,
-        momentum=config.momentum,
-        beta2=config.beta2,
-    )
+    settings = {"move": config.move, "momentum": config.momentum, "beta2": config.beta2}
+    return privacy.fitted_rate(execution, config.optimizer, **settings)
 
 
 def optimizer_of(config: TrainConfig, execution: Execution, rate: float) -> Any:
@@ -296,19 +290,20 @@ def optimizer_of(config: TrainConfig, execution: Execution, rate: float) -> Any:
 
 
 def _open_data(
-    config: TrainConfig, folder: Path, progress: Report
+    config: TrainConfig, folder: Path, progress: Report, resuming: bool
 ) -> tuple[dict[str, TokenStore], Tokenizer | None]:
     """The stores, every bit of them compared with their digests, and their one tokenizer."""
     place = Path(config.data)
     if config.data in EMBEDDED or place.is_file():
         file, place = place, folder / "corpus"
-        if not place.is_dir() and jax.process_index() == 0:
-            told = within(progress, f"corpus of {config.data}")
+        if jax.process_index() == 0:
+            told: dict[str, Any] = {"progress": within(progress, f"corpus of {config.data}")}
+            told["reuse"] = "alike" if resuming else "same"
             if config.data in EMBEDDED:
-                build_stdlib(place, public=EMBEDDED[config.data], progress=told)
+                build_stdlib(place, public=EMBEDDED[config.data], **told)
             else:
                 own = config.model and not made_elsewhere(config.model)
-                build_lines(file, place, config.model if own else None, progress=told)
+                build_lines(file, place, config.model if own else None, **told)
         meshes.wait_for_lead("corpus")
     parts = open_parts(place)
     progress(Progress("comparing the data with its digests"))

@@ -25,6 +25,7 @@ from mfopt.strategies import Strategy
 from mfopt.training.batching import charged_delta, smallest_batch_size
 from mfopt.training.clipping import NoClipping
 from mfopt.training.loop import Execution
+from mfopt.training.optimizers import fitting_rate
 from mfopt.training.units import Units
 from mfopt.words import delta as delta_in_words
 from mfopt.words import described, round_up
@@ -299,6 +300,27 @@ def warnings_of(execution: Execution, sizes: dict[str, float]) -> list[str]:
             "step: the learning rate is off by as much"
         )
     return found
+
+
+def fitted_rate(
+    execution: Execution, optimizer: str, *, move: float, momentum: float, beta2: float
+) -> float:
+    """The learning rate that fits the noise of a run.
+
+    Args:
+      execution: of the run.
+      optimizer, move, momentum, beta2: as for :func:`fitting_rate`.
+    """
+    noise = noise_against_signal(execution, 1)
+    return fitting_rate(
+        optimizer,
+        noise["noise_per_coordinate"],
+        noise["sum_noise_per_coordinate"],
+        steps=execution.iterations,
+        move=move,
+        momentum=momentum,
+        beta2=beta2,
+    )
 
 
 # how a learning rate was chosen, by the setting that decided

@@ -48,7 +48,7 @@ Alter = Callable[[Execution], Execution]
 _STEPS = 256  # at most
 _NUMBERS = 1 << 22  # of noise, of all steps together, that are tested
 _UNITS, _MOST = 5.0, 8  # in a step, on average and at most
-_VOCABULARY = 512
+_VOCABULARY = 512  # at most, or where it is unknown
 _CLOSELY = 3  # steps whose sums are compared before the noise is added
 _LOUD, _QUIET = 100.0, 0.01  # times the loss; three of four records are loud
 # distance of two sums from rounding, in bounds a unit
@@ -56,15 +56,24 @@ _ROUNDING = {"float32": 1e-3, "bfloat16": 5e-2}
 _RATE = 1e-3  # of plain gradient descent: the optimizer is no part of the guarantee
 
 
-def own_model(settings: TrainConfig, store: TokenStore) -> Model:
+def own_model(settings: TrainConfig) -> Model:
     """Model of a run of ``settings`` before any pretraining."""
     fresh = dataclasses.replace(settings, pretrain_steps=0)
+    store = TokenStore.from_records([[[0, 0]]], vocab_size=_VOCABULARY)
     with tempfile.TemporaryDirectory() as folder:
         return initial_model(fresh, {"train": store}, Path(folder), silent)
 
 
-def canary_users(account: Account, settings: TrainConfig, rng: np.random.Generator) -> TokenStore:
-    """Users of as many random records as a user may have, some of them in a step on average."""
+def canary_users(
+    account: Account, settings: TrainConfig, vocab_size: int, rng: np.random.Generator
+) -> TokenStore:
+    """Users of as many random records as a user may have, some of them in a step on average.
+
+    Args:
+      account, settings: of the run.
+      vocab_size: tokens are below it.
+      rng: of the tokens.
+    """
     scheme, records = account.sampling, settings.records_per_user
     each = 1 if settings.by_user else records
     weighted = settings.weight_cap > 0  # by their records: users with fewer, too
@@ -74,10 +83,10 @@ def canary_users(account: Account, settings: TrainConfig, rng: np.random.Generat
     else:
         # where all take part too some are left out
         users = max(_MOST + 1, math.ceil(_UNITS * 1000 / scheme.expected_batch(1000) / each))
-    tokens = rng.integers(0, _VOCABULARY, (users, records, settings.length))
+    tokens = rng.integers(0, vocab_size, (users, records, settings.length))
     return TokenStore.from_records(
         [list(user[: rng.integers(1, records + 1) if weighted else None]) for user in tokens],
-        vocab_size=_VOCABULARY,
+        vocab_size=vocab_size,
     )
 
 
@@ -111,8 +120,10 @@ def findings(
         model: the run's; None: that of the settings.
         progress: callback for every step.
     """
-    store = canary_users(account, settings, np.random.default_rng(secret.seed("records")))
-    model = loud(model or own_model(settings, store))
+    model = loud(model or own_model(settings))
+    known = min(_VOCABULARY, model.vocab_size or _VOCABULARY)
+    model.check_fits(known, settings.length)
+    store = canary_users(account, settings, known, np.random.default_rng(secret.seed("records")))
     mesh = meshes.make_mesh(math.gcd(settings.model_parallel, jax.device_count()))
     devices, cut = meshes.data_parallel(mesh), settings.batch_size
     if cut and account.sampling.independent:  # to batches of few units too
@@ -178,12 +189,12 @@ class _Run:
         """Findings of ``n`` steps."""
         holds: dict[str, bool] = defaultdict(lambda: True)
         found = []
-        for step, each in enumerate(self._steps(n, self.secret, holds)):
+        for step, each in enumerate(self._steps(n, holds)):
             found.append(each)
             progress(Progress("training the run's own model on canaries", step + 1, n, "steps"))
         noise, totals = (np.stack(part) / self.sigma for part in zip(*found, strict=True))
-        twin = RunSecret(self.secret.derive("twin"))
-        again, _ = next(self._steps(1, twin, defaultdict(lambda: True)))
+        again = next(self.trainer.run(self.trainer.init(self.secret.twin().key("noise")), 1))
+        other = self.normalizer * self._at(_leaves(again.release)) / self.sigma - totals[0]
         # the first steps of C, which is lower triangular
         length = self.account.sampling.length
         first = np.asarray(self.account.strategy.multiply(np.eye(length, n)))[:n]
@@ -191,15 +202,13 @@ class _Run:
         return [
             *(certain(name, held) for name, held in holds.items()),
             executed.compare_signal(white, signal, self.arrays),
-            *executed.compare_noise(white, self.arrays, first[0, 0] * again / self.sigma),
+            *executed.compare_noise(white, self.arrays, first[0, 0] * other),
         ]
 
-    def _steps(
-        self, n: int, secret: RunSecret, holds: dict[str, bool]
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _steps(self, n: int, holds: dict[str, bool]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(the noise, the sum of the contributions) of each step, at the tested coordinates."""
         trainer = self.trainer
-        state = trainer.init(secret.key("noise"))
+        state = trainer.init(self.secret.key("noise"))
         params = _copied(state.params)
         for result in trainer.run(state, n):
             batch = result.batch
@@ -227,8 +236,8 @@ class _Run:
             ]
             size = _norm(_leaves(params)) + _RATE * _norm(release)
             holds["parameters move by the release alone"] &= _norm(apart) <= 1e-6 * size
-            noise = [self.normalizer * a - b for a, b in zip(release, total, strict=True)]
-            yield self._at(noise), self._at(total)
+            signal = self._at(total)
+            yield self.normalizer * self._at(release) - signal, signal
             params = after
 
     def _total(self, params: PyTree, units: np.ndarray, step: int) -> list[np.ndarray]:

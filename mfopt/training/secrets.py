@@ -74,6 +74,10 @@ class RunSecret:
         """32 bytes for ``purpose``, from which neither the secret nor another purpose's follow."""
         return hmac.new(self._value, purpose.encode(), hashlib.sha256).digest()
 
+    def twin(self, number: int = 0) -> RunSecret:
+        """Another secret that follows from this one, for runs to compare with."""
+        return RunSecret(self.derive(f"twin {number}"))
+
     def key(self, purpose: str) -> np.ndarray:
         """:meth:`derive` as the key of a noise stream, all 256 bits: uint32 (8,)."""
         return np.frombuffer(self.derive(purpose), dtype="<u4").astype(np.uint32)

@@ -35,7 +35,6 @@ from mfopt.training import privacy, signing
 from mfopt.training.batching import Sampler
 from mfopt.training.fedavg import clipping_of
 from mfopt.training.loop import Execution
-from mfopt.training.optimizers import fitting_rate
 from mfopt.training.units import Units
 from mfopt.words import round_up
 
@@ -47,6 +46,7 @@ _NUMBER = re.compile(
 )  # in words; the numbers have checks of their own
 # fields that hold by themselves, or that the digest of the mechanism and the proof are about
 _BESIDE = ("noise_against_signal", "learning_rate", "signature")
+_RATE = {"value", "chosen", "noise_move", "optimizer", "momentum", "beta2"}
 _FOUND_ELSEWHERE = ("format", "mfopt", "account", "guarantee", "strategy_arrays", "steps_done")
 CLAIMS = (
     "the run executed this mechanism, by an unchanged mfopt, on data with this many units",
@@ -287,7 +287,7 @@ def _compared(
         checks.append(_alike(name, mine, value if math.isfinite(value) else None))
     done, most = facts["steps_done"], execution.iterations
     checks.append(Check("steps", f"{done}", f"at most {most}", 0 <= int(done) <= most))
-    checks.append(_learning_rate(facts["learning_rate"], execution))
+    checks.append(_learning_rate(facts.get("learning_rate", {}), execution))
     other = sorted(facts.keys() - expected.keys() - set(_BESIDE))
     checks.append(Check("fields", "those of a report", f"and {other}", not other))
     newer = _release(facts["mfopt"]) > _release(__version__)
@@ -308,21 +308,18 @@ def _release(version: str) -> list[int]:
 
 def _learning_rate(stated: dict[str, Any], execution: Execution) -> Check:
     """Check of how the learning rate was chosen: computed again where the noise decided."""
+    if stated.keys() != _RATE:
+        rule = f"must have the keys {', '.join(sorted(_RATE))}, and no other"
+        way_out = "Have the run's owner write the report again: `mfopt train --resume` does."
+        raise _check.reject("learning_rate", sorted(stated), rule, way_out)
     chosen, value = stated["chosen"], stated["value"]
     if chosen not in privacy.CHOSEN.values():
         return Check("learning rate", f"chosen {chosen}", "is no way to choose one", False)
     if chosen != privacy.CHOSEN[""]:
         return Check("learning rate", f"{value:.6g}, chosen {chosen}", "", True)
-    noise = privacy.noise_against_signal(execution, 1)
-    found = fitting_rate(
-        stated["optimizer"],
-        noise["noise_per_coordinate"],
-        noise["sum_noise_per_coordinate"],
-        steps=execution.iterations,
-        move=stated["noise_move"],
-        momentum=stated["momentum"],
-        beta2=stated["beta2"],
-    )
+    settings = {name: stated[name] for name in ("momentum", "beta2")}
+    move = stated["noise_move"]
+    found = privacy.fitted_rate(execution, stated["optimizer"], move=move, **settings)
     return _alike("learning rate", value, found)
 
 

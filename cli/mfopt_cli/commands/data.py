@@ -172,8 +172,9 @@ def _source(paths: tuple[str, ...], given: dict[str, Any], name: str = "data") -
             ".parquet": "parquet",
             "/": "folder",
         }
-        plain = [Path(path.removesuffix(".gz")) for path in paths]
-        found = {"/" if Path(path).is_dir() else path.suffix.lower() for path in plain}
+        plain = [Path(path.lower().removesuffix(".gz")) for path in paths]
+        both = zip(paths, plain, strict=True)
+        found = {"/" if Path(path).is_dir() else name.suffix for path, name in both}
         kinds = {suffixes.get(suffix) for suffix in found}
         if len(kinds) != 1 or None in kinds:
             raise _check.reject(

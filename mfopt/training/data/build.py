@@ -67,6 +67,7 @@ def build(
     options: Options | None = None,
     force: bool = False,
     restart: bool = False,
+    reuse: str = "",
     progress: Report = silent,
 ) -> dict[str, Any]:
     """Build the stores of ``source`` (private) and ``public`` in the folder ``out``.
@@ -80,6 +81,9 @@ def build(
         options: see :class:`Options`.
         force: replace ``out`` where it exists.
         restart: forget an unfinished build instead of going on with it.
+        reuse: what becomes of an ``out`` that exists. "same": kept where this very build made it,
+            else replaced; "alike": kept where it is of the same text, whatever the versions of
+            mfopt and of the Python whose library it holds, else refused.
         progress: callback for what has been read and grouped.
 
     Returns:
@@ -93,7 +97,7 @@ def build(
         FailureError: no record is left.
     """
     options = options or Options()
-    target = _files.check_output(out, force=force, name="out", folder=True)
+    target = _files.check_output(out, force=force or bool(reuse), name="out", folder=True)
     if target.exists() and not (target / REPORT).is_file():
         raise _check.reject("out", str(out), "is not a built data folder, so it is not replaced")
     if isinstance(tokenizer, int) and public is None:
@@ -109,7 +113,16 @@ def build(
         "tokenizer": asked,
         "options": dataclasses.asdict(options),
     }
-    _begin(work, plan, restart)
+    if reuse and target.exists():
+        found = _plan_in(target / REPORT)
+        if reuse == "alike":
+            for name in ("source", "public"):
+                if _text(found.get(name)) != _text(plan[name]):
+                    rule = f"was built from another {name} text than is given now"
+                    raise _check.reject("data", str(out), rule, "Resume with what it was made of.")
+        if reuse == "alike" or not _changed(found, plan):
+            return dict(json.loads((target / REPORT).read_text()))
+    _begin(work, plan, restart, drop=bool(reuse))
     tokenizer = _settle_tokenizer(work, tokenizer, public, progress)
     parts = {"train": (source, options)}
     if public is not None:
@@ -123,7 +136,7 @@ def build(
             counts = _fill(builder, origin, tokenizer, chosen, name, progress)
             metadata = {
                 "mfopt": __version__,
-                "source": origin.describe(),
+                "source": plan["public" if name == "public" else "source"],
                 "tokenizer_digest": tokenizer.digest,
                 "end_of_text": tokenizer.end_of_text,
                 "end_id": tokenizer.end_id if chosen.end else None,
@@ -155,19 +168,40 @@ def build(
     return report
 
 
-def _begin(work: Path, plan: Mapping[str, Any], restart: bool) -> None:
-    if restart:
-        shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(mode=0o700, exist_ok=True)
+def _begin(work: Path, plan: Mapping[str, Any], restart: bool, *, drop: bool) -> None:
     path = work / "plan.json"
-    if path.is_file():
-        found = json.loads(path.read_text())["plan"]
-        changed = sorted(key for key in plan if found.get(key) != json.loads(json.dumps(plan[key])))
-        if changed:
+    if path.is_file() and not restart:
+        changed = _changed(_plan_in(path), plan)
+        if changed and not drop:
             rule = f"holds an unfinished build that differs in {', '.join(changed)}"
             way_out = "Repeat that build's command, or give `restart=True` to forget it."
             raise _check.reject("out", str(work), rule, way_out)
+        restart = bool(changed)
+    if restart:
+        shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o700, exist_ok=True)
     _files.write(path, json.dumps({"plan": plan}))
+
+
+def _plan_in(path: Path) -> dict[str, Any]:
+    """Return the plan of a build from a file of it; empty if it is damaged."""
+    try:
+        return dict(json.loads(path.read_text())["plan"])
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _changed(found: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+    """Return the names of what differs between two plans of a build."""
+    return sorted(key for key in plan if found.get(key) != json.loads(json.dumps(plan[key])))
+
+
+def _text(description: Mapping[str, Any] | None) -> Any:
+    """Return what tells a source's text from another, under any name and version of Python."""
+    files = (description or {}).get("files")
+    if isinstance(files, list):
+        return [file.get("sha256") for file in files]
+    return (description or {}).get("part")
 
 
 def _settle_tokenizer(

@@ -156,7 +156,7 @@ def build_stdlib(
 
 def check_lines(path: str | Path) -> None:
     """Refuse a file that is not JSON Lines by its name."""
-    if not str(path).removesuffix(".gz").endswith((".jsonl", ".ndjson")):
+    if not str(path).lower().removesuffix(".gz").endswith((".jsonl", ".ndjson")):
         rule = "must be a folder, or a JSON Lines file: .jsonl, .ndjson, or either with .gz"
         raise _check.reject("data", str(path), rule, "Build a folder with `mfopt data build`.")
 
