@@ -220,7 +220,7 @@ def test_audits() -> None:
     page = (DOCS / "howto" / "audit.md").read_text(encoding="utf-8")
     text = " ".join(page.split())
     content = json.loads((FOLDER / "audit.json").read_text(encoding="utf-8"))
-    found = {(a["fault"], a["size"]): a for a in content["audits"]}
+    found = {(a["fault"], a["size"]): a for a in content["rows"]}
 
     def bounds(fault: str, size: float) -> str:
         one = found[fault, size]

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from mfopt.experiments import auditing
-from mfopt.experiments.auditing import NOISE, NORM, TrainerAudit
+from mfopt.experiments.auditing import FAULTS, NOISE, NORM, TrainerAudit
 from mfopt.experiments.cache import Cache
-from mfopt.experiments.runner import run_all
+from mfopt.experiments.studies import engine, output
 
 
 @pytest.mark.release
@@ -21,8 +20,8 @@ def test_faults_are_caught_and_a_whole_trainer_passes(tmp_path):
         noise=(0.5, 1.0, 2.0),
         norms=(2.0,),
     )
-    found = run_all(setting.cells(), Cache(tmp_path / "cells"), jobs=1)
-    rows = auditing.rows(setting, found)
+    outcome, made = engine.run(setting, Cache(tmp_path / "cells"), jobs=1)
+    rows = list(outcome.rows)
     assert [(row["fault"], row["size"]) for row in rows] == [
         (NOISE, 0.5), (NOISE, 1.0), (NOISE, 2.0), (NORM, 2.0)
     ]  # fmt: skip
@@ -31,9 +30,10 @@ def test_faults_are_caught_and_a_whole_trainer_passes(tmp_path):
     assert half["epsilon_profile"] > 3.0 > whole["epsilon_profile"] > double["epsilon_profile"]
     assert unclipped["fault"] == NORM and unclipped["epsilon_profile"] > 3.0
     assert 0 < whole["epsilon_lower"] < whole["epsilon_profile"]
-    panels = auditing.panels(rows)
+    assert outcome.findings == ["3 of 3 faulty trainers fail their audit, 1 of 1 correct ones pass"]
+    panels = outcome.panels
     assert [len(panel.curves[0].x) for panel in panels] == [3, 1]
-    assert panels[0].x_label == auditing.FAULTS[NOISE]
-    written = auditing.write(tmp_path / "audit", setting, found)
-    assert [path.suffix for path in written] == [".json", ".png", ".svg"]
-    assert json.loads(written[0].read_text())["audits"] == rows
+    assert panels[0].x_label == FAULTS[NOISE]
+    written = output.write(tmp_path, setting, outcome, made, kinds=("json", "svg"))
+    assert [path.name for path in written] == ["audit.json", "audit.svg"]
+    assert json.loads(written[0].read_text())["rows"] == rows

@@ -12,7 +12,8 @@ from typing import Any
 
 from mfopt._runtime import _check
 from mfopt._version import __version__
-from mfopt.experiments import auditing, comparison, decision_plots, families, figures, plots, tables
+from mfopt.experiments import comparison, decision_plots, families, figures, plots, tables
+from mfopt.experiments.auditing import TrainerAudit
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest
 from mfopt.experiments.manifest import (
     computing,
@@ -50,14 +51,18 @@ STRATEGIES = {f"strategies-{e}x{b}": (e, b) for e, b in ((8, 32), (32, 32), (16,
 COMPARISON = "comparison-16x128"
 GRID = "grid"
 TRAINING, AUDIT = "train-comparison", "audit"
-TRAINED = NoiseInTraining(
-    data=("stdlib",),
-    rates=(5e-4, 1e-3, 2e-3, 4e-3),
-    epochs=8,
-    records=4,
-    length=64,
-    pretrain_steps=300,
-)
+# studies at sizes of their own, beside the others
+BESIDE: dict[str, engine.Study] = {
+    TRAINING: NoiseInTraining(
+        data=("stdlib",),
+        rates=(5e-4, 1e-3, 2e-3, 4e-3),
+        epochs=8,
+        records=4,
+        length=64,
+        pretrain_steps=300,
+    ),
+    AUDIT: TrainerAudit(),
+}
 COSTS = "costs"  # what making all of them took: made with all of them only
 FACTORIZATIONS = {
     f"{kind}-{epochs}x{bins}-eps{epsilon:g}": (kind, epochs, bins, epsilon)
@@ -171,13 +176,9 @@ def _comparison(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]
     return decision_plots.write(stem, _setting(), best, every, kinds=("csv", "svg"))
 
 
-def _training(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
-    return output.write(folder, TRAINED, *engine.run(TRAINED, cache, **how), RECORD, name)
-
-
-def _audit(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
-    audit = auditing.TrainerAudit()
-    return auditing.write(folder / name, audit, run_all(audit.cells(), cache, **how), RECORD)
+def _study(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
+    study = BESIDE[name]
+    return output.write(folder, study, *engine.run(study, cache, **how), RECORD, name)
 
 
 def _figure(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
@@ -189,8 +190,7 @@ _MAKERS: dict[str, Callable[..., list[Path]]] = {
     **dict.fromkeys(STRATEGIES, _strategies),
     GRID: _grid,
     COMPARISON: _comparison,
-    TRAINING: _training,
-    AUDIT: _audit,
+    **dict.fromkeys(BESIDE, _study),
 }
 
 
@@ -301,12 +301,9 @@ def redraw(chosen: Sequence[str], folder: Path) -> list[Path]:
         COMPARISON: lambda: decision_plots.redraw(
             folder / "tables" / COMPARISON, _setting(), PICTURES
         ),
-        TRAINING: lambda: _redraw_study(folder / f"{TRAINING}.json"),
-        AUDIT: lambda: auditing.redraw(folder / f"{AUDIT}.json", PICTURES),
     }
-    for name in STUDIES:
-        path = folder / "studies" / f"{name}.json"
-        drawers[f"studies/{name}"] = functools.partial(_redraw_study, path)
+    for name in (*BESIDE, *(f"studies/{name}" for name in STUDIES)):
+        drawers[name] = functools.partial(_redraw_study, folder / f"{name}.json")
     there = read_manifest(folder)
     known = [name for name in drawers if name in there]
     chosen = known if list(chosen) == ["all"] else chosen
@@ -334,7 +331,8 @@ def _redraw_study(path: Path) -> list[Path]:
     """A study's plot from its JSON file, as the study draws it now."""
     content = json.loads(path.read_text("utf-8"))
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in content["setting"].items()}
-    study, rows = find(content["study"])(**given), content["rows"]
+    kind = TrainerAudit if content["study"] == AUDIT else find(content["study"])
+    study, rows = kind(**given), content["rows"]
     panels, title = study.panels(rows), study.heading(rows)
     figure = plots.draw(panels, title=title, columns=study.plot_columns)
     return plots.save(figure, path.with_suffix(""), PICTURES)

@@ -7,17 +7,19 @@ gradients on without clipping them. Each audit is one run of the real loop with 
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
-
-from mfopt.experiments import plots
+from mfopt._runtime import _check
 from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.mechanisms import BALLS
+from mfopt.experiments.options import option
+from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.runs.training import TrainMechanismCell
+from mfopt.experiments.studies.engine import Found, Row, Study
+from mfopt.experiments.studies.rows import pick
 
 if TYPE_CHECKING:
     from mfopt.training.loop import Execution
@@ -28,56 +30,89 @@ FAULTS = {
     NORM: "norm of gradients that are not clipped, in clip norms",
 }
 _REPORTED = (
-    *("epsilon_lower", "epsilon_profile", "noise_multiplier_highest", "epsilon_claimed", "delta"),
-    *("noise_multiplier_claimed", "accuracy", "accuracy_claimed", "guesses", "correct"),
-    *("canaries", "confidence", "passed"),
+    *("epsilon_lower", "epsilon_profile", "noise_multiplier_highest", "accuracy"),
+    *("accuracy_claimed", "guesses", "correct", "passed"),
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainerAudit:
-    """Audit of a certified BLT for balls-in-bins, and of its trainer with faults.
+class TrainerAudit(Study):
+    """Lower bounds on ε of a certified BLT's trainer, as it is and with faults."""
 
-    Attributes:
-      noise: factors of the noise; 1 is the trainer as it is.
-      norms: norms of a canary's gradient that skips clipping, in clip norms; 1 is no fault.
-    """
+    name = "audit"
+    summary = "Audits of a correct trainer and of broken ones."
+    source = "Steinke, Nasr and Jagielski 2023"
+    default_size = "8 × 8, 4,000 canaries, 9 trainers"
+    time = "about 1 CPU-minute"
+    full, full_size = "", "the same"
+    columns = (
+        "fault; size; epsilon_lower=ε at least; epsilon_profile=of this mechanism; epsilon=claimed"
+    )
+    title = (
+        "Audit with {0.canaries} canaries, {0.confidence:.0%} confidence, of a claim of "
+        "ε = {0.epsilon:g}"
+    )
 
-    bins: int = 8
-    epochs: int = 8
-    epsilon: float = 8.0
-    delta: float = 1e-5
-    strategy: str = "blt"
-    canaries: int = 4000
-    confidence: float = 0.95
-    seed: int = 0
-    noise: tuple[float, ...] = (0.5, 0.7, 1.0, 1.5, 2.0)
-    norms: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
+    bins: int = option(8, "Iterations of an epoch.", name="--iters")
+    epochs: int = option(8, "Epochs.")
+    epsilon: float = option(8.0, "ε of the claim.", name="--eps")
+    delta: float = option(1e-5, "δ of the claim.")
+    strategy: str = option("blt", "Form of C.")
+    canaries: int = option(4000, "Canary users.")
+    confidence: float = option(0.95, "Of the bounds.", rule=_check.probability)
+    seed: int = option(0, "Pins the random choices.")
+    noise: tuple[float, ...] = option((0.5, 0.7, 1.0, 1.5, 2.0), "Factors of the noise; 1 is none.")
+    norms: tuple[float, ...] = option(
+        (1.0, 1.5, 2.0, 4.0), "Norms of gradients that skip clipping, in clip norms; 1 is no fault."
+    )
 
     def cells(self) -> list[AuditCell]:
         """Cells, one per fault and size."""
         at = self.bins, self.epochs, self.epsilon, self.delta
-        mechanism = TrainMechanismCell(self.strategy, *at)
-        how = self.canaries, self.confidence, self.seed
+        how = {"mechanism": TrainMechanismCell(self.strategy, *at)}
+        faults = [(NOISE, size) for size in self.noise] + [(NORM, size) for size in self.norms]
+        return [AuditCell.of(self, **how, fault=fault, size=size) for fault, size in faults]
+
+    def rows(self, found: Found) -> list[Row]:
+        """The outcome of each audit, in the order of its cell."""
         return [
-            AuditCell(mechanism, fault, size, *how)
-            for fault, sizes in ((NOISE, self.noise), (NORM, self.norms))
-            for size in sizes
+            {"fault": cell.fault, "size": cell.size}
+            | {name: found[cell].record[name] for name in _REPORTED}
+            | {"privacy_unit": "user", "adjacency": "add-remove", "sampling": BALLS}
+            | {"epsilon": self.epsilon, "delta": self.delta}
+            | {"noise_multiplier": found[cell].record["noise_multiplier_claimed"]}
+            for cell in self.cells()
+        ]
+
+    def panels(self, rows: list[Row]) -> list[Panel]:
+        """Panels of both lower bounds on ε against the size of each fault."""
+        made = []
+        for fault, title in ((NOISE, "wrong amount of noise"), (NORM, "no clipping")):
+            mine = pick(rows, fault=fault)
+            curves = [
+                Curve(label, [row["size"] for row in mine], [row[name] for row in mine])
+                for label, name in (
+                    ("claimed ε", "epsilon"),
+                    ("bound, this mechanism at some noise", "epsilon_profile"),
+                    ("bound, whatever the trainer does", "epsilon_lower"),
+                )
+            ]
+            axes = FAULTS[fault], "lower bound on ε"
+            made.append(Panel(curves, title, *axes, log_y=True, vertical=(1.0, "")))
+        return made
+
+    def findings(self, rows: list[Row]) -> list[str]:
+        whole = [row["passed"] for row in rows if row["size"] == 1]
+        faulty = [not row["passed"] for row in rows if row["size"] != 1]
+        return [
+            f"{sum(faulty)} of {len(faulty)} faulty trainers fail their audit, "
+            f"{sum(whole)} of {len(whole)} correct ones pass"
         ]
 
 
 @dataclasses.dataclass(frozen=True)
 class AuditCell(Cell):
-    """The audit of the trainer with one fault in it.
-
-    Attributes:
-      mechanism: cell of the mechanism that the trainer runs.
-      fault: which fault the trainer has.
-      size: how large the fault is; 1 is none.
-      canaries: canary users.
-      confidence: of the bounds.
-      seed: pins the random choices.
-    """
+    """The audit of the trainer with one fault in it, of a ``size`` of which 1 is none."""
 
     name = "audit"
     mechanism: Cell
@@ -150,64 +185,3 @@ def without_clipping(norm: float) -> Callable[[Execution], Execution]:
     return lambda execution: dataclasses.replace(
         execution, clipping=Unclipped(**dataclasses.asdict(execution.clipping))
     )
-
-
-def rows(setting: TrainerAudit, found: Mapping[Any, Result]) -> list[dict[str, Any]]:
-    """The outcome of each audit of the setting, in its order."""
-    return [
-        {"fault": cell.fault, "size": cell.size}
-        | {name: found[cell].record[name] for name in _REPORTED}
-        for cell in setting.cells()
-    ]
-
-
-def panels(rows: list[dict[str, Any]]) -> list[plots.Panel]:
-    """Panels of both lower bounds on ε against the size of each fault."""
-    made = []
-    for fault, title in ((NOISE, "wrong amount of noise"), (NORM, "no clipping")):
-        mine = [row for row in rows if row["fault"] == fault]
-        curves = [
-            plots.Curve(label, [row["size"] for row in mine], [row[name] for row in mine])
-            for label, name in (
-                ("claimed ε", "epsilon_claimed"),
-                ("bound, this mechanism at some noise", "epsilon_profile"),
-                ("bound, whatever the trainer does", "epsilon_lower"),
-            )
-        ]
-        label = "lower bound on ε"
-        panel = plots.Panel(curves, title, FAULTS[fault], label, log_y=True, vertical=(1.0, ""))
-        made.append(panel)
-    return made
-
-
-def _figure(content: Mapping[str, Any]) -> Figure:
-    setting = content["setting"]
-    title = (
-        f"Audit with {setting['canaries']} canaries, {setting['confidence']:.0%} confidence, of a "
-        f"claim of ε = {setting['epsilon']:g}"
-    )
-    return plots.draw(panels(content["audits"]), title=title)
-
-
-def write(
-    stem: Path,
-    setting: TrainerAudit,
-    found: Mapping[Any, Result],
-    kinds: Collection[str] = plots.EVERY,
-) -> list[Path]:
-    """Write STEM.json, .png and .svg.
-
-    Args:
-      stem: path without suffix of the files.
-      setting: what was audited.
-      found: results of its cells.
-      kinds: suffixes of the files that are wanted.
-    """
-    content = {"setting": dataclasses.asdict(setting), "audits": rows(setting, found)}
-    text = json.dumps(content, indent=2) + "\n"
-    return plots.write_files(stem, {".json": text}, {"": _figure(content)}, kinds)
-
-
-def redraw(path: Path, kinds: Collection[str]) -> list[Path]:
-    """The plot drawn again from the JSON file that :func:`write` wrote."""
-    return plots.save(_figure(json.loads(path.read_text("utf-8"))), path.with_suffix(""), kinds)
