@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -228,6 +229,7 @@ class LossModel(abc.ABC):
     def _find(
         log_delta: Callable[[float], float], start: float, delta: float, **search: Any
     ) -> Found:
+        log_delta = functools.cache(log_delta)  # the slope begins at the answer
         value = solve.smallest(
             lambda x: log_delta(x) - math.log(delta), start, relative=1e-3, **search
         )

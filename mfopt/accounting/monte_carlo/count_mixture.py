@@ -258,6 +258,7 @@ def _lower_tail(pair: CountPair, mass: np.ndarray, least: np.ndarray) -> float:
     if pair.faint <= 0:
         return 0.0
     best, budget, whole = 0.0, math.log(pair.faint) - _log_constant(pair), float(mass.sum())
+    mass, least = mass[mass > 0], least[mass > 0]  # most cells are empty
     for rate in np.geomspace(0.1, 1e3, 30):
         with np.errstate(under="ignore"):
             moment = float(mass @ np.exp(-rate * least)) * (1 + _NUDGE)
@@ -276,11 +277,12 @@ def _base(pair: CountPair, sigma: float) -> tuple[np.ndarray, float]:
 def _one_bin(base: np.ndarray, root: float, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """log F and w at z."""
     powers = base + np.arange(base.size) * root * z[:, None]
-    level = scipy.special.logsumexp(powers, axis=1)
-    law = np.exp(powers - level[:, None])
-    small = scipy.special.logsumexp(powers[:, 1:], axis=1)  # log (F − 1), where F is near 1
-    level = np.where(small < -1, np.log1p(np.exp(np.minimum(small, 0.0))), level)
-    return level, np.sum(law[:, 1:] * law[:, :-1], axis=1)
+    top = np.max(powers, axis=1)
+    terms = np.exp(powers - top[:, None])
+    total = np.sum(terms, axis=1)
+    small = np.sum(np.exp(np.minimum(powers[:, 1:], 0.0)), axis=1)  # F − 1, where F is near 1
+    level = np.where(small < 0.3, np.log1p(small), top + np.log(total))
+    return level, np.sum(terms[:, 1:] * terms[:, :-1], axis=1) / total**2
 
 
 def _masses(edges: np.ndarray, root: float, count: np.ndarray) -> np.ndarray:

@@ -138,9 +138,13 @@ class GroupLoss(SampledLoss):
         where = round(math.log(sigma) / _ANCHOR), round(math.log(max(epsilon, 1e-3)) / _ANCHOR)
         if where not in self._chosen:
             sigma, epsilon = (math.exp(_ANCHOR * step) for step in where)
-            middle = Point(sigma, epsilon)
-            bounds = [self._about(part, middle) for part in range(len(self.parts))]
-            self._chosen[where] = int(np.argmin(bounds))
+            about = functools.cache(functools.partial(self._about, point=Point(sigma, epsilon)))
+            # from the middle on, as long as the bound falls: d and the shift trade off one way
+            part, last = len(self.parts) // 2, len(self.parts) - 1
+            for step in (1, -1):
+                while 0 <= part + step <= last and about(part + step) < about(part):
+                    part += step
+            self._chosen[where] = part
         return self._chosen[where]
 
     def _about(self, part: int, point: Point) -> float:

@@ -120,7 +120,8 @@ class OneUnit(LossModel):
     def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
         """log δ̂ of the remove and of the add direction, always from the same random numbers."""
         key = chunked.seed_key(0)
-        if self.alone:
+        # an estimate by pilots has no use for the slope that it would be asked for as well
+        if self.alone and type(self.loss).frozen is not SampledLoss.frozen:
             frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             log_sigma = math.log(noise_multiplier)
             return frozen.evaluate(log_sigma).value, frozen.log_delta_add(log_sigma)
