@@ -127,8 +127,7 @@ def with_lower_end(mechanism: Mechanism, found: Guarantee, asked: str) -> Guaran
     For bounds, and for groups whatever their account is called; as found where nothing is known.
 
     Args:
-      mechanism: what ``found`` is about.
-      found: the answer.
+      mechanism, found: what is asked about, and the answer.
       asked: "epsilon", "delta" or "noise_multiplier".
     """
     value = getattr(found, asked)

@@ -47,8 +47,7 @@ class Unit(Protocol):
 
         Args:
           direction: "remove" or "add".
-          noise_multiplier: σ, for C as stored.
-          epsilon: ε.
+          noise_multiplier, epsilon: σ, for C as stored, and ε.
           trial: samples, β and key; a deterministic profile ignores it.
         """
 

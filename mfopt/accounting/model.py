@@ -165,8 +165,7 @@ class LossModel(abc.ABC):
         """Upper bounds of δ in both directions, each except with the trial's probability β.
 
         Args:
-          noise_multiplier: σ, for C as stored.
-          epsilon: ε.
+          noise_multiplier, epsilon: σ, for C as stored, and ε.
           plan: from :meth:`pilot`, on other samples; None to make one on the way.
           trial: samples, β and key. Deterministic models ignore it, and the plan.
         """

@@ -101,8 +101,7 @@ def about(
     nowhere.
 
     Args:
-      excess: decreasing in x > 0.
-      guess: where to begin.
+      excess, guess: decreasing in x > 0, and where to begin.
       fall: about how much ``excess`` falls with log x.
       relative: accuracy.
     """

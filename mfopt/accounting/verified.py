@@ -22,8 +22,7 @@ class VerifiedAnalysis:
     """ε, δ or σ of a :class:`LossModel`, as a :class:`Guarantee`.
 
     Args:
-      mechanism: what is analysed.
-      model: its estimate and bound.
+      mechanism, model: what is analysed, and its estimate and bound.
       certify: verify what is reported; otherwise it is the model's estimate, which proves nothing.
       seed: of all samples; the operating system's entropy unless pinned.
     """

@@ -45,8 +45,7 @@ class GroupProfile:
     """Bound for groups of K from points of the one-unit profile, in one direction.
 
     Attributes:
-      epsilons: shape (m,), increasing, >= 0.
-      log_deltas: shape (m,), upper bounds of log δ there, for one unit.
+      epsilons, log_deltas: shape (m,), increasing and >= 0, and upper bounds of log δ there.
       group_size: K.
     """
 
@@ -189,8 +188,7 @@ def black_box_epsilon(
 
     Args:
       profile: one unit's.
-      group_size: K.
-      delta: δ of the group.
+      group_size, delta: K, and δ of the group.
       form: "geometric" or "exponential", see :func:`black_box_log_factor`.
       floor: as above.
 

@@ -52,8 +52,7 @@ class NearlyLinear:
 
         Args:
           rounds: n.
-          square: variance of a round's linear part.
-          excess: upper bound of E (Λ - 1)² of a round, less ``square``.
+          square, excess: variance of a round's linear part; what E (Λ - 1)² is above it at most.
         """
         whole = rounds * (square + excess)
         if not whole < 1:

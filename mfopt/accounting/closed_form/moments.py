@@ -37,8 +37,7 @@ class Estimator:
     max(q W_min, Σ w_k) has 2S/(q W_min) (McMahan et al. 2018, Lemma 1).
 
     Attributes:
-      clip_norm: S.
-      probability: q.
+      clip_norm, probability: S and q.
       weight: W = Σ_k w_k for the fixed denominator, W_min for the clipped one.
       kind: "fixed" or "clipped".
     """
@@ -134,8 +133,7 @@ def epsilon(
     Args:
       noise_scale: z, the noise over the sensitivity of the estimator (:class:`Estimator`).
       probability: q, chance that a unit takes part in a round.
-      rounds: T.
-      delta: δ in (0, 1).
+      rounds, delta: T, and δ in (0, 1).
       conversion: from moments to (ε, δ), as above.
       orders: λ > 0 to take the least over; those of the conversion by default.
     """
@@ -170,9 +168,7 @@ def group_epsilon(
     Args:
       noise_scale: z, the noise over the sensitivity of one unit.
       probability: q, chance that a unit takes part in a round.
-      rounds: T.
-      delta: δ of the group, in (0, 1).
-      group_size: K.
+      rounds, delta, group_size: T, δ of the group, in (0, 1), and K.
     """
     delta = _check.probability("delta", delta)
     size = _check.integer("group_size", group_size)
@@ -212,8 +208,7 @@ def fedavg(
       noise_scale: z, or None to find the smallest.
       probability: q, chance that a user takes part in a round.
       rounds: T.
-      delta: δ, or None to find the smallest.
-      epsilon_target: ε, or None to find the smallest.
+      delta, epsilon_target: δ and ε, or None to find the smallest.
       conversion: as for :func:`epsilon`.
     """
     given = (noise_scale, epsilon_target, delta)

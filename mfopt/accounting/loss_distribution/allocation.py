@@ -44,8 +44,7 @@ class AllocationProfile:
     values are upper bounds unless they are called below.
 
     Attributes:
-      bins: b.
-      gram: g = |m_i|²/σ², the same for all modes.
+      bins, gram: b, and g = |m_i|²/σ², the same for all modes.
       accuracy: aimed-at relative error of ε.
     """
 

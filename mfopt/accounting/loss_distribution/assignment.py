@@ -218,8 +218,7 @@ def log_hinges(
     value to it, and no block of its own would do better.
 
     Args:
-      bins: b.
-      gram: g = |m|²/σ².
+      bins, gram: b, and g = |m|²/σ².
       epsilons: where; what they are apart says how fine the lognormals' grid is.
       direction: "remove" or "add".
       most: cells of one lognormal, with fewer of which the bounds are looser.

@@ -154,8 +154,7 @@ def balanced_grid(
     grid here, as it is in want of what is above the likeliest point or of what is below.
 
     Args:
-      step: grid spacing.
-      mass_p, mass_q: as for :func:`from_below`.
+      step, mass_p, mass_q: as for :func:`from_below`.
       offset: where to begin.
       enough: share of the P-mass that may be dropped without a search for a better point.
     """

@@ -62,8 +62,7 @@ class Law(Tilting):
 
         Args:
           one: the round.
-          noise_multiplier: σ, in clip norms.
-          rounds: compositions.
+          noise_multiplier, rounds: σ, in clip norms, and compositions.
           log_tail: log of the probability that may be left out.
           add: whether the direction is that of adding a unit.
         """
@@ -237,8 +236,7 @@ def _stages(
     """The two grids that together take the fewest points, if one takes many.
 
     Args:
-      law: the composed rounds.
-      tilt: θ.
+      law, tilt: the composed rounds, and θ.
       rise: of ε, that grids may cost.
       window: of the sum.
       step: spacing of a single grid.

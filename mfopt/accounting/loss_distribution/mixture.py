@@ -121,8 +121,7 @@ class Round(abc.ABC):
         """A pair on a grid of ``step`` that dominates the round, from cells of x.
 
         Args:
-          noise_multiplier: σ, in clip norms.
-          step: spacing of the grid of losses.
+          noise_multiplier, step: σ, in clip norms, and spacing of the grid of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may send to an infinite loss.
           ends: the smallest and the largest loss that are resolved: those beyond are split over the
@@ -142,8 +141,7 @@ class Round(abc.ABC):
         """Cells of a pair that the round dominates, for lower bounds in one direction.
 
         Args:
-          noise_multiplier: σ, in clip norms.
-          steps: spacings of the grids of losses.
+          noise_multiplier, steps: σ, in clip norms, and spacings of the grids of losses.
           spacing: width of the cells of x, in noise standard deviations.
           log_tail: log of the probability that each truncation may leave out.
           ends: the smallest and the largest loss that are resolved.
@@ -366,8 +364,7 @@ class Mixture(Round):
         """Borders of cells of z, shape (J + 1,), the first and the last infinite.
 
         Args:
-          noise_multiplier: σ, in clip norms.
-          spacing: width of the cells of x, in noise standard deviations.
+          noise_multiplier, spacing: σ, in clip norms, and width of the cells of x, over σ.
           log_tail: log of the probability that may lie beyond the finite borders.
           ends: losses beyond which no cell is wanted.
         """

@@ -58,8 +58,7 @@ def poisson(
     """DP-SGD and its groups: C must be diagonal, iterations then release independent sums.
 
     Args:
-      strategy: C.
-      scheme: who takes part.
+      strategy, scheme: C, and who takes part.
       group_size: K; under "replace" the rounds are of one unit.
       adjacency: how neighbours differ.
 
@@ -114,10 +113,8 @@ def fixed_batch(
     that are taken away or replaced, the rounds are of one unit.
 
     Args:
-      strategy: C.
-      scheme: who takes part.
-      group_size: K.
-      adjacency: how neighbours differ.
+      strategy, scheme: C, and who takes part.
+      group_size, adjacency: K, and how neighbours differ.
 
     Raises:
       UsageError: the group is larger than the data set, or a batch cannot be drawn without it.
@@ -191,7 +188,12 @@ def public(
     *,
     below: bool = False,
 ) -> Rounds:
-    """One Gaussian release of participations that are not random; with ``below`` some attain it."""
+    """One Gaussian release, of participations that are not random.
+
+    Args:
+      strategy, scheme, group_size, adjacency: as for :func:`attack`.
+      below: whether to take one that some data attain, in place of a bound of all.
+    """
     times = group_size * (2 if adjacency == "replace" else 1)
     if below:
         moved, exact = unamplified.attained(strategy, scheme), True
@@ -212,10 +214,8 @@ def attack(
     contribute in one explicit pattern.
 
     Args:
-      strategy: C.
-      scheme: who takes part.
-      group_size: K.
-      adjacency: how neighbours differ.
+      strategy, scheme: C, and who takes part.
+      group_size, adjacency: K, and how neighbours differ.
     """
     if isinstance(scheme, FixedOrder | MinSeparation):
         return public(strategy, scheme, group_size, adjacency, below=True)

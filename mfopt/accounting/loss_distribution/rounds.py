@@ -42,8 +42,7 @@ class RoundsProfile:
     that estimates say decides is computed.
 
     Attributes:
-      mixture: sensitivities of one round.
-      rounds: number of compositions.
+      mixture, rounds: sensitivities of one round, and number of compositions.
       noise_multiplier: σ, relative to the clip norm.
       accuracy: relative error of ε that the grid is chosen for.
     """
@@ -331,8 +330,7 @@ def guess(mixture: Round, rounds: int, epsilon: float, delta: float) -> float:
     """Initial σ for (ε, δ), by the saddle-point estimate of the larger direction.
 
     Args:
-      mixture: sensitivities of one round.
-      rounds: compositions.
+      mixture, rounds: sensitivities of one round, and compositions.
       epsilon, delta: the target.
     """
     target = math.log(delta)

@@ -63,8 +63,7 @@ class Stages:
 
         Args:
           one: a round, on the fine grid.
-          rounds: how many.
-          tilt: θ.
+          rounds, tilt: how many, and θ.
           extended: as for :meth:`.Composition.convolve`.
         """
         rare: tuple[tuple[LossDistribution, int], ...] = ()
@@ -85,8 +84,7 @@ class Stages:
 
         Args:
           cells: of a round.
-          rounds: how many.
-          tilt: θ.
+          rounds, tilt: how many, and θ.
           extended: as for :meth:`.Composition.convolve`.
         """
         rare: tuple[tuple[RoundsBlock, int], ...] = ()
@@ -267,10 +265,8 @@ class RoundsBlock:
     """The discrete pair of a block of rounds, by its loss; as :class:`.LossDistribution`.
 
     Attributes:
-      step: grid spacing of the loss.
-      index: shape (N,), increasing; the loss is ``offset + step * index``.
-      log_mass: shape (N,), log of the P-mass.
-      offset: loss at index 0.
+      step, offset: of the grid of losses, ``offset + step * index``.
+      index, log_mass: shape (N,), increasing, and log of the P-mass.
       infinite: P-mass of infinite loss.
       rounding: what the law, tilted and of sum 1, may be away from the truth in l1 norm.
       allowance: relative accuracy of the masses.

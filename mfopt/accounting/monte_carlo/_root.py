@@ -27,8 +27,7 @@ def decreasing_root(
     slope cannot hold up the search.
 
     Args:
-      function: of x.
-      start: where to begin.
+      function, start: of x, and where to begin.
       tolerance: between f <= 0 and f > 0.
       max_step: no step is longer.
       straight: a Newton step no longer than this is the last, and its end is not evaluated: it is

@@ -37,8 +37,7 @@ def upper_bound(log_wealth: float, bet: int, samples: int, beta: float) -> float
     Args:
       log_wealth: Σ log(1 − λX) over the samples.
       bet: index of λ in :data:`BETS`, chosen without these samples.
-      samples: how many they are.
-      beta: β.
+      samples, beta: how many they are, and β.
     """
     result: float = -math.expm1((log_wealth + math.log(beta)) / samples) / BETS[bet]
     return result
@@ -52,8 +51,7 @@ def choose(
     Args:
       pilot_log_wealth: Σ log(1 − λX) over a pilot for each of :data:`BETS`.
       pilot: samples of the pilot.
-      samples: samples that the bound will be drawn from.
-      beta: β of that bound.
+      samples, beta: of the bound that will be drawn.
     """
     scaled = np.asarray(pilot_log_wealth) * (samples / pilot)
     expected = [upper_bound(total, j, samples, beta) for j, total in enumerate(scaled)]

@@ -61,8 +61,7 @@ def total(
 
     Args:
       kernel: a function that can be hashed: it is static in compiled code.
-      key: randomness.
-      samples: at least so many.
+      key, samples: randomness, and at least how many.
       bins: numbers that one sample takes, which chunks are made by.
       args: further arguments of the kernel, pytrees of arrays.
     """

@@ -115,8 +115,7 @@ def log_weights(spikes: np.ndarray, diagonal: np.ndarray) -> np.ndarray:
     """log w_m(k) − m log b for m = 0, …, MOST, shape (MOST + 1, bins); 0 for no places.
 
     Args:
-      spikes: d.
-      diagonal: of S.
+      spikes, diagonal: d, and that of S.
     """
     places = np.arange(1, MOST + 1)[:, None]
     own = log_connected(spikes) + places * (places - 1) / 2 * (diagonal - spikes)
@@ -129,11 +128,9 @@ def clusters(
     """Return the sampling tables of one order.
 
     Args:
-      spikes: d.
-      weights: :func:`log_weights`.
+      spikes, weights: d, and :func:`log_weights`.
       log_normalizers: R(1), R(2), …, at least one.
-      order: s < MOST.
-      top: the largest entry of T.
+      order, top: s < MOST, and the largest entry of T.
     """
     known = len(log_normalizers)
     summed, largest = np.logaddexp.reduce(weights, axis=1), np.max(weights, axis=1)

@@ -359,11 +359,8 @@ def pilot(pair: CountPair, tilt: Tilt, point: Point, samples: int, key: jax.Arra
     """iid values that prove nothing.
 
     Args:
-      pair: what is bounded.
-      tilt: its proposal, with its ceiling at the point.
-      point: where.
-      samples: at least so many.
-      key: randomness.
+      pair, tilt: what is bounded, and its proposal, with its ceiling at the point.
+      point, samples, key: where, at least how many, and randomness.
     """
     return Pilot(tilt, *_total(pair, tilt, point, samples, key))
 
@@ -373,11 +370,9 @@ def bound(pair: CountPair, tilt: Tilt, point: Point, bet: int, trial: Trial) -> 
     """Upper bound of the tilt's direction, except with probability β over fresh samples.
 
     Args:
-      pair: what is bounded.
-      tilt: its proposal, with its ceiling at the point.
+      pair, tilt: what is bounded, and its proposal, with its ceiling at the point.
       point: where.
-      bet: index of λ, chosen without these samples.
-      trial: samples, β and key.
+      bet, trial: index of λ, chosen without these samples; samples, β and key.
     """
     found, used = _total(pair, tilt, point, trial.samples, trial.key)
     result = upper_bound(tilt, found, used, bet=bet, beta=trial.beta, uniforms=3 * pair.bins)

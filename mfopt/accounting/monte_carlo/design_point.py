@@ -128,8 +128,7 @@ def placed(gram: Any, noise_multiplier: jax.Array, epsilon: jax.Array, offset: A
 
     Args:
       gram: G, (bins, bins), or what multiplies as it does (:class:`~.nested.Square`).
-      noise_multiplier: σ near the one that is sought.
-      epsilon: ε, the loss that the design points have.
+      noise_multiplier, epsilon: σ near the one that is sought, and ε, the design points' loss.
       offset: of the nodes, in [0, 1).
 
     Damped fixed point p_j = softmax(u(v_j)), once from p_j on mode j alone and once from p_j
@@ -324,8 +323,7 @@ class DesignPoints(NamedTuple):
     """Frozen samples of one mechanism (:class:`.frozen.FrozenEstimator`).
 
     Attributes:
-      likelihood: at σ = 1.
-      mean_square: ḡ.
+      likelihood, mean_square: at σ = 1, and ḡ.
       placed: where samples are put.
       tables: exponents that do not depend on the draws.
     """
@@ -343,8 +341,7 @@ class DesignPoints(NamedTuple):
 
         Args:
           known: the likelihood ratio at σ = 1.
-          noise_multiplier: σ.
-          epsilon: ε.
+          noise_multiplier, epsilon: σ and ε.
           key: randomness of the nodes' offset.
         """
         offset = np.random.default_rng(np.asarray(jax.random.key_data(key))).random()

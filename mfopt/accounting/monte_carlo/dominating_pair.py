@@ -39,7 +39,7 @@ class DominatingPair(NamedTuple):
     """(P, Q) at every σ.
 
     Attributes:
-      gram: G, shape (bins, bins); with many bins it may stand for a table (:mod:`.overlaps`).
+      gram: G, shape (bins, bins); with many bins it may stand for that of the pieces.
       factor: any L with L Lᵀ = G, a matrix of shape (bins, bins) or in pieces (:mod:`.nested`).
     """
 
@@ -268,9 +268,7 @@ def add_tilt(mean_square: Any, mean_norm: Any, epsilon: Any, numbers: Any = jnp)
     taken as -1/(t + 1/2). Every t is valid. 0, plain sampling from Q, is left only where c <= -2.
 
     Args:
-      mean_square: ρ.
-      mean_norm: ḡ.
-      epsilon: ε.
+      mean_square, mean_norm, epsilon: ρ, ḡ and ε.
       numbers: ``jax.numpy``, or ``numpy`` where nothing is traced.
     """
     crossing = epsilon - mean_norm / 2

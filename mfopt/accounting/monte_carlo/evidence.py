@@ -55,8 +55,7 @@ class Point(NamedTuple):
     """Point at which a divergence is evaluated.
 
     Attributes:
-      noise_multiplier: σ, for C as stored.
-      epsilon: ε.
+      noise_multiplier, epsilon: σ, for C as stored, and ε.
       payoff: δ₂, what is paid for a loss: by the mechanism alone, or by what it is composed with.
     """
 

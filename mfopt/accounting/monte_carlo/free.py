@@ -103,8 +103,7 @@ class ReassignedBins:
     bound to a few 1e-5 in ε.
 
     Attributes:
-      bins: b.
-      throws: K, at least 2.
+      bins, throws: b, and K, at least 2.
       squared_norm: of each mode of an assignment, before division by σ².
     """
 
@@ -169,8 +168,7 @@ class Spread:
         H(Q, P) = E_Q (1 - e^ε Λ)₊    <= ½ e^ε ((χ² + x²)^½ - x),  x = 1 - e^-ε.
 
     Attributes:
-      bins: b.
-      throws: K.
+      bins, throws: b and K.
       squared_norm: of each mode of an assignment, before division by σ².
       plain: the same without amplification: the lesser of the two is taken.
     """

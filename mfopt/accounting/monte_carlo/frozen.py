@@ -26,8 +26,7 @@ class FrozenEstimator(Protocol):
     """Proposal of frozen samples, and their values at any σ: a JAX pytree.
 
     Attributes:
-      likelihood: of the mechanism, at σ = 1.
-      mean_square: ḡ = E_k |m_k|², likewise.
+      likelihood, mean_square: of the mechanism at σ = 1; ḡ = E_k |m_k|², likewise.
     """
 
     @property

@@ -106,8 +106,7 @@ def tilt(
     Args:
       kind: "shift", "mean", "clipped" or a chain that the ceilings know.
       order: s, whole for a chain, or t.
-      ceilings: at the point's σ.
-      point: σ, ε and payoff.
+      ceilings, point: at the point's σ, and σ, ε and payoff.
       clip: where the values of "clipped" are.
     """
     if kind in ceilings.chains:
@@ -170,8 +169,7 @@ def mean_tilt(ceilings: Ceilings, point: Point, cut: float = 0.0) -> Tilt:
     """The add direction's proposal of (about) the least ceiling.
 
     Args:
-      ceilings: at the point's σ.
-      point: σ, ε and payoff.
+      ceilings, point: at the point's σ, and σ, ε and payoff.
       cut: part of ḡ by which the values' exponents over t are less: where they will be clipped.
     """
     square = ceilings.mean_square * (1 - 2 * cut)
@@ -198,8 +196,7 @@ def clipped_tilt(
     """The add direction's proposal with values clipped; None where that gains nothing.
 
     Args:
-      likelihood: at the point's σ.
-      ceilings: likewise.
+      likelihood, ceilings: at the point's σ.
       point: σ, ε and payoff.
       key: randomness of the pilot samples of Jensen's gap.
     """
@@ -232,8 +229,7 @@ def beyond(
     """The mean of what was clipped, over the ceiling, except with probability ``beta``.
 
     Args:
-      likelihood: at the σ of the bound.
-      ceilings: likewise.
+      likelihood, ceilings: at the σ of the bound.
       tilt: "clipped".
       beta: failure probability.
       key: randomness; what the tilt was chosen by may not depend on it.
@@ -421,8 +417,7 @@ def log_delta_add(
     t is :func:`.dominating_pair.add_tilt`, and any t is unbiased.
 
     Args:
-      likelihood: in noise units.
-      mean_square: ḡ, likewise.
+      likelihood, mean_square: in noise units, the latter ḡ.
       noise: of every entry, shape (pairs, entries).
       epsilon: ε of the hockey-stick divergence.
     """

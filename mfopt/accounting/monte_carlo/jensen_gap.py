@@ -78,8 +78,7 @@ def chosen(
     Args:
       edges: s_1 and s_2.
       shares: about R(F <= s_1) and R(F <= s_2).
-      squared_norm: ḡ.
-      order: t.
+      squared_norm, order: ḡ and t.
     """
     low, high = edges
     below, half = (round(SAMPLES * share) for share in shares)
@@ -108,11 +107,9 @@ def beyond(
 
     Args:
       gap: fixed before the samples were drawn.
-      squared_norm: ḡ.
-      order: t.
+      squared_norm, order: ḡ and t.
       counts: of samples with F <= s_1, and with F <= s_2.
-      samples: iid samples of R.
-      beta: failure probability.
+      samples, beta: iid samples of R, and failure probability.
     """
     first, second = _line(*counts, samples, beta / 2)
     low, high, cut = (squared_norm * part for part in gap)

@@ -49,9 +49,7 @@ class KeptBins(NamedTuple):
     """The likelihood ratio of b modes; S is made as it is asked for, row by row.
 
     Attributes:
-      gram: G, shape (bins, bins).
-      factor: L with L Lᵀ = G.
-      sigma: σ.
+      gram, factor, sigma: G, shape (bins, bins), L with L Lᵀ = G, and σ.
     """
 
     gram: Array

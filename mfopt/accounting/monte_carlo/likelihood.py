@@ -57,9 +57,7 @@ class Drawn(NamedTuple):
 
     Attributes:
       products: <m, V> for every entry, shape (size, entries).
-      along: <noise, V>, shape (size,).
-      square: |V|², shape (size,).
-      log_normalizers: Σ_l log N_l, shape (size,).
+      along, square, log_normalizers: <noise, V>, |V|² and Σ_l log N_l, shape (size,).
     """
 
     products: jax.Array
@@ -162,8 +160,7 @@ class Ceilings:
       chains: ways to draw patterns by kind, the one to prefer first; a later one is examined where
         the best order of the one before is the largest that is known of it.
       largest_square: max_k |m_k|².
-      mean_square: ḡ = E_k |m_k|².
-      square_of_mean: ρ = |m̄|².
+      mean_square, square_of_mean: ḡ = E_k |m_k|² and ρ = |m̄|².
       common: c, which all <m_k, m_l> are less by.
     """
 
@@ -198,9 +195,7 @@ class SharedGaussianComponent(NamedTuple):
     """û and a of the module's docstring, for σ = 1.
 
     Attributes:
-      toward: û, shape (dimension,).
-      parts: a, shape (entries,).
-      length: r.
+      toward, parts, length: û, shape (dimension,), a, shape (entries,), and r.
     """
 
     toward: Array

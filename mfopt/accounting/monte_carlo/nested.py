@@ -137,8 +137,7 @@ class Square(NamedTuple):
     """L̃ L̃ᵀ as what multiplies with it.
 
     Attributes:
-      factor: L̃.
-      diagonal: of L̃ L̃ᵀ.
+      factor, diagonal: L̃, and that of L̃ L̃ᵀ.
     """
 
     factor: HierarchicalLowRank

@@ -129,10 +129,8 @@ class PatternTerms(NamedTuple):
     """Terms of log δ̂ for samples X = v + σz that do not depend on σ.
 
     Attributes:
-      patterns: C.
-      proposal: where X is put.
-      centre: Mᵀv, shape (pairs, K·b).
-      noise: Mᵀz, shape (pairs, K·b).
+      patterns, proposal: C, and where X is put.
+      centre, noise: Mᵀv and Mᵀz, shape (pairs, K·b).
     """
 
     patterns: PatternLikelihood
@@ -255,8 +253,7 @@ def fit(
 
     Args:
       patterns: at σ = 1.
-      noise_multiplier: σ.
-      epsilon: ε.
+      noise_multiplier, epsilon: σ and ε.
       ceilings: of patterns in noise units; estimates will do.
     """
     scaled = patterns.scaled(noise_multiplier)
@@ -318,8 +315,7 @@ class FrozenPatterns(NamedTuple):
     """Frozen samples of one mechanism (:class:`.frozen.FrozenEstimator`).
 
     Attributes:
-      likelihood: the patterns, at σ = 1.
-      mean_square: ḡ.
+      likelihood, mean_square: the patterns at σ = 1, and ḡ.
       proposal: where samples are put.
     """
 
@@ -339,8 +335,7 @@ class FrozenPatterns(NamedTuple):
 
         Args:
           patterns: at σ = 1.
-          noise_multiplier: σ.
-          epsilon: ε.
+          noise_multiplier, epsilon: σ and ε.
           ceilings: of patterns in noise units; estimates will do.
         """
         proposal = fit(patterns, noise_multiplier, epsilon, ceilings)

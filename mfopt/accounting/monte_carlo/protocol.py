@@ -127,8 +127,7 @@ class SampledLoss(abc.ABC):
         Args:
           noise_multiplier: σ near the one that is sought; any is unbiased.
           epsilon: ε of the estimate.
-          samples: at least so many.
-          key: randomness.
+          samples, key: at least so many, and randomness.
         """
         return FrozenPilots(self, noise_multiplier, epsilon, samples, key)
 
@@ -155,9 +154,7 @@ class SampledLoss(abc.ABC):
 
         Args:
           tilt: the proposal, with its ceiling at ``point``.
-          point: where.
-          samples: at least so many.
-          key: randomness.
+          point, samples, key: where, at least how many, and randomness.
         """
 
     @abc.abstractmethod

@@ -208,11 +208,9 @@ def log_largest(
 
     Args:
       gram: overlaps in noise units, shape (bands, n), bands <= S: [d, j] = <c_j, c_{j+d}>.
-      separation: S.
-      probability: p.
-      order: l.
-      tilt: a_l, shape (n,).
-      cost: c_l, shape (n,); by default a little more than what a participation adds to first order.
+      separation, probability, order: S, p and l.
+      tilt, cost: a_l and c_l, shape (n,); by default a little more than what a participation adds
+        to first order.
     """
     size, (bands, n) = separation, gram.shape
     past_end = -n % size  # units go on there, and no column is there
@@ -256,8 +254,7 @@ def _grown(one: _Parts, other: _Parts, norm: float, later: np.ndarray) -> np.nda
     ten times as long.
 
     Args:
-      one: of h_i.
-      other: of h_j.
+      one, other: of h_i and of h_j.
       norm: |U|.
       later: (m, o) of the next block for each j.
     """
