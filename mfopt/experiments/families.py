@@ -13,6 +13,7 @@ from mfopt.experiments.cache import Cell
 from mfopt.experiments.mechanisms import (
     B_MIN_SEP,
     BALLS,
+    ESTIMATED,
     FRESH,
     POISSON,
     SAMPLED,
@@ -124,94 +125,72 @@ class Family(NamedTuple):
         return 8.0 * n * (60 + (12 if self.kind == "dense" else 0) * n)
 
 
-def _samplings(label: str, kind: str, columns: bool = True) -> dict[str, Family]:
-    """A C optimized in fixed order under three samplings."""
-    said = {UNAMPLIFIED: "unamplified", POISSON: "cyclic Poisson", BALLS: "balls-in-bins"}
-    return {
-        f"{kind}+{sampling}": Family(
-            f"{label}, {words}",
-            kind,
-            sampling,
-            FIXED_ORDER,
-            bands=True,
-            equal_columns=columns or sampling != UNAMPLIFIED,
-        )
-        for sampling, words in said.items()
-    }
+# name | label | kind of C | how it is found where it is not optimized, and what else differs
+_FOUND = {"closed": FIXED, "fixed-order": FIXED_ORDER, "published": PUBLISHED}
+_TABLE = """
+dpsgd+unamplified | DP-SGD, unamplified | identity | closed
+dpsgd+poisson | DP-SGD, Poisson | identity | closed
+dpsgd+balls-in-bins | DP-SGD, balls-in-bins | identity | closed
+dpsgd+fresh-bins | DP-SGD, fresh bins | identity | closed
+banded+unamplified | banded, unamplified | banded | fixed-order bands free-columns
+banded+poisson | banded, cyclic Poisson | banded | fixed-order bands
+banded+balls-in-bins | banded, balls-in-bins | banded | fixed-order bands
+banded-toeplitz+unamplified | banded Toeplitz, unamplified | banded-toeplitz | fixed-order bands
+banded-toeplitz+poisson | banded Toeplitz, cyclic Poisson | banded-toeplitz | fixed-order bands
+banded-toeplitz+balls-in-bins | banded Toeplitz, balls-in-bins | banded-toeplitz | fixed-order bands
+banded-toeplitz+b-min-sep | banded Toeplitz, b-min-sep | banded-toeplitz | fixed-order bands slow
+blt-4+unamplified | BLT-4, unamplified | blt | fixed-order buffers=4
+dense+unamplified | dense multi-epoch, unamplified | dense | fixed-order slow
+blt-2 | BLT-2 | blt | buffers=2 slow
+blt-3 | BLT-3 | blt | buffers=3 slow
+blt-4 | BLT-4 | blt | buffers=4
+blt-5 | BLT-5 | blt | buffers=5 slow
+toeplitz | Toeplitz | toeplitz |
+blt-2-scaled | BLT-2, time-scaled | blt | buffers=2
+blt-3-scaled | BLT-3, time-scaled | blt | buffers=3 slow
+blt-4-scaled | BLT-4, time-scaled | blt | buffers=4
+blt-5-scaled | BLT-5, time-scaled | blt | buffers=5 slow
+toeplitz-scaled | Toeplitz, time-scaled | toeplitz |
+banded-toeplitz-scaled | banded Toeplitz, time-scaled | banded-toeplitz | bands
+banded-toeplitz-scaled+fresh-bins | banded Toeplitz scaled, fresh bins | banded-toeplitz | bands
+cleared-blt-8-scaled+fresh-bins | cleared BLT 8, scaled, fresh bins | cleared-blt | buffers=8 slow
+cyclic-blocks-5-scaled | cyclic blocks (5), time-scaled | cyclic-blocks | buffers=5
+wave-blt-4-scaled | BLT with a wave (4), time-scaled | wave-blt | buffers=4
+banded+amplified | banded | banded | bands
+dense | dense | dense | slow
+sqrt | square root, balls-in-bins | sqrt | closed
+banded-sqrt | banded square root, balls-in-bins | banded-sqrt | closed bands
+banded-sqrt+poisson | banded square root, cyclic Poisson | banded-sqrt | closed bands
+banded-inverse-sqrt | banded inverse sqrt, balls-in-bins | banded-inverse-sqrt | closed bands
+normalized-sqrt | normalized sqrt, balls-in-bins | sqrt | published form=normalized-sqrt
+lambda-cgd | DP-λCGD, balls-in-bins | banded-inverse-sqrt | published form=lambda-cgd
+bifr | BIFR, balls-in-bins | banded-inverse-sqrt | published bands form=bifr
+tree | tree (Honaker), balls-in-bins | tree | closed
+"""
+
+
+def _family(line: str) -> tuple[str, Family]:
+    """(name, family) of a line; the name says the sampling, and whether C is time-scaled."""
+    name, label, kind, *words = (part.strip() for part in line.split("|"))
+    more = set(" ".join(words).split())
+    given = dict(word.split("=") for word in more if "=" in word)
+    sampling = name.partition("+")[2]
+    return name, Family(
+        label,
+        kind,
+        sampling if sampling in (UNAMPLIFIED, POISSON, *ESTIMATED) else BALLS,
+        next((_FOUND[word] for word in more & _FOUND.keys()), AMPLIFIED),
+        scaled="-scaled" in name,
+        buffers=int(given.get("buffers", 0)),
+        bands="bands" in more,
+        equal_columns="free-columns" not in more,
+        slow="slow" in more,
+        form=given.get("form", ""),
+    )
 
 
 # order is the order of tables
-FAMILIES: dict[str, Family] = {
-    "dpsgd+unamplified": Family("DP-SGD, unamplified", "identity", UNAMPLIFIED, FIXED),
-    "dpsgd+poisson": Family("DP-SGD, Poisson", "identity", POISSON, FIXED),
-    "dpsgd+balls-in-bins": Family("DP-SGD, balls-in-bins", "identity", BALLS, FIXED),
-    "dpsgd+fresh-bins": Family("DP-SGD, fresh bins", "identity", FRESH, FIXED),
-    **_samplings("banded", "banded", columns=False),
-    **_samplings("banded Toeplitz", "banded-toeplitz"),
-    "banded-toeplitz+b-min-sep": Family(
-        "banded Toeplitz, b-min-sep",
-        "banded-toeplitz",
-        B_MIN_SEP,
-        FIXED_ORDER,
-        bands=True,
-        slow=True,
-    ),
-    "blt-4+unamplified": Family("BLT-4, unamplified", "blt", UNAMPLIFIED, FIXED_ORDER, buffers=4),
-    "dense+unamplified": Family(
-        "dense multi-epoch, unamplified", "dense", UNAMPLIFIED, FIXED_ORDER, slow=True
-    ),
-    **{f"blt-{d}": Family(f"BLT-{d}", "blt", buffers=d, slow=d != 4) for d in (2, 3, 4, 5)},
-    "toeplitz": Family("Toeplitz", "toeplitz"),
-    **{
-        f"blt-{d}-scaled": Family(
-            f"BLT-{d}, time-scaled", "blt", scaled=True, buffers=d, slow=d in (3, 5)
-        )
-        for d in (2, 3, 4, 5)
-    },
-    "toeplitz-scaled": Family("Toeplitz, time-scaled", "toeplitz", scaled=True),
-    "banded-toeplitz-scaled": Family(
-        "banded Toeplitz, time-scaled", "banded-toeplitz", scaled=True, bands=True
-    ),
-    "banded-toeplitz-scaled+fresh-bins": Family(
-        "banded Toeplitz scaled, fresh bins", "banded-toeplitz", FRESH, scaled=True, bands=True
-    ),
-    "cleared-blt-8-scaled+fresh-bins": Family(
-        "cleared BLT 8, scaled, fresh bins",
-        "cleared-blt",
-        FRESH,
-        scaled=True,
-        buffers=8,
-        slow=True,
-    ),
-    "cyclic-blocks-5-scaled": Family(
-        "cyclic blocks (5), time-scaled", "cyclic-blocks", scaled=True, buffers=5
-    ),
-    "wave-blt-4-scaled": Family(
-        "BLT with a wave (4), time-scaled", "wave-blt", scaled=True, buffers=4
-    ),
-    "banded+amplified": Family("banded", "banded", bands=True),
-    "dense": Family("dense", "dense", slow=True),
-    "sqrt": Family("square root, balls-in-bins", "sqrt", found=FIXED),
-    "banded-sqrt": Family(
-        "banded square root, balls-in-bins", "banded-sqrt", found=FIXED, bands=True
-    ),
-    "banded-sqrt+poisson": Family(
-        "banded square root, cyclic Poisson", "banded-sqrt", POISSON, FIXED, bands=True
-    ),
-    "banded-inverse-sqrt": Family(
-        "banded inverse sqrt, balls-in-bins", "banded-inverse-sqrt", found=FIXED, bands=True
-    ),
-    "normalized-sqrt": Family(
-        "normalized sqrt, balls-in-bins", "sqrt", found=PUBLISHED, form="normalized-sqrt"
-    ),
-    "lambda-cgd": Family(
-        "DP-λCGD, balls-in-bins", "banded-inverse-sqrt", found=PUBLISHED, form="lambda-cgd"
-    ),
-    "bifr": Family(
-        "BIFR, balls-in-bins", "banded-inverse-sqrt", found=PUBLISHED, bands=True, form="bifr"
-    ),
-    "tree": Family("tree (Honaker), balls-in-bins", "tree", found=FIXED),
-}
+FAMILIES = dict(map(_family, _TABLE.strip().splitlines()))
 DEFAULT = tuple(name for name, family in FAMILIES.items() if not family.slow)
 
 

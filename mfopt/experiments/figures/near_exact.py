@@ -12,12 +12,12 @@ import statistics
 import numpy as np
 from scipy import stats
 
+from mfopt.experiments import tables
 from mfopt.experiments.decision_plots import improvement_panel
 from mfopt.experiments.families import WIDTHS, Comparison
 from mfopt.experiments.figures.context import Builder, Context, Drawing, Figures, banded
 from mfopt.experiments.mechanisms import AmplifiedCell, Goal, SigmaCell
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.tables import csv_text
 from mfopt.optimize import kinds
 
 PAPER = "Choquette-Choo et al. 2024, Near-exact privacy amplification"
@@ -150,18 +150,19 @@ def timings(context: Context) -> Drawing:
         ]
         for place in TIMED
     }
-    each = sorted({epochs for epochs, _ in TIMED})
-    lines = [
-        "Processor seconds to optimize a BLT with 4 buffers at ε = 1, δ = 1e-5, to convergence:",
-        f"medians of {len(SEEDS)} runs, evaluations of the objective in parentheses",
-        "(in each process the first run of a shape compiles)",
-        f"{'iterations per epoch':<24}" + "".join(f"{f'{e} epochs':>16}" for e in each),
+    each, sizes = (sorted(set(values)) for values in zip(*TIMED, strict=True))
+    texts = [
+        (bins, *("{:.1f} ({:g})".format(*medians[epochs, bins]) for epochs in each))
+        for bins in sizes
     ]
-    for bins in sorted({bins for _, bins in TIMED}):
-        texts = ["{:.1f} ({:g})".format(*medians[epochs, bins]) for epochs in each]
-        lines.append(f"{bins:<24}" + "".join(f"{text:>16}" for text in texts))
+    title = (
+        "Processor seconds to optimize a BLT with 4 buffers at ε = 1, δ = 1e-5, to convergence:\n"
+        f"medians of {len(SEEDS)} runs, evaluations of the objective in parentheses\n"
+        "(in each process the first run of a shape compiles)\n"
+    )
+    lines = tables.aligned(("iterations per epoch", *(f"{e} epochs" for e in each)), texts, 16)
     header = ("epochs", "iterations_per_epoch", "seed", *measured)
-    return Drawing(table="\n".join(lines) + "\n", csv=csv_text(header, rows))
+    return Drawing(table=f"{title}{lines}\n", csv=tables.csv_text(header, rows))
 
 
 FIGURES: Figures = {

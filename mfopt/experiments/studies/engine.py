@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import math
 import shlex
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 from mfopt._runtime import _check
@@ -20,7 +20,6 @@ from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.options import at_full, check, option_of, options, worded
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runner import run_all
-from mfopt.experiments.studies.rates import ChosenRate, choose
 from mfopt.progress import Report, silent
 
 # what every row of every study says of its privacy: None where there is none (a baseline)
@@ -152,6 +151,63 @@ def _floats(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_floats, value))
     return float(value) if type(value) is int else value
+
+
+class ChosenRate(NamedTuple):
+    """Result of a grid of rates.
+
+    Attributes:
+      rate: with the least loss of those tried.
+      tried: all of them, increasing.
+      edge: "lowest" or "highest" where ``rate`` is an end of several, else "".
+      missing: the rate to try next; None where the choice is made.
+    """
+
+    rate: float
+    tried: tuple[float, ...]
+    edge: str
+    missing: float | None
+
+
+def choose(
+    rates: Sequence[float], loss: Callable[[float], float | None], *, most: int = 0
+) -> ChosenRate:
+    """The best rate; a grid whose end is best is extended by its last ratio.
+
+    Args:
+      rates: to begin with; one alone is no grid and stays so.
+      loss: of a rate, lower is better, what is not finite worst; None where it was not run yet.
+      most: rates to add.
+
+    >>> losses = {1.0: 3.0, 2.0: 2.0, 4.0: 1.0, 8.0: 1.5}
+    >>> choose((1.0, 2.0), losses.get, most=3)
+    ChosenRate(rate=4.0, tried=(1.0, 2.0, 4.0, 8.0), edge='', missing=None)
+    >>> del losses[4.0]
+    >>> choose((1.0, 2.0), losses.get, most=3).missing
+    4.0
+    """
+    known: dict[float, float] = {}
+    for rate in rates:
+        found = loss(rate)
+        assert found is not None, f"{rate} of the grid was not run"
+        known[rate] = _worst_if_not_finite(found)
+    while True:
+        tried = tuple(sorted(known))
+        best = min(tried, key=known.__getitem__)
+        ends = {tried[0]: "lowest", tried[-1]: "highest"} if len(tried) > 1 else {}
+        edge = ends.get(best, "")
+        if not edge or len(known) - len(set(rates)) >= most:
+            return ChosenRate(best, tried, edge, None)
+        end, inner = (tried[0], tried[1]) if edge == "lowest" else (tried[-1], tried[-2])
+        further = float(f"{end * (end / inner):.6g}")
+        found = loss(further)
+        if found is None:
+            return ChosenRate(best, tried, edge, further)
+        known[further] = _worst_if_not_finite(found)
+
+
+def _worst_if_not_finite(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.inf
 
 
 class Swept(Study):
