@@ -84,10 +84,10 @@ def factorize(
     auto, known = sampling == "auto", (*NAMES, "auto")
     if sampling not in known:
         raise _check.reject("sampling", sampling, f"must be one of {known}")
-    for name, value in (("reassign_every", reassign_every), ("separation", separation)):
-        if auto and value is not None:
+    for option, given in (("reassign_every", reassign_every), ("separation", separation)):
+        if auto and given is not None:
             rule = 'belongs to one scheme, and sampling="auto" compares two, at their defaults'
-            raise _check.reject(name, value, rule, "Leave it out, or name the sampling.")
+            raise _check.reject(option, given, rule, "Leave it out, or name the sampling.")
     scheme = bin_scheme(
         "balls-in-bins" if auto else sampling,
         epochs,

@@ -110,7 +110,7 @@ def test_profile_refuses_bad_arguments():
         with pytest.raises(UsageError):
             profile.epsilon(bad)
     with pytest.raises(UsageError):
-        profile.delta(-0.1)
+        profile.log_delta(-0.1)
 
 
 @pytest.mark.parametrize("mu", [1e3, 1e50, 1e100, 1e150])

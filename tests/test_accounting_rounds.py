@@ -243,7 +243,7 @@ def test_the_larger_direction_is_the_answer_whichever_it_is(monkeypatch):
 
 def test_nothing_sampled_is_nothing_lost():
     profile = RoundsProfile(Mixture.binomial(5, 0.0), 100, 1.0)
-    assert profile.delta(0.0) == 0 and profile.epsilon(1e-9) == 0
+    assert profile.log_delta(0.0) == -math.inf and profile.epsilon(1e-9) == 0
 
 
 def test_overwhelming_noise_needs_no_grid():
@@ -252,7 +252,7 @@ def test_overwhelming_noise_needs_no_grid():
     assert profile.epsilon(1e-6) == 0.0
     for rounds, sigma in ((1, 3.0), (50, 30.0)):
         wide = RoundsProfile(Mixture.binomial(2, 0.3), rounds, sigma)
-        assert 1.0 < math.exp(wide._log_distance()) / wide.delta(0.0) < 3.0
+        assert 1.0 < math.exp(wide._log_distance()) / math.exp(wide.log_delta(0.0)) < 3.0
 
 
 @pytest.mark.release

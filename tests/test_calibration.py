@@ -30,8 +30,7 @@ from mfopt.accounting.monte_carlo import (
     protocol,
     sampled,
 )
-from mfopt.accounting.monte_carlo._root import decreasing_root
-from mfopt.accounting.monte_carlo.calibrate import rough
+from mfopt.accounting.monte_carlo.calibrate import decreasing_root, rough
 from mfopt.accounting.monte_carlo.evidence import Pilot, Tilt, Trial, sums
 from mfopt.accounting.monte_carlo.frozen import LogDelta
 from mfopt.accounting.monte_carlo.protocol import loss_of

@@ -10,6 +10,7 @@ import abc
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
@@ -192,14 +193,12 @@ class GaussianAnalysis(DeterministicAnalysis):
 class ProfileAnalysis(DeterministicAnalysis):
     """A deterministic profile at every σ."""
 
-    unit: DeterministicUnit | None = None
+    unit: DeterministicUnit
 
     def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> Profile:
-        assert self.unit is not None
         return self.unit.profile(noise_multiplier, accuracy)
 
     def guess(self, epsilon: float, delta: float) -> float:
-        assert self.unit is not None
         return self.unit.guess(epsilon, delta)
 
 
@@ -207,10 +206,9 @@ class ProfileAnalysis(DeterministicAnalysis):
 class RoundsAnalysis(DeterministicAnalysis):
     """Independent rounds with a random sensitivity: privacy loss distributions."""
 
-    composed: poisson.Rounds | None = None
+    composed: poisson.Rounds
 
     def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> RoundsProfile:
-        assert self.composed is not None
         sigma = noise_multiplier / self.composed.scale
         return RoundsProfile(self.composed.mixture, self.composed.rounds, sigma, accuracy)
 
@@ -227,7 +225,6 @@ class RoundsAnalysis(DeterministicAnalysis):
         return free._guarantee(0.0, epsilon, delta, lambda: bracket.Bracket(0.0, 0.0))
 
     def guess(self, epsilon: float, delta: float) -> float:
-        assert self.composed is not None
         mixture, count = self.composed.mixture, self.composed.rounds
         return self.composed.scale * max(rounds.guess(mixture, count, epsilon, delta), 1e-3)
 
@@ -260,23 +257,15 @@ class Least:
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         """Smallest ε that any analysis proves at this σ and δ."""
-        return _least(
-            self.parts, lambda one: one.epsilon(noise_multiplier, delta), lambda g: g.epsilon
-        )
+        return _least(self.parts, "epsilon", noise_multiplier, delta)
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
         """Smallest δ that any analysis proves at this σ and ε."""
-        return _least(
-            self.parts, lambda one: one.delta(noise_multiplier, epsilon), lambda g: g.delta
-        )
+        return _least(self.parts, "delta", noise_multiplier, epsilon)
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         """Smallest σ that any analysis proves for (ε, δ)."""
-        return _least(
-            self.parts,
-            lambda one: one.noise_multiplier(epsilon, delta),
-            lambda g: g.noise_multiplier,
-        )
+        return _least(self.parts, "noise_multiplier", epsilon, delta)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,13 +281,13 @@ class LeastDeterministic(DeterministicAnalysis):
         return float(self.parts[-1].guess(epsilon, delta))
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
-        return Least(self.parts).epsilon(noise_multiplier, delta)
+        return _least(self.parts, "epsilon", noise_multiplier, delta)
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
-        return Least(self.parts).delta(noise_multiplier, epsilon)
+        return _least(self.parts, "delta", noise_multiplier, epsilon)
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
-        return Least(self.parts).noise_multiplier(epsilon, delta)
+        return _least(self.parts, "noise_multiplier", epsilon, delta)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,26 +301,19 @@ class LeastProfile:
         """Upper bound of log δ(ε), the larger of both directions unless one is named."""
         return min(float(one.log_delta(epsilon, direction)) for one in self.parts)
 
-    def delta(self, epsilon: float) -> float:
-        """Upper bound of δ(ε)."""
-        return math.exp(self.log_delta(epsilon))
-
     def epsilon(self, delta: float) -> float:
         """Smallest ε >= 0 for which any of the profiles proves δ(ε) <= ``delta``."""
         return min(float(one.epsilon(delta)) for one in self.parts)
 
 
-def _least(
-    parts: Sequence[Analysis],
-    ask: Callable[[Analysis], Guarantee],
-    size: Callable[[Guarantee], float],
-) -> Guarantee:
+def _least(parts: Sequence[Analysis], asked: str, *given: float) -> Guarantee:
     """Smallest of the bounds; an analysis that fails is skipped, unless all fail."""
     answers: list[Guarantee] = []
     failures: list[str] = []
+    size = operator.attrgetter(asked)
     for part in parts:
         try:
-            answers.append(ask(part))
+            answers.append(getattr(part, asked)(*given))
         except FailureError as failure:
             failures.append(str(failure))
     if not answers:

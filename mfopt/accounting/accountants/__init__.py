@@ -3,12 +3,6 @@
 Importing this registers them; :mod:`mfopt.accounting.account` asks them.
 """
 
-from mfopt.accounting.accountants import (
-    b_min_sep,
-    balls_in_bins,
-    fresh_bins,
-    independent_rounds,
-    unamplified,
-)
+from mfopt.accounting.accountants import balls_in_bins, independent_rounds, sampled, unamplified
 
-__all__ = ["b_min_sep", "balls_in_bins", "fresh_bins", "independent_rounds", "unamplified"]
+__all__ = ["balls_in_bins", "independent_rounds", "sampled", "unamplified"]

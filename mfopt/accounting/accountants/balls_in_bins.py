@@ -55,10 +55,9 @@ class BallsInBinsAccountant(SampledAccountant):
 class OrthogonalAnalysis(ProfileAnalysis):
     """Orthogonal modes, with the σ that the release engine gives for them."""
 
-    exact: Orthogonal | None = None
+    exact: Orthogonal
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
-        assert self.exact is not None
         epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
         sigma = self.exact.noise_multiplier(epsilon, delta) * (1 + ROUNDING)
         return self._guarantee(

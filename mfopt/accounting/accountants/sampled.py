@@ -18,9 +18,13 @@ from mfopt.accounting.accountants.unamplified import gaussian_release
 from mfopt.accounting.analyses import Analysis
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import group
+from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
+from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.mechanism import Mechanism
+
+_ROUNDING = 1 + 1e-12  # of the largest norm
 
 
 class SampledAccountant(Accountant):
@@ -67,3 +71,24 @@ class KnownParticipations(Accountant):
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         norm = mechanism.group_size * self.longest(mechanism)
         return gaussian_release(mechanism, norm, WITHOUT_AMPLIFICATION)
+
+
+class FreshBinsAccountant(SampledAccountant):
+    """Any C >= 0 with at most as many bands as bins, and any group."""
+
+    schemes = (FreshBinsLaw.covers,)
+
+
+class KnownPattern(KnownParticipations):
+    """The bins known: K units move C x by at most K times the largest pattern."""
+
+    schemes = (FreshBinsLaw.covers,)
+
+    def longest(self, mechanism: Mechanism) -> float:
+        return law(mechanism.sampling).loss(mechanism.strategy).sensitivity * _ROUNDING
+
+
+class BMinSepAccountant(SampledAccountant):
+    """Any group, by its profile."""
+
+    schemes = (BMinSepLaw.covers,)  # the law is registered where it is defined

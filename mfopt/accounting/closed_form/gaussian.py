@@ -102,9 +102,6 @@ class GaussianProfile:
 
     mu: float
 
-    def delta(self, epsilon: float) -> float:
-        return delta(self.mu, _check.non_negative("epsilon", epsilon))
-
     def log_delta(self, epsilon: float, direction: str | None = None) -> float:
         """log δ(ε), the same in both directions, finite far below the smallest float."""
         return log_delta(self.mu, _check.non_negative("epsilon", epsilon))

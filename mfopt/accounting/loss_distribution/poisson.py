@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 import scipy
@@ -182,7 +183,7 @@ def _drawn(group_size: int, probability: float, adjacency: Adjacency) -> Round:
 
 def public(
     strategy: Strategy,
-    scheme: Scheme,
+    scheme: Any,  # FixedOrder or MinSeparation
     group_size: int,
     adjacency: Adjacency,
     *,

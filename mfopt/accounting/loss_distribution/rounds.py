@@ -76,10 +76,6 @@ class RoundsProfile:
         # so close to 1 sums of masses may have rounded the difference away
         return min(found, ceiling) if found < -_LAST_PLACES else ceiling
 
-    def delta(self, epsilon: float) -> float:
-        """Upper bound of δ(ε)."""
-        return math.exp(self.log_delta(epsilon))
-
     def epsilon(self, delta: float, direction: Direction | None = None) -> float:
         """Smallest ε >= 0 whose δ, as computed, is at most ``delta``."""
         target = math.log(_check.probability("delta", delta))
