@@ -134,6 +134,7 @@ OWN_OF = {
     ("experiment", "--posts"): ["--posts=a.jsonl"],
     ("experiment", "--public-text"): ["--public-text=b.jsonl"],
     ("experiment", "--variants"): ["--variants=fedavg"],
+    ("train", "--continue"): ["--continue=earlier"],
     ("train", "--delta"): ["--delta=1e-5"],
     ("train", "--lora-layers"): ["--lora-layers=mlp/c_fc"],
     ("train", "--model"): ["--model=here"],
@@ -256,6 +257,8 @@ def inputs(tmp_path_factory):
     for name in ("taken.png", "taken.html"):
         (folder / name).write_text("mine")
     (folder / "c.toml").write_text("[model]\nwidth = 32\nheads = 2\n")
+    (folder / "earlier").mkdir()
+    (folder / "earlier" / "config.toml").write_text("[model]\nwidth = 48\nheads = 2\n")
     np.save(folder / "w.npy", np.ones(8))
     store = folder / "store"
     texts = [f"--data={folder / 'a.jsonl'}", f"--public={folder / 'b.jsonl'}"]

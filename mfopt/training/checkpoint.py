@@ -198,16 +198,7 @@ class Checkpoints:
         self, like: TrainState, secret: RunSecret, step: int
     ) -> tuple[TrainState, dict[str, Any]]:
         """The state and facts of ``step``; any exception where they are not what was written."""
-        asked = ocp.args.Composite(facts=ocp.args.JsonRestore())
-        facts = dict(self._manager.restore(step, args=asked)["facts"])
-        seal = facts.pop("seal")
-        body = {name: value for name, value in facts.items() if name != "check"}
-        if facts["check"] != _check_of(body):
-            raise ValueError("its facts are not what was written")
-        if facts["secret"] != _name(secret):
-            rule = f"is not that of the checkpoint of step {step}"
-            way_out = "Put the run's own secret back; without it the run cannot resume."
-            raise _check.reject("secret", str(self.folder.parent / "secret"), rule, way_out)
+        facts = self._facts(secret, step)
         expected = _structure(like)
         other = [name for name in expected if facts["structure"].get(name) != expected[name]]
         if other:
@@ -216,11 +207,7 @@ class Checkpoints:
             raise _check.reject("checkpoint", str(self.folder / str(step)), rule, way_out)
         wanted = _items(like)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
-        asked = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-        with scope():
-            found = self._manager.restore(step, args=asked)["state"]
-        if not hmac.compare_digest(secret.seal(_message(found, facts)), seal):
-            raise ValueError("its seal does not hold")
+        found = self._sealed(secret, step, facts, abstract)
         parts = {
             name: jax.tree.unflatten(jax.tree.structure(part), found.get(name, []))
             for name, part in vars(like).items()
@@ -228,6 +215,53 @@ class Checkpoints:
         for name in ("structure", "secret", "check"):
             del facts[name]
         return TrainState(**parts), facts
+
+    def _facts(self, secret: RunSecret, step: int) -> dict[str, Any]:
+        """The facts of ``step``, with their seal, which is to be tested still."""
+        asked = ocp.args.Composite(facts=ocp.args.JsonRestore())
+        facts = dict(self._manager.restore(step, args=asked)["facts"])
+        body = {name: value for name, value in facts.items() if name not in ("check", "seal")}
+        if facts["check"] != _check_of(body):
+            raise ValueError("its facts are not what was written")
+        if facts["secret"] != _name(secret):
+            rule = f"is not that of the checkpoint of step {step}"
+            way_out = "Put the run's own secret back; without it the run cannot resume."
+            raise _check.reject("secret", str(self.folder.parent / "secret"), rule, way_out)
+        return facts
+
+    def _sealed(
+        self, secret: RunSecret, step: int, facts: dict[str, Any], abstract: Any
+    ) -> dict[str, Any]:
+        """The state of ``step``; takes the seal, which it tests, out of ``facts``."""
+        seal = facts.pop("seal")
+        asked = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        with scope():
+            found: dict[str, Any] = self._manager.restore(step, args=asked)["state"]
+        if not hmac.compare_digest(secret.seal(_message(found, facts)), seal):
+            raise ValueError("its seal does not hold")
+        return found
+
+    def parameters(self, secret: RunSecret) -> tuple[list[Any], dict[str, Any]]:
+        """(leaves of the parameters, facts) of the newest checkpoint; nothing is changed.
+
+        Raises:
+            UsageError: there is none, or it is of another secret.
+            Damaged: it is not what was written.
+        """
+        if not self.steps:
+            raise _check.reject("checkpoint", str(self.folder), "holds none")
+        try:
+            facts = self._facts(secret, self.steps[-1])
+            leaves = self._sealed(secret, self.steps[-1], facts, None)["params"]
+        except (UsageError, MemoryError):
+            raise
+        except Exception as problem:  # as in `restore`
+            reason = _check.printable(str(problem).split("\n")[0][:200])
+            way_out = "Resume that run once, which takes the newest one that is whole."
+            raise Damaged(
+                f"the newest checkpoint in {self.folder} is damaged ({reason}). {way_out}"
+            ) from None
+        return [np.asarray(leaf) for leaf in leaves], facts
 
     def _clear(self, step: int, damaged: Mapping[int, str]) -> None:
         """Leave ``step`` as the newest checkpoint: the run is about to write later ones."""

@@ -230,6 +230,11 @@ class TrainConfig:
     pretrain_batch: int = _pretraining(16, "Public records per step.")
     pretrain_rate: float = _pretraining(3e-3, "Learning rate (adamw, cosine).")
     output: str = _run("run", "Folder of the run.")
+    continue_from: str = _run(
+        "",
+        "Folder of an earlier run, from whose last parameters this one begins; both guarantees are "
+        "composed.",
+    )
     steps: int = _run(0, "Stop after this many steps; 0: all steps that the guarantee covers.")
     checkpoint_every: int = _run(50, "Steps between checkpoints.")
     checkpoint_minutes: float = _run(
@@ -266,6 +271,9 @@ class TrainConfig:
             for name in names.split():
                 check(name, getattr(self, name))
         self._check_federated()
+        if self.continue_from and (self.pretrain_steps or self.algorithm == "none"):
+            rule = "begins from private parameters: no pretraining, and not without privacy"
+            raise _check.reject("continue_from", self.continue_from, rule)
         if self.algorithm == "none" and self.noise == "secure":
             raise _check.reject("noise", "secure", "has no effect on algorithm = 'none'")
         if self.sweep_rates:

@@ -14,8 +14,9 @@ from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
+from mfopt.training import continued, privacy, signing, sizes, sweep
 from mfopt.training import mesh as meshes
-from mfopt.training import privacy, signing, sizes, sweep
+from mfopt.training.composition import composed
 from mfopt.training.config import TrainConfig, load, sweep_rates
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, verify_all
 from mfopt.training.data.stdlib import build_lines, build_stdlib, check_lines
@@ -148,8 +149,11 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     resuming = check_folder(folder, resume)
     mesh = meshes.make_mesh(config.model_parallel)
     account = account_of(config, folder, progress, resuming=resuming)
+    earlier = continued.read(config, progress)
     parts, tokenizer = _open_data(config, folder, progress, resuming)
     train = parts["train"]
+    if earlier is not None:
+        earlier.check_tokenizer(train.metadata.get("tokenizer_digest", ""))
     secret = secret_of(config, folder, resuming)
     # Which of a user's records are chosen changes no number that is checked here.
     rule = "random" if config.selection in PERPLEXITY_RULES else config.selection
@@ -184,6 +188,8 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     if shapes is not None:
         execution = affordable(shapes)
     model = initial_model(config, parts, folder, progress, tokenizer)
+    if earlier is not None:
+        model = earlier.begin(model)
     if shapes is None:  # a function made it: nobody could tell before
         execution = affordable(model)
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
@@ -219,6 +225,8 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     public_report = None
     if account is not None and guarantee is not None:
         guarantee = privacy.with_grid(guarantee, execution, model.num_params)
+        if earlier is not None:
+            guarantee = composed([*earlier.runs, (guarantee, account)])
         public_report = privacy.report(
             account,
             execution,
@@ -228,6 +236,8 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             pinned=config.seed >= 0,
             black_box=config.algorithm == "group",
         )
+        if earlier is not None:
+            public_report["continues"] = earlier.report
         way = next((name for name in privacy.CHOSEN if name and getattr(config, name)), "")
         public_report["learning_rate"] = {
             "value": rate,
@@ -245,6 +255,8 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         "learning_rate": rate,
         "devices": [int(size) for size in mesh.devices.shape],
     }
+    if earlier is not None:
+        facts |= {"continues": earlier.digest, "base": earlier.base}
     return Prepared(
         config=config,
         parts=parts,

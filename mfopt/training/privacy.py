@@ -451,6 +451,12 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         )
         rows.append(("contribution", words))
     extra = guarantee["details"]
+    if "runs" in extra:
+        alone = [
+            f"({round_up(x['epsilon'], 6)}, {delta_in_words(x['delta'])})" for x in extra["runs"]
+        ]
+        words = f"runs of {' and '.join(alone)}, the last of them this one"
+        rows.append(("composed of", f"{words}; a user may be in the data of all"))
     if "displacement" in extra:
         before, chance = extra["delta_before_truncation"], extra["displacement"]
         raised = f"delta raised from {before:.6g} (chance of displacing a unit {chance:.3g})"

@@ -33,6 +33,7 @@ from mfopt.progress import Progress, Report, silent
 from mfopt.strategies import Strategy
 from mfopt.training import privacy, signing
 from mfopt.training.batching import Sampler
+from mfopt.training.composition import Run, composed
 from mfopt.training.fedavg import clipping_of
 from mfopt.training.loop import Execution
 from mfopt.training.units import Units
@@ -45,7 +46,7 @@ _NUMBER = re.compile(
     r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"
 )  # in words; the numbers have checks of their own
 # fields that hold by themselves, or that the digest of the mechanism and the proof are about
-_BESIDE = ("noise_against_signal", "learning_rate", "signature")
+_BESIDE = ("noise_against_signal", "learning_rate", "signature", "continues")
 _RATE = {"value", "chosen", "noise_move", "optimizer", "momentum", "beta2"}
 _FOUND_ELSEWHERE = ("format", "mfopt", "account", "guarantee", "strategy_arrays", "steps_done")
 CLAIMS = (
@@ -127,6 +128,11 @@ def verify(
         stated, account, execution = _rebuilt(facts, factorization)
         progress(Progress("proving the account again"))
         checks = [_proved(account, progress), *_compared(facts, stated, account, execution)]
+        if "continues" in facts:
+            earlier = verify(facts["continues"], progress=progress)
+            failed = ", ".join(check.name for check in earlier.checks if not check.holds)
+            words = str(facts["continues"].get("statement"))
+            checks.append(Check("earlier run", words, failed, earlier.holds))
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, UsageError):
             raise
@@ -134,6 +140,13 @@ def verify(
             "report", type(problem).__name__, f"is not a privacy report of mfopt ({problem})"
         ) from None
     return Verification(tuple(checks), signer, CLAIMS)
+
+
+def runs_of(facts: dict[str, Any]) -> list[Run]:
+    """Statements about a verified report's run and the earlier ones alone, and their accounts."""
+    stated, account, execution = _rebuilt(facts, None)
+    earlier = runs_of(facts["continues"]) if "continues" in facts else []
+    return [*earlier, (_alone(facts, stated, account, execution), account)]
 
 
 def _alone(
@@ -261,6 +274,8 @@ def _compared(
     checks = [Check("claims a guarantee", claim, only, honest)]
     try:
         found = _alone(facts, stated, account, execution)
+        if "continues" in facts:
+            found = composed([*runs_of(facts["continues"]), (found, account)])
     except UsageError as problem:
         return [*checks, Check("statement", str(stated), str(problem), False)]
     for name, value in _plain(found.describe()).items():

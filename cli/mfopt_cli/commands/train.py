@@ -16,6 +16,7 @@ from mfopt_cli.live import Live
 
 # settings whose flag has another name than the record's field
 _FLAGS = {"epsilon": "--eps", "output": "--out", "privacy_unit": "--unit"}
+_FLAGS |= {"continue_from": "--continue"}
 
 
 def _settings() -> list[options.Option]:
@@ -105,7 +106,9 @@ def command(
     Without a file or a sampling: a BLT for 8 epochs of 8 balls-in-bins iterations at (8, 1e-5),
     a new model pretrained on docstrings, the embedded corpus stdlib-code; flags override each. The
     data loader executes the sampling scheme of the file; anything that differs from what was
-    accounted for is refused. A stopped run, even by kill -9, resumes with --resume.
+    accounted for is refused. A stopped run, even by kill -9, resumes with --resume. --continue
+    begins another run, on the same data or other data, from the parameters of an earlier one, with
+    its settings where flags name none; the report states what both cost together.
 
     \b
     Examples:
@@ -115,6 +118,7 @@ def command(
           --pretrain-steps 300 --out run
       mfopt train best.npz --pretrain-steps 300 --out run
       mfopt train best.npz --config run/config.toml --resume
+      mfopt train --continue run --data new.jsonl --eps 2 --delta 1e-5 --out run-2
       mfopt train --sampling poisson:probability=0.05,iterations=200 \\
           --eps 8 --delta 1e-6 --algorithm els --records-per-user 4
     """
@@ -125,6 +129,10 @@ def command(
     if resume_from is not None:
         _check.integer("resume_from", resume_from, at_least=0)
     flags["factorization"] = factorization
+    if flags["continue_from"] and not config:
+        config = str(Path(flags["continue_from"]) / "config.toml")
+        # of the earlier run alone
+        flags |= {name: flags[name] or 0 for name in ("pretrain_steps", "steps")}
     settings = settings_of.load(config, flags if config else _completed(flags))
     if show_config:
         click.echo(settings.to_toml(), nl=False)

@@ -1,0 +1,112 @@
+"""A budget continued: a new run that begins from the parameters of an earlier one.
+
+It has a secret of its own, and may have other data. The earlier run's parameters and report are
+taken from its newest checkpoint, whose seal shows that they are what it wrote; every number in the
+report is computed again first, and what the two runs cost together is stated
+(:mod:`mfopt.training.composition`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from mfopt._runtime import _check
+from mfopt.progress import Report
+from mfopt.training import verification
+from mfopt.training.checkpoint import Checkpoints
+from mfopt.training.composition import Run
+from mfopt.training.config import TrainConfig, load
+from mfopt.training.folder import CHECKPOINTS, Lock, secret_of
+from mfopt.training.initial_model import digest_of
+from mfopt.training.models import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Earlier:
+    """An earlier run: its verified ``report``, its leaves of parameters, what it was made from."""
+
+    folder: Path
+    report: dict[str, Any]
+    leaves: list[Any]
+    facts: dict[str, Any]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run so far, the first one first."""
+        return verification.runs_of(self.report)
+
+    @property
+    def base(self) -> str:
+        """Digest of the model that the first of all runs began from."""
+        return str(self.facts.get("base", self.facts["model"]))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the report."""
+        return hashlib.sha256(json.dumps(self.report, sort_keys=True).encode()).hexdigest()
+
+    def check_tokenizer(self, digest: str) -> None:
+        """Refuse data whose tokens mean other text."""
+        if digest != self.facts["tokenizer"]:
+            rule = f"was built with another tokenizer than that of the run in {self.folder}"
+            raise _check.reject("data", digest[:12], rule, "Build it with that run's tokenizer.")
+
+    def begin(self, model: Model) -> Model:
+        """``model`` with the earlier run's parameters.
+
+        Raises:
+            UsageError: it has other parameters, or its adapters were trained on another base.
+        """
+        own, structure = jax.tree.flatten(model.params)
+        shapes = [(leaf.shape, leaf.dtype) for leaf in own]
+        if shapes != [(leaf.shape, leaf.dtype) for leaf in self.leaves]:
+            rule = "has other parameters than this model"
+            way_out = "Keep the settings of its model (its config.toml)."
+            raise _check.reject("continue_from", str(self.folder), rule, way_out)
+        if jax.tree.leaves(model.frozen) and digest_of((model.params, model.frozen)) != self.base:
+            rule = "was begun from other frozen parameters than this model's"
+            raise _check.reject("continue_from", str(self.folder), rule)
+        return dataclasses.replace(model, params=jax.tree.unflatten(structure, self.leaves))
+
+
+def read(config: TrainConfig, progress: Report) -> Earlier | None:
+    """The run that ``config`` continues, its report verified; None: it continues none.
+
+    Raises:
+        UsageError: there is no such run, another process is at work in it, it is the run's own
+            folder, it has no guarantee, or its report cannot be verified.
+    """
+    if not config.continue_from:
+        return None
+    folder = Path(config.continue_from)
+
+    def refused(rule: str, way_out: str = "") -> Exception:
+        return _check.reject("continue_from", str(folder), rule, way_out)
+
+    if not (folder / CHECKPOINTS).is_dir() or not (folder / "config.toml").is_file():
+        raise refused("holds no run", "Name the folder of a run that has trained.")
+    if folder.resolve() == Path(config.output).resolve():
+        raise refused("is the output folder too", "Give another one; `resume=True` resumes a run.")
+    lock = Lock(folder)
+    try:
+        secret = secret_of(load(folder / "config.toml"), folder, resuming=True)
+        with Checkpoints(folder / CHECKPOINTS) as checkpoints:
+            leaves, facts = checkpoints.parameters(secret)
+    finally:
+        lock.close()
+    report = facts["privacy"]
+    if report is None:
+        raise refused("is not private: there is no guarantee to continue")
+    found = verification.verify(report, progress=progress)
+    if not found.holds:
+        failed = "; ".join(
+            f"{one.name}: {one.stated} ({one.found})" for one in found.checks if not one.holds
+        )
+        raise refused(f"has a report that does not hold: {_check.printable(failed[:300])}")
+    return Earlier(folder, report, leaves, facts["run"])
