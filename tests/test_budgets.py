@@ -22,7 +22,7 @@ LINES = {
     "mfopt/_runtime": 1_500,
     "mfopt/accounting": 16_290,
     "mfopt/calibration": 200,
-    "mfopt/experiments": 11_232,
+    "mfopt/experiments": 11_187,
     "mfopt/factorization": 750,
     "mfopt/jax": 500,
     "mfopt/noise": 4_201,

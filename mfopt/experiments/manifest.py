@@ -17,7 +17,7 @@ from typing import Any
 from mfopt._runtime import _check, _files
 from mfopt._version import __version__, commit
 from mfopt.experiments.cache import Cache, Cell, code_digest
-from mfopt.experiments.runner import with_needs
+from mfopt.experiments.runner import summed, with_needs
 from mfopt.experiments.tables import csv_text
 
 MANIFEST = "manifest.json"
@@ -136,14 +136,7 @@ def _digests(folder: Path, files: Sequence[Path]) -> dict[str, str]:
 
 def computing(cells: Iterable[Cell], cache: Cache) -> dict[str, Any]:
     """Computing record for :func:`note` of cells and of those they need."""
-    found = [cache.load(cell) for cell in with_needs(cells)]
-    records = [result.record for result in found if result is not None]
-    return {
-        "device": sorted({r["device"] for r in records}),
-        "seconds": sum(r["seconds"] for r in records),
-        "cpu_seconds": sum(r["cpu_seconds"] for r in records),
-        "made": max((r["made"] for r in records), default=None),
-    }
+    return summed(map(cache.load, with_needs(cells)))
 
 
 ALL, COMMAND = "all cells", "this command"  # the rows below those of each kind of work

@@ -48,6 +48,18 @@ class Curve(NamedTuple):
     steps: bool = False
 
 
+def around(label: str, x: Sequence[float], y: Any, half: Any) -> Curve:
+    """A curve with a band.
+
+    Args:
+      label: in the legend.
+      x, y: points.
+      half: how far the band reaches on either side of each ``y``.
+    """
+    y, half = np.asarray(y, float), np.asarray(half, float)
+    return Curve(label, list(x), y.tolist(), (y - half).tolist(), (y + half).tolist())
+
+
 class Panel(NamedTuple):
     """One set of axes.
 

@@ -13,6 +13,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from mfopt._runtime import _check, _signals, _sizes
 from mfopt.experiments.cache import Cache, Cell, Result
@@ -159,6 +160,17 @@ def compute(cell: Cell, needed: list[Result]) -> Result:
         "made": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     return Result(record, result.arrays)
+
+
+def summed(results: Iterable[Result | None]) -> dict[str, Any]:
+    """Devices, seconds, processor seconds and last day of the results that are there."""
+    records = [result.record for result in results if result is not None]
+    sums = {
+        name: round(sum(record[name] for record in records), 1)
+        for name in ("seconds", "cpu_seconds")
+    }
+    devices = sorted({record["device"] for record in records})
+    return {"device": devices, **sums, "made": max((r["made"] for r in records), default=None)}
 
 
 def device() -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from mfopt.experiments import comparison, tables
 from mfopt.experiments.cache import Cache, Cell, Result
 from mfopt.experiments.families import Comparison
-from mfopt.experiments.plots import Curve, Panel
+from mfopt.experiments.plots import Panel
 from mfopt.experiments.runner import run_all
 from mfopt.progress import Report, silent
 
@@ -57,9 +55,3 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> D
     """A table as text below a title, and as CSV."""
     text = f"{title}\n{tables.aligned(header, rows)}\n"
     return Drawing(table=text, csv=tables.csv_text(header, rows))
-
-
-def banded(label: str, x: Any, *band: np.ndarray) -> Curve:
-    """A curve of the values ``band[0]`` with ``band[1]`` on either side."""
-    y, half = band
-    return Curve(label, list(x), y.tolist(), (y - half).tolist(), (y + half).tolist())

@@ -10,9 +10,9 @@ import numpy as np
 from mfopt.experiments.comparison import Z95
 from mfopt.experiments.decision_plots import EPSILON
 from mfopt.experiments.families import FRESH_BANDS, Comparison
-from mfopt.experiments.figures.context import Context, Drawing, Figures, banded
+from mfopt.experiments.figures.context import Context, Drawing, Figures
 from mfopt.experiments.mechanisms import BALLS, FRESH, AmplifiedCell, CertifiedCell, Goal, SigmaCell
-from mfopt.experiments.plots import Curve, Panel
+from mfopt.experiments.plots import Curve, Panel, around
 
 PAPER = "this library, fresh bins"
 DELTA = 1e-5
@@ -42,10 +42,10 @@ def kept(context: Context) -> Drawing:
         rmse = np.array([found[epsilon, each]["rmse"] for each in lengths])
         spread = Z95 * np.array([found[epsilon, each]["relative_error"] for each in lengths])
         label, above = f"ε = {epsilon:g}", rmse / rmse[0]
-        errors.append(banded(label, lengths, rmse, rmse * spread))
+        errors.append(around(label, lengths, rmse, rmse * spread))
         # L = 1 is what the others are compared with
         reach = above * np.hypot(spread, spread[0]) * (np.array(lengths) > 1)
-        excess.append(banded(label, lengths, 100 * (above - 1), 100 * reach))
+        excess.append(around(label, lengths, 100 * (above - 1), 100 * reach))
     where = f"{epochs} epochs × {bins} iterations, {BANDS} bands, δ = {DELTA:g}"
     axis = f"epochs that bins are kept (log scale; {epochs}: balls-in-bins)"
     return Drawing(

@@ -15,9 +15,9 @@ from scipy import stats
 from mfopt.experiments import tables
 from mfopt.experiments.decision_plots import improvement_panel
 from mfopt.experiments.families import WIDTHS, Comparison
-from mfopt.experiments.figures.context import Builder, Context, Drawing, Figures, banded
+from mfopt.experiments.figures.context import Builder, Context, Drawing, Figures
 from mfopt.experiments.mechanisms import AmplifiedCell, Goal, SigmaCell
-from mfopt.experiments.plots import Panel
+from mfopt.experiments.plots import Panel, around
 from mfopt.optimize import kinds
 
 PAPER = "Choquette-Choo et al. 2024, Near-exact privacy amplification"
@@ -121,7 +121,7 @@ def samples(context: Context) -> Drawing:
             [[100 * (found[epsilon, n, s]["rmse"] / least - 1) for s in SEEDS] for n in SAMPLES]
         )
         half = reach * losses.std(1, ddof=1)
-        curves.append(banded(f"ε = {epsilon:g}", SAMPLES, losses.mean(1), half))
+        curves.append(around(f"ε = {epsilon:g}", SAMPLES, losses.mean(1), half))
     panel = Panel(
         curves,
         f"BLT with 4 buffers, {epochs} epochs × {bins} iterations, δ = {DELTA:g}; "

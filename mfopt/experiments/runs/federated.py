@@ -80,7 +80,7 @@ class UserUpdate:
     def clip(self, update: PyTree, clip_norm: Any) -> Clipped:
         """``update`` at a norm of at most S = ``clip_norm``, which may be traced."""
         if not self.private:
-            return Clipped(update, jnp.inf, jnp.bool_(False))
+            return Clipped(update, jnp.float32(jnp.inf), jnp.bool_(False))
         unit = Clipping(1.0, per_layer=self.layers == "per-layer")
         shorter = unit(jax.tree.map(lambda leaf: leaf / clip_norm, update))
         bounded = jax.tree.map(lambda leaf: leaf * clip_norm, shorter.gradient)

@@ -19,7 +19,7 @@ from mfopt._version import __version__
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.options import at_full, check, option_of, options, worded
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runner import run_all
+from mfopt.experiments.runner import run_all, summed
 from mfopt.progress import Report, silent
 
 # what every row of every study says of its privacy: None where there is none (a baseline)
@@ -287,15 +287,7 @@ def run(
             if isinstance(value, float) and not math.isfinite(value):
                 rule = "runs diverged, or numbers left the range of single precision"
                 raise _check.FailureError(f"{key} is {value} in {study.name}: {rule}")
-    records = [result.record for result in found.values()]
-    made = {
-        "command": study.command(),
-        "version": __version__,
-        "device": sorted({record["device"] for record in records}),
-        "seconds": round(sum(record["seconds"] for record in records), 1),
-        "cpu_seconds": round(sum(record["cpu_seconds"] for record in records), 1),
-        "made": max(record["made"] for record in records),
-    }
+    made = {"command": study.command(), "version": __version__, **summed(found.values())}
     return outcome, made
 
 

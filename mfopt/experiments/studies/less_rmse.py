@@ -11,7 +11,7 @@ import numpy as np
 from mfopt._runtime import _check
 from mfopt.experiments import families
 from mfopt.experiments.options import option
-from mfopt.experiments.plots import Curve, Panel
+from mfopt.experiments.plots import Panel, around
 from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.on_images import PREFIX, SCHEDULE, ImageStudy, TrainedPoint
 from mfopt.experiments.studies.ranks import answer, correlation, pairs
@@ -108,9 +108,8 @@ class LessRmse(ImageStudy):
         panels = []
         for (data, epsilon), here in self.places(rows).items():
             curves = [
-                Curve(row["mechanism"], [row["rmse"]], [mid], [mid - half], [mid + half])
+                around(row["mechanism"], [row["rmse"]], [row["excess"]], [row["excess_half95"]])
                 for row in near(here)
-                for mid, half in [(row["excess"], row["excess_half95"])]
             ]
             title = f"{data}, ε = {epsilon:g}"
             panels.append(Panel(curves, title, *axes, log_x=False, lines=False))

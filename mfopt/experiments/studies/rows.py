@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from mfopt.experiments.plots import Curve, Panel
+from mfopt.experiments.plots import Curve, Panel, around
 from mfopt.experiments.studies.engine import Row
 
 
@@ -37,13 +37,11 @@ def curve(
         ``band``.
     """
     rows = sorted(rows, key=lambda row: row[x])
-    low: list[float] | None = None
-    high: list[float] | None = None
+    place, value = ([row[name] for row in rows] for name in (x, y))
     if half:
-        low, high = ([row[y] + s * half[1] * row[half[0]] for row in rows] for s in (-1, 1))
-    elif band:
-        low, high = ([row[name] for row in rows] for name in band)
-    return Curve(label, [row[x] for row in rows], [row[y] for row in rows], low, high)
+        return around(label, place, value, [half[1] * row[half[0]] for row in rows])
+    low, high = ([row[name] for row in rows] for name in band) if band else (None, None)
+    return Curve(label, place, value, low, high)
 
 
 def level(label: str, ends: Sequence[float], value: float) -> Curve:
