@@ -57,8 +57,11 @@ def _with_effect(command: click.Command, ctx: click.Context) -> None:
                 f"{typed} has no effect with {every[other].typed(ctx)}; remove one"
             )
         found = [(ctx.params[other], value) for other, value in param.needs.items()]
-        if found and not any(a == b if b else a is not None for a, b in found):
-            said = [(every[other].main, value or "") for other, value in param.needs.items()]
+        if found and not any(a in b.split("|") if b else a is not None for a, b in found):
+            said = [
+                (every[other].main, " or ".join((value or "").split("|")))
+                for other, value in param.needs.items()
+            ]
             without = " or ".join(" ".join(words).strip() for words in said)
             raise messages.Refused(f"{typed} has no effect without {without}")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
+
+import scipy
 
 from mfopt._runtime import _check
 from mfopt.sampling.base import MOST_ITERATIONS, Scheme
@@ -49,3 +52,46 @@ class BinScheme(Scheme, abstract=True):
     def expected_batch(self, population: int) -> float:
         """Mean number of units in an iteration."""
         return _check.integer("population", population) / self.bins
+
+
+@dataclasses.dataclass(frozen=True)
+class SeparatedBins(BinScheme, abstract=True):
+    """Scheme in which any two steps of a unit are at least ``separation`` apart.
+
+    A step has the expected batch of one of ``bins`` bins.
+    """
+
+    separation: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._integer("separation")
+        most = self.largest_separation(self.bins, self.epochs)
+        if self.separation > max(most, 1):
+            raise _check.reject("separation", self.separation, *self._too_large(most))
+
+    @staticmethod
+    @abc.abstractmethod
+    def largest_separation(bins: int, epochs: int) -> int:
+        """Largest separation of a run of this size."""
+
+    @abc.abstractmethod
+    def _too_large(self, most: int) -> tuple[str, str]:
+        """The rule for a separation above ``most``, and the way out."""
+
+    def with_bins(self, bins: int) -> Self:
+        separation = max(1, min(self.separation, self.largest_separation(bins, self.epochs)))
+        return dataclasses.replace(self, bins=bins, separation=separation)
+
+    @property
+    def epoch_ends(self) -> tuple[int, ...]:
+        """None: a unit may take part more or less often than once in an epoch."""
+        return ()
+
+    @property
+    def most_bands(self) -> int:
+        return self.separation
+
+    def batch_sizes(self, step: int, population: int) -> Any:
+        self._step(step)
+        return scipy.stats.binom(population, 1 / self.bins)

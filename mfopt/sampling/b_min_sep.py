@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
-import scipy
 
 from mfopt._runtime import _check
-from mfopt.sampling._bins import BinScheme
+from mfopt.sampling._bins import SeparatedBins
 from mfopt.sampling._generator import generator
 
 
 @dataclasses.dataclass(frozen=True)
-class BMinSep(BinScheme):
+class BMinSep(SeparatedBins):
     """Let each available unit take part by chance, then rest for ``separation`` − 1 steps.
 
     Dong and Ganesh 2026, in its stationary form: a unit begins with the rest that it would have
@@ -31,39 +30,24 @@ class BMinSep(BinScheme):
       separation: S, less than ``bins`` (as many would be balls-in-bins).
     """
 
-    separation: int = 1
     kind: ClassVar[str] = "b-min-sep"
     independent: ClassVar[bool] = True
     mistaken_for: ClassVar[str] = "beginning with every unit available"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._integer("separation")
-        if self.separation >= max(self.bins, 2):
-            raise _check.reject(
-                "separation",
-                self.separation,
-                f"must be less than the number of bins ({self.bins})",
-                "With as many, a unit takes part in a fixed cycle: use balls-in-bins.",
-            )
+    @staticmethod
+    def largest_separation(bins: int, epochs: int) -> int:
+        return bins - 1
 
-    def with_bins(self, bins: int) -> Self:
-        separation = max(1, min(self.separation, bins - 1))
-        return dataclasses.replace(self, bins=bins, separation=separation)
+    def _too_large(self, most: int) -> tuple[str, str]:
+        return (
+            f"must be less than the number of bins ({self.bins})",
+            "With as many, a unit takes part in a fixed cycle: use balls-in-bins.",
+        )
 
     @property
     def probability(self) -> float:
         """Chance that an available unit takes part in a step."""
         return 1 / (self.bins - self.separation + 1)
-
-    @property
-    def epoch_ends(self) -> tuple[int, ...]:
-        """None: a unit may take part more or less often than once in an epoch."""
-        return ()
-
-    @property
-    def most_bands(self) -> int:
-        return self.separation
 
     def words(self) -> str:
         return (
@@ -104,7 +88,3 @@ class BMinSep(BinScheme):
     def waits(self, units: int, rng: np.random.Generator) -> np.ndarray:
         """Steps that available units wait, at most until after the end."""
         return np.minimum(rng.geometric(self.probability, units) - 1, self.iterations)
-
-    def batch_sizes(self, step: int, population: int) -> Any:
-        self._step(step)
-        return scipy.stats.binom(population, 1 / self.bins)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +22,8 @@ from scipy import special, stats
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import patterns
-from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.sampling import (
     BallsInBins,
     BMinSep,
@@ -30,6 +31,7 @@ from mfopt.sampling import (
     FixedBatch,
     FixedOrder,
     FreshBins,
+    KOfN,
     Poisson,
     Scheme,
 )
@@ -155,9 +157,10 @@ def _(scheme: FreshBins, strategy: Strategy, group_size: int = 1) -> Attack:
 
 
 @attack_on.register
-def _(scheme: BMinSep, strategy: Strategy, group_size: int = 1) -> Attack:
+def _(scheme: BMinSep | KOfN, strategy: Strategy, group_size: int = 1) -> Attack:
     # likewise
-    found = BMinSepLaw(scheme).exact(strategy)
+    accounted: Any = law(scheme)
+    found = accounted.exact(strategy)
 
     @float64
     def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
@@ -206,6 +209,13 @@ def _(scheme: BMinSep, units: int, rng: np.random.Generator) -> np.ndarray:
     while (alive := np.flatnonzero(step < scheme.iterations)).size:
         result[alive, step[alive]] = True
         step[alive] += scheme.separation + scheme.waits(len(alive), rng)
+    return result
+
+
+@participations.register
+def _(scheme: KOfN, units: int, rng: np.random.Generator) -> np.ndarray:
+    result = np.zeros((units, scheme.iterations), bool)
+    np.put_along_axis(result, scheme.assign(units, rng), True, axis=1)
     return result
 
 

@@ -1,4 +1,4 @@
-"""mfopt account balls-in-bins, fresh-bins and b-min-sep: batches of one law, with any C >= 0."""
+"""mfopt account for schemes with bins or a separation, batches of one law, and any C >= 0."""
 
 from __future__ import annotations
 
@@ -91,15 +91,22 @@ def fresh_bins(strategy: str, **arguments: Any) -> None:
     answers.answer(arguments, make, f"fresh-bins, {strategy}")
 
 
-@click.command("b-min-sep", cls=options.Command)
-@_binned
-@sweeps.option(
-    "--separation",
-    int,
-    "Minimum number of iterations between two participations. [default: that of a FILE]",
+_separated = apply(
+    _binned,
+    sweeps.option(
+        "--separation",
+        int,
+        "Minimum number of iterations between two participations. [default: that of a FILE]",
+    ),
+    shared.strategy(
+        "identity, banded-sqrt:BANDS, or a factorization FILE; up to --separation bands."
+    ),
 )
-@shared.strategy("identity, banded-sqrt:BANDS, or a factorization FILE; up to --separation bands.")
-def b_min_sep(strategy: str, **arguments: Any) -> None:
+
+
+@click.command("b-min-sep", cls=options.Command)
+@_separated
+def b_min_sep(**arguments: Any) -> None:
     """Units by chance, resting after each participation; any banded C >= 0, certified by sampling.
 
     An available unit takes part with probability 1/(iters − separation + 1), so that each iteration
@@ -110,8 +117,32 @@ def b_min_sep(strategy: str, **arguments: Any) -> None:
       mfopt account b-min-sep --epochs 16 --iters 128 --separation 64 --strategy banded-sqrt:8 \\
           --noise-multiplier 3 --delta 1e-5
     """
-    from mfopt.accounting import Mechanism
     from mfopt.sampling import BMinSep
+
+    _answer(BMinSep, **arguments)
+
+
+@click.command("k-of-n", cls=options.Command)
+@_separated
+def k_of_n(**arguments: Any) -> None:
+    """Exactly --epochs iterations for each unit; any banded C >= 0, certified by sampling.
+
+    Uniform over all sets of iterations of which any two are at least --separation apart, the last
+    iteration of the run being the first one's neighbour.
+
+    \b
+    Example:
+      mfopt account k-of-n --epochs 16 --iters 128 --separation 64 --strategy banded-sqrt:8 \\
+          --noise-multiplier 3 --delta 1e-5
+    """
+    from mfopt.sampling import KOfN
+
+    _answer(KOfN, **arguments)
+
+
+def _answer(kind: Any, strategy: str, **arguments: Any) -> None:
+    """Answer for a scheme with a separation."""
+    from mfopt.accounting import Mechanism
 
     found, file = shared.matrix(strategy, ("identity", "banded-sqrt"))
     stated = file if hasattr(getattr(file, "sampling", None), "separation") else None
@@ -119,10 +150,10 @@ def b_min_sep(strategy: str, **arguments: Any) -> None:
     def make(row: Row, of: Row) -> Any:
         bins, epochs = shared.bins_of(row, file)
         own = None if stated is None else stated.sampling.separation
-        scheme = BMinSep(bins, epochs, shared.own(row, "separation", own, stated))
+        scheme = kind(bins, epochs, shared.own(row, "separation", own, stated))
         return Mechanism(scheme, found, row["group_size"], **of)
 
-    answers.answer(arguments, make, f"b-min-sep, {strategy}")
+    answers.answer(arguments, make, f"{kind.kind}, {strategy}")
 
 
 def _other(text: str) -> Any:

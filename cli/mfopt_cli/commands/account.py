@@ -327,6 +327,7 @@ for one in (
     bins.balls_in_bins,
     bins.fresh_bins,
     bins.b_min_sep,
+    bins.k_of_n,
     public.fixed_order,
     public.min_separation,
     public.concentration_filter,

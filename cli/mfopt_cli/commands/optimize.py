@@ -27,17 +27,18 @@ from mfopt_cli.live import COMPILING, Live
     metavar="KIND",
     help=f"Form of C: {', '.join(options.StrategyName.names)}. "
     "blt: a few buffers of memory, near the optimum [default: blt; for ε of 4 and more the better "
-    "of blt and wave-blt; banded-toeplitz with fresh-bins and b-min-sep].",
+    "of blt and wave-blt; banded-toeplitz with fresh-bins, b-min-sep and k-of-n].",
 )
 @options.option(
     "--sampling",
-    type=click.Choice(["balls-in-bins", "fresh-bins", "b-min-sep", "auto"]),
+    type=click.Choice(["balls-in-bins", "fresh-bins", "b-min-sep", "k-of-n", "auto"]),
     default="balls-in-bins",
     show_default=True,
     help="Sampling scheme. balls-in-bins: one random bin per unit for all epochs; fresh-bins: a "
     "new bin in each epoch (lowest error at small ε; C needs at most --iters bands); b-min-sep: "
     "independent sampling with at least --separation iterations between participations (C needs "
-    "at most that many bands); auto: the scheme of the first two and the form of C within "
+    "at most that many bands); k-of-n: exactly --epochs iterations per unit, uniform over the run "
+    "with the same two conditions; auto: the scheme of the first two and the form of C within "
     "--memory with the lowest error, with a table of the candidates.",
 )
 @options.option(
@@ -51,9 +52,9 @@ from mfopt_cli.live import COMPILING, Live
 @options.option(
     "--separation",
     type=options.COUNT,
-    needs={"sampling": "b-min-sep"},
-    help="Minimum number of iterations between two participations of a unit, for b-min-sep "
-    "[default: half of --iters, or as many as --bands].",
+    needs={"sampling": "b-min-sep|k-of-n"},
+    help="Minimum number of iterations between two participations of a unit, for b-min-sep and "
+    "k-of-n [default: half of --iters, or as many as --bands].",
 )
 @options.option(
     "--bands",
@@ -61,7 +62,7 @@ from mfopt_cli.live import COMPILING, Live
     default=16,
     show_default=True,
     help="Number of bands of banded strategies; by default at most --iters with fresh-bins, or "
-    "--separation with b-min-sep.",
+    "--separation with b-min-sep and k-of-n.",
 )
 @options.option(
     "--buffers",
@@ -173,8 +174,9 @@ def command(
     The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is assigned
     once to one of --iters bins and takes part in that iteration of each epoch; under fresh-bins
     it is reassigned in each epoch; under b-min-sep it takes part once in --iters iterations on
-    average, with at least --separation iterations between participations. σ is relative to the
-    clip norm. Ctrl-C saves the best strategy so far, marked uncertified (exit code 130).
+    average, with at least --separation iterations between participations; under k-of-n exactly
+    --epochs times in the run. σ is relative to the clip norm. Ctrl-C saves the best strategy so
+    far, marked uncertified (exit code 130).
 
     \b
     Example:

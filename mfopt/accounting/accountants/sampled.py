@@ -20,6 +20,7 @@ from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import group
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
+from mfopt.accounting.monte_carlo.k_of_n import KOfNLaw
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.mechanism import Mechanism
@@ -88,7 +89,7 @@ class KnownPattern(KnownParticipations):
         return law(mechanism.sampling).loss(mechanism.strategy).sensitivity * _ROUNDING
 
 
-class BMinSepAccountant(SampledAccountant):
-    """Any group, by its profile."""
+class SeparatedAccountant(SampledAccountant):
+    """Any C >= 0 with at most as many bands as the separation; any group, by its profile."""
 
-    schemes = (BMinSepLaw.covers,)  # the law is registered where it is defined
+    schemes = (BMinSepLaw.covers, KOfNLaw.covers)  # a law is registered where it is defined

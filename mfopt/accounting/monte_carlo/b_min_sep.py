@@ -20,12 +20,8 @@ from mfopt.strategies import Strategy
 _LEAST_WAIT = -300.0  # log of the chance of no participation in a block: float64 ends beyond
 
 
-class BMinSepLoss(PatternLoss):
+class SeparatedLoss(PatternLoss):
     """One unit, any C >= 0 with at most as many bands as the separation."""
-
-    name = "b-min-sep"
-    shared: SharedGaussianComponent | None = None  # a unit may not take part at all
-    proven = staticmethod(separated_ceilings.ceilings)
 
     @classmethod
     def estimated(cls, scaled: Any, /) -> Ceilings:
@@ -35,8 +31,9 @@ class BMinSepLoss(PatternLoss):
         if direction == "add":
             return super()._tilts(direction, point)
         # a proven ceiling takes long: the order is found by estimates, and moved while it falls
-        scaled, proven, _ = self._sampled(point)
-        near = importance.remove_tilts(self.estimated(scaled), point)
+        scaled, proven, point = self._sampled(point)
+        estimated = self.estimated(getattr(scaled, "whole", scaled)).without(proven.common)
+        near = importance.remove_tilts(estimated, point)
         found = [importance.tilt(one.kind, one.order, proven, point) for one in near]
         for place, one in enumerate(found):
             while one.kind == "chain" and one.order > 1:
@@ -45,6 +42,14 @@ class BMinSepLoss(PatternLoss):
                     break
                 one = found[place] = lower
         return sorted(found, key=lambda one: one.log_ceiling)
+
+
+class BMinSepLoss(SeparatedLoss):
+    """Coin flips with a rest after each participation."""
+
+    name = "b-min-sep"
+    shared: SharedGaussianComponent | None = None  # a unit may not take part at all
+    proven = staticmethod(separated_ceilings.ceilings)
 
 
 @dataclasses.dataclass(frozen=True)

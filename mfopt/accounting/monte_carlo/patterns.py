@@ -283,14 +283,19 @@ def shared(patterns: Patterns) -> SharedGaussianComponent | None:
     epochs û may be another still, and what is found is less than the largest; it is no less true.)
     """
     largest = float(patterns.largest_square())
-    return shared_component(patterns, _toward(patterns), patterns.throws, largest)
+    along = toward(np.asarray(patterns.columns, np.float64), patterns.bins)
+    return shared_component(patterns, along, patterns.throws, largest)
 
 
-def _toward(patterns: Patterns) -> np.ndarray:
-    """û up to its length: C⁻ᵀJa for the best a of an epoch, by conjugate gradients on D."""
-    columns = np.asarray(patterns.columns, np.float64)
+def toward(columns: np.ndarray, bins: int) -> np.ndarray:
+    """û up to its length: C⁻ᵀJa for the best a of an epoch, by conjugate gradients on D.
+
+    Args:
+      columns: of C, shape (bands, n).
+      bins: steps of an epoch.
+    """
     bands, n = columns.shape
-    epochs = n // patterns.bins
+    epochs = n // bins
     if not np.all(columns[0] > 0):  # no inverse
         return np.zeros(n)
     lower = columns / np.max(columns)
@@ -304,12 +309,12 @@ def _toward(patterns: Patterns) -> np.ndarray:
 
     def from_epochs(a: np.ndarray) -> np.ndarray:
         """C⁻ᵀJa"""
-        return solved((0, bands - 1), upper, np.repeat(a, patterns.bins))
+        return solved((0, bands - 1), upper, np.repeat(a, bins))
 
     def times(a: np.ndarray) -> np.ndarray:
         """Da"""
         back = solved((bands - 1, 0), lower, from_epochs(np.ravel(a)))
-        return np.asarray(back.reshape(epochs, patterns.bins).sum(axis=1))
+        return np.asarray(back.reshape(epochs, bins).sum(axis=1))
 
     d = scipy.sparse.linalg.LinearOperator((epochs, epochs), matvec=times, dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

@@ -54,14 +54,19 @@ class Separated(PatternLikelihood):
         return -(-self.dimension // self.separation)
 
     def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
-        found = self._passed(power * exponents - power**2 * jnp.asarray(self.gram)[0] / 2)
+        found = self.passed(power * exponents - power**2 * jnp.asarray(self.gram)[0] / 2)
         return found[1]
+
+    @property
+    def uniforms(self) -> int:
+        """Uniform numbers that :meth:`chosen` takes for a pattern."""
+        return self.blocks + 1
 
     def first(self, key: jax.Array, count: int) -> jax.Array:
         """Patterns by their law, by place in each block, S for none: shape (count, blocks)."""
-        summed = self._passed(jnp.zeros((1, self.dimension)))[0]
-        uniforms = jax.random.uniform(key, (count, self.blocks + 1))
-        return self._chosen(
+        summed = self.passed(jnp.zeros((1, self.dimension)))[0]
+        uniforms = jax.random.uniform(key, (count, self.uniforms))
+        return self.chosen(
             uniforms, jnp.broadcast_to(summed, (self.blocks, count, summed.shape[2]))
         )
 
@@ -109,11 +114,11 @@ class Separated(PatternLikelihood):
 
         def extend(l: jax.Array, before: Drawn) -> Drawn:
             tilt = tilts[jnp.minimum(l, len(tilts) - 1)]
-            weights, log_mean = self._passed(before.products + tilt)
+            weights, log_mean = self.passed(before.products + tilt)
             uniforms = jax.random.uniform(
-                jax.random.fold_in(keys[1], l), (len(noise), self.blocks + 1)
+                jax.random.fold_in(keys[1], l), (len(noise), self.uniforms)
             )
-            places = self._chosen(uniforms, weights)
+            places = self.chosen(uniforms, weights)
             own = self.products(places)
 
             def picked(x: jax.Array) -> jax.Array:
@@ -141,11 +146,12 @@ class Separated(PatternLikelihood):
         padded = jnp.pad(x, ((0, 0), (0, more)), constant_values=fill)
         return padded.reshape(len(x), self.blocks, self.separation)
 
-    def _passed(self, exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def passed(self, exponents: jax.Array) -> tuple[Any, jax.Array]:
         """Backward pass of log weights u (samples, n).
 
-        Returns f_t (1−p)^t of each block, (blocks, samples, S + 1) up to a factor for a block and
-        sample, with the next block's first in the last place, and log E_k e^Σu, (samples,).
+        Returns what :meth:`chosen` draws by, and log E_k e^Σu, (samples,). Here the first is
+        f_t (1−p)^t of each block, (blocks, samples, S + 1) up to a factor for a block and sample,
+        with the next block's first in the last place.
         """
         size, p = self.separation, self.probability
         waits = (1 - p) ** jnp.arange(size + 1)
@@ -168,8 +174,8 @@ class Separated(PatternLikelihood):
         mean = jnp.log(first @ begun) - math.log1p((size - 1) * p)
         return summed, jnp.sum(logs, axis=0) + mean
 
-    def _chosen(self, uniforms: jax.Array, summed: jax.Array) -> jax.Array:
-        """Places of patterns drawn by the weights of :meth:`_passed`, (samples, blocks)."""
+    def chosen(self, uniforms: jax.Array, summed: Any) -> jax.Array:
+        """Places of patterns drawn by the weights of :meth:`passed`, (samples, blocks)."""
         size, p = self.separation, self.probability
         waits = (1 - p) ** jnp.arange(size)
         begun = jnp.cumsum(summed[0, :, :-1] / waits * jnp.where(jnp.arange(size) == 0, 1.0, p), 1)

@@ -139,8 +139,8 @@ def ceilings(at: Separated) -> Ceilings:
     Raises:
       FailureError: contributions of a unit are longer than the likelihood is known for.
     """
-    squares = _squares(at)
-    require_range("the contribution of a unit has a squared norm of", squares[0], LONGEST)
+    of_squares = squares(at)
+    require_range("the contribution of a unit has a squared norm of", of_squares[0], LONGEST)
 
     @functools.cache
     def chain(order: int) -> tuple[float, np.ndarray]:
@@ -160,7 +160,7 @@ def ceilings(at: Separated) -> Ceilings:
             return math.inf, np.zeros_like(tilts)
         return total + first.log_mean, tilts
 
-    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *squares)
+    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *of_squares)
 
 
 @float64
@@ -171,12 +171,12 @@ def estimated(at: Separated) -> Ceilings:
     def of_all(l: int) -> float:
         with np.errstate(over="ignore"):
             raised = np.expm1(l * gram)
-        return float(_COST * np.sum(_firsts(raised, np.ones(at.dimension))) / at.bins**2)
+        return float(_COST * np.sum(firsts(raised, np.ones(at.dimension))) / at.bins**2)
 
-    return Ceilings({"chain": PatternChain(summed(of_all), MAX_ORDER)}, *_squares(at))
+    return Ceilings({"chain": PatternChain(summed(of_all), MAX_ORDER)}, *squares(at))
 
 
-def _squares(at: Separated) -> tuple[float, float, float]:
+def squares(at: Separated) -> tuple[float, float, float]:
     largest, mean, of_mean = map(float, _three(at))
     return largest, mean, of_mean
 
@@ -187,7 +187,7 @@ def _three(at: Separated) -> tuple[jax.Array, ...]:
     return at.largest_square(), at.mean_square(), at.mean()[1]
 
 
-def _firsts(raised: np.ndarray, law: np.ndarray) -> np.ndarray:
+def firsts(raised: np.ndarray, law: np.ndarray) -> np.ndarray:
     """Σ_t π_t (e^(l <c_t, c_j>) − 1) for each step j."""
     total: np.ndarray = raised[0] * law
     for lag in range(1, min(len(raised), len(law))):
@@ -203,6 +203,7 @@ def log_largest(
     order: int,
     tilt: np.ndarray,
     cost: np.ndarray | None = None,
+    marks: np.ndarray | None = None,
 ) -> tuple[float, np.ndarray]:
     """(log of an upper bound of J_l, c_l), see (2) of the module.
 
@@ -211,22 +212,26 @@ def log_largest(
       separation, probability, order: S, p and l.
       tilt, cost: a_l and c_l, shape (n,); by default a little more than what a participation adds
         to first order.
+      marks: factors >= 1 of e^(l D_t) − 1, shape (n,): see :mod:`.circular_ceilings`.
     """
     size, (bands, n) = separation, gram.shape
     past_end = -n % size  # units go on there, and no column is there
     raised = np.expm1(order * np.pad(gram, ((0, size + 1 - bands), (size, past_end))))
     chain = _chain(np.pad(tilt, (0, past_end)), size, probability)
     if cost is None:
-        cost = _COST * _firsts(raised[:, size:][:bands], chain.law.ravel())[:n]
+        cost = _COST * firsts(raised[:, size:][:bands], chain.law.ravel())[:n]
+    factors = np.ones(n) if marks is None else marks
+    factors = np.pad(factors, (0, past_end)).reshape(-1, size)
     prices = np.exp(-np.pad(cost, (0, past_end))).reshape(-1, size)
     t, k = np.arange(size)[None, :], np.arange(size)[:, None]  # t of a block, k of k'
     # (m, o) by the places of k' in a block (0 for none, then p + 1) and the next (c, or S for none)
     found = np.stack([np.ones((size + 1, size + 1)), np.zeros((size + 1, size + 1))])
     for q in range(len(prices) - 1, -1, -1):
         begin = size * (1 + q)
-        past = raised[np.clip(size + t - k, 0, size), begin - size + k]  # (p, t)
-        own = raised[np.abs(t - k), begin + np.minimum(t, k)]  # (c, t)
-        ahead = raised[np.clip(size + k - t, 0, size), begin + t]  # (next, t)
+        factor = factors[q]
+        past = factor * raised[np.clip(size + t - k, 0, size), begin - size + k]  # (p, t)
+        own = factor * raised[np.abs(t - k), begin + np.minimum(t, k)]  # (c, t)
+        ahead = factor * raised[np.clip(size + k - t, 0, size), begin + t]  # (next, t)
         past, ahead = np.pad(past, ((1, 0), (0, 0))), np.pad(ahead, ((0, 1), (0, 0)))
         # k' is in the block at c: steps before c see the block before too, those after it the next
         left = _parts(chain, q, past, np.where(t < k, own, 0.0))  # (p, c)
