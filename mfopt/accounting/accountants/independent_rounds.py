@@ -53,12 +53,9 @@ class RoundsAccountant(Accountant):
 
     Groups whose number of units stays ("replace", or zeroed in fixed batches) go through the
     whole profile of one unit.
-
-    Attributes:
-      of: what is composed, for the record.
     """
 
-    of: ClassVar[str]
+    of: ClassVar[str]  # what is composed, for the record
 
     @abc.abstractmethod
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:

@@ -94,11 +94,7 @@ def _private_side(value: float, relative: float, satisfied) -> float:  # type: i
 
 @dataclasses.dataclass(frozen=True)
 class GaussianProfile:
-    """Privacy profile of one Gaussian release, the same in both directions.
-
-    Attributes:
-      mu: sensitivity over noise standard deviation.
-    """
+    """Privacy profile of a release of sensitivity ``mu`` noise deviations, alike both ways."""
 
     mu: float
 

@@ -139,10 +139,7 @@ class AllocationProfile:
     ) -> tuple[Composition | None, float, float]:
         """The sum of all X (remove) or -X (add) on a grid, its saddle point, and the threshold.
 
-        Args:
-          epsilon, direction: what is asked.
-          coarser: factor of the finest grid that is taken.
-          below: whether a lower bound is wanted.
+        The finest grid is ``coarser`` by that factor; ``below`` asks for a lower bound.
         """
         sign = 1.0 if direction == "remove" else -1.0
         threshold = self.bins * math.exp(sign * epsilon)

@@ -53,11 +53,7 @@ _ALONE = 4.0  # loss
 
 @dataclasses.dataclass(frozen=True)
 class BinAssignment(Round):
-    """One unit in one of ``bins`` orthogonal modes of norm 1, chosen uniformly: a round.
-
-    Attributes:
-      bins: b.
-    """
+    """One unit in one of b ``bins``, orthogonal modes of norm 1, chosen uniformly: a round."""
 
     plural = "assignments to bins"
     bins: int

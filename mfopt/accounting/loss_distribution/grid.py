@@ -221,11 +221,7 @@ def near(accuracy: float, deviations: float) -> float:
     """Relative rise of a variance that raises log δ by no more than 50 times ``accuracy``.
 
     Of a Gaussian hinge E (s z - t s)₊ the log rises with log s² by φ(t)/2 / (φ(t) - t Φ(-t)),
-    which is at most (5 + t²)/2.
-
-    Args:
-      accuracy: relative rise of ε that a grid may cost.
-      deviations: t, where the hinge begins.
+    which is at most (5 + t²)/2; it begins at t ``deviations``.
     """
     return 100 * accuracy / (5 + deviations**2)
 
@@ -233,14 +229,9 @@ def near(accuracy: float, deviations: float) -> float:
 def _stages(
     law: Law, tilt: float, rise: float, window: float, step: float, below: bool
 ) -> Stages | None:
-    """The two grids that together take the fewest points, if one takes many.
+    """The two grids that together take the fewest points, if one of spacing ``step`` takes many.
 
-    Args:
-      law, tilt: the composed rounds, and θ.
-      rise: of ε, that grids may cost.
-      window: of the sum.
-      step: spacing of a single grid.
-      below: whether a lower bound is wanted.
+    ``rise`` is that of ε which grids may cost, ``window`` that of the sum.
     """
     best, found = window / step / 2, None
     if best < _FEW or law.rounds < _MANY:

@@ -55,10 +55,8 @@ def _log_weights(log_ratios: np.ndarray) -> np.ndarray:
 class Round(abc.ABC):
     """One round of a composition: :class:`Mixture`, or another dominating pair.
 
-    Compared by content, so that what was planned for one is found again.
-
-    Attributes:
-      plural: such rounds, in words.
+    Compared by content, so that what was planned for one is found again. ``plural`` are such
+    rounds, in words.
     """
 
     plural: ClassVar[str] = "such rounds"

@@ -138,11 +138,7 @@ class Stages:
 
 @dataclasses.dataclass(frozen=True)
 class Staged(Composition):
-    """Rounds of one kind that are composed in two stages.
-
-    Attributes:
-      stages: how.
-    """
+    """Rounds of one kind that are composed in two stages."""
 
     stages: Stages
 

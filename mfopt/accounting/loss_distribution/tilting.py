@@ -128,11 +128,7 @@ class Thinned(Tilting):
     """About the same sum, of few atoms: for planning only, no bound.
 
     Neighbouring atoms are merged at their mean, so that of the tilted law only what a tilt changes
-    within a merged atom is lost.
-
-    Args:
-      whole: the sum.
-      most: atoms of one round that are left.
+    within a merged atom is lost; of each round at most ``most`` are left.
     """
 
     def __init__(self, whole: Tilting, most: int = 1 << 13) -> None:

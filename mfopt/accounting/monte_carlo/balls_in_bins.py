@@ -37,11 +37,7 @@ _VERY_MANY = 4096  # bins from which on a sample takes so long that less of σ i
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BallsInBinsLoss(LikelihoodLoss):
-    """One unit, any C >= 0.
-
-    Attributes:
-      pair: the dominating pair; checked, because a bound is only as good as its factor.
-    """
+    """One unit, any C >= 0; the pair is checked: a bound is only as good as its factor."""
 
     pair: DominatingPair
     name: ClassVar[str] = "balls-in-bins"
@@ -131,11 +127,7 @@ def _of_pair(given: DominatingPair) -> SampledLoss:
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBinsLaw(SampledLaw):
-    """δ̂ by design points: everything follows from G and a factor of it.
-
-    Attributes:
-      scheme: balls-in-bins.
-    """
+    """δ̂ by design points: everything follows from G and a factor of it."""
 
     scheme: BallsInBins
     divisible: ClassVar[bool] = True
@@ -241,11 +233,7 @@ class GroupedLaw(SampledLaw):
     o + p, in noise units; then mean_ik e^(S_ik) = e^(o + log(1 + (e^p − 1)/s)), of which the mean
     mode alone has o + p/s. (At 8 × 256, ε = 2, groups of 8: σ is 0.35% too small with it, 1.2%
     without.) The share of p is frozen with the proposal. Nothing is proven of this law: searches
-    are made with it.
-
-    Attributes:
-      scheme: balls-in-bins.
-      size: bins in a group; the last may have fewer.
+    are made with it. Groups have ``size`` bins, the last may have fewer.
     """
 
     scheme: BallsInBins

@@ -84,9 +84,7 @@ class Clusters(NamedTuple):
 def spikes(diagonal: np.ndarray, beside: np.ndarray) -> np.ndarray:
     """d, (bins,): what a mode has with itself beyond a part of what it has with a neighbour.
 
-    Args:
-      diagonal: of S, of at least two bins.
-      beside: the entries next to it, (bins − 1,).
+    By the diagonal of S, of at least two bins, and the entries beside it, (bins − 1,).
     """
     larger = np.maximum(np.append(beside, -np.inf), np.append(-np.inf, beside))
     result: np.ndarray = np.maximum(diagonal - _SHARE * larger, 0.0)
@@ -112,11 +110,7 @@ def log_connected(spikes: np.ndarray) -> np.ndarray:
 
 
 def log_weights(spikes: np.ndarray, diagonal: np.ndarray) -> np.ndarray:
-    """log w_m(k) − m log b for m = 0, …, MOST, shape (MOST + 1, bins); 0 for no places.
-
-    Args:
-      spikes, diagonal: d, and that of S.
-    """
+    """log w_m(k) − m log b for m = 0, …, MOST, (MOST + 1, bins), by d and the diagonal of S."""
     places = np.arange(1, MOST + 1)[:, None]
     own = log_connected(spikes) + places * (places - 1) / 2 * (diagonal - spikes)
     return np.concatenate([np.zeros((1, len(spikes))), own - places * math.log(len(spikes))])

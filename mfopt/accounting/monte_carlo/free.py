@@ -25,10 +25,7 @@ class Unamplified:
     """Bound without amplification: the Gaussian mechanism of the largest mode.
 
     P is a mixture of the N(m_i, σ²I), and H is jointly convex, so both directions lie below the
-    divergence of the longest mode from 0.
-
-    Attributes:
-      sensitivity: largest mode norm.
+    divergence of the longest mode from 0, whose norm is the ``sensitivity``.
     """
 
     sensitivity: float

@@ -18,11 +18,7 @@ _TERMS = 10  # of the series beyond 20 standard deviations; JAX's 3 leave 4e-9
 
 
 class GaussianPayoff(NamedTuple):
-    """δ₂(t) = H_{e^t}(N(μ, 1), N(0, 1)) = Φ(μ/2 − t/μ) − e^t Φ(−μ/2 − t/μ), either way round.
-
-    Attributes:
-      mu: μ > 0.
-    """
+    """δ₂(t) = H_{e^t}(N(μ, 1), N(0, 1)) = Φ(μ/2 − t/μ) − e^t Φ(−μ/2 − t/μ), either way round."""
 
     mu: Any
 
@@ -70,12 +66,9 @@ class GaussianPayoff(NamedTuple):
 
 
 def beside(point: Point, shift: float) -> Point | None:
-    """``point`` with the payoff of a Gaussian release; None if the point has another payoff
-    already.
+    """``point`` with the payoff of a Gaussian release of that shift, before division by σ.
 
-    Args:
-      point: where.
-      shift: of the release, before division by σ.
+    None if the point has another payoff already.
     """
     if not isinstance(point.payoff, HockeyStickPayoff):
         return None

@@ -180,11 +180,7 @@ def shared(pair: DominatingPair) -> SharedGaussianComponent | None:
 
 
 def tuples(overlaps: np.ndarray) -> tuple[float, ...]:
-    """Mean of e^(Σ_{l<l'} S[k_l, k_l']) over tuples of k bins, k = 2, 3, …, if affordable.
-
-    Args:
-      overlaps: S, shape (bins, bins).
-    """
+    """Mean of e^(Σ_{l<l'} S[k_l, k_l']) over tuples of k bins, k = 2, 3, …, if affordable."""
     bins = len(overlaps)
     with np.errstate(over="ignore"):
         factors = np.exp(overlaps)
@@ -215,12 +211,7 @@ def tuples(overlaps: np.ndarray) -> tuple[float, ...]:
 
 @float64
 def ceilings(bins: KeptBins, common: float = 0.0) -> Ceilings:
-    """The ceilings at one σ.
-
-    Args:
-      bins: in noise units.
-      common: c of a shared component, which clusters are chosen by.
-    """
+    """The ceilings of bins in noise units; clusters are chosen by c of a shared component."""
     diagonal = np.asarray(bins.diagonal())
     means = np.asarray(bins.mean()[0])
     plain: list[float] = [0.0]  # Σ_{l<=s} log R_l

@@ -28,13 +28,9 @@ _LOOSE = 0.05  # of log δ: what a bound may cost before values of the add direc
 
 
 class LikelihoodLoss(SampledLoss):
-    """One unit, by the likelihood ratio of its patterns and the ceilings of its chains.
+    """One unit, by the likelihood ratio of its patterns and the ceilings of its chains."""
 
-    Attributes:
-      glance: samples of a pilot that chooses a proposal.
-    """
-
-    glance: ClassVar[int] = 4096
+    glance: ClassVar[int] = 4096  # samples of a pilot that chooses a proposal
 
     @property
     @abc.abstractmethod
@@ -48,11 +44,9 @@ class LikelihoodLoss(SampledLoss):
 
     @abc.abstractmethod
     def ceilings(self, scaled: Any, common: float) -> Ceilings:
-        """Maxima over all patterns.
+        """Maxima over all patterns, in noise units.
 
-        Args:
-          scaled: the likelihood ratio in noise units.
-          common: square of the shared component that is paid apart, in noise units; 0 for none.
+        ``common`` is the square of the shared component that is paid apart; 0 for none.
         """
 
     @property
@@ -93,13 +87,7 @@ class LikelihoodLoss(SampledLoss):
         return (*self.free_bounds(), MomentBound(self))
 
     def tuples(self, noise_multiplier: float, common: float) -> tuple[float, ...]:
-        """E e^(Σ_{l<l'} <m_l, m_l'> − c) over k independent patterns, k = 2, 3, …, where that is
-        known.
-
-        Args:
-          noise_multiplier: σ.
-          common: c.
-        """
+        """E e^(Σ_{l<l'} <m_l, m_l'> − c) of k = 2, 3, … independent patterns, where known."""
         return ()
 
     def _tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:

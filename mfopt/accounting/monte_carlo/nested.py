@@ -134,11 +134,7 @@ class HierarchicalLowRank(NamedTuple):
 
 
 class Square(NamedTuple):
-    """L̃ L̃ᵀ as what multiplies with it.
-
-    Attributes:
-      factor, diagonal: L̃, and that of L̃ L̃ᵀ.
-    """
+    """L̃ L̃ᵀ as what multiplies with it, by L̃ and its own diagonal."""
 
     factor: HierarchicalLowRank
     diagonal: Array
@@ -187,13 +183,10 @@ def _runs(bins: int) -> int:
 
 
 def nested(factor: np.ndarray) -> tuple[HierarchicalLowRank, float]:
-    """(L̃, ‖L̃ − L‖_F) of a lower triangular L.
+    """(L̃, ‖L̃ − L‖_F) of a lower triangular L, (bins, bins).
 
     Blocks are projected on the range of a product with random columns, always the same ones, taken
     once more through the block (Halko, Martinsson, Tropp 2011, section 4.5).
-
-    Args:
-      factor: L, (bins, bins).
     """
     bins = len(factor)
     runs = _runs(bins)

@@ -68,9 +68,7 @@ def ceilings(patterns: Patterns) -> Ceilings:
 def second_moment(patterns: Patterns, common: float) -> float:
     """E e^(<m_k, m_k'> − c) over two independent patterns k and k', by a pass over the assignments.
 
-    Args:
-      patterns: in noise units.
-      common: c.
+    Patterns and c are in noise units.
     """
     corner, inside, *_ = map(np.asarray, _parts(patterns))
     bins, reach = patterns.bins, corner.shape[-1]

@@ -37,11 +37,7 @@ _SHORT_RUN = 512  # iterations
 
 
 class PatternLoss(LikelihoodLoss):
-    """One unit, any C >= 0 within the scheme's bands.
-
-    Args:
-      likelihood: for σ = 1.
-    """
+    """One unit, any C >= 0 within the scheme's bands, by its likelihood for σ = 1."""
 
     longest = "pattern"
     # a sample costs several times what it does where bins are assigned once, and says more

@@ -47,11 +47,7 @@ COUPLING = 300.0  # largest overlap of two assignments, in noise units; float64 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Patterns(PatternLikelihood):
-    """Bins of a unit by assignment, of which C has at most as many bands.
-
-    Attributes:
-      rethrow: epochs until bins are reassigned.
-    """
+    """Bins of a unit, reassigned every ``rethrow`` epochs; C has at most as many bands."""
 
     rethrow: int = dataclasses.field(metadata=STATIC)
 
@@ -146,11 +142,7 @@ class Patterns(PatternLikelihood):
 
 
 class Overlaps:
-    """Rows of MᵀM: gathered, since a pattern has one bin for each assignment.
-
-    Args:
-      patterns: what they are of.
-    """
+    """Rows of MᵀM: gathered, since a pattern has one bin for each assignment."""
 
     def __init__(self, patterns: Patterns) -> None:
         self._bins = patterns.bins
@@ -288,12 +280,7 @@ def shared(patterns: Patterns) -> SharedGaussianComponent | None:
 
 
 def toward(columns: np.ndarray, bins: int) -> np.ndarray:
-    """û up to its length: C⁻ᵀJa for the best a of an epoch, by conjugate gradients on D.
-
-    Args:
-      columns: of C, shape (bands, n).
-      bins: steps of an epoch.
-    """
+    """û up to its length: C⁻ᵀJa for the best a of an epoch, by conjugate gradients on D."""
     bands, n = columns.shape
     epochs = n // bins
     if not np.all(columns[0] > 0):  # no inverse

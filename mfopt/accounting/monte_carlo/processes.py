@@ -50,12 +50,9 @@ def share(chunks: int) -> tuple[int, int]:
 
 
 def joined(own: Any, chunks: int, asked: Any) -> Any:
-    """Results of all chunks, in order, from each process's own.
+    """Results of all chunks, in order, from each process's own, chunks along the first axis.
 
-    Args:
-      own: pytree of results of this process's :func:`share`, chunks along the first axis.
-      chunks: of all.
-      asked: pytree that must be the same for all.
+    ``asked`` is a pytree that must be the same for all processes.
     """
     if count() == 1:
         return own

@@ -35,11 +35,7 @@ LONGEST = 300.0  # largest |m_k|² in noise units: float64 loses patterns beyond
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Separated(PatternLikelihood):
-    """Steps of a unit, any two of them at least as far apart as C has bands.
-
-    Attributes:
-      separation: S.
-    """
+    """Steps of a unit, any two at least the ``separation`` apart, S, which C's bands are within."""
 
     separation: int = dataclasses.field(metadata=STATIC)
 
