@@ -22,7 +22,7 @@ LINES = {
     "mfopt/_runtime": 1_500,
     "mfopt/accounting": 16_640,
     "mfopt/calibration": 200,
-    "mfopt/experiments": 11_187,
+    "mfopt/experiments": 11_157,
     "mfopt/factorization": 750,
     "mfopt/jax": 500,
     "mfopt/noise": 4_201,

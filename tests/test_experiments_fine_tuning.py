@@ -11,13 +11,12 @@ from train_fixtures import bigram_model, synthetic_store
 
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Cache, Result
-from mfopt.experiments.runs.corpora import RECORD_RULES, CorpusSizesCell
+from mfopt.experiments.runs import training
 from mfopt.experiments.runs.fine_tuning import PLAIN
 from mfopt.experiments.runs.means import ELS, ULS
 from mfopt.experiments.runs.personalization import chosen, personalized, split
 from mfopt.experiments.runs.public_copies import copied
 from mfopt.experiments.runs.step_time import ORDER
-from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, CorpusCell
 from mfopt.experiments.studies import engine, output
 from mfopt.experiments.studies.adapters import Adapters
 from mfopt.experiments.studies.clip_norms import ClipNorms
@@ -34,7 +33,10 @@ from mfopt.training.selection import RULES
 def results(study, loss):
     """Every run of a study; ``loss`` of (arm, rate) is that on users, and on records."""
     return {
-        cell: finished(cell.arm, dict.fromkeys((CHOSEN_ON, REPORTED), loss(cell.arm, cell.rate)))
+        cell: finished(
+            cell.arm,
+            dict.fromkeys((training.CHOSEN_ON, training.REPORTED), loss(cell.arm, cell.rate)),
+        )
         for cell in study.cells()
         if cell.name == "study-fine-tuning"
     }
@@ -236,15 +238,15 @@ def test_steps_are_timed_of_the_same_records():
 @pytest.mark.release
 def test_what_rules_choose_of_a_corpus(tmp_path):
     folder = write_parts(tmp_path)
-    base = CorpusCell.at(str(folder), 8, width=8, layers=1, pretrain_steps=2)
-    said = CorpusSizesCell(base, 2).run(base.run()).record["rows"]
+    base = training.CorpusCell.at(str(folder), 8, width=8, layers=1, pretrain_steps=2)
+    said = training.CorpusSizesCell(base, 2).run(base.run()).record["rows"]
     counts = TokenStore.open(folder / "train").records_per_user()
     assert said["train"]["records"] == counts.sum() and said["train"]["largest"] == counts.max()
-    for rule in RECORD_RULES:
+    for rule in training.RECORD_RULES:
         assert said[rule]["records"] == np.minimum(counts, 2).sum()
-    tokens = {rule: said[rule]["mean_tokens"] for rule in RECORD_RULES}
+    tokens = {rule: said[rule]["mean_tokens"] for rule in training.RECORD_RULES}
     assert tokens["longest"] > tokens["random"] > tokens["shortest"]
-    perplexity = {rule: said[rule]["mean_perplexity"] for rule in RECORD_RULES}
+    perplexity = {rule: said[rule]["mean_perplexity"] for rule in training.RECORD_RULES}
     assert perplexity["highest-perplexity"] > perplexity["random"] > perplexity["lowest-perplexity"]
 
 

@@ -8,8 +8,8 @@ import pytest
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Result
 from mfopt.experiments.runs import means
+from mfopt.experiments.runs.doubling import median_probabilities
 from mfopt.experiments.runs.means import ELS, ULS, Descent
-from mfopt.experiments.runs.private_median import probabilities
 from mfopt.experiments.studies.group_size import GroupSize
 
 CANDIDATES = (1, 2, 4, 8, 16)
@@ -17,10 +17,10 @@ CANDIDATES = (1, 2, 4, 8, 16)
 
 def largest_ratio(epsilon, numbers):
     """The largest |log ratio| of chances when one user comes or goes, over all its numbers."""
-    at = np.log(probabilities(numbers, CANDIDATES, epsilon))
+    at = np.log(median_probabilities(numbers, CANDIDATES, epsilon))
     others = [np.append(numbers, value) for value in range(18)]
     others += [np.delete(numbers, place) for place in range(len(numbers))]
-    return max(abs(np.log(probabilities(n, CANDIDATES, epsilon)) - at).max() for n in others)
+    return max(abs(np.log(median_probabilities(n, CANDIDATES, epsilon)) - at).max() for n in others)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
@@ -34,10 +34,10 @@ def test_the_private_median_is_private(epsilon):
 
 def test_the_private_median_finds_the_median():
     numbers = np.array([[1] * 40 + [4] * 30 + [16] * 40, [8] * 110, [1] * 80 + [16] * 30])
-    chances = probabilities(numbers, CANDIDATES, 1.0)
+    chances = median_probabilities(numbers, CANDIDATES, 1.0)
     assert chances.argmax(-1).tolist() == [2, 3, 0] and (chances.max(-1) > 0.95).all()
     np.testing.assert_allclose(chances.sum(-1), 1)
-    weak = probabilities(numbers[:1], CANDIDATES, 1e-9)
+    weak = median_probabilities(numbers[:1], CANDIDATES, 1e-9)
     np.testing.assert_allclose(weak, 0.2, atol=1e-6)  # control: no ε, no choice
 
 

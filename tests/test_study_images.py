@@ -22,8 +22,8 @@ from mfopt.experiments.mechanisms import Cooldown, FixedCell, Goal, ProvenCell, 
 from mfopt.experiments.runs import cifar as cifar_files
 from mfopt.experiments.runs import images, many_runs, pictures, words
 from mfopt.experiments.runs.functional import functional, size
-from mfopt.experiments.studies import ranks
 from mfopt.experiments.studies.images import Images
+from mfopt.experiments.studies.rows import answer, correlation
 from mfopt.noise.stream import NoiseStream
 from mfopt.sampling import BallsInBins, UnitSampler
 from mfopt.strategies import BLT, Identity
@@ -212,13 +212,13 @@ def test_the_best_rate_is_chosen_on_validation_and_reported_on_test() -> None:
 def test_rank_correlation_and_the_answer_in_words() -> None:
     random = np.random.default_rng(0)
     error = np.array([1.0, 2.0, 3.0, 4.0])
-    near, low, high = ranks.correlation(error, error[:, None] + random.normal(size=(4, 10)) / 9)
+    near, low, high = correlation(error, error[:, None] + random.normal(size=(4, 10)) / 9)
     assert near == low == high == pytest.approx(1.0)
-    other, low, high = ranks.correlation(-error, error[:, None] + np.zeros((4, 10)))
+    other, low, high = correlation(-error, error[:, None] + np.zeros((4, 10)))
     assert other == pytest.approx(-1.0)
-    assert ranks.answer(9, 1, 0).startswith("Less RMSE trained better: of 10 pairs")
-    assert ranks.answer(9, 1, 1).startswith("Less RMSE mostly")
-    assert ranks.answer(2, 1, 2).startswith("Less RMSE did not tell")
+    assert answer(9, 1, 0).startswith("Less RMSE trained better: of 10 pairs")
+    assert answer(9, 1, 1).startswith("Less RMSE mostly")
+    assert answer(2, 1, 2).startswith("Less RMSE did not tell")
 
 
 def test_posts_become_users_of_rows(tmp_path) -> None:

@@ -50,8 +50,7 @@ def noise(*epsilons: float) -> Builder:
 
 def data(context: Context) -> Drawing:
     """Tables 1 and 7 and Figure 5, of the corpora that this library brings."""
-    from mfopt.experiments.runs.corpora import PARTS, RECORD_RULES, CorpusSizesCell
-    from mfopt.experiments.runs.training import CorpusCell
+    from mfopt.experiments.runs.training import PARTS, RECORD_RULES, CorpusCell, CorpusSizesCell
     from mfopt.training.data import EMBEDDED
 
     cells = {

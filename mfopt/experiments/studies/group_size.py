@@ -16,8 +16,8 @@ import numpy as np
 from mfopt._runtime import _check
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
+from mfopt.experiments.runs.doubling import median_probabilities
 from mfopt.experiments.runs.means import ELS, Z95, Descent, Tuned, by_halves, draw_sizes, relative
-from mfopt.experiments.runs.private_median import probabilities
 from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, level, pick
@@ -80,7 +80,7 @@ class GroupSize(MeanStudy):
     def chances(self, epsilon: float) -> np.ndarray:
         """(trials, groups): of the private median's choices."""
         sizes = draw_sizes(self.descent(epsilon, self.groups[0]))
-        return probabilities(sizes, self.groups, self.median_share * epsilon)
+        return median_probabilities(sizes, self.groups, self.median_share * epsilon)
 
     def nearest(self) -> int:
         """The G nearest the law's median, in ratio."""

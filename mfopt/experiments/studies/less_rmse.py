@@ -14,8 +14,7 @@ from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel, around
 from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.on_images import PREFIX, SCHEDULE, ImageStudy, TrainedPoint
-from mfopt.experiments.studies.ranks import answer, correlation, pairs
-from mfopt.experiments.studies.rows import ends, interval, pick
+from mfopt.experiments.studies.rows import answer, correlation, ends, interval, pairs, pick
 
 _SHOWN = 2.0  # times the least RMSE: what is further off would squeeze the rest of the plot
 
