@@ -184,23 +184,21 @@ def test_the_estimate_is_that_of_the_compiled_program():
     from mfopt.accounting.monte_carlo import design_point
     from mfopt.accounting.monte_carlo.protocol import law
     from mfopt.optimize import implicit, kinds, objective
-    from mfopt.workloads import PrefixSums
 
     scheme, samples = BallsInBins(128, 2), 2**11
     entry = kinds.find("banded-toeplitz")
     with jax.enable_x64(True):
         start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3, 0.2]))
         mapping = entry.parameterize(start, scheme.iterations)
-        loss = objective.log_rmse(PrefixSums(), scheme.iterations)
-        number = jax.ShapeDtypeStruct((), jnp.float64)
+        own, number = law(scheme), jax.ShapeDtypeStruct((), jnp.float64)
+        quadratic = jax.eval_shape(own.quadratic, mapping.build(mapping.start))
         frozen = implicit.Frozen(
-            law(scheme).draws(jax.random.key(0), samples),
+            own.draws(jax.random.key(0), samples),
             jax.eval_shape(lambda: design_point.placed(jnp.eye(scheme.bins), 1.0, 2.0)),
-            *(number,) * 3,
+            number,
         )
-        point = jax.ShapeDtypeStruct(mapping.start.shape, jnp.float64)
-        program = objective._evaluation(loss, mapping.build, objective.law(scheme))
-        found = program.lower(point, frozen, number, number).compile().memory_analysis()
+        program = jax.jit(objective._slope.__wrapped__, static_argnums=0)
+        found = program.lower(own, quadratic, frozen, number, number).compile().memory_analysis()
     compiled = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
     one, two = (
         sizes.memory("banded-toeplitz", scheme, samples=count, bands=4)
