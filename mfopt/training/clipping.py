@@ -137,6 +137,8 @@ class Clipping:
 class NoClipping:
     """Leave gradients as they are: the non-private baseline. No guarantee of any kind."""
 
+    sensitivity_in_bounds = 1
+
     @property
     def sensitivity(self) -> float:
         """Infinity."""

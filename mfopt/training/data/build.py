@@ -106,7 +106,7 @@ def build(
         raise _check.reject("tokenizer", tokenizer, rule, way_out)
     work = target.with_name(f"{target.name}.partial")
     asked = tokenizer if isinstance(tokenizer, int) else tokenizer.digest
-    plan = {
+    plan: dict[str, Any] = {
         "mfopt": __version__,
         "source": source.describe(),
         "public": None if public is None else public.describe(),
@@ -159,8 +159,8 @@ def build(
     if public is not None:
         private = [store for name, store in stores.items() if name != "public"]
         progress(Progress("comparing the public part with the private ones"))
-        found = overlap.refuse_copies(stores["public"], private, options.public_overlap)
-        report["overlap"] = dataclasses.asdict(found)
+        copies = overlap.refuse_copies(stores["public"], private, options.public_overlap)
+        report["overlap"] = dataclasses.asdict(copies)
     tokenizer.save(final / FILE_NAME)
     _files.write(final / REPORT, json.dumps(report, indent=2, sort_keys=True) + "\n")
     _files.replace_folder(final, target)
