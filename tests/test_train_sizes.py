@@ -1,5 +1,9 @@
 """What a training run takes is told before it; what cannot fit is refused before the model is."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -9,6 +13,7 @@ import numpy as np
 import pytest
 from mfopt_cli import messages
 from mfopt_cli.main import cli
+from processes import with_devices
 from selection import before_release
 
 from mfopt import strategies as S
@@ -40,6 +45,7 @@ def execution(*, microbatch=8, strategy=BLT, records=4, iterations=1000, batch=1
         noise = NoiseStream(strategy, iterations=iterations, noise_multiplier=1.0, clip_norm=1.0)
     return SimpleNamespace(
         noise=noise,
+        clipping=Clipping(1.0),
         units=SimpleNamespace(records=records),
         sampler=SimpleNamespace(microbatch=microbatch, expected_batch=batch),
         iterations=iterations,
@@ -97,6 +103,76 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
     run = execution(microbatch=1, records=1, strategy=banded)
     with pytest.raises(UsageError, match="arrays of noise"):
         sizes.RunCost(small, run, settings).require()
+
+
+PROGRAM = """
+import json, jax, numpy as np, optax
+from test_train_sizes import BLT, config, work
+from mfopt.noise import NoiseStream
+from mfopt.sampling import BallsInBins
+from mfopt.training import mesh, sizes
+from mfopt.training.batching import Sampler
+from mfopt.training.clipping import Clipping
+from mfopt.training.data import TokenStore
+from mfopt.training.initial_model import initial_model
+from mfopt.training.loop import Execution, Trainer
+from mfopt.training.units import UserUnits
+
+settings = config(width=128, layers=2, heads=2, length=16)
+store = TokenStore.from_records([[[1, 2, 3]]] * 16, vocab_size=300)
+model = initial_model(settings, {"train": store}, None, None)
+noise = NoiseStream(BLT, iterations=4, noise_multiplier=1.0, clip_norm=1.0)
+sampler = Sampler(BallsInBins(2, 2), 16, 0, microbatch=4)
+units = UserUnits(store, records=1, length=16)
+execution = Execution(units, sampler, Clipping(1.0), noise, 8.0)
+trainer = Trainer(model, execution, optax.adam(0.1), mesh=mesh.make_mesh())
+state = trainer.init(np.arange(8, dtype=np.uint32))
+totals, rows = trainer._zero(state.params), units.fetch(np.zeros(4, int), 0)
+rows = [trainer._rows(x[None]) for x in rows]
+added = trainer._add.lower(totals, state.params, model.frozen, *rows, 1), (
+    state.optimizer, state.noise
+)
+updated = trainer._update.lower(state, totals.gradient), ()
+found = []
+for lowered, beside in (added, updated):
+    held = lowered.compile().memory_analysis()
+    waiting = sum(leaf.nbytes for leaf in jax.tree.leaves(beside)) / 4
+    found.append(held.argument_size_in_bytes + held.temp_size_in_bytes + waiting)
+jax.default_backend = lambda: "gpu"
+cost = sizes.RunCost(work(settings), execution, settings)
+print(json.dumps([max(found), cost.memory(4) - sizes._BASE]))
+"""
+
+
+@pytest.mark.ci
+def test_a_device_holds_what_its_programs_do():
+    environment = with_devices(4)
+    # an accelerator adds few arrays at once
+    environment["XLA_FLAGS"] += (
+        " --xla_disable_hlo_passes=all-reduce-combiner,cpu-all-reduce-combiner"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found, estimated = json.loads(done.stdout)
+    assert 0.7 * estimated < found < 1.1 * estimated
+
+
+def test_a_billion_parameters_fit_on_eight_devices(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    shape = config(width=1792, layers=24, heads=14, length=128)
+    four = S.BLT(np.array([0.2, 0.1, 0.1, 0.1]), np.array([0.9, 0.7, 0.5, 0.3]))
+    large = work(shape, 50257)
+    assert 1.0e9 < large.trained < 1.05e9
+    cost = sizes.RunCost(large, execution(records=1, strategy=four), shape)
+    assert cost.memory(1) > 70e9
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    assert 9e9 < cost.memory(8) < 12e9
 
 
 def test_long_runs_are_announced_and_short_ones_are_not(monkeypatch):

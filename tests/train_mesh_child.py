@@ -17,10 +17,13 @@ def main(arguments):
     from mfopt.strategies import BLT
     from mfopt.training import mesh as meshes
     from mfopt.training.batching import Sampler
+    from mfopt.training.checkpoint import Checkpoints
     from mfopt.training.clipping import Clipping
+    from mfopt.training.gradients import microbatch_adder
     from mfopt.training.loop import Execution, Trainer
     from mfopt.training.models.gpt2 import GPT2Config
     from mfopt.training.models.huggingface import gpt2_model
+    from mfopt.training.secrets import RunSecret
     from mfopt.training.units import UserUnits
 
     mesh = None
@@ -32,18 +35,31 @@ def main(arguments):
     scheme = sampling.BallsInBins(bins=2, epochs=2)
     execution = Execution(
         units,
-        Sampler(scheme, 16, 7, microbatch=4),
+        Sampler(scheme, 16, 7, microbatch=settings["microbatch"]),
         Clipping(0.1),
         NoiseStream(
             BLT(np.array([0.3]), np.array([0.8])),
             iterations=4,
-            noise_multiplier=settings["noise_multiplier"],
+            noise_multiplier=0.5,
             clip_norm=0.1,
         ),
         5.0,
     )
     trainer = Trainer(model, execution, optax.sgd(0.5, momentum=0.9), mesh=mesh)
-    state = trainer.init(np.arange(1, 9, dtype=np.uint32))
+    if settings["per_unit"]:
+        trainer._adder = microbatch_adder(model, execution.clipping, per_unit=True)
+    state, secret = trainer.init(np.arange(1, 9, dtype=np.uint32)), RunSecret.pinned(1)
+    held, total = [0] * len(jax.devices()), 0
+    for leaf in jax.tree.leaves((state.params, state.optimizer, state.noise)):
+        total += leaf.nbytes
+        for shard in leaf.addressable_shards:
+            held[shard.device.id] += shard.data.nbytes
+    with Checkpoints(settings["output"] + ".checkpoints") as checkpoints:
+        for result in trainer.run(state, 2):
+            state = result.state
+        checkpoints.save(state, secret, {})
+    with Checkpoints(settings["checkpoints"] or settings["output"] + ".checkpoints") as checkpoints:
+        state = checkpoints.restore(trainer.init(), secret).state
     for result in trainer.run(state):
         state = result.state
     params = state.params
@@ -58,7 +74,8 @@ def main(arguments):
             for path, leaf in leaves
         }
         np.savez(settings["output"], **arrays)
-    print(json.dumps({"devices": len(jax.devices()), "kernel_shards": len(shards)}))
+    facts = {"devices": len(jax.devices()), "kernel_shards": len(shards)}
+    print(json.dumps(facts | {"held": max(held), "total": total}))
 
 
 if __name__ == "__main__":

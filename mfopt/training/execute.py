@@ -204,7 +204,7 @@ def _health(prepared: Prepared) -> Callable[[Any], bool]:
     Both are post-processing of what was released, so that a run which stops for them tells nothing
     more about the data. (The loss of a private batch would.)
     """
-    model, length = prepared.model, prepared.config.length
+    model, length = meshes.whole(prepared.mesh, prepared.model), prepared.config.length
     _, _, frozen = placed(prepared.config, model, prepared.mesh)
     # the row counts through the vocabulary
     tokens = np.arange(length, dtype=np.int32) % (model.vocab_size or 2)

@@ -21,7 +21,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import scope
@@ -157,20 +157,17 @@ class Trainer:
     ) -> None:
         self.model, self.execution, self.optimizer = model, execution, optimizer
         self._mesh = mesh
-        self._frozen = model.frozen
+        self._frozen = jax.tree.map(jnp.asarray, model.frozen) if mesh is None else model.frozen
         self._where: PyTree | None = None
         self._state_where: PyTree | None = None
-        # Parameters that no device shares out are noised as one vector: the draw of a vector is
-        # compiled once, that of a hundred arrays a hundred times. The layout is part of the state.
-        self._flat = mesh is None or mesh.shape[meshes.MODEL] == 1
         if mesh is not None:
             parts = meshes.data_parallel(mesh)
             if execution.sampler.microbatch % parts:
                 rule = f"must be a multiple of the {parts} devices along the data axis"
                 raise _check.reject("microbatch", execution.sampler.microbatch, rule)
-            self._where = meshes.shardings(mesh, model.params, model.partition)
-            frozen_where = meshes.shardings(mesh, model.frozen, model.frozen_partition)
-            self._frozen = meshes.place(model.frozen, frozen_where)
+            self._where = meshes.spread(mesh, model.params, model.partition)
+            where = meshes.spread(mesh, model.frozen, model.frozen_partition)
+            self._frozen = meshes.place(model.frozen, where)
         clipping, self._estimate = execution.clipping, None
         if isinstance(clipping, FedAvg):
             self._adder, self._estimate = adder(model, clipping), jax.jit(self._estimated)
@@ -208,14 +205,22 @@ class Trainer:
         if left out.
         """
         # a copy: the loop reuses the state's buffers, and the model must survive it
-        params = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), self.model.params)
-        if self._where is not None:
-            params = meshes.place(params, self._where)
-        optimizer = jax.jit(self.optimizer.init)(params)
+        if self._mesh is None:
+            params = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), self.model.params)
+            where = None
+        else:  # by the host: no device need hold all of them
+            params = meshes.place(jax.tree.map(np.array, self.model.params), self._where)
+            made = jax.eval_shape(self.optimizer.init, params)
+            # moments lie where their parameters do
+            pairs = zip(jax.tree.leaves(params), jax.tree.leaves(self._where), strict=True)
+            known = {leaf.shape: place for leaf, place in pairs}
+            own = meshes.spread(self._mesh, made)
+            where = jax.tree.map(lambda leaf, rule: known.get(leaf.shape, rule), made, own)
+        optimizer = jax.jit(self.optimizer.init, out_shardings=where)(params)
         noise = self.execution.noise
         draws: Any = ()
         if noise is not None and not self._secure:
-            draws = noise.init(self._noise_shape(params), key=key)
+            draws = noise.init(_vector(params, self._mesh), key=key)
         state = TrainState(jnp.int32(0), params, optimizer, draws)
         placed: TrainState
         if self._mesh is None:
@@ -277,6 +282,8 @@ class Trainer:
         count: jax.Array,
     ) -> Totals:
         """The sums with ``count`` more microbatches, of tokens (block, m, G, L), in one loop."""
+        if self._mesh is not None:  # once for the block
+            params, frozen = meshes.gathered(self._mesh, self.model, params, frozen)
 
         def more(i: jax.Array, totals: Totals) -> Totals:
             return self._pin_totals(self._adder(totals, params, frozen, tokens[i], mask[i]))
@@ -301,9 +308,7 @@ class Trainer:
         noise_state = state.noise
         if execution.noise is not None and not self._secure:
             noise, noise_state = execution.noise.next(state.noise)
-            if self._flat:
-                noise = jax.flatten_util.ravel_pytree(total)[1](noise)
-            total = jax.tree.map(jnp.add, total, noise)
+            total = jax.tree.map(jnp.add, total, self._tree_of(noise, total))
         release = jax.tree.map(lambda leaf: leaf / execution.normalizer, total)
         update, optimizer = self.optimizer.update(release, state.optimizer, state.params)
         params = optax.apply_updates(state.params, update)
@@ -313,10 +318,25 @@ class Trainer:
             after = jax.lax.with_sharding_constraint(after, self._state_where)
         return after, (release if keep_release else None)
 
-    def _noise_shape(self, params: PyTree) -> PyTree:
-        if not self._flat:
-            return params
-        return _vector(params, None if self._mesh is None else meshes.replicated(self._mesh))
+    def _tree_of(self, vector: jax.Array, like: PyTree) -> PyTree:
+        """The tree of a vector of all parameters, on each device its share of either."""
+        flat, tree_of = jax.flatten_util.ravel_pytree(like)
+        mesh = self._mesh
+        if mesh is None or mesh.size == 1:
+            return tree_of(vector[: flat.size])
+
+        # written out: left to the compiler, every array is pieced together from all neighbours
+        def shares(part: jax.Array) -> PyTree:
+            whole = jax.lax.all_gather(part, mesh.axis_names, tiled=True)
+            return jax.tree.map(meshes.share, tree_of(whole[: flat.size]), self._where)
+
+        return jax.shard_map(
+            shares,
+            mesh=mesh,
+            in_specs=PartitionSpec(mesh.axis_names),
+            out_specs=jax.tree.map(lambda where: where.spec, self._where),
+            check_vma=False,  # what is gathered and cut again counts as equal on all devices
+        )(vector)
 
     def _rows(self, rows: np.ndarray) -> Any:
         """Microbatches (k, m, ...), with empty ones behind them that fill the block."""
@@ -331,6 +351,15 @@ class Trainer:
         return Totals(*jax.lax.with_sharding_constraint(tuple(totals), where))
 
 
-def _vector(params: PyTree, where: Any = None) -> jax.ShapeDtypeStruct:
+def _vector(params: PyTree, mesh: Mesh | None = None) -> jax.ShapeDtypeStruct:
+    """Parameters as the noise sees them: one vector, on a mesh long enough to be cut evenly.
+
+    The draw of a vector is compiled once, that of a hundred arrays a hundred times, and its numbers
+    are the same on every mesh. The layout is part of the state.
+    """
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return jax.ShapeDtypeStruct((size,), jnp.float32, sharding=where)
+    if mesh is None:
+        return jax.ShapeDtypeStruct((size,), jnp.float32)
+    shape = (-(-size // mesh.size) * mesh.size,)
+    where = meshes.spread(mesh, jax.ShapeDtypeStruct(shape, jnp.float32))
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)

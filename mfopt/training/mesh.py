@@ -1,7 +1,9 @@
 """One mesh for any number of devices and processes: axes ``data`` and ``model``.
 
-Units are split over ``data``; parameters (and with them gradients, optimizer state and noise) over
-``model`` where the model says how. Results do not depend on the mesh up to the rounding of sums.
+Units are split over ``data``. Of everything else (parameters, frozen arrays, sums of gradients,
+optimizer state, noise) a device holds its share (:func:`spread`); a step gathers the parameters,
+over ``model`` as far as the model says how. Results do not depend on the mesh up to the rounding of
+sums.
 Every process builds the same microbatch from the shared store and hands over only the rows of its
 own devices, so the hosts need no exchange of data and all devices get equally many units, of
 equally many records each.
@@ -9,6 +11,8 @@ equally many records each.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -17,6 +21,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mfopt._runtime import _check
+from mfopt.noise.packing import offsets
+from mfopt.training.models import Model
 
 PyTree = Any
 DATA, MODEL = "data", "model"
@@ -65,6 +71,60 @@ def place_all(mesh: Mesh, tree: PyTree) -> tuple[PyTree, PyTree]:
 
     layout = jax.tree.map(where, tree)
     return place(tree, layout), layout
+
+
+def spread(mesh: Mesh, tree: PyTree, partition: PyTree | None = None) -> PyTree:
+    """A ``NamedSharding`` per leaf of ``tree`` that cuts it over all devices.
+
+    One axis is cut further than ``partition`` says: one that it cuts already, or the first that
+    the number of devices divides. A leaf without such an axis is left as ``partition`` says.
+    """
+
+    def where(leaf: Any, wanted: NamedSharding) -> NamedSharding:
+        shape, spec = np.shape(leaf), wanted.spec
+        axes = [(x,) if isinstance(x, str) else x for x in spec]
+        axes += [None] * (len(shape) - len(axes))
+        rest = tuple(name for name in mesh.axis_names if not any(name in (x or ()) for x in axes))
+        for i in sorted(range(len(shape)), key=lambda i: not axes[i]):
+            cut = (*(axes[i] or ()), *rest)
+            if shape[i] and shape[i] % math.prod(mesh.shape[name] for name in cut) == 0:
+                return NamedSharding(mesh, PartitionSpec(*axes[:i], cut, *axes[i + 1 :]))
+        return wanted
+
+    wanted = shardings(mesh, tree, partition)
+    return wanted if mesh.size == 1 else jax.tree.map(where, tree, wanted)
+
+
+def share(whole: jax.Array, where: NamedSharding) -> jax.Array:
+    """This device's part of an array that it has whole; inside a ``shard_map`` of the mesh."""
+    block = where.shard_shape(whole.shape)
+    return jax.lax.dynamic_slice(whole, offsets(where, block), block)
+
+
+def gathered(mesh: Mesh, model: Model, params: PyTree, frozen: PyTree) -> tuple[PyTree, PyTree]:
+    """Traced parameters and frozen arrays of ``model`` as its loss needs them.
+
+    Args:
+      mesh: of the devices that have shares of them.
+      model: says what lies over the model axis; all else becomes whole on every device.
+      params: trainable parameters.
+      frozen: the others.
+    """
+    where = (
+        shardings(mesh, model.params, model.partition),
+        shardings(mesh, model.frozen, model.frozen_partition),
+    )
+    found: tuple[PyTree, PyTree] = jax.lax.with_sharding_constraint((params, frozen), where)
+    return found
+
+
+def whole(mesh: Mesh, model: Model) -> Model:
+    """``model`` with a loss that takes the shares of its parameters and frozen arrays."""
+
+    def loss(params: PyTree, frozen: PyTree, *row: Any) -> jax.Array:
+        return model.loss(*gathered(mesh, model, params, frozen), *row)
+
+    return dataclasses.replace(model, loss=loss)
 
 
 def shardings(mesh: Mesh, tree: PyTree, partition: PyTree | None) -> PyTree:

@@ -204,6 +204,9 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         units = wired.units(train, config.selection, losses)
         execution = dataclasses.replace(execution, units=units)
     model_digest = digest_of((model.params, model.frozen))
+    if mesh.size > 1:  # of these, too, no device holds more than its share
+        held = {"params": model.params, "frozen": model.frozen}
+        model = dataclasses.replace(model, **jax.tree.map(np.array, held))
     if config.sweep_rates:
         found = sweep.sweep(
             model,
@@ -346,14 +349,12 @@ def placed(config: TrainConfig, model: Model, mesh: Mesh) -> tuple[Evaluator, An
     """An evaluator on the mesh, with the model's own parameters and frozen arrays there."""
     block = 32 * meshes.data_parallel(mesh)
     evaluator = Evaluator(
-        model,
+        meshes.whole(mesh, model),
         config.length,
         block,
         lambda rows: meshes.place_rows(mesh, rows),
         lambda tree: meshes.gather(mesh, tree),
     )
-    params = meshes.place(model.params, meshes.shardings(mesh, model.params, model.partition))
-    frozen = meshes.place(
-        model.frozen, meshes.shardings(mesh, model.frozen, model.frozen_partition)
-    )
-    return evaluator, params, frozen
+    params = meshes.spread(mesh, model.params, model.partition)
+    frozen = meshes.spread(mesh, model.frozen, model.frozen_partition)
+    return evaluator, meshes.place(model.params, params), meshes.place(model.frozen, frozen)

@@ -44,12 +44,14 @@ class Work(NamedTuple):
       record: numbers that the backward pass of one record holds.
       products: (size, positions in a record) of each parameter that meets activations in products
         only.
+      largest: numbers of the largest trained array.
     """
 
     trained: float
     frozen: float
     record: float
     products: tuple[tuple[int, int], ...]
+    largest: float
 
     def formed(self, records: int) -> float:
         """Parameters whose gradients are formed for each of several units of so many records."""
@@ -78,7 +80,8 @@ def work(model: Model, length: int) -> Work:
         again = jaxpr_as_fun(ClosedJaxpr(block.params["jaxpr"], ()))
         given = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in block.invars]
         record += 2 * _held(lambda given: again(*given), given)
-    return Work(trained, frozen, record, products)
+    largest = float(max((leaf.size for leaf in leaves), default=0))
+    return Work(trained, frozen, record, products, largest)
 
 
 def _held(function: Callable[..., Any], given: Any, *rest: Any) -> float:
@@ -103,13 +106,16 @@ class RunCost:
     config: TrainConfig
 
     def memory(self, microbatch: int) -> float:
-        """Bytes at the peak of training, on all devices together.
+        """Bytes at the peak of training, on each device.
 
         The model and its initial copy, the sum of gradients, one draw of noise and the update; the
         state (parameters, moments, buffers of noise) and its copy while a checkpoint is written;
         and the gradient and records of each unit of a microbatch, 1.1 to 1.5 of XLA's own account
-        of them at six shapes.
+        of them at six shapes. Several devices share all of this; each has the parameters whole
+        beside it (later, the noise), and the gradient of what is summed over them at once: an
+        array, on a CPU all of them.
         """
+        devices, cpu = jax.device_count(), jax.default_backend() == "cpu"
         noise = self.execution.noise
         slots = 0 if noise is None else noise.recursion.slots * noise.buffer_dtype.itemsize / 4
         moments = _MOMENTS.get(self.config.optimizer, 2) + bool(self.config.average)
@@ -120,7 +126,12 @@ class RunCost:
         if isinstance(self.execution.clipping, FedAvg):  # update, its model, gradient, and the next
             formed, rows = 4 * self.work.trained, self.execution.clipping.local_batch or rows
         unit = formed * (self.execution.noise is not None) + rows * self.work.record
-        return _BASE + 4 * (2 * state + step + microbatch * unit)
+        if devices == 1:
+            return _BASE + 4 * (2 * state + step + microbatch * unit)
+        shared = (1 + cpu) * state + 3 * self.work.trained + self.work.frozen + microbatch * unit
+        whole = self.work.trained + self.work.frozen
+        summed = self.work.trained if cpu else self.work.largest
+        return _BASE / (devices if cpu else 1) + 4 * (shared / devices + whole + summed)
 
     def seconds(self, steps: int) -> float:
         """About how long ``steps`` steps take here, on a CPU, with pretraining before them."""
@@ -154,8 +165,7 @@ class RunCost:
         else:
             stats = jax.local_devices()[0].memory_stats() or {}
             free = _SPARE * float(stats.get("bytes_limit", float("inf")))
-        # every device holds all that is not of the microbatch
-        while microbatch % (2 * devices) == 0 and self.memory(microbatch // devices) > free:
+        while microbatch % (2 * devices) == 0 and self.memory(microbatch) > free:
             microbatch //= 2
         return microbatch
 
@@ -169,7 +179,7 @@ class RunCost:
             return  # the devices' memory is not the machine's
 
         def need(microbatch: int) -> float:
-            return self.memory(max(microbatch, 1))
+            return jax.device_count() * self.memory(max(microbatch, 1))  # of one machine
 
         if need(1) <= _sizes.usable_memory():
             _sizes.require("microbatch", self.execution.sampler.microbatch, need)

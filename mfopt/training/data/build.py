@@ -114,13 +114,13 @@ def build(
         "options": dataclasses.asdict(options),
     }
     if reuse and target.exists():
-        found = _plan_in(target / REPORT)
+        made = _plan_in(target / REPORT)
         if reuse == "alike":
             for name in ("source", "public"):
-                if _text(found.get(name)) != _text(plan[name]):
+                if _text(made.get(name)) != _text(plan[name]):
                     rule = f"was built from another {name} text than is given now"
                     raise _check.reject("data", str(out), rule, "Resume with what it was made of.")
-        if reuse == "alike" or not _changed(found, plan):
+        if reuse == "alike" or not _changed(made, plan):
             return dict(json.loads((target / REPORT).read_text()))
     _begin(work, plan, restart, drop=bool(reuse))
     tokenizer = _settle_tokenizer(work, tokenizer, public, progress)
