@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_850,
     "mfopt/_runtime": 1_500,
-    "mfopt/accounting": 16_640,
+    "mfopt/accounting": 16_620,
     "mfopt/calibration": 200,
     "mfopt/experiments": 11_157,
     "mfopt/factorization": 750,

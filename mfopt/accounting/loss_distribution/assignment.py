@@ -35,7 +35,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile, linear_part
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
-from mfopt.accounting.loss_distribution.mixture import Round
+from mfopt.accounting.loss_distribution.mixture import Nodes, Round
 from mfopt.accounting.loss_distribution.tilting import Thinned
 
 LEAST = 0.08  # σ, in norms of a mode: with less, losses of an assignment are beyond floats
@@ -81,9 +81,7 @@ class BinAssignment(Round):
         """See :meth:`.Round.linear`: the mean of √g z over the bins."""
         return linear_part(self.bins, noise_multiplier**-2)
 
-    def nodes(
-        self, noise_multiplier: float, log_tail: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def nodes(self, noise_multiplier: float, log_tail: float) -> Nodes:
         """(loss, log Q-mass, slope) at nodes, losses increasing; for planning.
 
         Raises:
@@ -343,9 +341,7 @@ def _deviation(bins: int, noise_multiplier: float) -> float:
 
 
 @functools.lru_cache(maxsize=16)
-def _nodes(
-    bins: int, noise_multiplier: float, log_tail: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _nodes(bins: int, noise_multiplier: float, log_tail: float) -> Nodes:
     least, most = _reach(bins, noise_multiplier, log_tail)
     gram = noise_multiplier**-2
     # even in the middle of the law, in proportion to the loss far out

@@ -37,7 +37,7 @@ import scipy
 
 from mfopt.accounting import loss_distribution, solve
 from mfopt.accounting.loss_distribution import LossDistribution
-from mfopt.accounting.loss_distribution.mixture import Round, reach
+from mfopt.accounting.loss_distribution.mixture import Nodes, Round, reach
 from mfopt.accounting.loss_distribution.stages import Cells, Steps
 
 _MOST_CELLS = 500_000
@@ -176,10 +176,8 @@ class ReplacementRound(Round):
     def mean(self) -> float:
         return self.remove.probability * self.largest
 
-    def nodes(
-        self, noise_multiplier: float, log_tail: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    def nodes(self, noise_multiplier: float, log_tail: float) -> Nodes:
+        parts: list[Nodes] = []
         for pair in (self.remove, self.add):
             z = pair.borders(noise_multiplier, _NODES, log_tail)[:-1]
             loss = pair.loss(z, noise_multiplier)
@@ -292,9 +290,7 @@ class PublicMixture(Round):
         parts = [log_weight + one.log_square(noise_multiplier) for one, log_weight in self._both]
         return max(float(scipy.special.logsumexp(parts)), 0.0)
 
-    def nodes(
-        self, noise_multiplier: float, log_tail: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def nodes(self, noise_multiplier: float, log_tail: float) -> Nodes:
         parts = []
         for one, log_weight in self._both:
             loss, mass, slope = one.nodes(noise_multiplier, min(log_tail - log_weight, -1.0))

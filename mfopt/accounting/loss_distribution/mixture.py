@@ -25,6 +25,8 @@ from mfopt.accounting.loss_distribution.distribution import MASS_ACCURACY
 from mfopt.accounting.loss_distribution.stages import Cells, Steps
 from mfopt.errors import FailureError
 
+Nodes = tuple[np.ndarray, np.ndarray, np.ndarray]  # loss, log Q-mass and slope, each (N,)
+
 _MOST_CELLS = 1_000_000
 _FEW = 4  # sensitivities that are added up one after the other
 _BLOCK = 1 << 17  # numbers that are processed together
@@ -102,9 +104,7 @@ class Round(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def nodes(
-        self, noise_multiplier: float, log_tail: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def nodes(self, noise_multiplier: float, log_tail: float) -> Nodes:
         """(loss, log Q-mass, slope of the loss in z) at nodes, losses increasing; for planning."""
 
     @abc.abstractmethod
@@ -255,9 +255,7 @@ class Mixture(Round):
         steepest = math.exp((self.largest / noise_multiplier) ** 2)
         return float(weights @ shift) ** 2, float(weights @ shift**2) ** 2 / 2 * steepest
 
-    def nodes(
-        self, noise_multiplier: float, log_tail: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def nodes(self, noise_multiplier: float, log_tail: float) -> Nodes:
         cut = self.cut(log_tail)
         low, high = cut.ends(noise_multiplier, log_tail)
         z = np.linspace(low, high, max(64, min(math.ceil((high - low) / _NODES), 1 << 16)))
