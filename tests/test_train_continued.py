@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from train_oracles import write_store
 
 from mfopt import sampling
 from mfopt.accounting import phases
-from mfopt.errors import UsageError
+from mfopt.errors import FailureError, UsageError
 from mfopt.mechanism import Mechanism
 from mfopt.strategies import Identity
 from mfopt.training import verification
@@ -155,6 +156,14 @@ def test_what_cannot_be_verified_is_not_continued(first, data, other_data, tmp_p
         with pytest.raises(UsageError, match=match):
             prepare(dataclasses.replace(asked, **changes))
         assert not (tmp_path / f"out{number}" / "checkpoints").exists()
+    # what is not as it was written is not read
+    altered = tmp_path / "altered"
+    shutil.copytree(first.output, altered)
+    (facts,) = (altered / "checkpoints" / "2" / "facts").glob("metadata")
+    facts.write_text(facts.read_text().replace('"epsilon": 8.0', '"epsilon": 1.0'))
+    asked = settings_of(first, other_data, tmp_path / "out", continue_from=str(altered))
+    with pytest.raises(FailureError, match="facts are not what was written"):
+        prepare(asked)
     with pytest.raises(UsageError, match="output folder too"):
         prepare(dataclasses.replace(first, continue_from=first.output), resume=True)
     for changes in ({"pretrain_steps": 3}, {"algorithm": "none", "epsilon": 0.0, "delta": 0.0}):

@@ -172,7 +172,7 @@ class TrainConfig:
     normalizer: float = _batch(
         0.0, "Divisor of each sum; 0: the expected number of units in a step."
     )
-    clip_norm: float = _clipping(1.0, "Bound on one unit's gradient norm.")
+    clip_norm: float = _clipping(1.0, "Bound on the norm of one unit's gradient or update.")
     per_layer: bool = _clipping(False, "Clip each layer separately.")
     normalized: bool = _clipping(True, "Divide clipped gradients by the clip norm.")
     optimizer: str = _optimizer(
