@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,12 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt.training.clipping import Clipped, Clipping
+from mfopt.training.config import ESTIMATORS
 from mfopt.training.gradients import Adder, Statistics, Totals, mean_loss
 from mfopt.training.models import Model
 
 PyTree = Any
 Kind = Literal["fixed", "clipped"]
-ESTIMATORS: tuple[str, ...] = get_args(Kind)
 
 
 @dataclasses.dataclass(frozen=True)

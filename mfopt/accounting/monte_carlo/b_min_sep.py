@@ -31,8 +31,9 @@ class SeparatedLoss(PatternLoss):
         if direction == "add":
             return super()._tilts(direction, point)
         # a proven ceiling takes long: the order is found by estimates, and moved while it falls
-        scaled, proven, point = self._sampled(point)
-        estimated = self.estimated(getattr(scaled, "whole", scaled)).without(proven.common)
+        _, proven, point = self._sampled(point)
+        scaled = self.likelihood.scaled(point.noise_multiplier)
+        estimated = self.estimated(scaled).without(proven.common)
         near = importance.remove_tilts(estimated, point)
         found = [importance.tilt(one.kind, one.order, proven, point) for one in near]
         for place, one in enumerate(found):
