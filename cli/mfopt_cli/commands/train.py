@@ -15,12 +15,8 @@ from mfopt_cli import display, options
 from mfopt_cli.live import Live
 
 # settings whose flag has another name than the record's field
-_FLAGS = {
-    "epsilon": "--eps",
-    "output": "--out",
-    "privacy_unit": "--unit",
-    "continue_from": "--continue",
-}
+_FLAGS = {"epsilon": "--eps", "output": "--out", "privacy_unit": "--unit"}
+_FLAGS["continue_from"] = "--continue"
 
 
 def _settings() -> list[options.Option]:

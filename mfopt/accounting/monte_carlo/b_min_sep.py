@@ -33,8 +33,7 @@ class SeparatedLoss(PatternLoss):
         # a proven ceiling takes long: the order is found by estimates, and moved while it falls
         _, proven, point = self._sampled(point)
         scaled = self.likelihood.scaled(point.noise_multiplier)
-        estimated = self.estimated(scaled).without(proven.common)
-        near = importance.remove_tilts(estimated, point)
+        near = importance.remove_tilts(self.estimated(scaled).without(proven.common), point)
         found = [importance.tilt(one.kind, one.order, proven, point) for one in near]
         for place, one in enumerate(found):
             while one.kind == "chain" and one.order > 1:
