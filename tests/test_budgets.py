@@ -19,8 +19,8 @@ HOME = str(ROOT / "mfopt")
 # room -> lines at most; the longest name that fits counts a file
 LINES = {
     "mfopt": 1_850,
-    "mfopt/_runtime": 1_500,
-    "mfopt/accounting": 16_620,
+    "mfopt/_runtime": 1_530,
+    "mfopt/accounting": 16_623,
     "mfopt/calibration": 200,
     "mfopt/experiments": 11_157,
     "mfopt/factorization": 750,
@@ -33,7 +33,7 @@ LINES = {
     "mfopt/torch": 1_897,
     "mfopt/training": 10_815,
     "cli": 5_140,
-    "tests": 41_250,
+    "tests": 41_299,
 }
 # of the main job
 MAIN_JOB = {

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt._runtime._pytree import pytree
 from mfopt.sampling import UnitSampler
 from mfopt.sampling.sampler import pad
 
 _ODD = np.uint32(0x9E3779B9)  # steps through all 32-bit numbers
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class StepBatch:
     """Units of one step; a pytree. **Secret**, as the key of the run: who takes part is not public.

@@ -16,6 +16,7 @@ import numpy as np
 from mfopt import noise
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
+from mfopt._runtime._pytree import pytree
 from mfopt.factorization import Factorization
 from mfopt.jax.batches import Batches, StepBatch, tag_of
 from mfopt.noise import NoiseState
@@ -25,7 +26,7 @@ from mfopt.training.clipping import Clipping, sum_of_squares
 PyTree = Any
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PrivateState:
     """State of a run; a pytree. **Secret**: it holds the key of noise and batches, and sums.

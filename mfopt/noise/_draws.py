@@ -40,6 +40,7 @@ import numpy as np
 from jax import lax
 
 from mfopt._runtime import _check
+from mfopt._runtime._pytree import pytree
 
 KEY_WORDS = 8  # 256 bits
 SUBKEYS = 12  # two before the first of five groups of four rounds and two after each
@@ -199,6 +200,7 @@ def threefry(subkeys: Any, low: Any, high: Any) -> tuple[Any, Any]:
     return low, high
 
 
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Seeds:
     """Seeds of one step for a number of leaves: arrays (12, leaves) uint32 and (leaves,).
@@ -214,9 +216,6 @@ class Seeds:
     def of(self, leaf: int) -> Seeds:
         """Seeds of one leaf: (12,) uint32 and a scalar."""
         return Seeds(self.subkeys[:, leaf], self.offset[leaf])
-
-
-jax.tree_util.register_dataclass(Seeds)
 
 
 def seeds(key: Any, step: Any, leaves: Any) -> Seeds:

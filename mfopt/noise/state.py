@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mfopt._runtime import _check
+from mfopt._runtime._pytree import STATIC, pytree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ def mark(layout: Layout, digest: str, settings: str) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(text.encode()).digest(), "<u4").astype(np.uint32)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class NoiseState:
     """State of a :class:`~mfopt.noise.NoiseStream`; a pytree. **Secret**: do not log or share it.
@@ -108,10 +109,10 @@ class NoiseState:
     step: Any
     buffers: tuple[Any, ...]
     mark: Any
-    layout: Layout = dataclasses.field(metadata={"static": True})
-    digest: str = dataclasses.field(metadata={"static": True})
-    settings: str = dataclasses.field(metadata={"static": True})
-    pinned: bool = dataclasses.field(metadata={"static": True})
+    layout: Layout = dataclasses.field(metadata=STATIC)
+    digest: str = dataclasses.field(metadata=STATIC)
+    settings: str = dataclasses.field(metadata=STATIC)
+    pinned: bool = dataclasses.field(metadata=STATIC)
 
     def __post_init__(self) -> None:
         _register_with_flax()

@@ -16,6 +16,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from mfopt._runtime._pytree import STATIC, pytree
 from mfopt.training.taps import Taps, Use
 
 # all products in full float32: what is summed has to have the norm that was computed
@@ -23,6 +24,7 @@ _EXACT = jax.lax.Precision.HIGHEST
 _SIGMAS = 6.0
 
 
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Part:
     """Contribution of one use to a unit's gradient: Σ_t u_tᵀ v_t.
@@ -35,7 +37,7 @@ class Part:
 
     u: jax.Array
     v: jax.Array
-    turned: bool
+    turned: bool = dataclasses.field(metadata=STATIC)
 
     @property
     def sides(self) -> tuple[jax.Array, jax.Array]:
@@ -145,6 +147,3 @@ def _gram(a: jax.Array, b: jax.Array) -> jax.Array:
 def _lengths(rows: jax.Array) -> jax.Array:
     """Squared norms of the rows."""
     return jnp.float32(1) if rows.ndim == 1 else jnp.sum(jnp.square(rows), axis=-1)
-
-
-jax.tree_util.register_dataclass(Part, ["u", "v"], ["turned"])

@@ -25,6 +25,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import scope
+from mfopt._runtime._pytree import pytree
 from mfopt.noise import NoiseStream
 from mfopt.training import mesh as meshes
 from mfopt.training.batching import Batch, Sampler
@@ -92,7 +93,7 @@ class Execution:
         return int(self.sampler.scheme.length)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class TrainState:
     """State of a run, as checkpointed. ``noise`` is secret: with it the noise can be subtracted."""

@@ -35,12 +35,13 @@ import numpy as np
 import scipy
 
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._pytree import pytree
 from mfopt.accounting.monte_carlo import patterns
 from mfopt.accounting.monte_carlo.likelihood import SharedGaussianComponent, shared_component
 from mfopt.accounting.monte_carlo.separated import Separated
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Circular(Separated):
     """k steps of a unit on a circle, any two of them at least as far apart as C has bands."""

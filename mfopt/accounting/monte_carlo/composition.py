@@ -18,13 +18,13 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._pytree import pytree
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import Composition, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Mixture
@@ -112,7 +112,7 @@ class _TwoSided(Composition):
         return _TwoSided(self.other, self.parts)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class HockeyStick:
     """δ₂ as a table of its finite part, and what must be added whatever t is.

@@ -24,6 +24,7 @@ import scipy
 
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._pytree import STATIC
 from mfopt.accounting.monte_carlo import band, chunked
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.accounting.monte_carlo.evidence import Point
@@ -36,7 +37,6 @@ _CHUNK = 2**17  # numbers of a chunk's antithetic pairs: a few MiB of arrays
 _PILOT = 256
 _EXACT = 2**20  # numbers that are cached in float64
 _START = ((0.35, 0.65), (0.65, 0.35))  # of the order, the parts of α - 1 and γ
-STATIC = {"static": True}  # of a field: no array of the pytree
 _REACH = 3.0  # of the order, the largest α - 1 and γ: a component that no sample needs would leave
 
 

@@ -35,16 +35,17 @@ import numpy as np
 import scipy
 
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._pytree import STATIC, pytree
 from mfopt.accounting.monte_carlo import dominating_pair, importance
 from mfopt.accounting.monte_carlo.likelihood import Drawn, SharedGaussianComponent, shared_component
-from mfopt.accounting.monte_carlo.pattern_frozen import STATIC, PatternLikelihood
+from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood
 
 _ONE_LENGTH = 1e-9  # relative, of squared norms that count as equal
 _SOLVES = 200  # of the search for the best a: any a is valid
 COUPLING = 300.0  # largest overlap of two assignments, in noise units; float64 loses T beyond
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Patterns(PatternLikelihood):
     """Bins of a unit, reassigned every ``rethrow`` epochs; C has at most as many bands."""

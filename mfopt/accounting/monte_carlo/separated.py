@@ -26,13 +26,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mfopt._runtime._pytree import STATIC, pytree
 from mfopt.accounting.monte_carlo.likelihood import Drawn
-from mfopt.accounting.monte_carlo.pattern_frozen import STATIC, PatternLikelihood
+from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood
 
 LONGEST = 300.0  # largest |m_k|² in noise units: float64 loses patterns beyond
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Separated(PatternLikelihood):
     """Steps of a unit, any two at least the ``separation`` apart, S, which C's bands are within."""

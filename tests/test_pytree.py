@@ -1,0 +1,49 @@
+"""Structures of two classes differ: compiled programs are found by them."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import mfopt
+from mfopt._runtime._pytree import STATIC, pytree
+from mfopt.accounting.monte_carlo.circular import Circular
+from mfopt.accounting.monte_carlo.patterns import Patterns
+from mfopt.accounting.monte_carlo.separated import Separated
+
+
+def test_likelihoods_with_the_same_fields_have_structures_of_their_own():
+    # seen before: k of n was estimated by the program of b-min-sep
+    columns = np.ones((2, 12))
+    found = [kind(columns, columns, 4, 1) for kind in (Patterns, Separated, Circular)]
+    assert len({jax.tree.structure(one) for one in found}) == 3
+    for i, one in enumerate(found):
+        for other in found[i + 1 :]:
+            assert jax.tree.structure(one) != jax.tree.structure(other)
+            # states of a loop, exports and checkpoints compare them too
+            with np.testing.assert_raises(ValueError):
+                jax.tree.map(lambda x, y: x, one, other)
+
+
+def test_a_dataclass_is_rebuilt_with_its_static_fields_and_key_paths():
+    @pytree
+    @dataclasses.dataclass(frozen=True)
+    class Pair:
+        first: float
+        name: str = dataclasses.field(metadata=STATIC)
+        second: float = 0.0
+
+    pair = Pair(1.0, "a", 2.0)
+    assert jax.tree.leaves(pair) == [1.0, 2.0]
+    assert jax.tree.map(lambda x: 2 * x, pair) == Pair(2.0, "a", 4.0)
+    assert jax.tree.structure(pair) != jax.tree.structure(Pair(1.0, "b", 2.0))
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(pair)]
+    assert paths == [".first", ".second"]
+
+
+def test_every_dataclass_is_registered_with_its_class():
+    package = Path(mfopt.__file__).parent
+    users = [p.name for p in package.rglob("*.py") if "register_dataclass(" in p.read_text("utf-8")]
+    users += [p.name for p in package.rglob("*.py") if "@jax.tree_util.reg" in p.read_text("utf-8")]
+    assert not users
