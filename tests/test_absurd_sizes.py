@@ -53,7 +53,7 @@ def test_every_option_whose_work_grows_with_it_has_a_limit():
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_whole_numbers_of_a_study_have_limits(name):
-    """--state 1e9 of next-word aborted the process, --width 1e9 was looked at in each cell."""
+    """--width 1e9 was looked at in each cell."""
     study = find(name)()
     for field in fields_of(find(name)):
         if field.metadata["option"]["kind"] is int and field.name not in ("seed", "seeds"):

@@ -45,7 +45,6 @@ ONCE = [
     "account balls-in-bins --epochs 2 --iters 4 --eps 2 --delta 1e-5 --estimate --seed -1",
     "account fedavg --iters 8 --probability 0.1 --noise-multiplier 1e300 --delta 1e-5",
     "experiment mean-estimation --eps 1e300",
-    "experiment next-word --rates 1e300",
     "figures user-level-1 --artifacts TEXT",
     "generate MISSING --texts 0",
     "generate MISSING --texts 1e300",
@@ -70,9 +69,7 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, places):
         ("audit FOLDER", "RUN FOLDER: holds no config.toml"),
         ("optimize --epochs 2 --iters 4 --eps 2 --out FOLDER", "--out FOLDER: must end in"),
         ("certify FILE --out FOLDER", "--out FOLDER: must end in"),
-        ("experiment next-word --correlated nan", "--correlated nan: is not a family"),
         ("experiment images --mechanisms nan", "--mechanisms nan: is not a family"),
-        ("experiment next-word --public-text TEXT", "--public-text 'TEXT'"),
         (
             "data build NEW --data FOLDER --public A --public B --format enron --vocab-size 300",
             "--public",

@@ -34,7 +34,7 @@ def test_registered_studies_say_what_they_are_and_accept_both_sizes(name):
     for text in (study.summary, study.source, study.default_size, study.time, study.full_size):
         assert len(text) > 8
     small, full = study().check(), study(**at_full(study))
-    asked = [name for name in ("folder", "posts") if f"--{name}" in study.needs]
+    asked = [name for name in ("folder",) if f"--{name}" in study.needs]
     if asked:  # data of the user's, asked for before the work
         with pytest.raises(UsageError, match=asked[0]):
             full.check()
@@ -340,9 +340,6 @@ mean-estimation --groups 32 => --groups 32: a user has 16 examples
 mean-estimation --trials 5 => --trials 5: must be even
 mean-estimation --eps 0 => --eps 0.0: must be greater than 0
 mean-estimation --budgets 512 => --budgets 512: 256 users give at most 256
-next-word --full => --posts: the paper's size is for users' posts
-next-word --full => Give --posts (lines of JSON with author
-next-word --rates 1,1 => --rates
 noise-in-training --eps nan => --eps nan
 noise-in-training --iters 0 => --iters 0
 noise-in-training --data nope => --data nope: is none of stdlib

@@ -126,15 +126,11 @@ OWN = {
 OWN_OF = {
     ("certify", "--eps"): ["--eps=3"],
     ("compare", "--baseline"): ["--baseline=dpsgd+balls-in-bins"],
-    ("experiment", "--correlated"): ["--correlated=blt-4"],
     ("experiment", "--data"): ["--data=stdlib-code", "--data=stdlib", "--data=made"],
     ("experiment", "--delta"): ["--delta=1e-3"],
     ("experiment", "--both"): ["--both=dpsgd+balls-in-bins"],
     ("experiment", "--executed"): ["--executed=dpsgd+balls-in-bins"],
     ("experiment", "--mechanisms"): ["--mechanisms=dpsgd+balls-in-bins"],
-    ("experiment", "--posts"): ["--posts=a.jsonl"],
-    ("experiment", "--public-text"): ["--public-text=b.jsonl"],
-    ("experiment", "--variants"): ["--variants=fedavg"],
     ("train", "--continue"): ["--continue=earlier"],
     ("train", "--delta"): ["--delta=1e-5"],
     ("train", "--lora-layers"): ["--lora-layers=mlp/c_fc"],
@@ -178,8 +174,6 @@ WITH = {
     ("experiment images", "--executed"): ["--mechanisms=dpsgd+balls-in-bins"],
     ("experiment less-rmse", "--mechanisms"): ["--both=dpsgd+balls-in-bins"],
     ("experiment less-rmse", "--both"): ["--mechanisms=dpsgd+balls-in-bins"],
-    ("experiment next-word", "--posts"): ["--public-text=b.jsonl"],
-    ("experiment next-word", "--public-text"): ["--posts=a.jsonl"],
     ("figures", "--redraw"): ["--artifacts=made"],
     ("optimize", "--reassign-every"): ["--sampling=fresh-bins"],
     ("optimize", "--separation"): ["--sampling=b-min-sep", "--bands=1"],
@@ -203,7 +197,7 @@ QUIET_WORK = {
     ("figures", "--cache"): "where finished cells are kept",
     **{
         (f"experiment {name}", "--full"): "needs data that nobody ships"
-        for name in ("images", "less-rmse", "next-word")
+        for name in ("images", "less-rmse")
     },
     ("noise", "--repeats"): "steps that are timed",
     ("certify", "--certificate"): "the toy's bound takes no samples: tests/test_moment_bound.py",

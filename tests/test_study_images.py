@@ -1,10 +1,9 @@
-"""The studies on images and words: data, runs against a plain loop, and what each run states."""
+"""The studies on images: data, runs against a plain loop, and what each run states."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import pickle
 
@@ -20,7 +19,7 @@ from mfopt.errors import UsageError
 from mfopt.experiments.cache import Result
 from mfopt.experiments.mechanisms import Cooldown, FixedCell, Goal, ProvenCell, SigmaCell
 from mfopt.experiments.runs import cifar as cifar_files
-from mfopt.experiments.runs import images, many_runs, pictures, words
+from mfopt.experiments.runs import images, many_runs, pictures
 from mfopt.experiments.runs.functional import functional, size
 from mfopt.experiments.studies.images import Images
 from mfopt.experiments.studies.rows import answer, correlation
@@ -219,48 +218,3 @@ def test_rank_correlation_and_the_answer_in_words() -> None:
     assert answer(9, 1, 0).startswith("Less RMSE trained better: of 10 pairs")
     assert answer(9, 1, 1).startswith("Less RMSE mostly")
     assert answer(2, 1, 2).startswith("Less RMSE did not tell")
-
-
-def test_posts_become_users_of_rows(tmp_path) -> None:
-    posts = [
-        *(("ann", "b a a") for _ in range(4)),
-        *(("bob", "c b a!") for _ in range(8)),
-        ("cy", "a"),
-        *(("[deleted]", "a b c") for _ in range(9)),
-        *(("dee", "b b b b b b b b b b b b b b b b b b b b b b b b b") for _ in range(2)),
-    ]
-    lines = [json.dumps({"author": who, "body": text}) for who, text in posts] + ["broken"]
-    (tmp_path / "posts.jsonl").write_text("\n".join(lines))
-    (tmp_path / "public.txt").write_text("a b a\na !\n")
-    given = {"words": 2, "tokens": 15, "held_out": 0.01, "seed": 1}
-    data = words.load(tmp_path / "posts.jsonl", tmp_path / "public.txt", **given)
-    users, (inputs, targets) = data.users, data.held_out
-    assert data.words == 2 and users.population == 2  # ann, bob and dee but one; cy is too short
-    assert set(users.counts) == {15} and users.mask.shape == (2, 2)
-    everybody = np.concatenate([users.rows[1][users.mask], targets])
-    # a = 0, b = 1, unknown = 2 (c and !), end = 4
-    ann = [[1, 0, 0, 4, 1, 0, 0, 4, 1, 0], [0, 4, 1, 0, 0, -1, -1, -1, -1, -1]]
-    bob = [[2, 1, 0, 2, 4, 2, 1, 0, 2, 4], [2, 1, 0, 2, 4, -1, -1, -1, -1, -1]]
-    for rows in (ann, bob):
-        assert all(any(np.array_equal(row, r) for r in everybody) for row in rows)
-    before = np.concatenate([users.rows[0][users.mask], inputs])
-    for row, target in zip(before, everybody, strict=True):
-        if target.tolist() == ann[0]:
-            assert row.tolist() == [3, 1, 0, 0, 3, 1, 0, 0, 3, 1]  # each post begins behind BOS
-    parted = words.load(tmp_path / "posts.jsonl", tmp_path / "public.txt", **given, whole=False)
-    assert parted.users.population == 3
-    with pytest.raises(UsageError, match="leaves 0 users"):
-        words.load(tmp_path / "posts.jsonl", tmp_path / "public.txt", tokens=1600)
-    with pytest.raises(UsageError, match="public"):
-        words.load(tmp_path / "posts.jsonl", tmp_path / "nothing.txt")
-
-
-def test_made_words_have_short_users_and_unknown_words() -> None:
-    data = words.make(300, words=20, tokens=40, test_users=20, seed=0)
-    assert data.users.population == 300 and data.users.counts.max() == 40
-    assert 0.6 < np.mean(data.users.counts == 40) < 0.9
-    targets = data.users.rows[1][data.users.mask]
-    assert 0.015 < np.mean(targets[targets >= 0] == 20) < 0.06
-    assert np.array_equal(
-        words.make(300, words=20, tokens=40, test_users=20).users.rows[1], data.users.rows[1]
-    )

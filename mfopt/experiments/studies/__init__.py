@@ -30,7 +30,6 @@ STUDIES: dict[str, str] = {
     "personalization": f"{_HERE}.personalization:Personalization",
     "public-copies": f"{_HERE}.public_copies:PublicCopies",
     "concentration-filter": f"{_HERE}.concentration:ConcentrationFilter",
-    "next-word": f"{_HERE}.next_word:NextWordStudy",
     "images": f"{_HERE}.images:Images",
     "less-rmse": f"{_HERE}.less_rmse:LessRmse",
 }
