@@ -2,31 +2,21 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from study_oracles import finished, write_parts
-from train_fixtures import bigram_model, synthetic_store
 
 from mfopt.errors import UsageError
-from mfopt.experiments.cache import Cache, Result
+from mfopt.experiments.cache import Cache
 from mfopt.experiments.runs import training
 from mfopt.experiments.runs.fine_tuning import PLAIN
 from mfopt.experiments.runs.means import ELS, ULS
-from mfopt.experiments.runs.personalization import chosen, personalized, split
-from mfopt.experiments.runs.public_copies import copied
-from mfopt.experiments.runs.step_time import ORDER
 from mfopt.experiments.studies import engine, output
 from mfopt.experiments.studies.adapters import Adapters
 from mfopt.experiments.studies.clip_norms import ClipNorms
-from mfopt.experiments.studies.personalization import Personalization
-from mfopt.experiments.studies.public_copies import COPIED, PublicCopies
 from mfopt.experiments.studies.selection import CHUNK, RecordSelection
-from mfopt.experiments.studies.step_time import StepTime
 from mfopt.training.data import TokenStore
 from mfopt.training.data.overlap import copies, overlap
-from mfopt.training.models import num_targets
 from mfopt.training.selection import RULES
 
 
@@ -120,58 +110,6 @@ def test_adapters_are_held_against_all_parameters_each_at_its_best_rate():
     assert "rank 8 ends 0.8000 above" in outcome.findings[1]
 
 
-@pytest.mark.ci
-def test_a_user_personalizes_by_plain_sgd_on_the_first_half():
-    model, store = bigram_model(), synthetic_store(num_users=12)
-    pair = np.flatnonzero(store.records_per_user() >= 4)[:2].tolist()
-    places = np.array([split(store.records_of(user), 4) for user in pair])
-    tokens, mask = store.batch(places.reshape(-1), 20)
-    tokens, mask = tokens.reshape(2, 2, 2, 20), mask.reshape(2, 2, 2, 20)
-    before, after = personalized(model, tokens, mask, (0.5, 2.0), epochs=3, batch=1)
-
-    @jax.jit
-    def loss(params, rows, real):
-        each = jax.vmap(model.loss, (None, None, 0, 0))(params, (), rows, real)
-        count = num_targets(real)
-        return (each * count).sum() / jnp.maximum(count.sum(), 1)
-
-    slope = jax.jit(jax.grad(loss))
-
-    for user in range(2):
-        params = model.params
-        assert before[user] == pytest.approx(float(loss(params, tokens[user, 1], mask[user, 1])))
-        for _ in range(3):
-            for row in range(2):
-                rows = tokens[user, 0, row : row + 1], mask[user, 0, row : row + 1]
-                params = jax.tree.map(lambda p, g: p - 2.0 * g, params, slope(params, *rows))
-        expected = float(loss(params, tokens[user, 1], mask[user, 1]))
-        assert after[1, user] == pytest.approx(expected, rel=1e-4)
-    assert not np.isclose(after[0], after[1], rtol=1e-3).any()
-
-
-def test_local_rates_are_chosen_by_the_other_half_of_the_users():
-    after = np.array([[1.0, 5.0, 1.0, 5.0], [3.0, 2.0, 3.0, np.inf]])
-    judged, rates = chosen(after, (0.1, 0.2))
-    # odd users are worst at 0.2 (one diverged), so even ones take 0.1, as odd ones do by the even
-    assert rates == [0.1, 0.1] and judged.tolist() == [1.0, 5.0, 1.0, 5.0]
-    judged, rates = chosen(after[:, :2], (0.1, 0.2))
-    assert rates == [0.2, 0.1] and judged.tolist() == [3.0, 5.0]
-
-
-def test_personalizing_both_models_is_said_with_the_gap():
-    study = Personalization(epsilons=(2.0,), local_rates=(0.1,), seeds=(0,)).check()
-    found = results(study, lambda arm, _: 4.0)
-    for run in (None, *list(found)):
-        level = {None: 6.0, ELS: 4.0, ULS: 3.5}[run and run.arm.algorithm]
-        fall = 0.25 if run else 1.0
-        arrays = {"before": np.full(4, level), "after": np.full((1, 4), level - fall)}
-        found[study.local(run)] = Result({}, arrays)
-    assert set(found) == set(study.cells())
-    outcome = study.outcome(found)
-    assert [row["fall"] for row in outcome.rows] == pytest.approx([1.0, 0.25, 0.25])
-    assert "ULS less ELS is -0.5000 before and -0.5000 after" in outcome.findings[1]
-
-
 def test_copies_are_found_one_by_one():
     rng = np.random.default_rng(3)
     private = [list(rng.integers(500, size=(3, 40))) for _ in range(6)]
@@ -192,47 +130,6 @@ def test_copies_are_found_one_by_one():
     counted = overlap(public, [train])
     assert (counted.records, counted.exact, counted.near) == (3, 1, 1)
     assert counted.share == pytest.approx(2 / 3)
-
-
-def test_rows_of_copied_public_parts_promise_nothing():
-    study = PublicCopies().check()
-    found = results(study, lambda arm, _: 5.0)
-    for cell in study.cells():
-        if cell not in found:
-            counted = {"put": 9, "left": 0 if cell.settings.get("shortest") else 9}
-            counted |= {"exact": 2, "near": 3}
-            found[cell] = Result({} if cell == study.base else {"copies": counted})
-    built, mixed, cleaned = study.outcome(found).rows
-    assert built["epsilon"] == cleaned["epsilon"] == 8.0 and built["privacy_unit"] == "user"
-    assert mixed["epsilon"] is mixed["delta"] is mixed["privacy_unit"] is None
-    assert cleaned["privacy_unit"] == "user, given the public part"
-    assert mixed["near"] == 3 and mixed["fall"] == 1.0 and built["near"] is None  # not counted
-    assert mixed["public_part"] == COPIED and (mixed["left"], cleaned["left"]) == (9, 0)
-    made = copied(synthetic_store(num_users=40), 0.5, 0.0)
-    whole = copied(synthetic_store(num_users=40), 0.5, 1.0)
-    assert len(made) == len(whole) > 30
-    assert any(not np.array_equal(a, b) for a, b in zip(made, whole, strict=True))
-
-
-@pytest.mark.ci
-def test_steps_are_timed_of_the_same_records():
-    study = StepTime(widths=(8,), batches=(4, 8), groups=(2, 8), layers=1, steps=3)
-    cells = study.check().cells()
-    assert [(cell.batch, cell.group) for cell in cells] == [(4, 2), (8, 2), (8, 8)]
-    seconds = np.array([[1.0, 2.0, 3.0], [2.0, 2.0, 9.0], [1.0, 3.0, 3.0]])
-    record = {"parameters": 7, "load": 1.0, "device": "CPU"}
-    found = {cell: Result(record, {"seconds": seconds}) for cell in cells}
-    outcome = study.outcome(found)
-    assert [row["ratio"] for row in outcome.rows[:3]] == [1.0, 2.0, 1.0]
-    assert [row["seconds"] for row in outcome.rows[:3]] == [2.0, 2.0, 3.0]
-    store, cell = synthetic_store(num_users=4), dataclasses.replace(cells[0], length=20, steps=0)
-    for name in ORDER:
-        trainer = cell.trainer(bigram_model(), store, name)
-        (_, result) = list(trainer.run(trainer.init()))
-        units = result.batch.units[result.batch.units >= 0]
-        # every record that there is, in every step
-        assert len(units) == trainer.execution.units.population
-        assert (trainer.execution.noise is None) == (name == PLAIN)
 
 
 @pytest.mark.release
@@ -262,14 +159,9 @@ def test_whole_studies_run(tmp_path):
         RecordSelection(**small, **one, group=2, groups=(1,), batch=4, cohort=4),
         ClipNorms(**small, epsilon=4.0, clips=(1.0,), batches=(4,), group=2),
         Adapters(**small, **one, ranks=(2,), cohort=4, group=2),
-        Personalization(**small, **one, budget=4, els_group=2, group=2, records=4, local_batch=2),
-        PublicCopies(**small, **one, cohort=4, group=2),
-        StepTime(widths=(8,), batches=(4,), groups=(2,), layers=1, length=8, steps=2),
-    ]  # fmt: skip
+    ]
     for study in studies:
         outcome, made = engine.run(study, cache, jobs=1)
         assert outcome.findings and len(output.write(tmp_path / "out", study, outcome, made)) == 5
-        for row in outcome.rows:
-            for key in {"loss", "after", "seconds"} & row.keys():
-                assert np.isfinite(row[key])
+        assert all(np.isfinite(row["loss"]) for row in outcome.rows)
     assert dataclasses.replace(studies[0], seeds=(1,)).base == studies[0].base

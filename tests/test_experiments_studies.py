@@ -365,9 +365,6 @@ record-selection --groups 0 => --groups
 clip-norms --clips 1,1 => --clips
 clip-norms --clips 0 => --clips
 lora --ranks 0 => --ranks
-personalization --user-records 10 => --user-records
-public-copies --share 0 => --share
-step-time --groups 3 => --batches
 """
 
 
@@ -388,11 +385,10 @@ def test_cells_of_studies_depend_on_the_code_of_studies_and_others_do_not():
 
 
 @dataclasses.dataclass(frozen=True)
-class Timed(Squares):
-    """One whose cells are timings, and whose first asks for one more; that one is stopped once."""
+class More(Squares):
+    """One whose cells ask for one more; that one is stopped once."""
 
-    name = "timed"
-    alone = True
+    name = "more"
 
     def cells(self):
         return [SquareCell(v, 0.0) for v in (1.0, 2.0)]
@@ -402,7 +398,7 @@ class Timed(Squares):
 
 
 def test_all_studies_are_one_command_and_one_pool(squares, monkeypatch, tmp_path, capsys):
-    registered = {"squares": f"{__name__}:Squares", "timed": f"{__name__}:Timed"}
+    registered = {"squares": f"{__name__}:Squares", "more": f"{__name__}:More"}
     monkeypatch.setattr(studies, "STUDIES", registered)
     out, words = tmp_path / "out", ("--cache", tmp_path / "cache", "--jobs", 1)
     everything = functools.partial(ended, "experiment", "all", *words)

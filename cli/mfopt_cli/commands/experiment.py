@@ -162,13 +162,9 @@ def _run(
     _check_places(studies, out, artifacts, jobs, force)
     store, loud = Cache(cache or default_folder()), not quiet and not as_json
     said: dict[str, Any] = {}
-    together = [study for study in studies if not study.alone]
     with Live(loud) as live:
-        for study in studies:
-            if study.alone:
-                engine.run_cells([study], store, progress=live)
         jobs = jobs or (cores() if several else None)
-        engine.run_cells(together, store, jobs=jobs, progress=live)
+        engine.run_cells(studies, store, jobs=jobs, progress=live)
     for study in studies:  # from the cells
         if artifacts is not None:
             outcome, made, written = write_study(study, artifacts, store)
@@ -195,9 +191,8 @@ def _run(
 def every(**given: Any) -> None:
     """Run the studies at their default sizes, with one pool of processes.
 
-    Studies that measure time run first and alone, then the cells of the others, as many in parallel
-    as there are cores; files are written at the end. Ctrl-C exits with 130, and the same command
-    resumes.
+    As many cells run in parallel as there are cores; files are written at the end. Ctrl-C exits
+    with 130, and the same command resumes.
 
     \b
     Example:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from mfopt._runtime import _check
-from mfopt.experiments.cache import Cell, Result, packed
+from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.runs.means import ELS, ULS
 
 PLAIN = "not private"
@@ -60,7 +58,7 @@ class FineTuningCell(Cell):
     """One run; losses before and after are on record, and what the trainer states.
 
     ``base`` has the corpus and the pretrained model; the rate is that of adam, fitted to the noise
-    where it is 0; ``keeps`` keeps the trained model too, as files.
+    where it is 0.
     """
 
     name = "study-fine-tuning"
@@ -72,7 +70,6 @@ class FineTuningCell(Cell):
     seed: int
     length: int
     evaluate_records: int
-    keeps: bool = False
 
     def run(self, *needed: Result) -> Result:
         from mfopt.experiments.runs import repeated
@@ -106,10 +103,6 @@ class FineTuningCell(Cell):
             **private,
         )
         trained = runs.run(rate=self.rate, seed=self.seed, selection=arm.selection)
-        arrays = {}
-        if self.keeps:
-            with tempfile.TemporaryDirectory() as name:
-                arrays = packed(runs.export(trained.params, Path(name) / "model"), "model")
         prepared = runs.prepared
         account, guarantee = prepared.account, prepared.guarantee
         return Result(
@@ -122,8 +115,7 @@ class FineTuningCell(Cell):
                 "parameters": prepared.model.num_params,
                 "probability": probability,
                 "sampled": sampled,
-            },
-            arrays,
+            }
         )
 
 

@@ -22,10 +22,8 @@ import numpy as np
 import optax
 
 from mfopt.experiments.cache import Result
-from mfopt.training import mesh as meshes
 from mfopt.training.config import NEAR_MOVE, TrainConfig
 from mfopt.training.execute import HELD_OUT
-from mfopt.training.export import export_model
 from mfopt.training.loop import Trainer
 from mfopt.training.prepare import Prepared, learning_rate_of, optimizer_of, placed, prepare
 from mfopt.training.secrets import RunSecret
@@ -42,13 +40,11 @@ class Trained(NamedTuple):
     Attributes:
       losses: {held-out part: [(steps done, nats per token), ...]}; infinite where it diverged.
       tokens: that its steps read.
-      params: of the model after the last step.
       rate: the learning rate.
     """
 
     losses: dict[str, list[tuple[int, float]]]
     tokens: float
-    params: Any
     rate: float
 
     def first(self) -> dict[str, float]:
@@ -123,13 +119,7 @@ class Runs:
                     losses[part].append((done, loss if math.isfinite(loss) else math.inf))
             if done == prepared.steps:
                 break
-        return Trained(losses, tokens, state.params, rate)
-
-    def export(self, params: Any, folder: Path) -> Path:
-        """Write the model with these parameters into a folder that is not there yet."""
-        prepared = self.prepared
-        whole = meshes.gather(prepared.mesh, params)
-        return export_model(prepared.model, whole, folder, tokenizer=prepared.tokenizer)
+        return Trained(losses, tokens, rate)
 
     def _evaluated(self, params: Any) -> dict[str, float]:
         most = self._config.evaluate_records

@@ -61,7 +61,6 @@ class Study(abc.ABC):
       full: values at the paper's size (``--full``), as "field=value" words.
       full_size: the same in words.
       needs: what the full size needs that mfopt does not bring.
-      alone: whether it measures time, so that nothing may run beside it.
       columns: of the rows that the terminal shows, as "key; key=heading".
       title: of the plot, for :meth:`str.format` of a study and its first row.
       plot_columns: panels side by side; as the plots choose where None.
@@ -76,7 +75,6 @@ class Study(abc.ABC):
     full: ClassVar[str]
     full_size: ClassVar[str]
     needs: ClassVar[str] = "nothing"
-    alone: ClassVar[bool] = False
     columns: ClassVar[str]
     title: ClassVar[str]
     plot_columns: ClassVar[int | None] = None
@@ -304,7 +302,6 @@ def run_cells(
     """
     asked = [cell for study in studies for cell in study.cells()]
     found: dict[Any, Result] = {}
-    jobs = 1 if any(study.alone for study in studies) else jobs
     while asked:
         found |= run_all(asked, cache, jobs=jobs, progress=progress)
         asked = [cell for study in studies for cell in study.more(found) if cell not in found]

@@ -11,18 +11,17 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from statistics import mean, stdev
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.cache import Result
 from mfopt.experiments.options import option
 from mfopt.experiments.runs.fine_tuning import Arm, FineTuningCell
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, CorpusCell, check_parts
 from mfopt.experiments.studies.engine import Found, Row, Swept
 
-LOSS_LABEL = "loss on held-out users\n(nats per token)"
 OF_SEEDS = "loss on held-out users\n(nats per token; bands: least to largest)"
 
 
@@ -58,7 +57,6 @@ class FineTuning(Swept):
         "pretrain_steps=10000 evaluate_records=2000"
     )
     scale = "{0.layers} layers of width {0.width}, {0.steps:,} steps"
-    keeps: ClassVar[bool] = False  # the trained models too
     needs = "a folder of `mfopt data build` with users' text and a public part, and accelerators"
 
     @functools.cached_property
@@ -67,8 +65,8 @@ class FineTuning(Swept):
         names = ("length", "width", "layers", "pretrain_steps")
         return CorpusCell.at(self.data, **{name: getattr(self, name) for name in names})
 
-    def runs(self, arm: Any, rate: float, base: Cell | None = None) -> list[Any]:
-        how = {"base": base or self.base, "arm": arm, "rate": rate}
+    def runs(self, arm: Arm, rate: float) -> list[Any]:
+        how = {"base": self.base, "arm": arm, "rate": rate}
         return [FineTuningCell.of(self, **how, seed=seed) for seed in self.seeds]
 
     def judged(self, results: list[Result], rate: float) -> float:
@@ -77,9 +75,9 @@ class FineTuning(Swept):
     def rows(self, found: Found) -> list[Row]:
         return [self.row(found, arm) for arm in self.arms()]
 
-    def row(self, found: Found, arm: Arm, key: Any = None) -> Row:
+    def row(self, found: Found, arm: Arm) -> Row:
         """Row of an arm at its best rate; losses in nats per token."""
-        at, results = self.best(found, key or arm)
+        at, results = self.best(found, arm)
         runs = [result.record for result in results]
         losses, first = [run["after"][REPORTED] for run in runs], runs[0]
         promised = first["guarantee"] or dict.fromkeys(("privacy_unit", "adjacency"))
