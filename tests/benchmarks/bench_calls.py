@@ -53,8 +53,8 @@ GOOD: dict[str, str] = {
     "bench": "no-such-benchmark",
     "compare": "--epochs 2 --iters 4 --eps 2 --include dpsgd+balls-in-bins --jobs 1 --cache CACHE",
     "figures": "--list",
-    "experiment concentration-filter": "--users 16 --examples 4 --group 2 --dimension 4 --steps 4 "
-    "--trials 2 --acrosses 1 --relatives 1.5 --rates 0.1 --clips 2 --lengths 0.1 --jobs 1 "
+    "experiment mean-estimation": "--users 16 --examples 4 --groups 1,2 --dimension 4 --steps 4 "
+    "--trials 4 --eps 1 --budgets 8 --at-budget 8 --withins 1 --clips 2 --lengths 0.1 --jobs 1 "
     "--cache CACHE --out NEW",
     "account dpsgd": "--epochs 2 --iters 8 --eps 2 --delta 1e-5",
     "account banded": "--epochs 2 --iters 8 --bands 2 --eps 2 --delta 1e-5",

@@ -1,4 +1,4 @@
-"""Choices of G: by doubling G or M of ULS within a compute budget, and by a private median (ELS).
+"""Choices of G and M of ULS within a compute budget, by doubling one of the two.
 
 A strategy's choice on one half of the trials is made by what the other half knows: it is judged by
 trials that it has not seen.
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mfopt._runtime import _check
 from mfopt.experiments.runs.means import Descent
 
 Place = tuple[int, int]  # (G, M)
@@ -113,30 +112,3 @@ def lipschitz(descent: Descent, groups: Sequence[int], probed: int) -> dict[int,
     data = users[:, None] + noise
     norms = {g: np.linalg.norm(data[:, :g].mean(1), axis=-1) for g in groups}
     return {group: float(np.median(each)) for group, each in norms.items()}
-
-
-def median_probabilities(
-    numbers: np.ndarray, candidates: Sequence[int], epsilon: float
-) -> np.ndarray:
-    """Chances of a private median by the exponential mechanism, (..., candidates): its exact law.
-
-    The score of a candidate g is -|#{users below g} - #{users above g}|. Adding or removing one
-    user changes one of the two counts by one, so the score's sensitivity is 1, and a choice with
-    probability proportional to exp(ε score / 2) is ε-DP per user, add-remove (McSherry and Talwar
-    2007). Before training at (ε', δ) on the same users the whole is (ε + ε', δ)-DP.
-
-    Args:
-      numbers: one for each user, shape (..., users).
-      candidates: public values to choose from.
-      epsilon: ε of the choice.
-
-    >>> median_probabilities(np.array([1, 2, 2, 3]), (1, 2, 3), 100.0).round(3).tolist()
-    [0.0, 1.0, 0.0]
-    """
-    epsilon = _check.epsilon("epsilon", epsilon)
-    values = np.asarray(candidates)[:, None]
-    numbers = np.asarray(numbers)[..., None, :]
-    score = -np.abs((numbers < values).sum(-1) - (numbers > values).sum(-1))
-    weight = np.exp(0.5 * epsilon * (score - score.max(-1, keepdims=True)))
-    chances: np.ndarray = weight / weight.sum(-1, keepdims=True)
-    return chances

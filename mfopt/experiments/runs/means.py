@@ -10,14 +10,12 @@ batches and noise; clip norms and step lengths of a sweep share them.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.stats
 
 from mfopt._runtime import _check
 from mfopt.experiments.accounts import AccountCell
@@ -56,64 +54,34 @@ class MeanTask:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeansCell(MeanTask, Cell):
-    """Many trials of one algorithm at one privacy target.
+class Descent(MeanTask, Cell):
+    """Squared distance of the last iterate to μ, (clips, lengths, trials), by ELS or ULS.
 
     Attributes:
       group: G, examples of a user: in all (ELS), in one participation (ULS).
       epsilon: of adding or removing one user.
       across: σ₁, standard deviation of users' means.
       within: σ₂, standard deviation of a user's examples.
-    """
-
-    group: int
-    epsilon: float
-    across: float
-    within: float
-
-    @abc.abstractmethod
-    def bytes(self, users: int) -> float:
-        """Memory that so many users take."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Descent(MeansCell):
-    """Squared distance of the last iterate to μ, (clips, lengths, trials), by ELS or ULS.
-
-    Attributes:
       algorithm: "ELS" or "ULS".
       batch: B, expected gradients a step.
       clips: clip norms of the sweep, in units of the data.
       lengths: learning rate times clip norm: the longest step of one whole contribution.
-      median, spread: of the log-normal law of users' numbers of examples, at most K, ELS only;
-        every user has K where ``spread`` is 0.
     """
 
     name = "study-means"
+    group: int
+    epsilon: float
+    across: float
+    within: float
     algorithm: str
     batch: int
     clips: tuple[float, ...]
     lengths: tuple[float, ...]
-    median: float = 0.0
-    spread: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.spread and self.algorithm != ELS:
-            raise _check.reject("spread", self.spread, "users of several sizes are for ELS only")
-
-    @property
-    def expected(self) -> float:
-        """Examples to expect of all users, at most G of each: of the public law."""
-        if not self.spread:
-            return float(self.group * self.users)
-        least = np.arange(2, self.group + 1) - 0.5  # numbers are rounded
-        more = scipy.stats.norm.sf(np.log(least / self.median) / self.spread)
-        return self.users * (1.0 + float(more.sum()))
 
     @property
     def scheme(self) -> Poisson:
         """Sampling scheme of the units: examples (ELS), users (ULS)."""
-        return Poisson(self.batch / self.expected, self.steps)
+        return Poisson(self.batch / (self.group * self.users), self.steps)
 
     @property
     def cohort(self) -> float:
@@ -126,6 +94,7 @@ class Descent(MeansCell):
         return (AccountCell(self.scheme, together, epsilon=self.epsilon, delta=self.delta),)
 
     def bytes(self, users: int) -> float:
+        """Memory that so many users take."""
         data = 2.0 * users * self.examples * self.dimension
         return self.trials * (4 * data + self.steps * (4.0 * self.dimension + 40 * self.batch))
 
@@ -191,15 +160,6 @@ def draw_data(descent: Descent) -> tuple[np.ndarray, np.ndarray]:
     return means, data.reshape(descent.trials, -1, d)
 
 
-def draw_sizes(descent: Descent) -> np.ndarray:
-    """(trials, users): how many examples each user has."""
-    shape = (descent.trials, descent.users)
-    if not descent.spread:
-        return np.full(shape, descent.examples)
-    drawn = descent.median * np.exp(descent.spread * _generator(descent, 4).standard_normal(shape))
-    return np.clip(np.rint(drawn), 1, descent.examples).astype(np.int64)
-
-
 def batches(descent: Descent) -> Iterator[tuple[slice, np.ndarray]]:
     """(trials, places): (trials, T, units, examples of a unit) in the pool, -1 for nobody."""
     whole = descent.algorithm == ELS or descent.group == descent.examples
@@ -207,10 +167,6 @@ def batches(descent: Descent) -> Iterator[tuple[slice, np.ndarray]]:
     make = _generator(descent, 1)
     rounds = descent.trials * descent.steps
     at, unit = poisson(make, rounds, units, descent.scheme.probability)
-    if descent.spread:  # places that a user's examples do not fill
-        user, number = np.divmod(unit, descent.group)
-        there = number < draw_sizes(descent)[at // descent.steps, user]
-        at, unit = at[there], unit[there]
     counts = np.bincount(at, minlength=rounds)
     room = -(-max(int(counts.max()), 1) // _ROUND) * _ROUND
     rank = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -18,7 +18,6 @@ _HERE = "mfopt.experiments.studies"
 STUDIES: dict[str, str] = {
     "mean-estimation": f"{_HERE}.mean_estimation:MeanEstimation",
     "estimate-and-double": f"{_HERE}.configuration:EstimateAndDouble",
-    "els-group-size": f"{_HERE}.group_size:GroupSize",
     "noise-in-training": f"{_HERE}.noise_in_training:NoiseInTraining",
     "optimizers-in-training": f"{_HERE}.noise_in_training:OptimizersInTraining",
     "sampling-in-training": f"{_HERE}.noise_in_training:SamplingInTraining",
@@ -26,7 +25,6 @@ STUDIES: dict[str, str] = {
     "record-selection": f"{_HERE}.selection:RecordSelection",
     "clip-norms": f"{_HERE}.clip_norms:ClipNorms",
     "lora": f"{_HERE}.adapters:Adapters",
-    "concentration-filter": f"{_HERE}.concentration:ConcentrationFilter",
     "images": f"{_HERE}.images:Images",
     "less-rmse": f"{_HERE}.less_rmse:LessRmse",
 }
