@@ -20,7 +20,7 @@ from mfopt.errors import UsageError
 from mfopt.experiments import artifacts, figures, studies
 from mfopt.experiments.cache import Cell, Result, code_digest
 from mfopt.experiments.manifest import MANIFEST
-from mfopt.experiments.options import at_full, option, options
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import EVERY, Curve, Panel
 from mfopt.experiments.studies.engine import PRIVACY, Study
 
@@ -28,22 +28,13 @@ every = pytest.mark.parametrize("name", studies.STUDIES)
 
 
 @every
-def test_registered_studies_say_what_they_are_and_accept_both_sizes(name):
+def test_registered_studies_say_what_they_are(name):
     study = studies.find(name)
     assert study.name == name
-    for text in (study.summary, study.source, study.default_size, study.time, study.full_size):
+    for text in (study.summary, study.source, study.default_size, study.time):
         assert len(text) > 8
-    small, full = study().check(), study(**at_full(study))
-    asked = [name for name in ("folder",) if f"--{name}" in study.needs]
-    if asked:  # data of the user's, asked for before the work
-        with pytest.raises(UsageError, match=asked[0]):
-            full.check()
-    else:
-        full.check()
-    assert set(at_full(study)) <= {field.name for field in options(study)}
-    cells = list(small.cells())
-    assert cells and len(list(full.cells())) >= len(cells)
-    assert small.command() == f"mfopt experiment {name}"
+    small = study().check()
+    assert list(small.cells()) and small.command() == f"mfopt experiment {name}"
 
 
 @every
@@ -165,8 +156,7 @@ class Squares(Study):
     """A study that costs nothing."""
 
     name = "squares"
-    summary, source, default_size, time, full_size = ("Squares.", "none", "two", "0 s", "three")
-    full = "values=1,2,3"
+    summary, source, default_size, time = ("Squares.", "none", "two", "0 s")
     columns = "x; square=x²; epsilon=ε"
     title = "Squares"
     values: tuple[float, ...] = option((1.0, 2.0), "What is squared.", rule=_check.finite)
@@ -227,10 +217,10 @@ call = functools.partial(ended, "experiment", "squares")
 def test_a_study_is_a_command_that_stops_resumes_and_writes_whole_files(squares, tmp_path, capsys):
     out, cache = tmp_path / "out", tmp_path / "cache"
     words = ("--out", out, "--cache", cache, "--jobs", 1)
-    assert call("--full", *words) == 130
+    assert call("--values", "1,2,3", *words) == 130
     said = capsys.readouterr().err
     assert "2 of 3 cells are kept" in said and list(out.iterdir()) == []
-    assert call("--full", *words) == 0
+    assert call("--values", "1,2,3", *words) == 0
     assert CALLS == [1.0, 2.0, 3.0, 3.0]  # the finished ones were not run again
     shown = capsys.readouterr().out
     assert "x²" in shown and "They grow." in shown
@@ -321,9 +311,9 @@ def test_what_is_not_finite_is_a_failure_in_one_line(squares, tmp_path, capsys):
     assert "square is inf in squares" in said and "Traceback" not in said
 
 
-def test_a_flag_beats_the_papers_size_and_json_is_one_object(squares, tmp_path, capsys):
+def test_json_is_one_object(squares, tmp_path, capsys):
     words = ("--cache", tmp_path, "--jobs", 1, "--json")
-    assert call("--full", "--values", "2", "--shift", "1", "--twice", *words) == 0
+    assert call("--values", "2", "--shift", "1", "--twice", *words) == 0
     kept = json.loads(capsys.readouterr().out)
     assert [row["square"] for row in kept["rows"]] == [5.0]
     assert kept["command_line"] == "mfopt experiment squares --values 2 --shift 1 --twice"

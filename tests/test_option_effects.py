@@ -195,10 +195,6 @@ QUIET_WORK = {
     ("experiment", "--force"): "what is there is looked for before the work, which is replaced",
     ("figures", "--force"): "likewise",
     ("figures", "--cache"): "where finished cells are kept",
-    **{
-        (f"experiment {name}", "--full"): "needs data that nobody ships"
-        for name in ("images", "less-rmse")
-    },
     ("noise", "--repeats"): "steps that are timed",
     ("certify", "--certificate"): "the toy's bound takes no samples: tests/test_moment_bound.py",
     ("compare", "--force"): "nothing is in the way",

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import pickle
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from flax import nnx
 
 from mfopt import sampling
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Result
 from mfopt.experiments.mechanisms import Cooldown, FixedCell, Goal, ProvenCell, SigmaCell
-from mfopt.experiments.runs import cifar as cifar_files
 from mfopt.experiments.runs import images, many_runs, pictures
-from mfopt.experiments.runs.functional import functional, size
 from mfopt.experiments.studies.images import Images
 from mfopt.experiments.studies.rows import answer, correlation
 from mfopt.noise.stream import NoiseStream
@@ -32,73 +28,28 @@ from mfopt.workloads import Momentum
 BLT1 = BLT(np.array([0.3]), np.array([0.9]))
 
 
-def batch(path, count: int = 3, other: dict | None = None) -> None:
-    random = np.random.default_rng(count)
-    given = {
-        b"data": random.integers(256, size=(count, 3072)).astype(np.uint8),
-        b"labels": list(range(count)),
-        **(other or {}),
-    }
-    path.write_bytes(pickle.dumps(given, protocol=2))
-
-
-@pytest.fixture
-def cifar(tmp_path):
-    for i, name in enumerate(cifar_files.FILES):
-        batch(tmp_path / name, 3 + i)
-    return tmp_path
-
-
-def test_cifar_is_read_from_its_batches(cifar) -> None:
-    data = pictures.cifar10(cifar, held_out=5)
-    assert [len(part.y) for part in data] == [3 + 4 + 5 + 6 + 7 - 5, 5, 8]
-    raw = pickle.loads((cifar / "test_batch").read_bytes(), encoding="bytes")
-    # channels one behind another, each by rows
-    pixel = raw[b"data"][2, 1024 + 5 * 32 + 7] / 127.5 - 1
-    assert data.test.x[2, 5, 7, 1] == pytest.approx(pixel, abs=1e-6)
-    assert data.test.y.tolist() == list(range(8))
-    together = np.concatenate([data.train.x, data.validation.x]).sum(axis=(1, 2, 3))
-    assert len(np.unique(together)) == 25  # nobody twice
-
-
-class Evil:
-    def __reduce__(self):
-        return os.mkdir, ("evil",)
-
-
-@pytest.mark.parametrize("content", [{b"more": Evil()}, {b"labels": [0, 1, 11]}, {b"labels": [0]}])
-def test_a_batch_that_is_none_is_refused_and_runs_nothing(cifar, monkeypatch, content) -> None:
-    monkeypatch.chdir(cifar)
-    batch(cifar / "data_batch_3", other=content)
-    with pytest.raises(UsageError, match="data_batch_3"):
-        pictures.cifar10(cifar, held_out=5)
-    assert not (cifar / "evil").exists()
-    (cifar / "data_batch_3").unlink()
-    with pytest.raises(UsageError, match="cannot be read"):
-        pictures.cifar10(cifar, held_out=5)
-
-
 def test_sizes_of_data_and_models() -> None:
-    data = pictures.digits(400)
-    assert [len(part.y) for part in data] == [1397, 200, 200]
-    params, apply = functional(nnx.eval_shape(lambda: pictures.VGG(rngs=nnx.Rngs(0))))
-    assert size(params) == 550_570
-    assert jax.eval_shape(apply, params, jnp.zeros((32, 32, 3))).shape == (10,)
+    for name, sizes, width in (("digits", [1397, 200, 200], 64), ("made", [6000, 200, 200], 16)):
+        data = pictures.load(name, 400)
+        assert [len(part.y) for part in data] == sizes and data.train.x.shape[1] == width
+        params, apply = pictures.model(width, 8, seed=0)
+        assert optax.tree.size(params) == width * 8 + 8 + 80 + 10
+        assert jax.vmap(lambda x, p=params, f=apply: f(p, x))(data.test.x).shape == (200, 10)
 
 
 @pytest.mark.release
 def test_runs_are_those_of_a_plain_loop() -> None:
-    """Two seeds and rates at once, in chunks, against one step after another."""
-    data = pictures.digits(1700)
+    """Two seeds and rates at once against one step after another."""
+    data = pictures.load("digits", 1700)
     n, rates, seeds = 4, (0.1, 1.0), (0, 5)
     scheme = BallsInBins(bins=2, epochs=2)
     workload = Momentum(0.5, np.array([1.0, 1.0, 0.5, 0.25]))
     mechanism = many_runs.RunMechanism(BLT1, 0.7, scheme)
     found = many_runs.train(
-        data, mechanism, workload, rates=rates, seeds=seeds, clip_norm=0.3, hidden=4, microbatch=16
+        data, mechanism, workload, rates=rates, seeds=seeds, clip_norm=0.3, hidden=4
     )
     x, y = data.train
-    _, apply = pictures.model((64,), 4, 0)
+    _, apply = pictures.model(64, 4, 0)
 
     def loss(params, x, y):
         return -jax.nn.log_softmax(apply(params, x))[y]
@@ -111,7 +62,7 @@ def test_runs_are_those_of_a_plain_loop() -> None:
     stream = NoiseStream(BLT1, iterations=n, noise_multiplier=0.7, clip_norm=0.3, sampling=scheme)
     measure = jax.jit(jax.vmap(loss, in_axes=(None, 0, 0)))
     for (i, seed), (j, rate) in itertools.product(enumerate(seeds), enumerate(rates)):
-        params, _ = pictures.model((64,), 4, seed)
+        params, _ = pictures.model(64, 4, seed)
         sampler = UnitSampler(scheme, len(y), seed=seed)
         state, velocity = stream.init(params, seed=seed), jax.tree.map(jnp.zeros_like, params)
         for t in range(n):
@@ -140,8 +91,8 @@ def test_batches_of_each_execution() -> None:
     assert sorted(np.concatenate(shuffled[:4])) == list(range(22))
     assert all(np.array_equal(shuffled[t], shuffled[t + 4]) for t in range(8))
     assert shuffled[0].tolist() != list(range(0, 22, 4))
-    table = many_runs.schedule([drawn, drawn], 4)
-    assert table.shape[:2] == (12, 2) and table.shape[3] == 4
+    table = many_runs.schedule([drawn, drawn])
+    assert table.shape == (12, 2, max(map(len, drawn)))
     assert (table >= 0).sum() == 2 * sum(map(len, drawn))
 
 
@@ -153,8 +104,8 @@ def test_a_run_states_what_it_executes() -> None:
     sigma = guarantee["noise_multiplier"]
 
     def stated(execution: str):
-        how = images.Data("digits"), Cooldown(0.9, 1, 2, 0.1), execution
-        cell = images.ImagesCell(source, *how, (0.1,), (0,), 1.0, 4, 0)
+        how = "digits", 400, Cooldown(0.9, 1, 2, 0.1), execution
+        cell = images.ImagesCell(source, *how, (0.1,), (0,), 1.0, 4)
         return cell.stated(made, scheme, 800)
 
     plain, whole = stated(images.AS_ACCOUNTED)

@@ -27,7 +27,7 @@ COMMANDS: dict[str, str] = {
     "bench": "Run a benchmark of the source tree.",
     "compare": "σ, RMSE and memory of every mechanism side by side.",
     "figures": "The tables and figures of the papers, from this library's own code.",
-    "experiment": "The papers' training studies, small by default, at their size by --full.",
+    "experiment": "The papers' training studies, in small.",
     "account": "(ε, δ) from σ, or σ from (ε, δ), for every mechanism with an accountant.",
     "data": "User data: build token stores from text, and describe them.",
     "train": "Fine-tune a language model with user-level differential privacy.",

@@ -44,7 +44,6 @@ class TrainerAudit(Study):
     source = "Steinke, Nasr and Jagielski 2023"
     default_size = "8 × 8, 4,000 canaries, 9 trainers"
     time = "about 1 CPU-minute"
-    full, full_size = "", "the same"
     columns = (
         "fault; size; epsilon_lower=ε at least; epsilon_profile=of this mechanism; epsilon=claimed"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from mfopt._runtime import _check
 
-# whole numbers are at most 2^20, ten times what full sizes take; parts of models, whose memory is
+# whole numbers are at most 2^20, ten times what the papers take; parts of models, whose memory is
 # known when they are made, at most
 _MOST = {"width": 2**14, "hidden": 2**14, "state": 2**12, "embedding": 2**12, "layers": 2**10}
 
@@ -50,20 +50,6 @@ def options(study: Any) -> list[dataclasses.Field[Any]]:
     own = study.__annotations__
     found = [field for field in dataclasses.fields(study) if "option" in field.metadata]
     return sorted(found, key=lambda field: field.name not in own)
-
-
-def at_full(study: Any) -> dict[str, Any]:
-    """Values of the fields that differ at the paper's size."""
-    fields = {field.name: field for field in options(study)}
-    given = (word.split("=", 1) for word in study.full.split())
-    return {name: _read(fields[name], text) for name, text in given}
-
-
-def _read(field: dataclasses.Field[Any], text: str) -> Any:
-    kind = field.metadata["option"]["kind"]
-    if isinstance(field.default, tuple):
-        return tuple(kind(item) for item in text.split(","))
-    return text == "True" if kind is bool else kind(text)
 
 
 def option_of(field: dataclasses.Field[Any]) -> str:

@@ -45,8 +45,7 @@ class _Studies(options.Group):
 def command(ctx: click.Context, listing: bool, as_json: bool) -> None:
     """Run a study of the papers, or one of our own: table, CSV, JSON and plot.
 
-    Small by default; --full runs it at the paper's size. Finished cells are kept: a stopped study
-    resumes.
+    Small by default; every size is a flag. Finished cells are kept: a stopped study resumes.
 
     \b
     Examples:
@@ -60,7 +59,7 @@ def command(ctx: click.Context, listing: bool, as_json: bool) -> None:
         raise click.UsageError("name a study; `mfopt experiment --list` has them all")
     from mfopt.experiments.studies import STUDIES, find
 
-    facts = ("summary", "source", "default_size", "time", "full_size", "needs")
+    facts = ("summary", "source", "default_size", "time")
     entries = {name: {fact: getattr(find(name), fact) for fact in facts} for name in STUDIES}
     if as_json:
         display.json_object(entries)
@@ -88,34 +87,27 @@ _shared = options.apply(
 
 @functools.cache
 def _command(name: str) -> click.Command:
-    from mfopt.experiments.options import at_full
     from mfopt.experiments.options import options as fields_of
     from mfopt.experiments.studies import find
 
     study, fields = find(name), fields_of(find(name))
 
-    def callback(full: bool, **given: Any) -> None:
+    def callback(**given: Any) -> None:
         own = {field.name: given.pop(field.name) for field in fields}
         chosen = {key: value for key, value in own.items() if value is not None}
-        size = at_full(study) if full else {}
-        _run([study(**{**size, **chosen}).check()], **given)
+        _run([study(**chosen).check()], **given)
 
-    params: list[click.Parameter] = [_option(field, at_full(study)) for field in fields]
+    params: list[click.Parameter] = [_option(field) for field in fields]
     callback.__doc__ = (
-        f"{study.summary}\n\n{study.source}. By default: {study.default_size}, {study.time}. "
-        f"With --full: {study.full_size}; needs {study.needs}.\n\n"
+        f"{study.summary}\n\n{study.source}. By default: {study.default_size}, {study.time}.\n\n"
         f"\b\nExample:\n  mfopt experiment {name} --out studies\n"
     )
-    whole = options.option(
-        "--full", is_flag=True, help="Use the paper's sizes for all options that are not given."
-    )
-    callback = options.apply(whole, _shared)(callback)
-    made = click.command(name=name, cls=options.Command)(callback)
+    made = click.command(name=name, cls=options.Command)(_shared(callback))
     made.params = [*params, *made.params]
     return made
 
 
-def _option(field: dataclasses.Field[Any], full: Any) -> options.Option:
+def _option(field: dataclasses.Field[Any]) -> options.Option:
     """A study's field as an option; what is not given keeps the study's own default."""
     from mfopt.experiments.options import option_of, worded
 
@@ -137,8 +129,7 @@ def _option(field: dataclasses.Field[Any], full: Any) -> options.Option:
     text = meta["help"]
     if kind is not bool:
         default = "none" if field.default is None else worded(field.default)
-        at_full = f"; full: {worded(full[field.name])}" if field.name in full else ""
-        text = f"{text} [default: {default}{at_full}]"
+        text = f"{text} [default: {default}]"
     return options.Option([option_of(field), field.name], help=text, **more)
 
 

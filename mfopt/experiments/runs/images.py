@@ -7,7 +7,7 @@ What a run states is what it executes: where batches are cut, or shuffled in pla
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,32 +19,11 @@ from mfopt.experiments.mechanisms import Cooldown, ProvenCell, strategy_of, work
 from mfopt.sampling import FixedOrder
 from mfopt.training.batching import charged_delta, displacement_probability, smallest_batch_size
 
-if TYPE_CHECKING:
-    from mfopt.experiments.runs.pictures import Pictures
-
 # how a mechanism's batches are made: as accounted for, cut where that costs little δ or at their
 # mean size, or by shuffling, which its account does not cover
 AS_ACCOUNTED, CUT, CUT_AT_MEAN, SHUFFLED = "as accounted", "cut", "cut at the mean", "shuffled"
 EXECUTIONS = (AS_ACCOUNTED, CUT, CUT_AT_MEAN, SHUFFLED)
 _SHARE = 0.1  # of δ that cutting batches may cost
-
-
-class Data(NamedTuple):
-    """Data set: "digits", "made", or "cifar10" of a folder, with its held-out examples."""
-
-    name: str
-    folder: str = ""
-    held_out: int = 400
-
-    def load(self) -> Pictures:
-        """The three parts."""
-        from mfopt.experiments.runs import pictures
-
-        if self.name == "digits":
-            return pictures.digits(self.held_out)
-        if self.name == "made":
-            return pictures.blobs(held_out=self.held_out)
-        return pictures.cifar10(self.folder, self.held_out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,19 +36,19 @@ class ImagesCell(Cell):
 
     name = "study-images"
     source: ProvenCell
-    data: Data
+    data: str
+    held_out: int
     schedule: Cooldown
     execution: str
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
     clip: float
     hidden: int
-    microbatch: int
 
     def run(self, *needed: Result) -> Result:
-        from mfopt.experiments.runs import many_runs
+        from mfopt.experiments.runs import many_runs, pictures
 
-        (source,), loaded = needed, self.data.load()
+        (source,), loaded = needed, pictures.load(self.data, self.held_out)
         strategy = strategy_of(source)
         scheme = sampling.from_description(source.record["scheme"])
         sigma = source.record["guarantee"]["noise_multiplier"]
@@ -87,7 +66,6 @@ class ImagesCell(Cell):
             seeds=self.seeds,
             clip_norm=self.clip,
             hidden=self.hidden,
-            microbatch=self.microbatch,
         )
         errors = sigma**2 * np.asarray(query_error.row_variances(workload, strategy, scheme.length))
         record = {

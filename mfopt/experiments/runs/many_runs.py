@@ -14,21 +14,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from mfopt._runtime import _check
 from mfopt.experiments.runs import pictures
-from mfopt.experiments.runs.functional import size
-from mfopt.experiments.runs.pictures import Examples, Pictures
-from mfopt.noise.choice import Past, choose
+from mfopt.noise.choice import choose
 from mfopt.noise.stream import NoiseStream
 from mfopt.sampling import FixedOrder, Scheme, UnitSampler
-from mfopt.sampling.sampler import pad
 from mfopt.strategies import Strategy
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.workloads import Workload
 
-SHUFFLED = "shuffled"  # batches of equal size in a secret order: no account knows its amplification
 MEASURED = ("loss", "accuracy")
 
 
@@ -40,7 +37,7 @@ class RunMechanism:
       strategy: C.
       noise_multiplier: σ relative to the clip norm.
       sampling: the scheme that was accounted for and is run.
-      batch_size: batches are cut and padded to so many; None cuts nothing.
+      batch_size: batches are cut to so many; None cuts nothing.
       shuffled: run equal batches of shuffled examples in place of ``sampling``.
     """
 
@@ -65,15 +62,18 @@ class RunMechanism:
         return [(units := cut.batch(t).units)[units >= 0] for t in steps]
 
 
-def schedule(batches: list[list[np.ndarray]], microbatch: int) -> np.ndarray:
-    """Batches of several runs as one array (steps, runs, chunks, microbatch); -1 is empty."""
+def schedule(batches: list[list[np.ndarray]]) -> np.ndarray:
+    """Batches of several runs as one array (steps, runs, most units); -1 is empty."""
     most = max(len(units) for run in batches for units in run)
-    each = [[pad(units, microbatch, slots=most, fill=-1) for units in run] for run in batches]
-    return np.stack(each, axis=1)
+    filled = np.full((len(batches[0]), len(batches), max(most, 1)), -1)
+    for number, run in enumerate(batches):
+        for step, units in enumerate(run):
+            filled[step, number, : len(units)] = units
+    return filled
 
 
 def train(
-    data: Pictures,
+    data: pictures.Pictures,
     mechanism: RunMechanism,
     workload: Workload,
     *,
@@ -81,7 +81,6 @@ def train(
     seeds: tuple[int, ...],
     clip_norm: float = 1.0,
     hidden: int = 16,
-    microbatch: int = 0,
 ) -> dict[str, np.ndarray]:
     """Loss (nats) and accuracy after the last step, each (seeds, rates), by part and name.
 
@@ -92,8 +91,7 @@ def train(
       rates: learning rates of the first step.
       seeds: of models, batches and noise, which are pinned: such runs are experiments.
       clip_norm: bound on an example's gradient.
-      hidden: width of the model for vectors.
-      microbatch: examples at work at once in a run; 0: a whole batch.
+      hidden: width of the model.
     """
     n = mechanism.sampling.length
     relative, momentum = workload.recurrence(n) or (None, 0.0)
@@ -101,19 +99,19 @@ def train(
         rule = "must be SGD with momentum and learning rates"
         raise _check.reject("workload", workload.kind, rule)
     population = len(data.train.y)
-    batches = [mechanism.batches(population, seed) for seed in seeds]
+    units = schedule([mechanism.batches(population, seed) for seed in seeds])
     normalizer = mechanism.sampling.expected_batch(population)
-    most = max(len(units) for run in batches for units in run)
-    units = schedule(batches, microbatch or max(most, 1))
-    made = [pictures.model(data.train.x.shape[1:], hidden, seed) for seed in seeds]
-    apply = made[0][1]
+    made = [pictures.model(data.train.x.shape[1], hidden, seed) for seed in seeds]
+    apply, many = made[0][1], len(seeds) * optax.tree.size(made[0][0])
+    # past draws are kept where they fit and would be regenerated
+    keeps = choose(mechanism.strategy, n).draws(n) > 1 and n * many <= 2**28
     stream = NoiseStream(
         mechanism.strategy,
         iterations=n,
         noise_multiplier=mechanism.noise_multiplier,
         clip_norm=clip_norm,
         sampling=mechanism.sampling,
-        past=_past(mechanism.strategy, n, size(made[0][0]) * len(seeds)),
+        past="store" if keeps else "auto",
     )
     states = _stacked(
         [stream.init(params, seed=s) for (params, _), s in zip(made, seeds, strict=True)]
@@ -131,20 +129,17 @@ def train(
         there = unit >= 0
         return jax.tree.map(lambda leaf: jnp.where(there, leaf, 0.0), clipping(gradient).gradient)
 
-    def clipped_sum(params: Any, chunks: jax.Array) -> Any:
-        def add(total: Any, chunk: jax.Array) -> tuple[Any, None]:
-            each = jax.vmap(contribution, in_axes=(None, 0))(params, chunk)
-            return jax.tree.map(lambda t, leaf: t + jnp.sum(leaf, axis=0), total, each), None
-
-        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), chunks)[0]
+    def clipped_sum(params: Any, units: jax.Array) -> Any:
+        each = jax.vmap(contribution, in_axes=(None, 0))(params, units)
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
 
     over_rates = jax.vmap(clipped_sum, in_axes=(0, None))
 
     def step(carry: Any, given: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
         params, velocity, states = carry
-        chunks, rate = given
+        units, rate = given
         noise, states = jax.vmap(stream.next)(states)
-        summed = jax.vmap(over_rates)(params, chunks)
+        summed = jax.vmap(over_rates)(params, units)
         velocity = jax.tree.map(
             lambda v, s, z: momentum * v + (s + z[:, None]) / normalizer, velocity, summed, noise
         )
@@ -159,35 +154,22 @@ def train(
         zero = jax.tree.map(jnp.zeros_like, start)
         return jax.lax.scan(step, (start, zero, states), (units, relative))[0][0]
 
+    def measured(params: Any, part: pictures.Examples) -> tuple[jax.Array, jax.Array]:
+        logits, labels = jax.vmap(lambda x: apply(params, x))(part.x), jnp.asarray(part.y)
+        right = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
+        return jnp.mean(jax.vmap(_loss)(logits, labels)), right
+
     params = run(start, states, jnp.asarray(units), jnp.asarray(relative, jnp.float32))
-    measure = jax.jit(jax.vmap(jax.vmap(_measured(apply), (0, None)), (0, None)))
+    measure = jax.jit(jax.vmap(jax.vmap(measured, (0, None)), (0, None)))
     found: dict[str, np.ndarray] = {}
     for part in ("validation", "test"):
-        values = measure(params, getattr(data, part))
-        found |= {
-            f"{part}_{k}": np.asarray(v, np.float64) for k, v in zip(MEASURED, values, strict=True)
-        }
+        for name, values in zip(MEASURED, measure(params, getattr(data, part)), strict=True):
+            found[f"{part}_{name}"] = np.asarray(values, np.float64)
     return found
 
 
 def _loss(logits: jax.Array, label: jax.Array) -> jax.Array:
     return -jax.nn.log_softmax(logits)[label]
-
-
-def _measured(apply: Any) -> Any:
-    def measured(params: Any, part: Examples) -> tuple[jax.Array, jax.Array]:
-        # few at a time: what a convolution keeps of thousands of images is large
-        logits = jax.lax.map(lambda x: apply(params, x), jnp.asarray(part.x), batch_size=500)
-        labels = jnp.asarray(part.y)
-        right = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
-        return jnp.mean(jax.vmap(_loss)(logits, labels)), right
-
-    return measured
-
-
-def _past(strategy: Strategy, n: int, numbers: int) -> Past:
-    """Keep past draws where they fit and would be regenerated."""
-    return "store" if choose(strategy, n).draws(n) > 1 and n * numbers <= 2**28 else "auto"
 
 
 def _stacked(trees: list[Any]) -> Any:

@@ -27,8 +27,6 @@ class Adapters(FineTuning):
     source = "Chua et al. 2024, appendix C.1, Table 8"
     default_size = "embedded corpus, 2 ranks and all, ULS and not private, 3 rates × 3 seeds"
     time = "about 7 CPU-minutes"
-    full = f"{FineTuning.PAPER} ranks=16,32,64 epsilons=1,3,8 cohort=1024 group=10"
-    full_size = "2,000 steps of GPT-2 small's shape, ranks 16 to 64, 3 ε, 3 seeds, 4 rates"
     columns = (
         "algorithm; epsilon=ε; trained; parameters; loss=nats/token; perplexity; pretrained; "
         "learning_rate=rate; privacy_unit=unit; sampling; noise_multiplier=σ"

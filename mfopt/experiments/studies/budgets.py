@@ -28,11 +28,6 @@ class TrainingBudgets(FineTuning):
     source = "Charles et al. 2024, section 6, Figures 4 to 8 in small"
     default_size = "embedded corpus, 2 layers of width 64, 32 steps, 2 ε, 3 rates, 3 seeds: 54 runs"
     time = "about 8 CPU-minutes"
-    full = (
-        f"{FineTuning.PAPER} epsilons=1,4,16,64 budgets=64,256,1024 groups=1,4,16 els_groups=16 "
-        "width=1024 layers=24"
-    )
-    full_size = "2,000 steps of a 350M-parameter model, 4 ε, 3 budgets"
     title = "Fine-tuning at fixed compute, user-level DP, δ = {0.delta:g}"
 
     epsilons: tuple[float, ...] = option((2.0, 8.0), "ε of the runs.", name="--eps")

@@ -28,8 +28,6 @@ class ClipNorms(FineTuning):
     source = "Chua et al. 2024, section 6, Figure 4"
     default_size = "embedded corpus, 4 clip norms, 2 batches, 1 ε, 3 seeds, 48 runs"
     time = "about 7 CPU-minutes"
-    full = f"{FineTuning.PAPER} epsilon=1 clips=0.01,0.1,1,10,100 batches=256,512,1024 group=10"
-    full_size = "2,000 steps of GPT-2 small's shape, 5 clip norms, 3 batches, 3 seeds, 4 rates"
     columns = (
         "algorithm; records_a_step=records a step; clip_norm=clip norm; loss=nats/token; "
         "perplexity; learning_rate=rate; privacy_unit=unit; sampling; epsilon=ε; noise_multiplier=σ"

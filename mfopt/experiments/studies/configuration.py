@@ -34,8 +34,6 @@ class EstimateAndDouble(MeanStudy):
     source = "Charles et al. 2024, appendix F, Algorithm 3, Figures 13 to 15"
     default_size = "mean estimation, 5 × 7 grid of (G, M), 3 ε, 64 trials"
     time = "about 4 CPU-minutes"
-    full = "epsilons=1,4,16,64 trials=128 clips=0.5,1,2,4,8,16"
-    full_size = "4 ε, 128 trials, a wider sweep (their language models: `mfopt train`)"
     columns = (
         "epsilon=ε; strategy; gradients=B; places=(G, M); squared_error=error²; "
         "suboptimality=above the best; standard_error=± s.e.; privacy_unit=unit; sampling; "

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from mfopt._runtime import _check
 from mfopt._version import __version__
 from mfopt.experiments.cache import Cache, Result
-from mfopt.experiments.options import at_full, check, option_of, options, worded
+from mfopt.experiments.options import check, option_of, options, worded
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runner import run_all, summed
 from mfopt.progress import Report, silent
@@ -58,9 +58,6 @@ class Study(abc.ABC):
       source: paper, section, figures.
       default_size: what is run by default, in words.
       time: of that on two cores, as measured.
-      full: values at the paper's size (``--full``), as "field=value" words.
-      full_size: the same in words.
-      needs: what the full size needs that mfopt does not bring.
       columns: of the rows that the terminal shows, as "key; key=heading".
       title: of the plot, for :meth:`str.format` of a study and its first row.
       plot_columns: panels side by side; as the plots choose where None.
@@ -72,9 +69,6 @@ class Study(abc.ABC):
     source: ClassVar[str]
     default_size: ClassVar[str]
     time: ClassVar[str]
-    full: ClassVar[str]
-    full_size: ClassVar[str]
-    needs: ClassVar[str] = "nothing"
     columns: ClassVar[str]
     title: ClassVar[str]
     plot_columns: ClassVar[int | None] = None
@@ -128,11 +122,8 @@ class Study(abc.ABC):
         )
 
     def heading(self, rows: list[Row]) -> str:
-        """The plot's heading, with the size of what is trained and the one of ``--full``."""
-        own, full = map(self.scale.format, (self, dataclasses.replace(self, **at_full(type(self)))))
-        size = f"{own}; full size: {full}" if own != full else own
-        title = self.title.format(self, rows[0])
-        return f"{title}\n{size}" if size else title
+        """The plot's heading, with the size of what is trained."""
+        return "\n".join(filter(None, (self.title.format(self, rows[0]), self.scale.format(self))))
 
     def command(self) -> str:
         """The command that runs this study."""

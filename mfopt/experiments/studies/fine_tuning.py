@@ -51,13 +51,7 @@ class FineTuning(Swept):
     pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
     evaluate_records: int = option(200, "Most held-out records of an evaluation.")
 
-    # what a full size shares: GPT-2 small's width and depth, as the publications' smaller models
-    PAPER = (
-        "steps=2000 rates=0.0001,0.0003,0.001,0.003 seeds=0,1,2 length=128 width=768 layers=12 "
-        "pretrain_steps=10000 evaluate_records=2000"
-    )
     scale = "{0.layers} layers of width {0.width}, {0.steps:,} steps"
-    needs = "a folder of `mfopt data build` with users' text and a public part, and accelerators"
 
     @functools.cached_property
     def base(self) -> CorpusCell:

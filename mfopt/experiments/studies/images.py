@@ -27,15 +27,10 @@ class Images(ImageStudy):
     source = "Choquette-Choo et al. 2024, section 5.2, Figures 6 and 7"
     default_size = "digits, 8 epochs × 16 iterations, 8 mechanisms at 3 ε, 7 rates × 10 seeds"
     time = "about 7 CPU-minutes"
-    full = (
-        f"data=cifar10 {ImageStudy.CIFAR} rates=0.025,0.05,0.1,0.2,0.4,0.8,1.6 seeds=100 "
-        "held_out=5000"
-    )
-    full_size = "CIFAR-10, VGG of 550,570 parameters, 20 × 100, 5 ε, 7 rates × 100 seeds"
     plot_columns = 3
     title = "Images: each mechanism at its best rate, δ = {0.delta:g}, one example, 95% over seeds"
 
-    data: str = option("digits", "Data set to train on.", choices=("digits", "made", "cifar10"))
+    data: str = option("digits", "Data set to train on.", choices=("digits", "made"))
     mechanisms: tuple[str, ...] = option(
         (
             BASELINE,

@@ -57,12 +57,6 @@ class Way(NamedTuple):
 class TrainingStudy(Swept):
     """A study of mechanisms in training runs, each at its own best learning rate."""
 
-    full = (
-        "data=stdlib,stdlib-code seeds=0,1,2 epochs=8 "
-        "rates=0.0005,0.001,0.002,0.004,0.008,0.016,0.032,0.064 pretrain_steps=300"
-    )
-    full_size = "2 corpora, 64 steps each, 8 learning rates, 3 seeds, a model pretrained for longer"
-    needs = "data of one's own, by `mfopt data build`, with a public and both held-out parts"
     scale = "2 layers of width 64, {0.epochs} × {0.bins} steps, {0.pretrain_steps} of pretraining"
     title = "User-level DP, ε = {0.epsilon:g}; bands: {0.number} seeds"
     plot_columns = 2

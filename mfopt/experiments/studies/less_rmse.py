@@ -28,8 +28,6 @@ class LessRmse(ImageStudy):
     source = "a question of this library's; setting of Choquette-Choo et al. 2024, section 5.2"
     default_size = "digits and synthetic data, 8 × 16, 11 mechanisms at 2 ε, 7 rates × 10 seeds"
     time = "about 9 CPU-minutes"
-    full = f"data=digits,made,cifar10 {ImageStudy.CIFAR} seeds=30"
-    full_size = "CIFAR-10 too, 20 × 100, 5 ε, 30 seeds"
     columns = f"data; {ImageStudy.columns}"
     title = (
         "Loss against RMSE, δ = {0.delta:g}, one example, bars: 95% paired by seed; "
@@ -37,9 +35,7 @@ class LessRmse(ImageStudy):
     )
 
     epsilons: tuple[float, ...] = option((1.0, 4.0), "Values of ε.", name="--eps")
-    data: tuple[str, ...] = option(
-        ("digits", "made"), "Data sets.", choices=("digits", "made", "cifar10")
-    )
+    data: tuple[str, ...] = option(("digits", "made"), "Data sets.", choices=("digits", "made"))
     mechanisms: tuple[str, ...] = option(
         (
             "banded+poisson",

@@ -25,11 +25,6 @@ class MeanEstimation(MeanStudy):
     source = "Charles et al. 2024, section 4, Figure 3"
     default_size = "256 users of 16 examples, 256 steps, 128 trials, 3 panels of 5 points"
     time = "about 5 CPU-minutes"
-    full = (
-        "epsilons=0.25,0.5,1,2,4,8,16 budgets=16,32,64,128,256 withins=0.25,0.5,1,2,4,8 "
-        "clips=0.5,1,2,4,8,16,32"
-    )
-    full_size = "the same with longer axes and a wider sweep: the default is the paper's size"
     columns = (
         "panel=varies; value=at; algorithm; squared_error=error²; low95=from; high95=to (95%); "
         "privacy_unit=unit; sampling; epsilon=ε; noise_multiplier=σ"

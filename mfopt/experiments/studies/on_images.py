@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +15,7 @@ from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.mechanisms import Cooldown
 from mfopt.experiments.options import from_0_to_1, option
-from mfopt.experiments.runs import cifar
-from mfopt.experiments.runs.images import AS_ACCOUNTED, Data, ImagesCell
+from mfopt.experiments.runs.images import AS_ACCOUNTED, ImagesCell
 from mfopt.experiments.studies.engine import Found, Row, Swept
 from mfopt.experiments.studies.rows import interval
 
@@ -43,14 +41,12 @@ def _below_1(name: str, value: float) -> None:
 class ImageStudy(Swept):
     """Base of studies on images: data, schedule, sweep and mechanisms."""
 
-    folder: Path | None = option(None, "Folder with CIFAR-10's python batches.", kind=Path)  # noqa: RUF009
     epsilons: tuple[float, ...] = option((0.5, 1.0, 4.0), "Values of ε.", name="--eps")
     rates: tuple[float, ...] = option(
         (0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28), "Learning rates to choose from."
     )
     extend: int = option(3, "Most rates to add beyond an end that is best.", least=0)
     seeds: int = option(10, "Runs at each rate.", least=2)
-    per_cell: int = option(10, "Runs of one cell: what is lost when it is stopped.")
     bins: int = option(16, "Iterations of an epoch.", name="--iters")
     epochs: int = option(8, "Passes over the data.")
     delta: float = option(1e-5, "δ of every statement.")
@@ -59,17 +55,10 @@ class ImageStudy(Swept):
     final: float = option(0.05, "Last rate over the first.")
     widths: tuple[int, ...] = option((1, 2, 4, 8, 16), "Numbers of bands to choose from.")
     clip: float = option(1.0, "Clip norm of an example's gradient.")
-    hidden: int = option(16, "Width of the hidden layer (digits and synthetic data).")
-    held_out: int = option(400, "Examples for validation and test; of CIFAR-10 for validation.")
-    microbatch: int = option(0, "Examples at work at once in a run; 0: a whole batch.", least=0)
+    hidden: int = option(16, "Width of the hidden layer.")
+    held_out: int = option(400, "Examples for validation and test.")
 
-    # what a full size shares
-    CIFAR = (
-        "epsilons=0.5,1,2,4,8 per_cell=2 bins=100 epochs=20 momentum=0.95 widths=1,2,4,8,16,32,64 "
-        "microbatch=50"
-    )
     scale = "{0.trained_on}, {0.epochs} × {0.bins} iterations, {0.seeds} seeds"
-    needs = "CIFAR-10's python batches (--folder) and a GPU"
     columns = (
         "mechanism; epsilon=ε; accuracy; accuracy_half95=±; loss; rmse=RMSE; rate; "
         "noise_multiplier=σ; privacy_unit=unit; adjacency; sampling"
@@ -92,12 +81,6 @@ class ImageStudy(Swept):
         for name in self.families():
             families.find(name, "mechanisms")
         self.comparison(SCHEDULE).check()
-        if "cifar10" in self.data_sets():
-            folder = self.folder
-            missing = [f for f in cifar.FILES if not (folder and (folder / f).is_file())]
-            if missing:
-                rule = f"must hold CIFAR-10's python batches; {missing[0]} is not there"
-                raise _check.reject("folder", str(folder), rule, "Unpack them there.")
 
     @property
     def schedule(self) -> Cooldown:
@@ -112,30 +95,23 @@ class ImageStudy(Swept):
 
     def runs(self, arm: TrainedPoint, rate: float) -> list[ImagesCell]:
         source = self.comparison(arm.workload).proven(arm.family, arm.epsilon)
-        folder = str(self.folder) if arm.data == "cifar10" else ""
-        data = Data(arm.data, folder, self.held_out)
         # one program serves the rates of the grid
         rates, seeds = self.rates if rate in self.rates else (rate,), tuple(range(self.seeds))
-        parts = [seeds[i : i + self.per_cell] for i in range(0, self.seeds, self.per_cell)]
-        what = {"source": source, "data": data, "execution": arm.execution, "rates": rates}
-        return [ImagesCell.of(self, **what, seeds=part) for part in parts]
+        what = {"source": source, "data": arm.data, "execution": arm.execution, "rates": rates}
+        return [ImagesCell.of(self, **what, seeds=seeds)]
 
     def cells(self) -> Iterable[Cell]:
         every = list(super().cells())
         return [*dict.fromkeys(cell.source for cell in every), *every]
 
     def judged(self, results: list[Result], rate: float) -> float:
-        return float(_at(results, rate, "validation_loss").mean())
+        return float(_at(results[0], rate, "validation_loss").mean())
 
     def row(self, found: Found, arm: TrainedPoint, **names: Any) -> Row:
         """Row of a mechanism: its run, its quality at its best rate, and its privacy."""
-        at, results = self.best(found, arm)
-        cell = self.runs(arm, at.rate)[0]
-        mechanism, record = (
-            found[cell.source].record,
-            found[self.runs(arm, self.rates[0])[0]].record,
-        )
-        values = {name: _at(results, at.rate, f"test_{name}") for name in ("accuracy", "loss")}
+        at, (result,) = self.best(found, arm)
+        mechanism, record = found[self.runs(arm, at.rate)[0].source].record, result.record
+        values = {name: _at(result, at.rate, f"test_{name}") for name in ("accuracy", "loss")}
         accuracy, accuracy_half = interval(values["accuracy"])
         loss, loss_half = interval(values["loss"])
         return {
@@ -157,7 +133,6 @@ class ImageStudy(Swept):
         }
 
 
-def _at(results: list[Result], rate: float, name: str) -> np.ndarray:
+def _at(result: Result, rate: float, name: str) -> np.ndarray:
     """(seeds,) values of a measure at one rate."""
-    at = results[0].record["rates"].index(rate)
-    return np.concatenate([result.arrays[name][:, at] for result in results])
+    return result.arrays[name][:, result.record["rates"].index(rate)]

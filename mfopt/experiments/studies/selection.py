@@ -34,10 +34,6 @@ class RecordSelection(FineTuning):
     source = "Chua et al. 2024, sections 4 to 6, Tables 2 to 6"
     default_size = "embedded corpus, 5 and 6 rules, 3 k, 2 ε, 3 seeds, 90 runs"
     time = "about 13 CPU-minutes"
-    full = (
-        f"{FineTuning.PAPER} epsilons=0.5,1,3,8 group=10 groups=2,5,10,20,50 batch=1024 cohort=1024"
-    )
-    full_size = "2,000 steps of GPT-2 small's shape, 4 ε, k = 2 to 50, 3 seeds, 4 rates"
     columns = (
         "epsilon=ε; algorithm; selection=rule; group=k; loss=nats/token; perplexity; "
         "on_records=held-out records; pretrained; privacy_unit=unit; sampling; noise_multiplier=σ"
