@@ -19,7 +19,6 @@ def finished(arm, after, **more):
             "after": after,
             "noise_multiplier": 1.5 if private else None,
             "guarantee": guarantee if private else None,
-            "learning_rate": 0.1,
             "parameters": 1000 if arm.rank == 0 else 10 * arm.rank,
             "probability": 0.25,
             "sampled": "records" if arm.algorithm == "ELS" else "users",

@@ -22,7 +22,7 @@ LINES = {
     "mfopt/_runtime": 1_530,
     "mfopt/accounting": 16_623,
     "mfopt/calibration": 200,
-    "mfopt/experiments": 8_840,
+    "mfopt/experiments": 8_339,
     "mfopt/factorization": 750,
     "mfopt/jax": 500,
     "mfopt/noise": 4_201,
@@ -32,8 +32,8 @@ LINES = {
     "mfopt/testing": 1_200,
     "mfopt/torch": 1_897,
     "mfopt/training": 10_815,
-    "cli": 5_140,
-    "tests": 40_390,
+    "cli": 5_125,
+    "tests": 40_281,
 }
 # of the main job
 MAIN_JOB = {

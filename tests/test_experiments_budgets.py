@@ -9,13 +9,11 @@ from study_oracles import finished, write_parts
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Cache
-from mfopt.experiments.runs.fine_tuning import Arm, held
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
 from mfopt.experiments.studies import engine, output
 from mfopt.experiments.studies.budgets import TrainingBudgets
 from mfopt.experiments.studies.noise_in_training import NoiseInTraining
 from mfopt.sampling import Poisson
-from mfopt.strategies import Identity
 
 
 def test_rates_are_chosen_on_records_and_losses_reported_on_users():
@@ -54,35 +52,6 @@ def test_several_seeds_are_paired_and_a_rate_between_others_is_bracketed():
     # 0.010, 0.011, 0.012: their mean, and 4.303 (Student's t) standard errors
     assert "0.0110 ± 0.0025 below ELS, G = 4" in outcome.findings[0]
     assert len(outcome.findings) == 1 and "3 runs each" in outcome.findings[0]
-
-
-@pytest.mark.ci
-def test_noise_for_more_users_than_there_are_says_what_it_holds():
-    """Charles et al. 2024, Figure 8."""
-    study = TrainingBudgets(epsilons=(2.0,), groups=(1,), rates=(0.1,), seeds=(0,), times=(1, 10))
-    promised = {"privacy_unit": "user", "adjacency": "add-remove", "epsilon": 31.0}
-    found = {
-        cell: finished(
-            cell.arm,
-            dict.fromkeys((CHOSEN_ON, REPORTED), 5.0 - 0.1 * cell.arm.users),
-            guarantee=promised,
-        )
-        for cell in study.check().cells()
-    }
-    outcome = study.outcome(found)
-    assert [row["epsilon"] for row in outcome.rows] == [2.0, 2.0, 31.0, 31.0]
-    assert [row["asked_epsilon"] for row in outcome.rows] == [2.0] * 4
-    assert len(outcome.panels) == 2 and "as if 10 times the users" in outcome.findings[1]
-    arm = Arm("ELS", 2, 1.0, 2.0, users=10.0)
-    there = held(arm, 0.05, 8, 1e-5)
-    sigmas = [
-        account(
-            Mechanism(Poisson(p, 8), Identity(), group_size=2), epsilon=epsilon, delta=1e-5
-        ).noise_multiplier
-        for p, epsilon in ((0.005, 2.0), (0.05, there))
-    ]
-    assert held(arm._replace(users=1.0), 0.05, 8, 1e-5) == 2.0
-    assert there > 2.5 and sigmas[1] == pytest.approx(sigmas[0], rel=1e-3)
 
 
 def test_every_g_of_both_is_drawn_and_the_best_of_each_are_compared():

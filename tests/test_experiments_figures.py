@@ -29,7 +29,6 @@ def test_every_figure_that_was_promised_has_a_name() -> None:
     expected |= {f"near-exact-{i}" for i in ("2a", "2b", "3a", "3b", "4", "5")}
     expected |= {"group-level-1", "group-level-2", "user-level-1", "user-level-2a"}
     expected |= {"user-level-2b", "user-level-9", "privacy-unit-3", "privacy-unit-7"}
-    expected |= {"privacy-unit-data"}
     expected |= {"fedavg-table-1", "fedavg-table-2", "fresh-bins-kept", "fresh-bins-certified"}
     assert set(figures.FIGURES) == expected
     assert figures.FIGURES["near-exact-18"].what.startswith("16 epochs × 128")

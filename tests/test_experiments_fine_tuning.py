@@ -133,21 +133,6 @@ def test_copies_are_found_one_by_one():
 
 
 @pytest.mark.release
-def test_what_rules_choose_of_a_corpus(tmp_path):
-    folder = write_parts(tmp_path)
-    base = training.CorpusCell.at(str(folder), 8, width=8, layers=1, pretrain_steps=2)
-    said = training.CorpusSizesCell(base, 2).run(base.run()).record["rows"]
-    counts = TokenStore.open(folder / "train").records_per_user()
-    assert said["train"]["records"] == counts.sum() and said["train"]["largest"] == counts.max()
-    for rule in training.RECORD_RULES:
-        assert said[rule]["records"] == np.minimum(counts, 2).sum()
-    tokens = {rule: said[rule]["mean_tokens"] for rule in training.RECORD_RULES}
-    assert tokens["longest"] > tokens["random"] > tokens["shortest"]
-    perplexity = {rule: said[rule]["mean_perplexity"] for rule in training.RECORD_RULES}
-    assert perplexity["highest-perplexity"] > perplexity["random"] > perplexity["lowest-perplexity"]
-
-
-@pytest.mark.release
 def test_whole_studies_run(tmp_path):
     small = {
         "data": str(write_parts(tmp_path / "data")), "steps": 2, "length": 8, "width": 8,

@@ -24,9 +24,9 @@ from mfopt.experiments.manifest import (
     require_files,
 )
 from mfopt.experiments.mechanisms import AmplifiedCell, CertifiedCell, Goal, SigmaCell, strategy_of
+from mfopt.experiments.options import options
 from mfopt.experiments.runner import cores, first_cells, run_all
 from mfopt.experiments.studies import STUDIES, engine, find, output
-from mfopt.experiments.studies.noise_in_training import NoiseInTraining
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Report, silent, within
@@ -50,19 +50,7 @@ FORMS = (
 STRATEGIES = {f"strategies-{e}x{b}": (e, b) for e, b in ((8, 32), (32, 32), (16, 128))}
 COMPARISON = "comparison-16x128"
 GRID = "grid"
-TRAINING, AUDIT = "train-comparison", "audit"
-# studies at sizes of their own, beside the others
-BESIDE: dict[str, engine.Study] = {
-    TRAINING: NoiseInTraining(
-        data=("stdlib",),
-        rates=(5e-4, 1e-3, 2e-3, 4e-3),
-        epochs=8,
-        records=4,
-        length=64,
-        pretrain_steps=300,
-    ),
-    AUDIT: TrainerAudit(),
-}
+AUDIT = "audit"
 COSTS = "costs"  # what making all of them took: made with all of them only
 FACTORIZATIONS = {
     f"{kind}-{epochs}x{bins}-eps{epsilon:g}": (kind, epochs, bins, epsilon)
@@ -83,7 +71,7 @@ PICTURES = ("svg",)
 def names() -> list[str]:
     """Names of the artifacts, in the order in which they build on one another's cells."""
     made = [name for name in figures.FIGURES if name not in figures.SAME]
-    return [*READ, GRID, *STRATEGIES, COMPARISON, TRAINING, AUDIT, *made]
+    return [*READ, GRID, *STRATEGIES, COMPARISON, AUDIT, *made]
 
 
 def command(name: str) -> str:
@@ -176,8 +164,8 @@ def _comparison(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]
     return decision_plots.write(stem, _setting(), best, every, kinds=("csv", "svg"))
 
 
-def _study(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
-    study = BESIDE[name]
+def _audit(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
+    study = TrainerAudit()
     return output.write(folder, study, *engine.run(study, cache, **how), RECORD, name)
 
 
@@ -190,7 +178,7 @@ _MAKERS: dict[str, Callable[..., list[Path]]] = {
     **dict.fromkeys(STRATEGIES, _strategies),
     GRID: _grid,
     COMPARISON: _comparison,
-    **dict.fromkeys(BESIDE, _study),
+    AUDIT: _audit,
 }
 
 
@@ -302,7 +290,7 @@ def redraw(chosen: Sequence[str], folder: Path) -> list[Path]:
             folder / "tables" / COMPARISON, _setting(), PICTURES
         ),
     }
-    for name in (*BESIDE, *(f"studies/{name}" for name in STUDIES)):
+    for name in (AUDIT, *(f"studies/{name}" for name in STUDIES)):
         drawers[name] = functools.partial(_redraw_study, folder / f"{name}.json")
     there = read_manifest(folder)
     known = [name for name in drawers if name in there]
@@ -330,8 +318,13 @@ def redraw(chosen: Sequence[str], folder: Path) -> list[Path]:
 def _redraw_study(path: Path) -> list[Path]:
     """A study's plot from its JSON file, as the study draws it now."""
     content = json.loads(path.read_text("utf-8"))
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in content["setting"].items()}
     kind = TrainerAudit if content["study"] == AUDIT else find(content["study"])
+    known = {field.name for field in options(kind)}  # not what was an option once
+    given = {
+        k: tuple(v) if isinstance(v, list) else v
+        for k, v in content["setting"].items()
+        if k in known
+    }
     study, rows = kind(**given), content["rows"]
     panels, title = study.panels(rows), study.heading(rows)
     figure = plots.draw(panels, title=title, columns=study.plot_columns)

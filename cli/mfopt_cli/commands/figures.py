@@ -33,7 +33,7 @@ from mfopt_cli.live import Live
     metavar="DIR",
     excludes=("out", "force"),
     help="Rebuild the named artifacts in DIR (figures, factorizations such as blt-4-16x128-eps2, "
-    "grid, comparison-16x128, train-comparison, audit) and note them in DIR/manifest.json.",
+    "grid, comparison-16x128, audit) and note them in DIR/manifest.json.",
 )
 @options.option(
     "--redraw",
@@ -41,7 +41,7 @@ from mfopt_cli.live import Live
     needs={"folder": None},
     excludes=("jobs", "cache"),
     help="Redraw figures from the data stored beside them, with --artifacts (all, or audit, "
-    "comparison-16x128, train-comparison, studies/NAME); nothing is computed.",
+    "comparison-16x128, studies/NAME); nothing is computed.",
 )
 @options.jobs
 @options.cache

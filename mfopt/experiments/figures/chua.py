@@ -8,17 +8,12 @@ add-remove adjacency of one user. The noise is the standard deviation on the mea
 from __future__ import annotations
 
 from mfopt.experiments.accounts import FilterCell
-from mfopt.experiments.figures.context import Builder, Context, Drawing, Figures, table
+from mfopt.experiments.figures.context import Builder, Context, Drawing, Figures
 from mfopt.experiments.plots import Curve, Panel
 
 PAPER = "Chua et al. 2024, Mind the privacy unit"
 USERS, RECORDS, STEPS, DELTA = 10_000, 1024, 1000, 1e-5
 PER_USER = (2, 5, 10, 20)
-LENGTH, CHOSEN = 48, 4  # tokens of a record, and records of a user, of the fine-tuning studies
-_COLUMNS = (
-    *("users", "records", "least", "median", "mean", "largest"),
-    *("mean_tokens", "mean_perplexity", "share_shorter"),
-)
 THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -48,29 +43,7 @@ def noise(*epsilons: float) -> Builder:
     return build
 
 
-def data(context: Context) -> Drawing:
-    """Tables 1 and 7 and Figure 5, of the corpora that this library brings."""
-    from mfopt.experiments.runs.training import PARTS, RECORD_RULES, CorpusCell, CorpusSizesCell
-    from mfopt.training.data import EMBEDDED
-
-    cells = {
-        name: CorpusSizesCell(CorpusCell.at(name, LENGTH, pretrain_steps=120), CHOSEN)
-        for name in EMBEDDED
-    }
-    rows = [
-        (name, of, *(record["rows"][of].get(key) for key in _COLUMNS))
-        for name, record in context.records(cells).items()
-        for of in (*PARTS, *RECORD_RULES)
-    ]
-    title = (
-        f"Records of a user by part, and {CHOSEN} of each user in train by rule: mean length,\n"
-        f"mean perplexity before fine-tuning, and the share of records below {LENGTH} tokens"
-    )
-    return table(title, ("data", "of", *_COLUMNS), rows)
-
-
 FIGURES: Figures = {
-    "privacy-unit-data": ("Tables 1 and 7", "sizes of users, and what rules choose", data),
     "privacy-unit-3": ("Figure 3", "noise with and without the filter, ε = 3", noise(3.0)),
     "privacy-unit-7": (
         "Figure 7",

@@ -24,8 +24,6 @@ class Arm(NamedTuple):
       selection: which records of a user.
       clip_norm: bound on the gradient of a record (ELS) or a user (ULS).
       rank: of adapters; 0 trains all parameters.
-      users: times as many users as there are, as if for ``epsilon``; what the run, which has fewer,
-        holds itself is on record.
     """
 
     algorithm: str
@@ -35,7 +33,6 @@ class Arm(NamedTuple):
     selection: str = "random"
     clip_norm: float = 1.0
     rank: int = 0
-    users: float = 1.0
 
     @property
     def label(self) -> str:
@@ -57,8 +54,7 @@ class Arm(NamedTuple):
 class FineTuningCell(Cell):
     """One run; losses before and after are on record, and what the trainer states.
 
-    ``base`` has the corpus and the pretrained model; the rate is that of adam, fitted to the noise
-    where it is 0.
+    ``base`` has the corpus and the pretrained model; the rate is that of adam.
     """
 
     name = "study-fine-tuning"
@@ -85,8 +81,7 @@ class FineTuningCell(Cell):
         probability = arm.units / population
         private: dict[str, Any] = {}
         if arm.epsilon is not None:
-            epsilon = held(arm, probability, self.steps, self.delta)
-            private = {"epsilon": epsilon, "delta": self.delta}
+            private = {"epsilon": arm.epsilon, "delta": self.delta}
         runs = repeated.runs_of(
             {"data": base, "model": base},
             sampling=f"poisson:probability={probability!r},iterations={self.steps}",
@@ -111,33 +106,8 @@ class FineTuningCell(Cell):
                 "after": trained.last(),
                 "noise_multiplier": None if account is None else account.noise_multiplier,
                 "guarantee": None if guarantee is None else guarantee.describe(),
-                "learning_rate": trained.rate,
                 "parameters": prepared.model.num_params,
                 "probability": probability,
                 "sampled": sampled,
             }
         )
-
-
-def held(arm: Arm, probability: float, steps: int, delta: float) -> float:
-    """ε of what is run, at the σ that the arm's ε asks for with its number of users.
-
-    Args:
-      arm: what is run.
-      probability: of a unit in a step.
-      steps: of the run.
-      delta: of the statement.
-    """
-    from mfopt.accounting import Mechanism, account
-    from mfopt.sampling import Poisson
-    from mfopt.strategies import Identity
-
-    assert arm.epsilon is not None
-    if arm.users == 1:
-        return arm.epsilon
-    fewer, there = (
-        Mechanism(Poisson(p, steps), Identity(), group_size=arm.together)
-        for p in (probability / arm.users, probability)
-    )
-    sigma = account(fewer, epsilon=arm.epsilon, delta=delta).noise_multiplier
-    return account(there, noise_multiplier=sigma, delta=delta).epsilon

@@ -38,7 +38,8 @@ def load(name: str, held_out: int) -> Pictures:
     _check.integer("held_out", held_out, at_least=2, at_most=len(y) - 1)
     order, half = np.random.default_rng(0).permutation(len(y)), held_out // 2
     parts = order[held_out:], order[:half], order[half:held_out]
-    return Pictures(*(Examples(np.float32(x[part]), np.int32(y[part])) for part in parts))
+    x, y = x.astype(np.float32), y.astype(np.int32)
+    return Pictures(*(Examples(x[part], y[part]) for part in parts))
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:

@@ -40,12 +40,10 @@ class Trained(NamedTuple):
     Attributes:
       losses: {held-out part: [(steps done, nats per token), ...]}; infinite where it diverged.
       tokens: that its steps read.
-      rate: the learning rate.
     """
 
     losses: dict[str, list[tuple[int, float]]]
     tokens: float
-    rate: float
 
     def first(self) -> dict[str, float]:
         """Losses before the first step."""
@@ -119,7 +117,7 @@ class Runs:
                     losses[part].append((done, loss if math.isfinite(loss) else math.inf))
             if done == prepared.steps:
                 break
-        return Trained(losses, tokens, rate)
+        return Trained(losses, tokens)
 
     def _evaluated(self, params: Any) -> dict[str, float]:
         most = self._config.evaluate_records

@@ -1,4 +1,4 @@
-"""Cells of the real trainer that studies share: a corpus, its sizes and model, mechanisms, runs."""
+"""Cells of the real trainer that studies share: a corpus and its model, mechanisms, runs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mfopt._runtime import _check
 from mfopt.experiments.cache import Cell, Result, packed
 from mfopt.experiments.families import FRESH_BANDS
 from mfopt.experiments.mechanisms import BALLS, Goal
 from mfopt.training.data import EMBEDDED, open_parts
-from mfopt.training.selection import RULES, select_once
 
 CHOSEN_ON, REPORTED = "held-out-records", "held-out-users"
-PARTS = ("train", REPORTED, CHOSEN_ON, "public")
-RECORD_RULES = tuple(rule for rule in RULES if rule != "chunk")
 
 
 def check_parts(name: str, data: str) -> None:
@@ -39,19 +34,6 @@ def _digest(folder: str) -> str:
     """Digests of all parts of a data set."""
     parts = open_parts(folder)
     return "-".join(f"{name}:{parts[name].digest[:16]}" for name in sorted(parts))
-
-
-def pretrained(base: CorpusCell, folder: Path, **settings: Any) -> Any:
-    """Prepare a run that trains nothing: the corpus and the model pretrained on its public part."""
-    from mfopt.training.config import TrainConfig
-    from mfopt.training.prepare import prepare
-
-    of_model = ("data", "length", "width", "layers", "pretrain_steps", "pretrain_rate")
-    given = {name: getattr(base, name) for name in of_model} | settings
-    sampling = "fixed-order:bins=1,epochs=1"
-    return prepare(
-        TrainConfig(sampling=sampling, algorithm="none", output=str(folder), seed=0, **given)
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +63,17 @@ class CorpusCell(Cell):
         return cls(data, length, **sizes, digest="" if data in EMBEDDED else _digest(data))
 
     def run(self, *needed: Result) -> Result:
+        from mfopt.training.config import TrainConfig
+        from mfopt.training.prepare import prepare
+
+        of_model = ("data", "length", "width", "layers", "pretrain_steps", "pretrain_rate")
+        given: dict[str, Any] = {name: getattr(self, name) for name in of_model}
+        given |= {"sampling": "fixed-order:bins=1,epochs=1", "algorithm": "none", "seed": 0}
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            prepared = pretrained(self, folder)
+            prepared = prepare(
+                TrainConfig(**given, output=str(folder))
+            )  # a run that trains nothing
             if self.digest and self.digest != _digest(self.data):
                 raise _check.reject("data", self.data, "has changed since the cells were named")
             corpus = folder / "corpus" if self.data in EMBEDDED else Path(self.data)
@@ -141,7 +131,6 @@ class TrainRunCell(Cell):
     mechanism: Cell
     seed: int
     optimizer: str
-    schedule: str
     records_per_user: int
     length: int
     evaluate_every: int
@@ -153,9 +142,10 @@ class TrainRunCell(Cell):
         from mfopt.experiments.runs import repeated
 
         base, mechanism = needed
-        names = ("optimizer", "schedule", "records_per_user", "length", "evaluate_records")
+        names = ("optimizer", "records_per_user", "length", "evaluate_records")
         runs = repeated.runs_of(
             {"data": base, "model": base, "factorization": mechanism},
+            schedule="constant",
             seed=0,
             **{name: getattr(self, name) for name in names},
         )
@@ -174,62 +164,3 @@ class TrainRunCell(Cell):
                 "noise_multiplier": mechanism.record["noise_multiplier"],
             }
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class CorpusSizesCell(Cell):
-    """Records of a user in each part, and length and perplexity of ``group`` chosen of each.
-
-    The perplexity of a record is that of the pretrained model of ``base`` on its first ``length``
-    tokens, over its own tokens.
-    """
-
-    name = "train-sizes"
-    base: CorpusCell
-    group: int
-
-    def run(self, *needed: Result) -> Result:
-        import jax
-
-        from mfopt.training.models.huggingface import load_pretrained
-
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            needed[0].unpack(folder)
-            model = load_pretrained(str(folder / "pretrained"))
-            parts = open_parts(folder / "corpus")
-            train = parts["train"]
-            rows = train.batch(np.arange(train.num_records), self.base.length)
-            sizes = {part: store.records_per_user() for part, store in parts.items()}
-            lengths = train.record_lengths()
-
-            @jax.jit
-            def losses_of(rows: Any) -> Any:
-                one = lambda row: model.loss(model.params, model.frozen, *row)  # noqa: E731
-                return jax.lax.map(one, rows, batch_size=128)
-
-            losses = np.asarray(losses_of(rows), np.float64)
-            chosen = {
-                rule: select_once(train, self.group, rule, losses=losses) for rule in RECORD_RULES
-            }
-        said = {part: _sizes(each) for part, each in sizes.items()}
-        for rule, records in chosen.items():
-            of, perplexity = lengths[records], np.exp(losses[records])
-            said[rule] = _sizes(np.minimum(sizes["train"], self.group)) | {
-                "mean_tokens": float(of.mean()),
-                "mean_perplexity": float(perplexity.mean()),
-                "share_shorter": float((of < self.base.length).mean()),
-            }
-        return Result({"rows": said})
-
-
-def _sizes(each: np.ndarray) -> dict[str, Any]:
-    """Numbers of users and records, and of records of a user."""
-    return {
-        "users": len(each),
-        "records": int(each.sum()),
-        "least": int(each.min()),
-        "median": float(np.median(each)),
-        "mean": float(each.mean()),
-        "largest": int(each.max()),
-    }

@@ -14,7 +14,7 @@ from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.fine_tuning import PLAIN, Arm
 from mfopt.experiments.runs.means import ULS
 from mfopt.experiments.studies.engine import Found, Row
-from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning, fitted_rate
+from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning
 from mfopt.experiments.studies.rows import apart, curve, pick
 
 
@@ -28,7 +28,7 @@ class Adapters(FineTuning):
     default_size = "embedded corpus, 2 ranks and all, ULS and not private, 3 rates × 3 seeds"
     time = "about 7 CPU-minutes"
     columns = (
-        "algorithm; epsilon=ε; trained; parameters; loss=nats/token; perplexity; pretrained; "
+        "algorithm; epsilon=ε; trained; parameters; loss=nats/token; pretrained; "
         "learning_rate=rate; privacy_unit=unit; sampling; noise_multiplier=σ"
     )
     title = "Adapters against all parameters: δ = {0.delta:g} per user"
@@ -37,9 +37,7 @@ class Adapters(FineTuning):
     ranks: tuple[int, ...] = option((4, 16), "Ranks of the adapters.")
     cohort: int = option(16, "Users a step to expect.")
     group: int = option(4, "Records of a user in a step.", name="--k")
-    rates: tuple[float, ...] = option(
-        (0.003, 0.01, 0.03), "Learning rates to choose from (adam).", rule=fitted_rate
-    )
+    rates: tuple[float, ...] = option((0.003, 0.01, 0.03), "Learning rates to choose from (adam).")
 
     def arms(self) -> Iterator[Arm]:
         for epsilon in (None, *self.epsilons):  # no privacy first, all parameters first

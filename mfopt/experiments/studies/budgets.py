@@ -1,6 +1,6 @@
 """Loss against ε at fixed compute: ELS and ULS fine-tuning a language model by the real trainer.
 
-Charles et al. 2024, section 6 (Figures 4 to 8 in small): B records a step in expectation, from the
+Charles et al. 2024, section 6 (Figures 4 to 7 in small): B records a step in expectation, from the
 same pretrained model, as many steps.
 """
 
@@ -15,7 +15,7 @@ from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ELS, ULS
 from mfopt.experiments.studies.engine import Found, Row
-from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning, fitted_rate
+from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning
 from mfopt.experiments.studies.rows import alike, apart, curve, level, pick
 
 
@@ -25,9 +25,13 @@ class TrainingBudgets(FineTuning):
 
     name = "els-uls-training"
     summary = "ELS against ULS: fine-tuning a language model at fixed compute."
-    source = "Charles et al. 2024, section 6, Figures 4 to 8 in small"
+    source = "Charles et al. 2024, section 6, Figures 4 to 7 in small"
     default_size = "embedded corpus, 2 layers of width 64, 32 steps, 2 ε, 3 rates, 3 seeds: 54 runs"
     time = "about 8 CPU-minutes"
+    columns = (
+        "epsilon=ε; records_a_step=B; algorithm; loss=nats/token; least; largest; pretrained; "
+        "learning_rate=rate; privacy_unit=unit; sampling; noise_multiplier=σ"
+    )
     title = "Fine-tuning at fixed compute, user-level DP, δ = {0.delta:g}"
 
     epsilons: tuple[float, ...] = option((2.0, 8.0), "ε of the runs.", name="--eps")
@@ -36,77 +40,54 @@ class TrainingBudgets(FineTuning):
     els_groups: tuple[int, ...] = option(
         (4,), "G of ELS: records kept of each user.", name="--els-group"
     )
-    times: tuple[float, ...] = option(
-        (1.0,),
-        "Times the users that there are, as if for σ (their Figure 8); rows say what ε is held.",
-        name="--users-times",
-    )
-    rates: tuple[float, ...] = option(
-        (0.003, 0.01, 0.03), "Learning rates to choose from (adam).", rule=fitted_rate
-    )
-
-    @property
-    def columns(self) -> str:  # type: ignore[override]
-        several = "asked_epsilon=ε asked; users_times=at users ×; "
-        return (several if len(self.times) > 1 else "") + (
-            "epsilon=ε; records_a_step=B; algorithm; loss=nats/token; least; largest; pretrained; "
-            "learning_rate=rate; privacy_unit=unit; sampling; noise_multiplier=σ"
-        )
+    rates: tuple[float, ...] = option((0.003, 0.01, 0.03), "Learning rates to choose from (adam).")
 
     def arms(self) -> Iterator[Arm]:
         kinds = [(ELS, g) for g in self.els_groups] + [(ULS, g) for g in self.groups]
-        for epsilon, budget, times in itertools.product(self.epsilons, self.budgets, self.times):
+        for epsilon, budget in itertools.product(self.epsilons, self.budgets):
             for algorithm, group in kinds:
                 units = budget / (1 if algorithm == ELS else group)
-                yield Arm(algorithm, group, float(units), epsilon, users=times)
+                yield Arm(algorithm, group, float(units), epsilon)
 
     def rows(self, found: Found) -> list[Row]:
-        return [
-            self.row(found, arm)
-            | {"algorithm": arm.label, "asked_epsilon": arm.epsilon, "users_times": arm.users}
-            for arm in self.arms()
-        ]
+        return [self.row(found, arm) | {"algorithm": arm.label} for arm in self.arms()]
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         # one ε is no axis: then G is, and an algorithm is one curve
         several = len(self.epsilons) > 1
-        by = "asked_epsilon" if several else "group"
-        axis = "user-level ε" if several else "records of a user G"
+        by, axis = ("epsilon", "user-level ε") if several else ("group", "records of a user G")
         panels = []
-        for budget, times in itertools.product(self.budgets, self.times):
-            mine = pick(rows, records_a_step=budget, users_times=times)
-            labels: dict[str, list[Row]] = {}
-            for row in mine:
-                label = row["algorithm"] if several else _kind(row)
-                labels.setdefault(label, []).append(row)
-            curves = [curve(label, each, by) for label, each in labels.items()]
+        for budget in self.budgets:
+            mine = pick(rows, records_a_step=budget)
+            labels = {row["algorithm"] if several else _kind(row): None for row in mine}
+            curves = [
+                curve(label, [r for r in mine if label in (r["algorithm"], _kind(r))], by)
+                for label in labels
+            ]
             ends = [row[by] for row in mine]
             curves.append(level("pretrained, no fine-tuning", ends, mine[0]["pretrained"]))
             title = f"{budget} records a step" + ("" if several else f", ε = {self.epsilons[0]:g}")
-            panels.append(
-                Panel(curves, title + self._as_if(times), f"{axis} (log scale)", OF_SEEDS)
-            )
+            panels.append(Panel(curves, title, f"{axis} (log scale)", OF_SEEDS))
         return alike(panels)
-
-    def _as_if(self, times: float, form: str = ", {}") -> str:
-        """Words for σ of more users than there are, where several numbers of users are tried."""
-        return form.format(f"as if {times:g} times the users") if len(self.times) > 1 else ""
 
     def findings(self, rows: list[Row]) -> list[str]:
         said = []
-        for epsilon, budget, times in itertools.product(self.epsilons, self.budgets, self.times):
-            place = {"asked_epsilon": epsilon, "records_a_step": budget, "users_times": times}
+        for epsilon, budget in itertools.product(self.epsilons, self.budgets):
             # as a learning rate is: on other records than those that are reported
             els, best = (
                 min(
-                    (row for row in pick(rows, **place) if _kind(row) == kind),
+                    (
+                        r
+                        for r in pick(rows, epsilon=epsilon, records_a_step=budget)
+                        if _kind(r) == kind
+                    ),
                     key=lambda row: float(row["on_records"]),
                 )
                 for kind in (ELS, ULS)
             )
             losses = best["_losses"]
             said.append(
-                f"ε = {epsilon:g}{self._as_if(times, ' ({})')}, {budget} records a step: "
+                f"ε = {epsilon:g}, {budget} records a step: "
                 f"{best['algorithm']} ends {apart(losses, els['_losses'])} {els['algorithm']}, and "
                 f"{apart(losses, best['pretrained'])} the pretrained model ({self.runs_said()})"
             )

@@ -30,7 +30,7 @@ class ClipNorms(FineTuning):
     time = "about 7 CPU-minutes"
     columns = (
         "algorithm; records_a_step=records a step; clip_norm=clip norm; loss=nats/token; "
-        "perplexity; learning_rate=rate; privacy_unit=unit; sampling; epsilon=ε; noise_multiplier=σ"
+        "learning_rate=rate; privacy_unit=unit; sampling; epsilon=ε; noise_multiplier=σ"
     )
     title = "Clip norms: user-level DP, ε = {0.epsilon:g}, δ = {0.delta:g}"
 

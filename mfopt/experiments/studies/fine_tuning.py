@@ -10,12 +10,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from mfopt._runtime import _check
 from mfopt.experiments.cache import Result
 from mfopt.experiments.options import option
 from mfopt.experiments.runs.fine_tuning import Arm, FineTuningCell
@@ -23,12 +22,6 @@ from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, CorpusCell, che
 from mfopt.experiments.studies.engine import Found, Row, Swept
 
 OF_SEEDS = "loss on held-out users\n(nats per token; bands: least to largest)"
-
-
-def fitted_rate(name: str, rate: float) -> None:
-    """The rule of a learning rate that may be 0: fitted to the noise."""
-    if _check.non_negative(name, rate):
-        _check.single(name, rate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +33,7 @@ class FineTuning(Swept):
     )
     delta: float = option(1e-5, "δ of every statement.")
     steps: int = option(32, "Steps of a run.")
-    rates: tuple[float, ...] = option(
-        (0.01,), "Learning rates to choose from (adam); 0: fitted to the noise.", rule=fitted_rate
-    )
+    rates: tuple[float, ...] = option((0.01,), "Learning rates to choose from (adam).")
     extend: int = option(3, "Most rates to add beyond an end of several that is best.", least=0)
     seeds: tuple[int, ...] = option((0, 1, 2), "One run for each, pinning its randomness.")
     length: int = option(48, "Tokens of a record.")
@@ -86,22 +77,17 @@ class FineTuning(Swept):
             "loss": mean(losses),
             "least": min(losses),
             "largest": max(losses),
-            "deviation": stdev(losses) if len(losses) > 1 else None,
-            "perplexity": float(np.exp(mean(losses))),
             "on_records": mean(run["after"][CHOSEN_ON] for run in runs),
             "pretrained": first["before"][REPORTED],
             "privacy_unit": promised["privacy_unit"],
             "adjacency": promised["adjacency"],
             "sampling": f"Poisson, {first['sampled']}, {first['probability']:.4g}",
-            "epsilon": arm.epsilon if arm.users == 1 else promised["epsilon"],
+            "epsilon": arm.epsilon,
             "delta": None if arm.epsilon is None else self.delta,
             "noise_multiplier": first["noise_multiplier"],
-            "learning_rate": at.rate or first["learning_rate"],
+            "learning_rate": at.rate,
             "rate_bracketed": len(self.rates) > 1 and not at.edge,
-            "steps": self.steps,
-            "runs": len(runs),
             "_losses": np.array(losses),
-            "_label": arm.label,
         }
 
     def ends(self, rows: Sequence[Row]) -> Iterable[str]:

@@ -1,18 +1,19 @@
-"""Studies of noise, sampling and optimizers in whole training runs, on several data sets.
+"""Studies of noise, sampling and optimizers in whole training runs.
 
-All mechanisms of a study run at the same (ε, δ), from the same pretrained model, for as many steps
-of as many records, over one grid of learning rates; under one sampling scheme a seed assigns the
-users to the same bins for all. Each arm then stands with the rate that is best for *it* on held-out
-records of training users, and is reported on those and on users that took no part. Choosing
-learning rates in this way is not covered by the guarantee of a run.
+All ways to train of a study run at the same (ε, δ), from the same pretrained model, for as many
+steps of as many records, over one grid of learning rates; under one sampling scheme a seed assigns
+the users to the same bins for all. Each arm then stands with the rate that is best for *it* on
+held-out records of training users, and is reported on those and on users that took no part.
+Choosing learning rates in this way is not covered by the guarantee of a run.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from mfopt.experiments.options import option
-from mfopt.experiments.studies.in_training import LABELS, TrainingStudy
+from mfopt.experiments.studies.in_training import LABELS, TrainingStudy, Way
 from mfopt.training.config import OPTIMIZERS
 
 
@@ -21,15 +22,23 @@ class NoiseInTraining(TrainingStudy):
     """Loss on held-out users and records, each mechanism at its own best learning rate."""
 
     name = "noise-in-training"
-    summary = "Correlated against independent noise: fine-tuning on several data sets."
+    summary = "Correlated against independent noise, in fine-tuning."
     source = "McMahan et al. 2024, section 5 (the comparison; on other data)"
     default_size = "embedded corpus, 2 mechanisms, 3 learning rates, 3 seeds, 32 steps each"
     time = "about 5 CPU-minutes"
     columns = (
-        "data; noise; learning_rate=rate; users_before=users: before; users=after; "
-        "users_gain=gain; records; records_gain=gain; privacy_unit=unit; sampling; "
-        "noise_multiplier=σ; epsilon=ε"
+        "noise; learning_rate=rate; users_before=users: before; users=after; users_gain=gain; "
+        "records; records_gain=gain; privacy_unit=unit; sampling; noise_multiplier=σ; epsilon=ε"
     )
+
+    strategies: tuple[str, ...] = option(
+        ("identity", "blt"),
+        "Forms of C, +fresh-bins for that sampling; the first is what others are measured against.",
+        choices=tuple(LABELS),
+    )
+
+    def arms(self) -> Iterator[Way]:
+        yield from map(Way, self.strategies)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +48,6 @@ class SamplingInTraining(NoiseInTraining):
     name = "sampling-in-training"
     summary = "Fresh bins against balls-in-bins, in fine-tuning."
     source = "this library, fresh bins"
-    default_size = "embedded corpus, 2 mechanisms, 3 learning rates, 3 seeds, 32 steps each"
-    time = "about 5.5 CPU-minutes"
 
     strategies: tuple[str, ...] = option(
         ("blt", "banded-toeplitz+fresh-bins"),
@@ -55,7 +62,7 @@ class OptimizersInTraining(TrainingStudy):
     """Loss on held-out users and records, each optimizer at its own best rate.
 
     Rates are given by how far the noise alone moves a parameter, so that one grid serves every
-    optimizer and mechanism.
+    optimizer.
     """
 
     name = "optimizers-in-training"
@@ -64,14 +71,14 @@ class OptimizersInTraining(TrainingStudy):
     default_size = "embedded corpus, BLT noise, 3 optimizers, 4 rates, 3 seeds, 32 steps each"
     time = "about 9 CPU-minutes"
     columns = (
-        "data; noise; optimizer; learning_rate=move; users_before=users: before; users=after; "
+        "optimizer; learning_rate=move; users_before=users: before; users=after; "
         "users_gain=gain; records; records_gain=gain; epsilon=ε"
     )
-
+    compared = "optimizer"
     axis = "move of a parameter by the noise"
     chosen_is = "move"
 
-    strategies: tuple[str, ...] = option(("blt",), "Forms of C.", choices=tuple(LABELS))
+    strategy: str = option("blt", "Form of C.", choices=tuple(LABELS))
     optimizers: tuple[str, ...] = option(
         ("adam", "adam-bc", "momentum"),
         "The first is what the others are measured against.",
@@ -83,8 +90,9 @@ class OptimizersInTraining(TrainingStudy):
         name="--moves",
     )
 
-    def by_name(self) -> tuple[str, ...]:
-        return self.optimizers
+    def arms(self) -> Iterator[Way]:
+        for optimizer in self.optimizers:
+            yield Way(self.strategy, optimizer)
 
     def rate_and_move(self, rate: float) -> tuple[float, float]:
         return 0.0, rate

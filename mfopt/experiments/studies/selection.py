@@ -35,7 +35,7 @@ class RecordSelection(FineTuning):
     default_size = "embedded corpus, 5 and 6 rules, 3 k, 2 ε, 3 seeds, 90 runs"
     time = "about 13 CPU-minutes"
     columns = (
-        "epsilon=ε; algorithm; selection=rule; group=k; loss=nats/token; perplexity; "
+        "epsilon=ε; algorithm; selection=rule; group=k; loss=nats/token; "
         "on_records=held-out records; pretrained; privacy_unit=unit; sampling; noise_multiplier=σ"
     )
     title = "Which records of a user: user-level DP, δ = {0.delta:g}"
