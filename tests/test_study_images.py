@@ -18,7 +18,7 @@ from mfopt.experiments.cache import Result
 from mfopt.experiments.mechanisms import Cooldown, FixedCell, Goal, ProvenCell, SigmaCell
 from mfopt.experiments.runs import images, many_runs, pictures
 from mfopt.experiments.studies.images import Images
-from mfopt.experiments.studies.rows import answer, correlation
+from mfopt.experiments.studies.less_rmse import pairs
 from mfopt.noise.stream import NoiseStream
 from mfopt.sampling import BallsInBins, UnitSampler
 from mfopt.strategies import BLT, Identity
@@ -159,13 +159,17 @@ def test_the_best_rate_is_chosen_on_validation_and_reported_on_test() -> None:
         ]
 
 
-def test_rank_correlation_and_the_answer_in_words() -> None:
-    random = np.random.default_rng(0)
-    error = np.array([1.0, 2.0, 3.0, 4.0])
-    near, low, high = correlation(error, error[:, None] + random.normal(size=(4, 10)) / 9)
-    assert near == low == high == pytest.approx(1.0)
-    other, low, high = correlation(-error, error[:, None] + np.zeros((4, 10)))
-    assert other == pytest.approx(-1.0)
-    assert answer(9, 1, 0).startswith("Less RMSE trained better: of 10 pairs")
-    assert answer(9, 1, 1).startswith("Less RMSE mostly")
-    assert answer(2, 1, 2).startswith("Less RMSE did not tell")
+def test_pairs_are_counted_by_what_seeds_can_tell() -> None:
+    noise = np.array([0.0, 0.1, -0.1, 0.05])
+    rows = [
+        {"rmse": rmse, "_loss": level + noise * scale}
+        for rmse, level, scale in (
+            (1.0, 2.0, 1.0),
+            (1.01, 9.0, 1.0),
+            (2.0, 3.0, 1.0),
+            (3.0, 2.5, -1.0),
+        )
+    ]
+    # the first two count as equal; 1 is below 3 and 4, 1.01 above them; 3 is above 4
+    assert pairs(rows).tolist() == [2, 0, 3]
+    assert pairs([rows[0], rows[2] | {"_loss": 2.0 - noise}]).tolist() == [0, 1, 0]

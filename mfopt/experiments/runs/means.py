@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from mfopt.sampling import Poisson
 
 ELS, ULS = "ELS", "ULS"
 Z95 = 1.96
-_BYTES = 2**26  # of one chunk's batches
 _ROUND = 16  # places of a batch are a multiple of this, so that programs are used again
 
 
@@ -121,26 +119,23 @@ def squared_errors(descent: Descent, sigma: float) -> np.ndarray:
     """(clips, lengths, trials) float32: ‖θ_T − μ‖² at noise multiplier ``sigma``."""
     clips, lengths = np.meshgrid(descent.clips, descent.lengths, indexing="ij")
     means, data = draw_data(descent)
-    pool = data if descent.algorithm == ELS else data.reshape(descent.trials, -1, data.shape[-1])
     noise = _generator(descent, 2).standard_normal(
         (descent.trials, descent.steps, descent.dimension), dtype=np.float32
     )
-    errors = np.empty((clips.size, descent.trials), dtype=np.float32)
-    for trials, places in batches(descent):
-        errors[:, trials] = _program()(
-            pool[trials],
-            places,
-            noise[trials],
-            means[trials],
-            np.float32(clips.ravel()),
-            np.float32((lengths / clips).ravel() / descent.cohort),
-            np.float32(sigma),
-        )
-    return errors.reshape(*clips.shape, -1)
+    errors = _program()(
+        data,
+        batches(descent),
+        noise,
+        means,
+        np.float32(clips.ravel()),
+        np.float32((lengths / clips).ravel() / descent.cohort),
+        np.float32(sigma),
+    )
+    return np.asarray(errors).reshape(*clips.shape, -1)
 
 
 def draw_data(descent: Descent) -> tuple[np.ndarray, np.ndarray]:
-    """μ (trials, d) and the examples, (trials, units, d) of ELS's pool or (trials, N·K, d).
+    """μ (trials, d) and the pool of examples, (trials, units, d): N·G of ELS, N·K or N of ULS.
 
     The first normal draws are the same for every algorithm, G and σ: what differs is paired.
     """
@@ -160,25 +155,19 @@ def draw_data(descent: Descent) -> tuple[np.ndarray, np.ndarray]:
     return means, data.reshape(descent.trials, -1, d)
 
 
-def batches(descent: Descent) -> Iterator[tuple[slice, np.ndarray]]:
-    """(trials, places): (trials, T, units, examples of a unit) in the pool, -1 for nobody."""
+def batches(descent: Descent) -> np.ndarray:
+    """(trials, T, units, examples of a unit): places in the pool, -1 for nobody."""
     whole = descent.algorithm == ELS or descent.group == descent.examples
     units = descent.users * (descent.group if descent.algorithm == ELS else 1)
-    make = _generator(descent, 1)
-    rounds = descent.trials * descent.steps
+    make, rounds = _generator(descent, 1), descent.trials * descent.steps
     at, unit = poisson(make, rounds, units, descent.scheme.probability)
     counts = np.bincount(at, minlength=rounds)
     room = -(-max(int(counts.max()), 1) // _ROUND) * _ROUND
     rank = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
     taken = unit[:, None] if whole else subsets(make, unit, descent.examples, descent.group)
-    each = taken.shape[1]
-    step = max(1, _BYTES // (4 * descent.steps * room * each))
-    for first in range(0, descent.trials, step):
-        trials = slice(first, min(first + step, descent.trials))
-        rows = slice(*np.searchsorted(at, [r * descent.steps for r in (first, trials.stop)]))
-        places = np.full(((trials.stop - first) * descent.steps, room, each), -1, np.int32)
-        places[at[rows] - first * descent.steps, rank[rows]] = taken[rows]
-        yield trials, places.reshape(trials.stop - first, descent.steps, room, each)
+    places = np.full((rounds, room, taken.shape[1]), -1, np.int32)
+    places[at, rank] = taken
+    return places.reshape(descent.trials, descent.steps, room, -1)
 
 
 def poisson(
@@ -213,13 +202,10 @@ def subsets(make: np.random.Generator, unit: np.ndarray, of: int, size: int) -> 
       of: examples of every unit.
       size: how many of them, without replacement.
     """
-    if size == 1:
-        chosen = make.integers(of, size=(len(unit), 1))
-    else:
-        chosen = np.empty((len(unit), size), dtype=np.int64)
-        for rows in np.array_split(np.arange(len(unit)), max(1, len(unit) // 2**18)):
-            scores = make.random((len(rows), of), dtype=np.float32)
-            chosen[rows] = np.argpartition(scores, size - 1, axis=1)[:, :size]
+    chosen = np.empty((len(unit), size), dtype=np.int64)
+    for rows in np.array_split(np.arange(len(unit)), max(1, len(unit) // 2**18)):
+        scores = make.random((len(rows), of), dtype=np.float32)
+        chosen[rows] = np.argpartition(scores, size - 1, axis=1)[:, :size]
     return unit[:, None] * of + chosen
 
 
@@ -252,78 +238,29 @@ def _program() -> Any:
     return jax.jit(jax.vmap(trial, in_axes=(0, 0, 0, 0, None, None, None), out_axes=1))
 
 
-class Tuned(NamedTuple):
-    """The trials at the best setting of a sweep, chosen without their own losses.
-
-    Attributes:
-      losses: (trials,) of each half of the trials, at what is best on the other half.
-      clip, length: (of the even trials, of the odd ones).
-      edge: names of the sweeps at whose ends a chosen value lies, where the value next to it is
-        more than 1% worse: below the norms of all gradients every clip norm does the same.
-    """
-
-    losses: np.ndarray
-    clip: tuple[float, float] = (0.0, 0.0)
-    length: tuple[float, float] = (0.0, 0.0)
-    edge: tuple[str, ...] = ()
-
-    def summary(self, *names: str) -> dict[str, float]:
-        """The mean over the trials under the first name, and its error under the others.
-
-        Args:
-          names: one more for its standard error, or two more for the borders of 95%.
-        """
-        mean, error = mean_error(self.losses)
-        if len(names) == 2:
-            return dict(zip(names, (mean, error), strict=True))
-        return dict(zip(names, (mean, mean - Z95 * error, mean + Z95 * error), strict=True))
-
-
 def mean_error(losses: np.ndarray) -> tuple[float, float]:
     """(mean over trials, its standard error)."""
     return float(losses.mean()), float(losses.std(ddof=1) / np.sqrt(len(losses)))
 
 
-def by_halves(losses: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """(losses (trials,), choice of each half): half of the trials at what is best for the other.
+def tuned(errors: np.ndarray) -> np.ndarray:
+    """Losses (trials,): each half of the trials at the setting that is best for the other.
 
     So no loss chose its own setting.
 
     Args:
-      losses: (choices, trials); the halves are the even and the odd trials.
+      errors: (..., trials) at each setting of a sweep; what is not finite is worst, and the halves
+        are the even and the odd trials.
     """
-    judged, taken = np.empty(losses.shape[1]), []
+    errors = errors.reshape(-1, errors.shape[-1]).astype(np.float64)
+    errors = np.where(np.isfinite(errors), errors, np.inf)
+    losses = np.empty(errors.shape[1])
     for half in (0, 1):
-        taken.append(int(np.argmin(losses[:, 1 - half :: 2].mean(1))))
-        judged[half::2] = losses[taken[half], half::2]
-    return judged, taken
-
-
-def tuned(errors: np.ndarray, clips: Sequence[float], lengths: Sequence[float]) -> Tuned:
-    """Choose clip norm and step length on one half of the trials, report on the other, both ways.
-
-    So 128 trials give 128 losses, none of which chose its own setting.
-
-    Args:
-      errors: (clips, lengths, trials); what is not finite is worst.
-      clips: clip norms of the sweep.
-      lengths: step lengths of the sweep.
-    """
-    errors = np.where(np.isfinite(errors), errors, np.inf).astype(np.float64)
-    losses, taken = by_halves(errors.reshape(-1, errors.shape[-1]))
-    chosen, edge = [divmod(best, len(lengths)) for best in taken], set()
-    for half, best in enumerate(chosen):
-        mean: np.ndarray = errors[..., 1 - half :: 2].mean(-1)
-        for axis, name in enumerate(("clip", "length")):
-            along: np.ndarray = mean.take(best[1 - axis], axis=1 - axis)
-            inner = {0: 1, len(along) - 1: len(along) - 2}.get(best[axis])
-            if len(along) > 1 and inner is not None and along[inner] > 1.01 * along[best[axis]]:
-                edge.add(name)
+        best = np.argmin(errors[:, 1 - half :: 2].mean(1))
+        losses[half::2] = errors[best, half::2]
     if not np.isfinite(losses).all():
         raise _check.FailureError("every learning rate of the sweep diverges: add shorter steps")
-    (first, one), (second, other) = chosen
-    clip, length = (clips[first], clips[second]), (lengths[one], lengths[other])
-    return Tuned(losses, clip, length, tuple(sorted(edge)))
+    return losses
 
 
 def relative(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:

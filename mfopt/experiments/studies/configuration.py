@@ -19,7 +19,7 @@ from mfopt._runtime import _check
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs import doubling
-from mfopt.experiments.runs.means import ULS, Z95, Descent, mean_error, relative
+from mfopt.experiments.runs.means import ULS, Z95, Descent, mean_error, relative, tuned
 from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, pick
@@ -36,8 +36,7 @@ class EstimateAndDouble(MeanStudy):
     time = "about 4 CPU-minutes"
     columns = (
         "epsilon=ε; strategy; gradients=B; places=(G, M); squared_error=error²; "
-        "suboptimality=above the best; standard_error=± s.e.; privacy_unit=unit; sampling; "
-        "noise_multiplier=σ"
+        "suboptimality=above the best; standard_error=± s.e.; privacy_unit=unit; sampling"
     )
     title = "Choosing G and M of ULS on mean estimation, user-level DP, δ = {0.delta:g}"
 
@@ -64,53 +63,38 @@ class EstimateAndDouble(MeanStudy):
         how = {"group": place[0], "batch": place[0] * place[1]}
         return Descent.of(self, algorithm=ULS, epsilon=epsilon, **how)
 
-    @property
-    def grid(self) -> doubling.BudgetGrid:
-        """The places to choose from."""
-        return doubling.BudgetGrid(self.groups, self.cohorts)
+    def places(self) -> list[doubling.Place]:
+        """The (G, M) to choose from."""
+        return list(itertools.product(self.groups, self.cohorts))
 
     def cells(self) -> Iterable[Descent]:
-        return [self.descent(e, place) for e in self.epsilons for place in self.grid.places()]
+        return [self.descent(e, place) for e in self.epsilons for place in self.places()]
 
     def choices(self, found: Found, epsilon: float) -> dict[str, doubling.Choice]:
         """Choice of each strategy at each budget, with the losses of every trial there."""
-        at = {place: found[self.descent(epsilon, place)] for place in self.grid.places()}
-        loss = {place: self.best(result).losses for place, result in at.items()}
+        at = {place: found[self.descent(epsilon, place)] for place in self.places()}
+        loss = {place: tuned(result.arrays["errors"]) for place, result in at.items()}
         noise = {m: at[self.groups[0], m].record["noise_multiplier"] / m for m in self.cohorts}
-        first = self.descent(epsilon, self.grid.places()[0])
-        return self.grid.choices(loss, noise, doubling.lipschitz(first, self.groups, self.probed))
+        first = self.descent(epsilon, self.places()[0])
+        return doubling.choices(loss, noise, doubling.lipschitz(first, self.groups, self.probed))
 
     def rows(self, found: Found) -> list[Row]:
-        rows = []
+        budgets = sorted({group * cohort for group, cohort in self.places()})
+        rows: list[Row] = []
         for epsilon in self.epsilons:
             chosen = self.choices(found, epsilon)
             best = chosen[doubling.BEST].losses
-            for name in doubling.STRATEGIES:
-                for k, budget in enumerate(self.grid.budgets()):
-                    row = self._row(found, epsilon, chosen[name], best[k], k)
-                    rows.append({"strategy": name, "gradients": budget, **row})
+            for name, (k, budget) in itertools.product(doubling.STRATEGIES, enumerate(budgets)):
+                halves, losses = chosen[name]
+                places = dict.fromkeys(half[k] for half in halves if half)
+                above, error = mean_error(losses[k] - best[k])
+                row = {"strategy": name, "gradients": budget, "_losses": losses[k]}
+                row["places"] = " or ".join(map(str, places)) or "any"
+                row |= {"squared_error": float(losses[k].mean()), "suboptimality": above}
+                cell = self.descent(epsilon, next(iter(places), self.places()[0]))
+                said = {"sampling": "Poisson, users, M of them", "noise_multiplier": None}
+                rows.append(row | {"standard_error": error, **cell.privacy(**said)})
         return rows
-
-    def _row(
-        self, found: Found, epsilon: float, choice: doubling.Choice, best: np.ndarray, k: int
-    ) -> Row:
-        """One strategy at the budget of number ``k``, against the ``best`` losses there."""
-        places = list(dict.fromkeys(half[k] for half in choice.places if half))
-        cohorts = {m for _, m in places}
-        cell = self.descent(epsilon, places[0] if places else self.grid.places()[0])
-        suboptimality, error = mean_error(choice.losses[k] - best)
-        shares = " or ".join(f"{m / self.users:.4g}" for m in sorted(cohorts)) or "any"
-        sigma = found[cell].record["noise_multiplier"] if len(cohorts) == 1 else None
-        return {
-            "places": " or ".join(f"({g}, {m})" for g, m in places) or "any",
-            "squared_error": float(choice.losses[k].mean()),
-            "suboptimality": suboptimality,
-            "standard_error": error,
-            **cell.privacy(sampling=f"Poisson, users, {shares}", noise_multiplier=sigma),
-            "within": self.within,
-            "trials": self.trials,
-            "_losses": choice.losses[k],
-        }
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         relative = [

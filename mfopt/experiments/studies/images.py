@@ -53,12 +53,6 @@ class Images(ImageStudy):
         "blt-4-scaled", "Mechanism also run with truncated and shuffled batches."
     )
 
-    def families(self) -> tuple[str, ...]:
-        return self.mechanisms
-
-    def data_sets(self) -> tuple[str, ...]:
-        return (self.data,)
-
     def check_together(self) -> None:
         super().check_together()
         if self.executed not in self.mechanisms or families.find(self.executed).sampling != BALLS:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from mfopt._runtime import _check
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runs.means import ELS, ULS, Z95, Descent, even, relative
+from mfopt.experiments.runs.means import ELS, ULS, Z95, Descent, even, mean_error, relative, tuned
 from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.means import MeanStudy
 from mfopt.experiments.studies.rows import curve, pick
@@ -73,26 +73,14 @@ class MeanEstimation(MeanStudy):
         return [cell for *_, cell in self.arms()]
 
     def rows(self, found: Found) -> list[Row]:
-        rows = []
+        rows: list[Row] = []
         for panel, x, label, cell in self.arms():
-            at = self.best(found[cell])
-            rows.append(
-                self.row(
-                    at,
-                    cell,
-                    panel=panel,
-                    value=x,
-                    algorithm=label,
-                    noise_multiplier=found[cell].record["noise_multiplier"],
-                    gradients=cell.batch,
-                    within=cell.within,
-                    clip_even=at.clip[0],
-                    clip_odd=at.clip[1],
-                    length_even=at.length[0],
-                    length_odd=at.length[1],
-                    at_the_end_of=" ".join(at.edge),
-                )
-            )
+            losses = tuned(found[cell].arrays["errors"])
+            mean, error = mean_error(losses)
+            row = {"panel": panel, "value": x, "algorithm": label, "squared_error": mean}
+            row |= {"low95": mean - Z95 * error, "high95": mean + Z95 * error, **cell.privacy()}
+            row["noise_multiplier"] = found[cell].record["noise_multiplier"]
+            rows.append(row | {"_losses": losses})
         return rows
 
     def panels(self, rows: list[Row]) -> list[Panel]:
@@ -126,8 +114,4 @@ class MeanEstimation(MeanStudy):
                 ratios = ((a["value"], relative(a["_losses"], b["_losses"])) for a, b in pairs)
                 text = ", ".join(f"{r:.2f} ± {Z95 * s:.2f} at {x:g}" for x, (r, s) in ratios)
                 said.append(f"{panel}: error² of {label} over that of {els}: {text}")
-        if edges := sum(bool(row["at_the_end_of"]) for row in rows):
-            said.append(
-                f"{edges} of {len(rows)} sweeps have their best value at an end (at_the_end_of)"
-            )
         return said

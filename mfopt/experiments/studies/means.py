@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from mfopt._runtime import _check, _sizes
-from mfopt.experiments.cache import Result
 from mfopt.experiments.options import option
-from mfopt.experiments.runs.means import Descent, MeanTask, Tuned, tuned
-from mfopt.experiments.studies.engine import Row, Study
+from mfopt.experiments.runs.means import MeanTask
+from mfopt.experiments.studies.engine import Study
 
 
 @dataclasses.dataclass(frozen=True)
 class MeanStudy(MeanTask, Study):
-    """A study that descends to a mean; :class:`Descent` says what each setting is."""
+    """A study whose cells are :class:`~mfopt.experiments.runs.means.Descent`."""
 
     scale = "{0.users:,} users, {0.dimension} dimensions, {0.steps} steps, {0.trials} trials"
 
@@ -35,12 +33,3 @@ class MeanStudy(MeanTask, Study):
             if each > most:
                 rule = f"a user has {most} {owner}" if owner == "examples" else f"there are {most}"
                 raise _check.reject(name, each, rule, f"Take less, or more `{owner}`.")
-
-    def row(self, at: Tuned, cell: Descent, **more: Any) -> Row:
-        """Row of the trials of a cell; ``more`` replaces and adds columns."""
-        said = at.summary("squared_error", "low95", "high95") | cell.privacy()
-        return {**said, "trials": self.trials, "_losses": at.losses, **more}
-
-    def best(self, result: Result) -> Tuned:
-        """The trials of a :class:`Descent` at its best clip norm and step length."""
-        return tuned(result.arrays["errors"], self.clips, self.lengths)

@@ -1,8 +1,7 @@
-"""Base of studies on images: data, schedule, sweep, mechanisms, and a row of a mechanism."""
+"""Base of studies on images: schedule, sweep, mechanisms, and a row of a mechanism."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -39,8 +38,10 @@ def _below_1(name: str, value: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ImageStudy(Swept):
-    """Base of studies on images: data, schedule, sweep and mechanisms."""
+    """Base of studies on images: schedule, sweep and what each mechanism is run for."""
 
+    data: str | tuple[str, ...]
+    mechanisms: tuple[str, ...]
     epsilons: tuple[float, ...] = option((0.5, 1.0, 4.0), "Values of ε.", name="--eps")
     rates: tuple[float, ...] = option(
         (0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28), "Learning rates to choose from."
@@ -64,21 +65,13 @@ class ImageStudy(Swept):
         "noise_multiplier=σ; privacy_unit=unit; adjacency; sampling"
     )
 
-    @abc.abstractmethod
-    def data_sets(self) -> tuple[str, ...]:
-        """Names of the data."""
-
     @property
     def trained_on(self) -> str:
-        """The names in words."""
-        return " and ".join(self.data_sets())
-
-    @abc.abstractmethod
-    def families(self) -> tuple[str, ...]:
-        """Names of the mechanisms."""
+        """The names of the data in words."""
+        return self.data if isinstance(self.data, str) else " and ".join(self.data)
 
     def check_together(self) -> None:
-        for name in self.families():
+        for name in self.mechanisms:
             families.find(name, "mechanisms")
         self.comparison(SCHEDULE).check()
 
@@ -90,7 +83,7 @@ class ImageStudy(Swept):
 
     def comparison(self, workload: str) -> Comparison:
         """The setting of mechanisms optimized for the schedule, or for prefix sums."""
-        at = self.bins, self.epochs, self.epsilons, self.delta, self.families(), self.widths
+        at = self.bins, self.epochs, self.epsilons, self.delta, self.mechanisms, self.widths
         return Comparison(*at, schedule=self.schedule if workload == SCHEDULE else None)
 
     def runs(self, arm: TrainedPoint, rate: float) -> list[ImagesCell]:
@@ -110,7 +103,7 @@ class ImageStudy(Swept):
     def row(self, found: Found, arm: TrainedPoint, **names: Any) -> Row:
         """Row of a mechanism: its run, its quality at its best rate, and its privacy."""
         at, (result,) = self.best(found, arm)
-        mechanism, record = found[self.runs(arm, at.rate)[0].source].record, result.record
+        record = result.record
         values = {name: _at(result, at.rate, f"test_{name}") for name in ("accuracy", "loss")}
         accuracy, accuracy_half = interval(values["accuracy"])
         loss, loss_half = interval(values["loss"])
@@ -123,10 +116,7 @@ class ImageStudy(Swept):
             "rate": at.rate,
             "rate_at_end": at.edge,
             "rmse": record["rmse"],
-            "rmse_prefix": mechanism["rmse_prefix"],
             "last_error": record["last_error"],
-            "size": mechanism["size"],
-            "seeds": self.seeds,
             **record["privacy"],
             "_accuracy": values["accuracy"],
             "_loss": values["loss"],
