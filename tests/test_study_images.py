@@ -15,10 +15,9 @@ from mfopt import sampling
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Result
-from mfopt.experiments.mechanisms import Cooldown, FixedCell, Goal, ProvenCell, SigmaCell
+from mfopt.experiments.mechanisms import FixedCell, Goal, ProvenCell, SigmaCell
 from mfopt.experiments.runs import images, many_runs, pictures
 from mfopt.experiments.studies.images import Images
-from mfopt.experiments.studies.less_rmse import pairs
 from mfopt.noise.stream import NoiseStream
 from mfopt.sampling import BallsInBins, UnitSampler
 from mfopt.strategies import BLT, Identity
@@ -29,18 +28,17 @@ BLT1 = BLT(np.array([0.3]), np.array([0.9]))
 
 
 def test_sizes_of_data_and_models() -> None:
-    for name, sizes, width in (("digits", [1397, 200, 200], 64), ("made", [6000, 200, 200], 16)):
-        data = pictures.load(name, 400)
-        assert [len(part.y) for part in data] == sizes and data.train.x.shape[1] == width
-        params, apply = pictures.model(width, 8, seed=0)
-        assert optax.tree.size(params) == width * 8 + 8 + 80 + 10
-        assert jax.vmap(lambda x, p=params, f=apply: f(p, x))(data.test.x).shape == (200, 10)
+    data = pictures.load(400)
+    assert [len(part.y) for part in data] == [1397, 200, 200]
+    params, apply = pictures.model(64, 8, seed=0)
+    assert optax.tree.size(params) == 64 * 8 + 8 + 80 + 10
+    assert jax.vmap(lambda x: apply(params, x))(data.test.x).shape == (200, 10)
 
 
 @pytest.mark.release
 def test_runs_are_those_of_a_plain_loop() -> None:
     """Two seeds and rates at once against one step after another."""
-    data = pictures.load("digits", 1700)
+    data = pictures.load(1700)
     n, rates, seeds = 4, (0.1, 1.0), (0, 5)
     scheme = BallsInBins(bins=2, epochs=2)
     workload = Momentum(0.5, np.array([1.0, 1.0, 0.5, 0.25]))
@@ -104,7 +102,7 @@ def test_a_run_states_what_it_executes() -> None:
     sigma = guarantee["noise_multiplier"]
 
     def stated(execution: str):
-        how = "digits", 400, Cooldown(0.9, 1, 2, 0.1), execution
+        how = 400, 0.9, 0.5, 0.1, execution
         cell = images.ImagesCell(source, *how, (0.1,), (0,), 1.0, 4)
         return cell.stated(made, scheme, 800)
 
@@ -157,19 +155,3 @@ def test_the_best_rate_is_chosen_on_validation_and_reported_on_test() -> None:
             5,
             7,
         ]
-
-
-def test_pairs_are_counted_by_what_seeds_can_tell() -> None:
-    noise = np.array([0.0, 0.1, -0.1, 0.05])
-    rows = [
-        {"rmse": rmse, "_loss": level + noise * scale}
-        for rmse, level, scale in (
-            (1.0, 2.0, 1.0),
-            (1.01, 9.0, 1.0),
-            (2.0, 3.0, 1.0),
-            (3.0, 2.5, -1.0),
-        )
-    ]
-    # the first two count as equal; 1 is below 3 and 4, 1.01 above them; 3 is above 4
-    assert pairs(rows).tolist() == [2, 0, 3]
-    assert pairs([rows[0], rows[2] | {"_loss": 2.0 - noise}]).tolist() == [0, 1, 0]

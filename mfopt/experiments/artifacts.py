@@ -206,8 +206,8 @@ def rebuild(
 ) -> list[Path]:
     """Build artifacts into ``folder`` and note each in its manifest, replacing what is there.
 
-    Where all are chosen, what that took is one more. What measures time is made first and alone;
-    the cells of all others are computed by one pool of processes.
+    Where all are chosen, what that took is one more. The cells of all are computed by one pool of
+    processes.
 
     Args:
       chosen: names of artifacts.
@@ -228,8 +228,6 @@ def rebuild(
     folder.mkdir(parents=True, exist_ok=True)
     read_manifest(folder)  # a damaged one is refused before the work
     chosen, since = list(dict.fromkeys(chosen)), time.time()
-    timed = [name for name in chosen if name in figures.TIMES]
-    others = [name for name in chosen if name not in timed]
     written: list[Path] = []
     cells: dict[Cell, None] = {}
 
@@ -237,10 +235,10 @@ def rebuild(
         maker: Callable[..., list[Path]] = _MAKERS.get(name, _figure)
         return maker(name, folder, cells, **how)
 
-    for name in [*timed, *others]:
-        if others and name == others[0] and len(others) > 1:
-            asked = [first_cells(functools.partial(make, each, cache)) for each in others]
-            run_all(itertools.chain(*asked), cache, jobs=jobs or cores(), progress=progress)
+    if len(chosen) > 1:
+        asked = [first_cells(functools.partial(make, each, cache)) for each in chosen]
+        run_all(itertools.chain(*asked), cache, jobs=jobs or cores(), progress=progress)
+    for name in chosen:
         recorder = _Recording(cache.folder)
         files = make(name, recorder, jobs=jobs, progress=within(progress, name))
         how = computing(recorder.seen, cache)

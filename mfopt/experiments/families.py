@@ -19,7 +19,6 @@ from mfopt.experiments.mechanisms import (
     SAMPLED,
     UNAMPLIFIED,
     AmplifiedCell,
-    Cooldown,
     FixedCell,
     Goal,
     ProvenCell,
@@ -97,7 +96,7 @@ class Family(NamedTuple):
         if self.found == AMPLIFIED:
             return AmplifiedCell(goal, self.kind, self.scaled, max(width, 1), self.buffers)
         size = goal.bins, goal.epochs, width, self.buffers
-        return UnamplifiedCell(self.kind, *size, self.equal_columns, goal.schedule)
+        return UnamplifiedCell(self.kind, *size, self.equal_columns)
 
     def require(self, s: Comparison) -> None:
         """Refuse a search or an account that does not fit into the memory that is free."""
@@ -205,7 +204,6 @@ class Comparison(NamedTuple):
       widths: numbers of bands to choose from.
       seed: pins the Monte Carlo samples.
       samples: of each reported σ.
-      schedule: momentum and cooldown of the workload; None for prefix sums.
     """
 
     bins: int
@@ -216,12 +214,11 @@ class Comparison(NamedTuple):
     widths: tuple[int, ...] = WIDTHS
     seed: int = 0
     samples: int = 2**15
-    schedule: Cooldown | None = None
 
     def goal(self, epsilon: float, sampling: str) -> Goal:
         """Goal of a mechanism at one ε and sampling."""
         at = self.bins, self.epochs, float(epsilon), self.delta, sampling
-        return Goal(*at, schedule=self.schedule, seed=self.seed)
+        return Goal(*at, seed=self.seed)
 
     def proven(self, family: str, epsilon: float) -> ProvenCell:
         """The C of least RMSE of a family, with a σ that is proved."""

@@ -1,14 +1,14 @@
 """Cells of mechanisms: optimize a C, find its σ, measure its error.
 
-All numbers are for one unit under add-remove adjacency, of prefix sums unless the goal has a
-schedule, σ relative to the clip norm.
+All numbers are for one unit under add-remove adjacency and of prefix sums, σ relative to the clip
+norm.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from mfopt.sampling import (
     Poisson,
 )
 from mfopt.strategies import Strategy
-from mfopt.workloads import Momentum, PrefixSums, Workload, linear_cooldown
+from mfopt.workloads import PrefixSums
 
 UNAMPLIFIED, POISSON, BALLS, FRESH = "unamplified", "poisson", "balls-in-bins", "fresh-bins"
 B_MIN_SEP = "b-min-sep"
@@ -44,34 +44,15 @@ _TOLERANCE = 1e-7
 _FEW = 2**11  # samples where σ is known already
 
 
-class Cooldown(NamedTuple):
-    """SGD with momentum whose rate is constant up to ``start``, then falls to ``final`` of it."""
-
-    momentum: float
-    start: int
-    stop: int
-    final: float
-
-
-def workload_of(schedule: Cooldown | None, n: int) -> Workload:
-    """Workload to optimize C for and to measure it on: prefix sums, or momentum with a linear
-    cooldown."""
-    if schedule is None:
-        return PrefixSums()
-    momentum, start, stop, final = schedule
-    return Momentum(float(momentum), linear_cooldown(n, int(start), int(stop), float(final)))
-
-
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """Purpose of a mechanism: length, target, sampling and workload.
+    """Purpose of a mechanism: length, target and sampling.
 
     Attributes:
       bins, epochs: iterations an epoch, and epochs.
       epsilon, delta: of the statement.
       sampling: "unamplified", "poisson", "b-min-sep", "balls-in-bins" or "fresh-bins".
       rethrow: epochs between two assignments of fresh bins.
-      schedule: of the workload; prefix sums if None.
       seed: pins the Monte Carlo samples.
     """
 
@@ -81,18 +62,12 @@ class Goal:
     delta: float
     sampling: str = BALLS
     rethrow: int = 1
-    schedule: Cooldown | None = None
     seed: int = 0
 
     @property
     def iterations(self) -> int:
         """Steps of the whole run, n."""
         return self.bins * self.epochs
-
-    @property
-    def workload(self) -> Workload:
-        """Queries whose error counts."""
-        return workload_of(self.schedule, self.iterations)
 
     def under(self, sampling: str) -> Goal:
         """The same under another sampling."""
@@ -145,7 +120,7 @@ class UnamplifiedCell(Cell):
 
     Attributes:
       kind: of C.
-      bins, epochs, schedule: as of :class:`Goal`.
+      bins, epochs: as of :class:`Goal`.
       bands: of C; 0 where there are none.
       buffers: of a BLT.
       equal_columns: whether all columns have one norm, as cyclic Poisson sampling needs.
@@ -158,14 +133,13 @@ class UnamplifiedCell(Cell):
     bands: int = 0
     buffers: int = 0
     equal_columns: bool = True
-    schedule: Cooldown | None = None
 
     @property
     def needs(self) -> tuple[Cell, ...]:
         if self.kind != "dense":
             return ()
         at = self.bins, self.epochs, min(32, self.bins)
-        return (UnamplifiedCell("banded", *at, schedule=self.schedule),)
+        return (UnamplifiedCell("banded", *at),)
 
     def run(self, *needed: Result) -> Result:
         found = unamplified.optimize(
@@ -173,7 +147,6 @@ class UnamplifiedCell(Cell):
             strategy=self.kind,
             bands=max(self.bands, 1),
             buffers=max(self.buffers, 1),
-            workload=workload_of(self.schedule, self.bins * self.epochs),
             init=strategy_of(needed[0]) if needed else None,
             equal_columns=self.equal_columns,
             tolerance=_TOLERANCE,
@@ -235,7 +208,6 @@ class AmplifiedCell(Cell):
             strategy=self.kind,
             bands=max(self.bands, 1),
             buffers=max(self.buffers, 1),
-            workload=goal.workload,
             time_scale=self.scaled,
             seed=goal.seed,
             samples=self.samples,
@@ -266,7 +238,7 @@ class SigmaCell(Cell):
     def run(self, *needed: Result) -> Result:
         (source,), goal = needed, self.goal
         strategy, n = strategy_of(source), goal.iterations
-        at_one = float(query_error.rmse(goal.workload, strategy, n))
+        at_one = float(query_error.rmse(PrefixSums(), strategy, n))
         recursion, scheme = choose(strategy, n), goal.scheme(strategy)
         sampled = law(scheme).loss(strategy) if goal.sampling in ESTIMATED else None
         relative_error = 0.0
@@ -287,7 +259,7 @@ class SigmaCell(Cell):
             guarantee = account(mechanism, epsilon=goal.epsilon, delta=goal.delta)
             sigma, status = guarantee.noise_multiplier, guarantee.status
         stated = Guarantee(goal.epsilon, goal.delta, sigma)
-        ends = floor.epoch_ends(goal.workload, strategy, scheme, stated)
+        ends = floor.epoch_ends(PrefixSums(), strategy, scheme, stated)
         return Result(
             {
                 "above_floor": ends and ends.above,
@@ -369,13 +341,11 @@ class ProvenCell(Cell):
         found = account(
             mechanism, epsilon=goal.epsilon, delta=goal.delta, seed=goal.seed, samples=self.samples
         )
-        at_one = float(query_error.rmse(PrefixSums(), strategy, goal.iterations))
         record = {
             "strategy": source.record["strategy"],
             "size": self.sizes[best],
             "scheme": mechanism.sampling.describe(),
             "guarantee": found.describe(),
-            "rmse_prefix": found.noise_multiplier * at_one,
         }
         return Result(record, source.arrays)
 

@@ -25,6 +25,7 @@ from mfopt.calibration import calibrate
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.mechanisms import Goal, with_strategy
 from mfopt.strategies import BandedInverseRoot, SquareRoot, Strategy, TimeScaled, ToeplitzStrategy
+from mfopt.workloads import PrefixSums
 
 _LEAST, _MOST, _WIDTH = 0.02, 0.999, 4e-3  # of the exponent
 _SAMPLES = 2**10  # of each estimate: all use the same
@@ -76,7 +77,7 @@ class PublishedCell(Cell):
             made = strategy(self.kind, n, self.bands, exponent)
             loss = law(goal.bin_scheme()).loss(made)
             found = calibrate(loss, goal.epsilon, goal.delta, samples=_SAMPLES, seed=goal.seed)
-            at_one = float(query_error.rmse(goal.workload, made, n))
+            at_one = float(query_error.rmse(PrefixSums(), made, n))
             return math.log(found.noise_multiplier * at_one)
 
         found = scipy.optimize.minimize_scalar(

@@ -64,8 +64,7 @@ def outputs(name: str, folder: Path) -> list[Path]:
 
 # figures that the papers print twice
 SAME = {"near-exact-18": "near-exact-3a", "near-exact-19": "near-exact-3b"}
-TABLES = ("near-exact-4", "fedavg-table-1", "fedavg-table-2")
-TIMES = ("near-exact-4",)  # whose numbers are times: nothing else may be computed beside them
+TABLES = ("fedavg-table-1", "fedavg-table-2")
 
 
 def make(

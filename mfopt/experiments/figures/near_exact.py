@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 
 import numpy as np
 from scipy import stats
 
-from mfopt.experiments import tables
 from mfopt.experiments.decision_plots import improvement_panel
 from mfopt.experiments.families import WIDTHS, Comparison
 from mfopt.experiments.figures.context import Builder, Context, Drawing, Figures
@@ -31,8 +29,7 @@ APPENDIX = [(epochs, bins) for epochs in (8, 16, 32) for bins in (32, 64, 128)]
 SAMPLES = (2**7, 2**9, 2**11, 2**13)
 MOST_SAMPLES = 2**20
 SAMPLE_EPSILONS = (0.5, 1.0, 2.0, 4.0)
-SEEDS = tuple(range(3))  # of what is random or is timed, each drawn or run so often
-TIMED = [(epochs, bins) for bins in (32, 64, 128) for epochs in (16, 32, 64)]
+SEEDS = tuple(range(3))  # of the samples
 BY_SAMPLING = ("unamplified", "poisson", "balls-in-bins")
 
 
@@ -133,38 +130,6 @@ def samples(context: Context) -> Drawing:
     return Drawing([panel])
 
 
-def timings(context: Context) -> Drawing:
-    """Figure 4: seconds to optimize C at ε = 1 (here: to convergence, not 300 steps).
-
-    Of processors, which other work on the machine does not lengthen; the CSV has wall time too.
-    """
-    found = context.records(
-        {(*place, seed): optimum(*place, 1.0, seed) for place in TIMED for seed in SEEDS}
-    )
-    measured = ("seconds", "cpu_seconds", "evaluations", "device", "made")
-    rows = [(*place, *(record[name] for name in measured)) for place, record in found.items()]
-    medians = {
-        place: [
-            statistics.median(found[*place, seed][name] for seed in SEEDS)
-            for name in ("cpu_seconds", "evaluations")
-        ]
-        for place in TIMED
-    }
-    each, sizes = (sorted(set(values)) for values in zip(*TIMED, strict=True))
-    texts = [
-        (bins, *("{:.1f} ({:g})".format(*medians[epochs, bins]) for epochs in each))
-        for bins in sizes
-    ]
-    title = (
-        "Processor seconds to optimize a BLT with 4 buffers at ε = 1, δ = 1e-5, to convergence:\n"
-        f"medians of {len(SEEDS)} runs, evaluations of the objective in parentheses\n"
-        "(in each process the first run of a shape compiles)\n"
-    )
-    lines = tables.aligned(("iterations per epoch", *(f"{e} epochs" for e in each)), texts, 16)
-    header = ("epochs", "iterations_per_epoch", "seed", *measured)
-    return Drawing(table=f"{title}{lines}\n", csv=tables.csv_text(header, rows))
-
-
 FIGURES: Figures = {
     "near-exact-2a": (
         "Figure 2(a)",
@@ -183,7 +148,6 @@ FIGURES: Figures = {
     ),
     "near-exact-3a": ("Figure 3(a)", "best number of bands, by amplification", best_width(*MAIN)),
     "near-exact-3b": ("Figure 3(b)", "optimized C over the best banded C", optimized(*MAIN)),
-    "near-exact-4": ("Figure 4", "table of optimization times", timings),
     "near-exact-5": ("Figure 5", "RMSE lost by fewer samples per step", samples),
     **{
         f"near-exact-{8 + 2 * i + j}": (

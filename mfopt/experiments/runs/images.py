@@ -15,9 +15,10 @@ from mfopt import query_error, sampling
 from mfopt._runtime import _check
 from mfopt.accounting import Mechanism, account
 from mfopt.experiments.cache import Cell, Result
-from mfopt.experiments.mechanisms import Cooldown, ProvenCell, strategy_of, workload_of
+from mfopt.experiments.mechanisms import ProvenCell, strategy_of
 from mfopt.sampling import FixedOrder
 from mfopt.training.batching import charged_delta, displacement_probability, smallest_batch_size
+from mfopt.workloads import Momentum, linear_cooldown
 
 # how a mechanism's batches are made: as accounted for, cut where that costs little δ or at their
 # mean size, or by shuffling, which its account does not cover
@@ -30,15 +31,16 @@ _SHARE = 0.1  # of δ that cutting batches may cost
 class ImagesCell(Cell):
     """Runs over rates and seeds; σ is the mechanism's, however it is executed.
 
-    ``schedule`` is that of the optimizer, ``execution`` how batches are made; a seed pins model,
-    batches and noise. The other fields are the study's options.
+    ``execution`` says how batches are made; a seed pins model, batches and noise. The other fields
+    are the study's options. C is optimized for prefix sums, whatever the optimizer does.
     """
 
     name = "study-images"
     source: ProvenCell
-    data: str
     held_out: int
-    schedule: Cooldown
+    momentum: float
+    constant: float
+    final: float
     execution: str
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
@@ -48,7 +50,7 @@ class ImagesCell(Cell):
     def run(self, *needed: Result) -> Result:
         from mfopt.experiments.runs import many_runs, pictures
 
-        (source,), loaded = needed, pictures.load(self.data, self.held_out)
+        (source,), loaded = needed, pictures.load(self.held_out)
         strategy = strategy_of(source)
         scheme = sampling.from_description(source.record["scheme"])
         sigma = source.record["guarantee"]["noise_multiplier"]
@@ -57,7 +59,9 @@ class ImagesCell(Cell):
         mechanism = many_runs.RunMechanism(
             strategy, sigma, scheme, batch_size, shuffled=self.execution == SHUFFLED
         )
-        workload = workload_of(self.schedule, scheme.length)
+        n = scheme.length
+        rates = linear_cooldown(n, min(round(self.constant * n), n - 1), n, self.final)
+        workload = Momentum(self.momentum, rates)
         measured = many_runs.train(
             loaded,
             mechanism,
@@ -67,7 +71,7 @@ class ImagesCell(Cell):
             clip_norm=self.clip,
             hidden=self.hidden,
         )
-        errors = sigma**2 * np.asarray(query_error.row_variances(workload, strategy, scheme.length))
+        errors = sigma**2 * np.asarray(query_error.row_variances(workload, strategy, n))
         record = {
             "privacy": {"privacy_unit": "example", **privacy, "noise_multiplier": sigma},
             "rates": list(self.rates),

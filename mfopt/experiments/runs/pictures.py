@@ -1,4 +1,4 @@
-"""Image data and a model for it: digits that scikit-learn brings, and data made here."""
+"""Digits that scikit-learn brings, and a model for them."""
 
 from __future__ import annotations
 
@@ -32,32 +32,18 @@ class Pictures(NamedTuple):
     test: Examples
 
 
-def load(name: str, held_out: int) -> Pictures:
-    """Data set "digits" or "made", half of ``held_out`` each for validation and test."""
-    x, y = digits() if name == "digits" else blobs(6000 + held_out)
-    _check.integer("held_out", held_out, at_least=2, at_most=len(y) - 1)
-    order, half = np.random.default_rng(0).permutation(len(y)), held_out // 2
-    parts = order[held_out:], order[:half], order[half:held_out]
-    x, y = x.astype(np.float32), y.astype(np.int32)
-    return Pictures(*(Examples(x[part], y[part]) for part in parts))
-
-
-def digits() -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's 1,797 digits of 8 × 8."""
+def load(held_out: int) -> Pictures:
+    """scikit-learn's 1,797 digits of 8 × 8, half of ``held_out`` each for validation and test."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as problem:
         raise _extras.missing(problem) from None
     x, y = load_digits(return_X_y=True)
-    return x / 16 - 0.3, y
-
-
-def blobs(total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ten classes in 16 dimensions made here, each two Gaussian clouds: no line divides them."""
-    random = np.random.default_rng(0)
-    centres = 0.5 * random.normal(size=(10, 2, 16))
-    y, cloud = random.integers(10, size=total), random.integers(2, size=total)
-    return centres[y, cloud] + 0.35 * random.normal(size=(total, 16)), y
+    _check.integer("held_out", held_out, at_least=2, at_most=len(y) - 1)
+    order, half = np.random.default_rng(0).permutation(len(y)), held_out // 2
+    x, y = (x / 16 - 0.3).astype(np.float32), y.astype(np.int32)
+    parts = order[held_out:], order[:half], order[half:held_out]
+    return Pictures(*(Examples(x[part], y[part]) for part in parts))
 
 
 class Perceptron(nnx.Module):

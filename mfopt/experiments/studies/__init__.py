@@ -26,7 +26,6 @@ STUDIES: dict[str, str] = {
     "clip-norms": f"{_HERE}.clip_norms:ClipNorms",
     "lora": f"{_HERE}.adapters:Adapters",
     "images": f"{_HERE}.images:Images",
-    "less-rmse": f"{_HERE}.less_rmse:LessRmse",
 }
 
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+import numpy as np
+from scipy.stats import spearmanr
+
 from mfopt._runtime import _check
 from mfopt.experiments import families
+from mfopt.experiments.cache import Result
+from mfopt.experiments.families import Comparison
 from mfopt.experiments.mechanisms import BALLS
-from mfopt.experiments.options import option
+from mfopt.experiments.options import from_0_to_1, option
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runs.images import AS_ACCOUNTED, EXECUTIONS
-from mfopt.experiments.studies.engine import Found, Row
-from mfopt.experiments.studies.on_images import PREFIX, SCHEDULE, ImageStudy, TrainedPoint
+from mfopt.experiments.runs.images import AS_ACCOUNTED, EXECUTIONS, ImagesCell
+from mfopt.experiments.studies.engine import Found, Row, Swept
 from mfopt.experiments.studies.rows import ends, interval, intervals, pick
-
-BASELINE = "banded+poisson"
 
 
 @dataclasses.dataclass(frozen=True)
-class Images(ImageStudy):
+class Images(Swept):
     """Accuracy of each mechanism at equal ε, each at its best learning rate."""
 
     name = "images"
@@ -27,51 +29,82 @@ class Images(ImageStudy):
     source = "Choquette-Choo et al. 2024, section 5.2, Figures 6 and 7"
     default_size = "digits, 8 epochs × 16 iterations, 8 mechanisms at 3 ε, 7 rates × 10 seeds"
     time = "about 7 CPU-minutes"
-    plot_columns = 3
     title = "Images: each mechanism at its best rate, δ = {0.delta:g}, one example, 95% over seeds"
+    scale = "digits, {0.epochs} × {0.bins} iterations, {0.seeds} seeds"
+    columns = (
+        "mechanism; epsilon=ε; accuracy; accuracy_half95=±; loss; rmse=RMSE; rate; "
+        "noise_multiplier=σ; privacy_unit=unit; adjacency; sampling"
+    )
 
-    data: str = option("digits", "Data set to train on.", choices=("digits", "made"))
+    epsilons: tuple[float, ...] = option((0.5, 1.0, 4.0), "Values of ε.", name="--eps")
     mechanisms: tuple[str, ...] = option(
         (
-            BASELINE,
-            "banded+balls-in-bins",
-            "blt-4",
-            "blt-4-scaled",
-            "toeplitz",
-            "dpsgd+poisson",
-            "banded+unamplified",
-            "dpsgd+unamplified",
+            *("banded+poisson", "banded+balls-in-bins", "blt-4", "blt-4-scaled", "toeplitz"),
+            *("dpsgd+poisson", "banded+unamplified", "dpsgd+unamplified"),
         ),
         "Mechanisms, by their names in mfopt compare.",
     )
-    workload: str = option(
-        PREFIX,
-        "Workload that C is optimized for: the run's own, or prefix sums.",
-        choices=(SCHEDULE, PREFIX),
+    executed: str = option("blt-4-scaled", "Also run with truncated and shuffled batches.")
+    rates: tuple[float, ...] = option(
+        (0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28), "Learning rates to choose from."
     )
-    executed: str = option(
-        "blt-4-scaled", "Mechanism also run with truncated and shuffled batches."
-    )
+    extend: int = option(3, "Most rates to add beyond an end that is best.", least=0)
+    seeds: int = option(10, "Runs at each rate.", least=2)
+    bins: int = option(16, "Iterations of an epoch.", name="--iters")
+    epochs: int = option(8, "Passes over the data.")
+    delta: float = option(1e-5, "δ of every statement.")
+    momentum: float = option(0.9, "Momentum of the optimizer.", rule=from_0_to_1)
+    constant: float = option(0.25, "Share of the run before the rate cools down.", rule=from_0_to_1)
+    final: float = option(0.05, "Last rate over the first.")
+    widths: tuple[int, ...] = option((1, 2, 4, 8, 16), "Numbers of bands to choose from.")
+    clip: float = option(1.0, "Clip norm of an example's gradient.")
+    hidden: int = option(16, "Width of the hidden layer.")
+    held_out: int = option(400, "Examples for validation and test.")
 
     def check_together(self) -> None:
-        super().check_together()
+        for name in self.mechanisms:
+            families.find(name, "mechanisms")
+        self.comparison.check()
         if self.executed not in self.mechanisms or families.find(self.executed).sampling != BALLS:
             rule = "must be one of the mechanisms, run with balls-in-bins"
             raise _check.reject("executed", self.executed, rule)
 
-    def arms(self) -> Iterator[TrainedPoint]:
+    @property
+    def comparison(self) -> Comparison:
+        """The setting that the mechanisms are optimized in."""
+        at = self.bins, self.epochs, self.epsilons, self.delta, self.mechanisms, self.widths
+        return Comparison(*at)
+
+    def arms(self) -> Iterator[tuple[float, str, str]]:
+        """(ε, mechanism, how its batches are made)."""
         for epsilon in self.epsilons:
             for family in self.mechanisms:
                 for execution in EXECUTIONS if family == self.executed else (AS_ACCOUNTED,):
-                    yield TrainedPoint(self.data, epsilon, family, self.workload, execution)
+                    yield epsilon, family, execution
+
+    def runs(self, arm: tuple[float, str, str], rate: float) -> list[ImagesCell]:
+        epsilon, family, execution = arm
+        source = self.comparison.proven(family, epsilon)
+        # one program serves the rates of the grid
+        rates, seeds = self.rates if rate in self.rates else (rate,), tuple(range(self.seeds))
+        how = {"source": source, "execution": execution, "rates": rates, "seeds": seeds}
+        return [ImagesCell.of(self, **how)]
+
+    def judged(self, results: list[Result], rate: float) -> float:
+        return float(_at(results[0], rate, "validation_loss").mean())
 
     def rows(self, found: Found) -> list[Row]:
         rows = []
         for arm in self.arms():
-            how = "" if arm.execution == AS_ACCOUNTED else f": {arm.execution}"
-            names = {"family": arm.family, "execution": arm.execution, "target": arm.epsilon}
-            label = f"{families.label(arm.family)}{how}"
-            rows.append(self.row(found, arm, mechanism=label, **names))
+            (epsilon, family, execution), (at, (result,)) = arm, self.best(found, arm)
+            how = "" if execution == AS_ACCOUNTED else f": {execution}"
+            row: Row = {"mechanism": f"{families.label(family)}{how}", "family": family}
+            row |= {"execution": execution, "target": epsilon}
+            for name in ("accuracy", "loss"):
+                row[f"_{name}"] = _at(result, at.rate, f"test_{name}")
+                row[name], row[f"{name}_half95"] = interval(row[f"_{name}"])
+            row |= {"rate": at.rate, "rate_at_end": at.edge, **result.record["privacy"]}
+            rows.append(row | {name: result.record[name] for name in ("rmse", "last_error")})
         return rows
 
     def panels(self, rows: list[Row]) -> list[Panel]:
@@ -89,15 +122,18 @@ class Images(ImageStudy):
         for epsilon in self.epsilons:
             here = pick(rows, target=epsilon)
             (ours,) = pick(here, family=self.executed, execution=AS_ACCOUNTED)
-            for row in pick(here, execution=AS_ACCOUNTED):
-                if row is not ours:
-                    mean, half = interval(100 * (ours["_accuracy"] - row["_accuracy"]))
-                    loss, loss_half = interval(ours["_loss"] - row["_loss"])
-                    said.append(
-                        f"ε = {epsilon:g}: {ours['mechanism']} over {row['mechanism']}: accuracy "
-                        f"{mean:+.2f} ± {half:.2f} points, loss {loss:+.4f} ± {loss_half:.4f} "
-                        f"(95%, paired by seed)"
-                    )
+            others = [row for row in pick(here, execution=AS_ACCOUNTED) if row is not ours]
+            for row in others:
+                mean, half = interval(100 * (ours["_accuracy"] - row["_accuracy"]))
+                loss, loss_half = interval(ours["_loss"] - row["_loss"])
+                said.append(
+                    f"ε = {epsilon:g}: {ours['mechanism']} over {row['mechanism']}: accuracy "
+                    f"{mean:+.2f} ± {half:.2f} points, loss {loss:+.4f} ± {loss_half:.4f} "
+                    f"(95%, paired by seed)"
+                )
+            if len(others) > 1:
+                rank = spearmanr(*([r[k] for r in (ours, *others)] for k in ("rmse", "loss")))[0]
+                said.append(f"ε = {epsilon:g}: rank correlation of RMSE and loss {rank:.2f}")
             for execution in EXECUTIONS[1:]:
                 (row,) = pick(here, execution=execution)
                 mean, half = interval(100 * (row["_accuracy"] - ours["_accuracy"]))
@@ -106,3 +142,8 @@ class Images(ImageStudy):
                     f"and what runs is ({row['epsilon']:.3g}, {row['delta']:.3g})-DP"
                 )
         return [*said, *ends(rows)]
+
+
+def _at(result: Result, rate: float, name: str) -> np.ndarray:
+    """(seeds,) values of a measure at one rate."""
+    return result.arrays[name][:, result.record["rates"].index(rate)]
