@@ -11,13 +11,13 @@ def known(tmp_path_factory):
     return fuzz.targets(tmp_path_factory.mktemp("fuzz"))
 
 
-@pytest.mark.release
+@pytest.mark.ci
 def test_damaged_files_are_refused_or_load_as_they_were(known):
     counts = Counter()
     for number, target in enumerate(known):
         for way in fuzz.WAYS:
-            fuzz.attack(target, way, counts, examples=25, number=number)
-    assert sum(counts.values()) >= 300
+            fuzz.attack(target, way, counts, examples=10, number=number)
+    assert sum(counts.values()) >= 120
     for way in fuzz.WAYS:  # every way leaves some files that are refused
         assert any(way.__name__ in key and "refused" in key for key in counts)
 

@@ -107,22 +107,6 @@ def test_nnx_optimizers_carry_the_noise(jitted):
     close(jax.tree.leaves(nnx.state(model, nnx.Param)), jax.tree.leaves(expected))
 
 
-def test_many_leaves_are_drawn_as_one_array():
-    params = [jnp.zeros(shape) for shape in [(3, 4), (5,), (2, 2, 2), ()] * 5]
-    optimizer = add_noise(make(), seed=3)
-    state = optimizer.init(params)
-    assert len(state.buffers) == 1
-    update = jax.jit(optimizer.update)
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    for expected in noises(params, 3):
-        found, state = update(zeros, state)
-        close(found, expected)
-    # one leaf of the many, by its own counters
-    alone = NoiseStream(make().strategy, iterations=N, noise_multiplier=2.0, clip_norm=0.5)
-    first, _ = alone.next(alone.init(params[:1], seed=3))
-    close(noises(params, 3, 1)[0][0], first[0])
-
-
 @pytest.mark.parametrize(
     "sums",
     [

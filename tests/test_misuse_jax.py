@@ -132,18 +132,6 @@ def a_batch_of_another_step():
 
 
 @nan
-def a_batch_twice():
-    loop = Loop(taken=2)
-    return loop.go([loop.batches[1]])
-
-
-@nan
-def an_epoch_again_from_its_start():
-    loop = Loop(taken=5)
-    return loop.go([loop.batches[t] for t in range(5)])
-
-
-@nan
 def units_of_ones_own():
     loop = Loop()
     units = (loop.batches[1].units + 1) % RECORDS
@@ -219,12 +207,6 @@ def a_step_past_the_last_outside_of_jit():
     RUN.mean(per_example(PARAMS, batch.units), batch, loop.state)
 
 
-@refused("all were taken")
-def more_steps_than_there_are():
-    loop = Loop(taken=10)
-    RUN.batches(loop.state).stacked()
-
-
 @refused("steps = 10: .*at most 9")
 def more_stacked_steps_than_there_are():
     RUN.batches(Loop().state).stacked(10)
@@ -271,18 +253,6 @@ def a_part_is_missing():
 
 
 @nan
-def a_part_twice():
-    loop = InParts()
-    return loop.of(*loop.parts[:-1], loop.parts[0])
-
-
-@nan
-def parts_in_another_order():
-    loop = InParts()
-    return loop.of(*loop.parts[::-1])
-
-
-@nan
 def a_part_of_the_next_step():
     loop = InParts()
     return loop.of(*loop.parts[:-1], loop.steps[loop.long + 1][-1])
@@ -325,19 +295,6 @@ def a_sum_that_nobody_clipped():
     loop = Loop(taken=0)
     each = per_example(PARAMS, loop.batches[0].units)
     RUN.mean(jax.tree.map(lambda g: g.sum(0), each), loop.batches[0], loop.state)
-
-
-@refused("gradients = .*must be as the parameters")
-def gradients_of_other_examples_than_the_batchs():
-    loop = Loop(taken=0)
-    RUN.mean(per_example(PARAMS, np.arange(5)), loop.batches[0], loop.state)
-
-
-@refused("gradients = .*must be as the parameters")
-def gradients_of_a_part_of_the_parameters():
-    loop = Loop(taken=0)
-    each = per_example(PARAMS, loop.batches[0].units)
-    RUN.mean({"w": each["w"]}, loop.batches[0], loop.state)
 
 
 @refused("gradients = .*structure of the parameters")

@@ -83,21 +83,6 @@ def test_too_little_memory_is_said_before_it_is_taken(saved, capsys):
     assert "GiB are free" in capsys.readouterr().err
 
 
-def test_a_missing_file_exits_with_2(tmp_path, capsys):
-    assert run(str(tmp_path / "none.npz"), "--params", "10") == 2
-    assert "none.npz" in capsys.readouterr().err
-
-
-def test_growing_steps_are_summed_over_the_run():
-    recursion = NoiseStream(
-        S.SquareRoot(), iterations=100, noise_multiplier=1.0, clip_norm=1.0
-    ).recursion
-    # a clock in which step t takes 1 + t seconds
-    first, last, total, extrapolated = measure._whole_run(recursion, 100, lambda t: 1.0 + t)
-    assert (first, last, extrapolated) == (1.0, 100.0, True)
-    assert total == pytest.approx(sum(range(1, 101)))
-
-
 def test_memory_limits():
     stream = NoiseStream(
         S.BLT(np.ones(2), np.ones(2)), iterations=4, noise_multiplier=1.0, clip_norm=1.0

@@ -108,23 +108,6 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
         load_state(path, stream, PARAMS)
 
 
-def test_optax_adds_the_noise_of_the_stream_once_per_step():
-    stream = make()
-    transformation = optax.chain(add_noise(stream, seed=4), optax.scale(1 / 8))
-    state = transformation.init(PARAMS)
-    reference = stream.init(PARAMS, seed=4)
-    update = jax.jit(transformation.update)
-    gradient = jax.tree.map(lambda p: p + 3.0, PARAMS)
-    for _ in range(3):
-        noise, reference = stream.next(reference)
-        out, state = update(gradient, state)
-        jax.tree.map(
-            lambda o, w: np.testing.assert_allclose(o, (3.0 + w) / 8, rtol=1e-5, atol=1e-6),
-            out,
-            noise,
-        )
-
-
 def test_sums_in_16_bits_are_refused_and_narrow_parameters_are_not():
     stream = make()
     params = jnp.zeros(1000, jnp.bfloat16)

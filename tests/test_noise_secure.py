@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special, stats
-from test_strategies import EVERY_KIND, every_strategy
+from test_strategies import EVERY_KIND, SOME_KINDS, every_strategy
 
 from mfopt import strategies as S
 from mfopt.errors import UsageError
@@ -161,8 +161,8 @@ def white(n, seed=1):
 @pytest.mark.parametrize(
     ("kind", "past"),
     [
-        *((kind, "auto") for kind in EVERY_KIND),
-        ("toeplitz", "store"),
+        *(pytest.param(*kind.values, "auto", marks=kind.marks) for kind in SOME_KINDS),
+        pytest.param("toeplitz", "store", marks=pytest.mark.release),
         ("banded-inverse-sqrt", "regenerate"),
     ],
 )

@@ -13,7 +13,6 @@ from mfopt import strategies as S
 from mfopt.errors import UsageError
 from mfopt.noise import NoiseExhaustedError, NoiseStream, _draws, _keys, from_factorization
 from mfopt.noise.choice import choose
-from mfopt.noise.recursions import Modal, Ring, Rows
 from mfopt.sampling import BallsInBins
 
 PARAMS = {"a": np.zeros((3, 4), np.float32), "b": np.zeros((), np.float32)}
@@ -132,42 +131,6 @@ def _white_by_scan(n, seed):
     return np.asarray(jax.lax.map(draw, jnp.arange(n)), np.float64)
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_float64_stream_equals_dense_inverse_to_rounding(kind):
-    n = 13
-    strategy = every_strategy(n)[kind]
-    with jax.enable_x64(True):
-        noise, _ = streamed(make(strategy, n, dtype=np.float64), n)
-        expected = np.asarray(strategy.solve(white(n, seed=1, dtype=jnp.float64)))
-    np.testing.assert_allclose(noise, expected, atol=1e-12)
-
-
-def test_methods_and_buffers_are_those_of_the_structure():
-    n = 20
-    found = {kind: make(s, n).recursion for kind, s in every_strategy(n).items()}
-    # bands - 1 outputs, d buffers, bands draws (this step's among them), log2 levels of the tree,
-    # the blocks of an epoch and one exponential
-    assert {kind: (type(r), r.slots) for kind, r in found.items()} == {
-        "identity": (Ring, 0),
-        "toeplitz": (Rows, 0),
-        "banded-toeplitz": (Ring, 3),
-        "blt": (Modal, 3),
-        "banded": (Ring, 3),
-        "dense": (Rows, 0),
-        "sqrt": (Rows, 0),
-        "banded-sqrt": (Ring, 3),
-        "banded-inverse-sqrt": (Ring, 4),
-        "banded-inverse-root": (Ring, 4),
-        "tree": (Modal, 5),
-        "cyclic-blocks": (Modal, 4),
-        "cleared-blt": (Modal, 4),
-        "wave-blt": (Modal, 4),
-        "time-scaled": (Modal, 2),
-    }
-    assert make(S.BLT(np.ones(3), np.zeros(3)), n).buffer_bytes(10) == 3 * 10 * 4
-
-
 def test_a_kind_without_a_recursion_is_streamed_by_its_dense_inverse_only_if_asked():
     class Steeper(S.BLT):
         """C of another matrix than its parent's: the parent's recursion would be wrong."""
@@ -212,19 +175,6 @@ def test_narrow_buffers_round_the_noise_and_no_more(kind):
     assert state.buffers[0].dtype == jnp.bfloat16
     difference = np.abs(noise - np.asarray(strategy.solve(white(n, seed=1))))
     assert 1e-4 < np.max(difference) < 0.05
-
-
-@pytest.mark.release
-def test_memory_is_the_buffers_and_at_most_two_copies():
-    size = 4096
-    for strategy in every_strategy(64).values():
-        stream = make(strategy, 64)
-        state = stream.init(np.zeros(size, np.float32), seed=0)
-        memory = stream.compile_step(state).memory_analysis()
-        buffers = stream.buffer_bytes(size)
-        assert memory.alias_size_in_bytes >= buffers, "the buffers are updated in place"
-        new = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
-        assert new <= 2 * 4 * size + 4096
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,12 @@ def every_strategy(n, seed=0):
 
 # every kind of mfopt by name: one that is added must have an example above
 EVERY_KIND = [kind for kind, cls in S.registered().items() if cls.__module__.startswith("mfopt.")]
+# for tests that compile much: one kind for each recursion of noise, the others at a release
+EACH_RECURSION = ("toeplitz", "banded", "blt", "banded-inverse-sqrt", "tree", "time-scaled")
+SOME_KINDS = [
+    pytest.param(kind, marks=[pytest.mark.release] * (kind not in EACH_RECURSION))
+    for kind in EVERY_KIND
+]
 
 
 def dense_modes(matrix, scheme):

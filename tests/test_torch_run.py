@@ -127,11 +127,6 @@ def epoch(model, optimizer, loader, criterion=None, stop=None, skips=False):
             break
 
 
-def test_the_batches_are_uneven_and_one_is_empty():
-    sizes = [len(units) for units in factorization().sampler(RECORDS, seed=SEED)]
-    assert min(sizes) == 0 and max(sizes) >= 5, sizes
-
-
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_opacus_steps_are_those_of_the_plain_pieces(mode):
     path = expected_path()
@@ -510,31 +505,6 @@ def test_a_batch_is_summed_once_in_whole_or_in_parts():
         optimizer.step()
         same(model, path[step])
     assert run.step == 5
-
-
-def test_gradients_that_ghost_clipping_has_not_clipped_are_refused():
-    model, optimizer, criterion, loader = with_opacus("ghost")
-    batches = iter(loader)
-    x, y = next(batches)
-    criterion(model(x), y).backward()
-    optimizer.step()
-    x, y = next(batches)
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(x), y).backward()
-    with pytest.raises(UsageError, match="not clipped"):
-        optimizer.step()
-
-
-def test_what_a_step_would_release_without_noise_is_refused():
-    run, model, optimizer = plain()
-    for batch in run.loader(data()):
-        run.backward(model, loss_of, batch)
-        with pytest.raises(UsageError, match="closure"):
-            optimizer.step(lambda: 0.0)
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
-        with pytest.raises(UsageError, match="other parameters"):
-            optimizer.step()
-        break
 
 
 def test_gradients_that_are_not_finite_add_nothing():
