@@ -1,7 +1,6 @@
 """Arguments are looked at before any work: sizes beyond use, and words that could not be saved."""
 
 import dataclasses
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -14,7 +13,6 @@ from mfopt.errors import UsageError
 from mfopt.experiments.options import options as fields_of
 from mfopt.experiments.studies import STUDIES, find
 from mfopt.guarantee import Guarantee
-from mfopt.optimize.time_scale import MOST_KNOTS, Scaling
 from mfopt.sampling import BallsInBins
 
 
@@ -68,18 +66,6 @@ def test_a_model_beyond_use_is_refused_before_it_is_made(option, tmp_path):
     words = ["train", "--sampling=balls-in-bins:bins=2,epochs=1", "--eps=8", "--delta=1e-3"]
     said = refusal([*words, f"--{option}=1e9", f"--out={tmp_path / 'run'}"])
     assert f"--{option} 1000000000: must be at most" in said and list(tmp_path.iterdir()) == []
-
-
-def test_knots_are_few_before_the_search(monkeypatch):
-    words = ["optimize", "--epochs=2", "--iters=4", "--eps=2"]
-    with monkeypatch.context() as patch:  # before what takes seconds to import, too
-        patch.setitem(sys.modules, "mfopt.optimize.time_scale", None)
-        assert "must be at most 1024" in refusal([*words, "--knots=1e9"])
-    assert options.MOST_KNOTS == MOST_KNOTS
-    assert "--knots 1000000000: must be at most 1024" in refusal([*words, "--knots=1e9"])
-    with pytest.raises(UsageError, match="must be at most 1024"):
-        Scaling(1025)
-    assert Scaling(1024).knots == 1024
 
 
 @pytest.mark.parametrize("unit", ["a\nb", "\x1b[2Juser", " ", "us\u202eer"])

@@ -126,22 +126,6 @@ def test_a_sigma_that_cannot_be_computed_with_is_refused(words, sigma, capsys):
     assert stop.value.code == 2 and "--noise-multiplier" in said and "must lie between" in said
 
 
-def test_bands_below_one_are_refused_by_their_name(capsys):
-    sizes = ["--batch-size=500", "--population=50000", "--iters=100"]
-    with pytest.raises(SystemExit) as stop:
-        main(["account", "banded", "--bands=-1", *sizes, "--eps=2", "--delta=1e-6"])
-    assert stop.value.code == 2 and "--bands -1" in capsys.readouterr().err
-
-
-def test_sweeps_show_progress_on_standard_error_only(capsys):
-    main(["account", "dpsgd", *RATE, "--delta", "1e-5", "--noise-multiplier", "1,2"])
-    captured = capsys.readouterr()
-    assert "of 2 answers" in captured.err and "of 2 answers" not in captured.out
-    main(["account", "dpsgd", *RATE, "--delta", "1e-5", "--noise-multiplier", "1,2", "--json"])
-    captured = capsys.readouterr()
-    assert captured.err == "" and json.loads(captured.out)["swept"] == "noise_multiplier"
-
-
 @pytest.mark.ci
 def test_group_shows_every_method_and_what_is_beyond_range(capsys):
     words = [*RATE, "--group-size", "8", "--delta", DELTA, "--noise-multiplier", "0.6"]
@@ -149,22 +133,6 @@ def test_group_shows_every_method_and_what_is_beyond_range(capsys):
     epsilons = {row["method"].split(",")[-1].strip(): row["epsilon"] for row in found}
     assert epsilons["geometric form"] is None and len(found) == 5
     assert "beyond numerical range" in run(capsys, "group", *words, "--floor", "1e-15")
-
-
-@pytest.mark.ci
-def test_group_goes_on_where_the_whole_profile_has_no_answer(monkeypatch, capsys):
-    from mfopt.errors import FailureError
-    from mfopt.experiments import group_methods
-
-    def none(*_):
-        raise FailureError("no epsilon up to 10000")
-
-    monkeypatch.setattr(group_methods.VerifiedAnalysis, "epsilon", none)
-    words = [*RATE, "--group-size", "2,3", "--delta", DELTA, "--noise-multiplier", "2", "--json"]
-    found = json.loads(run(capsys, "group", *words))["results"]
-    whole = [row for row in found if "whole profile" in row["method"]]
-    assert [row["epsilon"] for row in whole] == [None, None] and len(found) == 10
-    assert all(row["status"] == "estimate" for row in whole)
 
 
 @pytest.mark.release
@@ -176,17 +144,6 @@ def test_what_else_touches_the_data_costs_epsilon(capsys):
     )
     assert alone["epsilon"] < both["epsilon"] < 1.1 * (alone["epsilon"] + 0.3)
     assert both["status"] == "certified" and both["failure_probability"] > 0
-
-
-def test_an_existing_plot_is_kept_without_force(tmp_path, capsys):
-    plot = tmp_path / "sweep.png"
-    plot.write_text("mine")
-    words = ["dpsgd", *RATE, "--delta", "1e-5", "--noise-multiplier", "1,2", "--plot", plot]
-    with pytest.raises(SystemExit) as stopped:
-        run(capsys, *words)
-    assert stopped.value.code == 2 and plot.read_text() == "mine"
-    run(capsys, *words, "--force")
-    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 GOOD = {
@@ -252,12 +209,6 @@ def test_bad_input_is_one_line_and_exit_code_2(name, bad, capsys):
     *usage, message = shown.err.strip().splitlines()
     assert message.startswith(("mfopt: error: ", "Error: ")) and "Traceback" not in shown.err
     assert not usage or usage[0].startswith(("Usage", "["))
-
-
-def test_fedavg_needs_a_round_also_where_delta_is_sought(capsys):
-    for sought in (["--eps", "1"], ["--delta", "1e-5"]):
-        none = ["--probability", "0.1", "--rounds", "0", "--noise-multiplier", "1", *sought]
-        assert "--rounds" in refused(capsys, "fedavg", *none)
 
 
 def test_ranges_have_both_ends_and_may_be_geometric():
@@ -383,12 +334,6 @@ def test_who_never_takes_part_loses_nothing(words, capsys):
         assert free["noise_multiplier"] == 0
 
 
-@pytest.mark.parametrize("conversion", ["moments", "improved", "pld"])
-def test_fedavg_has_one_unit_of_noise(conversion, capsys):
-    words = ["--probability", "0.05", "--iters", "40", "--conversion", conversion, *AT]
-    assert first(run(capsys, "fedavg", *words))["noise_unit"] == "× sensitivity of the estimator"
-
-
 def test_adjacency_is_the_mechanisms(capsys):
     words = ["--batch-size", "20", "--population", "400", "--iters", "40", *AT]
     for adjacency in ("zero-out", "replace"):
@@ -485,11 +430,6 @@ def test_the_words_of_other_tools_are_taken(capsys):
     assert found[0] == found[1]
 
 
-def test_a_probability_by_default_is_said_once(capsys):
-    main(["account", "dpsgd", "--iters=40", "--sigma=2,3", "--delta=1e-5"])
-    assert capsys.readouterr().err.count("--probability: 1/iters = 0.025") == 1
-
-
 @pytest.mark.parametrize(
     ("also", "asked"),
     [
@@ -504,11 +444,6 @@ def test_a_companion_that_exceeds_the_target_alone_is_named(also, asked, capsys)
     words = ["account", "balls-in-bins", "--epochs=2", "--iters=4", "--delta=1e-5"]
     said = failure([*words, *also, *asked], 1, capsys)
     assert "what --also names is accounted for with δ = " in said
-
-
-def test_a_gap_of_epsilon_is_not_called_one_of_delta(capsys):
-    words = ["--probability=1", "--iters=1000", "--eps=1e-5", "--delta=1e-200"]
-    assert "(difference of ε)" in failure(["account", "fedavg", *words], 1, capsys)
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace"])

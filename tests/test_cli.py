@@ -13,20 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from mfopt_cli import display, messages
+from mfopt_cli import display
 from mfopt_cli.main import COMMANDS, cli, main
 from mfopt_cli.options import StrategyName
 
 import mfopt
 from mfopt import words
-from mfopt._runtime._check import reject
-from mfopt.errors import UsageError
 from mfopt.optimize import kinds
-from mfopt.sampling import from_description
 from mfopt.strategies import registered
 
 TINY = ["optimize", "--epochs", "2", "--iters", "4", "--eps", "2", "--delta", "1e-3", "--seed", "3"]
-CORE = ("optimize", "certify", "calibrate", "show", "plot")
 KEYS = {"rmse", "noise_multiplier", "epsilon", "delta", "certified", "strategy", "path"}
 
 
@@ -261,20 +257,6 @@ def test_a_file_that_ends_too_early_is_no_interrupt(made, monkeypatch):
     assert err == "mfopt: a file or an answer ends too early (no data left in file)\n"
 
 
-def test_messages_name_options_and_no_empty_value():
-    with pytest.raises(UsageError, match=r"^sampling = 'nosuch': must be one of b-min-sep, "):
-        from_description({"kind": "nosuch"})
-    problem = reject("factorization", "", "give either", "So.")
-    assert messages.of_usage(problem, None) == "factorization: give either. So."
-
-
-def test_corrupt_init(made, tmp_path):
-    bad = tmp_path / "bad.npz"
-    bad.write_bytes(b"hello")
-    code, _, err = run(*TINY, "--init", bad, "--quiet", "--out", tmp_path / "new.npz")
-    assert code == 1 and "cannot load" in err and one_line(err.splitlines()[-1])
-
-
 @pytest.mark.release
 def test_init_and_own_workload(made, tmp_path):
     own = tmp_path / "own.npy"
@@ -380,17 +362,6 @@ def test_the_kinds_that_help_names_are_those_that_can_be_asked_for():
     assert list(StrategyName.names) == own
 
 
-def test_show_imports_only_what_a_file_takes(made):
-    slow = ("scipy.stats", "optax", "matplotlib", "flax", "orbax", "mfopt.optimize")
-    program = (
-        "import sys; from mfopt_cli.main import main\n"
-        f"main(['show', {str(made[0])!r}])\n"
-        f"print('\\n', [name for name in {slow!r} if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.splitlines()[-1].strip() == "[]"
-
-
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [("mfopt op", "plain,optimize"), ("mfopt show --js", "plain,--json"), ("mfopt sho --js", "")],
@@ -403,23 +374,6 @@ def test_the_documented_completion_completes(typed, completed):
     assert found.output.strip() == completed
     helped = CliRunner().invoke(cli, ["--help"]).output
     assert 'eval "$(_MFOPT_COMPLETE=bash_source mfopt)"' in helped
-
-
-@pytest.mark.parametrize("name", CORE)
-def test_help_fits_80_columns_and_has_an_example(name):
-    result = CliRunner().invoke(cli, [name, "--help"], terminal_width=80, prog_name="mfopt")
-    assert result.exit_code == 0
-    assert max(map(len, result.output.splitlines())) <= 80
-    example = re.search(r"Example:\n +mfopt (\S+)", result.output)
-    assert example and example[1] == name
-    for option in re.findall(r"--[a-z-]+", result.output.split("Options:")[0]):
-        assert option in result.output.split("Options:")[1]  # the example's options exist
-
-
-def test_unknown_commands_and_options():
-    for arguments in (["magic"], ["show"], ["optimize", "--magic"], ["optimize"]):
-        code, out, err = run(*arguments)
-        assert code == 2 and out == "" and "Traceback" not in err
 
 
 # --- numbers -------------------------------------------------------------------------------------

@@ -1,9 +1,5 @@
 """What plots of a comparison choose to show, on rows made by hand."""
 
-import numpy as np
-import pytest
-from matplotlib.text import Annotation, Text
-
 from mfopt.experiments import decision_plots
 from mfopt.experiments.comparison import Comparison, Row
 from mfopt.experiments.families import FAMILIES
@@ -53,57 +49,6 @@ def test_at_most_eight_families_one_for_each_size_and_the_baseline():
     assert len(chosen) == decision_plots.MOST_CURVES and chosen[-1] == names[-1]
     sizes = [row(f"blt-{buffers}", 1.0 + buffers) for buffers in (2, 3, 4, 5)]
     assert decision_plots.best_families([*sizes, row("toeplitz", 9.0)]) == ["blt-2", "toeplitz"]
-
-
-def test_names_stay_in_order_apart_and_near_their_values():
-    heights = [0.1, 0.1, 0.1, 0.5, 0.99, 1.0]
-    placed = np.array(decision_plots._spread(heights))
-    assert np.all(np.diff(placed) >= decision_plots._APART * (1 - 1e-9))
-    assert placed.min() >= 0 and placed.max() <= 1
-    assert placed[1] == pytest.approx(0.1) and placed[3] == pytest.approx(0.5)
-
-
-def test_one_colour_for_a_mechanism_and_losers_named_at_the_edge():
-    include = ("banded+poisson", "blt-4", "dpsgd+unamplified")
-    setting = Comparison(bins=4, epochs=2, epsilons=(1.0, 2.0), include=include)
-    rows = [
-        made
-        for epsilon in (1.0, 2.0)
-        for made in (
-            row("banded+poisson", 10.0, 3, epsilon),
-            row("blt-4", 9.0, 4, epsilon),
-            row("dpsgd+unamplified", 50.0, 0, epsilon),
-        )
-    ]
-    found = dict(decision_plots.figures(setting, rows, rows, "banded+poisson"))
-    assert set(found) == {"-rmse", "-improvement", "-memory"}
-    texts = [text.get_text() for axis in found["-improvement"].axes for text in axis.texts]
-    assert texts == ["-400%"] * 2  # with no axis long enough to hold it
-    colours = {
-        line.get_color()
-        for axis in found["-memory"].axes
-        for line in axis.lines
-        if line.get_marker() == "o"
-    }
-    curve = next(line for line in found["-rmse"].axes[0].lines if line.get_marker() == "o")
-    assert colours == {curve.get_color()} == {decision_plots._look("blt-4").colour}
-    assert "-improvement" not in dict(decision_plots.figures(setting, rows, rows, None))
-
-
-def test_no_line_to_a_name_crosses_a_name():
-    names = ("toeplitz-scaled", "banded+amplified", "banded-toeplitz-scaled", "blt-4", "dense")
-    near = 1 + np.arange(len(names)) / 1e4
-    rows = [row(name, at, epsilon=e) for name, at in zip(names, near, strict=True) for e in (1, 2)]
-    setting = Comparison(bins=4, epochs=2, epsilons=(1.0, 2.0), include=names)
-    figure = decision_plots.error_figure(setting, rows, None)
-    figure.draw_without_rendering()
-    texts = [text for text in figure.axes[0].texts if isinstance(text, Annotation)]
-    left = min(Text.get_window_extent(text).x0 for text in texts)
-    for text in texts:
-        assert text.arrow_patch is not None
-        line = text.arrow_patch.get_path().transformed(text.arrow_patch.get_transform())
-        assert line.vertices[:, 0].max() <= left
-    assert len(texts) == len(names)
 
 
 def test_plots_are_drawn_again_from_the_files(tmp_path):

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from mfopt_cli import live, mechanisms, options
+from mfopt_cli import mechanisms
 from mfopt_cli.main import cli
 
 import mfopt
 from mfopt._runtime import _files, _notes
 from mfopt._version import ADVISED
 from mfopt.experiments import cache
-from mfopt.experiments.mechanisms import FixedCell, Goal, SigmaCell
-from mfopt.progress import Progress
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,27 +25,6 @@ def test_too_many_bands_for_fresh_bins_are_named():
     assert done.exit_code == 2
     said = str(done.output)
     assert "--bands 99" in said and "at most 8" in said and "not banded" not in said
-
-
-def test_an_estimate_that_was_wrong_by_a_factor_of_two_is_withdrawn():
-    shown = live.Live(True)
-    now = time.perf_counter()
-    shown._event = Progress("reading", 2, 4, "files")
-    shown._pace.note(now - 20.0, 1)
-    shown._pace.note(now - 10.0, 2)
-    shown._begun = now - 20.0
-    shown._told = now - 10.0
-    assert shown._left(now - 5.0).startswith("about")  # 15 s, of 30 in all
-    assert shown._left(now + 10.1) == ""  # over, however long the last piece takes
-    shown._event = Progress("reading", 2, 40, "files")  # 38 times 10 s: far beyond
-    assert shown._left(now) == ""
-    shown.close()
-
-
-def test_a_line_of_progress_says_what_is_computed_without_internal_keys():
-    cell = SigmaCell(FixedCell("identity"), Goal(8, 2, 1.0, 1e-5))
-    assert cell.in_words() == "σ: identity, 2 × 8, ε = 1.0"
-    assert "{" in str(cell)  # the control: the name that a cell had
 
 
 def test_show_warns_of_a_file_that_an_affected_version_made(tmp_path):
@@ -64,16 +41,6 @@ def test_show_warns_of_a_file_that_an_affected_version_made(tmp_path):
     assert mfopt.__version__ not in ADVISED
     page = (ROOT / "docs" / "advisories.md").read_text()
     assert set(re.findall(r"^\| (\d+\.\d+\.\d+) \|", page, re.M)) == set(ADVISED)
-
-
-def test_completion_offers_values_of_options():
-    kinds = options.StrategyName().shell_complete(None, None, "ban")
-    assert [one.value for one in kinds] == ["banded-toeplitz", "banded", *_BANDED]
-    words = options.Words(("png", "svg", "pdf"), several=True)
-    assert [one.value for one in words.shell_complete(None, None, "png,s")] == ["png,svg"]
-
-
-_BANDED = ["banded-sqrt", "banded-inverse-sqrt"]
 
 
 def test_cache_shows_and_clears_only_what_mfopt_made(tmp_path, monkeypatch):

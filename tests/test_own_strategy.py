@@ -2,27 +2,17 @@
 
 import math
 
-import jax
 import numpy as np
 import pytest
 from fading_strategy import Fading, Plateau
-from selection import few
-from train_fixtures import bigram_model, synthetic_store
 
 from mfopt import load, optimize, query_error
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
-from mfopt.experiments import comparison, families
-from mfopt.experiments.cache import Cache
 from mfopt.noise import NoiseStream, from_factorization
-from mfopt.sampling import BallsInBins, FixedOrder
+from mfopt.sampling import BallsInBins
 from mfopt.strategies import Identity
 from mfopt.testing import check_strategy
-from mfopt.training.batching import Sampler
-from mfopt.training.clipping import Clipping
-from mfopt.training.loop import Execution, Trainer
-from mfopt.training.optimizers import make_optimizer
-from mfopt.training.units import UserUnits
 from mfopt.workloads import PrefixSums
 
 SCHEME = BallsInBins(bins=4, epochs=2)
@@ -60,43 +50,6 @@ def test_it_is_optimized_certified_saved_and_loaded(certified):
     alone = account(Mechanism(SCHEME, Identity()), epsilon=2.0, delta=1e-4)
     identity = float(query_error.rmse(PrefixSums(), Identity(), n, alone.noise_multiplier))
     assert certified.rmse < identity
-
-
-def test_it_is_accounted_in_another_scheme(certified):
-    order = Mechanism(FixedOrder(SCHEME.bins, SCHEME.epochs), certified.strategy)
-    fixed = account(order, epsilon=2.0, delta=1e-4)
-    assert fixed.status == "exact" and fixed.noise_multiplier > certified.noise_multiplier
-
-
-@pytest.mark.ci
-def test_it_is_compared(tmp_path):
-    setting = comparison.Comparison(
-        SCHEME.bins,
-        SCHEME.epochs,
-        (2.0,),
-        1e-4,
-        include=families.expand(["fading", "dpsgd+balls-in-bins"]),
-        samples=2**12,
-    )
-    rows = {row.family: row for row in comparison.compare(setting, Cache(tmp_path), jobs=1)}
-    assert rows["fading"].rmse < rows["dpsgd+balls-in-bins"].rmse
-    assert (rows["fading"].memory, rows["fading"].draws) == (1, 1.0)
-    assert "fading" in comparison.text_table(list(rows.values()))
-
-
-@pytest.mark.parametrize("past", few(["auto", "dense"], 0))
-def test_it_trains(certified, past):
-    model = bigram_model()
-    units = UserUnits(synthetic_store(num_users=12), records=1, length=8, seed=5)
-    clipping = Clipping(0.5)
-    sampler = Sampler(SCHEME, units.population, 7, microbatch=4)
-    stream = from_factorization(certified, clip_norm=clipping.sensitivity, past=past)
-    execution = Execution(units, sampler, clipping, stream, 3.0)
-    trainer = Trainer(model, execution, make_optimizer("sgd", 0.1))
-    last = list(trainer.run(trainer.init(np.arange(8, dtype=np.uint32))))[-1]
-    assert int(last.state.step) == SCHEME.iterations
-    leaves = jax.tree.leaves(last.state.params)
-    assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
 
 
 def test_both_streams_make_the_same_noise(certified):

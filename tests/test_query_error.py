@@ -11,8 +11,6 @@ from test_strategies import every_strategy
 
 from mfopt import query_error, workloads
 from mfopt.errors import UsageError
-from mfopt.sampling import BallsInBins
-from mfopt.strategies import BandedInverseSquareRoot, BandedSquareRoot
 
 N = 24
 
@@ -90,17 +88,6 @@ def test_momentum_workload_is_what_the_optimizer_does():
     assert rates[3] == 1 and rates[10] == pytest.approx(0.05) and rates[-1] == pytest.approx(0.05)
 
 
-@pytest.mark.release
-def test_equal_workloads_share_what_is_compiled_and_others_never_do():
-    first, second = every_workload(N), every_workload(N)
-    assert [hash(w) for w in first] == [hash(w) for w in second] and first == second
-    for scale in range(1, 40):  # fresh objects land on the addresses of dead ones
-        workload = workloads.ToeplitzWorkload(scale * np.ones(3))
-        assert query_error.rmse(workload, every_strategy(3)["identity"], 3) == pytest.approx(
-            scale * np.sqrt(2)
-        )
-
-
 def test_workloads_round_trip_and_refuse_nonsense(tmp_path):
     for workload in every_workload(N):
         again = workloads.from_description(workload.describe(), workload.arrays())
@@ -172,17 +159,3 @@ def test_a_workload_of_ones_own_needs_its_matrix_only():
     del workloads._KINDS["test-differences"]
     with pytest.raises(UsageError, match="must be one of"):
         workloads.from_description(own.describe(), {})
-
-
-def test_more_bands_of_a_kind_in_closed_form_compile_nothing(caplog):
-    def asked(bands: int, n: int) -> list[str]:
-        caplog.clear()
-        with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
-            for strategy in (BandedSquareRoot(bands), BandedInverseSquareRoot(bands)):
-                query_error.row_variances(workloads.PrefixSums(), strategy, n)
-                strategy.modes(BallsInBins(n // 3, 3))
-                strategy.gram(BallsInBins(n // 3, 3))
-        return [said for said in caplog.messages if "XLA compilation" in said]
-
-    assert asked(3, 93)  # control: a size that nobody has asked for
-    assert not asked(5, 93)

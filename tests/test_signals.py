@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import pytest
 import mfopt
 from mfopt import strategies as S
 from mfopt._runtime import _files, _signals
-from mfopt.errors import UsageError
 from mfopt.factorization import Factorization, files, keep
 from mfopt.guarantee import Guarantee
 from mfopt.optimize import factorize
@@ -72,26 +70,6 @@ def test_a_signal_inside_a_finalizer_is_not_lost(number):
     with pytest.raises(KeyboardInterrupt), _signals.as_interrupts():
         block()
     assert done == ["finalized", "went on"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, *POLITE])
-def test_a_signal_inside_a_weak_references_callback_is_not_lost(number, capsys):
-    class Referred:
-        pass
-
-    def block():
-        gone = Referred()
-        kept = weakref.ref(gone, lambda _: signal.raise_signal(number))
-        del gone
-        done.append(kept)
-        time.sleep(5)
-
-    done = []
-    hook = sys.unraisablehook
-    with pytest.raises(KeyboardInterrupt), _signals.as_interrupts():
-        block()
-    assert len(done) == 1 and _signals.exit_code() == 128 + number
-    assert "Traceback" not in capsys.readouterr().err and sys.unraisablehook is hook
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *POLITE])
@@ -158,24 +136,6 @@ def test_a_result_is_kept_beside_what_appeared_meanwhile(tmp_path):
     assert {mfopt.load(entry).digest for entry in tmp_path.iterdir()} == {record().digest}
 
 
-def test_a_result_is_kept_where_the_disk_is_not_full(tmp_path, monkeypatch):
-    full, free = tmp_path / "full", tmp_path / "free"
-    full.mkdir()
-    free.mkdir()
-    monkeypatch.chdir(free)
-    real = _files.write
-
-    def write(path, *args, **options):
-        if path.parent == full:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return real(path, *args, **options)
-
-    monkeypatch.setattr(files._files, "write", write)
-    found = keep(record(), full / "one.npz")
-    assert found.resolve() == free / "one-2.npz"
-    assert mfopt.load(found).digest == record().digest
-
-
 def test_an_interrupt_during_the_save_comes_after_it(tmp_path, monkeypatch):
     real = files.save
 
@@ -187,18 +147,6 @@ def test_an_interrupt_during_the_save_comes_after_it(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         keep(record(), tmp_path / "one.npz")
     assert mfopt.load(tmp_path / "one.npz").digest == record().digest
-
-
-def test_two_savers_without_force(tmp_path):
-    # the second one finds the name taken between its check and its save
-    path = tmp_path / "one.npz"
-    real = files.check_output
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "check_output", lambda path, force: None)
-        record().save(path)
-        with pytest.raises(UsageError, match="appeared meanwhile"):
-            record().save(path)
-    assert real is files.check_output and [p.name for p in tmp_path.iterdir()] == ["one.npz"]
 
 
 # --- the best so far ------------------------------------------------------------------------------

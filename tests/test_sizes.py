@@ -27,10 +27,6 @@ def machine(monkeypatch):
     return with_free
 
 
-def test_free_memory_is_a_plausible_number():
-    assert 2**26 < _sizes.free_memory() <= 2**63
-
-
 def test_the_largest_that_fits_is_said(machine):
     machine(4)
     with pytest.raises(UsageError, match=r"bins = 1000.*7.5 GiB.*3.6 GiB.*Here 481 would fit"):
@@ -115,36 +111,6 @@ def test_samples_that_do_not_fit(machine):
         optimize(BallsInBins(8, 2), 2.0, 1e-5, samples=10**12)
 
 
-def test_long_work_is_announced_and_short_work_is_not(monkeypatch):
-    monkeypatch.setattr(_sizes, "speed", lambda: _sizes.SPEED)
-    told = []
-
-    def announced(bins, samples=2048, evaluations=300, searches=1):
-        told.clear()
-        scheme = BallsInBins(bins, 8)
-        work = sizes.SearchWork("blt", samples, evaluations)
-        sizes.announce(scheme, [work] * searches, report=told.append)
-        return bool(told)
-
-    # measured: 11 to 40 s at 128 bins; 149 CPU-s at 1,024
-    assert not announced(128)
-    assert 50 < sizes.seconds(BallsInBins(1024, 8), samples=2**15, evaluations=40) < 200
-    assert announced(4096) and told[0].lasting and " min" in told[0].note
-    assert announced(128, samples=2**19)
-    assert not announced(128, 2**16) and announced(128, 2**16, searches=4)  # one after another
-    monkeypatch.setattr(_sizes, "speed", lambda: 100 * _sizes.SPEED)
-    assert not announced(4096)
-    # where it cannot be long the machine is not measured
-    monkeypatch.setattr(_sizes, "speed", lambda: pytest.fail("measured"))
-    assert not announced(128, evaluations=40)
-    with pytest.raises(pytest.fail.Exception):
-        announced(4096)
-
-
-def test_the_speed_of_this_machine_is_a_plausible_number():
-    assert 0.01 < _sizes.speed() < 1e5
-
-
 def test_vocabularies_and_canaries_beyond_memory_are_refused(machine):
     from mfopt.mechanism import Mechanism
     from mfopt.training.audit import audit
@@ -173,36 +139,3 @@ def test_the_account_of_a_large_c(machine):
     machine(1)
     with pytest.raises(UsageError, match="GiB of memory"):
         dominating_pair.exact(S.BandedToeplitz(np.array([1.0, 0.5])), BallsInBins(4096, 64))
-
-
-@pytest.mark.release
-def test_the_estimate_is_that_of_the_compiled_program():
-    # the search's program, compiled and not run, as XLA accounts for it
-    import jax
-    import jax.numpy as jnp
-
-    from mfopt.accounting.monte_carlo import design_point
-    from mfopt.accounting.monte_carlo.protocol import law
-    from mfopt.optimize import implicit, kinds, objective
-
-    scheme, samples = BallsInBins(128, 2), 2**11
-    entry = kinds.find("banded-toeplitz")
-    with jax.enable_x64(True):
-        start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3, 0.2]))
-        mapping = entry.parameterize(start, scheme.iterations)
-        own, number = law(scheme), jax.ShapeDtypeStruct((), jnp.float64)
-        quadratic = jax.eval_shape(own.quadratic, mapping.build(mapping.start))
-        frozen = implicit.Frozen(
-            own.draws(jax.random.key(0), samples),
-            jax.eval_shape(lambda: design_point.placed(jnp.eye(scheme.bins), 1.0, 2.0)),
-            number,
-        )
-        program = jax.jit(objective._slope.__wrapped__, static_argnums=0)
-        found = program.lower(own, quadratic, frozen, number, number).compile().memory_analysis()
-    compiled = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
-    one, two = (
-        sizes.memory("banded-toeplitz", scheme, samples=count, bands=4)
-        for count in (2**20, 2**20 + samples)
-    )
-    planned = two - one + 8 * 14 * scheme.bins**2
-    assert 0.6 * planned < compiled < 1.2 * planned

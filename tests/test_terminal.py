@@ -6,14 +6,12 @@ import re
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from mfopt_cli import display
-from mfopt_cli.live import Live, Pace
+from mfopt_cli.live import Pace
 
 from mfopt import words
-from mfopt.progress import Progress, silent, within
 
 CLEAN = {
     name: value
@@ -149,13 +147,6 @@ def test_one_display_on_a_terminal_that_leaves_no_trace(width):
     assert "something to keep" in shown and plain(shown).splitlines()[-1].strip() == "the end"
 
 
-def test_an_interrupt_gives_the_cursor_back():
-    program = PROGRESS.replace("    for stage", "    raise KeyboardInterrupt\n    for stage")
-    program = "try:\n" + "".join(f"    {line}\n" for line in program.splitlines())
-    shown = on_a_terminal(program + "except KeyboardInterrupt: pass\n")
-    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")
-
-
 def test_dumb_terminals_and_pipes_get_lines():
     dumb = on_a_terminal(PROGRESS, TERM="dumb")
     assert "\x1b" not in dumb and "first stage: 0 of 6 steps" in dumb
@@ -168,21 +159,6 @@ def test_dumb_terminals_and_pipes_get_lines():
         "second stage",
         "something to keep",
     ]
-
-
-def test_nothing_is_shown_where_nothing_is_wanted(capsys):
-    with Live(False) as live:
-        live(Progress("work", 1, 2))
-    captured = capsys.readouterr()
-    assert captured.out == captured.err == ""
-
-
-def test_work_without_a_report_for_long_is_said_to_go_on(capsys, monkeypatch):
-    monkeypatch.setattr("mfopt_cli.live._FIRST_PAUSE", 0.02)
-    with Live(True) as live:
-        live(Progress("one long piece"))
-        time.sleep(1.0)
-    assert capsys.readouterr().err.count("one long piece") > 1
 
 
 def test_the_pace_leaves_out_what_came_before_and_one_compilation():
@@ -199,29 +175,6 @@ def test_the_pace_leaves_out_what_came_before_and_one_compilation():
     assert pace.seconds == pytest.approx(1.0)
     pace.note(177.0, 8)  # nothing finished
     assert pace.seconds == pytest.approx(1.0)
-
-
-def test_time_left_is_of_the_stage_and_falls(capsys):
-    live = Live(True)
-    live(Progress("search", 1, 100, "steps", at_most=True))
-    time.sleep(0.02)
-    live(Progress("search", 2, 100, "steps", at_most=True))
-    now = time.perf_counter()
-    first, later = live._left(now), live._left(now + 1.0)
-    assert first.startswith("at most ") and first.endswith(" left")
-    seconds = [float(re.search(r"([\d.]+) (?:s|ms)", text)[1]) for text in (first, later)]
-    assert 1.0 < seconds[0] < 60 and first != later
-    live(Progress("another", 5, 10, "steps"))
-    assert live._left(time.perf_counter()) == ""  # its pace is not known yet
-    live.close()
-    assert "left" not in capsys.readouterr().err
-
-
-def test_stages_of_a_part_are_named_after_it():
-    seen = []
-    within(seen.append, "figure 1")(Progress("computing", 2, 3))
-    assert seen == [Progress("figure 1: computing", 2, 3)]
-    silent(seen[0])
 
 
 # --- numbers -------------------------------------------------------------------------------------

@@ -64,22 +64,6 @@ def test_the_closed_form_is_the_divergence(probability):
             assert found == pytest.approx(hockey_stick(*pair, epsilon), rel=1e-6, abs=1e-9)
 
 
-def test_the_account_lies_between_the_scheme_s_relatives():
-    """Everybody takes part: balls-in-bins with known bins; rarely: nearly no noise is needed."""
-    values = [
-        account(Mechanism(Lottery(p, 8, 2), SquareRoot()), noise_multiplier=3.0, delta=1e-5).epsilon
-        for p in (0.01, 0.3, 1.0)
-    ]
-    assert values[0] < values[1] < values[2]
-    known = mfopt.accounting.sensitivity(SquareRoot(), sampling.FixedOrder(8, 2)).value
-    order = account(
-        Mechanism(sampling.FixedOrder(8, 2), SquareRoot()), noise_multiplier=3.0, delta=1e-5
-    )
-    assert values[2] == pytest.approx(order.epsilon, rel=1e-9) and known > 0
-    with pytest.raises(UsageError, match="one unit"):
-        account(Mechanism(SCHEME, group_size=2), noise_multiplier=1.0, delta=1e-5)
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     mechanism = Mechanism(SCHEME, STRATEGY, privacy_unit="user")
