@@ -1,8 +1,5 @@
 """Benchmarks that remember: what is kept, where, and when a ratio counts as worse."""
 
-import json
-import os
-
 import bench_all as bench
 import pytest
 
@@ -44,17 +41,6 @@ def test_a_contests_ratio_is_the_median_of_pairs_in_turn():
     assert order[2:] == ["theirs", "ours", "ours", "theirs", "theirs", "ours"]
 
 
-def test_the_last_report_of_the_device_counts(tmp_path):
-    for report in (
-        _report("2025-12-31", noise=(1, 1, 1)),
-        _report("2026-01-02", noise=(2, 2, 2)),
-        {**_report("2026-02-02"), "device": "CPU, 2 cores (x86_64) and more"},
-    ):
-        (tmp_path / bench.file_of(report)).write_text(json.dumps(report))
-    assert bench.last(tmp_path, _report()["device"])["date"] == "2026-01-02"
-    assert bench.last(tmp_path, "H200") is None
-
-
 @pytest.fixture
 def contests(monkeypatch):
     """One contest that takes what it is told to, and one whose package is missing."""
@@ -69,30 +55,3 @@ def contests(monkeypatch):
     monkeypatch.setitem(bench.CONTESTS, "account", (made, "numpy"))
     monkeypatch.setitem(bench.CONTESTS, "noise", (absent, "numpy"))
     return seconds
-
-
-def test_a_run_is_kept_and_the_next_one_is_compared_with_it(
-    contests, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0,) * 3)
-    folder = tmp_path / "kept"
-    asked = ["--contests", "account,noise", "--repeats", "2"]
-    (tmp_path / "manifest.json").write_text("{}")
-    assert bench.main([*asked, "--reports", str(folder)]) == 0
-    (kept,) = folder.glob("*.json")
-    ((name, entry),) = json.loads((tmp_path / "manifest.json").read_text()).items()
-    assert name == f"kept/{kept.stem}" and list(entry["files"]) == [f"kept/{kept.name}"]
-    assert entry["command"].endswith(f"--reports {folder}")
-    report = json.loads(kept.read_text())
-    assert report["contests"]["account"]["ratio"] == 0.5
-    assert report["contests"]["noise"]["left_out"] == "not installed"
-    assert bench.main([*asked, "--against", str(folder)]) == 0
-    contests[0] = 1.1
-    for load, busy in [(0.0, False), (1e3, True)]:
-        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load,) * 3)
-        capsys.readouterr()
-        assert bench.main([*asked, "--against", str(folder)]) == 1
-        said = capsys.readouterr().err
-        assert "worse: account 0.55" in said and ("was busy" in said) == busy
-    # kept in the same folder on the same day, it is compared with what was there before
-    assert bench.main([*asked, "--reports", str(folder), "--against", str(folder)]) == 1

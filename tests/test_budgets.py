@@ -32,8 +32,8 @@ LINES = {
     "mfopt/testing": 1_200,
     "mfopt/torch": 1_897,
     "mfopt/training": 10_815,
-    "cli": 5_125,
-    "tests": 38_706,
+    "cli": 5_124,
+    "tests": 38_483,
 }
 # of the main job
 MAIN_JOB = {

@@ -57,8 +57,10 @@ def test_all_commands_are_walked():
 
 @every
 def test_every_command_and_option_is_documented_with_an_example(path):
-    shown = CliRunner().invoke(cli, [*path, "--help"], prog_name="mfopt")
+    shown = CliRunner().invoke(cli, [*path, "--help"], terminal_width=80, prog_name="mfopt")
     assert shown.exit_code == 0, shown.output
+    if path[0] in ("optimize", "certify", "calibrate", "show", "plot"):
+        assert max(map(len, shown.output.splitlines())) <= 80
     parts = shown.output.split("Options:")
     assert re.search(rf"Examples?:\n +mfopt {' '.join(path)}\b", parts[0]), parts[0]
     for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*", parts[0]):

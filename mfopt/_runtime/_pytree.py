@@ -1,4 +1,4 @@
-"""Dataclasses as JAX pytrees, told apart by their class.
+"""Dataclasses as JAX pytrees, distinguished by their class.
 
 ``jax.tree_util.register_dataclass`` leaves the class out of the comparison of structures (seen in
 JAX 0.10): two classes with equal static fields and as many children are equal there, and only a

@@ -1,4 +1,4 @@
-"""Noise per training step: mfopt, jax-privacy and opake-dpftrl, and the least it can take.
+"""Noise per training step: mfopt, jax-privacy and torch, and the least it can take.
 
     mfopt bench noise --params 1e6,1e7,1e8
 
@@ -38,7 +38,6 @@ LIMITS = {
     ("mfopt", "jax-privacy"): 0.33,
     ("mfopt-torch", "torch"): 1.1,
     ("mfopt-torch-scaled", "torch-scaled"): 1.1,
-    ("mfopt-torch", "opake-dpftrl"): 1,
     ("mfopt", "floor"): 2,
     ("mfopt-scaled", "mfopt"): 1.05,
 }
@@ -166,33 +165,6 @@ def by_hand_step(mechanism: str, size: int, *, scaled: bool = False) -> Callable
     return step
 
 
-def opake_step(mechanism: str, size: int) -> Callable[[], None]:
-    """opake-dpftrl's engine with its own streaming inverses."""
-    import torch
-    from opake.api.dpftrl.noise import _blt_math, _engine, _toeplitz
-    from opake.random import key
-
-    if mechanism == "blt":
-        matrix = _blt_math.inverse_as_streaming_matrix(
-            _blt_math.BufferedToeplitz(
-                buf_decay=torch.as_tensor(DECAYS), output_scale=torch.as_tensor(SCALES)
-            )
-        )
-    else:
-        matrix = _toeplitz.inverse_as_streaming_matrix(torch.as_tensor(coefs(mechanism)))
-    gradient = torch.ones(size)
-    add_noise, state = _engine._matrix_factorization_noise(
-        gradient, matrix, key=key(0), n_steps=ITERATIONS
-    )
-
-    def step() -> None:
-        nonlocal state
-        with torch.no_grad():
-            _, state = add_noise(gradient, state, stddev=1.0)
-
-    return step
-
-
 def floor_step(mechanism: str, size: int) -> Callable[[], None]:
     """White draw added to a gradient, and one pass over the buffers; nothing in common."""
     import jax
@@ -221,15 +193,6 @@ def floor_step(mechanism: str, size: int) -> Callable[[], None]:
     return step
 
 
-def random_normal_step(mechanism: str, size: int) -> Callable[[], None]:
-    """jax.random.normal alone, for comparison with our draw inside the floor."""
-    import jax
-
-    key = jax.random.key(0)
-    draw = jax.jit(lambda k: jax.random.normal(k, (size,)))
-    return lambda: jax.block_until_ready(draw(key))
-
-
 STEPS: dict[str, Callable[[str, int], Callable[[], None]]] = {
     "mfopt": mfopt_step,
     "mfopt-scaled": partial(mfopt_step, scaled=True),
@@ -238,12 +201,10 @@ STEPS: dict[str, Callable[[str, int], Callable[[], None]]] = {
     "torch": by_hand_step,
     "mfopt-torch-scaled": partial(torch_step, scaled=True),
     "torch-scaled": partial(by_hand_step, scaled=True),
-    "opake-dpftrl": opake_step,
     "floor": floor_step,
-    "jax.random.normal": random_normal_step,
 }
 # copies of the parameters that a contender was seen to need, to refuse before swapping
-COPIES = {"jax-privacy": (2.5, 4), "opake-dpftrl": (2, 6), "jax.random.normal": (0, 6)}
+COPIES = {"jax-privacy": (2.5, 4)}
 
 bench = Bench(
     __file__,
@@ -265,7 +226,7 @@ def here(contender: str, mechanism: str, size: int, steps: int) -> dict[str, flo
     import jax
 
     jax.block_until_ready(jax.numpy.zeros(8) + 1)
-    if "torch" in contender or contender == "opake-dpftrl":
+    if "torch" in contender:
         import torch  # noqa: F401
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
