@@ -9,7 +9,6 @@ import bin_counts
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bin_counts import Counts
 from scipy import special
 from selection import before_release, few
 
@@ -63,7 +62,7 @@ def test_any_order_has_the_mean_of_the_exact_mixture(direction: str, order: floa
     at = Point(3.0, 1.0)
     # the control: 5% more noise is seen
     exact, other = (
-        Counts(8, 3, 4.0 / s**2).estimate(1.0, direction=direction, samples=2**14, seed=3)
+        bin_counts.estimate(8, 3, 4.0 / s**2, 1.0, direction=direction, seed=3)
         for s in (3.0, 1.05 * 3.0)
     )
     tilt = count_mixture.least(PAIR, direction, at)
@@ -223,15 +222,16 @@ def test_groups_of_independent_noise_are_near_the_exact_mixture() -> None:
     found = account(
         Mechanism(BallsInBins(8, 4), Identity(), group_size=3),
         epsilon=2.0,
-        delta=1e-5,
+        delta=1e-3,
         seed=9,
         samples=2**14,
     )
     sigma = found.noise_multiplier
     below, here = (
-        Counts(8, 3, 4.0 / s**2).estimate(2.0, samples=2**15, seed=1) for s in (0.9 * sigma, sigma)
+        bin_counts.estimate(8, 3, 4.0 / s**2, 2.0, samples=2**20, seed=1)
+        for s in (0.9 * sigma, sigma)
     )
-    assert here.value - 4 * here.standard_error < 1e-5 < below.value + 4 * below.standard_error
+    assert here.value - 4 * here.standard_error < 1e-3 < below.value + 4 * below.standard_error
     # all three are asked; which is the least differs from case to case
     assert found.group_size == 3 and len(found.details["least_of"]) == 3
 

@@ -21,7 +21,7 @@ from mfopt.sampling import (
     Poisson,
     TruncatedPoisson,
 )
-from mfopt.strategies import BandedSquareRoot, Identity, SquareRoot
+from mfopt.strategies import BandedSquareRoot, SquareRoot
 from mfopt.testing import check_accountant
 
 DELTA = 1e-5
@@ -216,12 +216,3 @@ def test_one_bin_is_the_gaussian_mechanism_and_many_bins_amplify():
     assert one.epsilon >= plain.epsilon * (1 - 1e-9)
     many = account(Mechanism(BallsInBins(9, 9)), noise_multiplier=6.0, delta=1e-6)
     assert many.epsilon < 0.6 * plain.epsilon
-
-
-def test_identity_by_name_and_by_one_band_agree():
-    scheme = Poisson(0.1, 50)
-    values = [
-        account(Mechanism(scheme, strategy), noise_multiplier=1.0, delta=1e-5).epsilon
-        for strategy in (Identity(), BandedSquareRoot(1))
-    ]
-    assert values[0] == pytest.approx(values[1], rel=1e-12)

@@ -135,14 +135,6 @@ def test_zeroing_out_in_fixed_batches_costs_less_than_leaving_but_not_half():
     assert 1.4 * undoubled < zeroed.details["bracket"][0] < zeroed.noise_multiplier
 
 
-def test_the_composed_account_is_above_data_that_are_known():
-    for q, rounds, sigma, epsilon in ((0.01, 100, 0.5, 8.0), (0.1, 30, 1.5, 1.0)):
-        profile = RoundsProfile(ReplacementRound.zeroed_in_fixed_batch(q), rounds, sigma)
-        for direction in ("remove", "add"):
-            assert profile.log_delta(epsilon, direction) < 0
-        assert profile.log_delta_below(epsilon) < profile.log_delta(epsilon)
-
-
 def test_certain_participation_is_a_gaussian_release():
     for kind, moved in (("zeroed", 1), ("replaced", 2), ("replaced, Poisson", 2)):
         exchange = KINDS[kind](1.0)

@@ -62,38 +62,6 @@ def test_root_is_on_the_satisfying_side_and_tight():
         assert found in calls
 
 
-@pytest.mark.parametrize("off", [0.8, 1.0, 1.3])
-def test_a_known_fall_saves_all_but_a_few_points(off):
-    """However wrong it is, the point that is found satisfies; a bracket is the way out."""
-    calls = []
-
-    def excess(x):
-        calls.append(x)
-        return 10 * math.log(3 / x) + math.log(3 / x) ** 2
-
-    found = solve.smallest(excess, 2.999, name="x", relative=1e-5, growth=1.001, fall=10 * off)
-    assert 3 <= found <= 3 * (1 + 1e-5 * max(off, 1)) and found in calls
-    assert len(calls) <= (2 if off == 1 else 5)
-    for fall in (1e-3, 1e4):
-        found = solve.smallest(excess, 2.9, name="x", relative=1e-5, growth=1.001, fall=fall)
-        assert excess(found) <= 0 and (fall > 10 or found <= 3 * (1 + 2e-5))
-
-
-def test_about_where_a_function_is_0():
-    calls = []
-
-    def excess(x):
-        calls.append(x)
-        return 40 * math.log(3 / x) + 5 * math.log(3 / x) ** 2
-
-    root, fall = solve.about(excess, 2.5, fall=20.0, relative=1e-3)
-    assert root == pytest.approx(3, rel=1e-4) and fall == pytest.approx(40, rel=0.05)
-    assert len(calls) <= 5
-    assert solve.about(lambda x: math.inf, 1.0, fall=1.0, relative=1e-3) is None
-    assert solve.about(lambda x: 1.0, 1.0, fall=1.0, relative=1e-3) is None
-    assert solve.about(lambda x: 1.0 if x < 2 else math.nan, 1.9, fall=1.0, relative=1e-3) is None
-
-
 def test_root_finder_survives_jumps_and_infinities():
     step = solve.smallest(lambda x: math.inf if x < 2 else -math.inf, 1.0, name="x")
     assert 2 <= step < 2 * (1 + 2e-6)

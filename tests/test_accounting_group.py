@@ -126,36 +126,6 @@ def test_moments_of_one_unit_at_0_are_no_group_at_0():
     assert moments.group_epsilon(1e8, 1.0, 1, 0.1, 4) == 0.0
 
 
-@pytest.mark.release
-def test_growth_in_group_size_is_close_to_linear():
-    """Charles et al. 2024, Figure 1: T = 2000, p = 1/100, δ = 1e-6; the lemma grows much faster."""
-    sizes = (1, 2, 4, 8)
-    found = [
-        account(
-            Mechanism(Poisson(0.01, 2000), group_size=k), noise_multiplier=4.0, delta=1e-6
-        ).epsilon
-        for k in sizes
-    ]
-    exponents = [math.log(b / a, 2) for a, b in itertools.pairwise(found)]
-    assert all(1.0 < exponent < 1.25 for exponent in exponents)
-    one = RoundsProfile(Mixture.binomial(1, 0.01), 2000, 4.0)
-    lemma = [group.black_box_epsilon(one, k, 1e-6) for k in sizes]
-    assert lemma[0] == pytest.approx(found[0], rel=1e-4)
-    assert lemma[3] / found[3] > 1.03 > 1.01 > lemma[1] / found[1] > 1
-    assert all(
-        group.lower_line(one, k, 1e-6) < e for k, e in zip(sizes[1:], found[1:], strict=True)
-    )
-
-
-@pytest.mark.release
-@pytest.mark.parametrize(("group_size", "sigma"), [(183, 12.0), (183, 40.0)])
-def test_the_median_user_of_stack_overflow(group_size, sigma):
-    mechanism = Mechanism(Poisson(0.001, 10_000), group_size=group_size)
-    forward = account(mechanism, noise_multiplier=sigma, delta=1e-6)
-    back = account(mechanism, epsilon=forward.epsilon, delta=1e-6)
-    assert back.noise_multiplier == pytest.approx(sigma, rel=5e-5)
-
-
 @pytest.mark.ci
 def test_agrees_with_jax_privacy_on_both_samplings():
     config = accountants.PldAccountantConfig(value_discretization_interval=2e-3)
@@ -276,22 +246,6 @@ def test_the_second_moment_of_a_million_units_is_bounded_in_little_memory():
     exact = math.log1p(scipy.stats.binom.pmf(counts, size, probability) @ inner)
     found = Mixture.binomial(size, probability).log_square(sigma)
     assert exact * (1 - 1e-9) < found < 1.01 * exact
-
-
-@pytest.mark.parametrize("size", [1000, 10**6])
-def test_large_groups_take_few_runs_of_equal_steps(size, monkeypatch):
-    """A million steps, sixty times for each estimate, took minutes."""
-    profile = GaussianProfile(1 / size)
-    epsilons = np.linspace(0, 0.01, 100)
-    points = GroupProfile(epsilons, np.array([profile.log_delta(e) for e in epsilons]), size)
-    lines = points.lines_within(1.0)
-    assert lines.shape == (size,) and np.sum(epsilons[lines]) <= 1
-    assert np.count_nonzero(np.diff(lines)) < 256
-    found = Chain._total(points, 1.0, points.log_deltas)
-    assert gaussian.log_delta(1.0, 1.0) <= found
-    if size == 1000:
-        monkeypatch.setattr(group, "_MOST_RUNS", 1000)
-        assert found == pytest.approx(Chain._total(points, 1.0, points.log_deltas), rel=5e-3)
 
 
 @pytest.mark.parametrize("sigma", [pytest.param(1.0, marks=pytest.mark.release), 1e6])

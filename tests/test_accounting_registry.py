@@ -192,24 +192,6 @@ def test_no_account_is_worse_than_no_amplification(mechanism, norm, epsilon):
     assert found.noise_multiplier <= most * (1 + 1e-9)
 
 
-@pytest.mark.release
-@pytest.mark.filterwarnings("ignore:overflow")  # the certificate's ceiling, which then is no bound
-def test_little_noise_is_no_worse_than_one_gaussian():
-    """A sampled certificate that knew no free bound said 9,822 here."""
-    mechanism = Mechanism(BallsInBins(32, 4), SquareRoot())
-    found = account(mechanism, noise_multiplier=0.05, delta=1e-5, samples=2**10, seed=1)
-    norm = mfopt.accounting.sensitivity(SquareRoot(), FixedOrder(32, 4)).value
-    most = gaussian.epsilon(norm / 0.05, 1e-5)
-    assert most == pytest.approx(3664.13, abs=0.01) and found.epsilon <= most * (1 + 1e-9)
-
-
-def test_one_band_is_plain_poisson_sampling_for_groups_too():
-    banded = Mechanism(CyclicPoisson(0.02, 1, 200), BandedSquareRoot(1), group_size=8)
-    plain = Mechanism(Poisson(0.02, 200), group_size=8)
-    values = [account(m, epsilon=2.0, delta=1e-5).noise_multiplier for m in (banded, plain)]
-    assert values[0] == values[1]
-
-
 def test_profiles_of_several_are_the_least_at_every_point():
     from mfopt.accounting.analyses import least
 

@@ -10,9 +10,7 @@ from mfopt.accounting.loss_distribution.convolution import Composition, _power
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.loss_distribution.stages import (
-    Cells,
     Stages,
-    Steps,
     coarser,
     coarser_below,
     divided,
@@ -135,31 +133,6 @@ def test_lower_bounds_in_two_stages_are_below_and_near(small):
     found = stages.compose_below(cells, count, planned.tilt).log_delta_below(epsilon)
     above = profile.log_delta(epsilon, "remove")
     assert above - (0.2 if math.isfinite(small) else 0.01) < found < above
-
-
-def test_the_grid_is_laid_where_a_narrow_law_loses_nothing():
-    rng = np.random.default_rng(0)
-    loss = np.sort(rng.lognormal(0, 1.5, 4000))
-    mass_p = np.append(np.full(4000, 1 / 4000), 0.0)
-    loss += math.log(mass_p[:-1] @ np.exp(-loss))
-    mass_q = np.append(mass_p[:-1] * np.exp(-loss), 0.0)
-    step = 0.4
-    cells = Cells(mass_p, mass_q, 0.0)
-    dropped = [1 - one.on(step).mass.sum() for one in (cells, cells.balanced(step, 1))]
-    assert dropped[1] < 0.2 * dropped[0]
-
-
-def test_cells_end_at_points_of_either_grid():
-    points = Steps(0.1, 1.0, 2.0).points(-3.2, 5.5, 0.03)
-    near = points[np.abs(points) <= 2.0]
-    assert np.all(np.diff(points) > 0) and 0.03 in near
-    np.testing.assert_allclose(np.diff(near), 0.1)
-    assert points[np.abs(points) > 2.0].tolist() == [-3.0, 3.0, 4.0, 5.0]
-
-
-def test_atoms_far_apart_need_no_memory_between():
-    one = distribution.from_atoms(1e-12, np.array([0.0, 3.0]), np.array([0.5, 0.5]))
-    assert one.index.size <= 4 and one.losses[-1] == pytest.approx(3.0)
 
 
 def shares_step_by_step(excess, deficit, mode):

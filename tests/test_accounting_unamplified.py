@@ -46,19 +46,6 @@ def test_fixed_order_is_the_largest_mode_norm():
         assert found.value == pytest.approx(by_columns, rel=1e-9)
 
 
-def test_fixed_order_asks_for_no_gram_matrix(monkeypatch):
-    """100,000 bins: its 80 GB for the diagonal alone aborted the process."""
-
-    def refuse(self, scheme):
-        raise AssertionError("bins² entries")
-
-    monkeypatch.setattr(strategies.ToeplitzStrategy, "gram", refuse)
-    found = unamplified.sensitivity(strategies.SquareRoot(), FixedOrder(100_000, 4))
-    coefs = np.asarray(strategies.SquareRoot().toeplitz_coefs(400_000))
-    first = sum(np.pad(coefs, (start, 0))[:400_000] for start in range(0, 400_000, 100_000))
-    assert found.exact and found.value == pytest.approx(np.linalg.norm(first), rel=1e-8)
-
-
 def test_fixed_order_looks_at_modes_block_by_block(monkeypatch):
     rng = np.random.default_rng(8)
     scaled = strategies.TimeScaled(

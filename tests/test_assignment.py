@@ -156,13 +156,6 @@ def test_sigma_needs_no_samples_and_is_less_than_with_bins_kept():
     assert not any(bound.exact for bound in banded.free_bounds())
 
 
-def test_coarse_and_fine_grids_agree():
-    coarse, fine = (
-        RoundsProfile(BinAssignment(32), 8, 1.1, a).log_delta(1.0) for a in (COARSE, 2e-5)
-    )
-    assert fine <= coarse < fine + 0.05
-
-
 def test_rounds_without_a_lower_bound_say_so():
     coin = PublicMixture(BinAssignment(4), BinAssignment(8), 0.5)
     for one, named in ((coin, "truncated batches"), (BinAssignment(4), "assignments to bins")):

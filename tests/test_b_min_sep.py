@@ -95,7 +95,7 @@ class All:
         )
 
 
-@pytest.mark.parametrize("case", before_release([list(case) for case in ALL], 0, 1, 3, 6, 7, 9, 10))
+@pytest.mark.parametrize("case", before_release([list(case) for case in ALL], 0, 3, 6, 10))
 @float64
 def test_likelihood_is_that_of_all_patterns(case):
     of = All(*case)
@@ -233,7 +233,7 @@ def test_marks_on_a_circle_are_at_most_as_likely_as_said(case):
         assert largest <= above - below <= 2.5 * largest + 0.1
 
 
-@pytest.mark.parametrize("case", before_release([list(case) for case in DRAWN], 1, 2))
+@pytest.mark.parametrize("case", before_release([list(case) for case in DRAWN], 0, 2))
 @float64
 def test_tilted_weights_have_the_renyi_moment_as_mean_and_stay_below_the_ceiling(case):
     of, size = All(*case, largest=0.7), 2**15
@@ -272,15 +272,7 @@ def plain(of, sigma, epsilon, size=2**18, seed=0):
     return found
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        (BMinSep, 4, 3, 2, 2),
-        pytest.param((BMinSep, 5, 2, 4, 3), marks=pytest.mark.release),
-        (KOfN, 4, 3, 2, 2),
-        pytest.param((KOfN, 5, 2, 3, 3), marks=pytest.mark.release),
-    ],
-)
+@pytest.mark.parametrize("case", before_release([list(case) for case in DRAWN], 0))
 def test_estimates_and_bounds_agree_with_plain_sampling(case):
     of, sigma, epsilon = All(*case), 1.1, 1.0
     loss = law(of.scheme).loss(of.strategy)
@@ -299,7 +291,9 @@ def test_estimates_and_bounds_agree_with_plain_sampling(case):
         assert bound.mean == pytest.approx(value, rel=0.1)
 
 
-@pytest.mark.parametrize("found", [BMinSepLaw(BMinSep(6, 2, 4)), KOfNLaw(KOfN(6, 2, 3))])
+@pytest.mark.parametrize(
+    "found", before_release([BMinSepLaw(BMinSep(6, 2, 4)), KOfNLaw(KOfN(6, 2, 3))], 0)
+)
 def test_gradients_agree_with_differences(found):
     @float64
     def check():

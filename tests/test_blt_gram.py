@@ -100,25 +100,6 @@ def test_the_product_and_its_gradient_are_those_of_the_dense_matrix():
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("bins", [7, 300])
-def test_one_panel_of_groups_is_as_many(bins, monkeypatch):
-    strategy, scheme = _case(2, bins, [0.99, 0.3])
-    slope = np.random.default_rng(3).normal(size=(bins, bins))
-    found = []
-    for block in (3, 128, bins):
-        monkeypatch.setattr(blt_gram, "_BLOCK", block)
-        with jax.enable_x64(True):
-            found.append(
-                float(
-                    blt_gram.product(
-                        jnp.asarray(slope), strategy.base, strategy.rows, strategy.columns, scheme
-                    )
-                )
-            )
-    np.testing.assert_allclose(found[:2], found[2], rtol=1e-12)
-
-
-@pytest.mark.release
 def test_a_product_by_buffers_is_the_one_by_modes(monkeypatch):
     strategy, scheme = _case(3, 7, [0.9, 0.3, 0.05])
     slope = np.random.default_rng(4).normal(size=(7, 7))

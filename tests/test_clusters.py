@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import jax
 import numpy as np
 import pairs
 import plain_monte_carlo as plain
@@ -31,56 +30,6 @@ def spiky(bins=BINS, spike=1.5, seed=0):
     )
     gram = modes.T @ modes
     return DominatingPair(gram, np.linalg.cholesky(gram))
-
-
-def connected(places, y):
-    """Σ y^edges over connected graphs."""
-    edges = list(itertools.combinations(range(places), 2))
-    total = 0.0
-    for chosen in itertools.product([False, True], repeat=len(edges)):
-        parts = {i: {i} for i in range(places)}
-        for (i, k), taken in zip(edges, chosen, strict=True):
-            if taken and parts[i] is not parts[k]:
-                joined = parts[i] | parts[k]
-                parts.update(dict.fromkeys(joined, joined))
-        if len(parts[0]) == places:
-            total += y ** sum(chosen)
-    return total
-
-
-def set_partitions(items):
-    if not items:
-        yield []
-        return
-    first, *rest = items
-    for found in set_partitions(rest):
-        yield [[first], *found]
-        for i in range(len(found)):
-            yield [*found[:i], [first, *found[i]], *found[i + 1 :]]
-
-
-@pytest.mark.parametrize("d", [0.0, 1e-3, 0.3, 2.0])
-def test_a_cluster_weighs_what_connected_graphs_do(d):
-    found = clusters.log_connected(np.array([d]))
-    for places in range(1, 6):
-        expected = connected(places, math.expm1(d))
-        assert math.exp(found[places - 1, 0]) == pytest.approx(expected, rel=1e-12)
-
-
-def test_large_spikes_do_not_overflow():
-    found = clusters.log_connected(np.array([2000.0]))[:, 0]
-    expected = [2000.0 * m * (m - 1) / 2 for m in range(1, clusters.MOST + 1)]
-    np.testing.assert_allclose(found, expected, rtol=1e-12)  # the complete graph
-
-
-@pytest.mark.parametrize("places", [1, 2, 5, 6])
-def test_kinds_count_every_partition_once(places):
-    kinds = {}
-    for found in set_partitions(list(range(places))):
-        kind = tuple(sorted(map(len, found), reverse=True))
-        kinds[kind] = kinds.get(kind, 0) + 1
-    assert {kind: clusters.count(kind) for kind in clusters.partitions(places)} == kinds
-    assert len(list(clusters.partitions(places))) == len(kinds)
 
 
 def log_normalizers(smooth, count):
@@ -140,16 +89,6 @@ def test_no_draw_exceeds_the_sum_of_bounds(order, known):
         assert max(excess) > -0.7  # and it is no empty bound
 
 
-def test_kinds_are_drawn_as_their_bounds_are():
-    gram = spiky().gram
-    given, *_ = next(drawn(gram, 4, 8))
-    kinds = list(clusters.partitions(5))
-    share = np.diff(given.ends[: len(kinds) - 1], prepend=0)
-    count = np.array([clusters.count(kind) for kind in kinds])
-    np.testing.assert_allclose(share, (count * np.exp(-given.log_over[: len(kinds)]))[:-1])
-    assert given.ends[len(kinds) - 1] == np.inf  # no draw is left over
-
-
 def seen(pair, point, kind, order, samples=2**15, change=lambda tilt: tilt):
     tilt = change(pairs.tilt(kind, order, pair, point))
     found = Pilot(tilt, *pairs.total(pair, tilt, point, samples, chunked.seed_key(1)))
@@ -207,30 +146,6 @@ def test_squares_far_from_the_diagonal_bound_their_entries(bins):
     assert np.all(above > -1e-12) and 1e-6 < np.max(above) < 0.01
     np.fill_diagonal(smooth, -np.inf)
     assert float(beside) == np.max(smooth)
-
-
-def test_ceilings_of_many_orders_look_at_the_overlaps_once_for_each_noise(monkeypatch):
-    looks, ceilings = [], kept_bins.ceilings
-
-    def watched(scaled, common):
-        looks.append(scaled.sigma)
-        return ceilings(scaled, common)
-
-    monkeypatch.setattr(kept_bins, "ceilings", watched)
-    loss, point = BallsInBinsLoss(spiky(16)), Point(1.0, 1.5)
-    first = loss.least("remove", point)
-    for order in (1, 2, 3):
-        again = loss.at(first._replace(order=order), point)
-        assert again.log_ceiling == BallsInBinsLoss(loss.pair).at(again, point).log_ceiling
-    assert looks == [1.0] + 3 * [1.0]  # the last three of other losses
-    loss.at(first, Point(1.1, 1.5))
-    assert looks[4:] == [1.1]
-
-
-def test_orders_end_where_partitions_are_tabulated():
-    tilt = pairs.tilt("clusters", clusters.MOST - 1, spiky(), Point(1.0, 1.0))
-    assert tilt.next_order is None and math.isfinite(tilt.log_ceiling)
-    assert jax.tree.leaves(tilt.detail)[2].shape == (1575, clusters.MOST)
 
 
 @float64

@@ -198,19 +198,6 @@ def test_what_two_processes_draw_is_what_one_draws(monkeypatch, chunks):
     assert drawn[0].sum() == whole
 
 
-def test_one_process_is_as_if_it_had_not_been_asked():
-    with over_processes():
-        assert processes.count() == 1 and processes.share(7) == (0, 7)
-
-
-def test_draws_are_cut_by_as_many_devices_as_divide_them(monkeypatch):
-    monkeypatch.setattr(jax, "local_devices", lambda: list("abcdef"))
-    rows = [np.zeros((8, 3)), np.zeros(8)]
-    assert sharding.dividing(rows) == tuple("abcd")
-    assert sharding.dividing([*rows, np.zeros(())]) == ("a",)
-    assert sharding.row(2) == tuple("ab") and sharding.row(99) == tuple("abcdef")
-
-
 def test_a_device_that_the_caller_chose_is_the_only_one():
     chosen = jax.local_devices()[0]
     with jax.default_device(chosen):

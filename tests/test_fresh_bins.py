@@ -31,7 +31,6 @@ from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
 from mfopt.accounting.monte_carlo.frozen import LogDelta
 from mfopt.accounting.monte_carlo.pattern_ceilings import ceilings
 from mfopt.errors import UsageError
-from mfopt.optimize import optimize, sizes
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.strategies import BLT, Banded, BandedToeplitz, Identity, TimeScaled
 from mfopt.training import attack
@@ -146,17 +145,6 @@ def test_a_product_with_overlaps_and_its_gradient_are_those_of_the_overlaps(band
     expected = both(lambda x: jnp.sum(slope * band.gram(x)))
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-12)
     np.testing.assert_allclose(inside * found[1], inside * expected[1], atol=1e-12)
-
-
-@pytest.mark.release
-def test_the_ceiling_holds_where_a_bin_overlaps_both_neighbours():
-    scheme, matrix = FreshBins(3, 6, 2), drawn(3, 6, 3)
-    every = all_patterns(matrix, scheme) / SIGMA
-    known = ceilings(FreshBinsLaw(scheme).exact(Banded.from_dense(matrix, 3)).scaled(SIGMA))
-    total = 0.0
-    for order in range(1, 5):
-        total += np.max(logsumexp(order * every.T @ every, axis=0)) - math.log(every.shape[1])
-        assert -1e-12 < known.chain("chain", order)[0] - total < 0.1
 
 
 BINS, EPOCHS, BANDS, EPSILON = 4, 3, 3, 0.7
@@ -323,22 +311,6 @@ def test_no_number_is_not_a_small_delta():
 
 
 @pytest.mark.ci
-def test_a_component_that_no_sample_needs_stays_in_reach(monkeypatch):
-    kept = pattern_frozen.scipy.optimize.minimize
-
-    def runs_off(function, start, **options):
-        # a line search that follows a direction without slope
-        far = np.array([[0.5, 1.0], [9.0, 50.0]]).reshape(-1)
-        low, high = np.array(options["bounds"]).T
-        function(np.clip(far, low, high))
-        return kept(function, start, **options)
-
-    monkeypatch.setattr(pattern_frozen.scipy.optimize, "minimize", runs_off)
-    found = pattern_frozen.fit(loss_of(BANDS).likelihood, 2.0, EPSILON, ceilings)
-    assert np.all(np.asarray(found.alpha) < 100) and np.all(np.abs(found.gamma) < 100)
-
-
-@pytest.mark.ci
 def test_the_frozen_estimate_is_unbiased_and_knows_its_slope(small):
     loss, point, plain = small
     frozen = loss.frozen(point.noise_multiplier, EPSILON, 2**14, chunked.seed_key(5))
@@ -410,22 +382,6 @@ def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_
     # the control: noise of another C than that of the overlaps
     other = float64(lambda: 1.01 * band.factor(jnp.asarray(gram)))()
     assert abs(found(True, gram, other)[0] - expected) > 1e-4
-
-
-def test_a_long_search_takes_a_quarter_of_the_usual_samples(monkeypatch):
-    asked = []
-
-    def announced(scheme, searches, **_):
-        asked.extend(searches)
-        raise InterruptedError
-
-    monkeypatch.setattr(sizes, "announce", announced)
-    for size in ((4, 2), (40, 16)):
-        for scheme in (BallsInBins(*size), FreshBins(*size)):
-            with pytest.raises(InterruptedError):
-                optimize(scheme, 1.0, 1e-5, strategy="banded-toeplitz", bands=2)
-    usual, short, _, long = (search.samples for search in asked)
-    assert short == usual and long == usual / 4
 
 
 @pytest.mark.parametrize("epochs", few([1, 3], 1))

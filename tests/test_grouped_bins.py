@@ -10,7 +10,7 @@ from mfopt.accounting.monte_carlo import balls_in_bins, design_point, dominating
 from mfopt.accounting.monte_carlo.balls_in_bins import GroupedLaw, Groups
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
-from mfopt.optimize import InterruptedOptimization, kinds, objective, optimize, run, sizes, starts
+from mfopt.optimize import InterruptedOptimization, kinds, objective, optimize, run, sizes
 from mfopt.optimize.autosave import BestSoFar
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT, TimeScaled
@@ -76,17 +76,6 @@ def test_the_gradient_through_groups_is_that_of_differences():
     np.testing.assert_allclose(at.gradient @ step, (ahead - behind) / 2, rtol=1e-4)
     norms = np.linalg.norm(C.modes(SCHEME), axis=0)
     np.testing.assert_allclose(at.mode_norm, norms.max(), rtol=0.05)
-
-
-def test_a_stretched_start_keeps_near_lags_and_scales_far_ones():
-    blt = BLT(np.array([0.18, 0.053, 0.009, 0.124]), np.array([0.44, 0.58, 0.76, 0.97]))
-    before, after = (
-        np.asarray(c.toeplitz_coefs(2048)) for c in (blt, starts.stretched(blt, 8.0, 8192))
-    )
-    far = np.array([5, 20, 60, 100])
-    np.testing.assert_allclose(after[1:3], before[1] / np.sqrt([1, 2]), rtol=0.1)
-    np.testing.assert_allclose(after[8 * far], before[far] / np.sqrt(8), rtol=0.1)
-    assert abs(before[160] / (before[20] / np.sqrt(8)) - 1) > 0.5  # as it was it would be far off
 
 
 @pytest.mark.release

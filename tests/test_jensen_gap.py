@@ -7,7 +7,7 @@ import pairs
 import plain_monte_carlo as plain
 import pytest
 import scipy
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, importance, jensen_gap, losses
@@ -36,23 +36,6 @@ def test_what_is_clipped_is_the_integral(height, ratio):
 
     expected = scipy.integrate.quad(inside, 0, 60)[0]
     assert math.exp(jensen_gap._log_beyond(height, ratio)) == pytest.approx(expected, rel=1e-8)
-
-
-def tail_is_below_the_line(share, low, high):
-    """(3) for a law with R(F <= s) = ``share(s)``, from s_1 = ``low`` down."""
-    first, second = ndtri(share(low)), ndtri(share(high))
-    slope = (second - first) / (high - low)
-    s = np.linspace(low - 20, low, 2001)
-    return np.all(share(s) <= ndtr(first - slope * (low - s)) * (1 + 1e-12))
-
-
-def test_the_line_is_above_the_tail_of_a_gap_and_not_of_any_function():
-    spread = 1.7  # of d = u_1 − u_2, of two modes with |m_1| = |m_2|: F = log cosh(d/2)
-    assert tail_is_below_the_line(
-        lambda s: 2 * ndtr(2 * np.arccosh(np.exp(np.maximum(s, 0))) / spread) - 1, 0.1, 0.4
-    )
-    # log |d| is not convex, and has more below
-    assert not tail_is_below_the_line(lambda s: 2 * ndtr(np.exp(s) / spread) - 1, -0.5, 0.2)
 
 
 def test_counts_have_the_confidence_of_clopper_and_pearson():

@@ -180,15 +180,6 @@ def test_what_is_not_proved_is_refused():
         mfopt.account(group, epsilon=1.0, delta=1e-5, certificate="deterministic")
 
 
-def test_bins_that_never_overlap_keep_their_exact_account():
-    exact = dominating_pair.exact(S.Identity(), BallsInBins(bins=8, epochs=2))
-    loss = BallsInBinsLoss(exact)
-    certificate, _ = release(loss, 2.0, 1e-5, certificate="deterministic")
-    plain_one, _ = release(loss, 2.0, 1e-5)
-    assert certificate.noise_multiplier == plain_one.noise_multiplier
-    assert np.max(bounds(loss, certificate.noise_multiplier, 2.0)) >= 0.99e-5
-
-
 def test_what_is_no_number_proves_nothing(monkeypatch):
     with scope():
         moments = small().moments(Point(1.7, 1.0))

@@ -12,7 +12,6 @@ from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
-from mfopt.calibration import calibrate
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT, TimeScaled
 
@@ -139,21 +138,6 @@ def test_a_pair_in_pieces_is_refused_where_it_is_not_that_of_its_matrix(small):
     broken = pair.factor._replace(rows=(pair.factor.rows[0] * np.nan, *pair.factor.rows[1:]))
     with pytest.raises(ValueError, match="finite"):
         dominating_pair.check(pair._replace(factor=broken))
-
-
-@pytest.mark.release
-def test_a_search_for_sigma_begins_at_that_of_groups():
-    loss = BallsInBinsLoss(DominatingPair(GRAM, np.linalg.cholesky(GRAM)))
-    groups = loss.coarse()
-    assert groups.pair.bins == 75
-    np.testing.assert_allclose(
-        groups.pair.gram, MODES.reshape(-1, 75, 2).mean(2).T @ MODES.reshape(-1, 75, 2).mean(2)
-    )
-    sigmas = [
-        calibrate(one, 2.0, 1e-4, samples=2**12, seed=0).noise_multiplier for one in (groups, loss)
-    ]
-    assert 0.9 < sigmas[0] / sigmas[1] < 1.01
-    assert groups.coarse() is groups
 
 
 def test_the_strategy_is_taken_in_pieces_where_bins_are_many(small):

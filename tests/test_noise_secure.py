@@ -255,18 +255,6 @@ def test_three_steps_between_neighbours_spend_what_is_counted():
     assert hockey_stick(inner + 2 * moved, 1.0) > total  # control: ε would not do
 
 
-def test_a_shift_that_depends_on_the_past_has_the_law_of_one_gaussian():
-    # step 2 of the proof: Σ d_t² = r² whatever happens, d_2 chosen by the first draw
-    rng = np.random.default_rng(0)
-    z = rng.normal(size=(2, 400_000))
-    first = 0.6
-    second = np.where(z[0] > 0, 0.8, -0.8)
-    total = first * z[0] + second * z[1]
-    assert stats.kstest(total, "norm").pvalue > 1e-3
-    unequal = first * z[0] + np.where(z[0] > 0, 1.2, 0.4) * z[1]
-    assert stats.kstest(unequal / unequal.std(), "norm").pvalue < 1e-3  # control: Σ d² varies
-
-
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_responses_are_what_the_recursion_makes_of_unit_draws(kind):
     strategy = every_strategy(N)[kind]

@@ -11,7 +11,6 @@ from selection import before_release, few
 from test_fresh_bins import all_patterns, drawn, modes_of, plain_loss
 from test_strategies import every_strategy
 
-from mfopt import strategies as S
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import (
     chunked,
@@ -123,18 +122,6 @@ def test_both_ways_have_one_mean(kind):
     loss.__dict__["_sampled"] = lambda _: (known, limits, wrong)
     off = seen(loss, 1)
     assert abs(off[0] - expected[0]) > K * math.hypot(off[1], expected[1])
-
-
-@pytest.mark.parametrize("direction", ["remove", "add"])
-def test_the_ceiling_of_a_loss_falls(direction):
-    strategy = S.BLT(np.array([0.3, 0.2]), np.array([0.95, 0.5]))
-    pair = dominating_pair.exact(strategy, BallsInBins(bins=16, epochs=4))
-    point = Point(0.6 * math.sqrt(pair.gram.max()), 2.0)
-    loss, whole = BallsInBinsLoss(pair), BallsInBinsLoss(pair)
-    whole.__dict__["shared"] = None
-    least = loss.least(direction, point)
-    assert least.log_ceiling < whole.least(direction, point).log_ceiling - 0.3
-    assert loss.at(least, point).log_ceiling == pytest.approx(least.log_ceiling, rel=1e-12)
 
 
 def test_a_companion_is_paid_with_the_whole():
