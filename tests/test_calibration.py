@@ -1,12 +1,10 @@
 """Calibration: the root finder's promises, σ against exact values, and what is released."""
 
 import contextlib
-import itertools
 import json
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pairs
 import plain_monte_carlo as plain
@@ -19,7 +17,7 @@ from selection import before_release, few
 from test_strategies import every_strategy
 
 from mfopt import strategies as S
-from mfopt.accounting import Mechanism, account, verify
+from mfopt.accounting import Mechanism, verify
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import (
     balls_in_bins,
@@ -31,13 +29,9 @@ from mfopt.accounting.monte_carlo import (
     sampled,
 )
 from mfopt.accounting.monte_carlo.calibrate import decreasing_root, rough
-from mfopt.accounting.monte_carlo.evidence import Pilot, Tilt, Trial, sums
 from mfopt.accounting.monte_carlo.frozen import LogDelta
-from mfopt.accounting.monte_carlo.protocol import loss_of
-from mfopt.accounting.monte_carlo.sampled import Chosen, OneUnit
 from mfopt.calibration import calibrate, certify, release
 from mfopt.errors import FailureError, UsageError
-from mfopt.optimize.pipeline import factorize
 from mfopt.sampling import BallsInBins
 from mfopt.training import privacy
 
@@ -59,65 +53,27 @@ def one_bin():
     )
 
 
-@pytest.mark.parametrize("off", [1.01, 1.5])
-def test_an_estimate_may_begin_near_a_known_sigma(pair, off):
-    """Also where what is known is wrong: σ is that of a search from nowhere."""
-    alone = calibrate(pair, 2.0, 1e-4, samples=2**13, seed=0)
-    found = calibrate(pair, 2.0, 1e-4, samples=2**13, seed=1, near=off * alone.noise_multiplier)
-    error = math.hypot(alone.relative_error, found.relative_error)
-    assert abs(math.log(found.noise_multiplier / alone.noise_multiplier)) < 4 * error < 0.1
-
-
 # --- the root finder -----------------------------------------------------------------------------
-
-NASTY = {
-    "line": (lambda x: (1.0 - x, -1.0), 1.0),
-    "wrong slope, too steep": (lambda x: (1.0 - x, -1e9), 1.0),
-    "wrong slope, too flat": (lambda x: (1.0 - x, -1e-9), 1.0),
-    "slope of the wrong sign": (lambda x: (1.0 - x, 1.0), 1.0),
-    "slope not a number": (lambda x: (1.0 - x, math.nan), 1.0),
-    "jump": (lambda x: (1.0 if x < 1 else -1.0, 0.0), 1.0),
-    "minus infinity beyond": (lambda x: (1.0, -0.0) if x < 1 else (-math.inf, -math.inf), 1.0),
-    "cube root": (lambda x: (np.cbrt(1 - x), -1 / 3 / max(np.cbrt(1 - x) ** 2, 1e-300)), 1.0),
-    "cube": (lambda x: ((1 - x) ** 3, -3 * (1 - x) ** 2), 1.0),
-    "exponential": (lambda x: (math.expm1(50 * (1 - x)), -50 * math.exp(50 * (1 - x))), 1.0),
-    "kink": (lambda x: ((1 - x) * (1e6 if x < 1 else 1e-6), -1e6 if x < 1 else -1e-6), 1.0),
-    "tail": (lambda x: (0.5 - math.atan(1000 * (x - 1)) / math.pi - 0.5, -1e-3), 1.0),
-}
-
-
-@pytest.mark.parametrize("start", [-3.0, 0.9, 1.0, 1.0000001, 5.0])
-@pytest.mark.parametrize("name", NASTY)
-def test_root_is_bracketed_and_on_the_safe_side(name, start):
-    function, root = NASTY[name]
-    evaluations = []
-
-    def watched(x):
-        evaluations.append(x)
-        return function(x)
-
-    found = decreasing_root(watched, start, tolerance=1e-6)
-    assert function(found)[0] <= 0  # the safe side
-    below = [x for x in evaluations if function(x)[0] > 0]
-    assert found - max(below) <= 1e-6  # and no further than the tolerance from the unsafe one
-    assert root - 1e-12 <= found <= root + 1e-6 + 1e-12
-    assert len(evaluations) <= 200
 
 
 @settings(max_examples=200, deadline=None)
 @given(
     root=st.floats(-20, 20),
     start=st.floats(-20, 20),
-    power=st.sampled_from([0.2, 1.0, 5.0]),
+    power=st.sampled_from([0.0, 0.2, 1.0, 5.0]),  # 0: a jump
     scale=st.floats(1e-3, 1e3),
     slope=st.floats(-1e6, 1e6) | st.just(math.nan),
 )
 def test_root_finder_survives_any_reported_slope(root, start, power, scale, slope):
+    seen = []
+
     def function(x):
+        seen.append(x)
         return scale * math.copysign(abs(root - x) ** power, root - x), slope
 
     found = decreasing_root(function, start, max_step=1.0)
     assert root - 1e-12 <= found <= root + 1e-6 + 1e-12  # rounding: f is 0 close to the root
+    assert len(seen) <= 200
 
 
 @settings(max_examples=100, deadline=None)
@@ -148,25 +104,6 @@ def test_root_finder_ends_where_there_is_no_root():
             decreasing_root(lambda x, value=value: (value, -1.0), 0.0)
     with pytest.raises(FailureError, match="not a number"):
         decreasing_root(lambda x: (math.nan, -1.0), 0.0)
-
-
-def test_a_first_search_is_not_led_astray_by_an_estimate_that_says_little():
-    """One that is blind far from the root, with a slope that points far beyond it."""
-
-    class Estimate:
-        def evaluate(self, log_sigma):
-            if log_sigma < -0.8:
-                return LogDelta(math.nan, math.nan, math.inf)
-            if log_sigma > 0.5:
-                return LogDelta(-32.0, -9.0, 0.55)
-            return LogDelta(math.log(1e-5) - 35 * log_sigma, -35.0, 0.1)
-
-    class Loss:
-        def frozen(self, *_):
-            return Estimate()
-
-    found = rough(Loss(), 1.0, 1e-5, chunked.seed_key(0), start=math.exp(0.8))
-    assert abs(math.log(found)) < 0.01
 
 
 def test_a_first_search_looks_at_its_end():
@@ -205,50 +142,6 @@ def test_one_bin_has_the_gaussian_mechanisms_sigma(one_bin, epsilon, delta):
         assert again.noise_multiplier == pytest.approx(found.noise_multiplier, rel=0.004)
 
 
-def test_estimate_is_at_the_end_of_its_bracket(pair):
-    """δ̂(σ) <= δ and δ̂(σ (1 - 1e-6)) > δ on the same frozen samples, without a look at either."""
-    from mfopt.accounting.monte_carlo import chunked
-    from mfopt.accounting.monte_carlo.calibrate import _solve, _solve_add
-
-    frozen = pairs.frozen_samples(pair, 5.0, 1.0, 2**12, chunked.seed_key(0))
-    log_sigma, at = _solve(frozen, 1.0, 1e-5, frozen.evaluate(1.0))
-    there = frozen.evaluate(log_sigma)
-    assert there.value <= math.log(1e-5)
-    assert frozen.evaluate(log_sigma - 1.001e-6).value > math.log(1e-5)
-    assert at.slope == pytest.approx(there.slope, rel=0.01)
-    assert at.relative_error == pytest.approx(there.relative_error, rel=0.01)
-    log_sigma = _solve_add(frozen, 1.0, 1e-5)
-    assert frozen.log_delta_add(log_sigma) <= math.log(1e-5)
-    assert frozen.log_delta_add(log_sigma - 1.001e-6) > math.log(1e-5)
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 8.0])
-def test_the_large_sample_is_looked_at_once_or_twice(pair, epsilon, monkeypatch):
-    """And σ is what a bracket on it gives; control: from 5% off it takes three looks."""
-    from mfopt.accounting.monte_carlo.frozen import FrozenSamples
-
-    seen, evaluate = [], FrozenSamples.evaluate
-
-    def watched(self, log_sigma):
-        seen.append((self, log_sigma))
-        return evaluate(self, log_sigma)
-
-    monkeypatch.setattr(FrozenSamples, "evaluate", watched)
-    sigma = calibrate(pair, epsilon, 1e-5, samples=2**14, seed=0).noise_multiplier
-    large = [(frozen, x) for frozen, x in seen if frozen.samples >= 2**14]
-    assert 1 <= len(large) <= 2
-    frozen = large[0][0]
-
-    def function(x):
-        at = evaluate(frozen, x)
-        return at.value - math.log(1e-5), at.slope
-
-    assert abs(decreasing_root(function, large[0][1]) - math.log(sigma)) < 1e-6
-    seen.clear()
-    calibrate(pair, epsilon, 1e-5, samples=2**14, seed=0, near=1.05 * sigma)
-    assert len(seen) == 3
-
-
 def test_slope_of_the_frozen_estimate_matches_finite_differences(pair):
     from mfopt.accounting.monte_carlo import chunked
 
@@ -277,14 +170,6 @@ def test_larger_direction_decides():
         assert at.value <= 1e-3 * (1 + 4 * found.relative_error * abs(found.slope)) + (
             4 * at.standard_error
         )
-
-
-def test_scaling_c_scales_sigma(pair):
-    # the same seed draws the same samples, and everything is relative to the modes
-    scaled = dominating_pair.DominatingPair(pair.gram * 49.0, pair.factor * 7.0)
-    one = calibrate(pair, 1.0, 1e-5, samples=2**11, seed=3).noise_multiplier
-    seven = calibrate(scaled, 1.0, 1e-5, samples=2**11, seed=3).noise_multiplier
-    assert seven == pytest.approx(7 * one, rel=3e-6)
 
 
 @pytest.mark.parametrize(
@@ -376,28 +261,6 @@ def test_too_few_samples_fail_or_inflate_but_never_lie(one_bin):
                 assert certificate.noise_multiplier > norm / gaussian.largest_mu(2.0, delta)
 
 
-@pytest.mark.ci
-def test_every_stage_tells_how_far_it_is(pair):
-    events = []
-    told = release(pair, 1.0, 1e-5, samples=2**14, seed=4, progress=events.append)
-    assert told == release(pair, 1.0, 1e-5, samples=2**14, seed=4)
-    stages = [name for name, _ in itertools.groupby(event.stage for event in events)]
-    begin = stages.index("calibrating on fresh samples")
-    assert stages[begin:] == [
-        "calibrating on fresh samples",
-        "planning the certificate",
-        "certifying",
-    ]
-    for stage in stages[begin:]:
-        done = [event.done for event in events if event.stage == stage]
-        assert done == sorted(done) and done[0] == 0 < done[-1]
-    last = events[-1]
-    assert last.unit == "samples" and last.done == last.total and last.at_most
-    events.clear()
-    certify(pair, 1.02 * told[0].noise_multiplier, 1.0, 1e-5, samples=2**14, progress=events.append)
-    assert events[-1].stage == "certifying" and events[-1].done == events[-1].total >= 2**14
-
-
 def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monkeypatch):
     seen = []
 
@@ -464,18 +327,6 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
         assert tuple(np.asarray(jax.random.key_data(key)).tolist()) not in used
 
 
-@pytest.mark.ci
-def test_one_question_has_one_answer(pair):
-    """From every entrance, to the last digit, with the same seed; and without samples."""
-    for strategy, scheme in ((S.SquareRoot(), BallsInBins(16, 2)), (S.Identity(), SMALL)):
-        certificate, _ = release(dominating_pair.exact(strategy, scheme), 2.0, 1e-5, seed=3)
-        found = account(Mechanism(scheme, strategy), epsilon=2.0, delta=1e-5, seed=3)
-        assert found.noise_multiplier == certificate.noise_multiplier
-        made = factorize(scheme, 2.0, 1e-5, strategy=strategy.kind, seed=3)
-        assert made.noise_multiplier == certificate.noise_multiplier
-        assert made.guarantee.method == found.method == certificate.method
-
-
 def sigma_of(*words):
     """The one σ of a command's JSON."""
     done = CliRunner().invoke(cli, [*map(str, words), "--json"])
@@ -535,12 +386,6 @@ def test_no_sigma_is_absurd(epsilon, delta):
     assert certificate.noise_multiplier > 0.9 * least
 
 
-def test_false_by_far_is_refused_at_once(pair):
-    certificate, _ = release(pair, 1.0, 1e-5, samples=2**14, seed=0)
-    with pytest.raises(FailureError, match=r"not certified.*upper bound.*pilot"):
-        certify(pair, certificate.noise_multiplier, 0.01, 1e-9, seed=0)
-
-
 # --- orthogonal modes ----------------------------------------------------------------------------
 
 
@@ -574,14 +419,6 @@ def test_an_orthogonal_norm_is_never_rounded_down():
         assert value * (1 + 0.99e-11) <= raised <= value * (1 + 2e-9)
 
 
-def test_one_bin_is_the_gaussian_mechanism_without_samples(one_bin):
-    pair, norm = one_bin
-    for delta in (1e-3, 1e-200):
-        certificate, _ = release(pair, 2.0, delta)
-        truth = norm / gaussian.largest_mu(2.0, delta)
-        assert truth * (1 - 1e-9) <= certificate.noise_multiplier <= truth * (1 + 1e-6)
-
-
 def test_overlapping_or_unequal_modes_are_sampled(pair):
     assert dominating_pair.orthogonal_norm(_identity(8, 3)) == pytest.approx(3)
     assert dominating_pair.orthogonal_norm(_identity(8, 3)) >= 3
@@ -595,35 +432,3 @@ def test_overlapping_or_unequal_modes_are_sampled(pair):
     bound = dominating_pair.orthogonal_norm(dominating_pair.DominatingPair(gram, gram))
     assert bound is not None and np.linalg.eigvalsh(bound * np.eye(50) - gram).min() >= 0
     assert release(pair, 1.0, 1e-4, samples=2**14, seed=0)[0].samples
-
-
-def test_the_lesser_direction_takes_the_samples_that_it_needs_and_no_more():
-    """Chosen on the pilot alone; where samples were asked for, each direction takes them all."""
-    pair = dominating_pair.exact(S.SquareRoot(), BallsInBins(bins=4, epochs=2))
-
-    def seen(mean, power=1):
-        values = np.random.default_rng(0).random(2**15) ** power
-        values *= mean / values.mean()
-        with jax.enable_x64(True):
-            return Chosen(Pilot(Tilt("mean", 1.0, 0.0), sums(jnp.asarray(values)), 2**15), True)
-
-    def enough(remove, add, samples=None, power=1):
-        unit = OneUnit(loss_of(pair), samples)
-        trial = Trial(2**18, 1e-6, chunked.seed_key(0))
-        plan = unit._planned({"remove": seen(remove), "add": seen(add, power)}, trial)
-        for side, one in zip(plan.sides, plan.detail.values(), strict=True):
-            if one.enough is not None:  # and what it costs is known to whoever plans
-                assert side.expected(2**18, 1e-6, 5.0) <= plan.expected(
-                    2**18, 1e-6, 3.0, pilot=2**17
-                )
-                assert side.expected(2**18, 1e-6, 5.0) == side.expected(one.enough, 1e-6, 5.0)
-        return plan.detail["remove"].enough, plan.detail["add"].enough
-
-    assert enough(0.02, 0.010) == (None, 2**13)
-    remove, add = enough(0.018, 0.020)
-    assert 2**13 <= remove < 2**18 and add is None
-    assert enough(0.02, 0.0199) == (None, None)
-    assert enough(0.02, 0.010, samples=2**18) == (None, None)
-    # of two that are equal, the one that spreads less needs fewer
-    remove, add = enough(0.02, 0.02, power=30)
-    assert 2**13 <= remove < 2**18 and add is None

@@ -13,7 +13,6 @@ from test_strategies import every_strategy
 from mfopt import optimize
 from mfopt import strategies as S
 from mfopt.accounting.monte_carlo import design_point, dominating_pair
-from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.errors import UsageError
 from mfopt.optimize import implicit, kinds, search, time_scale
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement, Tangent, log_rmse
@@ -182,13 +181,6 @@ def test_curvature_that_the_tangents_lack_is_learned(bend):
     assert valley.calls <= 60
 
 
-def test_what_a_stale_proposal_promises_is_not_the_end():
-    """The end is a minimum on a proposal of its own, though on others values fall everywhere."""
-    trace = searched(Valley(stale=0.05), [0.3, -0.2, 0.4], tolerance=1e-5)
-    assert trace.best_value == pytest.approx(Valley().truth(trace.best)[0], abs=1e-12)
-    assert trace.best_value < 2e-3
-
-
 class Trap(Valley):
     """A valley in which proposals further than 0.05 apart hide a wall."""
 
@@ -231,95 +223,9 @@ def test_a_step_far_too_long_does_not_end_the_search():
     assert trace.best_value < 2e-3 and "converged" in trace.status
 
 
-def test_a_stalled_point_is_not_called_converged():
-    """What was learned of one step forbids others: it is forgotten before the search ends."""
-    wild, seen = search._Curvature.learn, []
-
-    def stiff(self, step, change):
-        if not seen:
-            self._parts.append((1.0, np.full(3, 1e6)))
-        seen.append(step)
-        wild(self, step, change)
-
-    search._Curvature.learn = stiff
-    try:
-        trace = searched(Valley(), [3.0, -2.0, 4.0], tolerance=1e-5)
-    finally:
-        search._Curvature.learn = wild
-    assert trace.best_value < 1e-3
-
-
 def test_a_start_without_a_sigma_ends_at_once():
     trace = searched(Valley(), [30.0, 0.0, 0.0])
     assert trace.best is None and "not a number" in trace.status
-
-
-def test_step_limit_of_tangents_is_kept():
-    trace = searched(Valley(300.0), np.full(3, 4.0), steps=3)
-    assert len(trace.history) == 3 and trace.status == "step limit 3 reached"
-
-
-def lowest_of(model, value, size, counted):
-    """(lowest value, where) of one minimization, whose values are kept."""
-
-    def watched(y):
-        counted.append(model(y)[0])
-        return model(y)
-
-    at = Evaluation(value, np.zeros(size), 1.0)
-    here = Tangent(np.zeros(size), at, Placement(None, 0.0), 0.0, (0.0, ()))
-    return search._minimum(watched, here, 5.0, 5e-5)
-
-
-def test_a_model_is_not_minimized_to_its_very_end(monkeypatch):
-    """Most of the way for less than half of the evaluations."""
-    bends, gradient = np.geomspace(1e-2, 10.0, 200), np.geomspace(1e-2, 0.1, 200)
-    truth = 0.5 * np.sum(gradient**2 / bends)
-
-    def model(y):
-        slope = gradient + bends * y
-        return 2.0 + (gradient + slope) @ y / 2, slope
-
-    found = 2.0 - lowest_of(model, 2.0, 200, some := [])[0]
-    monkeypatch.setattr(search, "_ADDED", 0.0)
-    whole = 2.0 - lowest_of(model, 2.0, 200, every := [])[0]
-    assert whole == pytest.approx(truth, rel=0.02)
-    assert 0.8 * truth < found < whole and len(some) < len(every)
-
-
-def test_a_model_s_minimum_stays_within_reach():
-    downhill = np.array([1.0, -0.3, 0.0, 2e-3])
-    lowest, reached = lowest_of(lambda y: (5 - 0.01 * downhill @ y, -0.01 * downhill), 5.0, 4, [])
-    np.testing.assert_allclose(reached[:3], [5.0, -5.0, 0.0])
-    assert 5 - 0.01 * downhill @ reached == lowest
-
-
-def test_a_model_whose_error_falls_below_every_error_is_left_at_once():
-    """σ of a tangent may reach 0: what it promises there is no reason to follow it to the end."""
-
-    def model(y):  # log of an error, whose square is linear in y
-        square = 1 + np.sum(y) / 9.9
-        if not square > 0:
-            return math.nan, y
-        return 1 + math.log(square) / 2, np.full(2, 0.5 / (9.9 * square))
-
-    lowest, reached = lowest_of(model, 1.0, 2, counted := [])
-    assert lowest < 1 - search._LOST and np.max(np.abs(reached)) <= 5
-    assert counted[-1] < 1 - search._LOST
-
-
-@pytest.mark.release  # `bench optima --check` searches the same cell
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_wave_is_no_worse_than_the_blt_that_it_contains(seed):
-    """A shortcut of the root finder once ended this search 17% high, certified."""
-    scheme = BallsInBins(bins=32, epochs=8)
-    errors = {
-        kind: optimize.optimize(
-            scheme, 1.0, 1e-5, strategy=kind, buffers=buffers, time_scale=True, seed=seed
-        ).loss
-        for kind, buffers in (("blt", 2), ("wave-blt", 4))
-    }
-    assert errors["wave-blt"] < errors["blt"] + 0.003
 
 
 # --- parameters of time-scaled C -----------------------------------------------------------------
@@ -328,10 +234,10 @@ def test_a_wave_is_no_worse_than_the_blt_that_it_contains(seed):
 @pytest.mark.parametrize(
     ("bins", "share", "epsilon"),
     [
-        pytest.param(5, 0.5, 1.0, marks=pytest.mark.release, id="whole"),
+        pytest.param(5, 0.5, 1.0, marks=pytest.mark.ci, id="whole"),
         pytest.param(200, 0.5, 1.0, marks=pytest.mark.release, id="nodes"),
         pytest.param(5, 0.02, 2000.0, marks=pytest.mark.release, id="large ε"),
-        pytest.param(200, 0.005, 1e5, marks=pytest.mark.ci, id="powers that are cut"),
+        pytest.param(200, 0.005, 1e5, marks=pytest.mark.release, id="powers that are cut"),
     ],
 )
 def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, epsilon):
@@ -399,54 +305,6 @@ def test_scaled_parameters_round_trip_and_have_gradients(rows):
     reached.check_entries(N)
     with pytest.raises(UsageError, match="knots"):
         Scaling(knots=1)
-
-
-@pytest.mark.parametrize("kind", ["blt", "toeplitz", "banded-toeplitz"])
-def test_a_slope_between_the_diagonals_is_told_by_the_base_alone(kind):
-    """However steep: the same C, with diagonals near each other, and zeros that stay zeros."""
-    base = {
-        "blt": S.BLT(np.array([0.3, 0.1]), np.array([0.2, 0.5])),
-        "toeplitz": S.Toeplitz(0.6 ** np.arange(N)),
-        "banded-toeplitz": S.BandedToeplitz(np.array([1.0, 0.5, 0.3])),
-    }[kind]
-    time = np.arange(N) / (N - 1)
-    steep = (1.5 if kind == "blt" else 20.0) * time
-    steep -= np.mean(steep)  # a constant would scale C, and σ with it
-    given = S.TimeScaled(base, np.exp(steep), np.exp(0.3 * time**2 - steep))
-    matrix = np.asarray(given.materialize(N))
-    entry = kinds.scaled(kinds.find(kind), Scaling())
-    levelled = time_scale.level(given, N, kinds.find(kind).tilted)
-    np.testing.assert_allclose(np.asarray(levelled.materialize(N)), matrix, rtol=1e-9)
-    rows, columns = map(np.log, map(np.asarray, levelled.diagonals(N)))
-    trend = np.polyfit(np.arange(N), columns - rows, 1)
-    np.testing.assert_allclose(trend, 0, atol=1e-9)
-    # and parameters lose nothing, whatever of this kind the search begins from
-    containing = kinds.scaled(kinds.find("toeplitz"), Scaling(knots=24))
-    for one in (entry, containing) if kind != "blt" else (entry,):
-        start = one.convert(given, kinds.Size(N, SCHEME.bins, 3, 2))
-        mapping = one.parameterize(start, N)
-        with jax.enable_x64(True):
-            built = np.asarray(mapping.build(jnp.asarray(mapping.start)).materialize(N))
-            moved = mapping.start.copy()
-            moved[-24:] += time_scale.places(24, N) / time_scale._units(24)
-            again = np.asarray(mapping.build(jnp.asarray(moved)).materialize(N))
-        np.testing.assert_allclose(again, built, rtol=1e-9)  # a slope of q changes nothing
-        scale = np.mean(np.diagonal(matrix)) / np.mean(np.diagonal(built))
-        np.testing.assert_allclose(built * scale, matrix, rtol=0.02, atol=1e-6 * np.max(matrix))
-
-
-def test_fewer_samples_are_the_first_of_all():
-    known = law(SCHEME)
-    key, other = (jax.random.key(seed) for seed in (0, 1))
-    with jax.enable_x64(True):
-        few, every, others = (
-            jax.tree.map(np.asarray, known.draws(*of))
-            for of in ((key, 64), (key, 512), (other, 512))
-        )
-    assert len(few.normal) == 32
-    for part, whole in zip(few, every, strict=True):
-        np.testing.assert_array_equal(part, whole[:32])
-    assert not np.any(few.normal == others.normal[:32])
 
 
 @pytest.mark.release
