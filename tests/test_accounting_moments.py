@@ -121,17 +121,15 @@ def test_third_of_three_and_sensitivities():
 
 def test_filter_noise_follows_the_published_formula():
     epsilon, delta, iterations, users = 3.0, 1e-6, 50, 1000
-    sigma = filter.filter_multiplier(epsilon, delta, iterations)
-    expected = 0.2 * math.sqrt(8 * math.log(math.exp(3) * 50 / 1e-6)) * sigma / 1000
-    assert filter.filter_noise(epsilon, delta, iterations, users, 0.2) == pytest.approx(expected)
-    compared = filter.compare(epsilon, delta, iterations, users, user_batch=100, clip_norm=2.0)
-    # noise proportional to τ: the break-even is where the two are equal, and scale-free
+    compared = filter.compare(epsilon, delta, iterations, users, user_batch=100)
+    sigma = compared.filter_multiplier
+    expected = math.sqrt(8 * math.log(math.exp(3) * 50 / 1e-6)) * sigma / 1000
+    assert compared.filter_noise_per_threshold == pytest.approx(expected)
+    assert compared.plain_noise == compared.plain_multiplier / 100
+    # noise proportional to τ: the break-even is where the two are equal
     at = compared.break_even
     assert compared.ratio(at) == pytest.approx(1)
     assert compared.ratio(0.5 * at) == pytest.approx(0.5)
-    assert filter.compare(epsilon, delta, iterations, users, 100, 7.0).break_even == pytest.approx(
-        at
-    )
 
 
 @pytest.mark.parametrize("users", [500, 5000])

@@ -83,7 +83,6 @@ PARAGRAPHS = {
     "- **Best number of bands": "tables/comparison-16x128.csv",
     "- **DP-SGD at small": "tables/comparison-16x128.csv",
     "- **Black-box group": "figures/user-level-1.csv",
-    "Everything that": "tables/costs.csv",
 }
 
 
@@ -100,15 +99,7 @@ def numbers_of(table: list[dict[str, str]], ratios: bool) -> Iterator[float]:
         yield from (one / other for one in group for other in group if other)
 
 
-_OTHER = {
-    "2024",
-    "2026",
-    "23",
-    "256",
-    "2,000",
-    "2,048",
-    "32.1",
-}  # dates, settings, a file's seconds / 60
+_OTHER = {"2024", "2026", "23", "256", "2,000", "2,048"}  # dates, settings
 
 
 def numbers_that_lack(begin: str, change: Callable[[str], str] = str) -> set[str]:

@@ -49,24 +49,3 @@ def test_at_most_eight_families_one_for_each_size_and_the_baseline():
     assert len(chosen) == decision_plots.MOST_CURVES and chosen[-1] == names[-1]
     sizes = [row(f"blt-{buffers}", 1.0 + buffers) for buffers in (2, 3, 4, 5)]
     assert decision_plots.best_families([*sizes, row("toeplitz", 9.0)]) == ["blt-2", "toeplitz"]
-
-
-def test_plots_are_drawn_again_from_the_files(tmp_path):
-    setting = Comparison(bins=4, epochs=2, epsilons=(1.0,), include=("banded+poisson", "blt-2"))
-    rows = [row("banded+poisson", 12.0, 1, size=2), row("blt-2", 10.0, 2)]
-    sizes = [*rows, row("banded+poisson", 13.0, 0, size=1)]
-    stem = tmp_path / "found"
-    written = decision_plots.write(stem, setting, rows, sizes)
-    pictures = {path: path.read_bytes() for path in written if path.suffix == ".svg"}
-    assert {path.stem for path in pictures} == {
-        f"found-{part}" for part in ("rmse", "improvement", "memory")
-    }
-    for path in pictures:
-        path.unlink()
-    assert set(decision_plots.redraw(stem, setting, ("svg",))) == set(pictures)
-    assert {path: path.read_bytes() for path in pictures} == pictures
-    # the rows alone have no other sizes, and the plot says so
-    (tmp_path / "found-sizes.csv").unlink()
-    decision_plots.redraw(stem, setting, ("svg",))
-    again = {path.stem: path.read_bytes() == old for path, old in pictures.items()}
-    assert again == {"found-rmse": True, "found-improvement": True, "found-memory": False}

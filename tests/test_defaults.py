@@ -170,8 +170,8 @@ def test_a_file_in_the_way_of_either_form_is_refused_at_once(tmp_path, monkeypat
 
 def test_the_page_says_what_the_tables_say():
     tables = []
-    for size in ("8x32", "32x32", "16x128"):
-        lines = (ROOT / f"artifacts/tables/strategies-{size}.csv").read_text().splitlines()
+    for name in ("strategies-8x32", "strategies-32x32", "comparison-16x128"):
+        lines = (ROOT / f"artifacts/tables/{name}.csv").read_text().splitlines()
         rows = csv.DictReader(lines)
         tables.append({(row["family"], float(row["epsilon"])): float(row["rmse"]) for row in rows})
     page = (ROOT / "docs/mechanism.md").read_text(encoding="utf-8")

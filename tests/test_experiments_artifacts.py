@@ -1,6 +1,5 @@
 """Artifacts: the committed ones agree with their manifest, and a small one is rebuilt."""
 
-import csv
 import hashlib
 import json
 import subprocess
@@ -171,27 +170,6 @@ def test_several_are_made_of_cells_of_one_pool(tmp_path) -> None:
     again = artifacts.rebuild(names, tmp_path / "two", cells, jobs=2)
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
     assert artifacts.read_manifest(tmp_path / "two") == artifacts.read_manifest(tmp_path / "new")
-
-
-@pytest.mark.ci
-def test_what_all_of_them_took_is_one_more(tmp_path, monkeypatch) -> None:
-    names = ["user-level-2a", "privacy-unit-3"]
-    cells, folder = Cache(tmp_path / "cells"), tmp_path / "new"
-    artifacts.rebuild(names[:1], folder, cells, jobs=1)
-    place = folder / "tables" / "costs.csv"
-    assert not place.exists()  # not what a part of them took
-    monkeypatch.setattr(artifacts, "names", lambda: names)
-    assert place in artifacts.rebuild(names, folder, cells, jobs=1)
-    found = {row["work"]: row for row in csv.DictReader(place.read_text().splitlines())}
-    works = [row for work, row in found.items() if work not in (manifest.ALL, manifest.COMMAND)]
-    for column in ("cells", "cpu_seconds", "seconds"):
-        total = sum(float(row[column]) for row in works)
-        assert float(found[manifest.ALL][column]) == pytest.approx(total, abs=0.1 * len(works))
-    assert int(found[manifest.ALL]["cells"]) == 18 + 4
-    assert int(found[manifest.COMMAND]["cells"]) == 4  # the others were there
-    assert 0 < float(found[manifest.COMMAND]["seconds"]) < 1000
-    entry = artifacts.read_manifest(folder)["costs"]
-    assert entry["command"].endswith(" all") and list(entry["files"]) == ["tables/costs.csv"]
 
 
 def test_every_cell_of_the_grid_has_a_name() -> None:

@@ -270,40 +270,6 @@ def test_a_study_among_the_artifacts_is_noted_in_their_manifest(squares, tmp_pat
     assert CALLS == [2.0, 4.0, 5.0]
 
 
-def test_a_picture_is_drawn_again_from_its_data(squares, tmp_path, capsys):
-    folder = tmp_path / "artifacts"
-    redraw = functools.partial(ended, "figures", "--artifacts", folder, "--redraw")
-    words = ("--artifacts", folder, "--cache", tmp_path / "cache", "--jobs", 1)
-    assert call("--values", "2,4", *words) == 0
-    picture, old = folder / "studies" / "squares.svg", folder / "studies" / "squares.png"
-    drawn = picture.read_bytes()
-    picture.write_bytes(b"")
-    old.write_bytes(b"")
-    manifest = artifacts.read_manifest(folder)
-    manifest["studies/squares"]["files"]["studies/squares.png"] = ""
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-    assert redraw("studies/squares") == redraw("all") == 0
-    assert picture.read_bytes() == drawn and not old.exists()  # one format is kept
-    files = artifacts.read_manifest(folder)["studies/squares"]["files"]
-    assert set(files) == {"studies/squares.json", "studies/squares.svg"}
-    assert files["studies/squares.svg"] == hashlib.sha256(drawn).hexdigest()
-    assert CALLS == [2.0, 4.0]  # nothing was computed again
-    capsys.readouterr()
-    assert redraw("studies/images") == 2 and "is not redrawn" in capsys.readouterr().err
-    data = folder / "studies" / "squares.json"
-    data.write_text(data.read_text().replace('"square"', '"cube"'))
-    assert redraw("all") == 2 and "not the file that the manifest names" in capsys.readouterr().err
-    manifest = artifacts.read_manifest(folder)
-    digest = hashlib.sha256(data.read_bytes()).hexdigest()
-    manifest["studies/squares"]["files"]["studies/squares.json"] = digest
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-    assert redraw("all") == 1
-    assert "again by `mfopt experiment squares --values 2,4" in capsys.readouterr().err
-    assert picture.read_bytes() == drawn
-    data.unlink()
-    assert redraw("studies/squares") == 2 and "is missing" in capsys.readouterr().err
-
-
 def test_what_is_not_finite_is_a_failure_in_one_line(squares, tmp_path, capsys):
     words = ("--cache", tmp_path, "--jobs", 1)
     assert call("--values", "1e200", *words) == 1

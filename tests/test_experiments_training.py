@@ -174,11 +174,11 @@ def test_repeated_runs_are_those_of_the_trainer(data, tmp_path):
         whole = {part: [] for part in (CHOSEN_ON, REPORTED)}
         for row in rows:
             whole[row["part"]].append(float(row["loss"]))
-        trained = runs.run(rate=rate, seed=seed, selection=rule)
+        found, _ = runs.run(rate=rate, seed=seed, selection=rule)
         for part, losses in whole.items():
-            assert trained.first()[part] == pytest.approx(losses[0], rel=1e-6)
-            assert trained.last()[part] == pytest.approx(losses[-1], rel=1e-5)
-        seen.add(round(trained.last()[REPORTED], 5))
+            assert found[part][0][1] == pytest.approx(losses[0], rel=1e-6)
+            assert found[part][-1][1] == pytest.approx(losses[-1], rel=1e-5)
+        seen.add(round(found[REPORTED][-1][1], 5))
     assert len(seen) == 4
     other = Sampler(Poisson(0.2, 3), runs.prepared.execution.units.population, 0, microbatch=1)
     with pytest.raises(UsageError, match="scheme"):

@@ -171,7 +171,6 @@ WITH = {
     ("experiment", "--force"): ["--out=made"],
     ("experiment images", "--mechanisms"): ["--executed=dpsgd+balls-in-bins"],
     ("experiment images", "--executed"): ["--mechanisms=dpsgd+balls-in-bins"],
-    ("figures", "--redraw"): ["--artifacts=made"],
     ("optimize", "--reassign-every"): ["--sampling=fresh-bins"],
     ("optimize", "--separation"): ["--sampling=b-min-sep", "--bands=1"],
     ("optimize", "--bands"): ["--strategy=banded"],
@@ -286,7 +285,6 @@ def _light(inputs):
         patch.setattr("mfopt.optimize.least_error", search)
         patch.setattr("mfopt.experiments.figures.make", figure)
         patch.setattr("mfopt.experiments.artifacts.rebuild", figure)
-        patch.setattr("mfopt.experiments.artifacts.redraw", lambda *_: ["drawn again"])
         patch.setattr(experiment, "_run", lambda studies, **how: asked(*studies, **how))
         yield
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +15,12 @@ from mfopt.experiments.auditing import TrainerAudit
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest
 from mfopt.experiments.manifest import (
     computing,
-    costs_of,
     note,
     read_manifest,
-    replace_files,
-    require_files,
 )
 from mfopt.experiments.mechanisms import AmplifiedCell, CertifiedCell, Goal, SigmaCell, strategy_of
-from mfopt.experiments.options import options
 from mfopt.experiments.runner import cores, first_cells, run_all
-from mfopt.experiments.studies import STUDIES, engine, find, output
+from mfopt.experiments.studies import engine, output
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Report, silent, within
@@ -47,11 +41,10 @@ FORMS = (
     *("blt-4", "toeplitz", "blt-2-scaled", "blt-4-scaled", "wave-blt-4-scaled"),
     *("toeplitz-scaled", "banded+amplified", "dense"),
 )
-STRATEGIES = {f"strategies-{e}x{b}": (e, b) for e, b in ((8, 32), (32, 32), (16, 128))}
+STRATEGIES = {f"strategies-{e}x{b}": (e, b) for e, b in ((8, 32), (32, 32))}
 COMPARISON = "comparison-16x128"
 GRID = "grid"
 AUDIT = "audit"
-COSTS = "costs"  # what making all of them took: made with all of them only
 FACTORIZATIONS = {
     f"{kind}-{epochs}x{bins}-eps{epsilon:g}": (kind, epochs, bins, epsilon)
     for epochs, bins in SETTINGS
@@ -65,7 +58,6 @@ READ = (
 )
 # suffixes of an artifact's files: pictures in one format, data once
 FILES, RECORD = ("csv", "svg"), ("json", "svg")
-PICTURES = ("svg",)
 
 
 def names() -> list[str]:
@@ -206,8 +198,7 @@ def rebuild(
 ) -> list[Path]:
     """Build artifacts into ``folder`` and note each in its manifest, replacing what is there.
 
-    Where all are chosen, what that took is one more. The cells of all are computed by one pool of
-    processes.
+    The cells of all are computed by one pool of processes.
 
     Args:
       chosen: names of artifacts.
@@ -227,9 +218,8 @@ def rebuild(
             raise _check.reject("artifact", name, "is not known", "See `mfopt figures --list`.")
     folder.mkdir(parents=True, exist_ok=True)
     read_manifest(folder)  # a damaged one is refused before the work
-    chosen, since = list(dict.fromkeys(chosen)), time.time()
+    chosen = list(dict.fromkeys(chosen))
     written: list[Path] = []
-    cells: dict[Cell, None] = {}
 
     def make(name: str, cells: Cache, **how: Any) -> list[Path]:
         maker: Callable[..., list[Path]] = _MAKERS.get(name, _figure)
@@ -243,10 +233,6 @@ def rebuild(
         files = make(name, recorder, jobs=jobs, progress=within(progress, name))
         how = computing(recorder.seen, cache)
         note(folder, name, files, how=command(name), seed=SEED, **how)
-        written, cells = [*written, *files], cells | recorder.seen
-    if set(chosen) == set(known):
-        files = _table(folder, COSTS, costs_of(cells, cache, since))
-        note(folder, COSTS, files, how=command("all"), seed=SEED, **computing(cells, cache))
         written += files
     return written
 
@@ -273,57 +259,3 @@ def write_study(
         code=code_digest(training=True, studies=True),
     )
     return outcome, made, files
-
-
-def redraw(chosen: Sequence[str], folder: Path) -> list[Path]:
-    """Draw pictures again from the data beside them, and note their digests; nothing is computed.
-
-    Raises:
-      UsageError: an artifact that is not there, or is not drawn from its data; data that are not
-        what the manifest says.
-      FailureError: data from before they had what is drawn now; all others are drawn.
-    """
-    drawers: dict[str, Callable[[], list[Path]]] = {
-        COMPARISON: lambda: decision_plots.redraw(
-            folder / "tables" / COMPARISON, _setting(), PICTURES
-        ),
-    }
-    for name in (AUDIT, *(f"studies/{name}" for name in STUDIES)):
-        drawers[name] = functools.partial(_redraw_study, folder / f"{name}.json")
-    there = read_manifest(folder)
-    known = [name for name in drawers if name in there]
-    chosen = known if list(chosen) == ["all"] else chosen
-    for name in chosen:
-        if name not in known:
-            raise _check.reject("artifact", name, "is not redrawn", f"Of {', '.join(known)}.")
-        require_files(folder, name, but=plots.FORMATS)
-    written: list[Path] = []
-    lacking: list[str] = []
-    for name in chosen:
-        try:
-            pictures = drawers[name]()
-        except (LookupError, TypeError, ValueError) as problem:
-            how = f"make it again by `{there[name]['command']}`"
-            lacking.append(f"{name} has no data for its picture ({problem!r}): {how}")
-            continue
-        replace_files(folder, name, pictures, kinds=plots.FORMATS)
-        written += pictures
-    if lacking:
-        raise _check.FailureError("; ".join(lacking))
-    return written
-
-
-def _redraw_study(path: Path) -> list[Path]:
-    """A study's plot from its JSON file, as the study draws it now."""
-    content = json.loads(path.read_text("utf-8"))
-    kind = TrainerAudit if content["study"] == AUDIT else find(content["study"])
-    known = {field.name for field in options(kind)}  # not what was an option once
-    given = {
-        k: tuple(v) if isinstance(v, list) else v
-        for k, v in content["setting"].items()
-        if k in known
-    }
-    study, rows = kind(**given), content["rows"]
-    panels, title = study.panels(rows), study.heading(rows)
-    figure = plots.draw(panels, title=title, columns=study.plot_columns)
-    return plots.save(figure, path.with_suffix(""), PICTURES)

@@ -6,7 +6,6 @@ A *family* is what a user chooses between (:mod:`mfopt.experiments.families`). W
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -217,15 +216,6 @@ def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
         for row, gain in zip(rows, gained, strict=True)
     )
     return tables.csv_text([*fields, *extra], lines)
-
-
-def rows_of(text: str) -> list[Row]:
-    """The rows that :func:`csv_text` wrote; their improvements are left out."""
-    kinds = {"family": str, "status": str, "size": int, "memory": int}
-    return [
-        Row(**{k: kinds.get(k, float)(v) for k, v in line.items() if k in Row._fields and v})
-        for line in csv.DictReader(text.splitlines())
-    ]
 
 
 def described(

@@ -10,8 +10,8 @@ result, which nothing here proves again.
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from typing import NamedTuple
 
 from mfopt._runtime import _check
 from mfopt.accounting.account import account
@@ -19,27 +19,25 @@ from mfopt.mechanism import Mechanism
 from mfopt.sampling import FixedOrder, Poisson
 
 
-@dataclasses.dataclass(frozen=True)
-class FilterComparison:
+class FilterComparison(NamedTuple):
     """Standard deviations of the noise on the mean gradient, both at the same user-level (ε, δ).
 
     Attributes:
-      plain_noise: C σ / n of user-wise DP-SGD.
-      filter_noise_per_threshold: noise of the filtered algorithm over τ.
-      clip_norm: C.
-      plain_multiplier, filter_multiplier: the σ of either.
+      plain_multiplier: σ of user-wise DP-SGD.
+      filter_multiplier: σ of full-batch steps at (ε/2, δ/2).
+      plain_noise: of user-wise DP-SGD over C: σ / n.
+      filter_noise_per_threshold: of the filtered algorithm over τ.
     """
 
-    plain_noise: float
-    filter_noise_per_threshold: float
-    clip_norm: float
     plain_multiplier: float
     filter_multiplier: float
+    plain_noise: float
+    filter_noise_per_threshold: float
 
     def ratio(self, threshold_over_clip: float) -> float:
         """Filtered noise over plain noise at τ/C: linear in it."""
         share = _check.positive("threshold_over_clip", threshold_over_clip)
-        return share * self.clip_norm * self.filter_noise_per_threshold / self.plain_noise
+        return share * self.filter_noise_per_threshold / self.plain_noise
 
     @property
     def break_even(self) -> float:
@@ -47,61 +45,26 @@ class FilterComparison:
         return 1 / self.ratio(1.0)
 
 
-def filter_multiplier(epsilon: float, delta: float, iterations: int) -> float:
-    """σ of full-batch steps at (ε/2, δ/2): the Gaussian part of Algorithm 3, stage 1."""
-    epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
-    mechanism = Mechanism(FixedOrder(bins=1, epochs=iterations), privacy_unit="user")
-    return account(mechanism, epsilon=epsilon / 2, delta=delta / 2).noise_multiplier
-
-
-def filter_noise(
-    epsilon: float, delta: float, iterations: int, users: int, threshold: float
-) -> float:
-    """Standard deviation of Algorithm 3's noise on the mean of all ``users``' gradients.
-
-    Args:
-      epsilon, delta: the target of the whole algorithm, user level; half of each is left to the
-        Gaussian part.
-      iterations: T, full-batch steps.
-      users: n, all of whom take part in each step.
-      threshold: τ, how far apart the gradients of good users may lie, in the units of the
-        gradients.
-    """
-    sigma = filter_multiplier(epsilon, delta, iterations)
-    users = _check.integer("users", users)
-    threshold = _check.positive("threshold", threshold)
-    log_term = epsilon + math.log(iterations) - math.log(delta)
-    return threshold * math.sqrt(8 * log_term) * sigma / users
-
-
 def compare(
-    epsilon: float,
-    delta: float,
-    iterations: int,
-    users: int,
-    user_batch: float,
-    clip_norm: float = 1.0,
+    epsilon: float, delta: float, iterations: int, users: int, user_batch: float
 ) -> FilterComparison:
     """Noise of Algorithm 3 and of user-wise DP-SGD with ``user_batch`` Poisson-sampled users.
 
     Args:
       epsilon, delta: the target of either algorithm, user level.
       iterations: T, steps of either.
-      users: n.
-      user_batch: expected number of users in a step of DP-SGD; Algorithm 3 takes all.
-      clip_norm: C, most that one user adds to a sum of DP-SGD.
+      users: N, all of whom take part in each step of Algorithm 3.
+      user_batch: expected number of users in a step of DP-SGD.
     """
+    epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
     users = _check.integer("users", users)
     batch = _check.positive("user_batch", user_batch)
     if batch > users:
         raise _check.reject("user_batch", user_batch, f"there are {users} users")
-    clip_norm = _check.positive("clip_norm", clip_norm)
-    scheme = Poisson(batch / users, iterations)
-    plain = account(Mechanism(scheme, privacy_unit="user"), epsilon=epsilon, delta=delta)
-    return FilterComparison(
-        plain_noise=clip_norm * plain.noise_multiplier / batch,
-        filter_noise_per_threshold=filter_noise(epsilon, delta, iterations, users, 1.0),
-        clip_norm=clip_norm,
-        plain_multiplier=plain.noise_multiplier,
-        filter_multiplier=filter_multiplier(epsilon, delta, iterations),
-    )
+    sampled = Mechanism(Poisson(batch / users, iterations), privacy_unit="user")
+    plain = account(sampled, epsilon=epsilon, delta=delta).noise_multiplier
+    full = Mechanism(FixedOrder(bins=1, epochs=iterations), privacy_unit="user")
+    filtered = account(full, epsilon=epsilon / 2, delta=delta / 2).noise_multiplier
+    log_term = epsilon + math.log(iterations) - math.log(delta)
+    noise = math.sqrt(8 * log_term) * filtered / users
+    return FilterComparison(plain, filtered, plain / batch, noise)

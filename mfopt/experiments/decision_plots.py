@@ -420,15 +420,6 @@ def write(
     return write_files(stem, texts, drawn, kinds)
 
 
-def redraw(stem: Path, setting: Comparison, kinds: Collection[str]) -> list[Path]:
-    """The plots drawn again from the CSV files that :func:`write` wrote."""
-    every = stem.with_name(f"{stem.name}-sizes.csv")
-    rows = comparison.rows_of(stem.with_name(f"{stem.name}.csv").read_text("utf-8"))
-    sizes = comparison.rows_of(every.read_text("utf-8")) if every.exists() else rows
-    drawn = dict(figures(setting, rows, sizes, DEFAULT_BASELINE))
-    return write_files(stem, {}, drawn, kinds)
-
-
 def improvement_panel(
     setting: Comparison, rows: Sequence[Row], baseline: str, title: str = ""
 ) -> Panel:

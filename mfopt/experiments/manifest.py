@@ -18,7 +18,6 @@ from mfopt._runtime import _check, _files
 from mfopt._version import __version__, commit
 from mfopt.experiments.cache import Cache, Cell, code_digest
 from mfopt.experiments.runner import summed, with_needs
-from mfopt.experiments.tables import csv_text
 
 MANIFEST = "manifest.json"
 
@@ -82,39 +81,6 @@ def note(
     _write(folder, manifest | {name: entry})
 
 
-def replace_files(folder: Path, name: str, files: Sequence[Path], kinds: Sequence[str]) -> None:
-    """Say in the folder's manifest that an artifact's files of some kinds are these now.
-
-    Args:
-      folder: of the manifest.
-      name: of the artifact.
-      files: new ones; those of the kinds that are none of them are deleted.
-      kinds: suffixes of the files that are replaced.
-    """
-    manifest = read_manifest(folder)
-    old, new = manifest[name]["files"], _digests(folder, files)
-    gone = {path for path in old if path.rpartition(".")[2] in kinds} - new.keys()
-    _remove(folder, gone)
-    manifest[name]["files"] = {path: old[path] for path in old.keys() - gone} | new
-    manifest[name]["drawn"] = {"version": __version__, "commit": commit()}
-    _write(folder, manifest)
-
-
-def require_files(folder: Path, name: str, but: Sequence[str]) -> None:
-    """Refuse files of an artifact that are not there, or not those that the manifest names.
-
-    Raises:
-      UsageError: such a file.
-    """
-    entry = read_manifest(folder)[name]
-    for path, digest in entry["files"].items():
-        if path.rpartition(".")[2] not in but:
-            there = (folder / path).is_file()
-            if not there or _digests(folder, [folder / path])[path] != digest:
-                rule = "is not the file that the manifest names" if there else "is missing"
-                raise _check.reject(name, path, rule, f"Make it again by `{entry['command']}`.")
-
-
 def _remove(folder: Path, paths: Iterable[str]) -> None:
     """Delete files that an entry named, if they lie in the folder."""
     for path in paths:
@@ -137,27 +103,3 @@ def _digests(folder: Path, files: Sequence[Path]) -> dict[str, str]:
 def computing(cells: Iterable[Cell], cache: Cache) -> dict[str, Any]:
     """Computing record for :func:`note` of cells and of those they need."""
     return summed(map(cache.load, with_needs(cells)))
-
-
-ALL, COMMAND = "all cells", "this command"  # the rows below those of each kind of work
-
-
-def costs_of(cells: Iterable[Cell], cache: Cache, since: float) -> str:
-    """CSV: for each kind of work its cells, their processor seconds and their seconds.
-
-    The row ``all cells`` has their sums, each cell as it was when it was computed. The row ``this
-    command``, begun at the time ``since``, has how many it computed itself and the seconds that it
-    took: what a whole rebuild takes, where its cells are all of them.
-    """
-    sums: dict[str, list[float]] = {}
-    computed = 0
-    for cell in with_needs(cells):
-        if (found := cache.load(cell)) is not None:
-            computed += cache.path(cell).stat().st_mtime >= since
-            spent = 1, found.record["cpu_seconds"], found.record["seconds"]
-            for name in (cell.name, ALL):
-                sums[name] = [a + b for a, b in zip(sums.get(name, (0, 0, 0)), spent, strict=True)]
-    sums[ALL] = sums.pop(ALL, [0, 0.0, 0.0])  # the last of them
-    rows = [(name, n, f"{cpu:.1f}", f"{wall:.1f}") for name, (n, cpu, wall) in sums.items()]
-    rows.append((COMMAND, computed, "", f"{time.time() - since:.1f}"))
-    return csv_text(("work", "cells", "cpu_seconds", "seconds"), rows)

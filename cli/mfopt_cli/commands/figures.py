@@ -18,7 +18,7 @@ from mfopt_cli.live import Live
     "--list",
     "listing",
     is_flag=True,
-    excludes=("out", "folder", "redraw", "jobs", "cache", "force", "quiet"),
+    excludes=("out", "folder", "jobs", "cache", "force", "quiet"),
     help="List the names and stop.",
 )
 @options.out(
@@ -35,14 +35,6 @@ from mfopt_cli.live import Live
     help="Rebuild the named artifacts in DIR (figures, factorizations such as blt-4-16x128-eps2, "
     "grid, comparison-16x128, audit) and note them in DIR/manifest.json.",
 )
-@options.option(
-    "--redraw",
-    is_flag=True,
-    needs={"folder": None},
-    excludes=("jobs", "cache"),
-    help="Redraw figures from the data stored beside them, with --artifacts (all, or audit, "
-    "comparison-16x128, studies/NAME); nothing is computed.",
-)
 @options.jobs
 @options.cache
 @options.force
@@ -52,7 +44,6 @@ def command(
     listing: bool,
     out: Path,
     folder: Path | None,
-    redraw: bool,
     jobs: int | None,
     cache: Path | None,
     force: bool,
@@ -85,12 +76,6 @@ def command(
         raise _check.reject("NAME", "", "name a figure, or all", "See `mfopt figures --list`.")
     if jobs is not None:
         _check.integer("jobs", jobs)
-    if redraw:
-        from mfopt.experiments import artifacts
-
-        assert folder is not None  # what --redraw needs
-        _report([str(path) for path in artifacts.redraw(names, folder)], as_json, quiet)
-        return
     store = Cache(cache or default_folder())
     loud = not quiet and not as_json
     if folder is not None:

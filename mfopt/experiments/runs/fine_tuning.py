@@ -97,13 +97,13 @@ class FineTuningCell(Cell):
             evaluate_records=self.evaluate_records,
             **private,
         )
-        trained = runs.run(rate=self.rate, seed=self.seed, selection=arm.selection)
+        losses, _ = runs.run(rate=self.rate, seed=self.seed, selection=arm.selection)
         prepared = runs.prepared
         account, guarantee = prepared.account, prepared.guarantee
         return Result(
             {
-                "before": trained.first(),
-                "after": trained.last(),
+                "before": {part: rows[0][1] for part, rows in losses.items()},
+                "after": {part: rows[-1][1] for part, rows in losses.items()},
                 "noise_multiplier": None if account is None else account.noise_multiplier,
                 "guarantee": None if guarantee is None else guarantee.describe(),
                 "parameters": prepared.model.num_params,

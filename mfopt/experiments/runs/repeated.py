@@ -15,7 +15,7 @@ import json
 import math
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,26 +32,6 @@ from mfopt.training.wiring import Wiring
 
 # setting of a run -> where a result's files put what it names
 PLACES = {"data": "corpus", "model": "pretrained", "factorization": "mechanism/mechanism.npz"}
-
-
-class Trained(NamedTuple):
-    """One run.
-
-    Attributes:
-      losses: {held-out part: [(steps done, nats per token), ...]}; infinite where it diverged.
-      tokens: that its steps read.
-    """
-
-    losses: dict[str, list[tuple[int, float]]]
-    tokens: float
-
-    def first(self) -> dict[str, float]:
-        """Losses before the first step."""
-        return {part: rows[0][1] for part, rows in self.losses.items()}
-
-    def last(self) -> dict[str, float]:
-        """Losses after the last step."""
-        return {part: rows[-1][1] for part, rows in self.losses.items()}
 
 
 class Runs:
@@ -82,7 +62,7 @@ class Runs:
         selection: str,
         evaluate_every: int = 0,
         move: float = NEAR_MOVE,
-    ) -> Trained:
+    ) -> tuple[dict[str, list[tuple[int, float]]], float]:
         """Train once.
 
         Args:
@@ -91,6 +71,10 @@ class Runs:
           selection: rule by which a user's records are chosen.
           evaluate_every: steps between evaluations; 0: before and after only.
           move: of a fitted rate: how far the noise alone moves a parameter.
+
+        Returns:
+          {held-out part: [(steps done, nats per token), ...]}, from before the first step on,
+          infinite where it diverged; and the tokens that its steps read.
         """
         prepared, config, secret = self.prepared, self._config, RunSecret.pinned(seed)
         wired = Wiring(config, prepared.account, secret, prepared.mesh)
@@ -117,7 +101,7 @@ class Runs:
                     losses[part].append((done, loss if math.isfinite(loss) else math.inf))
             if done == prepared.steps:
                 break
-        return Trained(losses, tokens)
+        return losses, tokens
 
     def _evaluated(self, params: Any) -> dict[str, float]:
         most = self._config.evaluate_records

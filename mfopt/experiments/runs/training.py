@@ -149,7 +149,7 @@ class TrainRunCell(Cell):
             seed=0,
             **{name: getattr(self, name) for name in names},
         )
-        trained = runs.run(
+        losses, tokens = runs.run(
             rate=self.learning_rate,
             move=self.noise_move,
             seed=self.seed,
@@ -158,9 +158,9 @@ class TrainRunCell(Cell):
         )
         return Result(
             {
-                "losses": trained.losses,
+                "losses": losses,
                 "steps": runs.prepared.steps,
-                "tokens": trained.tokens,
+                "tokens": tokens,
                 "noise_multiplier": mechanism.record["noise_multiplier"],
             }
         )

@@ -74,12 +74,6 @@ class Study(abc.ABC):
     plot_columns: ClassVar[int | None] = None
     scale: ClassVar[str] = ""
 
-    def __post_init__(self) -> None:
-        for field in options(type(self)):
-            if field.metadata["option"]["kind"] is float:
-                value = getattr(self, field.name)
-                object.__setattr__(self, field.name, _floats(value))
-
     def check(self) -> Self:
         """Return this study, or raise :class:`UsageError` that names a field that cannot be."""
         for field in options(type(self)):
@@ -133,13 +127,6 @@ class Study(abc.ABC):
             if value != field.default:
                 words += [option_of(field)] if value is True else [option_of(field), worded(value)]
         return shlex.join(words)
-
-
-def _floats(value: Any) -> Any:
-    """Whole numbers as floats, in a tuple too; what is no number stays for the checks."""
-    if isinstance(value, tuple):
-        return tuple(map(_floats, value))
-    return float(value) if type(value) is int else value
 
 
 class ChosenRate(NamedTuple):
