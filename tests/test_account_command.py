@@ -311,29 +311,6 @@ def test_no_epsilon_is_a_place_to_ask_delta_at_and_no_target(words, capsys):
     assert "must be greater than 0" in refused(capsys, *words, "--eps", "0", "--delta", "1e-3")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["dpsgd"],
-        ["uls"],
-        ["els", "--group-size", "3"],
-        ["banded", "--bands", "2"],
-        ["banded", "--bands", "2", "--group-size", "2"],
-        ["fedavg"],
-        ["fedavg", "--conversion", "improved"],
-        ["fedavg", "--conversion", "pld"],
-    ],
-    ids=" ".join,
-)
-def test_who_never_takes_part_loses_nothing(words, capsys):
-    never = [*words, "--probability", "0", "--iters", "9", "--json"]
-    found = first(run(capsys, *never, "--noise-multiplier", "1", "--delta", "1e-5"))
-    assert found["epsilon"] == 0
-    if "--group-size" not in words or words[0] == "els":
-        free = first(run(capsys, *never, "--eps", "1", "--delta", "1e-5"))
-        assert free["noise_multiplier"] == 0
-
-
 def test_adjacency_is_the_mechanisms(capsys):
     words = ["--batch-size", "20", "--population", "400", "--iters", "40", *AT]
     for adjacency in ("zero-out", "replace"):
@@ -458,21 +435,3 @@ def test_a_bound_is_shown_with_what_some_data_attain(adjacency, capsys):
     line = next(one for one in capsys.readouterr().out.splitlines() if "at least" in one)
     shown = float(line.split("ε = ")[1].split(",")[0])
     assert below * (1 - 1e-5) < shown <= below
-
-
-def test_a_closed_form_is_called_one(capsys):
-    words = ["--noise-multiplier=3", "--delta=1e-5"]
-    main(["account", "dpsgd", "--probability=1", "--iters=100", *words])
-    assert "exact, in closed form" in capsys.readouterr().out
-    main(["account", "dpsgd", "--probability=0.1", "--iters=100", *words])
-    assert "exact up to discretization" in capsys.readouterr().out
-
-
-def test_other_methods_of_a_group_are_shown_with_what_is_proved_of_it(capsys):
-    words = ["--group-size=3", "--noise-multiplier=1", "--delta=1e-5", "--probability=0.01"]
-    main(["account", "group", *words, "--iters=100", "--json"])
-    tight, *others = json.loads(capsys.readouterr().out)["results"]
-    bounds = [one for one in others if one["status"] == "bound"]
-    assert bounds and tight["status"] == "exact"
-    for one in bounds:
-        assert one["details"]["bracket"] == [tight["details"]["bracket"][0], one["epsilon"]]

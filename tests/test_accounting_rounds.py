@@ -11,7 +11,6 @@ from scipy import stats
 from mfopt.accounting import Mechanism, account, loss_distribution
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition
-from mfopt.accounting.loss_distribution.grid import Law
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile, smallest_epsilon
 from mfopt.accounting.loss_distribution.tilting import log_ceiling
@@ -335,19 +334,6 @@ def test_the_chance_of_taking_part_may_be_1_to_rounding(probability, group_size,
     expected = -math.expm1(rounds * group_size * math.log1p(-probability))
     assert expected - 1e-15 <= math.exp(RoundsProfile(mixture, rounds, 1.0).log_chance) <= 1
     assert math.exp(RoundsProfile(mixture, rounds, 1.0).log_chance) <= expected + 1e-12
-
-
-@pytest.mark.parametrize("rounds", [16, 1000])
-def test_what_is_known_of_a_round_serves_any_number_of_rounds(rounds):
-    law = Law.of(Mixture.binomial(1, 0.01), 1.5, 100, -60.0, False)
-    law.chernoff(3.0, +1), law.chernoff(3.0, -1)
-    within = dataclasses.replace(law, rounds=rounds)
-    fresh = dataclasses.replace(within, known={})
-    for side in (+1, -1):
-        assert within.chernoff(3.0, side) == fresh.chernoff(3.0, side) != law.chernoff(3.0, side)
-    # of the losses that are left at a small ε it says nothing
-    one = dataclasses.replace(law, rounds=1)
-    assert one.at(0.01).log_moment(3.0) < one.log_moment(3.0) == law.log_moment(3.0) / 100
 
 
 def test_wider_floats_round_away_less():

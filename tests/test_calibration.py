@@ -28,8 +28,7 @@ from mfopt.accounting.monte_carlo import (
     protocol,
     sampled,
 )
-from mfopt.accounting.monte_carlo.calibrate import decreasing_root, rough
-from mfopt.accounting.monte_carlo.frozen import LogDelta
+from mfopt.accounting.monte_carlo.calibrate import decreasing_root
 from mfopt.calibration import calibrate, certify, release
 from mfopt.errors import FailureError, UsageError
 from mfopt.sampling import BallsInBins
@@ -76,54 +75,12 @@ def test_root_finder_survives_any_reported_slope(root, start, power, scale, slop
     assert len(seen) <= 200
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    root=st.floats(-3, 3),
-    off=st.floats(-0.02, 0.02),
-    bend=st.floats(-1, 1),
-    slope=st.floats(-100, -0.1),
-)
-def test_a_short_newton_step_with_a_true_slope_is_taken_unseen(root, off, bend, slope):
-    """The same root as by a bracket, in fewer looks; a step that is not short is looked at."""
-    seen = []
-
-    def function(x):
-        seen.append(x)
-        far = x - root
-        return slope * (far + bend * far**2), slope * (1 + 2 * bend * far)
-
-    found = decreasing_root(function, root + off, straight=5e-4)
-    assert abs(found - root - 2.5e-7) <= 2.6e-7
-    assert len(seen) <= 3
-    assert abs(found - seen[-1]) <= 5e-4 or len(seen) == 1
-
-
 def test_root_finder_ends_where_there_is_no_root():
     for value in (1.0, -1.0, math.inf, -math.inf):
         with pytest.raises(FailureError, match="no sign change"):
             decreasing_root(lambda x, value=value: (value, -1.0), 0.0)
     with pytest.raises(FailureError, match="not a number"):
         decreasing_root(lambda x: (math.nan, -1.0), 0.0)
-
-
-def test_a_first_search_looks_at_its_end():
-    """Few samples far from the root: a slope four times too steep points to a third of the way.
-
-    So it was at 8 × 16 under fresh bins, ε = 8: 16 of 100 seeds had σ up to 45% high, from where
-    no proposal reached the root.
-    """
-
-    class Estimate:
-        def evaluate(self, log_sigma):
-            steep, error = (120.0, 0.45) if log_sigma > 0.25 else (30.0, 0.1)
-            return LogDelta(math.log(1e-5) - 30 * log_sigma, -steep, error)
-
-    class Loss:
-        def frozen(self, *_):
-            return Estimate()
-
-    found = rough(Loss(), 8.0, 1e-5, chunked.seed_key(0), start=math.exp(0.3))
-    assert abs(math.log(found)) < 0.01
 
 
 # --- σ -------------------------------------------------------------------------------------------

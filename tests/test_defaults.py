@@ -155,19 +155,6 @@ def test_the_library_takes_the_usual_form(monkeypatch):
     ]
 
 
-def test_a_file_in_the_way_of_either_form_is_refused_at_once(tmp_path, monkeypatch, capsys):
-    from mfopt_cli.main import main
-
-    monkeypatch.chdir(tmp_path)
-    for kind in BOTH:
-        path = tmp_path / f"mfopt-{kind}-4x4-eps8.npz"
-        path.touch()
-        with pytest.raises(SystemExit) as stop:
-            main(["optimize", *COMMAND])
-        assert stop.value.code == 2 and path.name in capsys.readouterr().err
-        path.unlink()
-
-
 def test_the_page_says_what_the_tables_say():
     tables = []
     for name in ("strategies-8x32", "strategies-32x32", "comparison-16x128"):

@@ -25,7 +25,6 @@ from mfopt.accounting.monte_carlo import (
     pattern_frozen,
 )
 from mfopt.accounting.monte_carlo import patterns as pattern
-from mfopt.accounting.monte_carlo.calibrate import calibrate
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
 from mfopt.accounting.monte_carlo.frozen import LogDelta
@@ -268,39 +267,6 @@ def test_values_clipped_in_the_add_direction_and_the_rest_are_the_whole(strong):
     assert np.max(found) < 1.3 * mean
     wrong = clipped.tilt.detail._replace(high=0.9 * clipped.tilt.detail.low)
     assert np.all(np.isnan(bounds(clipped.tilt._replace(detail=wrong), 2)))
-
-
-def test_a_proposal_that_fails_at_one_noise_multiplier_is_placed_beside_it():
-    class Estimate:
-        samples = 64
-
-        def __init__(self, blind):
-            self.blind = blind
-
-        def evaluate(self, log_sigma):
-            if self.blind:
-                return LogDelta(-math.inf, -math.inf, math.inf)
-            return LogDelta(-12 * log_sigma, -12.0, 0.01)
-
-        def log_delta_add(self, log_sigma):
-            return -math.inf
-
-    class Loss(FreshBinsLoss):
-        def __init__(self):
-            self.placed, self.large = [], 0
-
-        def start(self, epsilon, delta):
-            return 2.0
-
-        def frozen(self, noise_multiplier, epsilon, samples, key):
-            self.placed.append(noise_multiplier)
-            self.large += samples == 64
-            return Estimate(samples == 64 and self.large == 1)  # the first of the large ones
-
-    loss = Loss()
-    found = calibrate(loss, 1.0, 1e-5, samples=64, seed=0)
-    np.testing.assert_allclose(found.noise_multiplier, 1e5 ** (1 / 12), rtol=1e-5)
-    assert loss.large == 2 and loss.placed[-1] > loss.placed[-2]
 
 
 def test_no_number_is_not_a_small_delta():

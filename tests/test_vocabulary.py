@@ -258,32 +258,6 @@ def test_commands_of_the_manifest_are_spelt_as_today(monkeypatch):
         misspelt("mfopt optimize --epoch-count 2")
 
 
-def test_lists_and_counts_of_benchmarks_are_those_of_the_commands(capsys):
-    from harness import Bench, count, listed
-
-    bench = Bench(
-        "bench_nothing.py",
-        "mfopt bench nothing",
-        params=([1], "sizes", listed(count), "--sizes"),
-        kinds=(["a"], "kinds", listed(str, "ab")),
-    )
-    parser = bench.parser()
-    assert parser.parse_args(["--params", "1e6,10M"]).params == [10**6, 10**7]
-    assert parser.parse_args(["--sizes", "3"]).params == [3]
-    assert parser.parse_args([]).params == [1]
-    for words, said in (
-        (["--params", "1.5"], "not a whole number"),
-        (["--kinds", "a,c"], "'c' is none of a, b"),
-        (["--out", "/no/such/folder/x.json"], "its folder does not exist"),
-    ):
-        with pytest.raises(SystemExit) as stopped:
-            parser.parse_args(words)
-        assert stopped.value.code == 2 and said in capsys.readouterr().err
-    bench.work(lambda options: None)
-    bench.main(["--params", "2", "--out", "x", "--kinds=a", "--out=y"])
-    assert bench.how == "mfopt bench nothing --params 2 --kinds=a"
-
-
 # --- messages ------------------------------------------------------------------------------------
 
 
