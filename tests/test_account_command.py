@@ -135,17 +135,6 @@ def test_group_shows_every_method_and_what_is_beyond_range(capsys):
     assert "beyond numerical range" in run(capsys, "group", *words, "--floor", "1e-15")
 
 
-@pytest.mark.release
-def test_what_else_touches_the_data_costs_epsilon(capsys):
-    words = ["--bins", 4, "--epochs", 2, "--noise-multiplier", 2.5, "--delta", "1e-3"]
-    words += ["--samples", 8192, "--seed", 1, "--json"]
-    alone, both = (
-        first(run(capsys, "balls-in-bins", *words, *also)) for also in ([], ["--also", "pure:0.3"])
-    )
-    assert alone["epsilon"] < both["epsilon"] < 1.1 * (alone["epsilon"] + 0.3)
-    assert both["status"] == "certified" and both["failure_probability"] > 0
-
-
 GOOD = {
     "dpsgd": {"--probability": "0.05", "--iterations": "40"},
     "els": {"--probability": "0.05", "--iterations": "40", "--group-size": "2"},

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import mfopt
-from mfopt import optimize
 from mfopt import strategies as S
 from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import auto, memory
@@ -223,21 +222,3 @@ def test_the_command_prints_what_was_tried(searched, tmp_path, capsys, monkeypat
     assert "fresh-bins, banded-toeplitz (2): RMSE" in text
     found = mfopt.load(path)
     assert found.provenance["at_most"] == 1 and len(found.provenance["tried"]) == 5
-
-
-@pytest.mark.release
-def test_fresh_bins_are_optimized_by_tangents():
-    found = optimize.optimize(
-        FreshBins(4, 2),
-        2.0,
-        1e-3,
-        strategy="banded-toeplitz",
-        bands=2,
-        init=S.BandedToeplitz(np.array([1.0, 0.1])),
-        samples=512,
-        steps=6,
-        seed=0,
-    )
-    values = found.history[:, 1]
-    assert np.all(np.isfinite(values)) and values.min() < values[0] - 0.01
-    assert found.strategy.materialize(8)[1, 0] > 0

@@ -99,22 +99,6 @@ def test_the_product_and_its_gradient_are_those_of_the_dense_matrix():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11), found, expected)
 
 
-@pytest.mark.release
-def test_a_product_by_buffers_is_the_one_by_modes(monkeypatch):
-    strategy, scheme = _case(3, 7, [0.9, 0.3, 0.05])
-    slope = np.random.default_rng(4).normal(size=(7, 7))
-
-    def product():
-        with jax.enable_x64(True):  # compiled as one program, in a fifth of the time of its steps
-            return float(jax.jit(lambda slope: strategy.gram_product(slope, scheme))(slope))
-
-    by_modes, calls, asked = product(), [], blt_gram.product
-    monkeypatch.setattr(time_scaled, "_PAYS", 1)
-    monkeypatch.setattr(blt_gram, "product", lambda *a: calls.append(1) or asked(*a))
-    np.testing.assert_allclose(product(), by_modes, rtol=1e-12)
-    assert calls and not strategy.has_structured_gram(scheme)
-
-
 def test_many_epochs_need_no_modes():
     strategy, scheme = _case(200, 2, [0.999, 0.2])
     modes = _modes(strategy, scheme)

@@ -258,18 +258,6 @@ def test_a_file_that_ends_too_early_is_no_interrupt(made, monkeypatch):
 
 
 @pytest.mark.release
-def test_init_and_own_workload(made, tmp_path):
-    own = tmp_path / "own.npy"
-    np.save(own, 0.9 ** np.arange(8))
-    first, second = tmp_path / "first.npz", tmp_path / "second.npz"
-    shared = ["--strategy=banded-toeplitz", "--bands=2", f"--workload={own}", "--quiet"]
-    shared += ["--samples=256", "--steps=3"]
-    assert run(*TINY, *shared, "--init", made[0], "--out", first) == (0, "", "")
-    assert run(*TINY, *shared, "--init", first, "--out", second) == (0, "", "")
-    assert mfopt.load(second).workload.kind == "toeplitz"
-
-
-@pytest.mark.release
 def test_an_audit_without_an_upper_bound_says_so_and_is_json():
     blt = Path(__file__).parents[1] / "artifacts/factorizations/blt-4-8x32-eps2.npz"
     words = ["audit", blt, "--canaries", 100, "--seed", 1]

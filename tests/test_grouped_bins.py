@@ -78,38 +78,6 @@ def test_the_gradient_through_groups_is_that_of_differences():
     np.testing.assert_allclose(at.mode_norm, norms.max(), rtol=0.05)
 
 
-@pytest.mark.release
-def test_a_search_with_many_bins_ends_where_one_over_all_of_them_does(monkeypatch):
-    scheme, names = BallsInBins(bins=24, epochs=2), []
-
-    def search(progress=lambda event: names.append(event.stage)):
-        return optimize(
-            scheme, 2.0, 1e-3, buffers=2, time_scale=True, seed=0, steps=12, progress=progress
-        )
-
-    def rmse(found):
-        sigma = calibrate(law(scheme).loss(found.strategy), 2.0, 1e-3, samples=2**14, seed=1)
-        return np.exp(objective.log_rmse(PrefixSums(), 48)(found.strategy, sigma.noise_multiplier))
-
-    whole = rmse(search())
-    assert not any("first" in name or "grouped" in name for name in names)
-    monkeypatch.setattr(design_point, "MOST", 8)
-    monkeypatch.setattr(run, "_FEW_BINS", 8)
-    grouped = search()
-    assert any("8 bins first" in name for name in names)
-    assert any(name.endswith("bins grouped") for name in names)
-    assert rmse(grouped) < 1.01 * whole
-
-    def stop(event):
-        if "first" in event.stage:
-            raise KeyboardInterrupt
-
-    with pytest.raises(InterruptedOptimization) as stopped:
-        search(stop)
-    # what is kept is of the size that was asked for, not of the few bins
-    assert len(stopped.value.best.strategy.rows) == scheme.iterations
-
-
 @pytest.mark.ci
 def test_of_very_many_bins_c_is_searched_for_fewer_and_stretched(monkeypatch, tmp_path):
     scheme, names = BallsInBins(bins=32, epochs=2), []

@@ -4,11 +4,7 @@ Statistical comparisons use fixed seeds and ``K`` standard errors. Each has a co
 comparison with something wrong in it must fail.
 """
 
-import json
 import math
-import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -19,7 +15,6 @@ import scipy.special
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import with_devices
 from selection import few
 from test_strategies import SOME_KINDS, dense_modes, every_strategy
 
@@ -560,41 +555,6 @@ def test_a_bet_is_chosen_well_and_values_are_bounded():
 
 
 # --- machines and memory -------------------------------------------------------------------------
-
-_PROGRAM = """
-import json, math, jax
-from test_montecarlo import figures
-print(json.dumps([jax.local_device_count(), figures()]))
-"""
-
-
-def figures():
-    """Results over several chunks with a pinned seed."""
-    pair = pair_of(BLT)[0]
-    found = plain.delta(pair, 3.5, EPSILON, samples=300_000, seed=11)
-    remove = remove_bound(
-        pair, 3.5, EPSILON, order=2, samples=300_000, beta=1e-6, key=chunked.seed_key(12)
-    )
-    at = pairs.frozen_samples(pair, 3.5, EPSILON, 4096, chunked.seed_key(13)).evaluate(
-        math.log(3.5)
-    )
-    return [*found, *remove, *at]
-
-
-@pytest.mark.release
-def test_results_do_not_depend_on_the_number_of_devices():
-    environment = with_devices(4)
-    environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    devices, found = json.loads(done.stdout)
-    assert devices == 4
-    np.testing.assert_allclose(found, figures(), rtol=1e-13)
 
 
 def test_sample_counts_are_rounded_up_never_down():

@@ -340,20 +340,6 @@ def test_float64_noise_needs_64_bit_mode():
 N = 11
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_jax_privacy_streaming_matrix_is_the_dense_inverse(kind):
-    pytest.importorskip("jax_privacy")
-    from mfopt.noise.for_jax_privacy import inverse_as_streaming_matrix
-
-    strategy = every_strategy(N)[kind]
-    matrix = inverse_as_streaming_matrix(make(strategy, N))
-    exact = np.asarray(strategy.solve(np.eye(N)))
-    np.testing.assert_allclose(matrix.materialize(N), exact, atol=1e-5)
-    # rows past n are NaN, not a repetition of the last one
-    assert np.all(np.isnan(matrix.materialize(N + 1)[N]))
-
-
 @pytest.mark.ci
 def test_jax_privacy_makes_the_same_noise_step_by_step():
     pytest.importorskip("jax_privacy")

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from selection import before_release
-from test_optimize import PREFIX, SCHEME, N, error_of, objective_for
+from test_optimize import PREFIX, SCHEME, N, objective_for
 from test_strategies import every_strategy
 
-from mfopt import optimize
 from mfopt import strategies as S
 from mfopt.accounting.monte_carlo import design_point, dominating_pair
 from mfopt.errors import UsageError
@@ -305,24 +304,3 @@ def test_scaled_parameters_round_trip_and_have_gradients(rows):
     reached.check_entries(N)
     with pytest.raises(UsageError, match="knots"):
         Scaling(knots=1)
-
-
-@pytest.mark.release
-def test_time_scaling_pays_and_every_kind_of_it_is_found():
-    options = {"samples": 2048, "seed": 5, "bands": 3, "buffers": 2}
-    plain = optimize.optimize(SCHEME, 2.0, 1e-4, strategy="blt", **options)
-    for kind in ("blt", "toeplitz", "banded-toeplitz"):
-        found = optimize.optimize(
-            SCHEME, 2.0, 1e-4, strategy=kind, time_scale=Scaling(knots=5), **options
-        )
-        assert found.strategy.kind == "time-scaled" and found.strategy.base.kind == kind
-        gram = np.asarray(found.strategy.gram(SCHEME))
-        assert np.max(np.diagonal(gram)) == pytest.approx(1)
-        if kind != "banded-toeplitz":  # three bands are too few here
-            assert error_of(found) < error_of(plain) - 0.01
-    again = optimize.optimize(
-        SCHEME, 2.0, 1e-4, strategy="blt", time_scale=True, init=plain.strategy, **options
-    )
-    assert error_of(again) < error_of(plain) - 0.01
-    with pytest.raises(UsageError, match="time scale"):
-        optimize.optimize(SCHEME, 2.0, 1e-4, strategy="dense", time_scale=True)

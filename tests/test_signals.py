@@ -1,10 +1,7 @@
 """SIGTERM and SIGHUP end work as Ctrl-C does; a result that was found is somewhere afterwards."""
 
 import errno
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -207,27 +204,3 @@ def test_a_full_disk_does_not_end_the_search(tmp_path, monkeypatch):
 
 
 # --- the whole command ----------------------------------------------------------------------------
-
-
-@pytest.mark.release
-def test_sigterm_keeps_the_best_so_far_and_exits_143(tmp_path):
-    out = tmp_path / "one.npz"
-    code = "from mfopt_cli.main import main; main()"
-    arguments = (
-        "optimize --epochs 2 --iters 4 --eps 2 --strategy banded-toeplitz --bands 2 "
-        f"--optimizer adam --steps 100000 --samples 20000 --out {out}"
-    ).split()
-    run = subprocess.Popen(
-        [sys.executable, "-u", "-c", code, *arguments],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    for line in run.stderr:
-        if "banded-toeplitz" in line and "step" in line:
-            break
-    run.send_signal(signal.SIGTERM)
-    _, said = run.communicate(timeout=120)
-    assert run.returncode == 143, said
-    assert mfopt.load(out).guarantee.status == "estimate" and "NOT CERTIFIED" in said
-    assert os.listdir(tmp_path) == ["one.npz"]
