@@ -3,6 +3,7 @@
 import importlib.metadata
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from mfopt_cli.main import cli
@@ -12,6 +13,7 @@ from mfopt._runtime import _plugins
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import load
+from mfopt.noise import from_factorization
 from mfopt.optimize import kinds
 from mfopt.strategies import base
 
@@ -131,6 +133,9 @@ def test_a_strategy_of_a_plugin_is_optimized_by_name(install, tmp_path):
         assert done.exit_code == 0, done.output
         made = load(tmp_path / "made.npz")
         assert made.strategy.kind == "plugin-decaying" and made.guarantee.status == "certified"
+        stream = from_factorization(made, clip_norm=1.0, past="dense")
+        noise, _ = stream.next(stream.init(np.zeros(2, np.float32)))
+        assert np.all(np.isfinite(noise)) and np.all(noise != 0)
     finally:
         kinds._KINDS.pop("plugin-decaying", None)
         base._KINDS.pop("plugin-decaying", None)
