@@ -490,49 +490,6 @@ def test_a_saved_run_goes_on(expected):
 
 
 @pytest.mark.ci
-def test_flax_nnx_and_equinox_modules_are_parameters():
-    nnx, eqx = pytest.importorskip("flax.nnx"), pytest.importorskip("equinox")
-    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
-    start = jax.tree.map(np.array, nnx.state(model, nnx.Param))
-    state = RUN.init(nnx.state(model, nnx.Param), seed=SEED)
-
-    @nnx.jit
-    def train(model, optimizer, state, batch):
-        graph, params = nnx.split(model)
-
-        def loss(params, example):
-            return nnx.merge(graph, params)(example[0])[example[1]]
-
-        mean, state = RUN.gradient(jax.grad(loss), params, (X, Y), batch, state)
-        optimizer.update(model, mean)
-        return state
-
-    state = train(model, optimizer, state, RUN.batches(state)[0])
-    linear = eqx.nn.Linear(4, 3, key=jax.random.key(0))
-    linear = eqx.tree_at(
-        lambda m: (m.weight, m.bias), linear, (start["kernel"].get_value().T, start["bias"][...])
-    )
-
-    def loss(linear, example):
-        return linear(example[0])[example[1]]
-
-    one = RUN.init(eqx.filter(linear, eqx.is_inexact_array), seed=SEED)
-    mean, one = eqx.filter_jit(RUN.gradient)(
-        eqx.filter_grad(loss), linear, (X, Y), RUN.batches(one)[0], one
-    )
-    moved = eqx.apply_updates(linear, jax.tree.map(jnp.negative, mean))
-    assert int(one.noise.step) == int(state.noise.step) == 1
-    # step 0 is empty: both moved by the noise of their leaves alone
-    assert not np.array_equal(moved.weight, linear.weight)
-    drawn = RUN.stream.next(RUN.stream.init(start, seed=SEED))[0]
-    found = jax.tree.map(lambda a, b: a - b, start, nnx.state(model, nnx.Param))
-    jax.tree.map(
-        lambda f, z: np.testing.assert_allclose(f, z / RUN.normalizer, atol=2e-6), found, drawn
-    )
-
-
-@pytest.mark.ci
 def test_grain_reads_the_batches(expected):
     grain = pytest.importorskip("grain")
     state = RUN.init(PARAMS, seed=SEED)

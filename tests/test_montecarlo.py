@@ -456,26 +456,6 @@ def test_a_ceiling_that_does_not_hold_leaves_no_number(kind):
         assert math.isnan(found.value) == (shift < 0)
 
 
-@pytest.mark.parametrize("kind", ["chain", "shift"])
-def test_range_bound_is_attained_with_one_mode(kind):
-    # with one mode Hölder is an equality, so the ceiling must be approached: it is not merely safe.
-    # A block of points cannot reach it: single values are looked at.
-    one = np.ones((1, 1))
-    for order in (1, 4):
-        epsilon = (1 + order) - 0.5  # where the proposal puts its samples
-        pair = dominating_pair.DominatingPair(one, one)
-        tilt = pairs.tilt(kind, order, pair, Point(1.0, epsilon))
-        exponents = (1 + order) + np.linspace(-4, 4, 4001)[:, None]
-        loss = exponents[:, 0] - 0.5
-        log_weight = {
-            "chain": order * (order + 1) / 2 - order * loss,
-            "shift": loss - (1 + order) * exponents[:, 0] + (1 + order) ** 2 / 2,
-        }[kind]
-        with np.errstate(divide="ignore"):
-            values = log_weight + np.log(np.maximum(-np.expm1(epsilon - loss), 0))
-        assert tilt.log_ceiling - 1e-4 < values.max() <= tilt.log_ceiling + 1e-9
-
-
 def test_the_ceiling_alone_is_a_bound():
     pair = dominating_pair.exact(S.Identity(), SMALL)
     sampled_bound = add_bound(pair, 2.0, 2.0, samples=256, beta=0.1, key=chunked.seed_key(0))
