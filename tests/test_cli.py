@@ -323,28 +323,6 @@ def test_help_and_bad_usage_wait_for_nothing_large():
     assert "'no' is none of blt" in done.stderr and "--eps -2.0: must be" in done.stderr
 
 
-@pytest.mark.parametrize(("given", "found"), [(None, "4"), ("20", "20")])
-def test_threads_of_the_blas_are_told_to_sleep_before_there_are_any(made, given, found):
-    """What OpenBLAS reads once, where it is loaded; a choice of the user's own stays."""
-    program = (
-        "import os, sys\n"
-        "class Watch:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'numpy': print(os.environ.get('OPENBLAS_THREAD_TIMEOUT'))\n"
-        "sys.meta_path.insert(0, Watch())\n"
-        "from mfopt_cli.main import main\n"
-        f"main(['show', {str(made[0])!r}])\n"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_THREAD_TIMEOUT"}
-    if given is not None:
-        environment["OPENBLAS_THREAD_TIMEOUT"] = given
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == found
-
-
 def test_the_kinds_that_help_names_are_those_that_can_be_asked_for():
     own = [k for k in kinds.every() if registered()[k].__module__.startswith("mfopt.")]
     assert list(StrategyName.names) == own

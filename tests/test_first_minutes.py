@@ -76,7 +76,7 @@ def _set_age(path, seconds):
 
 
 def test_compare_writes_the_file_that_is_named(tmp_path):
-    words = "compare --epochs 2 --iters 4 --eps 2 --include dpsgd --quiet --jobs 1 --cache"
+    words = "compare --epochs 2 --iters 4 --eps 2 --include dpsgd+poisson --quiet --jobs 1 --cache"
     for suffix in ("", ".csv"):
         (folder := tmp_path / f"to{suffix}").mkdir()
         out = ["--out", str(folder / f"x{suffix}")]

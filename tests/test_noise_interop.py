@@ -117,16 +117,6 @@ def test_torch_noise_of_other_devices_goes_on_from_its_state(kind, monkeypatch):
             other.load_state_dict(counted.state_dict())
 
 
-def test_a_joined_state_is_that_of_every_part_on_other_devices():
-    from mfopt.noise._torch_parts import OnDevice
-
-    made = (make(S.Toeplitz(np.ones(N))), (0,), ((3,),), torch.device("cpu"), ((6,),))
-    alone, first, second = (OnDevice(*made, part) for part in ((0, 1), (0, 2), (1, 2)))
-    assert first.draws == second.draws != alone.draws
-    key = np.arange(8, dtype=np.uint32)
-    assert not torch.equal(first.next(key, 0)[0], second.next(key, 0)[0])
-
-
 def test_parameters_without_elements_have_noise_without_any():
     stream = make(S.BLT(np.array([0.3]), np.array([0.5])))
     noise = TorchNoise(stream, [torch.zeros(0, 3), torch.zeros(2)])

@@ -10,7 +10,6 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from selection import before_release, few
 from test_strategies import every_strategy
@@ -621,17 +620,6 @@ def test_a_wave_keeps_its_form_when_buffers_are_added():
     assert [s.size.buffers for s in kinds.Stage(entry, size).way()] == [4, 6]
     with pytest.raises(UsageError, match="buffers = 3: must be at least 4"):
         kinds.Stage(entry, size._replace(buffers=3)).kind.starts(size._replace(buffers=3))
-
-
-@pytest.mark.parametrize("name", ["rprop", "scale_by_rprop"])
-def test_optax_optimizers_that_need_other_arguments_are_refused(name):
-    if not hasattr(optax, name):
-        pytest.skip("not in this optax")
-
-    with pytest.raises(UsageError, match="cannot be used here"):
-        optimizers.optax_method(
-            Bowl(), np.ones(3), optimizers.Trace(), name=name, steps=3, tolerance=1e-6
-        )
 
 
 @pytest.mark.parametrize(

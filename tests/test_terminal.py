@@ -9,7 +9,6 @@ import threading
 
 import pytest
 from mfopt_cli import display
-from mfopt_cli.live import Pace
 
 from mfopt import words
 
@@ -159,22 +158,6 @@ def test_dumb_terminals_and_pipes_get_lines():
         "second stage",
         "something to keep",
     ]
-
-
-def test_the_pace_leaves_out_what_came_before_and_one_compilation():
-    pace = Pace()
-    pace.note(100.0, 0)
-    assert pace.seconds is None
-    pace.note(150.0, 1)  # 50 seconds of compilation before the first
-    assert pace.seconds is None
-    pace.note(151.0, 2)
-    assert pace.seconds == pytest.approx(1.0)
-    pace.note(171.0, 3)  # a second compilation
-    pace.note(172.0, 4)
-    pace.note(176.0, 8)
-    assert pace.seconds == pytest.approx(1.0)
-    pace.note(177.0, 8)  # nothing finished
-    assert pace.seconds == pytest.approx(1.0)
 
 
 # --- numbers -------------------------------------------------------------------------------------
