@@ -91,26 +91,25 @@ def build(
         (with the places of the first ten bad ones), and sizes of the parts.
 
     Raises:
-        UsageError: no public text to train a tokenizer on; ``out`` exists; the unfinished build
-            found was another one; a bad line where ``on_bad`` is "fail"; public text that holds
-            private records.
+        UsageError: ``out`` exists; the unfinished build found was another one; a bad line where
+            ``on_bad`` is "fail"; public text that holds private records.
         FailureError: no record is left.
     """
     options = options or Options()
     target = _files.check_output(out, force=force or bool(reuse), name="out", folder=True)
     if target.exists() and not (target / REPORT).is_file():
         raise _check.reject("out", str(out), "is not a built data folder, so it is not replaced")
-    if isinstance(tokenizer, int) and public is None:
+    own = tokenizer if isinstance(tokenizer, Tokenizer) else None
+    if own is None and public is None:
         rule = "a tokenizer is part of the released model and is not trained on private data"
         way_out = "Give a tokenizer.json, or public text to train on."
         raise _check.reject("tokenizer", tokenizer, rule, way_out)
     work = target.with_name(f"{target.name}.partial")
-    asked = tokenizer if isinstance(tokenizer, int) else tokenizer.digest
     plan: dict[str, Any] = {
         "mfopt": __version__,
         "source": source.describe(),
         "public": None if public is None else public.describe(),
-        "tokenizer": asked,
+        "tokenizer": tokenizer if own is None else own.digest,
         "options": dataclasses.asdict(options),
     }
     if reuse and target.exists():
@@ -123,7 +122,7 @@ def build(
         if reuse == "alike" or not _changed(made, plan):
             return dict(json.loads((target / REPORT).read_text()))
     _begin(work, plan, restart, drop=bool(reuse))
-    tokenizer = _settle_tokenizer(work, tokenizer, public, progress)
+    tokenizer = own or _trained(work / FILE_NAME, tokenizer, public, progress)
     parts = {"train": (source, options)}
     if public is not None:
         parts["public"] = (public, dataclasses.replace(options, hold_out=HoldOut()))
@@ -134,6 +133,7 @@ def build(
     for name, (origin, chosen) in parts.items():
         with TokenStoreBuilder(work / name, tokenizer.vocab_size) as builder:
             counts = _fill(builder, origin, tokenizer, chosen, name, progress)
+            _require_records(counts, name)
             metadata = {
                 "mfopt": __version__,
                 "source": plan["public" if name == "public" else "source"],
@@ -143,7 +143,14 @@ def build(
                 "hold_out": dataclasses.asdict(chosen.hold_out),
                 "public": name == "public",
             }
-            _group(builder, final, name, metadata, chosen, counts, progress)
+            counts |= builder.finish(
+                final,
+                metadata,
+                name=name,
+                hold_out=chosen.hold_out,
+                drop_duplicates=chosen.drop_duplicates,
+                progress=progress,
+            )
         report["reading"][name] = counts
     stores = open_parts(final)
     verify_all(stores)
@@ -204,24 +211,19 @@ def _text(description: Mapping[str, Any] | None) -> Any:
     return (description or {}).get("part")
 
 
-def _settle_tokenizer(
-    work: Path, tokenizer: Tokenizer | int, public: Source | None, progress: Report
-) -> Tokenizer:
-    if isinstance(tokenizer, Tokenizer):
-        return tokenizer
-    path = work / FILE_NAME
+def _trained(path: Path, vocab_size: Any, public: Any, progress: Report) -> Tokenizer:
+    """The tokenizer trained on public text, kept in a file for a build that resumes."""
+
+    def texts() -> Iterator[str]:
+        total = public.total()
+        for item in public.read():
+            progress(Progress("reading for the tokenizer", item.done, total, public.unit))
+            if item.text is not None:
+                yield item.text
+
     if not path.is_file():
-        assert public is not None
-        Tokenizer.train(_texts(public, progress), tokenizer).save(path)
+        Tokenizer.train(texts(), vocab_size).save(path)
     return Tokenizer.load(path)
-
-
-def _texts(public: Source, progress: Report) -> Iterator[str]:
-    total = public.total()
-    for item in public.read():
-        progress(Progress("reading for the tokenizer", item.done, total, public.unit))
-        if item.text is not None:
-            yield item.text
 
 
 def _fill(
@@ -275,34 +277,11 @@ def _fill(
     return counts | {"records": builder.num_records}
 
 
-def _group(
-    builder: TokenStoreBuilder,
-    final: Path,
-    name: str,
-    metadata: Mapping[str, Any],
-    options: Options,
-    counts: dict[str, Any],
-    progress: Report,
-) -> None:
-    total, done = counts["records"], 0
-    if not total:
+def _require_records(counts: dict[str, Any], name: str) -> None:
+    if not counts["records"]:
         left_out = {**counts["filtered"], **counts["bad"]}
         reasons = ", ".join(f"{count:,} × {reason}" for reason, count in sorted(left_out.items()))
         raise FailureError(
             f"no record can be used for the part {name} ({reasons or 'there is none'}); nothing "
             "written. Check `user_column`, `text_column` and the format."
         )
-
-    def advance(records: int) -> None:
-        nonlocal done
-        done += records
-        progress(Progress(f"grouping {name}", done, total, "records"))
-
-    counts |= builder.finish(
-        final,
-        metadata,
-        name=name,
-        hold_out=options.hold_out,
-        drop_duplicates=options.drop_duplicates,
-        advance=advance,
-    )

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,9 @@ import numpy as np
 
 from mfopt._runtime import _check, _files
 from mfopt.errors import FailureError
-from mfopt.training.data.store import (
-    FORMAT_VERSION,
-    METADATA,
-    content_digest,
-    map_array,
-    token_dtype,
-)
+from mfopt.progress import Progress, Report, silent
+from mfopt.training.data import store as stores
+from mfopt.training.data.store import token_dtype
 
 # Texts are recognized by 128-bit digests, and a user's hold-out follows from one: a chance meeting
 # among 10⁸ has probability below 1e-22.
@@ -79,9 +75,8 @@ class HoldOut:
 
     def __post_init__(self) -> None:
         for name in ("users", "records"):
-            share = _check.probability(f"held-out {name}", getattr(self, name), closed=True)
-            if share == 1:
-                raise _check.reject(f"held-out {name}", share, "must be below 1")
+            if _check.probability(f"held-out {name}", getattr(self, name), closed=True) == 1:
+                raise _check.reject(f"held-out {name}", 1.0, "must be below 1")
         _check.seed("seed", self.seed)
 
 
@@ -137,9 +132,6 @@ class TokenStoreBuilder:
         """Append records: ``records[i]`` is a (length,) integer array of user ``users[i]``.
 
         ``texts``, where given, are remembered by digest so that repeated texts can be dropped.
-
-        Raises:
-            UsageError: a token is outside the vocabulary, or lengths of the lists differ.
         """
         if len(users) != len(records) or len(texts) not in (0, len(users)):
             raise _check.reject("records", len(records), f"must be as many as users: {len(users)}")
@@ -149,9 +141,8 @@ class TokenStoreBuilder:
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
             raise _check.reject("tokens", int(tokens.max()), f"must be below {self.vocab_size}")
         names = [user.encode("utf-8", "replace") for user in users]
-        keys: Sequence[bytes | None] = [None] * len(users)
-        if texts:
-            keys = [key(text.encode("utf-8", "surrogatepass")) for text in texts]
+        digests = [key(text.encode("utf-8", "surrogatepass")) for text in texts]
+        keys: Sequence[bytes | None] = digests or [None] * len(users)
         contents = [record.astype(self.dtype).tobytes() for record in records]
         # a new one gets the next number: they stand in the order in which they first came
         self._base.executemany(_NEW, zip(names, strict=True))
@@ -172,7 +163,7 @@ class TokenStoreBuilder:
         name: str = "train",
         hold_out: HoldOut | None = None,
         drop_duplicates: bool = False,
-        advance: Callable[[int], object] = lambda records: None,
+        progress: Report = silent,
     ) -> dict[str, int]:
         """Group by user and write ``folder/<name>`` (and the held-out parts).
 
@@ -185,13 +176,10 @@ class TokenStoreBuilder:
             name: of the part that is not held out.
             hold_out: what is kept from it; None: nothing.
             drop_duplicates: keep the first of a user's records with the same text.
-            advance: called with the number of records read since the last call.
+            progress: callback for what has been grouped.
 
         Returns:
             Records per part, and ``duplicates``: how many were dropped.
-
-        Raises:
-            FailureError: no record is left to train on.
         """
         hold_out = hold_out or HoldOut()
         self._base.execute("CREATE INDEX IF NOT EXISTS by_user ON records (user)")
@@ -199,7 +187,7 @@ class TokenStoreBuilder:
             self._base.execute("CREATE INDEX IF NOT EXISTS by_text ON records (user, text)")
         counts = dict.fromkeys(("duplicates", name, "held-out-users", "held-out-records"), 0)
         parts: dict[str, _Part] = {}
-        user, outside, number = b"", False, 0
+        user, outside, number, total = b"", False, 0, self.num_records
         rows = self._base.execute(_BY_USER.format(repeated=_REPEATED if drop_duplicates else "0"))
         for done, (of, tokens, repeated) in enumerate(rows, 1):
             if of != user or done == 1:
@@ -211,14 +199,12 @@ class TokenStoreBuilder:
             part = "held-out-users" if outside else "held-out-records" if held else name
             number += 1
             if done % _EVERY == 0:
-                advance(_EVERY)
-            if repeated:
-                part = "duplicates"
-            else:
+                progress(Progress(f"grouping {name}", done, total, "records"))
+            counts["duplicates" if repeated else part] += 1
+            if not repeated:
                 if part not in parts:
                     parts[part] = _Part(Path(folder) / part, self.dtype)
                 parts[part].add(user, tokens)
-            counts[part] += 1
         for part, store in parts.items():
             store.close({**metadata, "part": part, "vocab_size": self.vocab_size})
         if not counts[name]:
@@ -301,12 +287,12 @@ class _Part:
 
 def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
     names = ("tokens", "record_offsets", "user_offsets")
-    arrays = [map_array(folder / f"{name}.npy") for name in names]
+    arrays = [stores.map_array(folder / f"{name}.npy") for name in names]
     facts = metadata | {
-        "format_version": FORMAT_VERSION,
+        "format_version": stores.FORMAT_VERSION,
         "num_users": len(arrays[2]) - 1,
         "num_records": len(arrays[1]) - 1,
         "num_tokens": len(arrays[0]),
-        "content_digest": content_digest(*arrays),
+        "content_digest": stores.content_digest(*arrays),
     }
-    _files.write(folder / METADATA, json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    _files.write(folder / stores.METADATA, json.dumps(facts, indent=2, sort_keys=True) + "\n")

@@ -6,8 +6,8 @@ content: a record is an *exact* copy if its tokens are a private record's, and a
 least half of its runs of eight tokens stand in private records. Short records are passed over:
 they are alike by chance.
 
-Everything is hashes of windows of tokens, by differences of prefix sums of a polynomial modulo
-2^64 (Rabin and Karp 1987): a few array operations a block, no Python object a record.
+Everything is hashes of runs of tokens, polynomials modulo 2^64 (Rabin and Karp 1987): a few array
+operations a block, no Python object a record.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ NEAR = 0.5  # share of its runs that makes a record a near copy
 MOST = 0.1  # share of the public tokens in copies that chance and shared boilerplate explain
 _BLOCK = 1 << 21  # tokens worked on at once
 _KEPT = 1 << 24  # private runs kept; of more, a fixed share is sampled on both sides
-_BASE = 0x9E3779B97F4A7C15
-_INVERSE = pow(_BASE, -1, 2**64)
+_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,27 +130,21 @@ def _hashed(store: TokenStore, first: int, end: int, shortest: int) -> _Block:
     tokens = np.asarray(store.tokens[offsets[0] : offsets[-1]])
     offsets = offsets - offsets[0]
     lengths = np.diff(offsets)
-    powers = np.full(len(tokens) + 1, _BASE, np.uint64)
-    inverses = np.full(len(tokens) + 1, _INVERSE, np.uint64)
-    powers[0] = inverses[0] = 1
-    prefix = np.zeros(len(tokens) + 1, np.uint64)
-    with np.errstate(over="ignore"):
-        powers = np.cumprod(powers, dtype=np.uint64)
-        inverses = np.cumprod(inverses, dtype=np.uint64)
-        np.cumsum(uniform_hash(0, 0, tokens) * powers[:-1], out=prefix[1:])
-
-        def hashes(begin: np.ndarray, stop: np.ndarray) -> np.ndarray:
-            return uniform_hash(0, 1, (prefix[stop] - prefix[begin]) * inverses[begin])
-
-        long = np.flatnonzero(lengths >= max(shortest, 1))
-        # the length goes in too: an empty sum would be any record of zeros
-        records = hashes(offsets[long], offsets[long + 1]) ^ uniform_hash(0, 2, lengths[long])
-        runs = np.maximum(lengths[long] - WINDOW + 1, 0)
-        owner = np.repeat(np.arange(len(long)), runs)
-        position = np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
-        begin = offsets[long][owner] + position
-        windows = hashes(begin, begin + WINDOW)
-    return _Block(first + long, records, windows, owner)
+    long = np.flatnonzero(lengths >= max(shortest, 1))
+    place = np.arange(len(tokens)) - np.repeat(offsets[:-1], lengths)  # in its record
+    powers = np.cumprod(np.full(max(lengths.max(initial=0), WINDOW), _BASE), dtype=np.uint64)
+    letters = uniform_hash(0, 0, tokens)
+    # sums of each record's terms as differences of prefix sums; the length goes in too, as an
+    # empty sum would be any record of zeros
+    total = np.append(np.uint64(0), np.cumsum(letters * powers[place], dtype=np.uint64))
+    records = uniform_hash(0, 1, total[offsets[long + 1]] - total[offsets[long]], lengths[long])
+    runs = np.maximum(lengths[long] - WINDOW + 1, 0)
+    owner = np.repeat(np.arange(len(long)), runs)
+    begin = offsets[long][owner] + np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
+    windows = np.zeros(len(begin), np.uint64)
+    for i in range(WINDOW):
+        windows += letters[begin + i] * powers[i]
+    return _Block(first + long, records, uniform_hash(0, 1, windows), owner)
 
 
 def _set(parts: list[np.ndarray]) -> np.ndarray:

@@ -94,12 +94,9 @@ class _Files:
 
     def describe(self) -> dict[str, Any]:
         """Format, columns and a fingerprint of each file."""
-        return {
-            "format": self.format,
-            "user_column": self.user_column,
-            "text_column": self.text_column,
-            "files": [fingerprint(path) for path in self.paths],
-        }
+        columns = {name: getattr(self, name) for name in ("user_column", "text_column")}
+        files = [fingerprint(path) for path in self.paths]
+        return {"format": self.format, **columns, "files": files}
 
     def total(self) -> int:
         """Bytes of all files."""
@@ -132,15 +129,13 @@ class JsonLines(_Files):
 
     def _read_file(self, path: Path) -> Iterator[Item]:
         with open(path, "rb") as raw:
-            packed = path.suffix.lower() == ".gz"
-            file: Any = gzip.GzipFile(fileobj=raw) if packed else raw
-            place = 0
+            file: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+            begin = 0
             try:
                 while line := file.readline():
-                    begin, place = place, place + len(line)
                     if line.strip():
-                        done = raw.tell() if packed else place
-                        yield self._parsed(line)._replace(done=done, where=f"byte {begin}")
+                        yield self._parsed(line)._replace(done=raw.tell(), where=f"byte {begin}")
+                    begin += len(line)
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise _check.reject("data", str(path), f"is damaged: {error}") from None
 
@@ -172,75 +167,71 @@ class Csv(_Files):
             header = next(rows, [])
             places = self._columns(path, header)
             while True:
+                item = Item(reason="wrong number of columns")
                 try:
-                    row = next(rows)
+                    if not (row := next(rows)):
+                        continue
+                    if len(row) == len(header):
+                        item = Item.of(*(row[place] for place in places))
                 except StopIteration:
                     return
                 except csv.Error as error:
                     item = Item(reason=f"not CSV ({error})")
-                else:
-                    if not row:
-                        continue
-                    item = Item(reason="wrong number of columns")
-                    if len(row) == len(header):
-                        item = Item.of(*(row[place] for place in places))
                 yield item._replace(done=raw.tell(), where=f"line {rows.line_num}")
 
 
 class _Tables(_Files):
     """Files that pyarrow reads in batches of rows."""
 
+    kind = ""
+
     def _batches(self, path: Path) -> Iterator[tuple[Any, int]]:
-        """(columns of one batch, bytes of the file that are done)."""
+        """(one batch, bytes of the file that are done)."""
         raise NotImplementedError
 
     def _read_file(self, path: Path) -> Iterator[Item]:
+        import pyarrow as arrow
+
         row = 0
-        for batch, done in self._batches(path):
-            columns = [batch.column(place).to_pylist() for place in (0, 1)]
-            for user, text in zip(*columns, strict=True):
-                row += 1
-                yield Item.of(user, text)._replace(done=done, where=f"row {row}")
+        try:
+            for batch, done in self._batches(path):
+                names = (self.user_column, self.text_column)
+                columns = [batch.column(name).to_pylist() for name in names]
+                for user, text in zip(*columns, strict=True):
+                    row += 1
+                    yield Item.of(user, text)._replace(done=done, where=f"row {row}")
+        except arrow.ArrowInvalid as error:
+            raise _check.reject("data", str(path), f"is not {self.kind}: {error}") from None
 
 
 class Parquet(_Tables):
     """Parquet files."""
 
-    format = "parquet"
+    format, kind = "parquet", "a Parquet file"
 
     def _batches(self, path: Path) -> Iterator[tuple[Any, int]]:
-        import pyarrow as arrow
         from pyarrow import parquet
 
-        try:
-            file = parquet.ParquetFile(path)
-        except arrow.ArrowInvalid as error:
-            raise _check.reject("data", str(path), f"is not a Parquet file: {error}") from None
-        with file:
+        with parquet.ParquetFile(path) as file:
             self._columns(path, file.schema_arrow.names)
             columns, rows = [self.user_column, self.text_column], 0
             for batch in file.iter_batches(1024, columns=columns):
                 rows += batch.num_rows
                 share = rows / max(file.metadata.num_rows, 1)
-                yield batch.select(columns), int(path.stat().st_size * share)
+                yield batch, int(path.stat().st_size * share)
 
 
 class HuggingFace(_Tables):
-    """A data set as ``datasets.save_to_disk`` leaves it.
+    """A data set as ``datasets.save_to_disk`` leaves it, of one split."""
 
-    Raises:
-        UsageError: no such folder, or one of several splits.
-    """
-
-    format = "huggingface"
+    format, kind = "huggingface", "an Arrow stream"
 
     def __init__(self, folder: str | Path, user_column: str, text_column: str) -> None:
         place = Path(folder)
         if (place / "dataset_dict.json").is_file():
             splits = sorted(path.parent.name for path in place.glob("*/state.json"))
-            raise _check.reject(
-                "data", str(folder), f"holds the splits {', '.join(splits)}", "Give one of them."
-            )
+            rule = f"holds the splits {', '.join(splits)}"
+            raise _check.reject("data", str(folder), rule, "Give one of them.")
         try:
             state = json.loads((place / "state.json").read_text(encoding="utf-8"))
             names = [Path(entry["filename"]).name for entry in state["_data_files"]]
@@ -251,16 +242,11 @@ class HuggingFace(_Tables):
     def _batches(self, path: Path) -> Iterator[tuple[Any, int]]:
         import pyarrow as arrow
 
-        size = path.stat().st_size
         with arrow.memory_map(str(path)) as file:
-            try:
-                batches = arrow.ipc.open_stream(file)
-            except arrow.ArrowInvalid as error:
-                raise _check.reject("data", str(path), f"is not an Arrow stream: {error}") from None
+            batches = arrow.ipc.open_stream(file)
             self._columns(path, batches.schema.names)
             for batch in batches:
-                done = min(size, file.tell())
-                yield batch.select([self.user_column, self.text_column]), done
+                yield batch, min(path.stat().st_size, file.tell())
 
 
 def walk(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:

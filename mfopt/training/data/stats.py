@@ -43,17 +43,6 @@ def summary(store: TokenStore) -> dict[str, Any]:
     }
 
 
-def _bins(values: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Bin edges around whole numbers, and whether the axis should be logarithmic."""
-    smallest, largest = int(values.min()), int(values.max())
-    if largest <= 30:
-        return np.arange(smallest, largest + 2) - 0.5, False
-    # Logarithmic bins, each holding at least one whole number, so that none is empty by design.
-    edges = np.unique(np.round(np.geomspace(max(smallest, 1), largest + 1, 40)))
-    begin = [-0.5] if smallest == 0 else []
-    return np.concatenate([begin, edges - 0.5, [largest + 0.5]]), True
-
-
 def plot(stores: dict[str, TokenStore], path: str | Path, title: str = "") -> None:
     """Histograms of records per user and tokens per record, one colour per part, as PNG or PDF.
 
@@ -62,37 +51,25 @@ def plot(stores: dict[str, TokenStore], path: str | Path, title: str = "") -> No
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")
-    panels = {
-        "records per user": ("users", {n: s.records_per_user() for n, s in stores.items()}),
-        "tokens per record": ("records", {n: s.record_lengths() for n, s in stores.items()}),
+    panels: dict[str, Any] = {
+        "records per user": [store.records_per_user() for store in stores.values()],
+        "tokens per record": [store.record_lengths() for store in stores.values()],
     }
-    for axes, (label, (unit, values)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        everything = np.concatenate(list(values.values()))
+    for axes, (label, values) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        everything = np.concatenate(values)
         if not len(everything):
             axes.set_visible(False)
             continue
-        edges, logarithmic = _bins(everything)
-        for number, (name, counts) in enumerate(values.items()):
-            middle = (
-                f"median {np.median(counts):g}, max {counts.max():,}" if len(counts) else "none"
-            )
-            axes.hist(
-                counts,
-                bins=edges,
-                histtype="stepfilled" if number == 0 else "step",
-                alpha=0.6 if number == 0 else 1.0,
-                linewidth=1.5,
-                color=f"C{number}",
-                label=f"{name}: {middle}",
-            )
-        if logarithmic:
-            if edges[0] < 0:  # users without records: zero needs a place on the axis
-                axes.set_xscale("symlog", linthresh=1.0)
-            else:
-                axes.set_xscale("log")
+        largest = int(everything.max())
+        edges = np.arange(largest + 2)
+        if largest > 30:  # logarithmic, each bin with at least one whole number; 0 has its place
+            edges = np.append(0, np.unique(np.geomspace(1, largest + 1, 40).round()))
+            axes.set_xscale("symlog", linthresh=1.0)
             axes.set_yscale("log")
-        axes.set_xlabel(label)
-        axes.set_ylabel(unit)
+        for name, counts in zip(stores, values, strict=True):
+            found = f"median {np.median(counts):g}, max {counts.max():,}" if len(counts) else "none"
+            axes.hist(counts, edges - 0.5, histtype="step", linewidth=1.5, label=f"{name}: {found}")
+        axes.set(xlabel=label, ylabel=label.rpartition(" per ")[2] + "s")
         axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
         axes.spines[["top", "right"]].set_visible(False)
     if title:

@@ -104,10 +104,8 @@ class StandardLibrary(FileTree):
         """The modules of the part, in a fixed order."""
         for path in walk(self.folder, _LEFT_OUT):
             package = path.relative_to(self.folder).parts[0].removesuffix(".py")
-            if path.suffix == ".py" and self.part in (
-                "all",
-                *(("public", "prose") if is_public(package) else ("private",)),
-            ):
+            parts = ("public", "prose") if is_public(package) else ("private",)
+            if path.suffix == ".py" and self.part in ("all", *parts):
                 yield path
 
     def items(self, path: Path) -> Iterator[Item]:
@@ -144,14 +142,8 @@ def build_stdlib(
 
     ``rest``, returns, raises: as :func:`mfopt.training.data.build.build`.
     """
-    return build(
-        StandardLibrary("private"),
-        out,
-        tokenizer=vocab_size,
-        public=StandardLibrary(public),
-        options=options or _HELD_OUT,
-        **rest,
-    )
+    rest |= {"tokenizer": vocab_size, "options": options or _HELD_OUT}
+    return build(StandardLibrary("private"), out, public=StandardLibrary(public), **rest)
 
 
 def check_lines(path: str | Path) -> None:
@@ -169,19 +161,9 @@ def build_lines(
     The public part, to pretrain on, is the standard library's docstrings. A tenth of the users and
     a twentieth of the others' records are held out.
 
-    Args:
-      path: the file.
-      out: folder that appears whole or not at all.
-      tokenizer: folder of a model with its own; None: one of 2048 entries trained on the public
-        part.
-
-    ``rest``, returns, raises: as :func:`mfopt.training.data.build.build`.
+    ``tokenizer``: folder of a model with its own; None: one of 2048 entries trained on the public
+    part. ``out``, ``rest``, returns, raises: as :func:`mfopt.training.data.build.build`.
     """
-    return build(
-        JsonLines([path], "user", "text"),
-        out,
-        tokenizer=2048 if tokenizer is None else Tokenizer.load(tokenizer),
-        public=StandardLibrary("prose"),
-        options=_HELD_OUT,
-        **rest,
-    )
+    own = 2048 if tokenizer is None else Tokenizer.load(tokenizer)
+    rest |= {"tokenizer": own, "options": _HELD_OUT, "public": StandardLibrary("prose")}
+    return build(JsonLines([path], "user", "text"), out, **rest)

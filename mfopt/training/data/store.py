@@ -36,6 +36,8 @@ METADATA = "metadata.json"
 PARTS = ("train", "held-out-users", "held-out-records", "public")
 _ARRAYS = ("tokens", "record_offsets", "user_offsets", "user_names", "name_offsets")
 _CHUNK = 1 << 22
+_DAMAGED = "The store is damaged; build it again."
+_MAKE_ONE = "Make one with `mfopt data build`."
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -83,54 +85,35 @@ class TokenStore:
         self.metadata: dict[str, Any] = dict(metadata or {})
         self.path = path
         self._names = names
-        for name, offsets, end in (
-            ("record_offsets", self.record_offsets, len(self.tokens)),
-            ("user_offsets", self.user_offsets, len(self.record_offsets) - 1),
-        ):
+        ends = {"record_offsets": len(self.tokens), "user_offsets": len(self.record_offsets) - 1}
+        for name, end in ends.items():
+            offsets = getattr(self, name)
             if offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != end:
-                ends = offsets[[0, -1]].tolist() if offsets.ndim == 1 and len(offsets) else []
-                raise _check.reject(
-                    name, ends, f"must run from 0 to {end}", "The store is damaged; build it again."
-                )
+                found = offsets[[0, -1]].tolist() if offsets.ndim == 1 and len(offsets) else []
+                raise _check.reject(name, found, f"must run from 0 to {end}", _DAMAGED)
         if names is not None and len(names[1]) != len(self.user_offsets):
             raise _check.reject("name_offsets", len(names[1]), "must have one entry per user, + 1")
 
     @classmethod
     def open(cls, path: str | Path) -> TokenStore:
-        """Map the store in folder ``path``; nothing but the offsets' ends is read.
-
-        Raises:
-            UsageError: ``path`` holds no store, an unknown version, or arrays that do not fit.
-        """
+        """Map the store in folder ``path``; nothing but the offsets' ends is read."""
         folder = Path(path)
         if not (folder / METADATA).is_file():
-            raise _check.reject(
-                "path", str(folder), "is not a token store", "Make one with `mfopt data build`."
-            )
+            raise _check.reject("path", str(folder), "is not a token store", _MAKE_ONE)
         try:
             metadata = json.loads((folder / METADATA).read_text(encoding="utf-8"))
-            if not isinstance(metadata, dict):
-                raise ValueError(f"{METADATA} holds no object")
-        except (ValueError, RecursionError) as error:  # not UTF-8 and not JSON among them
+            version = metadata.get("format_version")
+            kinds = type(metadata.get("vocab_size")), type(metadata.get("content_digest"))
+            if version == FORMAT_VERSION and kinds != (int, str):
+                raise ValueError("vocab_size or content_digest")
+        except (ValueError, AttributeError, RecursionError) as error:
             raise _check.reject("path", str(folder), f"has unreadable metadata ({error})") from None
-        if metadata.get("format_version") != FORMAT_VERSION:
+        if version != FORMAT_VERSION:
             rule = f"this mfopt reads version {FORMAT_VERSION}"
             way_out = "Build the store again with `mfopt data build`."
-            raise _check.reject("format_version", metadata.get("format_version"), rule, way_out)
-        for name, kind in (("vocab_size", int), ("content_digest", str)):
-            if type(metadata.get(name)) is not kind:
-                raise _check.reject(
-                    "path", str(folder), f"has unreadable metadata ({name} = {metadata.get(name)})"
-                )
-        arrays = {name: map_array(folder / f"{name}.npy") for name in _ARRAYS}
-        return cls(
-            arrays["tokens"],
-            arrays["record_offsets"],
-            arrays["user_offsets"],
-            metadata,
-            (arrays["user_names"], arrays["name_offsets"]),
-            folder,
-        )
+            raise _check.reject("format_version", version, rule, way_out)
+        tokens, records, users, *names = (map_array(folder / f"{name}.npy") for name in _ARRAYS)
+        return cls(tokens, records, users, metadata, (names[0], names[1]), folder)
 
     @classmethod
     def from_records(
@@ -184,12 +167,6 @@ class TokenStore:
         """
         return content_digest(self.tokens, self.record_offsets, self.user_offsets)
 
-    def __repr__(self) -> str:
-        return (
-            f"TokenStore({self.num_users} users, {self.num_records} records, "
-            f"{self.num_tokens} tokens)"
-        )
-
     def records_of(self, user: int) -> range:
         """The record numbers of ``user``."""
         if not 0 <= user < self.num_users:
@@ -235,11 +212,10 @@ class TokenStore:
         Returns:
             (tokens (B, L) int32, mask (B, L) bool); mask is True on real tokens.
         """
-        chosen = self._indices("records", records, self.num_records)
-        empty = chosen < 0
-        first = np.where(empty, 0, chosen)
-        start = self.record_offsets[first] if self.num_records else np.zeros(len(first), np.int64)
-        stop = self.record_offsets[first + 1] if self.num_records else start
+        first, empty = self._numbers("records", records, self.num_records)
+        if not self.num_records:
+            return self._gather(first, first, length, pad_id)
+        start, stop = self.record_offsets[first], self.record_offsets[first + 1]
         return self._gather(start, np.where(empty, 0, stop - start), length, pad_id)
 
     def random_chunks(
@@ -261,29 +237,22 @@ class TokenStore:
         Returns:
             (tokens (B, L) int32, mask (B, L) bool).
         """
-        chosen = self._indices("users", users, self.num_users)
+        first, empty = self._numbers("users", users, self.num_users)
         length = _check.integer("length", length)
-        fractions = rng.random(len(chosen))
-        first = np.where(chosen < 0, 0, chosen)
-        if self.num_users == 0:
+        fractions = rng.random(len(first))
+        if not self.num_users:
             return self._gather(first, first, length, pad_id)
         begin = self.record_offsets[self.user_offsets[first]]
         end = self.record_offsets[self.user_offsets[first + 1]]
-        total = np.where(chosen < 0, 0, end - begin)
+        total = np.where(empty, 0, end - begin)
         windows = np.maximum(total - length, 0) + 1
         shift = np.minimum((fractions * windows).astype(np.int64), windows - 1)
         return self._gather(begin + shift, total - shift, length, pad_id)
 
     def verify(self) -> None:
-        """Read everything once: order of offsets, token range, content digest.
-
-        Raises:
-            UsageError: something does not hold.
-        """
-        for name, offsets in (
-            ("record_offsets", self.record_offsets),
-            ("user_offsets", self.user_offsets),
-        ):
+        """Read everything once: order of offsets, token range, content digest."""
+        for name in ("record_offsets", "user_offsets"):
+            offsets = getattr(self, name)
             for begin in range(0, len(offsets), _CHUNK):
                 if np.any(np.diff(offsets[begin : begin + _CHUNK + 1]) < 0):
                     raise _check.reject(name, str(self.path), "must not decrease")
@@ -297,14 +266,17 @@ class TokenStore:
             way_out = "Build the store again; a run can only resume with the data it began with."
             raise _check.reject("content_digest", self.digest, rule, way_out)
 
-    def _indices(self, name: str, values: ArrayLike, count: int) -> np.ndarray:
-        indices = np.asarray(values, np.int64)
-        if indices.ndim != 1:
-            raise _check.reject(name, indices.shape, "must be one-dimensional")
-        if len(indices) and (indices.min() < -1 or indices.max() >= count):
-            worst = int(indices.max() if indices.max() >= count else indices.min())
+    @staticmethod
+    def _numbers(name: str, values: ArrayLike, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(numbers, 0 in place of -1; where there was -1)."""
+        numbers = np.asarray(values, np.int64)
+        if numbers.ndim != 1:
+            raise _check.reject(name, numbers.shape, "must be one-dimensional")
+        wrong = (numbers < -1) | (numbers >= count)
+        if wrong.any():
+            worst = int(numbers[wrong][0])
             raise _check.reject(name, worst, f"must lie in [0, {count}), or be -1 for padding")
-        return indices
+        return np.where(numbers < 0, 0, numbers), numbers < 0
 
     def _gather(
         self, start: np.ndarray, count: np.ndarray, length: int, pad_id: int
@@ -318,11 +290,7 @@ class TokenStore:
 
 
 def verify_all(stores: Mapping[str, TokenStore]) -> None:
-    """:meth:`TokenStore.verify` of every store, side by side (hashing lets other threads run).
-
-    Raises:
-        UsageError: as there, of the first store that does not hold what its metadata says.
-    """
+    """:meth:`TokenStore.verify` of every store, side by side (hashing lets other threads run)."""
     with ThreadPoolExecutor() as threads:
         list(threads.map(TokenStore.verify, stores.values()))
 
@@ -330,7 +298,7 @@ def verify_all(stores: Mapping[str, TokenStore]) -> None:
 def map_array(path: Path) -> np.ndarray:
     """The array of a ``.npy`` file, mapped read-only."""
     if not path.is_file():
-        raise _check.reject("path", str(path), "is missing", "The store is damaged; build again.")
+        raise _check.reject("path", str(path), "is missing", _DAMAGED)
     try:
         # A file of zero bytes of data cannot be mapped; it is read, which costs nothing.
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -346,20 +314,12 @@ def open_parts(path: str | Path, name: str = "path") -> dict[str, TokenStore]:
     ``train`` is the private part to train on and always there; ``held-out-users`` and
     ``held-out-records`` are private and kept for evaluation; ``public`` is public. An error says
     ``name``.
-
-    Raises:
-        UsageError: no store is found.
     """
     folder = _check.path(name, path)
     if (folder / METADATA).is_file():
         return {"train": TokenStore.open(folder)}
-    found = {
-        part: TokenStore.open(folder / part)
-        for part in PARTS
-        if (folder / part / METADATA).is_file()
-    }
+    there = [part for part in PARTS if (folder / part / METADATA).is_file()]
+    found = {part: TokenStore.open(folder / part) for part in there}
     if "train" not in found:
-        raise _check.reject(
-            name, str(folder), "holds no token store", "Make one with `mfopt data build`."
-        )
+        raise _check.reject(name, str(folder), "holds no token store", _MAKE_ONE)
     return found
