@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from mfopt.training import mesh as meshes
 from mfopt.training.data import TokenStore
 from mfopt.training.models import Model, num_targets
 
@@ -33,20 +34,16 @@ class Evaluator:
     Args:
         model: gives the loss; its parameters are not used.
         length: tokens per record that are read.
-        block: records per compiled call.
-        place, gather: put a block on the devices and bring results back (for a mesh,
-            :func:`mfopt.training.mesh.place_rows` and :func:`mfopt.training.mesh.gather`).
+        block: records per compiled call and device.
+        mesh: where to compute; None: one device of this process.
     """
 
     def __init__(
-        self,
-        model: Model,
-        length: int,
-        block: int = 32,
-        place: Callable[[np.ndarray], Any] = lambda rows: rows,
-        gather: Callable[[Any], Any] = lambda tree: jax.tree.map(np.asarray, tree),
+        self, model: Model, length: int, block: int = 32, mesh: Mesh | None = None
     ) -> None:
-        self._length, self._block, self._place, self._gather = length, block, place, gather
+        self._length, self._mesh = length, mesh or meshes.one_device()
+        self._block = block * meshes.data_parallel(self._mesh)
+        model = meshes.whole(self._mesh, model)
 
         def losses(params: PyTree, frozen: PyTree, tokens: Any, mask: Any) -> Any:
             each = jax.vmap(model.loss, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
@@ -60,20 +57,16 @@ class Evaluator:
         """(mean loss per token (R,) float32, predicted tokens (R,)) of ``records``.
 
         Args:
-          params: trainable parameters.
-          frozen: parameters that are not trained.
-          store: token store.
-          records: record numbers, shape (R,).
+          params, frozen: parameters, those trained and the others.
+          store, records: where they are, and their numbers, shape (R,).
         """
         losses, targets = np.zeros(len(records), np.float32), np.zeros(len(records), np.int64)
         for begin in range(0, len(records), self._block):
             block = np.full(self._block, -1, dtype=np.int64)
             mine = records[begin : begin + self._block]
             block[: len(mine)] = mine
-            tokens, mask = store.batch(block, self._length)
-            loss, count = self._gather(
-                self._losses(params, frozen, self._place(tokens), self._place(mask))
-            )
+            rows = [meshes.place_rows(self._mesh, x) for x in store.batch(block, self._length)]
+            loss, count = meshes.gather(self._mesh, self._losses(params, frozen, *rows))
             losses[begin : begin + len(mine)] = loss[: len(mine)]
             targets[begin : begin + len(mine)] = count[: len(mine)]
         return losses, targets

@@ -48,11 +48,6 @@ def execute(
     Returns:
         A summary: steps done, slots padded and units truncated (since the start or resumption; as
         private as the metrics), evaluations before and after, the privacy report.
-
-    Raises:
-        UsageError: the run in the folder is another one.
-        FailureError: the disk is full, no checkpoint is whole, or the parameters are no longer
-            finite; ``model`` is then the last good one.
     """
     try:
         with Checkpoints(prepared.folder / CHECKPOINTS, prepared.config.keep) as checkpoints:
@@ -70,7 +65,12 @@ def _execute(
     history: list[float] = []  # of losses on the public part
 
     def save() -> None:
-        facts = _facts(prepared, int(state.step), history)
+        facts = {
+            "public_losses": history,
+            "run": prepared.facts,
+            "privacy": prepared.report(int(state.step)),
+            "settings": dataclasses.asdict(config),
+        }
         checkpoints.save(state, prepared.secret, facts)
 
     if checkpoints.steps or resume_from is not None:
@@ -82,11 +82,9 @@ def _execute(
     start = saved = int(state.step)
     if lead:
         _write_report(prepared, start)
-    evaluate, public_loss, healthy = *_evaluators(prepared), _health(prepared)
-    told = progress if lead else silent
-    with metrics.Recorder(
-        config, start=start, total=prepared.steps, progress=told, write=lead
-    ) as recorder:
+    evaluate, public_loss, healthy = _evaluators(prepared)
+    told, total = progress if lead else silent, prepared.steps
+    with metrics.Recorder(config, start=start, total=total, progress=told, write=lead) as recorder:
         first = evaluate(state) if start == 0 else {}
         recorder.evaluations(start, first)
         last, evaluated, padded, truncated = first, start, 0, 0
@@ -98,7 +96,7 @@ def _execute(
                 padded += result.batch.padded
                 truncated += result.batch.truncated
                 state, done = result.state, result.step + 1
-                if not healthy(released(state.params, state.optimizer)):
+                if not healthy(state):
                     checkpoints.wait()
                     good = checkpoints.restore(trainer.init(), prepared.secret).state
                     _finish(prepared, good)
@@ -120,10 +118,8 @@ def _execute(
                         save()
                     checkpoints.wait()
                     again = f"mfopt train --config {prepared.folder / 'config.toml'} --resume"
-                    raise _signals.interrupted(
-                        signals[0],
-                        f"after step {done} of {prepared.steps}, which is saved; `{again}` resumes",
-                    )
+                    where = f"after step {done} of {prepared.steps}, which is saved"
+                    raise _signals.interrupted(signals[0], f"{where}; `{again}` resumes")
     checkpoints.wait()
     _finish(prepared, state)
     done = int(state.step)
@@ -152,7 +148,13 @@ def _restored(
     for number, reason in found.damaged.items():
         note = f"the checkpoint of step {number} is damaged ({reason}) and was set aside"
         progress(Progress("training", note=note, lasting=True))
-    _check_same_run(found.facts["run"], prepared.facts)
+    saved, now = found.facts["run"], prepared.facts
+    other = [name for name in now if saved.get(name) != now[name]]
+    if other:
+        rule = "differs from the run that wrote the checkpoint"
+        way_out = "The same noise would meet other data: resume with what the run was started with "
+        way_out += "(its config.toml), or start a new run."
+        raise _check.reject("resume", ", ".join(other), rule, way_out)
     note = f"resuming after step {int(found.state.step)}"
     progress(Progress("training", note=note, lasting=True))
     return found.state, list(found.facts["public_losses"])
@@ -198,74 +200,37 @@ def _finish(prepared: Prepared, state: TrainState) -> None:
     summary.write(folder)
 
 
-def _health(prepared: Prepared) -> Callable[[Any], bool]:
-    """A check that a run can still learn: finite parameters, and a finite loss on a public row.
+def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
+    """(losses on the held-out parts, loss on the public one, whether a run can still learn).
 
-    Both are post-processing of what was released, so that a run which stops for them tells nothing
-    more about the data. (The loss of a private batch would.)
+    It can where parameters, and the loss of a public row, are finite. Both are post-processing of
+    what was released, so that a run which stops for them tells nothing more about the data. (The
+    loss of a private batch would.)
     """
-    model, length = meshes.whole(prepared.mesh, prepared.model), prepared.config.length
-    _, _, frozen = placed(prepared.config, model, prepared.mesh)
+    config, model = prepared.config, meshes.whole(prepared.mesh, prepared.model)
+    evaluator, _, frozen = placed(config, prepared.model, prepared.mesh)
     # the row counts through the vocabulary
-    tokens = np.arange(length, dtype=np.int32) % (model.vocab_size or 2)
+    tokens = np.arange(config.length, dtype=np.int32) % (model.vocab_size or 2)
 
     @jax.jit
     def sound(params: Any, frozen: Any) -> jax.Array:
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)]
-        loss = model.loss(params, frozen, jnp.asarray(tokens), jnp.ones(length, bool))
+        loss = model.loss(params, frozen, jnp.asarray(tokens), jnp.ones(config.length, bool))
         return jnp.all(jnp.stack([*finite, jnp.isfinite(loss)]))
 
-    return lambda params: bool(sound(params, frozen))
-
-
-def _evaluators(
-    prepared: Prepared,
-) -> tuple[Callable[[TrainState], dict[str, HeldOutLoss]], Callable[[TrainState], float]]:
-    """Losses on the held-out parts, and on the public one."""
-    config = prepared.config
-    evaluator, _, frozen = placed(config, prepared.model, prepared.mesh)
+    def healthy(state: TrainState) -> bool:
+        return bool(sound(released(state.params, state.optimizer), frozen))
 
     def evaluate(state: TrainState) -> dict[str, HeldOutLoss]:
         if not config.private_metrics:  # held-out users and records are private too
             return {}
-        return {
-            part: evaluator(
-                released(state.params, state.optimizer),
-                frozen,
-                prepared.parts[part],
-                config.evaluate_records,
-            )
-            for part in HELD_OUT
-            if part in prepared.parts
-        }
+        return {part: loss(state, part) for part in HELD_OUT if part in prepared.parts}
 
-    def public_loss(state: TrainState) -> float:
+    def loss(state: TrainState, part: str) -> HeldOutLoss:
         params = released(state.params, state.optimizer)
-        public = prepared.parts["public"]
-        return evaluator(params, frozen, public, config.evaluate_records).loss
+        return evaluator(params, frozen, prepared.parts[part], config.evaluate_records)
 
-    return evaluate, public_loss
-
-
-def _facts(prepared: Prepared, done: int, history: list[float]) -> dict[str, Any]:
-    return {
-        "public_losses": history,
-        "run": prepared.facts,
-        "privacy": prepared.report(done),
-        "settings": dataclasses.asdict(prepared.config),
-    }
-
-
-def _check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    other = [name for name in now if saved.get(name) != now[name]]
-    if other:
-        raise _check.reject(
-            "resume",
-            ", ".join(other),
-            "differs from the run that wrote the checkpoint",
-            "The same noise would meet other data: resume with what the run was started with "
-            "(its config.toml), or start a new run.",
-        )
+    return evaluate, lambda state: loss(state, "public").loss, healthy
 
 
 def _write_report(prepared: Prepared, done: int) -> None:

@@ -143,7 +143,7 @@ class Trainer:
         model: parameters and loss; ``model.params`` are the initial ones.
         execution: see :class:`Execution`.
         optimizer: any optax transformation; sees only noised means.
-        mesh: where to run; None: the default device.
+        mesh: where to run; None: one device of this process.
         keep_release: hand each noised mean out (costs one copy of the parameters).
     """
 
@@ -157,18 +157,12 @@ class Trainer:
         keep_release: bool = False,
     ) -> None:
         self.model, self.execution, self.optimizer = model, execution, optimizer
-        self._mesh = mesh
-        self._frozen = jax.tree.map(jnp.asarray, model.frozen) if mesh is None else model.frozen
-        self._where: PyTree | None = None
-        self._state_where: PyTree | None = None
-        if mesh is not None:
-            parts = meshes.data_parallel(mesh)
-            if execution.sampler.microbatch % parts:
-                rule = f"must be a multiple of the {parts} devices along the data axis"
-                raise _check.reject("microbatch", execution.sampler.microbatch, rule)
-            self._where = meshes.spread(mesh, model.params, model.partition)
-            where = meshes.spread(mesh, model.frozen, model.frozen_partition)
-            self._frozen = meshes.place(model.frozen, where)
+        self._mesh = mesh or meshes.one_device()
+        meshes.check_microbatch(self._mesh, execution.sampler.microbatch)
+        self._where = meshes.spread(self._mesh, model.params, model.partition)
+        where = meshes.spread(self._mesh, model.frozen, model.frozen_partition)
+        self._frozen = meshes.place(model.frozen, where)
+        self._state_where: PyTree = None
         clipping, self._estimate = execution.clipping, None
         if isinstance(clipping, FedAvg):
             self._adder, self._estimate = adder(model, clipping), jax.jit(self._estimated)
@@ -205,18 +199,15 @@ class Trainer:
         ``key``: secret noise key, uint32 (8,), never used before; drawn from the operating system
         if left out.
         """
-        # a copy: the loop reuses the state's buffers, and the model must survive it
-        if self._mesh is None:
-            params = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), self.model.params)
-            where = None
-        else:  # by the host: no device need hold all of them
-            params = meshes.place(jax.tree.map(np.array, self.model.params), self._where)
-            made = jax.eval_shape(self.optimizer.init, params)
-            # moments lie where their parameters do
-            pairs = zip(jax.tree.leaves(params), jax.tree.leaves(self._where), strict=True)
-            known = {leaf.shape: place for leaf, place in pairs}
-            own = meshes.spread(self._mesh, made)
-            where = jax.tree.map(lambda leaf, rule: known.get(leaf.shape, rule), made, own)
+        # a copy, as the loop reuses the state's buffers and the model must survive it; made by the
+        # host, as no device need hold all of it
+        params = meshes.place(jax.tree.map(np.array, self.model.params), self._where)
+        made = jax.eval_shape(self.optimizer.init, params)
+        # moments lie where their parameters do
+        pairs = zip(jax.tree.leaves(params), jax.tree.leaves(self._where), strict=True)
+        known = {leaf.shape: place for leaf, place in pairs}
+        own = meshes.spread(self._mesh, made)
+        where = jax.tree.map(lambda leaf, rule: known.get(leaf.shape, rule), made, own)
         optimizer = jax.jit(self.optimizer.init, out_shardings=where)(params)
         noise = self.execution.noise
         draws: Any = ()
@@ -224,10 +215,7 @@ class Trainer:
             draws = noise.init(_vector(params, self._mesh), key=key)
         state = TrainState(jnp.int32(0), params, optimizer, draws)
         placed: TrainState
-        if self._mesh is None:
-            placed = jax.tree.map(jnp.asarray, state)
-        else:
-            placed, self._state_where = meshes.place_all(self._mesh, state)
+        placed, self._state_where = meshes.place_all(self._mesh, state)
         if noise is None or not self._secure:
             return placed
         with scope():
@@ -283,8 +271,8 @@ class Trainer:
         count: jax.Array,
     ) -> Totals:
         """The sums with ``count`` more microbatches, of tokens (block, m, G, L), in one loop."""
-        if self._mesh is not None:  # once for the block
-            params, frozen = meshes.gathered(self._mesh, self.model, params, frozen)
+        # once for the block
+        params, frozen = meshes.gathered(self._mesh, self.model, params, frozen)
 
         def more(i: jax.Array, totals: Totals) -> Totals:
             return self._pin_totals(self._adder(totals, params, frozen, tokens[i], mask[i]))
@@ -323,7 +311,7 @@ class Trainer:
         """The tree of a vector of all parameters, on each device its share of either."""
         flat, tree_of = jax.flatten_util.ravel_pytree(like)
         mesh = self._mesh
-        if mesh is None or mesh.size == 1:
+        if mesh.size == 1:
             return tree_of(vector[: flat.size])
 
         # written out: left to the compiler, every array is pieced together from all neighbours
@@ -343,11 +331,9 @@ class Trainer:
         """Microbatches (k, m, ...), with empty ones behind them that fill the block."""
         block = np.zeros((self._block, *rows.shape[1:]), rows.dtype)
         block[: len(rows)] = rows
-        return block if self._mesh is None else meshes.place_rows(self._mesh, block, axis=1)
+        return meshes.place_rows(self._mesh, block, axis=1)
 
     def _pin_totals(self, totals: Totals) -> Totals:
-        if self._mesh is None:
-            return totals
         where = (self._where, meshes.replicated(self._mesh))
         return Totals(*jax.lax.with_sharding_constraint(tuple(totals), where))
 

@@ -43,6 +43,11 @@ def make_mesh(model_parallel: int = 1) -> Mesh:
     return Mesh(devices.reshape(-1, model_parallel), (DATA, MODEL))
 
 
+def one_device() -> Mesh:
+    """Mesh of one device of this process."""
+    return Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), (DATA, MODEL))
+
+
 def wait_for_lead(what: str) -> None:
     """Barrier of all processes, after which files written by the first are there for all."""
     if jax.process_count() > 1:
@@ -52,6 +57,13 @@ def wait_for_lead(what: str) -> None:
 def data_parallel(mesh: Mesh) -> int:
     """Devices along the data axis: a microbatch must be a multiple of it."""
     return int(mesh.shape[DATA])
+
+
+def check_microbatch(mesh: Mesh, microbatch: int) -> None:
+    """Refuse a microbatch that the devices along the data axis cannot share evenly."""
+    if microbatch % data_parallel(mesh):
+        rule = f"must be a multiple of the {data_parallel(mesh)} devices along the data axis"
+        raise _check.reject("microbatch", microbatch, rule)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

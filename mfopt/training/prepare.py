@@ -75,7 +75,7 @@ class Prepared:
     @property
     def steps(self) -> int:
         """Steps to do: all that are covered, or fewer."""
-        return min(self.config.steps or self.execution.iterations, self.execution.iterations)
+        return self.config.steps or self.execution.iterations
 
     def report(self, steps_done: int) -> dict[str, Any] | None:
         """The privacy report after so many steps."""
@@ -91,11 +91,7 @@ class Prepared:
 def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
     """Refuse early what :func:`prepare` would refuse after minutes of work, then make the folder.
 
-    Returns:
-        True if there was no output folder.
-
-    Raises:
-        UsageError: the output folder holds a run, or data, model or key cannot be opened.
+    Returns True if there was no output folder.
     """
     check_folder(Path(config.output), resume)
     if config.data in EMBEDDED:  # a file of that name can be given as ./stdlib
@@ -129,9 +125,8 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
         progress: callback for what is built first, and of every ten steps of pretraining.
 
     Raises:
-        UsageError: see :class:`Execution` and :func:`privacy.statement`; also where the data is not
-            what its digests say, the model does not take it, or the output folder holds a run and
-            ``resume`` is not set, or another process is at work in it.
+        UsageError: see :class:`Execution` and :func:`privacy.statement`; also where data, model and
+            output folder do not belong together.
     """
     new = preflight(config, resume=resume)
     lock = Lock(Path(config.output))
@@ -163,12 +158,9 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     execution = wired.execution(wired.units(train, rule))
     guarantee = wired.statement(execution)
     if config.steps > execution.iterations:
-        raise _check.reject(
-            "steps",
-            config.steps,
-            f"the account covers {execution.iterations} steps",
-            "A longer run needs an account of its own.",
-        )
+        rule = f"the account covers {execution.iterations} steps"
+        way_out = "A longer run needs an account of its own."
+        raise _check.reject("steps", config.steps, rule, way_out)
     rate = learning_rate_of(config, execution)
     optimizer = optimizer_of(config, execution, rate)
     shapes = outline(config, train.vocab_size)
@@ -200,7 +192,9 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         progress(Progress("preparing", note=note, lasting=True))
     model.check_fits(train.vocab_size, config.length)
     if config.selection in PERPLEXITY_RULES:
-        losses = _record_losses(config, train, model, mesh)
+        evaluator, params, frozen = placed(config, model, mesh)
+        records = np.arange(train.num_records)
+        losses, _ = evaluator.record_losses(params, frozen, train, records)
         units = wired.units(train, config.selection, losses)
         execution = dataclasses.replace(execution, units=units)
     model_digest = digest_of((model.params, model.frozen))
@@ -214,7 +208,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             parts["public"],
             sweep_rates(config.sweep_rates),
             lambda rate: optimizer_of(config, execution, rate),
-            steps=min(config.steps or execution.iterations, execution.iterations),
+            steps=config.steps or execution.iterations,
             folder=folder,
             found_for={
                 "settings": config.fingerprint,
@@ -242,12 +236,9 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         if earlier is not None:
             public_report["continues"] = earlier.report
         way = next((name for name in privacy.CHOSEN if name and getattr(config, name)), "")
-        public_report["learning_rate"] = {
-            "value": rate,
-            "chosen": privacy.CHOSEN[way],
-            "noise_move": config.move,
-            **{name: getattr(config, name) for name in ("optimizer", "momentum", "beta2")},
-        }
+        settings = {name: getattr(config, name) for name in ("optimizer", "momentum", "beta2")}
+        settings |= {"value": rate, "chosen": privacy.CHOSEN[way], "noise_move": config.move}
+        public_report["learning_rate"] = settings
     facts = {
         "settings": config.fingerprint,
         "data": train.digest,
@@ -290,11 +281,10 @@ def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
 
 def optimizer_of(config: TrainConfig, execution: Execution, rate: float) -> Any:
     """The optimizer of a run at a learning rate."""
-    steps = execution.iterations
     known = execution.noise is not None and config.optimizer == "adam-bc"
     optimizer = make_optimizer(
         config.optimizer,
-        schedule(config.schedule, rate, steps, config.warmup),
+        schedule(config.schedule, rate, execution.iterations, config.warmup),
         momentum=config.momentum,
         beta1=config.beta1,
         beta2=config.beta2,
@@ -322,7 +312,11 @@ def _open_data(
         meshes.wait_for_lead("corpus")
     parts = open_parts(place)
     progress(Progress("comparing the data with its digests"))
-    verify_all(parts)
+    if jax.process_index() == 0:
+        verify_all(parts)
+    meshes.wait_for_lead("digests")
+    for store in parts.values():
+        store.digest = store.metadata["content_digest"]  # compared by the lead, for all processes
     train = parts["train"].metadata
     for name, store in parts.items():
         if store.metadata.get("tokenizer_digest") != train.get("tokenizer_digest"):
@@ -340,21 +334,9 @@ def _open_data(
     return parts, found
 
 
-def _record_losses(config: TrainConfig, train: TokenStore, model: Model, mesh: Mesh) -> np.ndarray:
-    evaluator, params, frozen = placed(config, model, mesh)
-    return evaluator.record_losses(params, frozen, train, np.arange(train.num_records))[0]
-
-
 def placed(config: TrainConfig, model: Model, mesh: Mesh) -> tuple[Evaluator, Any, Any]:
     """An evaluator on the mesh, with the model's own parameters and frozen arrays there."""
-    block = 32 * meshes.data_parallel(mesh)
-    evaluator = Evaluator(
-        meshes.whole(mesh, model),
-        config.length,
-        block,
-        lambda rows: meshes.place_rows(mesh, rows),
-        lambda tree: meshes.gather(mesh, tree),
-    )
     params = meshes.spread(mesh, model.params, model.partition)
     frozen = meshes.spread(mesh, model.frozen, model.frozen_partition)
+    evaluator = Evaluator(model, config.length, mesh=mesh)
     return evaluator, meshes.place(model.params, params), meshes.place(model.frozen, frozen)

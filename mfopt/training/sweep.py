@@ -46,11 +46,7 @@ class RateSweep:
 
     @property
     def best(self) -> float:
-        """The rate with the least loss.
-
-        Raises:
-          UsageError: training diverged with all of them.
-        """
+        """The rate with the least loss; UsageError if training diverged with all of them."""
         if not any(map(math.isfinite, self.losses)):
             raise _check.reject("sweep_rates", self.rates, "all diverge", "Try lower ones.")
         return min(zip(self.losses, self.rates, strict=True))[1]
@@ -81,18 +77,11 @@ def sweep(
     """Train on ``public`` with each rate. Kept in ``folder``, for resumption.
 
     Args:
-        model: to start from.
-        execution: of the private run.
+        model, execution, steps, folder: of the private run.
         public: records, marked as public.
-        rates: learning rates.
-        optimizer: makes the optimizer of a rate.
-        steps: of the private run.
-        folder: of the run.
+        rates, optimizer: learning rates, and what makes the optimizer of one.
         found_for: digests of all that the losses follow from; what is kept for others is not used.
         progress: callback for each rate.
-
-    Raises:
-        UsageError: the store is not public or too small, or every rate diverges.
     """
     path = folder / FILE
     if path.is_file():
@@ -134,13 +123,11 @@ def _parts(public: TokenStore, private: Units) -> tuple[Units, TokenStore, int]:
         way_out = "Give a learning rate, or leave both out: it is then fitted to the noise."
         raise _check.reject("sweep_rates", public.num_records, rule, way_out)
     # neighbouring records belong together, as a user's do
-    groups = [
-        [public.record(unit * per_unit + i) for i in range(per_unit)] for unit in range(count)
-    ]
-    facts = {"vocab_size": public.vocab_size}
+    records = [public.record(number) for number in range(count * per_unit)]
+    groups = [records[i : i + per_unit] for i in range(0, len(records), per_unit)]
     trained = [group for i, group in enumerate(groups) if i % _LEFT_OUT]
-    store = TokenStore.from_records(trained, **facts)
-    left_out = TokenStore.from_records(groups[::_LEFT_OUT], **facts)
+    store = TokenStore.from_records(trained, public.vocab_size)
+    left_out = TokenStore.from_records(groups[::_LEFT_OUT], public.vocab_size)
     if per_unit == 1:
         return RecordUnits(store, group_size=1, length=length), left_out, length
     return UserUnits(store, records=per_unit, length=length), left_out, length
@@ -152,13 +139,8 @@ def _rehearsal(execution: Execution, units: Units) -> Execution:
     scheme = Poisson(expected / units.population, execution.iterations)
     sampler = Sampler(scheme, units.population, 0, microbatch=execution.sampler.microbatch)
     share = expected / execution.sampler.expected_batch
-    noise = execution.noise
+    noise, bound = execution.noise, execution.clipping.sensitivity
     if noise is not None:
-        bound = execution.clipping.sensitivity
-        noise = NoiseStream(
-            noise.strategy,
-            iterations=noise.iterations,
-            noise_multiplier=share * noise.stddev / bound,
-            clip_norm=bound,
-        )
+        sigma, n = share * noise.stddev / bound, noise.iterations
+        noise = NoiseStream(noise.strategy, iterations=n, noise_multiplier=sigma, clip_norm=bound)
     return Execution(units, sampler, execution.clipping, noise, share * execution.normalizer)

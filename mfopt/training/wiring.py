@@ -48,8 +48,7 @@ def account_of(
     None for the non-private baseline. What is solved for is kept in ``folder``, for resumption.
 
     Args:
-        config: settings of the run.
-        folder: of the run.
+        config, folder: settings and folder of the run.
         progress: callback for proofs.
         resuming: a run in the folder resumes, with the account that is kept there.
 
@@ -76,15 +75,11 @@ def account_of(
         epsilon, delta = one_unit_target(epsilon, delta, group)
         group = 1
     sampled = scheme or config.scheme()
+    unit, adjacency = "user" if config.by_user else "record", sampled.run_adjacency
     accounted = Mechanism(
-        sampled,
-        strategy,
-        group_size=group,
-        privacy_unit="user" if config.by_user else "record",
-        adjacency=sampled.run_adjacency,
+        sampled, strategy, group_size=group, privacy_unit=unit, adjacency=adjacency
     )
-    asked = [accounted.sampling.describe(), digest, group, accounted.privacy_unit, epsilon, delta]
-    asked += [accounted.adjacency]
+    asked = [sampled.describe(), digest, group, unit, epsilon, delta, adjacency]
     path = folder / ACCOUNT
     kept = resuming and path.is_file()
     if not kept and jax.process_index() == 0:
@@ -98,24 +93,21 @@ def account_of(
 
 def _believed(found: Factorization, trust: bool, progress: Report) -> Factorization:
     """``found`` with the guarantee that was proved on this machine, or marked as taken on trust."""
+    if trust and found.proved_here:
+        return found
+    guarantee = found.guarantee
     if trust:
-        if found.proved_here:
-            return found
-        details = {**found.guarantee.details, "taken_on_trust": True}
-        return dataclasses.replace(
-            found, guarantee=dataclasses.replace(found.guarantee, details=details)
-        )
-    if jax.process_index() == 0:  # it alone writes the report
+        details = {**guarantee.details, "taken_on_trust": True}
+        guarantee = dataclasses.replace(guarantee, details=details)
+    elif jax.process_index() == 0:  # it alone writes the report
         try:
-            proved = proofs.ensure(found, progress=progress)
+            guarantee = proofs.ensure(found, progress=progress)
         except FailureError as problem:
-            raise FailureError(
-                f"{problem} Run `mfopt calibrate` for a σ that it can prove, or take the file on "
-                "trust (`trust=True`)."
-            ) from None
-        found = dataclasses.replace(found, guarantee=proved)
+            way_out = "or take the file on trust (`trust=True`)."
+            words = f"{problem} Run `mfopt calibrate` for a σ that it can prove, {way_out}"
+            raise FailureError(words) from None
     meshes.wait_for_lead("proof")
-    return found
+    return dataclasses.replace(found, guarantee=guarantee)
 
 
 def _read(
@@ -136,19 +128,17 @@ def _read(
         _check.noise_multiplier(account.noise_multiplier)
         same = kept["asked"] == asked
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise _check.reject(
-            "output", str(path), f"is not an account of a run ({problem})", _ANOTHER
-        ) from None
+        rule = f"is not an account of a run ({problem})"
+        raise _check.reject("output", str(path), rule, _ANOTHER) from None
     stated = account.guarantee
     if not (same and stated.epsilon <= target[0] and stated.delta <= target[1]):
-        rule = f"differs from the run, whose account ({path}) is {account.guarantee}"
+        rule = f"differs from the run, whose account ({path}) is {stated}"
         way_out = "Resume with what the run was started with (its config.toml), or start a new run."
         raise _check.reject("resume", "epsilon, delta, sampling or unit", rule, way_out)
     if progress is not None and jax.process_index() == 0:
         try:
-            account = dataclasses.replace(
-                account, guarantee=proofs.ensure(account, progress=progress)
-            )
+            proved = proofs.ensure(account, progress=progress)
+            account = dataclasses.replace(account, guarantee=proved)
         except FailureError as problem:
             raise FailureError(f"{path} could not be proved: {problem} {_ANOTHER}") from None
     meshes.wait_for_lead("proof of the account")
@@ -160,10 +150,8 @@ class Wiring:
     """Parts of a run, from its settings.
 
     Args:
-        config: settings of the run.
+        config, secret, mesh: settings of the run, its secret, and its devices.
         account: what it executes; None: the non-private baseline.
-        secret: of the run.
-        mesh: devices.
     """
 
     config: TrainConfig
@@ -205,14 +193,12 @@ class Wiring:
         """Sampler, clipping and noise of the run, for these units."""
         config, scheme = self.config, self.scheme
         devices = meshes.data_parallel(self.mesh)
+        meshes.check_microbatch(self.mesh, config.microbatch)
         # a user's G records fill a CPU by themselves, single records do so together
         if jax.default_backend() == "cpu":
             each = 8 if units.records == 1 else 1
         else:
             each = max(1, 64 // units.records)
-        if config.microbatch % devices:
-            rule = f"must be a multiple of the {devices} devices along the data axis"
-            raise _check.reject("microbatch", config.microbatch, rule)
         sampler = Sampler(
             scheme,
             units.population,
@@ -240,17 +226,10 @@ class Wiring:
         return Execution(units, sampler, clipping, noise, normalizer)
 
     def statement(self, execution: Execution) -> Guarantee | None:
-        """The statement about a run of ``execution``; None for the non-private baseline.
-
-        Raises:
-            UsageError: as :func:`privacy.statement`.
-        """
+        """The statement about a run of ``execution``; None for the non-private baseline."""
         if self.account is None:
             return None
-        return privacy.statement(
-            self.account,
-            execution,
-            privacy_unit=self.config.privacy_unit,
-            delta_share=self.config.delta_share,
-            black_box=self.config.algorithm == "group",
-        )
+        config = self.config
+        how: dict[str, Any] = {"privacy_unit": config.privacy_unit}
+        how |= {"delta_share": config.delta_share, "black_box": config.algorithm == "group"}
+        return privacy.statement(self.account, execution, **how)
