@@ -150,5 +150,3 @@ def test_the_mean_of_iterates_is_released_and_free():
     assert released(PARAMS, optax.sgd(0.1).init(PARAMS)) is PARAMS
     # the noise in it is less than in the last iterate
     assert np.std(mean) < 0.95 * np.std(path[-1])
-    with pytest.raises(UsageError, match="average"):
-        averaged(optax.sgd(0.1), 1.0)

@@ -21,8 +21,6 @@ from scipy import special, stats
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.monte_carlo import patterns
-from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.sampling import (
     BallsInBins,
@@ -89,10 +87,8 @@ def counts(scheme: Scheme, canaries: int, group_size: int, rng: np.random.Genera
     """Participations of simulated canaries per iteration, shape (canaries, n), float64.
 
     Args:
-        scheme: the sampling.
-        canaries: how many.
-        group_size: units of one canary.
-        rng: of the simulation.
+        scheme, rng: the sampling, and randomness of the simulation.
+        canaries, group_size: how many, and units of one.
     """
     each = participations(scheme, canaries * group_size, rng)
     # the units of a canary have neighbouring numbers, as those of a user have in the loader
@@ -104,32 +100,28 @@ def counts(scheme: Scheme, canaries: int, group_size: int, rng: np.random.Genera
 
 
 def _unknown(scheme: Scheme) -> Exception:
-    known = sorted(
-        cls.kind for cls in attack_on.registry if issubclass(cls, Scheme) and cls != Scheme
-    )
-    return _check.reject(
-        "sampling",
-        scheme,
-        "no attack is known on this scheme, so a run of it cannot be audited",
-        f"Register one with mfopt.training.attack. Registered: {', '.join(known)}.",
-    )
+    found = [cls for cls in attack_on.registry if issubclass(cls, Scheme) and cls != Scheme]
+    rule = "no attack is known on this scheme, so a run of it cannot be audited"
+    way_out = "Register one with mfopt.training.attack. Registered: "
+    way_out += f"{', '.join(sorted(cls.kind for cls in found))}."
+    return _check.reject("sampling", scheme, rule, way_out)
 
 
-def _modes(strategy: Strategy, scheme: BallsInBins | FixedOrder) -> np.ndarray:
-    return np.asarray(strategy.modes(BallsInBins(scheme.bins, scheme.epochs)))  # (n, bins)
+def _modes(strategy: Strategy, scheme: BallsInBins | FixedOrder) -> tuple[np.ndarray, np.ndarray]:
+    """(columns of C of each bin, summed (n, bins); their products)."""
+    modes = np.asarray(strategy.modes(BallsInBins(scheme.bins, scheme.epochs)))
+    return modes, modes.T @ modes
 
 
 @attack_on.register
 def _(scheme: BallsInBins, strategy: Strategy, group_size: int = 1) -> Attack:
-    modes, bins = _modes(strategy, scheme), scheme.bins
-    gram = modes.T @ modes
+    (modes, gram), bins = _modes(strategy, scheme), scheme.bins
     if group_size == 1:
         places = np.eye(bins)
     else:
         rng = np.random.default_rng(0)
         thrown = rng.integers(0, bins, (_MOST_MULTISETS, group_size))
-        places = np.zeros((_MOST_MULTISETS, bins))
-        np.add.at(places, (np.arange(_MOST_MULTISETS)[:, None], thrown), 1.0)
+        places = np.sum(thrown[:, :, None] == np.arange(bins), axis=1, dtype=np.float64)
     halves = 0.5 * np.einsum("ib,bc,ic->i", places, gram, places)
 
     def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
@@ -141,38 +133,25 @@ def _(scheme: BallsInBins, strategy: Strategy, group_size: int = 1) -> Attack:
 
 
 @attack_on.register
-def _(scheme: FreshBins, strategy: Strategy, group_size: int = 1) -> Attack:
+def _(scheme: FreshBins | BMinSep | KOfN, strategy: Strategy, group_size: int = 1) -> Attack:
     # the likelihood ratio of one unit; of a group it is less than that, and finds less
-    found = FreshBinsLaw(scheme).exact(strategy)
-    columns = np.asarray(strategy.materialize(scheme.iterations))
-    thrown = columns.reshape(-1, scheme.throws, scheme.rethrow, scheme.bins).sum(axis=2)
-
-    @float64
-    def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
-        at = found.scaled(sigma)
-        exponents = jnp.asarray(statistics.T / sigma**2) - patterns.squared_norms(at) / 2
-        return np.asarray(patterns.log_mean(exponents, patterns.corners(at), scheme.bins))
-
-    return Attack(thrown.reshape(scheme.iterations, -1).T, score)
-
-
-@attack_on.register
-def _(scheme: BMinSep | KOfN, strategy: Strategy, group_size: int = 1) -> Attack:
-    # likewise
     accounted: Any = law(scheme)
     found = accounted.exact(strategy)
+    columns = np.asarray(strategy.materialize(scheme.iterations))
+    if isinstance(scheme, FreshBins):  # those that a unit takes together
+        columns = columns.reshape(-1, scheme.throws, scheme.rethrow, scheme.bins).sum(axis=2)
+        columns = columns.reshape(scheme.iterations, -1)
 
     @float64
     def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
         return np.asarray(found.scaled(sigma).log_ratio(jnp.asarray(statistics.T / sigma**2)))
 
-    return Attack(np.asarray(strategy.materialize(scheme.iterations)).T, score)
+    return Attack(columns.T, score)
 
 
 @attack_on.register
 def _(scheme: FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
-    modes, bins = _modes(strategy, scheme), scheme.bins
-    gram = modes.T @ modes
+    (modes, gram), bins = _modes(strategy, scheme), scheme.bins
 
     def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
         canaries = np.arange(statistics.shape[1])

@@ -122,15 +122,10 @@ def canary_model(canaries: int, loudness: float = _LOUDNESS) -> Model:
 
 def settings_of(account: Account) -> TrainConfig:
     """Settings of a run that executes ``account``, where no run's own are given."""
-    records = account.guarantee.group_size > 1 or account.guarantee.privacy_unit == "record"
-    return TrainConfig(
-        factorization="(an account)",
-        algorithm="els" if records else "uls",
-        records_per_user=account.guarantee.group_size,
-        microbatch=64,
-        length=16,
-        width=32,
-    )
+    group = account.guarantee.group_size
+    algorithm = "els" if group > 1 or account.guarantee.privacy_unit == "record" else "uls"
+    sizes: dict[str, Any] = {"records_per_user": group, "microbatch": 64, "length": 16, "width": 32}
+    return TrainConfig(factorization="(an account)", algorithm=algorithm, **sizes)
 
 
 @pinned
@@ -153,7 +148,7 @@ def audit(
         account: the mechanism and what was accounted for.
         settings: of the run; from them and the account follows the claim, (ε, δ) of the run. None:
             :func:`settings_of` the account.
-        canaries: more give a tighter bound; time grows with canaries² / bins.
+        canaries: more give a tighter bound; time grows with canaries² / bins. At least 100.
         confidence: chance that the bound is true.
         seed: pins the audit's randomness; None: from the operating system.
         population: units of the run. Where batches are truncated, units that only fill are added
@@ -163,9 +158,6 @@ def audit(
         model: the run's own; None: that of the settings.
         progress: callback for the estimated time, where that is long, and for every step.
         **changes: of the settings.
-
-    Raises:
-        UsageError: fewer than 100 canaries, or settings that do not fit the account.
     """
     canaries = _check.integer("canaries", canaries, at_least=100)
     _check.probability("confidence", confidence)
@@ -235,18 +227,15 @@ def audit(
 
 def _announce(canaries: int, execution: Execution, progress: Report) -> None:
     """Report the estimated time, if it is long."""
-    gradients = execution.sampler.expected_batch * execution.iterations
-    draws = (
-        1.0 if execution.noise is None else execution.noise.recursion.draws(execution.iterations)
-    )
-    each = _GRADIENT * gradients + _RELEASE * execution.iterations * draws
+    noise, n = execution.noise, execution.iterations
+    draws = 1.0 if noise is None else noise.recursion.draws(n)
+    each = _GRADIENT * execution.sampler.expected_batch * n + _RELEASE * n * draws
     seconds = _STARTING + _sizes.here(1e-9 * canaries * each)
     _sizes.announce(seconds, progress, of=f"{canaries} canaries", note="fewer find less")
 
 
 def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -> TokenStore:
-    """Store with one user per canary, without records if absent, and users that fill the
-    batches."""
+    """Store with a user per canary, without records if absent, and users that fill the batches."""
     each = settings.group_size
     # a sampled user has several records too, which are to be clipped as one
     records = settings.records_per_user if settings.by_user else each
@@ -254,11 +243,9 @@ def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -
     if settings.batch_size and population is not None:
         units = len(users) if each == 1 else each * int(present.sum())
         if units > population:
-            rule = (
-                f"are {units} units, and the run has {population} in its batches of at most "
-                f"{settings.batch_size}"
-            )
-            raise _check.reject("canaries", len(present), rule, "Audit with fewer canaries.")
+            rule = f"are {units} units, and the run has {population} in its batches of at most"
+            rule, way_out = f"{rule} {settings.batch_size}", "Audit with fewer canaries."
+            raise _check.reject("canaries", len(present), rule, way_out)
         users += [[[len(present)] * 2] * records] * ((population - units) // each)
     return TokenStore.from_records(users, vocab_size=len(present) + 1)
 
@@ -282,11 +269,8 @@ def judge(
     """Audit from the scores of all canaries: two bounds, at half of the error probability each.
 
     Args:
-      scores: log-likelihood ratio of each canary, shape (canaries,).
-      present: whether each canary took part, shape (canaries,).
-      account: the account that the run executes.
-      settings: of the run.
-      claimed: the statement about the run.
+      scores, present: log-likelihood ratio of each canary, and whether it took part, (canaries,).
+      account, settings, claimed: what the run executes, its settings, the statement about it.
       findings: about its participations, sums and noise.
       confidence: of the bounds.
       less: the attacker may see less than the account says.
@@ -404,15 +388,10 @@ def _epsilon(account: Account, settings: TrainConfig, noise_multiplier: float) -
     if np.isinf(noise_multiplier):
         return 0.0
     # an estimate where the account is sampled: the audit is a measurement, not a proof
-    found = account_of(
-        account.mechanism,
-        noise_multiplier=noise_multiplier,
-        delta=account.guarantee.delta,
-        certify=False,
-    )
-    if settings.algorithm == "group":
-        return found.epsilon * settings.records_per_user  # of black-box group privacy
-    return found.epsilon
+    at: dict[str, Any] = {"noise_multiplier": noise_multiplier, "delta": account.guarantee.delta}
+    found = account_of(account.mechanism, certify=False, **at)
+    black_box = settings.algorithm == "group"
+    return found.epsilon * (settings.records_per_user if black_box else 1)
 
 
 def epsilon_from_guesses(
@@ -421,23 +400,21 @@ def epsilon_from_guesses(
     """Largest ε that so many correct guesses refute at significance ``level``; 0 if none.
 
     Args:
-      canaries: canary users.
-      guesses: guesses that were made.
-      correct: guesses that were right.
-      delta: δ of the statement.
-      level: significance of the test.
+      canaries, guesses, correct: canary users, guesses that were made, and those that were right.
+      delta, level: δ of the statement, significance of the test.
     """
-    if guesses_p_value(canaries, guesses, correct, 0.0, delta) > level:
+
+    def refuted(epsilon: float) -> bool:
+        return guesses_p_value(canaries, guesses, correct, epsilon, delta) <= level
+
+    if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
-    while guesses_p_value(canaries, guesses, correct, high, delta) <= level and high < 64:
+    while refuted(high) and high < 64:
         low, high = high, 2 * high
     for _ in range(50):
         middle = (low + high) / 2
-        if guesses_p_value(canaries, guesses, correct, middle, delta) <= level:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
 
 
@@ -450,11 +427,8 @@ def guesses_p_value(
     f(v) + 2 m δ max_i (f(v-i) - f(v))/i.
 
     Args:
-      canaries: canary users.
-      guesses: guesses that were made.
-      correct: guesses that were right.
-      epsilon: ε of the statement.
-      delta: δ of the statement.
+      canaries, guesses, correct: canary users, guesses that were made, and those that were right.
+      epsilon, delta: of the statement.
     """
     # fewer than none cannot be right, so the tail is only needed down to 0
     tail = stats.binom.sf(np.arange(-1, correct), guesses, special.expit(epsilon))  # f(0..correct)

@@ -25,6 +25,7 @@ Without ``batch_size`` nothing is truncated: a batch is as many microbatches as 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -181,8 +182,7 @@ def displacement_probability(
     Args:
       scheme: sampling scheme.
       population: units in the data set, without the group.
-      batch_size: units of a batch.
-      group_size: K, units that change together.
+      batch_size, group_size: units of a batch, and K, units that change together.
     """
     return min(1.0, group_size * scheme.displacement(population + group_size, batch_size))
 
@@ -193,19 +193,16 @@ def smallest_batch_size(
     """Smallest ``batch_size`` whose displacement probability is at most ``probability``.
 
     Args:
-      scheme: sampling scheme.
-      population: units in the data set, without the group.
+      scheme, population, group_size: as for :func:`displacement_probability`.
       probability: largest displacement probability allowed.
-      group_size: K, units that change together.
     """
-    low, high = 0, population + group_size  # a batch that holds all displaces nobody
-    while high - low > 1:
-        middle = (low + high) // 2
-        if displacement_probability(scheme, population, middle, group_size) <= probability:
-            high = middle
-        else:
-            low = middle
-    return high
+
+    def rare(batch_size: int) -> bool:
+        found = displacement_probability(scheme, population, batch_size, group_size)
+        return found <= probability
+
+    most = population + group_size  # a batch that holds all displaces nobody
+    return bisect.bisect_left(range(1, most), True, key=rare) + 1
 
 
 def charged_delta(epsilon: float, delta: float, displacement: float) -> float:

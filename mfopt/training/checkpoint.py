@@ -60,7 +60,7 @@ class Restored(NamedTuple):
 
 
 class Damaged(FailureError):
-    """Failure to find a valid checkpoint, or the requested one."""
+    """No checkpoint is valid, or not the one asked for."""
 
 
 class Checkpoints:
@@ -100,11 +100,7 @@ class Checkpoints:
                 raise
 
     def close(self) -> None:
-        """Wait for the save under way, then let go of the folder.
-
-        Raises:
-            FailureError: it could not be written.
-        """
+        """:meth:`wait`, then let go of the folder."""
         with self._told():
             try:
                 self._manager.wait_until_finished()
@@ -112,11 +108,7 @@ class Checkpoints:
                 self._manager.close()
 
     def wait(self) -> None:
-        """Return once what was saved is on disk.
-
-        Raises:
-            FailureError: it could not be written.
-        """
+        """Return once what was saved is on disk; FailureError where it could not be written."""
         with self._told():
             self._manager.wait_until_finished()
 
@@ -149,13 +141,10 @@ class Checkpoints:
         facts = {**facts, "structure": _structure(state), "secret": _name(secret)}
         facts["check"] = _check_of(facts)
         facts["seal"] = secret.seal(_message(items, facts))
+        parts = ocp.args.StandardSave(_detached(items)), ocp.args.JsonSave(facts)
         with self._told():  # of this save, or of the one before, which ends first
-            self._manager.save(
-                int(state.step),
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(_detached(items)), facts=ocp.args.JsonSave(facts)
-                ),
-            )
+            args = ocp.args.Composite(state=parts[0], facts=parts[1])
+            self._manager.save(int(state.step), args=args)
 
     def restore(self, like: TrainState, secret: RunSecret, step: int | None = None) -> Restored:
         """The newest checkpoint that is whole, or the one of ``step``.
@@ -179,12 +168,10 @@ class Checkpoints:
         damaged: dict[int, str] = {}
         for candidate in wanted:
             try:
-                state, facts = self._read(like, secret, candidate)
-            except (UsageError, MemoryError):
-                raise
-            # Whatever a reader of files raises on bytes that nobody wrote: there is no list of it.
-            except Exception as problem:
-                damaged[candidate] = _check.printable(str(problem).split("\n")[0][:200])
+                with _damage_told():
+                    state, facts = self._read(like, secret, candidate)
+            except Damaged as problem:
+                damaged[candidate] = str(problem)
                 continue
             self._clear(candidate, damaged)
             return Restored(state, facts, damaged)
@@ -242,21 +229,14 @@ class Checkpoints:
         return found
 
     def parameters(self, secret: RunSecret) -> tuple[list[Any], dict[str, Any]]:
-        """(leaves of the parameters, facts) of the newest checkpoint; nothing is changed.
-
-        Raises:
-            UsageError: there is none, or it is of another secret.
-            Damaged: it is not what was written.
-        """
+        """(leaves of the parameters, facts) of the newest checkpoint; nothing is changed."""
         if not self.steps:
             raise _check.reject("checkpoint", str(self.folder), "holds none")
         try:
-            facts = self._facts(secret, self.steps[-1])
-            leaves = self._sealed(secret, self.steps[-1], facts, None)["params"]
-        except (UsageError, MemoryError):
-            raise
-        except Exception as problem:  # as in `restore`
-            reason = _check.printable(str(problem).split("\n")[0][:200])
+            with _damage_told():
+                facts = self._facts(secret, self.steps[-1])
+                leaves = self._sealed(secret, self.steps[-1], facts, None)["params"]
+        except Damaged as reason:
             way_out = "Resume that run once, which takes the newest one that is whole."
             raise Damaged(
                 f"the newest checkpoint in {self.folder} is damaged ({reason}). {way_out}"
@@ -283,10 +263,21 @@ class Checkpoints:
 
     def _known(self, step: int) -> int:
         if step not in self.steps:
-            raise _check.reject(
-                "checkpoint", step, f"not found in {self.folder} (found: {self.steps or 'none'})"
-            )
+            rule = f"not found in {self.folder} (found: {self.steps or 'none'})"
+            raise _check.reject("checkpoint", step, rule)
         return step
+
+
+@contextlib.contextmanager
+def _damage_told() -> Iterator[None]:
+    """Raise :class:`Damaged` with the reason where a checkpoint does not read as it was written."""
+    try:
+        yield
+    except (UsageError, MemoryError):
+        raise
+    # Whatever a reader of files raises on bytes that nobody wrote: there is no list of it.
+    except Exception as problem:
+        raise Damaged(_check.printable(str(problem).split("\n")[0][:200])) from None
 
 
 def _say_it_once() -> None:
@@ -367,7 +358,6 @@ def _structure(state: TrainState) -> dict[str, str]:
 
 def _detached(items: Any) -> Any:
     """Copies where the writer would share memory with buffers that the loop is about to reuse."""
-
     if jax.default_backend() != "cpu":
         return items  # the writer copies to the host before it returns
     with scope():  # secure noise has buffers in float64

@@ -36,8 +36,7 @@ class Clipped(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Clipping factors: ``each`` leaf's, 0 for a unit that contributes nothing; the rest as in
-    Clipped."""
+    """Factor of ``each`` leaf, 0 for a unit that contributes nothing; the rest as in Clipped."""
 
     each: PyTree
     norm: jax.Array

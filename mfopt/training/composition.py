@@ -41,9 +41,7 @@ def composed(runs: Sequence[Run]) -> Guarantee:
     epsilon, method = _up(math.fsum(own.epsilon for own, _ in runs)), f"sum of {len(runs)} runs"
     if all(_plain(own, account) for own, account in runs):
         with contextlib.suppress(UsageError, FailureError):  # the sum holds without
-            parts = [
-                phases.Phase(account.mechanism, account.noise_multiplier) for _, account in runs
-            ]
+            parts = [phases.Phase(each.mechanism, each.noise_multiplier) for _, each in runs]
             if all(part.rounds is not None for part in parts):
                 found = phases.compose(parts, delta=delta)
                 if found.status == "bound" and found.epsilon < epsilon:
@@ -62,7 +60,7 @@ def composed(runs: Sequence[Run]) -> Guarantee:
 
 
 def _plain(own: Guarantee, account: Account) -> bool:
-    """Return True if the statement is the account's own: no group, truncation or grid in it."""
+    """True if the statement is the account's own: no group, truncation or grid in it."""
     names = ("epsilon", "delta", "adjacency", "privacy_unit", "group_size")
     return all(getattr(own, name) == getattr(account.guarantee, name) for name in names)
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ SECTIONS = (
     *("optimizer", "model", "pretraining", "run"),
 )
 SCHEDULES = ("constant", "cooldown", "cosine", "linear")
+_MADE_BY = "The file comes from `mfopt optimize`."
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
 # private data's own kind, which is what pretraining on the public part of "stdlib" makes.
@@ -270,55 +271,49 @@ class TrainConfig:
         for check, names in _CHECKS.items():
             for name in names.split():
                 check(name, getattr(self, name))
-        self._check_federated()
-        if self.continue_from and (self.pretrain_steps or self.algorithm == "none"):
-            rule = "begins from private parameters: no pretraining, and not without privacy"
-            raise _check.reject("continue_from", self.continue_from, rule)
-        if self.algorithm == "none" and self.noise == "secure":
-            raise _check.reject("noise", "secure", "has no effect on algorithm = 'none'")
+        for broken, names, rule, way_out in self._rules():
+            if broken:
+                found = [getattr(self, name) for name in names.split(", ")]
+                value = found[0] if len(found) == 1 else tuple(found)
+                raise _check.reject(names, value, rule, way_out)
+
+    def _rules(self) -> Iterator[tuple[Any, str, str, str]]:
+        """Yield (whether it is broken, settings, rule, way out), for rules about several."""
+        chosen = f"algorithm = {self.algorithm!r}"
+        for field in dataclasses.fields(self):
+            federated = field.metadata["section"] == "federated"
+            ignored = federated and getattr(self, field.name) != field.default
+            way_out = "Use algorithm = 'fedavg', or leave it out."
+            broken = self.algorithm != "fedavg" and ignored
+            yield broken, field.name, f"has no effect on {chosen}", way_out
+        for name in ("local_batch", "weight_cap"):
+            rule = f"is more than `records_per_user` = {self.records_per_user}: no user reads so "
+            yield getattr(self, name) > self.records_per_user, name, f"{rule}many in a step", ""
+        private = self.algorithm != "none"
+        begun = self.continue_from and (self.pretrain_steps or not private)
+        rule = "begins from private parameters: no pretraining, and not without privacy"
+        yield begun, "continue_from", rule, ""
+        yield not private and self.noise == "secure", "noise", f"has no effect on {chosen}", ""
         if self.sweep_rates:
             sweep_rates(self.sweep_rates)
-            if self.learning_rate:
-                raise _check.reject(
-                    "learning_rate", self.learning_rate, "is given, and so is `sweep_rates`"
-                )
+        rule = "is given, and so is `sweep_rates`"
+        yield self.sweep_rates and self.learning_rate, "learning_rate", rule, ""
         # a file written when the second was the default holds it beside any rate
-        if self.noise_move not in (0, NEAR_MOVE) and (self.learning_rate or self.sweep_rates):
-            raise _check.reject(
-                "noise_move", self.noise_move, "fits the learning rate, and that is given"
-            )
-        if not self.model and self.width % self.heads:
-            raise _check.reject("heads", self.heads, f"must divide `width` = {self.width}")
-        if bool(self.factorization) == bool(self.sampling):
-            rule = "give either a factorization file or `sampling`"
-            way_out = "The file comes from `mfopt optimize`."
-            raise _check.reject("factorization", self.factorization, rule, way_out)
-        if bool(self.epsilon) != bool(self.delta):
-            raise _check.reject(
-                "epsilon, delta", (self.epsilon, self.delta), "belong together: give both"
-            )
-        if self.strategy != "identity" and not self.optimizes:
-            rule = "is optimized here for user-level sampling by balls-in-bins only"
-            way_out = "Make the file with `mfopt optimize`, or use strategy = 'identity'."
-            raise _check.reject("strategy", self.strategy, rule, way_out)
+        moved = self.noise_move not in (0, NEAR_MOVE) and (self.learning_rate or self.sweep_rates)
+        yield moved, "noise_move", "fits the learning rate, and that is given", ""
+        uneven = not self.model and self.width % self.heads
+        yield uneven, "heads", f"must divide `width` = {self.width}", ""
+        rule, way_out = "give either a factorization file or `sampling`", _MADE_BY
+        yield bool(self.factorization) == bool(self.sampling), "factorization", rule, way_out
+        half = bool(self.epsilon) != bool(self.delta)
+        yield half, "epsilon, delta", "belong together: give both", ""
+        rule = "is optimized here for user-level sampling by balls-in-bins only"
+        way_out = "Make the file with `mfopt optimize`, or use strategy = 'identity'."
+        yield self.strategy != "identity" and not self.optimizes, "strategy", rule, way_out
         if self.sampling:
             self.scheme()
-            if self.algorithm != "none" and not (self.epsilon and self.delta):
-                raise _check.reject(
-                    "epsilon, delta", (self.epsilon, self.delta), "are needed with `sampling`"
-                )
-
-    def _check_federated(self) -> None:
-        fields = [f for f in dataclasses.fields(self) if f.metadata["section"] == "federated"]
-        for name, value, default in ((f.name, getattr(self, f.name), f.default) for f in fields):
-            if self.algorithm != "fedavg" and value != default:
-                way_out = "Use algorithm = 'fedavg', or leave it out."
-                raise _check.reject(
-                    name, value, f"has no effect on algorithm = {self.algorithm!r}", way_out
-                )
-            if name in ("local_batch", "weight_cap") and value > self.records_per_user:
-                rule = f"is more than `records_per_user` = {self.records_per_user}"
-                raise _check.reject(name, value, f"{rule}: no user reads so many in a step")
+        missing = self.sampling and private and not (self.epsilon and self.delta)
+        yield missing, "epsilon, delta", "are needed with `sampling`", ""
 
     @property
     def by_user(self) -> bool:
@@ -354,16 +349,13 @@ class TrainConfig:
     @property
     def fingerprint(self) -> str:
         """Identifies all settings that change the numbers of a run."""
-        kept = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if not field.metadata["run"]
-        }
-        # newer settings count where they are not the default: older runs can be resumed
+        kept = {}
         for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            # newer settings count where they are not the default: older runs can be resumed
             newer = field.metadata["section"] == "federated" or field.name == "noise"
-            if newer and kept[field.name] == field.default:
-                del kept[field.name]
+            if not field.metadata["run"] and not (newer and value == field.default):
+                kept[field.name] = value
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     def to_toml(self) -> str:

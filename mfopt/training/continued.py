@@ -58,11 +58,7 @@ class Earlier:
             raise _check.reject("data", digest[:12], rule, "Build it with that run's tokenizer.")
 
     def begin(self, model: Model) -> Model:
-        """``model`` with the earlier run's parameters.
-
-        Raises:
-            UsageError: it has other parameters, or its adapters were trained on another base.
-        """
+        """``model`` with the earlier run's parameters, which must have been made for it."""
         own, structure = jax.tree.flatten(model.params)
         shapes = [(leaf.shape, leaf.dtype) for leaf in own]
         if shapes != [(leaf.shape, leaf.dtype) for leaf in self.leaves]:
@@ -76,12 +72,7 @@ class Earlier:
 
 
 def read(config: TrainConfig, progress: Report) -> Earlier | None:
-    """The run that ``config`` continues, its report verified; None: it continues none.
-
-    Raises:
-        UsageError: there is no such run, another process is at work in it, it is the run's own
-            folder, it has no guarantee, or its report cannot be verified.
-    """
+    """The run that ``config`` continues, its report verified; None: it continues none."""
     if not config.continue_from:
         return None
     folder = Path(config.continue_from)
@@ -105,8 +96,7 @@ def read(config: TrainConfig, progress: Report) -> Earlier | None:
         raise refused("is not private: there is no guarantee to continue")
     found = verification.verify(report, progress=progress)
     if not found.holds:
-        failed = "; ".join(
-            f"{one.name}: {one.stated} ({one.found})" for one in found.checks if not one.holds
-        )
-        raise refused(f"has a report that does not hold: {_check.printable(failed[:300])}")
+        failed = [f"{x.name}: {x.stated} ({x.found})" for x in found.checks if not x.holds]
+        words = _check.printable("; ".join(failed)[:300])
+        raise refused(f"has a report that does not hold: {words}")
     return Earlier(folder, report, leaves, facts["run"])

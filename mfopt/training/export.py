@@ -36,20 +36,14 @@ def export_model(
     written as ``model.safetensors``, one tensor per leaf, named by its path.
 
     Args:
-      model: the model.
-      params: trainable parameters.
-      folder: where files are written.
-      force: replace what is there.
+      model, params: the model, and its trainable parameters.
+      folder, force: where files are written, and whether what is there is replaced.
       tokenizer: written beside the model as ``tokenizer.json``.
-
-    Raises:
-        UsageError: ``folder`` exists and ``force`` is not set.
     """
     folder = Path(folder)
     if folder.exists() and not force:
-        raise _check.reject(
-            "output", str(folder), "exists already", "Choose another folder, or give `force=True`."
-        )
+        way_out = "Choose another folder, or give `force=True`."
+        raise _check.reject("output", str(folder), "exists already", way_out)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _files.new_folder(folder) as part:
         if model.export is not None:

@@ -20,6 +20,7 @@ server, others are those of Reddi et al. 2021.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -108,8 +109,7 @@ def in_batches(rows: PyTree, size: int) -> PyTree:
     """Arrays (R, ...) as (batches, size, ...), with zeros behind the last row."""
 
     def split(leaf: jax.Array) -> jax.Array:
-        missing = -len(leaf) % size
-        padded = jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1))
+        padded = jnp.pad(leaf, [(0, -len(leaf) % size)] + [(0, 0)] * (leaf.ndim - 1))
         return padded.reshape(-1, size, *leaf.shape[1:])
 
     return jax.tree.map(split, rows)
@@ -137,7 +137,8 @@ def local_update(
 
     # The update is what is kept, not θ: θ⁰ + Δ - θ⁰ would be rounded beyond the bound.
     def step(update: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
-        slope, said = gradient(jax.tree.map(_plus, params, update), batch)
+        moved = jax.tree.map(lambda leaf, u: leaf + u.astype(leaf.dtype), params, update)
+        slope, said = gradient(moved, batch)
         clipped = clip(jax.tree.map(lambda u, g: u - rate * g, update, slope))
         return clipped.gradient, (said, clipped.norm, clipped.active)
 
@@ -148,17 +149,11 @@ def local_update(
     return jax.lax.scan(epoch, start, None, length=epochs)
 
 
-def _plus(leaf: jax.Array, update: jax.Array) -> jax.Array:
-    return leaf + update.astype(leaf.dtype)
-
-
 def weighted_sum(weight: jax.Array, updates: PyTree) -> PyTree:
     """Σ w_k Δ_k of updates (users, ...)."""
     # an accelerator's usual products would round a contribution beyond its bound
-    exact = jax.lax.Precision.HIGHEST
-    summed: PyTree = jax.tree.map(
-        lambda leaf: jnp.tensordot(weight, leaf, 1, precision=exact), updates
-    )
+    product = functools.partial(jnp.tensordot, weight, axes=1, precision=jax.lax.Precision.HIGHEST)
+    summed: PyTree = jax.tree.map(product, updates)
     return summed
 
 
@@ -185,14 +180,8 @@ def adder(model: Model, fedavg: FedAvg) -> Adder:
 
         def user(tokens: jax.Array, mask: jax.Array) -> tuple[PyTree, jax.Array, Statistics]:
             batches = in_batches((tokens, mask), fedavg.local_batch or len(tokens))
-            update, (sums, norm, active) = local_update(
-                gradient,
-                clip,
-                params,
-                batches,
-                rate=fedavg.local_rate,
-                epochs=fedavg.local_epochs,
-            )
+            how: dict[str, Any] = {"rate": fedavg.local_rate, "epochs": fedavg.local_epochs}
+            update, (sums, norm, active) = local_update(gradient, clip, params, batches, **how)
             records = jnp.sum(jnp.any(mask, axis=-1))
             present = records > 0
             if fedavg.normalized:

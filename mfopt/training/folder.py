@@ -24,9 +24,6 @@ class Lock:
     """Lock of a folder against other runs, until closed or the process ends.
 
     The kernel's own lock on an open file: after a kill -9 or a power cut it is free.
-
-    Raises:
-        UsageError: another run holds it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,22 +36,14 @@ class Lock:
         try:
             lock.acquire()
         except filelock.Timeout:
-            with contextlib.suppress(OSError):
-                raise self._held(folder, holder.read_text("utf-8", "replace").strip()) from None
-            raise self._held(folder, "unknown") from None
+            who = holder.read_text("utf-8", "replace").strip() if holder.is_file() else "unknown"
+            rule = f"another run is at work in it (process {_check.printable(who[:100])})"
+            way_out = "Wait for it or end it, or choose another folder."
+            raise _check.reject("output", str(folder), rule, way_out) from None
         except (NotImplementedError, OSError):  # a file system without locks
             return
         self._lock = lock
         _files.write(holder, f"{os.getpid()} on {platform.node()}\n", private=True)
-
-    @staticmethod
-    def _held(folder: Path, holder: str) -> UsageError:
-        return _check.reject(
-            "output",
-            str(folder),
-            f"another run is at work in it (process {_check.printable(holder[:100])})",
-            "Wait for it or end it, or choose another folder.",
-        )
 
     def close(self) -> None:
         """Let the folder go."""
@@ -79,10 +68,8 @@ def check_folder(folder: Path, resume: bool) -> bool:
     # the first one is written before the report, and the report before the first draw
     begun = any(child.name.isdigit() for child in (folder / CHECKPOINTS).glob("*"))
     if (folder / REPORT).is_file() and not begun:
-        rule = (
-            "holds a run whose checkpoints are gone: it would begin again with the noise that it "
-            "has used, and nothing could tell whether on the same data"
-        )
+        rule = "holds a run whose checkpoints are gone: it would begin again with the noise that "
+        rule += "it has used, and nothing could tell whether on the same data"
         raise _check.reject("output", str(folder), rule, "Begin a new run in another folder.")
     # a secret is used again only with a checkpoint, in which the data it was used on is sealed
     return begun
@@ -95,9 +82,8 @@ def make_folder(folder: Path) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)
     except OSError as problem:
-        raise _check.reject(
-            "output", str(folder), f"cannot be made a folder ({problem.strerror})"
-        ) from None
+        rule = f"cannot be made a folder ({problem.strerror})"
+        raise _check.reject("output", str(folder), rule) from None
     _files.sweep(folder)
     return new
 
@@ -116,11 +102,7 @@ def drop_folder(folder: Path) -> None:
 
 
 def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:
-    """The run's secret: its own, or a new one, kept twice with a checksum.
-
-    Raises:
-        UsageError: neither copy is there and whole.
-    """
+    """The run's secret: its own, or a new one, kept twice with a checksum."""
     if config.seed >= 0:
         return RunSecret.pinned(config.seed)
     if jax.process_index() == 0 and not resuming:

@@ -45,16 +45,14 @@ class Part:
         return (self.v, self.u) if self.turned else (self.u, self.v)
 
 
-def parts(uses: list[Use], inputs: list[jax.Array], gradients: list[jax.Array]) -> list[Part]:
+def parts(uses: list[tuple[Use, jax.Array, jax.Array]]) -> list[Part]:
     """The uses of one leaf, of one unit of G records.
 
-    Args:
-        uses: G records share them.
-        inputs: (G, positions, rows) or (G, positions).
-        gradients: of the taps, (G, *shape).
+    ``uses``: each with what went in, (G, positions, rows) or (G, positions), and the gradient of
+    its tap, (G, *shape).
     """
-    first, found = uses[0].rows, []
-    for use, u, gradient in zip(uses, inputs, gradients, strict=True):
+    first, found = uses[0][0].rows, []
+    for use, u, gradient in uses:
         v = jax.vmap(use.matrix)(gradient).astype(jnp.float32)
         v = v.reshape(-1, v.shape[-1])
         u = u.reshape(-1) if use.picked else u.astype(jnp.float32).reshape(-1, u.shape[-1])
@@ -97,10 +95,7 @@ def weighted(found: list[Part], factor: jax.Array) -> list[Part]:
 def total(uses: list[Use], found: list[Part], leaf: jax.Array) -> jax.Array:
     """Σ over units of the weighted G, float32, in the shape of ``leaf``.
 
-    Args:
-        uses: of the leaf.
-        found: each use's part, with a leading axis of units.
-        leaf: the parameter.
+    ``found``: the part of each of the leaf's ``uses``, with a leading axis of units.
     """
     result = jnp.zeros(leaf.shape, jnp.float32)
     for use, part in zip(uses, found, strict=True):
@@ -119,8 +114,7 @@ def total(uses: list[Use], found: list[Part], leaf: jax.Array) -> jax.Array:
 
 
 def pays(positions: int, size: int) -> bool:
-    """Return True if the positions' products are fewer than the matrix (Bu et al. 2022, section
-    4)."""
+    """True if the positions' products are fewer than the matrix (Bu et al. 2022, section 4)."""
     return 2 * positions**2 <= size
 
 
@@ -133,8 +127,7 @@ def chosen(taps: Taps, leaves: list[jax.Array], records: int) -> Taps:
 
 
 def _gram(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Inner products of the rows of ``a`` with the rows of ``b``; numbers stand for unit
-    vectors."""
+    """Inner products of the rows of ``a`` and ``b``; numbers stand for unit vectors."""
     if a.ndim == 1 and b.ndim == 1:
         return (a[:, None] == b[None, :]).astype(jnp.float32)
     if a.ndim == 1:

@@ -111,8 +111,7 @@ def taps_of(model: Model, params: PyTree, frozen: PyTree, length: int) -> Taps:
 
     Args:
       model: whose loss.
-      params: trained parameters, or their shapes.
-      frozen: the others.
+      params, frozen: parameters, those trained and the others, or their shapes.
       length: tokens of a row.
     """
     row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
@@ -124,10 +123,9 @@ def formed_one_by_one(model: Model, length: int) -> str | None:
 
     Of those that no product with an activation shows; biases and the like are small.
     """
-    unknown = set(taps_of(model, model.params, model.frozen, length).unknown)
     flat = jax.tree.leaves_with_path(model.params)
-    sizes = {jax.tree_util.keystr(path): leaf.size for path, leaf in flat}
-    large = {name: sizes[name] for i, name in enumerate(sizes) if i in unknown}
+    unknown = [flat[i] for i in taps_of(model, model.params, model.frozen, length).unknown]
+    large = {jax.tree_util.keystr(path): leaf.size for path, leaf in unknown}
     share = sum(large.values()) / model.num_params
     if share < _WORTH_TELLING:
         return None
@@ -172,11 +170,7 @@ def _clipped_sum(
         )
         plain = {i: leaf.astype(jnp.float32) for i, leaf in zip(others, gradients[0], strict=True)}
         parts = {
-            i: ghost.parts(
-                [taps.uses[k] for k in mine],
-                [inputs[k] for k in mine],
-                [gradients[1][k] for k in mine],
-            )
+            i: ghost.parts([(taps.uses[k], inputs[k], gradients[1][k]) for k in mine])
             for i, mine in uses.items()
         }
         squares = [

@@ -18,7 +18,7 @@ from flax import nnx
 
 from mfopt._runtime import _check, _files
 from mfopt.errors import UsageError
-from mfopt.progress import Progress, Report, silent
+from mfopt.progress import Progress, Report
 from mfopt.sampling import FixedOrder
 from mfopt.training import mesh as meshes
 from mfopt.training.batching import Sampler
@@ -53,11 +53,9 @@ def initial_model(
     """Initial model of a run: given, or pretrained on the public part.
 
     Args:
-      config: settings of the run.
-      parts: token stores by name.
-      folder: where files are written.
+      config, parts: settings of the run, and its token stores by name.
+      folder, tokenizer: where a pretrained model is kept, and what with it.
       progress: callback for pretraining steps.
-      tokenizer: of the data; kept with a pretrained model.
     """
     vocab_size, source = parts["train"].vocab_size, config.model
     if made_elsewhere(source):
@@ -86,40 +84,26 @@ def made_elsewhere(model: str) -> bool:
 
 
 def maker_of(config: TrainConfig) -> Callable[..., Any]:
-    """The function that ``config.model``, MODULE:FUNCTION, names.
-
-    Raises:
-      UsageError: it cannot be imported, does not take what it will be called with, or adapters or
-        pretraining, which are for the GPT-2 here, are asked for.
-    """
+    """The function that ``config.model``, MODULE:FUNCTION, names, if it takes what it will get."""
     if config.lora_rank or config.pretrain_steps:
-        raise _check.reject(
-            "model",
-            config.model,
-            "is made by a function, and adapters and pretraining are for the GPT-2 here",
-            "Let the function give adapters (its nnx.LoRAParam as the Model's params), or weights.",
-        )
+        rule = "is made by a function, and adapters and pretraining are for the GPT-2 here"
+        way_out = "Let the function give adapters (its nnx.LoRAParam as the Model's params), or "
+        raise _check.reject("model", config.model, rule, f"{way_out}weights.")
     name, _, function = config.model.partition(":")
+    rule = "cannot be imported"
     try:
-        make = getattr(importlib.import_module(name), function)
-    except (ImportError, AttributeError) as problem:
-        raise _check.reject("model", config.model, f"cannot be imported ({problem})") from None
-    try:
+        make: Callable[..., Any] = getattr(importlib.import_module(name), function)
+        rule = "must be a function to call with vocab_size, length and seed by name"
         inspect.signature(make).bind(vocab_size=0, length=0, seed=0)
-    except (TypeError, ValueError) as problem:
-        rule = f"must be a function to call with vocab_size, length and seed by name ({problem})"
-        raise _check.reject("model", config.model, rule) from None
-    return make  # type: ignore[no-any-return]  # a module's attribute
+    except (ImportError, AttributeError, TypeError, ValueError) as problem:
+        raise _check.reject("model", config.model, f"{rule} ({problem})") from None
+    return make
 
 
 def no_public_part(setting: str, value: int) -> UsageError:
     """The refusal to use private data where public data is needed."""
-    return _check.reject(
-        setting,
-        value,
-        "the data has no public part",
-        "Build it with a public part, or pretrain elsewhere and give `model`.",
-    )
+    way_out = "Build it with a public part, or pretrain elsewhere and give `model`."
+    return _check.reject(setting, value, "the data has no public part", way_out)
 
 
 def digest_of(params: Any) -> str:
@@ -169,16 +153,12 @@ def _imported(config: TrainConfig, vocab_size: int) -> Model:
     if not isinstance(made, Model):
         made = from_nnx(made, name=config.model.partition(":")[2], vocab_size=vocab_size)
     if made.logits is not None:
-        rows = np.zeros((2, config.length), np.int32)
-        rows[1, -1] = 1
-        first, second = (
-            np.asarray(made.logits(made.params, made.frozen, jnp.asarray(row)))[:-1] for row in rows
-        )
+        rows = jnp.zeros((2, config.length), jnp.int32).at[1, -1].set(1)
+        first, second = (np.asarray(made.logits(made.params, made.frozen, x))[:-1] for x in rows)
         # finite logits that a causal model computes from the same tokens differ by rounding at most
         if not np.allclose(first, second, rtol=1e-3, atol=1e-4):
-            raise _check.reject(
-                "model", config.model, "looks ahead: its logits at a token follow from later tokens"
-            )
+            rule = "looks ahead: its logits at a token follow from later tokens"
+            raise _check.reject("model", config.model, rule)
     return made
 
 
@@ -210,16 +190,7 @@ def _pretrained(
             return
     except (OSError, ValueError):  # not there, or not whole
         pass
-    params = pretrain(
-        base,
-        public,
-        steps=config.pretrain_steps,
-        batch=config.pretrain_batch,
-        length=config.length,
-        learning_rate=config.pretrain_rate,
-        seed=config.model_seed,
-        progress=progress,
-    )
+    params = pretrain(base, public, config, progress)
     export_model(base, params, target, force=True, tokenizer=tokenizer)
     _files.write(record, json.dumps(facts | {"weights": weights()}, indent=2) + "\n")
 
@@ -227,7 +198,7 @@ def _pretrained(
 class CorpusUnits(Units):
     """One unit: a fresh random block of ``records`` records of a public store at each step."""
 
-    def __init__(self, store: TokenStore, *, records: int, length: int, seed: int) -> None:
+    def __init__(self, store: TokenStore, records: int, length: int, seed: int) -> None:
         self.store, self.records, self.length, self._seed = store, records, length, seed
         self.population = self.group_size = 1
 
@@ -242,39 +213,20 @@ class CorpusUnits(Units):
         return {"unit": "block", "records": self.records, "length": self.length}
 
 
-def pretrain(
-    model: Model,
-    store: TokenStore,
-    *,
-    steps: int,
-    batch: int,
-    length: int,
-    learning_rate: float,
-    seed: int = 0,
-    progress: Report = silent,
-) -> Any:
-    """Parameters after ``steps`` steps of AdamW with a cosine schedule on public records.
+def pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Report) -> Any:
+    """Parameters after steps of AdamW with a cosine schedule on public records.
 
     Args:
-      model: the model.
-      store: token store.
-      steps: number of steps.
-      batch: records of a step.
-      length: tokens of a row.
-      learning_rate: learning rate.
-      seed: pins the random choices.
-      progress: callback for each step.
-
-    Raises:
-        UsageError: the store is not marked as public.
+      model, store, config: what is trained, public records, and how.
+      progress: callback for every ten steps.
     """
     if store.metadata.get("public") is not True:
-        raise _check.reject(
-            "store", str(store.path), "is not marked as public, and pretraining adds no noise"
-        )
-    units = CorpusUnits(store, records=batch, length=length, seed=seed)
+        rule = "is not marked as public, and pretraining adds no noise"
+        raise _check.reject("store", str(store.path), rule)
+    steps, highest = config.pretrain_steps, config.pretrain_rate
+    units = CorpusUnits(store, config.pretrain_batch, config.length, config.model_seed)
     sampler = Sampler(FixedOrder(bins=1, epochs=steps), 1, 0, microbatch=1)
-    rate = schedule("cosine", learning_rate, steps, warmup=max(1, int(_WARMUP_SHARE * steps)))
+    rate = schedule("cosine", highest, steps, warmup=max(1, int(_WARMUP_SHARE * steps)))
     trainer = Trainer(
         model,
         Execution(units, sampler, NoClipping(), None, 1.0),

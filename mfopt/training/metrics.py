@@ -97,8 +97,7 @@ class Recorder(contextlib.ExitStack):
 
     Args:
         config: settings of the run: its folder, and what may be written there.
-        start: step at which the run begins or resumes.
-        total: its number of steps.
+        start, total: step at which the run begins or resumes, and its number of steps.
         progress: callback for every step and evaluation.
         write: False on all processes but one.
     """
@@ -113,27 +112,26 @@ class Recorder(contextlib.ExitStack):
         write: bool = True,
     ) -> None:
         super().__init__()
-        folder, private = Path(config.output), write and config.private_metrics
-        self._steps: Table | None = None
-        self._evaluations: Table | None = None
-        self._events: Any = None
-        if private:
-            self._steps = self._closed(Table(folder / "metrics.csv", STEP_FIELDS, start))
+        folder, self._private = Path(config.output), write and config.private_metrics
+        files: list[Any] = []
+        if self._private:
+            self._steps = Table(folder / "metrics.csv", STEP_FIELDS, start)
             # an evaluation belongs to the state after so many steps, so that of `start` is kept
-            rows = Table(folder / "evaluation.csv", EVAL_FIELDS, start + 1)
-            self._evaluations = self._closed(rows)
-        if private and config.tensorboard:
+            self._evaluations = Table(folder / "evaluation.csv", EVAL_FIELDS, start + 1)
+            files += [self._steps, self._evaluations]
+        self._events: Any = None
+        if self._private and config.tensorboard:
             from tensorboardX import SummaryWriter
 
             events = folder / "tensorboard"
             events.mkdir(exist_ok=True)
             os.chmod(events, 0o700)
-            self._events = self._closed(SummaryWriter(str(events), purge_step=start))
+            self._events = SummaryWriter(str(events), purge_step=start)
+            files.append(self._events)
+        for file in files:
+            self.enter_context(contextlib.closing(file))
         self._total, self._report = total, progress
         self._clock = time.perf_counter()
-
-    def _closed(self, file: Any) -> Any:
-        return self.enter_context(contextlib.closing(file))
 
     def step(self, result: StepResult) -> dict[str, float]:
         """Record one step."""
@@ -141,7 +139,7 @@ class Recorder(contextlib.ExitStack):
         now = time.perf_counter()
         row = step_row(result, now - self._clock)
         self._clock, note = now, ""
-        if self._steps is not None:
+        if self._private:
             self._steps.add(row)
             note = (
                 f"loss {row['loss']:.3f}, clipped {row['clipped_fraction']:.0%}, "
@@ -157,14 +155,12 @@ class Recorder(contextlib.ExitStack):
         """Record losses on held-out parts after ``step`` steps."""
         for part, result in results.items():
             row = {"step": step, "part": part, **result._asdict(), "perplexity": result.perplexity}
-            if self._evaluations is not None:
+            if self._private:
                 self._evaluations.add(row)
             if self._events is not None:
                 self._events.add_scalar(f"evaluation/{part}", result.loss, step)
-            note = (
-                f"after {step} steps: {part} loss {result.loss:.4f}, "
-                f"perplexity {result.perplexity:.2f}"
-            )
+            found = f"loss {result.loss:.4f}, perplexity {result.perplexity:.2f}"
+            note = f"after {step} steps: {part} {found}"
             self._report(Progress("training", step, self._total, "steps", note=note, lasting=True))
         self._clock = time.perf_counter()
 
@@ -182,27 +178,19 @@ def loss_figure(folder: Path) -> Any:
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
-    steps = read_table(folder / "metrics.csv")
+
+    def draw(rows: list[dict[str, str]], shift: int, **style: Any) -> None:
+        at = [float(row["step"]) + shift for row in rows]
+        axes.plot(at, [float(row["loss"]) for row in rows], **style)
+
+    steps, evaluations = (read_table(folder / f"{name}.csv") for name in ("metrics", "evaluation"))
     if steps:
-        axes.plot(
-            [float(row["step"]) + 1 for row in steps],
-            [float(row["loss"]) for row in steps],
-            color="0.7",
-            linewidth=0.8,
-            label="training batches (not private)",
-        )
-    evaluations = read_table(folder / "evaluation.csv")
+        label = "training batches (not private)"
+        draw(steps, 1, color="0.7", linewidth=0.8, label=label)
     for part in dict.fromkeys(row["part"] for row in evaluations):
         mine = [row for row in evaluations if row["part"] == part]
-        axes.plot(
-            [float(row["step"]) for row in mine],
-            [float(row["loss"]) for row in mine],
-            marker="o",
-            markersize=3,
-            label=part,
-        )
-    axes.set_xlabel("steps")
-    axes.set_ylabel("loss per token (nats)")
+        draw(mine, 0, marker="o", markersize=3, label=part)
+    axes.set(xlabel="steps", ylabel="loss per token (nats)")
     if steps or evaluations:
         axes.legend()
     return figure

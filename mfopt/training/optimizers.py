@@ -34,9 +34,7 @@ def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> op
 
     Args:
       name: "constant", "cooldown", "cosine" or "linear".
-      learning_rate: the highest rate.
-      steps: number of steps.
-      warmup: steps of the rise.
+      learning_rate, steps, warmup: the highest rate, all steps, and those of the rise.
     """
     rate = _check.positive("learning_rate", learning_rate)
     warmup = _check.integer("warmup", warmup, at_least=0)
@@ -71,8 +69,7 @@ def make_optimizer(
     Args:
         name: "sgd", "momentum", "adam", "adamw", "adam-bc" or "adafactor".
         learning_rate: a number or a schedule.
-        momentum: of "momentum".
-        beta1, beta2: of "adam" and "adamw".
+        momentum, beta1, beta2: of "momentum", and of "adam" and "adamw".
         weight_decay: of "adamw"; decoupled, for all parameters.
         noise_variance: of "adam-bc": variance of the noise in each coordinate of the mean, by
             step, shape (n,). None: there is no noise.
@@ -89,8 +86,6 @@ def make_optimizer(
     }
     if name not in makers:
         raise _check.reject("optimizer", name, f"must be one of {', '.join(OPTIMIZERS)}")
-    if not 0 <= momentum < 1:
-        raise _check.reject("momentum", momentum, "must lie in [0, 1)")
     return makers[name]()
 
 
@@ -111,10 +106,9 @@ def fitting_rate(
     what is left of it where there is nothing but noise, its floor.
 
     Args:
-      name: the optimizer.
+      name, steps: the optimizer, and the steps of the run.
       noise: standard deviation in a coordinate of the released mean, root mean square over steps.
       noise_of_sums: the same of the sums of all means up to a step.
-      steps: of the run.
       move: root mean square over the steps of a run.
       momentum: of "momentum", which multiplies moves by 1 / (1 - momentum).
       beta2: of "adam-bc".
@@ -167,8 +161,7 @@ def corrected_adam(
       learning_rate: a number or a schedule.
       noise_variance: of each coordinate of the released mean, by step, shape (n,). The last entry
         stands for all later steps.
-      beta1: decay of the first moment.
-      beta2: decay of the second moment.
+      beta1, beta2: decays of the two moments.
 
     Source: Tang, Shpilevskiy and Lécuyer 2024 (DP-AdamBC), with a fixed floor in place of k.
     """
@@ -212,8 +205,6 @@ def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.Gra
     Post-processing, so free; it averages noise away. The weight of a new iterate is
     max(1 - decay, 9 / (t + 10)), so that the first steps are forgotten at once.
     """
-    if not 0 <= decay < 1:
-        raise _check.reject("average", decay, "must lie in [0, 1)")
 
     def init(params: Any) -> AveragedState:
         copy = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)

@@ -37,17 +37,11 @@ HOPELESS = 10.0
 SMALL = 1000  # units whose number one of them changes by 0.1% or more
 REPORT_FORMAT = 2
 _MOST_NUMBERS = 20_000  # of C in a report; a larger one is in its factorization file
-# A truncation that costs more than this share of δ is refused unless it is asked for.
-DELTA_SHARE = 0.1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Account:
-    """Accounted mechanism, and its statement at one σ.
-
-    Raises:
-        UsageError: the statement is about another group size, unit or adjacency.
-    """
+    """Accounted mechanism, and its statement at one σ: of the same group size, unit, adjacency."""
 
     mechanism: Mechanism
     guarantee: Guarantee
@@ -94,7 +88,7 @@ def statement(
     execution: Execution,
     *,
     privacy_unit: str = "user",
-    delta_share: float = DELTA_SHARE,
+    delta_share: float = 0.1,
     black_box: bool = False,
 ) -> Guarantee:
     """The (ε, δ) statement about a run of ``execution``.
@@ -125,13 +119,10 @@ def statement(
         rule = f"the account is for σ = {accounted.noise_multiplier}"
         raise _check.reject("noise_multiplier", noise.noise_multiplier, rule)
     if noise.digest != accounted.digest:
-        raise _check.reject(
-            "noise",
-            noise.digest[:12],
-            f"is made by another strategy or without the sampling of the account "
-            f"({accounted.digest[:12]})",
-            "Make the noise stream from the same file, or with sampling = the account's.",
-        )
+        rule = "is made by another strategy or without the sampling of the account"
+        way_out = "Make the noise stream from the same file, or with sampling = the account's."
+        rule = f"{rule} ({accounted.digest[:12]})"
+        raise _check.reject("noise", noise.digest[:12], rule, way_out)
     sampled = str(units.describe()["unit"])
     if guarantee.group_size == 1 and guarantee.privacy_unit not in (sampled, "example"):
         rule = f"is the unit of the account, and this algorithm samples one {sampled} at a time"
@@ -141,14 +132,10 @@ def statement(
     if black_box and guarantee.group_size == 1:
         guarantee = lemma.black_box_group(guarantee, group)
     if guarantee.group_size < group:
-        raise _check.reject(
-            "group_size",
-            group,
-            f"a {privacy_unit} has up to {group} sampled units, and the account is for groups of "
-            f"{guarantee.group_size}",
-            f"Account for groups of {group}, use user-level sampling, lower the group size, or use "
-            "black-box group privacy.",
-        )
+        rule = f"a {privacy_unit} has up to {group} sampled units, and the account is for groups of"
+        way_out = f"Account for groups of {group}, use user-level sampling, lower the group size, "
+        way_out += "or use black-box group privacy."
+        raise _check.reject("group_size", group, f"{rule} {guarantee.group_size}", way_out)
     adjacency = sampler.scheme.executed_adjacency(guarantee.adjacency)
     displacement = sampler.displacement_probability(group)
     delta = guarantee.delta
@@ -160,12 +147,9 @@ def statement(
             enough = smallest_batch_size(
                 sampler.scheme, sampler.population, delta_share * guarantee.delta / price, group
             )
-            raise _check.reject(
-                "batch_size",
-                sampler.batch_size,
-                f"truncation to it would raise δ from {guarantee.delta:.3g} to {delta:.3g}",
-                f"Use at least {enough}, no batch size (no truncation), or truncation = 'double'.",
-            )
+            rule = f"truncation to it would raise δ from {guarantee.delta:.3g} to {delta:.3g}"
+            way_out = f"Use at least {enough}, no batch size (no truncation), or truncation = "
+            raise _check.reject("batch_size", sampler.batch_size, rule, f"{way_out}'double'.")
         details |= {"delta_before_truncation": guarantee.delta, "displacement": displacement}
     elif sampler.sensitivity_factor != 1:
         if adjacency != "add-remove":
@@ -208,31 +192,25 @@ def _group_size(units: Units, privacy_unit: str) -> int:
     """Number of sampled units of one privacy unit."""
     if privacy_unit == "user":
         return units.group_size
+    facts, way_out = units.describe(), ""
+    name, value = "privacy_unit", str(privacy_unit)
     if privacy_unit != "record":
-        raise _check.reject("privacy_unit", privacy_unit, "must be 'user' or 'record'")
-    if units.describe()["unit"] != "record":
-        raise _check.reject(
-            "privacy_unit", privacy_unit, "user-level sampling clips users, so the unit is the user"
-        )
-    facts = units.describe()
-    if not facts.get("whole"):
-        raise _check.reject(
-            "privacy_unit",
-            privacy_unit,
-            "with one record of a user more or less, others may be kept or held out: of each "
-            f"user {units.group_size} are kept",
-            "Raise `records_per_user` above every user's number of records, of data without "
-            "held-out records, or state it per user.",
-        )
-    if facts.get("reserve") and facts.get("selection") != "random":
-        raise _check.reject(
-            "selection",
-            facts.get("selection"),
-            "numbers a user's records by their content: one that is emptied moves others to other "
-            "batches",
-            "Use selection = 'random' (of records that are all kept it changes nothing else).",
-        )
-    return 1
+        rule = "must be 'user' or 'record'"
+    elif facts["unit"] != "record":
+        rule = "user-level sampling clips users, so the unit is the user"
+    elif not facts.get("whole"):
+        rule = "with one record of a user more or less, others may be kept or held out: of each "
+        rule += f"user {units.group_size} are kept"
+        way_out = "Raise `records_per_user` above every user's number of records, of data without "
+        way_out += "held-out records, or state it per user."
+    elif facts.get("reserve") and facts.get("selection") != "random":
+        name, value = "selection", facts["selection"]
+        rule = "numbers a user's records by their content: one that is emptied moves others to "
+        rule += "other batches"
+        way_out = "Use selection = 'random' (of records that are all kept it changes nothing else)."
+    else:
+        return 1
+    raise _check.reject(name, value, rule, way_out)
 
 
 def noise_against_signal(execution: Execution, num_params: int) -> dict[str, float]:
@@ -302,25 +280,11 @@ def warnings_of(execution: Execution, sizes: dict[str, float]) -> list[str]:
     return found
 
 
-def fitted_rate(
-    execution: Execution, optimizer: str, *, move: float, momentum: float, beta2: float
-) -> float:
-    """The learning rate that fits the noise of a run.
-
-    Args:
-      execution: of the run.
-      optimizer, move, momentum, beta2: as for :func:`fitting_rate`.
-    """
-    noise = noise_against_signal(execution, 1)
-    return fitting_rate(
-        optimizer,
-        noise["noise_per_coordinate"],
-        noise["sum_noise_per_coordinate"],
-        steps=execution.iterations,
-        move=move,
-        momentum=momentum,
-        beta2=beta2,
-    )
+def fitted_rate(execution: Execution, optimizer: str, **settings: float) -> float:
+    """The learning rate that fits the noise of a run; ``settings`` of :func:`fitting_rate`."""
+    sizes = noise_against_signal(execution, 1)
+    noise, of_sums = sizes["noise_per_coordinate"], sizes["sum_noise_per_coordinate"]
+    return fitting_rate(optimizer, noise, of_sums, steps=execution.iterations, **settings)
 
 
 # how a learning rate was chosen, by the setting that decided
@@ -361,11 +325,8 @@ def report(
     means, so it holds for every prefix.
 
     Args:
-      accounted: the account of the mechanism.
-      execution: result of the task that made the mechanism.
-      guarantee: the statement about the run.
-      num_params: trainable parameters, their number.
-      steps_done: steps that were run.
+      accounted, execution, guarantee: the account, what runs, and the statement about it.
+      num_params, steps_done: numbers of trained parameters, and of steps that were run.
       pinned: whether a seed was pinned, so that nothing is protected.
       black_box: whether the statement is by :func:`black_box_group`.
     """
@@ -415,30 +376,25 @@ def report(
 
 def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The report for people, as names and values."""
-    guarantee, sizes, scheme = (
-        facts["guarantee"],
-        facts["noise_against_signal"],
-        facts["sampling"]["scheme"],
-    )
+    guarantee, sizes = facts["guarantee"], facts["noise_against_signal"]
+    scheme = facts["sampling"]["scheme"]
     details = ", ".join(f"{name} {value}" for name, value in scheme.items() if name != "kind")
     epsilon, delta = round_up(guarantee["epsilon"], 6), delta_in_words(guarantee["delta"])
+    multiplier = f"{round_up(facts['noise_multiplier'], 6)} ({facts['noise_multiplier_unit']})"
+    in_a_step = (
+        f"norm {sizes['noise_norm']:.4g} over {facts['parameters']} parameters; "
+        f"largest possible signal norm: {sizes['largest_signal_norm']:.4g}"
+    )
     rows = [
         ("privacy unit", f"{guarantee['privacy_unit']} ({guarantee['adjacency']} adjacency)"),
         ("epsilon, delta", f"{epsilon}, {delta}"),
         ("method", f"{guarantee['method']} ({guarantee['status']})"),
-        (
-            "noise multiplier",
-            f"{round_up(facts['noise_multiplier'], 6)} ({facts['noise_multiplier_unit']})",
-        ),
+        ("noise multiplier", multiplier),
         ("strategy", described(facts["strategy"])),
         ("sampling", f"{scheme['kind']} ({details})"),
         ("sampled units", f"{facts['sampling']['population']} x {facts['units']['unit']}"),
         ("steps", f"{facts['steps_done']} of {facts['iterations_covered']} covered"),
-        (
-            "noise in a step",
-            f"norm {sizes['noise_norm']:.4g} over {facts['parameters']} parameters; "
-            f"largest possible signal norm: {sizes['largest_signal_norm']:.4g}",
-        ),
+        ("noise in a step", in_a_step),
     ]
     clip = facts["clipping"]
     if clip.get("algorithm") == "fedavg":

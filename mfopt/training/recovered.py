@@ -71,8 +71,7 @@ def canary_users(
 
     Args:
       account, settings: of the run.
-      vocab_size: tokens are below it.
-      rng: of the tokens.
+      vocab_size, rng: tokens are below it; their randomness.
     """
     scheme, records = account.sampling, settings.records_per_user
     each = 1 if settings.by_user else records
@@ -113,8 +112,7 @@ def findings(
     """Findings of all tests of a run in the run's own model.
 
     Args:
-        account: what the run executes.
-        settings: of the run.
+        account, settings: of the run.
         secret: of the audit.
         alter: exchanges the execution under test.
         model: the run's; None: that of the settings.

@@ -25,8 +25,7 @@ def check_rule(rule: str, losses: np.ndarray | None, records: int, whole: bool =
     """Refuse a rule that is unknown or lacks the losses it sorts by; return it.
 
     Args:
-      rule: how records are chosen.
-      losses: of each record under the initial model, for the perplexity rules.
+      rule, losses: as for :func:`select`.
       records: their number.
       whole: whole records are chosen.
     """
@@ -35,12 +34,10 @@ def check_rule(rule: str, losses: np.ndarray | None, records: int, whole: bool =
         raise _check.reject("selection", rule, cross, "Choose a rule that picks whole records.")
     if rule not in RULES:
         raise _check.reject("selection", rule, f"must be one of {', '.join(RULES)}")
-    if rule in PERPLEXITY_RULES and (losses is None or np.shape(losses) != (records,)):
-        raise _check.reject(
-            "losses",
-            None if losses is None else np.shape(losses),
-            f"{rule} needs the initial model's loss of each record, shape ({records},)",
-        )
+    shape = None if losses is None else np.shape(losses)
+    if rule in PERPLEXITY_RULES and shape != (records,):
+        needed = f"{rule} needs the initial model's loss of each record, shape ({records},)"
+        raise _check.reject("losses", shape, needed)
     return rule
 
 
@@ -115,11 +112,7 @@ def select_once(
     With ``reserve``, every user has ``group_size`` entries, -1 where there is no record.
 
     Args:
-      store: token store.
-      group_size: K, units that change together.
-      rule: how records are chosen.
-      seed: pins the random choices.
-      losses: loss of each record under the initial model, for the perplexity rules.
+      store, group_size, rule, seed, losses: as for :func:`select`.
       reserve: keep a place for every user's missing records.
     """
     check_rule(rule, losses, store.num_records, whole=True)

@@ -8,6 +8,7 @@ Ed25519 (Bernstein et al. 2012; RFC 8032), by the ``cryptography`` package. A ke
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -31,33 +32,28 @@ def load_private(path: str | Path) -> Ed25519PrivateKey:
         UsageError: no such file, or another kind of key.
     """
     serialization, ed25519 = _libraries()
-    try:
-        key = serialization.load_pem_private_key(Path(path).read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as problem:
-        raise _check.reject(
-            "sign_key", str(path), f"cannot be read ({problem})", _WAY_OUT
-        ) from None
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise _check.reject("sign_key", str(path), "is not an Ed25519 private key", _WAY_OUT)
-    private: Ed25519PrivateKey = key
-    return private
+    read = functools.partial(serialization.load_pem_private_key, password=None)
+    key: Ed25519PrivateKey = _key("sign_key", path, read, ed25519.Ed25519PrivateKey, _WAY_OUT)
+    return key
 
 
 def load_public(path: str | Path) -> Ed25519PublicKey:
-    """The public key in a PEM file.
-
-    Raises:
-        UsageError: no such file, or another kind of key.
-    """
+    """The public key in a PEM file; raises as :func:`load_private`."""
     serialization, ed25519 = _libraries()
+    read, kind = serialization.load_pem_public_key, ed25519.Ed25519PublicKey
+    key: Ed25519PublicKey = _key("public_key", path, read, kind)
+    return key
+
+
+def _key(name: str, path: str | Path, read: Any, kind: Any, way_out: str = "") -> Any:
     try:
-        key = serialization.load_pem_public_key(Path(path).read_bytes())
-    except (OSError, ValueError) as problem:
-        raise _check.reject("public_key", str(path), f"cannot be read ({problem})") from None
-    if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise _check.reject("public_key", str(path), "is not an Ed25519 public key")
-    public: Ed25519PublicKey = key
-    return public
+        key = read(Path(path).read_bytes())
+    except (OSError, ValueError, TypeError) as problem:
+        raise _check.reject(name, str(path), f"cannot be read ({problem})", way_out) from None
+    if not isinstance(key, kind):
+        which = name.replace("sign_key", "private key").replace("public_key", "public key")
+        raise _check.reject(name, str(path), f"is not an Ed25519 {which}", way_out)
+    return key
 
 
 def sign(facts: dict[str, Any], key: Ed25519PrivateKey) -> dict[str, Any]:

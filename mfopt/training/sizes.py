@@ -62,15 +62,12 @@ class Work(NamedTuple):
 
 def work(model: Model, length: int) -> Work:
     """The model of a run on rows of ``length`` tokens; it may hold shapes in place of values."""
-    trained, frozen = (
-        float(sum(leaf.size for leaf in jax.tree.leaves(part)))
-        for part in (model.params, model.frozen)
+    sizes, frozen = (
+        [leaf.size for leaf in jax.tree.leaves(part)] for part in (model.params, model.frozen)
     )
     taps = taps_of(model, model.params, model.frozen, length)
-    leaves = jax.tree.leaves(model.params)
     products = tuple(
-        (leaves[i].size, sum(use.positions for use in taps.uses if use.leaf == i))
-        for i in taps.leaves
+        (sizes[i], sum(use.positions for use in taps.uses if use.leaf == i)) for i in taps.leaves
     )
     row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
     record = _held(model.loss, model.params, model.frozen, *row)
@@ -80,8 +77,8 @@ def work(model: Model, length: int) -> Work:
         again = jaxpr_as_fun(ClosedJaxpr(block.params["jaxpr"], ()))
         given = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in block.invars]
         record += 2 * _held(lambda given: again(*given), given)
-    largest = float(max((leaf.size for leaf in leaves), default=0))
-    return Work(trained, frozen, record, products, largest)
+    largest = float(max(sizes, default=0))
+    return Work(float(sum(sizes)), float(sum(frozen)), record, products, largest)
 
 
 def _held(function: Callable[..., Any], given: Any, *rest: Any) -> float:
@@ -116,41 +113,38 @@ class RunCost:
         array, on a CPU all of them.
         """
         devices, cpu = jax.device_count(), jax.default_backend() == "cpu"
-        noise = self.execution.noise
+        noise, clipping = self.execution.noise, self.execution.clipping
+        trained, frozen, rows = self.work.trained, self.work.frozen, self.execution.units.records
         slots = 0 if noise is None else noise.recursion.slots * noise.buffer_dtype.itemsize / 4
         moments = _MOMENTS.get(self.config.optimizer, 2) + bool(self.config.average)
-        state = self.work.trained * (1 + moments + slots)
-        step = self.work.trained * 4 + self.work.frozen * 2
-        rows = self.execution.units.records
-        formed = self.work.trained if microbatch == 1 else self.work.formed(rows)
-        if isinstance(self.execution.clipping, FedAvg):  # update, its model, gradient, and the next
-            formed, rows = 4 * self.work.trained, self.execution.clipping.local_batch or rows
-        unit = formed * (self.execution.noise is not None) + rows * self.work.record
+        state = trained * (1 + moments + slots)
+        formed = trained if microbatch == 1 else self.work.formed(rows)
+        if isinstance(clipping, FedAvg):  # update, its model, gradient, and the next
+            formed, rows = 4 * trained, clipping.local_batch or rows
+        units = microbatch * (formed * (noise is not None) + rows * self.work.record)
         if devices == 1:
-            return _BASE + 4 * (2 * state + step + microbatch * unit)
-        shared = (1 + cpu) * state + 3 * self.work.trained + self.work.frozen + microbatch * unit
-        whole = self.work.trained + self.work.frozen
-        summed = self.work.trained if cpu else self.work.largest
+            return _BASE + 4 * (2 * state + 4 * trained + 2 * frozen + units)
+        shared = (1 + cpu) * state + 3 * trained + frozen + units
+        whole, summed = trained + frozen, trained if cpu else self.work.largest
         return _BASE / (devices if cpu else 1) + 4 * (shared / devices + whole + summed)
 
     def seconds(self, steps: int) -> float:
         """About how long ``steps`` steps take here, on a CPU, with pretraining before them."""
-        length, whole = self.config.length, self.work.trained + self.work.frozen
+        execution, work, noise = self.execution, self.work, self.execution.noise
+        length, whole, n = self.config.length, work.trained + work.frozen, execution.iterations
         # an operation is a product or a sum: two for each weight forward, and twice that backward;
         # half of the latter is the gradient of the weight itself, which a frozen one does not have
-        token = (6 if not self.work.frozen else 4) * whole * (4 / 3 if self.config.remat else 1)
-        units = self.execution.sampler.expected_batch
-        operations = units * self.execution.units.records * length * token
-        if isinstance(self.execution.clipping, FedAvg):
-            operations *= self.execution.clipping.local_epochs
-        traffic = _UPDATE * self.work.trained
-        if self.execution.noise is not None:
-            recursion, n = self.execution.noise.recursion, self.execution.iterations
-            alone = self.execution.sampler.microbatch == 1
-            formed = self.work.trained if alone else self.work.formed(self.execution.units.records)
-            traffic += _GRADIENT * units * formed
-            draw = _SECURE_DRAW if self.execution.noise.secure else _DRAW
-            traffic += self.work.trained * (draw * recursion.draws(n) + _BUFFER * recursion.slots)
+        token = (6 if not work.frozen else 4) * whole * (4 / 3 if self.config.remat else 1)
+        units, records = execution.sampler.expected_batch, execution.units.records
+        operations = units * records * length * token
+        if isinstance(execution.clipping, FedAvg):
+            operations *= execution.clipping.local_epochs
+        traffic = _UPDATE * work.trained
+        if noise is not None:
+            alone = execution.sampler.microbatch == 1
+            traffic += _GRADIENT * units * (work.trained if alone else work.formed(records))
+            draws = (_SECURE_DRAW if noise.secure else _DRAW) * noise.recursion.draws(n)
+            traffic += work.trained * (draws + _BUFFER * noise.recursion.slots)
         pretraining = self.config.pretrain_steps * self.config.pretrain_batch * length * 6 * whole
         done = (steps * operations + pretraining) / (_FASTER * _sizes.SPEED * 1e9)
         return _COMPILING + _sizes.here(done + steps * traffic * 1e-9)
@@ -170,11 +164,7 @@ class RunCost:
         return microbatch
 
     def require(self) -> None:
-        """Refuse a run that does not fit into the memory that is free.
-
-        Raises:
-          UsageError: with the microbatch that would fit, where a smaller one would.
-        """
+        """Refuse a run that does not fit into free memory, with the microbatch that would."""
         if jax.default_backend() != "cpu" or jax.process_count() > 1:
             return  # the devices' memory is not the machine's
 
@@ -184,14 +174,14 @@ class RunCost:
         if need(1) <= _sizes.usable_memory():
             _sizes.require("microbatch", self.execution.sampler.microbatch, need)
             return
-        raise _check.reject(
-            "model" if self.config.model else "layers, width",
-            self.config.model or (self.config.layers, self.config.width),
-            f"needs about {need(1) / _sizes.GIB:,.1f} GiB of memory to be trained, and "
-            f"{_sizes.usable_memory() / _sizes.GIB:,.1f} GiB are free",
-            "Take a smaller model, adapters (`lora_rank`), shorter records (`length`), or a "
-            "mechanism with fewer arrays of noise.",
+        name = "model" if self.config.model else "layers, width"
+        value = self.config.model or (self.config.layers, self.config.width)
+        needed, free = need(1) / _sizes.GIB, _sizes.usable_memory() / _sizes.GIB
+        rule = (
+            f"needs about {needed:,.1f} GiB of memory to be trained, and {free:,.1f} GiB are free"
         )
+        way_out = "Take a smaller model, adapters (`lora_rank`), shorter records (`length`), or a "
+        raise _check.reject(name, value, rule, f"{way_out}mechanism with fewer arrays of noise.")
 
     def announce(self, report: Report) -> None:
         """Tell how long the run will take, where that is long and there is no accelerator."""

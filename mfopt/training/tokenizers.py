@@ -50,19 +50,14 @@ class Tokenizer:
         self.backend = backend
         end = backend.token_to_id(end_of_text)
         if end is None:
-            raise _check.reject(
-                "end_of_text", end_of_text, "is not in the vocabulary", "Name the token that is."
-            )
+            rule = "is not in the vocabulary"
+            raise _check.reject("end_of_text", end_of_text, rule, "Name the token that is.")
         self.end_id: int = end
         self.end_of_text = end_of_text
 
     @classmethod
     def load(cls, path: str | Path, end_of_text: str = END_OF_TEXT) -> Tokenizer:
-        """Load a ``tokenizer.json``, or the one in a folder (GPT-2's works as it is).
-
-        Raises:
-            UsageError: no such file, or not a tokenizer.
-        """
+        """Load a ``tokenizer.json``, or the one in a folder (GPT-2's works as it is)."""
         file = Path(path)
         if file.is_dir():
             file = file / FILE_NAME
@@ -90,13 +85,10 @@ class Tokenizer:
         """
         found = cls.load(path, metadata.get("end_of_text") or END_OF_TEXT)
         if found.digest != metadata["tokenizer_digest"]:
-            raise _check.reject(
-                "tokenizer",
-                str(path),
-                "is another tokenizer than the one that the data was built with",
-                "Tokens would stand for other words: build the data with this tokenizer, or put "
-                "the data's own tokenizer.json there.",
-            )
+            rule = "is another tokenizer than the one that the data was built with"
+            way_out = "Tokens would stand for other words: build the data with this tokenizer, or "
+            way_out += "put the data's own tokenizer.json there."
+            raise _check.reject("tokenizer", str(path), rule, way_out)
         return found
 
     @classmethod

@@ -91,38 +91,24 @@ class UserUnits(Units):
         if self.rule == "chunk":
             tokens, mask = self._chunks(units, step)
         else:
-            chosen = select(
-                self.store,
-                units,
-                self.records,
-                self.rule,
-                seed=self._seed,
-                step=step,
-                losses=self._losses,
-            )
+            how: dict[str, Any] = {"seed": self._seed, "step": step, "losses": self._losses}
+            chosen = select(self.store, units, self.records, self.rule, **how)
             tokens, mask = self.store.batch(chosen.reshape(-1), self.length)
         return tokens.reshape(shape), mask.reshape(shape)
 
     def _chunks(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
         # one generator per unit: the store draws once per row, and rows must not depend on who
         # else is in the microbatch
-        rows = [
-            self.store.random_chunks(
-                np.full(self.records, unit), self.length, 0, stream(self._seed, step, unit)
-            )
-            for unit in units.tolist()
-        ]
-        if not rows:
-            return self.store.batch(np.empty(0, np.int64), self.length)
-        return np.concatenate([r[0] for r in rows]), np.concatenate([r[1] for r in rows])
+        rows = [self.store.batch(np.empty(0, np.int64), self.length)]
+        for unit in units.tolist():
+            rng, numbers = stream(self._seed, step, unit), np.full(self.records, unit)
+            rows.append(self.store.random_chunks(numbers, self.length, 0, rng))
+        tokens, mask = zip(*rows, strict=True)
+        return np.concatenate(tokens), np.concatenate(mask)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "unit": "user",
-            "records": self.records,
-            "length": self.length,
-            "selection": self.rule,
-        }
+        facts = {"unit": "user", "records": self.records, "length": self.length}
+        return facts | {"selection": self.rule}
 
 
 class RecordUnits(Units):
@@ -168,11 +154,9 @@ class RecordUnits(Units):
         self.records = 1
 
     def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
-        units = np.asarray(units, dtype=np.int64)
+        records = np.asarray(units, dtype=np.int64)
         if self.population:
-            records = np.where(units < 0, -1, self.selected[np.where(units < 0, 0, units)])
-        else:
-            records = units
+            records = np.where(records < 0, -1, self.selected[np.maximum(records, 0)])
         tokens, mask = self.store.batch(records, self.length)
         return tokens[:, None], mask[:, None]
 

@@ -42,9 +42,8 @@ from mfopt.words import round_up
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-_NUMBER = re.compile(
-    r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"
-)  # in words; the numbers have checks of their own
+# in words; the numbers have checks of their own
+_NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?")
 # fields that hold by themselves, or that the digest of the mechanism and the proof are about
 _BESIDE = ("noise_against_signal", "learning_rate", "signature", "continues")
 _RATE = {"value", "chosen", "noise_move", "optimizer", "momentum", "beta2"}
@@ -77,8 +76,7 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """True if every number that can be computed is as stated and the report claims a
-        guarantee."""
+        """True if the report claims a guarantee, and all that can be computed is as stated."""
         return all(check.holds for check in self.checks)
 
     def describe(self) -> dict[str, Any]:
@@ -87,11 +85,7 @@ class Verification:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """A privacy report from its file.
-
-    Raises:
-        UsageError: no such file, not JSON, or of a version that this mfopt does not read.
-    """
+    """A privacy report from its file; refused if of a version that this mfopt does not read."""
     try:
         facts = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
@@ -153,13 +147,8 @@ def _alone(
     facts: dict[str, Any], stated: Guarantee, account: privacy.Account, execution: Execution
 ) -> Guarantee:
     """The statement that follows for the run alone."""
-    found = privacy.statement(
-        account,
-        execution,
-        privacy_unit=stated.privacy_unit,
-        delta_share=math.inf,
-        black_box=bool(facts["black_box"]),
-    )
+    how: dict[str, Any] = {"delta_share": math.inf, "black_box": bool(facts["black_box"])}
+    found = privacy.statement(account, execution, privacy_unit=stated.privacy_unit, **how)
     return privacy.with_grid(found, execution, _check.integer("parameters", facts["parameters"]))
 
 
@@ -190,9 +179,7 @@ def _rebuilt(
     mechanism = Mechanism(
         scheme,
         strategy,
-        group_size=accounted.group_size,
-        privacy_unit=accounted.privacy_unit,
-        adjacency=accounted.adjacency,
+        **{name: getattr(accounted, name) for name in ("group_size", "privacy_unit", "adjacency")},
     )
     account = privacy.Account(mechanism, accounted)
     units = _PublicUnits(int(plan["population"]), facts["units"])
@@ -234,10 +221,8 @@ def _strategy(facts: dict[str, Any], factorization: str | Path | None) -> Strate
 
 def _proved(account: privacy.Account, progress: Report) -> Check:
     stated = account.guarantee
-    epsilon, delta, sigma = (
-        round_up(value, 6) for value in (stated.epsilon, stated.delta, stated.noise_multiplier)
-    )
-    words = f"({epsilon}, {delta})-DP at σ = {sigma}"
+    epsilon, delta = round_up(stated.epsilon, 6), round_up(stated.delta, 6)
+    words = f"({epsilon}, {delta})-DP at σ = {round_up(stated.noise_multiplier, 6)}"
     if stated.status == "estimate":
         return Check("account", words, "an estimate, which proves nothing", False)
     mechanism, multiplier = account.mechanism, stated.noise_multiplier
@@ -254,7 +239,7 @@ def _proved(account: privacy.Account, progress: Report) -> Check:
 
 
 def _as_certain(stated: Guarantee, found: Guarantee) -> bool:
-    """Return True if ``found`` is as certain and as tight as ``stated``."""
+    """True if ``found`` is as certain and as tight as ``stated``."""
     if found.status == "estimate" or (stated.status == "exact" and found.status != "exact"):
         return False
     if stated.status != "certified":
@@ -279,23 +264,18 @@ def _compared(
     except UsageError as problem:
         return [*checks, Check("statement", str(stated), str(problem), False)]
     for name, value in _plain(found.describe()).items():
-        mine, words = facts["guarantee"][name], name.replace("_", " ")
+        mine = facts["guarantee"][name]
         if name in ("epsilon", "delta"):  # a statement may say less than what is proved
-            checks.append(_at_least(name, mine, value))
+            # the same formula on another machine: the last bits may differ
+            holds = math.isfinite(value) and value <= mine * (1 + 1e-9)
+            checks.append(Check(name, f"{mine:.8g}", f"{value:.8g}", holds))
         elif name == "details":
             checks.append(_alike(name, mine, value))
         else:
-            checks.append(Check(words, f"{mine}", f"{value}", mine == value))
+            checks.append(Check(name.replace("_", " "), f"{mine}", f"{value}", mine == value))
+    public = {name: facts[name] for name in ("steps_done", "pinned", "black_box")}
     expected = _plain(
-        privacy.report(
-            account,
-            execution,
-            stated,
-            num_params=facts["parameters"],
-            steps_done=facts["steps_done"],
-            pinned=facts["pinned"],
-            black_box=facts["black_box"],
-        )
+        privacy.report(account, execution, stated, num_params=facts["parameters"], **public)
     )
     for name, value in expected.pop("noise_against_signal").items():
         mine = facts["noise_against_signal"][name]
@@ -305,7 +285,8 @@ def _compared(
     checks.append(_learning_rate(facts.get("learning_rate", {}), execution))
     other = sorted(facts.keys() - expected.keys() - set(_BESIDE))
     checks.append(Check("fields", "those of a report", f"and {other}", not other))
-    newer = _release(facts["mfopt"]) > _release(__version__)
+    its, own = (re.findall(r"\d+", version)[:3] for version in (facts["mfopt"], __version__))
+    newer = [*map(int, its)] > [*map(int, own)]
     checks.append(Check("mfopt", facts["mfopt"], f"{__version__}, which is older", not newer))
     warnings = [_NUMBER.sub("#", text) for text in expected.pop("warnings")]
     mine = [_NUMBER.sub("#", text) for text in facts["warnings"]]
@@ -315,10 +296,6 @@ def _compared(
         for name, value in expected.items()
         if name not in _FOUND_ELSEWHERE
     ]
-
-
-def _release(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
 def _learning_rate(stated: dict[str, Any], execution: Execution) -> Check:
@@ -360,9 +337,3 @@ def _equal(stated: Any, found: Any) -> bool:
     if type(stated) is float and type(found) is float:
         return stated == found or math.isclose(stated, found, rel_tol=1e-6)
     return type(stated) is type(found) and bool(stated == found)
-
-
-def _at_least(name: str, stated: float, found: float) -> Check:
-    # the same formula on another machine: the last bits may differ
-    holds = math.isfinite(found) and found <= stated * (1 + 1e-9)
-    return Check(name, f"{stated:.8g}", f"{found:.8g}", holds)

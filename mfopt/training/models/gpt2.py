@@ -58,10 +58,9 @@ class GPT2Config:
     remat: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
-            _check.integer(name, getattr(self, name))
-        if self.n_inner is not None:
-            _check.integer("n_inner", self.n_inner)
+        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"):
+            if getattr(self, name) is not None or name != "n_inner":
+                _check.integer(name, getattr(self, name))
         _check.positive("layer_norm_epsilon", self.layer_norm_epsilon)
         if self.n_embd % self.n_head:
             raise _check.reject("n_head", self.n_head, f"must divide n_embd = {self.n_embd}")
@@ -243,8 +242,7 @@ def initial_value(
     """A parameter before training, float32: normal, as in the published model.
 
     Args:
-      path: of the parameter.
-      shape: of the parameter.
+      path, shape: of the parameter.
       layers: blocks of the model.
       rng: a numpy stream, so that neither a device nor a compiler is involved.
     """
@@ -264,12 +262,10 @@ def partition_spec(path: Sequence[str], axis: str = "model") -> Spec:
     middle is never gathered; the embedding is cut along its width. The rest is whole.
     """
     name, layer = path[-1], path[-2] if len(path) > 1 else ""
+    by_layer = {
+        "c_attn": {"kernel": Spec(None, axis), "bias": Spec(axis), "lora_b": Spec(None, axis)},
+        "c_proj": {"kernel": Spec(axis, None), "lora_a": Spec(axis, None)},
+    }
     if name == "wte":
         return Spec(None, axis)
-    if layer in ("c_attn", "c_fc"):
-        return {"kernel": Spec(None, axis), "bias": Spec(axis), "lora_b": Spec(None, axis)}.get(
-            name, Spec()
-        )
-    if layer == "c_proj":
-        return {"kernel": Spec(axis, None), "lora_a": Spec(axis, None)}.get(name, Spec())
-    return Spec()
+    return by_layer.get(layer.replace("c_fc", "c_attn"), {}).get(name, Spec())

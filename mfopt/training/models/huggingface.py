@@ -33,6 +33,7 @@ from mfopt.training.models.nnx_model import from_nnx, nest, pick
 
 WEIGHTS = "model.safetensors"
 _GPT2_END = 50256
+_A_FOLDER = "Name the folder of a GPT-2 or of a run."
 # Settings of the reference implementation that change the function computed: another value than
 # these means another model than the one in gpt2.py.
 _REQUIRED = {
@@ -125,10 +126,9 @@ def merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> P
             out[name] = walk(value, low.get(name, {})) if isinstance(value, dict) else value
         if "lora_a" in low:
             # On the host in float64: rounding of the product is then far below float32's.
-            a, b = (np.asarray(low[name], np.float64) for name in ("lora_a", "lora_b"))
-            out["kernel"] = np.asarray(
-                np.asarray(base["kernel"], np.float64) + lora.scale * (a @ b), np.float32
-            )
+            parts = (base["kernel"], low["lora_a"], low["lora_b"])
+            kernel, a, b = (np.asarray(part, np.float64) for part in parts)
+            out["kernel"] = np.asarray(kernel + lora.scale * (a @ b), np.float32)
         return out
 
     return walk(frozen, params)
@@ -138,46 +138,29 @@ def _tensor_names(config: GPT2Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """(path in the parameters, name in the file without its prefix)."""
     yield ("wte",), "wte.weight"
     yield ("wpe",), "wpe.weight"
-    norms = {"scale": "weight", "bias": "bias"}
-    linear = {"kernel": "weight", "bias": "bias"}
-    for number in map(str, range(config.n_layer)):
-        for layer, parts in (
-            (("ln_1",), norms),
-            (("attn", "c_attn"), linear),
-            (("attn", "c_proj"), linear),
-            (("ln_2",), norms),
-            (("mlp", "c_fc"), linear),
-            (("mlp", "c_proj"), linear),
-        ):
-            for ours, theirs in parts.items():
-                yield ("h", number, *layer, ours), ".".join(("h", number, *layer, theirs))
-    for ours, theirs in norms.items():
-        yield ("ln_f", ours), f"ln_f.{theirs}"
+    layers = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    names = [f"h.{number}.{layer}" for number in range(config.n_layer) for layer in layers]
+    for name in [*names, "ln_f"]:
+        weight = "scale" if "ln_" in name else "kernel"
+        yield (*name.split("."), weight), f"{name}.weight"
+        yield (*name.split("."), "bias"), f"{name}.bias"
 
 
 def read_config(folder: str | Path) -> GPT2Config:
     """The shape of the GPT-2 in a Hugging Face folder.
 
-    Raises:
-        UsageError: no readable ``config.json``, another architecture, or a setting that would
-            make it compute another function than ours.
+    Refused are other architectures, and settings that make it compute another function than ours.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
-        raise _check.reject(
-            "model", str(folder), "holds no config.json", "Name the folder of a GPT-2 or of a run."
-        )
+        raise _check.reject("model", str(folder), "holds no config.json", _A_FOLDER)
     found = _json_object(path)
     for name, value in _REQUIRED.items():
         if found.get(name, value) != value or (name == "model_type" and name not in found):
-            raise _check.reject(
-                f"config.json {name}", found.get(name), f"only {value!r} is supported"
-            )
-    defaults = {field.name: field.default for field in dataclasses.fields(GPT2Config)}
-    shape = {name: found.get(name, defaults[name]) for name in _SHAPE}
-    return GPT2Config(
-        **shape, layer_norm_epsilon=found.get("layer_norm_epsilon", defaults["layer_norm_epsilon"])
-    )
+            rule = f"only {value!r} is supported"
+            raise _check.reject(f"config.json {name}", found.get(name), rule)
+    known = (*_SHAPE, "layer_norm_epsilon")
+    return GPT2Config(**{name: found[name] for name in known if name in found})
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -185,7 +168,7 @@ def _json_object(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise _check.reject("model", str(path), f"cannot be read: {error}") from None
-    return dict(_check.kind(path.name, found, dict, "Name the folder of a GPT-2 or of a run."))
+    return dict(_check.kind(path.name, found, dict, _A_FOLDER))
 
 
 @pinned
@@ -202,9 +185,6 @@ def load_pretrained(
     Args:
         folder: holds ``config.json`` and ``model.safetensors`` (or its shards with an index).
         lora, compute_dtype, remat, seed: as in :func:`gpt2_model` and :class:`GPT2Config`.
-
-    Raises:
-        UsageError: files missing or damaged, unsupported settings, tensors missing or misshapen.
     """
     config = dataclasses.replace(read_config(folder), compute_dtype=compute_dtype, remat=remat)
     where = _locate(Path(folder))
@@ -256,14 +236,9 @@ def save_pretrained(folder: str | Path, config: GPT2Config, params: PyTree) -> N
         folder / WEIGHTS, lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"})
     )
     facts = {name: getattr(config, name) for name in _SHAPE} | _REQUIRED
-    facts |= {
-        "architectures": ["GPT2LMHeadModel"],
-        "layer_norm_epsilon": config.layer_norm_epsilon,
-        "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-        "dtype": "float32",
-    }
+    facts |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    facts |= {"architectures": ["GPT2LMHeadModel"], "dtype": "float32"}
+    facts |= {"layer_norm_epsilon": config.layer_norm_epsilon}
     if config.vocab_size <= _GPT2_END:
         # Loaders fall back to GPT-2's own end token, which this vocabulary does not have.
         facts |= {"bos_token_id": None, "eos_token_id": None}

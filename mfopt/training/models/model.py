@@ -72,19 +72,14 @@ class Model:
         return self.loss(self.params, self.frozen, tokens, mask)
 
     def check_fits(self, vocab_size: int, length: int) -> None:
-        """Refuse data this model cannot take.
-
-        Raises:
-            UsageError: tokens up to ``vocab_size`` - 1, or records of ``length``, are out of range.
-        """
+        """Refuse data with tokens up to ``vocab_size`` - 1, or ``length``, beyond this model."""
         if self.vocab_size is not None and vocab_size > self.vocab_size:
             rule = f"the model {self.name} knows {self.vocab_size} tokens"
             way_out = "Build the data with the model's own tokenizer."
             raise _check.reject("vocab_size", vocab_size, rule, way_out)
         if self.max_length is not None and length > self.max_length:
-            raise _check.reject(
-                "length", length, f"the model {self.name} takes at most {self.max_length} tokens"
-            )
+            rule = f"the model {self.name} takes at most {self.max_length} tokens"
+            raise _check.reject("length", length, rule)
 
     @property
     def num_params(self) -> int:

@@ -76,15 +76,16 @@ def from_nnx(
     params, frozen = flatten(chosen), flatten(rest)
     if not params:
         raise _check.reject("trainable", trainable, "selects no parameter of the module")
-    params_paths, frozen_paths = list(params), list(frozen)
+    paths = list(params), list(frozen)
 
-    def rebuild(params: PyTree, frozen: PyTree) -> Any:
-        values = {path: pick(params, path) for path in params_paths}
-        values |= {path: pick(frozen, path) for path in frozen_paths}
-        return nnx.merge(graph, nnx.from_flat_state(values))
+    def logits(params: PyTree, frozen: PyTree, tokens: jax.Array) -> jax.Array:
+        values = {path: pick(params, path) for path in paths[0]}
+        values |= {path: pick(frozen, path) for path in paths[1]}
+        found: jax.Array = nnx.merge(graph, nnx.from_flat_state(values))(tokens)
+        return found
 
     def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-        return next_token_loss(rebuild(params, frozen)(tokens), tokens, mask)
+        return next_token_loss(logits(params, frozen, tokens), tokens, mask)
 
     def specs(paths: list[Path]) -> PyTree | None:
         if partition is None:
@@ -98,8 +99,8 @@ def from_nnx(
         name=name,
         vocab_size=vocab_size,
         max_length=max_length,
-        logits=lambda params, frozen, tokens: rebuild(params, frozen)(tokens),
+        logits=logits,
         export=export,
-        partition=specs(params_paths),
-        frozen_partition=specs(frozen_paths),
+        partition=specs(paths[0]),
+        frozen_partition=specs(paths[1]),
     )
