@@ -20,6 +20,7 @@ from mfopt.accounting.monte_carlo import chunked, count_mixture, group
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
+from mfopt.accounting.verify import Engine
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Dense, Identity
 
@@ -244,3 +245,16 @@ def test_a_moment_below_the_smallest_float_is_a_moment() -> None:
     mechanism = Mechanism(BallsInBins(4, 1), group_size=8)
     answer = account(mechanism, noise_multiplier=30.0, delta=1e-6, seed=1, certify=False)
     assert 0 < answer.epsilon < gaussian.epsilon(8 / 30, 1e-6)
+
+
+def test_nothing_is_certified_that_cannot_be_below_what_is_known(monkeypatch):
+    mechanism = Mechanism(BallsInBins(8, 2), group_size=3)
+    model = group.model(mechanism)
+    whole = Engine(model, seed=0).epsilon(3.0, 1e-5)
+    monkeypatch.setattr(type(model), "bounds", None)  # a test that is made fails
+    near = whole.estimate.value * 1.0001
+    for known in (near, 0.9 * near):
+        free = Engine(model, seed=0, known=known).epsilon(3.0, 1e-5)
+        assert free.method != whole.method and free.epsilon > whole.epsilon
+    with pytest.raises(TypeError):
+        Engine(model, seed=0, known=2 * near).epsilon(3.0, 1e-5)

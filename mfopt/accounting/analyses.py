@@ -312,6 +312,8 @@ def _least(parts: Sequence[Analysis], asked: str, *given: float) -> Guarantee:
     failures: list[str] = []
     size = operator.attrgetter(asked)
     for part in parts:
+        if answers and asked != "delta" and hasattr(part, "below"):
+            part = part.below(min(map(size, answers)))
         try:
             answers.append(getattr(part, asked)(*given))
         except FailureError as failure:

@@ -213,11 +213,13 @@ class LossModel(abc.ABC):
             name="noise multiplier",
         )
 
-    def find_epsilon(self, noise_multiplier: float, delta: float, key: jax.Array) -> Found:
-        """An estimate of ε."""
+    def find_epsilon(
+        self, noise_multiplier: float, delta: float, key: jax.Array, near: float = 2.0
+    ) -> Found:
+        """An estimate of ε, sought from ``near`` on."""
         return self._find(
             lambda epsilon: self.log_search(noise_multiplier, epsilon),
-            2.0,
+            near,
             delta,
             name="epsilon",
             least=1e-4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from typing import Any
@@ -27,16 +28,27 @@ class VerifiedAnalysis:
       seed: of all samples; the operating system's entropy unless pinned.
     """
 
+    known = math.inf  # σ or ε that is proved otherwise, as for :class:`.verify.Engine`
+
     def __init__(
         self, mechanism: Any, model: LossModel, *, certify: bool = True, seed: int | None = None
     ) -> None:
         self.mechanism, self.model, self.certify, self.seed = mechanism, model, certify, seed
 
+    def below(self, known: float) -> VerifiedAnalysis:
+        """The same, where only a σ or ε below ``known`` is of use."""
+        found = copy.copy(self)
+        found.known = known
+        return found
+
+    def _engine(self) -> Engine:
+        return Engine(self.model, self.seed, known=self.known)
+
     @float64
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         """The smallest ε that is verified at this σ and δ."""
         if self.certify:
-            return self._verified(Engine(self.model, self.seed).epsilon(noise_multiplier, delta))
+            return self._verified(self._engine().epsilon(noise_multiplier, delta))
         sigma, delta = _check.positive("noise_multiplier", noise_multiplier), check_delta(delta)
         found = LossModel._find(
             lambda epsilon: self.model.log_estimate(sigma, epsilon),
@@ -52,7 +64,7 @@ class VerifiedAnalysis:
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         """The smallest σ that is verified for (ε, δ)."""
         if self.certify:
-            return self._verified(Engine(self.model, self.seed).noise_multiplier(epsilon, delta))
+            return self._verified(self._engine().noise_multiplier(epsilon, delta))
         epsilon, delta = _check.epsilon("epsilon", epsilon), check_delta(delta)
         found = LossModel._find(
             lambda sigma: self.model.log_estimate(sigma, epsilon),

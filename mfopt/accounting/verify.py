@@ -109,10 +109,17 @@ class Engine:
       model: what is estimated and bounded.
       seed: pinned seed of all samples, or None for the operating system's entropy.
       progress: callback for each stage.
+      known: σ or ε that is proved otherwise: a search that cannot end below it stops.
     """
 
-    def __init__(self, model: LossModel, seed: int | None = None, progress: Report = silent):
-        self.model, self.seed, self.progress = model, seed, progress
+    def __init__(
+        self,
+        model: LossModel,
+        seed: int | None = None,
+        progress: Report = silent,
+        known: float = math.inf,
+    ):
+        self.model, self.seed, self.progress, self.known = model, seed, progress, known
         self._root = chunked.seed_key(seed)
         if model.samples is not None:
             _check.integer("certify samples", model.samples, at_least=256)
@@ -143,7 +150,7 @@ class Engine:
             delta,
             at=lambda x: (sigma, x),
             free=lambda bound: bound.epsilon(sigma, delta),
-            find=lambda: self.model.find_epsilon(sigma, delta, self._key(0)),
+            find=lambda: self.model.find_epsilon(sigma, delta, self._key(0), min(self.known, 2.0)),
         )
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Verified:
@@ -354,6 +361,8 @@ class Engine:
                     lambda plan, n: (slack(plan, n), self.model.worth, _COSTLY),
                     path=(number, attempt),
                 )
+                if centre * (1 + slack(plan, samples)) >= self.known:
+                    raise FailureError(f"no {_words(name)} below {self.known:.6g} can be expected")
                 # the pilot belongs where the value that is tested will be
                 move = slack(plan, samples) + (plan.log_mean - target) / slope
                 if not math.isfinite(move) or abs(move) < _MOST_MOVE:
