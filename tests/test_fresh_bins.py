@@ -127,6 +127,8 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(
             blocks.setattr(pattern_ceilings, "_BLOCK", 2)
             excess = known.chain("chain", order)[0] - total
         assert excess > -1e-12
+        about = pattern_ceilings.estimated(scaled).chain("chain", order)[0]
+        assert 0.8 * total < about < 1.01 * total  # of neighbours averaged over
         if 2 * bands <= bins + 2:  # no bin overlaps both neighbours: nothing is lost
             assert excess < 1e-12
 

@@ -436,7 +436,7 @@ class _Job:
             return
         ends = [Parameterization(found.best, found.build)]
         ends += [kind.parameterize(start, self.problem.scheme.iterations) for start in starts]
-        seen = self._afresh(ends, samples)
+        seen = self._afresh(ends, samples, found.best_sigma * found.best_norm)
         if not seen:
             found.interrupted = True
             return
@@ -471,14 +471,18 @@ class _Job:
         values = {place: np.nan_to_num(ends[place].best_value, nan=math.inf) for place in points}
         return min(values, key=lambda place: values[place], default=0), forms
 
-    def _afresh(self, points: list[Parameterization], samples: int) -> list[Evaluation]:
+    def _afresh(
+        self, points: list[Parameterization], samples: int, sigma: float = math.nan
+    ) -> list[Evaluation]:
         """Objective at each of ``points``, on the same fresh samples for all.
 
-        Empty after an interrupt, which is noted.
+        Empty after an interrupt, which is noted. ``sigma`` is about that of the first point.
         """
         seed, seen = self._seed_afresh(), list[Evaluation]()
         try:
-            seen += [self._unseen(point, samples, seed)(point.start) for point in points]
+            for point in points:
+                seen.append(self._unseen(point, samples, seed).placed(point.start, sigma).at)
+                sigma = math.nan
         except KeyboardInterrupt:
             self.interrupted = True
             return []
@@ -533,7 +537,7 @@ class _Job:
         source = np.random.SeedSequence(None if self.seed is None else [self.seed, 1])
         return int(source.generate_state(1)[0])
 
-    def _unseen(self, mapping: Parameterization, samples: int, seed: int) -> Judge:
+    def _unseen(self, mapping: Parameterization, samples: int, seed: int) -> AmplifiedObjective:
         """The objective on samples of that seed, wherever it is asked for."""
         return self._objective(self.problem, mapping, samples, seed)
 

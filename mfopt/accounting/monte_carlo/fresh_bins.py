@@ -26,6 +26,7 @@ class FreshBinsLoss(PatternLoss):
 
     name = "fresh-bins"
     proven = staticmethod(pattern_ceilings.ceilings)
+    estimated = staticmethod(pattern_ceilings.estimated)
 
     @functools.cached_property
     def shared(self) -> SharedGaussianComponent | None:
