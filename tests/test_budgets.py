@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_850,
     "mfopt/_runtime": 1_530,
-    "mfopt/accounting": 16_680,
+    "mfopt/accounting": 16_682,
     "mfopt/calibration": 200,
     "mfopt/experiments": 7_608,
     "mfopt/factorization": 750,
