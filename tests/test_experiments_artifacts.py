@@ -12,11 +12,12 @@ from mfopt_cli.main import main
 import mfopt
 from mfopt import _version
 from mfopt.experiments import artifacts, manifest, runner
-from mfopt.experiments.accounts import FilterCell
+from mfopt.experiments.accounts import AccountCell
 from mfopt.experiments.cache import Cache, code_digest
 from mfopt.experiments.mechanisms import FixedCell, Goal, SigmaCell
 from mfopt.experiments.runner import first_cells, run_all
 from mfopt.progress import Progress
+from mfopt.sampling import Poisson
 
 FOLDER = Path(__file__).parent.parent / "artifacts"
 SMALL = "blt-4-8x32-eps2"
@@ -145,7 +146,7 @@ def test_unknown_artifact_is_refused(tmp_path, capsys) -> None:
 
 
 def test_what_work_wants_first_is_known_before_anything_runs(tmp_path) -> None:
-    cache, account = Cache(tmp_path), FilterCell(1.0, 1e-5, 10, 100, 5.0)
+    cache, account = Cache(tmp_path), AccountCell(Poisson(0.1, 10), epsilon=1.0, delta=1e-5)
 
     def work() -> None:
         run_all([account], cache)
@@ -159,13 +160,13 @@ def test_what_work_wants_first_is_known_before_anything_runs(tmp_path) -> None:
 @pytest.mark.ci
 def test_several_are_made_of_cells_of_one_pool(tmp_path) -> None:
     events: list[Progress] = []
-    names = ["user-level-2a", "privacy-unit-3"]
+    names = ["user-level-2a", "user-level-2b"]
     written = artifacts.rebuild(
         names, tmp_path / "new", Cache(tmp_path / "cells"), jobs=1, progress=events.append
     )
     assert {path.stem for path in written} == set(names)
     begun = [event.total for event in events if event.unit == "cells" and event.done == 0]
-    assert begun == [18 + 4, 0, 0]  # then nothing is left
+    assert begun == [36, 0, 0]  # then nothing is left
     cells = Cache(tmp_path / "cells")
     again = artifacts.rebuild(names, tmp_path / "two", cells, jobs=2)
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]

@@ -103,18 +103,18 @@ def test_moments_table_agrees_with_the_printed_one(context: Context) -> None:
 def test_black_box_is_finite_where_it_should_be() -> None:
     from mfopt.accounting import Mechanism, analysis
     from mfopt.experiments.accounts import GroupBaselineCell
-    from mfopt.sampling import Poisson
+    from mfopt.sampling import FixedBatch, Poisson
 
     scheme = Poisson(0.01, 200)
     exact = analysis(Mechanism(scheme, group_size=2)).epsilon(4.0, 1e-6).epsilon
 
-    def baseline(group_size: int, adjacency: str = "add-remove") -> float | None:
-        return GroupBaselineCell(scheme, group_size, 4.0, 1e-6, adjacency).run().record["epsilon"]
+    def baseline(group_size: int, scheme=scheme) -> float | None:
+        return GroupBaselineCell(scheme, group_size, 4.0, 1e-6).run().record["epsilon"]
 
     assert exact < baseline(2) < 3 * exact
     # where loss distributions end, moments go on: exponential, as the lemma is, but a number
     assert 1e6 < baseline(2000) < 1e12
-    assert baseline(2000, "zero-out") is None
+    assert baseline(2000, FixedBatch(500, 50_000, 200)) is None
 
 
 @pytest.mark.ci

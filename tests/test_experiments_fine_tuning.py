@@ -92,7 +92,7 @@ def test_rates_are_added_until_the_best_is_bracketed():
     assert asked == [{0.05, 0.4}, {0.8}, {1.6}]
     rows = study.outcome(found).rows
     assert [row["learning_rate"] for row in rows] == [0.1, 0.8] * 2
-    assert all(row["rate_bracketed"] for row in rows)
+    assert not any(row["rate_at_end"] for row in rows)
     cut = dataclasses.replace(study, extend=1).outcome(found)
     assert cut.findings[-1] == "2 of 4 best rates are an end of those tried"
 

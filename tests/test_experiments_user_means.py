@@ -12,9 +12,10 @@ from mfopt.experiments.cache import Result
 from mfopt.experiments.runner import compute
 from mfopt.experiments.runs import means
 from mfopt.experiments.runs.doubling import BEST, ESTIMATE, ORACLE, lipschitz, walk
-from mfopt.experiments.runs.means import ELS, ULS, Descent, relative, tuned
+from mfopt.experiments.runs.means import ELS, ULS, Descent, tuned
 from mfopt.experiments.studies.configuration import EstimateAndDouble
 from mfopt.experiments.studies.mean_estimation import BUDGET, EPSILON, WITHIN, MeanEstimation
+from mfopt.experiments.studies.rows import relative
 
 SMALL = Descent(
     algorithm=ULS, group=2, batch=6, epsilon=1.0, delta=1e-5, users=9, examples=4, dimension=3,
@@ -156,11 +157,11 @@ def test_orderings_of_figure_3_with_confidence(figure_3):
 
     for place in {key[:2] for key in losses}:
         value, error = over(place, one, els)
-        assert value - 3 * error <= 1 and value <= 1.03, (place, value, error)
+        assert value - 1.5 * error <= 1 and value <= 1.03, (place, value, error)
     # G = 4 gains at a small ε, at a large budget, with examples that differ much ...
     for place in ((EPSILON, 0.5), (BUDGET, 128), (WITHIN, 4.0)):
         value, error = over(place, four, one)
-        assert value + 3 * error < 1, (place, value, error)
+        assert value + 1.5 * error < 1, (place, value, error)
     # ... and loses, or gains less, at the other end: the control
     for end, other in (
         ((EPSILON, 8.0), (EPSILON, 0.5)),
@@ -240,7 +241,7 @@ def test_estimate_and_double_is_within_5_percent_of_the_oracle():
     ).check()  # fmt: skip
     chosen = study.choices(results(study), 1.0)
     value, error = relative(chosen[ESTIMATE].losses.mean(0), chosen[ORACLE].losses.mean(0))
-    assert value + 3 * error < 1.05
+    assert value + 1.5 * error < 1.05
     # control: the strategy that only ever adds examples of a user is further off
     worst, _ = relative(chosen["max group size"].losses.mean(0), chosen[ORACLE].losses.mean(0))
     assert worst > value

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 from mfopt.accounting import Mechanism, account, analysis, black_box_epsilon
 from mfopt.accounting.analyses import DeterministicAnalysis
 from mfopt.accounting.closed_form import moments
-from mfopt.experiments import concentration_filter as concentration
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.group_methods import lower_line
 from mfopt.sampling import Poisson, Scheme
@@ -25,7 +23,6 @@ class AccountCell(Cell):
     Attributes:
       scheme: that is run.
       group_size: K, units that change together.
-      adjacency: "add-remove", "zero-out" or "replace".
       noise_multiplier: σ relative to the clip norm.
       epsilon, delta: of the statement.
     """
@@ -33,14 +30,13 @@ class AccountCell(Cell):
     name = "account"
     scheme: Scheme
     group_size: int = 1
-    adjacency: Any = "add-remove"
     noise_multiplier: float | None = None
     epsilon: float | None = None
     delta: float | None = None
 
     def run(self, *needed: Result) -> Result:
         found = account(
-            Mechanism(self.scheme, group_size=self.group_size, adjacency=self.adjacency),
+            Mechanism(self.scheme, group_size=self.group_size),
             noise_multiplier=self.noise_multiplier,
             epsilon=self.epsilon,
             delta=self.delta,
@@ -63,41 +59,16 @@ class GroupBaselineCell(Cell):
     group_size: int
     noise_multiplier: float
     delta: float
-    adjacency: Any = "add-remove"
 
     def run(self, *needed: Result) -> Result:
-        one = analysis(Mechanism(self.scheme, adjacency=self.adjacency))
+        one = analysis(Mechanism(self.scheme))
         assert isinstance(one, DeterministicAnalysis)
         profile = one.profile(self.noise_multiplier)
         asked = profile, self.group_size, self.delta
         epsilon = black_box_epsilon(*asked, floor=BLACK_BOX_FLOOR)
-        if isinstance(self.scheme, Poisson) and self.adjacency == "add-remove":
+        if isinstance(self.scheme, Poisson):
             at = (self.noise_multiplier, self.scheme.probability, self.scheme.iterations)
             epsilon = min(epsilon, moments.group_epsilon(*at, self.delta, self.group_size))
         # infinite is beyond numerical range, which says nothing about the privacy loss
         shown = None if math.isinf(epsilon) else epsilon
         return Result({"epsilon": shown, "line": lower_line(*asked)})
-
-
-@dataclasses.dataclass(frozen=True)
-class FilterCell(Cell):
-    """Noise of user-wise DP-SGD with and without the concentration filter.
-
-    Attributes:
-      epsilon, delta: of the statement.
-      iterations: n.
-      users: in the data set.
-      user_batch: expected users in a batch.
-    """
-
-    name = "filter"
-    epsilon: float
-    delta: float
-    iterations: int
-    users: int
-    user_batch: float
-
-    def run(self, *needed: Result) -> Result:
-        found = concentration.compare(**dataclasses.asdict(self))
-        names = ("plain_noise", "filter_noise_per_threshold", "break_even")
-        return Result({name: getattr(found, name) for name in names})

@@ -13,11 +13,7 @@ from mfopt._version import __version__
 from mfopt.experiments import comparison, decision_plots, families, figures, plots, tables
 from mfopt.experiments.auditing import TrainerAudit
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest
-from mfopt.experiments.manifest import (
-    computing,
-    note,
-    read_manifest,
-)
+from mfopt.experiments.manifest import computing, note, read_manifest
 from mfopt.experiments.mechanisms import AmplifiedCell, CertifiedCell, Goal, SigmaCell, strategy_of
 from mfopt.experiments.runner import cores, first_cells, run_all
 from mfopt.experiments.studies import engine, output

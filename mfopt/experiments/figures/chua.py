@@ -7,7 +7,7 @@ add-remove adjacency of one user. The noise is the standard deviation on the mea
 
 from __future__ import annotations
 
-from mfopt.experiments.accounts import FilterCell
+from mfopt.experiments.concentration_filter import compare
 from mfopt.experiments.figures.context import Builder, Context, Drawing, Figures
 from mfopt.experiments.plots import Curve, Panel
 
@@ -21,19 +21,15 @@ def noise(*epsilons: float) -> Builder:
     """Figures 3 and 7: the filter's noise grows with τ, that of user-wise DP-SGD does not."""
 
     def build(context: Context) -> Drawing:
-        places = [(e, k) for e in epsilons for k in PER_USER]
-        found = context.records(
-            {(e, k): FilterCell(e, DELTA, STEPS, USERS, RECORDS / k) for e, k in places}
-        )
         panels = []
         for epsilon in epsilons:
+            found = {k: compare(epsilon, DELTA, STEPS, USERS, RECORDS / k) for k in PER_USER}
             # the filter uses all users in each step, whatever k is: one curve
-            slope = found[epsilon, PER_USER[0]]["filter_noise_per_threshold"]
+            slope = found[PER_USER[0]].filter_noise_per_threshold
             curves = [Curve("with filter (all users)", THRESHOLDS, [slope * t for t in THRESHOLDS])]
             for k in PER_USER:
                 label = f"user-wise DP-SGD, k = {k} records per user"
-                level = found[epsilon, k]["plain_noise"]
-                curves.append(Curve(label, THRESHOLDS, [level] * len(THRESHOLDS)))
+                curves.append(Curve(label, THRESHOLDS, [found[k].plain_noise] * len(THRESHOLDS)))
             axis = "concentration over clip norm, τ/C (log scale)"
             label = "noise on the mean gradient\n(clip norms, log scale)"
             panels.append(Panel(curves, f"ε = {epsilon:g}", axis, label, log_y=True))

@@ -29,7 +29,7 @@ APPENDIX = [(epochs, bins) for epochs in (8, 16, 32) for bins in (32, 64, 128)]
 SAMPLES = (2**7, 2**9, 2**11, 2**13)
 MOST_SAMPLES = 2**20
 SAMPLE_EPSILONS = (0.5, 1.0, 2.0, 4.0)
-SEEDS = tuple(range(3))  # of the samples
+SEEDS = tuple(range(5))  # of the samples
 BY_SAMPLING = ("unamplified", "poisson", "balls-in-bins")
 
 
@@ -77,14 +77,7 @@ def optimized(epochs: int, bins: int) -> Builder:
 def optimum(
     epochs: int, bins: int, epsilon: float, seed: int, samples: int | None = None
 ) -> AmplifiedCell:
-    """A BLT with 4 buffers.
-
-    Args:
-      epochs, bins: of the run.
-      epsilon: of the statement.
-      seed: of the samples.
-      samples: of the search; None and the kind's own number are one.
-    """
+    """A BLT with 4 buffers; None and the kind's own number of ``samples`` are one."""
     asked = None if samples == kinds.find("blt").samples else samples
     goal = Goal(bins, epochs, epsilon, DELTA, seed=seed)
     return AmplifiedCell(goal, "blt", buffers=4, samples=asked)

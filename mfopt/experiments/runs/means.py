@@ -23,7 +23,6 @@ from mfopt.experiments.options import option
 from mfopt.sampling import Poisson
 
 ELS, ULS = "ELS", "ULS"
-Z95 = 1.96
 _ROUND = 16  # places of a batch are a multiple of this, so that programs are used again
 
 
@@ -176,12 +175,7 @@ def poisson(
     """(round, unit) of every participation, in order: each unit in each round independently.
 
     Gaps between successes of independent trials are geometric: nothing is drawn for the others.
-
-    Args:
-      make: source of randomness.
-      rounds: steps of all trials, one after the other.
-      units: of the population.
-      probability: of one unit in one round.
+    ``rounds`` are the steps of all trials, one after the other.
     """
     total, last, found = rounds * units, -1, []
     while last < total:
@@ -194,13 +188,9 @@ def poisson(
 
 
 def subsets(make: np.random.Generator, unit: np.ndarray, of: int, size: int) -> np.ndarray:
-    """``size`` of a unit's ``of`` examples, resampled for each participation: places in a pool.
+    """``size`` of a unit's ``of`` examples, without replacement: places in a pool.
 
-    Args:
-      make: source of randomness.
-      unit: (participations,) the unit of each.
-      of: examples of every unit.
-      size: how many of them, without replacement.
+    They are resampled for each participation; ``unit`` (participations,) is the unit of each.
     """
     chosen = np.empty((len(unit), size), dtype=np.int64)
     for rows in np.array_split(np.arange(len(unit)), max(1, len(unit) // 2**18)):
@@ -238,11 +228,6 @@ def _program() -> Any:
     return jax.jit(jax.vmap(trial, in_axes=(0, 0, 0, 0, None, None, None), out_axes=1))
 
 
-def mean_error(losses: np.ndarray) -> tuple[float, float]:
-    """(mean over trials, its standard error)."""
-    return float(losses.mean()), float(losses.std(ddof=1) / np.sqrt(len(losses)))
-
-
 def tuned(errors: np.ndarray) -> np.ndarray:
     """Losses (trials,): each half of the trials at the setting that is best for the other.
 
@@ -261,10 +246,3 @@ def tuned(errors: np.ndarray) -> np.ndarray:
     if not np.isfinite(losses).all():
         raise _check.FailureError("every learning rate of the sweep diverges: add shorter steps")
     return losses
-
-
-def relative(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """(mean over mean, its standard error) of paired losses."""
-    value = float(one.mean() / other.mean())
-    residual = (one - value * other) / other.mean()
-    return value, float(residual.std(ddof=1) / np.sqrt(len(residual)))

@@ -15,7 +15,7 @@ from mfopt.experiments.runs.fine_tuning import PLAIN, Arm
 from mfopt.experiments.runs.means import ULS
 from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning
-from mfopt.experiments.studies.rows import apart, curve, pick
+from mfopt.experiments.studies.rows import apart, curve, ends, pick
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,4 +65,4 @@ class Adapters(FineTuning):
             )
             name = PLAIN if epsilon is None else f"ε = {epsilon:g}"
             said.append(f"{name}: against all parameters {words} ({self.runs_said()})")
-        return [*said, *self.ends(rows)]
+        return [*said, *ends(rows)]

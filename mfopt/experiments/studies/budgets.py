@@ -16,7 +16,7 @@ from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ELS, ULS
 from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning
-from mfopt.experiments.studies.rows import alike, apart, curve, level, pick
+from mfopt.experiments.studies.rows import alike, apart, curve, ends, level, pick
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +64,8 @@ class TrainingBudgets(FineTuning):
                 curve(label, [r for r in mine if label in (r["algorithm"], _kind(r))], by)
                 for label in labels
             ]
-            ends = [row[by] for row in mine]
-            curves.append(level("pretrained, no fine-tuning", ends, mine[0]["pretrained"]))
+            places, before = [row[by] for row in mine], mine[0]["pretrained"]
+            curves.append(level("pretrained, no fine-tuning", places, before))
             title = f"{budget} records a step" + ("" if several else f", ε = {self.epsilons[0]:g}")
             panels.append(Panel(curves, title, f"{axis} (log scale)", OF_SEEDS))
         return alike(panels)
@@ -91,7 +91,7 @@ class TrainingBudgets(FineTuning):
                 f"{best['algorithm']} ends {apart(losses, els['_losses'])} {els['algorithm']}, and "
                 f"{apart(losses, best['pretrained'])} the pretrained model ({self.runs_said()})"
             )
-        return [*said, *self.ends(rows)]
+        return [*said, *ends(rows)]
 
 
 def _kind(row: Row) -> str:

@@ -17,12 +17,12 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt.experiments.options import option
-from mfopt.experiments.plots import Panel
+from mfopt.experiments.plots import Panel, around
 from mfopt.experiments.runs import doubling
-from mfopt.experiments.runs.means import ULS, Z95, Descent, mean_error, relative, tuned
+from mfopt.experiments.runs.means import ULS, Descent, tuned
 from mfopt.experiments.studies.engine import Found, Row
-from mfopt.experiments.studies.means import MeanStudy
-from mfopt.experiments.studies.rows import curve, pick
+from mfopt.experiments.studies.mean_estimation import MeanStudy
+from mfopt.experiments.studies.rows import interval, pick, relative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class EstimateAndDouble(MeanStudy):
     time = "about 4 CPU-minutes"
     columns = (
         "epsilon=ε; strategy; gradients=B; places=(G, M); squared_error=error²; "
-        "suboptimality=above the best; standard_error=± s.e.; privacy_unit=unit; sampling"
+        "suboptimality=above the best; half95=±; privacy_unit=unit; sampling"
     )
     title = "Choosing G and M of ULS on mean estimation, user-level DP, δ = {0.delta:g}"
 
@@ -87,29 +87,27 @@ class EstimateAndDouble(MeanStudy):
             for name, (k, budget) in itertools.product(doubling.STRATEGIES, enumerate(budgets)):
                 halves, losses = chosen[name]
                 places = dict.fromkeys(half[k] for half in halves if half)
-                above, error = mean_error(losses[k] - best[k])
+                above, half = interval(losses[k] - best[k])
                 row = {"strategy": name, "gradients": budget, "_losses": losses[k]}
                 row["places"] = " or ".join(map(str, places)) or "any"
                 row |= {"squared_error": float(losses[k].mean()), "suboptimality": above}
                 cell = self.descent(epsilon, next(iter(places), self.places()[0]))
                 said = {"sampling": "Poisson, users, M of them", "noise_multiplier": None}
-                rows.append(row | {"standard_error": error, **cell.privacy(**said)})
+                rows.append(row | {"half95": half, **cell.privacy(**said)})
         return rows
 
     def panels(self, rows: list[Row]) -> list[Panel]:
-        relative = [
-            row | {k: 100 * row[k] / best for k in ("suboptimality", "standard_error")}
-            for row in rows
-            for best in [row["squared_error"] - row["suboptimality"]]
-        ]
         above = "squared error above the best\nof the grid (%; bands: 95%)"
         axis, panels = "gradients per step B (log scale)", []
         for epsilon in self.epsilons:
             curves = []
             for name in doubling.STRATEGIES:
-                mine = pick(relative, epsilon=epsilon, strategy=name)
-                y, half = "suboptimality", ("standard_error", Z95)
-                curves.append(curve(name, mine, "gradients", y, half=half))
+                mine = pick(rows, epsilon=epsilon, strategy=name)
+                best = np.array([row["squared_error"] - row["suboptimality"] for row in mine]) / 100
+                gap, half = (
+                    np.array([row[k] for row in mine]) / best for k in ("suboptimality", "half95")
+                )
+                curves.append(around(name, [row["gradients"] for row in mine], gap, half))
             panels.append(Panel(curves, f"ε = {epsilon:g}", axis, above, zero_line=True))
         return panels
 
@@ -124,7 +122,7 @@ class EstimateAndDouble(MeanStudy):
             worst, spread = max(relative(a, b) for a, b in zip(mine, greedy, strict=True))
             said.append(
                 f"ε = {epsilon:g}: over all budgets Estimate-and-Double's squared error is "
-                f"{whole:.3f} ± {Z95 * error:.3f} times the greedy oracle's; "
-                f"at its worst budget {worst:.3f} ± {Z95 * spread:.3f}"
+                f"{whole:.3f} ± {error:.3f} times the greedy oracle's; "
+                f"at its worst budget {worst:.3f} ± {spread:.3f}"
             )
         return said

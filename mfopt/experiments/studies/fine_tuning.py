@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
 from statistics import mean
 from typing import Any
 
@@ -86,15 +85,9 @@ class FineTuning(Swept):
             "delta": None if arm.epsilon is None else self.delta,
             "noise_multiplier": first["noise_multiplier"],
             "learning_rate": at.rate,
-            "rate_bracketed": len(self.rates) > 1 and not at.edge,
+            "rate_at_end": at.edge,
             "_losses": np.array(losses),
         }
-
-    def ends(self, rows: Sequence[Row]) -> Iterable[str]:
-        """A warning where a best rate is an end of those tried."""
-        ends = [row for row in rows if not row["rate_bracketed"]]
-        if ends and len(self.rates) > 1:
-            yield f"{len(ends)} of {len(rows)} best rates are an end of those tried"
 
     def runs_said(self) -> str:
         """The unit of losses, and how many runs there are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from statistics import mean
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class TrainingStudy(Swept):
     compared: ClassVar[str] = "noise"  # the column that ways differ in
     chosen_is: ClassVar[str] = "rate"  # what is chosen for each, and its axis
     axis: ClassVar[str] = "learning rate"
+    sets: ClassVar[str] = "learning_rate"  # the field of a run that a rate is
 
     data: str = option(
         "stdlib-code", "Embedded corpus, or a folder of `mfopt data build`.", rule=check_parts
@@ -67,19 +68,15 @@ class TrainingStudy(Swept):
     length: int = option(48, "Tokens of a record.")
     pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
 
-    def rate_and_move(self, rate: float) -> tuple[float, float]:
-        """The learning rate of a run, and how far the noise alone moves a parameter where that
-        fits the rate: one of the two, the other 0."""
-        return rate, 0.0
-
     def runs(self, arm: Way, rate: float) -> list[Cell]:
         base = CorpusCell.at(self.data, self.length, pretrain_steps=self.pretrain_steps)
         kind, _, sampling = arm.noise.partition("+")
         at = self.bins, self.epochs, self.epsilon, self.delta, sampling or BALLS
         every = max(1, self.bins * self.epochs // EVALUATIONS)
-        how = arm.optimizer, self.records, self.length, every, *self.rate_and_move(rate)
-        mechanism = TrainMechanismCell(kind, *at)
-        return [TrainRunCell(base, mechanism, seed, *how) for seed in sorted(self.seeds)]
+        how = arm.optimizer, self.records, self.length, every
+        place: dict[str, Any] = {self.sets: rate}
+        cell = TrainRunCell(base, TrainMechanismCell(kind, *at), 0, *how)
+        return [dataclasses.replace(cell, **place, seed=seed) for seed in sorted(self.seeds)]
 
     def judged(self, results: list[Result], rate: float) -> float:
         return float(mean(result.record["losses"][CHOSEN_ON][-1][1] for result in results))

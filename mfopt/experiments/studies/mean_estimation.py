@@ -5,15 +5,39 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from mfopt._runtime import _check
+from mfopt._runtime import _check, _sizes
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runs.means import ELS, ULS, Z95, Descent, even, mean_error, relative, tuned
-from mfopt.experiments.studies.engine import Found, Row
-from mfopt.experiments.studies.means import MeanStudy
-from mfopt.experiments.studies.rows import curve, pick
+from mfopt.experiments.runs.means import ELS, ULS, Descent, MeanTask, even, tuned
+from mfopt.experiments.studies.engine import Found, Row, Study
+from mfopt.experiments.studies.rows import curve, interval, pick, relative
 
 EPSILON, BUDGET, WITHIN = "ε", "compute budget", "within-user σ₂"
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanStudy(MeanTask, Study):
+    """A study whose cells are :class:`~mfopt.experiments.runs.means.Descent`."""
+
+    scale = "{0.users:,} users, {0.dimension} dimensions, {0.steps} steps, {0.trials} trials"
+
+    clips: tuple[float, ...] = option((2.0, 8.0), "Clip norms to choose from.")
+    lengths: tuple[float, ...] = option(
+        (0.025, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56),
+        "Learning rates to choose from, in multiples of the clip norm.",
+    )
+
+    def check_together(self) -> None:
+        for cell in self.cells():
+            _sizes.require("users", self.users, cell.bytes)
+
+    def at_most(self, name: str, owner: str) -> None:
+        """Refuse numbers of which a user, or the population, has only so many: ``owner``."""
+        value, most = getattr(self, name), getattr(self, owner)
+        for each in value if isinstance(value, tuple) else (value,):
+            if each > most:
+                rule = f"a user has {most} {owner}" if owner == "examples" else f"there are {most}"
+                raise _check.reject(name, each, rule, f"Take less, or more `{owner}`.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +100,9 @@ class MeanEstimation(MeanStudy):
         rows: list[Row] = []
         for panel, x, label, cell in self.arms():
             losses = tuned(found[cell].arrays["errors"])
-            mean, error = mean_error(losses)
+            mean, half = interval(losses)
             row = {"panel": panel, "value": x, "algorithm": label, "squared_error": mean}
-            row |= {"low95": mean - Z95 * error, "high95": mean + Z95 * error, **cell.privacy()}
+            row |= {"low95": mean - half, "high95": mean + half, **cell.privacy()}
             row["noise_multiplier"] = found[cell].record["noise_multiplier"]
             rows.append(row | {"_losses": losses})
         return rows
@@ -112,6 +136,6 @@ class MeanEstimation(MeanStudy):
                     *(pick(rows, panel=panel, algorithm=a) for a in (label, els)), strict=True
                 )
                 ratios = ((a["value"], relative(a["_losses"], b["_losses"])) for a, b in pairs)
-                text = ", ".join(f"{r:.2f} ± {Z95 * s:.2f} at {x:g}" for x, (r, s) in ratios)
+                text = ", ".join(f"{r:.2f} ± {s:.2f} at {x:g}" for x, (r, s) in ratios)
                 said.append(f"{panel}: error² of {label} over that of {els}: {text}")
         return said

@@ -77,6 +77,7 @@ class OptimizersInTraining(TrainingStudy):
     compared = "optimizer"
     axis = "move of a parameter by the noise"
     chosen_is = "move"
+    sets = "noise_move"
 
     strategy: str = option("blt", "Form of C.", choices=tuple(LABELS))
     optimizers: tuple[str, ...] = option(
@@ -93,6 +94,3 @@ class OptimizersInTraining(TrainingStudy):
     def arms(self) -> Iterator[Way]:
         for optimizer in self.optimizers:
             yield Way(self.strategy, optimizer)
-
-    def rate_and_move(self, rate: float) -> tuple[float, float]:
-        return 0.0, rate

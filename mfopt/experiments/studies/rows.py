@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from mfopt.experiments.plots import Curve, Panel, around
+from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.studies.engine import Row
 
 
@@ -23,24 +23,11 @@ def curve(
     rows: Sequence[Row],
     x: str,
     y: str = "loss",
-    band: tuple[str, str] | None = ("least", "largest"),
-    half: tuple[str, float] | None = None,
+    band: tuple[str, str] = ("least", "largest"),
 ) -> Curve:
-    """One column of rows over another, with a band between two others.
-
-    Args:
-      label: in the legend.
-      rows: one a point.
-      x, y: names of columns.
-      band: names of the columns of its lower and its upper border; None for no band.
-      half: name of a column, and how many times it the band reaches to either side; before
-        ``band``.
-    """
+    """The column ``y`` of rows over their column ``x``, with a band between two others."""
     rows = sorted(rows, key=lambda row: row[x])
-    place, value = ([row[name] for row in rows] for name in (x, y))
-    if half:
-        return around(label, place, value, [half[1] * row[half[0]] for row in rows])
-    low, high = ([row[name] for row in rows] for name in band) if band else (None, None)
+    place, value, low, high = ([row[name] for row in rows] for name in (x, y, *band))
     return Curve(label, place, value, low, high)
 
 
@@ -58,9 +45,15 @@ def alike(panels: list[Panel]) -> list[Panel]:
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """(mean, half the width of its 95% interval by Student's t over seeds)."""
+    """(mean, half the width of its 95% interval by Student's t)."""
     half = scipy.stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
     return float(values.mean()), float(half)
+
+
+def relative(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """(mean over mean, half the width of its 95% interval) of paired losses."""
+    value = float(one.mean() / other.mean())
+    return value, interval((one - value * other) / other.mean())[1]
 
 
 def intervals(rows: Sequence[Row], value: str, half: str, times: float = 1.0) -> Curve:

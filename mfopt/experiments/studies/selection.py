@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from mfopt._runtime import _check
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs.fine_tuning import Arm
@@ -22,7 +21,8 @@ from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning
 from mfopt.experiments.studies.rows import alike, apart, curve, pick
 from mfopt.training.selection import RULES
 
-CHUNK = "chunk"  # crosses the borders of records: of users only
+CHUNK = "chunk"  # crosses the borders of records, which ELS samples: for ULS only
+BOTH = tuple(rule for rule in RULES if rule != CHUNK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,20 +42,12 @@ class RecordSelection(FineTuning):
     plot_columns = 2
 
     epsilons: tuple[float, ...] = option((2.0, 8.0), "ε of the runs.", name="--eps")
-    algorithms: tuple[str, ...] = option(
-        (ELS, ULS), "Group Privacy is ELS, User-wise DP-SGD is ULS.", choices=(ELS, ULS)
-    )
     rules: tuple[str, ...] = option(RULES, "Rules at one k; chunk is for ULS.", choices=RULES)
     group: int = option(4, "k at which the rules are compared.", name="--k")
     groups: tuple[int, ...] = option((1, 4, 8), "k at one rule.", name="--several-k")
-    rule: str = option("random", "Rule at which the k are compared.", choices=RULES)
+    rule: str = option("random", "Rule at which the k are compared.", choices=BOTH)
     batch: int = option(64, "Records a step to expect, of ELS.")
     cohort: int = option(16, "Users a step to expect, of ULS.")
-
-    def check_together(self) -> None:
-        if self.rule == CHUNK and ELS in self.algorithms:
-            rule = "crosses the borders of records, which ELS samples"
-            raise _check.reject("rule", self.rule, rule, "Take another, or `algorithms` = ULS.")
 
     def rules_of(self, algorithm: str) -> list[str]:
         """The rules that are tried with an algorithm."""
@@ -63,7 +55,7 @@ class RecordSelection(FineTuning):
 
     def arms(self) -> Iterator[Arm]:
         for epsilon in self.epsilons:
-            for algorithm in self.algorithms:
+            for algorithm in (ELS, ULS):
                 units = float(self.batch if algorithm == ELS else self.cohort)
                 # rules at one k, then the other k at one rule; none twice
                 pairs = [(self.group, rule) for rule in self.rules_of(algorithm)]
@@ -73,7 +65,7 @@ class RecordSelection(FineTuning):
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         by_rule, by_size = [], []
-        for algorithm in self.algorithms:
+        for algorithm in (ELS, ULS):
             mine = pick(rows, algorithm=algorithm)
             curves = [
                 curve(rule, pick(mine, group=self.group, selection=rule), "epsilon")
@@ -91,7 +83,7 @@ class RecordSelection(FineTuning):
         said = []
         for epsilon in self.epsilons:
             best = {}
-            for algorithm in self.algorithms:
+            for algorithm in (ELS, ULS):
                 mine = pick(rows, epsilon=epsilon, algorithm=algorithm)
                 rules = sorted(pick(mine, group=self.group), key=lambda row: row["loss"])
                 sizes = sorted(pick(mine, selection=self.rule), key=lambda row: row["group"])
@@ -102,13 +94,12 @@ class RecordSelection(FineTuning):
                 )
                 # as a learning rate is: on other records than those that are reported
                 best[algorithm] = min(mine, key=lambda row: row["on_records"])
-            if len(best) == 2:
-                els, uls = best[ELS], best[ULS]
-                gap = apart(uls["_losses"], els["_losses"])
-                said.append(
-                    f"ε = {epsilon:g}: ULS at its best ({uls['selection']}, k = {uls['group']}) "
-                    f"ends {gap} ELS at its best ({els['selection']}, k = {els['group']})"
-                )
+            els, uls = best[ELS], best[ULS]
+            gap = apart(uls["_losses"], els["_losses"])
+            said.append(
+                f"ε = {epsilon:g}: ULS at its best ({uls['selection']}, k = {uls['group']}) "
+                f"ends {gap} ELS at its best ({els['selection']}, k = {els['group']})"
+            )
         return said
 
 
