@@ -93,13 +93,13 @@ def account_of(
 
 def _believed(found: Factorization, trust: bool, progress: Report) -> Factorization:
     """``found`` with the guarantee that was proved on this machine, or marked as taken on trust."""
-    if trust and found.proved_here:
-        return found
     guarantee = found.guarantee
-    if trust:
+    if trust and not found.proved_here:
         details = {**guarantee.details, "taken_on_trust": True}
         guarantee = dataclasses.replace(guarantee, details=details)
-    elif jax.process_index() == 0:  # it alone writes the report
+    if trust:
+        return dataclasses.replace(found, guarantee=guarantee)
+    if jax.process_index() == 0:  # it alone writes the report
         try:
             guarantee = proofs.ensure(found, progress=progress)
         except FailureError as problem:
