@@ -385,9 +385,7 @@ def load(path: str | Path | None, overrides: dict[str, Any] | None = None) -> Tr
         UsageError: the file is missing or no TOML, a setting is unknown, in the wrong table, of
             the wrong type or out of range.
     """
-    values: dict[str, Any] = {}
-    if path is not None:
-        values = _read(Path(path))
+    values = {} if path is None else _read(Path(path))
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
     return TrainConfig(**values)
 
@@ -402,16 +400,14 @@ def _read(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for section, table in tables.items():
         if section not in SECTIONS or not isinstance(table, dict):
-            raise _check.reject(
-                "config", section, f"is not a table of it (tables: {', '.join(SECTIONS)})"
-            )
-        for name, value in table.items():
+            rule = f"is not a table of it (tables: {', '.join(SECTIONS)})"
+            raise _check.reject("config", section, rule)
+        for name in table:
             if section_of.get(name) != section:
                 known = [n for n, s in section_of.items() if s == section]
-                raise _check.reject(
-                    "config", f"{section}.{name}", f"is not a setting (of {section}: {known})"
-                )
-            values[name] = value
+                rule = f"is not a setting (of {section}: {known})"
+                raise _check.reject("config", f"{section}.{name}", rule)
+        values |= table
     return values
 
 
@@ -426,7 +422,6 @@ def sweep_rates(text: str) -> tuple[float, ...]:
     except ValueError:
         rates = ()
     if len(rates) < 2 or not all(0 < rate < math.inf for rate in rates):
-        raise _check.reject(
-            "sweep_rates", text, "must be two or more positive numbers with commas between them"
-        )
+        rule = "must be two or more positive numbers with commas between them"
+        raise _check.reject("sweep_rates", text, rule)
     return rates

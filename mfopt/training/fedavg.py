@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt.training.clipping import Clipped, Clipping
+from mfopt.training.clipping import Clipping
 from mfopt.training.config import ESTIMATORS
 from mfopt.training.gradients import Adder, Statistics, Totals, mean_loss
 from mfopt.training.models import Model
@@ -80,7 +80,7 @@ class FedAvg(Clipping):
         """A step's sum as noise is added to it, from Σ w_k Δ_k and Σ min(n_k, ŵ)."""
         if self.estimator == "fixed":
             return total
-        by = denominator(self.estimator, normalizer, weight / (self.weight_cap or 1))
+        by = jnp.maximum(normalizer, weight / (self.weight_cap or 1))
         scaled: PyTree = jax.tree.map(lambda leaf: leaf * (normalizer / by), total)
         return scaled
 
@@ -100,12 +100,7 @@ def weights(counts: Any, cap: float) -> np.ndarray:
     return np.minimum(share, 1.0).astype(np.float32)
 
 
-def denominator(kind: Kind, least: float, weight: Any) -> Any:
-    """q W of the fixed, max(q W_min, Σ w_k) of the clipped estimator."""
-    return least if kind == "fixed" else jnp.maximum(least, weight)
-
-
-def in_batches(rows: PyTree, size: int) -> PyTree:
+def _in_batches(rows: PyTree, size: int) -> PyTree:
     """Arrays (R, ...) as (batches, size, ...), with zeros behind the last row."""
 
     def split(leaf: jax.Array) -> jax.Array:
@@ -115,25 +110,17 @@ def in_batches(rows: PyTree, size: int) -> PyTree:
     return jax.tree.map(split, rows)
 
 
-def local_update(
+def _local_update(
     gradient: Callable[[PyTree, PyTree], tuple[PyTree, Any]],
-    clip: Callable[[PyTree], Clipped],
+    fedavg: FedAvg,
     params: PyTree,
     batches: PyTree,
-    *,
-    rate: Any,
-    epochs: int,
 ) -> tuple[PyTree, Any]:
     """Δ of one user, and (aux of the gradient, norm, active) of each local step (epochs, batches).
 
-    Args:
-      gradient: of parameters and a batch: its gradient, and anything else.
-      clip: bounds an update, after every local step.
-      params: θ⁰.
-      batches: of rows, one after the other along the first axis.
-      rate: η, which may be traced.
-      epochs: E.
+    From ``params``, θ⁰, over batches of rows, one after the other along the first axis.
     """
+    clip, rate = dataclasses.replace(fedavg, normalized=False), fedavg.local_rate
 
     # The update is what is kept, not θ: θ⁰ + Δ - θ⁰ would be rounded beyond the bound.
     def step(update: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
@@ -146,15 +133,7 @@ def local_update(
         return jax.lax.scan(step, update, batches)
 
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
-    return jax.lax.scan(epoch, start, None, length=epochs)
-
-
-def weighted_sum(weight: jax.Array, updates: PyTree) -> PyTree:
-    """Σ w_k Δ_k of updates (users, ...)."""
-    # an accelerator's usual products would round a contribution beyond its bound
-    product = functools.partial(jnp.tensordot, weight, axes=1, precision=jax.lax.Precision.HIGHEST)
-    summed: PyTree = jax.tree.map(product, updates)
-    return summed
+    return jax.lax.scan(epoch, start, None, length=fedavg.local_epochs)
 
 
 def adder(model: Model, fedavg: FedAvg) -> Adder:
@@ -163,7 +142,6 @@ def adder(model: Model, fedavg: FedAvg) -> Adder:
     Called as what :func:`~mfopt.training.gradients.microbatch_adder` returns. ``loss`` and
     ``targets`` of the statistics are of the first local epoch, each batch before its step.
     """
-    clip = dataclasses.replace(fedavg, normalized=False)
     cap = fedavg.weight_cap or 1
     weight_of = jnp.asarray(weights(np.arange(cap + 1), cap), jnp.float32)
 
@@ -179,9 +157,8 @@ def adder(model: Model, fedavg: FedAvg) -> Adder:
             return found
 
         def user(tokens: jax.Array, mask: jax.Array) -> tuple[PyTree, jax.Array, Statistics]:
-            batches = in_batches((tokens, mask), fedavg.local_batch or len(tokens))
-            how: dict[str, Any] = {"rate": fedavg.local_rate, "epochs": fedavg.local_epochs}
-            update, (sums, norm, active) = local_update(gradient, clip, params, batches, **how)
+            batches = _in_batches((tokens, mask), fedavg.local_batch or len(tokens))
+            update, (sums, norm, active) = _local_update(gradient, fedavg, params, batches)
             records = jnp.sum(jnp.any(mask, axis=-1))
             present = records > 0
             if fedavg.normalized:
@@ -202,7 +179,10 @@ def adder(model: Model, fedavg: FedAvg) -> Adder:
 
         updates, weight, statistics = jax.vmap(user)(tokens, mask)
         statistics = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32)), statistics)
-        summed = Totals(weighted_sum(-weight, updates), statistics)
+        # an accelerator's usual products would round a contribution beyond its bound
+        exact: dict[str, Any] = {"axes": 1, "precision": jax.lax.Precision.HIGHEST}
+        product = functools.partial(jnp.tensordot, -weight, **exact)
+        summed = Totals(jax.tree.map(product, updates), statistics)
         added: Totals = jax.tree.map(jnp.add, totals, summed)
         return added
 

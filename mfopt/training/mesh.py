@@ -37,9 +37,8 @@ def make_mesh(model_parallel: int = 1) -> Mesh:
     model_parallel = _check.integer("model_parallel", model_parallel)
     devices = np.asarray(jax.devices())
     if len(devices) % model_parallel:
-        raise _check.reject(
-            "model_parallel", model_parallel, f"must divide the number of devices ({len(devices)})"
-        )
+        rule = f"must divide the number of devices ({len(devices)})"
+        raise _check.reject("model_parallel", model_parallel, rule)
     return Mesh(devices.reshape(-1, model_parallel), (DATA, MODEL))
 
 

@@ -130,9 +130,8 @@ def verify(
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, UsageError):
             raise
-        raise _check.reject(
-            "report", type(problem).__name__, f"is not a privacy report of mfopt ({problem})"
-        ) from None
+        rule = f"is not a privacy report of mfopt ({problem})"
+        raise _check.reject("report", type(problem).__name__, rule) from None
     return Verification(tuple(checks), signer, CLAIMS)
 
 

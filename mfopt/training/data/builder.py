@@ -107,9 +107,8 @@ class TokenStoreBuilder:
         self.progress: dict[str, Any] = state["progress"]
         if state["vocab_size"] != vocab_size:
             self.close()
-            raise _check.reject(
-                "vocab_size", vocab_size, f"the build began with {state['vocab_size']}"
-            )
+            rule = f"the build began with {state['vocab_size']}"
+            raise _check.reject("vocab_size", vocab_size, rule)
 
     def __enter__(self) -> TokenStoreBuilder:
         return self

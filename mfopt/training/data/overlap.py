@@ -56,25 +56,22 @@ def overlap(public: TokenStore, private: Sequence[TokenStore]) -> Overlap:
     return Overlap(int(looked.sum()), int(exact.sum()), int(near.sum()), share)
 
 
-def copies(
-    public: TokenStore, private: Sequence[TokenStore], shortest: int = SHORTEST
-) -> tuple[np.ndarray, np.ndarray]:
+def copies(public: TokenStore, private: Sequence[TokenStore]) -> tuple[np.ndarray, np.ndarray]:
     """(exact, near), each (R,) bool: which records of ``public`` are copies of private ones.
 
-    Records of fewer than ``shortest`` tokens are passed over; below eight, only exact copies are
-    found. To leave them out makes the public part a function of the private data, which no
-    guarantee of a run covers: it then holds given the public part.
+    To leave them out makes the public part a function of the private data, which no guarantee of a
+    run covers: it then holds given the public part.
     """
     tokens = sum(store.num_tokens for store in private)
     rate = np.uint64(max(1, -(-tokens // _KEPT)))
     whole, runs = [], []
     for store in private:
-        for block in _blocks(store, shortest):
+        for block in _blocks(store):
             whole.append(block.records)
             runs.append(block.windows[block.windows % rate == 0])
     known, known_runs = _set(whole), _set(runs)
     exact, near = np.zeros((2, public.num_records), bool)
-    for block in _blocks(public, shortest):
+    for block in _blocks(public):
         same = np.isin(block.records, known)
         sampled = block.windows % rate == 0
         owner = block.owner[sampled]
@@ -114,23 +111,23 @@ class _Block:
     owner: np.ndarray
 
 
-def _blocks(store: TokenStore, shortest: int) -> Iterator[_Block]:
+def _blocks(store: TokenStore) -> Iterator[_Block]:
     offsets = np.asarray(store.record_offsets)
     first, count = 0, store.num_records
     while first < count:
         # as many records as fit, at least one
         end = int(np.searchsorted(offsets, offsets[first] + _BLOCK, side="right")) - 1
         end = min(max(end, first + 1), count)
-        yield _hashed(store, first, end, shortest)
+        yield _hashed(store, first, end)
         first = end
 
 
-def _hashed(store: TokenStore, first: int, end: int, shortest: int) -> _Block:
+def _hashed(store: TokenStore, first: int, end: int) -> _Block:
     offsets = np.asarray(store.record_offsets[first : end + 1])
     tokens = np.asarray(store.tokens[offsets[0] : offsets[-1]])
     offsets = offsets - offsets[0]
     lengths = np.diff(offsets)
-    long = np.flatnonzero(lengths >= max(shortest, 1))
+    long = np.flatnonzero(lengths >= SHORTEST)
     place = np.arange(len(tokens)) - np.repeat(offsets[:-1], lengths)  # in its record
     powers = np.cumprod(np.full(max(lengths.max(initial=0), WINDOW), _BASE), dtype=np.uint64)
     letters = uniform_hash(0, 0, tokens)
@@ -138,7 +135,7 @@ def _hashed(store: TokenStore, first: int, end: int, shortest: int) -> _Block:
     # empty sum would be any record of zeros
     total = np.append(np.uint64(0), np.cumsum(letters * powers[place], dtype=np.uint64))
     records = uniform_hash(0, 1, total[offsets[long + 1]] - total[offsets[long]], lengths[long])
-    runs = np.maximum(lengths[long] - WINDOW + 1, 0)
+    runs = lengths[long] - WINDOW + 1
     owner = np.repeat(np.arange(len(long)), runs)
     begin = offsets[long][owner] + np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
     windows = np.zeros(len(begin), np.uint64)

@@ -219,9 +219,8 @@ class GPT2(nnx.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         (length,) = tokens.shape
         if length > self.config.n_positions:
-            raise _check.reject(
-                "length", length, f"the model has {self.config.n_positions} positions"
-            )
+            rule = f"the model has {self.config.n_positions} positions"
+            raise _check.reject("length", length, rule)
         dtype = jnp.dtype(self.config.compute_dtype)
         x = (jnp.take(self.wte[...], tokens, axis=0) + self.wpe[:length]).astype(dtype)
         for block in self.h:
