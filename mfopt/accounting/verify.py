@@ -314,6 +314,8 @@ class Engine:
         """
         if fallback is not None and at(fallback[0])[1] > _LARGE:
             self.model.require(*at(fallback[0]))  # before a search that cannot end well
+        if math.isfinite(self.known) and self.model.sampled:
+            self._require_better(*at(self.known), delta)
         with self._stage("calibrating on fresh samples"):
             estimate = find()
         if not self.model.sampled:
@@ -328,6 +330,19 @@ class Engine:
             f"estimate, {estimate.value:.6g}, was accepted in {ROUNDS} tests. "
             "Use more certify samples."
         )
+
+    def _require_better(self, sigma: float, epsilon: float, delta: float) -> None:
+        """Raise :class:`FailureError` where not even what is known can be expected of a test."""
+        beta = delta * BETA_SHARE
+        target = math.log(delta - beta)
+        with self._stage("planning the certificate"):
+            plan, samples = self._plan(
+                sigma, epsilon, beta, lambda plan, n: (plan.expected(n, beta) - target, 0.0, 0.0)
+            )
+        if not plan.expected(samples, beta) <= target:
+            raise FailureError(
+                "what is proved otherwise is more than a test can be expected to prove"
+            )
 
     def _round(
         self,
@@ -361,8 +376,6 @@ class Engine:
                     lambda plan, n: (slack(plan, n), self.model.worth, _COSTLY),
                     path=(number, attempt),
                 )
-                if centre * (1 + slack(plan, samples)) >= self.known:
-                    raise FailureError(f"no {_words(name)} below {self.known:.6g} can be expected")
                 # the pilot belongs where the value that is tested will be
                 move = slack(plan, samples) + (plan.log_mean - target) / slope
                 if not math.isfinite(move) or abs(move) < _MOST_MOVE:
