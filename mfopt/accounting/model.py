@@ -216,7 +216,12 @@ class LossModel(abc.ABC):
     def find_epsilon(
         self, noise_multiplier: float, delta: float, key: jax.Array, near: float = 2.0
     ) -> Found:
-        """An estimate of ε, sought from ``near`` on."""
+        """An estimate of ε.
+
+        Args:
+          noise_multiplier, delta, key: σ, δ, and randomness.
+          near: where it is sought first.
+        """
         return self._find(
             lambda epsilon: self.log_search(noise_multiplier, epsilon),
             near,

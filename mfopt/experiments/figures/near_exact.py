@@ -77,7 +77,12 @@ def optimized(epochs: int, bins: int) -> Builder:
 def optimum(
     epochs: int, bins: int, epsilon: float, seed: int, samples: int | None = None
 ) -> AmplifiedCell:
-    """A BLT with 4 buffers; None and the kind's own number of ``samples`` are one."""
+    """A BLT with 4 buffers.
+
+    Args:
+      epochs, bins, epsilon, seed: its goal.
+      samples: frozen ones; None and the kind's own number are one.
+    """
     asked = None if samples == kinds.find("blt").samples else samples
     goal = Goal(bins, epochs, epsilon, DELTA, seed=seed)
     return AmplifiedCell(goal, "blt", buffers=4, samples=asked)

@@ -175,7 +175,11 @@ def poisson(
     """(round, unit) of every participation, in order: each unit in each round independently.
 
     Gaps between successes of independent trials are geometric: nothing is drawn for the others.
-    ``rounds`` are the steps of all trials, one after the other.
+
+    Args:
+      make: randomness.
+      rounds: steps of all trials, one after the other.
+      units, probability: how many, and of a participation.
     """
     total, last, found = rounds * units, -1, []
     while last < total:
@@ -188,9 +192,12 @@ def poisson(
 
 
 def subsets(make: np.random.Generator, unit: np.ndarray, of: int, size: int) -> np.ndarray:
-    """``size`` of a unit's ``of`` examples, without replacement: places in a pool.
+    """Places in a pool of examples drawn without replacement, resampled for each participation.
 
-    They are resampled for each participation; ``unit`` (participations,) is the unit of each.
+    Args:
+      make: randomness.
+      unit: of each participation, shape (participations,).
+      of, size: a unit's examples, and how many of them are drawn.
     """
     chosen = np.empty((len(unit), size), dtype=np.int64)
     for rows in np.array_split(np.arange(len(unit)), max(1, len(unit) // 2**18)):

@@ -25,7 +25,12 @@ def curve(
     y: str = "loss",
     band: tuple[str, str] = ("least", "largest"),
 ) -> Curve:
-    """The column ``y`` of rows over their column ``x``, with a band between two others."""
+    """A column of rows over another, with a band between two more.
+
+    Args:
+      label, rows: of the curve.
+      x, y, band: names of the columns.
+    """
     rows = sorted(rows, key=lambda row: row[x])
     place, value, low, high = ([row[name] for row in rows] for name in (x, y, *band))
     return Curve(label, place, value, low, high)
