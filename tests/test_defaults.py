@@ -83,8 +83,8 @@ def test_the_better_form_is_kept_whichever_comes_first():
 def test_fresh_samples_decide(monkeypatch, better):
     real = run._Job._afresh
 
-    def judged(job, points, samples):
-        seen = real(job, points, samples)
+    def judged(job, points, samples, *sigma):
+        seen = real(job, points, samples, *sigma)
         if len({point.build for point in points}) < 2:  # ends and starts of one kind
             return seen
         return [
