@@ -157,9 +157,7 @@ class Chain(LossModel):
             numbers[direction] = min(math.exp(self._total(profile, epsilon, log_bounds)), 1.0)
         return Bounds(numbers["remove"], numbers["add"], {})
 
-    def find_epsilon(
-        self, noise_multiplier: float, delta: float, key: jax.Array, near: float = 2.0
-    ) -> Found:
+    def find_epsilon(self, noise_multiplier: float, delta: float, key: jax.Array) -> Found:
         unit = self.unit
         if isinstance(unit, DeterministicUnit):
             # a group's δ is at least one unit's, at each ε that a search looks at
@@ -169,7 +167,7 @@ class Chain(LossModel):
                     f"group privacy: no ε up to {LARGEST_EPSILON:g} at σ = {noise_multiplier:g}. "
                     "Ask for a larger σ or δ."
                 )
-        return super().find_epsilon(noise_multiplier, delta, key, near)
+        return super().find_epsilon(noise_multiplier, delta, key)
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.unit.guess(epsilon / self.group_size, delta / self.group_size)

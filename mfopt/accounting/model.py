@@ -213,18 +213,11 @@ class LossModel(abc.ABC):
             name="noise multiplier",
         )
 
-    def find_epsilon(
-        self, noise_multiplier: float, delta: float, key: jax.Array, near: float = 2.0
-    ) -> Found:
-        """An estimate of ε.
-
-        Args:
-          noise_multiplier, delta, key: σ, δ, and randomness.
-          near: where it is sought first.
-        """
+    def find_epsilon(self, noise_multiplier: float, delta: float, key: jax.Array) -> Found:
+        """An estimate of ε."""
         return self._find(
             lambda epsilon: self.log_search(noise_multiplier, epsilon),
-            near,
+            2.0,
             delta,
             name="epsilon",
             least=1e-4,

@@ -150,7 +150,7 @@ class Engine:
             delta,
             at=lambda x: (sigma, x),
             free=lambda bound: bound.epsilon(sigma, delta),
-            find=lambda: self.model.find_epsilon(sigma, delta, self._key(0), min(self.known, 2.0)),
+            find=lambda: self.model.find_epsilon(sigma, delta, self._key(0)),
         )
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Verified:

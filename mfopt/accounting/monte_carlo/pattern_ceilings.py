@@ -43,17 +43,14 @@ def ceilings(patterns: Patterns) -> Ceilings:
     Raises:
       FailureError: assignments overlap by more than the likelihood is known for.
     """
-    corner, inside, *squares = _parts(patterns)
-    found = _Moments(patterns.bins, np.asarray(corner), np.asarray(inside))
-    coupling = float(np.max(found.corner, initial=0.0))
-    require_range("the contributions of two assignments overlap by", coupling, COUPLING)
+    found, coupling, squares = _moments(patterns)
 
     def of_all(l: int) -> float:
         return float(found.log_largest(l, np.zeros(1))[0])
 
     chains = {"chain": PatternChain(summed(of_all), MAX_ORDER)}
     if not coupling > _SLACK:  # nothing to gain: one assignment, or a C that is nearly diagonal
-        return Ceilings(chains, *map(float, squares))
+        return Ceilings(chains, *squares)
     limit = found.threshold(math.log(_RARE)) * (1 + _SLACK)
 
     def of_typical(l: int) -> float:
@@ -61,7 +58,7 @@ def ceilings(patterns: Patterns) -> Ceilings:
         return float(np.min(over))
 
     first = {"typical": PatternChain(summed(of_typical, limit), MAX_ORDER, _RARE)}
-    return Ceilings(first | chains, *map(float, squares))
+    return Ceilings(first | chains, *squares)
 
 
 @float64
@@ -72,13 +69,17 @@ def estimated(patterns: Patterns) -> Ceilings:
     Raises:
       FailureError: as :func:`ceilings`.
     """
+    found, _, squares = _moments(patterns)
+    return Ceilings({"chain": PatternChain(summed(found.log_about), MAX_ORDER)}, *squares)
+
+
+def _moments(patterns: Patterns) -> tuple[_Moments, float, tuple[float, ...]]:
+    """(overlaps of the modes, the largest of two assignments, squared norms of a ceiling)."""
     corner, inside, *squares = _parts(patterns)
     found = _Moments(patterns.bins, np.asarray(corner), np.asarray(inside))
     coupling = float(np.max(found.corner, initial=0.0))
     require_range("the contributions of two assignments overlap by", coupling, COUPLING)
-    return Ceilings(
-        {"chain": PatternChain(summed(found.log_about), MAX_ORDER)}, *map(float, squares)
-    )
+    return found, coupling, tuple(map(float, squares))
 
 
 @float64
