@@ -220,7 +220,7 @@ def test_older_names_half_precision_and_shards(tmp_path, pretrained):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model_type": "llama"}, "model_type"),
+        ({"model_type": "bert"}, "model_type"),
         ({"activation_function": "relu"}, "activation_function"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings"),

@@ -209,8 +209,8 @@ class TrainConfig:
     )
     model: str = _model(
         "",
-        "Local Hugging Face folder of a GPT-2, or MODULE:FUNCTION that makes a Flax NNX model; "
-        "empty: a new GPT-2 of the sizes below.",
+        "Local Hugging Face folder of a GPT-2, Llama, Mistral, Qwen or Gemma, or MODULE:FUNCTION "
+        "that makes a Flax NNX model; empty: a new GPT-2 of the sizes below.",
         run=True,
     )
     width: int = _model(64, "Width of a new model.")
@@ -221,7 +221,8 @@ class TrainConfig:
     lora_alpha: float = _model(0.0, "Adapters are scaled by alpha / rank; 0: alpha is the rank.")
     lora_layers: str = _model(
         "attn/c_attn",
-        "Layers with adapters, comma-separated: attn/c_attn, attn/c_proj, mlp/c_fc, mlp/c_proj.",
+        "Layers with adapters, comma-separated: attn/c_attn (queries, keys, values), attn/c_proj, "
+        "mlp/c_fc, mlp/c_proj, or in a Llama attn/q_proj and so on.",
     )
     compute_dtype: str = _model(
         "float32", "Data type of activations.", choices=("float32", "bfloat16")

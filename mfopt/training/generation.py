@@ -1,4 +1,4 @@
-"""Text generation from a trained model, token by token."""
+"""Text generation from a trained model, token by token, with a cache where the model has one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
-from mfopt.training.models import Model
+from mfopt.training.models.model import Model, PyTree
 
 
 def generate(
@@ -49,20 +49,37 @@ def generate(
     length = min(model.max_length or 256, len(text) + tokens)
 
     @jax.jit
-    def following(row: jax.Array, last: jax.Array) -> jax.Array:
-        found: jax.Array = logits(model.params, model.frozen, row)[last].astype(jnp.float32)
-        return found
+    def scored(
+        params: PyTree,
+        frozen: PyTree,
+        row: jax.Array,
+        at: jax.Array,
+        last: jax.Array,
+        cache: PyTree,
+    ) -> tuple[jax.Array, PyTree]:
+        if model.decode is None:
+            found = logits(params, frozen, row)
+        else:
+            found, cache = model.decode(params, frozen, row, at, cache)
+        return found[last].astype(jnp.float32), cache
 
     @pinned
-    def scored(row: np.ndarray, last: int) -> np.ndarray:
-        return np.asarray(following(row, np.int32(last)), np.float64)
+    def following(cache: PyTree) -> tuple[np.ndarray, PyTree]:
+        if cache is None:
+            # what comes after the last token is not seen by a causal model
+            row, at, last = np.zeros(length, np.int32), 0, len(text[-length:]) - 1
+            row[: last + 1] = text[-length:]
+        else:
+            row, at, last = np.array(text[-1:], np.int32), len(text) - 1, 0
+        where = np.int32(at), np.int32(last)
+        scores, cache = scored(model.params, model.frozen, row, *where, cache)
+        # a text that has left the window moves against the positions of what is cached
+        return np.asarray(scores, np.float64), cache if len(text) < length else None
 
     rng = np.random.default_rng(_check.seed("seed", seed))
+    cache = None
     for _ in range(tokens):
-        seen = text[-length:]
-        row = np.zeros(length, np.int32)  # what comes after `last` is not seen by a causal model
-        row[: len(seen)] = seen
-        scores = scored(row, len(seen) - 1)
+        scores, cache = following(cache)
         if temperature:
             # the largest of the scores with Gumbel noise is a draw from their softmax
             scores = scores / temperature + rng.gumbel(size=scores.shape)

@@ -86,7 +86,7 @@ def made_elsewhere(model: str) -> bool:
 def maker_of(config: TrainConfig) -> Callable[..., Any]:
     """The function that ``config.model``, MODULE:FUNCTION, names, if it takes what it will get."""
     if config.lora_rank or config.pretrain_steps:
-        rule = "is made by a function, and adapters and pretraining are for the GPT-2 here"
+        rule = "is made by a function, and adapters and pretraining are for the decoders here"
         way_out = "Let the function give adapters (its nnx.LoRAParam as the Model's params), or "
         raise _check.reject("model", config.model, rule, f"{way_out}weights.")
     name, _, function = config.model.partition(":")

@@ -56,8 +56,11 @@ class Tokenizer:
         self.end_of_text = end_of_text
 
     @classmethod
-    def load(cls, path: str | Path, end_of_text: str = END_OF_TEXT) -> Tokenizer:
-        """Load a ``tokenizer.json``, or the one in a folder (GPT-2's works as it is)."""
+    def load(cls, path: str | Path, end_of_text: str | None = None) -> Tokenizer:
+        """Load a ``tokenizer.json``, or the one in a folder.
+
+        ``end_of_text``: None: the end token of the model beside it, or GPT-2's.
+        """
         file = Path(path)
         if file.is_dir():
             file = file / FILE_NAME
@@ -74,7 +77,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:
             raise _check.reject("tokenizer", str(file), f"is not a tokenizer: {error}") from error
-        return cls(backend, end_of_text)
+        return cls(backend, end_of_text or _end_token(file.parent, backend))
 
     @classmethod
     def of_data(cls, path: str | Path, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -148,3 +151,13 @@ class Tokenizer:
     def save(self, path: str | Path) -> None:
         """Write ``tokenizer.json``, whole or not at all."""
         _files.write(Path(path), self.backend.to_str(pretty=True))
+
+
+def _end_token(folder: Path, backend: tokenizers.Tokenizer) -> str:
+    """The end token that ``config.json`` in a model's folder names; GPT-2's without one."""
+    try:
+        found = json.loads((folder / "config.json").read_bytes())["eos_token_id"]
+        first = found[0] if isinstance(found, list) else found
+        return backend.id_to_token(first) or END_OF_TEXT
+    except (OSError, ValueError, LookupError, TypeError):
+        return END_OF_TEXT  # who reads the model says what is wrong with its folder

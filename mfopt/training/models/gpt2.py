@@ -1,30 +1,49 @@
-"""GPT-2 of any size as Flax NNX modules, with optional low-rank adapters.
+"""GPT-2 of any size, with optional low-rank adapters.
 
 The layout of weights is that of the published checkpoints: matrices are stored (in, out), and the
-output layer is the token embedding transposed. Dropout is left out: private training clips
-the gradient of a fixed function of the record, and noise is regularization already.
+output layer is the token embedding transposed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from mfopt._runtime import _extras
-
-try:
-    from flax import nnx
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
-from jax.sharding import PartitionSpec as Spec
+from flax import nnx
 
 from mfopt._runtime import _check
+from mfopt.training.models.decoder import (
+    LINEAR_LAYERS,
+    Adapters,
+    Block,
+    Decoder,
+    Linear,
+    LoRAConfig,
+    Tensor,
+    attend,
+    check_computing,
+    zeros,
+)
 
-LINEAR_LAYERS = ("attn/c_attn", "attn/c_proj", "mlp/c_fc", "mlp/c_proj")
+__all__ = ["LINEAR_LAYERS", "GPT2Config", "LoRAConfig"]
+
+_END = 50256
+_SHAPE = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner")
+# Settings of the reference implementation that change the function computed: another value than
+# these means another model than the one here.
+_REQUIRED = {
+    "model_type": "gpt2",
+    "activation_function": "gelu_new",
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +76,17 @@ class GPT2Config:
     compute_dtype: str = "float32"
     remat: bool = False
 
+    model_type = "gpt2"
+    prefix = "transformer."  # of the names in newer files
+
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"):
+        for name in _SHAPE:
             if getattr(self, name) is not None or name != "n_inner":
                 _check.integer(name, getattr(self, name))
         _check.positive("layer_norm_epsilon", self.layer_norm_epsilon)
         if self.n_embd % self.n_head:
             raise _check.reject("n_head", self.n_head, f"must divide n_embd = {self.n_embd}")
-        if self.compute_dtype not in ("float32", "bfloat16"):
-            raise _check.reject("compute_dtype", self.compute_dtype, "must be float32 or bfloat16")
+        check_computing(self.compute_dtype)
 
     @classmethod
     def embedded(cls, vocab_size: int = 2048) -> GPT2Config:
@@ -75,6 +96,32 @@ class GPT2Config:
         239360
         """
         return cls(vocab_size, n_positions=128, n_embd=64, n_layer=2, n_head=4)
+
+    @classmethod
+    def read(cls, found: dict[str, Any]) -> GPT2Config:
+        """The shape that a ``config.json`` says."""
+        for name, value in _REQUIRED.items():
+            if found.get(name, value) != value:
+                rule = f"only {value!r} is supported"
+                raise _check.reject(f"config.json {name}", found[name], rule)
+        known = (*_SHAPE, "layer_norm_epsilon")
+        return cls(**{name: found[name] for name in known if name in found})
+
+    def facts(self) -> dict[str, Any]:
+        """What a ``config.json`` says of the shape."""
+        facts = {name: getattr(self, name) for name in _SHAPE} | _REQUIRED
+        facts |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+        facts |= {"architectures": ["GPT2LMHeadModel"]}
+        facts |= {"layer_norm_epsilon": self.layer_norm_epsilon}
+        if self.vocab_size <= _END:
+            # Loaders fall back to GPT-2's own end token, which this vocabulary does not have.
+            facts |= {"bos_token_id": None, "eos_token_id": None}
+        return facts
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence, tokens."""
+        return self.n_positions
 
     @property
     def inner(self) -> int:
@@ -88,66 +135,57 @@ class GPT2Config:
         block = (d * 3 * d + 3 * d) + (d * d + d) + (d * h + h) + (h * d + d) + 4 * d
         return (self.vocab_size + self.n_positions) * d + self.n_layer * block + 2 * d
 
+    def module(self, adapters: Adapters) -> Decoder:
+        """The module, of zeros."""
+        blocks = [
+            Block(self._norm(), Attention(self, adapters), self._norm(), MLP(self, adapters))
+            for _ in range(self.n_layer)
+        ]
+        return Decoder(
+            (self.vocab_size, self.n_embd),
+            blocks,
+            self._norm(),
+            positions=self.n_positions,
+            learned=True,
+            compute_dtype=self.compute_dtype,
+            remat=self.remat,
+        )
 
-@dataclasses.dataclass(frozen=True)
-class LoRAConfig:
-    """Low-rank adapters (Hu et al. 2022): W + (alpha / rank) A B with A (in, rank), B (rank, out).
+    def _norm(self) -> LayerNorm:
+        return LayerNorm(self.n_embd, self.layer_norm_epsilon)
 
-    B starts at 0, so the adapted model starts as the base model. Only A and B are trained.
+    def tensors(self) -> Iterator[Tensor]:
+        """The parameters without adapters, in the order in which values are drawn."""
+        yield Tensor(("wte",), "wte.weight")
+        yield Tensor(("wpe",), "wpe.weight")
+        layers = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+        names = [f"h.{number}.{layer}" for number in range(self.n_layer) for layer in layers]
+        for name in [*names, "ln_f"]:
+            weight = "scale" if "ln_" in name else "kernel"
+            yield Tensor((*name.split("."), weight), f"{name}.weight")
+            yield Tensor((*name.split("."), "bias"), f"{name}.bias")
 
-    Args:
-        rank: 32 as in Chua et al. 2024, appendix B.2.
-        alpha: scale; None: equal to ``rank``, so that the factor is 1.
-        layers: which linear layers of each block get an adapter, of ``LINEAR_LAYERS``.
-    """
+    def initial_value(
+        self, path: Sequence[str], shape: tuple[int, ...], rng: np.random.Generator
+    ) -> np.ndarray:
+        """A parameter before training, float32: normal, as in the published model.
 
-    rank: int = 32
-    alpha: float | None = None
-    layers: tuple[str, ...] = ("attn/c_attn",)
-
-    def __post_init__(self) -> None:
-        _check.integer("rank", self.rank)
-        if self.alpha is not None:
-            _check.positive("alpha", self.alpha)
-        object.__setattr__(self, "layers", tuple(self.layers))
-        unknown = set(self.layers) - set(LINEAR_LAYERS)
-        if unknown or not self.layers:
-            raise _check.reject("layers", self.layers, f"must be some of {LINEAR_LAYERS}")
-
-    @property
-    def scale(self) -> float:
-        """alpha / rank."""
-        return 1.0 if self.alpha is None else self.alpha / self.rank
-
-
-def _zeros(*shape: int) -> np.ndarray:
-    return np.broadcast_to(np.float32(0), shape)  # takes no memory
-
-
-class Linear(nnx.Module):
-    """x W + b, plus a low-rank adapter where ``lora`` is given."""
-
-    def __init__(self, rows: int, columns: int, lora: LoRAConfig | None) -> None:
-        self.kernel, self.bias = nnx.Param(_zeros(rows, columns)), nnx.Param(_zeros(columns))
-        self.scale = 0.0 if lora is None else lora.scale
-        if lora is not None:
-            self.lora_a = nnx.LoRAParam(_zeros(rows, lora.rank))
-            self.lora_b = nnx.LoRAParam(_zeros(lora.rank, columns))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        dtype = x.dtype
-        out: jax.Array = x @ self.kernel[...].astype(dtype) + self.bias[...].astype(dtype)
-        if self.scale:
-            low = x @ self.lora_a[...].astype(dtype) @ self.lora_b[...].astype(dtype)
-            out = out + self.scale * low
-        return out
+        ``rng`` is a numpy stream, so that neither a device nor a compiler is involved.
+        """
+        name = path[-1]
+        if name in ("scale", "bias"):
+            return np.full(shape, name == "scale", np.float32)
+        std = 0.01 if name == "wpe" else 0.02
+        if "c_proj" in path:
+            std = 0.02 / (2 * self.n_layer) ** 0.5  # residual branches add up over the depth
+        return np.float32(std) * rng.standard_normal(shape, np.float32)
 
 
 class LayerNorm(nnx.Module):
     """Layer norm over the last axis, computed in float32."""
 
     def __init__(self, features: int, epsilon: float) -> None:
-        self.scale, self.bias = nnx.Param(_zeros(features)), nnx.Param(_zeros(features))
+        self.scale, self.bias = nnx.Param(zeros(features)), nnx.Param(zeros(features))
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -160,111 +198,26 @@ class LayerNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Causal self-attention of one sequence, (L, d) -> (L, d)."""
+    """Causal self-attention of one sequence, (L, d) -> (L, d), and keys and values."""
 
-    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig]) -> None:
+    def __init__(self, config: GPT2Config, adapters: Adapters) -> None:
         d, self.n_head = config.n_embd, config.n_head
         self.c_attn = Linear(d, 3 * d, adapters.get("attn/c_attn"))
         self.c_proj = Linear(d, d, adapters.get("attn/c_proj"))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, at: Any, cache: Any) -> tuple[jax.Array, Any]:
         length, width = x.shape
         heads = self.c_attn(x).reshape(length, 3, self.n_head, width // self.n_head)
-        query, key, value = heads[:, 0], heads[:, 1], heads[:, 2]
-        # Padding comes after the text, so the causal mask alone keeps it out of real positions.
-        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        return self.c_proj(mixed.reshape(length, width))
+        mixed, cache = attend(heads[:, 0], heads[:, 1], heads[:, 2], at, cache)
+        return self.c_proj(mixed), cache
 
 
 class MLP(nnx.Module):
     """The two-layer network of a block, (L, d) -> (L, d)."""
 
-    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig]) -> None:
+    def __init__(self, config: GPT2Config, adapters: Adapters) -> None:
         self.c_fc = Linear(config.n_embd, config.inner, adapters.get("mlp/c_fc"))
         self.c_proj = Linear(config.inner, config.n_embd, adapters.get("mlp/c_proj"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.c_proj(jax.nn.gelu(self.c_fc(x), approximate=True))
-
-
-class Block(nnx.Module):
-    """One transformer block, (L, d) -> (L, d)."""
-
-    def __init__(self, config: GPT2Config, adapters: dict[str, LoRAConfig]) -> None:
-        self.ln_1 = LayerNorm(config.n_embd, config.layer_norm_epsilon)
-        self.attn = Attention(config, adapters)
-        self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_epsilon)
-        self.mlp = MLP(config, adapters)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
-
-
-class GPT2(nnx.Module):
-    """Tokens (L,) of one record -> logits (L, V) float32; row i predicts token i + 1.
-
-    All parameters are zeros that take no memory: :func:`initial_value` draws them.
-    """
-
-    def __init__(self, config: GPT2Config, lora: LoRAConfig | None = None) -> None:
-        d = config.n_embd
-        adapters = {} if lora is None else dict.fromkeys(lora.layers, lora)
-        self.config = config
-        self.wte = nnx.Param(_zeros(config.vocab_size, d))
-        self.wpe = nnx.Param(_zeros(config.n_positions, d))
-        self.h = nnx.List([Block(config, adapters) for _ in range(config.n_layer)])
-        self.ln_f = LayerNorm(d, config.layer_norm_epsilon)
-
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        (length,) = tokens.shape
-        if length > self.config.n_positions:
-            rule = f"the model has {self.config.n_positions} positions"
-            raise _check.reject("length", length, rule)
-        dtype = jnp.dtype(self.config.compute_dtype)
-        x = (jnp.take(self.wte[...], tokens, axis=0) + self.wpe[:length]).astype(dtype)
-        for block in self.h:
-            x = _recomputed(block, x) if self.config.remat else block(x)
-        x = self.ln_f(x)
-        return jnp.matmul(x, self.wte[...].T.astype(dtype), preferred_element_type=jnp.float32)
-
-
-def _recomputed(block: Block, x: jax.Array) -> jax.Array:
-    graph, state = nnx.split(block)
-    out: jax.Array = jax.checkpoint(lambda state, x: nnx.merge(graph, state)(x))(state, x)
-    return out
-
-
-def initial_value(
-    path: Sequence[str], shape: tuple[int, ...], layers: int, rng: np.random.Generator
-) -> np.ndarray:
-    """A parameter before training, float32: normal, as in the published model.
-
-    Args:
-      path, shape: of the parameter.
-      layers: blocks of the model.
-      rng: a numpy stream, so that neither a device nor a compiler is involved.
-    """
-    name = path[-1]
-    if name in ("scale", "bias"):
-        return np.full(shape, name == "scale", np.float32)
-    std = 0.01 if name == "wpe" else 0.02
-    if "c_proj" in path:
-        std = 0.02 / (2 * layers) ** 0.5  # residual branches add up over the depth
-    return np.float32(std) * rng.standard_normal(shape, np.float32)
-
-
-def partition_spec(path: Sequence[str], axis: str = "model") -> Spec:
-    """Sharding of a parameter over the ``axis`` of a device mesh.
-
-    Matrices into a half-block are cut by output, matrices out of it by input, so that the wide
-    middle is never gathered; the embedding is cut along its width. The rest is whole.
-    """
-    name, layer = path[-1], path[-2] if len(path) > 1 else ""
-    by_layer = {
-        "c_attn": {"kernel": Spec(None, axis), "bias": Spec(axis), "lora_b": Spec(None, axis)},
-        "c_proj": {"kernel": Spec(axis, None), "lora_a": Spec(axis, None)},
-    }
-    if name == "wte":
-        return Spec(None, axis)
-    return by_layer.get(layer.replace("c_fc", "c_attn"), {}).get(name, Spec())

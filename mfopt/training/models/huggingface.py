@@ -1,4 +1,4 @@
-"""GPT-2 to and from a local Hugging Face folder: ``config.json`` and ``model.safetensors``.
+"""Decoders to and from a local Hugging Face folder: ``config.json`` and ``model.safetensors``.
 
 Nothing is downloaded. Only safetensors files are read (pickled ``pytorch_model.bin`` runs code when
 loaded, and is refused).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,31 +26,23 @@ except ModuleNotFoundError as problem:
     raise _extras.missing(problem) from None
 
 from mfopt._runtime import _check, _files
-from mfopt.training.models.gpt2 import GPT2, GPT2Config, LoRAConfig, initial_value, partition_spec
+from mfopt.training.models.decoder import TASKS, LoRAConfig, partition_spec
+from mfopt.training.models.gpt2 import GPT2Config
+from mfopt.training.models.llama import FAMILIES, LlamaConfig
 from mfopt.training.models.model import Model, PyTree
 from mfopt.training.models.nnx_model import from_nnx, nest, pick
 
+Config = GPT2Config | LlamaConfig
 WEIGHTS = "model.safetensors"
-_GPT2_END = 50256
-_A_FOLDER = "Name the folder of a GPT-2 or of a run."
-# Settings of the reference implementation that change the function computed: another value than
-# these means another model than the one in gpt2.py.
-_REQUIRED = {
-    "model_type": "gpt2",
-    "activation_function": "gelu_new",
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "reorder_and_upcast_attn": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
-}
-_SHAPE = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner")
+_A_FOLDER = "Name the folder of a model or of a run."
+# tensors of older files that follow from others
+_DERIVED = ("attn.bias", "attn.masked_bias", "rotary_emb.inv_freq", "lm_head.weight")
 
 
 def gpt2_model(
-    config: GPT2Config, *, lora: LoRAConfig | None = None, base: PyTree | None = None, seed: int = 0
+    config: Config, *, lora: LoRAConfig | None = None, base: PyTree | None = None, seed: int = 0
 ) -> Model:
-    """A GPT-2 to train: all parameters, or adapters only where ``lora`` is given.
+    """A decoder to train: all parameters, or adapters only where ``lora`` is given.
 
     Args:
         config: the shape.
@@ -70,13 +61,14 @@ def gpt2_model(
     draws, adapter_draws = map(np.random.default_rng, streams)
     model, plain, adapters = gpt2_shapes(config, lora), {}, {}
     shapes = model.params if lora is None else model.frozen
-    for path, _ in _tensor_names(config):
+    adapted = _adapted(config, lora)
+    for path, *_ in config.tensors():
         shape = pick(shapes, path).shape
         if base is None:
-            plain[path] = jnp.asarray(initial_value(path, shape, config.n_layer, draws))
+            plain[path] = jnp.asarray(config.initial_value(path, shape, draws))
         else:
             plain[path] = _expect(base, path, shape)
-        if lora is not None and path[-1] == "kernel" and "/".join(path[2:4]) in lora.layers:
+        if lora is not None and path[-1] == "kernel" and "/".join(path[2:4]) in adapted:
             low = adapter_draws.standard_normal((shape[0], lora.rank), np.float32)
             adapters[*path[:-1], "lora_a"] = jnp.asarray(low / np.float32(np.sqrt(shape[0])))
             adapters[*path[:-1], "lora_b"] = jnp.zeros((lora.rank, shape[1]))
@@ -85,14 +77,25 @@ def gpt2_model(
     return dataclasses.replace(model, params=nest(adapters), frozen=nest(plain))
 
 
-def gpt2_shapes(config: GPT2Config, lora: LoRAConfig | None = None) -> Model:
+def _adapted(config: Config, lora: LoRAConfig | None) -> dict[str, LoRAConfig]:
+    """The adapter of each linear layer that has one."""
+    layers = () if lora is None else lora.layers
+    if config.model_type != "gpt2":
+        layers = tuple(own for layer in layers for own in TASKS.get(layer, (layer,)))
+    elif set(layers) - TASKS.keys():
+        raise _check.reject("layers", layers, f"must be some of {tuple(TASKS)} in a GPT-2")
+    return dict.fromkeys(layers, lora) if lora else {}
+
+
+def gpt2_shapes(config: Config, lora: LoRAConfig | None = None) -> Model:
     """:func:`gpt2_model` with shapes in place of values: nothing is drawn, held or read."""
+    size = f"{config.model_type}-{config.num_params / 1e6:.1f}M"
     model = from_nnx(
-        GPT2(config, lora),
+        config.module(_adapted(config, lora)),
         trainable=nnx.Param if lora is None else nnx.LoRAParam,
-        name=f"gpt2-{config.num_params / 1e6:.1f}M" + (f"-lora{lora.rank}" if lora else ""),
+        name=size + (f"-lora{lora.rank}" if lora else ""),
         vocab_size=config.vocab_size,
-        max_length=config.n_positions,
+        max_length=config.max_length,
         partition=partition_spec,
         export=lambda params, frozen, folder: save_pretrained(
             folder, config, merge_adapters(params, frozen, lora)
@@ -134,20 +137,8 @@ def merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> P
     return walk(frozen, params)
 
 
-def _tensor_names(config: GPT2Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(path in the parameters, name in the file without its prefix)."""
-    yield ("wte",), "wte.weight"
-    yield ("wpe",), "wpe.weight"
-    layers = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-    names = [f"h.{number}.{layer}" for number in range(config.n_layer) for layer in layers]
-    for name in [*names, "ln_f"]:
-        weight = "scale" if "ln_" in name else "kernel"
-        yield (*name.split("."), weight), f"{name}.weight"
-        yield (*name.split("."), "bias"), f"{name}.bias"
-
-
-def read_config(folder: str | Path) -> GPT2Config:
-    """The shape of the GPT-2 in a Hugging Face folder.
+def read_config(folder: str | Path) -> Config:
+    """The shape of the decoder in a Hugging Face folder.
 
     Refused are other architectures, and settings that make it compute another function than ours.
     """
@@ -155,12 +146,14 @@ def read_config(folder: str | Path) -> GPT2Config:
     if not path.is_file():
         raise _check.reject("model", str(folder), "holds no config.json", _A_FOLDER)
     found = _json_object(path)
-    for name, value in _REQUIRED.items():
-        if found.get(name, value) != value or (name == "model_type" and name not in found):
-            rule = f"only {value!r} is supported"
-            raise _check.reject(f"config.json {name}", found.get(name), rule)
-    known = (*_SHAPE, "layer_norm_epsilon")
-    return GPT2Config(**{name: found[name] for name in known if name in found})
+    family = found.get("model_type")
+    if family == "gpt2":
+        return GPT2Config.read(found)
+    if family in FAMILIES:
+        return LlamaConfig.read(found)
+    rule = f"must be one of {', '.join(['gpt2', *FAMILIES])}"
+    way_out = "Another model is given as MODULE:FUNCTION, which makes a Flax NNX module."
+    raise _check.reject("config.json model_type", family, rule, way_out)
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -180,7 +173,7 @@ def load_pretrained(
     remat: bool = False,
     seed: int = 0,
 ) -> Model:
-    """The GPT-2 in a local Hugging Face folder, to train in full or with adapters.
+    """The decoder in a local Hugging Face folder, to train in full or with adapters.
 
     Args:
         folder: holds ``config.json`` and ``model.safetensors`` (or its shards with an index).
@@ -188,15 +181,27 @@ def load_pretrained(
     """
     config = dataclasses.replace(read_config(folder), compute_dtype=compute_dtype, remat=remat)
     where = _locate(Path(folder))
-    prefix = "transformer." if "transformer.wte.weight" in where else ""
+    # older files of a GPT-2 have no prefix, those of other models have it
+    names = {tensor: _name(config, tensor.name) for tensor in config.tensors()}
+    if config.model_type == "gpt2" and "transformer.wte.weight" not in where:
+        names = {tensor: tensor.name for tensor in names}
     values: dict[tuple[Any, ...], Any] = {}
-    for path, name in _tensor_names(config):
-        full = prefix + name
-        if full not in where:
-            raise _check.reject("folder", str(folder), f"its weights lack the tensor {full}")
-        with safe_open(where[full], framework="flax") as tensors:
-            values[path] = tensors.get_tensor(full).astype(jnp.float32)
+    for tensor, name in names.items():
+        if name not in where:
+            raise _check.reject("folder", str(folder), f"its weights lack the tensor {name}")
+        with safe_open(where[name], framework="flax") as tensors:
+            value = tensors.get_tensor(name).astype(jnp.float32)
+        values[tensor.path] = value.T if tensor.turned else value
+    for name in where.keys() - set(names.values()):
+        if not name.endswith(_DERIVED):
+            rule = f"its weights hold {name}, which config.json does not mention"
+            raise _check.reject("folder", str(folder), rule)
     return gpt2_model(config, lora=lora, base=nest(values), seed=seed)
+
+
+def _name(config: Config, name: str) -> str:
+    """Name in the file of a tensor; the output layer stands outside the model proper."""
+    return name if name == "lm_head.weight" else config.prefix + name
 
 
 def _locate(folder: Path) -> dict[str, Path]:
@@ -220,7 +225,7 @@ def _locate(folder: Path) -> dict[str, Path]:
     return where
 
 
-def save_pretrained(folder: str | Path, config: GPT2Config, params: PyTree) -> None:
+def save_pretrained(folder: str | Path, config: Config, params: PyTree) -> None:
     """Write the plain model's parameters as a Hugging Face folder; no optimizer or noise state.
 
     Each file is written beside its place and moved there at once. Put the tokenizer's
@@ -228,18 +233,12 @@ def save_pretrained(folder: str | Path, config: GPT2Config, params: PyTree) -> N
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        f"transformer.{name}": np.ascontiguousarray(np.asarray(pick(params, path), np.float32))
-        for path, name in _tensor_names(config)
-    }
+    tensors = {}
+    for path, name, turned in config.tensors():
+        value = np.asarray(pick(params, path), np.float32)
+        tensors[_name(config, name)] = np.ascontiguousarray(value.T if turned else value)
     _files.write(
         folder / WEIGHTS, lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"})
     )
-    facts = {name: getattr(config, name) for name in _SHAPE} | _REQUIRED
-    facts |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
-    facts |= {"architectures": ["GPT2LMHeadModel"], "dtype": "float32"}
-    facts |= {"layer_norm_epsilon": config.layer_norm_epsilon}
-    if config.vocab_size <= _GPT2_END:
-        # Loaders fall back to GPT-2's own end token, which this vocabulary does not have.
-        facts |= {"bos_token_id": None, "eos_token_id": None}
+    facts = config.facts() | {"dtype": "float32"}
     _files.write(folder / "config.json", json.dumps(facts, indent=2, sort_keys=True) + "\n")

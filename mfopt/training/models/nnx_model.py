@@ -59,7 +59,8 @@ def from_nnx(
     """The :class:`Model` of ``module(tokens (L,)) -> logits (L, V)``.
 
     Args:
-        module: any NNX module with that call. Its forward pass must not change its state.
+        module: any NNX module with that call. Its forward pass must not change its state. A method
+            ``decode(tokens, at, cache)``, if it has one, is ``Model.decode``.
         trainable: an NNX filter: ``nnx.Param`` trains all parameters, ``nnx.LoRAParam`` the
             adapters only. All other state becomes ``frozen``.
         name: of the model, for reports.
@@ -78,10 +79,17 @@ def from_nnx(
         raise _check.reject("trainable", trainable, "selects no parameter of the module")
     paths = list(params), list(frozen)
 
-    def logits(params: PyTree, frozen: PyTree, tokens: jax.Array) -> jax.Array:
+    def merged(params: PyTree, frozen: PyTree) -> Any:
         values = {path: pick(params, path) for path in paths[0]}
         values |= {path: pick(frozen, path) for path in paths[1]}
-        found: jax.Array = nnx.merge(graph, nnx.from_flat_state(values))(tokens)
+        return nnx.merge(graph, nnx.from_flat_state(values))
+
+    def logits(params: PyTree, frozen: PyTree, tokens: jax.Array) -> jax.Array:
+        found: jax.Array = merged(params, frozen)(tokens)
+        return found
+
+    def decode(params: PyTree, frozen: PyTree, *rest: Any) -> tuple[jax.Array, PyTree]:
+        found: tuple[jax.Array, PyTree] = merged(params, frozen).decode(*rest)
         return found
 
     def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
@@ -100,6 +108,7 @@ def from_nnx(
         vocab_size=vocab_size,
         max_length=max_length,
         logits=logits,
+        decode=decode if hasattr(module, "decode") else None,
         export=export,
         partition=specs(paths[0]),
         frozen_partition=specs(paths[1]),

@@ -1,0 +1,242 @@
+"""A causal decoder as Flax NNX modules: what GPT-2 and the Llama family have in common.
+
+Parameters are made as zeros that take no memory; values are read or drawn afterwards. Dropout is
+left out: private training clips the gradient of a fixed function of the record, and noise is
+regularization already.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mfopt._runtime import _extras
+
+try:
+    from flax import nnx
+except ModuleNotFoundError as problem:
+    raise _extras.missing(problem) from None
+from jax.sharding import PartitionSpec as Spec
+
+from mfopt._runtime import _check
+
+# the linear layers of a block of GPT-2, and what has the same task in the Llama family
+TASKS = {
+    "attn/c_attn": ("attn/q_proj", "attn/k_proj", "attn/v_proj"),
+    "attn/c_proj": ("attn/o_proj",),
+    "mlp/c_fc": ("mlp/gate_proj", "mlp/up_proj"),
+    "mlp/c_proj": ("mlp/down_proj",),
+}
+LINEAR_LAYERS = tuple(TASKS)
+_INTO = ("c_attn", "c_fc", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_OUT = ("c_proj", "o_proj", "down_proj")
+
+# of each block: keys and values, (L, heads, head size)
+Cache = list[tuple[jax.Array, jax.Array]]
+
+
+class Tensor(NamedTuple):
+    """A parameter: its path in the module, its name in the file, whether the file transposes it."""
+
+    path: tuple[str, ...]
+    name: str
+    turned: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRAConfig:
+    """Low-rank adapters (Hu et al. 2022): W + (alpha / rank) A B with A (in, rank), B (rank, out).
+
+    B starts at 0, so the adapted model starts as the base model. Only A and B are trained.
+
+    Args:
+        rank: 32 as in Chua et al. 2024, appendix B.2.
+        alpha: scale; None: equal to ``rank``, so that the factor is 1.
+        layers: which linear layers of each block get an adapter, of ``LINEAR_LAYERS``. In the Llama
+            family these mean the layers with the same task, which may be named as well
+            (``TASKS``).
+    """
+
+    rank: int = 32
+    alpha: float | None = None
+    layers: tuple[str, ...] = ("attn/c_attn",)
+
+    def __post_init__(self) -> None:
+        _check.integer("rank", self.rank)
+        if self.alpha is not None:
+            _check.positive("alpha", self.alpha)
+        object.__setattr__(self, "layers", tuple(self.layers))
+        unknown = set(self.layers) - {*TASKS, *sum(TASKS.values(), ())}
+        if unknown or not self.layers:
+            raise _check.reject("layers", self.layers, f"must be some of {LINEAR_LAYERS}")
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
+
+
+Adapters = Mapping[str, LoRAConfig]  # by linear layer of a block
+
+
+def zeros(*shape: int) -> np.ndarray:
+    """Zeros that take no memory, float32."""
+    return np.broadcast_to(np.float32(0), shape)
+
+
+class Linear(nnx.Module):
+    """x W + b with W (in, out), plus a low-rank adapter where ``lora`` is given."""
+
+    def __init__(self, rows: int, columns: int, lora: LoRAConfig | None, bias: bool = True) -> None:
+        self.kernel = nnx.Param(zeros(rows, columns))
+        self.bias = nnx.Param(zeros(columns)) if bias else None
+        self.scale = 0.0 if lora is None else lora.scale
+        if lora is not None:
+            self.lora_a = nnx.LoRAParam(zeros(rows, lora.rank))
+            self.lora_b = nnx.LoRAParam(zeros(lora.rank, columns))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtype = x.dtype
+        out: jax.Array = x @ self.kernel[...].astype(dtype)
+        if self.bias is not None:
+            out = out + self.bias[...].astype(dtype)
+        if self.scale:
+            low = x @ self.lora_a[...].astype(dtype) @ self.lora_b[...].astype(dtype)
+            out = out + self.scale * low
+        return out
+
+
+def attend(
+    query: jax.Array, key: jax.Array, value: jax.Array, at: Any, cache: Any
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Causal attention: what is mixed, (T, heads * head size), and the keys and values.
+
+    Args:
+        query, key, value: of T tokens, (T, heads, head size); a head of keys and values serves a
+            group of queries where there are fewer.
+        at: position of the first token.
+        cache: keys and values of a text, (L, heads, head size), into which those of these tokens
+            are written; None: these tokens are the text.
+    """
+    if cache is None:
+        # Padding comes after the text, so the causal mask alone keeps it out of real positions.
+        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+    else:
+        key, value = (
+            jax.lax.dynamic_update_slice_in_dim(kept, new, at, 0)
+            for kept, new in zip(cache, (key, value), strict=True)
+        )
+        seen = jnp.arange(len(key)) <= at + jnp.arange(len(query))[:, None]
+        mixed = jax.nn.dot_product_attention(query, key, value, mask=seen[None, None])
+    return mixed.reshape(len(query), -1), (key, value)
+
+
+class Block(nnx.Module):
+    """One transformer block: x (L, d) -> (L, d), and its part of the cache."""
+
+    def __init__(self, ln_1: Any, attn: Any, ln_2: Any, mlp: Any) -> None:
+        self.ln_1, self.attn, self.ln_2, self.mlp = ln_1, attn, ln_2, mlp
+
+    def __call__(self, x: jax.Array, at: Any = 0, cache: Any = None) -> tuple[jax.Array, Any]:
+        mixed, cache = self.attn(self.ln_1(x), at, cache)
+        x = x + mixed
+        return x + self.mlp(self.ln_2(x)), cache
+
+
+class Decoder(nnx.Module):
+    """Tokens (L,) of one record -> logits (L, V) float32; row i predicts token i + 1.
+
+    Args:
+        shape: of the embedding, (V, d).
+        blocks, norm: what follows it, in this order.
+        positions: longest sequence; ``learned``: each has an embedding of its own.
+        tied: the output layer is the embedding transposed.
+        scale: factor on the embedding.
+        compute_dtype: type of activations; parameters and logits stay float32.
+        remat: recompute each block in the backward pass.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        blocks: Sequence[Block],
+        norm: Any,
+        *,
+        positions: int,
+        learned: bool = False,
+        tied: bool = True,
+        scale: float = 1.0,
+        compute_dtype: str,
+        remat: bool,
+    ) -> None:
+        self.positions, self.scale, self.remat = positions, scale, remat
+        self.dtype = compute_dtype
+        self.wte = nnx.Param(zeros(*shape))
+        self.wpe = nnx.Param(zeros(positions, shape[1])) if learned else None
+        self.h, self.ln_f = nnx.List(blocks), norm
+        self.lm_head = None if tied else nnx.Param(zeros(*shape))
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return self.decode(tokens)[0]
+
+    def decode(
+        self, tokens: jax.Array, at: jax.Array | int = 0, cache: Cache | None = None
+    ) -> tuple[jax.Array, Cache]:
+        """The logits of ``tokens`` at position ``at`` of a text, and the text's cache with them.
+
+        ``cache`` was made of the tokens before ``at``, and has room for these; None: ``tokens`` are
+        the text, at position 0.
+        """
+        (length,) = tokens.shape
+        if length > self.positions:
+            rule = f"the model has {self.positions} positions"
+            raise _check.reject("length", length, rule)
+        dtype = jnp.dtype(self.dtype)
+        x = jnp.take(self.wte[...], tokens, axis=0)
+        if self.scale != 1:
+            x = self.scale * x
+        if self.wpe is not None:
+            x = x + (self.wpe[:length] if cache is None else self.wpe[at + jnp.arange(length)])
+        x, kept = x.astype(dtype), []
+        for number, block in enumerate(self.h):
+            if cache is None:
+                x, found = _recomputed(block, x) if self.remat else block(x)
+            else:
+                x, found = block(x, at, cache[number])
+            kept.append(found)
+        table = self.wte if self.lm_head is None else self.lm_head
+        x = self.ln_f(x)
+        logits = jnp.matmul(x, table[...].T.astype(dtype), preferred_element_type=jnp.float32)
+        return logits, kept
+
+
+def _recomputed(block: Block, x: jax.Array) -> tuple[jax.Array, Any]:
+    graph, state = nnx.split(block)
+    again = jax.checkpoint(lambda state, x: nnx.merge(graph, state)(x))
+    out: tuple[jax.Array, Any] = again(state, x)
+    return out
+
+
+def check_computing(compute_dtype: str) -> None:
+    """Refuse a type of activations that is not supported."""
+    if compute_dtype not in ("float32", "bfloat16"):
+        raise _check.reject("compute_dtype", compute_dtype, "must be float32 or bfloat16")
+
+
+def partition_spec(path: Sequence[str], axis: str = "model") -> Spec:
+    """Sharding of a parameter over the ``axis`` of a device mesh.
+
+    Matrices into a half-block are cut by output, matrices out of it by input, so that the wide
+    middle is never gathered; token embeddings are cut along their width. The rest is whole.
+    """
+    name, layer = path[-1], path[-2] if len(path) > 1 else ""
+    if name in ("wte", "lm_head") or (layer in _INTO and name in ("kernel", "lora_b")):
+        return Spec(None, axis)
+    if layer in _OUT and name in ("kernel", "lora_a"):
+        return Spec(axis, None)
+    return Spec(axis) if layer in _INTO and name == "bias" else Spec()

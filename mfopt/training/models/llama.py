@@ -1,0 +1,289 @@
+"""Llama, Mistral, Qwen 2 and 3, and Gemma: one decoder, of which they are the variants.
+
+RMS norms, rotary positions (Su et al. 2021), attention with a head of keys and values for each
+group of queries (Ainslie et al. 2023), and gated networks (Shazeer 2020).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mfopt._runtime import _check
+from mfopt.training.models.decoder import (
+    TASKS,
+    Adapters,
+    Block,
+    Decoder,
+    Linear,
+    Tensor,
+    attend,
+    check_computing,
+    zeros,
+)
+
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+}
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
+_OURS = {"compute_dtype", "remat", "token_ids"}  # fields that config.json does not have
+_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
+# Values of settings that change the function computed, with which it is the one here.
+_REQUIRED: dict[str, tuple[Any, ...]] = {
+    "rope_scaling": (None,),
+    "sliding_window": (None,),
+    "use_sliding_window": (False,),
+    "use_bidirectional_attention": (None, False),
+    "mlp_bias": (False,),
+    "partial_rotary_factor": (None, 1.0),
+    "hidden_activation": (None, "gelu_pytorch_tanh"),
+}
+# Settings that say how a model was made, or is to be stored, drawn from or split over devices.
+_WITHOUT_EFFECT = {
+    *("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"),
+    *("initializer_range", "use_cache", "pretraining_tp", "attention_dropout", "max_window_layers"),
+}
+_WAY_OUT = "Take it out if it changes nothing for records of the length that you train on."
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig:
+    """Shape of a decoder of the Llama family, with the names of its ``config.json``.
+
+    Args:
+        model_type: which of ``FAMILIES``. In Qwen 2 queries, keys and values have biases, in
+            Qwen 3 queries and keys are normalized in each head; Gemma scales the embedding by √d,
+            counts the scales of its norms from 1, and its gate is a GELU, not a SiLU.
+        num_key_value_heads: divides ``num_attention_heads``.
+        head_dim: of queries, keys and values; even.
+        max_position_embeddings: longest sequence, tokens.
+        rope_theta: base of the wavelengths of the rotary positions.
+        attention_bias: all four matrices of attention have biases.
+        token_ids: (name, value) of special tokens, which only loaders of the file read.
+        compute_dtype, remat: as in :class:`~mfopt.training.models.gpt2.GPT2Config`.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1e4
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    token_ids: tuple[tuple[str, Any], ...] = ()
+    compute_dtype: str = "float32"
+    remat: bool = False
+
+    prefix = "model."
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            _check.integer(name, getattr(self, name))
+        for name in ("rms_norm_eps", "rope_theta"):
+            _check.positive(name, getattr(self, name))
+        heads = self.num_attention_heads
+        if heads % self.num_key_value_heads:
+            rule = f"must divide num_attention_heads = {heads}"
+            raise _check.reject("num_key_value_heads", self.num_key_value_heads, rule)
+        if self.head_dim % 2:
+            raise _check.reject("head_dim", self.head_dim, "must be even")
+        check_computing(self.compute_dtype)
+
+    @classmethod
+    def read(cls, found: dict[str, Any]) -> LlamaConfig:
+        """The shape that a ``config.json`` says; what is not known of it is refused."""
+        found = dict(found)
+        gemma, layers = found["model_type"] == "gemma", found.get("num_hidden_layers")
+        rope = found.pop("rope_parameters", None) or {}  # newer files
+        if rope.get("rope_type", "default") != "default":
+            found["rope_scaling"] = rope
+        found |= {name: value for name, value in rope.items() if name != "rope_type"}
+        if found.get("use_sliding_window") is False:
+            found["sliding_window"] = None
+        activations = ("gelu", "gelu_pytorch_tanh") if gemma else ("silu",)
+        every = ["full_attention"] * (layers if isinstance(layers, int) else 0)
+        required = _REQUIRED | {"hidden_act": activations, "layer_types": (None, every)}
+        fields = {field.name for field in dataclasses.fields(cls)} - _OURS
+        for name, value in found.items():
+            if name in required and value not in required[name]:
+                rule = f"only {required[name][-1]!r} is supported"
+                raise _check.reject(f"config.json {name}", value, rule, _WAY_OUT)
+            if name not in {*required, *fields, *_KEPT, *_WITHOUT_EFFECT}:
+                raise _check.reject(f"config.json {name}", value, "is not known here", _WAY_OUT)
+        known = {name: found[name] for name in fields if found.get(name) is not None}
+        for name in _SIZES:
+            if name not in known and name not in ("num_key_value_heads", "head_dim"):
+                raise _check.reject("config.json", name, "is missing")
+        heads = _check.integer("num_attention_heads", known["num_attention_heads"])
+        size = _check.integer("hidden_size", known["hidden_size"]) // heads
+        usual = {"num_key_value_heads": heads, "head_dim": size, "tie_word_embeddings": gemma}
+        ids = tuple((name, found[name]) for name in _KEPT if name in found)
+        return cls(**usual | known, token_ids=ids)
+
+    def facts(self) -> dict[str, Any]:
+        """What a ``config.json`` says of the shape."""
+        facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        facts = {name: value for name, value in facts.items() if name not in _OURS}
+        facts["hidden_act"] = "gelu_pytorch_tanh" if self.gemma else "silu"
+        return facts | dict(self.token_ids) | {"architectures": [FAMILIES[self.model_type]]}
+
+    @property
+    def gemma(self) -> bool:
+        """True for a Gemma."""
+        return self.model_type == "gemma"
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence, tokens."""
+        return self.max_position_embeddings
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the whole model, without adapters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module({}))))
+
+    def module(self, adapters: Adapters) -> Decoder:
+        """The module, of zeros."""
+        blocks = [
+            Block(self.norm(), Attention(self, adapters), self.norm(), MLP(self, adapters))
+            for _ in range(self.num_hidden_layers)
+        ]
+        return Decoder(
+            (self.vocab_size, self.hidden_size),
+            blocks,
+            self.norm(),
+            positions=self.max_position_embeddings,
+            tied=self.tie_word_embeddings,
+            scale=self.hidden_size**0.5 if self.gemma else 1.0,
+            compute_dtype=self.compute_dtype,
+            remat=self.remat,
+        )
+
+    def norm(self, features: int | None = None) -> RMSNorm:
+        """A norm over ``features``; None: the width of the model."""
+        return RMSNorm(features or self.hidden_size, self.rms_norm_eps, float(self.gemma))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The parameters without adapters, in the order in which values are drawn."""
+        yield Tensor(("wte",), "embed_tokens.weight")
+        parts = {"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm"}
+        for number in range(self.num_hidden_layers):
+            for ours, theirs in parts.items():
+                yield Tensor(("h", f"{number}", ours, "scale"), f"layers.{number}.{theirs}.weight")
+            for layer in sum(TASKS.values(), ()):
+                path = ("h", f"{number}", *layer.split("/"))
+                name = f"layers.{number}.{layer.replace('attn/', 'self_attn/').replace('/', '.')}"
+                yield Tensor((*path, "kernel"), f"{name}.weight", True)
+                if self.biased(layer):
+                    yield Tensor((*path, "bias"), f"{name}.bias")
+            for ours in ("q_norm", "k_norm") if self.model_type == "qwen3" else ():
+                name = f"layers.{number}.self_attn.{ours}.weight"
+                yield Tensor(("h", f"{number}", "attn", ours, "scale"), name)
+        yield Tensor(("ln_f", "scale"), "norm.weight")
+        if not self.tie_word_embeddings:
+            yield Tensor(("lm_head",), "lm_head.weight")
+
+    def biased(self, layer: str) -> bool:
+        """True if a linear layer has a bias."""
+        qwen2 = self.model_type == "qwen2" and layer in TASKS["attn/c_attn"]
+        return qwen2 or (self.attention_bias and layer.startswith("attn/"))
+
+    def initial_value(
+        self, path: Sequence[str], shape: tuple[int, ...], rng: np.random.Generator
+    ) -> np.ndarray:
+        """A parameter before training, float32: normal, as in the reference implementation."""
+        if path[-1] in ("scale", "bias"):
+            return np.full(shape, path[-1] == "scale" and not self.gemma, np.float32)
+        return np.float32(0.02) * rng.standard_normal(shape, np.float32)
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * (shift + scale) over the last axis, computed in float32."""
+
+    def __init__(self, features: int, epsilon: float, shift: float) -> None:
+        self.scale = nnx.Param(zeros(features))
+        self.epsilon, self.shift = epsilon, shift
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        normal = wide * jax.lax.rsqrt(square + self.epsilon)
+        scaled: jax.Array = normal * (self.shift + self.scale[...])
+        return scaled.astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Causal self-attention of one sequence, (L, d) -> (L, d), and keys and values."""
+
+    def __init__(self, config: LlamaConfig, adapters: Adapters) -> None:
+        d, self.size, self.theta = config.hidden_size, config.head_dim, config.rope_theta
+        queries = config.num_attention_heads * self.size
+        shared = config.num_key_value_heads * self.size
+
+        def linear(name: str, rows: int, columns: int) -> Linear:
+            return Linear(rows, columns, adapters.get(name), config.biased(name))
+
+        self.q_proj = linear("attn/q_proj", d, queries)
+        self.k_proj = linear("attn/k_proj", d, shared)
+        self.v_proj = linear("attn/v_proj", d, shared)
+        self.o_proj = linear("attn/o_proj", queries, d)
+        normed = config.model_type == "qwen3"
+        self.q_norm = config.norm(self.size) if normed else None
+        self.k_norm = config.norm(self.size) if normed else None
+
+    def __call__(self, x: jax.Array, at: Any, cache: Any) -> tuple[jax.Array, Any]:
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        query, key, value = (layer(x).reshape(len(x), -1, self.size) for layer in layers)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = (turned(rows, at, self.theta) for rows in (query, key))
+        mixed, cache = attend(query, key, value, at, cache)
+        return self.o_proj(mixed), cache
+
+
+def turned(rows: jax.Array, at: Any, theta: float) -> jax.Array:
+    """Queries or keys (T, heads, size) of the positions from ``at`` on, turned by rotary angles.
+
+    Axis i and axis i + size / 2 are a plane, in which position t turns by t theta^(-2 i / size).
+    """
+    half = rows.shape[-1] // 2
+    speed = np.float32(theta ** (-np.arange(half) / half))
+    angle = ((at + jnp.arange(len(rows)))[:, None] * speed)[:, None]
+    first, second = jnp.split(rows.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    both = first * cos - second * sin, second * cos + first * sin
+    return jnp.concatenate(both, axis=-1).astype(rows.dtype)
+
+
+class MLP(nnx.Module):
+    """The gated network of a block, (L, d) -> (L, d)."""
+
+    def __init__(self, config: LlamaConfig, adapters: Adapters) -> None:
+        d, hidden, self.gemma = config.hidden_size, config.intermediate_size, config.gemma
+        self.gate_proj = Linear(d, hidden, adapters.get("mlp/gate_proj"), False)
+        self.up_proj = Linear(d, hidden, adapters.get("mlp/up_proj"), False)
+        self.down_proj = Linear(hidden, d, adapters.get("mlp/down_proj"), False)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        gate = self.gate_proj(x)
+        open = jax.nn.gelu(gate, approximate=True) if self.gemma else jax.nn.silu(gate)
+        return self.down_proj(open * self.up_proj(x))

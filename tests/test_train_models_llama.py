@@ -1,0 +1,234 @@
+"""Llama, Mistral, Qwen and Gemma against the reference implementation, and in private runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from selection import before_release
+from test_train_models_gpt2 import REFERENCE
+from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
+
+from mfopt.errors import UsageError
+from mfopt.training import ghost
+from mfopt.training.clipping import Clipping
+from mfopt.training.execute import execute
+from mfopt.training.generation import generate
+from mfopt.training.gradients import Totals, microbatch_adder, taps_of
+from mfopt.training.models.gpt2 import LINEAR_LAYERS, LoRAConfig
+from mfopt.training.models.huggingface import WEIGHTS, load_pretrained, read_config
+from mfopt.training.prepare import prepare
+from mfopt.training.tokenizers import Tokenizer
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+KINDS = {
+    "llama": ("Llama", {"attention_bias": True, "rope_theta": 5e5}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 6}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 8, "tie_word_embeddings": True}),
+    "gemma": ("Gemma", {"head_dim": 8, "num_key_value_heads": 1}),
+}
+TOKENS = np.random.default_rng(0).integers(0, 61, (2, 20)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Folder and reference logits of each kind, with no parameter at 0 or 1."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    made = {}
+
+    def save(kind):
+        if kind not in made:
+            name, extra = KINDS[kind]
+            torch.manual_seed(len(kind))
+            config = getattr(transformers, f"{name}Config")(**SIZES | extra)
+            model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+            with torch.no_grad():
+                for value in model.parameters():
+                    value.add_(0.3 * torch.randn_like(value))
+                logits = model(torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
+            folder = tmp_path_factory.mktemp(kind)
+            model.save_pretrained(folder)
+            made[kind] = folder, logits
+        return made[kind]
+
+    return save
+
+
+def all_logits(model, params=None):
+    params = model.params if params is None else params
+    return np.asarray(
+        jax.jit(jax.vmap(model.logits, (None, None, 0)))(params, model.frozen, TOKENS)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_reference_implementation(kind, saved):
+    folder, expected = saved(kind)
+    model = load_pretrained(folder)
+    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(all_logits(model), expected, atol=1e-4)
+    # the control: each tensor is seen in them
+    leaves, structure = jax.tree.flatten(model.params)
+    for number, leaf in enumerate(leaves):
+        other = [*leaves[:number], leaf[::-1] * 1.1, *leaves[number + 1 :]]
+        off = np.abs(all_logits(model, jax.tree.unflatten(structure, other)) - expected).max()
+        assert off > 1e-3, jax.tree.structure(model.params)
+
+
+@pytest.mark.parametrize("kind", before_release(list(KINDS), 3, 4))
+def test_decoding_with_a_cache_gives_the_same_logits(kind, saved):
+    model = load_pretrained(saved(kind)[0])
+    decode = jax.jit(model.decode)
+    row = np.zeros(20, np.int32)
+    row[:7] = TOKENS[0, :7]  # what follows is written over
+    logits, cache = decode(model.params, model.frozen, row, 0, None)
+    found = [logits[:7]]
+    for at in range(7, 20):
+        token = TOKENS[0, at : at + 1]
+        logits, cache = decode(model.params, model.frozen, token, at, cache)
+        found.append(logits)
+    np.testing.assert_allclose(np.concatenate(found), all_logits(model)[0], atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_generated_text_is_that_without_a_cache(family, saved):
+    model = load_pretrained(saved("llama")[0] if family == "llama" else REFERENCE)
+    plain = dataclasses.replace(model, decode=None)
+    for temperature in (0.0, 1.0):
+        drawn = [
+            list(generate(each, [3, 1], tokens=model.max_length + 5, temperature=temperature))
+            for each in (model, plain)
+        ]
+        assert drawn[0] == drawn[1] and len(drawn[0]) == model.max_length + 5
+
+
+@pytest.mark.parametrize("kind", before_release(list(KINDS), 3, 4))
+def test_an_export_is_a_folder_of_the_reference_implementation(kind, saved, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder, _ = saved(kind)
+    model = load_pretrained(folder, lora=LoRAConfig(rank=2, alpha=4.0, layers=LINEAR_LAYERS))
+    params = jax.tree.map(
+        lambda x: x + 0.2 * np.cos(np.arange(x.size)).reshape(x.shape), model.params
+    )
+    model.export(params, model.frozen, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = theirs(torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
+    assert np.abs(logits - saved(kind)[1]).max() > 0.1
+    np.testing.assert_allclose(logits, all_logits(model, params), atol=1e-4)
+    assert read_config(tmp_path) == read_config(folder)
+    assert load_file(tmp_path / WEIGHTS).keys() == load_file(folder / WEIGHTS).keys()
+
+
+@pytest.mark.parametrize(("kind", "lora"), [("qwen3", False), ("gemma", True), ("qwen2", True)])
+def test_norms_and_clipped_sums_are_those_of_the_gradients_one_by_one(
+    kind, lora, saved, monkeypatch
+):
+    monkeypatch.setattr(ghost, "pays", lambda *_: True)  # of small matrices, too
+    adapters = LoRAConfig(rank=2, layers=LINEAR_LAYERS) if lora else None
+    model = load_pretrained(saved(kind)[0], lora=adapters)
+    params = jax.tree.map(
+        lambda x: x + 0.1 * np.sin(np.arange(x.size)).reshape(x.shape), model.params
+    )
+    taps = taps_of(model, params, model.frozen, 20)
+    matrices = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim > 1]
+    assert len(taps.leaves) == len(matrices) and not taps.unknown
+    tokens = np.random.default_rng(1).integers(0, 61, (5, 2, 20)).astype(np.int32)
+    mask = np.arange(20) < np.array([[20, 9], [7, 0], [0, 0], [20, 20], [2, 3]])[..., None]
+    fast, slow = (
+        jax.jit(microbatch_adder(model, Clipping(0.4), per_unit=per_unit))(
+            Totals.zero(params), params, model.frozen, tokens, mask
+        )
+        for per_unit in (False, True)
+    )
+    for one, other in zip(*map(jax.tree.leaves, (fast.gradient, slow.gradient)), strict=True):
+        np.testing.assert_allclose(one, other, atol=3e-5 * float(jnp.max(jnp.abs(other))))
+    np.testing.assert_allclose(fast.statistics, slow.statistics, rtol=1e-5)
+    assert 0 < float(fast.statistics.clipped) <= float(fast.statistics.units) == 4
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_two_private_steps(lora, saved, data, tmp_path):  # noqa: F811
+    folder = saved("qwen2")[0]
+    changes = {"model": str(folder), "length": 16, "steps": 2, "lora_rank": lora}
+    run = tmp_path / "run"
+    summary = execute(prepare(settings_for(data, run, **changes)))
+    before, after = load_file(folder / WEIGHTS), load_file(run / "model" / WEIGHTS)
+    moved = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert summary["steps"] == 2 and before.keys() == after.keys()
+    adapted = {f"model.layers.{i}.self_attn.{x}_proj.weight" for i in "01" for x in "qkv"}
+    assert moved == (adapted if lora else set(before))
+    trained = summary["privacy"]["parameters"]
+    sizes = sum(2 * (16 + columns) for columns in (16, 8, 8)) * 2
+    assert trained == (sizes if lora else sum(value.size for value in before.values()))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "bert"}, "model_type = 'bert': must be one of gpt2, llama"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary"),
+        ({"use_sliding_window": True, "sliding_window": 8}, "sliding_window = True|window = 8"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu': only 'silu' is supported"),
+        ({"final_logit_softcapping": 30.0}, "softcapping = 30.0: is not known here. Take it out"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"num_hidden_layers": 3, "layer_types": None}, "lack the tensor model.layers.2"),
+        ({"num_hidden_layers": 1, "layer_types": None}, "does not mention"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_attention_heads": 2}, "must have shape"),
+        ({"num_key_value_heads": 3}, "must divide"),
+        ({"head_dim": 3}, "must be even"),
+    ],
+)
+def test_what_would_be_another_function_is_refused(change, words, saved, tmp_path):
+    folder = saved("qwen2")[0]
+    found = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(found | change))
+    save_file(load_file(folder / WEIGHTS), tmp_path / WEIGHTS)
+    with pytest.raises(UsageError, match=words):
+        load_pretrained(tmp_path)
+
+
+def test_older_files_say_the_same(saved, tmp_path):
+    for kind, change in [
+        ("llama", {"rope_theta": 5e5, "rope_scaling": None, "pretraining_tp": 1}),
+        ("gemma", {"rope_theta": 1e4, "hidden_act": "gelu", "hidden_activation": None}),
+    ]:
+        folder = saved(kind)[0]
+        found = json.loads((folder / "config.json").read_text())
+        del found["rope_parameters"]
+        (tmp_path / "config.json").write_text(json.dumps(found | change))
+        assert read_config(tmp_path) == read_config(folder)
+
+
+def test_the_end_of_a_text_is_the_model_s_own(tmp_path):
+    tokenizer = Tokenizer.train(["ab ab"], 257)
+    tokenizer.backend.add_special_tokens(["</s>"])
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert Tokenizer.load(tmp_path).end_of_text == "<|endoftext|>"
+    for ids in (257, [257, 0]):
+        (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ids}))
+        assert Tokenizer.load(tmp_path).end_of_text == "</s>"
+    for text in ("{", "[]", '{"eos_token_id": null}', '{"eos_token_id": 999}'):
+        (tmp_path / "config.json").write_text(text)
+        assert Tokenizer.load(tmp_path).end_id == tokenizer.end_id
