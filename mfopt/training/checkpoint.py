@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import json
 import logging
+import math
 import os
 import sys
 import threading
@@ -139,6 +140,8 @@ class Checkpoints:
         """
         items = _items(state)
         facts = {**facts, "structure": _structure(state), "secret": _name(secret)}
+        if blocks := _blocks(items):
+            facts["blocks"] = blocks
         facts["check"] = _check_of(facts)
         facts["seal"] = secret.seal(_message(items, facts))
         parts = ocp.args.StandardSave(_detached(items)), ocp.args.JsonSave(facts)
@@ -199,8 +202,8 @@ class Checkpoints:
             name: jax.tree.unflatten(jax.tree.structure(part), found.get(name, []))
             for name, part in vars(like).items()
         }
-        for name in ("structure", "secret", "check"):
-            del facts[name]
+        for name in ("structure", "secret", "check", "blocks"):
+            facts.pop(name, None)
         return TrainState(**parts), facts
 
     def _facts(self, secret: RunSecret, step: int) -> dict[str, Any]:
@@ -317,20 +320,79 @@ def _check_of(facts: Mapping[str, Any]) -> str:
 
 def _message(items: Mapping[str, list[Any]], facts: Mapping[str, Any]) -> bytes:
     """Sealed message: the facts, and a digest of each array."""
-    named = [(name, leaf) for name, leaves in sorted(items.items()) for leaf in leaves]
-    # hashing lets other threads run; several processes must gather in the same order
-    with ThreadPoolExecutor(1 if jax.process_count() > 1 else None) as threads:
-        digests = list(threads.map(lambda pair: _array_digest(*pair), named))
-    return "\n".join([json.dumps(facts, sort_keys=True), *digests]).encode()
+    named = _named(items)
+    cut = [facts.get("blocks", {}).get(str(i), np.shape(leaf)) for i, (_, leaf) in enumerate(named)]
+    parts = [_parts(leaf, tuple(block)) for (_, leaf), block in zip(named, cut, strict=True)]
+    first = np.cumsum([0, *(count for count, _ in parts)])
+    table = np.zeros((first[-1], hashlib.sha256().digest_size), np.uint8)
+
+    def note(row: int, name: str, leaf: Any, data: Any) -> None:
+        table[row] = np.frombuffer(_digest(name, leaf, data), np.uint8)
+
+    with ThreadPoolExecutor() as threads:  # hashing lets other threads run
+        work = [
+            threads.submit(note, start + number, name, leaf, data)
+            for start, (name, leaf), (_, mine) in zip(first[:-1], named, parts, strict=True)
+            for number, data in mine
+        ]
+        for each in work:
+            each.result()
+    if jax.process_count() > 1:  # what a process did not hash is 0 in its table
+        table = multihost_utils.process_allgather(table).max(axis=0)
+    lines = [json.dumps(facts, sort_keys=True)]
+    for begin, end, block in zip(first[:-1], first[1:], cut, strict=True):
+        rows = table[begin:end].tobytes()
+        whole = (
+            rows if end - begin == 1 else hashlib.sha256(f"{[*block]} ".encode() + rows).digest()
+        )
+        lines.append(whole.hex())
+    return "\n".join(lines).encode()
 
 
-def _array_digest(name: str, leaf: Any) -> str:
+def _named(items: Mapping[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(name, leaf) for name, leaves in sorted(items.items()) for leaf in leaves]
+
+
+def _blocks(items: Mapping[str, list[Any]]) -> dict[str, list[int]]:
+    """{number of the array: shape of its shards} of those that are cut over devices."""
+    found = {}
+    for number, (_, leaf) in enumerate(_named(items)):
+        shape = leaf.sharding.shard_shape(leaf.shape) if isinstance(leaf, jax.Array) else leaf.shape
+        if shape != leaf.shape:
+            found[str(number)] = [*shape]
+    return found
+
+
+def _parts(leaf: Any, block: tuple[int, ...]) -> tuple[int, list[tuple[int, Any]]]:
+    """Number of blocks of that shape in an array, and (number, values) of those to be hashed here.
+
+    Where a block is a shard, each is hashed by the process that has it, and nothing is moved.
+    """
+    shape = np.shape(leaf)
+    grid = tuple(whole // part if part else 1 for whole, part in zip(shape, block, strict=True))
+    if isinstance(leaf, jax.Array) and leaf.sharding.shard_shape(shape) == block:
+        shards = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
+        corners = [
+            [(cut.start or 0) // max(1, part) for cut, part in zip(shard.index, block, strict=True)]
+            for shard in shards
+        ]
+        numbers = [int(np.ravel_multi_index(corner, grid)) if grid else 0 for corner in corners]
+        return math.prod(grid), [*zip(numbers, (shard.data for shard in shards), strict=True)]
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
-    array = np.ascontiguousarray(np.asarray(leaf))
+    values = np.asarray(leaf)
+    return math.prod(grid), [
+        (i, values[tuple(slice(c * b, (c + 1) * b) for c, b in zip(corner, block, strict=True))])
+        for i, corner in enumerate(np.ndindex(grid))
+    ]
+
+
+def _digest(name: str, leaf: Any, data: Any) -> bytes:
+    """SHA-256 of one block of an array, with the array's name, type and shape."""
+    array = np.ascontiguousarray(np.asarray(data))
     digest = hashlib.sha256(f"{name} {array.dtype.str} {np.shape(leaf)} ".encode())
     digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+    return digest.digest()
 
 
 def _items(state: TrainState) -> dict[str, list[Any]]:
