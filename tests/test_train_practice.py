@@ -6,6 +6,7 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -235,6 +236,59 @@ def test_early_stopping_looks_at_public_data_only(data, tmp_path):  # noqa: F811
         prepare(settings_for(alone, tmp_path / "other", patience=1))
 
 
+def copied(data, folder):  # noqa: F811
+    """The data without its public part."""
+    for name in ("train", "held-out-users"):
+        shutil.copytree(data / name, folder / name)
+    return folder
+
+
+def test_clip_norm_and_records_of_a_user_from_public_data(data, tmp_path):  # noqa: F811
+    data = copied(data, tmp_path / "more")
+    write_store(synthetic_store(num_users=30, seed=2, public=True), data / "public")
+    changes = {"clip_norm": 0.0, "records_per_user": 0, "normalized": False, "learning_rate": 0.0}
+    settings, told = settings_for(data, tmp_path / "run", **changes), []
+    prepared = prepare(settings, progress=told.append)
+    public, model = prepared.parts["public"], prepared.model
+    # by the definitions: every user's number of records, and each gradient by itself
+    counts = [len(public.records_of(user)) for user in range(public.num_users)]
+    group = prepared.config.records_per_user
+    assert group == int(np.median(counts)) > 1
+    norms = []
+    for first in range(0, public.num_records - group + 1, group):
+        if (first // group) % 5:
+            tokens, mask = public.batch(np.arange(first, first + group), 8)
+            slope = jax.grad(
+                lambda params, rows=(tokens, mask): jnp.mean(
+                    jax.vmap(model.loss, (None, None, 0, 0))(params, model.frozen, *rows)
+                )
+            )(model.params)
+            norms.append(np.sqrt(sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(slope))))
+    bound = prepared.execution.clipping.clip_norm
+    assert bound == prepared.config.clip_norm == pytest.approx(np.median(norms), rel=1e-4) != 1
+    assert prepared.execution.noise.clip_norm == bound
+    fixed = {"clip_norm": bound, "records_per_user": group}
+    other = prepare(settings_for(data, tmp_path / "same", **changes | fixed))
+    assert other.learning_rate == prepared.learning_rate
+    assert other.facts | {"settings": 0} == prepared.facts | {"settings": 0}
+    assert other.facts["settings"] == prepared.facts["settings"]
+    other.close()
+    assert sum("median" in (each.note or "") for each in told) == 2
+    summary = execute(prepared)
+    assert summary["privacy"]["clipping"]["clip_norm"] == bound
+    # a run that goes on has what it was begun with
+    again = prepare(settings, resume=True)
+    assert again.facts == prepared.facts
+    again.close()
+    for wrong in ({"algorithm": "els"}, {"algorithm": "fedavg", "records_per_user": 2}):
+        with pytest.raises(UsageError, match="is not chosen for"):
+            settings_for(data, tmp_path / "no", **changes | wrong)
+    alone = copied(data, tmp_path / "alone")
+    for name in ("clip_norm", "records_per_user"):
+        with pytest.raises(UsageError, match=f"{name} = 0.*Build it with a public part, or give a"):
+            prepare(settings_for(alone, tmp_path / "other", **{name: changes[name]}))
+
+
 @pytest.mark.release
 def test_rates_are_tried_on_public_data_only(data, tmp_path):  # noqa: F811
     changes = {"learning_rate": 0.0, "sweep_rates": "1e9,1e-7,0.01"}
@@ -260,8 +314,7 @@ def test_rates_are_tried_on_public_data_only(data, tmp_path):  # noqa: F811
     # a rate that was found for something else is not this run's
     other = tmp_path / "other"
     write_store(synthetic_store(num_users=9, seed=3, public=True), other / "public")
-    for name in ("train", "held-out-users"):
-        shutil.copytree(data / name, other / name)
+    copied(data, other)
     for place, settings in (
         (data, {"epsilon": 1.0}),
         (data, {"width": 16}),

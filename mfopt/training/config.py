@@ -69,17 +69,16 @@ def _seed(name: str, value: int) -> None:
 
 
 _CHECKS: dict[Callable[[str, Any], Any], str] = {
-    _check.integer: "records_per_user checkpoint_every keep evaluate_records model_parallel "
-    "local_epochs",
+    _check.integer: "checkpoint_every keep evaluate_records model_parallel local_epochs",
     # larger models are counted too late: their shapes overflow, or take hours to trace
     functools.partial(_check.integer, at_most=2**10): "layers heads",
     functools.partial(_check.integer, at_most=2**16): "width pretrain_batch",
     # a record of one token has nothing to predict
     functools.partial(_check.integer, at_least=2): "length",
     functools.partial(_check.integer, at_least=0): "batch_size microbatch warmup lora_rank "
-    "pretrain_steps steps patience evaluate_every local_batch weight_cap",
-    _check.single: "clip_norm pretrain_rate local_rate",
-    _single_or_0: "normalizer weight_decay learning_rate lora_alpha noise_move",
+    "records_per_user pretrain_steps steps patience evaluate_every local_batch weight_cap",
+    _check.single: "pretrain_rate local_rate",
+    _single_or_0: "clip_norm normalizer weight_decay learning_rate lora_alpha noise_move",
     _check.non_negative: "epsilon delta delta_share checkpoint_minutes",
     _below_1: "delta momentum beta1 beta2 average",
     functools.partial(_check.probability, closed=True): "public_overlap",
@@ -143,7 +142,9 @@ class TrainConfig:
         choices=ALGORITHMS,
     )
     records_per_user: int = _algorithm(
-        4, "G: records of a user per participation (uls, fedavg), or kept in all (els, group)."
+        4,
+        "G: records of a user per participation (uls, fedavg), or kept in all (els, group); 0: the "
+        "median of the public part's users (uls, fedavg).",
     )
     selection: str = _algorithm("random", "Rule that selects a user's records.", choices=RULES)
     local_epochs: int = _federated(1, "fedavg: passes of a local update over a user's records.")
@@ -173,7 +174,11 @@ class TrainConfig:
     normalizer: float = _batch(
         0.0, "Divisor of each sum; 0: the expected number of units in a step."
     )
-    clip_norm: float = _clipping(1.0, "Bound on the norm of one unit's gradient or update.")
+    clip_norm: float = _clipping(
+        1.0,
+        "Bound on the norm of one unit's gradient or update; 0: the median norm of the public "
+        "part's gradients before training.",
+    )
     per_layer: bool = _clipping(False, "Clip each layer separately.")
     normalized: bool = _clipping(True, "Divide clipped gradients by the clip norm.")
     optimizer: str = _optimizer(
@@ -289,7 +294,13 @@ class TrainConfig:
             yield broken, field.name, f"has no effect on {chosen}", way_out
         for name in ("local_batch", "weight_cap"):
             rule = f"is more than `records_per_user` = {self.records_per_user}: no user reads so "
-            yield getattr(self, name) > self.records_per_user, name, f"{rule}many in a step", ""
+            more = getattr(self, name) > self.records_per_user > 0
+            yield more, name, f"{rule}many in a step", ""
+        way_out = "Give a number of records."
+        chosen_here = self.by_user or self.records_per_user
+        yield not chosen_here, "records_per_user", f"is not chosen for {chosen}", way_out
+        updates = not self.clip_norm and self.algorithm == "fedavg"
+        yield updates, "clip_norm", f"is not chosen for updates ({chosen})", "Give a bound."
         private = self.algorithm != "none"
         begun = self.continue_from and (self.pretrain_steps or not private)
         rule = "begins from private parameters: no pretraining, and not without privacy"

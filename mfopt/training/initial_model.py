@@ -100,9 +100,10 @@ def maker_of(config: TrainConfig) -> Callable[..., Any]:
     return make
 
 
-def no_public_part(setting: str, value: int) -> UsageError:
+def no_public_part(setting: str, value: float) -> UsageError:
     """The refusal to use private data where public data is needed."""
-    way_out = "Build it with a public part, or pretrain elsewhere and give `model`."
+    way_out = "Build it with a public part, or "
+    way_out += "pretrain elsewhere and give `model`." if value else "give a number."
     return _check.reject(setting, value, "the data has no public part", way_out)
 
 

@@ -100,9 +100,12 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
         check_lines(config.data)
     else:
         parts = open_parts(config.data, "data")
-        for name in ("pretrain_steps", "patience", "sweep_rates"):
-            if getattr(config, name) and "public" not in parts:
-                raise no_public_part(name, getattr(config, name))
+        wanted = [
+            name for name in ("pretrain_steps", "patience", "sweep_rates") if getattr(config, name)
+        ]
+        wanted += [name for name in ("records_per_user", "clip_norm") if not getattr(config, name)]
+        if wanted and "public" not in parts:
+            raise no_public_part(wanted[0], getattr(config, wanted[0]))
     if config.model and made_elsewhere(config.model):
         maker_of(config)
     elif config.model:
@@ -152,9 +155,17 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     secret = secret_of(config, folder, resuming)
     # Which of a user's records are chosen changes no number that is checked here.
     rule = "random" if config.selection in PERPLEXITY_RULES else config.selection
-    if resuming and not config.microbatch:  # sums are rounded alike
-        config = dataclasses.replace(config, microbatch=load(folder / "config.toml").microbatch)
-    wired = Wiring(config, account, secret, mesh)
+    left = [name for name in ("microbatch", "clip_norm") if not getattr(config, name)]
+    if resuming and left:  # sums are rounded, and clipped, alike
+        begun = load(folder / "config.toml")
+        config = dataclasses.replace(config, **{name: getattr(begun, name) for name in left})
+    if not config.records_per_user:
+        count = sweep.usual_records(parts["public"], progress)
+        config = dataclasses.replace(config, records_per_user=count)
+    # what a step costs does not follow from the clip norm
+    wired = Wiring(
+        dataclasses.replace(config, clip_norm=config.clip_norm or 1.0), account, secret, mesh
+    )
     execution = wired.execution(wired.units(train, rule))
     guarantee = wired.statement(execution)
     if config.steps > execution.iterations:
@@ -168,7 +179,9 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     def affordable(model: Model) -> Execution:
         work = sizes.work(model, config.length)
         most = sizes.RunCost(work, execution, config).fitting()
-        fitting = dataclasses.replace(wired, config=dataclasses.replace(config, microbatch=most))
+        fitting = dataclasses.replace(
+            wired, config=dataclasses.replace(wired.config, microbatch=most)
+        )
         found = fitting.execution(execution.units)
         cost = sizes.RunCost(work, found, config)
         cost.require()
@@ -201,6 +214,12 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     if mesh.size > 1:  # of these, too, no device holds more than its share
         held = {"params": model.params, "frozen": model.frozen}
         model = dataclasses.replace(model, **jax.tree.map(np.array, held))
+    if account is not None and not config.clip_norm:
+        norm = sweep.usual_norm(model, execution.units, parts["public"], progress)
+        config = dataclasses.replace(config, clip_norm=norm)
+        execution = dataclasses.replace(wired, config=config).execution(execution.units)
+        rate = learning_rate_of(config, execution)
+        optimizer = optimizer_of(config, execution, rate)
     if config.sweep_rates:
         found = sweep.sweep(
             model,

@@ -1,4 +1,5 @@
-"""Choosing a learning rate on public data, under the noise of the private run.
+"""Choosing a learning rate on public data, under the noise of the private run; and what else public
+data can tell: a clip norm, and the records of a user.
 
 What is chosen by looking at private data is not covered by a run's guarantee. Public records cost
 nothing: they are trained on as the private ones will be (the same C, clipping, optimizer and steps,
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 
@@ -25,8 +27,10 @@ from mfopt.noise import NoiseStream
 from mfopt.progress import Progress, Report, silent
 from mfopt.sampling import Poisson
 from mfopt.training.batching import Sampler
+from mfopt.training.clipping import Clipping
 from mfopt.training.data import TokenStore
 from mfopt.training.evaluation import Evaluator
+from mfopt.training.gradients import Totals, microbatch_adder
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.optimizers import released
@@ -35,6 +39,7 @@ from mfopt.training.units import RecordUnits, Units, UserUnits
 FILE = "rates.json"
 _MOST_UNITS = 4096
 _LEFT_OUT = 5  # every fifth unit is evaluated on
+_EXAMINED = 128  # units whose gradients are looked at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +117,33 @@ def sweep(
     return found
 
 
+def usual_records(public: TokenStore, progress: Report) -> int:
+    """Median number of records of the public users that have any (Charles et al. 2024)."""
+    counts = public.records_per_user()
+    found = max(1, int(np.median(counts[counts > 0]))) if counts.any() else 1
+    note = f"{found} records of a user in a step, the median of the public users"
+    progress(Progress("preparing", note=note, lasting=True))
+    return found
+
+
+def usual_norm(model: Model, private: Units, public: TokenStore, progress: Report) -> float:
+    """Median norm of the gradients of public units of the private ones' shape, at the start.
+
+    A norm to clip to that half of the units keep to (Andrew et al. 2021), as far as the private
+    ones are alike.
+    """
+    units, _, _ = _parts(public, private)
+    add, zero = jax.jit(microbatch_adder(model, Clipping(1.0))), Totals.zero(model.params)
+    norms = []
+    for unit in range(min(units.population, _EXAMINED)):
+        rows = units.fetch(np.array([unit]), 0)
+        norms.append(add(zero, model.params, model.frozen, *rows).statistics.norm)
+    found = float(np.float32(np.median(norms)))
+    note = f"clip norm {found:.4g}, the median norm of {len(norms)} public gradients"
+    progress(Progress("preparing", note=note, lasting=True))
+    return found
+
+
 def _parts(public: TokenStore, private: Units) -> tuple[Units, TokenStore, int]:
     """Public units of the private ones' shape, the store of those left out, tokens of a row."""
     if public.metadata.get("public") is not True:
@@ -119,9 +151,9 @@ def _parts(public: TokenStore, private: Units) -> tuple[Units, TokenStore, int]:
     per_unit, length = private.records, int(private.describe()["length"])
     count = min(public.num_records // per_unit, _MOST_UNITS)
     if count < 2 * _LEFT_OUT:
-        rule = f"public records are too few: {2 * _LEFT_OUT * per_unit} are needed"
-        way_out = "Give a learning rate, or leave both out: it is then fitted to the noise."
-        raise _check.reject("sweep_rates", public.num_records, rule, way_out)
+        rule = f"are too few to choose a setting by: {2 * _LEFT_OUT * per_unit} are needed"
+        way_out = "Give the clip norm, and leave `sweep_rates` out: the rate then fits the noise."
+        raise _check.reject("public records", public.num_records, rule, way_out)
     # neighbouring records belong together, as a user's do
     records = [public.record(number) for number in range(count * per_unit)]
     groups = [records[i : i + per_unit] for i in range(0, len(records), per_unit)]
