@@ -320,32 +320,23 @@ def _check_of(facts: Mapping[str, Any]) -> str:
 
 def _message(items: Mapping[str, list[Any]], facts: Mapping[str, Any]) -> bytes:
     """Sealed message: the facts, and a digest of each array."""
-    named = _named(items)
-    cut = [facts.get("blocks", {}).get(str(i), np.shape(leaf)) for i, (_, leaf) in enumerate(named)]
-    parts = [_parts(leaf, tuple(block)) for (_, leaf), block in zip(named, cut, strict=True)]
-    first = np.cumsum([0, *(count for count, _ in parts)])
-    table = np.zeros((first[-1], hashlib.sha256().digest_size), np.uint8)
+    named, blocks = _named(items), facts.get("blocks", {})
+    parts = [_parts(x, tuple(blocks.get(str(i), np.shape(x)))) for i, (_, x) in enumerate(named)]
+    table = np.zeros((sum(count for count, _ in parts), 32), np.uint8)
+    rows = np.split(table, np.cumsum([count for count, _ in parts])[:-1])  # views, an array each
 
-    def note(row: int, name: str, leaf: Any, data: Any) -> None:
-        table[row] = np.frombuffer(_digest(name, leaf, data), np.uint8)
+    def note(i: int, number: int, data: Any) -> None:
+        rows[i][number] = np.frombuffer(_digest(*named[i], data), np.uint8)
 
     with ThreadPoolExecutor() as threads:  # hashing lets other threads run
-        work = [
-            threads.submit(note, start + number, name, leaf, data)
-            for start, (name, leaf), (_, mine) in zip(first[:-1], named, parts, strict=True)
-            for number, data in mine
-        ]
-        for each in work:
-            each.result()
+        work = [(i, number, data) for i, (_, mine) in enumerate(parts) for number, data in mine]
+        list(threads.map(lambda each: note(*each), work))
     if jax.process_count() > 1:  # what a process did not hash is 0 in its table
-        table = multihost_utils.process_allgather(table).max(axis=0)
+        table[:] = multihost_utils.process_allgather(table).max(axis=0)
     lines = [json.dumps(facts, sort_keys=True)]
-    for begin, end, block in zip(first[:-1], first[1:], cut, strict=True):
-        rows = table[begin:end].tobytes()
-        whole = (
-            rows if end - begin == 1 else hashlib.sha256(f"{[*block]} ".encode() + rows).digest()
-        )
-        lines.append(whole.hex())
+    for i, mine in enumerate(rows):
+        cut = f"{blocks.get(str(i))} ".encode() + mine.tobytes()
+        lines.append((hashlib.sha256(cut).digest() if str(i) in blocks else mine.tobytes()).hex())
     return "\n".join(lines).encode()
 
 

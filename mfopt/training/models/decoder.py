@@ -89,6 +89,48 @@ def zeros(*shape: int) -> np.ndarray:
     return np.broadcast_to(np.float32(0), shape)
 
 
+class Shape:
+    """Base of the shapes of decoders, frozen dataclasses."""
+
+    compute_dtype: str
+
+    def __post_init__(self) -> None:
+        if self.compute_dtype not in ("float32", "bfloat16"):
+            raise _check.reject("compute_dtype", self.compute_dtype, "must be float32 or bfloat16")
+
+    def module(self, adapters: Adapters) -> Decoder:
+        """The module, of zeros."""
+        raise NotImplementedError
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the whole model, without adapters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module({}))))
+
+
+class Norm(nnx.Module):
+    """Layer norm or, without ``bias``, RMS norm over the last axis, computed in float32.
+
+    Its scale is that parameter + ``shift``.
+    """
+
+    def __init__(self, features: int, epsilon: float, bias: bool, shift: bool = False) -> None:
+        self.scale = nnx.Param(zeros(features))
+        self.bias = nnx.Param(zeros(features)) if bias else None
+        self.epsilon, self.shift = epsilon, shift
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        if self.bias is not None:
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        normal = wide * jax.lax.rsqrt(square + self.epsilon)
+        scaled: jax.Array = normal * (self.scale[...] + 1 if self.shift else self.scale[...])
+        if self.bias is not None:
+            scaled = scaled + self.bias[...]
+        return scaled.astype(x.dtype)
+
+
 class Linear(nnx.Module):
     """x W + b with W (in, out), plus a low-rank adapter where ``lora`` is given."""
 
@@ -220,12 +262,6 @@ def _recomputed(block: Block, x: jax.Array) -> tuple[jax.Array, Any]:
     again = jax.checkpoint(lambda state, x: nnx.merge(graph, state)(x))
     out: tuple[jax.Array, Any] = again(state, x)
     return out
-
-
-def check_computing(compute_dtype: str) -> None:
-    """Refuse a type of activations that is not supported."""
-    if compute_dtype not in ("float32", "bfloat16"):
-        raise _check.reject("compute_dtype", compute_dtype, "must be float32 or bfloat16")
 
 
 def partition_spec(path: Sequence[str], axis: str = "model") -> Spec:

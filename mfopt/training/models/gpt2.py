@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -23,10 +22,10 @@ from mfopt.training.models.decoder import (
     Decoder,
     Linear,
     LoRAConfig,
+    Norm,
+    Shape,
     Tensor,
     attend,
-    check_computing,
-    zeros,
 )
 
 __all__ = ["LINEAR_LAYERS", "GPT2Config", "LoRAConfig"]
@@ -47,7 +46,7 @@ _REQUIRED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class GPT2Config:
+class GPT2Config(Shape):
     """Shape of a GPT-2 (Radford et al. 2019). The defaults are GPT-2 small, 124M parameters.
 
     Args:
@@ -86,7 +85,7 @@ class GPT2Config:
         _check.positive("layer_norm_epsilon", self.layer_norm_epsilon)
         if self.n_embd % self.n_head:
             raise _check.reject("n_head", self.n_head, f"must divide n_embd = {self.n_embd}")
-        check_computing(self.compute_dtype)
+        super().__post_init__()
 
     @classmethod
     def embedded(cls, vocab_size: int = 2048) -> GPT2Config:
@@ -128,15 +127,7 @@ class GPT2Config:
         """Width of the hidden layer of a block."""
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
 
-    @property
-    def num_params(self) -> int:
-        """Parameters of the whole model, without adapters."""
-        d, h = self.n_embd, self.inner
-        block = (d * 3 * d + 3 * d) + (d * d + d) + (d * h + h) + (h * d + d) + 4 * d
-        return (self.vocab_size + self.n_positions) * d + self.n_layer * block + 2 * d
-
     def module(self, adapters: Adapters) -> Decoder:
-        """The module, of zeros."""
         blocks = [
             Block(self._norm(), Attention(self, adapters), self._norm(), MLP(self, adapters))
             for _ in range(self.n_layer)
@@ -151,8 +142,8 @@ class GPT2Config:
             remat=self.remat,
         )
 
-    def _norm(self) -> LayerNorm:
-        return LayerNorm(self.n_embd, self.layer_norm_epsilon)
+    def _norm(self) -> Norm:
+        return Norm(self.n_embd, self.layer_norm_epsilon, bias=True)
 
     def tensors(self) -> Iterator[Tensor]:
         """The parameters without adapters, in the order in which values are drawn."""
@@ -179,22 +170,6 @@ class GPT2Config:
         if "c_proj" in path:
             std = 0.02 / (2 * self.n_layer) ** 0.5  # residual branches add up over the depth
         return np.float32(std) * rng.standard_normal(shape, np.float32)
-
-
-class LayerNorm(nnx.Module):
-    """Layer norm over the last axis, computed in float32."""
-
-    def __init__(self, features: int, epsilon: float) -> None:
-        self.scale, self.bias = nnx.Param(zeros(features)), nnx.Param(zeros(features))
-        self.epsilon = epsilon
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.float32)
-        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-        normal = centred * jax.lax.rsqrt(variance + self.epsilon)
-        scaled: jax.Array = normal * self.scale[...] + self.bias[...]
-        return scaled.astype(x.dtype)
 
 
 class Attention(nnx.Module):

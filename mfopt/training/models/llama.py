@@ -22,10 +22,10 @@ from mfopt.training.models.decoder import (
     Block,
     Decoder,
     Linear,
+    Norm,
+    Shape,
     Tensor,
     attend,
-    check_computing,
-    zeros,
 )
 
 FAMILIES = {
@@ -60,7 +60,7 @@ _WAY_OUT = "Take it out if it changes nothing for records of the length that you
 
 
 @dataclasses.dataclass(frozen=True)
-class LlamaConfig:
+class LlamaConfig(Shape):
     """Shape of a decoder of the Llama family, with the names of its ``config.json``.
 
     Args:
@@ -106,7 +106,7 @@ class LlamaConfig:
             raise _check.reject("num_key_value_heads", self.num_key_value_heads, rule)
         if self.head_dim % 2:
             raise _check.reject("head_dim", self.head_dim, "must be even")
-        check_computing(self.compute_dtype)
+        super().__post_init__()
 
     @classmethod
     def read(cls, found: dict[str, Any]) -> LlamaConfig:
@@ -156,13 +156,7 @@ class LlamaConfig:
         """Longest sequence, tokens."""
         return self.max_position_embeddings
 
-    @property
-    def num_params(self) -> int:
-        """Parameters of the whole model, without adapters."""
-        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module({}))))
-
     def module(self, adapters: Adapters) -> Decoder:
-        """The module, of zeros."""
         blocks = [
             Block(self.norm(), Attention(self, adapters), self.norm(), MLP(self, adapters))
             for _ in range(self.num_hidden_layers)
@@ -178,9 +172,9 @@ class LlamaConfig:
             remat=self.remat,
         )
 
-    def norm(self, features: int | None = None) -> RMSNorm:
+    def norm(self, features: int | None = None) -> Norm:
         """A norm over ``features``; None: the width of the model."""
-        return RMSNorm(features or self.hidden_size, self.rms_norm_eps, float(self.gemma))
+        return Norm(features or self.hidden_size, self.rms_norm_eps, bias=False, shift=self.gemma)
 
     def tensors(self) -> Iterator[Tensor]:
         """The parameters without adapters, in the order in which values are drawn."""
@@ -214,21 +208,6 @@ class LlamaConfig:
         if path[-1] in ("scale", "bias"):
             return np.full(shape, path[-1] == "scale" and not self.gemma, np.float32)
         return np.float32(0.02) * rng.standard_normal(shape, np.float32)
-
-
-class RMSNorm(nnx.Module):
-    """x / rms(x) * (shift + scale) over the last axis, computed in float32."""
-
-    def __init__(self, features: int, epsilon: float, shift: float) -> None:
-        self.scale = nnx.Param(zeros(features))
-        self.epsilon, self.shift = epsilon, shift
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.float32)
-        square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        normal = wide * jax.lax.rsqrt(square + self.epsilon)
-        scaled: jax.Array = normal * (self.shift + self.scale[...])
-        return scaled.astype(x.dtype)
 
 
 class Attention(nnx.Module):
