@@ -44,7 +44,7 @@ def estimates(cases):
             counted = []
             with chunked.counting(counted.append):
                 found += [*at.evaluate(math.log(SIGMA)), at.samples, sum(counted)]
-            found.append(at.log_delta_add(math.log(SIGMA)))
+            found += at.evaluate_add(math.log(SIGMA))
     return found
 
 

@@ -84,10 +84,10 @@ def calibrate(
     if near is None:
         near = rough(loss.coarse(), epsilon, delta, chunked.subkey(key, 0), start)
     frozen, log_sigma, at = _placed(loss, near, epsilon, delta, samples, key)
-    direction, add = "remove", frozen.log_delta_add(log_sigma)
-    if add > math.log(delta):
-        direction, log_sigma = "add", _solve_add(frozen, log_sigma, delta, add, at.slope)
-        at = frozen.evaluate(log_sigma)
+    direction, add = "remove", frozen.evaluate_add(log_sigma)
+    if add.value > math.log(delta):
+        direction = "add"
+        log_sigma, at = _solve(frozen.evaluate_add, log_sigma, delta, add)
     return Calibration(
         math.exp(log_sigma), at.relative_error / abs(at.slope), at.slope, direction, frozen.samples
     )
@@ -135,48 +135,28 @@ def _placed(
         elif abs(off) > _NEAR and attempt < _ATTEMPTS - 1:
             near *= math.exp(max(-0.3, min(off, 0.3)))
         else:
-            return frozen, *_solve(frozen, math.log(near), delta, at)
+            return frozen, *_solve(frozen.evaluate, math.log(near), delta, at)
     raise FailureError(
         f"calibration: the estimate of δ near σ = {near:.4g} is too noisy (ε = {epsilon:g}, "
         f"δ = {delta:g}). Use more samples or another seed."
     )
 
 
-def _solve(frozen: FrozenEstimate, start: float, delta: float, first: Any) -> tuple[float, Any]:
+def _solve(
+    evaluate: Callable[[float], Any], start: float, delta: float, first: Any
+) -> tuple[float, Any]:
     """log σ on frozen samples whose proposal was placed near it, and what they give beside it.
 
-    ``first`` is what ``start`` gives.
+    ``evaluate`` is of one direction, and ``first`` what ``start`` gives.
     """
     at = None
 
     def function(log_sigma: float) -> tuple[float, float]:
         nonlocal at
-        at = first if at is None else frozen.evaluate(log_sigma)
+        at = first if at is None else evaluate(log_sigma)
         return at.value - math.log(delta), at.slope
 
     return decreasing_root(function, start, straight=_STRAIGHT), at
-
-
-def _solve_add(
-    frozen: FrozenEstimate,
-    start: float,
-    delta: float,
-    first: float | None = None,
-    slope: float = math.nan,
-) -> float:
-    """log σ of the add direction; ``first`` is what start gives, ``slope`` one to begin with."""
-    last: tuple[float, float] | None = None
-
-    def function(log_sigma: float) -> tuple[float, float]:
-        nonlocal last, slope
-        here = first if last is None else None
-        value = (frozen.log_delta_add(log_sigma) if here is None else here) - math.log(delta)
-        if last is not None:
-            slope = (value - last[1]) / (log_sigma - last[0])  # of the secant
-        last = log_sigma, value
-        return value, slope
-
-    return decreasing_root(function, start)
 
 
 def decreasing_root(

@@ -110,28 +110,27 @@ class FrozenSamples:
 
     @float64
     def evaluate(self, log_sigma: float) -> LogDelta:
-        """log δ̂, its slope, and its relative standard error (antithetic pairs as units)."""
+        """log δ̂ of the remove direction, its slope and its relative standard error, antithetic
+        pairs as units."""
+        return self._joined(_moments, log_sigma, self._size // 2)
+
+    @float64
+    def evaluate_add(self, log_sigma: float) -> LogDelta:
+        """The add direction's, from the same normals."""
+        pairs = self._size // 2
+        return self._joined(_moments_add, log_sigma, pairs - importance.placing(pairs))
+
+    def _joined(self, moments: Callable[..., jax.Array], log_sigma: float, pairs: int) -> LogDelta:
+        """``moments`` of all chunks, of so many pairs each."""
         same = self._estimator, log_sigma, self.epsilon
         parts, left = [], self._count
         for terms in self._chunks():
-            parts.append(np.asarray(sharding.each(_moments, self._devices, terms, *same)))
+            parts.append(np.asarray(sharding.each(moments, self._devices, terms, *same)))
             done = min(len(self._devices), left)
             left -= done
             chunked.looked_at(done * self._size)
         found = sharding.results(parts, self._devices, self._count)
-        return LogDelta.joined(found, self.samples // 2)
-
-    @float64
-    def log_delta_add(self, log_sigma: float) -> float:
-        """log δ̂ of the add direction from the same normals."""
-        same = self._estimator, log_sigma, self.epsilon
-        values = [
-            np.asarray(sharding.each(_log_delta_add, self._devices, terms, *same))
-            for terms in self._chunks()
-        ]
-        found = sharding.results(values, self._devices, self._count)
-        with np.errstate(invalid="ignore"):  # what is no number stays none
-            return float(np.logaddexp.reduce(found) - np.log(self._count))
+        return LogDelta.joined(found, pairs * self._count)
 
 
 class FrozenPilots:
@@ -156,16 +155,19 @@ class FrozenPilots:
 
     def evaluate(self, log_sigma: float) -> LogDelta:
         """The remove direction."""
-        here = self._pilot("remove", log_sigma, self.samples)
-        below, ahead = (self._pilot("remove", log_sigma + step, _GLANCE) for step in (0.0, _SLOPE))
+        return self._log_delta("remove", log_sigma)
+
+    def evaluate_add(self, log_sigma: float) -> LogDelta:
+        """The add direction; its ceiling, where that is far below what could matter."""
+        return self._log_delta("add", log_sigma)
+
+    def _log_delta(self, direction: str, log_sigma: float) -> LogDelta:
+        here = self._pilot(direction, log_sigma, self.samples)
+        below, ahead = (self._pilot(direction, log_sigma + s, _GLANCE) for s in (0.0, _SLOPE))
         slope = (ahead.log_mean - below.log_mean) / _SLOPE
         if not math.isfinite(slope):
             return LogDelta(here.log_mean, -math.inf, math.inf)
         return LogDelta(here.log_mean, slope, here.deviation / math.sqrt(here.samples))
-
-    def log_delta_add(self, log_sigma: float) -> float:
-        """The add direction; its ceiling, where that is far below what could matter."""
-        return self._pilot("add", log_sigma, self.samples).log_mean
 
     def _pilot(self, direction: str, log_sigma: float, samples: int) -> Pilot:
         point = Point(math.exp(log_sigma), self._epsilon)
@@ -194,13 +196,20 @@ def _moments(
 
 
 @_quick.jit
-def _log_delta_add(
+def _moments_add(
     terms: Any, estimator: FrozenEstimator, log_sigma: jax.Array, epsilon: jax.Array
 ) -> jax.Array:
-    sigma = jnp.exp(log_sigma)
-    noise = estimator.noise(terms) / sigma
-    scaled, mean_square = estimator.likelihood.scaled(sigma), estimator.mean_square / sigma**2
-    return importance.log_delta_add(scaled, mean_square, noise, epsilon)
+    noise = estimator.noise(terms)
+    # not of what is scaled: derivatives in σ would pass through all columns
+    toward, square = estimator.likelihood.mean()
+
+    def log_values(theta: jax.Array) -> jax.Array:
+        x = jnp.exp(-theta)
+        scaled, of_mean = estimator.likelihood.scaled(1 / x), (x**2 * toward, x**2 * square)
+        norm = x**2 * estimator.mean_square
+        return importance.log_values_add(scaled, of_mean, norm, x * noise, epsilon)
+
+    return paired_moments(log_values, log_sigma)
 
 
 def paired_moments(log_values: Callable[[jax.Array], jax.Array], log_sigma: jax.Array) -> jax.Array:

@@ -42,8 +42,8 @@ class FrozenEstimate(Protocol):
     def evaluate(self, log_sigma: float) -> Any:
         """``value``, ``slope`` in log σ and ``relative_error`` of the remove direction."""
 
-    def log_delta_add(self, log_sigma: float) -> float:
-        """The add direction's log δ̂."""
+    def evaluate_add(self, log_sigma: float) -> Any:
+        """The same of the add direction."""
 
 
 class FreeBound(Protocol):

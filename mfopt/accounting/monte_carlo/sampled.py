@@ -124,7 +124,7 @@ class OneUnit(LossModel):
         if self.alone and type(self.loss).frozen is not SampledLoss.frozen:
             frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             log_sigma = math.log(noise_multiplier)
-            return frozen.evaluate(log_sigma).value, frozen.log_delta_add(log_sigma)
+            return frozen.evaluate(log_sigma).value, frozen.evaluate_add(log_sigma).value
         points = {
             direction: self._at(direction, noise_multiplier, epsilon) for direction in DIRECTIONS
         }
