@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_850,
     "mfopt/_runtime": 1_530,
-    "mfopt/accounting": 16_706,
+    "mfopt/accounting": 16_704,
     "mfopt/calibration": 200,
     "mfopt/experiments": 7_515,
     "mfopt/factorization": 750,

@@ -102,7 +102,7 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(
     gram = modes.T @ modes
     picked = np.random.default_rng(2).integers(0, bins, (5, scheme.throws))
     hot = np.eye(bins)[picked].reshape(5, -1)
-    overlaps = float64(lambda: pattern.Overlaps(found).of(jnp.asarray(picked)))()
+    overlaps = float64(lambda: pattern.Overlaps(*found.overlaps()).of(jnp.asarray(picked)))()
     np.testing.assert_allclose(overlaps, hot @ gram, atol=1e-12)
     np.testing.assert_allclose(
         float64(lambda: found.noise(jnp.asarray(x.T)))(), x.T @ modes, atol=1e-12
@@ -222,7 +222,7 @@ def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch
     inner = hot @ modes_of(matrix, scheme).T @ modes_of(matrix, scheme) @ hot.T / SIGMA**2
     own = float64(pattern.squared_norms)(scaled)
     overlaps = (np.diagonal(inner) - hot @ own) / 2
-    found = float64(lambda: pattern.Overlaps(scaled).between(jnp.asarray(picked)))()
+    found = float64(lambda: pattern.Overlaps(*scaled.overlaps()).between(jnp.asarray(picked)))()
     np.testing.assert_allclose(found, overlaps, atol=1e-12)
 
     known = ceilings(scaled)

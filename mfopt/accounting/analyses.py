@@ -244,16 +244,10 @@ def least(parts: Sequence[Analysis]) -> Analysis:
     return Least(tuple(parts))
 
 
-@dataclasses.dataclass(frozen=True)
-class Least:
-    """Smallest bound of several analyses of one mechanism, at most one of which is sampled."""
+class _LeastOf:
+    """Answers of several analyses of one mechanism, the ``parts``."""
 
-    parts: tuple[Analysis, ...]
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """The mechanism analysed."""
-        return self.parts[0].mechanism
+    parts: tuple[Any, ...]
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         """Smallest ε that any analysis proves at this σ and δ."""
@@ -269,7 +263,19 @@ class Least:
 
 
 @dataclasses.dataclass(frozen=True)
-class LeastDeterministic(DeterministicAnalysis):
+class Least(_LeastOf):
+    """Smallest bound of several analyses of one mechanism, at most one of which is sampled."""
+
+    parts: tuple[Analysis, ...]
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism analysed."""
+        return self.parts[0].mechanism
+
+
+@dataclasses.dataclass(frozen=True)
+class LeastDeterministic(_LeastOf, DeterministicAnalysis):
     """Smallest bound of several deterministic analyses; its profile is their pointwise minimum."""
 
     parts: tuple[Any, ...] = ()
@@ -279,15 +285,6 @@ class LeastDeterministic(DeterministicAnalysis):
 
     def guess(self, epsilon: float, delta: float) -> float:
         return float(self.parts[-1].guess(epsilon, delta))
-
-    def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
-        return _least(self.parts, "epsilon", noise_multiplier, delta)
-
-    def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
-        return _least(self.parts, "delta", noise_multiplier, epsilon)
-
-    def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
-        return _least(self.parts, "noise_multiplier", epsilon, delta)
 
 
 @dataclasses.dataclass(frozen=True)

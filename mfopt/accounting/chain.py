@@ -21,13 +21,13 @@ from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction
 from mfopt.accounting.model import LARGEST_EPSILON, Bounds, Found, LossModel, Numbers, Plan
 from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.monte_carlo.protocol import DIRECTIONS
 from mfopt.errors import FailureError
 from mfopt.guarantee import Status
 
 # points of the profile that a split may use: as many as are cheap to estimate
 _LINES_SAMPLED, _LINES = 32, 384
 _DEEP, _POINTS = -50.0, 24  # where an interpolated curve ends, and its points
-DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 
 
 class Unit(Protocol):
@@ -157,7 +157,9 @@ class Chain(LossModel):
             numbers[direction] = min(math.exp(self._total(profile, epsilon, log_bounds)), 1.0)
         return Bounds(numbers["remove"], numbers["add"], {})
 
-    def find_epsilon(self, noise_multiplier: float, delta: float, key: jax.Array) -> Found:
+    def find_epsilon(
+        self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
+    ) -> Found:
         unit = self.unit
         if isinstance(unit, DeterministicUnit):
             # a group's δ is at least one unit's, at each ε that a search looks at
@@ -167,7 +169,7 @@ class Chain(LossModel):
                     f"group privacy: no ε up to {LARGEST_EPSILON:g} at σ = {noise_multiplier:g}. "
                     "Ask for a larger σ or δ."
                 )
-        return super().find_epsilon(noise_multiplier, delta, key)
+        return super().find_epsilon(noise_multiplier, delta, key, start)
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.unit.guess(epsilon / self.group_size, delta / self.group_size)

@@ -126,6 +126,7 @@ class LossModel(abc.ABC):
       estimator: what ``log_estimate`` is.
       sampled: whether ``bounds`` hold only with a probability.
       work: numbers that one sample takes.
+      most_work: samples times work, at most, that are taken without being asked for.
       samples: samples of a test, where they were asked for; else as many as are worth it.
       least_samples: of the last test, where nothing else was asked for.
       worth: slack, relative to x, above which a test of usual size is made larger.
@@ -139,6 +140,7 @@ class LossModel(abc.ABC):
     estimator: str
     sampled: bool = True
     work: int = 1
+    most_work: int = 2**31
     samples: int | None = None
     least_samples: int = 2**16
     worth: float = 0.001
@@ -149,10 +151,6 @@ class LossModel(abc.ABC):
     @abc.abstractmethod
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
         """log δ̂, the larger of both directions: the same number at each call. Proves nothing."""
-
-    def log_search(self, noise_multiplier: float, epsilon: float) -> float:
-        """An estimate of what ``bounds`` will give, to search with."""
-        return self.log_estimate(noise_multiplier, epsilon)
 
     @abc.abstractmethod
     def guess(self, epsilon: float, delta: float) -> float:
@@ -181,7 +179,7 @@ class LossModel(abc.ABC):
           trial: samples and β of the bounds to come; the key is the pilot's, not theirs.
         """
         taken = min(trial.samples, _PILOT)
-        log_mean = self.log_search(noise_multiplier, epsilon)
+        log_mean = self.log_estimate(noise_multiplier, epsilon)
         found = self.bounds(noise_multiplier, epsilon, None, trial._replace(samples=taken))
         cost = math.log(max(largest(found.both), 1e-300)) - log_mean
         if not self.sampled:
@@ -206,19 +204,30 @@ class LossModel(abc.ABC):
 
     def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Found:
         """An estimate of σ."""
+        return self.sought_noise_multiplier(epsilon, delta)
+
+    def find_epsilon(
+        self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
+    ) -> Found:
+        """An estimate of ε, sought from ``start``."""
+        return self.sought_epsilon(noise_multiplier, delta, start, coarsely=self.sampled)
+
+    def sought_noise_multiplier(self, epsilon: float, delta: float) -> Found:
+        """σ at which :meth:`log_estimate` is log δ."""
+        start = self.guess(epsilon, delta)
         return self._find(
-            lambda sigma: self.log_search(sigma, epsilon),
-            self.guess(epsilon, delta),
-            delta,
-            name="noise multiplier",
+            lambda sigma: self.log_estimate(sigma, epsilon), start, delta, name="noise multiplier"
         )
 
-    def find_epsilon(self, noise_multiplier: float, delta: float, key: jax.Array) -> Found:
-        """An estimate of ε."""
+    def sought_epsilon(
+        self, noise_multiplier: float, delta: float, start: float = 2.0, coarsely: bool = False
+    ) -> Found:
+        """ε at which :meth:`log_estimate` is log δ; ``coarsely`` where a pilot moves it."""
         return self._find(
-            lambda epsilon: self.log_search(noise_multiplier, epsilon),
-            2.0,
+            lambda epsilon: self.log_estimate(noise_multiplier, epsilon),
+            start,
             delta,
+            coarsely,
             name="epsilon",
             least=1e-4,
             largest=LARGEST_EPSILON,
@@ -226,12 +235,23 @@ class LossModel(abc.ABC):
 
     @staticmethod
     def _find(
-        log_delta: Callable[[float], float], start: float, delta: float, **search: Any
+        log_delta: Callable[[float], float],
+        start: float,
+        delta: float,
+        coarsely: bool = False,
+        **search: Any,
     ) -> Found:
+        target = math.log(delta)
         log_delta = functools.cache(log_delta)  # the slope begins at the answer
-        value = solve.smallest(
-            lambda x: log_delta(x) - math.log(delta), start, relative=1e-3, **search
-        )
+
+        def excess(x: float) -> float:
+            return log_delta(x) - target
+
+        if coarsely:
+            found = solve.about(excess, start, fall=1 - 2 * target, relative=1e-2)
+            if found is not None:
+                return Found(found[0], -found[1])
+        value = solve.smallest(excess, start, relative=1e-3, **search)
         slope = (log_delta(value * 1.02) - log_delta(value)) / math.log(1.02)
         return Found(value, slope if math.isfinite(slope) and slope < 0 else -1.0)
 

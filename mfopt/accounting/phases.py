@@ -21,14 +21,7 @@ import numpy as np
 
 from mfopt._runtime import _check, _sizes
 from mfopt.accounting.account import Effort, account, analysis
-from mfopt.accounting.accountants.independent_rounds import (
-    CyclicRounds,
-    FixedBatchRounds,
-    PoissonRounds,
-    RoundsAccountant,
-    TruncatedPoissonRounds,
-    refuse_replacement,
-)
+from mfopt.accounting.accountants.independent_rounds import ROUNDS, refuse_replacement
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.convolution import Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law
@@ -43,14 +36,7 @@ from mfopt.accounting.monte_carlo import composition, protocol
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee, reported_delta
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import (
-    CyclicPoisson,
-    FixedBatch,
-    FixedOrder,
-    MinSeparation,
-    Poisson,
-    TruncatedPoisson,
-)
+from mfopt.sampling import FixedOrder, MinSeparation
 from mfopt.strategies import Dense, Strategy
 
 _TRUNCATED = 16.0
@@ -80,8 +66,12 @@ class Phase:
           UsageError: it has neither.
         """
         mechanism, scheme = self.mechanism, self.mechanism.sampling
-        # by exact class: a subclass may let units take part otherwise
-        if type(scheme) not in _ROUNDS:
+        if type(scheme) in (FixedOrder, MinSeparation):
+            return poisson.public(
+                mechanism.strategy, scheme, mechanism.group_size, mechanism.adjacency
+            )
+        known = ROUNDS.get(type(scheme))
+        if known is None:
             refuse_replacement(mechanism)
             protocol.law(scheme)  # refuses what has none
             if mechanism.group_size != 1:
@@ -91,11 +81,6 @@ class Phase:
                     f"a phase of {scheme.kind} is composed for one unit",
                 )
             return None
-        known = _ROUNDS[type(scheme)]
-        if known is None:
-            return poisson.public(
-                mechanism.strategy, scheme, mechanism.group_size, mechanism.adjacency
-            )
         if known.chained(mechanism):
             raise _check.reject(
                 "group_size",
@@ -105,16 +90,6 @@ class Phase:
                 "Compose for one unit, or account for the phases one by one.",
             )
         return known.rounds(mechanism)
-
-
-_ROUNDS: dict[type, RoundsAccountant | None] = {
-    Poisson: PoissonRounds(),
-    TruncatedPoisson: TruncatedPoissonRounds(),
-    FixedBatch: FixedBatchRounds(),
-    CyclicPoisson: CyclicRounds(),
-    FixedOrder: None,
-    MinSeparation: None,
-}
 
 
 def compose(

@@ -50,15 +50,7 @@ class VerifiedAnalysis:
         if self.certify:
             return self._verified(self._engine().epsilon(noise_multiplier, delta))
         sigma, delta = _check.positive("noise_multiplier", noise_multiplier), check_delta(delta)
-        found = LossModel._find(
-            lambda epsilon: self.model.log_estimate(sigma, epsilon),
-            2.0,
-            delta,
-            name="epsilon",
-            least=1e-4,
-            largest=1e4,
-        )
-        return self._estimate(sigma, found.value, delta)
+        return self._estimate(sigma, self.model.sought_epsilon(sigma, delta).value, delta)
 
     @float64
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
@@ -66,12 +58,7 @@ class VerifiedAnalysis:
         if self.certify:
             return self._verified(self._engine().noise_multiplier(epsilon, delta))
         epsilon, delta = _check.epsilon("epsilon", epsilon), check_delta(delta)
-        found = LossModel._find(
-            lambda sigma: self.model.log_estimate(sigma, epsilon),
-            self.model.guess(epsilon, delta),
-            delta,
-            name="noise multiplier",
-        )
+        found = self.model.sought_noise_multiplier(epsilon, delta)
         return self._estimate(found.value, epsilon, delta)
 
     @float64

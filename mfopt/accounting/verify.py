@@ -49,8 +49,7 @@ Free = Literal["noise_multiplier", "epsilon"]
 BETA_SHARE = 1 / 1000  # β over δ
 ROUNDS = 3
 SAMPLES = 2**18
-MOST_SAMPLES = 2**22
-MOST_WORK = 2**31  # samples times work, at most, that are taken without being asked for
+MOST_SAMPLES, MOST_WORK = 2**22, LossModel.most_work
 ROUNDING = 2.0**-40  # relative: x is nudged up so that no later rounding can lower it
 LEAST_DELTA = 1e-280
 _COSTLY = 0.0025  # slack, relative to x, for which more samples than SAMPLES are taken
@@ -60,6 +59,7 @@ _WORTH_DELTA = 0.02
 _SAFE = 3.0  # standard errors beyond what a pilot expects: one test in 700 is refused
 _MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
 _ALLOWED = 1.3  # times what a round missed by, for the next one
+_ASKED = 2**13  # samples to begin with, where it is asked whether a test is worth it at all
 _FAR = 6.0  # standard errors beyond which a statement is not worth a test
 _LARGE = 50.0  # ε from which on overlaps may be beyond what likelihoods are known for
 _DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws from them
@@ -145,12 +145,13 @@ class Engine:
     def epsilon(self, noise_multiplier: float, delta: float) -> Verified:
         """The smallest ε that is verified for σ and δ. Raises as :meth:`noise_multiplier`."""
         sigma, delta = _check.positive("noise_multiplier", noise_multiplier), check_delta(delta)
+        start = self.known if self.model.sampled and math.isfinite(self.known) else 2.0
         return self._smallest(
             "epsilon",
             delta,
             at=lambda x: (sigma, x),
             free=lambda bound: bound.epsilon(sigma, delta),
-            find=lambda: self.model.find_epsilon(sigma, delta, self._key(0)),
+            find=lambda: self.model.find_epsilon(sigma, delta, self._key(0), start),
         )
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Verified:
@@ -163,16 +164,15 @@ class Engine:
             key=lambda free: free.delta,
             default=nothing,
         )
-        if any(bound.exact and bound.method == best.method for bound in self.model.free_bounds()):
-            return best
+        exact = [bound.method for bound in self.model.free_bounds() if bound.exact]
         # or no share of δ is left for β
-        if self.model.deterministic or best.delta < LEAST_DELTA:
+        if self.model.deterministic or best.method in exact or best.delta < LEAST_DELTA:
             return best
         if not self.model.sampled:
             found = self.model.bounds(sigma, epsilon, None, self._trial())
             total = min(largest(found.both), 1.0)
             return Verified(sigma, epsilon, total, found, 0.0, 0, 1, self.model.method)
-        log_delta = min(self.model.log_search(sigma, epsilon), 0.0)
+        log_delta = min(self.model.log_estimate(sigma, epsilon), 0.0)
         beta = max(math.exp(log_delta), LEAST_DELTA) * BETA_SHARE
         plan, samples = self._plan(
             sigma,
@@ -336,8 +336,13 @@ class Engine:
         beta = delta * BETA_SHARE
         target = math.log(delta - beta)
         with self._stage("planning the certificate"):
+            # a small pilot tells, and only that
             plan, samples = self._plan(
-                sigma, epsilon, beta, lambda plan, n: (plan.expected(n, beta) - target, 0.0, 0.0)
+                sigma,
+                epsilon,
+                beta,
+                lambda plan, n: (plan.expected(n, beta) - target, 0.0, 0.0),
+                first=_ASKED,
             )
         if not plan.expected(samples, beta) <= target:
             raise FailureError(
@@ -362,7 +367,7 @@ class Engine:
         """
         beta, spent = delta * BETA_SHARE, number * delta * BETA_SHARE
         target = math.log(delta - spent)
-        centre, slope = estimate.value, abs(estimate.slope)
+        centre, slope, worth = estimate.value, abs(estimate.slope), self.model.worth
 
         def slack(plan: Plan, samples: int) -> float:
             last = plan.expected(samples, beta, _SAFE, pilot=samples // 2)
@@ -373,7 +378,7 @@ class Engine:
                 plan, samples = self._plan(
                     *at(centre),
                     beta,
-                    lambda plan, n: (slack(plan, n), self.model.worth, _COSTLY),
+                    lambda plan, n: (slack(plan, n), worth, max(worth, _COSTLY)),
                     path=(number, attempt),
                 )
                 # the pilot belongs where the value that is tested will be
@@ -435,12 +440,13 @@ class Engine:
         beta: float,
         judged: Callable[[Plan, int], tuple[float, ...]],
         path: tuple[int, ...] = (0,),
+        first: int | None = None,
     ) -> tuple[Plan, int]:
         """A pilot, and the samples worth taking: more while what ``judged`` gives is too much.
 
         ``judged`` gives (slack, what is worth more samples up to SAMPLES, and beyond them).
         """
-        samples = self.model.samples or self.model.least_samples
+        samples = self.model.samples or first or self.model.least_samples
         plan = self.model.pilot(sigma, epsilon, Trial(samples, beta, self._key(1, *path)))
         while 2 * samples <= self._most_samples():
             slack, worth, costly = judged(plan, samples)
@@ -455,7 +461,9 @@ class Engine:
     def _most_samples(self) -> int:
         if self.model.samples is not None:
             return self.model.samples
-        return max(self.model.least_samples, min(MOST_SAMPLES, MOST_WORK // self.model.work))
+        return max(
+            self.model.least_samples, min(MOST_SAMPLES, self.model.most_work // self.model.work)
+        )
 
     def _inflate(
         self, estimate: Found, at: Callable[[float], tuple[float, float]], delta: float

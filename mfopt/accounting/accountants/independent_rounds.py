@@ -7,8 +7,8 @@ mechanism, moved in every round by as much as the whole group can.
 
 from __future__ import annotations
 
-import abc
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from mfopt._runtime import _check
@@ -56,11 +56,13 @@ class RoundsAccountant(Accountant):
     """
 
     of: ClassVar[str]  # what is composed, for the record
+    composed: ClassVar[Callable[..., poisson.Rounds]]  # of C, scheme, group size and adjacency
 
-    @abc.abstractmethod
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
         """Return the rounds that compose, for a single unit where :meth:`chained`; else raise
         UsageError."""
+        scheme, size = mechanism.sampling, mechanism.group_size
+        return type(self).composed(mechanism.strategy, scheme, size, mechanism.adjacency)
 
     def chained(self, mechanism: Mechanism) -> bool:
         """Return True if the account of a group goes through the whole profile of one unit."""
@@ -94,12 +96,7 @@ class PoissonRounds(RoundsAccountant):
 
     schemes = (Poisson,)
     of = "Poisson-sampled rounds"
-
-    def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
-        scheme: Any = mechanism.sampling
-        return poisson.poisson(
-            mechanism.strategy, scheme, mechanism.group_size, mechanism.adjacency
-        )
+    composed = staticmethod(poisson.poisson)
 
 
 class CyclicRounds(RoundsAccountant):
@@ -127,12 +124,7 @@ class FixedBatchRounds(RoundsAccountant):
 
     schemes = (FixedBatch,)
     of = "fixed batches"
-
-    def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
-        scheme: Any = mechanism.sampling
-        return poisson.fixed_batch(
-            mechanism.strategy, scheme, mechanism.group_size, mechanism.adjacency
-        )
+    composed = staticmethod(poisson.fixed_batch)
 
     def chained(self, mechanism: Mechanism) -> bool:
         return mechanism.group_size > 1 and mechanism.adjacency != "add-remove"
@@ -163,31 +155,28 @@ class TruncatedPoissonRounds(RoundsAccountant):
         return 1.0 if mechanism.adjacency == "zero-out" else 2.0
 
 
+# by exact class: a subclass may let units take part otherwise
+ROUNDS: dict[type[Scheme], RoundsAccountant] = {
+    scheme: one()
+    for one in (PoissonRounds, CyclicRounds, FixedBatchRounds, TruncatedPoissonRounds)
+    for scheme in one.schemes
+}
+
+
 class FreeRounds(Accountant):
     """Participations at every opportunity: K units move each round by K columns."""
 
-    schemes: ClassVar[tuple[type[Scheme], ...]] = (
-        Poisson,
-        CyclicPoisson,
-        FixedBatch,
-        TruncatedPoisson,
-    )
+    schemes = tuple(ROUNDS)
     free = True
 
     def check(self, mechanism: Mechanism) -> None:
-        if self._one(mechanism).rounds(mechanism).mixture.trivial:
+        if ROUNDS[type(mechanism.sampling)].rounds(mechanism).mixture.trivial:
             raise _check.reject("sampling", mechanism.sampling, "releases nothing of a unit")
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        one = self._one(mechanism)
+        one = ROUNDS[type(mechanism.sampling)]
         found = one.rounds(mechanism)
         moved = one.moved_by(mechanism) * mechanism.group_size
         # the last term covers the rounding of the product
         moved *= found.scale * math.sqrt(found.rounds) * (1 + 1e-14)
         return gaussian_release(mechanism, moved, WITHOUT_AMPLIFICATION)
-
-    @staticmethod
-    def _one(mechanism: Mechanism) -> RoundsAccountant:
-        every = (PoissonRounds(), CyclicRounds(), FixedBatchRounds(), TruncatedPoissonRounds())
-        kind = mechanism.sampling.kind
-        return next(one for one in every if any(s.kind == kind for s in one.schemes))

@@ -74,12 +74,6 @@ class KnownParticipations(Accountant):
         return gaussian_release(mechanism, norm, WITHOUT_AMPLIFICATION)
 
 
-class FreshBinsAccountant(SampledAccountant):
-    """Any C >= 0 with at most as many bands as bins, and any group."""
-
-    schemes = (FreshBinsLaw.covers,)
-
-
 class KnownPattern(KnownParticipations):
     """The bins known: K units move C x by at most K times the largest pattern."""
 
@@ -89,7 +83,8 @@ class KnownPattern(KnownParticipations):
         return law(mechanism.sampling).loss(mechanism.strategy).sensitivity * _ROUNDING
 
 
-class SeparatedAccountant(SampledAccountant):
-    """Any C >= 0 with at most as many bands as the separation; any group, by its profile."""
+class PatternAccountant(SampledAccountant):
+    """Any C >= 0 with at most as many bands as bins, or as the separation; and any group."""
 
-    schemes = (BMinSepLaw.covers, KOfNLaw.covers)  # a law is registered where it is defined
+    # a law is registered where it is defined
+    schemes = (FreshBinsLaw.covers, BMinSepLaw.covers, KOfNLaw.covers)

@@ -169,12 +169,7 @@ def black_box_log_factor(epsilon: float, group_size: int, form: Form) -> float:
         return math.log(group_size) + group_size * epsilon
     if form != "geometric":
         raise _check.reject("form", form, "must be 'geometric' or 'exponential'")
-    if epsilon * group_size < 1e-12:
-        return math.log(group_size) + epsilon * group_size
-    if epsilon > 700 / group_size:
-        # e^{(K-1)ε} (1 - e^{-Kε}) / (1 - e^{-ε})
-        return (group_size - 1) * epsilon - math.log(-math.expm1(-epsilon))
-    return math.log(math.expm1(group_size * epsilon) / math.expm1(epsilon))
+    return _log_sum(epsilon, group_size)
 
 
 def black_box_epsilon(

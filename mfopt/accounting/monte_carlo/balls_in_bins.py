@@ -16,7 +16,13 @@ from mfopt._runtime import _float64, _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import design_point, dominating_pair, kept_bins, nested
+from mfopt.accounting.monte_carlo import (
+    design_point,
+    dominating_pair,
+    kept_bins,
+    multisets,
+    nested,
+)
 from mfopt.accounting.monte_carlo.design_point import DesignPoints
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.free import Orthogonal, guess_noise_multiplier
@@ -26,7 +32,6 @@ from mfopt.accounting.monte_carlo.group import model as group_model
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
 from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
-from mfopt.accounting.monte_carlo.multisets import MultisetLoss
 from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledLaw, SampledLoss, law, loss_of
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Array, Strategy
@@ -114,7 +119,7 @@ class BallsInBinsLoss(LikelihoodLoss):
         return *exact, *super().free_bounds()
 
     def group(self, size: int) -> SampledLoss | None:
-        if (direct := MultisetLoss.of(self, size)) is not None:
+        if (direct := multisets.MultisetLoss.of(self, size)) is not None:
             return direct
         split = GroupLoss.of(np.asarray(self.pair.gram), size)
         return split if split.fits else None
@@ -329,10 +334,7 @@ def orthogonal_norm(mechanism: Any) -> float | None:
 def allocation(bins: int, squared_norm: float) -> DeterministicUnit:
     """The exact one-unit profile of orthogonal modes."""
     exact = Orthogonal(bins, squared_norm)
-
-    def start(epsilon: float, delta: float) -> float:
-        return guess_noise_multiplier(math.sqrt(squared_norm), bins, epsilon, delta)
-
+    start = functools.partial(guess_noise_multiplier, math.sqrt(squared_norm), bins)
     return DeterministicUnit(exact.profile, start)
 
 
@@ -350,8 +352,9 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
     Raises:
       UsageError: C has negative entries (Lemma 3.2 of Choquette-Choo et al. 2024 needs C >= 0).
     """
-    size = mechanism.group_size
-    if size > 1 and (squared_norm := orthogonal_norm(mechanism)) is not None:
-        group = GroupLoss.orthogonal(mechanism.sampling.bins, squared_norm, size)
+    size, bins = mechanism.group_size, mechanism.sampling.bins
+    direct = bins > 1 and multisets.few(bins, size)  # of lower ceilings than by counts
+    if size > 1 and not direct and (squared_norm := orthogonal_norm(mechanism)) is not None:
+        group = GroupLoss.orthogonal(bins, squared_norm, size)
         return GroupUnits(group, samples) if group.fits else whole_profile(mechanism)
     return group_model(mechanism, samples, deterministic)

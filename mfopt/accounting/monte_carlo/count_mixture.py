@@ -138,8 +138,8 @@ class CountPair(NamedTuple):
 
     @property
     def work(self) -> int:
-        """Number of operations of one sample."""
-        return 2 * self.bins * (self.most + 1) * (self.group_size + 8)
+        """Numbers that one sample takes as long as."""
+        return 2 * self.bins * (self.most + 1) * (self.group_size + 8) // 3
 
     @property
     def fits(self) -> bool:
@@ -335,13 +335,8 @@ def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tab
     counts[:, :, -1] = 1.0
     log_total = math.log(power[k]) + log_scale + b * first + _log_constant(pair)
     aligned = order * (shape.log_constant - epsilon) + log_peak
-    return _Tables(
-        edges,
-        log_g,
-        (cells + count[:, None]).ravel(),
-        counts,
-        base,
-        np.eye(1, k + 1)[0],
+    # floats, never NumPy's: their types would compile a program again
+    scalars = (
         root,
         log_total,
         _log_constant(pair),
@@ -349,6 +344,8 @@ def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tab
         shape.least_spread,
         shape.beyond + _PART if shape.beyond > 0 else 0.0,
     )
+    laws = (cells + count[:, None]).ravel(), counts, base, np.eye(1, k + 1)[0]
+    return _Tables(edges, log_g, *laws, *map(float, scalars))
 
 
 # --- samples -------------------------------------------------------------------------------------

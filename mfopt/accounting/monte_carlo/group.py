@@ -45,9 +45,11 @@ from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss,
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 
 _ROUNDING = 1e-9  # relative to the largest eigenvalue: of (1) in floating point
-_ANCHOR = 0.3  # of log σ and log ε: splits are chosen again when they have moved so far
+# of log σ and log ε: how far they move before another order, or another split, is sought
+_ANCHOR, _ANCHOR_SPLIT = 0.3, 0.8
 _GLANCE = 2048  # samples that choose a split
 _USUAL = 2**17
+_WORTH = 0.004  # slack of σ or ε above which more samples are drawn: each takes long
 CALIBRATE_SAMPLES = 2**12
 
 
@@ -87,6 +89,7 @@ class GroupLoss(SampledLoss):
 
     name = "balls-in-bins"
     estimator = "groups by their bin counts, importance sampling"
+    least_samples = 2**14
 
     @property
     def sensitivity(self) -> float:
@@ -135,9 +138,9 @@ class GroupLoss(SampledLoss):
         """The split expected to bound best near here, as a function of σ and ε alone."""
         if len(self.parts) == 1:
             return 0
-        where = round(math.log(sigma) / _ANCHOR), round(math.log(max(epsilon, 1e-3)) / _ANCHOR)
+        where = _near(sigma, epsilon, _ANCHOR_SPLIT)
         if where not in self._chosen:
-            sigma, epsilon = (math.exp(_ANCHOR * step) for step in where)
+            sigma, epsilon = (math.exp(_ANCHOR_SPLIT * step) for step in where)
             about = functools.cache(functools.partial(self._about, point=Point(sigma, epsilon)))
             # from the middle on, as long as the bound falls: d and the shift trade off one way
             part, last = len(self.parts) // 2, len(self.parts) - 1
@@ -167,8 +170,7 @@ class GroupLoss(SampledLoss):
 
     def _placed(self, pair: CountPair, direction: SampledDirection, point: Point) -> Tilt:
         # the best order found near by: any is valid, and evaluating one takes its own tables
-        here = point.noise_multiplier, max(point.epsilon, 1e-3)
-        near = (round(math.log(x) / _ANCHOR) for x in here)
+        near = _near(point.noise_multiplier, point.epsilon, _ANCHOR)
         where = (pair.squared_norm, direction, *near)
         if where not in self._orders:
             self._orders[where] = count_mixture.least(pair, direction, point).order
@@ -194,13 +196,20 @@ class GroupLoss(SampledLoss):
         return count_mixture.bound(tilt.detail, tilt, point, bet, trial)
 
 
+def _near(sigma: float, epsilon: float, step: float) -> tuple[int, int]:
+    """The cell of a grid of log σ and log ε."""
+    return round(math.log(sigma) / step), round(math.log(max(epsilon, 1e-3)) / step)
+
+
 class GroupUnits(OneUnit):
     """A group, estimated, verified and released as one unit is."""
 
     most_slack = 0.25  # what holds otherwise, the whole profile or no amplification, costs more
+    most_work = 2**27  # a few CPU seconds
 
     def __init__(self, loss: Any, samples: int | None = None) -> None:
         super().__init__(loss, samples, calibrate_samples=CALIBRATE_SAMPLES)
+        self.worth = _WORTH
         of = "exact mixture" if loss.exact else "mixture and a Gaussian release of what overlaps"
         self.method = f"{loss.name}, groups by their bin counts: {of}, estimate-verify-release"
 

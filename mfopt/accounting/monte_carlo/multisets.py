@@ -37,7 +37,7 @@ import scipy
 
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.monte_carlo import importance
+from mfopt.accounting.monte_carlo import patterns
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import (
@@ -142,29 +142,24 @@ class Multisets(NamedTuple):
         return result
 
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
-        within, corner = self.whole.overlaps()
-        counts, reach = jnp.asarray(self.counts), corner.shape[-1]
-        size, (rounds, bins) = len(noise), within.shape[:2]
+        overlaps = patterns.Overlaps(*self.whole.overlaps())
+        units = jnp.sum(jnp.asarray(self.counts)[0]).astype(int)
 
         def extend(l: jax.Array, before: Drawn) -> Drawn:
-            logs = before.products.reshape(-1, bins) @ counts.T + self.log_weights
-            chosen, top, mass = importance.pick(logs, jax.random.fold_in(keys[1], l))
-            n = counts[chosen].reshape(size, rounds, bins)
-            own = jnp.einsum("gij,sgj->sgi", within, n)
-            ahead = jnp.einsum("gij,sgi->sgj", corner, n[:, :-1, bins - reach :])
-            back = jnp.einsum("gij,sgj->sgi", corner, n[:, 1:, :reach])
-            own = own.at[:, 1:, :reach].add(ahead).at[:, :-1, bins - reach :].add(back)
-            own, n = own.reshape(size, -1), n.reshape(size, -1)
-            return Drawn(
-                before.products + own,
-                before.along + jnp.sum(n * noise, axis=1),
-                before.square + jnp.sum(n * (2 * before.products + own), axis=1),
-                # of the first, drawn by its law, this adds 0
-                before.log_normalizers + jnp.sum((top + jnp.log(mass)).reshape(size, -1), axis=1),
-            )
+            key = jax.random.fold_in(keys[1], l)
 
-        nothing = Drawn(jnp.zeros_like(noise), *(jnp.zeros(size),) * 3)
-        result: Drawn = jax.lax.fori_loop(0, order.astype(int) + 1, extend, nothing)
+            # e^<m, V> is a product over the units: they fall independently
+            def fall(j: jax.Array, state: Drawn) -> Drawn:
+                own = jax.random.fold_in(key, j)
+                pattern, logs = patterns.picked(before.products, self.whole.throws, own)
+                return overlaps.added(pattern, state, noise, logs)
+
+            drawn: Drawn = jax.lax.fori_loop(0, units, fall, before)
+            return drawn
+
+        # of the first, drawn by its law, normalizers are 1
+        steps = order.astype(int) + 1
+        result: Drawn = jax.lax.fori_loop(0, steps, extend, patterns.nothing_drawn(noise))
         return result
 
 
@@ -227,6 +222,11 @@ def _heaviest(values: Sequence[np.ndarray], of: Multisets) -> float:
     return float(np.max(best[:, 0]))
 
 
+def few(bins: int, group_size: int) -> bool:
+    """True if each multiset may be a pattern."""
+    return math.comb(bins + group_size - 1, group_size) <= _MOST
+
+
 # --- the loss ------------------------------------------------------------------------------------
 
 
@@ -258,7 +258,7 @@ class MultisetLoss(LikelihoodLoss):
         bins, reach, rounds = unit.bins, unit.reach, unit.throws
         many = math.comb(bins + group_size - 1, group_size)
         classes = math.comb(reach + group_size, group_size) if rounds > 1 else 1
-        if bins == 1 or many > _MOST or rounds * (many * classes) ** 2 > _MOST_WORK:
+        if bins == 1 or not few(bins, group_size) or rounds * (many * classes) ** 2 > _MOST_WORK:
             return None
         return cls(Multisets.of(unit, group_size), one.shared, one.name)
 

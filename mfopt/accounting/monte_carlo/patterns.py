@@ -82,7 +82,7 @@ class Patterns(PatternLikelihood):
 
     def products(self, pattern: jax.Array) -> jax.Array:
         """<M, m_k> for each pattern (count, K): shape (count, K·b)."""
-        return Overlaps(self).of(pattern)
+        return Overlaps(*self.overlaps()).of(pattern)
 
     def mean_square(self) -> jax.Array:
         """E_k |m_k|²."""
@@ -113,43 +113,34 @@ class Patterns(PatternLikelihood):
         # Given the earlier patterns, whose modes sum to V, <m_k, V> = Σ_g <M_g[:, k_g], V>:
         # assignments are independent, k_g is drawn ∝ e^<M_g[:, k], V> and
         # N = Π_g mean_k e^<M_g[:, k], V>.
-        overlaps, size = Overlaps(self), noise.shape[0]
-        shape = size, self.throws
+        overlaps, nothing = Overlaps(*self.overlaps()), nothing_drawn(noise)
 
-        def added(pattern: jax.Array, before: Drawn, log_normalizers: jax.Array) -> Drawn:
-            own = overlaps.of(pattern)
-            cross = 2 * entries(before.products, pattern) + entries(own, pattern)
+        def added(pattern: jax.Array, before: Drawn, logs: jax.Array) -> Drawn:
             if by is not None:  # the largest overlap of assignments of a typical pattern
-                typical = overlaps.between(pattern) <= by
-                log_normalizers = jnp.where(typical, log_normalizers, -jnp.inf)
-            return Drawn(
-                before.products + own,
-                before.along + entries(noise, pattern),
-                before.square + cross,
-                log_normalizers,
-            )
+                logs = jnp.where(overlaps.between(pattern) <= by, logs, -jnp.inf)
+            return overlaps.added(pattern, before, noise, logs)
 
         def extend(l: jax.Array, before: Drawn) -> Drawn:
-            exponents = before.products.reshape(-1, self.bins)
-            chosen, top, mass = importance.pick(exponents, jax.random.fold_in(keys[1], l))
-            logs = jnp.sum((top + jnp.log(mass / self.bins)).reshape(shape), axis=1)
-            return added(chosen.reshape(shape), before, before.log_normalizers + logs)
+            key = jax.random.fold_in(keys[1], l)
+            pattern, logs = picked(before.products, self.throws, key)
+            return added(pattern, before, logs)
 
-        nothing = Drawn(jnp.zeros_like(noise), *(jnp.zeros(size),) * 3)
-        first = jax.random.randint(keys[0], shape, 0, self.bins)
+        first = jax.random.randint(keys[0], (len(noise), self.throws), 0, self.bins)
         start = added(first, nothing, nothing.log_normalizers)
         result: Drawn = jax.lax.fori_loop(1, order.astype(int) + 1, extend, start)
         return result
 
 
 class Overlaps:
-    """Rows of MᵀM: gathered, since a pattern has one bin for each assignment."""
+    """Rows of MᵀM: gathered, since a pattern has one bin for each assignment.
 
-    def __init__(self, patterns: Patterns) -> None:
-        self._bins = patterns.bins
-        self._within = within(patterns)
-        corner = corners(patterns)
-        rest = patterns.bins - corner.shape[-1]
+    Args:
+      inside, corner: :meth:`Patterns.overlaps`.
+    """
+
+    def __init__(self, inside: jax.Array, corner: jax.Array) -> None:
+        self._within, self._bins = inside, inside.shape[-1]
+        rest = self._bins - corner.shape[-1]
         # for each bin of an assignment: its part in early bins of the next assignment, and in late
         # bins of the previous one
         self._ahead = jnp.pad(corner, ((0, 0), (rest, 0), (0, 0)))
@@ -172,6 +163,32 @@ class Overlaps:
         later = pattern[:, 1:]
         found = self._ahead[throw, pattern[:, :-1], jnp.minimum(later, reach - 1)]
         return jnp.sum(jnp.where(later < reach, found, 0), axis=1)
+
+    def added(self, pattern: jax.Array, before: Drawn, noise: jax.Array, logs: jax.Array) -> Drawn:
+        """``before`` with these patterns, drawn at log normalizers of ``logs`` more."""
+        own = self.of(pattern)
+        return Drawn(
+            before.products + own,
+            before.along + entries(noise, pattern),
+            before.square + 2 * entries(before.products, pattern) + entries(own, pattern),
+            before.log_normalizers + logs,
+        )
+
+
+def nothing_drawn(noise: jax.Array) -> Drawn:
+    """No pattern yet, for each row of ``noise``."""
+    return Drawn(jnp.zeros_like(noise), *(jnp.zeros(len(noise)),) * 3)
+
+
+def picked(products: jax.Array, throws: int, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Patterns drawn ∝ e^<m_k, V>, shape (samples, K), and log of the mean of that, (samples,).
+
+    ``products`` are <M, V>, shape (samples, K·b).
+    """
+    exponents, shape = products.reshape(len(products) * throws, -1), (len(products), throws)
+    chosen, top, mass = importance.pick(exponents, key)
+    logs = top + jnp.log(mass / exponents.shape[1])
+    return chosen.reshape(shape), jnp.sum(logs.reshape(shape), axis=1)
 
 
 def entries(x: jax.Array, pattern: jax.Array) -> jax.Array:

@@ -120,24 +120,28 @@ class OneUnit(LossModel):
     def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
         """log δ̂ of the remove and of the add direction, always from the same random numbers."""
         key = chunked.seed_key(0)
-        # an estimate by pilots has no use for the slope that it would be asked for as well
-        if self.alone and type(self.loss).frozen is not SampledLoss.frozen:
+        if self._frozen:
             frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             log_sigma = math.log(noise_multiplier)
             return frozen.evaluate(log_sigma).value, frozen.evaluate_add(log_sigma).value
-        points = {
-            direction: self._at(direction, noise_multiplier, epsilon) for direction in DIRECTIONS
-        }
         remove, add = (
             self._with_constant(
                 direction,
-                self.loss.pilot(
-                    self.loss.least(direction, point), point, _SEARCH_SAMPLES, key
-                ).log_mean,
+                self._glanced(direction, self._at(direction, noise_multiplier, epsilon), key),
             )
-            for direction, point in points.items()
+            for direction in DIRECTIONS
         )
         return remove, add
+
+    @property
+    def _frozen(self) -> bool:
+        """False where pilots estimate: with no use for the slope that is found as well then."""
+        return self.alone and type(self.loss).frozen is not SampledLoss.frozen
+
+    def _glanced(self, direction: SampledDirection, point: Point, key: jax.Array) -> float:
+        """log δ̂ of what is sampled, by the proposal of least ceiling."""
+        tilt = self.loss.least(direction, point)
+        return self.loss.pilot(tilt, point, _SEARCH_SAMPLES, key).log_mean
 
     def _at(self, direction: SampledDirection, noise_multiplier: float, epsilon: float) -> Point:
         return Point(noise_multiplier, epsilon, self.companions[direction].payoff)
@@ -192,12 +196,12 @@ class OneUnit(LossModel):
     # --- bounds ----------------------------------------------------------------------------------
 
     def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
-        known = None
-        if self.alone and not self.loss.many:
-            frozen = self.loss.frozen(
-                noise_multiplier, epsilon, _SEARCH_SAMPLES, chunked.subkey(trial.key, 0)
-            )
+        known, key = None, chunked.subkey(trial.key, 0)
+        if self._frozen and not self.loss.many:
+            frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             known = frozen.evaluate(math.log(noise_multiplier)).value
+        elif self.alone and not self.loss.many:
+            known = self._glanced("remove", self._at("remove", noise_multiplier, epsilon), key)
         chosen: dict[SampledDirection, Chosen] = {}
         for position, direction in enumerate(DIRECTIONS, 1):
             point = self._at(direction, noise_multiplier, epsilon)
