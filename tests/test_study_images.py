@@ -28,26 +28,41 @@ BLT1 = BLT(np.array([0.3]), np.array([0.9]))
 
 
 def test_sizes_of_data_and_models() -> None:
-    data = pictures.load(400)
+    data = pictures.load(None, 400)
     assert [len(part.y) for part in data] == [1397, 200, 200]
-    params, apply = pictures.model(64, 8, seed=0)
+    params, apply = pictures.model((64,), 8, seed=0)
     assert optax.tree.size(params) == 64 * 8 + 8 + 80 + 10
     assert jax.vmap(lambda x: apply(params, x))(data.test.x).shape == (200, 10)
+
+
+def test_cifar_is_read_from_its_binary_version(tmp_path) -> None:
+    with pytest.raises(UsageError, match="binary version"):
+        pictures.load(str(tmp_path), 4)
+    random = np.random.default_rng(0)
+    for name in pictures.CIFAR:
+        records = random.integers(10, size=(3, 3073), dtype=np.uint8)
+        records[:, 1] = 255  # the first red pixel
+        records.tofile(tmp_path / name)
+    data = pictures.load(str(tmp_path), 4)
+    assert [len(part.y) for part in data] == [11, 4, 3]
+    assert (data.train.x[:, 0, 0, 0] == 1).all() and data.train.x[:, 0, 0, 1:].max() < 0
+    params, apply = pictures.model(data.train.x.shape[1:], 0, seed=0)
+    assert optax.tree.size(params) == 550_570
+    assert apply(params, data.test.x[0]).shape == (10,)
 
 
 @pytest.mark.release
 def test_runs_are_those_of_a_plain_loop() -> None:
     """Two seeds and rates at once against one step after another."""
-    data = pictures.load(1700)
+    data = pictures.load(None, 1700)
     n, rates, seeds = 4, (0.1, 1.0), (0, 5)
     scheme = BallsInBins(bins=2, epochs=2)
     workload = Momentum(0.5, np.array([1.0, 1.0, 0.5, 0.25]))
     mechanism = many_runs.RunMechanism(BLT1, 0.7, scheme)
-    found = many_runs.train(
-        data, mechanism, workload, rates=rates, seeds=seeds, clip_norm=0.3, hidden=4
-    )
+    how = {"rates": rates, "seeds": seeds, "clip_norm": 0.3, "hidden": 4, "microbatch": 20}
+    found = many_runs.train(data, mechanism, workload, **how)
     x, y = data.train
-    _, apply = pictures.model(64, 4, 0)
+    _, apply = pictures.model((64,), 4, 0)
 
     def loss(params, x, y):
         return -jax.nn.log_softmax(apply(params, x))[y]
@@ -60,7 +75,7 @@ def test_runs_are_those_of_a_plain_loop() -> None:
     stream = NoiseStream(BLT1, iterations=n, noise_multiplier=0.7, clip_norm=0.3, sampling=scheme)
     measure = jax.jit(jax.vmap(loss, in_axes=(None, 0, 0)))
     for (i, seed), (j, rate) in itertools.product(enumerate(seeds), enumerate(rates)):
-        params, _ = pictures.model(64, 4, seed)
+        params, _ = pictures.model((64,), 4, seed)
         sampler = UnitSampler(scheme, len(y), seed=seed)
         state, velocity = stream.init(params, seed=seed), jax.tree.map(jnp.zeros_like, params)
         for t in range(n):
@@ -90,8 +105,12 @@ def test_batches_of_each_execution() -> None:
     assert all(np.array_equal(shuffled[t], shuffled[t + 4]) for t in range(8))
     assert shuffled[0].tolist() != list(range(0, 22, 4))
     table = many_runs.schedule([drawn, drawn])
-    assert table.shape == (12, 2, max(map(len, drawn)))
+    assert table.shape == (12, 2, 1, max(map(len, drawn)))
     assert (table >= 0).sum() == 2 * sum(map(len, drawn))
+    small = many_runs.schedule([drawn, drawn], microbatch=4).reshape(12, 2, -1)
+    assert all(
+        set(row[0][row[0] >= 0]) == set(units) for row, units in zip(small, drawn, strict=True)
+    )
 
 
 def test_a_run_states_what_it_executes() -> None:
@@ -102,8 +121,8 @@ def test_a_run_states_what_it_executes() -> None:
     sigma = guarantee["noise_multiplier"]
 
     def stated(execution: str):
-        how = 400, 0.9, 0.5, 0.1, execution
-        cell = images.ImagesCell(source, *how, (0.1,), (0,), 1.0, 4)
+        how = {"execution": execution, "rates": (0.1,), "seeds": (0,)}
+        cell = images.ImagesCell(source=source, **how)
         return cell.stated(made, scheme, 800)
 
     plain, whole = stated(images.AS_ACCOUNTED)

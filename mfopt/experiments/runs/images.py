@@ -7,6 +7,7 @@ What a run states is what it executes: where batches are cut, or shuffled in pla
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from mfopt._runtime import _check
 from mfopt.accounting import Mechanism, account
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.mechanisms import ProvenCell, strategy_of
+from mfopt.experiments.options import from_0_to_1, option
 from mfopt.sampling import FixedOrder
 from mfopt.training.batching import charged_delta, displacement_probability, smallest_batch_size
 from mfopt.workloads import Momentum, linear_cooldown
@@ -27,30 +29,50 @@ EXECUTIONS = (AS_ACCOUNTED, CUT, CUT_AT_MEAN, SHUFFLED)
 _SHARE = 0.1  # of δ that cutting batches may cost
 
 
+def check_folder(name: str, folder: Path) -> None:
+    """Refuse a folder without the binary version of CIFAR-10."""
+    if not (folder / "test_batch.bin").is_file():
+        rule = "must be a folder with the binary version of CIFAR-10"
+        raise _check.reject(name, str(folder), rule)
+
+
 @dataclasses.dataclass(frozen=True)
-class ImagesCell(Cell):
+class ImageTask:
+    """Data, model and optimizer: options of a study, and settings of its cells."""
+
+    data: Path | None = option(  # noqa: RUF009
+        None,
+        "Folder with the binary version of CIFAR-10, for a VGG; none: digits, for a hidden layer.",
+        kind=Path,
+        rule=check_folder,
+    )
+    held_out: int = option(400, "Examples for validation and test; of CIFAR-10 for validation.")
+    hidden: int = option(16, "Width of the hidden layer.")
+    momentum: float = option(0.9, "Momentum of the optimizer.", rule=from_0_to_1)
+    constant: float = option(0.25, "Share of the run before the rate cools down.", rule=from_0_to_1)
+    final: float = option(0.05, "Last rate over the first.")
+    clip: float = option(1.0, "Clip norm of an example's gradient.")
+    microbatch: int = option(0, "Examples at work at once in a run; 0: a whole batch.", least=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImagesCell(ImageTask, Cell):
     """Runs over rates and seeds; σ is the mechanism's, however it is executed.
 
-    ``execution`` says how batches are made; a seed pins model, batches and noise. The other fields
-    are the study's options. C is optimized for prefix sums, whatever the optimizer does.
+    ``execution`` says how batches are made; a seed pins model, batches and noise. C is optimized
+    for prefix sums, whatever the optimizer does.
     """
 
     name = "study-images"
     source: ProvenCell
-    held_out: int
-    momentum: float
-    constant: float
-    final: float
     execution: str
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
-    clip: float
-    hidden: int
 
     def run(self, *needed: Result) -> Result:
         from mfopt.experiments.runs import many_runs, pictures
 
-        (source,), loaded = needed, pictures.load(self.held_out)
+        (source,), loaded = needed, pictures.load(self.data, self.held_out)
         strategy = strategy_of(source)
         scheme = sampling.from_description(source.record["scheme"])
         sigma = source.record["guarantee"]["noise_multiplier"]
@@ -70,6 +92,7 @@ class ImagesCell(Cell):
             seeds=self.seeds,
             clip_norm=self.clip,
             hidden=self.hidden,
+            microbatch=self.microbatch,
         )
         errors = sigma**2 * np.asarray(query_error.row_variances(workload, strategy, n))
         record = {

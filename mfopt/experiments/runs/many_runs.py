@@ -9,6 +9,7 @@ batches and the noise; the rates share them, so that what differs between rates 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -62,14 +63,15 @@ class RunMechanism:
         return [(units := cut.batch(t).units)[units >= 0] for t in steps]
 
 
-def schedule(batches: list[list[np.ndarray]]) -> np.ndarray:
-    """Batches of several runs as one array (steps, runs, most units); -1 is empty."""
-    most = max(len(units) for run in batches for units in run)
-    filled = np.full((len(batches[0]), len(batches), max(most, 1)), -1)
+def schedule(batches: list[list[np.ndarray]], microbatch: int = 0) -> np.ndarray:
+    """Batches of several runs as one array (steps, runs, microbatches, units); -1 is empty."""
+    most = max(1, *(len(units) for run in batches for units in run))
+    size = microbatch or most
+    filled = np.full((len(batches[0]), len(batches), -(-most // size) * size), -1)
     for number, run in enumerate(batches):
         for step, units in enumerate(run):
             filled[step, number, : len(units)] = units
-    return filled
+    return filled.reshape(*filled.shape[:2], -1, size)
 
 
 def train(
@@ -81,6 +83,7 @@ def train(
     seeds: tuple[int, ...],
     clip_norm: float = 1.0,
     hidden: int = 16,
+    microbatch: int = 0,
 ) -> dict[str, np.ndarray]:
     """Loss (nats) and accuracy after the last step, each (seeds, rates), by part and name.
 
@@ -91,7 +94,8 @@ def train(
       rates: learning rates of the first step.
       seeds: of models, batches and noise, which are pinned: such runs are experiments.
       clip_norm: bound on an example's gradient.
-      hidden: width of the model.
+      hidden: width of the model for vectors.
+      microbatch: examples at work at once in a run; 0: a whole batch.
     """
     n = mechanism.sampling.length
     relative, momentum = workload.recurrence(n) or (None, 0.0)
@@ -99,9 +103,9 @@ def train(
         rule = "must be SGD with momentum and learning rates"
         raise _check.reject("workload", workload.kind, rule)
     population = len(data.train.y)
-    units = schedule([mechanism.batches(population, seed) for seed in seeds])
+    units = schedule([mechanism.batches(population, seed) for seed in seeds], microbatch)
     normalizer = mechanism.sampling.expected_batch(population)
-    made = [pictures.model(data.train.x.shape[1], hidden, seed) for seed in seeds]
+    made = [pictures.model(data.train.x.shape[1:], hidden, seed) for seed in seeds]
     apply, many = made[0][1], len(seeds) * optax.tree.size(made[0][0])
     # past draws are kept where they fit and would be regenerated
     keeps = choose(mechanism.strategy, n).draws(n) > 1 and n * many <= 2**28
@@ -120,26 +124,30 @@ def train(
         lambda leaf: jnp.repeat(leaf[:, None], len(rates), axis=1), _stacked([p for p, _ in made])
     )
     clipping = Clipping(clip_norm)
-    x, y = jnp.asarray(data.train.x), jnp.asarray(data.train.y)
     factors = jnp.asarray(rates, jnp.float32)
 
-    def contribution(params: Any, unit: jax.Array) -> Any:
-        index = jnp.maximum(unit, 0)
-        gradient = jax.grad(lambda p: _loss(apply(p, x[index]), y[index]))(params)
-        there = unit >= 0
+    def contribution(params: Any, x: jax.Array, y: jax.Array, there: jax.Array) -> Any:
+        gradient = jax.grad(lambda p: _loss(apply(p, x), y))(params)
         return jax.tree.map(lambda leaf: jnp.where(there, leaf, 0.0), clipping(gradient).gradient)
 
-    def clipped_sum(params: Any, units: jax.Array) -> Any:
-        each = jax.vmap(contribution, in_axes=(None, 0))(params, units)
-        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
+    def clipped_sum(params: Any, units: jax.Array, examples: pictures.Examples) -> Any:
+        def add(total: Any, units: jax.Array) -> tuple[Any, None]:
+            x, y = (jnp.take(each, jnp.maximum(units, 0), axis=0) for each in examples)
+            each = jax.vmap(contribution, in_axes=(None, 0, 0, 0))(params, x, y, units >= 0)
+            return jax.tree.map(lambda t, leaf: t + jnp.sum(leaf, axis=0), total, each), None
 
-    over_rates = jax.vmap(clipped_sum, in_axes=(0, None))
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), units)[0]
 
-    def step(carry: Any, given: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+    over_rates = jax.vmap(clipped_sum, in_axes=(0, None, None))
+    over_runs = jax.vmap(over_rates, in_axes=(0, 0, None))
+
+    def step(
+        examples: pictures.Examples, carry: Any, given: tuple[jax.Array, jax.Array]
+    ) -> tuple[Any, None]:
         params, velocity, states = carry
         units, rate = given
         noise, states = jax.vmap(stream.next)(states)
-        summed = jax.vmap(over_rates)(params, units)
+        summed = over_runs(params, units, examples)
         velocity = jax.tree.map(
             lambda v, s, z: momentum * v + (s + z[:, None]) / normalizer, velocity, summed, noise
         )
@@ -150,16 +158,19 @@ def train(
         return (jax.tree.map(moved, params, velocity), velocity, states), None
 
     @jax.jit
-    def run(start: Any, states: Any, units: Any, relative: Any) -> Any:
-        zero = jax.tree.map(jnp.zeros_like, start)
-        return jax.lax.scan(step, (start, zero, states), (units, relative))[0][0]
+    def run(start: Any, states: Any, examples: Any, units: Any, relative: Any) -> Any:
+        carry = start, jax.tree.map(jnp.zeros_like, start), states
+        return jax.lax.scan(functools.partial(step, examples), carry, (units, relative))[0][0]
 
     def measured(params: Any, part: pictures.Examples) -> tuple[jax.Array, jax.Array]:
-        logits, labels = jax.vmap(lambda x: apply(params, x))(part.x), jnp.asarray(part.y)
+        labels = jnp.asarray(part.y)
+        size = microbatch or len(labels)
+        logits = jax.lax.map(lambda x: apply(params, x), part.x, batch_size=size)
         right = jnp.mean(jnp.argmax(logits, axis=-1) == labels)
         return jnp.mean(jax.vmap(_loss)(logits, labels)), right
 
-    params = run(start, states, jnp.asarray(units), jnp.asarray(relative, jnp.float32))
+    examples = jax.tree.map(jnp.asarray, data.train)
+    params = run(start, states, examples, jnp.asarray(units), jnp.asarray(relative, jnp.float32))
     measure = jax.jit(jax.vmap(jax.vmap(measured, (0, None)), (0, None)))
     found: dict[str, np.ndarray] = {}
     for part in ("validation", "test"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,22 @@ def check_parts(name: str, data: str) -> None:
             raise _check.reject(name, data, f"has no part {', '.join(sorted(missing))}", way_out)
 
 
-def _digest(folder: str) -> str:
-    """Digests of all parts of a data set."""
-    parts = open_parts(folder)
-    return "-".join(f"{name}:{parts[name].digest[:16]}" for name in sorted(parts))
+def check_model(name: str, folder: Path) -> None:
+    """Refuse a folder that holds no GPT-2."""
+    from mfopt.training.models.huggingface import read_config
+
+    read_config(folder)
+
+
+def _digest(data: str, model: str) -> str:
+    """Digests of all parts of a data set that is a folder, and of a model's weights."""
+    parts = {} if data in EMBEDDED else open_parts(data)
+    digests = [f"{name}:{parts[name].digest[:16]}" for name in sorted(parts)]
+    for path in sorted(Path(model).glob("*.safetensors")) if model else ():
+        with path.open("rb") as stream:
+            sha = hashlib.file_digest(stream, "sha256").hexdigest()
+        digests.append(f"{path.name}:{sha[:16]}")
+    return "-".join(digests)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +58,8 @@ class CorpusCell(Cell):
       length: tokens of a row.
       width, layers: of the model.
       pretrain_steps, pretrain_rate: on public records.
-      digest: of the data in a folder, which may come to hold others; "" for embedded ones.
+      model: folder of a GPT-2 to begin from; "": a new one of this width and so many layers.
+      digest: of what is in the folders, which may come to hold others; "" for embedded data.
     """
 
     name = "train-base"
@@ -55,27 +69,31 @@ class CorpusCell(Cell):
     layers: int = 2
     pretrain_steps: int = 300
     pretrain_rate: float = 3e-3
+    model: str = ""
     digest: str = ""
 
     @classmethod
-    def at(cls, data: str, length: int, **sizes: int) -> CorpusCell:
-        """The cell of data as it is now; ``sizes`` are the other fields."""
-        return cls(data, length, **sizes, digest="" if data in EMBEDDED else _digest(data))
+    def at(cls, data: str, length: int, model: str = "", **sizes: int) -> CorpusCell:
+        """The cell of data and model as they are now; ``sizes`` are the other fields."""
+        return cls(data, length, model=model, **sizes, digest=_digest(data, model))
 
     def run(self, *needed: Result) -> Result:
         from mfopt.training.config import TrainConfig
+        from mfopt.training.export import export_model
         from mfopt.training.prepare import prepare
 
-        of_model = ("data", "length", "width", "layers", "pretrain_steps", "pretrain_rate")
-        given: dict[str, Any] = {name: getattr(self, name) for name in of_model}
+        sizes = ("length", "width", "layers", "pretrain_steps", "pretrain_rate")
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("data", "model", *sizes)}
         given |= {"sampling": "fixed-order:bins=1,epochs=1", "algorithm": "none", "seed": 0}
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            prepared = prepare(
-                TrainConfig(**given, output=str(folder))
-            )  # a run that trains nothing
-            if self.digest and self.digest != _digest(self.data):
+            # a run that trains nothing
+            prepared = prepare(TrainConfig(**given, output=str(folder)))
+            if self.digest != _digest(self.data, self.model):
                 raise _check.reject("data", self.data, "has changed since the cells were named")
+            if not self.pretrain_steps:
+                made = prepared.model
+                export_model(made, made.params, folder / "pretrained", tokenizer=prepared.tokenizer)
             corpus = folder / "corpus" if self.data in EMBEDDED else Path(self.data)
             arrays = packed(corpus, "corpus") | packed(folder / "pretrained", "pretrained")
             users, parameters = prepared.parts["train"].num_users, prepared.model.num_params

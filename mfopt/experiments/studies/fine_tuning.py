@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -17,7 +18,13 @@ import numpy as np
 from mfopt.experiments.cache import Result
 from mfopt.experiments.options import option
 from mfopt.experiments.runs.fine_tuning import Arm, FineTuningCell
-from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, CorpusCell, check_parts
+from mfopt.experiments.runs.training import (
+    CHOSEN_ON,
+    REPORTED,
+    CorpusCell,
+    check_model,
+    check_parts,
+)
 from mfopt.experiments.studies.engine import Found, Row, Swept
 
 OF_SEEDS = "loss on held-out users\n(nats per token; bands: least to largest)"
@@ -30,24 +37,38 @@ class FineTuning(Swept):
     data: str = option(
         "stdlib-code", "Embedded corpus, or a folder of `mfopt data build`.", rule=check_parts
     )
+    model: Path | None = option(  # noqa: RUF009
+        None,
+        "Local Hugging Face folder of a GPT-2 to begin from; none: a new one of these sizes.",
+        kind=Path,
+        rule=check_model,
+    )
     delta: float = option(1e-5, "δ of every statement.")
     steps: int = option(32, "Steps of a run.")
     rates: tuple[float, ...] = option((0.01,), "Learning rates to choose from (adam).")
     extend: int = option(3, "Most rates to add beyond an end of several that is best.", least=0)
     seeds: tuple[int, ...] = option((0, 1, 2), "One run for each, pinning its randomness.")
     length: int = option(48, "Tokens of a record.")
-    width: int = option(64, "Width of the model.")
-    layers: int = option(2, "Blocks of the model.")
+    width: int = option(64, "Width of a new model.")
+    layers: int = option(2, "Blocks of a new model.")
     pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
     evaluate_records: int = option(200, "Most held-out records of an evaluation.")
 
-    scale = "{0.layers} layers of width {0.width}, {0.steps:,} steps"
+    scale = "{0.trained}, {0.steps:,} steps"
+
+    @property
+    def trained(self) -> str:
+        """The model in words."""
+        if self.model is not None:
+            return f"GPT-2 of {self.model.name}"
+        return f"{self.layers} layers of width {self.width}"
 
     @functools.cached_property
     def base(self) -> CorpusCell:
         """Corpus and pretrained model, shared with every study of these sizes."""
         names = ("length", "width", "layers", "pretrain_steps")
-        return CorpusCell.at(self.data, **{name: getattr(self, name) for name in names})
+        sizes = {name: getattr(self, name) for name in names}
+        return CorpusCell.at(self.data, model=str(self.model or ""), **sizes)
 
     def runs(self, arm: Arm, rate: float) -> list[Any]:
         how = {"base": self.base, "arm": arm, "rate": rate}

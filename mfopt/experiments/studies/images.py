@@ -13,15 +13,15 @@ from mfopt.experiments import families
 from mfopt.experiments.cache import Result
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.mechanisms import BALLS
-from mfopt.experiments.options import from_0_to_1, option
+from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runs.images import AS_ACCOUNTED, EXECUTIONS, ImagesCell
+from mfopt.experiments.runs.images import AS_ACCOUNTED, EXECUTIONS, ImagesCell, ImageTask
 from mfopt.experiments.studies.engine import Found, Row, Swept
 from mfopt.experiments.studies.rows import ends, interval, intervals, pick
 
 
 @dataclasses.dataclass(frozen=True)
-class Images(Swept):
+class Images(ImageTask, Swept):
     """Accuracy of each mechanism at equal ε, each at its best learning rate."""
 
     name = "images"
@@ -30,7 +30,7 @@ class Images(Swept):
     default_size = "digits, 8 epochs × 16 iterations, 8 mechanisms at 3 ε, 7 rates × 10 seeds"
     time = "about 7 CPU-minutes"
     title = "Images: each mechanism at its best rate, δ = {0.delta:g}, one example, 95% over seeds"
-    scale = "digits, {0.epochs} × {0.bins} iterations, {0.seeds} seeds"
+    scale = "{0.trained}, {0.epochs} × {0.bins} iterations, {0.seeds} seeds"
     columns = (
         "mechanism; epsilon=ε; accuracy; accuracy_half95=±; loss; rmse=RMSE; rate; "
         "noise_multiplier=σ; privacy_unit=unit; adjacency; sampling"
@@ -53,13 +53,7 @@ class Images(Swept):
     bins: int = option(16, "Iterations of an epoch.", name="--iters")
     epochs: int = option(8, "Passes over the data.")
     delta: float = option(1e-5, "δ of every statement.")
-    momentum: float = option(0.9, "Momentum of the optimizer.", rule=from_0_to_1)
-    constant: float = option(0.25, "Share of the run before the rate cools down.", rule=from_0_to_1)
-    final: float = option(0.05, "Last rate over the first.")
     widths: tuple[int, ...] = option((1, 2, 4, 8, 16), "Numbers of bands to choose from.")
-    clip: float = option(1.0, "Clip norm of an example's gradient.")
-    hidden: int = option(16, "Width of the hidden layer.")
-    held_out: int = option(400, "Examples for validation and test.")
 
     def check_together(self) -> None:
         for name in self.mechanisms:
@@ -68,6 +62,11 @@ class Images(Swept):
         if self.executed not in self.mechanisms or families.find(self.executed).sampling != BALLS:
             rule = "must be one of the mechanisms, run with balls-in-bins"
             raise _check.reject("executed", self.executed, rule)
+
+    @property
+    def trained(self) -> str:
+        """Data in words."""
+        return "digits" if self.data is None else "CIFAR-10"
 
     @property
     def comparison(self) -> Comparison:
@@ -84,11 +83,10 @@ class Images(Swept):
 
     def runs(self, arm: tuple[float, str, str], rate: float) -> list[ImagesCell]:
         epsilon, family, execution = arm
-        source = self.comparison.proven(family, epsilon)
         # one program serves the rates of the grid
         rates, seeds = self.rates if rate in self.rates else (rate,), tuple(range(self.seeds))
-        how = {"source": source, "execution": execution, "rates": rates, "seeds": seeds}
-        return [ImagesCell.of(self, **how)]
+        source, of = self.comparison.proven(family, epsilon), ImagesCell.of
+        return [of(self, source=source, execution=execution, rates=rates, seeds=seeds)]
 
     def judged(self, results: list[Result], rate: float) -> float:
         return float(_at(results[0], rate, "validation_loss").mean())
