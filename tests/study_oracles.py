@@ -5,26 +5,26 @@ from train_fixtures import synthetic_store
 from train_oracles import write_store
 
 from mfopt.experiments.cache import Result
-from mfopt.experiments.runs.training import REPORTED
 from mfopt.training.data.store import TokenStore
 
 
-def finished(arm, after, **more):
-    """The record of one run, as the trainer's cell gives it."""
-    private = arm.epsilon is not None
+def finished(study, losses):
+    """Results of the cells of a study; a run ends with ``losses(arm, rate, seed)`` by part."""
     guarantee = {"privacy_unit": "user", "adjacency": "add-remove"}
-    return Result(
-        {
-            "before": {REPORTED: 6.0},
-            "after": after,
+    found = {}
+    for arm in study.arms():
+        cell, private = study.run(arm, study.rates), arm.epsilon is not None
+        ends = [[losses(arm, rate, seed) for seed in cell.seeds] for rate in cell.rates]
+        record = {
+            "rates": list(cell.rates),
+            "runs": [[{p: [(0, 6.0), (9, x[p])] for p in x} for x in each] for each in ends],
             "noise_multiplier": 1.5 if private else None,
             "guarantee": guarantee if private else None,
             "parameters": 1000 if arm.rank == 0 else 10 * arm.rank,
             "probability": 0.25,
-            "sampled": "records" if arm.algorithm == "ELS" else "users",
-            **more,
         }
-    )
+        found[cell] = Result(record)
+    return found
 
 
 def write_parts(folder, *, held_out_users=6):

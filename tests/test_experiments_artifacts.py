@@ -11,7 +11,7 @@ from mfopt_cli.main import main
 
 import mfopt
 from mfopt import _version
-from mfopt.experiments import artifacts, manifest, runner
+from mfopt.experiments import artifacts, manifest, runner, studies
 from mfopt.experiments.accounts import AccountCell
 from mfopt.experiments.cache import Cache, code_digest
 from mfopt.experiments.mechanisms import FixedCell, Goal, SigmaCell
@@ -178,6 +178,9 @@ def test_every_cell_of_the_grid_has_a_name() -> None:
     assert len(names) == len(set(names))
     assert set(artifacts.READ) < set(artifacts.FACTORIZATIONS) and set(artifacts.READ) < set(names)
     assert len(artifacts.FACTORIZATIONS) == 9 * 6 * 4
+    # one command makes all of them, the studies too
+    assert {f"studies/{name}" for name in studies.STUDIES} < set(names)
+    assert artifacts.command("studies/lora") == "mfopt experiment lora --artifacts artifacts"
 
 
 def test_an_artifacts_seconds_count_what_its_cells_are_made_from() -> None:

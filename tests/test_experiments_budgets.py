@@ -22,12 +22,12 @@ def test_rates_are_chosen_on_records_and_losses_reported_on_users():
     ).check()
     # the model that the comparison of noises fine-tunes too
     assert study.base in {cell.base for cell in NoiseInTraining().cells()}
-    found = {}
-    for cell in study.cells():
-        els = cell.arm.algorithm == "ELS"
-        after = {CHOSEN_ON: 4.0 + cell.rate, REPORTED: 5.0 - cell.rate - 0.1 * els}
-        found[cell] = finished(cell.arm, after)
-    outcome = study.outcome(found)
+
+    def losses(arm, rate, seed):
+        els = arm.algorithm == "ELS"
+        return {CHOSEN_ON: 4.0 + rate, REPORTED: 5.0 - rate - 0.1 * els}
+
+    outcome = study.outcome(finished(study, losses))
     els, uls = outcome.rows
     # the smaller rate, though users would have preferred the larger
     assert els["learning_rate"] == uls["learning_rate"] == 0.1
@@ -41,13 +41,13 @@ def test_rates_are_chosen_on_records_and_losses_reported_on_users():
 def test_several_seeds_are_paired_and_a_rate_between_others_is_bracketed():
     study = TrainingBudgets(epsilons=(2.0,), groups=(1,)).check()
     assert len(study.seeds) == 3
-    found = {}
-    for cell in study.cells():
+
+    def losses(arm, rate, seed):
         # seeds differ by far more than the algorithms, and alike for both
-        uls = 0.01 * (cell.arm.algorithm == "ULS") * (1 + 0.1 * cell.seed)
-        loss = 5.0 + cell.seed - uls + abs(cell.rate - 0.01)
-        found[cell] = finished(cell.arm, {CHOSEN_ON: loss, REPORTED: loss})
-    outcome = study.outcome(found)
+        uls = 0.01 * (arm.algorithm == "ULS") * (1 + 0.1 * seed)
+        return dict.fromkeys((CHOSEN_ON, REPORTED), 5.0 + seed - uls + abs(rate - 0.01))
+
+    outcome = study.outcome(finished(study, losses))
     assert not any(row["rate_at_end"] for row in outcome.rows)
     # 0.010, 0.011, 0.012: their mean, and 4.303 (Student's t) standard errors
     assert "0.0110 ± 0.0025 below ELS, G = 4" in outcome.findings[0]
@@ -63,12 +63,11 @@ def test_every_g_of_both_is_drawn_and_the_best_of_each_are_compared():
         study = TrainingBudgets(
             epsilons=epsilons, groups=(1, 2), els_groups=(4, 16), rates=(0.1,), seeds=(0,)
         ).check()
-        found = {}
-        for cell in study.cells():
-            group = cell.arm.group
-            after = {CHOSEN_ON: 4.0 - 0.01 * group, REPORTED: 5.0 + 0.01 * group}
-            found[cell] = finished(cell.arm, after)
-        outcome = study.outcome(found)
+
+        def losses(arm, rate, seed):
+            return {CHOSEN_ON: 4.0 - 0.01 * arm.group, REPORTED: 5.0 + 0.01 * arm.group}
+
+        outcome = study.outcome(finished(study, losses))
         assert len(outcome.rows) == 4 * len(epsilons)
         assert "ULS, G = 2 ends 0.1400 below ELS, G = 16" in outcome.findings[0]
         (panel,) = outcome.panels

@@ -17,19 +17,17 @@ from mfopt.experiments.studies.clip_norms import ClipNorms
 from mfopt.experiments.studies.selection import CHUNK, RecordSelection
 from mfopt.training.data import TokenStore
 from mfopt.training.data.overlap import copies, overlap
+from mfopt.training.export import export_model
+from mfopt.training.models.gpt2 import GPT2Config
+from mfopt.training.models.huggingface import gpt2_model
 from mfopt.training.selection import RULES
+
+PARTS = training.CHOSEN_ON, training.REPORTED
 
 
 def results(study, loss):
     """Every run of a study; ``loss`` of (arm, rate) is that on users, and on records."""
-    return {
-        cell: finished(
-            cell.arm,
-            dict.fromkeys((training.CHOSEN_ON, training.REPORTED), loss(cell.arm, cell.rate)),
-        )
-        for cell in study.cells()
-        if cell.name == "study-fine-tuning"
-    }
+    return finished(study, lambda arm, rate, _: dict.fromkeys(PARTS, loss(arm, rate)))
 
 
 def test_selection_runs_every_rule_and_every_k_once():
@@ -85,10 +83,9 @@ def test_rates_are_added_until_the_best_is_bracketed():
     found = results(study, loss)
     asked = []
     while more := list(study.more(found)):
-        asked.append({cell.rate for cell in more})
-        wider = dataclasses.replace(study, rates=tuple(asked[-1]))
-        every = results(wider, loss)
-        found |= {cell: every[cell] for cell in more}
+        asked.append({rate for cell in more for rate in cell.rates})
+        for rate in asked[-1]:
+            found |= results(dataclasses.replace(study, rates=(rate,)), loss)
     assert asked == [{0.05, 0.4}, {0.8}, {1.6}]
     rows = study.outcome(found).rows
     assert [row["learning_rate"] for row in rows] == [0.1, 0.8] * 2
@@ -148,3 +145,11 @@ def test_whole_studies_run(tmp_path):
         assert outcome.findings and len(output.write(tmp_path / "out", study, outcome, made)) == 5
         assert all(np.isfinite(row["loss"]) for row in outcome.rows)
     assert dataclasses.replace(studies[0], seeds=(1,)).base == studies[0].base
+    # from a model that was made elsewhere, as it is
+    model, new = tmp_path / "gpt2", gpt2_model(GPT2Config(32, 8, 8, 1, 2))
+    export_model(new, new.params, model)
+    begun = dataclasses.replace(studies[1], model=model, pretrain_steps=0, seeds=(0,)).check()
+    assert begun.base.digest.startswith(studies[1].base.digest) and begun.base != studies[1].base
+    row, *_ = engine.run(begun, cache, jobs=1)[0].rows
+    assert row["pretrained"] == pytest.approx(np.log(32), rel=0.1)  # not trained at all
+    assert "GPT-2 of gpt2" in begun.heading([row])

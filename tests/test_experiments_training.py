@@ -24,9 +24,14 @@ from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
 
 
-def made_up(records, users):
-    losses = {CHOSEN_ON: [(0, 5.0), (4, records)], REPORTED: [(0, 6.0), (4, users)]}
-    return Result({"losses": losses, "noise_multiplier": 1.0})
+def made_up(cell, losses):
+    """The result of a cell whose runs end with ``losses(rate, seed)``, on records and on users."""
+
+    def run(records, users):
+        return {CHOSEN_ON: [(0, 5.0), (4, records)], REPORTED: [(0, 6.0), (4, users)]}
+
+    runs = [[run(*losses(rate, seed)) for seed in cell.seeds] for rate in cell.rates]
+    return Result({"rates": list(cell.rates), "runs": runs, "noise_multiplier": 1.0})
 
 
 def test_learning_rates_are_chosen_on_records_and_losses_reported_on_users():
@@ -38,7 +43,7 @@ def test_learning_rates_are_chosen_on_records_and_losses_reported_on_users():
         ("blt", 0.2): [(4.0, 5.6), (4.0, 5.9)],
     }
     found = {
-        cell: made_up(*losses[cell.mechanism.strategy, cell.learning_rate][cell.seed])
+        cell: made_up(cell, lambda rate, seed, c=cell: losses[c.mechanism.strategy, rate][seed])
         for cell in study.cells()
     }
     rows = study.rows(found)
@@ -70,10 +75,12 @@ def test_a_study_says_who_wins_on_users_and_on_records(data):
     study = NoiseInTraining(data=str(data), rates=(0.1, 0.2, 0.4), seeds=(1, 0)).check()
     found = {}
     for cell in study.cells():
-        blt = cell.mechanism.strategy == "blt"
-        best = abs(cell.learning_rate - (0.4 if blt else 0.2))
-        records = 4.0 + best + 0.01 * cell.seed - (0.1 if blt else 0.0)
-        found[cell] = made_up(records, 5.0 - (0.5 * cell.seed - 0.2 if blt else 0.0))
+
+        def losses(rate, seed, blt=cell.mechanism.strategy == "blt"):
+            records = 4.0 + abs(rate - (0.4 if blt else 0.2)) + 0.01 * seed - (0.1 if blt else 0.0)
+            return records, 5.0 - (0.5 * seed - 0.2 if blt else 0.0)
+
+        found[cell] = made_up(cell, losses)
     outcome = study.outcome(found)
     assert {row["data"] for row in outcome.rows} == {data.name}
     blt = [row for row in outcome.rows if row["noise"] == "blt"]
@@ -118,18 +125,18 @@ def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
     ).check()  # fmt: skip
     cache = Cache(tmp_path / "cells")
     found = run_all(study.cells(), cache, jobs=1)
-    records = {(c.mechanism.strategy, c.seed): found[c].record for c in study.cells()}
+    by_kind = {c.mechanism.strategy: found[c].record for c in study.cells()}
+    records = {(kind, seed): by_kind[kind]["runs"][0][seed] for kind in by_kind for seed in (0, 1)}
     assert list(records) == [("identity", 0), ("identity", 1), ("blt", 0), ("blt", 1)]
-    losses = [record["losses"] for record in records.values()]
+    losses = list(records.values())
     assert len({each[CHOSEN_ON][0][1] for each in losses}) == 1
     assert [step for step, _ in losses[0][REPORTED]] == [0, 1, 2, 3, 4]
     assert len({each[REPORTED][-1][1] for each in losses}) == 4
-    assert all(record["steps"] == 4 for record in records.values())
     # every unit takes part in each epoch, and random records are drawn by (step, user)
     for seed in (0, 1):
         assert records["identity", seed]["tokens"] == records["blt", seed]["tokens"]
     assert records["identity", 0]["tokens"] != records["identity", 1]["tokens"]
-    sigmas = {s: records[s, 0]["noise_multiplier"] for s in ("identity", "blt")}
+    sigmas = {s: by_kind[s]["noise_multiplier"] for s in ("identity", "blt")}
     assert min(sigmas.values()) > 0 and sigmas["blt"] != sigmas["identity"]
     # σ is relative to a C of any norm: what compares is the error that it makes
     errors = {c.mechanism.strategy: cache.load(c.mechanism).record["rmse"] for c in study.cells()}
@@ -212,10 +219,13 @@ def test_an_optimizer_stands_with_the_move_that_is_best_for_it():
     best = {"adam": (0.02, 4.0), "momentum": (0.04, 3.9)}
     found = {}
     for cell in study.cells():
-        assert not cell.learning_rate  # moves, fitted to each
-        move, loss = best[cell.optimizer]
-        records = loss + abs(cell.noise_move - move)
-        found[cell] = made_up(records, records + 1)
+        assert cell.by_move  # rates are fitted to each
+
+        def losses(rate, seed, best=best[dict(cell.given)["optimizer"]]):
+            records = best[1] + abs(rate - best[0])
+            return records, records + 1
+
+        found[cell] = made_up(cell, losses)
     outcome = study.outcome(found)
     chosen = {(row["optimizer"], row["learning_rate"]) for row in outcome.rows}
     assert chosen == {("adam", 0.02), ("momentum", 0.04)}

@@ -128,6 +128,8 @@ OWN_OF = {
     ("compare", "--baseline"): ["--baseline=dpsgd+balls-in-bins"],
     ("experiment", "--data"): ["--data=stdlib-code", "--data=stdlib", "--data=made"],
     ("experiment", "--delta"): ["--delta=1e-3"],
+    ("experiment", "--model"): ["--model=gpt2"],
+    ("experiment images", "--data"): ["--data=cifar"],
     ("experiment", "--executed"): ["--executed=dpsgd+balls-in-bins"],
     ("experiment", "--mechanisms"): ["--mechanisms=dpsgd+balls-in-bins"],
     ("train", "--continue"): ["--continue=earlier"],
@@ -248,6 +250,12 @@ def inputs(tmp_path_factory):
     (folder / "earlier").mkdir()
     (folder / "earlier" / "config.toml").write_text("[model]\nwidth = 48\nheads = 2\n")
     np.save(folder / "w.npy", np.ones(8))
+    for name, text in (
+        ("cifar/test_batch.bin", ""),
+        ("gpt2/config.json", '{"model_type": "gpt2"}'),
+    ):
+        (folder / name).parent.mkdir()
+        (folder / name).write_text(text)
     store = folder / "store"
     texts = [f"--data={folder / 'a.jsonl'}", f"--public={folder / 'b.jsonl'}"]
     main(["data", "build", str(store), *texts, "--vocab-size=300", "--quiet"])

@@ -16,12 +16,13 @@ from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Result
 from mfopt.experiments.mechanisms import FixedCell, Goal, ProvenCell, SigmaCell
-from mfopt.experiments.runs import images, many_runs, pictures
+from mfopt.experiments.runs import images, lstm, many_runs, pictures
 from mfopt.experiments.studies.images import Images
 from mfopt.noise.stream import NoiseStream
 from mfopt.sampling import BallsInBins, UnitSampler
 from mfopt.strategies import BLT, Identity
 from mfopt.training.clipping import Clipping
+from mfopt.training.models.nnx_model import from_nnx
 from mfopt.workloads import Momentum
 
 BLT1 = BLT(np.array([0.3]), np.array([0.9]))
@@ -49,6 +50,15 @@ def test_cifar_is_read_from_its_binary_version(tmp_path) -> None:
     params, apply = pictures.model(data.train.x.shape[1:], 0, seed=0)
     assert optax.tree.size(params) == 550_570
     assert apply(params, data.test.x[0]).shape == (10,)
+
+
+def test_the_lstm_has_the_papers_size_and_learns_from_what_came_before() -> None:
+    assert from_nnx(lstm.NextWord(10_003, 10, seed=0)).num_params == 1_346_432
+    small = from_nnx(lstm.NextWord(12, 8, seed=0))
+    tokens = jnp.arange(8)
+    before, after = (small.logits(small.params, (), x) for x in (tokens, tokens.at[5].set(11)))
+    assert before.shape == (8, 12) and np.array_equal(before[:5], after[:5])
+    assert not np.allclose(before[7], after[7])
 
 
 @pytest.mark.release
@@ -161,16 +171,14 @@ def test_the_best_rate_is_chosen_on_validation_and_reported_on_test() -> None:
     for rates, asked in (((0.1, 0.2, 0.4), None), ((0.2, 0.4), 0.1)):
         here = dataclasses.replace(study, rates=rates).check()
         arm = next(here.arms())
-        found = {cell: ran(cell) for cell in here.runs(arm, 0.2)}
+        found = {cell: ran(cell) for cell in [here.cell_at(arm, 0.2)]}
         at = here.chosen(found, arm)
         assert (at.rate, at.missing) == (0.2, asked)
         assert at.edge == ("lowest" if asked else "")
         if asked:
-            found |= {cell: ran(cell) for cell in here.runs(arm, asked)}
+            found |= {cell: ran(cell) for cell in [here.cell_at(arm, asked)]}
             assert len(found) == 2
-        at, results = here.best(found, arm)
+        at, result = here.best(found, arm)
         assert at.rate == 0.2 and at.edge == ""
-        assert results[0].arrays["test_loss"][:, at.tried.index(0.2) - bool(asked)].tolist() == [
-            5,
-            7,
-        ]
+        last = at.tried.index(0.2) - bool(asked)
+        assert result.arrays["test_loss"][:, last].tolist() == [5, 7]

@@ -16,7 +16,7 @@ from mfopt.experiments.cache import Cache, Cell, Result, code_digest
 from mfopt.experiments.manifest import computing, note, read_manifest
 from mfopt.experiments.mechanisms import AmplifiedCell, CertifiedCell, Goal, SigmaCell, strategy_of
 from mfopt.experiments.runner import cores, first_cells, run_all
-from mfopt.experiments.studies import engine, output
+from mfopt.experiments.studies import STUDIES, engine, find, output
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Report, silent, within
@@ -25,6 +25,8 @@ from mfopt.workloads import PrefixSums
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SETTINGS = tuple((epochs, bins) for epochs in (8, 16, 32) for bins in (32, 64, 128))
 DELTA, SEED = 1e-5, 0
+# of the grid's time-scaled C: what changes with ε is in the tables of forms and the comparison
+SCALED_EPSILONS = (0.5, 2.0, 8.0)
 # of the grid: name -> kind, buffers, whether time-scaled
 KINDS = {
     "blt-4": ("blt", 4, False),
@@ -52,6 +54,7 @@ READ = (
     *("blt-4-8x32-eps2", "blt-4-8x32-eps8", "blt-4-16x32-eps2", "toeplitz-scaled-16x32-eps2"),
     *("blt-4-scaled-8x32-eps2", "blt-4-scaled-8x32-eps8"),
 )
+_STUDIES = tuple(f"studies/{name}" for name in STUDIES)
 # suffixes of an artifact's files: pictures in one format, data once
 FILES, RECORD = ("csv", "svg"), ("json", "svg")
 
@@ -59,11 +62,13 @@ FILES, RECORD = ("csv", "svg"), ("json", "svg")
 def names() -> list[str]:
     """Names of the artifacts, in the order in which they build on one another's cells."""
     made = [name for name in figures.FIGURES if name not in figures.SAME]
-    return [*READ, GRID, *STRATEGIES, COMPARISON, AUDIT, *made]
+    return [*READ, GRID, *STRATEGIES, COMPARISON, AUDIT, *made, *_STUDIES]
 
 
 def command(name: str) -> str:
     """The command that rebuilds an artifact."""
+    if name in _STUDIES:
+        return f"mfopt experiment {Path(name).name} --artifacts artifacts"
     return f"mfopt figures --artifacts artifacts {name}"
 
 
@@ -112,8 +117,12 @@ def _table(folder: Path, name: str, text: str) -> list[Path]:
 
 
 def _grid(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
-    """σ and RMSE of all cells: BLT-4 and Toeplitz, plain and time-scaled."""
-    cells = {place: grid_cells(*place) for place in FACTORIZATIONS.values()}
+    """σ and RMSE: BLT-4 and Toeplitz, plain at every ε, and time-scaled at some."""
+    cells = {
+        (kind, epochs, bins, epsilon): grid_cells(kind, epochs, bins, epsilon)
+        for kind, epochs, bins, epsilon in FACTORIZATIONS.values()
+        if not KINDS[kind][2] or epsilon in SCALED_EPSILONS
+    }
     wanted = [each for cell in cells.values() for each in (cell.source, cell.estimate)]
     found = run_all(wanted, cache, **how)
     values = ("noise_multiplier", "rmse", "relative_error")
@@ -152,9 +161,10 @@ def _comparison(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]
     return decision_plots.write(stem, _setting(), best, every, kinds=("csv", "svg"))
 
 
-def _audit(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
-    study = TrainerAudit()
-    return output.write(folder, study, *engine.run(study, cache, **how), RECORD, name)
+def _study(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
+    """A study at its default sizes."""
+    study = TrainerAudit() if name == AUDIT else find(Path(name).name)()
+    return output.write((folder / name).parent, study, *engine.run(study, cache, **how), RECORD)
 
 
 def _figure(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
@@ -166,7 +176,7 @@ _MAKERS: dict[str, Callable[..., list[Path]]] = {
     **dict.fromkeys(STRATEGIES, _strategies),
     GRID: _grid,
     COMPARISON: _comparison,
-    AUDIT: _audit,
+    **dict.fromkeys((AUDIT, *_STUDIES), _study),
 }
 
 
@@ -225,10 +235,13 @@ def rebuild(
         asked = [first_cells(functools.partial(make, each, cache)) for each in chosen]
         run_all(itertools.chain(*asked), cache, jobs=jobs or cores(), progress=progress)
     for name in chosen:
+        if name in _STUDIES:
+            study = find(Path(name).name)()
+            written += write_study(study, folder, cache, jobs=jobs, progress=progress)[2]
+            continue
         recorder = _Recording(cache.folder)
         files = make(name, recorder, jobs=jobs, progress=within(progress, name))
-        how = computing(recorder.seen, cache)
-        note(folder, name, files, how=command(name), seed=SEED, **how)
+        _note(folder, name, files, recorder, how=command(name), seed=SEED)
         written += files
     return written
 
@@ -245,13 +258,12 @@ def write_study(
     recorder = _Recording(cache.folder)
     outcome, made = engine.run(study, recorder, **how)
     files = output.write(folder / "studies", study, outcome, made, RECORD)
-    note(
-        folder,
-        f"studies/{study.name}",
-        files,
-        how=f"{made['command']} --artifacts artifacts",
-        seed=getattr(study, "seed", None),
-        **computing(recorder.seen, cache),
-        code=code_digest(training=True, studies=True),
-    )
+    said: dict[str, Any] = {"how": f"{made['command']} --artifacts artifacts"}
+    said["seed"] = getattr(study, "seed", None)
+    _note(folder, f"studies/{study.name}", files, recorder, **said)
     return outcome, made, files
+
+
+def _note(folder: Path, name: str, files: list[Path], cells: _Recording, **how: Any) -> None:
+    code = code_digest(training=True, studies=name.startswith("studies/"))
+    note(folder, name, files, **how, **computing(cells.seen, cells), code=code)

@@ -11,7 +11,7 @@ from mfopt._runtime import _check
 
 # whole numbers are at most 2^20, ten times what the papers take; parts of models, whose memory is
 # known when they are made, at most
-_MOST = {"width": 2**14, "hidden": 2**14, "state": 2**12, "embedding": 2**12, "layers": 2**10}
+_MOST = {"width": 2**14, "hidden": 2**14, "layers": 2**10}
 
 
 def option(
@@ -23,7 +23,6 @@ def option(
     choices: tuple[str, ...] = (),
     least: int = 1,
     rule: Callable[[str, Any], Any] | None = None,
-    empty: bool = False,
 ) -> Any:
     """A field of a study that is an option of its command too.
 
@@ -36,12 +35,11 @@ def option(
       least: whole number allowed.
       rule: (name, value) -> the value, or :class:`UsageError`; as the kind and the name have it
         where None: an ε, a δ, a seed, a whole number, a number of single precision above 0.
-      empty: whether a tuple may have no item.
     """
     item = (default[0] if default else None) if isinstance(default, tuple) else default
     of = kind or (Path if isinstance(item, Path) else type(item))
     meta: dict[str, Any] = {"help": help, "name": name, "kind": of, "choices": choices}
-    meta |= {"least": least, "rule": rule, "empty": empty}
+    meta |= {"least": least, "rule": rule}
     return dataclasses.field(default=default, metadata={"option": meta})
 
 
@@ -67,18 +65,12 @@ def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
-def check_several(name: str, values: tuple[object, ...]) -> None:
-    """Refuse a list of values with nothing in it, or with one twice."""
-    if not values or len(set(values)) < len(values):
-        raise _check.reject(name, values, "must name at least one value, and none twice")
-
-
 def check(field: dataclasses.Field[Any], value: Any) -> None:
     """Refuse what an option cannot be, by its own rule or the one of its kind."""
     meta, name = field.metadata["option"], field.name
     several = isinstance(field.default, tuple)
-    if several and not (meta["empty"] and not value):
-        check_several(name, value)
+    if several and (not value or len(set(value)) < len(value)):
+        raise _check.reject(name, value, "must name at least one value, and none twice")
     for each in value if several else () if value is None else (value,):
         if meta["choices"] and each not in meta["choices"]:
             raise _check.reject(name, each, f"must be one of {', '.join(meta['choices'])}")

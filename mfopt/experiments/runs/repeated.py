@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 from mfopt.experiments.cache import Result
-from mfopt.training.config import NEAR_MOVE, TrainConfig
+from mfopt.training.config import TrainConfig
 from mfopt.training.execute import HELD_OUT
 from mfopt.training.loop import Trainer
 from mfopt.training.prepare import Prepared, learning_rate_of, optimizer_of, placed, prepare
@@ -60,8 +60,8 @@ class Runs:
         rate: float,
         seed: int,
         selection: str,
-        evaluate_every: int = 0,
-        move: float = NEAR_MOVE,
+        every: int = 0,
+        move: float = 0.0,
     ) -> tuple[dict[str, list[tuple[int, float]]], float]:
         """Train once.
 
@@ -69,7 +69,7 @@ class Runs:
           rate: learning rate; 0: fitted to the noise.
           seed: pins batches, choice of records and noise.
           selection: rule by which a user's records are chosen.
-          evaluate_every: steps between evaluations; 0: before and after only.
+          every: steps between evaluations; 0: before and after only.
           move: of a fitted rate: how far the noise alone moves a parameter.
 
         Returns:
@@ -95,7 +95,7 @@ class Runs:
         for result in trainer.run(state):
             state, done = result.state, result.step + 1
             tokens += float(result.statistics.tokens)
-            if done == prepared.steps or (evaluate_every and done % evaluate_every == 0):
+            if done == prepared.steps or (every and done % every == 0):
                 now = self._evaluated(state.params)
                 for part, loss in now.items():
                     losses[part].append((done, loss if math.isfinite(loss) else math.inf))

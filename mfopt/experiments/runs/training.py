@@ -138,47 +138,75 @@ class TrainMechanismCell(Cell):
 
 @dataclasses.dataclass(frozen=True)
 class TrainRunCell(Cell):
-    """One run with user-level sampling; the losses of every evaluation are on record.
+    """Runs of the real trainer over rates and seeds, in one setting that is compiled once.
 
-    ``base`` has the corpus with its model, ``mechanism`` the factorization; a rate of 0 is fitted
-    by ``noise_move``, how far the noise alone is to move a parameter.
+    On record is for each rate a list over seeds of {held-out part: [(steps done, nats per token),
+    ...]}, with the tokens that were read, and what the trainer states.
+
+    Attributes:
+      base: a corpus with its model.
+      mechanism: of the noise; None: independent, under Poisson sampling.
+      settings: others of :class:`~mfopt.training.config.TrainConfig`, as (name, value).
+      rates, seeds: of the runs; where ``by_move``, a rate is how far the noise alone is to move a
+        parameter.
+      units, steps: of Poisson sampling: users, or records, that are expected in a step.
+      selection: rule by which a user's records are chosen.
+      every: steps between evaluations; 0: before and after only.
     """
 
     name = "train-run"
     base: Cell
-    mechanism: Cell
-    seed: int
-    optimizer: str
-    records_per_user: int
-    length: int
-    evaluate_every: int
-    learning_rate: float = 0.0
-    noise_move: float = 0.0
-    evaluate_records: int = 500
+    mechanism: Cell | None
+    given: tuple[tuple[str, Any], ...]
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    by_move: bool = False
+    units: float = 0.0
+    steps: int = 0
+    selection: str = "random"
+    every: int = 0
 
     def run(self, *needed: Result) -> Result:
         from mfopt.experiments.runs import repeated
 
-        base, mechanism = needed
-        names = ("optimizer", "records_per_user", "length", "evaluate_records")
-        runs = repeated.runs_of(
-            {"data": base, "model": base, "factorization": mechanism},
-            schedule="constant",
-            seed=0,
-            **{name: getattr(self, name) for name in names},
-        )
-        losses, tokens = runs.run(
-            rate=self.learning_rate,
-            move=self.noise_move,
-            seed=self.seed,
-            selection="random",
-            evaluate_every=self.evaluate_every,
-        )
-        return Result(
-            {
-                "losses": losses,
-                "steps": runs.prepared.steps,
-                "tokens": tokens,
-                "noise_multiplier": mechanism.record["noise_multiplier"],
-            }
-        )
+        base, *mechanism = needed
+        settings, sources = dict(self.given), {"data": base, "model": base}
+        record: dict[str, Any] = {"rates": list(self.rates)}
+        if mechanism:
+            sources["factorization"] = mechanism[0]
+        else:
+            record["probability"] = self.probability(base.record["users"], settings)
+            settings["sampling"] = (
+                f"poisson:probability={record['probability']!r},iterations={self.steps}"
+            )
+        runs = repeated.runs_of(sources, schedule="constant", seed=0, **settings)
+
+        def run(rate: float, seed: int) -> dict[str, Any]:
+            at, move = (0.0, rate) if self.by_move else (rate, 0.0)
+            how: Any = {"selection": self.selection, "every": self.every}
+            losses, tokens = runs.run(rate=at, move=move, seed=seed, **how)
+            return {**losses, "tokens": tokens}
+
+        prepared = runs.prepared
+        account, guarantee = prepared.account, prepared.guarantee
+        record["runs"] = [[run(rate, seed) for seed in self.seeds] for rate in self.rates]
+        record["noise_multiplier"] = None if account is None else account.noise_multiplier
+        record["guarantee"] = None if guarantee is None else guarantee.describe()
+        return Result(record | {"parameters": prepared.model.num_params})
+
+    def probability(self, users: int, settings: dict[str, Any]) -> float:
+        """Sampling probability of a unit: a user, or one of the records that are kept of each."""
+        by_record = settings["algorithm"] == "els"
+        population = users * (settings["records_per_user"] if by_record else 1)
+        if self.units > population:
+            what = "records" if by_record else "users"
+            rule = f"there are {users} users, and so at most {population} {what}"
+            raise _check.reject("units of a step", self.units, rule, "Take less, or more data.")
+        return self.units / population
+
+
+def at_rate(result: Result, rate: float) -> list[dict[str, Any]]:
+    """Every evaluation of each seed's run at one rate, of a :class:`TrainRunCell`."""
+    record = result.record
+    found: list[dict[str, Any]] = record["runs"][record["rates"].index(rate)]
+    return found

@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import math
 import shlex
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 from mfopt._runtime import _check
@@ -201,40 +201,38 @@ class Swept(Study):
         """Arms that are compared, in the table's order."""
 
     @abc.abstractmethod
-    def runs(self, arm: Any, rate: float) -> list[Any]:
-        """The cells of an arm at one rate: those of every seed."""
+    def run(self, arm: Any, rates: tuple[float, ...]) -> Any:
+        """The cell of an arm at some rates, with every seed: they share a compiled program."""
 
     @abc.abstractmethod
-    def judged(self, results: list[Result], rate: float) -> float:
-        """Score of a rate from the results of :meth:`runs`; lower is better."""
-
-    def rates_of(self, arm: Hashable) -> tuple[float, ...]:
-        """The rates that an arm begins with."""
-        return self.rates
+    def judged(self, result: Result, rate: float) -> float:
+        """Score of a rate from the result of :meth:`run`; lower is better."""
 
     def cells(self) -> Iterable[Any]:
-        pairs = [(arm, rate) for arm in self.arms() for rate in self.rates_of(arm)]
-        return dict.fromkeys(cell for pair in pairs for cell in self.runs(*pair))
+        return [self.run(arm, self.rates) for arm in self.arms()]
 
     def more(self, found: Found) -> Iterable[Any]:
         for arm in self.arms():
             if (rate := self.chosen(found, arm).missing) is not None:
-                yield from self.runs(arm, rate)
+                yield self.run(arm, (rate,))
 
     def chosen(self, found: Found, arm: Any) -> ChosenRate:
         """The rate of an arm, and the one to try next."""
 
         def loss(rate: float) -> float | None:
-            results = [found.get(cell) for cell in self.runs(arm, rate)]
-            known = [result for result in results if result is not None]
-            return self.judged(known, rate) if len(known) == len(results) else None
+            result = found.get(self.cell_at(arm, rate))
+            return None if result is None else self.judged(result, rate)
 
-        return choose(self.rates_of(arm), loss, most=self.extend)
+        return choose(self.rates, loss, most=self.extend)
 
-    def best(self, found: Found, arm: Any) -> tuple[ChosenRate, list[Result]]:
-        """The rate of an arm, and the results of its runs there."""
+    def cell_at(self, arm: Any, rate: float) -> Any:
+        """The cell that has a rate: the one of the grid, or one of its own."""
+        return self.run(arm, self.rates if rate in self.rates else (rate,))
+
+    def best(self, found: Found, arm: Any) -> tuple[ChosenRate, Result]:
+        """The rate of an arm, and the result of the cell that has it."""
         at = self.chosen(found, arm)
-        return at, [found[cell] for cell in self.runs(arm, at.rate)]
+        return at, found[self.cell_at(arm, at.rate)]
 
 
 def run(

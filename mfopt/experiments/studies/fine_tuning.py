@@ -17,11 +17,13 @@ import numpy as np
 
 from mfopt.experiments.cache import Result
 from mfopt.experiments.options import option
-from mfopt.experiments.runs.fine_tuning import Arm, FineTuningCell
+from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.training import (
     CHOSEN_ON,
     REPORTED,
     CorpusCell,
+    TrainRunCell,
+    at_rate,
     check_model,
     check_parts,
 )
@@ -70,41 +72,42 @@ class FineTuning(Swept):
         sizes = {name: getattr(self, name) for name in names}
         return CorpusCell.at(self.data, model=str(self.model or ""), **sizes)
 
-    def runs(self, arm: Arm, rate: float) -> list[Any]:
-        how = {"base": self.base, "arm": arm, "rate": rate}
-        return [FineTuningCell.of(self, **how, seed=seed) for seed in self.seeds]
+    def run(self, arm: Arm, rates: tuple[float, ...]) -> TrainRunCell:
+        given = arm.settings(self.delta)
+        given |= {name: getattr(self, name) for name in ("length", "evaluate_records")}
+        how: Any = {"units": arm.units, "steps": self.steps, "selection": arm.selection}
+        return TrainRunCell(self.base, None, tuple(given.items()), rates, self.seeds, **how)
 
-    def judged(self, results: list[Result], rate: float) -> float:
-        return float(mean(result.record["after"][CHOSEN_ON] for result in results))
+    def judged(self, result: Result, rate: float) -> float:
+        return float(mean(_last(result, rate, CHOSEN_ON)))
 
     def rows(self, found: Found) -> list[Row]:
         return [self.row(found, arm) for arm in self.arms()]
 
     def row(self, found: Found, arm: Arm) -> Row:
         """Row of an arm at its best rate; losses in nats per token."""
-        at, results = self.best(found, arm)
-        runs = [result.record for result in results]
-        losses, first = [run["after"][REPORTED] for run in runs], runs[0]
-        promised = first["guarantee"] or dict.fromkeys(("privacy_unit", "adjacency"))
+        at, result = self.best(found, arm)
+        record, losses = result.record, _last(result, at.rate, REPORTED)
+        promised = record["guarantee"] or dict.fromkeys(("privacy_unit", "adjacency"))
         return {
             "algorithm": arm.algorithm,
             "group": arm.group,
             "selection": arm.selection,
-            "clip_norm": None if first["guarantee"] is None else arm.clip_norm,
+            "clip_norm": None if record["guarantee"] is None else arm.clip_norm,
             "rank": arm.rank,
-            "parameters": first["parameters"],
+            "parameters": record["parameters"],
             "records_a_step": arm.records,
             "loss": mean(losses),
             "least": min(losses),
             "largest": max(losses),
-            "on_records": mean(run["after"][CHOSEN_ON] for run in runs),
-            "pretrained": first["before"][REPORTED],
+            "on_records": self.judged(result, at.rate),
+            "pretrained": record["runs"][0][0][REPORTED][0][1],
             "privacy_unit": promised["privacy_unit"],
             "adjacency": promised["adjacency"],
-            "sampling": f"Poisson, {first['sampled']}, {first['probability']:.4g}",
+            "sampling": f"Poisson, {arm.sampled}, {record['probability']:.4g}",
             "epsilon": arm.epsilon,
             "delta": None if arm.epsilon is None else self.delta,
-            "noise_multiplier": first["noise_multiplier"],
+            "noise_multiplier": record["noise_multiplier"],
             "learning_rate": at.rate,
             "rate_at_end": at.edge,
             "_losses": np.array(losses),
@@ -113,3 +116,8 @@ class FineTuning(Swept):
     def runs_said(self) -> str:
         """The unit of losses, and how many runs there are."""
         return f"nats per token; {len(self.seeds)} run{'s' * (len(self.seeds) > 1)} each"
+
+
+def _last(result: Result, rate: float, part: str) -> list[float]:
+    """Losses of every seed on a held-out part after the runs at one rate."""
+    return [float(run[part][-1][1]) for run in at_rate(result, rate)]

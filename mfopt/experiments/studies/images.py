@@ -81,20 +81,18 @@ class Images(ImageTask, Swept):
                 for execution in EXECUTIONS if family == self.executed else (AS_ACCOUNTED,):
                     yield epsilon, family, execution
 
-    def runs(self, arm: tuple[float, str, str], rate: float) -> list[ImagesCell]:
+    def run(self, arm: tuple[float, str, str], rates: tuple[float, ...]) -> ImagesCell:
         epsilon, family, execution = arm
-        # one program serves the rates of the grid
-        rates, seeds = self.rates if rate in self.rates else (rate,), tuple(range(self.seeds))
-        source, of = self.comparison.proven(family, epsilon), ImagesCell.of
-        return [of(self, source=source, execution=execution, rates=rates, seeds=seeds)]
+        how = {"source": self.comparison.proven(family, epsilon), "execution": execution}
+        return ImagesCell.of(self, **how, rates=rates, seeds=tuple(range(self.seeds)))
 
-    def judged(self, results: list[Result], rate: float) -> float:
-        return float(_at(results[0], rate, "validation_loss").mean())
+    def judged(self, result: Result, rate: float) -> float:
+        return float(_at(result, rate, "validation_loss").mean())
 
     def rows(self, found: Found) -> list[Row]:
         rows = []
         for arm in self.arms():
-            (epsilon, family, execution), (at, (result,)) = arm, self.best(found, arm)
+            (epsilon, family, execution), (at, result) = arm, self.best(found, arm)
             how = "" if execution == AS_ACCOUNTED else f": {execution}"
             row: Row = {"mechanism": f"{families.label(family)}{how}", "family": family}
             row |= {"execution": execution, "target": epsilon}

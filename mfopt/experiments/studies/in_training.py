@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from statistics import mean
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from mfopt.experiments.cache import Cell, Result
+from mfopt.experiments.cache import Result
 from mfopt.experiments.mechanisms import BALLS, FRESH
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
@@ -19,6 +19,7 @@ from mfopt.experiments.runs.training import (
     CorpusCell,
     TrainMechanismCell,
     TrainRunCell,
+    at_rate,
     check_parts,
 )
 from mfopt.experiments.studies.engine import Found, Row, Swept
@@ -34,6 +35,7 @@ LABELS = {
     f"banded-toeplitz+{FRESH}": "banded noise, fresh bins",
 }
 EVALUATIONS = 4  # of a run, after the first
+EVALUATED = 500  # most records of each
 
 
 class Way(NamedTuple):
@@ -53,7 +55,7 @@ class TrainingStudy(Swept):
     compared: ClassVar[str] = "noise"  # the column that ways differ in
     chosen_is: ClassVar[str] = "rate"  # what is chosen for each, and its axis
     axis: ClassVar[str] = "learning rate"
-    sets: ClassVar[str] = "learning_rate"  # the field of a run that a rate is
+    by_move: ClassVar[bool] = False  # whether a rate is how far the noise moves a parameter
 
     data: str = option(
         "stdlib-code", "Embedded corpus, or a folder of `mfopt data build`.", rule=check_parts
@@ -68,28 +70,38 @@ class TrainingStudy(Swept):
     length: int = option(48, "Tokens of a record.")
     pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
 
-    def runs(self, arm: Way, rate: float) -> list[Cell]:
-        base = CorpusCell.at(self.data, self.length, pretrain_steps=self.pretrain_steps)
+    def run(self, arm: Way, rates: tuple[float, ...]) -> TrainRunCell:
         kind, _, sampling = arm.noise.partition("+")
         at = self.bins, self.epochs, self.epsilon, self.delta, sampling or BALLS
-        every = max(1, self.bins * self.epochs // EVALUATIONS)
-        how = arm.optimizer, self.records, self.length, every
-        place: dict[str, Any] = {self.sets: rate}
-        cell = TrainRunCell(base, TrainMechanismCell(kind, *at), 0, *how)
-        return [dataclasses.replace(cell, **place, seed=seed) for seed in sorted(self.seeds)]
+        given = (
+            ("optimizer", arm.optimizer),
+            ("records_per_user", self.records),
+            ("length", self.length),
+            ("evaluate_records", EVALUATED),
+        )
+        return TrainRunCell(
+            CorpusCell.at(self.data, self.length, pretrain_steps=self.pretrain_steps),
+            TrainMechanismCell(kind, *at),
+            given,
+            rates,
+            tuple(sorted(self.seeds)),
+            self.by_move,
+            every=max(1, self.bins * self.epochs // EVALUATIONS),
+        )
 
-    def judged(self, results: list[Result], rate: float) -> float:
-        return float(mean(result.record["losses"][CHOSEN_ON][-1][1] for result in results))
+    def judged(self, result: Result, rate: float) -> float:
+        return float(mean(losses[CHOSEN_ON][-1][1] for losses in at_rate(result, rate)))
 
     def rows(self, found: Found) -> list[Row]:
         """A row for each seed of each arm, at the arm's best rate; losses in nats per token."""
         rows: list[Row] = []
         for arm in self.arms():
-            at, results = self.best(found, arm)
+            at, result = self.best(found, arm)
             # every evaluation of every run, once: on the row of the first seed
-            tried = [(r, [found[c].record["losses"] for c in self.runs(arm, r)]) for r in at.tried]
-            for number, (seed, result) in enumerate(zip(sorted(self.seeds), results, strict=True)):
-                users, records = (result.record["losses"][part] for part in (REPORTED, CHOSEN_ON))
+            tried = [(r, at_rate(found[self.cell_at(arm, r)], r)) for r in at.tried]
+            runs = at_rate(result, at.rate)
+            for number, (seed, losses) in enumerate(zip(sorted(self.seeds), runs, strict=True)):
+                users, records = (losses[part] for part in (REPORTED, CHOSEN_ON))
                 row: Row = {
                     "data": Path(self.data).name,
                     **arm._asdict(),

@@ -77,7 +77,7 @@ class OptimizersInTraining(TrainingStudy):
     compared = "optimizer"
     axis = "move of a parameter by the noise"
     chosen_is = "move"
-    sets = "noise_move"
+    by_move = True
 
     strategy: str = option("blt", "Form of C.", choices=tuple(LABELS))
     optimizers: tuple[str, ...] = option(
