@@ -190,6 +190,7 @@ def test_two_private_steps(lora, saved, data, tmp_path):  # noqa: F811
         ({"use_sliding_window": True, "sliding_window": 8}, "sliding_window = True|window = 8"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"hidden_act": "relu"}, "hidden_act = 'relu': only 'silu' is supported"),
+        ({"use_mrope": True}, "use_mrope = True: only False is supported"),
         ({"final_logit_softcapping": 30.0}, "softcapping = 30.0: is not known here. Take it out"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"num_hidden_layers": 3, "layer_types": None}, "lack the tensor model.layers.2"),
@@ -211,7 +212,7 @@ def test_what_would_be_another_function_is_refused(change, words, saved, tmp_pat
 
 def test_older_files_say_the_same(saved, tmp_path):
     for kind, change in [
-        ("llama", {"rope_theta": 5e5, "rope_scaling": None, "pretraining_tp": 1}),
+        ("llama", {"rope_theta": 5e5, "rope_scaling": None, "rope_interleaved": False}),
         ("gemma", {"rope_theta": 1e4, "hidden_act": "gelu", "hidden_activation": None}),
     ]:
         folder = saved(kind)[0]

@@ -44,6 +44,8 @@ _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
 # Values of settings that change the function computed, with which it is the one here.
 _REQUIRED: dict[str, tuple[Any, ...]] = {
     "rope_scaling": (None,),
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
     "sliding_window": (None,),
     "use_sliding_window": (False,),
     "use_bidirectional_attention": (None, False),
@@ -53,7 +55,14 @@ _REQUIRED: dict[str, tuple[Any, ...]] = {
 }
 # Settings that say how a model was made, or is to be stored, drawn from or split over devices.
 _WITHOUT_EFFECT = {
-    *("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"),
+    *(
+        "is_llama_config",
+        "architectures",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "_name_or_path",
+    ),
     *("initializer_range", "use_cache", "pretraining_tp", "attention_dropout", "max_window_layers"),
 }
 _WAY_OUT = "Take it out if it changes nothing for records of the length that you train on."
