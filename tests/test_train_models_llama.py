@@ -196,6 +196,7 @@ def test_two_private_steps(lora, saved, data, tmp_path):  # noqa: F811
         ({"num_hidden_layers": 3, "layer_types": None}, "lack the tensor model.layers.2"),
         ({"num_hidden_layers": 1, "layer_types": None}, "does not mention"),
         ({"hidden_size": None}, "hidden_size"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
         ({"num_attention_heads": 2}, "must have shape"),
         ({"num_key_value_heads": 3}, "must divide"),
         ({"head_dim": 3}, "must be even"),

@@ -76,7 +76,6 @@ class GPT2Config(Shape):
     remat: bool = False
 
     model_type = "gpt2"
-    prefix = "transformer."  # of the names in newer files
 
     def __post_init__(self) -> None:
         for name in _SHAPE:
@@ -118,11 +117,6 @@ class GPT2Config(Shape):
         return facts
 
     @property
-    def max_length(self) -> int:
-        """Longest sequence, tokens."""
-        return self.n_positions
-
-    @property
     def inner(self) -> int:
         """Width of the hidden layer of a block."""
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
@@ -147,14 +141,14 @@ class GPT2Config(Shape):
 
     def tensors(self) -> Iterator[Tensor]:
         """The parameters without adapters, in the order in which values are drawn."""
-        yield Tensor(("wte",), "wte.weight")
-        yield Tensor(("wpe",), "wpe.weight")
+        yield Tensor(("wte",), "transformer.wte.weight")
+        yield Tensor(("wpe",), "transformer.wpe.weight")
         layers = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
         names = [f"h.{number}.{layer}" for number in range(self.n_layer) for layer in layers]
         for name in [*names, "ln_f"]:
             weight = "scale" if "ln_" in name else "kernel"
-            yield Tensor((*name.split("."), weight), f"{name}.weight")
-            yield Tensor((*name.split("."), "bias"), f"{name}.bias")
+            yield Tensor((*name.split("."), weight), f"transformer.{name}.weight")
+            yield Tensor((*name.split("."), "bias"), f"transformer.{name}.bias")
 
     def initial_value(
         self, path: Sequence[str], shape: tuple[int, ...], rng: np.random.Generator

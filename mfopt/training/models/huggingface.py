@@ -36,7 +36,7 @@ Config = GPT2Config | LlamaConfig
 WEIGHTS = "model.safetensors"
 _A_FOLDER = "Name the folder of a model or of a run."
 # tensors of older files that follow from others
-_DERIVED = ("attn.bias", "attn.masked_bias", "rotary_emb.inv_freq", "lm_head.weight")
+_DERIVED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", "lm_head.weight")
 
 
 def gpt2_model(
@@ -90,12 +90,13 @@ def _adapted(config: Config, lora: LoRAConfig | None) -> dict[str, LoRAConfig]:
 def gpt2_shapes(config: Config, lora: LoRAConfig | None = None) -> Model:
     """:func:`gpt2_model` with shapes in place of values: nothing is drawn, held or read."""
     size = f"{config.model_type}-{config.num_params / 1e6:.1f}M"
+    module = config.module(_adapted(config, lora))
     model = from_nnx(
-        config.module(_adapted(config, lora)),
+        module,
         trainable=nnx.Param if lora is None else nnx.LoRAParam,
         name=size + (f"-lora{lora.rank}" if lora else ""),
         vocab_size=config.vocab_size,
-        max_length=config.max_length,
+        max_length=module.positions,
         partition=partition_spec,
         export=lambda params, frozen, folder: save_pretrained(
             folder, config, merge_adapters(params, frozen, lora)
@@ -181,10 +182,8 @@ def load_pretrained(
     """
     config = dataclasses.replace(read_config(folder), compute_dtype=compute_dtype, remat=remat)
     where = _locate(Path(folder))
-    # older files of a GPT-2 have no prefix, those of other models have it
-    names = {tensor: _name(config, tensor.name) for tensor in config.tensors()}
-    if config.model_type == "gpt2" and "transformer.wte.weight" not in where:
-        names = {tensor: tensor.name for tensor in names}
+    older = "transformer." if "wte.weight" in where else ""  # a prefix that first files lack
+    names = {tensor: tensor.name.removeprefix(older) for tensor in config.tensors()}
     values: dict[tuple[Any, ...], Any] = {}
     for tensor, name in names.items():
         if name not in where:
@@ -197,11 +196,6 @@ def load_pretrained(
             rule = f"its weights hold {name}, which config.json does not mention"
             raise _check.reject("folder", str(folder), rule)
     return gpt2_model(config, lora=lora, base=nest(values), seed=seed)
-
-
-def _name(config: Config, name: str) -> str:
-    """Name in the file of a tensor; the output layer stands outside the model proper."""
-    return name if name == "lm_head.weight" else config.prefix + name
 
 
 def _locate(folder: Path) -> dict[str, Path]:
@@ -236,7 +230,7 @@ def save_pretrained(folder: str | Path, config: Config, params: PyTree) -> None:
     tensors = {}
     for path, name, turned in config.tensors():
         value = np.asarray(pick(params, path), np.float32)
-        tensors[_name(config, name)] = np.ascontiguousarray(value.T if turned else value)
+        tensors[name] = np.ascontiguousarray(value.T if turned else value)
     _files.write(
         folder / WEIGHTS, lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"})
     )

@@ -55,15 +55,9 @@ _REQUIRED: dict[str, tuple[Any, ...]] = {
 }
 # Settings that say how a model was made, or is to be stored, drawn from or split over devices.
 _WITHOUT_EFFECT = {
-    *(
-        "is_llama_config",
-        "architectures",
-        "dtype",
-        "torch_dtype",
-        "transformers_version",
-        "_name_or_path",
-    ),
-    *("initializer_range", "use_cache", "pretraining_tp", "attention_dropout", "max_window_layers"),
+    *("_name_or_path", "architectures", "dtype", "is_llama_config", "torch_dtype"),
+    *("transformers_version", "initializer_range", "use_cache", "pretraining_tp"),
+    *("attention_dropout", "max_window_layers"),
 }
 _WAY_OUT = "Take it out if it changes nothing for records of the length that you train on."
 
@@ -102,9 +96,12 @@ class LlamaConfig(Shape):
     compute_dtype: str = "float32"
     remat: bool = False
 
-    prefix = "model."
-
     def __post_init__(self) -> None:
+        if self.model_type not in FAMILIES:
+            rule = f"must be one of {', '.join(FAMILIES)}"
+            raise _check.reject("model_type", self.model_type, rule)
+        for name in ("tie_word_embeddings", "attention_bias"):
+            _check.kind(name, getattr(self, name), bool)
         for name in _SIZES:
             _check.integer(name, getattr(self, name))
         for name in ("rms_norm_eps", "rope_theta"):
@@ -160,11 +157,6 @@ class LlamaConfig(Shape):
         """True for a Gemma."""
         return self.model_type == "gemma"
 
-    @property
-    def max_length(self) -> int:
-        """Longest sequence, tokens."""
-        return self.max_position_embeddings
-
     def module(self, adapters: Adapters) -> Decoder:
         blocks = [
             Block(self.norm(), Attention(self, adapters), self.norm(), MLP(self, adapters))
@@ -187,21 +179,22 @@ class LlamaConfig(Shape):
 
     def tensors(self) -> Iterator[Tensor]:
         """The parameters without adapters, in the order in which values are drawn."""
-        yield Tensor(("wte",), "embed_tokens.weight")
-        parts = {"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm"}
-        for number in range(self.num_hidden_layers):
-            for ours, theirs in parts.items():
-                yield Tensor(("h", f"{number}", ours, "scale"), f"layers.{number}.{theirs}.weight")
+        yield Tensor(("wte",), "model.embed_tokens.weight")
+        norms = {"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm"}
+        if self.model_type == "qwen3":
+            norms |= {f"attn/{name}": f"self_attn.{name}" for name in ("q_norm", "k_norm")}
+        for number in map(str, range(self.num_hidden_layers)):
+            block = f"model.layers.{number}"
+            for norm, name in norms.items():
+                path = ("h", number, *norm.split("/"), "scale")
+                yield Tensor(path, f"{block}.{name}.weight")
             for layer in sum(TASKS.values(), ()):
-                path = ("h", f"{number}", *layer.split("/"))
-                name = f"layers.{number}.{layer.replace('attn/', 'self_attn/').replace('/', '.')}"
+                path = ("h", number, *layer.split("/"))
+                name = f"{block}.{layer.replace('attn/', 'self_attn/').replace('/', '.')}"
                 yield Tensor((*path, "kernel"), f"{name}.weight", True)
                 if self.biased(layer):
                     yield Tensor((*path, "bias"), f"{name}.bias")
-            for ours in ("q_norm", "k_norm") if self.model_type == "qwen3" else ():
-                name = f"layers.{number}.self_attn.{ours}.weight"
-                yield Tensor(("h", f"{number}", "attn", ours, "scale"), name)
-        yield Tensor(("ln_f", "scale"), "norm.weight")
+        yield Tensor(("ln_f", "scale"), "model.norm.weight")
         if not self.tie_word_embeddings:
             yield Tensor(("lm_head",), "lm_head.weight")
 
@@ -243,13 +236,13 @@ class Attention(nnx.Module):
         query, key, value = (layer(x).reshape(len(x), -1, self.size) for layer in layers)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = (turned(rows, at, self.theta) for rows in (query, key))
+        query, key = (rotated(rows, at, self.theta) for rows in (query, key))
         mixed, cache = attend(query, key, value, at, cache)
         return self.o_proj(mixed), cache
 
 
-def turned(rows: jax.Array, at: Any, theta: float) -> jax.Array:
-    """Queries or keys (T, heads, size) of the positions from ``at`` on, turned by rotary angles.
+def rotated(rows: jax.Array, at: Any, theta: float) -> jax.Array:
+    """Queries or keys (T, heads, size) of the positions from ``at`` on, rotated.
 
     Axis i and axis i + size / 2 are a plane, in which position t turns by t theta^(-2 i / size).
     """

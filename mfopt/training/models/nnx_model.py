@@ -7,6 +7,7 @@ time cost, when the loss is traced.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,12 @@ def flatten(state: Any) -> dict[Path, Any]:
         path: value.get_value() if isinstance(value, nnx.Variable) else value
         for path, value in nnx.to_flat_state(state)
     }
+
+
+def _decodes(module: nnx.Module) -> bool:
+    """True if the module has the method that ``Model.decode`` calls, not another of its name."""
+    found = getattr(module, "decode", None)
+    return callable(found) and [*inspect.signature(found).parameters] == ["tokens", "at", "cache"]
 
 
 def from_nnx(
@@ -108,7 +115,7 @@ def from_nnx(
         vocab_size=vocab_size,
         max_length=max_length,
         logits=logits,
-        decode=decode if hasattr(module, "decode") else None,
+        decode=decode if _decodes(module) else None,
         export=export,
         partition=specs(paths[0]),
         frozen_partition=specs(paths[1]),
