@@ -27,7 +27,7 @@ APPENDIX = [(epochs, bins) for epochs in (8, 16, 32) for bins in (32, 64, 128)]
 # Figure 5's range of sample counts, with the one that its text names, 2^9; the last is the default
 # of a search for BLTs, whose optimum the grid has too.
 SAMPLES = (2**7, 2**9, 2**11, 2**13)
-MOST_SAMPLES = 2**20
+MOST_SAMPLES = 2**18
 SAMPLE_EPSILONS = (0.5, 1.0, 2.0, 4.0)
 SEEDS = tuple(range(5))  # of the samples
 BY_SAMPLING = ("unamplified", "poisson", "balls-in-bins")

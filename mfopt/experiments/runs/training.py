@@ -140,8 +140,8 @@ class TrainMechanismCell(Cell):
 class TrainRunCell(Cell):
     """Runs of the real trainer over rates and seeds, in one setting that is compiled once.
 
-    On record is for each rate a list over seeds of {held-out part: [(steps done, nats per token),
-    ...]}, with the tokens that were read, and what the trainer states.
+    On record are, for each rate a list over seeds, "runs" of {held-out part: [(steps done, nats
+    per token), ...]} and "tokens" that were read, and what the trainer states.
 
     Attributes:
       base: a corpus with its model.
@@ -181,15 +181,15 @@ class TrainRunCell(Cell):
             )
         runs = repeated.runs_of(sources, schedule="constant", seed=0, **settings)
 
-        def run(rate: float, seed: int) -> dict[str, Any]:
+        def run(rate: float, seed: int) -> tuple[dict[str, Any], float]:
             at, move = (0.0, rate) if self.by_move else (rate, 0.0)
             how: Any = {"selection": self.selection, "every": self.every}
-            losses, tokens = runs.run(rate=at, move=move, seed=seed, **how)
-            return {**losses, "tokens": tokens}
+            return runs.run(rate=at, move=move, seed=seed, **how)
 
         prepared = runs.prepared
         account, guarantee = prepared.account, prepared.guarantee
-        record["runs"] = [[run(rate, seed) for seed in self.seeds] for rate in self.rates]
+        every = [[run(rate, seed) for seed in self.seeds] for rate in self.rates]
+        record["runs"], record["tokens"] = ([[x[k] for x in row] for row in every] for k in (0, 1))
         record["noise_multiplier"] = None if account is None else account.noise_multiplier
         record["guarantee"] = None if guarantee is None else guarantee.describe()
         return Result(record | {"parameters": prepared.model.num_params})

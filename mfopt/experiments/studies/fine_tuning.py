@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -56,7 +56,8 @@ class FineTuning(Swept):
     pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
     evaluate_records: int = option(200, "Most held-out records of an evaluation.")
 
-    scale = "{0.trained}, {0.steps:,} steps"
+    scale = "{0.trained}, {0.steps:,} steps; in the paper: {0.paper}"
+    paper: ClassVar[str] = "125 to 774 million parameters"
 
     @property
     def trained(self) -> str:

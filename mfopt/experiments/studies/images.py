@@ -30,7 +30,10 @@ class Images(ImageTask, Swept):
     default_size = "digits, 8 epochs × 16 iterations, 8 mechanisms at 3 ε, 7 rates × 10 seeds"
     time = "about 7 CPU-minutes"
     title = "Images: each mechanism at its best rate, δ = {0.delta:g}, one example, 95% over seeds"
-    scale = "{0.trained}, {0.epochs} × {0.bins} iterations, {0.seeds} seeds"
+    scale = (
+        "{0.trained}, {0.epochs} × {0.bins} iterations, {0.seeds} seeds; "
+        "in the paper: CIFAR-10, 20 × 100, 100 seeds"
+    )
     columns = (
         "mechanism; epsilon=ε; accuracy; accuracy_half95=±; loss; rmse=RMSE; rate; "
         "noise_multiplier=σ; privacy_unit=unit; adjacency; sampling"

@@ -73,21 +73,13 @@ class TrainingStudy(Swept):
     def run(self, arm: Way, rates: tuple[float, ...]) -> TrainRunCell:
         kind, _, sampling = arm.noise.partition("+")
         at = self.bins, self.epochs, self.epsilon, self.delta, sampling or BALLS
-        given = (
-            ("optimizer", arm.optimizer),
-            ("records_per_user", self.records),
-            ("length", self.length),
-            ("evaluate_records", EVALUATED),
-        )
-        return TrainRunCell(
-            CorpusCell.at(self.data, self.length, pretrain_steps=self.pretrain_steps),
-            TrainMechanismCell(kind, *at),
-            given,
-            rates,
-            tuple(sorted(self.seeds)),
-            self.by_move,
-            every=max(1, self.bins * self.epochs // EVALUATIONS),
-        )
+        given = {"optimizer": arm.optimizer, "records_per_user": self.records}
+        given |= {"length": self.length, "evaluate_records": EVALUATED}
+        base = CorpusCell.at(self.data, self.length, pretrain_steps=self.pretrain_steps)
+        mechanism, seeds = TrainMechanismCell(kind, *at), tuple(sorted(self.seeds))
+        every = max(1, self.bins * self.epochs // EVALUATIONS)
+        how = rates, seeds, self.by_move
+        return TrainRunCell(base, mechanism, tuple(given.items()), *how, every=every)
 
     def judged(self, result: Result, rate: float) -> float:
         return float(mean(losses[CHOSEN_ON][-1][1] for losses in at_rate(result, rate)))
@@ -100,26 +92,18 @@ class TrainingStudy(Swept):
             # every evaluation of every run, once: on the row of the first seed
             tried = [(r, at_rate(found[self.cell_at(arm, r)], r)) for r in at.tried]
             runs = at_rate(result, at.rate)
+            sampling = arm.noise.partition("+")[2] or BALLS
             for number, (seed, losses) in enumerate(zip(sorted(self.seeds), runs, strict=True)):
                 users, records = (losses[part] for part in (REPORTED, CHOSEN_ON))
-                row: Row = {
-                    "data": Path(self.data).name,
-                    **arm._asdict(),
-                    "seed": seed,
-                    "users_before": users[0][1],
-                    "users": users[-1][1],
-                    "records": records[-1][1],
-                    "privacy_unit": "user",
-                    "adjacency": "add-remove",
-                    "sampling": f"{arm.noise.partition('+')[2] or BALLS}, {self.bins} bins, "
-                    f"{self.epochs} epochs",
-                    "epsilon": self.epsilon,
-                    "delta": self.delta,
-                    "noise_multiplier": result.record["noise_multiplier"],
-                    "learning_rate": at.rate,
-                    "tried": None if number else tried,
-                    "rate_bracketed": min(self.rates) < at.rate < max(self.rates),
-                }
+                row: Row = {"data": Path(self.data).name, **arm._asdict(), "seed": seed}
+                row |= {"users_before": users[0][1], "users": users[-1][1]}
+                row |= {"records": records[-1][1]}
+                row |= {"privacy_unit": "user", "adjacency": "add-remove"}
+                row["sampling"] = f"{sampling}, {self.bins} bins, {self.epochs} epochs"
+                row |= {"epsilon": self.epsilon, "delta": self.delta}
+                row["noise_multiplier"] = result.record["noise_multiplier"]
+                row |= {"learning_rate": at.rate, "tried": None if number else tried}
+                row["rate_bracketed"] = min(self.rates) < at.rate < max(self.rates)
                 first = rows[number] if len(rows) >= len(self.seeds) else row
                 gains = {f"{part}_gain": first[part] - row[part] for part in ("users", "records")}
                 rows.append(row | gains)
