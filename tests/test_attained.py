@@ -128,6 +128,18 @@ def test_batches_that_are_always_full_are_attacked_where_columns_are_long() -> N
     assert 0.9 * most < (found.lower_bound or 0.0) <= most < found.epsilon
 
 
+def test_a_round_of_losses_beyond_floats_has_a_lower_end() -> None:
+    found = account(Mechanism(Poisson(0.85, 15), group_size=15), noise_multiplier=0.34, delta=1e-7)
+    assert found.status == "bound" and 0.7 * found.epsilon < (found.lower_bound or 0.0)
+    # where a grid knows the truth it is below it, at every rate
+    for chance, epsilon in ((0.02, 1.0), (0.3, 20.0), (0.9, 200.0)):
+        mixture = poisson.poisson(Identity(), Poisson(chance, 30), 4).mixture
+        exact = RoundsProfile(mixture, 30, 1.0)
+        below = attained._typical(mixture, 30, 1.0).log_delta_below(epsilon)
+        assert below <= exact.log_delta(epsilon)
+    assert below > exact.log_delta(epsilon) - 30.0  # a control: it is a number
+
+
 def test_large_groups_in_bins_are_answered_without_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     large = Mechanism(BallsInBins(8, 1), group_size=64)
     found = account(large, noise_multiplier=40.0, delta=1e-6)

@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_850,
     "mfopt/_runtime": 1_530,
-    "mfopt/accounting": 16_704,
+    "mfopt/accounting": 16_708,
     "mfopt/calibration": 200,
     "mfopt/experiments": 7_675,
     "mfopt/factorization": 750,
@@ -33,7 +33,7 @@ LINES = {
     "mfopt/torch": 1_897,
     "mfopt/training": 10_822,
     "cli": 5_109,
-    "tests": 36_739,
+    "tests": 36_751,
 }
 # of the main job
 MAIN_JOB = {

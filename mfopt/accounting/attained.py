@@ -24,12 +24,14 @@ import math
 from typing import Any, Protocol
 
 import numpy as np
+import scipy
 
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import bracket
 from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.loss_distribution import poisson
+from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, patterns
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
@@ -39,6 +41,7 @@ from mfopt.mechanism import Mechanism
 from mfopt.sampling import BallsInBins, FreshBins
 
 _GRAM = 1 - 1e-5  # of norms: Gram matrices are rounded up, at most by so much
+_UNSEEN = 1e-3  # share of sequences of rounds that a mixture may leave out
 _PLANNED = 0.97  # of an ε, below which a lower end is computed again, on grids planned for it
 
 
@@ -78,10 +81,14 @@ class _Best:
     parts: tuple[_Attack, ...]
 
     def log_delta_below(self, epsilon: float) -> float:
-        return max(part.log_delta_below(epsilon) for part in self.parts)
+        return max(
+            bracket.known(part.log_delta_below, epsilon, nothing=-math.inf) for part in self.parts
+        )
 
     def epsilon_below(self, delta: float, near: float | None = None) -> float:
-        return max(part.epsilon_below(delta, near) for part in self.parts)
+        return max(
+            bracket.known(part.epsilon_below, delta, near, nothing=0.0) for part in self.parts
+        )
 
 
 class _Lengths:
@@ -167,6 +174,28 @@ def _attacks(mechanism: Mechanism) -> Any:
         return None
 
     def profile(sigma: float) -> _Attack:
-        return _Best((RoundsProfile(rounds.mixture, rounds.rounds, sigma / rounds.scale),))
+        one, scaled = rounds.mixture, sigma / rounds.scale
+        parts: list[_Attack] = [RoundsProfile(one, rounds.rounds, scaled)]
+        if isinstance(one, Mixture) and one.missing * rounds.rounds < _UNSEEN:
+            parts.append(_typical(one, rounds.rounds, scaled))
+        return _Best(tuple(parts))
 
     return profile
+
+
+def _typical(one: Mixture, rounds: int, sigma: float) -> _Separate:
+    """(1) for the sequences of rounds that have a chance of at least e^−L and a norm of at least M.
+
+    By Chernoff's bound they are at least half of all that are known. For ε beyond what floats have
+    the losses of one round for, about 700.
+    """
+    squares, log_weights = one.sensitivities**2, one.log_weights
+    rates, top = np.geomspace(1e-4, 0.99, 50), float(np.max(squares))
+
+    def log_moment(exponents: np.ndarray) -> float:
+        return rounds * float(scipy.special.logsumexp(log_weights + exponents)) + math.log(4)
+
+    unlikely = min(log_moment(-rate * log_weights) / rate for rate in rates)
+    least = max(-log_moment(-rate * squares / top) / rate for rate in 100 * rates) * top
+    mu = math.sqrt(max(least, 1e-60)) * (1 - 1e-9) / sigma
+    return _Separate(mu, unlikely * (1 + 1e-9), math.log(0.5 - _UNSEEN))

@@ -8,7 +8,6 @@ was asked for.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +42,7 @@ def of_epsilon(profile: Any, epsilon: float, delta: float) -> Bracket:
         return Bracket(0.0, epsilon)
 
     def bracket(finer: Any) -> Bracket:
-        below = _known(lambda: finer.epsilon_below(delta, epsilon), 0.0)
+        below = known(finer.epsilon_below, delta, epsilon, nothing=0.0)
         return Bracket(min(below, epsilon), epsilon)
 
     return _narrowed(bracket, profile)
@@ -55,7 +54,7 @@ def of_delta(profile: Any, delta: float, epsilon: float) -> Bracket:
         return Bracket(0.0, delta, NARROW_DELTA)
 
     def bracket(finer: Any) -> Bracket:
-        below = math.exp(_known(lambda: finer.log_delta_below(epsilon), -math.inf))
+        below = math.exp(known(finer.log_delta_below, epsilon, nothing=-math.inf))
         return Bracket(min(below, delta), delta, NARROW_DELTA)
 
     return _narrowed(bracket, profile)
@@ -87,9 +86,8 @@ def of_sigma(
             if share < needed:
                 continue
             below = sigma * (1 - share)
-            ask = functools.partial(_below, make, below, epsilon, finer)
-            known = _known(ask, -math.inf)
-            missing = math.log(delta) - known
+            seen = known(_below, make, below, epsilon, finer, nothing=-math.inf)
+            missing = math.log(delta) - seen
             if missing < 0:
                 return Bracket(below, sigma)
             if fall is not None and math.isfinite(missing):
@@ -127,10 +125,10 @@ def _narrowed(bracket: Callable[[Any], Bracket], profile: Any) -> Bracket:
     return best
 
 
-def _known(ask: Callable[[], float], nothing: float) -> float:
+def known(ask: Callable[..., float], *given: Any, nothing: float) -> float:
     """A lower bound, or ``nothing`` where none is found; the reported upper bound holds either
     way."""
     try:
-        return ask()
+        return float(ask(*given))
     except FailureError:
         return nothing

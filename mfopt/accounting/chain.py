@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import scipy
 
-from mfopt.accounting.closed_form.group import GroupProfile
+from mfopt.accounting.closed_form.group import GroupProfile, Profile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction
 from mfopt.accounting.model import LARGEST_EPSILON, Bounds, Found, LossModel, Numbers, Plan
 from mfopt.accounting.monte_carlo.evidence import Trial
@@ -55,16 +55,6 @@ class Unit(Protocol):
         """Initial σ of a search, for one unit."""
 
 
-class DirectedProfile(Protocol):
-    """A deterministic profile that knows its directions."""
-
-    def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
-        """Upper bound of log δ(ε), the larger of both directions unless one is named."""
-
-    def epsilon(self, delta: float) -> float:
-        """Smallest ε >= 0 with δ(ε) <= ``delta``."""
-
-
 @dataclasses.dataclass(frozen=True)
 class DeterministicUnit:
     """A deterministic one-unit profile.
@@ -74,7 +64,7 @@ class DeterministicUnit:
       start: (ε, δ) -> a σ to begin a search at.
     """
 
-    profile: Callable[[float, float], DirectedProfile]
+    profile: Callable[[float, float], Profile]
     start: Callable[[float, float], float]
     sampled: bool = False
     _curves: dict[float, tuple[float, Any]] = dataclasses.field(default_factory=dict, repr=False)

@@ -177,11 +177,10 @@ _Parts = list[tuple[poisson.Rounds, float]]
 
 def _parts(phases: Sequence[Phase]) -> _Parts:
     """(rounds, σ over their scale) of the phases that are compositions of rounds."""
-    found = [(phase.rounds, phase.noise_multiplier) for phase in phases]
     return [
-        (rounds, sigma / rounds.scale)
-        for rounds, sigma in found
-        if rounds is not None and not rounds.mixture.trivial
+        (found, phase.noise_multiplier / found.scale)
+        for phase in phases
+        if (found := phase.rounds) is not None and not found.mixture.trivial
     ]
 
 

@@ -335,15 +335,13 @@ class Engine:
         """Raise :class:`FailureError` where not even what is known can be expected of a test."""
         beta = delta * BETA_SHARE
         target = math.log(delta - beta)
+
+        def missed(plan: Plan, samples: int) -> tuple[float, ...]:
+            return plan.expected(samples, beta) - target, 0.0, 0.0
+
         with self._stage("planning the certificate"):
             # a small pilot tells, and only that
-            plan, samples = self._plan(
-                sigma,
-                epsilon,
-                beta,
-                lambda plan, n: (plan.expected(n, beta) - target, 0.0, 0.0),
-                first=_ASKED,
-            )
+            plan, samples = self._plan(sigma, epsilon, beta, missed, first=_ASKED)
         if not plan.expected(samples, beta) <= target:
             raise FailureError(
                 "what is proved otherwise is more than a test can be expected to prove"

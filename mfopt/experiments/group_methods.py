@@ -100,7 +100,7 @@ def group_methods(
     assert isinstance(one, DeterministicAnalysis)
     found = [tight]
     if mechanism.group_size > 1:
-        unit = DeterministicUnit(one.profile, one.guess)  # type: ignore[arg-type]
+        unit = DeterministicUnit(one.profile, one.guess)
         chain = Chain(unit, mechanism.group_size, "one example")
         found.append(_whole(VerifiedAnalysis(mechanism, chain), tight, epsilon))
     forms = get_args(group.Form)

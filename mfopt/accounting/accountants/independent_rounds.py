@@ -56,6 +56,7 @@ class RoundsAccountant(Accountant):
     """
 
     of: ClassVar[str]  # what is composed, for the record
+    exchanges: ClassVar[bool] = False  # whether an added unit also takes the place of another
     composed: ClassVar[Callable[..., poisson.Rounds]]  # of C, scheme, group size and adjacency
 
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
@@ -70,7 +71,8 @@ class RoundsAccountant(Accountant):
 
     def moved_by(self, mechanism: Mechanism) -> float:
         """Most that one unit moves a round, in column norms, what is drawn known."""
-        return 2.0 if mechanism.adjacency == "replace" else 1.0
+        exchanged = ("replace", "add-remove") if self.exchanges else ("replace",)
+        return 2.0 if mechanism.adjacency in exchanged else 1.0
 
     def check(self, mechanism: Mechanism) -> None:
         self.rounds(mechanism)
@@ -124,14 +126,11 @@ class FixedBatchRounds(RoundsAccountant):
 
     schemes = (FixedBatch,)
     of = "fixed batches"
+    exchanges = True
     composed = staticmethod(poisson.fixed_batch)
 
     def chained(self, mechanism: Mechanism) -> bool:
         return mechanism.group_size > 1 and mechanism.adjacency != "add-remove"
-
-    def moved_by(self, mechanism: Mechanism) -> float:
-        # an added unit also takes the place of another
-        return 1.0 if mechanism.adjacency == "zero-out" else 2.0
 
 
 class TruncatedPoissonRounds(RoundsAccountant):
@@ -139,6 +138,7 @@ class TruncatedPoissonRounds(RoundsAccountant):
 
     schemes = (TruncatedPoisson,)
     of = "Poisson-sampled rounds with full batches cut"
+    exchanges = True
 
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
         if mechanism.group_size > 1:
@@ -150,9 +150,6 @@ class TruncatedPoissonRounds(RoundsAccountant):
             )
         scheme: Any = mechanism.sampling
         return poisson.truncated_poisson(mechanism.strategy, scheme, mechanism.adjacency)
-
-    def moved_by(self, mechanism: Mechanism) -> float:
-        return 1.0 if mechanism.adjacency == "zero-out" else 2.0
 
 
 # by exact class: a subclass may let units take part otherwise

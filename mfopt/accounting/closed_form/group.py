@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import scipy
@@ -33,8 +33,8 @@ Form = Literal["geometric", "exponential"]
 class Profile(Protocol):
     """δ(ε) of one mechanism at one σ, an upper bound in every adjacency direction asked for."""
 
-    def log_delta(self, epsilon: float) -> float:
-        """log δ(ε), ε >= 0."""
+    def log_delta(self, epsilon: float, direction: Any = None) -> float:
+        """log δ(ε), ε >= 0, the larger of both directions unless "remove" or "add" is named."""
 
     def epsilon(self, delta: float) -> float:
         """Smallest ε >= 0 with δ(ε) <= ``delta``."""

@@ -353,7 +353,8 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
       UsageError: C has negative entries (Lemma 3.2 of Choquette-Choo et al. 2024 needs C >= 0).
     """
     size, bins = mechanism.group_size, mechanism.sampling.bins
-    direct = bins > 1 and multisets.few(bins, size)  # of lower ceilings than by counts
+    # by multisets, where they are few, ceilings are lower than by counts
+    direct = bins > 1 and math.comb(bins + size - 1, size) <= multisets.MOST
     if size > 1 and not direct and (squared_norm := orthogonal_norm(mechanism)) is not None:
         group = GroupLoss.orthogonal(bins, squared_norm, size)
         return GroupUnits(group, samples) if group.fits else whole_profile(mechanism)

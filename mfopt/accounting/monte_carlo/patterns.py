@@ -113,7 +113,8 @@ class Patterns(PatternLikelihood):
         # Given the earlier patterns, whose modes sum to V, <m_k, V> = Σ_g <M_g[:, k_g], V>:
         # assignments are independent, k_g is drawn ∝ e^<M_g[:, k], V> and
         # N = Π_g mean_k e^<M_g[:, k], V>.
-        overlaps, nothing = Overlaps(*self.overlaps()), nothing_drawn(noise)
+        overlaps = Overlaps(*self.overlaps())
+        nothing = Drawn(jnp.zeros_like(noise), *(jnp.zeros(len(noise)),) * 3)
 
         def added(pattern: jax.Array, before: Drawn, logs: jax.Array) -> Drawn:
             if by is not None:  # the largest overlap of assignments of a typical pattern
@@ -173,11 +174,6 @@ class Overlaps:
             before.square + 2 * entries(before.products, pattern) + entries(own, pattern),
             before.log_normalizers + logs,
         )
-
-
-def nothing_drawn(noise: jax.Array) -> Drawn:
-    """No pattern yet, for each row of ``noise``."""
-    return Drawn(jnp.zeros_like(noise), *(jnp.zeros(len(noise)),) * 3)
 
 
 def picked(products: jax.Array, throws: int, key: jax.Array) -> tuple[jax.Array, jax.Array]:
