@@ -22,7 +22,7 @@ LINES = {
     "mfopt/_runtime": 1_530,
     "mfopt/accounting": 16_708,
     "mfopt/calibration": 200,
-    "mfopt/experiments": 7_675,
+    "mfopt/experiments": 7_664,
     "mfopt/factorization": 750,
     "mfopt/jax": 500,
     "mfopt/noise": 4_201,

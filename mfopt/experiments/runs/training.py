@@ -146,7 +146,7 @@ class TrainRunCell(Cell):
     Attributes:
       base: a corpus with its model.
       mechanism: of the noise; None: independent, under Poisson sampling.
-      settings: others of :class:`~mfopt.training.config.TrainConfig`, as (name, value).
+      given: settings of :class:`~mfopt.training.config.TrainConfig`, as (name, value).
       rates, seeds: of the runs; where ``by_move``, a rate is how far the noise alone is to move a
         parameter.
       units, steps: of Poisson sampling: users, or records, that are expected in a step.

@@ -17,16 +17,9 @@ import numpy as np
 
 from mfopt.experiments.cache import Result
 from mfopt.experiments.options import option
+from mfopt.experiments.runs import training
 from mfopt.experiments.runs.fine_tuning import Arm
-from mfopt.experiments.runs.training import (
-    CHOSEN_ON,
-    REPORTED,
-    CorpusCell,
-    TrainRunCell,
-    at_rate,
-    check_model,
-    check_parts,
-)
+from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, at_rate, check_model, check_parts
 from mfopt.experiments.studies.engine import Found, Row, Swept
 
 OF_SEEDS = "loss on held-out users\n(nats per token; bands: least to largest)"
@@ -67,17 +60,19 @@ class FineTuning(Swept):
         return f"{self.layers} layers of width {self.width}"
 
     @functools.cached_property
-    def base(self) -> CorpusCell:
+    def base(self) -> training.CorpusCell:
         """Corpus and pretrained model, shared with every study of these sizes."""
         names = ("length", "width", "layers", "pretrain_steps")
         sizes = {name: getattr(self, name) for name in names}
-        return CorpusCell.at(self.data, model=str(self.model or ""), **sizes)
+        return training.CorpusCell.at(self.data, model=str(self.model or ""), **sizes)
 
-    def run(self, arm: Arm, rates: tuple[float, ...]) -> TrainRunCell:
+    def run(self, arm: Arm, rates: tuple[float, ...]) -> training.TrainRunCell:
         given = arm.settings(self.delta)
         given |= {name: getattr(self, name) for name in ("length", "evaluate_records")}
         how: Any = {"units": arm.units, "steps": self.steps, "selection": arm.selection}
-        return TrainRunCell(self.base, None, tuple(given.items()), rates, self.seeds, **how)
+        return training.TrainRunCell(
+            self.base, None, tuple(given.items()), rates, self.seeds, **how
+        )
 
     def judged(self, result: Result, rate: float) -> float:
         return float(mean(_last(result, rate, CHOSEN_ON)))

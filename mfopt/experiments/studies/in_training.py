@@ -13,15 +13,8 @@ from mfopt.experiments.cache import Result
 from mfopt.experiments.mechanisms import BALLS, FRESH
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runs.training import (
-    CHOSEN_ON,
-    REPORTED,
-    CorpusCell,
-    TrainMechanismCell,
-    TrainRunCell,
-    at_rate,
-    check_parts,
-)
+from mfopt.experiments.runs import training
+from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, at_rate, check_parts
 from mfopt.experiments.studies.engine import Found, Row, Swept
 from mfopt.experiments.studies.rows import about, level, pick, spread
 
@@ -34,8 +27,7 @@ LABELS = {
     f"identity+{FRESH}": "independent noise, fresh bins",
     f"banded-toeplitz+{FRESH}": "banded noise, fresh bins",
 }
-EVALUATIONS = 4  # of a run, after the first
-EVALUATED = 500  # most records of each
+EVALUATIONS, EVALUATED = 4, 500  # of a run after the first, and most records of each
 
 
 class Way(NamedTuple):
@@ -70,16 +62,18 @@ class TrainingStudy(Swept):
     length: int = option(48, "Tokens of a record.")
     pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
 
-    def run(self, arm: Way, rates: tuple[float, ...]) -> TrainRunCell:
+    def run(self, arm: Way, rates: tuple[float, ...]) -> training.TrainRunCell:
         kind, _, sampling = arm.noise.partition("+")
         at = self.bins, self.epochs, self.epsilon, self.delta, sampling or BALLS
         given = {"optimizer": arm.optimizer, "records_per_user": self.records}
         given |= {"length": self.length, "evaluate_records": EVALUATED}
-        base = CorpusCell.at(self.data, self.length, pretrain_steps=self.pretrain_steps)
-        mechanism, seeds = TrainMechanismCell(kind, *at), tuple(sorted(self.seeds))
+        base = training.CorpusCell.at(self.data, self.length, pretrain_steps=self.pretrain_steps)
+        mechanism, seeds = training.TrainMechanismCell(kind, *at), tuple(sorted(self.seeds))
         every = max(1, self.bins * self.epochs // EVALUATIONS)
-        how = rates, seeds, self.by_move
-        return TrainRunCell(base, mechanism, tuple(given.items()), *how, every=every)
+        settings = tuple(given.items())
+        return training.TrainRunCell(
+            base, mechanism, settings, rates, seeds, self.by_move, every=every
+        )
 
     def judged(self, result: Result, rate: float) -> float:
         return float(mean(losses[CHOSEN_ON][-1][1] for losses in at_rate(result, rate)))
