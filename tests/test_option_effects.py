@@ -129,7 +129,7 @@ OWN_OF = {
     ("experiment", "--data"): ["--data=stdlib-code", "--data=stdlib", "--data=made"],
     ("experiment", "--delta"): ["--delta=1e-3"],
     ("experiment", "--model"): ["--model=gpt2"],
-    ("experiment images", "--data"): ["--data=cifar"],
+    ("experiment images", "--cifar"): ["--cifar=cifar"],
     ("experiment", "--executed"): ["--executed=dpsgd+balls-in-bins"],
     ("experiment", "--mechanisms"): ["--mechanisms=dpsgd+balls-in-bins"],
     ("train", "--continue"): ["--continue=earlier"],

@@ -150,6 +150,13 @@ class Chain(LossModel):
     def find_epsilon(
         self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
     ) -> Found:
+        """An estimate of ε, refused at once where one unit has none.
+
+        Args:
+          noise_multiplier, delta: σ and δ.
+          key: randomness, where samples are drawn.
+          start: an ε to begin at.
+        """
         unit = self.unit
         if isinstance(unit, DeterministicUnit):
             # a group's δ is at least one unit's, at each ε that a search looks at

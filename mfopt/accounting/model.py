@@ -209,7 +209,13 @@ class LossModel(abc.ABC):
     def find_epsilon(
         self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
     ) -> Found:
-        """An estimate of ε, sought from ``start``."""
+        """An estimate of ε.
+
+        Args:
+          noise_multiplier, delta: σ and δ.
+          key: randomness, where samples are drawn.
+          start: an ε to begin at.
+        """
         return self.sought_epsilon(noise_multiplier, delta, start, coarsely=self.sampled)
 
     def sought_noise_multiplier(self, epsilon: float, delta: float) -> Found:
@@ -222,7 +228,13 @@ class LossModel(abc.ABC):
     def sought_epsilon(
         self, noise_multiplier: float, delta: float, start: float = 2.0, coarsely: bool = False
     ) -> Found:
-        """ε at which :meth:`log_estimate` is log δ; ``coarsely`` where a pilot moves it."""
+        """ε at which :meth:`log_estimate` is log δ.
+
+        Args:
+          noise_multiplier, delta: σ and δ.
+          start: an ε to begin at.
+          coarsely: where a pilot moves the estimate.
+        """
         return self._find(
             lambda epsilon: self.log_estimate(noise_multiplier, epsilon),
             start,

@@ -131,6 +131,12 @@ def usual_norm(model: Model, private: Units, public: TokenStore, progress: Repor
 
     A norm to clip to that half of the units keep to (Andrew et al. 2021), as far as the private
     ones are alike.
+
+    Args:
+        model: as it is at the start.
+        private: units whose records and lengths the public ones are given; none is read.
+        public: what the units are made of.
+        progress: told the norm.
     """
     units, _, _ = _parts(public, private)
     add, zero = jax.jit(microbatch_adder(model, Clipping(1.0))), Totals.zero(model.params)

@@ -166,7 +166,14 @@ class Overlaps:
         return jnp.sum(jnp.where(later < reach, found, 0), axis=1)
 
     def added(self, pattern: jax.Array, before: Drawn, noise: jax.Array, logs: jax.Array) -> Drawn:
-        """``before`` with these patterns, drawn at log normalizers of ``logs`` more."""
+        """``before`` with one pattern more in each sample.
+
+        Args:
+          pattern: its bins, shape (samples, K).
+          before: what was drawn so far.
+          noise: of every entry, shape (samples, K·b).
+          logs: log normalizers that it was drawn at, shape (samples,).
+        """
         own = self.of(pattern)
         return Drawn(
             before.products + own,

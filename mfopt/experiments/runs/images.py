@@ -40,7 +40,7 @@ def check_folder(name: str, folder: Path) -> None:
 class ImageTask:
     """Data, model and optimizer: options of a study, and settings of its cells."""
 
-    data: Path | None = option(  # noqa: RUF009
+    cifar: Path | None = option(  # noqa: RUF009
         None,
         "Folder with the binary version of CIFAR-10, for a VGG; none: digits, for a hidden layer.",
         kind=Path,
@@ -72,7 +72,7 @@ class ImagesCell(ImageTask, Cell):
     def run(self, *needed: Result) -> Result:
         from mfopt.experiments.runs import many_runs, pictures
 
-        (source,), loaded = needed, pictures.load(self.data, self.held_out)
+        (source,), loaded = needed, pictures.load(self.cifar, self.held_out)
         strategy = strategy_of(source)
         scheme = sampling.from_description(source.record["scheme"])
         sigma = source.record["guarantee"]["noise_multiplier"]

@@ -77,7 +77,7 @@ def _cifar(folder: Path, files: tuple[str, ...]) -> Examples:
         records = [np.fromfile(folder / file, np.uint8).reshape(-1, 1 + _PIXELS) for file in files]
     except (OSError, ValueError) as problem:
         rule = f"must hold the binary version of CIFAR-10 ({problem})"
-        raise _check.reject("data", str(folder), rule) from None
+        raise _check.reject("cifar", str(folder), rule) from None
     every = np.concatenate(records)
     x = every[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).astype(np.float32)
     return Examples(x / 127.5 - 1, every[:, 0].astype(np.int32))

@@ -31,11 +31,11 @@ def check_parts(name: str, data: str) -> None:
             raise _check.reject(name, data, f"has no part {', '.join(sorted(missing))}", way_out)
 
 
-def check_model(name: str, folder: Path) -> None:
+def check_model(name: str, folder: str) -> None:
     """Refuse a folder that holds no GPT-2."""
     from mfopt.training.models.huggingface import read_config
 
-    read_config(folder)
+    read_config(Path(folder))
 
 
 def _digest(data: str, model: str) -> str:

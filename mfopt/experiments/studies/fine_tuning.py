@@ -32,10 +32,10 @@ class FineTuning(Swept):
     data: str = option(
         "stdlib-code", "Embedded corpus, or a folder of `mfopt data build`.", rule=check_parts
     )
-    model: Path | None = option(  # noqa: RUF009
+    model: str | None = option(
         None,
         "Local Hugging Face folder of a GPT-2 to begin from; none: a new one of these sizes.",
-        kind=Path,
+        kind=str,
         rule=check_model,
     )
     delta: float = option(1e-5, "δ of every statement.")
@@ -56,7 +56,7 @@ class FineTuning(Swept):
     def trained(self) -> str:
         """The model in words."""
         if self.model is not None:
-            return f"GPT-2 of {self.model.name}"
+            return f"GPT-2 of {Path(self.model).name}"
         return f"{self.layers} layers of width {self.width}"
 
     @functools.cached_property
@@ -64,7 +64,7 @@ class FineTuning(Swept):
         """Corpus and pretrained model, shared with every study of these sizes."""
         names = ("length", "width", "layers", "pretrain_steps")
         sizes = {name: getattr(self, name) for name in names}
-        return training.CorpusCell.at(self.data, model=str(self.model or ""), **sizes)
+        return training.CorpusCell.at(self.data, model=self.model or "", **sizes)
 
     def run(self, arm: Arm, rates: tuple[float, ...]) -> training.TrainRunCell:
         given = arm.settings(self.delta)

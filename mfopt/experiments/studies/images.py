@@ -69,7 +69,7 @@ class Images(ImageTask, Swept):
     @property
     def trained(self) -> str:
         """Data in words."""
-        return "digits" if self.data is None else "CIFAR-10"
+        return "digits" if self.cifar is None else "CIFAR-10"
 
     @property
     def comparison(self) -> Comparison:
