@@ -40,6 +40,8 @@ from mfopt.sampling import FixedOrder, MinSeparation
 from mfopt.strategies import Dense, Strategy
 
 _TRUNCATED = 16.0
+# by exact class: a subclass may let units take part otherwise
+_PUBLIC = {FixedOrder: poisson.public, MinSeparation: poisson.public}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +68,8 @@ class Phase:
           UsageError: it has neither.
         """
         mechanism, scheme = self.mechanism, self.mechanism.sampling
-        if type(scheme) in (FixedOrder, MinSeparation):
-            return poisson.public(
-                mechanism.strategy, scheme, mechanism.group_size, mechanism.adjacency
-            )
+        if (composed := _PUBLIC.get(type(scheme))) is not None:
+            return composed(mechanism.strategy, scheme, mechanism.group_size, mechanism.adjacency)
         known = ROUNDS.get(type(scheme))
         if known is None:
             refuse_replacement(mechanism)

@@ -159,7 +159,9 @@ class LlamaConfig(Shape):
 
     def module(self, adapters: Adapters) -> Decoder:
         blocks = [
-            Block(self.norm(), Attention(self, adapters), self.norm(), MLP(self, adapters))
+            Block(
+                self.norm(), GroupedAttention(self, adapters), self.norm(), GatedMLP(self, adapters)
+            )
             for _ in range(self.num_hidden_layers)
         ]
         return Decoder(
@@ -212,7 +214,7 @@ class LlamaConfig(Shape):
         return np.float32(0.02) * rng.standard_normal(shape, np.float32)
 
 
-class Attention(nnx.Module):
+class GroupedAttention(nnx.Module):
     """Causal self-attention of one sequence, (L, d) -> (L, d), and keys and values."""
 
     def __init__(self, config: LlamaConfig, adapters: Adapters) -> None:
@@ -255,7 +257,7 @@ def rotated(rows: jax.Array, at: Any, theta: float) -> jax.Array:
     return jnp.concatenate(both, axis=-1).astype(rows.dtype)
 
 
-class MLP(nnx.Module):
+class GatedMLP(nnx.Module):
     """The gated network of a block, (L, d) -> (L, d)."""
 
     def __init__(self, config: LlamaConfig, adapters: Adapters) -> None:
