@@ -20,9 +20,9 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_850,
     "mfopt/_runtime": 1_530,
-    "mfopt/accounting": 16_734,
+    "mfopt/accounting": 16_744,
     "mfopt/calibration": 200,
-    "mfopt/experiments": 7_664,
+    "mfopt/experiments": 7_669,
     "mfopt/factorization": 750,
     "mfopt/jax": 500,
     "mfopt/noise": 4_201,

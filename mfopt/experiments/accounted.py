@@ -6,9 +6,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mfopt import words
+
+if TYPE_CHECKING:  # matplotlib is loaded where something is drawn, not for a table
+    from mfopt.experiments.plots import Curve
 
 Row = dict[str, Any]
 _NOISE_UNIT = "× clip norm, for C as stored"
@@ -128,7 +131,7 @@ def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> Path:
         begun = begun or [{"iterations": 0, solved: 0}]
         part = begun + [row for row in finite if first < row["iterations"] <= last]
         label = "the run" if len(pieces) == 2 else f"phase {number}"
-        curves.append((*_curve(label, part, "iterations", solved), None, None, None, True))
+        curves.append(_curve(label, part, "iterations", solved)._replace(steps=True))
     given = "epsilon" if solved == "delta" else "delta"
     at = f"{_LABELS[given]} = {results[0][given]:g}"
     title, logs = f"{_LABELS[solved]} over the run at {at}", (False, False)
@@ -136,11 +139,11 @@ def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> Path:
 
 
 def _write(
-    curves: list[Any], title: str, x_label: str, y_label: str, logs: tuple[bool, bool], path: Path
+    curves: list[Curve], title: str, x_label: str, y_label: str, logs: tuple[bool, bool], path: Path
 ) -> Path:
-    from mfopt.experiments import plots  # not for a table: matplotlib takes up to 2 CPU seconds
+    from mfopt.experiments import plots
 
-    panel = plots.Panel([plots.Curve(*one) for one in curves], title, x_label, y_label, *logs)
+    panel = plots.Panel(curves, title, x_label, y_label, *logs)
     return plots.write_figure(plots.draw([panel]), path)
 
 
@@ -150,5 +153,7 @@ def _spans(rows: Sequence[Row], name: str) -> bool:
     return len(values) == len(rows) > 0 and max(values) > 30 * min(values)
 
 
-def _curve(label: str, rows: Sequence[Row], swept: str, solved: str) -> tuple[Any, ...]:
-    return label, [row[swept] for row in rows], [row[solved] for row in rows]
+def _curve(label: str, rows: Sequence[Row], swept: str, solved: str) -> Curve:
+    from mfopt.experiments import plots
+
+    return plots.Curve(label, [row[swept] for row in rows], [row[solved] for row in rows])

@@ -354,7 +354,7 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
     """
     size, bins = mechanism.group_size, mechanism.sampling.bins
     # by multisets, where they are few, ceilings are lower than by counts
-    direct = bins > 1 and math.comb(bins + size - 1, size) <= multisets.MOST
+    direct = multisets.few(bins, size)
     if size > 1 and not direct and (squared_norm := orthogonal_norm(mechanism)) is not None:
         group = GroupLoss.orthogonal(bins, squared_norm, size)
         return GroupUnits(group, samples) if group.fits else whole_profile(mechanism)

@@ -65,6 +65,11 @@ class Drawn(NamedTuple):
     square: jax.Array
     log_normalizers: jax.Array
 
+    @classmethod
+    def nothing(cls, noise: jax.Array) -> Drawn:
+        """No pattern yet, for ``noise`` of shape (size, entries)."""
+        return cls(jnp.zeros_like(noise), *(jnp.zeros(len(noise)),) * 3)
+
 
 class Likelihood(Protocol):
     """P against Q by the recursion of a scheme, a JAX pytree, in noise units.

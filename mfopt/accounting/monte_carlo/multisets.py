@@ -52,7 +52,7 @@ from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
 from mfopt.accounting.monte_carlo.patterns import COUPLING, Patterns
 from mfopt.strategies.fields import Array
 
-MOST = 1024  # multisets, each of which is a pattern
+_MOST = 1024  # multisets, each of which is a pattern
 _MOST_WORK = 2**25  # products of a ceiling's sums, for one order
 _FAINT = 1e-300  # what a sum of exponentials, scaled by their largest, may lose of each
 
@@ -159,7 +159,7 @@ class Multisets(NamedTuple):
 
         # of the first, drawn by its law, normalizers are 1
         steps = order.astype(int) + 1
-        nothing = Drawn(jnp.zeros_like(noise), *(jnp.zeros(len(noise)),) * 3)
+        nothing = Drawn.nothing(noise)
         result: Drawn = jax.lax.fori_loop(0, steps, extend, nothing)
         return result
 
@@ -223,6 +223,11 @@ def _heaviest(values: Sequence[np.ndarray], of: Multisets) -> float:
     return float(np.max(best[:, 0]))
 
 
+def few(bins: int, group_size: int) -> bool:
+    """True if each multiset may be a pattern: there are few, and more than one."""
+    return bins > 1 and math.comb(bins + group_size - 1, group_size) <= _MOST
+
+
 # --- the loss ------------------------------------------------------------------------------------
 
 
@@ -254,7 +259,7 @@ class MultisetLoss(LikelihoodLoss):
         bins, reach, rounds = unit.bins, unit.reach, unit.throws
         many = math.comb(bins + group_size - 1, group_size)
         classes = math.comb(reach + group_size, group_size) if rounds > 1 else 1
-        if bins == 1 or many > MOST or rounds * (many * classes) ** 2 > _MOST_WORK:
+        if not few(bins, group_size) or rounds * (many * classes) ** 2 > _MOST_WORK:
             return None
         return cls(Multisets.of(unit, group_size), one.shared, one.name)
 

@@ -114,7 +114,7 @@ class Patterns(PatternLikelihood):
         # assignments are independent, k_g is drawn ∝ e^<M_g[:, k], V> and
         # N = Π_g mean_k e^<M_g[:, k], V>.
         overlaps = Overlaps(*self.overlaps())
-        nothing = Drawn(jnp.zeros_like(noise), *(jnp.zeros(len(noise)),) * 3)
+        nothing = Drawn.nothing(noise)
 
         def added(pattern: jax.Array, before: Drawn, logs: jax.Array) -> Drawn:
             if by is not None:  # the largest overlap of assignments of a typical pattern

@@ -128,7 +128,7 @@ class Separated(PatternLikelihood):
                 before.log_normalizers + log_mean - picked(jnp.broadcast_to(tilt, noise.shape)),
             )
 
-        nothing = Drawn(jnp.zeros_like(noise), *(jnp.zeros(len(noise)),) * 3)
+        nothing = Drawn.nothing(noise)
         result: Drawn = jax.lax.fori_loop(0, order.astype(int) + 1, extend, nothing)
         return result
 
