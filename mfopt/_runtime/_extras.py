@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 EXTRAS = {
     **dict.fromkeys(
         ("cryptography", "flax", "orbax", "pyarrow", "safetensors", "tensorboardX", "tokenizers"),
@@ -24,3 +27,12 @@ def missing(problem: ModuleNotFoundError) -> ModuleNotFoundError:
         f"pip install '.[{EXTRAS[package]}]'",
         name=problem.name,
     )
+
+
+@contextlib.contextmanager
+def required() -> Iterator[None]:
+    """Context of imports from an extra: :func:`missing` explains one that is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as problem:
+        raise missing(problem) from None

@@ -17,15 +17,12 @@ import jax
 import jax.numpy as jnp
 
 from mfopt._runtime import _check, _extras
-
-try:
-    from jax_privacy.matrix_factorization import streaming_matrix as streaming
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
-
 from mfopt.noise import _kernels
 from mfopt.noise.recursions import Rows
 from mfopt.noise.stream import NoiseStream
+
+with _extras.required():
+    from jax_privacy.matrix_factorization import streaming_matrix as streaming
 
 
 def inverse_as_streaming_matrix(stream: NoiseStream) -> streaming.StreamingMatrix:

@@ -6,9 +6,12 @@ import math
 import os
 from typing import Any, Protocol
 
-from mfopt._runtime import _extras
+from mfopt._runtime import _check, _extras
+from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, refuse_narrow, split_state
+from mfopt.noise.sealed import KEY_FOLDER, KeyFile, SealedNoise
+from mfopt.noise.stream import NoiseStream
 
-try:
+with _extras.required():
     from opacus.optimizers import DPOptimizer
     from opacus.optimizers.ddpoptimizer import DistributedDPOptimizer
     from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import (
@@ -16,13 +19,6 @@ try:
     )
     from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
     from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
-
-from mfopt._runtime import _check
-from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, refuse_narrow, split_state
-from mfopt.noise.sealed import KEY_FOLDER, KeyFile, SealedNoise
-from mfopt.noise.stream import NoiseStream
 
 _KNOWN = (
     DPOptimizer,

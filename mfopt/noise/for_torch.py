@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from mfopt._runtime import _extras
+from mfopt._runtime import _check, _extras
 
-try:
+with _extras.required():
     import torch
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
 
-from mfopt._runtime import _check
 from mfopt.noise import _draws, _keys, _torch_parts, files
 from mfopt.noise.packing import share
 from mfopt.noise.recursions import Rows

@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from mfopt._runtime import _extras
 
-try:
-    import torch  # noqa: F401
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
-
-from mfopt.torch.loader import PrivateLoader, UnitBatches
-from mfopt.torch.run import PrivateRun
+with _extras.required():
+    from mfopt.torch.loader import PrivateLoader, UnitBatches
+    from mfopt.torch.run import PrivateRun
 
 if TYPE_CHECKING:
     from mfopt.torch.private import make_private

@@ -8,15 +8,12 @@ from typing import Any, cast
 import torch
 
 from mfopt._runtime import _check, _extras
-
-try:
-    from transformers import Trainer, TrainingArguments
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
-
 from mfopt.factorization import Factorization
 from mfopt.noise.sealed import KEY_FOLDER
 from mfopt.torch.run import PrivateRun
+
+with _extras.required():
+    from transformers import Trainer, TrainingArguments
 
 # arguments of training that would change what a step is, and their value that does not
 _REFUSED = {

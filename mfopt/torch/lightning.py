@@ -9,15 +9,12 @@ from typing import Any
 import torch
 
 from mfopt._runtime import _check, _extras
-
-try:
-    from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.strategies import SingleDeviceStrategy
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
-
 from mfopt.torch.loader import PrivateLoader
 from mfopt.torch.run import PrivateRun
+
+with _extras.required():
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.strategies import SingleDeviceStrategy
 
 
 class PrivateStrategy(SingleDeviceStrategy):

@@ -31,20 +31,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from mfopt._runtime import _extras
-
-try:
-    import orbax.checkpoint as ocp
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
-
-from mfopt._runtime import _check
+from mfopt._runtime import _check, _extras
 from mfopt._runtime._float64 import scope
 from mfopt.errors import FailureError, UsageError
 from mfopt.noise import NoiseState
 from mfopt.training import mesh as meshes
 from mfopt.training.loop import TrainState
 from mfopt.training.secrets import RunSecret
+
+with _extras.required():
+    import orbax.checkpoint as ocp
 
 _OWNER_ONLY = 0o700
 _DAMAGED = "damaged-"

@@ -9,16 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfopt._runtime import _extras
-
-try:
-    from safetensors.numpy import save_file
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
-
-from mfopt._runtime import _check, _files
+from mfopt._runtime import _check, _extras, _files
 from mfopt.training.models import Model
 from mfopt.training.tokenizers import FILE_NAME, Tokenizer
+
+with _extras.required():
+    from safetensors.numpy import save_file
 
 PyTree = Any
 

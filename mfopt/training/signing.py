@@ -112,9 +112,7 @@ def canonical(body: dict[str, Any]) -> bytes:
 
 
 def _libraries() -> tuple[Any, Any]:
-    try:
+    with _extras.required():
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ModuleNotFoundError as problem:
-        raise _extras.missing(problem) from None
     return serialization, ed25519

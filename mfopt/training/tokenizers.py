@@ -14,15 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from mfopt._runtime import _extras
+from mfopt._runtime import _check, _extras, _files
 
-try:
+with _extras.required():
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
-
-from mfopt._runtime import _check, _files
 
 END_OF_TEXT = "<|endoftext|>"
 _MOST_ENTRIES = 2**20  # the trainer reserves memory for all of them; GPT-2 has 50,257

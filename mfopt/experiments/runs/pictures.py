@@ -17,10 +17,8 @@ import numpy as np
 
 from mfopt._runtime import _check, _extras
 
-try:
+with _extras.required():
     from flax import nnx
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
 
 CIFAR = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _PIXELS = 3 * 32 * 32
@@ -63,10 +61,8 @@ def load(folder: str | Path | None, held_out: int) -> Pictures:
 
 
 def _digits() -> Examples:
-    try:
+    with _extras.required():
         from sklearn.datasets import load_digits
-    except ModuleNotFoundError as problem:
-        raise _extras.missing(problem) from None
     x, y = load_digits(return_X_y=True)
     return Examples((x / 16 - 0.3).astype(np.float32), y.astype(np.int32))
 

@@ -14,16 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from mfopt._runtime import _extras
-
-try:
-    from flax import nnx
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
 from jax.sharding import PartitionSpec as Spec
 
-from mfopt._runtime import _check
+from mfopt._runtime import _check, _extras
+
+with _extras.required():
+    from flax import nnx
 
 # the linear layers of a block of GPT-2, and what has the same task in the Llama family
 TASKS = {

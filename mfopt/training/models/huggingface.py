@@ -15,22 +15,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime import _extras
+from mfopt._runtime import _check, _extras, _files
 from mfopt._runtime._float64 import pinned
-
-try:
-    from flax import nnx
-    from safetensors import SafetensorError, safe_open
-    from safetensors.numpy import save_file
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
-
-from mfopt._runtime import _check, _files
 from mfopt.training.models.decoder import TASKS, LoRAConfig, partition_spec
 from mfopt.training.models.gpt2 import GPT2Config
 from mfopt.training.models.llama import FAMILIES, LlamaConfig
 from mfopt.training.models.model import Model, PyTree
 from mfopt.training.models.nnx_model import from_nnx, nest, pick
+
+with _extras.required():
+    from flax import nnx
+    from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import save_file
 
 Config = GPT2Config | LlamaConfig
 WEIGHTS = "model.safetensors"

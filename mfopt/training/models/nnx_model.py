@@ -13,16 +13,12 @@ from typing import Any
 
 import jax
 
-from mfopt._runtime import _extras
+from mfopt._runtime import _check, _extras
+from mfopt.training.models.model import Model, PyTree, next_token_loss
 
-try:
+with _extras.required():
     from flax import nnx
     from flax.traverse_util import unflatten_dict
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
-
-from mfopt._runtime import _check
-from mfopt.training.models.model import Model, PyTree, next_token_loss
 
 Path = tuple[Any, ...]
 
