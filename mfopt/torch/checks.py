@@ -61,50 +61,41 @@ def _fault(layer: torch.nn.Module) -> tuple[str, str]:
     return "", ""
 
 
-def buffers_of(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
-    """Identity and version of each buffer, by name."""
-    return {name: (id(b), b._version) for name, b in module.named_buffers()}
-
-
-def attributes_of(module: torch.nn.Module) -> dict[str, Any]:
-    """What layers keep beside parameters and buffers, by name: numbers, and tensors as above."""
-    return {
-        f"{name}.{key}".lstrip("."): value if isinstance(value, float) else (value, value._version)
-        for name, layer in module.named_modules()
-        for key, value in vars(layer).items()
-        if isinstance(value, float | torch.Tensor)
+def memory_of(module: torch.nn.Module) -> dict[str, tuple[str, Any, int]]:
+    """(kind, value, version) by name of what layers keep: buffers, other tensors and numbers."""
+    found: dict[str, tuple[str, Any, int]] = {
+        name: ("a buffer", b, b._version) for name, b in module.named_buffers()
     }
-
-
-def refuse_changed(module: torch.nn.Module, before: dict[str, tuple[int, int]]) -> None:
-    """Raise :class:`UsageError` where a buffer is not what it was ``before`` a forward pass."""
-    after = buffers_of(module)
-    if changed := sorted(name for name in {*before, *after} if before.get(name) != after.get(name)):
-        _reject_memory(changed[0], "a buffer")
+    for name, layer in module.named_modules():
+        for key, value in vars(layer).items():
+            if isinstance(value, float | torch.Tensor):
+                place = f"{name}.{key}".lstrip(".")
+                found[place] = ("an attribute", value, getattr(value, "_version", 0))
+    return found
 
 
 def refuse_memory(module: torch.nn.Module, before: dict[str, Any]) -> None:
-    """Raise :class:`UsageError` where an attribute is not what it was ``before`` a forward pass.
+    """Raise :class:`UsageError` where a forward pass changed what layers kept ``before``.
 
-    One that a first pass makes, as a table of positions, is no memory of a batch unless it changes.
+    An attribute that a first pass makes, as a table of positions, is no memory of a batch unless it
+    changes.
     """
-    for name, now in attributes_of(module).items():
-        was = before.get(name, now)
-        if isinstance(was, tuple) and isinstance(now, tuple):  # a tensor itself: ids come again
-            same = was[0] is now[0] and was[1] == now[1]
+    after = memory_of(module)
+    for name in sorted({*before, *after}):
+        kind, *found = after.get(name) or before[name]
+        if name in before and name in after:
+            was, now = before[name][1], found[0]
+            same = was is now and before[name][2] == found[1]
+            same = same or (isinstance(was, float) and isinstance(now, float) and was == now)
         else:
-            same = was is now or (isinstance(was, float) and was == now)
+            same = kind == "an attribute"
         if not same:
-            _reject_memory(name, "an attribute")
-
-
-def _reject_memory(name: str, kind: str) -> None:
-    raise _check.reject(
-        f"module.{name}",
-        kind,
-        "was changed by the forward pass: it may hold what a batch has, without noise",
-        "Freeze it in training, or keep it out of the model; and load the model again.",
-    )
+            raise _check.reject(
+                f"module.{name}",
+                kind,
+                "was changed by the forward pass: it may hold what a batch has, without noise",
+                "Freeze it in training, or keep it out of the model; and load the model again.",
+            )
 
 
 def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) -> None:

@@ -101,7 +101,7 @@ def add_clipped(
     tensors = [leaf.to(place) for leaf in tensors]
     frozen = {name: p for name, p in module.named_parameters() if name not in trained}
     fixed = {name: _whole(p) for name, p in frozen.items()} | dict(module.named_buffers())
-    before, calls = checks.buffers_of(module), [0]
+    calls = [0]
 
     def of_one(parameters: dict[str, torch.Tensor] | None, *example: torch.Tensor) -> torch.Tensor:
         alone = pytree.tree_unflatten([part.unsqueeze(0) for part in example], structure)
@@ -165,7 +165,7 @@ def add_clipped(
                 raise _check.reject("module", type(module).__name__, rule, _REENTRANT) from None
             raise
         if module not in _one_by_one:
-            checks.refuse_changed(module, before)  # which is what vmap may have stumbled over
+            checks.refuse_memory(module, before)  # which is what vmap may have stumbled over
             _one_by_one.add(module)
             text = f"{where} has no rule for torch.vmap ({why.splitlines()[0][:200]}): gradients "
             warnings.warn(f"{text}are computed one example after the other", stacklevel=4)
@@ -178,9 +178,9 @@ def add_clipped(
     block = examples if microbatch is None else _check.integer("microbatch", microbatch)
     loss_sum = torch.zeros((), device=tensors[0].device)
     for parts in zip(*(torch.split(leaf, block) for leaf in tensors), strict=True):
-        memory = checks.attributes_of(module)
+        before = checks.memory_of(module)
         gradients, losses = each(parts)
-        checks.refuse_memory(module, memory)  # before anything of the batch is added
+        checks.refuse_memory(module, before)  # before anything of the batch is added
         loss_sum += losses.detach().sum()
         with torch.no_grad(), _in_full(trained.values()):
             flat = [gradients[name].reshape(len(losses), -1) for name in trained]
@@ -192,7 +192,6 @@ def add_clipped(
                 if not whole:  # 0 times infinity would be no number
                     g = torch.where(usable[:, None], g, 0.0)
                 _add_scaled(total, factor.to(g.dtype), g)
-    checks.refuse_changed(module, before)
     return loss_sum / examples
 
 

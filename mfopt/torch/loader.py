@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils import data
 
 from mfopt._runtime import _check
-from mfopt.sampling import UnitSampler
+
+if TYPE_CHECKING:
+    from mfopt.torch.run import PrivateRun
 
 # what a new loader takes over from a plain one; a collate function of the user's wins over it
 _KEPT = (
@@ -23,34 +25,6 @@ _KEPT = (
     "persistent_workers",
     "multiprocessing_context",
 )
-
-
-class RunProgress(Protocol):
-    """Questions and notices of a loader to its run.
-
-    Attributes:
-      sampler: draws the batches, of this process.
-      step: steps that were released.
-      drawn: steps whose batches were handed to the loader; for those fetched ahead too.
-      given: steps whose batches the training code has, where the loader knows.
-      ahead: whether loaders fetch batches before they are asked for.
-      sizes: of the batches that were handed to the loader and not released, by step.
-    """
-
-    sampler: UnitSampler
-    drawn: int
-    given: int | None
-    ahead: bool
-    sizes: dict[int, int]
-
-    @property
-    def step(self) -> int: ...
-
-    def started(self) -> Any:
-        """Raise :class:`UsageError` where no optimizer is attached."""
-
-    def restart(self) -> None:
-        """Forget what was summed of a step that was not released."""
 
 
 class UnitBatches(data.Sampler[list[int]]):
@@ -68,7 +42,7 @@ class UnitBatches(data.Sampler[list[int]]):
         before was not released.
     """
 
-    def __init__(self, run: RunProgress) -> None:
+    def __init__(self, run: PrivateRun) -> None:
         self.run, self.whole = run, False
 
     def _range(self) -> tuple[int, int]:
@@ -103,7 +77,7 @@ class UnitBatches(data.Sampler[list[int]]):
                 refuse_unreleased(self.run, step)
 
 
-def refuse_unreleased(run: RunProgress, step: int) -> None:
+def refuse_unreleased(run: PrivateRun, step: int) -> None:
     """Raise :class:`UsageError` where the batch of ``step`` was given out and not released."""
     if run.step <= step:
         raise _check.reject(
@@ -121,7 +95,7 @@ class PrivateLoader(data.DataLoader[Any]):
     # accelerate's ``prepare`` then gives it back: its own loader would fetch a batch ahead
     _is_accelerate_prepared = True
 
-    def __init__(self, dataset: Any, run: RunProgress, **options: Any) -> None:
+    def __init__(self, dataset: Any, run: PrivateRun, **options: Any) -> None:
         self._units, self._run = UnitBatches(run), run
         super().__init__(dataset, batch_sampler=self._units, **options)
         run.ahead = self.num_workers > 0

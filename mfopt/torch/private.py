@@ -11,18 +11,16 @@ from typing import Any
 import torch
 
 from mfopt._runtime import _check, _extras
-
-try:
-    import opacus
-    from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as Distributed
-except ModuleNotFoundError as problem:
-    raise _extras.missing(problem) from None
-
 from mfopt.factorization import Factorization
 from mfopt.noise import for_opacus
 from mfopt.noise.sealed import KEY_FOLDER
 from mfopt.torch import checks
+from mfopt.torch.loader import dataset_of
 from mfopt.torch.run import PrivateRun, refuse_private
+
+with _extras.required():
+    import opacus
+    from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as Distributed
 
 _REFUSED = {
     "poisson_sampling": "the batches are drawn by the factorization's own scheme",
@@ -120,10 +118,9 @@ def make_private(
     refuse_private(optimizer)
     checks.refuse_layers(module)
     checks.refuse_uncovered(module, (p for g in optimizer.param_groups for p in g["params"]))
-    population = _size(dataset)
     run = PrivateRun(
         factorization,
-        population,
+        len(dataset_of(dataset, loader_options)[0]),
         max_grad_norm,
         normalizer=normalizer,
         seed=seed,
@@ -181,19 +178,16 @@ def make_private(
 
 def _watch_layers(module: Any) -> None:
     """Refuse training passes through layers, or that change buffers, which escape the noise."""
-    before: dict[str, tuple[int, int]] = {}
-    memory: dict[str, Any] = {}
+    before: dict[str, Any] = {}
 
     def before_forward(*_: Any) -> None:
         if module.training:
             checks.refuse_layers(module)
-            before.update(checks.buffers_of(module))
-            memory.update(checks.attributes_of(module))
+            before.update(checks.memory_of(module))
 
     def after_forward(*_: Any) -> None:
         if module.training:
-            checks.refuse_changed(module, before)
-            checks.refuse_memory(module, memory)
+            checks.refuse_memory(module, before)
 
     module.register_forward_pre_hook(before_forward)
     module.register_forward_hook(after_forward)
@@ -311,12 +305,3 @@ def _refuse_autocast(module: torch.nn.Module) -> None:
     for layer in module.modules():
         if any(p.requires_grad for p in layer.parameters(recurse=False)):
             layer.register_forward_pre_hook(before_forward)
-
-
-def _size(dataset: Any) -> int:
-    inner = dataset.dataset if isinstance(dataset, torch.utils.data.DataLoader) else dataset
-    if not hasattr(inner, "__len__"):
-        raise _check.reject(
-            "dataset", type(inner).__name__, "must have numbered records: __getitem__ and __len__"
-        )
-    return len(inner)

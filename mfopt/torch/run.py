@@ -88,13 +88,19 @@ class PrivateRun:
         self.factorization = factorization
         self.stream = noise.from_factorization(factorization, clip_norm=max_grad_norm, **options)
         self.rank, self.ranks = checks.place()
-        sampler = factorization.sampler(population, seed)
-        self.sampler = self._part(sampler.state_dict() if self.ranks > 1 else None) or sampler
+        self.sampler = factorization.sampler(population, seed)
+        if self.ranks > 1:
+            batches = [self.sampler.state_dict()]
+            torch.distributed.broadcast_object_list(batches, src=0)
+            self.sampler = self._part_of(batches[0])
         expected = self.sampler.expected_batch
         self.normalizer = _check.positive(
             "normalizer", expected if normalizer is None else normalizer
         )
         self.noise: TorchNoise | SilentNoise | None = None
+        # what loaders say: steps whose batches were handed to one, whether it fetches them before
+        # they are asked for, steps whose batches the training code has, and the sizes of the
+        # batches that were not released, by step
         self.drawn, self.ahead = 0, False
         self.given: int | None = None
         self.sizes: dict[int, int] = {}
@@ -452,8 +458,7 @@ class PrivateRun:
             checks.require_same("state", f"of step {state['noise']['step']}", batches)
         self.started().load_state_dict(state["noise"])
         self._joined = None
-        whole = {**state["sampler"], "rank": self.rank, "ranks": self.ranks}
-        self.sampler = UnitSampler.from_state(whole)
+        self.sampler = self._part_of(state["sampler"])
         self.drawn, self.given = self.step, None
         self.sizes, self.examples = {}, None
 
@@ -468,13 +473,9 @@ class PrivateRun:
             )
         return self.noise
 
-    def _part(self, state: dict[str, Any] | None) -> UnitSampler | None:
-        """Part of rank 0's batches that this process takes."""
-        if state is None:
-            return None
-        shared = [state]
-        torch.distributed.broadcast_object_list(shared, src=0)
-        return UnitSampler.from_state({**shared[0], "rank": self.rank, "ranks": self.ranks})
+    def _part_of(self, batches: dict[str, Any]) -> UnitSampler:
+        """Sampler of the part that this process takes of ``batches``, a sampler's state."""
+        return UnitSampler.from_state({**batches, "rank": self.rank, "ranks": self.ranks})
 
 
 def refuse_private(optimizer: Any) -> None:
