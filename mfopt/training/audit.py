@@ -8,15 +8,10 @@ are compared with the scheme (:mod:`mfopt.training.executed`). It cannot prove t
 right; it catches one that is wrong, in either direction, and calls a right one wrong with a
 probability of at most :data:`~mfopt.training.executed.FALSE_ALARM`.
 
-What runs is what trains: the execution is wired from a run's own settings
-(:mod:`mfopt.training.wiring`), with its algorithm, sampling, truncation, clipping and noise, and
-the claim under test is the statement about that run. A canary is one privacy unit: with sampling by
-example it has as many records as a user may have, all along one axis.
-
-The canaries are the worst case: every canary's gradient is its own coordinate axis at full clip
-norm, so that one canary hides nothing of another, and its coordinate of the released sequence is
-a draw from the dominating pair of the account. The attack is the likelihood ratio. Two bounds come
-out of the same guesses:
+The claim under test is the statement about a run of the settings (``docs/howto/audit.md``). Every
+canary's gradient is its own coordinate axis at full clip norm, so that one canary hides nothing of
+another, and its coordinate of the released sequence is a draw from the dominating pair of the
+account. Two bounds come out of the same guesses:
 
 * ``epsilon_lower`` assumes nothing about the trainer: guesses that are better than any (ε, δ)-DP
   algorithm allows refute (ε, δ)-DP (Steinke, Nasr and Jagielski 2023, Theorem 5.2). One run with

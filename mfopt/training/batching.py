@@ -2,25 +2,18 @@
 
 The spec object is the one that the accountant was given. What is left to decide here is what to do
 with batches of uneven size, and that decision has a price of its own:
+padding is free, as empty slots add 0 and the sum is divided by a fixed public number, and
+truncation to ``batch_size`` is not, as a unit that enters a full batch pushes another one out
+(``docs/training/algorithms.md``). Two sound ways are offered:
 
-* **Padding** is free: empty slots add 0, and the sum is divided by a fixed public number.
-* **Truncation** to ``batch_size`` is not free, in two ways. A unit that enters a full batch pushes
-  another one out, so the sum moves by up to *twice* the bound. And under a random assignment
-  the others' absence would tell which batch the unit is in, which amplification needs hidden; it
-  does not help that every slot is fixed independently of the data's values. (The paper's remark
-  that a truncated unit is a unit with gradient 0, Choquette-Choo et al. 2024, section 5.2.1,
-  covers the unit that is cut, not the unit that cuts.) Two sound ways are offered:
-
-  - ``truncation="charge"``: compare with the run in which our unit never displaces another. The
-    two differ only if the unit meets a full batch, which has a probability η that is a binomial
-    tail of public numbers. The statement becomes (ε, δ + (1 + e^ε) η), for add-remove and for
-    zero-out adjacency. Right for a ``batch_size`` some standard deviations above the mean.
-  - ``truncation="double"``: the noise is doubled. One unit more changes each sum of the batches
-    that it is in by at most two bounds, whatever it displaces, and the batches without it not at
-    all: the amplified analysis applies with twice the sensitivity (add-remove adjacency). Right
-    for a ``batch_size`` near the mean.
-
-Without ``batch_size`` nothing is truncated: a batch is as many microbatches as it needs.
+* ``truncation="charge"``: compare with the run in which our unit never displaces another. The
+  two differ only if the unit meets a full batch, which has a probability η that is a binomial
+  tail of public numbers. The statement becomes (ε, δ + (1 + e^ε) η), for add-remove and for
+  zero-out adjacency. Right for a ``batch_size`` some standard deviations above the mean.
+* ``truncation="double"``: the noise is doubled. One unit more changes each sum of the batches
+  that it is in by at most two bounds, whatever it displaces, and the batches without it not at
+  all: the amplified analysis applies with twice the sensitivity (add-remove adjacency). Right
+  for a ``batch_size`` near the mean.
 """
 
 from __future__ import annotations

@@ -1,20 +1,8 @@
 """The privacy units of each algorithm: how many there are, and the token rows of some of them.
 
 The sampling scheme speaks of unit numbers only. This is where a number becomes data, and the only
-place where the algorithms differ:
-
-=============  ====================  =========  =============================================
-algorithm      unit                  G          source
-=============  ====================  =========  =============================================
-``uls``        a user                G records  Charles et al. 2024, Algorithm 2
-``fedavg``     a user                G records  McMahan et al. 2018, Algorithm 1
-``els``        a selected record     1          Charles et al. 2024, Algorithm 1
-``group``      a selected record     1          Chua et al. 2024, Algorithm 1
-``none``       as ``uls`` or ``els``            the non-private baseline
-=============  ====================  =========  =============================================
-
-``els`` and ``group`` run the same steps on the same data; they differ in the account (tight group
-accounting for the first, black-box group privacy for the second).
+place where the algorithms (``docs/training/algorithms.md``) differ: ``uls`` and ``fedavg`` sample
+users with up to G records, ``els`` and ``group`` single records, on which they run the same steps.
 """
 
 from __future__ import annotations
