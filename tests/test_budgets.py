@@ -22,7 +22,7 @@ LINES = {
     "mfopt/_runtime": 1_541,
     "mfopt/accounting": 16_744,
     "mfopt/calibration": 200,
-    "mfopt/experiments": 7_669,
+    "mfopt/experiments": 7_674,
     "mfopt/factorization": 750,
     "mfopt/jax": 500,
     "mfopt/noise": 4_201,

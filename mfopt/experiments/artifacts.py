@@ -150,7 +150,9 @@ def _setting() -> families.Comparison:
     """The whole comparison at 16 epochs × 128 iterations."""
     # more bands than iterations in an epoch overlap, cost much and hardly help
     widths = tuple(width for width in families.WIDTHS if width <= 128)
-    return families.Comparison(128, 16, EPSILONS, DELTA, widths=widths)
+    cleared = families.expand(("cleared-blt",))
+    include = (*families.DEFAULT, *cleared)
+    return families.Comparison(128, 16, EPSILONS, DELTA, include=include, widths=widths)
 
 
 def _comparison(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:

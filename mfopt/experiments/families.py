@@ -117,7 +117,11 @@ class Family(NamedTuple):
     def _of_search(self, s: Comparison) -> dict[str, Any]:
         samples = kinds.find(self.kind).samples if self.found == AMPLIFIED else 0
         widest = max(self._widths(s), default=1) or 1
-        return {"samples": samples, "bands": min(widest, s.bins * s.epochs), "buffers": 8}
+        return {
+            "samples": samples,
+            "bands": min(widest, s.bins * s.epochs),
+            "buffers": max(8, self.buffers),
+        }
 
     def _of_vectors(self, n: int) -> float:
         # vectors over all steps, and all of X = CᵀC where C is dense
@@ -152,7 +156,10 @@ blt-5-scaled | BLT-5, time-scaled | blt | buffers=5 slow
 toeplitz-scaled | Toeplitz, time-scaled | toeplitz |
 banded-toeplitz-scaled | banded Toeplitz, time-scaled | banded-toeplitz | bands
 banded-toeplitz-scaled+fresh-bins | banded Toeplitz scaled, fresh bins | banded-toeplitz | bands
-cleared-blt-8-scaled+fresh-bins | cleared BLT 8, scaled, fresh bins | cleared-blt | buffers=8 slow
+cleared-blt-2-scaled+fresh-bins | cleared BLT 2 scaled, fresh bins | cleared-blt | buffers=2 slow
+cleared-blt-4-scaled+fresh-bins | cleared BLT 4 scaled, fresh bins | cleared-blt | buffers=4 slow
+cleared-blt-8-scaled+fresh-bins | cleared BLT 8 scaled, fresh bins | cleared-blt | buffers=8 slow
+cleared-blt-16-scaled+fresh-bins | cleared BLT 16 scaled, fresh bins | cleared-blt | buffers=16 slow
 cyclic-blocks-5-scaled | cyclic blocks (5), time-scaled | cyclic-blocks | buffers=5
 wave-blt-4-scaled | BLT with a wave (4), time-scaled | wave-blt | buffers=4
 banded+amplified | banded | banded | bands
