@@ -34,8 +34,19 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 32,
 }
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e2,
+    "factor": 4.0,
+    "low_freq_factor": 0.5,
+    "high_freq_factor": 2.0,
+    "original_max_position_embeddings": 16,
+}
 KINDS = {
     "llama": ("Llama", {"attention_bias": True, "rope_theta": 5e5}),
+    "llama-3.1": ("Llama", {"head_dim": 12, "rope_parameters": LLAMA3}),
+    "llama-linear": ("Llama", {"rope_parameters": {**LINEAR, "rope_theta": 1e2}}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 6}),
     "qwen2": ("Qwen2", {}),
@@ -184,8 +195,17 @@ def test_two_private_steps(lora, saved, data, tmp_path):  # noqa: F811
     ("change", "words"),
     [
         ({"model_type": "bert"}, "model_type = 'bert': must be one of gpt2, llama"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_scaling"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "only linear and llama3 are supported"),
+        (
+            {"rope_parameters": {**LLAMA3, "attention_factor": 2.0}},
+            "attention_factor = 2.0: is not",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}},
+            "lacks low_freq_factor, high",
+        ),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 2.0}}, "needs low_freq_factor <"),
+        ({"rope_scaling": LINEAR | {"factor": 0}}, "rope_scaling factor = 0"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary"),
         ({"use_sliding_window": True, "sliding_window": 8}, "sliding_window = True|window = 8"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
@@ -215,6 +235,8 @@ def test_older_files_say_the_same(saved, tmp_path):
     for kind, change in [
         ("llama", {"rope_theta": 5e5, "rope_scaling": None, "rope_interleaved": False}),
         ("gemma", {"rope_theta": 1e4, "hidden_act": "gelu", "hidden_activation": None}),
+        ("llama-linear", {"rope_theta": 1e2, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("llama-3.1", {"rope_scaling": LLAMA3}),
     ]:
         folder = saved(kind)[0]
         found = json.loads((folder / "config.json").read_text())

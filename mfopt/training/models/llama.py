@@ -43,7 +43,6 @@ _OURS = {"compute_dtype", "remat", "token_ids"}  # fields that config.json does 
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
 # Values of settings that change the function computed, with which it is the one here.
 _REQUIRED: dict[str, tuple[Any, ...]] = {
-    "rope_scaling": (None,),
     "rope_interleaved": (False,),
     "use_mrope": (False,),
     "sliding_window": (None,),
@@ -58,6 +57,13 @@ _WITHOUT_EFFECT = {
     *("_name_or_path", "architectures", "dtype", "is_llama_config", "torch_dtype"),
     *("transformers_version", "initializer_range", "use_cache", "pretraining_tp"),
     *("attention_dropout", "max_window_layers"),
+}
+# Ways to stretch the rotary positions, with the numbers that each has.
+_ROPES = {
+    "linear": ("factor",),
+    "llama3": (
+        *("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    ),
 }
 _WAY_OUT = "Take it out if it changes nothing for records of the length that you train on."
 
@@ -74,6 +80,8 @@ class LlamaConfig(Shape):
         head_dim: of queries, keys and values; even.
         max_position_embeddings: longest sequence, tokens.
         rope_theta: base of the wavelengths of the rotary positions.
+        rope_scaling: (name, value) of how these are stretched, ``rope_type`` "linear" or "llama3"
+            (Llama 3.1 and later) first; empty: they are not.
         attention_bias: all four matrices of attention have biases.
         token_ids: (name, value) of special tokens, which only loaders of the file read.
         compute_dtype, remat: as in :class:`~mfopt.training.models.gpt2.GPT2Config`.
@@ -90,6 +98,7 @@ class LlamaConfig(Shape):
     max_position_embeddings: int
     rms_norm_eps: float = 1e-6
     rope_theta: float = 1e4
+    rope_scaling: tuple[tuple[str, Any], ...] = ()
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     token_ids: tuple[tuple[str, Any], ...] = ()
@@ -106,6 +115,12 @@ class LlamaConfig(Shape):
             _check.integer(name, getattr(self, name))
         for name in ("rms_norm_eps", "rope_theta"):
             _check.positive(name, getattr(self, name))
+        for name, value in self.rope_scaling[1:]:
+            _check.positive(f"rope_scaling {name}", value)
+        ends = dict(self.rope_scaling)
+        if ends.get("low_freq_factor", 0) >= ends.get("high_freq_factor", 1):
+            rule = "needs low_freq_factor < high_freq_factor"
+            raise _check.reject("rope_scaling", ends, rule)
         heads = self.num_attention_heads
         if heads % self.num_key_value_heads:
             rule = f"must divide num_attention_heads = {heads}"
@@ -119,10 +134,9 @@ class LlamaConfig(Shape):
         """The shape that a ``config.json`` says; what is not known of it is refused."""
         found = dict(found)
         gemma, layers = found["model_type"] == "gemma", found.get("num_hidden_layers")
-        rope = found.pop("rope_parameters", None) or {}  # newer files
-        if rope.get("rope_type", "default") != "default":
-            found["rope_scaling"] = rope
-        found |= {name: value for name, value in rope.items() if name != "rope_type"}
+        # older files have the base of the positions outside
+        rope = (found.pop("rope_parameters", None) or {}) | (found.pop("rope_scaling", None) or {})
+        found |= {"rope_scaling": _scaling(rope)} | rope
         if found.get("use_sliding_window") is False:
             found["sliding_window"] = None
         activations = ("gelu", "gelu_pytorch_tanh") if gemma else ("silu",)
@@ -150,6 +164,7 @@ class LlamaConfig(Shape):
         facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         facts = {name: value for name, value in facts.items() if name not in _OURS}
         facts["hidden_act"] = "gelu_pytorch_tanh" if self.gemma else "silu"
+        facts["rope_scaling"] = dict(self.rope_scaling) or None
         return facts | dict(self.token_ids) | {"architectures": [FAMILIES[self.model_type]]}
 
     @property
@@ -218,7 +233,8 @@ class GroupedAttention(nnx.Module):
     """Causal self-attention of one sequence, (L, d) -> (L, d), and keys and values."""
 
     def __init__(self, config: LlamaConfig, adapters: Adapters) -> None:
-        d, self.size, self.theta = config.hidden_size, config.head_dim, config.rope_theta
+        d, self.size = config.hidden_size, config.head_dim
+        self.theta, self.scaling = config.rope_theta, config.rope_scaling
         queries = config.num_attention_heads * self.size
         shared = config.num_key_value_heads * self.size
 
@@ -238,18 +254,48 @@ class GroupedAttention(nnx.Module):
         query, key, value = (layer(x).reshape(len(x), -1, self.size) for layer in layers)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = (rotated(rows, at, self.theta) for rows in (query, key))
+        speed = speeds(self.size // 2, self.theta, self.scaling)
+        query, key = (rotated(rows, at, speed) for rows in (query, key))
         mixed, cache = attend(query, key, value, at, cache)
         return self.o_proj(mixed), cache
 
 
-def rotated(rows: jax.Array, at: Any, theta: float) -> jax.Array:
+def _scaling(rope: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """``rope_scaling`` of :class:`LlamaConfig`, taken out of what a ``config.json`` says of it."""
+    kind = rope.pop("rope_type", "default")
+    kind = rope.pop("type", kind)  # in older files
+    if kind == "default":
+        return ()
+    if kind not in _ROPES:
+        rule = f"only {' and '.join(_ROPES)} are supported"
+        raise _check.reject("config.json rope_scaling", kind, rule, _WAY_OUT)
+    if missing := [name for name in _ROPES[kind] if name not in rope]:
+        raise _check.reject("config.json rope_scaling", kind, f"lacks {', '.join(missing)}")
+    return (("rope_type", kind), *((name, rope.pop(name)) for name in _ROPES[kind]))
+
+
+def speeds(planes: int, theta: float, scaling: tuple[tuple[str, Any], ...] = ()) -> np.ndarray:
+    """Radians by which a position turns each plane, float32 (planes,): plane i by θ^(-i / planes).
+
+    ``scaling``: stretched by a factor; with "llama3" planes that turn often enough within the
+    original length are left as they are, with a passage in between.
+    """
+    speed = theta ** (-np.arange(planes) / planes)
+    if given := dict(scaling):
+        share = np.zeros(planes)  # left as it is
+        if given["rope_type"] == "llama3":
+            turns = given["original_max_position_embeddings"] * speed / (2 * np.pi)
+            low, high = given["low_freq_factor"], given["high_freq_factor"]
+            share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        speed = speed * (share + (1 - share) / given["factor"])
+    return speed.astype(np.float32)
+
+
+def rotated(rows: jax.Array, at: Any, speed: np.ndarray) -> jax.Array:
     """Queries or keys (T, heads, size) of the positions from ``at`` on, rotated.
 
-    Axis i and axis i + size / 2 are a plane, in which position t turns by t theta^(-2 i / size).
+    Axis i and axis i + size / 2 are a plane, which turns by ``speed`` (size / 2,) a position.
     """
-    half = rows.shape[-1] // 2
-    speed = np.float32(theta ** (-np.arange(half) / half))
     angle = ((at + jnp.arange(len(rows)))[:, None] * speed)[:, None]
     first, second = jnp.split(rows.astype(jnp.float32), 2, axis=-1)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
