@@ -179,7 +179,7 @@ def test_all_drivers_reach_nearly_the_same_optimum():
     target, mapping = objective_for(strategy)
     best = run("lbfgs", target, mapping.start)
     assert best.best_value < best.history[0][1] - 0.005
-    others = {"adam": (150, None), "sgd": (150, 2.0), "optax:lbfgs": (60, None)}
+    others = {"adam": (150, None), "sgd": (150, 2.0)}
     for name, (steps, rate) in others.items():
         target, mapping = objective_for(strategy)
         found = run(name, target, mapping.start, steps, rate)
@@ -253,7 +253,9 @@ def test_first_order_methods_report_a_lost_objective():
     assert "not a number" in trace.status and np.all(np.isfinite(trace.best))
 
 
-@pytest.mark.parametrize("name", ["nonsense", "cosine_decay_schedule", "apply_updates", "__doc__"])
+@pytest.mark.parametrize(
+    "name", ["nonsense", "cosine_decay_schedule", "apply_updates", "__doc__", "optax:lbfgs"]
+)
 def test_unknown_optimizers_are_refused(name):
     with pytest.raises(UsageError, match="optimizer"):
         run(name, Bowl(), np.array([1.0]))
@@ -437,11 +439,10 @@ def test_a_loss_that_is_never_a_number_is_an_error_with_words():
             ("blt", "lbfgs", 1),
             ("blt", "lbfgs", 30),
             ("blt", "adam", 5),
-            ("blt", "optax:lbfgs", 6),
             ("dense", "lbfgs", 5),
             ("dense", "lbfgs", None),
         ],
-        *(0, 2, 3, 5),
+        *(0, 2, 4),
     ),
 )
 def test_interrupt_keeps_the_best_so_far(kind, optimizer, after):

@@ -216,9 +216,9 @@ def optax_method(
 ) -> None:
     """First-order descent by an optax optimizer, with a learning-rate schedule.
 
-    ``name`` is any optimizer factory of optax that takes a learning rate (adam, sgd, adamw,
-    lion, …), or "lbfgs" (with optax's own line search). The default schedule is a cosine decay
-    from 0.05. Stops early when 50 steps bring less than ``tolerance``.
+    ``name`` is any optimizer factory of optax that takes a learning rate and searches no line
+    (adam, sgd, adamw, lion, …). The default schedule is a cosine decay from 0.05. Stops early when
+    50 steps bring less than ``tolerance``.
 
     Args:
       objective: what is minimized.
@@ -227,7 +227,7 @@ def optax_method(
       name: of a factory in :mod:`optax`.
       steps: evaluations at most.
       tolerance: decrease of the objective over 50 steps that counts as progress.
-      learning_rate: of the optimizer, a number or a schedule; not used by "lbfgs".
+      learning_rate: of the optimizer, a number or a schedule.
     """
     import optax  # a second of imports that the other optimizers do without
 
@@ -235,9 +235,8 @@ def optax_method(
     if not callable(factory):
         raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
     rate = optax.cosine_decay_schedule(0.05, steps) if learning_rate is None else learning_rate
-    search = name == "lbfgs"
     with _usable(name):
-        method = factory(learning_rate=None if search else rate)
+        method = factory(learning_rate=rate)
     if not isinstance(method, optax.GradientTransformation):
         raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
     with _float64.scope():
@@ -246,45 +245,24 @@ def optax_method(
         with _usable(name):
             state = method.init(parameters)
 
-        def evaluate(point: jax.Array) -> Evaluation:
+        def evaluate(point: np.ndarray) -> Evaluation:
             nonlocal here
-            found = objective.follow(np.asarray(point), here) if here.at.usable else here
-            trace.record(np.asarray(point), found.at)
+            found = objective.follow(point, here) if here.at.usable else here
+            trace.record(point, found.at)
             here = found if found.at.usable else here
             return found.at
 
-        caught: list[BaseException] = []
-
-        def guarded(point: jax.Array) -> Evaluation:
-            if not caught:
-                try:
-                    return evaluate(point)
-                except BaseException as problem:  # raised below; XLA would wrap even an interrupt
-                    caught.append(problem)
-            return Evaluation(math.nan, np.full(point.shape, math.nan), math.nan)
-
-        def value_fn(point: jax.Array) -> jax.Array:
-            return _host_value(guarded, point)
-
-        update = jax.jit(
-            lambda g, s, p, v: (
-                method.update(g, s, p, value=v, grad=g, value_fn=value_fn)
-                if search
-                else method.update(g, s, p)
-            )
-        )
-        at = evaluate(parameters)
+        update = jax.jit(method.update)
+        at = evaluate(start)
         since, anchor = 0, at.value
         while len(trace.history) < steps:
             if not at.usable:
                 trace.status = f"optax {name}: objective not a number; lower the learning rate"
                 return
             with _usable(name):
-                updates, state = update(jnp.asarray(at.gradient), state, parameters, at.value)
-            parameters = jax.block_until_ready(optax.apply_updates(parameters, updates))
-            if caught:
-                raise caught[0]
-            at = evaluate(parameters)
+                updates, state = update(jnp.asarray(at.gradient), state, parameters)
+            parameters = optax.apply_updates(parameters, updates)
+            at = evaluate(np.asarray(parameters))
             since += 1
             if trace.best_value < anchor - tolerance:
                 since, anchor = 0, trace.best_value
@@ -304,28 +282,3 @@ def _usable(name: str) -> Iterator[None]:
         raise _check.reject(
             "optimizer", name, f"cannot be used here ({reason})", "Try adam or sgd."
         ) from None
-
-
-def _host_value(evaluate: Callable[[jax.Array], Evaluation], point: jax.Array) -> jax.Array:
-    """The objective as a JAX function with a gradient, for optax's line search."""
-    shape = jax.ShapeDtypeStruct((), jnp.float64)
-
-    @jax.custom_vjp
-    def value(x: jax.Array) -> jax.Array:
-        result: jax.Array = jax.pure_callback(
-            lambda p: np.asarray(evaluate(jnp.asarray(p)).value), shape, x
-        )
-        return result
-
-    def forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def both(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            at = evaluate(jnp.asarray(p))
-            return np.asarray(at.value), np.asarray(at.gradient)
-
-        result: tuple[jax.Array, jax.Array] = jax.pure_callback(
-            both, (shape, jax.ShapeDtypeStruct(x.shape, x.dtype)), x
-        )
-        return result
-
-    value.defvjp(forward, lambda gradient, cotangent: (cotangent * gradient,))
-    return value(point)

@@ -122,8 +122,7 @@ from mfopt_cli.live import COMPILING, Live
     "--optimizer",
     default="tangents",
     show_default=True,
-    help="tangents (few Monte Carlo evaluations), lbfgs, or an optax optimizer: adam, sgd, …; "
-    "optax:lbfgs for optax's own L-BFGS.",
+    help="tangents (few Monte Carlo evaluations), lbfgs, or an optax optimizer: adam, sgd, ….",
 )
 @options.option(
     "--steps",
