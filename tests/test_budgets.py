@@ -26,7 +26,7 @@ LINES = {
     "mfopt/factorization": 750,
     "mfopt/jax": 500,
     "mfopt/noise": 4_201,
-    "mfopt/optimize": 4_486,
+    "mfopt/optimize": 4_467,
     "mfopt/sampling": 1_640,
     "mfopt/strategies": 2_545,
     "mfopt/testing": 1_200,

@@ -119,13 +119,14 @@ def lbfgs(
             trace.record(parameters, Evaluation(math.nan, np.zeros(0), math.nan))
             trace.status = "the objective is not a number at the start"
             return
-        message = _lbfgs_round(
+        message = descend(
             functools.partial(_on_placement, objective, placement),
             parameters,
             trace,
-            budget,
-            tolerance,
-            first_step,
+            steps=budget,
+            tolerance=tolerance / 3,
+            first_step=first_step,
+            pairs=20 if len(start) < 10**5 else 8,  # of vectors: a dense C has millions of entries
         )
         before, parameters = parameters, parameters if trace.best is None else trace.best
         trace.status = f"L-BFGS: {message}"
@@ -151,14 +152,29 @@ def _on_placement(
     return objective.tangent(point, placement).at
 
 
-def _lbfgs_round(
-    objective: Callable[[np.ndarray], Evaluation],
+def descend(
+    evaluate: Callable[[np.ndarray], Evaluation],
     start: np.ndarray,
     trace: Trace,
+    *,
     steps: int,
     tolerance: float,
-    first_step: float,
+    first_step: float = 1.0,
+    pairs: int = 30,
+    lowest: np.ndarray | None = None,
 ) -> str:
+    """Return why SciPy's L-BFGS-B ended; ``trace`` has the points.
+
+    Args:
+      evaluate: value and gradient at parameters.
+      start: parameters, shape (p,).
+      trace: record of every evaluation.
+      steps: evaluations at most.
+      tolerance: relative decrease of the value in a step at which it ends.
+      first_step: length of the first step.
+      pairs: steps whose curvature is kept.
+      lowest: bounds of the parameters, shape (p,), with a ``first_step`` of 1.
+    """
     last_gradient = np.zeros_like(start)
     limit, first = max(steps, 1), len(trace.history)
 
@@ -168,40 +184,33 @@ def _lbfgs_round(
         if len(trace.history) - first >= limit:  # SciPy examines its own limit only between steps
             raise _OutOfStepsError
         parameters = start + first_step * scaled
-        at = objective(parameters)
+        if lowest is not None:
+            parameters = np.maximum(parameters, lowest)  # not by rounding below
+        at = evaluate(parameters)
         trace.record(parameters, at)
         if not at.usable:
             return trace.best_value + 1.0, last_gradient
         last_gradient = first_step * at.gradient
         return at.value, last_gradient
 
-    memory = 20 if len(start) < 10**5 else 8  # pairs of vectors: a dense C has millions of entries
+    bounds = None if lowest is None else scipy.optimize.Bounds(lowest - start, np.inf)
+    stop = {"maxfun": limit, "maxiter": limit, "ftol": tolerance, "gtol": 1e-12}
     try:
         outcome = scipy.optimize.minimize(
             function,
             np.zeros_like(start),
             jac=True,
             method="L-BFGS-B",
-            options={
-                "maxfun": limit,
-                "maxiter": limit,
-                "maxcor": memory,
-                "ftol": tolerance / 3,
-                "gtol": 1e-12,
-            },
+            bounds=bounds,
+            options={"maxcor": pairs, **stop},
         )
     except _OutOfStepsError:
         return f"{limit} evaluations made"
-    return _text(outcome.message)
+    return str(outcome.message).strip().lower()
 
 
 class _OutOfStepsError(Exception):
     """Ends a round of L-BFGS inside a line search."""
-
-
-def _text(message: str | bytes) -> str:
-    text = message.decode() if isinstance(message, bytes) else str(message)
-    return text.strip().lower()
 
 
 def optax_method(

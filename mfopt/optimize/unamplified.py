@@ -37,7 +37,7 @@ from mfopt.accounting import unamplified as sensitivities
 from mfopt.optimize import fixed_bands, kinds
 from mfopt.optimize.fixed_bands import FixedBands
 from mfopt.optimize.objective import Evaluation
-from mfopt.optimize.optimizers import Step, Trace
+from mfopt.optimize.optimizers import Step, Trace, descend
 from mfopt.progress import Report, silent
 from mfopt.sampling import FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, SquareRoot, Strategy, Toeplitz
@@ -183,39 +183,11 @@ def _descend(
     trace: Trace,
     lowest: np.ndarray | None = None,
 ) -> np.ndarray:
-    """SciPy's L-BFGS-B with x >= ``lowest``: the loss is deterministic, nothing is placed again.
-
-    A point outside the domain is answered with a value above the best one and the last
-    gradient, so the line search backs off.
-    """
-    last = np.zeros_like(start)
-
-    def function(x: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal last
-        at = evaluate(x)
-        trace.record(x, at)
-        if not at.usable:
-            return trace.best_value + 1.0, last
-        last = at.gradient
-        return at.value, last
-
+    """L-BFGS-B with x >= ``lowest``: the loss is deterministic, nothing is placed again."""
     # vectors gain nothing from threads of BLAS, whose waiting costs more than the work
     with threadpool_limits(1, user_api="blas"):
-        outcome = scipy.optimize.minimize(
-            function,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=None if lowest is None else scipy.optimize.Bounds(lowest, np.inf),
-            options={
-                "maxfun": steps,
-                "maxiter": steps,
-                "maxcor": 30,
-                "ftol": tolerance,
-                "gtol": 1e-12,
-            },
-        )
-    trace.status = f"L-BFGS: {outcome.message.strip().lower()}"
+        why = descend(evaluate, start, trace, steps=steps, tolerance=tolerance, lowest=lowest)
+    trace.status = f"L-BFGS: {why}"
     return start if trace.best is None else trace.best
 
 
