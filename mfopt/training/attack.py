@@ -95,8 +95,7 @@ def counts(scheme: Scheme, canaries: int, group_size: int, rng: np.random.Genera
     by_canary = each.reshape(canaries, group_size, -1)
     if not scheme.public_order:
         by_canary = rng.permutation(each).reshape(by_canary.shape)
-    result: np.ndarray = by_canary.sum(axis=1, dtype=np.float64)
-    return result
+    return np.asarray(by_canary.sum(axis=1, dtype=np.float64))
 
 
 def _unknown(scheme: Scheme) -> Exception:
@@ -126,8 +125,7 @@ def _(scheme: BallsInBins, strategy: Strategy, group_size: int = 1) -> Attack:
 
     def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
         each = (places @ statistics - halves[:, None]) / sigma**2
-        result: np.ndarray = special.logsumexp(each, axis=0) - np.log(len(places))
-        return result
+        return np.asarray(special.logsumexp(each, axis=0) - np.log(len(places)))
 
     return Attack(modes.T, score)
 
@@ -158,8 +156,7 @@ def _(scheme: FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
         members = ((first + canaries)[:, None] * group_size + np.arange(group_size)) % bins
         signal = statistics[members, canaries[:, None]].sum(axis=1)
         size = gram[members[:, :, None], members[:, None, :]].sum(axis=(1, 2))
-        result: np.ndarray = (signal - 0.5 * size) / sigma**2
-        return result
+        return np.asarray((signal - 0.5 * size) / sigma**2)
 
     return Attack(modes.T, score)
 
@@ -167,18 +164,16 @@ def _(scheme: FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
 @participations.register
 def _(scheme: BallsInBins | FixedOrder, units: int, rng: np.random.Generator) -> np.ndarray:
     # every bin equally often: balls-in-bins without the noise of throwing
-    result: np.ndarray = (
+    return np.asarray(
         np.arange(scheme.iterations) % scheme.bins == (np.arange(units) % scheme.bins)[:, None]
     )
-    return result
 
 
 @participations.register
 def _(scheme: FreshBins, units: int, rng: np.random.Generator) -> np.ndarray:
     places = rng.integers(0, scheme.bins, (units, scheme.throws)).repeat(scheme.rethrow, axis=1)
     hot = places[:, :, None] == np.arange(scheme.bins)
-    result: np.ndarray = hot.reshape(units, scheme.iterations)
-    return result
+    return np.asarray(hot.reshape(units, scheme.iterations))
 
 
 @participations.register
@@ -213,8 +208,7 @@ def _independent(strategy: Strategy, n: int, chance: float, groups: int, group_s
             each = (k * statistics - k**2 * halves[:, None]) / sigma**2
             steps = np.logaddexp(steps, weight + each)
         by_group = np.stack([steps[group::groups].sum(axis=0) for group in range(groups)])
-        result: np.ndarray = special.logsumexp(by_group, axis=0) - np.log(groups)
-        return result
+        return np.asarray(special.logsumexp(by_group, axis=0) - np.log(groups))
 
     return Attack(columns.T, score)
 
@@ -239,5 +233,4 @@ def _(
 ) -> np.ndarray:
     (chance, groups), n = _coins(scheme), scheme.iterations
     chosen = rng.random((units, n)) < chance
-    result: np.ndarray = chosen & (np.arange(n) % groups == (np.arange(units) % groups)[:, None])
-    return result
+    return np.asarray(chosen & (np.arange(n) % groups == (np.arange(units) % groups)[:, None]))

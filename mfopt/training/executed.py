@@ -254,16 +254,14 @@ def _numbers(taken: np.ndarray) -> np.ndarray:
 
 
 def _first(taken: np.ndarray) -> np.ndarray:
-    first: np.ndarray = np.where(taken.any(axis=1), taken.argmax(axis=1), taken.shape[1])
-    return first
+    return np.asarray(np.where(taken.any(axis=1), taken.argmax(axis=1), taken.shape[1]))
 
 
 def _gap(taken: np.ndarray) -> np.ndarray:
     """Steps from the first participation to the second, n if there is none."""
     first = _first(taken)
     later = taken & (np.arange(taken.shape[1]) > first[:, None])
-    gap: np.ndarray = np.where(later.any(axis=1), _first(later) - first, taken.shape[1])
-    return gap
+    return np.asarray(np.where(later.any(axis=1), _first(later) - first, taken.shape[1]))
 
 
 def _law(

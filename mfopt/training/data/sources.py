@@ -86,10 +86,7 @@ class _Files:
     format = ""
 
     def __init__(self, paths: Sequence[str | Path], user_column: str, text_column: str) -> None:
-        self.paths = [Path(path) for path in paths]
-        for path in self.paths:
-            if not path.is_file():
-                raise _check.reject("data", str(path), "is not a file")
+        self.paths = [_check.file("data", path) for path in paths]
         self.user_column, self.text_column = user_column, text_column
 
     def describe(self) -> dict[str, Any]:

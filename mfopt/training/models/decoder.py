@@ -260,15 +260,15 @@ def _recomputed(block: Block, x: jax.Array) -> tuple[jax.Array, Any]:
     return out
 
 
-def partition_spec(path: Sequence[str], axis: str = "model") -> Spec:
-    """Sharding of a parameter over the ``axis`` of a device mesh.
+def partition_spec(path: Sequence[str]) -> Spec:
+    """Sharding of a parameter over the axis ``model`` of a device mesh.
 
     Matrices into a half-block are cut by output, matrices out of it by input, so that the wide
     middle is never gathered; token embeddings are cut along their width. The rest is whole.
     """
     name, layer = path[-1], path[-2] if len(path) > 1 else ""
     if name in ("wte", "lm_head") or (layer in _INTO and name in ("kernel", "lora_b")):
-        return Spec(None, axis)
+        return Spec(None, "model")
     if layer in _OUT and name in ("kernel", "lora_a"):
-        return Spec(axis, None)
-    return Spec(axis) if layer in _INTO and name == "bias" else Spec()
+        return Spec("model", None)
+    return Spec("model") if layer in _INTO and name == "bias" else Spec()
