@@ -6,12 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from processes import with_devices
 from safetensors.numpy import load_file
 from train_fixtures import synthetic_store
 from train_oracles import write_store
+
+from mfopt.errors import UsageError
+from mfopt.training import mesh as meshes
 
 CHILD = Path(__file__).with_name("train_mesh_child.py")
 
@@ -31,8 +35,19 @@ def start(folder, *command, devices=1):
     )
 
 
-def train(folder, name, *, devices, model_parallel=1, microbatch=8, per_unit=False, resume=""):
+def train(
+    folder,
+    name,
+    *,
+    devices,
+    model_parallel=1,
+    microbatch=8,
+    per_unit=False,
+    resume="",
+    default_device=None,
+):
     settings = {
+        "default_device": default_device,
         "output": str(folder / name),
         "model_parallel": model_parallel,
         "microbatch": microbatch,
@@ -76,6 +91,18 @@ def test_eight_devices_share_everything_and_give_the_same_run(alone):
     # with every unit's whole gradient, and from the other run's checkpoint
     finish(train(alone, "plain.npz", devices=8, per_unit=True, resume="eight.npz"))
     assert_same(alone / "one.npz", alone / "plain.npz")
+
+
+@pytest.mark.ci
+def test_the_default_device_is_the_only_one_where_it_is_set(alone, monkeypatch):
+    (facts,) = finish(train(alone, "chosen.npz", devices=4, default_device=2))
+    assert facts["devices"] == 4 and facts["of_the_state"] == [2]
+    assert_same(alone / "one.npz", alone / "chosen.npz")
+    with jax.default_device("cpu"):
+        assert meshes.devices() == jax.devices()[:1]
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        with pytest.raises(UsageError, match="jax_default_device = 'cpu': is one device, and 2"):
+            meshes.make_mesh()
 
 
 @pytest.mark.release

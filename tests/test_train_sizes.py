@@ -20,7 +20,7 @@ from mfopt import strategies as S
 from mfopt._runtime import _sizes
 from mfopt.errors import UsageError
 from mfopt.noise import NoiseStream
-from mfopt.training import sizes
+from mfopt.training import mesh, sizes
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.gradients import Totals, microbatch_adder
@@ -138,7 +138,7 @@ for lowered, beside in (added, updated):
     held = lowered.compile().memory_analysis()
     waiting = sum(leaf.nbytes for leaf in jax.tree.leaves(beside)) / 4
     found.append(held.argument_size_in_bytes + held.temp_size_in_bytes + waiting)
-jax.default_backend = lambda: "gpu"
+mesh.on_cpu = lambda: False
 cost = sizes.RunCost(work(settings), execution, settings)
 print(json.dumps([max(found), cost.memory(4) - sizes._BASE]))
 """
@@ -164,14 +164,14 @@ def test_a_device_holds_what_its_programs_do():
 
 
 def test_a_billion_parameters_fit_on_eight_devices(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(mesh, "on_cpu", lambda: False)
     shape = config(width=1792, layers=24, heads=14, length=128)
     four = S.BLT(np.array([0.2, 0.1, 0.1, 0.1]), np.array([0.9, 0.7, 0.5, 0.3]))
     large = work(shape, 50257)
     assert 1.0e9 < large.trained < 1.05e9
     cost = sizes.RunCost(large, execution(records=1, strategy=four), shape)
     assert cost.memory(1) > 70e9
-    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    monkeypatch.setattr(mesh, "devices", lambda: [None] * 8)
     assert 9e9 < cost.memory(8) < 12e9
 
 

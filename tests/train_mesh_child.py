@@ -26,6 +26,8 @@ def main(arguments):
     from mfopt.training.secrets import RunSecret
     from mfopt.training.units import UserUnits
 
+    if settings["default_device"] is not None:
+        jax.config.update("jax_default_device", jax.devices()[settings["default_device"]])
     mesh = None
     if settings["model_parallel"]:
         mesh = meshes.make_mesh(settings["model_parallel"])
@@ -75,6 +77,9 @@ def main(arguments):
         }
         np.savez(settings["output"], **arrays)
     facts = {"devices": len(jax.devices()), "kernel_shards": len(shards)}
+    facts["of_the_state"] = sorted(
+        {device.id for leaf in jax.tree.leaves(state) for device in leaf.devices()}
+    )
     print(json.dumps(facts | {"held": max(held), "total": total}))
 
 

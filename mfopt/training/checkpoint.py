@@ -407,7 +407,7 @@ def _structure(state: TrainState) -> dict[str, str]:
 
 def _detached(items: Any) -> Any:
     """Copies where the writer would share memory with buffers that the loop is about to reuse."""
-    if jax.default_backend() != "cpu":
+    if not meshes.on_cpu():
         return items  # the writer copies to the host before it returns
     with scope():  # secure noise has buffers in float64
         return jax.tree.map(

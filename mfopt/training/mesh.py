@@ -28,23 +28,44 @@ PyTree = Any
 DATA, MODEL = "data", "model"
 
 
+def devices() -> list[jax.Device]:
+    """Devices to train on: JAX's ``jax_default_device`` if it is set, else all of all processes.
+
+    Raises:
+        UsageError: it is set, and there are several processes.
+    """
+    chosen = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
+    if chosen is None:
+        return jax.devices()
+    if jax.process_count() > 1:
+        rule = f"is one device, and {jax.process_count()} processes train together on all of theirs"
+        raise _check.reject("jax_default_device", str(chosen), rule, "Leave it unset.")
+    return jax.devices(chosen)[:1] if isinstance(chosen, str) else [chosen]
+
+
+def on_cpu() -> bool:
+    """Whether training is on CPUs."""
+    return bool(devices()[0].platform == "cpu")
+
+
 def make_mesh(model_parallel: int = 1) -> Mesh:
-    """Mesh of all devices of all processes, (devices / model_parallel) × model_parallel.
+    """Mesh of the :func:`devices`, (devices / model_parallel) × model_parallel.
 
     Raises:
         UsageError: ``model_parallel`` does not divide the number of devices.
     """
     model_parallel = _check.integer("model_parallel", model_parallel)
-    devices = np.asarray(jax.devices())
-    if len(devices) % model_parallel:
-        rule = f"must divide the number of devices ({len(devices)})"
+    found = np.asarray(devices())
+    if len(found) % model_parallel:
+        rule = f"must divide the number of devices ({len(found)})"
         raise _check.reject("model_parallel", model_parallel, rule)
-    return Mesh(devices.reshape(-1, model_parallel), (DATA, MODEL))
+    return Mesh(found.reshape(-1, model_parallel), (DATA, MODEL))
 
 
 def one_device() -> Mesh:
     """Mesh of one device of this process."""
-    return Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), (DATA, MODEL))
+    own = [device for device in devices() if device.process_index == jax.process_index()]
+    return Mesh(np.asarray(own[:1]).reshape(1, 1), (DATA, MODEL))
 
 
 def wait_for_lead(what: str) -> None:

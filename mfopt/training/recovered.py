@@ -120,7 +120,7 @@ def findings(
     known = min(_VOCABULARY, model.vocab_size or _VOCABULARY)
     model.check_fits(known, settings.length)
     store = canary_users(account, settings, known, np.random.default_rng(secret.seed("records")))
-    mesh = meshes.make_mesh(math.gcd(settings.model_parallel, jax.device_count()))
+    mesh = meshes.make_mesh(math.gcd(settings.model_parallel, len(meshes.devices())))
     devices, cut = meshes.data_parallel(mesh), settings.batch_size
     if cut and account.sampling.independent:  # to batches of few units too
         cut = _MOST

@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from mfopt._runtime import _check, _sizes
 from mfopt.progress import Report
 from mfopt.training import ghost
+from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.fedavg import FedAvg
 from mfopt.training.gradients import taps_of
@@ -112,7 +113,7 @@ class RunCost:
         beside it (later, the noise), and the gradient of what is summed over them at once: an
         array, on a CPU all of them.
         """
-        devices, cpu = jax.device_count(), jax.default_backend() == "cpu"
+        devices, cpu = len(meshes.devices()), meshes.on_cpu()
         noise, clipping = self.execution.noise, self.execution.clipping
         trained, frozen, rows = self.work.trained, self.work.frozen, self.execution.units.records
         slots = 0 if noise is None else noise.recursion.slots * noise.buffer_dtype.itemsize / 4
@@ -151,25 +152,25 @@ class RunCost:
 
     def fitting(self) -> int:
         """The microbatch to take: what was asked for, or the usual one, halved until it fits."""
-        microbatch, devices = self.execution.sampler.microbatch, jax.local_device_count()
+        microbatch, devices = self.execution.sampler.microbatch, meshes.devices()
         if self.config.microbatch or jax.process_count() > 1:
             return microbatch
-        if jax.default_backend() == "cpu":
-            free = _sizes.usable_memory() / devices
+        if meshes.on_cpu():
+            free = _sizes.usable_memory() / len(devices)
         else:
-            stats = jax.local_devices()[0].memory_stats() or {}
+            stats = devices[0].memory_stats() or {}
             free = _SPARE * float(stats.get("bytes_limit", float("inf")))
-        while microbatch % (2 * devices) == 0 and self.memory(microbatch) > free:
+        while microbatch % (2 * len(devices)) == 0 and self.memory(microbatch) > free:
             microbatch //= 2
         return microbatch
 
     def require(self) -> None:
         """Refuse a run that does not fit into free memory, with the microbatch that would."""
-        if jax.default_backend() != "cpu" or jax.process_count() > 1:
+        if not meshes.on_cpu() or jax.process_count() > 1:
             return  # the devices' memory is not the machine's
 
         def need(microbatch: int) -> float:
-            return jax.device_count() * self.memory(max(microbatch, 1))  # of one machine
+            return len(meshes.devices()) * self.memory(max(microbatch, 1))  # of one machine
 
         if need(1) <= _sizes.usable_memory():
             _sizes.require("microbatch", self.execution.sampler.microbatch, need)
@@ -185,7 +186,7 @@ class RunCost:
 
     def announce(self, report: Report) -> None:
         """Tell how long the run will take, where that is long and there is no accelerator."""
-        if jax.default_backend() != "cpu":
+        if not meshes.on_cpu():
             return
         steps = min(self.config.steps or self.execution.iterations, self.execution.iterations)
         note = "Ctrl-C ends it at a checkpoint, --resume continues"

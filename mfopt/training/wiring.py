@@ -194,11 +194,9 @@ class Wiring:
         config, scheme = self.config, self.scheme
         devices = meshes.data_parallel(self.mesh)
         meshes.check_microbatch(self.mesh, config.microbatch)
-        # a user's G records fill a CPU by themselves, single records do so together
-        if jax.default_backend() == "cpu":
+        each = max(1, 64 // units.records)
+        if meshes.on_cpu():  # a user's G records fill one by themselves, single records together
             each = 8 if units.records == 1 else 1
-        else:
-            each = max(1, 64 // units.records)
         sampler = Sampler(
             scheme,
             units.population,
