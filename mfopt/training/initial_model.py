@@ -200,8 +200,8 @@ class CorpusUnits(Units):
     """One unit: a fresh random block of ``records`` records of a public store at each step."""
 
     def __init__(self, store: TokenStore, records: int, length: int, seed: int) -> None:
-        self.store, self.records, self.length, self._seed = store, records, length, seed
-        self.population = self.group_size = 1
+        self.store, self.length, self._seed = store, length, seed
+        super().__init__(1, {"unit": "block", "records": records, "length": length})
 
     def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng([self._seed, step])
@@ -209,9 +209,6 @@ class CorpusUnits(Units):
         records = rng.choice(count, self.records, replace=self.records > count)
         tokens, mask = self.store.batch(records, self.length)
         return tokens[None], mask[None]
-
-    def describe(self) -> dict[str, Any]:
-        return {"unit": "block", "records": self.records, "length": self.length}
 
 
 def pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Report) -> Any:

@@ -7,7 +7,6 @@ users with up to G records, ``els`` and ``group`` single records, on which they 
 
 from __future__ import annotations
 
-import abc
 from typing import Any
 
 import numpy as np
@@ -18,29 +17,30 @@ from mfopt.training.secrets import stream
 from mfopt.training.selection import check_rule, select, select_once
 
 
-class Units(abc.ABC):
-    """A numbered population of privacy units.
+class Units:
+    """A numbered population of privacy units: its public numbers. Subclasses have the data.
 
-    Attributes:
+    Args:
         population: how many; unit numbers are 0 .. population - 1.
-        records: G, rows per unit.
-        group_size: most units that one *user* accounts for: 1 in ULS, G of the selection in ELS.
+        facts: JSON-able settings. ``unit`` is what one is called, ``records`` is G, the rows of a
+            unit, and ``group_size`` the most units that one *user* accounts for: 1 in ULS, G of the
+            selection in ELS. Both are 1 where they are left out, and are attributes as well.
     """
 
-    population: int
-    records: int
-    group_size: int
+    def __init__(self, population: int, facts: dict[str, Any]) -> None:
+        self.population, self._facts = population, facts
+        self.records, self.group_size = (int(facts.get(x, 1)) for x in ("records", "group_size"))
 
-    @abc.abstractmethod
     def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of ``units`` (m,), -1 for nobody: tokens (m, G, L) int32, mask (m, G, L) bool.
 
         A pure function of its arguments; one unit's rows depend on no other unit.
         """
+        raise NotImplementedError("only the public numbers of these units are known")
 
-    @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
         """JSON-able settings."""
+        return dict(self._facts)
 
 
 class UserUnits(Units):
@@ -66,12 +66,11 @@ class UserUnits(Units):
         losses: np.ndarray | None = None,
     ) -> None:
         self.store = store
-        self.records = _check.integer("records", records)
         self.length = _check.integer("length", length)
         self.rule = check_rule(rule, losses, store.num_records)
-        self.population = store.num_users
-        self.group_size = 1
         self._seed, self._losses = seed, losses
+        facts = {"unit": "user", "records": _check.integer("records", records)}
+        super().__init__(store.num_users, facts | {"length": self.length, "selection": rule})
 
     def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
         units = np.asarray(units, dtype=np.int64)
@@ -93,10 +92,6 @@ class UserUnits(Units):
             rows.append(self.store.random_chunks(numbers, self.length, rng))
         tokens, mask = zip(*rows, strict=True)
         return np.concatenate(tokens), np.concatenate(mask)
-
-    def describe(self) -> dict[str, Any]:
-        facts = {"unit": "user", "records": self.records, "length": self.length}
-        return facts | {"selection": self.rule}
 
 
 class RecordUnits(Units):
@@ -128,18 +123,17 @@ class RecordUnits(Units):
     ) -> None:
         self.store = store
         self.length = _check.integer("length", length)
-        self.reserve = reserve
         held_out = (store.metadata.get("hold_out") or {}).get("records", 0)
         group_size = _check.integer("group_size", group_size)
-        self.whole = not held_out and int(store.records_per_user().max(initial=0)) < group_size
+        whole = not held_out and int(store.records_per_user().max(initial=0)) < group_size
         check_rule(rule, losses, store.num_records, whole=True)
-        self.rule = "random" if self.whole and reserve else rule
+        rule = "random" if whole and reserve else rule
         self.selected = select_once(
-            store, group_size, self.rule, seed=seed, losses=losses, reserve=reserve
+            store, group_size, rule, seed=seed, losses=losses, reserve=reserve
         )
-        self.population = len(self.selected)
-        self.group_size = group_size
-        self.records = 1
+        facts = {"unit": "record", "group_size": group_size, "length": self.length}
+        facts |= {"selection": rule, "reserve": reserve, "whole": whole}
+        super().__init__(len(self.selected), facts)
 
     def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
         records = np.asarray(units, dtype=np.int64)
@@ -147,13 +141,3 @@ class RecordUnits(Units):
             records = np.where(records < 0, -1, self.selected[np.maximum(records, 0)])
         tokens, mask = self.store.batch(records, self.length)
         return tokens[:, None], mask[:, None]
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "unit": "record",
-            "group_size": self.group_size,
-            "length": self.length,
-            "selection": self.rule,
-            "reserve": self.reserve,
-            "whole": self.whole,
-        }

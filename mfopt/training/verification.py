@@ -151,22 +151,6 @@ def _alone(
     return privacy.with_grid(found, execution, _check.integer("parameters", facts["parameters"]))
 
 
-class _PublicUnits(Units):
-    """Units of which only the public numbers are known."""
-
-    def __init__(self, population: int, description: dict[str, Any]) -> None:
-        self.population = population
-        self.records = int(description.get("records", 1))
-        self.group_size = int(description.get("group_size", 1))
-        self._description = description
-
-    def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
-        raise NotImplementedError("a report holds no data")
-
-    def describe(self) -> dict[str, Any]:
-        return self._description
-
-
 def _rebuilt(
     facts: dict[str, Any], factorization: str | Path | None
 ) -> tuple[Guarantee, privacy.Account, Execution]:
@@ -181,7 +165,7 @@ def _rebuilt(
         **{name: getattr(accounted, name) for name in ("group_size", "privacy_unit", "adjacency")},
     )
     account = privacy.Account(mechanism, accounted)
-    units = _PublicUnits(int(plan["population"]), facts["units"])
+    units = Units(int(plan["population"]), facts["units"])
     sampler = Sampler(
         scheme,
         units.population,
