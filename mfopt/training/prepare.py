@@ -221,7 +221,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         rate = learning_rate_of(config, execution)
         optimizer = optimizer_of(config, execution, rate)
     if config.sweep_rates:
-        found = sweep.sweep(
+        rate = sweep.sweep(
             model,
             execution,
             parts["public"],
@@ -237,7 +237,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             },
             progress=progress,
         )
-        rate, optimizer = found.best, optimizer_of(config, execution, found.best)
+        optimizer = optimizer_of(config, execution, rate)
     public_report = None
     if account is not None and guarantee is not None:
         guarantee = privacy.with_grid(guarantee, execution, model.num_params)

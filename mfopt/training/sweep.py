@@ -11,12 +11,10 @@ records, the rates found are low.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -42,31 +40,6 @@ _LEFT_OUT = 5  # every fifth unit is evaluated on
 _EXAMINED = 128  # units whose gradients are looked at
 
 
-@dataclasses.dataclass(frozen=True)
-class RateSweep:
-    """``losses``: of each of ``rates``, nats per token after training; infinite where diverged."""
-
-    rates: tuple[float, ...]
-    losses: tuple[float, ...]
-
-    @property
-    def best(self) -> float:
-        """The rate with the least loss; UsageError if training diverged with all of them."""
-        if not any(map(math.isfinite, self.losses)):
-            raise _check.reject("sweep_rates", self.rates, "all diverge", "Try lower ones.")
-        return min(zip(self.losses, self.rates, strict=True))[1]
-
-    @property
-    def bracketed(self) -> bool:
-        """True if the best rate has a worse one on each side."""
-        return min(self.rates) < self.best < max(self.rates)
-
-    def describe(self) -> dict[str, Any]:
-        """JSON-able."""
-        shown = [loss if math.isfinite(loss) else None for loss in self.losses]
-        return {"rates": list(self.rates), "losses": shown, "best": self.best}
-
-
 def sweep(
     model: Model,
     execution: Execution,
@@ -78,8 +51,10 @@ def sweep(
     folder: Path,
     found_for: dict[str, str],
     progress: Report = silent,
-) -> RateSweep:
-    """Train on ``public`` with each rate. Kept in ``folder``, for resumption.
+) -> float:
+    """The rate with which training on ``public`` ends at the least loss.
+
+    What was found is kept in ``folder``, for resumption; a run that diverges has no loss there.
 
     Args:
         model, execution, steps, folder: of the private run.
@@ -87,13 +62,14 @@ def sweep(
         rates, optimizer: learning rates, and what makes the optimizer of one.
         found_for: digests of all that the losses follow from; what is kept for others is not used.
         progress: callback for each rate.
+
+    Raises:
+        UsageError: training diverges with all of them.
     """
     path = folder / FILE
-    if path.is_file():
-        kept = json.loads(path.read_text())
-        if kept["rates"] == list(rates) and kept.get("for") == found_for:
-            losses = [math.inf if loss is None else loss for loss in kept["losses"]]
-            return RateSweep(tuple(rates), tuple(losses))
+    kept = json.loads(path.read_text()) if path.is_file() else {}
+    if kept.get("rates") == list(rates) and kept.get("for") == found_for:
+        return _best(rates, kept["losses"])
     units, left_out, length = _parts(public, execution.units)
     rehearsal = _rehearsal(execution, units)
     evaluate, losses = Evaluator(model, length), []
@@ -106,15 +82,23 @@ def sweep(
         for result in trainer.run(state, steps):
             state = result.state
         loss = evaluate(released(state.params, state.optimizer), model.frozen, left_out).loss
-        losses.append(loss if math.isfinite(loss) else math.inf)
-    found = RateSweep(tuple(rates), tuple(losses))
-    text = json.dumps(found.describe() | {"for": found_for}, indent=2)
-    _files.write(path, text + "\n")
-    listed = ", ".join(f"{r:g}: {x:.4f}" for r, x in zip(found.rates, found.losses, strict=True))
-    edge = "" if found.bracketed else "; the best is the last one tried: try further"
-    note = f"learning rate {found.best:g}, by public loss ({listed}){edge}"
+        losses.append(loss if math.isfinite(loss) else None)
+    best = _best(rates, losses)
+    facts = {"rates": list(rates), "losses": losses, "best": best, "for": found_for}
+    _files.write(path, json.dumps(facts, indent=2) + "\n")
+    shown = [math.inf if loss is None else loss for loss in losses]
+    listed = ", ".join(f"{r:g}: {x:.4f}" for r, x in zip(rates, shown, strict=True))
+    edge = "" if min(rates) < best < max(rates) else "; the best is the last one tried: try further"
+    note = f"learning rate {best:g}, by public loss ({listed}){edge}"
     progress(Progress("trying rates on public data", note=note, lasting=True))
-    return found
+    return best
+
+
+def _best(rates: Sequence[float], losses: Sequence[float | None]) -> float:
+    found = [(x, rate) for x, rate in zip(losses, rates, strict=True) if x is not None]
+    if not found:
+        raise _check.reject("sweep_rates", tuple(rates), "all diverge", "Try lower ones.")
+    return min(found)[1]
 
 
 def usual_records(public: TokenStore, progress: Report) -> int:
