@@ -39,11 +39,6 @@ class Statistics(NamedTuple):
     tokens: jax.Array
     weight: jax.Array
 
-    @classmethod
-    def zero(cls) -> Statistics:
-        """The sums over nothing."""
-        return cls(*(jnp.float32(0) for _ in cls._fields))
-
 
 class Totals(NamedTuple):
     """Accumulated sums of a step: the clipped ``gradient`` sum (float32 pytree) and statistics."""
@@ -55,7 +50,7 @@ class Totals(NamedTuple):
     def zero(cls, params: PyTree) -> Totals:
         """The sums over no unit."""
         gradient = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
-        return cls(gradient, Statistics.zero())
+        return cls(gradient, Statistics(*(jnp.float32(0) for _ in Statistics._fields)))
 
 
 def mean_loss(losses: jax.Array, mask: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:

@@ -84,9 +84,8 @@ class Enron(FileTree):
 
     format = "enron"
 
-    def describe(self) -> dict[str, Any]:
-        """Description of the tree, and the n-gram's length."""
-        return super().describe() | {"ngram": _NGRAM}
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder, ngram=_NGRAM)
 
     def items(self, path: Path) -> Iterator[Item]:
         """The records of one mail."""

@@ -265,13 +265,18 @@ def walk(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
 
 
 class FileTree:
-    """Base of sources of many small files; subclasses give the ``items`` of one file."""
+    """Base of sources of many small files; subclasses give the ``items`` of one file.
+
+    Args:
+        folder: the root.
+        facts: what else decides the records.
+    """
 
     unit = "files"
     format = ""
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, **facts: Any) -> None:
+        self.folder, self._facts = Path(folder), facts
         if not self.folder.is_dir():
             raise _check.reject("data", str(folder), "is not a folder")
 
@@ -280,12 +285,13 @@ class FileTree:
         return walk(self.folder)
 
     def describe(self) -> dict[str, Any]:
-        """Format, number of files, and a digest of their names and sizes."""
+        """Format, number of files, a digest of their names and sizes, and what else decides."""
         digest, count = hashlib.sha256(), 0
         for path in self.files():
             digest.update(f"{path.relative_to(self.folder)}\0{path.stat().st_size}\n".encode())
             count += 1
-        return {"format": self.format, "files": count, "names_and_sizes": digest.hexdigest()}
+        found = {"format": self.format, "files": count, "names_and_sizes": digest.hexdigest()}
+        return found | self._facts
 
     def total(self) -> int:
         """Number of files."""
@@ -317,14 +323,10 @@ class Folder(FileTree):
     format = "folder"
 
     def __init__(self, folder: str | Path, records: str = "file") -> None:
-        super().__init__(folder)
+        super().__init__(folder, records=records)
         if records not in ("file", "line", "paragraph"):
             raise _check.reject("records", records, "must be file, line or paragraph")
         self.records = records
-
-    def describe(self) -> dict[str, Any]:
-        """Description of the tree, and of the unit of one record."""
-        return super().describe() | {"records": self.records}
 
     def items(self, path: Path) -> Iterator[Item]:
         """The records of one file."""

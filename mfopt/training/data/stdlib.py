@@ -91,14 +91,11 @@ class StandardLibrary(FileTree):
     format = "stdlib"
 
     def __init__(self, part: str = "private", folder: str | Path | None = None) -> None:
-        super().__init__(sysconfig.get_path("stdlib") if folder is None else folder)
+        folder = sysconfig.get_path("stdlib") if folder is None else folder
+        super().__init__(folder, part=part, python=platform.python_version())
         if part not in ("private", "public", "prose", "all"):
             raise _check.reject("part", part, "must be private, public, prose or all")
         self.part = part
-
-    def describe(self) -> dict[str, Any]:
-        """Description of the tree, the part and the Python version."""
-        return super().describe() | {"part": self.part, "python": platform.python_version()}
 
     def files(self) -> Iterator[Path]:
         """The modules of the part, in a fixed order."""
