@@ -649,16 +649,16 @@ def test_no_matrix_product_comes_after_the_gradients(monkeypatch):
 
 
 def test_batches_of_nobody_keep_the_structure_of_a_batch():
-    from mfopt.torch.loader import EmptyBatches
+    from mfopt.torch.loader import collated
 
     records = [{"x": torch.ones(3), "names": "a", "pair": (1, 2.0)}]
-    collate = EmptyBatches(torch.utils.data.default_collate, records)
-    empty, full = collate([]), collate(records)
+    usual = torch.utils.data.default_collate
+    empty, full = (collated(usual, records, each) for each in ([], records))
     assert full["x"].shape == (1, 3) and empty["x"].shape == (0, 3)
     assert full["names"] == ["a"] and empty["names"] == []
     assert [part.shape for part in empty["pair"]] == [(0,), (0,)]
     with pytest.raises(UsageError, match="collate_fn"):
-        EmptyBatches(lambda records: "text", records)([])
+        collated(lambda records: "text", records, [])
 
 
 def test_a_fixed_batch_run_is_refused():

@@ -113,22 +113,12 @@ class PrivateLoader(data.DataLoader[Any]):
             refuse_unreleased(self._run, start + place)
 
 
-class EmptyBatches:
-    """Collate function that also makes the empty batch.
+def collated(collate: Callable[[list[Any]], Any], dataset: Any, records: list[Any]) -> Any:
+    """``collate(records)``; of no records, what it makes of the first one, cut to length 0.
 
-    That batch has the structure of a batch of the first record, each array cut to length 0 along
-    its first axis: shapes are public, values do not enter.
-
-    Args:
-      collate: of batches that are not empty.
-      dataset: gives the record whose structure is taken.
+    Each array is cut along its first axis: shapes are public, values do not enter.
     """
-
-    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
-        self.collate, self.dataset = collate, dataset
-
-    def __call__(self, records: list[Any]) -> Any:
-        return self.collate(records) if records else _emptied(self.collate([self.dataset[0]]))
+    return collate(records) if records else _emptied(collate([dataset[0]]))
 
 
 def _emptied(batch: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from collections.abc import Callable
@@ -146,9 +147,8 @@ class PrivateRun:
                 f"the run is for a population of {self.sampler.population}",
             )
         collate = options.pop("collate_fn", None) or default_collate
-        return loader.PrivateLoader(
-            dataset, self, collate_fn=loader.EmptyBatches(collate, dataset), **options
-        )
+        collate = functools.partial(loader.collated, collate, dataset)
+        return loader.PrivateLoader(dataset, self, collate_fn=collate, **options)
 
     def backward(
         self,
