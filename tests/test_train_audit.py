@@ -17,7 +17,7 @@ from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, BandedToeplitz, Identity
 from mfopt.training import recovered
 from mfopt.training.attack import attack_on
-from mfopt.training.audit import audit, epsilon_from_guesses, guesses_p_value, white_noise
+from mfopt.training.audit import audit, epsilon_from_guesses, guesses_p_value
 from mfopt.training.privacy import Account
 
 ORDERED = Mechanism(sampling.FixedOrder(3, 2), BLT(np.array([0.3]), np.array([0.7])))
@@ -102,7 +102,7 @@ def test_the_attack_is_the_likelihood_ratio():
         places = [np.array([1.0, 0, 1, 0]), np.array([0, 1.0, 0, 1])]
         there = [stats.multivariate_normal(x, covariance).pdf(sequence) for x in places]
         expected.append(np.log(np.mean(there)) - absent.logpdf(sequence))
-    found = attack_on(scheme, strategy)(white_noise(releases, strategy), sigma)
+    found = attack_on(scheme, strategy)(np.asarray(strategy.multiply(releases)), sigma)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     # bins thrown afresh, independent noise: each of the four patterns of two throws of two bins
     there = [

@@ -193,9 +193,19 @@ def _(scheme: KOfN, units: int, rng: np.random.Generator) -> np.ndarray:
     return result
 
 
-def _independent(strategy: Strategy, n: int, chance: float, groups: int, group_size: int) -> Attack:
-    """Coin flips of ``chance`` in every iteration of the unit's group, one of ``groups``."""
-    columns = np.asarray(strategy.materialize(n))
+def _coins(scheme: Poisson | CyclicPoisson | FixedBatch) -> tuple[float, int]:
+    """Chance of a unit in an iteration of its group, and the number of groups."""
+    if isinstance(scheme, FixedBatch):
+        return scheme.batch_size / scheme.population, 1
+    return scheme.probability, scheme.bands if isinstance(scheme, CyclicPoisson) else 1
+
+
+@attack_on.register
+def _(
+    scheme: Poisson | CyclicPoisson | FixedBatch, strategy: Strategy, group_size: int = 1
+) -> Attack:
+    chance, groups = _coins(scheme)
+    columns = np.asarray(strategy.materialize(scheme.length))
     halves = 0.5 * np.sum(columns**2, axis=0)
     if group_size > 1:  # each unit of a canary has a group of its own: mixed over, step by step
         chance, groups = chance / groups, 1
@@ -211,20 +221,6 @@ def _independent(strategy: Strategy, n: int, chance: float, groups: int, group_s
         return np.asarray(special.logsumexp(by_group, axis=0) - np.log(groups))
 
     return Attack(columns.T, score)
-
-
-def _coins(scheme: Poisson | CyclicPoisson | FixedBatch) -> tuple[float, int]:
-    """Chance of a unit in an iteration of its group, and the number of groups."""
-    if isinstance(scheme, FixedBatch):
-        return scheme.batch_size / scheme.population, 1
-    return scheme.probability, scheme.bands if isinstance(scheme, CyclicPoisson) else 1
-
-
-@attack_on.register
-def _(
-    scheme: Poisson | CyclicPoisson | FixedBatch, strategy: Strategy, group_size: int = 1
-) -> Attack:
-    return _independent(strategy, scheme.length, *_coins(scheme), group_size)
 
 
 @participations.register

@@ -38,7 +38,6 @@ from mfopt._runtime._float64 import pinned
 from mfopt.accounting import account as account_of
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent
-from mfopt.strategies import Strategy
 from mfopt.training import attack, executed, recovered
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
@@ -191,7 +190,8 @@ def audit(
     progress(Progress("attacking"))
     released = releases.astype(np.float64) * (execution.normalizer / bound)
     attacker = attack.attack_on(account.sampling, account.strategy, settings.group_size)
-    white = white_noise(released, account.strategy)
+    # C y = C x + σ z
+    white = np.asarray(account.strategy.multiply(released))
     scores = attacker(white, account.noise_multiplier)
     # the same execution under other secrets
     drawn, twins = executed.participations_of(execution.sampler), []
@@ -243,11 +243,6 @@ def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -
             raise _check.reject("canaries", len(present), rule, way_out)
         users += [[[len(present)] * 2] * records] * ((population - units) // each)
     return TokenStore.from_records(users, vocab_size=len(present) + 1)
-
-
-def white_noise(releases: np.ndarray, strategy: Strategy) -> np.ndarray:
-    """C y = C x + σ z of released sums y (n, m) in units of the bound."""
-    return np.asarray(strategy.multiply(releases))
 
 
 def judge(
