@@ -35,25 +35,10 @@ def start(folder, *command, devices=1):
     )
 
 
-def train(
-    folder,
-    name,
-    *,
-    devices,
-    model_parallel=1,
-    microbatch=8,
-    per_unit=False,
-    resume="",
-    default_device=None,
-):
-    settings = {
-        "default_device": default_device,
-        "output": str(folder / name),
-        "model_parallel": model_parallel,
-        "microbatch": microbatch,
-        "per_unit": per_unit,
-        "checkpoints": resume and str(folder / f"{resume}.checkpoints"),
-    }
+def train(folder, name, *, devices, resume="", **changes):
+    settings = {"model_parallel": 1, "microbatch": 8, "per_unit": False, "default_device": None}
+    settings |= {"output": str(folder / name), **changes}
+    settings["checkpoints"] = resume and str(folder / f"{resume}.checkpoints")
     return start(folder, str(CHILD), json.dumps(settings), devices=devices)
 
 
@@ -96,7 +81,7 @@ def test_eight_devices_share_everything_and_give_the_same_run(alone):
 @pytest.mark.ci
 def test_the_default_device_is_the_only_one_where_it_is_set(alone, monkeypatch):
     (facts,) = finish(train(alone, "chosen.npz", devices=4, default_device=2))
-    assert facts["devices"] == 4 and facts["of_the_state"] == [2]
+    assert facts["devices"] == 4 and facts["used"] == [2]
     assert_same(alone / "one.npz", alone / "chosen.npz")
     with jax.default_device("cpu"):
         assert meshes.devices() == jax.devices()[:1]

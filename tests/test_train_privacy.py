@@ -261,17 +261,7 @@ def test_accounts_of_other_schemes_come_from_the_accountant():
     scheme = sampling.Poisson(probability=0.1, iterations=50)
     one = privacy.Account.solve(Mechanism(scheme, privacy_unit="user"), 4.0, 1e-5)
     assert one.guarantee.epsilon == 4.0 and one.sampling is scheme
-    units = users()
-    sampler = Sampler(scheme, units.population, 0, microbatch=4)
-    noise = NoiseStream(
-        Identity(),
-        iterations=50,
-        noise_multiplier=one.noise_multiplier,
-        clip_norm=CLIP,
-        sampling=scheme,
-    )
-    stated = privacy.statement(one, Execution(units, sampler, Clipping(CLIP), noise, 4.0))
-    assert stated.epsilon == 4.0
+    assert privacy.statement(one, execution_for(one, users())).epsilon == 4.0
     group = privacy.Account.solve(Mechanism(scheme, group_size=3), 4.0, 1e-5)
     assert group.noise_multiplier > 1.5 * one.noise_multiplier and group.digest != one.digest
 

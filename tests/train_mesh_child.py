@@ -35,18 +35,10 @@ def main(arguments):
     model = gpt2_model(GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     units = UserUnits(store, records=2, length=8, seed=5)
     scheme = sampling.BallsInBins(bins=2, epochs=2)
-    execution = Execution(
-        units,
-        Sampler(scheme, 16, 7, microbatch=settings["microbatch"]),
-        Clipping(0.1),
-        NoiseStream(
-            BLT(np.array([0.3]), np.array([0.8])),
-            iterations=4,
-            noise_multiplier=0.5,
-            clip_norm=0.1,
-        ),
-        5.0,
-    )
+    sampler = Sampler(scheme, 16, 7, microbatch=settings["microbatch"])
+    blt = BLT(np.array([0.3]), np.array([0.8]))
+    noise = NoiseStream(blt, iterations=4, noise_multiplier=0.5, clip_norm=0.1)
+    execution = Execution(units, sampler, Clipping(0.1), noise, 5.0)
     trainer = Trainer(model, execution, optax.sgd(0.5, momentum=0.9), mesh=mesh)
     if settings["per_unit"]:
         trainer._adder = microbatch_adder(model, execution.clipping, per_unit=True)
@@ -77,9 +69,8 @@ def main(arguments):
         }
         np.savez(settings["output"], **arrays)
     facts = {"devices": len(jax.devices()), "kernel_shards": len(shards)}
-    facts["of_the_state"] = sorted(
-        {device.id for leaf in jax.tree.leaves(state) for device in leaf.devices()}
-    )
+    used = [device.id for leaf in jax.tree.leaves(state) for device in leaf.devices()]
+    facts["used"] = sorted({*used})
     print(json.dumps(facts | {"held": max(held), "total": total}))
 
 
