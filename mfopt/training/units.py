@@ -89,7 +89,7 @@ class UserUnits(Units):
         rows = [self.store.batch(np.empty(0, np.int64), self.length)]
         for unit in units.tolist():
             rng, numbers = stream(self._seed, step, unit), np.full(self.records, unit)
-            rows.append(self.store.random_chunks(numbers, self.length, rng))
+            rows.append(self.store.random_chunks(numbers, self.length, 0, rng))
         tokens, mask = zip(*rows, strict=True)
         return np.concatenate(tokens), np.concatenate(mask)
 

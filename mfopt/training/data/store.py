@@ -198,24 +198,27 @@ class TokenStore:
         chosen = np.asarray(records, np.int64)
         return np.asarray(self.record_offsets[chosen + 1] - self.record_offsets[chosen])
 
-    def batch(self, records: ArrayLike, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """The first ``length`` tokens of each record, padded with 0 at the end.
+    def batch(
+        self, records: ArrayLike, length: int, pad_id: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The first ``length`` tokens of each record, padded at the end.
 
         Args:
             records: (B,) record numbers; -1 stands for an empty record (all padding).
             length: L, tokens per row.
+            pad_id: the token written where ``mask`` is False.
 
         Returns:
             (tokens (B, L) int32, mask (B, L) bool); mask is True on real tokens.
         """
         first, empty = self._numbers("records", records, self.num_records)
         if not self.num_records:
-            return self._gather(first, first, length)
+            return self._gather(first, first, length, pad_id)
         start, stop = self.record_offsets[first], self.record_offsets[first + 1]
-        return self._gather(start, np.where(empty, 0, stop - start), length)
+        return self._gather(start, np.where(empty, 0, stop - start), length, pad_id)
 
     def random_chunks(
-        self, users: ArrayLike, length: int, rng: np.random.Generator
+        self, users: ArrayLike, length: int, pad_id: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """One chunk of each user's joined text, begun at random, across record borders.
 
@@ -227,6 +230,7 @@ class TokenStore:
         Args:
             users: (B,) user numbers; -1 stands for nobody (all padding).
             length: L, tokens of a row.
+            pad_id: the token where there is none.
             rng: the run's own; advanced by one draw per row.
 
         Returns:
@@ -236,13 +240,13 @@ class TokenStore:
         length = _check.integer("length", length)
         fractions = rng.random(len(first))
         if not self.num_users:
-            return self._gather(first, first, length)
+            return self._gather(first, first, length, pad_id)
         begin = self.record_offsets[self.user_offsets[first]]
         end = self.record_offsets[self.user_offsets[first + 1]]
         total = np.where(empty, 0, end - begin)
         windows = np.maximum(total - length, 0) + 1
         shift = np.minimum((fractions * windows).astype(np.int64), windows - 1)
-        return self._gather(begin + shift, total - shift, length)
+        return self._gather(begin + shift, total - shift, length, pad_id)
 
     def verify(self) -> None:
         """Read everything once: order of offsets, token range, content digest."""
@@ -274,14 +278,14 @@ class TokenStore:
         return np.where(numbers < 0, 0, numbers), numbers < 0
 
     def _gather(
-        self, start: np.ndarray, count: np.ndarray, length: int
+        self, start: np.ndarray, count: np.ndarray, length: int, pad_id: int
     ) -> tuple[np.ndarray, np.ndarray]:
         position = np.arange(_check.integer("length", length), dtype=np.int64)
         mask = position < count[:, None]
         if not self.num_tokens:
-            return np.zeros(mask.shape, np.int32), mask
+            return np.full(mask.shape, pad_id, np.int32), mask
         index = np.where(mask, start[:, None] + position, 0)
-        return np.where(mask, self.tokens[index], 0).astype(np.int32), mask
+        return np.where(mask, self.tokens[index], pad_id).astype(np.int32), mask
 
 
 def verify_all(stores: Mapping[str, TokenStore]) -> None:
