@@ -32,13 +32,15 @@ def test_a_front_for_memory_and_one_for_time():
     found = dict(decision_plots.figures(setting, rows, rows, None, 10**6))
 
     def named(part):
-        return [text.get_text() for axis in found[part].axes for text in axis.texts]
+        (legend,) = found[part].legends
+        return [text.get_text() for text in legend.get_texts()]
 
     # of those that keep their draws; the axis counts what the names count
-    assert named("-memory") == ["BLT-2: 2", "banded, cyclic Poisson: 1"]
+    grey = ["others", "regenerate past draws", "front"]
+    assert named("-memory") == [*grey, "banded, cyclic Poisson: 1", "BLT-2: 2"]
     (axis,) = found["-memory"].axes
     assert [float(x) for line in axis.lines for x in line.get_xdata()][-2:] == [1.0, 2.0]
-    assert named("-time") == ["square root, balls-in-bins: 40 ms", "BLT-2: 2 ms"]
+    assert named("-time") == ["others", "front", "BLT-2: 2 ms", "square root, balls-in-bins: 40 ms"]
     assert "-time" not in dict(decision_plots.figures(setting, rows, rows, None))
 
 

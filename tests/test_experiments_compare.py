@@ -537,7 +537,6 @@ def test_same_figure_same_bytes(tmp_path) -> None:
 
 @pytest.mark.ci
 def test_the_noise_is_timed_once_for_each_recursion(cache: Cache, sizes: dict, monkeypatch) -> None:
-    from mfopt.experiments import noise_time
 
     streams = []
 
@@ -546,9 +545,9 @@ def test_the_noise_is_timed_once_for_each_recursion(cache: Cache, sizes: dict, m
         streams.append(stream)
         return types.SimpleNamespace(run_seconds=float(len(streams)) * stream.iterations)
 
-    monkeypatch.setattr(noise_time, "measure", measure)
+    monkeypatch.setattr(comparison, "measure", measure)
     rows = comparison.best(sizes)
-    timed = noise_time.timed(SETTING, rows, cache, 1000)
+    timed = comparison.timed(SETTING, rows, cache, 1000)
     assert [row._replace(noise_seconds=None) for row in timed] == rows
     by_cost: dict = {}
     for row in timed:

@@ -9,11 +9,11 @@ from study_oracles import finished, write_parts
 from mfopt.errors import UsageError
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.runs import training
-from mfopt.experiments.runs.fine_tuning import PLAIN
 from mfopt.experiments.runs.means import ELS, ULS
 from mfopt.experiments.studies import engine, output
 from mfopt.experiments.studies.adapters import Adapters
 from mfopt.experiments.studies.clip_norms import ClipNorms
+from mfopt.experiments.studies.fine_tuning import PLAIN
 from mfopt.experiments.studies.selection import CHUNK, RecordSelection
 from mfopt.training.data import TokenStore
 from mfopt.training.data.overlap import copies, overlap

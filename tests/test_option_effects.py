@@ -368,7 +368,7 @@ def _stubbed(inputs, monkeypatch):
         "noise.measure.measure": timed,
         "experiments.group_methods.group_methods": group,
         "experiments.comparison.run_all": cells,
-        "experiments.noise_time.timed": streamed,
+        "experiments.comparison.timed": streamed,
     }.items():
         monkeypatch.setattr(f"mfopt.{name}", stub)
 

@@ -6,12 +6,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mfopt import words
-
-if TYPE_CHECKING:  # matplotlib is loaded where something is drawn, not for a table
-    from mfopt.experiments.plots import Curve
+from mfopt.experiments import plots
+from mfopt.experiments.plots import Curve
 
 Row = dict[str, Any]
 _NOISE_UNIT = "× clip norm, for C as stored"
@@ -83,41 +82,33 @@ def _status(row: Row) -> str:
     return said.get(row["status"], str(row["status"]))
 
 
-def draw(results: Sequence[Row], swept: str, title: str, path: Path) -> Path:
-    """Draw the solved quantity against the swept one, one line per method, to a file.
+def draw(
+    results: Sequence[Row], swept: str, title: str, path: Path, shown: str | None = None
+) -> Path:
+    """Draw a quantity against the swept one, one line per method, to a file.
 
     Args:
-      results: what was solved for, one entry for each method and value.
+      results: one entry for each method and value.
       swept: name of the argument on the horizontal axis.
       title: heading.
       path: file to write.
+      shown: name of the quantity; None: what was solved for.
     """
     given = {"eps": "epsilon"}.get(swept, swept)
-    varying = [n for n in _ROUNDED_UP if n != given and len({row[n] for row in results}) > 1]
-    solved = varying[0] if varying else "epsilon"
-    finite = [row for row in results if math.isfinite(row[solved])]
-    methods = {row["method"]: [r for r in finite if r["method"] == row["method"]] for row in finite}
+    solved = [n for n in _ROUNDED_UP if n in results[0] and n != given]
+    varying = [n for n in solved if len({row[n] for row in results}) > 1]
+    shown = shown or (varying[0] if varying else "epsilon")
+    name = _LABELS.get(shown, shown.replace("_", " "))
+    finite = [row for row in results if math.isfinite(row[shown])]
+    methods: dict[str, list[Row]] = {}
+    for row in finite:
+        methods.setdefault(row.get("method", name), []).append(row)
     if len({row[swept] for row in results}) == len(results) and len(methods) > 1:
         # one answer for each point, by different methods: joined into one
         methods = {"all": finite} | methods
-    curves = [_curve(label, rows, swept, solved) for label, rows in methods.items()]
-    logs = _spans(results, swept), _spans(finite, solved)
-    return _write(curves, title, swept.replace("_", " "), _LABELS[solved], logs, path)
-
-
-def draw_values(results: Sequence[Row], swept: str, shown: str, title: str, path: Path) -> Path:
-    """One value against what was swept, as a file.
-
-    Args:
-      results: an entry for each value of ``swept``.
-      swept, shown: names of the arguments on the horizontal and on the vertical axis.
-      title: heading.
-      path: file to write.
-    """
-    x_label, y_label = swept.replace("_", " "), shown.replace("_", " ")
-    curves = [_curve(y_label, results, swept, shown)]
-    logs = _spans(results, swept), _spans(results, shown)
-    return _write(curves, title, x_label, y_label, logs, path)
+    curves = [_curve(label, rows, swept, shown) for label, rows in methods.items()]
+    logs = _spans(results, swept), _spans(finite, shown)
+    return _write(curves, title, swept.replace("_", " "), name, logs, path)
 
 
 def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> Path:
@@ -131,7 +122,8 @@ def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> Path:
         begun = begun or [{"iterations": 0, solved: 0}]
         part = begun + [row for row in finite if first < row["iterations"] <= last]
         label = "the run" if len(pieces) == 2 else f"phase {number}"
-        curves.append(_curve(label, part, "iterations", solved)._replace(steps=True))
+        steps = {"drawstyle": "steps-pre"}  # a value is that of all iterations since the last
+        curves.append(_curve(label, part, "iterations", solved)._replace(look=steps))
     given = "epsilon" if solved == "delta" else "delta"
     at = f"{_LABELS[given]} = {results[0][given]:g}"
     title, logs = f"{_LABELS[solved]} over the run at {at}", (False, False)
@@ -141,8 +133,6 @@ def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> Path:
 def _write(
     curves: list[Curve], title: str, x_label: str, y_label: str, logs: tuple[bool, bool], path: Path
 ) -> Path:
-    from mfopt.experiments import plots
-
     panel = plots.Panel(curves, title, x_label, y_label, *logs)
     return plots.write_figure(plots.draw([panel]), path)
 
@@ -154,6 +144,4 @@ def _spans(rows: Sequence[Row], name: str) -> bool:
 
 
 def _curve(label: str, rows: Sequence[Row], swept: str, solved: str) -> Curve:
-    from mfopt.experiments import plots
-
-    return plots.Curve(label, [row[swept] for row in rows], [row[solved] for row in rows])
+    return Curve(label, [row[swept] for row in rows], [row[solved] for row in rows])

@@ -18,14 +18,7 @@ BLACK_BOX_FLOOR = 1e-15
 
 @dataclasses.dataclass(frozen=True)
 class AccountCell(Cell):
-    """The third of (σ, ε, δ) for independent noise.
-
-    Attributes:
-      scheme: that is run.
-      group_size: K, units that change together.
-      noise_multiplier: σ relative to the clip norm.
-      epsilon, delta: of the statement.
-    """
+    """The third of (σ, ε, δ) for independent noise and ``group_size`` units changing together."""
 
     name = "account"
     scheme: Scheme

@@ -14,7 +14,7 @@ from mfopt.experiments import comparison, decision_plots, families, figures, plo
 from mfopt.experiments.auditing import TrainerAudit
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest
 from mfopt.experiments.manifest import computing, note, read_manifest
-from mfopt.experiments.mechanisms import AmplifiedCell, CertifiedCell, Goal, SigmaCell, strategy_of
+from mfopt.experiments.mechanisms import ProvenCell, strategy_of
 from mfopt.experiments.runner import cores, first_cells, run_all
 from mfopt.experiments.studies import STUDIES, engine, find, output
 from mfopt.factorization import Factorization
@@ -27,13 +27,7 @@ SETTINGS = tuple((epochs, bins) for epochs in (8, 16, 32) for bins in (32, 64, 1
 DELTA, SEED = 1e-5, 0
 # of the grid's time-scaled C: what changes with ε is in the tables of forms and the comparison
 SCALED_EPSILONS = (0.5, 2.0, 8.0)
-# of the grid: name -> kind, buffers, whether time-scaled
-KINDS = {
-    "blt-4": ("blt", 4, False),
-    "toeplitz": ("toeplitz", 0, False),
-    "blt-4-scaled": ("blt", 4, True),
-    "toeplitz-scaled": ("toeplitz", 0, True),
-}
+KINDS = "blt-4", "toeplitz", "blt-4-scaled", "toeplitz-scaled"  # families of the grid
 # the forms of C side by side, from the smallest memory to the yardstick
 FORMS = (
     *("blt-4", "toeplitz", "blt-2-scaled", "blt-4-scaled", "wave-blt-4-scaled"),
@@ -72,40 +66,41 @@ def command(name: str) -> str:
     return f"mfopt figures --artifacts artifacts {name}"
 
 
-def grid_cells(kind: str, epochs: int, bins: int, epsilon: float) -> CertifiedCell:
-    """The certificate of one cell of the grid; it names its C and the estimate of its σ.
+def grid_cell(kind: str, epochs: int, bins: int, epsilon: float) -> ProvenCell:
+    """The certificate of one cell of the grid; it names the estimate of its σ, and that its C.
 
     Args:
-      kind: kind of strategy.
-      epochs: passes over the data.
-      bins: iterations of an epoch.
+      kind: family, one of :data:`KINDS`.
+      epochs, bins: passes over the data, and iterations of each.
       epsilon: ε of the statement.
     """
-    form, buffers, scaled = KINDS[kind]
-    goal = Goal(bins, epochs, epsilon, DELTA, seed=SEED)
-    return CertifiedCell.after(SigmaCell(AmplifiedCell(goal, form, scaled, buffers=buffers), goal))
+    return families.Comparison(bins, epochs, (epsilon,), DELTA, seed=SEED).proven(kind, epsilon)
 
 
 def _factorization(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
     """One cell of the grid as a certified factorization."""
-    certified = grid_cells(*FACTORIZATIONS[name])
-    found = run_all([certified.source, certified], cache, **how)
-    record, source = found[certified].record, found[certified.source]
-    guarantee = Guarantee(**record["guarantee"])
-    copied = ("device", "made", "estimated_noise_multiplier", "estimate_relative_error")
+    proven = grid_cell(*FACTORIZATIONS[name])
+    (sigma,) = proven.sigmas
+    asked = (proven, sigma, sigma.source)
+    found = run_all(asked, cache, **how)
+    certified, estimate, source = (found[cell].record for cell in asked)
+    guarantee = Guarantee(**certified["guarantee"])
     made = Factorization(
-        strategy_of(source),
+        strategy_of(found[proven]),
         guarantee.noise_multiplier,
-        certified.goal.bin_scheme(),
+        proven.goal.bin_scheme(),
         PrefixSums(),
         guarantee,
         provenance={
             "version": __version__,
             "command": command(name),
             "seed": SEED,
-            **{key: record[key] for key in copied},
-            "optimizer_status": source.record["status"],
-            "optimizer_seconds": source.record["seconds"],
+            "device": certified["device"],
+            "made": certified["made"],
+            "estimated_noise_multiplier": estimate["noise_multiplier"],
+            "estimate_relative_error": estimate["relative_error"],
+            "optimizer_status": source["status"],
+            "optimizer_seconds": source["seconds"],
         },
     )
     (folder / "factorizations").mkdir(exist_ok=True)
@@ -119,17 +114,17 @@ def _table(folder: Path, name: str, text: str) -> list[Path]:
 def _grid(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
     """σ and RMSE: BLT-4 and Toeplitz, plain at every ε, and time-scaled at some."""
     cells = {
-        (kind, epochs, bins, epsilon): grid_cells(kind, epochs, bins, epsilon)
+        (kind, epochs, bins, epsilon): grid_cell(kind, epochs, bins, epsilon).sigmas[0]
         for kind, epochs, bins, epsilon in FACTORIZATIONS.values()
-        if not KINDS[kind][2] or epsilon in SCALED_EPSILONS
+        if not families.find(kind).scaled or epsilon in SCALED_EPSILONS
     }
-    wanted = [each for cell in cells.values() for each in (cell.source, cell.estimate)]
+    wanted = [each for cell in cells.values() for each in (cell.source, cell)]
     found = run_all(wanted, cache, **how)
     values = ("noise_multiplier", "rmse", "relative_error")
     rows = [
         (
             *(kind, epochs, bins, f"{epsilon:g}", f"{DELTA:g}"),
-            *(found[cell.estimate].record[value] for value in values),
+            *(found[cell].record[value] for value in values),
             found[cell.source].record["seconds"],
         )
         for (kind, epochs, bins, epsilon), cell in cells.items()
@@ -146,21 +141,16 @@ def _strategies(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]
     return _table(folder, name, comparison.csv_text(rows, "toeplitz"))
 
 
-def _setting() -> families.Comparison:
-    """The whole comparison at 16 epochs × 128 iterations."""
+def _comparison(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
+    """The whole comparison at 16 epochs × 128 iterations, with its plots."""
     # more bands than iterations in an epoch overlap, cost much and hardly help
     widths = tuple(width for width in families.WIDTHS if width <= 128)
-    cleared = families.expand(("cleared-blt",))
-    include = (*families.DEFAULT, *cleared)
-    return families.Comparison(128, 16, EPSILONS, DELTA, include=include, widths=widths)
-
-
-def _comparison(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
-    """The whole comparison, with its plots."""
-    sizes = comparison.every_size(_setting(), cache, **how)
+    include = (*families.DEFAULT, *families.expand(("cleared-blt",)))
+    setting = families.Comparison(128, 16, EPSILONS, DELTA, include=include, widths=widths)
+    sizes = comparison.every_size(setting, cache, **how)
     every = [row for candidates in sizes.values() for row in candidates]
     stem, best = folder / "tables" / COMPARISON, comparison.best(sizes)
-    return decision_plots.write(stem, _setting(), best, every, kinds=("csv", "svg"))
+    return decision_plots.write(stem, setting, best, every, kinds=("csv", "svg"))
 
 
 def _study(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:

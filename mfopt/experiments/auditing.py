@@ -34,10 +34,9 @@ _REPORTED = ("epsilon_lower", "epsilon_profile", "guesses", "correct", "passed")
 
 @dataclasses.dataclass(frozen=True)
 class TrainerAudit(Study):
-    """Lower bounds on ε of a certified BLT's trainer, as it is and with faults."""
+    """Audits of a correct trainer and of broken ones."""
 
     name = "audit"
-    summary = "Audits of a correct trainer and of broken ones."
     source = "Steinke, Nasr and Jagielski 2023"
     default_size = "8 × 8, 4,000 canaries, 9 trainers"
     time = "about 1 CPU-minute"
@@ -94,7 +93,7 @@ class TrainerAudit(Study):
                 )
             ]
             axes = FAULTS[fault], "lower bound on ε"
-            made.append(Panel(curves, title, *axes, log_y=True, vertical=(1.0, "")))
+            made.append(Panel(curves, title, *axes, log_y=True, vertical=1.0))
         return made
 
     def findings(self, rows: list[Row]) -> list[str]:
@@ -138,12 +137,7 @@ class AuditCell(Cell):
 
 
 def with_noise(factor: float = 1.0, kind: Any = None) -> Callable[[Execution], Execution]:
-    """Exchange of an execution's noise.
-
-    Args:
-      factor: of the noise multiplier.
-      kind: a subclass of ``NoiseStream``; None: itself.
-    """
+    """Exchange of an execution's noise: σ times a factor, by another subclass of NoiseStream."""
     from mfopt.noise import NoiseStream
 
     def alter(execution: Execution) -> Execution:
@@ -162,11 +156,7 @@ def with_noise(factor: float = 1.0, kind: Any = None) -> Callable[[Execution], E
 
 
 def without_clipping(norm: float) -> Callable[[Execution], Execution]:
-    """Exchange of an execution's clipping: every gradient gets the norm ``norm``, in clip norms.
-
-    Args:
-      norm: of every gradient.
-    """
+    """Exchange of an execution's clipping: every gradient gets the norm ``norm``, in clip norms."""
     import jax
 
     from mfopt.training.clipping import Clipping, Factors

@@ -37,13 +37,10 @@ _STUDIES, _RUNS, _STUDY = "experiments/studies/", "experiments/runs/", "study-"
 
 @functools.cache
 def code_digest(training: bool, studies: bool = False) -> str:
-    """SHA-256 of the library's source that a cell's numbers follow from.
+    """SHA-256 of the source that a cell's numbers follow from: the library, and if asked for the
+    trainer with what it runs, and the studies' own cells.
 
     Whole files, comments included: a result is computed again rather than trusted.
-
-    Args:
-      training: with the trainer and what it runs.
-      studies: with the studies' own cells.
     """
     sha = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):

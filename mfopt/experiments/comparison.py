@@ -14,9 +14,12 @@ from mfopt._runtime import _check, _sizes
 from mfopt.experiments import costs, families, tables
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.families import Comparison as Comparison
-from mfopt.experiments.mechanisms import SigmaCell
+from mfopt.experiments.mechanisms import SigmaCell, strategy_of
 from mfopt.experiments.runner import run_all, usual_jobs
-from mfopt.progress import Report, silent
+from mfopt.noise.choice import choose
+from mfopt.noise.measure import measure
+from mfopt.noise.stream import NoiseStream
+from mfopt.progress import Progress, Report, silent
 
 DEFAULT_BASELINE = "banded+poisson"
 Z95 = 1.959964
@@ -37,7 +40,7 @@ class Row(NamedTuple):
       draws: model-sized white draws that one step makes, mean over the run: more than 1 where past
         ones are regenerated instead of kept.
       noise_seconds: of one step's noise on this machine, mean over the run, where it was measured
-        (:mod:`mfopt.experiments.noise_time`).
+        (:func:`timed`).
       above_floor: part by which RMSE at epochs' ends is above its lower bound for any C and any
         sampling, where one is known (:mod:`mfopt.floor`).
     """
@@ -99,11 +102,54 @@ def every_size(
         asked = min(_check.integer("jobs", jobs), len(left))
         _sizes.require("jobs", asked, lambda jobs: jobs * each)
     results = run_all(wanted, cache, jobs=jobs, progress=progress, cost=costs.seconds)
-    names = [n for n in Row._fields if n not in ("family", "epsilon", "size", "noise_seconds")]
+    names = {*Row._fields} - {"family", "epsilon", "size", "noise_seconds"}
     return {
         key: [Row(*key, size, **{n: results[cell].record[n] for n in names}) for size, cell in each]
         for key, each in planned.items()
     }
+
+
+def timed(
+    setting: Comparison,
+    rows: Sequence[Row],
+    cache: Cache,
+    parameters: int,
+    *,
+    progress: Report = silent,
+) -> list[Row]:
+    """The rows with ``noise_seconds``: of one step's noise, mean over the run, on this machine.
+
+    Each kind of recursion is timed once for each number of buffers and draws: what it multiplies
+    by costs nothing. A time belongs to the machine and the moment, and is never kept.
+
+    Args:
+      setting: what was compared.
+      rows: of it; their cells are in the cache.
+      cache: where C is found.
+      parameters: elements of the model.
+      progress: callback for each row.
+
+    Raises:
+      FailureError: the noise of this many parameters does not fit into memory.
+    """
+    n = setting.bins * setting.epochs
+    planned = plan(setting)
+    seconds: dict[tuple[type, int, float], float] = {}
+    found = []
+    for done, row in enumerate(rows):
+        stage = f"timing the noise of {parameters:,} parameters"
+        progress(Progress(stage, done, len(rows), "mechanisms", note=row.family))
+        sigma = dict(planned[row.family, row.epsilon])[row.size]
+        held = cache.load(sigma.source)
+        assert held is not None, "its σ was found from it"
+        strategy = strategy_of(held)
+        recursion = choose(strategy, n)
+        key = (type(recursion), recursion.slots, recursion.draws(n))
+        if key not in seconds:
+            stream = NoiseStream(strategy, iterations=n, noise_multiplier=1.0, clip_norm=1.0)
+            seconds[key] = measure(stream, parameters).run_seconds / n
+        found.append(row._replace(noise_seconds=seconds[key]))
+    return found
 
 
 class Change(NamedTuple):
@@ -118,9 +164,7 @@ def improvement(row: Row, baseline: Row) -> Change:
     """100 (1 - RMSE / RMSE of the baseline); both errors count, as independent."""
     ratio = row.rmse / baseline.rmse
     spread = Z95 * math.hypot(row.relative_error, baseline.relative_error)
-    return Change(
-        100 * (1 - ratio), 100 * (1 - ratio * (1 + spread)), 100 * (1 - ratio * (1 - spread))
-    )
+    return Change(*(100 * (1 - ratio * end) for end in (1, 1 + spread, 1 - spread)))
 
 
 def least(rows: Sequence[Row]) -> dict[float, float]:
@@ -196,26 +240,22 @@ def text_table(rows: Sequence[Row], baseline: str | None = None) -> str:
     return tables.aligned(*table(rows, baseline), least=20).rstrip()
 
 
-_OPTIONAL = ("noise_seconds", "above_floor")  # columns that are left out where no row has them
-
-
-def _given(rows: Sequence[Row], name: str) -> bool:
-    return any(getattr(row, name) is not None for row in rows)
+def _entries(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows as dictionaries, without what no row has."""
+    optional = "noise_seconds", "above_floor"
+    absent = {name for name in optional if all(getattr(row, name) is None for row in rows)}
+    return [{k: v for k, v in row._asdict().items() if k not in absent} for row in rows]
 
 
 def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
     """CSV of the rows, with the improvement over ``baseline`` if given."""
-    gains = improvements(rows, baseline) if baseline else {}
-    extra = ["improvement_percent", "improvement_low", "improvement_high"] if baseline else []
-    fields = [name for name in Row._fields if name not in _OPTIONAL or _given(rows, name)]
-    gained = [
-        gains.get((row.family, row.epsilon), ("", "", "")) if baseline else () for row in rows
-    ]
-    lines = (
-        [*(getattr(row, name) for name in fields), *gain]
-        for row, gain in zip(rows, gained, strict=True)
-    )
-    return tables.csv_text([*fields, *extra], lines)
+    entries = _entries(rows)
+    if baseline:
+        gains = improvements(rows, baseline)
+        for row, entry in zip(rows, entries, strict=True):
+            gain = gains.get((row.family, row.epsilon), ("", "", ""))
+            entry |= {f"improvement_{k}": v for k, v in zip(Change._fields, gain, strict=True)}
+    return tables.csv_of_rows(entries)
 
 
 def described(
@@ -223,12 +263,10 @@ def described(
 ) -> dict[str, Any]:
     """JSON-able description of the rows and the setting."""
     gains = improvements(rows, baseline) if baseline else {}
-    listed, absent = [], [name for name in _OPTIONAL if not _given(rows, name)]
-    for row in rows:
-        entry = {name: value for name, value in row._asdict().items() if name not in absent}
+    entries = _entries(rows)
+    for row, entry in zip(rows, entries, strict=True):
         if gain := gains.get((row.family, row.epsilon)):
             entry["improvement"] = gain._asdict()
-        listed.append(entry)
     return {
         "bins": setting.bins,
         "epochs": setting.epochs,
@@ -239,5 +277,5 @@ def described(
         "adjacency": "add-remove",
         "workload": "prefix sums",
         "units": "RMSE per coordinate in clip norms; sigma relative to the clip norm",
-        "rows": listed,
+        "rows": entries,
     }

@@ -1,8 +1,6 @@
 """Plots of a comparison: error for ε, for memory and for time, gain over a baseline; best first.
 
-A mechanism has one colour in all of them, by its kind of C, and one line or marker, by the sampling
-that it is run under. At most eight curves are drawn, each with its name at its end; what is left
-out is in the CSV beside the plot.
+At most eight curves are drawn; what is left out is in the CSV beside the plot.
 """
 
 from __future__ import annotations
@@ -11,76 +9,22 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
-from matplotlib.typing import LineStyleType
-from scipy.optimize import isotonic_regression
 
-from mfopt.experiments import comparison, families
+from mfopt.experiments import comparison, families, plots
 from mfopt.experiments.comparison import DEFAULT_BASELINE, Z95, Row, improvements
 from mfopt.experiments.families import Comparison
-from mfopt.experiments.mechanisms import B_MIN_SEP, BALLS, FRESH, POISSON, UNAMPLIFIED
-from mfopt.experiments.plots import (
-    COLOURS,
-    EVERY,
-    Curve,
-    Panel,
-    named_ticks,
-    plain_ticks,
-    tidy,
-    write_files,
-)
+from mfopt.experiments.plots import EVERY, Curve, Panel, around
 from mfopt.experiments.recommendation import TIE
 
 MOST_CURVES = 8
 EPSILON = "privacy budget ε (log scale)"
 _LOWEST = -40.0  # percent: a far worse mechanism would squeeze all the others into one line
-_APART = 0.05  # of the axes' height, between two names
-
-# by kind of C; a kind that is not named here is black
-_COLOUR = {
-    "blt": COLOURS[0],
-    "toeplitz": COLOURS[2],
-    "banded": COLOURS[1],
-    "banded-toeplitz": COLOURS[4],
-    "cyclic-blocks": COLOURS[5],
-    "wave-blt": COLOURS[3],
-    "identity": "0.45",
-    "dense": COLOURS[7],
-    "banded-inverse-sqrt": "#882255",
-    "sqrt": "#44AA99",
-    "tree": "#999933",
-}
-_SAMPLING: dict[str, tuple[str, LineStyleType, str]] = {
-    BALLS: ("balls-in-bins", "-", "o"),
-    FRESH: ("fresh bins", "-.", "D"),
-    POISSON: ("Poisson, cyclic Poisson", "--", "s"),
-    B_MIN_SEP: ("b-min-sep", (0, (5, 1, 1, 1, 1, 1)), "v"),
-    UNAMPLIFIED: ("no amplification", ":", "^"),
-}
-
-
-class _Look(NamedTuple):
-    colour: str
-    line: LineStyleType
-    marker: str
-    face: str  # filled where C is time-scaled
-
-    @property
-    def points(self) -> dict[str, Any]:
-        return {"color": self.colour, "marker": self.marker, "markerfacecolor": self.face}
-
-
-def _look(name: str) -> _Look:
-    family = families.find(name)
-    colour = _COLOUR.get(family.kind, "black")
-    _, line, marker = _SAMPLING[family.sampling]
-    return _Look(colour, line, marker, colour if family.scaled else "white")
 
 
 def where(setting: Comparison) -> str:
@@ -94,39 +38,23 @@ def error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None)
     Below each ε stands the least RMSE of all.
     """
     chosen, least = best_families(rows, baseline), comparison.least(rows)
-    figure = Figure(figsize=(8.6, 5.2), layout="constrained")
-    axis = figure.subplots()
-    ends = []
+    curves = []
     for name in chosen:
         mine = sorted((row for row in rows if row.family == name), key=lambda row: row.epsilon)
-        look, relative = _look(name), [row.rmse / least[row.epsilon] for row in mine]
-        excess = [100 * (each - 1) for each in relative]
-        axis.errorbar(
-            [row.epsilon for row in mine],
-            excess,
-            # with caps: a band so narrow would not be seen
-            [100 * Z95 * row.relative_error * row.rmse / least[row.epsilon] for row in mine],
-            linestyle=look.line,
-            markersize=5,
-            linewidth=1.6,
-            capsize=4,
-            **look.points,
-        )
-        ends.append((min(excess[-1], -_LOWEST), families.label(name), look.colour))
-    axis.set_xscale("log")
-    axis.set_xlabel("privacy budget ε (log scale)\nand the least RMSE, in clip norms")
-    axis.set_ylabel("RMSE of prefix sums above the least (%)\nlower is better")
-    named_ticks(axis, least)
-    axis.xaxis.set_major_formatter(
-        FuncFormatter(lambda at, _: f"{at:g}\n{least[at]:.4g}" if at in least else "")
-    )
-    axis.set_ylim(-0.5, min(axis.get_ylim()[1], -_LOWEST))
-    tidy(axis)
-    _name_ends(axis, ends)
+        above = np.array([100 * row.rmse / least[row.epsilon] for row in mine])
+        half = Z95 * above * [row.relative_error for row in mine]
+        at = [row.epsilon for row in mine]
+        curves.append(around(families.label(name), at, above - 100, half))
     left_out = len({row.family for row in rows}) - len(chosen)
     rest = f"; {left_out} more are in the CSV" if left_out else ""
-    axis.set_title(f"{where(setting)}{rest}", fontsize="medium")
-    _sampling_legend(figure, chosen)
+    x_label = f"{EPSILON}\nand the least RMSE, in clip norms"
+    y_label = "RMSE of prefix sums above the least (%)\nlower is better"
+    top = min(1.05 * max(max(curve.y) for curve in curves) + 0.5, -_LOWEST)
+    title = f"{where(setting)}{rest}"
+    figure = plots.draw([Panel(curves, title, x_label, y_label, y_range=(-0.5, top))])
+    figure.axes[0].xaxis.set_major_formatter(
+        FuncFormatter(lambda at, _: f"{at:g}\n{least[at]:.4g}" if at in least else "")
+    )
     return figure
 
 
@@ -138,14 +66,13 @@ def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
     """
     one_each = len({(row.family, row.epsilon) for row in sizes}) == len(sizes)
     best = "; each at its best size" if one_each else ""
-    crosses = "; ×: regenerates past draws" if any(row.draws > 1 for row in sizes) else ""
     return _front_figure(
         [row for row in sizes if row.draws <= 1],
         [row for row in sizes if row.draws > 1],
         lambda row: row.memory,
         lambda row: f"{row.memory}",
-        f"Error and memory: {where(setting)}\nnamed: the front, with its buffers{best}{crosses}",
-        "noise buffers, × model size (log scale from 1 on)",
+        f"Error and memory: {where(setting)}\nnamed: the front, with its buffers{best}",
+        "noise buffers, × model size\n(log scale from 1 on)",
     )
 
 
@@ -157,7 +84,7 @@ def time_figure(setting: Comparison, rows: Sequence[Row], parameters: int) -> Fi
         lambda row: 1e3 * (row.noise_seconds or math.nan),
         lambda row: f"{1e3 * (row.noise_seconds or math.nan):.3g} ms",
         f"Error and time of the noise: {where(setting)}; measured on this machine",
-        f"noise of a step of {parameters:,} parameters (ms, log scale)",
+        f"noise of a step of\n{parameters:,} parameters (ms, log scale)",
     )
 
 
@@ -171,83 +98,73 @@ def _front_figure(
 ) -> Figure:
     """RMSE against a cost, a panel for each ε; rows ``apart`` are drawn and never on the front."""
 
-    def draw(axis: Axes, epsilon: float) -> None:
-        front = pareto_front([row for row in rows if row.epsilon == epsilon], cost)
-        here = [row for row in (*rows, *apart) if row.epsilon == epsilon]
-        for some, marker in ((rows, "o"), (apart, "x")):
-            mine = [row for row in some if row.epsilon == epsilon]
-            x, y = [cost(row) for row in mine], [row.rmse for row in mine]
-            axis.scatter(x, y, s=14, color="0.75", marker=marker)
-        joined = [cost(row) for row in front], [row.rmse for row in front]
-        axis.step(*joined, where="post", color="0.3", linewidth=1)
-        for row in front:
-            axis.plot(cost(row), row.rmse, **_look(row.family).points)
-        axis.set_yscale("log")
-        if min(cost(row) for row in here) > 0:
+    def points(label: str, some: Sequence[Row], **look: Any) -> Curve:
+        look = {"linestyle": "", "marker": "o", **look}
+        return Curve(label, [cost(row) for row in some], [row.rmse for row in some], look=look)
+
+    panels = []
+    for epsilon in sorted({row.epsilon for row in (*rows, *apart)}):
+        here, aside = ([r for r in some if r.epsilon == epsilon] for some in (rows, apart))
+        front = pareto_front(here, cost)
+        curves = [points("others", here, color="0.75", markersize=4)]
+        if aside:
+            again = "regenerate past draws"
+            curves.append(points(again, aside, color="0.75", markersize=4, marker="x"))
+        line = {"linestyle": "-", "marker": "", "drawstyle": "steps-post", "color": "0.3"}
+        curves.append(points("front", front, **line, linewidth=1))
+        curves += [points(f"{_sized(row)}: {says(row)}", [row]) for row in front]
+        # the whole front, and of the rest what is not far above it
+        most = max(row.rmse for row in (*here, *aside))
+        top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, most))
+        axes: dict[str, Any] = {"log_x": False, "log_y": True}
+        axes["y_range"] = 0.93 * front[-1].rmse, top
+        y_label = "RMSE of prefix sums\n(clip norms, log scale)"
+        panels.append(Panel(curves, f"ε = {epsilon:g}", x_label, y_label, **axes))
+    figure, costs = plots.draw(panels, title=title), [cost(row) for row in (*rows, *apart)]
+    for axis in figure.axes:
+        if min(costs) > 0:
             axis.set_xscale("log")
-            plain_ticks(axis.xaxis, [cost(row) for row in here])
+            plots.plain_ticks(axis.xaxis, costs)
         else:
             axis.set_xscale("symlog", linthresh=1, linscale=0.5)
-            most = max(cost(row) for row in here)
-            ticks = [0, *(4**k for k in range(10) if 4**k <= max(most, 1))]
+            ticks = [0, *(4**k for k in range(10) if 4**k <= max(*costs, 1))]
+            axis.set_xlim(-0.3, 1.5 * max(*costs, 1))
             axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axis.xaxis.set_minor_locator(NullLocator())
-        # the whole front, and of the rest what is not far above it
-        top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, max(row.rmse for row in here)))
-        axis.set_ylim(0.93 * front[-1].rmse, top)
-        plain_ticks(axis.yaxis, [front[-1].rmse, top])
-        _name_ends(
-            axis, [(r.rmse, f"{_sized(r)}: {says(r)}", _look(r.family).colour) for r in front]
-        )
-
-    labels = x_label, "RMSE of prefix sums (clip norms, log scale)"
-    return _panels([*rows, *apart], title, labels, draw, size=(5.4, 3.4))
+    return figure
 
 
 def gains_figure(setting: Comparison, rows: Sequence[Row], baseline: str) -> Figure:
     """Percent by which each RMSE is below the baseline's, a panel for each ε; best mean on top.
 
-    What is more than 40% above the baseline stands at the edge with its number.
+    What is more than 40% above the baseline stands at the edge as its number.
     """
     gains = improvements(rows, baseline)
     of: dict[str, list[float]] = {}
     for (family, _), gain in gains.items():
         of.setdefault(family, []).append(max(gain.percent, _LOWEST))
-    order = sorted(of, key=lambda family: sum(of[family]) / len(of[family]))
-
-    def draw(axis: Axes, epsilon: float) -> None:
+    order = sorted(of, key=lambda family: fmean(of[family]), reverse=True)
+    names, epsilons = [*map(families.label, order)], sorted({epsilon for _, epsilon in gains})
+    panels = []
+    for epsilon in epsilons:
+        at = [(gains.get((family, epsilon)), place) for place, family in enumerate(order)]
+        near = [(gain, place) for gain, place in at if gain and gain.percent >= _LOWEST]
+        x, low, high = ([gain[k] for gain, _ in near] for k in range(3))
+        curve = Curve("95% intervals", x, [place for _, place in near], low, high)
+        axes: dict[str, Any] = {"log_x": False, "lines": False, "vertical": 0.0, "names": names}
+        label = "RMSE below the baseline's (%)"
+        panels.append(Panel([curve], f"ε = {epsilon:g}", label, "", **axes))
+    title = f"Gain over {families.label(baseline)}, 95% intervals: {where(setting)}"
+    figure = plots.draw(panels, title=title)
+    most = max(*(gain.percent for gain in gains.values()), 0) + 4
+    for axis, epsilon in zip(figure.axes, epsilons, strict=True):
+        axis.set_xlim(_LOWEST, most)
         for place, family in enumerate(order):
-            if (gain := gains.get((family, epsilon))) is None:
-                continue
-            look = _look(family)
-            if gain.percent < _LOWEST:
-                axis.plot(_LOWEST, place, marker="<", color=look.colour, clip_on=False)
-                axis.annotate(
-                    f"{gain.percent:,.0f}%",
-                    (_LOWEST, place),
-                    textcoords="offset points",
-                    xytext=(8, -3),
-                    fontsize=7,
-                    color="0.25",
-                )
-                continue
-            reach = [[max(gain.percent - gain.low, 0)], [max(gain.high - gain.percent, 0)]]
-            axis.errorbar(gain.percent, place, xerr=reach, capsize=3, markersize=5, **look.points)
-        axis.axvline(0, color="0.6", linewidth=1, zorder=1)
-        first = axis.get_subplotspec().is_first_col()  # type: ignore[union-attr]
-        texts = [families.label(f) if first else "" for f in order]
-        axis.set_yticks(range(len(order)), texts, fontsize=8)
-        axis.set_xlim(_LOWEST, max(*(gain.percent for gain in gains.values()), 0) + 4)
-
-    return _panels(
-        [row for row in rows if (row.family, row.epsilon) in gains],
-        f"Gain over {families.label(baseline)}, 95% intervals: {where(setting)}",
-        ("RMSE below the baseline's (%)", ""),
-        draw,
-        size=(2.6, max(2.6, 0.9 + 0.145 * len(order))),
-        columns=3,
-        names=2.2,
-    )
+            far = gains.get((family, epsilon))
+            if far and far.percent < _LOWEST:
+                text = f" {far.percent:,.0f}%"
+                axis.text(_LOWEST, place, text, fontsize="x-small", color="0.25", va="center")
+    return figure
 
 
 def pareto_front(rows: Sequence[Row], cost: Callable[[Row], float]) -> list[Row]:
@@ -270,7 +187,7 @@ def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]
     excess: dict[str, list[float]] = {}
     for row in rows:
         excess.setdefault(row.family, []).append(math.log(row.rmse / least[row.epsilon]))
-    order = sorted(excess, key=lambda name: sum(excess[name]) / len(excess[name]))
+    order = sorted(excess, key=lambda name: fmean(excess[name]))
     one_each = {
         families.find(name)._replace(label="", buffers=0, slow=False): name for name in order[::-1]
     }
@@ -278,89 +195,6 @@ def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]
     if baseline in excess and baseline not in chosen:
         chosen[-1] = baseline
     return chosen
-
-
-def _panels(
-    rows: Sequence[Row],
-    title: str,
-    labels: tuple[str, str],
-    draw: Callable[[Axes, float], None],
-    size: tuple[float, float],
-    columns: int = 2,
-    names: float = 0.0,
-) -> Figure:
-    """A panel for each ε, with what sampling each marker stands for."""
-    epsilons = sorted({row.epsilon for row in rows})
-    columns = min(len(epsilons), columns)
-    count = -(-len(epsilons) // columns)
-    inches = names + size[0] * columns, size[1] * count + 0.9
-    figure = Figure(figsize=inches, layout="constrained")
-    axes = figure.subplots(count, columns, squeeze=False).ravel()
-    for axis, epsilon in zip(axes, epsilons, strict=False):
-        draw(axis, epsilon)
-        axis.set_title(f"ε = {epsilon:g}", fontsize="medium")
-        tidy(axis)
-    for axis in axes[len(epsilons) :]:
-        axis.remove()
-    for axis in axes[max(len(epsilons) - columns, 0) : len(epsilons)]:
-        axis.set_xlabel(labels[0])
-    figure.suptitle(title, fontsize="medium")
-    if labels[1]:
-        figure.supylabel(labels[1], fontsize="medium")
-    _sampling_legend(figure, sorted({row.family for row in rows}))
-    return figure
-
-
-def _name_ends(axis: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names at the right border, each at the height of its value as far as they do not overlap."""
-    axis.autoscale_view()  # places need the final limits
-    to_axes, left = axis.transData + axis.transAxes.inverted(), axis.get_xlim()[0]
-    wanted = [(float(to_axes.transform((left, value))[1]), name, c) for value, name, c in ends]
-    wanted.sort()
-    # to the name's left edge: to its middle a line would cross the names beside it
-    arrow = {"arrowstyle": "-", "color": "0.8", "linewidth": 0.6}
-    arrow |= {"relpos": (0.0, 0.5), "shrinkA": 1.0}
-    for place, (height, name, colour) in zip(_spread([w[0] for w in wanted]), wanted, strict=True):
-        axis.annotate(
-            name,
-            xy=(1.0, height),
-            xytext=(1.03, place),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            fontsize=8,
-            color=colour,
-            va="center",
-            annotation_clip=False,
-            arrowprops=arrow,
-        )
-
-
-def _spread(heights: Sequence[float]) -> list[float]:
-    """Increasing heights as near to these as keeps them apart, inside the axes."""
-    steps = _APART * np.arange(len(heights))
-    free = isotonic_regression(np.asarray(heights) - steps).x
-    placed: list[float] = (np.clip(free, 0, max(1 - steps[-1], 0)) + steps).tolist()
-    return placed
-
-
-def _sampling_legend(figure: Figure, names: Sequence[str]) -> None:
-    present = {families.find(name).sampling for name in names}
-    grey: dict[str, Any] = {"color": "0.3"}
-    handles = [
-        Line2D([], [], linestyle=line, marker=marker, markerfacecolor="white", label=text, **grey)
-        for sampling, (text, line, marker) in _SAMPLING.items()
-        if sampling in present
-    ]
-    if any(families.find(name).scaled for name in names):
-        filled = "filled: time-scaled C"
-        handles.append(Line2D([], [], marker="o", linestyle="", label=filled, **grey))
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=len(handles),
-        frameon=False,
-        fontsize="small",
-    )
 
 
 def _sized(row: Row) -> str:
@@ -417,7 +251,7 @@ def write(
         ".txt": comparison.text_table(rows, baseline) + "\n",
     }
     drawn = dict(figures(setting, rows, sizes, baseline, parameters))
-    return write_files(stem, texts, drawn, kinds)
+    return plots.write_files(stem, texts, drawn, kinds)
 
 
 def improvement_panel(

@@ -227,14 +227,14 @@ class Comparison(NamedTuple):
         at = self.bins, self.epochs, float(epsilon), self.delta, sampling
         return Goal(*at, seed=self.seed)
 
-    def proven(self, family: str, epsilon: float) -> ProvenCell:
-        """The C of least RMSE of a family, with a σ that is proved."""
+    def proven(self, family: str, epsilon: float, samples: int | None = None) -> ProvenCell:
+        """The C of least RMSE of a family, with a σ that is proved by so many samples."""
         candidates = find(family).candidates(self, epsilon)
         if not candidates:
             rule = f"has no number of bands that fits {self.bins} × {self.epochs}"
             raise _check.reject("mechanisms", family, rule, "Name smaller `widths`.")
         sizes, sigmas = zip(*candidates, strict=True)
-        return ProvenCell(sigmas, sizes, self.goal(epsilon, find(family).sampling))
+        return ProvenCell(sigmas, sizes, self.goal(epsilon, find(family).sampling), samples)
 
     def check(self) -> Comparison:
         """Return it, or raise :class:`UsageError`."""

@@ -38,17 +38,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return found
 
 
-def note(
-    folder: Path,
-    name: str,
-    files: Sequence[Path],
-    *,
-    how: str,
-    seed: int | None,
-    device: Sequence[str],
-    seconds: float,
-    **more: Any,
-) -> None:
+def note(folder: Path, name: str, files: Sequence[Path], *, how: str, **facts: Any) -> None:
     """Say in the folder's manifest how an artifact was made, in place of what it said before.
 
     Args:
@@ -56,40 +46,26 @@ def note(
       name: of the artifact.
       files: its files, in ``folder``.
       how: the command that rebuilds them.
-      seed: pinned, or None.
-      device: what it was made on.
-      seconds: of computing.
-      more: ``made``, the day, today if left out; ``cpu_seconds``, where that is known: what a busy
-        machine does not lengthen; ``code``, digest of the code; that of the library without its
-        studies if left out.
+      facts: ``seed``, pinned or None; ``device``; ``seconds`` of computing; ``cpu_seconds``, where
+        that is known: what a busy machine does not lengthen; ``made``, the day, today if left out;
+        ``code``, digest of the code; that of the library without its studies if left out.
     """
     entry: dict[str, Any] = {
         "files": _digests(folder, files),
         "command": how,
         "version": __version__,
         "commit": commit(),
-        "code": more.get("code") or code_digest(training=True),
-        "seed": seed,
-        "device": list(device),
-        "seconds": round(seconds, 1),
-        "made": more.get("made") or time.strftime("%Y-%m-%d", time.gmtime()),
+        **facts,
+        "made": facts.get("made") or time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    if more.get("cpu_seconds") is not None:
-        entry["cpu_seconds"] = round(more["cpu_seconds"], 1)
+    entry.setdefault("code", code_digest(training=True))
+    entry |= {key: round(entry[key], 1) for key in ("seconds", "cpu_seconds") if key in entry}
     manifest = read_manifest(folder)
-    _remove(folder, manifest.get(name, {}).get("files", {}).keys() - entry["files"].keys())
-    _write(folder, manifest | {name: entry})
-
-
-def _remove(folder: Path, paths: Iterable[str]) -> None:
-    """Delete files that an entry named, if they lie in the folder."""
-    for path in paths:
-        if folder.resolve() in (folder / path).resolve().parents:
-            (folder / path).unlink(missing_ok=True)
-
-
-def _write(folder: Path, manifest: dict[str, Any]) -> None:
-    _files.write(folder / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    for old in manifest.get(name, {}).get("files", {}).keys() - entry["files"].keys():
+        if folder.resolve() in (folder / old).resolve().parents:
+            (folder / old).unlink(missing_ok=True)
+    text = json.dumps(manifest | {name: entry}, indent=2, sort_keys=True)
+    _files.write(folder / MANIFEST, f"{text}\n")
 
 
 def _digests(folder: Path, files: Sequence[Path]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from mfopt._runtime import _check
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.unamplified import bands as column_bands
-from mfopt.calibration import calibrate, release
+from mfopt.calibration import calibrate
 from mfopt.experiments.cache import Cell, Result
 from mfopt.guarantee import Guarantee
 from mfopt.noise.choice import choose
@@ -41,7 +41,6 @@ SAMPLED = (BALLS, FRESH)  # whose C is optimized under the sampling
 ESTIMATED = (*SAMPLED, B_MIN_SEP)  # whose σ is an estimate from samples
 # of a search in fixed order: a quarter fewer steps, and 1e-5 of RMSE, which no table prints
 _TOLERANCE = 1e-7
-_FEW = 2**11  # samples where σ is known already
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,12 +117,7 @@ class FixedCell(Cell):
 class UnamplifiedCell(Cell):
     """The C with the lowest error in fixed order, without amplification.
 
-    Attributes:
-      kind: of C.
-      bins, epochs: as of :class:`Goal`.
-      bands: of C; 0 where there are none.
-      buffers: of a BLT.
-      equal_columns: whether all columns have one norm, as cyclic Poisson sampling needs.
+    Bands and buffers are 0 where C has none; cyclic Poisson sampling needs columns of one norm.
     """
 
     name = "unamplified"
@@ -276,43 +270,6 @@ class SigmaCell(Cell):
 
 
 @dataclasses.dataclass(frozen=True)
-class CertifiedCell(Cell):
-    """The least σ that is certified for the C of an estimate, and the RMSE of prefix sums."""
-
-    name = "certified"
-    source: Cell
-    estimate: Cell
-    goal: Goal
-
-    @classmethod
-    def after(cls, estimate: SigmaCell) -> CertifiedCell:
-        """Return the certificate's cell for the C, scheme and (ε, δ) of an estimate."""
-        return cls(estimate.source, estimate, estimate.goal)
-
-    def run(self, *needed: Result) -> Result:
-        (source, estimate), goal = needed, self.goal
-        strategy = strategy_of(source)
-        certificate, _ = release(
-            law(goal.bin_scheme()).loss(strategy),
-            goal.epsilon,
-            goal.delta,
-            near=estimate.record["noise_multiplier"],
-            calibrate_samples=_FEW,
-            seed=goal.seed,
-        )
-        guarantee = certificate.guarantee("example")
-        at_one = float(query_error.rmse(PrefixSums(), strategy, goal.iterations))
-        return Result(
-            {
-                "guarantee": guarantee.describe(),
-                "rmse": guarantee.noise_multiplier * at_one,
-                "estimated_noise_multiplier": estimate.record["noise_multiplier"],
-                "estimate_relative_error": estimate.record["relative_error"],
-            }
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class ProvenCell(Cell):
     """The C of least RMSE among several sizes, with a σ that is proved.
 
@@ -320,14 +277,14 @@ class ProvenCell(Cell):
       sigmas: of each size, whose C are read too.
       sizes: bands or buffers.
       goal: whose account is asked for.
-      samples: of the certificate, where there is one.
+      samples: of the certificate, where there is one; None: as many as it takes by itself.
     """
 
     name = "study-mechanism"
     sigmas: tuple[SigmaCell, ...]
     sizes: tuple[int, ...]
     goal: Goal
-    samples: int = 2**17
+    samples: int | None = None
 
     @property
     def needs(self) -> tuple[Cell, ...]:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from mfopt._runtime import _files
 from mfopt._runtime._files import write
@@ -36,7 +37,7 @@ class Curve(NamedTuple):
       x, y: points.
       low, high: borders of a 95% band, or None.
       like: label of a curve whose colour this one shares, dashed.
-      steps: a point's value is that of all x since the point before.
+      look: of the line and its markers, in matplotlib's words, where it is not the usual one.
     """
 
     label: str
@@ -45,7 +46,7 @@ class Curve(NamedTuple):
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     like: str | None = None
-    steps: bool = False
+    look: Mapping[str, Any] = {}
 
 
 def around(label: str, x: Sequence[float], y: Any, half: Any) -> Curve:
@@ -69,6 +70,7 @@ class Panel(NamedTuple):
       log_x, log_y: logarithmic axes.
       zero_line: draw a line at y = 0.
       lines: False draws points, and thin bars in place of bands.
+      vertical: place of a dotted line.
       names: of the places 0, 1, ... on the vertical axis, from the top down, in place of numbers;
         bars then lie along x. Panels of a row have them in common.
     """
@@ -82,7 +84,7 @@ class Panel(NamedTuple):
     zero_line: bool = False
     lines: bool = True
     y_range: tuple[float, float] | None = None
-    vertical: tuple[float, str] | None = None
+    vertical: float | None = None
     names: Sequence[str] = ()
 
 
@@ -145,17 +147,15 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         style = "--" if curve.like else DASHES[place // len(COLOURS) % len(DASHES)]
         mark = _marker(labels.index(curve.label)) if len(curve.x) <= 30 else ""
         covered = sum(_alike(curve, other, panel) for other in panel.curves[index + 1 :])
-        (handle,) = axis.plot(
-            curve.x,
-            curve.y,
-            color=colour,
-            drawstyle="steps-pre" if curve.steps else "default",
-            linestyle=style if panel.lines else "",
-            marker=mark,
+        usual = {
+            "color": colour,
+            "linestyle": style if panel.lines else "",
+            "marker": mark,
             # one that lies behind others is seen beside them
-            markersize=5 + 2 * covered,
-            linewidth=1.6 + 1.6 * covered,
-        )
+            "markersize": 5 + 2 * covered,
+            "linewidth": 1.6 + 1.6 * covered,
+        }
+        (handle,) = axis.plot(curve.x, curve.y, **{**usual, **curve.look})
         handles.setdefault(curve.label, handle)
         if curve.low is not None and curve.high is not None:
             if panel.lines:
@@ -169,7 +169,7 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
                 # without caps: beside other points an end would look like one
                 axis.errorbar(curve.x, curve.y, fmt="none", ecolor=colour, alpha=0.6, **bars)
     if panel.vertical is not None:
-        axis.axvline(panel.vertical[0], color="0.6", linestyle=":", linewidth=1)
+        axis.axvline(panel.vertical, color="0.6", linestyle=":", linewidth=1)
     axis.set_title(panel.title, fontsize="medium")
     axis.set_xlabel(panel.x_label)
     axis.set_ylabel(panel.y_label)
@@ -177,7 +177,7 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         axis.set_ylim(*panel.y_range)
     if panel.log_y:
         axis.set_yscale("log")
-        plain_ticks(axis.yaxis, [v for c in panel.curves for v in c.y])
+        plain_ticks(axis.yaxis, panel.y_range or [v for c in panel.curves for v in c.y])
     if panel.log_x:
         axis.set_xscale("log")
         places = [x for curve in panel.curves for x in curve.x]
@@ -211,37 +211,27 @@ def _marker(place: int) -> str:
 
 
 def named_ticks(axis: Axes, given: Iterable[float]) -> None:
-    """A tick at each value of x where these are few."""
+    """A tick at each value of a logarithmic x where these are few, with a number if it has room."""
     values = sorted({float(x) for x in given})
     if len(values) <= 9:
-        _ticks(axis.xaxis, values)
+        texts = [f"{value:g}" for value in values]
+        named = apart(np.log(values), texts)
+        labels = [text if keep else "" for text, keep in zip(texts, named, strict=True)]
+        axis.set_xticks(values, labels)
+        axis.xaxis.set_minor_locator(NullLocator())
 
 
-def plain_ticks(axis: Any, values: Sequence[float]) -> None:
-    """Round ticks in plain digits while the range is less than two decades, three at least."""
+def plain_ticks(axis: Axis, values: Sequence[float]) -> None:
+    """Round ticks in plain digits on a logarithmic axis of less than two decades."""
     finite = [v for v in values if np.isfinite(v) and v > 0]
     if not finite or max(finite) / min(finite) > 100 or max(finite) < 0.01:
         return
-    inside: list[float] = []
-    halves = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)
-    tenths = np.arange(10, 100) / 10
-    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), range(1, 10), halves, tenths):
-        ticks = [float(f"{m:g}e{e}") for e in range(-4, 7) for m in digits]
-        inside = [t for t in ticks if 0.6 * min(finite) <= t <= 1.6 * max(finite)]
-        if sum(min(finite) <= t <= max(finite) for t in inside) >= 3:
-            break
-    low, high = axis.get_view_interval()
-    _ticks(axis, [tick for tick in inside if low <= tick <= high] or inside)
-
-
-def _ticks(axis: Any, values: Sequence[float]) -> None:
-    """Ticks at the values, with numbers at those that have room for one."""
-    texts = [f"{value:g}" for value in values]
-    named = apart(np.log(values) if axis.get_scale() == "log" else np.asarray(values), texts)
-    axis.set_major_locator(FixedLocator(list(values)))
+    wide = max(finite) > 8 * min(finite)
+    axis.set_major_locator(
+        LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(6, steps=(1, 2, 5, 10))
+    )
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())
-    labels = [text if keep else "" for text, keep in zip(texts, named, strict=True)]
-    axis.set_major_formatter(FixedFormatter(labels))
 
 
 def apart(places: np.ndarray, texts: Sequence[str]) -> np.ndarray:
@@ -308,18 +298,13 @@ def write_files(
 
 def save(figure: Figure, stem: Path, kinds: Collection[str] = FORMATS) -> list[Path]:
     """Write ``stem``.png and ``stem``.svg, each atomically; equal figures give equal bytes."""
-    # half of the time is spent on where things are, so both files have the places of the first
-    figure.set_dpi(_DPI)
-    if (layout := figure.get_layout_engine()) is not None:
-        layout.execute(figure)
-        figure.set_layout_engine("none")
+    figure.set_dpi(_DPI)  # of the layout, in both formats
     written = []
     for kind in (kind for kind in FORMATS if kind in kinds):
         buffer = io.BytesIO()
         with matplotlib.rc_context({"svg.hashsalt": "mfopt", "svg.fonttype": "path"}):
-            figure.savefig(
-                buffer, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None
-            )
+            metadata = {"Date": None} if kind == "svg" else None
+            figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata)
         written.append(write(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue()))
     return written
 

@@ -55,13 +55,7 @@ def strategy(form: str, n: int, bands: int = 2, exponent: float = 0.5) -> Strate
 
 @dataclasses.dataclass(frozen=True)
 class PublishedCell(Cell):
-    """A published form with the exponent that is best for the goal.
-
-    Attributes:
-      goal: whose RMSE is to be least.
-      kind: form, of :func:`strategy`.
-      bands: of C⁻¹.
-    """
+    """A form of :func:`strategy` with the exponent of least RMSE for the goal."""
 
     name = "published"
     goal: Goal

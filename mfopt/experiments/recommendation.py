@@ -40,7 +40,9 @@ class Recommendation(NamedTuple):
 
     def text(self) -> str:
         """One sentence: mechanism, error, cost, sampling, and what else there is."""
-        sentence = f"ε = {self.epsilon:g}: {_named(self.light)} with {_sampling(self.light)}"
+        sentence = (
+            f"ε = {self.epsilon:g}: {_named(self.light)} with {SAMPLING[_scheme(self.light)]}"
+        )
         if self.light.above_floor is not None:
             sentence += f", {100 * self.light.above_floor:.1f}% above the floor at epochs' ends"
         for sampling, row in self.rivals.items():
@@ -48,13 +50,13 @@ class Recommendation(NamedTuple):
             # one with bins too is named below where it is the best
             if row is not self.best or sampling in (POISSON, UNAMPLIFIED):
                 side = "below" if change >= 0 else "above"
-                sentence += f", {abs(change):.1f}% {side} {_AGAINST[sampling]}"
+                sentence += f", {abs(change):.1f}% {side} the best {_AGAINST[sampling]}"
         if self.best.rmse >= self.light.rmse * (1 - TIE):
             return f"{sentence}; nothing here is better"
         lower = improvement(self.best, self.light).percent
-        return f"{sentence}; {lower:.1f}% lower with more: {_named(self.best)}" + (
-            "" if _scheme(self.best) == _scheme(self.light) else f" with {_sampling(self.best)}"
-        )
+        sentence += f"; {lower:.1f}% lower with more: {_named(self.best)}"
+        same = _scheme(self.best) == _scheme(self.light)
+        return sentence if same else f"{sentence} with {SAMPLING[_scheme(self.best)]}"
 
 
 def recommend(rows: Sequence[Row]) -> list[Recommendation]:
@@ -116,11 +118,6 @@ def _scheme(row: Row) -> str:
     return families.find(row.family).sampling
 
 
-def _sampling(row: Row) -> str:
-    scheme = _scheme(row)
-    return SAMPLING.get(scheme, scheme)
-
-
 def _named(row: Row) -> str:
     size = f" ({row.size} bands)" if families.find(row.family).bands and row.size > 1 else ""
     cost = f"{row.memory} buffer{'s' * (row.memory != 1)}"
@@ -130,15 +127,10 @@ def _named(row: Row) -> str:
         cost += f", {_time(row.noise_seconds)} a step"
     # the sampling is said where it matters
     name = families.label(row.family).partition(", ")
-    kept = name[0] if name[2] in SAMPLING.values() or name[2] in _SAMPLED else "".join(name)
+    kept = name[0] if name[2] in _SAMPLED else "".join(name)
     return f"{kept}{size}, RMSE {number(row.rmse)} at {cost}"
 
 
-_SAMPLED = ("unamplified", "Poisson", "cyclic Poisson", "balls-in-bins", "fresh bins")
-_AGAINST = {
-    BALLS: "the best with balls-in-bins",
-    FRESH: "the best with fresh bins",
-    POISSON: "the best with Poisson sampling",
-    B_MIN_SEP: "the best with b-min-sep",
-    UNAMPLIFIED: "the best without",
-}
+_SAMPLED = ("unamplified", "Poisson", "cyclic Poisson", "b-min-sep", "balls-in-bins", "fresh bins")
+_AGAINST = {sampling: f"with {words.partition(' (')[0]}" for sampling, words in SAMPLING.items()}
+_AGAINST[UNAMPLIFIED] = "without"

@@ -37,11 +37,7 @@ _STATUS = {
 class Alternative(NamedTuple):
     """Another mechanism at the same (ε, δ), adjacency and number of steps.
 
-    Attributes:
-      name: what it is.
-      noise_multiplier: σ.
-      rmse: on the same workload, in clip norms per coordinate.
-      memory: noise buffers (× model size).
+    RMSE is of the same workload, in clip norms per coordinate; memory in buffers (× model size).
     """
 
     name: str
@@ -105,21 +101,15 @@ def page(found: Factorization, name: str = "mechanism.npz") -> str:
         ("noise", cost),
     ]
     figures = "".join(f"<figure>{svg(each)}</figure>" for each in mechanism_plot.apart(found))
-    figures = f"<div class=figures>{figures}</div>"
-    others = alternatives(found)
-    parts = [
-        section("What is guaranteed", _guarantee(found)),
-        section("The sampling you must execute", sampling),
-        section("Error and cost", facts(costs) + figures),
-        *(
-            [section("At the same ε and δ", _compared(found, recursion.slots, others))]
-            if others
-            else []
-        ),
-        section("Load it", f"<pre>{text(_CODE.format(repr(name)))}</pre>"),
-        section("Where it comes from", facts(_origin(found))),
-    ]
-    return whole(title, parts)
+    parts = {
+        "What is guaranteed": _guarantee(found),
+        "The sampling you must execute": sampling,
+        "Error and cost": f"{facts(costs)}<div class=figures>{figures}</div>",
+        "At the same ε and δ": _compared(found, recursion.slots, alternatives(found)),
+        "Load it": f"<pre>{text(_CODE.format(repr(name)))}</pre>",
+        "Where it comes from": facts(_origin(found)),
+    }
+    return whole(title, [section(heading, body) for heading, body in parts.items() if body])
 
 
 def _guarantee(found: Factorization) -> str:
@@ -146,6 +136,8 @@ def _guarantee(found: Factorization) -> str:
 
 
 def _compared(found: Factorization, slots: int, others: Sequence[Alternative]) -> str:
+    if not others:
+        return ""
     here = Alternative("this mechanism", found.noise_multiplier, found.rmse, slots)
     longest = max(option.rmse for option in (here, *others))
     rows = []

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import functools
+import graphlib
 import importlib
 import multiprocessing
 import os
@@ -45,9 +46,8 @@ def run_all(
     wanted = list(dict.fromkeys(cells))
     if _asking.get():
         raise _Asked(wanted)
-    results = {cell: found for cell in wanted if (found := cache.load(cell)) is not None}
-    missing = with_needs(wanted, lambda cell: cell in results or cache.load(cell) is not None)
-    total, done = len(missing), 0
+    missing = with_needs(wanted, lambda cell: cache.load(cell) is not None)
+    total = len(missing)
     progress = _signals.heard(progress)
     progress(_cells(0, total))
     jobs = usual_jobs() if jobs is None else _check.integer("jobs", jobs)
@@ -58,9 +58,8 @@ def run_all(
         )
     try:
         if jobs == 1:
-            for cell in missing:  # already in an order in which needs come first
+            for done, cell in enumerate(missing, 1):  # needs come first
                 _work(str(cache.folder), cell)
-                done += 1
                 progress(_cells(done, total, cell))
         else:
             _in_processes(missing, cache, jobs, progress)
@@ -68,13 +67,14 @@ def run_all(
         kept = sum(cache.has(cell) for cell in missing)
         stop.add_note(f"{kept} of {total} cells are kept: the same command resumes")
         raise
-    for cell in wanted:
-        if cell not in results:
-            found = cache.load(cell)
-            if found is None:
-                raise _check.FailureError(f"the cache {cache.folder} lost the result of {cell}")
-            results[cell] = found
-    return results
+    return {cell: _kept(cache, cell) for cell in wanted}
+
+
+def _kept(cache: Cache, cell: Cell) -> Result:
+    """The result of a cell that was computed; FailureError where it is gone."""
+    if (found := cache.load(cell)) is None:
+        raise _check.FailureError(f"the cache {cache.folder} lost the result of {cell}")
+    return found
 
 
 class _Asked(Exception):
@@ -138,13 +138,7 @@ def with_needs(
 def _work(folder: str, cell: Cell) -> None:
     """Compute one cell in a worker and keep its result."""
     cache = Cache(folder)
-    needed = []
-    for source in cell.needs:
-        result = cache.load(source)
-        if result is None:
-            raise _check.FailureError(f"the cache {folder} lost the result of {source}")
-        needed.append(result)
-    cache.store(cell, compute(cell, needed))
+    cache.store(cell, compute(cell, [_kept(cache, source) for source in cell.needs]))
 
 
 def compute(cell: Cell, needed: list[Result]) -> Result:
@@ -253,23 +247,17 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
 
 
 def _in_processes(missing: list[Cell], cache: Cache, jobs: int, progress: Report) -> None:
-    waiting, finished, done = list(missing), set[Cell](), 0
-    open_cells = set(missing)
+    absent, done = frozenset(missing), 0
+    order = graphlib.TopologicalSorter({cell: absent & {*cell.needs} for cell in missing})
+    order.prepare()
     running: dict[concurrent.futures.Future[None], Cell] = {}
     with workers(jobs) as pool:
-        while waiting or running:
-            for cell in list(waiting):
-                if len(running) >= jobs:
-                    break
-                if all(need in finished or need not in open_cells for need in cell.needs):
-                    waiting.remove(cell)
-                    running[pool.submit(_work, str(cache.folder), cell)] = cell
-            ready, _ = concurrent.futures.wait(
-                running, return_when=concurrent.futures.FIRST_COMPLETED
-            )
-            for future in ready:
-                cell = running.pop(future)
-                future.result()
-                finished.add(cell)
-                done += 1
-                progress(_cells(done, len(missing), cell))
+        while order.is_active():
+            for cell in order.get_ready():
+                running[pool.submit(_work, str(cache.folder), cell)] = cell
+            future = next(concurrent.futures.as_completed(running))
+            cell = running.pop(future)
+            future.result()
+            order.done(cell)
+            done += 1
+            progress(_cells(done, len(missing), cell))

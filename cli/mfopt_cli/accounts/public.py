@@ -139,7 +139,7 @@ def concentration_filter(**arguments: Any) -> None:
         from mfopt.experiments import accounted
 
         shown = "break_even" if results[0]["noise_ratio"] is None else "noise_ratio"
-        accounted.draw_values(results, swept, shown, "filter against plain DP-SGD", plot)
+        accounted.draw(results, swept, "filter against plain DP-SGD", plot, shown)
     if as_json:
         one = results[0] if swept is None else {"swept": swept, "results": results}
         display.json_object(one)

@@ -109,13 +109,7 @@ def command(
       mfopt compare --epochs 8 --iters 32 --eps 2 --include dpsgd,blt-4 --baseline dpsgd+poisson
       mfopt compare --epochs 8 --iters 32 --eps 2 --params 1e7
     """
-    from mfopt.experiments import (
-        comparison,
-        decision_plots,
-        families,
-        noise_time,
-        recommendation,
-    )
+    from mfopt.experiments import comparison, decision_plots, families, recommendation
     from mfopt.experiments.cache import Cache, default_folder
 
     chosen = [name for part in include for name in part.split(",") if name]
@@ -157,7 +151,7 @@ def command(
         found = comparison.every_size(setting, store, jobs=jobs, progress=live)
         rows = [min(candidates, key=lambda row: row.rmse) for candidates in found.values()]
         if params is not None:
-            rows = noise_time.timed(setting, rows, store, params, progress=live)
+            rows = comparison.timed(setting, rows, store, params, progress=live)
     if out is not None:
         sizes = [row for candidates in found.values() for row in candidates]
         for path in decision_plots.write(out, setting, rows, sizes, baseline, params):

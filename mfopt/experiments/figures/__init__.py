@@ -17,14 +17,7 @@ from mfopt.experiments.figures.context import Builder, Context
 
 
 class Entry(NamedTuple):
-    """One table or figure.
-
-    Attributes:
-      paper: short citation.
-      number: as printed there.
-      what: one line.
-      build: makes it.
-    """
+    """One table or figure: citation, its number as printed there, what it shows, its maker."""
 
     paper: str
     number: str

@@ -40,16 +40,16 @@ def group_lines(
             cells["lemma", sigma, k] = GroupBaselineCell(scheme, k, sigma, DELTA)
     found = context.records(cells)
 
-    def line(method: str, value: str, sigma: float) -> Line:
-        every = [(k, found[method, sigma, k][value]) for k in groups]
-        return [(k, epsilon) for k, epsilon in every if epsilon is not None]
-
-    values = {
-        "tight": ("tight", "epsilon"),
-        "lemma": ("lemma", "epsilon"),
-        "line": ("lemma", "line"),
-    }
-    return {(name, s): line(*of, s) for name, of in values.items() for s in sigmas}
+    lines: dict[tuple[str, float], Line] = {}
+    for name, method, value in (
+        ("tight", "tight", "epsilon"),
+        ("lemma", "lemma", "epsilon"),
+        ("line", "lemma", "line"),
+    ):
+        for sigma in sigmas:
+            every = [(k, found[method, sigma, k][value]) for k in groups]
+            lines[name, sigma] = [(k, e) for k, e in every if e is not None]
+    return lines
 
 
 def along(label: str, line: Line, like: str | None = None) -> Curve:

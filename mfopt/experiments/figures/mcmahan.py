@@ -7,7 +7,6 @@ adjacency of one user, noise multiplier z relative to the sensitivity of the ave
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from mfopt.accounting.closed_form import moments
 from mfopt.experiments.accounts import AccountCell
@@ -40,41 +39,27 @@ _HEADER = (
 )
 
 
-class PrintedEpsilon(NamedTuple):
-    """One ε of a paper's table, with what it is of."""
-
-    users: int
-    cohort: int
-    noise: float
-    rounds: int
-    delta: float
-    printed: float
+# users, users per round, noise multiplier, rounds, δ, and the ε that is printed
+Printed = tuple[int, int, float, int, float, float]
 
 
-def _table(context: Context, asked: Sequence[PrintedEpsilon], title: str) -> Drawing:
+def _table(context: Context, asked: Sequence[Printed], title: str) -> Drawing:
     """The printed ε, that of this library's moments accountant, and its tightest."""
-    cells = {
-        one: AccountCell(
-            Poisson(one.cohort / one.users, one.rounds), noise_multiplier=one.noise, delta=one.delta
-        )
-        for one in asked
-    }
+    cells, by_moments = {}, {}
+    for one in asked:
+        users, cohort, noise, rounds, delta, _ = one
+        scheme = Poisson(cohort / users, rounds)
+        cells[one] = AccountCell(scheme, noise_multiplier=noise, delta=delta)
+        by_moments[one] = moments.epsilon(noise, scheme.probability, rounds, delta)
     found = context.records(cells)
-    rows = [
-        (
-            *one,
-            moments.epsilon(one.noise, one.cohort / one.users, one.rounds, one.delta),
-            found[one]["epsilon"],
-        )
-        for one in asked
-    ]
+    rows = [(*one, by_moments[one], found[one]["epsilon"]) for one in asked]
     return table(title, _HEADER, rows)
 
 
 def rounds_table(context: Context) -> Drawing:
     """Table 1: ε by number of rounds."""
     asked = [
-        PrintedEpsilon(users, cohort, noise, rounds, users**-1.1, epsilon)
+        (users, cohort, noise, rounds, users**-1.1, epsilon)
         for (users, cohort, noise), printed in PRINTED.items()
         for rounds, epsilon in zip(ROUNDS, printed, strict=True)
     ]
@@ -83,9 +68,7 @@ def rounds_table(context: Context) -> Drawing:
 
 def models_table(context: Context) -> Drawing:
     """Table 2: ε of its private models."""
-    asked = [
-        PrintedEpsilon(*who, 1.0, 5000, 1e-9, epsilon) for who, epsilon in PRIVATE_MODELS.items()
-    ]
+    asked = [(*who, 1.0, 5000, 1e-9, epsilon) for who, epsilon in PRIVATE_MODELS.items()]
     return _table(context, asked, "ε at δ = 1e-9 of 5,000 rounds with z = 1")
 
 

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mfopt._runtime import _check
 from mfopt.experiments.runs import pictures
 from mfopt.noise.choice import choose
 from mfopt.noise.stream import NoiseStream
@@ -98,10 +97,9 @@ def train(
       microbatch: examples at work at once in a run; 0: a whole batch.
     """
     n = mechanism.sampling.length
-    relative, momentum = workload.recurrence(n) or (None, 0.0)
-    if relative is None:
-        rule = "must be SGD with momentum and learning rates"
-        raise _check.reject("workload", workload.kind, rule)
+    recurrence = workload.recurrence(n)
+    assert recurrence is not None, "only SGD with momentum and learning rates runs here"
+    relative, momentum = recurrence
     population = len(data.train.y)
     units = schedule([mechanism.batches(population, seed) for seed in seeds], microbatch)
     normalizer = mechanism.sampling.expected_batch(population)

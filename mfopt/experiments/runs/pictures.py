@@ -44,11 +44,8 @@ class Pictures(NamedTuple):
 
 
 def load(folder: str | Path | None, held_out: int) -> Pictures:
-    """The digits, half of ``held_out`` each for validation and test, or CIFAR-10.
-
-    Args:
-      folder: with CIFAR-10's binary version; None: scikit-learn's 1,797 digits of 8 × 8.
-      held_out: examples that are not trained on; CIFAR-10 has its own for testing.
+    """CIFAR-10 from the folder of its binary version, ``held_out`` of it for validation; None:
+    scikit-learn's 1,797 digits of 8 × 8, half of ``held_out`` each for validation and test.
     """
     every = _digits() if folder is None else _cifar(Path(folder), CIFAR[:-1])
     _check.integer("held_out", held_out, at_least=2, at_most=len(every.y) - 1)
@@ -112,13 +109,7 @@ class VGG(nnx.Module):
 def model(
     shape: tuple[int, ...], hidden: int, seed: int
 ) -> tuple[Any, Callable[[Any, jax.Array], jax.Array]]:
-    """(parameters, ``apply(parameters, x)``): a perceptron for vectors, a VGG for colour images.
-
-    Args:
-      shape: of one x.
-      hidden: width of the perceptron.
-      seed: of the initial values.
-    """
+    """(parameters, ``apply(parameters, x)``): a perceptron for vectors, a VGG for colour images."""
     rngs = nnx.Rngs(seed)
     made = Perceptron(*shape, hidden, rngs=rngs) if len(shape) == 1 else VGG(rngs=rngs)
     graph, params = nnx.split(made)

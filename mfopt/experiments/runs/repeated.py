@@ -129,12 +129,9 @@ _KEPT: dict[str, Runs] = {}
 
 
 def runs_of(sources: dict[str, Result], **settings: Any) -> Runs:
-    """The runs of a setting; those of the last one asked for are still there.
+    """The runs of :class:`TrainConfig` settings; those of the last ones asked for are still there.
 
-    Args:
-      sources: {file or folder name of a setting, "data", "model" or "factorization": the result
-        that holds it}, unpacked first.
-      settings: of :class:`TrainConfig`, without folders.
+    ``sources`` has the results that hold the "data", "model" and "factorization" of a setting.
     """
     key = json.dumps([[_digest(source) for source in sources.values()], settings], sort_keys=True)
     if key not in _KEPT:

@@ -11,19 +11,17 @@ from collections.abc import Iterator
 
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runs.fine_tuning import PLAIN, Arm
 from mfopt.experiments.runs.means import ULS
 from mfopt.experiments.studies.engine import Found, Row
-from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning
+from mfopt.experiments.studies.fine_tuning import OF_SEEDS, PLAIN, Arm, FineTuning
 from mfopt.experiments.studies.rows import apart, curve, ends, pick
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapters(FineTuning):
-    """Loss on held-out users of full fine-tuning and of adapters of several ranks."""
+    """Adapters of low rank against all parameters, with and without privacy."""
 
     name = "lora"
-    summary = "Adapters of low rank against all parameters, with and without privacy."
     source = "Chua et al. 2024, appendix C.1, Table 8"
     default_size = "embedded corpus, 2 ranks and all, ULS and not private, 3 rates × 3 seeds"
     time = "about 7 CPU-minutes"

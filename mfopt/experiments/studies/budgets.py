@@ -12,19 +12,17 @@ from collections.abc import Iterator
 
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ELS, ULS
 from mfopt.experiments.studies.engine import Found, Row
-from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning
+from mfopt.experiments.studies.fine_tuning import OF_SEEDS, Arm, FineTuning
 from mfopt.experiments.studies.rows import alike, apart, curve, ends, level, pick
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingBudgets(FineTuning):
-    """Loss of ELS and ULS on held-out users, by ε and records a step."""
+    """ELS against ULS: fine-tuning a language model at fixed compute."""
 
     name = "els-uls-training"
-    summary = "ELS against ULS: fine-tuning a language model at fixed compute."
     source = "Charles et al. 2024, section 6, Figures 4 to 7 in small"
     default_size = "embedded corpus, 2 layers of width 64, 32 steps, 2 ε, 3 rates, 3 seeds: 54 runs"
     time = "about 8 CPU-minutes"

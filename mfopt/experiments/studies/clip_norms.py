@@ -12,19 +12,17 @@ from collections.abc import Iterator
 
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ELS, ULS
 from mfopt.experiments.studies.engine import Row
-from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning
+from mfopt.experiments.studies.fine_tuning import OF_SEEDS, Arm, FineTuning
 from mfopt.experiments.studies.rows import alike, apart, curve, pick
 
 
 @dataclasses.dataclass(frozen=True)
 class ClipNorms(FineTuning):
-    """Loss on held-out users by clip norm and records a step, for both algorithms."""
+    """Sensitivity of ELS and ULS to the clip norm, at fixed ε."""
 
     name = "clip-norms"
-    summary = "Sensitivity of ELS and ULS to the clip norm, at fixed ε."
     source = "Chua et al. 2024, section 6, Figure 4"
     default_size = "embedded corpus, 4 clip norms, 2 batches, 1 ε, 3 seeds, 48 runs"
     time = "about 7 CPU-minutes"

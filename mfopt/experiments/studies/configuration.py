@@ -27,10 +27,9 @@ from mfopt.experiments.studies.rows import interval, pick, relative
 
 @dataclasses.dataclass(frozen=True)
 class EstimateAndDouble(MeanStudy):
-    """Loss of ULS where G and M are chosen by each strategy, at every budget and ε."""
+    """ULS: how many users a step, and how many examples of each."""
 
     name = "estimate-and-double"
-    summary = "ULS: how many users a step, and how many examples of each."
     source = "Charles et al. 2024, appendix F, Algorithm 3, Figures 13 to 15"
     default_size = "mean estimation, 5 × 7 grid of (G, M), 3 ε, 64 trials"
     time = "about 4 CPU-minutes"

@@ -20,7 +20,6 @@ from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.options import check, option_of, options, worded
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runner import run_all, summed
-from mfopt.progress import Report, silent
 
 # what every row of every study says of its privacy: None where there is none (a baseline)
 PRIVACY = ("privacy_unit", "adjacency", "sampling", "epsilon", "delta", "noise_multiplier")
@@ -37,7 +36,6 @@ class Outcome(NamedTuple):
       panels: of the plot.
       title: of the plot.
       findings: what follows, in words, each with its numbers.
-      plot_columns: panels side by side; as the plots choose where None.
     """
 
     rows: Sequence[Row]
@@ -45,7 +43,6 @@ class Outcome(NamedTuple):
     panels: Sequence[Panel]
     title: str
     findings: Sequence[str]
-    plot_columns: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +51,7 @@ class Study(abc.ABC):
 
     Attributes:
       name: on the command line, and of the files.
-      summary: one line.
+      summary: one line, that of the class's docstring.
       source: paper, section, figures.
       default_size: what is run by default, in words.
       time: of that on two cores, as measured.
@@ -73,6 +70,9 @@ class Study(abc.ABC):
     title: ClassVar[str]
     plot_columns: ClassVar[int | None] = None
     scale: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        cls.summary = (cls.__doc__ or "").partition("\n")[0]
 
     def check(self) -> Self:
         """Return this study, or raise :class:`UsageError` that names a field that cannot be."""
@@ -107,13 +107,11 @@ class Study(abc.ABC):
     def outcome(self, found: Found) -> Outcome:
         """Rows, plot and words from the results of all cells."""
         rows = self.rows(found)
-        said = self.panels(rows), self.heading(rows), self.findings(rows), self.plot_columns
+        shown = [{k: v for k, v in row.items() if not k.startswith("_")} for row in rows]
         columns = dict(part.strip().partition("=")[::2] for part in self.columns.split(";"))
-        return Outcome(
-            [{k: v for k, v in row.items() if not k.startswith("_")} for row in rows],
-            {key: heading or key for key, heading in columns.items()},
-            *said,
-        )
+        headings = {key: heading or key for key, heading in columns.items()}
+        words = self.heading(rows), self.findings(rows)
+        return Outcome(shown, headings, self.panels(rows), *words)
 
     def heading(self, rows: list[Row]) -> str:
         """The plot's heading, with the size of what is trained."""
@@ -162,28 +160,25 @@ def choose(
     >>> choose((1.0, 2.0), losses.get, most=3).missing
     4.0
     """
-    known: dict[float, float] = {}
-    for rate in rates:
-        found = loss(rate)
-        assert found is not None, f"{rate} of the grid was not run"
-        known[rate] = _worst_if_not_finite(found)
+    known = {rate: loss(rate) for rate in rates}
+    assert None not in known.values(), "a rate of the grid was not run"
+
+    def finite(rate: float) -> float:
+        found = known[rate]
+        return math.inf if found is None or not math.isfinite(found) else found
+
     while True:
         tried = tuple(sorted(known))
-        best = min(tried, key=known.__getitem__)
+        best = min(tried, key=finite)
         ends = {tried[0]: "lowest", tried[-1]: "highest"} if len(tried) > 1 else {}
         edge = ends.get(best, "")
         if not edge or len(known) - len(set(rates)) >= most:
             return ChosenRate(best, tried, edge, None)
         end, inner = (tried[0], tried[1]) if edge == "lowest" else (tried[-1], tried[-2])
         further = float(f"{end * (end / inner):.6g}")
-        found = loss(further)
-        if found is None:
+        if (found := loss(further)) is None:
             return ChosenRate(best, tried, edge, further)
-        known[further] = _worst_if_not_finite(found)
-
-
-def _worst_if_not_finite(loss: float) -> float:
-    return loss if math.isfinite(loss) else math.inf
+        known[further] = found
 
 
 class Swept(Study):
@@ -235,24 +230,17 @@ class Swept(Study):
         return at, found[self.cell_at(arm, at.rate)]
 
 
-def run(
-    study: Study, cache: Cache, *, jobs: int | None = None, progress: Report = silent
-) -> tuple[Outcome, dict[str, Any]]:
+def run(study: Study, cache: Cache, **how: Any) -> tuple[Outcome, dict[str, Any]]:
     """The outcome of a study, and how it was made: JSON-able facts for its files.
 
-    Args:
-      study: what is run.
-      cache: where finished cells are kept.
-      jobs: worker processes; by default one for every two cores.
-      progress: callback for each finished cell.
+    ``how`` and what is raised are as for :func:`.run_all`.
 
     Raises:
       UsageError: a setting that cannot be.
       FailureError: a cell failed, or what it found is not finite.
-      KeyboardInterrupt: what was finished is kept; the same call resumes.
     """
     study.check()
-    found = run_cells([study], cache, jobs=jobs, progress=progress)
+    found = run_cells([study], cache, **how)
     outcome = study.outcome(found)
     for row in outcome.rows:
         missing = [key for key in (*PRIVACY, *outcome.columns) if key not in row]
@@ -265,20 +253,11 @@ def run(
     return outcome, made
 
 
-def run_cells(
-    studies: Sequence[Study], cache: Cache, *, jobs: int | None = None, progress: Report = silent
-) -> dict[Any, Result]:
-    """Run the cells of some studies in one pool, with those that results ask for.
-
-    Args:
-      studies: checked.
-      cache: where finished cells are kept.
-      jobs: worker processes; by default one for every two cores.
-      progress: callback for each finished cell.
-    """
+def run_cells(studies: Sequence[Study], cache: Cache, **how: Any) -> dict[Any, Result]:
+    """Run the cells of checked studies in one pool, with those that results ask for."""
     asked = [cell for study in studies for cell in study.cells()]
     found: dict[Any, Result] = {}
     while asked:
-        found |= run_all(asked, cache, jobs=jobs, progress=progress)
+        found |= run_all(asked, cache, **how)
         asked = [cell for study in studies for cell in study.more(found) if cell not in found]
     return found

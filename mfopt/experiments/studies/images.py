@@ -22,10 +22,9 @@ from mfopt.experiments.studies.rows import ends, interval, intervals, pick
 
 @dataclasses.dataclass(frozen=True)
 class Images(ImageTask, Swept):
-    """Accuracy of each mechanism at equal ε, each at its best learning rate."""
+    """Mechanisms and their sampling on images, at equal ε."""
 
     name = "images"
-    summary = "Mechanisms and their sampling on images, at equal ε."
     source = "Choquette-Choo et al. 2024, section 5.2, Figures 6 and 7"
     default_size = "digits, 8 epochs × 16 iterations, 8 mechanisms at 3 ε, 7 rates × 10 seeds"
     time = "about 7 CPU-minutes"
@@ -86,7 +85,8 @@ class Images(ImageTask, Swept):
 
     def run(self, arm: tuple[float, str, str], rates: tuple[float, ...]) -> ImagesCell:
         epsilon, family, execution = arm
-        how = {"source": self.comparison.proven(family, epsilon), "execution": execution}
+        source = self.comparison.proven(family, epsilon, samples=2**17)
+        how = {"source": source, "execution": execution}
         return ImagesCell.of(self, **how, rates=rates, seeds=tuple(range(self.seeds)))
 
     def judged(self, result: Result, rate: float) -> float:
@@ -111,8 +111,9 @@ class Images(ImageTask, Swept):
         names = [row["mechanism"] for row in pick(rows, target=self.epsilons[0])]
         panels = []
         for epsilon in self.epsilons:
-            each = [row | {"error": 1 - row["accuracy"]} for row in pick(rows, target=epsilon)]
-            drawn = [intervals(each, "error", "accuracy_half95", 100)]
+            here = pick(rows, target=epsilon)
+            each = [(100 * (1 - row["accuracy"]), 100 * row["accuracy_half95"]) for row in here]
+            drawn = [intervals(each)]
             panels.append(Panel(drawn, f"ε = {epsilon:g}", axis, "", lines=False, names=names))
         return panels
 

@@ -42,10 +42,9 @@ class MeanStudy(MeanTask, Study):
 
 @dataclasses.dataclass(frozen=True)
 class MeanEstimation(MeanStudy):
-    """Squared error of ELS and of ULS at several G, each at its best clip norm and rate."""
+    """ELS against ULS: estimating a mean from users' examples."""
 
     name = "mean-estimation"
-    summary = "ELS against ULS: estimating a mean from users' examples."
     source = "Charles et al. 2024, section 4, Figure 3"
     default_size = "256 users of 16 examples, 256 steps, 128 trials, 3 panels of 5 points"
     time = "about 5 CPU-minutes"

@@ -19,10 +19,9 @@ from mfopt.training.config import OPTIMIZERS
 
 @dataclasses.dataclass(frozen=True)
 class NoiseInTraining(TrainingStudy):
-    """Loss on held-out users and records, each mechanism at its own best learning rate."""
+    """Correlated against independent noise, in fine-tuning."""
 
     name = "noise-in-training"
-    summary = "Correlated against independent noise, in fine-tuning."
     source = "McMahan et al. 2024, section 5 (the comparison; on other data)"
     default_size = "embedded corpus, 2 mechanisms, 3 learning rates, 3 seeds, 32 steps each"
     time = "about 5 CPU-minutes"
@@ -43,10 +42,9 @@ class NoiseInTraining(TrainingStudy):
 
 @dataclasses.dataclass(frozen=True)
 class SamplingInTraining(NoiseInTraining):
-    """Loss on held-out users and records, each sampling scheme at its own best learning rate."""
+    """Fresh bins against balls-in-bins, in fine-tuning."""
 
     name = "sampling-in-training"
-    summary = "Fresh bins against balls-in-bins, in fine-tuning."
     source = "this library, fresh bins"
 
     strategies: tuple[str, ...] = option(
@@ -59,14 +57,13 @@ class SamplingInTraining(NoiseInTraining):
 
 @dataclasses.dataclass(frozen=True)
 class OptimizersInTraining(TrainingStudy):
-    """Loss on held-out users and records, each optimizer at its own best rate.
+    """Adam, Adam without the noise's share of its second moment, and momentum.
 
     Rates are given by how far the noise alone moves a parameter, so that one grid serves every
     optimizer.
     """
 
     name = "optimizers-in-training"
-    summary = "Adam, Adam without the noise's share of its second moment, and momentum."
     source = "Tang, Shpilevskiy and Lécuyer 2024 (DP-AdamBC); Denisov et al. 2022 (momentum)"
     default_size = "embedded corpus, BLT noise, 3 optimizers, 4 rates, 3 seeds, 32 steps each"
     time = "about 9 CPU-minutes"

@@ -43,7 +43,6 @@ def write(
     outcome: Outcome,
     made: dict[str, Any],
     kinds: Collection[str] = plots.EVERY,
-    name: str = "",
 ) -> list[Path]:
     """NAME.csv, .json, .txt (the findings), .png and .svg in ``folder``, each whole or not at all.
 
@@ -53,10 +52,9 @@ def write(
       outcome: what it says.
       made: how it was made, as :func:`.engine.run` gives it.
       kinds: suffixes of the files that are wanted.
-      name: of the files; the study's if left out.
     """
     text = json.dumps(described(study, outcome, made), indent=2, allow_nan=False)
-    contents = tables.csv_of_rows(outcome.rows), text + "\n", "\n".join(outcome.findings) + "\n"
-    texts = dict(zip((".csv", ".json", ".txt"), contents, strict=True))
-    figure = plots.draw(outcome.panels, title=outcome.title, columns=outcome.plot_columns)
-    return plots.write_files(folder / (name or study.name), texts, {"": figure}, kinds)
+    texts = {".csv": tables.csv_of_rows(outcome.rows), ".json": f"{text}\n"}
+    texts[".txt"] = "\n".join([*outcome.findings, ""])
+    figure = plots.draw(outcome.panels, title=outcome.title, columns=study.plot_columns)
+    return plots.write_files(folder / study.name, texts, {"": figure}, kinds)

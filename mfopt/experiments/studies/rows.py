@@ -61,15 +61,8 @@ def relative(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     return value, interval((one - value * other) / other.mean())[1]
 
 
-def intervals(rows: Sequence[Row], value: str, half: str, times: float = 1.0) -> Curve:
-    """A column of rows by place, each with half of its interval, for a panel that names its rows.
-
-    Args:
-      rows: from the top down.
-      value, half: names of the columns.
-      times: of both.
-    """
-    each = [(times * row[value], times * row[half]) for row in rows]
+def intervals(each: Sequence[tuple[float, float]]) -> Curve:
+    """Values, each with half of its interval, for a panel that names them from the top down."""
     low, high = [x - reach for x, reach in each], [x + reach for x, reach in each]
     return Curve("mean and 95% over seeds", [x for x, _ in each], range(len(each)), low, high)
 

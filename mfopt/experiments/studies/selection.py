@@ -14,10 +14,9 @@ from collections.abc import Iterator
 
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
-from mfopt.experiments.runs.fine_tuning import Arm
 from mfopt.experiments.runs.means import ELS, ULS
 from mfopt.experiments.studies.engine import Row
-from mfopt.experiments.studies.fine_tuning import OF_SEEDS, FineTuning
+from mfopt.experiments.studies.fine_tuning import OF_SEEDS, Arm, FineTuning
 from mfopt.experiments.studies.rows import alike, apart, curve, pick
 from mfopt.training.selection import RULES
 
@@ -27,10 +26,9 @@ BOTH = tuple(rule for rule in RULES if rule != CHUNK)
 
 @dataclasses.dataclass(frozen=True)
 class RecordSelection(FineTuning):
-    """Loss on held-out users by rule, by records of a user, and by ε, for both algorithms."""
+    """Choice and number of records per user: ELS and ULS by rule and by k."""
 
     name = "record-selection"
-    summary = "Choice and number of records per user: ELS and ULS by rule and by k."
     source = "Chua et al. 2024, sections 4 to 6, Tables 2 to 6"
     default_size = "embedded corpus, 5 and 6 rules, 3 k, 2 ε, 3 seeds, 90 runs"
     time = "about 13 CPU-minutes"
