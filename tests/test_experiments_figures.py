@@ -6,7 +6,7 @@ import pytest
 from mfopt_cli.main import main
 
 from mfopt import UsageError
-from mfopt.experiments import artifacts, figures
+from mfopt.experiments import artifacts, figures, tables
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.figures import near_exact
 from mfopt.experiments.figures.context import Context
@@ -80,7 +80,7 @@ def test_privacy_unit_filter_needs_concentration(context: Context) -> None:
 
 def test_the_models_of_table_2_have_the_printed_epsilon(context: Context) -> None:
     drawing = figures.FIGURES["fedavg-table-2"].build(context)
-    rows = list(csv.DictReader((drawing.csv or "").splitlines()))
+    rows = list(csv.DictReader(tables.csv_text(*drawing.table).splitlines()))
     assert len(rows) == 6
     for row in rows:
         assert round(float(row["epsilon_moments"]), 3) == float(row["epsilon_printed"])
@@ -90,7 +90,7 @@ def test_the_models_of_table_2_have_the_printed_epsilon(context: Context) -> Non
 @pytest.mark.release
 def test_moments_table_agrees_with_the_printed_one(context: Context) -> None:
     drawing = figures.FIGURES["fedavg-table-1"].build(context)
-    rows = list(csv.DictReader((drawing.csv or "").splitlines()))
+    rows = list(csv.DictReader(tables.csv_text(*drawing.table).splitlines()))
     assert len(rows) == 7 * len(PRINTED)
     for row in rows:
         printed, moments = float(row["epsilon_printed"]), float(row["epsilon_moments"])

@@ -1,5 +1,6 @@
 """Studies: one framework for flags, cells, files and messages; every study keeps to it."""
 
+import collections
 import csv
 import dataclasses
 import functools
@@ -13,14 +14,16 @@ import subprocess
 import sys
 
 import pytest
-from mfopt_cli.main import main
+from documentation import ROOT
+from mfopt_cli.main import COMMANDS, main
 
 from mfopt._runtime import _check
 from mfopt.errors import UsageError
 from mfopt.experiments import artifacts, figures, studies
 from mfopt.experiments.cache import Cell, Result, code_digest
 from mfopt.experiments.manifest import MANIFEST
-from mfopt.experiments.options import option
+from mfopt.experiments.options import option, option_of
+from mfopt.experiments.options import options as study_options
 from mfopt.experiments.plots import EVERY, Curve, Panel
 from mfopt.experiments.studies.engine import PRIVACY, Study
 
@@ -54,51 +57,44 @@ def test_the_cells_of_studies_load_no_plots():
 
 @every
 def test_the_page_has_a_row_for_every_study(name):
-    from documentation import ROOT
-
     page = (ROOT / "docs" / "papers" / "studies.md").read_text()
     assert f"| `{name}` |" in page
 
 
-def test_the_page_of_the_papers_has_every_figure_and_study():
-    from documentation import ROOT
-
-    page = "\n".join(p.read_text() for p in (ROOT / "docs" / "papers").glob("tables*.md"))
-    rows = [
-        line for line in page.splitlines() if line.startswith(("| Fig", "| Tab", "| App", "| Alg"))
-    ]
-    named = set(re.findall(r"`([a-z0-9-]+)`", " ".join(row.rsplit("|", 2)[1] for row in rows)))
-    own = {"fresh-bins-kept", "fresh-bins-certified"}  # this library's own
-    own |= {"noise-in-training", "optimizers-in-training", "sampling-in-training"}
-    listed = {f"near-exact-{i}" for i in range(10, 26)}  # "8, 10, ..., 24" and "9, 11, ..., 25"
-    assert named == {*figures.FIGURES, *studies.STUDIES} - own - listed
-    for row in rows:
-        verdict = row.split("|")[3].strip()
-        assert verdict.startswith(("reproduced", "in small", "contradicted", "not", "run", "ε")), (
-            row
-        )
-    # what the papers print: 25, 2, 18, 7 and 12 figures, 2, 12 and 3 tables
-    parts = page.split("\n## ")[1:]
-    counts = [_numbers_of(part, kind) for part in parts for kind in ("Figure", "Table")]
-    assert counts == [25, 0, 2, 0, 18, 2, 7, 12, 12, 3]
+def _rows_of_papers():
+    """(paper, head, verdict, names) of each row of the pages of tables and figures."""
+    page = "\n".join(p.read_text() for p in sorted((ROOT / "docs" / "papers").glob("tables*.md")))
+    for part in page.split("\n## ")[1:]:
+        for row in re.findall(r"\n\| ((?:Figure|Table|App|Alg)[^|]*) \|.*\| (.*) \|(.*)\|", part):
+            yield part.split()[0], *row
 
 
-def _numbers_of(part, kind):
-    """How many numbers of figures or tables the rows of one paper have."""
-    found = set()
-    for row in part.splitlines():
-        head = row.split("|")[1] if row.startswith("|") else ""
-        for which, listed in re.findall(r"(Figure|Table)s? ([\d(),. ab]+)", head):
-            numbers = [int(n) for n in re.findall(r"\d+", listed)]
-            if "..." in listed:
-                numbers = range(numbers[0], numbers[-1] + 1, 2)
-            found |= {*numbers} if which == kind else set()
-    return len(found)
+def test_every_table_and_figure_of_the_papers_has_one_row():
+    heads = [(paper, *head.split()) for paper, head, *_ in _rows_of_papers() if head[0] in "FT"]
+    assert len(set(heads)) == len(heads)
+    numbers = {(paper, kind, int(re.match(r"\d+", which)[0])) for paper, kind, which in heads}
+    counts = collections.Counter(f"{paper} {kind}" for paper, kind, _ in numbers)
+    printed = "Choquette-Choo Figure", "Ganesh Figure", "Charles Figure", "Charles Table"
+    printed += "Chua Figure", "Chua Table", "McMahan Figure", "McMahan Table"
+    assert counts == dict(zip(printed, (25, 2, 18, 2, 7, 12, 12, 3), strict=True))
+
+
+def test_what_a_row_names_exists():
+    named = set()
+    for *row, verdict, names in _rows_of_papers():
+        assert verdict.startswith(("reproduced", "in small", "contradicted", "not", "ε")), row
+        for name in (here := re.findall(r"`([a-z0-9-]+)`", names)):
+            kind = "studies" if name in studies.STUDIES else "figures"
+            assert [*(ROOT / "artifacts" / kind).glob(f"{figures.SAME.get(name, name)}.*")], name
+        for typed in re.findall(r"`(--[a-z-]+) ", verdict):
+            assert typed in map(option_of, study_options(studies.find(here[0]))), row
+        assert {*re.findall(r"`mfopt ([a-z]+)", verdict)} <= {*COMMANDS}, row
+        named |= {*here}
+    every_name = {*figures.FIGURES, *studies.STUDIES}
+    assert every_name - named == {n for n in every_name if re.match("fresh|.*in-training", n)}
 
 
 def test_numbers_with_an_error_on_the_page_are_those_of_the_artifacts():
-    from documentation import ROOT
-
     page = "\n".join(p.read_text() for p in (ROOT / "docs" / "papers").glob("findings*.md"))
     seen = dict.fromkeys(studies.STUDIES, 0)
     for part in re.split(r"\n(?=\n|\* )", page):
@@ -113,8 +109,6 @@ def test_numbers_with_an_error_on_the_page_are_those_of_the_artifacts():
 
 def _findings(name):
     """The sentences of a study among the artifacts."""
-    from documentation import ROOT
-
     return json.loads((ROOT / "artifacts" / "studies" / f"{name}.json").read_text())["findings"]
 
 
@@ -153,10 +147,10 @@ def test_unknown_studies_are_refused():
 
 @dataclasses.dataclass(frozen=True)
 class Squares(Study):
-    """A study that costs nothing."""
+    """Squares."""
 
     name = "squares"
-    summary, source, default_size, time = ("Squares.", "none", "two", "0 s")
+    source, default_size, time = ("none", "two", "0 s")
     columns = "x; square=x²; epsilon=ε"
     title = "Squares"
     values: tuple[float, ...] = option((1.0, 2.0), "What is squared.", rule=_check.finite)
@@ -368,8 +362,6 @@ def test_all_studies_are_one_command_and_one_pool(squares, monkeypatch, tmp_path
 
 
 def test_cells_import_nothing_that_their_digest_leaves_out():
-    from documentation import ROOT
-
     from mfopt.experiments import cache
 
     folder = ROOT / "mfopt" / "experiments"

@@ -31,7 +31,8 @@ def made_up(cell, losses):
         return {CHOSEN_ON: [(0, 5.0), (4, records)], REPORTED: [(0, 6.0), (4, users)]}
 
     runs = [[run(*losses(rate, seed)) for seed in cell.seeds] for rate in cell.rates]
-    return Result({"rates": list(cell.rates), "runs": runs, "noise_multiplier": 1.0})
+    record = {"rates": list(cell.rates), "runs": runs, "parameters": 9, "noise_multiplier": 1.0}
+    return Result(record)
 
 
 def test_learning_rates_are_chosen_on_records_and_losses_reported_on_users():

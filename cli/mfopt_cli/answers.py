@@ -135,9 +135,9 @@ def run(
             results += [one if swept is None else {swept: row[swept], **one} for one in found]
     say_unused(effort or {}, bool(effort) and sampled(results))
     if plot is not None and swept is not None:
-        from mfopt.experiments import accounted
+        from mfopt_cli.accounts import answered
 
-        accounted.draw(results, swept, title, plot)
+        answered.draw(results, swept, title, plot)
     if as_json:
         seconds = time.perf_counter() - started
         if swept is None and len(results) == 1:
@@ -180,13 +180,13 @@ def sampled(results: list[Row]) -> bool:
 
 
 def _print(results: list[Row], swept: str | None, title: str) -> None:
-    from mfopt.experiments import accounted
+    from mfopt_cli.accounts import answered
 
     if len(results) == 1 and swept is None:
-        display.table(title, accounted.described(results[0]))
+        display.table(title, answered.described(results[0]))
         return
-    display.print_text(f"{title}; {accounted.protects(results[0], swept)}", style="bold")
-    display.columns(*accounted.table(results, swept))
+    display.print_text(f"{title}; {answered.protects(results[0], swept)}", style="bold")
+    display.columns(*answered.table(results, swept))
 
 
 def check_plot(path: Path, swept: str | None, force: bool) -> None:

@@ -44,7 +44,6 @@ class GroupBaselineCell(Cell):
 
     It is the least that two accounts of one unit give. A profile by loss distributions ends where
     float64 probabilities do; under Poisson sampling moments reach further: they are logarithms.
-    Fields are as of :class:`AccountCell`.
     """
 
     name = "group-baseline"

@@ -13,9 +13,9 @@ from mfopt._version import __version__
 from mfopt.experiments import comparison, decision_plots, families, figures, plots, tables
 from mfopt.experiments.auditing import TrainerAudit
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest
-from mfopt.experiments.manifest import computing, note, read_manifest
+from mfopt.experiments.manifest import note, read_manifest
 from mfopt.experiments.mechanisms import ProvenCell, strategy_of
-from mfopt.experiments.runner import cores, first_cells, run_all
+from mfopt.experiments.runner import cores, first_cells, run_all, summed, with_needs
 from mfopt.experiments.studies import STUDIES, engine, find, output
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
@@ -34,9 +34,7 @@ FORMS = (
     *("toeplitz-scaled", "banded+amplified", "dense"),
 )
 STRATEGIES = {f"strategies-{e}x{b}": (e, b) for e, b in ((8, 32), (32, 32))}
-COMPARISON = "comparison-16x128"
-GRID = "grid"
-AUDIT = "audit"
+COMPARISON, GRID, AUDIT = "comparison-16x128", "grid", "audit"
 FACTORIZATIONS = {
     f"{kind}-{epochs}x{bins}-eps{epsilon:g}": (kind, epochs, bins, epsilon)
     for epochs, bins in SETTINGS
@@ -258,4 +256,5 @@ def write_study(
 
 def _note(folder: Path, name: str, files: list[Path], cells: _Recording, **how: Any) -> None:
     code = code_digest(training=True, studies=name.startswith("studies/"))
-    note(folder, name, files, **how, **computing(cells.seen, cells), code=code)
+    computing = summed(map(cells.load, with_needs(cells.seen)))
+    note(folder, name, files, **how, **computing, code=code)

@@ -81,17 +81,16 @@ class TrainerAudit(Study):
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         """Panels of both lower bounds on ε against the size of each fault."""
+        shown = {
+            "claimed ε": "epsilon",
+            "bound, this mechanism at some noise": "epsilon_profile",
+            "bound, whatever the trainer does": "epsilon_lower",
+        }
         made = []
         for fault, title in ((NOISE, "wrong amount of noise"), (NORM, "no clipping")):
             mine = pick(rows, fault=fault)
-            curves = [
-                Curve(label, [row["size"] for row in mine], [row[name] for row in mine])
-                for label, name in (
-                    ("claimed ε", "epsilon"),
-                    ("bound, this mechanism at some noise", "epsilon_profile"),
-                    ("bound, whatever the trainer does", "epsilon_lower"),
-                )
-            ]
+            sizes = [row["size"] for row in mine]
+            curves = [Curve(x, sizes, [row[name] for row in mine]) for x, name in shown.items()]
             axes = FAULTS[fault], "lower bound on ε"
             made.append(Panel(curves, title, *axes, log_y=True, vertical=1.0))
         return made

@@ -70,7 +70,7 @@ def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
         [row for row in sizes if row.draws <= 1],
         [row for row in sizes if row.draws > 1],
         lambda row: row.memory,
-        lambda row: f"{row.memory}",
+        "",
         f"Error and memory: {where(setting)}\nnamed: the front, with its buffers{best}",
         "noise buffers, × model size\n(log scale from 1 on)",
     )
@@ -82,7 +82,7 @@ def time_figure(setting: Comparison, rows: Sequence[Row], parameters: int) -> Fi
         rows,
         [],
         lambda row: 1e3 * (row.noise_seconds or math.nan),
-        lambda row: f"{1e3 * (row.noise_seconds or math.nan):.3g} ms",
+        " ms",
         f"Error and time of the noise: {where(setting)}; measured on this machine",
         f"noise of a step of\n{parameters:,} parameters (ms, log scale)",
     )
@@ -92,7 +92,7 @@ def _front_figure(
     rows: Sequence[Row],
     apart: Sequence[Row],
     cost: Callable[[Row], float],
-    says: Callable[[Row], str],
+    unit: str,
     title: str,
     x_label: str,
 ) -> Figure:
@@ -112,14 +112,13 @@ def _front_figure(
             curves.append(points(again, aside, color="0.75", markersize=4, marker="x"))
         line = {"linestyle": "-", "marker": "", "drawstyle": "steps-post", "color": "0.3"}
         curves.append(points("front", front, **line, linewidth=1))
-        curves += [points(f"{_sized(row)}: {says(row)}", [row]) for row in front]
+        curves += [points(f"{_sized(row)}: {cost(row):.4g}{unit}", [row]) for row in front]
         # the whole front, and of the rest what is not far above it
         most = max(row.rmse for row in (*here, *aside))
         top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, most))
-        axes: dict[str, Any] = {"log_x": False, "log_y": True}
-        axes["y_range"] = 0.93 * front[-1].rmse, top
-        y_label = "RMSE of prefix sums\n(clip norms, log scale)"
-        panels.append(Panel(curves, f"ε = {epsilon:g}", x_label, y_label, **axes))
+        words = f"ε = {epsilon:g}", x_label, "RMSE of prefix sums\n(clip norms, log scale)"
+        limits = 0.93 * front[-1].rmse, top
+        panels.append(Panel(curves, *words, log_x=False, log_y=True, y_range=limits))
     figure, costs = plots.draw(panels, title=title), [cost(row) for row in (*rows, *apart)]
     for axis in figure.axes:
         if min(costs) > 0:
@@ -254,17 +253,8 @@ def write(
     return plots.write_files(stem, texts, drawn, kinds)
 
 
-def improvement_panel(
-    setting: Comparison, rows: Sequence[Row], baseline: str, title: str = ""
-) -> Panel:
-    """Percent by which each family's RMSE is below the baseline's, against ε.
-
-    Args:
-      setting: what is compared, and where.
-      rows: the rows to show, one for each family and ε.
-      baseline: family that improvements are over.
-      title: heading.
-    """
+def improvement_panel(setting: Comparison, rows: Sequence[Row], baseline: str) -> Panel:
+    """Percent by which each family's RMSE is below the baseline's, against ε."""
     gains = improvements(rows, baseline)
     curves = []
     for family in dict.fromkeys(row.family for row in rows if row.family != baseline):
@@ -275,8 +265,8 @@ def improvement_panel(
     values = [value for curve in curves for value in curve.y]
     near = [value for value in values if value >= _LOWEST]
     if len(near) == len(values) or len(near) < len(values) / 2:
-        return Panel(curves, title or where(setting), EPSILON, axis, zero_line=True)
+        return Panel(curves, where(setting), EPSILON, axis, zero_line=True)
     curves = [curve for curve in curves if max(curve.y) >= _LOWEST]
     limits = (min(_LOWEST, min(near)), max(*near, 0) + 3)
     axis += f"; below {_LOWEST:g}% not shown"
-    return Panel(curves, title or where(setting), EPSILON, axis, zero_line=True, y_range=limits)
+    return Panel(curves, where(setting), EPSILON, axis, zero_line=True, y_range=limits)

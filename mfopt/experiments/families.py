@@ -32,8 +32,8 @@ from mfopt.strategies import registered
 
 FRESH_BANDS = 16  # of the C of the studies and figures under fresh bins
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-FIXED, FIXED_ORDER, AMPLIFIED = "closed form", "optimized without amplification", "optimized"
-PUBLISHED = "closed form, exponent optimized"
+# how C is found: in closed form, optimized in fixed order, in closed form with the best exponent
+FIXED, FIXED_ORDER, PUBLISHED, AMPLIFIED = "closed", "fixed-order", "published", "optimized"
 
 
 class Family(NamedTuple):
@@ -43,7 +43,7 @@ class Family(NamedTuple):
       label: what a reader sees, at most 34 letters.
       kind: of C.
       sampling: "unamplified", "poisson", "b-min-sep", "balls-in-bins" or "fresh-bins".
-      found: in closed form, optimized in fixed order, or optimized under its sampling.
+      found: see :data:`FIXED`.
       scaled: whether C is put between two diagonals that vary with time.
       buffers: of a BLT.
       bands: whether there is a number of bands to choose.
@@ -129,7 +129,6 @@ class Family(NamedTuple):
 
 
 # name | label | kind of C | how it is found where it is not optimized, and what else differs
-_FOUND = {"closed": FIXED, "fixed-order": FIXED_ORDER, "published": PUBLISHED}
 _TABLE = """
 dpsgd+unamplified | DP-SGD, unamplified | identity | closed
 dpsgd+poisson | DP-SGD, Poisson | identity | closed
@@ -185,7 +184,7 @@ def _family(line: str) -> tuple[str, Family]:
         label,
         kind,
         sampling if sampling in (UNAMPLIFIED, POISSON, *ESTIMATED) else BALLS,
-        next((_FOUND[word] for word in more & _FOUND.keys()), AMPLIFIED),
+        next((word for word in (FIXED, FIXED_ORDER, PUBLISHED) if word in more), AMPLIFIED),
         scaled="-scaled" in name,
         buffers=int(given.get("buffers", 0)),
         bands="bands" in more,
@@ -205,8 +204,7 @@ class Comparison(NamedTuple):
 
     Attributes:
       bins, epochs: iterations an epoch, and epochs; n = bins · epochs.
-      epsilons: targets.
-      delta: target.
+      epsilons, delta: targets.
       include: names of families.
       widths: numbers of bands to choose from.
       seed: pins the Monte Carlo samples.

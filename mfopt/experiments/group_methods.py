@@ -1,5 +1,4 @@
-"""ε or σ of a group from those of one example, by every method side by side (Ganesh 2024, section
-4)."""
+"""ε or σ of a group by every method side by side (Ganesh 2024, section 4)."""
 
 from __future__ import annotations
 
@@ -32,14 +31,13 @@ def black_box_multiplier(
 ) -> float:
     """σ of a group by the textbook lemma: one unit needs δ / factor at ε / K.
 
+    It is infinite where that δ is below ``floor``.
+
     Args:
       make: σ -> the one-unit profile.
       group_size, epsilon, delta: K and the group's target.
       guess: a σ to begin at.
       form, floor: as in :func:`~.group.black_box_epsilon`.
-
-    Returns:
-      σ, or infinity where the one-unit δ needed is below ``floor``.
     """
     group_size = _check.integer("group_size", group_size)
     one = _check.epsilon("epsilon", epsilon) / group_size
@@ -53,11 +51,10 @@ def black_box_multiplier(
 
 
 def lower_line(profile: group.Profile, group_size: int, delta: float) -> float:
-    """K ε_1: the line that Ganesh (2024, section 4) compares the growth in K with.
+    """K ε_1: the line that Ganesh (2024, section 4) compares the growth in K with, no guarantee.
 
-    Never a guarantee for the group: it shows how far from linear in K another figure grows. With
-    Poisson sampling a group's ε was above it in every case computed here; with fixed batches it
-    need not be.
+    A group's ε was above it in every case computed here under Poisson sampling; with fixed batches
+    it need not be.
     """
     return group_size * profile.epsilon(delta)
 
@@ -77,10 +74,9 @@ def group_methods(
 ) -> list[Guarantee]:
     """Guarantees of Poisson-sampled DP-SGD for ``group_size`` examples at δ.
 
-    Either σ is given and ε found, or ε is given and σ found, by each of: the mixture of Gaussians
-    (tight), the whole one-example profile, the textbook lemma in its two forms with ``floor`` as
-    the smallest one-example δ that it may use (infinite where it needs less: beyond numerical
-    range), and last the line K ε_1, with status "estimate" as it proves nothing.
+    ε is found from σ, or σ from ε, by each of: the mixture of Gaussians (tight), the whole
+    one-example profile, the textbook lemma in its two forms (infinite where it needs less than
+    ``floor``), and last the line K ε_1, with status "estimate" as it proves nothing.
 
     Args:
       probability: chance that an example is in a batch.

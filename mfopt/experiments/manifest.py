@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mfopt._runtime import _check, _files
 from mfopt._version import __version__, commit
-from mfopt.experiments.cache import Cache, Cell, code_digest
-from mfopt.experiments.runner import summed, with_needs
+from mfopt.experiments.cache import code_digest
 
 MANIFEST = "manifest.json"
 
@@ -51,7 +50,10 @@ def note(folder: Path, name: str, files: Sequence[Path], *, how: str, **facts: A
         ``code``, digest of the code; that of the library without its studies if left out.
     """
     entry: dict[str, Any] = {
-        "files": _digests(folder, files),
+        "files": {
+            path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(files)
+        },
         "command": how,
         "version": __version__,
         "commit": commit(),
@@ -66,16 +68,3 @@ def note(folder: Path, name: str, files: Sequence[Path], *, how: str, **facts: A
             (folder / old).unlink(missing_ok=True)
     text = json.dumps(manifest | {name: entry}, indent=2, sort_keys=True)
     _files.write(folder / MANIFEST, f"{text}\n")
-
-
-def _digests(folder: Path, files: Sequence[Path]) -> dict[str, str]:
-    """{path in the folder: SHA-256}."""
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(files)
-    }
-
-
-def computing(cells: Iterable[Cell], cache: Cache) -> dict[str, Any]:
-    """Computing record for :func:`note` of cells and of those they need."""
-    return summed(map(cache.load, with_needs(cells)))

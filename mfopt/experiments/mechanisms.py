@@ -158,10 +158,8 @@ class AmplifiedCell(Cell):
 
     Attributes:
       goal: whose C; what it begins from is optimized under balls-in-bins.
-      kind: of C.
       scaled: whether C is put between two diagonals that vary with time.
-      bands: of a banded C.
-      buffers: of a BLT; 0 for other kinds.
+      bands, buffers: of a banded C, of a BLT.
       samples: frozen Monte Carlo samples; as the kind has them if None.
       start: what to begin from in place of the kind's own starts.
     """

@@ -96,20 +96,15 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
     named = max(len(panel.names) for panel in panels)
     width = max(6.4, (3.4 if named else 4.4) * columns)
     longest = max(len(label) for label in labels)
-    beside = len(panels) == 1 and len(labels) > 6
     # about 14 characters of the legend's font an inch, and the line before them
     entry = 0.6 + longest / 14
-    legend_columns = 1 if beside else max(1, min(len(labels), int(width / entry)))
+    legend_columns = max(1, min(len(labels), int(width / entry)))
     legend_rows = -(-len(labels) // legend_columns)
     height = max(3.9, 1.0 + 0.24 * named) * rows + (0.25 * (1 + title.count("\n")) if title else 0)
     width += max((len(name) for panel in panels for name in panel.names), default=0) / 14
-    if beside:
-        size = (width + entry, max(height + 0.6, 0.24 * legend_rows))
-    else:
-        size = (width, height + 0.27 * legend_rows + 0.3)
-    place: Any = "outside center right" if beside else "outside lower center"
     # long names are wider in an SVG than where they are measured
     kept = (0.012, 0, 0.988, 1) if named else (0, 0, 1, 1)
+    size = width, height + 0.27 * legend_rows + 0.3
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(rect=kept))
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     handles: dict[str, Any] = {}
@@ -127,14 +122,8 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
         figure.suptitle(title, fontsize="medium" if long else "large")
     if len(labels) == 1 and named:  # the names say what the points are
         return figure
-    figure.legend(
-        [handles[label] for label in labels],
-        labels,
-        ncols=legend_columns,
-        frameon=False,
-        loc=place,
-        fontsize="small",
-    )
+    look: dict[str, Any] = {"frameon": False, "loc": "outside lower center", "fontsize": "small"}
+    figure.legend([handles[label] for label in labels], labels, ncols=legend_columns, **look)
     return figure
 
 
@@ -145,7 +134,9 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         place = labels.index(curve.like or curve.label)
         colour = COLOURS[place % len(COLOURS)]
         style = "--" if curve.like else DASHES[place // len(COLOURS) % len(DASHES)]
-        mark = _marker(labels.index(curve.label)) if len(curve.x) <= 30 else ""
+        # shifted in each round through the colours, so that no colour meets a marker twice
+        at = labels.index(curve.label)
+        mark = MARKERS[(at + 3 * (at // len(COLOURS))) % len(MARKERS)] if len(curve.x) <= 30 else ""
         covered = sum(_alike(curve, other, panel) for other in panel.curves[index + 1 :])
         usual = {
             "color": colour,
@@ -185,7 +176,9 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
             plain_ticks(axis.xaxis, places)
         else:
             named_ticks(axis, places)
-    tidy(axis)
+    axis.grid(True, which="major", color="0.9", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _alike(one: Curve, other: Curve, panel: Panel) -> bool:
@@ -196,18 +189,6 @@ def _alike(one: Curve, other: Curve, panel: Panel) -> bool:
     every = scale(np.concatenate([curve.y for curve in panel.curves]))
     gap = np.abs(scale(np.array(one.y)) - scale(np.array(other.y)))
     return bool(gap.max() <= 0.01 * np.ptp(every))
-
-
-def tidy(axis: Axes) -> None:
-    """A light grid behind the data, and no frame."""
-    axis.grid(True, which="major", color="0.9", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def _marker(place: int) -> str:
-    # shifted in each round through the colours, so that no colour meets a marker twice
-    return MARKERS[(place + 3 * (place // len(COLOURS))) % len(MARKERS)]
 
 
 def named_ticks(axis: Axes, given: Iterable[float]) -> None:

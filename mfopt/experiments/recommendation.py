@@ -1,5 +1,4 @@
-"""Recommendations from a comparison: one sentence for each ε, and a table for each ε in 80
-columns."""
+"""Recommendations from a comparison: a sentence and a table of 80 columns for each ε."""
 
 from __future__ import annotations
 
@@ -26,7 +25,6 @@ class Recommendation(NamedTuple):
     """Recommended mechanism at one ε.
 
     Attributes:
-      epsilon: ε.
       best: the row of lowest error.
       light: of those that keep little memory and regenerate no draw, the row of lowest error, and
         of least memory where errors are practically equal.

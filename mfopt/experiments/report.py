@@ -7,7 +7,6 @@ code that loads it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -35,10 +34,7 @@ _STATUS = {
 
 
 class Alternative(NamedTuple):
-    """Another mechanism at the same (ε, δ), adjacency and number of steps.
-
-    RMSE is of the same workload, in clip norms per coordinate; memory in buffers (× model size).
-    """
+    """Another mechanism at the same (ε, δ); its RMSE is in clip norms, its memory in buffers."""
 
     name: str
     noise_multiplier: float
@@ -169,11 +165,6 @@ step_noise, state = stream.next(state)  # add it to the sum of clipped gradients
 
 
 def _origin(found: Factorization) -> list[tuple[str, str]]:
-    shown = [(key.replace("_", " "), _value(value)) for key, value in found.provenance.items()]
+    facts = {key.replace("_", " "): value for key, value in found.provenance.items()}
+    shown = [(k, f"{v:.6g}" if isinstance(v, float) else str(v)) for k, v in facts.items()]
     return [*shown, ("digest", found.digest), ("page made by", f"mfopt {__version__}")]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, float) and math.isfinite(value):
-        return f"{value:.6g}"
-    return str(value)

@@ -136,10 +136,10 @@ def concentration_filter(**arguments: Any) -> None:
         for one in compute(row)
     ]
     if plot is not None and swept is not None:
-        from mfopt.experiments import accounted
+        from mfopt_cli.accounts import answered
 
         shown = "break_even" if results[0]["noise_ratio"] is None else "noise_ratio"
-        accounted.draw(results, swept, "filter against plain DP-SGD", plot, shown)
+        answered.draw(results, swept, "filter against plain DP-SGD", plot, shown)
     if as_json:
         one = results[0] if swept is None else {"swept": swept, "results": results}
         display.json_object(one)

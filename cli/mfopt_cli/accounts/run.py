@@ -83,17 +83,17 @@ def run(
             rows.append({"iterations": at, **guarantee.describe()})
     answers.say_unused(effort, answers.sampled(rows))
     if plot is not None:
-        from mfopt.experiments import accounted
+        from mfopt_cli.accounts import answered
 
         ends = [sum(m.iterations for m, _ in made[: k + 1]) for k in range(len(made) - 1)]
-        accounted.draw_run(rows, ends, plot)
+        answered.draw_run(rows, ends, plot)
     if as_json:
         display.json_object({"results": rows})
     elif not quiet:
-        from mfopt.experiments import accounted
+        from mfopt_cli.accounts import answered
 
-        display.print_text(f"over the run; {accounted.protects(rows[0])}", style="bold")
-        display.columns(*accounted.table(rows, "iterations"))
+        display.print_text(f"over the run; {answered.protects(rows[0])}", style="bold")
+        display.columns(*answered.table(rows, "iterations"))
         if plot is not None:
             display.print_text(f"plot: {plot}")
 

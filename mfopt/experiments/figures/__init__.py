@@ -1,7 +1,4 @@
-"""The papers' tables and figures, and this library's own, by name.
-
-A figure is a list of panels (and its data as CSV); a table is rows of text.
-"""
+"""The papers' tables and figures, and this library's own, by name."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mfopt._runtime import _check
-from mfopt.experiments import plots
+from mfopt.experiments import plots, tables
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.figures import charles, chua, fresh_bins, ganesh, mcmahan, near_exact
 from mfopt.experiments.figures.context import Builder, Context
@@ -74,7 +71,8 @@ def make(
     """
     drawing = FIGURES[name].build(Context(cache, **how))
     if drawing.table is not None:
-        texts = {".csv": drawing.csv or "", ".txt": drawing.table}
+        text = f"{drawing.title}\n{tables.aligned(*drawing.table)}\n"
+        texts = {".csv": tables.csv_text(*drawing.table), ".txt": text}
         return plots.write_files(folder / name, texts, {}, kinds)
     figure = plots.draw(drawing.panels, title=drawing.title, columns=drawing.columns)
     texts = {".csv": plots.csv_of(drawing.panels)}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from mfopt.experiments import comparison, tables
-from mfopt.experiments.cache import Cache, Cell, Result
+from mfopt.experiments import comparison
+from mfopt.experiments.cache import Cache, Cell
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runner import run_all
@@ -22,13 +22,9 @@ class Context(NamedTuple):
     jobs: int | None = None
     progress: Report = silent
 
-    def run(self, cells: Iterable[Cell]) -> dict[Cell, Result]:
-        """Results of the cells, from the cache where they are there."""
-        return run_all(cells, self.cache, jobs=self.jobs, progress=self.progress)
-
     def records(self, cells: Mapping[K, Cell]) -> dict[K, dict[str, Any]]:
         """The record of each cell."""
-        found = self.run(cells.values())
+        found = run_all(cells.values(), self.cache, jobs=self.jobs, progress=self.progress)
         return {key: found[cell].record for key, cell in cells.items()}
 
     def compare(self, setting: Comparison) -> list[comparison.Row]:
@@ -37,21 +33,14 @@ class Context(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A figure's panels, or a table's text and CSV."""
+    """A figure's panels, or a table as (header, rows)."""
 
     panels: Sequence[Panel] = ()
     title: str = ""
     columns: int | None = None
-    table: str | None = None
-    csv: str | None = None
+    table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None = None
 
 
 Builder = Callable[[Context], Drawing]
 # name -> number as printed, what it shows, what makes it
 Figures = dict[str, tuple[str, str, Builder]]
-
-
-def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Drawing:
-    """A table as text below a title, and as CSV."""
-    text = f"{title}\n{tables.aligned(header, rows)}\n"
-    return Drawing(table=text, csv=tables.csv_text(header, rows))

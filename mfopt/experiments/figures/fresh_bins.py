@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from mfopt.experiments.comparison import Z95
@@ -22,21 +24,20 @@ MAIN, SMALL = (16, 128), (0.5, 1.0, 2.0)  # epochs × iterations, and the ε of 
 GROUPS = (2, 4, 8, 16)  # bands to choose from under cyclic Poisson sampling
 
 
-def kept_cell(epsilon: float, rethrow: int) -> SigmaCell:
-    """σ and RMSE of a banded Toeplitz C optimized for bins that are kept for so many epochs."""
-    epochs, bins = STUDIED
-    goal = Goal(bins, epochs, epsilon, DELTA, FRESH, rethrow)
-    return SigmaCell(AmplifiedCell(goal, "banded-toeplitz", bands=BANDS), goal)
-
-
 def kept(context: Context) -> Drawing:
     """RMSE where bins are kept for L epochs, and what that costs over new bins in each.
 
-    σ is estimated on fresh samples.
+    σ is estimated on fresh samples, of a banded Toeplitz C that is optimized for each L.
     """
     epochs, bins = STUDIED
     lengths = [length for length in range(1, epochs + 1) if epochs % length == 0]
-    found = context.records({(e, each): kept_cell(e, each) for e in EPSILONS for each in lengths})
+    cells = {}
+    for epsilon, length in itertools.product(EPSILONS, lengths):
+        goal = Goal(bins, epochs, epsilon, DELTA, FRESH, length)
+        cells[epsilon, length] = SigmaCell(
+            AmplifiedCell(goal, "banded-toeplitz", bands=BANDS), goal
+        )
+    found = context.records(cells)
     errors, excess = [], []
     for epsilon in EPSILONS:
         rmse = np.array([found[epsilon, each]["rmse"] for each in lengths])

@@ -41,11 +41,8 @@ def group_lines(
     found = context.records(cells)
 
     lines: dict[tuple[str, float], Line] = {}
-    for name, method, value in (
-        ("tight", "tight", "epsilon"),
-        ("lemma", "lemma", "epsilon"),
-        ("line", "lemma", "line"),
-    ):
+    for name in ("tight", "lemma", "line"):
+        method, value = ("lemma", "line") if name == "line" else (name, "epsilon")
         for sigma in sigmas:
             every = [(k, found[method, sigma, k][value]) for k in groups]
             lines[name, sigma] = [(k, e) for k, e in every if e is not None]

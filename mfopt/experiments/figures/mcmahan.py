@@ -7,10 +7,11 @@ adjacency of one user, noise multiplier z relative to the sensitivity of the ave
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mfopt.accounting.closed_form import moments
 from mfopt.experiments.accounts import AccountCell
-from mfopt.experiments.figures.context import Context, Drawing, Figures, table
+from mfopt.experiments.figures.context import Context, Drawing, Figures
 from mfopt.sampling import Poisson
 
 PAPER = "McMahan et al. 2018, DP recurrent language models"
@@ -39,12 +40,11 @@ _HEADER = (
 )
 
 
-# users, users per round, noise multiplier, rounds, δ, and the ε that is printed
-Printed = tuple[int, int, float, int, float, float]
+def _table(context: Context, asked: Sequence[tuple[Any, ...]], title: str) -> Drawing:
+    """The printed ε, that of this library's moments accountant, and its tightest.
 
-
-def _table(context: Context, asked: Sequence[Printed], title: str) -> Drawing:
-    """The printed ε, that of this library's moments accountant, and its tightest."""
+    What is asked is (users, users per round, noise multiplier, rounds, δ, the printed ε).
+    """
     cells, by_moments = {}, {}
     for one in asked:
         users, cohort, noise, rounds, delta, _ = one
@@ -53,7 +53,7 @@ def _table(context: Context, asked: Sequence[Printed], title: str) -> Drawing:
         by_moments[one] = moments.epsilon(noise, scheme.probability, rounds, delta)
     found = context.records(cells)
     rows = [(*one, by_moments[one], found[one]["epsilon"]) for one in asked]
-    return table(title, _HEADER, rows)
+    return Drawing(title=title, table=(_HEADER, rows))
 
 
 def rounds_table(context: Context) -> Drawing:

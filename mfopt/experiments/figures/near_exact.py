@@ -39,7 +39,6 @@ def improvements(
     include: tuple[str, ...],
     widths: tuple[int, ...] = WIDTHS,
     samples: int = 2**15,
-    title: str = "",
 ) -> Builder:
     """Percent by which RMSE is below that of the first of some families, against ε.
 
@@ -48,14 +47,15 @@ def improvements(
       include: families.
       widths: numbers of bands; up to the iterations of an epoch, beyond which columns overlap.
       samples: of each σ.
-      title: of the panel.
     """
 
     def build(context: Context) -> Drawing:
         fitting = tuple(width for width in widths if width <= bins)
         setting = Comparison(bins, epochs, EPSILONS, DELTA, include, fitting, samples=samples)
         rows = context.compare(setting)
-        return Drawing([improvement_panel(setting, rows, include[0], title=title)])
+        panel = improvement_panel(setting, rows, include[0])
+        bands = f"{widths[0]} bands, " if len(widths) == 1 < widths[0] else ""
+        return Drawing([panel._replace(title=bands + panel.title)])
 
     return build
 
@@ -137,12 +137,7 @@ FIGURES: Figures = {
     "near-exact-2b": (
         "Figure 2(b)",
         "64 bands: improvement by amplification",
-        improvements(
-            *MAIN,
-            tuple(f"banded+{sampling}" for sampling in BY_SAMPLING),
-            (64,),
-            title="64 bands, 16 epochs × 128 iterations",
-        ),
+        improvements(*MAIN, tuple(f"banded+{sampling}" for sampling in BY_SAMPLING), (64,)),
     ),
     "near-exact-3a": ("Figure 3(a)", "best number of bands, by amplification", best_width(*MAIN)),
     "near-exact-3b": ("Figure 3(b)", "optimized C over the best banded C", optimized(*MAIN)),

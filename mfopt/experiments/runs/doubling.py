@@ -31,10 +31,7 @@ def choices(
 ) -> dict[str, Choice]:
     """The choice of each strategy at each budget G M, from the smallest to the largest.
 
-    Args:
-      loss: (trials,) of each place of the grid.
-      noise: σ(M)/M of each M.
-      scale: L(G) of each G.
+    ``loss`` is (trials,) at each place of the grid, ``noise`` σ(M)/M and ``scale`` L(G).
     """
     budgets = sorted({group * cohort for group, cohort in loss})
     each = [[p for p in loss if p[0] * p[1] == budget] for budget in budgets]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optax
 
 from mfopt import query_error, sampling
 from mfopt._runtime import _check
@@ -76,7 +77,7 @@ class ImagesCell(ImageTask, Cell):
         strategy = strategy_of(source)
         scheme = sampling.from_description(source.record["scheme"])
         sigma = source.record["guarantee"]["noise_multiplier"]
-        population = len(loaded.train.y)
+        population, shape = len(loaded.train.y), loaded.train.x.shape[1:]
         privacy, batch_size = self.stated(source, scheme, population)
         mechanism = many_runs.RunMechanism(
             strategy, sigma, scheme, batch_size, shuffled=self.execution == SHUFFLED
@@ -99,6 +100,7 @@ class ImagesCell(ImageTask, Cell):
             "privacy": {"privacy_unit": "example", **privacy, "noise_multiplier": sigma},
             "rates": list(self.rates),
             "population": population,
+            "parameters": optax.tree.size(pictures.model(shape, self.hidden, seed=0)[0]),
             "batch_size": batch_size,
             # on the workload of the run, whatever C was optimized for: of all iterates, of the last
             "rmse": float(np.sqrt(np.mean(errors))),

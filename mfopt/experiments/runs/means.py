@@ -238,11 +238,8 @@ def _program() -> Any:
 def tuned(errors: np.ndarray) -> np.ndarray:
     """Losses (trials,): each half of the trials at the setting that is best for the other.
 
-    So no loss chose its own setting.
-
-    Args:
-      errors: (..., trials) at each setting of a sweep; what is not finite is worst, and the halves
-        are the even and the odd trials.
+    So no loss chose its own setting. ``errors`` are (..., trials), at each setting of a sweep; what
+    is not finite is worst, and the halves are the even and the odd trials.
     """
     errors = errors.reshape(-1, errors.shape[-1]).astype(np.float64)
     errors = np.where(np.isfinite(errors), errors, np.inf)

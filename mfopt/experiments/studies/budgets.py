@@ -30,7 +30,7 @@ class TrainingBudgets(FineTuning):
         "epsilon=ε; records_a_step=B; algorithm; loss=nats/token; least; largest; pretrained; "
         "learning_rate=rate; privacy_unit=unit; sampling; noise_multiplier=σ"
     )
-    paper = "350 million parameters"
+    paper = "350 million parameters, 2,000 and 10,000 steps"
     title = "Fine-tuning at fixed compute, user-level DP, δ = {0.delta:g}"
 
     epsilons: tuple[float, ...] = option((2.0, 8.0), "ε of the runs.", name="--eps")

@@ -37,6 +37,7 @@ class EstimateAndDouble(MeanStudy):
         "epsilon=ε; strategy; gradients=B; places=(G, M); squared_error=error²; "
         "suboptimality=above the best; half95=±; privacy_unit=unit; sampling"
     )
+    scale = f"{MeanStudy.scale}; in the paper: 350 million parameters, 2,000 and 10,000 steps"
     title = "Choosing G and M of ULS on mean estimation, user-level DP, δ = {0.delta:g}"
 
     epsilons: tuple[float, ...] = option((1.0, 4.0, 16.0), "ε of every grid.", name="--eps")

@@ -33,8 +33,7 @@ class Outcome(NamedTuple):
     Attributes:
       rows: one dictionary a row, all with the same keys, among them :data:`PRIVACY`.
       columns: {key of the rows: heading} of those that the terminal shows, in order.
-      panels: of the plot.
-      title: of the plot.
+      panels, title: of the plot.
       findings: what follows, in words, each with its numbers.
     """
 
@@ -57,8 +56,8 @@ class Study(abc.ABC):
       time: of that on two cores, as measured.
       columns: of the rows that the terminal shows, as "key; key=heading".
       title: of the plot, for :meth:`str.format` of a study and its first row.
+      scale: of what is trained, and of the paper's, likewise; "" where nothing is.
       plot_columns: panels side by side; as the plots choose where None.
-      scale: of what is trained, for :meth:`str.format` of a study; "" where nothing is.
     """
 
     name: ClassVar[str]
@@ -115,7 +114,7 @@ class Study(abc.ABC):
 
     def heading(self, rows: list[Row]) -> str:
         """The plot's heading, with the size of what is trained."""
-        return "\n".join(filter(None, (self.title.format(self, rows[0]), self.scale.format(self))))
+        return "\n".join(x.format(self, rows[0]) for x in (self.title, self.scale) if x)
 
     def command(self) -> str:
         """The command that runs this study."""
@@ -146,12 +145,10 @@ class ChosenRate(NamedTuple):
 def choose(
     rates: Sequence[float], loss: Callable[[float], float | None], *, most: int = 0
 ) -> ChosenRate:
-    """The best rate; a grid whose end is best is extended by its last ratio.
+    """The best rate; a grid whose end is best is extended by its last ratio, ``most`` times.
 
-    Args:
-      rates: to begin with; one alone is no grid and stays so.
-      loss: of a rate, lower is better, what is not finite worst; None where it was not run yet.
-      most: rates to add.
+    One rate alone is no grid and stays so. ``loss`` says None where a rate was not run yet; what is
+    not finite is worst.
 
     >>> losses = {1.0: 3.0, 2.0: 2.0, 4.0: 1.0, 8.0: 1.5}
     >>> choose((1.0, 2.0), losses.get, most=3)

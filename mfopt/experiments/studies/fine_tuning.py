@@ -58,11 +58,6 @@ class Arm(NamedTuple):
         """Expected in a step where every user has ``group``."""
         return self.units * (1 if self.algorithm == ELS else self.group)
 
-    @property
-    def sampled(self) -> str:
-        """What a step samples."""
-        return "records" if self.algorithm == ELS else "users"
-
     def settings(self, delta: float) -> dict[str, Any]:
         """Of :class:`~mfopt.training.config.TrainConfig`, at this δ where the arm is private."""
         private = {} if self.epsilon is None else {"epsilon": self.epsilon, "delta": delta}
@@ -77,30 +72,39 @@ class Arm(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuning(Swept):
-    """A study of runs of the real trainer; its arms are :class:`Arm`."""
+class OfText(Swept):
+    """A study of runs of the real trainer, judged by held-out records of training users."""
 
     data: str = option(
         "stdlib-code", "Embedded corpus, or a folder of `mfopt data build`.", rule=check_parts
     )
+    delta: float = option(1e-5, "δ of every statement.")
+    seeds: tuple[int, ...] = option((0, 1, 2), "One run for each, pinning its randomness.")
+    length: int = option(48, "Tokens of a record.")
+    pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
+
+    def judged(self, result: Result, rate: float) -> float:
+        return float(mean(last(result, rate, CHOSEN_ON)))
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuning(OfText):
+    """A study whose arms are :class:`Arm`."""
+
     model: str | None = option(
         None,
         "Local Hugging Face folder of a GPT-2 to begin from; none: a new one of these sizes.",
         kind=str,
         rule=check_model,
     )
-    delta: float = option(1e-5, "δ of every statement.")
     steps: int = option(32, "Steps of a run.")
     rates: tuple[float, ...] = option((0.01,), "Learning rates to choose from (adam).")
     extend: int = option(3, "Most rates to add beyond an end of several that is best.", least=0)
-    seeds: tuple[int, ...] = option((0, 1, 2), "One run for each, pinning its randomness.")
-    length: int = option(48, "Tokens of a record.")
     width: int = option(64, "Width of a new model.")
     layers: int = option(2, "Blocks of a new model.")
-    pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
     evaluate_records: int = option(200, "Most held-out records of an evaluation.")
 
-    scale = "{0.trained}, {0.steps:,} steps; in the paper: {0.paper}"
+    scale = "{0.trained} ({1[parameters]:,} parameters), {0.steps:,} steps; in the paper: {0.paper}"
     paper: ClassVar[str] = "125 to 774 million parameters"
 
     @property
@@ -125,16 +129,14 @@ class FineTuning(Swept):
             self.base, None, tuple(given.items()), rates, self.seeds, **how
         )
 
-    def judged(self, result: Result, rate: float) -> float:
-        return float(mean(_last(result, rate, CHOSEN_ON)))
-
     def rows(self, found: Found) -> list[Row]:
         return [self.row(found, arm) for arm in self.arms()]
 
     def row(self, found: Found, arm: Arm) -> Row:
         """Row of an arm at its best rate; losses in nats per token."""
         at, result = self.best(found, arm)
-        record, losses = result.record, _last(result, at.rate, REPORTED)
+        record, losses = result.record, last(result, at.rate, REPORTED)
+        sampled = "records" if arm.algorithm == ELS else "users"
         promised = record["guarantee"] or dict.fromkeys(("privacy_unit", "adjacency"))
         return {
             "algorithm": arm.algorithm,
@@ -151,7 +153,7 @@ class FineTuning(Swept):
             "pretrained": record["runs"][0][0][REPORTED][0][1],
             "privacy_unit": promised["privacy_unit"],
             "adjacency": promised["adjacency"],
-            "sampling": f"Poisson, {arm.sampled}, {record['probability']:.4g}",
+            "sampling": f"Poisson, {sampled}, {record['probability']:.4g}",
             "epsilon": arm.epsilon,
             "delta": None if arm.epsilon is None else self.delta,
             "noise_multiplier": record["noise_multiplier"],
@@ -165,6 +167,6 @@ class FineTuning(Swept):
         return f"nats per token; {len(self.seeds)} run{'s' * (len(self.seeds) > 1)} each"
 
 
-def _last(result: Result, rate: float, part: str) -> list[float]:
+def last(result: Result, rate: float, part: str) -> list[float]:
     """Losses of every seed on a held-out part after the runs at one rate."""
     return [float(run[part][-1][1]) for run in at_rate(result, rate)]

@@ -30,8 +30,8 @@ class Images(ImageTask, Swept):
     time = "about 7 CPU-minutes"
     title = "Images: each mechanism at its best rate, δ = {0.delta:g}, one example, 95% over seeds"
     scale = (
-        "{0.trained}, {0.epochs} × {0.bins} iterations, {0.seeds} seeds; "
-        "in the paper: CIFAR-10, 20 × 100, 100 seeds"
+        "{0.trained}, {1[_parameters]:,} parameters, {0.epochs} × {0.bins} iterations, "
+        "{0.seeds} seeds; in the paper: CIFAR-10, 550,570 parameters, 20 × 100, 100 seeds"
     )
     columns = (
         "mechanism; epsilon=ε; accuracy; accuracy_half95=±; loss; rmse=RMSE; rate; "
@@ -99,6 +99,7 @@ class Images(ImageTask, Swept):
             how = "" if execution == AS_ACCOUNTED else f": {execution}"
             row: Row = {"mechanism": f"{families.label(family)}{how}", "family": family}
             row |= {"execution": execution, "target": epsilon}
+            row["_parameters"] = result.record["parameters"]
             for name in ("accuracy", "loss"):
                 row[f"_{name}"] = _at(result, at.rate, f"test_{name}")
                 row[name], row[f"{name}_half95"] = interval(row[f"_{name}"])

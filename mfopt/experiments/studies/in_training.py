@@ -9,13 +9,13 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from mfopt.experiments.cache import Result
 from mfopt.experiments.mechanisms import BALLS, FRESH
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs import training
-from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, at_rate, check_parts
-from mfopt.experiments.studies.engine import Found, Row, Swept
+from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, at_rate
+from mfopt.experiments.studies.engine import Found, Row
+from mfopt.experiments.studies.fine_tuning import OfText
 from mfopt.experiments.studies.rows import about, level, pick, spread
 
 LOSS = "loss on held-out users (nats per token)"
@@ -38,10 +38,13 @@ class Way(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingStudy(Swept):
+class TrainingStudy(OfText):
     """A study of ways to train, each at its own best rate, against the first of them."""
 
-    scale = "2 layers of width 64, {0.epochs} × {0.bins} steps, {0.pretrain_steps} of pretraining"
+    scale = (
+        "2 layers of width 64, {1[_parameters]:,} parameters, {0.epochs} × {0.bins} steps, "
+        "{0.pretrain_steps} of pretraining"
+    )
     title = "User-level DP, ε = {0.epsilon:g}; bands: least to largest of the seeds"
     plot_columns = 2
     compared: ClassVar[str] = "noise"  # the column that ways differ in
@@ -49,18 +52,11 @@ class TrainingStudy(Swept):
     axis: ClassVar[str] = "learning rate"
     by_move: ClassVar[bool] = False  # whether a rate is how far the noise moves a parameter
 
-    data: str = option(
-        "stdlib-code", "Embedded corpus, or a folder of `mfopt data build`.", rule=check_parts
-    )
     rates: tuple[float, ...] = option((0.004, 0.012, 0.036), "Learning rates to choose from.")
-    seeds: tuple[int, ...] = option((0, 1, 2), "Seeds of batches and noise, one run each.")
     epsilon: float = option(8.0, "ε of every statement.", name="--eps")
-    delta: float = option(1e-5, "δ of every statement.")
     bins: int = option(8, "Iterations of an epoch.", name="--iters")
     epochs: int = option(4, "Epochs.")
     records: int = option(2, "Records of a user in one participation.", name="--records-per-user")
-    length: int = option(48, "Tokens of a record.")
-    pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
 
     def run(self, arm: Way, rates: tuple[float, ...]) -> training.TrainRunCell:
         kind, _, sampling = arm.noise.partition("+")
@@ -75,9 +71,6 @@ class TrainingStudy(Swept):
             base, mechanism, settings, rates, seeds, self.by_move, every=every
         )
 
-    def judged(self, result: Result, rate: float) -> float:
-        return float(mean(losses[CHOSEN_ON][-1][1] for losses in at_rate(result, rate)))
-
     def rows(self, found: Found) -> list[Row]:
         """A row for each seed of each arm, at the arm's best rate; losses in nats per token."""
         rows: list[Row] = []
@@ -90,6 +83,7 @@ class TrainingStudy(Swept):
             for number, (seed, losses) in enumerate(zip(sorted(self.seeds), runs, strict=True)):
                 users, records = (losses[part] for part in (REPORTED, CHOSEN_ON))
                 row: Row = {"data": Path(self.data).name, **arm._asdict(), "seed": seed}
+                row["_parameters"] = result.record["parameters"]
                 row |= {"users_before": users[0][1], "users": users[-1][1]}
                 row |= {"records": records[-1][1]}
                 row |= {"privacy_unit": "user", "adjacency": "add-remove"}

@@ -33,8 +33,8 @@ class MeanStudy(MeanTask, Study):
 
     def at_most(self, name: str, owner: str) -> None:
         """Refuse numbers of which a user, or the population, has only so many: ``owner``."""
-        value, most = getattr(self, name), getattr(self, owner)
-        for each in value if isinstance(value, tuple) else (value,):
+        most = getattr(self, owner)
+        for each in getattr(self, name):
             if each > most:
                 rule = f"a user has {most} {owner}" if owner == "examples" else f"there are {most}"
                 raise _check.reject(name, each, rule, f"Take less, or more `{owner}`.")
@@ -52,6 +52,7 @@ class MeanEstimation(MeanStudy):
         "panel=varies; value=at; algorithm; squared_error=error²; low95=from; high95=to (95%); "
         "privacy_unit=unit; sampling; epsilon=ε; noise_multiplier=σ"
     )
+    scale = f"{MeanStudy.scale}; in the paper: 256 users, 32 dimensions, 256 steps"
     title = "Mean estimation, user-level DP, δ = {0.delta:g} add-remove"
 
     epsilons: tuple[float, ...] = option(
