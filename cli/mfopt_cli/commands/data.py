@@ -203,8 +203,6 @@ def _source(paths: tuple[str, ...], given: dict[str, Any], name: str = "data") -
 
 
 def _leave_default(given: dict[str, Any], rule: str, **defaults: str) -> None:
-    from mfopt._runtime import _check
-
     for name, default in defaults.items():
         if given[name] != default:
             raise _check.reject(name, given[name], rule, "Leave it out.")

@@ -25,6 +25,7 @@ from mfopt.training.models.nnx_model import from_nnx, nest, pick
 
 with _extras.required():
     from flax import nnx
+    from flax.traverse_util import flatten_dict
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save_file
 
@@ -119,19 +120,14 @@ def merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> P
     """The plain model's parameters with scale * A B added to each adapted matrix."""
     if lora is None:
         return params
-
-    def walk(base: PyTree, low: PyTree) -> PyTree:
-        out = {}
-        for name, value in base.items():
-            out[name] = walk(value, low.get(name, {})) if isinstance(value, dict) else value
-        if "lora_a" in low:
+    merged, low = flatten_dict(frozen), flatten_dict(params)
+    for *layer, name in low:
+        if name == "lora_a":
             # On the host in float64: rounding of the product is then far below float32's.
-            parts = (base["kernel"], low["lora_a"], low["lora_b"])
+            parts = (merged[*layer, "kernel"], low[*layer, name], low[*layer, "lora_b"])
             kernel, a, b = (np.asarray(part, np.float64) for part in parts)
-            out["kernel"] = np.asarray(kernel + lora.scale * (a @ b), np.float32)
-        return out
-
-    return walk(frozen, params)
+            merged[*layer, "kernel"] = np.asarray(kernel + lora.scale * (a @ b), np.float32)
+    return nest(merged)
 
 
 def read_config(folder: str | Path) -> Config:
