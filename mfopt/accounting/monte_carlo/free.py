@@ -12,7 +12,13 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.assignment import LEAST, BinAssignment
-from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, RoundsProfile, guess
+from mfopt.accounting.loss_distribution.rounds import (
+    COARSE,
+    FINE,
+    Direction,
+    RoundsProfile,
+    guess,
+)
 from mfopt.errors import FailureError
 
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
@@ -110,15 +116,17 @@ class ReassignedBins:
     method: str = "fresh bins with orthogonal modes, composed losses of the assignments"
     exact: bool = True
 
-    def profile(self, noise_multiplier: float, accuracy: float = FINE) -> RoundsProfile:
+    def profile(
+        self, noise_multiplier: float, accuracy: float = FINE
+    ) -> RoundsProfile | ClosedProfile:
         """The privacy profile at one σ."""
         sigma = _check.positive("noise_multiplier", noise_multiplier)
+        if (closed := self._closed(sigma)) is not None:
+            return ClosedProfile(closed, sigma)
         scaled = sigma / math.sqrt(self.squared_norm) * (1 - _NUDGE)
         return RoundsProfile(BinAssignment(self.bins), self.throws, scaled, accuracy)
 
     def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        if (closed := self._closed(noise_multiplier)) is not None:
-            return closed.log_deltas(noise_multiplier, epsilon)
         profile = self.profile(noise_multiplier)
         return profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
 
@@ -126,8 +134,6 @@ class ReassignedBins:
         target = math.log(delta) - _GRIDS
 
         def excess(sigma: float, accuracy: float) -> float:
-            if (closed := self._closed(sigma)) is not None:
-                return max(closed.log_deltas(sigma, epsilon)) - target
             return self.profile(sigma, accuracy).log_delta(epsilon) - target
 
         try:
@@ -137,8 +143,6 @@ class ReassignedBins:
         return _least(excess, start * math.sqrt(self.squared_norm), relative=1e-5)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
-        if (closed := self._closed(noise_multiplier)) is not None:
-            return closed.epsilon(noise_multiplier, delta)
         return self.profile(noise_multiplier).epsilon(delta * math.exp(-_GRIDS))
 
     @property
@@ -152,6 +156,23 @@ class ReassignedBins:
             return self._plain
         spread = Spread(self.bins, self.throws, self.squared_norm, self._plain)
         return spread if spread.log_square(noise_multiplier) <= 2 * math.log(_FAINT) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosedProfile:
+    """Profile of a bound in closed form at one σ."""
+
+    bound: Unamplified | Spread
+    noise_multiplier: float
+
+    def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
+        """Upper bound of log δ(ε), the larger of both directions unless one is named."""
+        remove, add = self.bound.log_deltas(self.noise_multiplier, epsilon)
+        return max(remove, add) if direction is None else remove if direction == "remove" else add
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest ε with δ(ε) <= ``delta``."""
+        return self.bound.epsilon(self.noise_multiplier, delta)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,13 +32,16 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import importance
-from mfopt.accounting.monte_carlo.evidence import Point, Tilt, ceiling_alone
+from mfopt.accounting.monte_carlo.evidence import Payoff, Point, Tilt, ceiling_alone
 from mfopt.accounting.monte_carlo.likelihood import Ceilings
 from mfopt.accounting.monte_carlo.protocol import DIRECTIONS, SampledDirection
 from mfopt.errors import FailureError
@@ -117,6 +120,11 @@ class MomentBound:
             relative=_WIDTH,
             least=1e-4,
         )
+
+
+@_quick.jit
+def _log_value(payoff: Payoff, t: jax.Array) -> jax.Array:
+    return jnp.asarray(payoff.log_value(t))
 
 
 @float64
@@ -223,7 +231,10 @@ class _Problem(NamedTuple):
 
         def payoff(y: np.ndarray) -> np.ndarray:
             t = epsilon - y if remove else epsilon + y
-            log_value = np.asarray(point.payoff.log_value(t)) + (y if remove else 0.0)
+            # programs for few lengths serve all grids
+            padded = np.pad(t, (0, (1 << t.size.bit_length()) - t.size), mode="edge")
+            log_value = np.asarray(_log_value(point.payoff, padded))[: t.size]
+            log_value = log_value + (y if remove else 0.0)
             result: np.ndarray = np.exp(log_value - log_b) * (1 + _ROUNDING)
             return result
 
