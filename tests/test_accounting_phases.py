@@ -1,5 +1,6 @@
 """Phases that compose, against dp_accounting, closed forms and single phases."""
 
+import dataclasses
 import math
 
 import dp_accounting
@@ -13,8 +14,17 @@ from mfopt.accounting import Mechanism, account, events, phases
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.phases import Phase
 from mfopt.errors import UsageError
-from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, FixedOrder, FreshBins, Poisson
-from mfopt.strategies import BandedSquareRoot, Tree
+from mfopt.sampling import (
+    BallsInBins,
+    BMinSep,
+    CyclicPoisson,
+    FixedBatch,
+    FixedOrder,
+    FreshBins,
+    KOfN,
+    Poisson,
+)
+from mfopt.strategies import BandedSquareRoot, Identity, Tree
 
 POISSON = Phase(Mechanism(Poisson(0.02, 200)), 1.1)
 SECOND = Phase(Mechanism(Poisson(0.05, 100)), 1.6)
@@ -155,3 +165,60 @@ def test_epsilon_grows_over_training_up_to_the_whole_account(mechanism, sigma):
     assert found[-1][0] == mechanism.iterations
     whole = account(mechanism, noise_multiplier=sigma, delta=1e-5).epsilon
     assert values[-1] == whole
+
+
+def patterns(scheme, steps):
+    """Share of the units with each pattern of participations in the first steps."""
+    units = 40_000
+    draws, codes = scheme.draws(units, seed=7), np.zeros(units, int)
+    for step in range(steps):
+        codes[draws(step)] += 2**step
+    return np.bincount(codes, minlength=2**steps) / units
+
+
+@pytest.mark.parametrize(
+    ("scheme", "changes"),
+    [
+        (BallsInBins(4, 2), {"epochs": 1}),
+        (FixedOrder(4, 2), {"epochs": 1}),
+        (FreshBins(2, 3), {"epochs": 2}),
+        (BMinSep(4, 2, separation=2), {"epochs": 1}),
+        (BMinSep(4, 2), {"epochs": 1}),
+        (KOfN(4, 2, separation=2), {"epochs": 1}),
+        (KOfN(4, 2), {"epochs": 1}),
+        (Poisson(0.3, 6), {"iterations": 4}),
+        (FixedBatch(10_000, 40_000, 6), {"iterations": 4}),
+    ],
+)
+def test_a_run_is_cut_only_where_its_first_steps_are_a_shorter_run(scheme, changes):
+    shorter = dataclasses.replace(scheme, **changes)
+    apart = np.abs(patterns(scheme, shorter.length) - patterns(shorter, shorter.length)).sum() / 2
+    assert apart < 0.02 if scheme.prefix_closed else apart > 0.2
+
+
+@pytest.mark.ci
+def test_k_of_n_is_accounted_for_as_a_whole():
+    """δ after half of it is above that of one participation in half as many steps."""
+    mechanism = Mechanism(KOfN(4, 2), Identity())
+    ((steps, found),) = phases.over_training(mechanism, 0.6, epsilon=2.0, samples=2**14)
+    assert steps == 8 and found.status == "certified"
+    # two participations in eight steps, uniform: law of those in the first four, by enumeration
+    pairs = [[i, j] for j in range(8) for i in range(j)]
+    means = np.zeros((len(pairs), 4))
+    for row, pair in zip(means, pairs, strict=True):
+        row[[i for i in pair if i < 4]] = 1.0
+    rng = np.random.default_rng(0)
+    x = means[rng.integers(len(pairs), size=10**5)] + 0.6 * rng.normal(size=(10**5, 4))
+    exponents = (x @ means.T - np.sum(means**2, axis=1) / 2) / 0.36
+    loss = np.log(np.mean(np.exp(exponents), axis=1))
+    values = np.maximum(1 - np.exp(2.0 - loss), 0.0)
+    true, error = np.mean(values), np.std(values) / math.sqrt(len(values))
+    assert found.delta > true - 4 * error
+    cut = account(Mechanism(KOfN(4, 1), Identity()), noise_multiplier=0.6, epsilon=2.0)
+    assert cut.delta < true - 4 * error  # what a shorter run would have said
+
+
+@pytest.mark.parametrize("scheme", [KOfN(1, 3), BMinSep(1, 3)])
+def test_one_bin_leaves_nothing_to_draw(scheme):
+    with pytest.raises(UsageError, match="bins = 1: leaves nothing to draw"):
+        account(Mechanism(scheme, BandedSquareRoot(1)), noise_multiplier=1.0, epsilon=1.0)

@@ -316,7 +316,9 @@ def over_training(
 
     The first iterations of a run are the same mechanism with a leading block of C; points lie at
     whole epochs where the scheme has epochs (at whole assignment rounds where bins are reassigned),
-    so that the guarantee at the end of an epoch holds within it.
+    so that the guarantee at the end of an epoch holds within it. The end of the run is the only
+    point where the scheme's first steps are no shorter run (k of n: a unit may have taken part more
+    often by then than such a run says).
 
     Args:
       phases: the whole run: a mechanism, or phases one after the other.
@@ -351,6 +353,9 @@ def over_training(
 
 def _beginnings(mechanism: Mechanism, points: int) -> Iterator[Mechanism]:
     scheme: Any = mechanism.sampling
+    if not scheme.prefix_closed:
+        yield mechanism
+        return
     field = "epochs" if hasattr(scheme, "epochs") else "iterations"
     whole = getattr(scheme, "rethrow", 1)  # epochs that share an assignment end together
     total = getattr(scheme, field) // whole

@@ -32,6 +32,7 @@ class BMinSep(SeparatedBins):
 
     kind: ClassVar[str] = "b-min-sep"
     independent: ClassVar[bool] = True
+    prefix_closed: ClassVar[bool] = True
     mistaken_for: ClassVar[str] = "beginning with every unit available"
 
     @staticmethod

@@ -30,6 +30,7 @@ class BallsInBins(BinScheme):
 
     kind: ClassVar[str] = "balls-in-bins"
     independent: ClassVar[bool] = True
+    prefix_closed: ClassVar[bool] = True
     mistaken_for: ClassVar[str] = "reassigning units in each epoch"
 
     def words(self) -> str:

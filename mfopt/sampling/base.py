@@ -39,6 +39,9 @@ class Scheme(abc.ABC):
         many other units there are, nor on theirs. Two things hang on it. Removing a unit then
         moves no other, so that an account for add-remove adjacency is one about the run; and a
         unit that is cut from a full batch can be charged for without looking at the others.
+      prefix_closed: whether the first epochs, or steps where it has none, of a run are drawn as a
+        shorter run of the scheme is. A run whose scheme does not declare it is accounted for as a
+        whole only.
       executable: whether there is something to draw. A mere condition on participations has not.
       public_order: whether the units of a step follow from their numbers alone.
       run_adjacency: the adjacency that a training run under it is accounted for.
@@ -51,6 +54,7 @@ class Scheme(abc.ABC):
 
     kind: ClassVar[str]
     independent: ClassVar[bool]
+    prefix_closed: ClassVar[bool] = False
     executable: ClassVar[bool] = True
     public_order: ClassVar[bool] = False
     run_adjacency: ClassVar[Adjacency] = "add-remove"

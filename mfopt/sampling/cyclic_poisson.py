@@ -34,6 +34,7 @@ class CyclicPoisson(Scheme):
     iterations: int
     kind: ClassVar[str] = "cyclic-poisson"
     independent: ClassVar[bool] = True
+    prefix_closed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._probability()

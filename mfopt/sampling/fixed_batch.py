@@ -28,6 +28,7 @@ class FixedBatch(Scheme):
     iterations: int
     kind: ClassVar[str] = "fixed-batch"
     independent: ClassVar[bool] = False
+    prefix_closed: ClassVar[bool] = True
     # who is there is public, and what they contribute is not
     run_adjacency: ClassVar[Adjacency] = "zero-out"
 

@@ -26,6 +26,7 @@ class FixedOrder(BinScheme):
 
     kind: ClassVar[str] = "fixed-order"
     independent: ClassVar[bool] = False
+    prefix_closed: ClassVar[bool] = True
     public_order: ClassVar[bool] = True
 
     def assign(self, units: int, rng: np.random.Generator | None = None) -> np.ndarray:

@@ -34,6 +34,7 @@ class FreshBins(BinScheme):
     rethrow: int = 1
     kind: ClassVar[str] = "fresh-bins"
     independent: ClassVar[bool] = True
+    prefix_closed: ClassVar[bool] = True
     mistaken_for: ClassVar[str] = "reassigning units at other epochs"
 
     def __post_init__(self) -> None:

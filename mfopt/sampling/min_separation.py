@@ -30,6 +30,7 @@ class MinSeparation(Scheme):
     max_participations: int
     kind: ClassVar[str] = "min-separation"
     independent: ClassVar[bool] = False
+    prefix_closed: ClassVar[bool] = True
     executable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ class Poisson(Scheme):
     iterations: int
     kind: ClassVar[str] = "poisson"
     independent: ClassVar[bool] = True
+    prefix_closed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._probability()

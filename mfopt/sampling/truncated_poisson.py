@@ -29,6 +29,7 @@ class TruncatedPoisson(Scheme):
     iterations: int
     kind: ClassVar[str] = "truncated-poisson"
     independent: ClassVar[bool] = False
+    prefix_closed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._probability()

@@ -52,8 +52,18 @@ class BMinSepLoss(SeparatedLoss):
     proven = staticmethod(separated_ceilings.ceilings)
 
 
+class SeparatedLaw(PatternLaw):
+    """δ̂ of a scheme that separates the steps of a unit."""
+
+    def _check_bands(self, bands: int) -> None:
+        super()._check_bands(bands)
+        if self.scheme.bins == 1:
+            rule = "leaves nothing to draw: every unit takes part in every step"
+            raise _check.reject("bins", 1, rule, "Use balls-in-bins.")
+
+
 @dataclasses.dataclass(frozen=True)
-class BMinSepLaw(PatternLaw):
+class BMinSepLaw(SeparatedLaw):
     """δ̂ of b-min-sep."""
 
     scheme: BMinSep

@@ -8,10 +8,9 @@ from typing import Any
 
 from mfopt._runtime import _sizes
 from mfopt.accounting.monte_carlo import circular, circular_ceilings
-from mfopt.accounting.monte_carlo.b_min_sep import SeparatedLoss
+from mfopt.accounting.monte_carlo.b_min_sep import SeparatedLaw, SeparatedLoss
 from mfopt.accounting.monte_carlo.circular import Circular
 from mfopt.accounting.monte_carlo.likelihood import SharedGaussianComponent
-from mfopt.accounting.monte_carlo.pattern_law import PatternLaw
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.sampling import KOfN
 
@@ -30,7 +29,7 @@ class KOfNLoss(SeparatedLoss):
 
 
 @dataclasses.dataclass(frozen=True)
-class KOfNLaw(PatternLaw):
+class KOfNLaw(SeparatedLaw):
     """δ̂ of k of n sampling."""
 
     scheme: KOfN
