@@ -143,5 +143,5 @@ def test_a_pair_in_pieces_is_refused_where_it_is_not_that_of_its_matrix(small):
 def test_the_strategy_is_taken_in_pieces_where_bins_are_many(small):
     pair = dominating_pair.exact(C, BallsInBins(bins=BINS, epochs=EPOCHS))
     assert isinstance(pair.factor, nested.HierarchicalLowRank)
-    assert BallsInBinsLoss(pair).work == 8 * nested.WORK
+    assert BallsInBinsLoss(pair).work == nested.WORK
     np.testing.assert_allclose(pair.gram, GRAM, rtol=1e-7)

@@ -104,8 +104,8 @@ class _Lengths:
         else:
             rounds, orthogonal = 1, balls_in_bins.orthogonal_norm(mechanism)
             if orthogonal is None:
-                squares, products = dominating_pair.lengths(mechanism.strategy, scheme)
-                square = np.mean(products)
+                gram = np.asarray(dominating_pair.exact(mechanism.strategy, scheme).gram)
+                squares, products, square = np.diagonal(gram), np.mean(gram, axis=0), np.mean(gram)
             else:
                 squares, products = np.array([orthogonal]), np.array([orthogonal / scheme.bins])
                 square = products[0]

@@ -20,10 +20,6 @@ from mfopt.guarantee import Status
 Numbers: TypeAlias = dict[str, Any]
 
 LARGEST_EPSILON = 1e4  # that a search looks at
-# numbers (samples times :attr:`LossModel.work`) that one test may take where no sample count is
-# asked for, and those of one account: its pilots and tests together, about 3 CPU seconds
-RELEASE_WORK, ANSWER_WORK = 2**33, 2**27
-_PARTS = 2  # tests' worth of samples that an account takes in each direction, with its pilots
 _PILOT = 2**15  # samples of a pilot, at most, that only predicts what a bound will cost
 
 
@@ -129,11 +125,9 @@ class LossModel(abc.ABC):
       method, status: of what ``bounds`` gives.
       estimator: what ``log_estimate`` is.
       sampled: whether ``bounds`` hold only with a probability.
-      work: numbers that one sample takes, each about 20 ns of a slow core.
+      work: numbers that one sample takes.
+      most_work: samples times work, at most, that are taken without being asked for.
       samples: samples of a test, where they were asked for; else as many as are worth it.
-      account: whether all samples of an answer together are to take no more than ANSWER_WORK, and
-        not each of its tests no more than RELEASE_WORK.
-      rough: whether estimates of δ only begin a search, which pilots move on.
       least_samples: of the last test, where nothing else was asked for.
       worth: slack, relative to x, above which a test of usual size is made larger.
       deterministic: whether only what ``free_bounds`` show is released, and nothing is sampled.
@@ -146,20 +140,13 @@ class LossModel(abc.ABC):
     estimator: str
     sampled: bool = True
     work: int = 1
+    most_work: int = 2**31
     samples: int | None = None
-    account: bool = False
-    rough: bool = False
     least_samples: int = 2**16
     worth: float = 0.001
     deterministic: bool = False
     most_slack: float = 0.05
     details: Mapping[str, Any] = MappingProxyType({})
-
-    def most_samples(self, directions: int = 2) -> int:
-        """Samples of a test in each of so many directions, at most, where none were asked for."""
-        if self.account:
-            return ANSWER_WORK // (_PARTS * directions * self.work)
-        return max(self.least_samples, RELEASE_WORK // self.work)
 
     @abc.abstractmethod
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:

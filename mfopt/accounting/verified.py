@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.analyses import stated
 from mfopt.accounting.model import LossModel, Numbers
-from mfopt.accounting.verify import LIMITED, Engine, Verified, check_delta
+from mfopt.accounting.verify import Engine, Verified, check_delta
 from mfopt.guarantee import Guarantee, reported_delta
 
 __all__ = ["LossModel", "Numbers", "VerifiedAnalysis"]
@@ -35,7 +34,6 @@ class VerifiedAnalysis:
         self, mechanism: Any, model: LossModel, *, certify: bool = True, seed: int | None = None
     ) -> None:
         self.mechanism, self.model, self.certify, self.seed = mechanism, model, certify, seed
-        model.account = certify
 
     def below(self, known: float) -> VerifiedAnalysis:
         """The same, where only a σ or ε below ``known`` is of use."""
@@ -43,11 +41,14 @@ class VerifiedAnalysis:
         found.known = known
         return found
 
+    def _engine(self) -> Engine:
+        return Engine(self.model, self.seed, known=self.known)
+
     @float64
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         """The smallest ε that is verified at this σ and δ."""
         if self.certify:
-            return self._verified(lambda engine: engine.epsilon(noise_multiplier, delta))
+            return self._verified(self._engine().epsilon(noise_multiplier, delta))
         sigma, delta = _check.positive("noise_multiplier", noise_multiplier), check_delta(delta)
         return self._estimate(sigma, self.model.sought_epsilon(sigma, delta).value, delta)
 
@@ -55,7 +56,7 @@ class VerifiedAnalysis:
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         """The smallest σ that is verified for (ε, δ)."""
         if self.certify:
-            return self._verified(lambda engine: engine.noise_multiplier(epsilon, delta))
+            return self._verified(self._engine().noise_multiplier(epsilon, delta))
         epsilon, delta = _check.epsilon("epsilon", epsilon), check_delta(delta)
         found = self.model.sought_noise_multiplier(epsilon, delta)
         return self._estimate(found.value, epsilon, delta)
@@ -72,7 +73,8 @@ class VerifiedAnalysis:
         at = min(max(epsilon, _LEAST_EPSILON), _check.LARGEST_EPSILON)
         more = math.exp(epsilon) * math.expm1(at - epsilon) if at > epsilon else 0.0
         if self.certify:
-            found = self._verified(lambda engine: engine.delta(noise_multiplier, at))
+            verified = Engine(self.model, self.seed).delta(noise_multiplier, at)
+            found = self._verified(verified)
         else:
             sigma = _check.positive("noise_multiplier", noise_multiplier)
             log_delta = min(self.model.log_estimate(sigma, _check.epsilon("epsilon", at)), 0.0)
@@ -86,12 +88,8 @@ class VerifiedAnalysis:
             return {**model.details, "certificate": "deterministic"}
         return {**model.details, **({"seed": self.seed} if model.sampled else {})}
 
-    def _verified(self, ask: Callable[[Engine], Verified]) -> Guarantee:
-        engine = Engine(self.model, self.seed, known=self.known)
-        found = ask(engine)
+    def _verified(self, found: Verified) -> Guarantee:
         details, bounds, status = self._details(), found.bounds, self.model.status
-        if engine.limited:
-            details["limited"] = LIMITED
         if found.method == self.model.method:
             both = {"remove": bounds.remove, "add": bounds.add}
             details |= {**both, **bounds.numbers, "tests": found.tests}

@@ -49,21 +49,17 @@ Free = Literal["noise_multiplier", "epsilon"]
 BETA_SHARE = 1 / 1000  # β over δ
 ROUNDS = 3
 SAMPLES = 2**18
-MOST_SAMPLES = 2**22
+MOST_SAMPLES, MOST_WORK = 2**22, LossModel.most_work
 ROUNDING = 2.0**-40  # relative: x is nudged up so that no later rounding can lower it
 LEAST_DELTA = 1e-280
-LIMITED = "by the CPU time of an answer: certify samples (--certify-samples) may tighten it"
 _COSTLY = 0.0025  # slack, relative to x, for which more samples than SAMPLES are taken
 _HELPS = 0.96  # twice the samples should bring the slack below this part of it
 _MOST_SLACK_DELTA = 0.5  # of log δ, where δ is asked for
 _WORTH_DELTA = 0.02
 _SAFE = 3.0  # standard errors beyond what a pilot expects: one test in 700 is refused
 _MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
-_FAR_APART = 0.05  # of log x: pilots between which a slope is read off
 _ALLOWED = 1.3  # times what a round missed by, for the next one
-_FEWEST = 2**10  # samples of a test, below which none is made
-_LOOSEST = 1.0  # of x, relative, that the bound of an account may cost
-_CLOSE = 1.3  # times an estimate: what is proved otherwise may be as good as a test
+_ASKED = 2**13  # samples to begin with, where it is asked whether a test is worth it at all
 _FAR = 6.0  # standard errors beyond which a statement is not worth a test
 _LARGE = 50.0  # ε from which on overlaps may be beyond what likelihoods are known for
 _DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws from them
@@ -124,7 +120,6 @@ class Engine:
         known: float = math.inf,
     ):
         self.model, self.seed, self.progress, self.known = model, seed, progress, known
-        self.limited = False  # whether an answer is looser than it would be with more samples
         self._root = chunked.seed_key(seed)
         if model.samples is not None:
             _check.integer("certify samples", model.samples, at_least=256)
@@ -177,12 +172,6 @@ class Engine:
             found = self.model.bounds(sigma, epsilon, None, self._trial())
             total = min(largest(found.both), 1.0)
             return Verified(sigma, epsilon, total, found, 0.0, 0, 1, self.model.method)
-        try:
-            self._require_samples()
-        except FailureError:
-            if best.delta < 1:
-                return best
-            raise
         log_delta = min(self.model.log_estimate(sigma, epsilon), 0.0)
         beta = max(math.exp(log_delta), LEAST_DELTA) * BETA_SHARE
         plan, samples = self._plan(
@@ -323,16 +312,14 @@ class Engine:
         Raises:
           FailureError: nothing within some percent of the estimate.
         """
-        if self.model.sampled:
-            self._require_samples()
         if fallback is not None and at(fallback[0])[1] > _LARGE:
             self.model.require(*at(fallback[0]))  # before a search that cannot end well
+        if math.isfinite(self.known) and self.model.sampled:
+            self._require_better(*at(self.known), delta)
         with self._stage("calibrating on fresh samples"):
             estimate = find()
         if not self.model.sampled:
             return self._inflate(estimate, at, delta)
-        if self.known < _CLOSE * estimate.value:
-            self._require_better(*at(self.known), delta)
         short = 0.0
         for number in range(1, ROUNDS + 1):
             accepted, short = self._round(name, number, estimate, at, delta, fallback, short)
@@ -352,9 +339,9 @@ class Engine:
         def missed(plan: Plan, samples: int) -> tuple[float, ...]:
             return plan.expected(samples, beta) - target, 0.0, 0.0
 
-        few = self.model.least_samples // 2  # a small pilot tells, and only that
         with self._stage("planning the certificate"):
-            plan, samples = self._plan(sigma, epsilon, beta, missed, first=few)
+            # a small pilot tells, and only that
+            plan, samples = self._plan(sigma, epsilon, beta, missed, first=_ASKED)
         if not plan.expected(samples, beta) <= target:
             raise FailureError(
                 "what is proved otherwise is more than a test can be expected to prove"
@@ -385,7 +372,6 @@ class Engine:
             return (last - plan.log_mean) / slope
 
         with self._stage("planning the certificate"):
-            before: tuple[float, float] | None = None
             for attempt in range(4):
                 plan, samples = self._plan(
                     *at(centre),
@@ -394,20 +380,15 @@ class Engine:
                     path=(number, attempt),
                 )
                 # the pilot belongs where the value that is tested will be
-                over = slack(plan, samples) * slope + plan.log_mean - target
-                if before is not None and abs(gone := math.log(centre) - before[0]) > _FAR_APART:
-                    # what ceilings cost may fall faster than δ does
-                    slope = max(slope, min((before[1] - over) / gone, 3 * slope))
-                move = over / slope
+                move = slack(plan, samples) + (plan.log_mean - target) / slope
                 if not math.isfinite(move) or abs(move) < _MOST_MOVE:
                     break
-                before = math.log(centre), over
                 centre *= math.exp(max(-0.3, min(move, 0.3)))
             # its error is in the value that is tested: half of the test is about the best
             wide = Trial(samples, beta, self._key(3, number))
             plan = self.model.widened(plan, *at(centre), wide)
-        near = fallback is not None and fallback[0] <= (1 + self.model.most_slack) * centre
-        most_slack = _LOOSEST if self.model.account else self.model.most_slack
+        most_slack = self.model.most_slack
+        near = fallback is not None and fallback[0] <= (1 + most_slack) * centre
         if not slack(plan, samples) < most_slack:
             raise FailureError(
                 f"not certified: the Monte Carlo bound near {_words(name)} = {centre:.6g} is too "
@@ -463,34 +444,24 @@ class Engine:
 
         ``judged`` gives (slack, what is worth more samples up to SAMPLES, and beyond them).
         """
-        samples = self.model.samples or min(first or self.model.least_samples, self._most_samples())
+        samples = self.model.samples or first or self.model.least_samples
         plan = self.model.pilot(sigma, epsilon, Trial(samples, beta, self._key(1, *path)))
-        most = self._most_samples(len(plan.sides))
-        while True:
-            whole = samples & (samples - 1) == 0  # a power of two, then the half between two
-            more = samples * 3 // 2 if whole else samples * 4 // 3
+        while 2 * samples <= self._most_samples():
             slack, worth, costly = judged(plan, samples)
             if not slack > (worth if samples < SAMPLES else costly):
                 break
             if not judged(plan, 2 * samples)[0] < _HELPS * slack:
                 break  # what is left is the pilot's, or β's
-            if more > most:
-                self.limited = self.model.account and self.model.samples is None
-                break
-            samples = more
+            whole = samples & (samples - 1) == 0  # a power of two, then the half between two
+            samples = samples * 3 // 2 if whole else samples * 4 // 3
         return plan, samples
 
-    def _most_samples(self, directions: int = 2) -> int:
-        """Samples of a test in each of so many directions, at most."""
-        return self.model.samples or min(MOST_SAMPLES, self.model.most_samples(directions))
-
-    def _require_samples(self) -> None:
-        """Raise :class:`FailureError` where not even the smallest test is affordable."""
-        if self._most_samples() < min(_FEWEST, self.model.samples or _FEWEST):
-            self.limited = True
-            raise FailureError(
-                "samples take too long here to be taken unasked. Ask for them with certify samples."
-            )
+    def _most_samples(self) -> int:
+        if self.model.samples is not None:
+            return self.model.samples
+        return max(
+            self.model.least_samples, min(MOST_SAMPLES, self.model.most_work // self.model.work)
+        )
 
     def _inflate(
         self, estimate: Found, at: Callable[[float], tuple[float, float]], delta: float

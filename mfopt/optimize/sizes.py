@@ -14,11 +14,9 @@ import jax
 
 from mfopt import strategies
 from mfopt._runtime import _check, _sizes
-from mfopt.accounting.model import RELEASE_WORK
 from mfopt.accounting.monte_carlo import chunked, design_point, dominating_pair, frozen, nested
-from mfopt.accounting.monte_carlo.balls_in_bins import sample_work
 from mfopt.accounting.monte_carlo.protocol import SampledLoss
-from mfopt.accounting.verify import SAMPLES
+from mfopt.accounting.verify import MOST_WORK, SAMPLES
 from mfopt.optimize import kinds
 from mfopt.optimize.kinds import Size
 from mfopt.progress import Report
@@ -147,8 +145,8 @@ def seconds(
     if _structured(kind, scheme, scaled) and bins >= nested.LEAST:
         certified, row = _USUAL_PROOF, float(nested.per_row(scheme.bins))
     else:
-        most, row = RELEASE_WORK // sample_work(scheme.bins), bins
-        certified = max(SampledLoss.least_samples, min(SAMPLES, most))
+        work, row = scheme.bins * max(1, scheme.bins // design_point.MOST), bins
+        certified = max(SampledLoss.least_samples, min(SAMPLES, MOST_WORK // work))
     proof = certified * bins * (_CERTIFICATE + _MORE * row) + _PER_OVERLAP * bins**2
     compiling = _COMPILING
     if _throws(scheme) > 1:

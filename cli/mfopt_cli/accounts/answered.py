@@ -28,7 +28,6 @@ def described(row: Row) -> list[tuple[str, str]]:
         ("protects", protects(row)),
         ("status", _status(row)),
         ("at least", _lower_end(row)),
-        ("limited", row.get("details", {}).get("limited", "")),
         ("method", row["method"]),
     ]
     return [(name, value) for name, value in rows if value]

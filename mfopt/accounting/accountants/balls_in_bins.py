@@ -14,10 +14,10 @@ from mfopt.accounting.accountants.sampled import KnownParticipations, SampledAcc
 from mfopt.accounting.accountants.unamplified import gaussian_release
 from mfopt.accounting.analyses import Analysis, ProfileAnalysis, least
 from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair
+from mfopt.accounting.monte_carlo import balls_in_bins
 from mfopt.accounting.monte_carlo.free import Orthogonal
 from mfopt.accounting.verified import VerifiedAnalysis
-from mfopt.accounting.verify import LIMITED, ROUNDING
+from mfopt.accounting.verify import ROUNDING
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import BallsInBins, FixedOrder
@@ -35,14 +35,9 @@ class BallsInBinsAccountant(SampledAccountant):
         squared_norm = None
         if mechanism.group_size == 1:
             squared_norm = balls_in_bins.orthogonal_norm(mechanism)
-        scheme: Any = mechanism.sampling
         if squared_norm is None:
-            asked = effort.samples is not None or effort.deterministic
-            if asked or dominating_pair.quick(mechanism.strategy, scheme):
-                return super().analysis(mechanism, effort)
-            norm = mechanism.group_size * largest_mode(mechanism)
-            found = gaussian_release(mechanism, norm, WITHOUT_AMPLIFICATION)
-            return dataclasses.replace(found, details={**found.details, "limited": LIMITED})
+            return super().analysis(mechanism, effort)
+        scheme: Any = mechanism.sampling
         exact = OrthogonalAnalysis(
             mechanism,
             "balls-in-bins with orthogonal modes, sum of lognormals",

@@ -19,7 +19,6 @@ from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import (
     design_point,
     dominating_pair,
-    importance,
     kept_bins,
     multisets,
     nested,
@@ -39,11 +38,6 @@ from mfopt.strategies import Array, Strategy
 
 _WORTH, _FEW = 0.005, 2**13  # with many bins: of σ, and samples where it is only begun with
 _VERY_MANY = 4096  # bins from which on a sample takes so long that less of σ is worth it
-
-
-def sample_work(bins: int) -> int:
-    """Numbers that a sample of one unit takes; its noise takes the square of the bins."""
-    return importance.POINTS * bins * (1024 + bins) // 1024
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,8 +71,9 @@ class BallsInBinsLoss(LikelihoodLoss):
     @property
     def work(self) -> int:
         if self.many:
-            return importance.POINTS * nested.WORK
-        return sample_work(self.pair.bins)
+            return nested.WORK
+        # the noise of a sample takes the square of that, which counts where bins are many
+        return self.pair.bins * max(1, self.pair.bins // design_point.MOST)
 
     @property
     def calibrate_samples(self) -> int:  # type: ignore[override]
@@ -321,28 +316,18 @@ _jittered = _quick.jit(dominating_pair.jittered)
 
 
 def orthogonal_norm(mechanism: Any) -> float | None:
-    """The squared norm of the modes where all are orthogonal and equally long.
-
-    None where they are not, or where to see it would take long.
+    """The squared norm of the modes where all are orthogonal and equally long, else None.
 
     Raises:
       UsageError: C has negative entries (Lemma 3.2 of Choquette-Choo et al. 2024 needs C >= 0).
     """
     if mechanism.strategy.is_identity:
         return dominating_pair.rounded_norm(float(mechanism.sampling.epochs))
-    scheme = mechanism.sampling
-    column = mechanism.strategy.toeplitz_column(scheme.iterations)
-    if column is not None and column[0] > 0:
-        # without a Gram matrix, for any number of bins
-        column = np.asarray(column, np.float64)
-        if not np.any(column[1:]):  # a multiple of C = I
-            return dominating_pair.rounded_norm(scheme.epochs * float(column[0]) ** 2)
-        between = np.arange(scheme.iterations) % scheme.bins > 0  # columns of two bins
-        if dominating_pair.overlap(column[0] * column[between], scheme.epochs**2 * column @ column):
-            return None
-    if not dominating_pair.quick(mechanism.strategy, scheme):
-        return None
-    pair = dominating_pair.exact(mechanism.strategy, scheme)
+    column = mechanism.strategy.toeplitz_column(mechanism.sampling.iterations)
+    if column is not None and column[0] > 0 and not np.any(column[1:]):
+        # a multiple of C = I: without a Gram matrix, for any number of bins
+        return dominating_pair.rounded_norm(mechanism.sampling.epochs * float(column[0]) ** 2)
+    pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
     return dominating_pair.orthogonal_norm(pair)
 
 

@@ -120,17 +120,26 @@ class CountPair(NamedTuple):
     @property
     def most(self) -> int:
         """J, the largest count of one bin in event A."""
-        return _most(self.bins, self.group_size)[0]
+        law = scipy.stats.binom(self.group_size, 1 / self.bins)
+        most = 1
+        while most < self.group_size and self.bins * float(law.sf(most)) > _FAINT:
+            most += 1
+        return most
 
     @property
     def left_out(self) -> float:
         """Upper bound of p, the probability outside event A."""
-        return _most(self.bins, self.group_size)[1]
+        if self.most >= self.group_size:
+            return 0.0
+        return (
+            float(self.bins * scipy.stats.binom(self.group_size, 1 / self.bins).sf(self.most))
+            * 1.01
+        )
 
     @property
     def work(self) -> int:
         """Numbers that one sample takes as long as."""
-        return self.bins * (25 + (self.most + 1) * (self.group_size + 1) // 4)
+        return 2 * self.bins * (self.most + 1) * (self.group_size + 8) // 3
 
     @property
     def fits(self) -> bool:
@@ -140,19 +149,6 @@ class CountPair(NamedTuple):
     def payoff(self, sigma: float) -> Payoff:
         """δ₂ at this σ."""
         return GaussianPayoff(self.shift / sigma) if self.shift > 0 else HINGE
-
-
-@functools.cache
-def _most(bins: int, group_size: int) -> tuple[int, float]:
-    """(J, upper bound of the probability of more than J units in some bin)."""
-
-    def beyond(most: int) -> float:
-        return bins * float(scipy.special.bdtrc(most, group_size, 1 / bins))
-
-    most = 1
-    while most < group_size and beyond(most) > _FAINT:
-        most += 1
-    return most, beyond(most) * 1.01 if most < group_size else 0.0
 
 
 class _Tables(NamedTuple):
@@ -184,7 +180,7 @@ def tilt(pair: CountPair, direction: SampledDirection, order: float, point: Poin
     """
     sigma, epsilon = _alone(point)
     if direction == "remove":
-        return Tilt("counts", order, float(_proposal(pair, order, sigma, epsilon).log_ceiling))
+        return Tilt("counts", order, float(_tables(pair, order, sigma, epsilon).log_ceiling))
     payoff, g = pair.payoff(sigma), pair.squared_norm / sigma**2
     k, b = pair.group_size, pair.bins
     half = 0.5 * g * (k * (1 - 1 / b) + k**2 / b) / (1 - pair.left_out)
@@ -299,21 +295,10 @@ def _masses(edges: np.ndarray, root: float, count: np.ndarray) -> np.ndarray:
     return result
 
 
-class _Proposal(NamedTuple):
-    """What the remove direction's ceiling follows from, and its tables."""
-
-    edges: np.ndarray
-    log_g: np.ndarray
-    masses: np.ndarray  # (J+1, cells): of a count's cells, times G, over its largest
-    law: np.ndarray  # (J+1,): (K/b)^j/j! Z(j), over its first
-    log_total: float
-    log_ceiling: float
-
-
 @functools.lru_cache(maxsize=8)
-def _proposal(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Proposal:
+def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tables:
     payoff, shape = pair.payoff(sigma), _shape(pair, sigma)
-    k, b = pair.group_size, pair.bins
+    k, b, most = pair.group_size, pair.bins, pair.most
     (base, root), count = _base(pair, sigma), np.arange(pair.most + 1)
     log_peak = payoff.log_peak(order)
     cap = max(epsilon - shape.log_constant - log_peak / order - shape.beyond, _PART)
@@ -326,62 +311,41 @@ def _proposal(pair: CountPair, order: float, sigma: float, epsilon: float) -> _P
     with np.errstate(divide="ignore"):
         logs = np.log(_masses(edges, root, count)) + log_g
     largest = np.max(logs, axis=1)
-    masses = np.exp(logs - largest[:, None])
-    log_p = count * math.log(k / b) - scipy.special.gammaln(count + 1)
-    log_p += np.log(masses.sum(axis=1)) + largest
-    law = np.exp(log_p - log_p[0])
-    log_total = _log_power(law, b, k) + b * float(log_p[0]) + _log_constant(pair)
-    aligned = order * (shape.log_constant - epsilon) + log_peak
-    log_ceiling = log_total + max(-order * (cap + shape.beyond), aligned)
-    return _Proposal(edges, log_g, masses, law, log_total, log_ceiling)
-
-
-def _log_power(law: np.ndarray, bins: int, units: int) -> float:
-    """log of the coefficient of x^units of (Σ_j law_j x^j)^bins, by squares."""
-
-    def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        return np.convolve(left, right)[: units + 1]
-
-    power, log_scale = np.ones(1), 0.0
-    for digit in f"{bins:b}":
-        power, log_scale = product(power, power), 2 * log_scale
-        power = product(power, law) if digit == "1" else power
-        power, log_scale = power / power.max(), log_scale + math.log(power.max())
-    return math.log(power[units]) + log_scale
-
-
-@functools.lru_cache(maxsize=8)
-def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tables:
-    shape, proposal = _shape(pair, sigma), _proposal(pair, order, sigma, epsilon)
-    k, b, most = pair.group_size, pair.bins, pair.most
-    base, root = _base(pair, sigma)
-    cells = np.cumsum(proposal.masses, axis=1) / proposal.masses.sum(axis=1)[:, None]
-    cells = np.minimum(cells / cells[:, -1:], 1.0) + np.arange(most + 1)[:, None]
+    weighted = np.exp(logs - largest[:, None])
+    total = weighted.sum(axis=1)
+    cells = np.cumsum(weighted, axis=1) / total[:, None]
+    cells = np.minimum(cells / cells[:, -1:], 1.0)
     # the counts: coefficients of the power b, from the last bin backwards
-    power = np.zeros(k + 1)
+    log_p = count * math.log(k / b) - scipy.special.gammaln(count + 1) + np.log(total) + largest
+    first = float(log_p[0])
+    p = np.exp(log_p - first)
+    power, log_scale = np.zeros(k + 1), 0.0
     power[0] = 1.0
     counts = np.ones((b + 1, k + 1, most + 1))
     for m in range(1, b + 1):
         parts = np.zeros((k + 1, most + 1))
         for j in range(min(most, k) + 1):
-            parts[j:, j] = proposal.law[j] * power[: k + 1 - j]
+            parts[j:, j] = p[j] * power[: k + 1 - j]
         following = parts.sum(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             cumulated = np.cumsum(parts, axis=1) / following[:, None]
         counts[m] = np.where(following[:, None] > 0, cumulated, 1.0)
-        power = following / following.max()
+        top = float(following.max())
+        power, log_scale = following / top, log_scale + math.log(top)
     counts[:, :, -1] = 1.0
+    log_total = math.log(power[k]) + log_scale + b * first + _log_constant(pair)
+    aligned = order * (shape.log_constant - epsilon) + log_peak
     # floats, never NumPy's: their types would compile a program again
     scalars = (
         root,
-        proposal.log_total,
+        log_total,
         _log_constant(pair),
-        proposal.log_ceiling,
+        log_total + max(-order * (cap + shape.beyond), aligned),
         shape.least_spread,
         shape.beyond + _PART if shape.beyond > 0 else 0.0,
     )
-    laws = cells.ravel(), counts, base, np.eye(1, k + 1)[0]
-    return _Tables(proposal.edges, proposal.log_g, *laws, *map(float, scalars))
+    laws = (cells + count[:, None]).ravel(), counts, base, np.eye(1, k + 1)[0]
+    return _Tables(edges, log_g, *laws, *map(float, scalars))
 
 
 # --- samples -------------------------------------------------------------------------------------
@@ -417,8 +381,8 @@ def _total(
     pair: CountPair, tilt: Tilt, point: Point, samples: int, key: jax.Array
 ) -> tuple[Sums, int]:
     sigma, epsilon = _alone(point)
-    # at least 1024: chunks of one size, whatever is asked for, share their compiled code
-    payoff, row = pair.payoff(sigma), max(pair.group_size + pair.most + 2, 1024)
+    # at least 128: chunks of one size, whatever is asked for, share their compiled code
+    payoff, row = pair.payoff(sigma), max(pair.group_size + pair.most + 2, 128)
     if tilt.kind == "counts":
         tables = _tables(pair, tilt.order, sigma, epsilon)
         return chunked.total(_remove, key, samples, row, tables, float(epsilon), payoff)

@@ -32,7 +32,6 @@ _FACTOR = 1e-9  # relative to the largest squared norm: G against L Lᵀ
 _SPARE = 1e-9  # relative to the mean squared norm: room for a factor in pieces
 STRUCTURED = 4.0  # numbers held for each entry of G, at the peak of making and certifying a pair
 _ROWS = 1024  # processed together: no second matrix is made to check one
-_MOST_PRODUCTS = 2**35  # of a factorization that nobody asked for
 _RANGE = 1e100  # of the largest entry of a mode: squares within float64, with room to spare
 
 
@@ -87,27 +86,20 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     else:
         # the modes, and those that are scaled, in whose place their QR is made
         _sizes.require("bins", bins, lambda bins: 8 * (2.0 * n * bins + 4.0 * bins**2))
+    strategy = strategy.widened()
+    strategy.check_entries(scheme.iterations)
     if structured:
-        strategy = strategy.widened()
-        strategy.check_entries(scheme.iterations)
         gram, relative = strategy.structured_gram(cast(BallsInBins, scheme))
         largest = math.sqrt(float(np.max(np.diagonal(gram))))  # a norm, which no entry exceeds
         pair = above(np.asarray(gram), relative) if 0 < largest < math.inf else None
         del gram
     else:
-        modes = _modes(strategy, scheme)
+        modes = strategy.modes(cast(BallsInBins, scheme))
         largest = float(np.max(np.asarray(modes)))
         pair = _of_modes(modes, largest) if 0 < largest < math.inf else None
     check_range(largest)
     assert pair is not None
     return pair
-
-
-def _modes(strategy: Strategy, scheme: Scheme) -> jax.Array:
-    """The modes in float64, shape (iterations, bins)."""
-    strategy = strategy.widened()
-    strategy.check_entries(scheme.iterations)
-    return jnp.asarray(strategy.modes(cast(BallsInBins, scheme)))
 
 
 def check_range(largest: float) -> None:
@@ -119,12 +111,6 @@ def check_range(largest: float) -> None:
             f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]",
             "Multiply C by a constant: σ scales with it, and the mechanism stays the same.",
         )
-
-
-def quick(strategy: Strategy, scheme: BallsInBins) -> bool:
-    """True if :func:`exact` takes a few CPU seconds at most."""
-    products = 2 * scheme.iterations * scheme.bins**2  # of the QR of the modes
-    return products <= _MOST_PRODUCTS or strategy.has_structured_gram(scheme)
 
 
 def above(gram: np.ndarray, relative: float) -> DominatingPair:
@@ -245,24 +231,6 @@ def orthogonal_norm(pair: DominatingPair) -> float | None:
     if bound > float(np.diagonal(gram).min()) * (1 + _ONE_LENGTH):
         return None
     return rounded_norm(bound)
-
-
-def overlap(products: np.ndarray, squared_norm: float) -> bool:
-    """True if products of modes of at most this squared norm tell that they are not orthogonal."""
-    return bool(np.any(products > 2 * _ONE_LENGTH * squared_norm))
-
-
-def lengths(strategy: Strategy, scheme: BallsInBins) -> tuple[np.ndarray, np.ndarray]:
-    """(|m_k|², <m_k, m̄>) of the modes m_k and their mean m̄, of σ = 1, shape (bins,) each.
-
-    Raises:
-      UsageError: as :func:`exact`.
-    """
-    if strategy.has_structured_gram(scheme):
-        gram = np.asarray(exact(strategy, scheme).gram)
-        return np.diagonal(gram), np.mean(gram, axis=0)
-    modes = np.asarray(_modes(strategy, scheme))
-    return np.einsum("tk,tk->k", modes, modes), np.mean(modes, axis=1) @ modes
 
 
 def rounded_norm(squared_norm: float) -> float:

@@ -40,17 +40,14 @@ from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import chunked, count_mixture
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
-from mfopt.accounting.monte_carlo.free import (
-    Orthogonal,
-    ReassignedBins,
-    guess_noise_multiplier,
-)
+from mfopt.accounting.monte_carlo.free import ReassignedBins, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss, law
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 
 _ROUNDING = 1e-9  # relative to the largest eigenvalue: of (1) in floating point
 # of log σ and log ε: how far they move before another order, or another split, is sought
 _ANCHOR, _ANCHOR_SPLIT = 0.3, 0.8
+_GLANCE = 2048  # samples that choose a split
 _USUAL = 2**17
 _WORTH = 0.004  # slack of σ or ε above which more samples are drawn: each takes long
 CALIBRATE_SAMPLES = 2**12
@@ -92,7 +89,7 @@ class GroupLoss(SampledLoss):
 
     name = "balls-in-bins"
     estimator = "groups by their bin counts, importance sampling"
-    least_samples, few = 2**9, 2**8
+    least_samples = 2**14
 
     @property
     def sensitivity(self) -> float:
@@ -158,7 +155,7 @@ class GroupLoss(SampledLoss):
         small pilot."""
         pair = self._pair(part)
         tilt = count_mixture.least(pair, "remove", point)
-        seen = count_mixture.pilot(pair, tilt, point, self.few, chunked.seed_key(0))
+        seen = count_mixture.pilot(pair, tilt, point, _GLANCE, chunked.seed_key(0))
         beta = math.exp(max(seen.log_mean, -40.0)) / 1000
         return seen.log_mean + seen.expected(_USUAL, beta)[1] if seen.log_mean > -40 else math.inf
 
@@ -185,7 +182,7 @@ class GroupLoss(SampledLoss):
     ) -> Pilot:
         part = self._best(point.noise_multiplier, point.epsilon)
         tilt = self._placed(self._pair(part, min(trial.beta / 4, 1e-9)), direction, point)
-        return self.pilot(tilt, point, self.few, trial.key)
+        return self.pilot(tilt, point, _GLANCE, trial.key)
 
     def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
         return count_mixture.pilot(tilt.detail, tilt, point, samples, key)
@@ -207,8 +204,8 @@ def _near(sigma: float, epsilon: float, step: float) -> tuple[int, int]:
 class GroupUnits(OneUnit):
     """A group, estimated, verified and released as one unit is."""
 
-    most_slack = 1.0  # what holds otherwise, the whole profile or no amplification, costs more
-    rough = True
+    most_slack = 0.25  # what holds otherwise, the whole profile or no amplification, costs more
+    most_work = 2**27  # a few CPU seconds
 
     def __init__(self, loss: Any, samples: int | None = None) -> None:
         super().__init__(loss, samples, calibrate_samples=CALIBRATE_SAMPLES)
@@ -231,10 +228,9 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
     direct = loss.group(size) if size > 1 else None
     if direct is not None:
         return GroupUnits(direct, samples)
-    if size > 1:
-        for known in loss.free_bounds():
-            if isinstance(known, Orthogonal | ReassignedBins):  # one unit takes no samples
-                start = functools.partial(guess_noise_multiplier, loss.sensitivity, known.bins)
-                return Chain(DeterministicUnit(known.profile, start), size, loss.name)
+    for known in loss.free_bounds() if size > 1 else ():
+        if isinstance(known, ReassignedBins):  # one unit takes no samples
+            start = functools.partial(guess_noise_multiplier, loss.sensitivity, known.bins)
+            return Chain(DeterministicUnit(known.profile, start), size, loss.name)
     one = OneUnit(loss, samples, deterministic=deterministic)
     return one if size == 1 else Chain(one, size, f"sampled {loss.name}", samples)

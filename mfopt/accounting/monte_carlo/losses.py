@@ -51,7 +51,7 @@ class LikelihoodLoss(SampledLoss):
 
     @property
     def work(self) -> int:
-        return importance.POINTS * int(self.likelihood.work)
+        return int(self.likelihood.work)
 
     def start(self, epsilon: float, delta: float) -> float:
         return guess_noise_multiplier(self.sensitivity, self.likelihood.bins, epsilon, delta)
@@ -111,8 +111,7 @@ class LikelihoodLoss(SampledLoss):
         tilts = self._tilts(direction, point)
         if direction == "remove":
             return self._best(tilts, point, trial, log_mean)
-        glance = self._glance(trial)
-        first = self.pilot(tilts[0], point, glance, trial.key)
+        first = self.pilot(tilts[0], point, self.glance, trial.key)
         cost = first.expected(trial.samples, trial.beta)[1]
         if cost <= _LOOSE:
             return first
@@ -120,11 +119,8 @@ class LikelihoodLoss(SampledLoss):
         clipped = importance.clipped_tilt(*self._sampled(point), keys[0])
         if clipped is None:
             return first
-        other = self.pilot(clipped, point, glance, keys[1])
+        other = self.pilot(clipped, point, self.glance, keys[1])
         return other if other.expected(trial.samples, trial.beta / 2)[1] < cost else first
-
-    def _glance(self, trial: Trial) -> int:
-        return min(self.glance, max(trial.samples // 4, self.few))
 
     def _best(
         self, tilts: Sequence[Tilt], point: Point, trial: Trial, log_mean: float | None
@@ -135,7 +131,7 @@ class LikelihoodLoss(SampledLoss):
         grows too) as long as the bound falls.
         """
         best: tuple[float, Pilot] | None = None
-        glance, count = self._glance(trial), 0
+        count = 0
         # no bound is below this part of a ceiling: no value at all would give as much
         share = math.log(-math.log(trial.beta) / trial.samples)
         for first in tilts:
@@ -144,7 +140,7 @@ class LikelihoodLoss(SampledLoss):
             while here is not None and misses < 2:  # one miss may be the pilot's noise
                 if best is not None and here.log_ceiling + share >= best[1].log_mean + best[0]:
                     break
-                taken = self.pilot(here, point, glance, chunked.subkey(trial.key, count))
+                taken = self.pilot(here, point, self.glance, chunked.subkey(trial.key, count))
                 count += 1
                 seen = taken.log_mean > -math.inf and (log_mean is None or taken.agrees(log_mean))
                 expected = taken.expected(trial.samples, trial.beta)[1] if seen else math.inf

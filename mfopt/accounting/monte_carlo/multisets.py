@@ -243,7 +243,7 @@ class MultisetLoss(LikelihoodLoss):
     estimator = "groups by their bin counts, importance sampling"
     exact = True
     least_samples = 2**14
-    glance = few = 2048
+    glance = 2048
 
     def __init__(self, group: Multisets, one: SharedGaussianComponent | None, name: str) -> None:
         self._group, self._one, self.name = group, one, name  # type: ignore[misc]

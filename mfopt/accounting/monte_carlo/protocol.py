@@ -79,7 +79,6 @@ class SampledLoss(abc.ABC):
       estimator: what :meth:`frozen` is, for the record.
       calibrate_samples: of the estimate of σ that a certificate starts from.
       least_samples: of the last test of a certificate, in each direction.
-      few: of the smallest pilot; pilots of few sizes share their compiled code.
     """
 
     name: ClassVar[str] = "sampled"
@@ -87,7 +86,6 @@ class SampledLoss(abc.ABC):
     estimator: ClassVar[str] = "importance sampling"
     calibrate_samples: ClassVar[int] = 2**15
     least_samples: ClassVar[int] = 2**16
-    few: ClassVar[int] = 1024
 
     @property
     def worth(self) -> float:

@@ -111,12 +111,6 @@ class OneUnit(LossModel):
         self._near = near
         self._tilts: dict[SampledDirection, tuple[Point, Tilt]] = {}  # chosen last, and where
 
-    @property
-    def search_samples(self) -> int:
-        """Samples of each estimate of δ."""
-        few = self.loss.few
-        return few if self.rough else min(_SEARCH_SAMPLES, max(self.most_samples() // 4, few))
-
     # --- estimates -------------------------------------------------------------------------------
 
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
@@ -127,7 +121,7 @@ class OneUnit(LossModel):
         """log δ̂ of the remove and of the add direction, always from the same random numbers."""
         key = chunked.seed_key(0)
         if self._frozen:
-            frozen = self.loss.frozen(noise_multiplier, epsilon, self.search_samples, key)
+            frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             log_sigma = math.log(noise_multiplier)
             return frozen.evaluate(log_sigma).value, frozen.evaluate_add(log_sigma).value
         remove, add = (
@@ -142,12 +136,12 @@ class OneUnit(LossModel):
     @property
     def _frozen(self) -> bool:
         """False where pilots estimate: with no use for the slope that is found as well then."""
-        return self.alone and not self.rough and type(self.loss).frozen is not SampledLoss.frozen
+        return self.alone and type(self.loss).frozen is not SampledLoss.frozen
 
     def _glanced(self, direction: SampledDirection, point: Point, key: jax.Array) -> float:
         """log δ̂ of what is sampled, by the proposal of least ceiling."""
         tilt = self.loss.least(direction, point)
-        return self.loss.pilot(tilt, point, self.search_samples, key).log_mean
+        return self.loss.pilot(tilt, point, _SEARCH_SAMPLES, key).log_mean
 
     def _at(self, direction: SampledDirection, noise_multiplier: float, epsilon: float) -> Point:
         return Point(noise_multiplier, epsilon, self.companions[direction].payoff)
@@ -204,7 +198,7 @@ class OneUnit(LossModel):
     def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         known, key = None, chunked.subkey(trial.key, 0)
         if self._frozen and not self.loss.many:
-            frozen = self.loss.frozen(noise_multiplier, epsilon, self.search_samples, key)
+            frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             known = frozen.evaluate(math.log(noise_multiplier)).value
         elif self.alone and not self.loss.many:
             known = self._glanced("remove", self._at("remove", noise_multiplier, epsilon), key)
