@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_850,
     "mfopt/_runtime": 1_541,
-    "mfopt/accounting": 16_794,
+    "mfopt/accounting": 16_796,
     "mfopt/calibration": 200,
     "mfopt/experiments": 6_998,
     "mfopt/factorization": 750,

@@ -143,7 +143,9 @@ class ReassignedBins:
         return _least(excess, start * math.sqrt(self.squared_norm), relative=1e-5)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
-        return self.profile(noise_multiplier).epsilon(delta * math.exp(-_GRIDS))
+        profile = self.profile(noise_multiplier)
+        grids = 0.0 if isinstance(profile, ClosedProfile) else _GRIDS
+        return profile.epsilon(delta * math.exp(-grids))
 
     @property
     def _plain(self) -> Unamplified:
