@@ -58,6 +58,9 @@ def note(folder: Path, name: str, files: Sequence[Path], *, how: str, **facts: A
         "version": __version__,
         "commit": commit(),
         **facts,
+        "seed": facts["seed"],  # none of these may be left out
+        "device": list(facts["device"]),
+        "seconds": facts["seconds"],
         "made": facts.get("made") or time.strftime("%Y-%m-%d", time.gmtime()),
     }
     entry.setdefault("code", code_digest(training=True))

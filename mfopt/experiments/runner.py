@@ -46,7 +46,8 @@ def run_all(
     wanted = list(dict.fromkeys(cells))
     if _asking.get():
         raise _Asked(wanted)
-    missing = with_needs(wanted, lambda cell: cache.load(cell) is not None)
+    known = {cell: found for cell in wanted if (found := cache.load(cell)) is not None}
+    missing = with_needs(wanted, lambda cell: cell in known or cache.load(cell) is not None)
     total = len(missing)
     progress = _signals.heard(progress)
     progress(_cells(0, total))
@@ -67,7 +68,7 @@ def run_all(
         kept = sum(cache.has(cell) for cell in missing)
         stop.add_note(f"{kept} of {total} cells are kept: the same command resumes")
         raise
-    return {cell: _kept(cache, cell) for cell in wanted}
+    return {cell: known[cell] if cell in known else _kept(cache, cell) for cell in wanted}
 
 
 def _kept(cache: Cache, cell: Cell) -> Result:
@@ -250,14 +251,19 @@ def _in_processes(missing: list[Cell], cache: Cache, jobs: int, progress: Report
     absent, done = frozenset(missing), 0
     order = graphlib.TopologicalSorter({cell: absent & {*cell.needs} for cell in missing})
     order.prepare()
+    ready: list[Cell] = []
     running: dict[concurrent.futures.Future[None], Cell] = {}
     with workers(jobs) as pool:
         while order.is_active():
-            for cell in order.get_ready():
+            ready += order.get_ready()
+            # no more than are at work: waiting takes a lock of each
+            while ready and len(running) < jobs:
+                cell = ready.pop(0)
                 running[pool.submit(_work, str(cache.folder), cell)] = cell
-            future = next(concurrent.futures.as_completed(running))
-            cell = running.pop(future)
-            future.result()
-            order.done(cell)
-            done += 1
-            progress(_cells(done, len(missing), cell))
+            first = concurrent.futures.FIRST_COMPLETED
+            for future in concurrent.futures.wait(running, return_when=first).done:
+                cell = running.pop(future)
+                future.result()
+                order.done(cell)
+                done += 1
+                progress(_cells(done, len(missing), cell))
