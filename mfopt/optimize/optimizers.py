@@ -173,7 +173,7 @@ def descend(
       tolerance: relative decrease of the value in a step at which it ends.
       first_step: length of the first step.
       pairs: steps whose curvature is kept.
-      lowest: bounds of the parameters, shape (p,), with a ``first_step`` of 1.
+      lowest: bounds of the parameters, shape (p,), or None.
     """
     last_gradient = np.zeros_like(start)
     limit, first = max(steps, 1), len(trace.history)
@@ -193,7 +193,9 @@ def descend(
         last_gradient = first_step * at.gradient
         return at.value, last_gradient
 
-    bounds = None if lowest is None else scipy.optimize.Bounds(lowest - start, np.inf)
+    bounds = None
+    if lowest is not None:
+        bounds = scipy.optimize.Bounds((lowest - start) / first_step, np.inf)
     stop = {"maxfun": limit, "maxiter": limit, "ftol": tolerance, "gtol": 1e-12}
     try:
         outcome = scipy.optimize.minimize(

@@ -25,9 +25,9 @@ from mfopt.accounting.monte_carlo import (
 )
 from mfopt.accounting.monte_carlo.design_point import DesignPoints
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.free import Orthogonal, guess_noise_multiplier
+from mfopt.accounting.monte_carlo.free import Orthogonal
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
-from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits
+from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits, without_samples
 from mfopt.accounting.monte_carlo.group import model as group_model
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
@@ -333,9 +333,7 @@ def orthogonal_norm(mechanism: Any) -> float | None:
 
 def allocation(bins: int, squared_norm: float) -> DeterministicUnit:
     """The exact one-unit profile of orthogonal modes."""
-    exact = Orthogonal(bins, squared_norm)
-    start = functools.partial(guess_noise_multiplier, math.sqrt(squared_norm), bins)
-    return DeterministicUnit(exact.profile, start)
+    return without_samples(Orthogonal(bins, squared_norm), math.sqrt(squared_norm))
 
 
 def whole_profile(mechanism: Any) -> LossModel:

@@ -40,7 +40,11 @@ from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import chunked, count_mixture
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
-from mfopt.accounting.monte_carlo.free import ReassignedBins, guess_noise_multiplier
+from mfopt.accounting.monte_carlo.free import (
+    Orthogonal,
+    ReassignedBins,
+    guess_noise_multiplier,
+)
 from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss, law
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 
@@ -214,6 +218,12 @@ class GroupUnits(OneUnit):
         self.method = f"{loss.name}, groups by their bin counts: {of}, estimate-verify-release"
 
 
+def without_samples(known: Orthogonal | ReassignedBins, sensitivity: float) -> DeterministicUnit:
+    """The one-unit profile of a bound that takes no samples; ``sensitivity`` in clip norms."""
+    start = functools.partial(guess_noise_multiplier, sensitivity, known.bins)
+    return DeterministicUnit(known.profile, start)
+
+
 def model(mechanism: Any, samples: int | None = None, deterministic: bool = False) -> LossModel:
     """The model of a mechanism that is verified: one unit, or a group of them.
 
@@ -228,9 +238,9 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
     direct = loss.group(size) if size > 1 else None
     if direct is not None:
         return GroupUnits(direct, samples)
-    for known in loss.free_bounds() if size > 1 else ():
-        if isinstance(known, ReassignedBins):  # one unit takes no samples
-            start = functools.partial(guess_noise_multiplier, loss.sensitivity, known.bins)
-            return Chain(DeterministicUnit(known.profile, start), size, loss.name)
+    if size > 1:
+        free = [known for known in loss.free_bounds() if isinstance(known, ReassignedBins)]
+        if free:
+            return Chain(without_samples(free[0], loss.sensitivity), size, loss.name)
     one = OneUnit(loss, samples, deterministic=deterministic)
     return one if size == 1 else Chain(one, size, f"sampled {loss.name}", samples)

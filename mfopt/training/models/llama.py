@@ -136,7 +136,8 @@ class LlamaConfig(Shape):
         gemma, layers = found["model_type"] == "gemma", found.get("num_hidden_layers")
         # older files have the base of the positions outside
         rope = (found.pop("rope_parameters", None) or {}) | (found.pop("rope_scaling", None) or {})
-        found |= {"rope_scaling": _scaling(rope)} | rope
+        found["rope_scaling"] = _scaling(rope)  # takes its numbers out
+        found |= rope
         if found.get("use_sliding_window") is False:
             found["sliding_window"] = None
         activations = ("gelu", "gelu_pytorch_tanh") if gemma else ("silu",)
