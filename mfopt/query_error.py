@@ -147,8 +147,7 @@ def rmse(
     variances = row_variances(workload, strategy, n)
     # the same program as whoever asks for the variances themselves: not a second one around it
     numbers = jnp if isinstance(variances, jax.Array) else np
-    result: Array = noise_multiplier * numbers.sqrt(numbers.mean(variances))
-    return result
+    return noise_multiplier * numbers.sqrt(numbers.mean(variances))
 
 
 @compiled("workload", "n")

@@ -130,8 +130,7 @@ def by_state(
         return new, new[-1, -1]
 
     series = (read, decay, feed, 1 / columns, 1 / rows**2, rates)
-    variances: jax.Array = jax.lax.scan(step, jnp.zeros((buffers + 2, buffers + 2)), series)[1]
-    return variances
+    return jax.lax.scan(step, jnp.zeros((buffers + 2, buffers + 2)), series)[1]
 
 
 def _inverse(base: BLT) -> tuple[jax.Array, jax.Array]:

@@ -52,8 +52,7 @@ class _LazyGroup(options.Group):
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f"mfopt_cli.commands.{name.replace('-', '_')}")
-        result: click.Command | None = module.command
-        return result
+        return module.command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

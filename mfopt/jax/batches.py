@@ -118,8 +118,7 @@ class Batches:
         units = [self._sampler[step] for step in numbers]
         most = max(map(len, units))
         made = [self._batch(t, u, most) for t, u in zip(numbers, units, strict=True)]
-        together: StepBatch = jax.tree.map(lambda *parts: np.stack(parts), *made)
-        return together
+        return jax.tree.map(lambda *parts: np.stack(parts), *made)
 
     def _batch(self, step: int, units: np.ndarray, slots: int = 1) -> StepBatch:
         rows = pad(units, self._width, slots=slots, fill=-1).astype(np.int32)

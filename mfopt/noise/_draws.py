@@ -165,8 +165,7 @@ def chacha20(key: Any, counter: Any) -> jax.Array:
         # added in here: what comes after the loop, XLA would compute again for every element
         return state + jnp.where(i == 9, start, np.uint32(0))
 
-    result: jax.Array = lax.fori_loop(0, 10, double_round, start).reshape(16, -1)
-    return result
+    return lax.fori_loop(0, 10, double_round, start).reshape(16, -1)
 
 
 def _quarter_rounds(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any, Any]:
@@ -259,8 +258,7 @@ def standard_normal(low: Any, high: Any, offset: Any, dtype: Any) -> jax.Array:
     value = choose(2.0**-31 * kind.center[-1], 2.0**-31 * kind.tail[-1])
     for one, other in zip(kind.center[-2::-1], kind.tail[-2::-1], strict=True):
         value = value * t + choose(2.0**-31 * one, 2.0**-31 * other)
-    result: jax.Array = x * jnp.where(center, value, value * (w * root))
-    return result
+    return x * jnp.where(center, value, value * (w * root))
 
 
 @functools.partial(jax.jit, static_argnames="dtype")
@@ -309,8 +307,7 @@ class Counters:
         """White noise of the leaf whose ``seeds`` these are, or of a block of it."""
         block = self.shape if block is None else block
         words = self.words(block, (0,) * len(block) if offset is None else offset)
-        white: jax.Array = normal(seeds.subkeys, *words, seeds.offset, dtype=np.dtype(dtype))
-        return white
+        return normal(seeds.subkeys, *words, seeds.offset, dtype=np.dtype(dtype))
 
 
 def slack(shapes: tuple[tuple[int, ...], ...], iterations: int) -> float:

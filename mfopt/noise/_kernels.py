@@ -66,8 +66,7 @@ def advance(
     if not isinstance(recursion, Rows):
         raise TypeError(type(recursion))
     if recursion.store:
-        result: tuple[jax.Array, Any] = _stored_rows(coefficients[0], draw, step, buffer, dtype)
-        return result
+        return _stored_rows(coefficients[0], draw, step, buffer, dtype)
     return _redrawn_rows(recursion, coefficients[0], draw, step, dtype), None
 
 
@@ -117,8 +116,7 @@ def _stored_rows(weights: Any, draw: Draw, step: Any, buffer: Any, dtype: Any) -
 
     def term(lag: Any) -> jax.Array:
         past = lax.dynamic_index_in_dim(buffer, (step - lag) % slots, 0, keepdims=False)
-        weighted: jax.Array = weights[lag] * past.astype(dtype)
-        return weighted
+        return weights[lag] * past.astype(dtype)
 
     used = jnp.minimum(step + 1, slots)
     return _summed(term, 0, used, jnp.zeros_like(buffer[0], dtype)), buffer
@@ -145,10 +143,9 @@ def _summed(term: Callable[[Any], jax.Array], begin: int, end: Any, total: jax.A
 
     blocks = (end - begin) // _TOGETHER
     total = lax.fori_loop(0, blocks, block, total)
-    result: jax.Array = lax.fori_loop(
+    return lax.fori_loop(
         begin + blocks * _TOGETHER, end, lambda lag, total: total + term(lag), total
     )
-    return result
 
 
 def once(compute: Callable[[], jax.Array], step: Any) -> jax.Array:
@@ -160,17 +157,12 @@ def once(compute: Callable[[], jax.Array], step: Any) -> jax.Array:
 
     def branch() -> jax.Array:
         result = jax.eval_shape(compute)
-        found: jax.Array = lax.cond(
-            step >= 0, compute, lambda: jnp.full(result.shape, jnp.nan, result.dtype)
-        )
-        return found
+        return lax.cond(step >= 0, compute, lambda: jnp.full(result.shape, jnp.nan, result.dtype))
 
     def barrier() -> jax.Array:
-        result: jax.Array = lax.optimization_barrier(compute())
-        return result
+        return lax.optimization_barrier(compute())
 
-    found: jax.Array = lax.platform_dependent(cpu=branch, default=barrier)
-    return found
+    return lax.platform_dependent(cpu=branch, default=barrier)
 
 
 def _weighted_sum(weights: jax.Array, buffer: jax.Array) -> jax.Array:

@@ -89,8 +89,7 @@ class Packing:
         """
         rows_before = np.arange(self.shape[0]) - self.starts[self.owners]
         begin = np.broadcast_to(np.asarray(before, np.int64), len(self.leaves))[self.owners]
-        found: np.ndarray = (begin + rows_before * self.width).astype(np.uint32)
-        return found
+        return (begin + rows_before * self.width).astype(np.uint32)
 
     def words(self, first: Any = None) -> Any:
         """Number of each element in its leaf, uint32 of shape :attr:`shape`.
@@ -113,14 +112,13 @@ class Packing:
         seeds = _draws.seeds(key, step, np.array(self.leaves))
         if not np.all(np.diff(self.starts) == 1):  # not a row each
             seeds = _draws.Seeds(seeds.subkeys[:, self.owners], seeds.offset[self.owners])
-        white: jax.Array = _draws.normal(
+        return _draws.normal(
             seeds.subkeys[:, :, None],
             self.words(first),
             jnp.zeros((), jnp.uint32),
             seeds.offset[:, None],
             dtype=np.dtype(dtype),
         )
-        return white
 
     def unpacked(self, packed: Any) -> list[Any]:
         """The leaves of an array of shape (..., rows, width): each (..., *shape of the leaf)."""
@@ -144,10 +142,7 @@ class Packing:
 
         def hidden() -> tuple[Any, ...]:
             nothing = tuple(jnp.int32(0) for _ in rows)
-            found: tuple[Any, ...] = jax.lax.cond(
-                step >= 0, lambda: tuple(map(jnp.int32, rows)), lambda: nothing
-            )
-            return found
+            return jax.lax.cond(step >= 0, lambda: tuple(map(jnp.int32, rows)), lambda: nothing)
 
         starts = jax.lax.platform_dependent(cpu=hidden, default=lambda: tuple(map(jnp.int32, rows)))
         made = []
@@ -236,8 +231,7 @@ class LeafGroup:
         ]
         joined = np.concatenate(parts, axis=-2)
         where = PartitionSpec(*[None] * (joined.ndim - 2), *self.sharding.spec)
-        placed: jax.Array = jax.device_put(joined, NamedSharding(self.sharding.mesh, where))
-        return placed
+        return jax.device_put(joined, NamedSharding(self.sharding.mesh, where))
 
     def _places(self) -> list[list[Any]]:
         """The part of each leaf that a device has, for every device in the order of the rows."""

@@ -63,8 +63,7 @@ class Ring(Recursion):
     @property
     def slots(self) -> int:
         bands = self.table.shape[1]
-        result: int = bands - 1 if self.feedback or bands == 1 else bands
-        return result
+        return bands - 1 if self.feedback or bands == 1 else bands
 
     def at(self, step: Any) -> tuple[Any]:
         """(coefficients of step,), shape (b̂,)."""
@@ -99,8 +98,7 @@ class Modal(Recursion):
 
     @property
     def slots(self) -> int:
-        result: int = self.read.shape[1]
-        return result
+        return self.read.shape[1]
 
     def at(self, step: Any) -> tuple[Any, ...]:
         """(a, r, λ, μ) of step: shapes (), (d,), (d,), (d,)."""

@@ -109,8 +109,7 @@ def sample(upper_bits: jax.Array, lower_bits: jax.Array) -> jax.Array:
         return jnp.where((tried <= count) & below, tried, found)
 
     found = lax.fori_loop(0, bits, halve, jnp.zeros(upper_bits.shape, jnp.int32))
-    result: jax.Array = found - CUT * BASE
-    return result
+    return found - CUT * BASE
 
 
 def integers(key: Any, step: Any, leaf: Any, low: Any, high: Any) -> jax.Array:
@@ -141,8 +140,7 @@ def integers(key: Any, step: Any, leaf: Any, low: Any, high: Any) -> jax.Array:
         weights = np.array([float(FACTOR**i) for i in range(LEVELS)])  # exact: sums below 2⁵³
         return jnp.sum(parts.astype(jnp.float64) * weights[:, None], axis=0)
 
-    result: jax.Array = lax.map(draw, tuple(pieces)).reshape(-1)[:size].reshape(shape)
-    return result
+    return lax.map(draw, tuple(pieces)).reshape(-1)[:size].reshape(shape)
 
 
 def advance(
@@ -195,19 +193,16 @@ def _redrawn(
     recursion: Rows, row: Any, draw: Any, step: Any, like: jax.Array, unit: Any
 ) -> jax.Array:
     def add(lag: Any, total: jax.Array) -> jax.Array:
-        result: jax.Array = total + row[lag] * (unit * draw(step - lag))
-        return result
+        return total + row[lag] * (unit * draw(step - lag))
 
     last = jnp.minimum(step, recursion.window - 1)
-    result: jax.Array = lax.fori_loop(1, last + 1, add, jnp.zeros_like(like))
-    return result
+    return lax.fori_loop(1, last + 1, add, jnp.zeros_like(like))
 
 
 def release(sums: jax.Array, noise: jax.Array, width: Any) -> jax.Array:
     """The sum, rounded to the grid, plus noise on it: float64. Exact up to the last product."""
     rounded = jnp.clip(jnp.round(sums.astype(jnp.float64) / width), -_LARGEST, _LARGEST)
-    result: jax.Array = (rounded + noise) * width
-    return result
+    return (rounded + noise) * width
 
 
 @dataclasses.dataclass(frozen=True)

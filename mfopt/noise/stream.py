@@ -372,8 +372,7 @@ class NoiseStream:
             sums=tuple(map(jnp.zeros, state.layout.shapes)) if self.secure else None,
             layout=state.layout,
         )
-        compiled: jax.stages.Compiled = lowered.compile()
-        return compiled
+        return lowered.compile()
 
     def check_state(self, state: NoiseState) -> None:
         """Raise :class:`UsageError` unless ``state`` was made for this stream."""
@@ -530,10 +529,9 @@ class NoiseStream:
         """
         coefficients = tuple(np.asarray(c, self.dtype) for c in self.recursion.at(int(step)))
         scale = np.asarray(self.stddev, self.dtype)
-        result: tuple[jax.Array, Any] = self._packed_jitted(
+        return self._packed_jitted(
             key, buffer, scratch, step, scale, coefficients, first, packing=packing
         )
-        return result
 
     @functools.cached_property
     def _packed_jitted(self) -> Any:
@@ -577,14 +575,10 @@ class NoiseStream:
 
         def draw(which: Any) -> jax.Array:
             white = packing.draw(key, which, self.dtype, first)
-            scaled: jax.Array = scale.astype(self.dtype) * white
-            return scaled
+            return scale.astype(self.dtype) * white
 
         def advance() -> tuple[jax.Array, Any]:
-            made: tuple[jax.Array, Any] = _kernels.advance(
-                self.recursion, coefficients, draw, step, buffer, self.dtype
-            )
-            return made
+            return _kernels.advance(self.recursion, coefficients, draw, step, buffer, self.dtype)
 
         if buffer is None and len(packing.leaves) > 1:
             # XLA would make the draw again inside every leaf that is cut out of it
@@ -655,10 +649,7 @@ class NoiseStream:
         def draw(which: Any) -> jax.Array:
             past = which is not step  # the seeds of this step were made for all leaves together
             of = _draws.seeds(key, which, index[None]).of(0) if past else seeds
-            result: jax.Array = scale.astype(self.dtype) * counters.draw(
-                of, self.dtype, block, offset
-            )
-            return result
+            return scale.astype(self.dtype) * counters.draw(of, self.dtype, block, offset)
 
         return _kernels.advance(self.recursion, coefficients, draw, step, buffer, self.dtype)
 

@@ -86,8 +86,7 @@ class FixedBands:
     def build(self, x: np.ndarray) -> np.ndarray:
         """Entries of C, shape (bands, n)."""
         raw = self._raw(x)
-        entries: np.ndarray = raw * self._scale(x, self._norms(raw)[0])
-        return entries
+        return raw * self._scale(x, self._norms(raw)[0])
 
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def __call__(self, x: np.ndarray) -> Evaluation:
@@ -123,8 +122,7 @@ class FixedBands:
         return np.tile(squares, self.most), modes[place]
 
     def _scale(self, x: np.ndarray, squares: np.ndarray) -> np.ndarray:
-        result: np.ndarray = np.sqrt(self._columns(x) / squares)
-        return result
+        return np.sqrt(self._columns(x) / squares)
 
     def _columns(self, x: np.ndarray) -> np.ndarray | float:
         """Target squared norms of columns, or modes."""
@@ -134,8 +132,7 @@ class FixedBands:
             return 1 / self.most
         # columns that do not overlap are orthogonal: their squared norms add up
         logits = x[: self.n].reshape(self.most, self.separation)
-        columns: np.ndarray = scipy.special.softmax(logits, axis=0).reshape(-1)
-        return columns
+        return scipy.special.softmax(logits, axis=0).reshape(-1)
 
     def _of_unit(self, felt: np.ndarray) -> np.ndarray:
         """Sums over each unit's columns, (n,)."""

@@ -73,8 +73,7 @@ def log_sigma(
 
     def unfinished(state: _Bracket) -> jax.Array:
         inside = jnp.isfinite(state.theta) & (state.low < top) & (state.high > bottom)
-        result: jax.Array = ~state.met & (state.taken < _MAX_ITERATIONS) & inside
-        return result
+        return ~state.met & (state.taken < _MAX_ITERATIONS) & inside
 
     # secant steps, kept inside the bracket
     def iterate(state: _Bracket) -> _Bracket:
@@ -126,8 +125,7 @@ def _estimate(
 
     def value(theta: jax.Array, epsilon: jax.Array) -> jax.Array:
         values = sharding.mapped(own_value, over)(parts, theta, epsilon)
-        result: jax.Array = jax.scipy.special.logsumexp(values) - jnp.log(len(over))
-        return result
+        return jax.scipy.special.logsumexp(values) - jnp.log(len(over))
 
     return value
 

@@ -60,8 +60,7 @@ def _compiled(build: Callable[[jax.Array], Strategy]) -> Callable[[jax.Array], S
 
 def _log(coefs: np.ndarray) -> np.ndarray:
     """Logarithms of c_1.. relative to c_0."""
-    result: np.ndarray = np.log(np.maximum(coefs[1:] / coefs[0], _FLOOR))
-    return result
+    return np.log(np.maximum(coefs[1:] / coefs[0], _FLOOR))
 
 
 def _unit(x: jax.Array) -> jax.Array:

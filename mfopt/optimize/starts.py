@@ -74,8 +74,7 @@ def stretched(blt: BLT, factor: float, n: int) -> BLT:
 
     def missed(x: np.ndarray) -> np.ndarray:
         scale, rate = np.split(np.exp(np.clip(x, -60.0, 5.0)), 2)
-        result: np.ndarray = np.sqrt(lag) * (scale @ np.exp(-rate[:, None] * (lag - 1)) - wanted)
-        return result
+        return np.sqrt(lag) * (scale @ np.exp(-rate[:, None] * (lag - 1)) - wanted)
 
     found = scipy.optimize.least_squares(missed, begin).x
     scale, rate = np.split(np.exp(np.clip(found, -60.0, 5.0)), 2)

@@ -72,8 +72,7 @@ class Scaling:
 def stretched(diagonal: np.ndarray, n: int) -> np.ndarray:
     """The same course over a run of ``n`` steps; the logarithm is linear in between."""
     at = np.linspace(0, len(diagonal) - 1, n)
-    result: np.ndarray = np.exp(np.interp(at, np.arange(len(diagonal)), np.log(diagonal)))
-    return result
+    return np.exp(np.interp(at, np.arange(len(diagonal)), np.log(diagonal)))
 
 
 Tilted = Callable[[Any, float], Strategy]

@@ -62,8 +62,7 @@ class BMinSep(SeparatedBins):
         rests[0] = 1.0
         cut = np.cumsum(rests / (1 + (self.separation - 1) * self.probability))
         rest = np.minimum(np.searchsorted(cut, rng.random(units), "right"), self.separation - 1)
-        result: np.ndarray = rest + self.waits(units, rng)
-        return result
+        return rest + self.waits(units, rng)
 
     def sample(self, step: int, population: int, seed: int) -> np.ndarray:
         """Indices of the units of iteration ``step``, increasing; runs through all steps before."""

@@ -90,10 +90,7 @@ class CyclicPoisson(Scheme):
 
         def drawn(step: int) -> np.ndarray:
             members = np.flatnonzero(group_of == self._step(step) % self.bands)
-            result: np.ndarray = members[
-                bernoulli(len(members), self.probability, generator(seed, step))
-            ]
-            return result
+            return members[bernoulli(len(members), self.probability, generator(seed, step))]
 
         return drawn
 

@@ -63,8 +63,7 @@ class Banded(Strategy):
         # numbers stay NumPy's: JAX would compile each step for each shape
         numbers = jnp if isinstance(kept, jax.Array) else np
         inside = numbers.arange(self.bands)[:, None] + numbers.arange(n)[None, :] < n
-        entries: Array = numbers.where(inside, kept, 0)
-        return entries
+        return numbers.where(inside, kept, 0)
 
     def materialize(self, n: int) -> Array:
         entries = self.entries(n)
@@ -110,8 +109,7 @@ class Banded(Strategy):
             return ahead + added, solution
 
         start = jnp.zeros((self.bands, *y.shape[1:]), jnp.result_type(y, entries))
-        result: Array = jax.lax.scan(step, start, (y, entries.T))[1]
-        return result
+        return jax.lax.scan(step, start, (y, entries.T))[1]
 
     @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:

@@ -159,8 +159,7 @@ class Strategy(abc.ABC):
         leaves = jax.tree.leaves(self)
         if all(isinstance(leaf, np.ndarray) and leaf.dtype == np.float64 for leaf in leaves):
             return self  # with what it keeps beside its parameters
-        result: Self = jax.tree.map(lambda leaf: fields.wide("C", leaf), self)
-        return result
+        return jax.tree.map(lambda leaf: fields.wide("C", leaf), self)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The parameters by name: with :meth:`describe`, all that a file needs to store.
@@ -317,8 +316,7 @@ def _shares(bins: int, size: int) -> np.ndarray:
     """(bins, groups): what each bin is of the mean of its group."""
     group = np.arange(bins) // size
     members = (group[:, None] == np.arange(group[-1] + 1)).astype(float)
-    result: np.ndarray = members / members.sum(axis=0)
-    return result
+    return members / members.sum(axis=0)
 
 
 def check_values(entries: np.ndarray, diagonal: np.ndarray) -> None:

@@ -74,8 +74,7 @@ class BLT(ToeplitzStrategy):
             return super().inverse_coefs(n)
         scale, decay = self.inverse()
         tail = decay ** np.arange(self.check_size(n) - 1)[:, None] @ scale
-        result: np.ndarray = np.concatenate([np.ones(1), tail]) / np.asarray(self.gain)
-        return result
+        return np.concatenate([np.ones(1), tail]) / np.asarray(self.gain)
 
     def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
         scale, decay = self.inverse()

@@ -103,8 +103,7 @@ def product(
     kept = _recursion(pairs.reshape(-1), added.reshape(epochs * bins, -1))  # K(t)
     square = kept @ jnp.outer(weight, weight).reshape(-1)
     square += 2 * columns * (beside @ weight) + columns**2 * own
-    result: jax.Array = jnp.asarray(base.gain) ** 2 * jnp.sum(rows**2 * square)
-    return result
+    return jnp.asarray(base.gain) ** 2 * jnp.sum(rows**2 * square)
 
 
 def _by_panels(
@@ -169,8 +168,7 @@ def _recursion(factor: jax.Array, added: jax.Array) -> jax.Array:
         return factor * x + entering, x
 
     # a loop: on a CPU faster than products of blocks of steps
-    found: jax.Array = jax.lax.scan(step, jnp.zeros_like(factor), added, unroll=_UNROLLED)[1]
-    return found
+    return jax.lax.scan(step, jnp.zeros_like(factor), added, unroll=_UNROLLED)[1]
 
 
 @compiled("scheme")
@@ -182,8 +180,7 @@ def gram(base: BLT, rows: Array, columns: Array, scheme: BallsInBins) -> Array:
     """
     rows, columns = jnp.asarray(rows), jnp.asarray(columns)
     slope = jax.grad(lambda h: product(h, base, rows, columns, scheme))
-    result: jax.Array = slope(jnp.zeros((scheme.bins, scheme.bins)))
-    return result
+    return slope(jnp.zeros((scheme.bins, scheme.bins)))
 
 
 @compiled("scheme", "size")
@@ -202,8 +199,7 @@ def grouped(
         return product(slope, base, rows, columns, scheme, size, diagonal)
 
     slopes = jax.grad(value, argnums=(0, 1))
-    result: tuple[Array, Array] = slopes(jnp.zeros((groups, groups)), jnp.zeros(groups))
-    return result
+    return slopes(jnp.zeros((groups, groups)), jnp.zeros(groups))
 
 
 def relative_error(scheme: BallsInBins) -> float:

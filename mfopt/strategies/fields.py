@@ -71,8 +71,7 @@ class Parameter:
                 f"array of shape {value.shape}",
                 f"must be a non-empty array of {self.dimensions} dimension(s)",
             )
-        result: Array = value
-        return result
+        return value
 
 
 @dataclasses.dataclass(frozen=True)

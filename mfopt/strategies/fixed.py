@@ -88,8 +88,7 @@ class BandedInverseRoot(ToeplitzStrategy):
         numbers = jnp if isinstance(self.exponent, jax.Array) else np
         t = np.arange(1, self.check_size(n))
         ratios = numbers.where(t < self.bands, (t - 1 - self.exponent) / t, 0.0)
-        coefs: Array = numbers.concatenate([np.ones(1), numbers.cumprod(ratios)])
-        return coefs
+        return numbers.concatenate([np.ones(1), numbers.cumprod(ratios)])
 
     def toeplitz_coefs(self, n: int) -> Array:
         return _positive(Toeplitz(self.inverse_coefs(n)).inverse_coefs(n))
@@ -97,8 +96,7 @@ class BandedInverseRoot(ToeplitzStrategy):
 
 def _positive(coefs: Array) -> Array:
     """Coefficients that are exactly >= 0, without the rounding dust of an FFT."""
-    result: Array = (jnp if isinstance(coefs, jax.Array) else np).maximum(coefs, 0)
-    return result
+    return (jnp if isinstance(coefs, jax.Array) else np).maximum(coefs, 0)
 
 
 def _cut(coefs: np.ndarray, bands: int) -> np.ndarray:

@@ -43,8 +43,7 @@ def reciprocal(a: jax.Array) -> jax.Array:
     inverse = _newton(a)
     if a.shape[0] <= _SOLVED:
         return inverse
-    result: jax.Array = jax.lax.cond(_tame(inverse), lambda: inverse, lambda: _substitution(a))
-    return result
+    return jax.lax.cond(_tame(inverse), lambda: inverse, lambda: _substitution(a))
 
 
 def apply(inverse: jax.Array, y: jax.Array) -> jax.Array:
@@ -56,10 +55,9 @@ def apply(inverse: jax.Array, y: jax.Array) -> jax.Array:
     def row(t: jax.Array) -> jax.Array:
         return jnp.tensordot(lagged(t), y, axes=1)
 
-    result: jax.Array = jax.lax.cond(
+    return jax.lax.cond(
         _tame(inverse), lambda: convolve(inverse, y), lambda: jax.lax.map(row, jnp.arange(n))
     )
-    return result
 
 
 def _lagged(a: jax.Array) -> Callable[[jax.Array], jax.Array]:

@@ -65,8 +65,7 @@ class BandedToeplitz(ToeplitzStrategy):
         kept = self.coefs[: self.check_size(n)]
         # numbers stay NumPy's: JAX would compile this for each number of bands
         numbers = jnp if isinstance(kept, jax.Array) else np
-        column: Array = numbers.pad(kept, (0, n - kept.shape[0]))
-        return column
+        return numbers.pad(kept, (0, n - kept.shape[0]))
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "bands": self.bands}

@@ -114,8 +114,7 @@ def _moved(strategy: Strategy, seed: int = 1) -> Any:
 
     def moved(step: Any) -> Strategy:
         parts = [jnp.asarray(x) + step * d for x, d in zip(leaves, along, strict=True)]
-        built: Strategy = jax.tree.unflatten(structure, parts)
-        return built
+        return jax.tree.unflatten(structure, parts)
 
     return moved
 

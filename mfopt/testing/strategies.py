@@ -171,8 +171,7 @@ def _gradients(strategy: Strategy, scheme: BallsInBins) -> None:
 
     def moved(step: Any) -> Strategy:
         parts = [jnp.asarray(x) + step * d for x, d in zip(leaves, along, strict=True)]
-        built: Strategy = jax.tree.unflatten(structure, parts)
-        return built
+        return jax.tree.unflatten(structure, parts)
 
     def value(step: Any) -> jax.Array:
         there = moved(step)

@@ -172,8 +172,7 @@ def is_shard(tensor: torch.Tensor) -> bool:
 
 def local(tensor: Any) -> torch.Tensor:
     """What this process has of a tensor."""
-    result: torch.Tensor = tensor.to_local() if is_shard(tensor) else tensor
-    return result
+    return tensor.to_local() if is_shard(tensor) else tensor
 
 
 def like(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
@@ -184,8 +183,7 @@ def like(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
 
     mesh = parameter.device_mesh
     everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    result: torch.Tensor = everywhere.redistribute(placements=parameter.placements)
-    return result
+    return everywhere.redistribute(placements=parameter.placements)
 
 
 def refuse_meshes(parameters: list[torch.Tensor], ranks: int, by_caller: bool) -> None:

@@ -147,8 +147,7 @@ def add_clipped(
         if module not in _one_by_one:
             with _entered(module) as layers, _unhooked(module if spread else None):
                 try:
-                    made: tuple[dict[str, torch.Tensor], torch.Tensor] = together(detached, *parts)
-                    return made
+                    return together(detached, *parts)
                 except torch.OutOfMemoryError:
                     raise
                 except RuntimeError as problem:
@@ -259,8 +258,7 @@ def _entered(module: torch.nn.Module) -> Iterator[list[str]]:
 def _whole(p: Any) -> torch.Tensor:
     """A parameter without its gradient; gathered where processes have parts of it."""
     alone = p.detach()
-    whole: torch.Tensor = alone.full_tensor() if checks.is_shard(alone) else alone
-    return whole
+    return alone.full_tensor() if checks.is_shard(alone) else alone
 
 
 @contextlib.contextmanager

@@ -81,8 +81,7 @@ class FedAvg(Clipping):
         if self.estimator == "fixed":
             return total
         by = jnp.maximum(normalizer, weight / (self.weight_cap or 1))
-        scaled: PyTree = jax.tree.map(lambda leaf: leaf * (normalizer / by), total)
-        return scaled
+        return jax.tree.map(lambda leaf: leaf * (normalizer / by), total)
 
 
 def clipping_of(description: dict[str, Any]) -> Clipping:
@@ -153,8 +152,7 @@ def adder(model: Model, fedavg: FedAvg) -> Adder:
                 losses = jax.vmap(model.loss, (None, None, 0, 0))(params, frozen, *batch)
                 return mean_loss(losses, batch[1])
 
-            found: tuple[PyTree, Any] = jax.grad(loss, has_aux=True)(params)
-            return found
+            return jax.grad(loss, has_aux=True)(params)
 
         def user(tokens: jax.Array, mask: jax.Array) -> tuple[PyTree, jax.Array, Statistics]:
             batches = _in_batches((tokens, mask), fedavg.local_batch or len(tokens))
@@ -183,7 +181,6 @@ def adder(model: Model, fedavg: FedAvg) -> Adder:
         exact: dict[str, Any] = {"axes": 1, "precision": jax.lax.Precision.HIGHEST}
         product = functools.partial(jnp.tensordot, -weight, **exact)
         summed = Totals(jax.tree.map(product, updates), statistics)
-        added: Totals = jax.tree.map(jnp.add, totals, summed)
-        return added
+        return jax.tree.map(jnp.add, totals, summed)
 
     return add

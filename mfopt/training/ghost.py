@@ -77,8 +77,7 @@ def square(found: list[Part]) -> jax.Array:
     length = sum(side.shape[-1] if side.ndim > 1 else 1 for side in found[0].sides)
     length += 2 * sum(part.v.shape[0] for part in found)
     slack = 2 * _SIGMAS * math.sqrt(length) * 2.0**-24 * len(found)
-    bound: jax.Array = jnp.maximum(total, 0.0) + slack * spread
-    return bound
+    return jnp.maximum(total, 0.0) + slack * spread
 
 
 def weighted(found: list[Part], factor: jax.Array) -> list[Part]:

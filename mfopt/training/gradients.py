@@ -95,8 +95,7 @@ def microbatch_adder(
         taps = found.keep([]) if per_unit or m == 1 else ghost.chosen(found, leaves, records)
         gradient, statistics = _clipped_sum(taps, clipping, params, frozen, tokens, mask)
         statistics = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32)), statistics)
-        added: Totals = jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
-        return added
+        return jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
 
     return add
 
@@ -220,7 +219,6 @@ def _summed_adder(model: Model) -> Adder:
     ) -> Totals:
         gradient, statistics = jax.grad(summed_loss, has_aux=True)(params, frozen, tokens, mask)
         gradient = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
-        added: Totals = jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
-        return added
+        return jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
 
     return add

@@ -278,8 +278,7 @@ class Trainer:
             return self._pin_totals(self._adder(totals, params, frozen, tokens[i], mask[i]))
 
         # a count that is traced: batches of all sizes are served by one compilation
-        added: Totals = jax.lax.fori_loop(0, count, more, totals)
-        return added
+        return jax.lax.fori_loop(0, count, more, totals)
 
     def _noised(self, total: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         """(the sum with secure noise on its grid, the stream's next state), in float64."""

@@ -146,8 +146,7 @@ def gathered(mesh: Mesh, model: Model, params: PyTree, frozen: PyTree) -> tuple[
         shardings(mesh, model.params, model.partition),
         shardings(mesh, model.frozen, model.frozen_partition),
     )
-    found: tuple[PyTree, PyTree] = jax.lax.with_sharding_constraint((params, frozen), where)
-    return found
+    return jax.lax.with_sharding_constraint((params, frozen), where)
 
 
 def whole(mesh: Mesh, model: Model) -> Model:

@@ -33,16 +33,14 @@ def load_private(path: str | Path) -> Ed25519PrivateKey:
     """
     serialization, ed25519 = _libraries()
     read = functools.partial(serialization.load_pem_private_key, password=None)
-    key: Ed25519PrivateKey = _key("sign_key", path, read, ed25519.Ed25519PrivateKey, _WAY_OUT)
-    return key
+    return _key("sign_key", path, read, ed25519.Ed25519PrivateKey, _WAY_OUT)
 
 
 def load_public(path: str | Path) -> Ed25519PublicKey:
     """The public key in a PEM file; raises as :func:`load_private`."""
     serialization, ed25519 = _libraries()
     read, kind = serialization.load_pem_public_key, ed25519.Ed25519PublicKey
-    key: Ed25519PublicKey = _key("public_key", path, read, kind)
-    return key
+    return _key("public_key", path, read, kind)
 
 
 def _key(name: str, path: str | Path, read: Any, kind: Any, way_out: str = "") -> Any:

@@ -303,8 +303,7 @@ def map_array(path: Path) -> np.ndarray:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError:
         array = np.load(path, allow_pickle=False)
-    plain: np.ndarray = array.view(np.ndarray)
-    return plain
+    return array.view(np.ndarray)
 
 
 def open_parts(path: str | Path, name: str = "path") -> dict[str, TokenStore]:

@@ -256,8 +256,7 @@ class Decoder(nnx.Module):
 def _recomputed(block: Block, x: jax.Array) -> tuple[jax.Array, Any]:
     graph, state = nnx.split(block)
     again = jax.checkpoint(lambda state, x: nnx.merge(graph, state)(x))
-    out: tuple[jax.Array, Any] = again(state, x)
-    return out
+    return again(state, x)
 
 
 def partition_spec(path: Sequence[str]) -> Spec:

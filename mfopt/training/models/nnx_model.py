@@ -88,12 +88,10 @@ def from_nnx(
         return nnx.merge(graph, nnx.from_flat_state(values))
 
     def logits(params: PyTree, frozen: PyTree, tokens: jax.Array) -> jax.Array:
-        found: jax.Array = merged(params, frozen)(tokens)
-        return found
+        return merged(params, frozen)(tokens)
 
     def decode(params: PyTree, frozen: PyTree, *rest: Any) -> tuple[jax.Array, PyTree]:
-        found: tuple[jax.Array, PyTree] = merged(params, frozen).decode(*rest)
-        return found
+        return merged(params, frozen).decode(*rest)
 
     def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
         return next_token_loss(logits(params, frozen, tokens), tokens, mask)
