@@ -4,7 +4,6 @@ starts."""
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfopt._runtime import _check
+from mfopt._runtime import _check, _sizes
 from mfopt.noise.recursions import Recursion, Rows
 from mfopt.noise.state import NoiseState
 from mfopt.noise.stream import NoiseStream
@@ -137,18 +136,9 @@ def refuse_too_large(stream: NoiseStream, parameters: int) -> None:
 def free_bytes() -> int | None:
     """Free memory of the default device; None where it is unknown."""
     device = jax.devices()[0]
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
-    if device.platform != "cpu":
+    if device.platform == "cpu":
+        return _sizes.free_memory()
+    stats = device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
         return None
-    try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (FileNotFoundError, KeyError):
-        pass  # not Linux: all of the memory, if the system tells
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
+    return int(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
