@@ -84,9 +84,7 @@ def factorize(
     >>> print(made.iterations, made.guarantee.epsilon, made.guarantee.status)
     16 2.0 certified
     """
-    auto, known = sampling == "auto", (*NAMES, "auto")
-    if sampling not in known:
-        raise _check.reject("sampling", sampling, f"must be one of {known}")
+    auto = _check.choice("sampling", sampling, (*NAMES, "auto")) == "auto"
     for option, given in (("reassign_every", reassign_every), ("separation", separation)):
         if auto and given is not None:
             rule = 'belongs to one scheme, and sampling="auto" compares two, at their defaults'

@@ -25,9 +25,7 @@ def is_deterministic(certificate: CertificateKind, samples: int | None = None) -
     Raises:
       UsageError: no such kind, or samples for one that draws none.
     """
-    if certificate not in get_args(CertificateKind):
-        rule = f"must be one of {get_args(CertificateKind)}"
-        raise _check.reject("certificate", certificate, rule)
+    _check.choice("certificate", certificate, get_args(CertificateKind))
     if certificate == "deterministic" and samples is not None:
         rule = "have no effect on a deterministic certificate"
         raise _check.reject("certify samples", samples, rule, "Leave out one of the two.")
@@ -81,11 +79,8 @@ class Guarantee:
             raise _check.reject("delta", self.delta, "must lie in [0, 1]")
         _check.integer("group_size", self.group_size)
         _check.word("privacy_unit", self.privacy_unit)
-        for name, allowed in (("adjacency", Adjacency), ("status", Status)):
-            if getattr(self, name) not in get_args(allowed):
-                raise _check.reject(
-                    name, getattr(self, name), f"must be one of {get_args(allowed)}"
-                )
+        _check.choice("adjacency", self.adjacency, get_args(Adjacency))
+        _check.choice("status", self.status, get_args(Status))
         if not isinstance(self.details, dict):
             raise _check.reject("details", self.details, "must be a dictionary")
 

@@ -50,9 +50,7 @@ class Mechanism:
     def __post_init__(self) -> None:
         _check.integer("group_size", self.group_size)
         _check.word("privacy_unit", self.privacy_unit)
-        known = get_args(Adjacency)
-        if self.adjacency not in known:
-            raise _check.reject("adjacency", self.adjacency, f"must be one of {known}")
+        _check.choice("adjacency", self.adjacency, get_args(Adjacency))
         sampling.require(self.sampling)
         # one C for all who look at it, however narrow the arrays that its numbers came in
         object.__setattr__(self, "strategy", self.strategy.widened())

@@ -271,10 +271,7 @@ def from_description(description: dict[str, Any], arrays: dict[str, np.ndarray])
 
 
 def _kind_of(description: dict[str, Any]) -> type[Workload]:
-    kind = description.get("kind")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise _check.reject("workload kind", kind, f"must be one of {sorted(_KINDS)}")
-    return _KINDS[kind]
+    return _KINDS[_check.choice("workload kind", description.get("kind"), sorted(_KINDS))]
 
 
 def _at_most(n: int, limit: int) -> int:

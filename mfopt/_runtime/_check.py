@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -25,6 +26,7 @@ __all__ = [
     "MOST",
     "FailureError",
     "UsageError",
+    "choice",
     "file",
     "finite",
     "integer",
@@ -75,6 +77,14 @@ def word(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         rule = "must be a word or some, such as example or user, without control characters"
         raise reject(name, printable(value) if isinstance(value, str) else value, rule)
+    return value
+
+
+def choice(name: str, value: Any, known: Iterable[str], way_out: str = "") -> str:
+    """``value``, one of the ``known`` words."""
+    words = [*known]
+    if not isinstance(value, str) or value not in words:
+        raise reject(name, value, f"must be one of {', '.join(words)}", way_out)
     return value
 
 

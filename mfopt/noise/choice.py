@@ -35,8 +35,7 @@ def choose(strategy: Strategy, n: int, past: Past = "auto") -> Recursion:
       UsageError: an unknown ``past``; a kind without a recursion, unless ``past`` is "dense".
     """
     n = strategy.check_size(n)
-    if past not in get_args(Past):
-        raise _check.reject("past", past, f"must be one of {', '.join(get_args(Past))}")
+    _check.choice("past", past, get_args(Past))
     if past == "dense":
         return dense(strategy, n, past)
     if type(strategy) not in recursion.registry:

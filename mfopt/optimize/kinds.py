@@ -170,9 +170,7 @@ def check(name: str) -> str:
     """
     if name not in every():
         _plugins.load()
-    if name not in every():
-        raise _check.reject("strategy", name, f"must be one of {', '.join(every())}")
-    return name
+    return _check.choice("strategy", name, every())
 
 
 def asked(strategy: str | Sequence[str]) -> tuple[str, ...]:
@@ -193,9 +191,7 @@ def find(name: str) -> Kind:
     Raises:
       UsageError: there is none.
     """
-    if check(name) not in _KINDS:
-        raise _check.reject("strategy", name, f"must be one of {', '.join(_KINDS)}")
-    return _KINDS[name]
+    return _KINDS[_check.choice("strategy", check(name), _KINDS)]
 
 
 def fixed(name: str, **sizes: int) -> Strategy:
@@ -204,9 +200,7 @@ def fixed(name: str, **sizes: int) -> Strategy:
     Raises:
       UsageError: no such kind, or one with parameters.
     """
-    if check(name) not in fixed_names():
-        raise _check.reject("strategy", name, f"must be one of {', '.join(fixed_names())}")
-    cls = strategies.registered()[name]
+    cls = strategies.registered()[_check.choice("strategy", check(name), fixed_names())]
     return cls(**{key: value for key, value in sizes.items() if key in fields.roles(cls)})
 
 

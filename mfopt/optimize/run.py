@@ -140,8 +140,7 @@ def optimize(
     workload, searched, few = workload or PrefixSums(), scheme, None
     given = [init] if isinstance(init, Strategy) else list(init or [])
     if isinstance(loss, str):
-        if loss not in objective.LOSSES:
-            raise _check.reject("objective", loss, f"must be one of {sorted(objective.LOSSES)}")
+        _check.choice("objective", loss, sorted(objective.LOSSES))
         if law(scheme).coarse() != law(scheme) and workload == PrefixSums():  # of any length
             if not given and all(entry.stretch is not None for entry in entries):
                 searched = sizes.searched(scheme)

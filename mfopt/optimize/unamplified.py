@@ -134,8 +134,7 @@ def optimize(
     Raises:
       UsageError: unknown kind or scheme, or a combination without a smooth parameterization.
     """
-    if strategy not in KINDS:
-        raise _check.reject("strategy", strategy, f"must be one of {', '.join(KINDS)}")
+    _check.choice("strategy", strategy, KINDS)
     pattern(scheme)  # refuses other schemes
     n, workload = scheme.iterations, workload or PrefixSums()
     bands = min(_check.integer("bands", bands), n)

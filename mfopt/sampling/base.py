@@ -317,6 +317,4 @@ def parse(text: str) -> Scheme:
 def _named(kind: Any) -> type[Scheme]:
     if isinstance(kind, str) and kind not in _SCHEMES:
         _plugins.load()
-    if not isinstance(kind, str) or kind not in _SCHEMES:
-        raise _check.reject("sampling", kind, f"must be one of {', '.join(sorted(_SCHEMES))}")
-    return _SCHEMES[kind]
+    return _SCHEMES[_check.choice("sampling", kind, sorted(_SCHEMES))]

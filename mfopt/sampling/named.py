@@ -35,8 +35,7 @@ def bin_scheme(
     Raises:
       UsageError: an unknown name, or an option of another scheme.
     """
-    if name not in NAMES:
-        raise _check.reject("sampling", name, f"must be one of {NAMES}")
+    _check.choice("sampling", name, NAMES)
     for option, value, owners in (
         ("reassign_every", reassign_every, (FreshBins.kind,)),
         ("separation", separation, tuple(_SEPARATED)),

@@ -22,7 +22,7 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -93,8 +93,7 @@ class Sampler:
         truncation: Truncation = "charge",
         group_size: int = 1,
     ) -> None:
-        if truncation not in ("charge", "double"):
-            raise _check.reject("truncation", truncation, "must be 'charge' or 'double'")
+        _check.choice("truncation", truncation, get_args(Truncation))
         drawn = UnitSampler(scheme, population, seed)
         self.scheme, self.population, self.drawn = drawn.scheme, drawn.population, drawn
         self.microbatch = _check.integer("microbatch", microbatch)

@@ -271,9 +271,8 @@ class TrainConfig:
                 object.__setattr__(self, name, value)
             if type(value) is not kind:
                 raise _check.reject(name, value, f"must be a {kind.__name__}")
-            choices = field.metadata["choices"]
-            if choices and value not in choices:
-                raise _check.reject(name, value, f"must be one of {', '.join(choices)}")
+            if choices := field.metadata["choices"]:
+                _check.choice(name, value, choices)
         for check, names in _CHECKS.items():
             for name in names.split():
                 check(name, getattr(self, name))

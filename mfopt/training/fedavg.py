@@ -64,9 +64,7 @@ class FedAvg(Clipping):
         _check.integer("local_batch", self.local_batch, at_least=0)
         _check.positive("local_rate", self.local_rate)
         _check.integer("weight_cap", self.weight_cap, at_least=0)
-        if self.estimator not in ESTIMATORS:
-            rule = f"must be one of {', '.join(ESTIMATORS)}"
-            raise _check.reject("estimator", self.estimator, rule)
+        _check.choice("estimator", self.estimator, ESTIMATORS)
 
     @property
     def sensitivity_in_bounds(self) -> int:

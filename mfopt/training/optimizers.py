@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 from mfopt._runtime import _check
-from mfopt.training.config import NOISE_MOVE, OPTIMIZERS, SCHEDULES
+from mfopt.training.config import NOISE_MOVE
 
 
 def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> optax.Schedule:
@@ -45,13 +45,12 @@ def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> op
         "cosine": lambda: optax.cosine_decay_schedule(rate, rest),
         "linear": lambda: optax.linear_schedule(rate, 0.0, rest),
     }
-    if name not in shapes:
-        raise _check.reject("schedule", name, f"must be one of {', '.join(SCHEDULES)}")
+    after = shapes[_check.choice("schedule", name, shapes)]()
     if not warmup:
-        return shapes[name]()
+        return after
     # step t of the warm-up uses (t + 1) / warmup of the rate, so that no step is wasted at 0
     rise = optax.linear_schedule(rate / warmup, rate, max(1, warmup - 1))
-    return optax.join_schedules([rise, shapes[name]()], [warmup])
+    return optax.join_schedules([rise, after], [warmup])
 
 
 def make_optimizer(
@@ -84,9 +83,7 @@ def make_optimizer(
         ),
         "adafactor": lambda: optax.adafactor(learning_rate, multiply_by_parameter_scale=False),
     }
-    if name not in makers:
-        raise _check.reject("optimizer", name, f"must be one of {', '.join(OPTIMIZERS)}")
-    return makers[name]()
+    return makers[_check.choice("optimizer", name, makers)]()
 
 
 def fitting_rate(

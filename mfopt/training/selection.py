@@ -32,8 +32,7 @@ def check_rule(rule: str, losses: np.ndarray | None, records: int, whole: bool =
     if whole and rule == "chunk":
         cross = "random chunks cross record borders, so they fit user-level sampling (uls) only"
         raise _check.reject("selection", rule, cross, "Choose a rule that picks whole records.")
-    if rule not in RULES:
-        raise _check.reject("selection", rule, f"must be one of {', '.join(RULES)}")
+    _check.choice("selection", rule, RULES)
     shape = None if losses is None else np.shape(losses)
     if rule in PERPLEXITY_RULES and shape != (records,):
         needed = f"{rule} needs the initial model's loss of each record, shape ({records},)"

@@ -53,8 +53,7 @@ class Options:
     public_overlap: float = overlap.MOST
 
     def __post_init__(self) -> None:
-        if self.on_bad not in ("skip", "fail"):
-            raise _check.reject("on_bad", self.on_bad, "must be skip or fail")
+        _check.choice("on_bad", self.on_bad, ("skip", "fail"))
         _check.probability("public_overlap", self.public_overlap, closed=True)
 
 

@@ -324,9 +324,7 @@ class Folder(FileTree):
 
     def __init__(self, folder: str | Path, records: str = "file") -> None:
         super().__init__(folder, records=records)
-        if records not in ("file", "line", "paragraph"):
-            raise _check.reject("records", records, "must be file, line or paragraph")
-        self.records = records
+        self.records = _check.choice("records", records, ("file", "line", "paragraph"))
 
     def items(self, path: Path) -> Iterator[Item]:
         """The records of one file."""

@@ -93,9 +93,7 @@ class StandardLibrary(FileTree):
     def __init__(self, part: str = "private", folder: str | Path | None = None) -> None:
         folder = sysconfig.get_path("stdlib") if folder is None else folder
         super().__init__(folder, part=part, python=platform.python_version())
-        if part not in ("private", "public", "prose", "all"):
-            raise _check.reject("part", part, "must be private, public, prose or all")
-        self.part = part
+        self.part = _check.choice("part", part, ("private", "public", "prose", "all"))
 
     def files(self) -> Iterator[Path]:
         """The modules of the part, in a fixed order."""

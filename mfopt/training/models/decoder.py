@@ -91,8 +91,7 @@ class Shape:
     compute_dtype: str
 
     def __post_init__(self) -> None:
-        if self.compute_dtype not in ("float32", "bfloat16"):
-            raise _check.reject("compute_dtype", self.compute_dtype, "must be float32 or bfloat16")
+        _check.choice("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
 
     def module(self, adapters: Adapters) -> Decoder:
         """The module, of zeros."""

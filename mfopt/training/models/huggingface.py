@@ -139,14 +139,10 @@ def read_config(folder: str | Path) -> Config:
     if not path.is_file():
         raise _check.reject("model", str(folder), "holds no config.json", _A_FOLDER)
     found = _json_object(path)
-    family = found.get("model_type")
-    if family == "gpt2":
-        return GPT2Config.read(found)
-    if family in FAMILIES:
-        return LlamaConfig.read(found)
-    rule = f"must be one of {', '.join(['gpt2', *FAMILIES])}"
     way_out = "Another model is given as MODULE:FUNCTION, which makes a Flax NNX module."
-    raise _check.reject("config.json model_type", family, rule, way_out)
+    known = ("gpt2", *FAMILIES)
+    family = _check.choice("config.json model_type", found.get("model_type"), known, way_out)
+    return GPT2Config.read(found) if family == "gpt2" else LlamaConfig.read(found)
 
 
 def _json_object(path: Path) -> dict[str, Any]:

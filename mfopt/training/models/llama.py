@@ -106,9 +106,7 @@ class LlamaConfig(Shape):
     remat: bool = False
 
     def __post_init__(self) -> None:
-        if self.model_type not in FAMILIES:
-            rule = f"must be one of {', '.join(FAMILIES)}"
-            raise _check.reject("model_type", self.model_type, rule)
+        _check.choice("model_type", self.model_type, FAMILIES)
         for name in ("tie_word_embeddings", "attention_bias"):
             _check.kind(name, getattr(self, name), bool)
         for name in _SIZES:
