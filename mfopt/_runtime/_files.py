@@ -198,6 +198,15 @@ def check_output(
     return path
 
 
+def require_secret(name: str, path: Path, way_out: str) -> None:
+    """Refuse a file with a key in it, given as ``name``, that others than its owner may read."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        rule = f"can be read by others than its owner (mode {mode:04o})"
+        way_out = f"{way_out}: check who has read it, then chmod 600."
+        raise _check.reject(name, str(path), rule, way_out)
+
+
 def sweep(folder: str | os.PathLike[str]) -> None:
     """Remove what killed runs left in ``folder``; files that are being written stay."""
     # another process may sweep too, or the folder may belong to somebody else: what cannot be

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -222,14 +221,7 @@ def read_secret(
     path = Path(path)
     if not path.is_file():
         raise _check.reject("path", str(path), "no such file")
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise _check.reject(
-            "path",
-            str(path),
-            f"can be read by others than its owner (mode {mode:04o})",
-            "It holds the key of the noise: check who has read it, then chmod 600.",
-        )
+    _files.require_secret("path", path, "It holds the key of the noise")
     try:
         with Archive(path, most_bytes=2**63, most_arrays=2**20) as archive:
             if archive.headers["header"].shape:

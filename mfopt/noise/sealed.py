@@ -15,7 +15,6 @@ import json
 import os
 import re
 import secrets
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +102,7 @@ class KeyFile:
                 f"does not hold {path.name}, with which this checkpoint is sealed",
                 "Copy it there from where the run was made, or give its folder as `key_folder`.",
             )
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & 0o077:
-            raise _check.reject(
-                "key_folder",
-                str(path),
-                f"can be read by others than its owner (mode {mode:04o})",
-                "It opens the noise of the run: check who has read it, then chmod 600.",
-            )
+        _files.require_secret("key_folder", path, "It opens the noise of the run")
         try:
             found = json.loads(path.read_text())
             key = bytes.fromhex(found["key"])
