@@ -1,6 +1,10 @@
 """What tests that start processes of their own share."""
 
 import os
+import socket
+import subprocess
+import sys
+from typing import Any
 
 
 def with_devices(count: int) -> dict[str, str]:
@@ -11,3 +15,34 @@ def with_devices(count: int) -> dict[str, str]:
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}".strip(),
         "JAX_PLATFORMS": "cpu",
     }
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def start(*words: Any, **options: Any) -> subprocess.Popen[str]:
+    """Python with these words, its output kept; ``options`` as for ``Popen``."""
+    kept: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, words)], **kept | options)
+
+
+def finish(*children: subprocess.Popen[str]) -> list[str]:
+    """What each printed, once all have ended well; none is left behind."""
+    try:
+        ended = [child.communicate(timeout=900) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    for child, (_, errors) in zip(children, ended, strict=True):
+        assert child.returncode == 0, errors[-4000:]
+    return [printed for printed, _ in ended]
+
+
+def python(*words: Any, **options: Any) -> str:
+    """What Python with these words printed, once it has ended well."""
+    return finish(start(*words, **options))[0]

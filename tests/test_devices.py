@@ -4,14 +4,12 @@ import dataclasses
 import json
 import math
 import os
-import socket
-import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
-from processes import with_devices
+from processes import finish, free_port, python, start, with_devices
 
 from mfopt import optimize
 from mfopt.accounting import over_processes
@@ -87,11 +85,7 @@ def in_a_process(devices, every):
     environment = with_devices(devices)
     environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     program = f"import json, test_devices; print(json.dumps(test_devices.answers({every})))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(python("-c", program, env=environment))
 
 
 @pytest.mark.parametrize(
@@ -110,25 +104,14 @@ def test_answers_do_not_depend_on_the_number_of_devices(every):
 
 def together(program, count=2):
     """What each of so many processes printed last, with jax.distributed on this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = with_devices(1)
     environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, f"127.0.0.1:{port}", str(count), str(place)],
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        start("-c", program, f"127.0.0.1:{port}", count, place, env=environment)
         for place in range(count)
     ]
-    ended = [one.communicate(timeout=600) for one in started]
-    for one, (_, errors) in zip(started, ended, strict=True):
-        assert one.returncode == 0, errors
-    return [json.loads(printed.splitlines()[-1]) for printed, _ in ended]
+    return [json.loads(printed.splitlines()[-1]) for printed in finish(*started)]
 
 
 PROGRAM = """

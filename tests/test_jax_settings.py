@@ -5,13 +5,12 @@ import functools
 import itertools
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from processes import python
 
 from mfopt import query_error, strategies, workloads
 from mfopt._runtime import _float64
@@ -126,13 +125,5 @@ CHANGING = re.compile(r'"(?:\w*seconds\w*|\w*_per_second|date|\w*_bytes|path)": 
 def test_settings_of_the_environment_change_no_answer():
     words, answers = ["noise", str(FILE), "--params=1000", "--json"], []
     for settings in ({}, ENVIRONMENT):
-        found = subprocess.run(
-            [sys.executable, "-c", CODE, *words],
-            env=os.environ | settings,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert found.returncode == 0, found.stderr
-        answers.append(CHANGING.sub("", found.stdout))
+        answers.append(CHANGING.sub("", python("-c", CODE, *words, env=os.environ | settings)))
     assert answers[0] == answers[1]

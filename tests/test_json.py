@@ -4,14 +4,13 @@ The whole suite's outputs are held against it, too: see ``conftest.py``.
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
 from json_schema import SCHEMA, validate
 from mfopt_cli import messages
 from mfopt_cli.main import cli, main
+from processes import python
 from test_vocabulary import EVERY
 
 import mfopt
@@ -89,10 +88,7 @@ def test_a_wrong_output_is_refused():
 
 
 def test_python_m_and_versions_and_misspelt_commands(capsys):
-    done = subprocess.run(
-        [sys.executable, "-m", "mfopt", "-V"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith(f"mfopt, version {mfopt.__version__}")
+    assert python("-m", "mfopt", "-V").startswith(f"mfopt, version {mfopt.__version__}")
     for words, meant in [(["optimise"], "`mfopt optimize`"), (["account", "el"], "account els`")]:
         with pytest.raises(SystemExit) as stop:
             main(words)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from processes import python
 
 ROOT = Path(__file__).parent.parent
 
@@ -72,8 +73,7 @@ def test_importing_mfopt_is_light_and_changes_no_global_flag():
         "assert not jax.config.jax_enable_x64; "
         "import jax.numpy as jnp; assert jnp.ones(1).dtype == 'float32'"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-c", program)
 
 
 def test_no_two_public_classes_have_one_name():

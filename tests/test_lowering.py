@@ -2,10 +2,10 @@
 
 import functools
 import json
-import subprocess
 import sys
 
 import pytest
+from processes import python
 
 PLATFORMS = ("cuda", "tpu")
 CPU_ONLY: dict[str, str] = {}  # program -> why only a CPU runs it; there is none
@@ -134,11 +134,7 @@ def lowered(code):
 @pytest.mark.release
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_lowers_for_accelerators(name):
-    done = subprocess.run(
-        [sys.executable, __file__, name], capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(python(__file__, name).splitlines()[-1])
     assert len(found) >= 1
     faults = {program: error for program, error in found.items() if error}
     assert set(faults) <= CPU_ONLY.keys(), faults

@@ -1,13 +1,10 @@
 """The same noise on 1 and on 8 devices, in one and in two processes, without communication."""
 
 import json
-import socket
-import subprocess
-import sys
 import textwrap
 
 import pytest
-from processes import with_devices
+from processes import finish, free_port, start, with_devices
 
 COMMON = """
     import json, os, sys
@@ -161,41 +158,23 @@ TWO_PROCESSES = """
 """
 
 
-def start(script, devices, *arguments):
+def begun(script, devices, *arguments):
     code = textwrap.dedent(COMMON) + textwrap.dedent(script)
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env=with_devices(devices),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start("-c", code, *arguments, env=with_devices(devices))
 
 
-def finish(process):
-    try:
-        output, errors = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors[-4000:]
-    return json.loads(output.splitlines()[-1])
+def results(*processes):
+    return [json.loads(output.splitlines()[-1]) for output in finish(*processes)]
 
 
 @pytest.mark.release
 def test_eight_devices_make_the_noise_of_one_without_communication(tmp_path):
-    result = finish(start(EIGHT_DEVICES, 8, tmp_path / "state.npz"))
-    assert result == {"done": 7 + 4}
+    assert results(begun(EIGHT_DEVICES, 8, tmp_path / "state.npz")) == [{"done": 7 + 4}]
 
 
 @pytest.mark.release
 def test_two_processes_make_the_noise_of_one(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    both = [start(TWO_PROCESSES, 2, rank, port, tmp_path / "state.npz") for rank in range(2)]
-    try:
-        first, second = [finish(process) for process in both]
-    finally:
-        for process in both:
-            process.kill()
+    port = free_port()
+    both = [begun(TWO_PROCESSES, 2, rank, port, tmp_path / "state.npz") for rank in range(2)]
+    first, second = results(*both)
     assert first["keys"] == second["keys"]

@@ -1,12 +1,11 @@
 """The source distribution holds what its own tests and pages need."""
 
 import shutil
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+from processes import python
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("artifacts", "cli", "mfopt", "notebooks", "tests", "docs", ".ci")
@@ -16,10 +15,7 @@ BUILD = "import sys; from setuptools.build_meta import build_sdist; build_sdist(
 
 
 def built(tree: Path, out: Path) -> set[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(out)], cwd=tree, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    python("-c", BUILD, out, cwd=tree)
     (archive,) = out.glob("*.tar.gz")
     assert archive.stat().st_size < MOST_BYTES
     with tarfile.open(archive) as packed:

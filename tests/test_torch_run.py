@@ -2,13 +2,12 @@
 
 import copy
 import functools
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from lazy_torch import needs_torch, own_folder, torch  # noqa: F401
+from processes import finish, start
 from test_samplers import record
 
 from mfopt import noise
@@ -674,17 +673,7 @@ def test_two_processes_make_the_step_of_one(tmp_path):
     pytest.importorskip("opacus")
     child = Path(__file__).parent / "torch_two_processes.py"
     store = tmp_path / "store"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, child, str(rank), str(store), str(tmp_path / f"out{rank}.pt")],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors
+    finish(*(start(child, rank, store, tmp_path / f"out{rank}.pt") for rank in range(2)))
     path = expected_path(3)
     first = torch.load(tmp_path / "out0.pt", weights_only=True)
     assert first["shapes"] == [list(p.shape) for p in network().parameters()]

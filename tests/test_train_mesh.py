@@ -1,15 +1,12 @@
 """The same run on one device, on four, on a data × model mesh, and in two processes."""
 
 import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from processes import with_devices
+from processes import finish, free_port, start, with_devices
 from safetensors.numpy import load_file
 from train_fixtures import synthetic_store
 from train_oracles import write_store
@@ -20,35 +17,24 @@ from mfopt.training import mesh as meshes
 CHILD = Path(__file__).with_name("train_mesh_child.py")
 
 
-def start(folder, *command, devices=1):
+def begun(folder, *command, devices=1):
     environment = {
         **with_devices(devices),
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    return subprocess.Popen(
-        [sys.executable, *command],
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    return start(*command, env=environment)
 
 
 def train(folder, name, *, devices, resume="", **changes):
     settings = {"model_parallel": 1, "microbatch": 8, "per_unit": False, "default_device": None}
     settings |= {"output": str(folder / name), **changes}
     settings["checkpoints"] = resume and str(folder / f"{resume}.checkpoints")
-    return start(folder, str(CHILD), json.dumps(settings), devices=devices)
+    return begun(folder, CHILD, json.dumps(settings), devices=devices)
 
 
-def finish(*children):
-    facts = []
-    for child in children:
-        out, err = child.communicate(timeout=300)
-        assert child.returncode == 0, err[-3000:]
-        facts.append(json.loads(out[out.index("{") :]))
-    return facts
+def results(*children):
+    return [json.loads(out[out.index("{") :]) for out in finish(*children)]
 
 
 def assert_same(one, other):
@@ -68,7 +54,7 @@ def alone(tmp_path_factory):
 
 @pytest.mark.ci
 def test_eight_devices_share_everything_and_give_the_same_run(alone):
-    (facts,) = finish(train(alone, "eight.npz", devices=8))
+    (facts,) = results(train(alone, "eight.npz", devices=8))
     assert facts["devices"] == facts["kernel_shards"] == 8
     # beside numbers like the step, which every device has
     assert facts["total"] / 8 <= facts["held"] < facts["total"] / 8 + 200
@@ -80,7 +66,7 @@ def test_eight_devices_share_everything_and_give_the_same_run(alone):
 
 @pytest.mark.ci
 def test_the_default_device_is_the_only_one_where_it_is_set(alone, monkeypatch):
-    (facts,) = finish(train(alone, "chosen.npz", devices=4, default_device=2))
+    (facts,) = results(train(alone, "chosen.npz", devices=4, default_device=2))
     assert facts["devices"] == 4 and facts["used"] == [2]
     assert_same(alone / "one.npz", alone / "chosen.npz")
     with jax.default_device("cpu"):
@@ -92,7 +78,7 @@ def test_the_default_device_is_the_only_one_where_it_is_set(alone, monkeypatch):
 
 @pytest.mark.release
 def test_a_model_axis_splits_parameters_and_gives_the_same_run(alone):
-    (facts,) = finish(train(alone, "split.npz", devices=4, model_parallel=2))
+    (facts,) = results(train(alone, "split.npz", devices=4, model_parallel=2))
     assert facts["devices"] == facts["kernel_shards"] == 4
     assert_same(alone / "one.npz", alone / "split.npz")
 
@@ -131,16 +117,13 @@ def test_two_processes_train_together_by_the_command_line(tmp_path):
     program = "from mfopt_cli.main import main; main()"
 
     def command(output, *more):
-        return start(
+        return begun(
             tmp_path, "-c", program, "train", f"--output={tmp_path / output}", *flags, *more
         )
 
-    (one,) = finish(command("one"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    together = (f"--coordinator=127.0.0.1:{port}", "--processes=2")
-    summaries = finish(*(command("two", *together, f"--process={i}") for i in range(2)))
+    (one,) = results(command("one"))
+    together = (f"--coordinator=127.0.0.1:{free_port()}", "--processes=2")
+    summaries = results(*(command("two", *together, f"--process={i}") for i in range(2)))
     for summary in summaries:
         assert summary["steps"] == 3
         for part, result in one["after"].items():
@@ -189,4 +172,4 @@ print("{}")
 
 @pytest.mark.ci
 def test_each_shard_of_a_checkpoint_is_hashed_where_it_lies(tmp_path):
-    finish(start(tmp_path, "-c", SHARDS, devices=8))
+    finish(begun(tmp_path, "-c", SHARDS, devices=8))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -13,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as Spec
-from processes import with_devices
+from processes import python, with_devices
 from safetensors.numpy import load_file, save_file
 
 from mfopt.errors import UsageError
@@ -316,12 +314,4 @@ print(np.abs(np.asarray(logits) - expected).max())
 
 @pytest.mark.release
 def test_a_model_cut_over_two_devices_computes_the_same():
-    run = subprocess.run(
-        [sys.executable, "-c", CUT, str(REFERENCE)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=with_devices(2),
-    )
-    assert run.returncode == 0, run.stderr
-    assert float(run.stdout) < 2e-5
+    assert float(python("-c", CUT, REFERENCE, env=with_devices(2))) < 2e-5

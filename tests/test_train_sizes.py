@@ -1,8 +1,6 @@
 """What a training run takes is told before it; what cannot fit is refused before the model is."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 from mfopt_cli import messages
 from mfopt_cli.main import cli
-from processes import with_devices
+from processes import python, with_devices
 from selection import before_release
 
 from mfopt import strategies as S
@@ -151,15 +149,8 @@ def test_a_device_holds_what_its_programs_do():
     environment["XLA_FLAGS"] += (
         " --xla_disable_hlo_passes=all-reduce-combiner,cpu-all-reduce-combiner"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environment,
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found, estimated = json.loads(done.stdout)
+    made = python("-c", PROGRAM, env=environment, cwd=Path(__file__).parent)
+    found, estimated = json.loads(made)
     assert 0.7 * estimated < found < 1.1 * estimated
 
 
