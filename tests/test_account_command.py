@@ -6,12 +6,11 @@ import click
 import pytest
 from mfopt_cli.main import main
 from mfopt_cli.sweeps import Sweep
+from statements import stated
 
 from mfopt.accounting import Mechanism, account, phases
 from mfopt.accounting.phases import Phase
 from mfopt.experiments import concentration_filter as filtered
-from mfopt.factorization import Factorization
-from mfopt.guarantee import Guarantee
 from mfopt.sampling import (
     BallsInBins,
     CyclicPoisson,
@@ -23,7 +22,6 @@ from mfopt.sampling import (
     TruncatedPoisson,
 )
 from mfopt.strategies import BandedSquareRoot, SquareRoot
-from mfopt.workloads import PrefixSums
 
 RATE = ["--probability", "0.05", "--iterations", "40"]
 SIGMA, DELTA = 2.0, 1e-5
@@ -214,14 +212,7 @@ def test_ranges_have_both_ends_and_may_be_geometric():
 def file(tmp_path):
     def save(sampling, strategy):
         path = tmp_path / f"{sampling.kind}.npz"
-        Factorization(
-            strategy=strategy,
-            noise_multiplier=2.5,
-            sampling=sampling,
-            workload=PrefixSums(),
-            guarantee=Guarantee(epsilon=2.0, delta=1e-5, noise_multiplier=2.5),
-        ).save(path)
-        return path
+        return stated(strategy, sampling).save(path)
 
     return save
 

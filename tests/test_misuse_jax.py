@@ -10,16 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from statements import stated
 
 from mfopt import noise
 from mfopt.errors import UsageError
-from mfopt.factorization import Factorization
-from mfopt.guarantee import Guarantee
 from mfopt.jax import PrivateRun
 from mfopt.noise import NoiseExhaustedError
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT
-from mfopt.workloads import PrefixSums
 
 RECORDS, CLIP, SEED = 12, 0.5, 43
 SCHEME = BallsInBins(bins=5, epochs=2)  # with this seed of 0, 5, 4, 1 and 2 records
@@ -30,9 +28,7 @@ REFUSED, NANS, HARMLESS = {}, {}, {}
 
 
 def factorization(sigma=2.0):
-    stated = Guarantee(1.0, 1e-5, sigma, method="none", status="estimate")
-    strategy = BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]))
-    return Factorization(strategy, sigma, SCHEME, PrefixSums(), stated)
+    return stated(BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), SCHEME, sigma)
 
 
 def loss(params, example):

@@ -1,7 +1,6 @@
 """Wrong loops in PyTorch and Opacus: each is refused with its way out, or shown to be harmless."""
 
 import os
-import warnings
 from pathlib import Path
 
 import pytest
@@ -300,27 +299,6 @@ def a_restart_of_the_loader():
 # --- layers --------------------------------------------------------------------------------
 
 
-def with_layer(layer):
-    torch.manual_seed(0)
-    loop = Loop(torch.nn.Sequential(torch.nn.Linear(4, 3), layer))
-    loop.run.backward(loop.model, loss, loop.data[:3])
-
-
-@refused("mixes examples.*GroupNorm")
-def batch_norm():
-    with_layer(torch.nn.BatchNorm1d(3))
-
-
-@refused("mixes examples")
-def batch_norm_in_eval_mode_without_statistics():
-    with_layer(torch.nn.BatchNorm1d(3, track_running_stats=False).eval())
-
-
-@refused("statistics of batches")
-def instance_norm_with_statistics():
-    with_layer(torch.nn.InstanceNorm1d(3, track_running_stats=True))
-
-
 def counting_layer():
     class Mean(torch.nn.Module):
         def __init__(self):
@@ -335,13 +313,6 @@ def counting_layer():
     return Mean()
 
 
-@refused(
-    "a buffer.*was changed by the forward pass|inplace|in-place|vmap", (UsageError, RuntimeError)
-)
-def a_buffer_that_batches_update():
-    with_layer(counting_layer())
-
-
 def remembering_layer(start, remember):
     class Layer(torch.nn.Module):
         def __init__(self):
@@ -352,21 +323,7 @@ def remembering_layer(start, remember):
             self.seen = remember(self.seen, x)
             return x / (1 + self.seen)
 
-    return torch.nn.Sequential(torch.nn.Linear(4, 3), Layer())
-
-
-@refused("seen = 'an attribute': was changed by the forward pass")
-def a_running_mean_in_a_number():
-    model = remembering_layer(0.0, lambda seen, x: 0.9 * seen + 0.1 * x.abs().mean().item())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        Loop(model).run.backward(model, loss, run_tests.data()[:2])
-
-
-@refused("seen = 'an attribute'")
-def a_memory_that_vmap_computes():
-    model = remembering_layer(torch.zeros(()), lambda seen, x: x.detach().abs().mean())
-    Loop(model).run.backward(model, loss, run_tests.data()[:2])
+    return Layer()
 
 
 def embedding(**options):
@@ -381,14 +338,55 @@ def embedding(**options):
     return Bag()
 
 
-@refused("without noise.*max_norm")
-def an_embedding_that_rescales():
-    Loop(model := embedding(max_norm=0.1)).run.backward(model, loss, run_tests.data()[:2])
+def after_a_linear_one(layer):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), layer)
 
 
-@refused("sparse=False")
-def a_sparse_embedding():
-    Loop(model := embedding(sparse=True)).run.backward(model, loss, run_tests.data()[:2])
+# name -> (what is said, the error, what makes the model)
+MODELS = {
+    "batch_norm": (
+        "mixes examples.*GroupNorm", UsageError,
+        lambda: after_a_linear_one(torch.nn.BatchNorm1d(3)),
+    ),
+    "batch_norm_in_eval_mode_without_statistics": (
+        "mixes examples", UsageError,
+        lambda: after_a_linear_one(torch.nn.BatchNorm1d(3, track_running_stats=False).eval()),
+    ),
+    "instance_norm_with_statistics": (
+        "statistics of batches", UsageError,
+        lambda: after_a_linear_one(torch.nn.InstanceNorm1d(3, track_running_stats=True)),
+    ),
+    "a_buffer_that_batches_update": (
+        "a buffer.*was changed by the forward pass|inplace|in-place|vmap",
+        (UsageError, RuntimeError),
+        lambda: after_a_linear_one(counting_layer()),
+    ),
+    "a_running_mean_in_a_number": (
+        "seen = 'an attribute': was changed by the forward pass", UsageError,
+        lambda: after_a_linear_one(
+            remembering_layer(0.0, lambda seen, x: 0.9 * seen + 0.1 * x.abs().mean().item())
+        ),
+    ),
+    "a_memory_that_vmap_computes": (
+        "seen = 'an attribute'", UsageError,
+        lambda: after_a_linear_one(
+            remembering_layer(torch.zeros(()), lambda seen, x: x.detach().abs().mean())
+        ),
+    ),
+    "an_embedding_that_rescales": (
+        "without noise.*max_norm", UsageError, lambda: embedding(max_norm=0.1)
+    ),
+    "a_sparse_embedding": ("sparse=False", UsageError, lambda: embedding(sparse=True)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.* has no rule for torch.vmap")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_mixes_or_keeps_examples_is_refused(name):
+    match, error, make = MODELS[name]
+    with pytest.raises(error, match=f"(?s){match}"):
+        Loop(model := make()).run.backward(model, loss, run_tests.data()[:3])
 
 
 @refused("adds up gradients before they are clipped")
@@ -501,8 +499,8 @@ def a_changed_checkpoint():
 
 
 @refused("Poisson|grad accumulation", ValueError)
-def opacus_one_more_backward():
-    loop = WithOpacus()
+def opacus_one_more_backward(mode="hooks"):
+    loop = WithOpacus(mode)
     batch = loop.batch()
     loop.backward(batch)
     loop.plain(batch)
@@ -511,11 +509,7 @@ def opacus_one_more_backward():
 
 @refused("not clipped")
 def ghost_one_more_backward():
-    loop = WithOpacus("ghost")
-    batch = loop.batch()
-    loop.backward(batch)
-    loop.plain(batch)
-    loop.optimizer.step()
+    opacus_one_more_backward("ghost")
 
 
 @harmless
@@ -579,28 +573,21 @@ def opacus_a_scaler():
 
 @refused("seen = 'an attribute'")
 def opacus_a_state_from_batch_to_batch():
-    model = remembering_layer(torch.zeros(()), lambda seen, x: x.detach().abs().mean() + seen)
-    WithOpacus(model=model).steps()
-
-
-def opacus_with(layer):
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), layer)
-    WithOpacus(model=model).steps()
+    layer = remembering_layer(torch.zeros(()), lambda seen, x: x.detach().abs().mean() + seen)
+    WithOpacus(model=after_a_linear_one(layer)).steps()
 
 
 @refused("mixes examples")
 def opacus_batch_norm_trained_later():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3, affine=False))
-    model[1].eval()
-    loop = WithOpacus(model=model)
+    layer = torch.nn.BatchNorm1d(3, affine=False).eval()
+    loop = WithOpacus(model=after_a_linear_one(layer))
     loop.model.train()
     loop.steps()
 
 
 @refused("seen = 'a buffer'.*forward pass")
 def opacus_a_buffer_that_batches_update():
-    opacus_with(counting_layer())
+    WithOpacus(model=after_a_linear_one(counting_layer())).steps()
 
 
 @refused("max_norm")

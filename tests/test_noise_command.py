@@ -5,29 +5,21 @@ import json
 import numpy as np
 import pytest
 from mfopt_cli.main import main
+from statements import stated
 
 from mfopt import strategies as S
 from mfopt.errors import FailureError, UsageError
 from mfopt.experiments import mechanism_plot
-from mfopt.factorization import Factorization, load
-from mfopt.guarantee import Guarantee
+from mfopt.factorization import load
 from mfopt.noise import NoiseStream, from_factorization, measure
 from mfopt.sampling import BallsInBins
-from mfopt.workloads import PrefixSums
 
 
 @pytest.fixture
 def saved(tmp_path):
     def save(strategy):
         path = tmp_path / "factorization.npz"
-        Factorization(
-            strategy=strategy,
-            noise_multiplier=2.5,
-            sampling=BallsInBins(bins=8, epochs=3),
-            workload=PrefixSums(),
-            guarantee=Guarantee(epsilon=2.0, delta=1e-5, noise_multiplier=2.5),
-        ).save(path)
-        return str(path)
+        return str(stated(strategy, BallsInBins(bins=8, epochs=3)).save(path))
 
     return save
 

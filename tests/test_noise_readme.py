@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from selection import before_release
+from statements import stated
 from test_strategies import EVERY_KIND, every_strategy
 
-from mfopt.factorization import Factorization
-from mfopt.guarantee import Guarantee
 from mfopt.noise import _draws, _keys, from_factorization
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import TimeScaled
-from mfopt.workloads import PrefixSums
 
 MARKER = "<!-- numpy-noise -->"
 README = Path(__file__).parent.parent / "docs" / "file-format.md"
@@ -55,14 +53,7 @@ def example(kind, n):
 
 
 def save(kind, path):
-    sampling = BallsInBins(bins=5, epochs=2)
-    factorization = Factorization(
-        strategy=example(kind, sampling.iterations),
-        noise_multiplier=2.5,
-        sampling=sampling,
-        workload=PrefixSums(),
-        guarantee=Guarantee(epsilon=2.0, delta=1e-5, noise_multiplier=2.5),
-    )
+    factorization = stated(example(kind, 10), BallsInBins(bins=5, epochs=2))
     factorization.save(path)
     return factorization
 

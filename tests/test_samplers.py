@@ -4,24 +4,21 @@ import pickle
 
 import numpy as np
 import pytest
+from statements import stated
 from test_sampling import EXAMPLES
 
 from mfopt import sampling
 from mfopt.errors import UsageError
-from mfopt.factorization import Factorization
-from mfopt.guarantee import Guarantee
 from mfopt.sampling import BallsInBins, FixedBatch, FixedOrder, UnitSampler, Users
 from mfopt.strategies import Identity
 from mfopt.training.batching import Sampler
-from mfopt.workloads import PrefixSums
 
 EXECUTABLE = {k: v for k, v in EXAMPLES.items() if v[0].executable}
 
 
 def record(scheme, adjacency="add-remove"):
     """A factorization of C = I at a σ that nobody proves anything with here."""
-    stated = Guarantee(1.0, 1e-5, 2.0, adjacency=adjacency, method="none", status="estimate")
-    return Factorization(Identity(), 2.0, scheme, PrefixSums(), stated)
+    return stated(Identity(), scheme, adjacency=adjacency)
 
 
 @pytest.mark.parametrize("kind", EXECUTABLE)

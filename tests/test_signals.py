@@ -6,17 +6,16 @@ import time
 
 import numpy as np
 import pytest
+from statements import stated
 
 import mfopt
 from mfopt import strategies as S
 from mfopt._runtime import _files, _signals
-from mfopt.factorization import Factorization, files, keep
-from mfopt.guarantee import Guarantee
+from mfopt.factorization import files, keep
 from mfopt.optimize import factorize
 from mfopt.optimize.autosave import BestSoFar, beside
 from mfopt.progress import silent
 from mfopt.sampling import BallsInBins
-from mfopt.workloads import PrefixSums
 
 SCHEME = BallsInBins(bins=4, epochs=2)
 POLITE = [signal.SIGTERM, signal.SIGHUP]
@@ -119,10 +118,7 @@ def test_a_deferred_signal_comes_after_the_block(number):
 
 
 def record():
-    guarantee = Guarantee(2.0, 1e-5, 1.25, status="estimate")
-    return Factorization(
-        S.BandedToeplitz(np.array([1.0, 0.5])), 1.25, SCHEME, PrefixSums(), guarantee
-    )
+    return stated(S.BandedToeplitz(np.array([1.0, 0.5])), SCHEME, 1.25)
 
 
 def test_a_result_is_kept_beside_what_appeared_meanwhile(tmp_path):

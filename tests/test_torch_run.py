@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 from lazy_torch import needs_torch, own_folder, torch  # noqa: F401
 from processes import finish, start
+from statements import stated
 from test_samplers import record
 
 from mfopt import noise
 from mfopt.errors import UsageError
-from mfopt.factorization import Factorization
-from mfopt.guarantee import Guarantee
 from mfopt.noise import NoiseExhaustedError
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT
-from mfopt.workloads import PrefixSums
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
@@ -30,9 +28,7 @@ SCHEME = BallsInBins(bins=5, epochs=2)  # with this seed one bin is empty and on
 
 
 def factorization(scheme=SCHEME):
-    stated = Guarantee(1.0, 1e-5, 2.0, method="none", status="estimate")
-    strategy = BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]))
-    return Factorization(strategy, 2.0, scheme, PrefixSums(), stated)
+    return stated(BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), scheme, 2.0)
 
 
 def data():

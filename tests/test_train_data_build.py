@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 from matplotlib import image
-from mfopt_cli.main import main
+from test_cli import run
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
@@ -237,35 +237,23 @@ def test_plots_of_narrow_wide_and_empty_stores(tmp_path, counts):
     assert pixels.shape[0] > 400 and pixels[..., :3].std() > 0.01
 
 
-def run_cli(capsys, *arguments):
-    code = 0
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_command_line_from_files_to_statistics(tmp_path, capsys):
+def test_command_line_from_files_to_statistics(tmp_path):
     data = write_rows(tmp_path / "rows.jsonl")
     public = write_rows(tmp_path / "public.jsonl", seed=1)
     out = tmp_path / "out"
     command = ["data", "build", out, "--data", data]
-    code, text, _ = run_cli(capsys, *command, "--public", public, "--vocab-size", 300)
+    code, text, _ = run(*command, "--public", public, "--vocab-size", 300)
     assert code == 0 and "8 bad, skipped: not JSON" in text
     tokens = open_parts(out)["train"].num_tokens
     assert text.splitlines()[1].split() == ["train", "17", "392", f"{tokens:,}"]
-    code, _, error = run_cli(capsys, *command, "--tokenizer", out)
+    code, _, error = run(*command, "--tokenizer", out)
     assert code == 2 and "--force" in error
-    code, text, _ = run_cli(
-        capsys, *command, "--tokenizer", out, "--force", "--json", "--held-out-users", 0.3
-    )
+    code, text, _ = run(*command, "--tokenizer", out, "--force", "--json", "--held-out-users", 0.3)
     report = json.loads(text)
     assert code == 0 and set(report["parts"]) == {"train", "held-out-users"}
-    code, text, _ = run_cli(capsys, "data", "stats", out, "--verify", "--plot", tmp_path / "p.png")
+    code, text, _ = run("data", "stats", out, "--verify", "--plot", tmp_path / "p.png")
     assert code == 0 and "records per user" in text and (tmp_path / "p.png").is_file()
-    code, text, _ = run_cli(capsys, "data", "stats", out, "--json")
+    code, text, _ = run("data", "stats", out, "--json")
     assert json.loads(text)["train"]["users"] == report["parts"]["train"]["users"]
 
 
@@ -284,20 +272,20 @@ def test_command_line_from_files_to_statistics(tmp_path, capsys):
         (["--data", "rows.jsonl", "--tokenizer", ".", "--held-out-users", "2"], "held-out"),
     ],
 )
-def test_command_line_refusals(tmp_path, capsys, monkeypatch, tokenizer, arguments, words):
+def test_command_line_refusals(tmp_path, monkeypatch, tokenizer, arguments, words):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "rows.jsonl", 60)
     tokenizer.save(tmp_path / "tokenizer.json")
-    code, _, error = run_cli(capsys, "data", "build", "out", "--quiet", *arguments)
+    code, _, error = run("data", "build", "out", "--quiet", *arguments)
     assert code == (1 if "who" in arguments else 2) and words in error
     assert "Traceback" not in error and not (tmp_path / "out").exists()
-    assert run_cli(capsys, "data", "stats", "out")[0] == 2
+    assert run("data", "stats", "out")[0] == 2
 
 
 @pytest.mark.release
-def test_command_line_builds_the_embedded_corpus(tmp_path, capsys):
-    code, text, error = run_cli(
-        capsys, "data", "build", tmp_path / "std", "--data", "stdlib", "--vocab-size", 512, "--json"
+def test_command_line_builds_the_embedded_corpus(tmp_path):
+    code, text, error = run(
+        "data", "build", tmp_path / "std", "--data", "stdlib", "--vocab-size", 512, "--json"
     )
     assert code == 0, error
     assert set(json.loads(text)["parts"]) == {

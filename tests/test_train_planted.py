@@ -20,7 +20,6 @@ from mfopt.training import clipping, executed, ghost, loop, recovered
 from mfopt.training.batching import Batch, Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
-from mfopt.training.gradients import microbatch_adder
 from mfopt.training.loop import Trainer
 from mfopt.training.models.gpt2 import GPT2Config
 from mfopt.training.models.huggingface import gpt2_model
@@ -135,32 +134,34 @@ class Uniform(NoiseStream):
         return self.stddev * np.sqrt(12) * (share - 0.5), state
 
 
-def added_after_the_optimizer(patch):
-    right = Trainer._apply
+def in_place_of(owner, name):
+    """Decorator of what is to stand for ``owner.name``, which it gets as its first argument."""
 
-    def wrong(trainer, state, total, keep):
-        after, release = right(trainer, state, total, keep)
-        clean = jax.tree.map(lambda leaf: leaf / trainer.execution.normalizer, total)
-        update, _ = trainer.optimizer.update(clean, state.optimizer, state.params)
-        params = jax.tree.map(
-            lambda old, move, noised, mean: old + move + 1e-4 * (noised - mean),
-            *(state.params, update, release, clean),
-        )
-        return dataclasses.replace(after, params=params), release
+    def planted(wrong):
+        right = getattr(owner, name)
+        return lambda patch: patch.setattr(owner, name, lambda *given: wrong(right, *given))
 
-    patch.setattr(Trainer, "_apply", wrong)
+    return planted
 
 
-def normalized_by_the_batch_drawn(patch):
-    right = Trainer.run
+@in_place_of(Trainer, "_apply")
+def added_after_the_optimizer(right, trainer, state, total, keep):
+    after, release = right(trainer, state, total, keep)
+    clean = jax.tree.map(lambda leaf: leaf / trainer.execution.normalizer, total)
+    update, _ = trainer.optimizer.update(clean, state.optimizer, state.params)
+    params = jax.tree.map(
+        lambda old, move, noised, mean: old + move + 1e-4 * (noised - mean),
+        *(state.params, update, release, clean),
+    )
+    return dataclasses.replace(after, params=params), release
 
-    def wrong(trainer, state, stop=None):
-        for result in right(trainer, state, stop):
-            factor = trainer.execution.normalizer / max(1, result.batch.drawn)
-            release = jax.tree.map(lambda leaf, factor=factor: leaf * factor, result.release)
-            yield dataclasses.replace(result, release=release)
 
-    patch.setattr(Trainer, "run", wrong)
+@in_place_of(Trainer, "run")
+def normalized_by_the_batch_drawn(right, trainer, state, stop=None):
+    for result in right(trainer, state, stop):
+        factor = trainer.execution.normalizer / max(1, result.batch.drawn)
+        release = jax.tree.map(lambda leaf, factor=factor: leaf * factor, result.release)
+        yield dataclasses.replace(result, release=release)
 
 
 def divided_twice(execution):
@@ -170,81 +171,64 @@ def divided_twice(execution):
 # --- clipping ------------------------------------------------------------------------------
 
 
-def ghost_norms_too_small(patch):
-    right = ghost.square
-    patch.setattr(ghost, "square", lambda found: 1e-4 * right(found))
+@in_place_of(ghost, "square")
+def ghost_norms_too_small(right, found):
+    return 1e-4 * right(found)
 
 
 def in_shape(shape):
     """Microbatches taken as others, of ``shape`` (units, records)."""
 
-    def plant(patch):
-        def wrong(model, bound):
-            add = microbatch_adder(model, bound)
+    @in_place_of(loop, "microbatch_adder")
+    def plant(right, model, bound):
+        add = right(model, bound)
 
-            def added(totals, params, frozen, tokens, mask):
-                rows = (x.reshape(*shape, x.shape[-1]) for x in (tokens, mask))
-                return add(totals, params, frozen, *rows)
+        def added(totals, params, frozen, tokens, mask):
+            rows = (x.reshape(*shape, x.shape[-1]) for x in (tokens, mask))
+            return add(totals, params, frozen, *rows)
 
-            return added
-
-        patch.setattr(loop, "microbatch_adder", wrong)
+        return added
 
     return plant
 
 
-def first_microbatch_unclipped(patch):
-    def wrong(model, bound):
-        clipped, unclipped = (microbatch_adder(model, each) for each in (bound, Clipping(1e6)))
+@in_place_of(loop, "microbatch_adder")
+def first_microbatch_unclipped(right, model, bound):
+    clipped, unclipped = (right(model, each) for each in (bound, Clipping(1e6)))
 
-        def added(totals, *rest):
-            first = totals.statistics.units == 0
-            both = unclipped(totals, *rest), clipped(totals, *rest)
-            return jax.tree.map(lambda a, b: jnp.where(first, a, b), *both)
+    def added(totals, *rest):
+        first = totals.statistics.units == 0
+        both = unclipped(totals, *rest), clipped(totals, *rest)
+        return jax.tree.map(lambda a, b: jnp.where(first, a, b), *both)
 
-        return added
-
-    patch.setattr(loop, "microbatch_adder", wrong)
+    return added
 
 
 def not_counted(name):
     """Norms without the part of one entry of the parameters."""
-
-    def plant(patch):
-        right = Clipping.factors
-
-        def wrong(bound, squares):
-            return right(bound, squares | {name: jax.tree.map(jnp.zeros_like, squares[name])})
-
-        patch.setattr(Clipping, "factors", wrong)
-
-    return plant
+    return in_place_of(Clipping, "factors")(
+        lambda right, bound, squares: right(
+            bound, squares | {name: jax.tree.map(jnp.zeros_like, squares[name])}
+        )
+    )
 
 
 def not_scaled(name):
     """Norms are right, and one entry of the parameters is added as it is."""
 
-    def plant(patch):
-        right = Clipping.factors
-
-        def wrong(bound, squares):
-            found = right(bound, squares)
-            whole = jax.tree.map(jnp.ones_like, found.each[name])
-            return found._replace(each=found.each | {name: whole})
-
-        patch.setattr(Clipping, "factors", wrong)
+    @in_place_of(Clipping, "factors")
+    def plant(right, bound, squares):
+        found = right(bound, squares)
+        whole = jax.tree.map(jnp.ones_like, found.each[name])
+        return found._replace(each=found.each | {name: whole})
 
     return plant
 
 
-def bound_too_large(patch):
-    right = Clipping.factors
-
-    def wrong(bound, squares):
-        found = right(bound, squares)
-        return found._replace(each=jax.tree.map(lambda factor: 1.01 * factor, found.each))
-
-    patch.setattr(Clipping, "factors", wrong)
+@in_place_of(Clipping, "factors")
+def bound_too_large(right, bound, squares):
+    found = right(bound, squares)
+    return found._replace(each=jax.tree.map(lambda factor: 1.01 * factor, found.each))
 
 
 def rounding_forgotten(patch):
@@ -257,27 +241,21 @@ def rounding_forgotten(patch):
 def kept(change):
     """Batches of other units than the scheme's."""
 
-    def plant(patch):
-        def wrong(sampler, step):
-            drawn = sampler.drawn[step]
-            units = pad(change(drawn), sampler.microbatch, fill=-1).reshape(-1)
-            return Batch(units, len(drawn), 0, sampler.microbatch)
-
-        patch.setattr(Sampler, "batch", wrong)
+    @in_place_of(Sampler, "batch")
+    def plant(right, sampler, step):
+        drawn = sampler.drawn[step]
+        units = pad(change(drawn), sampler.microbatch, fill=-1).reshape(-1)
+        return Batch(units, len(drawn), 0, sampler.microbatch)
 
     return plant
 
 
-def a_record_of_the_neighbour(patch):
-    right = UserUnits.fetch
-
-    def wrong(units, numbers, step):
-        tokens, mask = right(units, numbers, step)
-        other, _ = right(units, np.where(numbers < 0, -1, (numbers + 1) % units.population), step)
-        tokens[:, 0] = other[:, 0]
-        return tokens, mask
-
-    patch.setattr(UserUnits, "fetch", wrong)
+@in_place_of(UserUnits, "fetch")
+def a_record_of_the_neighbour(right, units, numbers, step):
+    tokens, mask = right(units, numbers, step)
+    other, _ = right(units, np.where(numbers < 0, -1, (numbers + 1) % units.population), step)
+    tokens[:, 0] = other[:, 0]
+    return tokens, mask
 
 
 NOISE = "size of the noise"

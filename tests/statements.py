@@ -1,0 +1,12 @@
+"""Factorizations with a guarantee that nobody proves, for tests of what is done with them."""
+
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee
+from mfopt.workloads import PrefixSums
+
+
+def stated(strategy, sampling, sigma=2.5, **facts):
+    """A factorization of prefix sums; ``facts`` of its guarantee, an estimate where they say no
+    more."""
+    facts = {"epsilon": 2.0, "delta": 1e-5, "noise_multiplier": sigma} | facts
+    return Factorization(strategy, sigma, sampling, PrefixSums(), Guarantee(**facts))
