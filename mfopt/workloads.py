@@ -244,12 +244,9 @@ def load(path: str | Path, n: int) -> ToeplitzWorkload | DenseWorkload:
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise _check.reject("workload", str(path), "must hold one array of real numbers")
     if values.ndim not in (1, 2) or len(values) != n:
-        raise _check.reject(
-            "workload",
-            f"{path} {values.shape}",
-            f"must have shape ({n},) or ({n}, {n})",
-            "n is epochs × iterations per epoch.",
-        )
+        rule = f"must have shape ({n},) or ({n}, {n})"
+        way_out = "n is epochs × iterations per epoch."
+        raise _check.reject("workload", f"{path} {values.shape}", rule, way_out)
     values = values.astype(np.float64)
     return ToeplitzWorkload(values) if values.ndim == 1 else DenseWorkload(values)
 

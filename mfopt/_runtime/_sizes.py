@@ -77,12 +77,9 @@ def require(name: str, value: int, need: Callable[[int], float]) -> None:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if need(middle) <= free else (low, middle)
-    raise _check.reject(
-        name,
-        value,
-        f"needs about {need(value) / GIB:,.1f} GiB of memory, and {free / GIB:,.1f} GiB are free",
-        f"Here {low} would fit." if low else "Nothing as large as this fits on this machine.",
-    )
+    rule = f"needs about {need(value) / GIB:,.1f} GiB of memory, and {free / GIB:,.1f} GiB are free"
+    way_out = f"Here {low} would fit." if low else "Nothing as large as this fits on this machine."
+    raise _check.reject(name, value, rule, way_out)
 
 
 @functools.cache

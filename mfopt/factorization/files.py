@@ -294,12 +294,9 @@ def _sampling_arrays(sampling: Scheme) -> dict[str, np.ndarray]:
     fields = {name: value for name, value in sampling.describe().items() if name != "kind"}
     taken = set(fields) & {"metadata", "noise_multiplier", "row_variances", "history"}
     if taken:
-        raise _check.reject(
-            "sampling",
-            sampling,
-            f"a file has other arrays called {sorted(taken)}",
-            "Name the scheme's fields otherwise.",
-        )
+        rule = f"a file has other arrays called {sorted(taken)}"
+        way_out = "Name the scheme's fields otherwise."
+        raise _check.reject("sampling", sampling, rule, way_out)
     return {
         name: np.array(value, np.int64 if isinstance(value, int) else np.float64)
         for name, value in fields.items()

@@ -33,11 +33,8 @@ class Record:
     def __post_init__(self) -> None:
         sigma = _check.positive("noise_multiplier", self.noise_multiplier)
         if sigma != self.guarantee.noise_multiplier:
-            raise _check.reject(
-                "noise_multiplier",
-                sigma,
-                f"differs from the guarantee's {self.guarantee.noise_multiplier!r}",
-            )
+            rule = f"differs from the guarantee's {self.guarantee.noise_multiplier!r}"
+            raise _check.reject("noise_multiplier", sigma, rule)
         supporting(self.mechanism)
 
     @property

@@ -328,19 +328,13 @@ def allocate(shapes: tuple[tuple[int, ...], ...], iterations: int) -> tuple[Coun
         raise _check.reject("iterations", iterations, "must be at most 2**32")
     for shape in shapes:
         if math.prod(shape) > _WORD and math.prod(shape[1:]) > _WORD:
-            raise _check.reject(
-                "parameter shape",
-                shape,
-                f"one slice of its first axis has {math.prod(shape[1:])} elements",
-                "Split the parameter: slices of more than 2**32 elements are not supported.",
-            )
+            rule = f"one slice of its first axis has {math.prod(shape[1:])} elements"
+            way_out = "Split the parameter: slices of more than 2**32 elements are not supported."
+            raise _check.reject("parameter shape", shape, rule, way_out)
     left = slack(shapes, iterations)
     if not left <= _SLACK:
-        raise _check.reject(
-            "iterations",
-            iterations,
-            f"with these parameters the ends of the draws' range could "
-            f"add {left:.2g} to δ, and at most {_SLACK:.2g} is let pass",
-            "Split the parameters into more arrays, or take fewer iterations.",
-        )
+        rule = "with these parameters the ends of the draws' range could "
+        rule += f"add {left:.2g} to δ, and at most {_SLACK:.2g} is let pass"
+        way_out = "Split the parameters into more arrays, or take fewer iterations."
+        raise _check.reject("iterations", iterations, rule, way_out)
     return tuple(Counters(shape) for shape in shapes)

@@ -26,12 +26,9 @@ def choose(seed: Any, key: Any) -> np.ndarray:
     if seed is not None or key is not None:
         return on_host(seed, key)
     if tracing():
-        raise _check.reject(
-            "seed",
-            None,
-            "init inside jit would compile one key into the function",
-            "Call init outside of jit, where each call draws a new key.",
-        )
+        rule = "init inside jit would compile one key into the function"
+        way_out = "Call init outside of jit, where each call draws a new key."
+        raise _check.reject("seed", None, rule, way_out)
     return fresh()
 
 

@@ -107,12 +107,9 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -
     names = leaf_names(layout)
     shapes = [list(shape) for shape in layout.shapes]
     if header.get("parameters") != names or header.get("shapes") != shapes:
-        raise _check.reject(
-            "params",
-            dict(zip(names, shapes, strict=True)),
-            "are not those that the state was made for: "
-            f"{header.get('parameters')} of shapes {header.get('shapes')}",
-        )
+        rule = "are not those that the state was made for: "
+        rule += f"{header.get('parameters')} of shapes {header.get('shapes')}"
+        raise _check.reject("params", dict(zip(names, shapes, strict=True)), rule)
     check_saved(header, arrays, stream, layout.shapes)
     stored = {i: arrays[n] for i in range(len(names)) if (n := f"buffer/{i}") in arrays}
     return NoiseState(
@@ -136,18 +133,12 @@ def leaf_names(layout: Layout) -> list[str]:
 def refuse_other(header: dict[str, Any], stream: NoiseStream) -> None:
     """Raise :class:`UsageError` unless the header belongs to ``stream``."""
     if header.get("digest") != stream.digest:
-        raise _check.reject(
-            "state file",
-            f"digest {str(header.get('digest'))[:12]}",
-            f"belongs to another factorization than this one ({stream.digest[:12]})",
-            "Its past noise was made by another matrix: start a new run.",
-        )
+        rule = f"belongs to another factorization than this one ({stream.digest[:12]})"
+        way_out = "Its past noise was made by another matrix: start a new run."
+        raise _check.reject("state file", f"digest {str(header.get('digest'))[:12]}", rule, way_out)
     if header.get("settings") != stream.settings:
-        raise _check.reject(
-            "state file",
-            header.get("settings"),
-            f"was made with other settings than {stream.settings}",
-        )
+        rule = f"was made with other settings than {stream.settings}"
+        raise _check.reject("state file", header.get("settings"), rule)
 
 
 def check_saved(
@@ -264,10 +255,7 @@ def _cooked(value: np.ndarray, dtype: str) -> np.ndarray:
 
 def _local(name: str, value: Any) -> np.ndarray:
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        raise _check.reject(
-            "state",
-            name,
-            "its buffers are spread over several processes",
-            "Checkpoint the state, a pytree, with a library for such arrays; keep it secret.",
-        )
+        rule = "its buffers are spread over several processes"
+        way_out = "Checkpoint the state, a pytree, with a library for such arrays; keep it secret."
+        raise _check.reject("state", name, rule, way_out)
     return np.asarray(value)

@@ -94,26 +94,17 @@ def replace_noise(
 def check_optimizer(optimizer: Any, stream: NoiseStream) -> None:
     """Raise the errors of :func:`replace_noise`."""
     if type(optimizer) not in _KNOWN:
-        raise _check.reject(
-            "optimizer",
-            type(optimizer).__name__,
-            f"must be one of {[known.__name__ for known in _KNOWN]}",
-        )
+        rule = f"must be one of {[known.__name__ for known in _KNOWN]}"
+        raise _check.reject("optimizer", type(optimizer).__name__, rule)
     _refuse_used(optimizer)
     refuse_narrow("optimizer.params", optimizer.params)
     if not math.isclose(optimizer.max_grad_norm, stream.clip_norm, rel_tol=1e-12):
-        raise _check.reject(
-            "optimizer.max_grad_norm",
-            optimizer.max_grad_norm,
-            f"differs from the clip norm of the stream, {stream.clip_norm}",
-        )
+        rule = f"differs from the clip norm of the stream, {stream.clip_norm}"
+        raise _check.reject("optimizer.max_grad_norm", optimizer.max_grad_norm, rule)
     if optimizer.noise_multiplier not in (0, stream.noise_multiplier):
-        raise _check.reject(
-            "optimizer.noise_multiplier",
-            optimizer.noise_multiplier,
-            f"must be 0, or that of the factorization, {stream.noise_multiplier}",
-            "Use 0: Opacus's accountant then claims nothing.",
-        )
+        rule = f"must be 0, or that of the factorization, {stream.noise_multiplier}"
+        way_out = "Use 0: Opacus's accountant then claims nothing."
+        raise _check.reject("optimizer.noise_multiplier", optimizer.noise_multiplier, rule, way_out)
     if optimizer.secure_mode:
         raise _check.reject("optimizer.secure_mode", True, "is not provided by correlated noise")
 
@@ -151,19 +142,13 @@ def install(optimizer: DPOptimizer, source: NoiseSource) -> None:
 def _refuse_used(optimizer: DPOptimizer) -> None:
     """Raise :class:`UsageError` for an optimizer whose noise was replaced, or that has worked."""
     if "add_noise" in vars(optimizer):
-        raise _check.reject(
-            "optimizer",
-            type(optimizer).__name__,
-            "has its noise replaced already: a second stream would start at step 0",
-            "Make a new optimizer for a new run.",
-        )
+        rule = "has its noise replaced already: a second stream would start at step 0"
+        way_out = "Make a new optimizer for a new run."
+        raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
     worked = optimizer.original_optimizer.state or any(
         p.grad is not None or p.summed_grad is not None for p in optimizer.params
     )
     if worked or getattr(optimizer.original_optimizer, "_opt_called", False):
-        raise _check.reject(
-            "optimizer",
-            type(optimizer).__name__,
-            "has gradients or a state from earlier steps, whose noise was not this stream's",
-            "Replace the noise before the first backward pass.",
-        )
+        rule = "has gradients or a state from earlier steps, whose noise was not this stream's"
+        way_out = "Replace the noise before the first backward pass."
+        raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)

@@ -38,12 +38,9 @@ def add_noise(
         state = stream.init(params, seed=seed, key=key)
         if key is not None and not _keys.tracing():
             if used:
-                raise _check.reject(
-                    "key",
-                    "(not shown)",
-                    "was used by an init of this transformation already",
-                    "Make one add_noise for each, without a key or with keys of their own.",
-                )
+                rule = "was used by an init of this transformation already"
+                way_out = "Make one add_noise for each, without a key or with keys of their own."
+                raise _check.reject("key", "(not shown)", rule, way_out)
             used = True
         return state
 

@@ -67,12 +67,9 @@ class TorchNoise:
             "stream", stream, NoiseStream, "mfopt.noise.from_factorization makes that of a file."
         )
         if stream.secure:
-            raise _check.reject(
-                "stream",
-                "secure",
-                "PyTorch would add its noise to sums that are not on its grid",
-                "Make it without secure, or release the sums in JAX (stream.release).",
-            )
+            rule = "PyTorch would add its noise to sums that are not on its grid"
+            way_out = "Make it without secure, or release the sums in JAX (stream.release)."
+            raise _check.reject("stream", "secure", rule, way_out)
         self.stream = stream
         self.pinned = seed is not None
         self.step, self._sound = 0, True
@@ -249,30 +246,21 @@ class TorchNoise:
         files.refuse_other(state, self.stream)
         state = self._own(state)
         if state.get("silent"):
-            raise _check.reject(
-                "state",
-                "of a process that adds no noise",
-                "holds neither key nor buffers",
-                "Save and load the optimizer of rank 0.",
-            )
+            rule = "holds neither key nor buffers"
+            way_out = "Save and load the optimizer of rank 0."
+            raise _check.reject("state", "of a process that adds no noise", rule, way_out)
         if state.get("part", [0, 1]) != list(self.part):
-            raise _check.reject(
-                "state: part",
-                state.get("part"),
-                f"is another process's share of the noise than this one's, {list(self.part)}",
-                "Load what the process of this rank saved, with as many processes.",
-            )
+            rule = f"is another process's share of the noise than this one's, {list(self.part)}"
+            way_out = "Load what the process of this rank saved, with as many processes."
+            raise _check.reject("state: part", state.get("part"), rule, way_out)
         if state.get("shapes") != [list(shape) for shape in self._shapes]:
             raise _check.reject("state", state.get("shapes"), "belongs to other parameters")
         recursion = self.stream.recursion
         draws = [part.draws for part in self._parts]
         if isinstance(recursion, Rows) and not recursion.store and state.get("draws") != draws:
-            raise _check.reject(
-                "state: draws",
-                state.get("draws"),
-                f"past draws are regenerated here by {draws}, which gives different numbers",
-                "Resume with the parameters on the same kinds of devices.",
-            )
+            rule = f"past draws are regenerated here by {draws}, which gives different numbers"
+            way_out = "Resume with the parameters on the same kinds of devices."
+            raise _check.reject("state: draws", state.get("draws"), rule, way_out)
         key, buffers = _words(state.get("key")), state.get("buffers")
         if not isinstance(buffers, list) or len(buffers) != len(self._shapes):
             raise _check.reject("state: buffers", type(buffers).__name__, "must be one a parameter")
@@ -383,22 +371,16 @@ def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 def refuse_narrow(name: str, sums: Iterable[torch.Tensor]) -> None:
     """Raise :class:`UsageError` for sums of gradients, or parameters that hold them, in 16 bits."""
     if narrow := [total.dtype for total in sums if total.dtype.itemsize < 4]:
-        raise _check.reject(
-            name,
-            str(narrow[0]),
-            TOO_NARROW,
-            "Keep sums and parameters in float32, and compute in 16 bits by torch.autocast.",
-        )
+        rule = TOO_NARROW
+        way_out = "Keep sums and parameters in float32, and compute in 16 bits by torch.autocast."
+        raise _check.reject(name, str(narrow[0]), rule, way_out)
 
 
 def _listed(name: str, tensors: Any) -> list[torch.Tensor]:
     if not isinstance(tensors, Iterable) or isinstance(tensors, torch.Tensor):
-        raise _check.reject(
-            name,
-            type(tensors).__name__,
-            "must be a list of tensors, one for each parameter",
-            "Of a module, list(module.parameters()) is one.",
-        )
+        rule = "must be a list of tensors, one for each parameter"
+        way_out = "Of a module, list(module.parameters()) is one."
+        raise _check.reject(name, type(tensors).__name__, rule, way_out)
     return list(tensors)
 
 
@@ -417,10 +399,7 @@ def _checked(
     if not parameter.dtype.is_floating_point:
         raise _check.reject(name, str(parameter.dtype), "must be of a floating-point type")
     if whole and hasattr(parameter, "full_tensor"):
-        raise _check.reject(
-            name,
-            "DTensor",
-            "is spread over processes: each would add noise of its own to all of it",
-            "Attach its optimizer to a mfopt.torch.PrivateRun, which adds it once.",
-        )
+        rule = "is spread over processes: each would add noise of its own to all of it"
+        way_out = "Attach its optimizer to a mfopt.torch.PrivateRun, which adds it once."
+        raise _check.reject(name, "DTensor", rule, way_out)
     return tuple(parameter.shape), parameter.device

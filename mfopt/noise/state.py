@@ -40,12 +40,9 @@ class Layout:
             if dtype is None or not hasattr(leaf, "shape"):
                 raise _check.reject(name, type(leaf).__name__, "must be an array")
             if not jax.numpy.issubdtype(dtype, np.floating):
-                raise _check.reject(
-                    name,
-                    str(dtype),
-                    "noise is added to floating-point parameters only",
-                    "Pass only the trainable parameters.",
-                )
+                rule = "noise is added to floating-point parameters only"
+                way_out = "Pass only the trainable parameters."
+                raise _check.reject(name, str(dtype), rule, way_out)
             shapes.append(tuple(leaf.shape))
             shardings.append(_named_sharding(leaf))
         if not leaves:
@@ -146,11 +143,8 @@ def check_arrays(found: dict[str, Any], expected: dict[str, tuple[tuple[int, ...
     for name, (shape, dtype) in expected.items():
         have = tuple(np.shape(found[name])), str(getattr(found[name], "dtype", type(found[name])))
         if have != (tuple(shape), str(np.dtype(dtype))):
-            raise _check.reject(
-                f"state: {name}",
-                f"{have[1]}{list(have[0])}",
-                f"must be {np.dtype(dtype)}{list(shape)}",
-            )
+            rule = f"must be {np.dtype(dtype)}{list(shape)}"
+            raise _check.reject(f"state: {name}", f"{have[1]}{list(have[0])}", rule)
 
 
 def parts_of(state: NoiseState) -> dict[str, Any]:

@@ -199,12 +199,9 @@ class NoiseStream:
             raise _check.reject("secure", False, "only secure streams have this cost")
         cost = self._secure_bounds.cost(_check.integer("parameters", parameters))
         if not (cost.epsilon <= 0.02 and cost.distance <= 2.0**-36):
-            raise _check.reject(
-                "parameters",
-                parameters,
-                f"rounding would add {cost.epsilon:.2g} to ε and {cost.distance:.2g} to δ",
-                "Take fewer parameters or iterations, or a stream without secure.",
-            )
+            rule = f"rounding would add {cost.epsilon:.2g} to ε and {cost.distance:.2g} to δ"
+            way_out = "Take fewer parameters or iterations, or a stream without secure."
+            raise _check.reject("parameters", parameters, rule, way_out)
         return cost
 
     @functools.cached_property
@@ -260,12 +257,9 @@ class NoiseStream:
             before, or is a constant of the function that is being compiled.
         """
         if self.secure:
-            raise _check.reject(
-                "stream",
-                "secure",
-                "its noise protects sums on its grid only",
-                "Use release(sums, state), which rounds them and adds it.",
-            )
+            rule = "its noise protects sums on its grid only"
+            way_out = "Use release(sums, state), which rounds them and adds it."
+            raise _check.reject("stream", "secure", rule, way_out)
         self.check_state(state)
         return self._step(state, None)
 
@@ -338,13 +332,10 @@ class NoiseStream:
             )
             return noise, dataclasses.replace(state, step=traced + 1, key=key, buffers=buffers)
         if _keys.tracing():
-            raise _check.reject(
-                "state",
-                state,
-                "a state that the compiled function holds as a constant would give "
-                "the same noise in every call",
-                "Pass it as an argument and return the new one.",
-            )
+            rule = "a state that the compiled function holds as a constant would give "
+            rule += "the same noise in every call"
+            way_out = "Pass it as an argument and return the new one."
+            raise _check.reject("state", state, rule, way_out)
         step = int(state.step)
         if step >= self.iterations:
             raise NoiseExhaustedError.after(self.iterations)
@@ -379,12 +370,9 @@ class NoiseStream:
         if not isinstance(state, NoiseState):
             raise _check.reject("state", type(state).__name__, "must come from init or next")
         if state.digest != self.digest:
-            raise _check.reject(
-                "state",
-                f"digest {state.digest[:12]}",
-                f"belongs to another factorization than this stream ({self.digest[:12]})",
-                "Its past noise was made by another matrix: start again with init.",
-            )
+            rule = f"belongs to another factorization than this stream ({self.digest[:12]})"
+            way_out = "Its past noise was made by another matrix: start again with init."
+            raise _check.reject("state", f"digest {state.digest[:12]}", rule, way_out)
         if state.settings != self.settings:
             raise _check.reject(
                 "state", state.settings, f"was made with other settings than {self.settings}"
@@ -400,23 +388,17 @@ class NoiseStream:
             return  # inside jit the values are not known; there a wrong one gives NaN
         known = isinstance(state.key, jax.Array) and not isinstance(state.key, jax.core.Tracer)
         if known and state.key.is_deleted():
-            raise _check.reject(
-                "state",
-                f"state of step {int(state.step)}",
-                "was used already: the same noise twice cancels",
-                "Continue from the state that the last call returned.",
-            )
+            rule = "was used already: the same noise twice cancels"
+            way_out = "Continue from the state that the last call returned."
+            raise _check.reject("state", f"state of step {int(state.step)}", rule, way_out)
         if not 0 <= int(state.step) <= self.iterations:
             raise _check.reject(
                 "state.step", int(state.step), f"must be from 0 to {self.iterations}"
             )
         if not np.array_equal(state.mark, mark(state.layout, self.digest, self.settings)):
-            raise _check.reject(
-                "state.mark",
-                "of the buffers",
-                "belongs to another factorization, other settings or other parameters",
-                "Restore the state that this stream made.",
-            )
+            rule = "belongs to another factorization, other settings or other parameters"
+            way_out = "Restore the state that this stream made."
+            raise _check.reject("state.mark", "of the buffers", rule, way_out)
 
     def buffer_arrays(
         self, shapes: tuple[tuple[int, ...], ...]
@@ -678,12 +660,9 @@ def from_factorization(factorization: Any, *, clip_norm: float, **options: Any) 
       UsageError: what is given is no factorization, and as :class:`NoiseStream` does.
     """
     if not all(hasattr(factorization, x) for x in ("strategy", "sampling", "noise_multiplier")):
-        raise _check.reject(
-            "factorization",
-            type(factorization).__name__,
-            "must be a Factorization",
-            "mfopt.load(path) gives that of a file.",
-        )
+        rule = "must be a Factorization"
+        way_out = "mfopt.load(path) gives that of a file."
+        raise _check.reject("factorization", type(factorization).__name__, rule, way_out)
     return NoiseStream(
         factorization.strategy,
         iterations=factorization.sampling.length,

@@ -208,12 +208,9 @@ def require(
     """
     size = Size(scheme.iterations, scheme.bins, bands, buffers)
     if buffers > scheme.iterations and _has_buffers(kind, size):
-        raise _check.reject(
-            "buffers",
-            buffers,
-            f"is more than the run has iterations ({scheme.iterations})",
-            f"Use at most {scheme.iterations}.",
-        )
+        rule = f"is more than the run has iterations ({scheme.iterations})"
+        way_out = f"Use at most {scheme.iterations}."
+        raise _check.reject("buffers", buffers, rule, way_out)
 
     def need(bins: int, samples: int = samples) -> float:
         return memory(

@@ -170,12 +170,9 @@ def waves(buffers: int, bins: int) -> list[WaveBLT]:
       UsageError: fewer are wanted.
     """
     if buffers < FEWEST_WAVE:
-        raise _check.reject(
-            "buffers",
-            buffers,
-            f"must be at least {FEWEST_WAVE} for a BLT with a wave",
-            "blt takes fewer.",
-        )
+        rule = f"must be at least {FEWEST_WAVE} for a BLT with a wave"
+        way_out = "blt takes fewer."
+        raise _check.reject("buffers", buffers, rule, way_out)
     return [wave(bins)] if buffers == FEWEST_WAVE else []
 
 

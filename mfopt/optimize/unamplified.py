@@ -208,12 +208,9 @@ def _banded(
     n = scheme.iterations
     separation, most, repeats = pattern(scheme)
     if bands > separation and not repeats:
-        raise _check.reject(
-            "bands",
-            bands,
-            f"a unit's columns overlap at separation {separation}",
-            "Use at most that many bands, or FixedOrder.",
-        )
+        rule = f"a unit's columns overlap at separation {separation}"
+        way_out = "Use at most that many bands, or FixedOrder."
+        raise _check.reject("bands", bands, rule, way_out)
     error = fixed_bands.squared_error(workload, n)
     shape = FixedBands(error, bands, n, separation, most, equal_columns or not repeats)
     if start is None:
@@ -354,12 +351,9 @@ def _dense(
         products = columns.T @ columns
         start[n:] = products.ravel()[free]
         if not math.isfinite(evaluate(start).value):
-            raise _check.reject(
-                "init",
-                init.kind,
-                "a unit's columns are not nearly orthogonal",
-                f"Use one with at most {bins} bands.",
-            )
+            rule = "a unit's columns are not nearly orthogonal"
+            way_out = f"Use one with at most {bins} bands."
+            raise _check.reject("init", init.kind, rule, way_out)
     x = _descend(evaluate, start, steps, tolerance, trace)
     # CᵀC = X with C lower triangular: a Cholesky factorization from the last row up
     flipped = np.linalg.cholesky(matrix(x)[::-1, ::-1] / epochs)

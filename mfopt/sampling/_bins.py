@@ -24,11 +24,8 @@ class BinScheme(Scheme, abstract=True):
         self._integer("bins")
         self._integer("epochs")
         if self.iterations > MOST_ITERATIONS:
-            raise _check.reject(
-                "bins, epochs",
-                (self.bins, self.epochs),
-                f"bins × epochs must be at most {MOST_ITERATIONS} iterations",
-            )
+            rule = f"bins × epochs must be at most {MOST_ITERATIONS} iterations"
+            raise _check.reject("bins, epochs", (self.bins, self.epochs), rule)
 
     @property
     def iterations(self) -> int:

@@ -176,13 +176,10 @@ class Scheme(abc.ABC):
     def check_truncation(self) -> None:
         """Raise :class:`UsageError` if the cost of truncating batches is not known."""
         if not (self.independent or self.public_order):
-            raise _check.reject(
-                "sampling",
-                self.kind,
-                "its units are not drawn independently of each other, so "
-                "the price of cutting a batch is not known",
-                "Leave out the batch size, so that no unit is cut.",
-            )
+            rule = "its units are not drawn independently of each other, so "
+            rule += "the price of cutting a batch is not known"
+            way_out = "Leave out the batch size, so that no unit is cut."
+            raise _check.reject("sampling", self.kind, rule, way_out)
 
     def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
         """The adjacency of the statement about a run, from that of the account.
@@ -197,12 +194,9 @@ class Scheme(abc.ABC):
         """
         if self.independent or accounted != "add-remove":
             return accounted
-        raise _check.reject(
-            "adjacency",
-            accounted,
-            f"removing a unit moves the others under {self.kind} sampling",
-            "Account for 'zero-out'.",
-        )
+        rule = f"removing a unit moves the others under {self.kind} sampling"
+        way_out = "Account for 'zero-out'."
+        raise _check.reject("adjacency", accounted, rule, way_out)
 
     def _integer(self, name: str, *, at_least: int = 1) -> None:
         # stored as plain int and float so that the description is JSON-able whatever was given
@@ -224,12 +218,9 @@ class Scheme(abc.ABC):
     def _step(self, step: int) -> int:
         step = _check.integer("step", step, at_least=0)
         if step >= self.length:
-            raise _check.reject(
-                "step",
-                step,
-                f"this scheme ends after {self.length} iterations",
-                "Steps count from 0; a longer run needs a scheme (and an account) of its own.",
-            )
+            rule = f"this scheme ends after {self.length} iterations"
+            way_out = "Steps count from 0; a longer run needs a scheme (and an account) of its own."
+            raise _check.reject("step", step, rule, way_out)
         return step
 
 
@@ -245,19 +236,13 @@ def require(scheme: Any) -> Scheme:
       UsageError: it is no scheme, or its description does not lead back to it.
     """
     if not isinstance(scheme, Scheme):
-        raise _check.reject(
-            "sampling",
-            scheme,
-            "must be a spec of mfopt.sampling",
-            "Make one, for example BallsInBins(bins=128, epochs=16).",
-        )
+        rule = "must be a spec of mfopt.sampling"
+        way_out = "Make one, for example BallsInBins(bins=128, epochs=16)."
+        raise _check.reject("sampling", scheme, rule, way_out)
     if from_description(scheme.describe()) != scheme:
-        raise _check.reject(
-            "sampling",
-            scheme,
-            "its description does not give it back",
-            "A scheme is a frozen dataclass whose fields are plain numbers.",
-        )
+        rule = "its description does not give it back"
+        way_out = "A scheme is a frozen dataclass whose fields are plain numbers."
+        raise _check.reject("sampling", scheme, rule, way_out)
     return scheme
 
 
@@ -305,12 +290,9 @@ def parse(text: str) -> Scheme:
         if field.name not in values and field.default is dataclasses.MISSING
     ]
     if missing:
-        raise _check.reject(
-            "sampling",
-            text,
-            f"lacks {', '.join(missing)}",
-            f"For example {scheme.kind}:{','.join(f'{name}=...' for name in names)}.",
-        )
+        rule = f"lacks {', '.join(missing)}"
+        way_out = f"For example {scheme.kind}:{','.join(f'{name}=...' for name in names)}."
+        raise _check.reject("sampling", text, rule, way_out)
     return scheme(**values)
 
 

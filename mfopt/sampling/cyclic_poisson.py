@@ -56,12 +56,9 @@ class CyclicPoisson(Scheme):
         batch_size = _check.positive("batch_size", batch_size)
         rate = batch_size / _check.integer("population", population)
         if rate * _check.integer("bands", bands) > 1:
-            raise _check.reject(
-                "batch_size",
-                batch_size,
-                f"a group has only about {population / bands:g} units (population / bands)",
-                "Use a smaller batch or fewer bands.",
-            )
+            rule = f"a group has only about {population / bands:g} units (population / bands)"
+            way_out = "Use a smaller batch or fewer bands."
+            raise _check.reject("batch_size", batch_size, rule, way_out)
         return cls(rate * bands, bands, iterations)
 
     @property

@@ -68,11 +68,8 @@ class FixedBatch(Scheme):
 
     def check_batch_size(self, batch_size: int) -> None:
         if batch_size != self.batch_size:
-            raise _check.reject(
-                "batch_size",
-                batch_size,
-                f"the fixed-batch scheme draws exactly {self.batch_size}",
-            )
+            rule = f"the fixed-batch scheme draws exactly {self.batch_size}"
+            raise _check.reject("batch_size", batch_size, rule)
 
     def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
         """Refused for an account of "add-remove"; one of "zero-out" is what a run has.

@@ -41,12 +41,9 @@ class FreshBins(BinScheme):
         super().__post_init__()
         self._integer("rethrow")
         if self.epochs % self.rethrow:
-            raise _check.reject(
-                "rethrow",
-                self.rethrow,
-                f"must divide the number of epochs ({self.epochs})",
-                "1 reassigns the bins in every epoch.",
-            )
+            rule = f"must divide the number of epochs ({self.epochs})"
+            way_out = "1 reassigns the bins in every epoch."
+            raise _check.reject("rethrow", self.rethrow, rule, way_out)
 
     @property
     def throws(self) -> int:

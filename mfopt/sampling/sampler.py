@@ -67,12 +67,9 @@ class UnitSampler:
         self.ranks = _check.integer("ranks", ranks)
         self.rank = _check.integer("rank", rank, at_least=0, at_most=self.ranks - 1)
         if seed is None and self.ranks > 1:
-            raise _check.reject(
-                "seed",
-                None,
-                "every part of a batch must be drawn with the same seed",
-                "Make the sampler in one process and send its state_dict to the others.",
-            )
+            rule = "every part of a batch must be drawn with the same seed"
+            way_out = "Make the sampler in one process and send its state_dict to the others."
+            raise _check.reject("seed", None, rule, way_out)
         self.pinned = seed is not None
         self._seed = new_seed() if seed is None else _check.seed("seed", seed)
         self.scheme.expected_batch(self.population)  # a population that it is not for is refused

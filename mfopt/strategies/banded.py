@@ -43,12 +43,9 @@ class Banded(Strategy):
     def check_size(self, n: int) -> int:
         n = super().check_size(n)
         if n > self.columns.shape[1]:
-            raise _check.reject(
-                "n",
-                n,
-                f"this banded strategy has {self.columns.shape[1]} columns",
-                "Use it for at most that many iterations, or optimize one for n.",
-            )
+            rule = f"this banded strategy has {self.columns.shape[1]} columns"
+            way_out = "Use it for at most that many iterations, or optimize one for n."
+            raise _check.reject("n", n, rule, way_out)
         return n
 
     @float64

@@ -79,12 +79,9 @@ class Strategy(abc.ABC):
         if "kind" in cls.__dict__:
             _register(cls)
         elif hasattr(cls, "kind"):
-            raise _check.reject(
-                cls.__name__,
-                f"kind {cls.kind!r} inherited",
-                "needs a kind of its own",
-                "Two classes of one kind could not be distinguished in a file.",
-            )
+            rule = "needs a kind of its own"
+            way_out = "Two classes of one kind could not be distinguished in a file."
+            raise _check.reject(cls.__name__, f"kind {cls.kind!r} inherited", rule, way_out)
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         if not hasattr(cls, "kind"):
@@ -324,13 +321,10 @@ def check_values(entries: np.ndarray, diagonal: np.ndarray) -> None:
         raise _check.reject("C", "non-finite entry", "all entries must be finite numbers")
     lowest = float(np.min(entries))
     if lowest < 0:
-        raise _check.reject(
-            "C",
-            lowest,
-            "all entries must be >= 0",
-            "With negative entries no dominating pair is known for balls-in-bins batching "
-            "(Lemma 3.2, Choquette-Choo et al. 2024); use a non-negative strategy.",
-        )
+        rule = "all entries must be >= 0"
+        way_out = "With negative entries no dominating pair is known for balls-in-bins batching "
+        way_out += "(Lemma 3.2, Choquette-Choo et al. 2024); use a non-negative strategy."
+        raise _check.reject("C", lowest, rule, way_out)
     if not np.all(diagonal > 0):
         raise _check.reject("C", float(np.min(diagonal)), "diagonal must be greater than 0")
 

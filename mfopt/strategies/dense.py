@@ -30,12 +30,9 @@ class Dense(Strategy):
     def check_size(self, n: int) -> int:
         n = super().check_size(n)
         if n > self.matrix.shape[0]:
-            raise _check.reject(
-                "n",
-                n,
-                f"this dense strategy has {self.matrix.shape[0]} rows",
-                "Use it for at most that many iterations, or optimize one for n.",
-            )
+            rule = f"this dense strategy has {self.matrix.shape[0]} rows"
+            way_out = "Use it for at most that many iterations, or optimize one for n."
+            raise _check.reject("n", n, rule, way_out)
         return n
 
     @compiled("n")

@@ -37,12 +37,9 @@ def wide(name: str, value: Any) -> Any:
         return value
     array = np.asarray(value)
     if array.dtype.kind not in "iuf" or array.dtype == np.float16:
-        raise _check.reject(
-            name,
-            str(array.dtype),
-            "parameters must be real numbers, float32 or wider",
-            "Convert them first: C is what is stored.",
-        )
+        rule = "parameters must be real numbers, float32 or wider"
+        way_out = "Convert them first: C is what is stored."
+        raise _check.reject(name, str(array.dtype), rule, way_out)
     return array.astype(np.float64, copy=False)
 
 
@@ -66,11 +63,8 @@ class Parameter:
                     name, type(value).__name__, "must be an array of numbers"
                 ) from None
         if value.ndim != self.dimensions or value.size == 0:
-            raise _check.reject(
-                name,
-                f"array of shape {value.shape}",
-                f"must be a non-empty array of {self.dimensions} dimension(s)",
-            )
+            rule = f"must be a non-empty array of {self.dimensions} dimension(s)"
+            raise _check.reject(name, f"array of shape {value.shape}", rule)
         return value
 
 

@@ -71,12 +71,9 @@ class TimeScaled(Strategy):
         for name in ("rows", "columns"):
             length = len(getattr(self, name))
             if 1 < length < n:
-                raise _check.reject(
-                    "n",
-                    n,
-                    f"the {name} of this time-scaled strategy are known for {length} steps",
-                    "Use it for at most that many iterations, or optimize one for n.",
-                )
+                rule = f"the {name} of this time-scaled strategy are known for {length} steps"
+                way_out = "Use it for at most that many iterations, or optimize one for n."
+                raise _check.reject("n", n, rule, way_out)
         return n
 
     @float64
@@ -198,11 +195,8 @@ class TimeScaled(Strategy):
         for name in ("rows", "columns"):
             values = np.asarray(getattr(self, name))
             if not np.all((values >= _SMALLEST) & (values <= _LARGEST)):
-                raise _check.reject(
-                    name,
-                    (float(np.min(values)), float(np.max(values))),
-                    f"must lie in [{_SMALLEST:g}, {_LARGEST:g}]",
-                )
+                rule = f"must lie in [{_SMALLEST:g}, {_LARGEST:g}]"
+                raise _check.reject(name, (float(np.min(values)), float(np.max(values))), rule)
 
 
 def many(scheme: BinScheme) -> bool:

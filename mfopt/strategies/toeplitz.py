@@ -26,12 +26,9 @@ class Toeplitz(ToeplitzStrategy):
     def check_size(self, n: int) -> int:
         n = super().check_size(n)
         if n > len(self.coefs):
-            raise _check.reject(
-                "n",
-                n,
-                f"this Toeplitz strategy has {len(self.coefs)} coefficients",
-                "Use it for at most that many iterations, or optimize one for n.",
-            )
+            rule = f"this Toeplitz strategy has {len(self.coefs)} coefficients"
+            way_out = "Use it for at most that many iterations, or optimize one for n."
+            raise _check.reject("n", n, rule, way_out)
         return n
 
     def toeplitz_coefs(self, n: int) -> Array:

@@ -122,12 +122,9 @@ def take(parameters: list[torch.Tensor], run: Any) -> None:
     for p in parameters:
         other = _taken[p]() if p in _taken else None
         if other is not None and other is not run and other.step < other.stream.iterations:
-            raise _check.reject(
-                "optimizer",
-                f"of parameters in {other!r}",
-                "would release them a second time, beside that run",
-                "Finish that run, or train a copy: copy.deepcopy(module).",
-            )
+            rule = "would release them a second time, beside that run"
+            way_out = "Finish that run, or train a copy: copy.deepcopy(module)."
+            raise _check.reject("optimizer", f"of parameters in {other!r}", rule, way_out)
     for p in parameters:
         _taken[p] = weakref.ref(run)
 
@@ -157,12 +154,9 @@ def require_same(name: str, value: Any, facts: Any) -> None:
     every: list[Any] = [None] * place()[1]
     torch.distributed.all_gather_object(every, (value, facts))
     if any(one != every[0] for one in every):
-        raise _check.reject(
-            name,
-            value,
-            f"must be one in all processes, which have {[one[0] for one in every]}",
-            "Load in each what all saved at the same step of one run.",
-        )
+        rule = f"must be one in all processes, which have {[one[0] for one in every]}"
+        way_out = "Load in each what all saved at the same step of one run."
+        raise _check.reject(name, value, rule, way_out)
 
 
 def is_shard(tensor: torch.Tensor) -> bool:
@@ -189,13 +183,10 @@ def like(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
 def refuse_meshes(parameters: list[torch.Tensor], ranks: int, by_caller: bool) -> None:
     """Raise :class:`UsageError` for distributed parameters whose sums the run could not form."""
     if by_caller:
-        raise _check.reject(
-            "clipped_by_caller",
-            True,
-            "gradients of fully_shard are added over processes before the run sees them, and it "
-            "would add them once more",
-            "Leave it out and call run.backward(module, loss, batch).",
-        )
+        rule = "gradients of fully_shard are added over processes before the run sees them, and it "
+        rule += "would add them once more"
+        way_out = "Leave it out and call run.backward(module, loss, batch)."
+        raise _check.reject("clipped_by_caller", True, rule, way_out)
     sizes = {p.device_mesh.size() for p in parameters if is_shard(p)}  # type: ignore[attr-defined]
     if sizes != {ranks}:
         raise _check.reject(
@@ -209,12 +200,9 @@ def refuse_meshes(parameters: list[torch.Tensor], ranks: int, by_caller: bool) -
 def refuse_overlap(optimizer: Any) -> None:
     """Raise :class:`UsageError` for a ZeroRedundancyOptimizer that steps in the backward pass."""
     if getattr(optimizer, "_overlap_with_ddp", False):
-        raise _check.reject(
-            "overlap_with_ddp",
-            True,
-            "steps inside the backward pass, by gradients that are neither clipped nor noised",
-            "Make the ZeroRedundancyOptimizer without it.",
-        )
+        rule = "steps inside the backward pass, by gradients that are neither clipped nor noised"
+        way_out = "Make the ZeroRedundancyOptimizer without it."
+        raise _check.reject("overlap_with_ddp", True, rule, way_out)
 
 
 def watch_scaler(optimizer: Any) -> None:

@@ -225,11 +225,8 @@ def _split(batch: Any) -> tuple[list[torch.Tensor], Any]:
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     sizes = {leaf.shape[0] if leaf.ndim else None for leaf in tensors}
     if len(tensors) != len(leaves) or len(sizes) != 1 or None in sizes:
-        raise _check.reject(
-            "batch",
-            [tuple(leaf.shape) for leaf in tensors],
-            "must be tensors with as many examples each along the first axis",
-        )
+        rule = "must be tensors with as many examples each along the first axis"
+        raise _check.reject("batch", [tuple(leaf.shape) for leaf in tensors], rule)
     return tensors, structure
 
 

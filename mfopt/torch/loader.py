@@ -61,12 +61,9 @@ class UnitBatches(data.Sampler[list[int]]):
         self.run.started()
         start, stop = self._range()
         if start >= stop:
-            raise _check.reject(
-                "loader",
-                f"step {start}",
-                f"the guarantee covers {len(self.run.sampler)} steps, and all were taken",
-                "A longer run needs a factorization for more iterations.",
-            )
+            rule = f"the guarantee covers {len(self.run.sampler)} steps, and all were taken"
+            way_out = "A longer run needs a factorization for more iterations."
+            raise _check.reject("loader", f"step {start}", rule, way_out)
         self.run.restart()
         self.run.drawn, self.run.given = start, None
         for step in range(start, stop):
@@ -134,12 +131,9 @@ def _emptied(batch: Any) -> Any:
             isinstance(p, torch.Tensor | np.ndarray | Mapping | list | tuple) for p in batch
         )
         return type(batch)(map(_emptied, batch) if nested else ())
-    raise _check.reject(
-        "collate_fn",
-        type(batch).__name__,
-        "a batch of no records cannot be made from what it gives",
-        "Let it give tensors, or lists, tuples and dictionaries of them.",
-    )
+    rule = "a batch of no records cannot be made from what it gives"
+    way_out = "Let it give tensors, or lists, tuples and dictionaries of them."
+    raise _check.reject("collate_fn", type(batch).__name__, rule, way_out)
 
 
 def dataset_of(given: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -154,12 +148,9 @@ def dataset_of(given: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]
         plain = plain and not getattr(sampler, "replacement", False)
         if not plain or type(batches) is not data.BatchSampler:
             name = type(batches if plain else sampler).__name__
-            raise _check.reject(
-                "dataset",
-                f"DataLoader with {name}",
-                "has a sampler of its own, and the guarantee is about the factorization's",
-                "Give the data set itself.",
-            )
+            rule = "has a sampler of its own, and the guarantee is about the factorization's"
+            way_out = "Give the data set itself."
+            raise _check.reject("dataset", f"DataLoader with {name}", rule, way_out)
         options = {**{name: getattr(given, name) for name in _KEPT}, **options}
         given = given.dataset
     if isinstance(given, data.IterableDataset) or not hasattr(given, "__len__"):

@@ -203,12 +203,9 @@ def _watch_steps(module: Any, optimizer: Any, run: PrivateRun) -> None:
         for owner in (optimizer, module):
             found = getattr(owner, "max_grad_norm", bound)
             if not math.isclose(found, bound, rel_tol=1e-12):
-                raise _check.reject(
-                    "max_grad_norm",
-                    found,
-                    f"was changed in the run, whose noise is for {bound}",
-                    "Leave it as it was given to make_private.",
-                )
+                rule = f"was changed in the run, whose noise is for {bound}"
+                way_out = "Leave it as it was given to make_private."
+                raise _check.reject("max_grad_norm", found, rule, way_out)
         return pre_step()
 
     optimizer.pre_step = checked

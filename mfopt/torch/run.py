@@ -141,11 +141,8 @@ class PrivateRun:
             options["collate_fn"] = collate_fn
         dataset, options = loader.dataset_of(dataset, options)
         if len(dataset) != self.sampler.population:
-            raise _check.reject(
-                "dataset",
-                f"{len(dataset)} records",
-                f"the run is for a population of {self.sampler.population}",
-            )
+            rule = f"the run is for a population of {self.sampler.population}"
+            raise _check.reject("dataset", f"{len(dataset)} records", rule)
         collate = options.pop("collate_fn", None) or default_collate
         collate = functools.partial(loader.collated, collate, dataset)
         return loader.PrivateLoader(dataset, self, collate_fn=collate, **options)
@@ -207,12 +204,9 @@ class PrivateRun:
         checks.refuse_overlap(optimizer)
         used = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
         if optimizer.state or used:
-            raise _check.reject(
-                "optimizer",
-                type(optimizer).__name__,
-                "has gradients or a state from steps that were not this run's",
-                "Attach a new optimizer before the first backward pass.",
-            )
+            rule = "has gradients or a state from steps that were not this run's"
+            way_out = "Attach a new optimizer before the first backward pass."
+            raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
         parameters = _trained(optimizer)
         refuse_narrow("optimizer", parameters)  # sums have the type of their parameter
         shards = any(map(checks.is_shard, parameters))
@@ -224,19 +218,13 @@ class PrivateRun:
         def before_step(optimizer: Any, arguments: Any, named: Any) -> None:
             checks.refuse_scaler(optimizer)
             if any(x is not None for x in (*arguments[1:], *named.values())):
-                raise _check.reject(
-                    "closure",
-                    "given",
-                    "would compute gradients again, after the noise",
-                    "Call step() without arguments.",
-                )
+                rule = "would compute gradients again, after the noise"
+                way_out = "Call step() without arguments."
+                raise _check.reject("closure", "given", rule, way_out)
             if [id(p) for p in _trained(optimizer)] != [id(p) for p in parameters]:
-                raise _check.reject(
-                    "optimizer",
-                    type(optimizer).__name__,
-                    "has other parameters than when it was attached",
-                    "Freeze and add parameters before.",
-                )
+                rule = "has other parameters than when it was attached"
+                way_out = "Freeze and add parameters before."
+                raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
             sums = self._of_step()
             self.add_to(sums)
             self._sums = None
@@ -246,12 +234,9 @@ class PrivateRun:
                 p.grad = checks.like(p, total.div_(self.normalizer))
 
         def refuse_copy(_: Any) -> Any:
-            raise _check.reject(
-                "optimizer",
-                type(optimizer).__name__,
-                "cannot be copied: PyTorch would leave out what adds the noise",
-                "Make a new one, and load this one's state_dict() into it.",
-            )
+            rule = "cannot be copied: PyTorch would leave out what adds the noise"
+            way_out = "Make a new one, and load this one's state_dict() into it."
+            raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
 
         plain_zero_grad = optimizer.zero_grad
 
@@ -318,12 +303,9 @@ class PrivateRun:
     def start_noise(self, parameters: list[torch.Tensor], *, shared: bool = False) -> None:
         """The noise for ``parameters``; once for a run. ``shared``: each process makes a part."""
         if self.noise is not None:
-            raise _check.reject(
-                "run",
-                repr(self),
-                "has an optimizer already: a second one would release other sums with its noise",
-                "Make a new run; both then count against privacy.",
-            )
+            rule = "has an optimizer already: a second one would release other sums with its noise"
+            way_out = "Make a new run; both then count against privacy."
+            raise _check.reject("run", repr(self), rule, way_out)
         checks.take(parameters, self)
         if self.ranks > 1:
             checks.require_equal([p for p in parameters if not checks.is_shard(p)])
@@ -423,12 +405,9 @@ class PrivateRun:
         noise = self.started().state_dict()
         if self._consolidates:
             if self._joined is None or self._joined["step"] != self.step:
-                raise _check.reject(
-                    "optimizer",
-                    f"at step {self.step}",
-                    "has noise in every process, and the state would hold this one's only",
-                    "Call consolidate_state_dict(to=rank) in all processes just before.",
-                )
+                rule = "has noise in every process, and the state would hold this one's only"
+                way_out = "Call consolidate_state_dict(to=rank) in all processes just before."
+                raise _check.reject("optimizer", f"at step {self.step}", rule, way_out)
             noise = self._joined
         return self.keys.seal({"noise": noise, "sampler": self.sampler.state_dict()})
 

@@ -114,12 +114,9 @@ def _phase(text: str, of: dict[str, Any]) -> tuple[Any, float]:
     except ValueError:
         noise = float("nan")
     if not at or not noise > 0:
-        raise _check.reject(
-            "phases",
-            text,
-            "must be a factorization file or SCHEME[/STRATEGY]@SIGMA",
-            "For example poisson:probability=0.01,iterations=1000@1.1.",
-        )
+        rule = "must be a factorization file or SCHEME[/STRATEGY]@SIGMA"
+        way_out = "For example poisson:probability=0.01,iterations=1000@1.1."
+        raise _check.reject("phases", text, rule, way_out)
     scheme, _, named = what.partition("/")
     strategy, _ = shared.matrix(named or "identity", ("identity", "sqrt", "banded-sqrt"))
     return Mechanism(sampling.parse(scheme), strategy, **of), noise

@@ -128,12 +128,9 @@ def own(row: Row, name: str, value: Any, file: Any) -> Any:
             raise click.UsageError(f"Missing option '--{name.replace('_', '-')}'.")
         return typed
     if typed is not None and typed != value:
-        raise _check.reject(
-            name,
-            typed,
-            f"the mechanism of the file has {value}",
-            "Leave it out; `mfopt account run FILE` gives ε for the first part of a run.",
-        )
+        rule = f"the mechanism of the file has {value}"
+        way_out = "Leave it out; `mfopt account run FILE` gives ε for the first part of a run."
+        raise _check.reject(name, typed, rule, way_out)
     return value
 
 

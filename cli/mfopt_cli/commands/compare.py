@@ -135,12 +135,9 @@ def command(
     if baseline is None and comparison.DEFAULT_BASELINE in setting.include:
         baseline = comparison.DEFAULT_BASELINE
     if baseline is not None and baseline not in setting.include:
-        raise _check.reject(
-            "baseline",
-            baseline,
-            "is not among the compared families",
-            f"Add `include={baseline}`, or name one of {', '.join(setting.include)}.",
-        )
+        rule = "is not among the compared families"
+        way_out = f"Add `include={baseline}`, or name one of {', '.join(setting.include)}."
+        raise _check.reject("baseline", baseline, rule, way_out)
     if out is not None:
         if out.suffix in (".csv", ".json", ".txt"):  # one of the files is named, not their stem
             out = out.with_suffix("")

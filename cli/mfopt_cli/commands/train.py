@@ -247,12 +247,9 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
     stated = (found.sampling, found.guarantee.epsilon, found.guarantee.delta, kind)
     asked = (settings.scheme(), settings.epsilon, settings.delta, settings.strategy)
     if stated != asked:
-        raise _check.reject(
-            "output",
-            settings.output,
-            f"holds a factorization for {stated}, not for {asked}",
-            "Choose another output folder.",
-        )
+        rule = f"holds a factorization for {stated}, not for {asked}"
+        way_out = "Choose another output folder."
+        raise _check.reject("output", settings.output, rule, way_out)
     # the file's own guarantee is the one that was asked for: nothing is left to account for
     return dataclasses.replace(
         settings, factorization=str(path), sampling="", strategy="identity", epsilon=0.0, delta=0.0
