@@ -107,7 +107,13 @@ def answer(
 
 
 def run(
-    arguments: Row, compute: Callable[[Row], list[Row]], title: str, effort: Row | None = None
+    arguments: Row,
+    compute: Callable[[Row], list[Row]],
+    title: str,
+    effort: Row | None = None,
+    *,
+    show: Callable[[list[Row], str | None, str], None] | None = None,
+    drawn: str | None = None,
 ) -> None:
     """Evaluate all points with progress, then print a table or JSON and draw the plot.
 
@@ -117,10 +123,12 @@ def run(
       compute: a point of the sweep -> one row for each method.
       title: of the table, the plot and the progress.
       effort: of :func:`taken_effort`.
+      show: prints the results of a sweep of an argument, with this title; None: as a table.
+      drawn: what a plot shows; None: what was solved for.
     """
     plot, force, as_json, quiet = (arguments.pop(name) for name in PLACES)
     swept, rows = sweeps.points(arguments)
-    given = [text for name, text in _NAMES.items() if arguments[name] is not None]
+    given = [text for name, text in _NAMES.items() if arguments.get(name) is not None]
     if len(given) != 2:
         raise click.UsageError(f"give exactly two of {', '.join(_NAMES.values())}")
     if plot is not None:
@@ -137,7 +145,7 @@ def run(
     if plot is not None and swept is not None:
         from mfopt_cli.accounts import answered
 
-        answered.draw(results, swept, title, plot)
+        answered.draw(results, swept, title, plot, drawn)
     if as_json:
         seconds = time.perf_counter() - started
         if swept is None and len(results) == 1:
@@ -145,7 +153,7 @@ def run(
         else:
             display.json_object({"swept": swept, "results": results, "seconds": seconds})
     elif not quiet:
-        _print(results, swept, title)
+        (show or _print)(results, swept, title)
         if plot is not None:
             display.print_text(f"plot: {plot}")
 

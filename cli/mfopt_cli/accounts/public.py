@@ -126,27 +126,14 @@ def concentration_filter(**arguments: Any) -> None:
             }
         ]
 
-    plot, force, as_json, quiet = (arguments.pop(name) for name in answers.PLACES)
-    swept, rows = sweeps.points(arguments)
-    if plot is not None:
-        answers.check_plot(plot, swept, force)
-    results = [
-        {**({} if swept is None else {swept: row[swept]}), **one}
-        for row in rows
-        for one in compute(row)
-    ]
-    if plot is not None and swept is not None:
-        from mfopt_cli.accounts import answered
+    drawn = "break_even" if arguments["threshold"] is None else "noise_ratio"
+    answers.run(arguments, compute, "filter against plain DP-SGD", show=_compared, drawn=drawn)
 
-        shown = "break_even" if results[0]["noise_ratio"] is None else "noise_ratio"
-        answered.draw(results, swept, "filter against plain DP-SGD", plot, shown)
-    if as_json:
-        one = results[0] if swept is None else {"swept": swept, "results": results}
-        display.json_object(one)
-    elif not quiet:
-        names = [*([] if swept is None else [swept]), "noise_ratio", "break_even"]
-        names += ["plain_multiplier", "filter_multiplier"]
-        names = [name for name in names if results[0].get(name) is not None]
-        display.print_text("filter against plain DP-SGD, noise of the mean gradient", style="bold")
-        cells = [[f"{row[name]:.6g}" for name in names] for row in results]
-        display.columns(names, cells)
+
+def _compared(results: list[Row], swept: str | None, title: str) -> None:
+    """Print what a filter and plain DP-SGD need."""
+    names = [*([] if swept is None else [swept]), "noise_ratio", "break_even"]
+    names += ["plain_multiplier", "filter_multiplier"]
+    names = [name for name in names if results[0].get(name) is not None]
+    display.print_text(f"{title}, noise of the mean gradient", style="bold")
+    display.columns(names, [[f"{row[name]:.6g}" for name in names] for row in results])

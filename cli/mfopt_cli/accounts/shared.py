@@ -50,6 +50,7 @@ sampled = apply(
     ),
     sweeps.option("--population", int, "Number of units in the data set."),
 )
+by_rate = apply(noise, target, sampled, length)
 group_size = sweeps.option(
     "--group-size",
     int,

@@ -31,10 +31,7 @@ def command() -> None:
 
 
 @command.command()
-@shared.noise
-@shared.target
-@shared.sampled
-@shared.length
+@shared.by_rate
 @sweeps.option(
     "--batch-limit",
     int,
@@ -68,10 +65,7 @@ def dpsgd(**arguments: Any) -> None:
 
 @command.command()
 @click.argument("path", metavar="[FILE]", type=click.Path(path_type=Path), required=False)
-@shared.noise
-@shared.target
-@shared.sampled
-@shared.length
+@shared.by_rate
 @sweeps.option("--bands", int, "Bands of C, and groups of the data. [default: those of FILE]")
 @shared.protects
 @shared.results
@@ -132,10 +126,7 @@ def _cyclic(row: Row, file: Any) -> Any:
 
 
 @command.command()
-@shared.noise
-@shared.target
-@shared.sampled
-@shared.length
+@shared.by_rate
 @sweeps.option(
     "--group-size",
     int,
@@ -169,10 +160,7 @@ def els(**arguments: Any) -> None:
 
 
 @command.command()
-@shared.noise
-@shared.target
-@shared.sampled
-@shared.length
+@shared.by_rate
 @shared.adjacency
 @shared.results
 def uls(**arguments: Any) -> None:

@@ -220,6 +220,7 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
     import mfopt
     from mfopt.optimize import factorize
     from mfopt.training.folder import make_folder
+    from mfopt.training.mesh import wait_for_lead
 
     path = Path(settings.output) / "factorization.npz"
     if not path.is_file() and jax.process_index() == 0:
@@ -237,10 +238,7 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
         if found.guarantee.status != "certified":
             raise _check.FailureError(found.not_certified)
         found.save(path)
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices("factorization")
+    wait_for_lead("factorization")
     found = mfopt.load(path)
     facts = found.strategy.describe()
     kind = facts.get("base", facts)["kind"]  # a time-scaled one is made where its base is asked for
