@@ -60,19 +60,10 @@ def _toeplitz(
 
 
 @through.register
-def by_covariances(
+def _by_covariances(
     base: BLT, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
 ) -> jax.Array:
-    """Var y_t for a BLT, shape (n,).
-
-    With u_t = z_t / r_t, B⁻¹ is s_{t+1} = λ̂ s_t + u_t, w_t = (u_t + ω̂·s_t)/(g d_t).
-
-    Args:
-      base: B.
-      rows, columns: r and d, shape (n,).
-      rates: η, shape (n,).
-      momentum: β.
-    """
+    """Var y_t for a BLT: u_t = z_t / r_t, s_{t+1} = λ̂ s_t + u_t, w_t = (u_t + ω̂·s_t)/(g d_t)."""
     read, decay = _inverse(base)
     fresh, out = 1 / rows**2, 1 / (jnp.asarray(base.gain) * columns)
     buffers = len(read)
@@ -99,18 +90,12 @@ def by_covariances(
 
 @through.register(Buffered)
 @through.register(WaveBLT)
-def by_state(
+def _by_state(
     base: Buffered | WaveBLT, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
 ) -> jax.Array:
     """Var y_t where the state of B⁻¹ moves otherwise at each step, shape (n,): O(n · buffers³).
 
     The state (s, m, y) is one vector x_{t+1} = A_t x_t + b_t u_t, and its covariance is carried on.
-
-    Args:
-      base: B.
-      rows, columns: r and d, shape (n,).
-      rates: η, shape (n,).
-      momentum: β.
     """
     read, decay, feed = (jnp.asarray(table) for table in base.tables(len(rows)))
     buffers = read.shape[1]
