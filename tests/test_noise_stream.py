@@ -82,24 +82,23 @@ def well_conditioned(n):
     rng = np.random.default_rng(0)
     root = np.asarray(S.SquareRoot().toeplitz_coefs(n))
     dense = np.asarray(S.SquareRoot().materialize(n)) * rng.uniform(0.9, 1.1, (1, n))
+    blt = S.BLT(np.array([0.3, 0.1, 0.03, 0.01]), np.array([0.3, 0.9, 0.99, 1.0]))
     examples = [
         S.Identity(),
         S.Toeplitz(root / np.arange(1, n + 1) ** 0.1),
         S.BandedToeplitz(root[:16]),
-        S.BLT(np.array([0.3, 0.1, 0.03, 0.01]), np.array([0.3, 0.9, 0.99, 1.0])),
+        blt,
         S.Banded.from_dense(dense, 16),
         S.Dense(dense),
         S.SquareRoot(),
         S.BandedSquareRoot(40),  # more buffers than are summed in one unrolled loop
         S.BandedInverseSquareRoot(40),
+        S.BandedInverseRoot(0.7, 40),
+        S.ClearedBLT(np.array([0.3, 0.1]), np.array([0.3, 0.9]), (64, 200), (2, 4)),
         S.Tree(),
         S.CyclicBlocks(np.ones(24), root[:90] / 2, np.array([0.3]), np.array([0.4])),
         S.WaveBLT(np.array([0.3, 0.1]), np.array([0.3, 0.9]), 0.01, 0.998, 0.9, 0.01, -3.4),
-        S.TimeScaled(
-            S.BLT(np.array([0.3, 0.1, 0.03, 0.01]), np.array([0.3, 0.9, 0.99, 1.0])),
-            np.linspace(0.7, 1.4, n),
-            np.linspace(2.0, 0.6, n),
-        ),
+        S.TimeScaled(blt, np.linspace(0.7, 1.4, n), np.linspace(2.0, 0.6, n)),
     ]
     return {example.kind: example for example in examples}
 
