@@ -143,8 +143,7 @@ def _comparison(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]
     """The whole comparison at 16 epochs × 128 iterations, with its plots."""
     # more bands than iterations in an epoch overlap, cost much and hardly help
     widths = tuple(width for width in families.WIDTHS if width <= 128)
-    include = (*families.DEFAULT, *families.expand(("cleared-blt",)))
-    setting = families.Comparison(128, 16, EPSILONS, DELTA, include=include, widths=widths)
+    setting = families.Comparison(128, 16, EPSILONS, DELTA, widths=widths)
     sizes = comparison.every_size(setting, cache, **how)
     every = [row for candidates in sizes.values() for row in candidates]
     stem, best = folder / "tables" / COMPARISON, comparison.best(sizes)
