@@ -37,12 +37,11 @@ def test_every_figure_that_was_promised_has_a_name() -> None:
         figures.expand("near-exact-99")
 
 
-def test_the_samples_of_figure_5_end_where_the_grid_has_its_cells(context: Context) -> None:
+def test_the_samples_of_figure_5_end_from_cells_of_the_grid(context: Context) -> None:
     asked = first_cells(lambda: near_exact.samples(context))
     sources = {sigma.source for sigma in asked}
     for epsilon in near_exact.SAMPLE_EPSILONS:
         shared = artifacts.grid_cell("blt-4", *near_exact.MAIN, epsilon).sigmas[0].source
-        assert shared in sources
         best = [each for each in sources if shared in each.needs]
         assert [each.samples for each in best] == [near_exact.MOST_SAMPLES]
     assert len(sources) == len(near_exact.SAMPLE_EPSILONS) * (

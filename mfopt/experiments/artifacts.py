@@ -25,9 +25,9 @@ from mfopt.workloads import PrefixSums
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SETTINGS = tuple((epochs, bins) for epochs in (8, 16, 32) for bins in (32, 64, 128))
 DELTA, SEED = 1e-5, 0
-# of the grid's time-scaled C: what changes with ε is in the tables of forms and the comparison
-SCALED, SCALED_EPSILONS = "blt-4-scaled", (0.5, 2.0, 8.0)
-KINDS = "blt-4", "toeplitz", "blt-4-scaled", "toeplitz-scaled"  # families of the grid
+# what changes with ε in between is in the tables of forms and the comparison
+GRID_KINDS, GRID_EPSILONS = ("blt-4", "toeplitz", "blt-4-scaled"), (0.5, 2.0, 8.0)
+KINDS = *GRID_KINDS, "toeplitz-scaled"  # families of factorizations
 # the forms of C side by side, from the smallest memory to the yardstick
 FORMS = (
     *("blt-4", "toeplitz", "blt-2-scaled", "blt-4-scaled", "wave-blt-4-scaled"),
@@ -110,11 +110,11 @@ def _table(folder: Path, name: str, text: str) -> list[Path]:
 
 
 def _grid(name: str, folder: Path, cache: Cache, **how: Any) -> list[Path]:
-    """σ and RMSE: BLT-4 and Toeplitz at every ε, and the time-scaled BLT-4 at some."""
+    """σ and RMSE of BLT-4, plain and time-scaled, and of Toeplitz C, by size and ε."""
     cells = {
-        (kind, epochs, bins, epsilon): grid_cell(kind, epochs, bins, epsilon).sigmas[0]
-        for kind, epochs, bins, epsilon in FACTORIZATIONS.values()
-        if not families.find(kind).scaled or (kind == SCALED and epsilon in SCALED_EPSILONS)
+        place: grid_cell(*place).sigmas[0]
+        for place in FACTORIZATIONS.values()
+        if place[0] in GRID_KINDS and place[-1] in GRID_EPSILONS
     }
     wanted = [each for cell in cells.values() for each in (cell.source, cell)]
     found = run_all(wanted, cache, **how)
