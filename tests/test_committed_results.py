@@ -75,6 +75,7 @@ def test_tables_hold_the_best_values_known(table):
 
 def test_every_table_has_a_cell_that_is_found_again():
     tables = {path.name for path in (ROOT / "artifacts" / "tables").glob("*.csv")}
+    tables -= {name for name in tables if name.endswith("-sizes.csv")}  # beside its own
     assert tables == {cell[0] for cell in CELLS}
 
 
