@@ -22,7 +22,7 @@ LINES = {
     "mfopt/_runtime": 1_557,
     "mfopt/accounting": 16_804,
     "mfopt/calibration": 200,
-    "mfopt/experiments": 6_993,
+    "mfopt/experiments": 6_994,
     "mfopt/factorization": 744,
     "mfopt/jax": 499,
     "mfopt/noise": 4_054,
