@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_818,
     "mfopt/_runtime": 1_557,
-    "mfopt/accounting": 16_804,
+    "mfopt/accounting": 16_857,
     "mfopt/calibration": 200,
     "mfopt/experiments": 6_994,
     "mfopt/factorization": 744,

@@ -9,6 +9,7 @@ formula.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -25,9 +26,9 @@ from mfopt.accounting.monte_carlo.protocol import DIRECTIONS
 from mfopt.errors import FailureError
 from mfopt.guarantee import Status
 
-# points of the profile that a split may use: as many as are cheap to estimate
-_LINES_SAMPLED, _LINES = 32, 384
-_DEEP, _POINTS = -50.0, 24  # where an interpolated curve ends, and its points
+# points of the profile that a split may use: each that it does is sampled
+_LINES_SAMPLED, _LINES = 24, 384
+_DEEP, _POINTS, _POINTS_SAMPLED = -50.0, 24, 14  # where an interpolated curve ends, and its points
 
 
 class Unit(Protocol):
@@ -67,35 +68,15 @@ class DeterministicUnit:
     profile: Callable[[float, float], Profile]
     start: Callable[[float, float], float]
     sampled: bool = False
-    _curves: dict[float, tuple[float, Any]] = dataclasses.field(default_factory=dict, repr=False)
 
     def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        reach, curve = self._curve(noise_multiplier)
-        remove, add = curve(min(epsilon, reach))
-        if epsilon > reach:
-            # log δ is concave out there: its tangent is above it
-            beyond = curve.derivative()(reach) * (epsilon - reach)
-            return float(remove + beyond[0]), float(add + beyond[1])
-        return float(remove), float(add)
+        profile = self._coarse(noise_multiplier)
+        remove, add = (profile.log_delta(epsilon, direction) for direction in DIRECTIONS)
+        return remove, add
 
-    def _curve(self, sigma: float) -> tuple[float, Any]:
-        """Largest ε and an interpolant of log δ(ε) of both directions at this σ, for searching
-        only."""
-        if sigma not in self._curves:
-            profile = self.profile(sigma, COARSE)
-            reach = 1.0
-            while profile.log_delta(reach, "remove") > _DEEP and reach < 1e4:
-                reach *= 2
-            while profile.log_delta(reach / 2, "remove") < _DEEP and reach > 1e-4:
-                reach /= 2
-            points = reach * np.linspace(0, 1, _POINTS) ** 2
-            values = [
-                [max(profile.log_delta(float(e), d), 20 * _DEEP) for d in DIRECTIONS]
-                for e in points
-            ]
-            self._curves.clear()  # searches move on from σ to σ
-            self._curves[sigma] = reach, scipy.interpolate.PchipInterpolator(points, values)
-        return self._curves[sigma]
+    @functools.cached_property
+    def _coarse(self) -> Callable[[float], Profile]:
+        return functools.lru_cache(maxsize=1)(lambda sigma: self.profile(sigma, COARSE))
 
     def direction_bound(
         self, direction: Direction, noise_multiplier: float, epsilon: float, trial: Trial
@@ -116,14 +97,17 @@ class Chain(LossModel):
       samples: of each bound of the unit's profile, where they are asked for.
     """
 
+    # a test bounds several points of the profile
+    least_samples, worth, safe = 2**15, 0.004, 2.0
+
     def __init__(self, unit: Unit, group_size: int, name: str, samples: int | None = None) -> None:
         self.unit, self.group_size, self.samples = unit, group_size, samples
-        # a test bounds several points of the profile
         self.work = getattr(unit, "work", 1) * 8
         self.method = f"group privacy from the whole profile of {name}"
         self.estimator = f"group privacy from the estimated profile of {name}"
         self.status: Status = "certified" if unit.sampled else "bound"
         self.sampled = unit.sampled
+        self._curve = functools.lru_cache(maxsize=1)(self._interpolated)  # of σ; searches move on
 
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
         profiles = self._profiles(noise_multiplier, epsilon)
@@ -172,12 +156,29 @@ class Chain(LossModel):
         return self.unit.guess(epsilon / self.group_size, delta / self.group_size)
 
     def _profiles(self, sigma: float, epsilon: float) -> list[GroupProfile]:
+        reach, curve = self._curve(sigma)
         # the shares of the steps lie around ε/K
         lines = _LINES_SAMPLED if self.unit.sampled else _LINES
         points = np.unique(np.minimum(np.linspace(0, 2.5, lines) / self.group_size, 1) * epsilon)
-        both = np.array([self.unit.log_estimates(sigma, float(point)) for point in points])
-        both = np.maximum(both, -1e4)  # no sample reached it: as good as 0
+        # log δ is concave out there: its tangent is above it
+        beyond = np.maximum(points - reach, 0.0)[:, None] * curve.derivative()(reach)
+        both = np.maximum(curve(np.minimum(points, reach)) + beyond, -1e4)
         return [GroupProfile(points, both[:, side], self.group_size) for side in (0, 1)]
+
+    def _interpolated(self, sigma: float) -> tuple[float, Any]:
+        """Largest ε and an interpolant of log δ(ε) of both directions at this σ, for searching
+        only."""
+        values = functools.cache(functools.partial(self.unit.log_estimates, sigma))
+        reach = 1.0
+        while values(reach)[0] > _DEEP and reach < 1e4:
+            reach *= 2
+        while values(reach / 2)[0] < _DEEP and reach > 1e-4:
+            reach /= 2
+        points = _POINTS_SAMPLED if self.unit.sampled else _POINTS
+        at = reach * np.linspace(0, 1, points) ** 2
+        # no sample reached it: as good as 0
+        found = [np.maximum(values(float(point)), 20 * _DEEP) for point in at]
+        return reach, scipy.interpolate.PchipInterpolator(at, found)
 
     @staticmethod
     def _total(profile: GroupProfile, epsilon: float, log_deltas: np.ndarray) -> float:

@@ -130,6 +130,8 @@ class LossModel(abc.ABC):
       samples: samples of a test, where they were asked for; else as many as are worth it.
       least_samples: of the last test, where nothing else was asked for.
       worth: slack, relative to x, above which a test of usual size is made larger.
+      safe: standard errors beyond what a pilot expects that a test allows for: at 3, one in 700 is
+        refused, and made again on fresh samples.
       deterministic: whether only what ``free_bounds`` show is released, and nothing is sampled.
       most_slack: of x, relative, that a bound may cost; beyond it none is taken from samples.
       details: what else a guarantee says about the mechanism.
@@ -144,6 +146,7 @@ class LossModel(abc.ABC):
     samples: int | None = None
     least_samples: int = 2**16
     worth: float = 0.001
+    safe: float = 3.0
     deterministic: bool = False
     most_slack: float = 0.05
     details: Mapping[str, Any] = MappingProxyType({})
@@ -178,7 +181,7 @@ class LossModel(abc.ABC):
           noise_multiplier, epsilon: the middle of where they will be asked for.
           trial: samples and β of the bounds to come; the key is the pilot's, not theirs.
         """
-        taken = min(trial.samples, _PILOT)
+        taken = min(trial.samples // 2, _PILOT)
         log_mean = self.log_estimate(noise_multiplier, epsilon)
         found = self.bounds(noise_multiplier, epsilon, None, trial._replace(samples=taken))
         cost = math.log(max(largest(found.both), 1e-300)) - log_mean

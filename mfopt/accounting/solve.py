@@ -17,6 +17,7 @@ from mfopt._runtime import _check
 
 _DIRECT = 4  # points that are tried by the fall alone
 _SECANTS = 8
+_STEPS = 200  # the upper end of a bracket holds after any number of them
 _HALVES, _SMALLEST = 1200, 1e-300  # steps at most; width of a bracket about 0
 _FARTHEST = 0.3  # of log x, in a step of a secant
 
@@ -31,7 +32,6 @@ def smallest(
     least: float = 1e-9,
     growth: float = 1.3,
     fall: float | None = None,
-    most_steps: int = 200,
     gap: str = "log δ",
 ) -> float:
     """The smallest x > 0, to relative width ``relative``, at which ``excess(x) <= 0``.
@@ -47,7 +47,6 @@ def smallest(
         from step to step.
       fall: by how much ``excess`` falls with log x about the guess, where that is known: the width
         is then judged by it, and no point below is evaluated if all goes well.
-      most_steps: halvings of the bracket at most; the upper end holds after any number of them.
       gap: what ``excess`` is a difference of, for messages.
 
     Returns:
@@ -81,7 +80,7 @@ def smallest(
     low, high = _bracket(evaluate, start, least, largest, name, growth, gap)
     if low is None:
         return high
-    for step in range(most_steps):
+    for step in range(_STEPS):
         if high <= low * (1 + relative):
             break
         middle = _next_point(low, evaluate(low), high, evaluate(high), relative, step)

@@ -56,7 +56,6 @@ _COSTLY = 0.0025  # slack, relative to x, for which more samples than SAMPLES ar
 _HELPS = 0.96  # twice the samples should bring the slack below this part of it
 _MOST_SLACK_DELTA = 0.5  # of log δ, where δ is asked for
 _WORTH_DELTA = 0.02
-_SAFE = 3.0  # standard errors beyond what a pilot expects: one test in 700 is refused
 _MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
 _ALLOWED = 1.3  # times what a round missed by, for the next one
 _ASKED = 2**13  # samples to begin with, where it is asked whether a test is worth it at all
@@ -368,7 +367,7 @@ class Engine:
         centre, slope, worth = estimate.value, abs(estimate.slope), self.model.worth
 
         def slack(plan: Plan, samples: int) -> float:
-            last = plan.expected(samples, beta, _SAFE, pilot=samples // 2)
+            last = plan.expected(samples, beta, self.model.safe, pilot=samples // 2)
             return (last - plan.log_mean) / slope
 
         with self._stage("planning the certificate"):
@@ -396,7 +395,7 @@ class Engine:
             )
         # several percent beyond where the pilot says that δ is met, nothing is worth a test
         truth = centre * math.exp((plan.log_mean - math.log(delta)) / slope)
-        ahead = plan.expected(samples, beta, _SAFE + number - 1) - target + short
+        ahead = plan.expected(samples, beta, self.model.safe + number - 1) - target + short
         x = centre * math.exp(ahead / slope) * (1 + ROUNDING)
         x = min(x, truth * (1 + most_slack))  # fixed before its test
         if fallback is not None and x >= fallback[0]:

@@ -120,21 +120,14 @@ class CountPair(NamedTuple):
     @property
     def most(self) -> int:
         """J, the largest count of one bin in event A."""
-        law = scipy.stats.binom(self.group_size, 1 / self.bins)
-        most = 1
-        while most < self.group_size and self.bins * float(law.sf(most)) > _FAINT:
-            most += 1
-        return most
+        return _most(self.bins, self.group_size)
 
     @property
     def left_out(self) -> float:
         """Upper bound of p, the probability outside event A."""
         if self.most >= self.group_size:
             return 0.0
-        return (
-            float(self.bins * scipy.stats.binom(self.group_size, 1 / self.bins).sf(self.most))
-            * 1.01
-        )
+        return _fuller(self.bins, self.group_size, self.most) * 1.01
 
     @property
     def work(self) -> int:
@@ -151,12 +144,26 @@ class CountPair(NamedTuple):
         return GaussianPayoff(self.shift / sigma) if self.shift > 0 else HINGE
 
 
+@functools.cache
+def _most(bins: int, group_size: int) -> int:
+    most = 1
+    while most < group_size and _fuller(bins, group_size, most) > _FAINT:
+        most += 1
+    return most
+
+
+def _fuller(bins: int, group_size: int, most: int) -> float:
+    """b·Pr[Bin(K, 1/b) > J]."""
+    return bins * float(scipy.special.bdtrc(most, group_size, 1 / bins))
+
+
 class _Tables(NamedTuple):
     """The remove direction's proposal; arrays only."""
 
     edges: np.ndarray  # (cells + 1,), from −∞ to ∞
     log_g: np.ndarray  # (cells,)
     cells: np.ndarray  # ((J+1)·cells,): n plus the law of the cell given n, cumulated
+    tails: np.ndarray  # (2, (J+1)·cells): the smaller tail at a cell's lower end, how it changes
     counts: np.ndarray  # (b + 1, K + 1, J + 1): law of n given bins and units left, cumulated
     base: np.ndarray  # (J+1,): log (K/b)^j/j! − j² g/2
     empty: np.ndarray  # (K+1,): the polynomial 1
@@ -180,7 +187,7 @@ def tilt(pair: CountPair, direction: SampledDirection, order: float, point: Poin
     """
     sigma, epsilon = _alone(point)
     if direction == "remove":
-        return Tilt("counts", order, float(_tables(pair, order, sigma, epsilon).log_ceiling))
+        return Tilt("counts", order, float(_proposal(pair, order, sigma, epsilon).log_ceiling))
     payoff, g = pair.payoff(sigma), pair.squared_norm / sigma**2
     k, b = pair.group_size, pair.bins
     half = 0.5 * g * (k * (1 - 1 / b) + k**2 / b) / (1 - pair.left_out)
@@ -295,10 +302,21 @@ def _masses(edges: np.ndarray, root: float, count: np.ndarray) -> np.ndarray:
     return result
 
 
+class _Proposal(NamedTuple):
+    """What the remove direction's ceiling follows from, and its tables."""
+
+    edges: np.ndarray
+    log_g: np.ndarray
+    masses: np.ndarray  # (J+1, cells): of a count's cells, times G, over its largest
+    law: np.ndarray  # (J+1,): (K/b)^j/j! Z(j), over its first
+    log_total: float
+    log_ceiling: float
+
+
 @functools.lru_cache(maxsize=8)
-def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tables:
+def _proposal(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Proposal:
     payoff, shape = pair.payoff(sigma), _shape(pair, sigma)
-    k, b, most = pair.group_size, pair.bins, pair.most
+    k, b = pair.group_size, pair.bins
     (base, root), count = _base(pair, sigma), np.arange(pair.most + 1)
     log_peak = payoff.log_peak(order)
     cap = max(epsilon - shape.log_constant - log_peak / order - shape.beyond, _PART)
@@ -311,41 +329,67 @@ def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tab
     with np.errstate(divide="ignore"):
         logs = np.log(_masses(edges, root, count)) + log_g
     largest = np.max(logs, axis=1)
-    weighted = np.exp(logs - largest[:, None])
-    total = weighted.sum(axis=1)
-    cells = np.cumsum(weighted, axis=1) / total[:, None]
-    cells = np.minimum(cells / cells[:, -1:], 1.0)
+    masses = np.exp(logs - largest[:, None])
+    log_p = count * math.log(k / b) - scipy.special.gammaln(count + 1)
+    log_p += np.log(masses.sum(axis=1)) + largest
+    law = np.exp(log_p - log_p[0])
+    log_total = _log_power(law, b, k) + b * float(log_p[0]) + _log_constant(pair)
+    aligned = order * (shape.log_constant - epsilon) + log_peak
+    log_ceiling = log_total + max(-order * (cap + shape.beyond), aligned)
+    return _Proposal(edges, log_g, masses, law, log_total, log_ceiling)
+
+
+def _log_power(law: np.ndarray, bins: int, units: int) -> float:
+    """log of the coefficient of x^units of (Σ_j law_j x^j)^bins, by squares."""
+
+    def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        return np.convolve(left, right)[: units + 1]
+
+    power, log_scale = np.ones(1), 0.0
+    for digit in f"{bins:b}":
+        power, log_scale = product(power, power), 2 * log_scale
+        power = product(power, law) if digit == "1" else power
+        power, log_scale = power / power.max(), log_scale + math.log(power.max())
+    return math.log(power[units]) + log_scale
+
+
+@functools.lru_cache(maxsize=8)
+def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tables:
+    shape, proposal = _shape(pair, sigma), _proposal(pair, order, sigma, epsilon)
+    k, b, most = pair.group_size, pair.bins, pair.most
+    base, root = _base(pair, sigma)
+    cells = np.cumsum(proposal.masses, axis=1) / proposal.masses.sum(axis=1)[:, None]
+    cells = np.minimum(cells / cells[:, -1:], 1.0) + np.arange(most + 1)[:, None]
     # the counts: coefficients of the power b, from the last bin backwards
-    log_p = count * math.log(k / b) - scipy.special.gammaln(count + 1) + np.log(total) + largest
-    first = float(log_p[0])
-    p = np.exp(log_p - first)
-    power, log_scale = np.zeros(k + 1), 0.0
+    power = np.zeros(k + 1)
     power[0] = 1.0
     counts = np.ones((b + 1, k + 1, most + 1))
     for m in range(1, b + 1):
         parts = np.zeros((k + 1, most + 1))
         for j in range(min(most, k) + 1):
-            parts[j:, j] = p[j] * power[: k + 1 - j]
+            parts[j:, j] = proposal.law[j] * power[: k + 1 - j]
         following = parts.sum(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             cumulated = np.cumsum(parts, axis=1) / following[:, None]
         counts[m] = np.where(following[:, None] > 0, cumulated, 1.0)
-        top = float(following.max())
-        power, log_scale = following / top, log_scale + math.log(top)
+        power = following / following.max()
     counts[:, :, -1] = 1.0
-    log_total = math.log(power[k]) + log_scale + b * first + _log_constant(pair)
-    aligned = order * (shape.log_constant - epsilon) + log_peak
     # floats, never NumPy's: their types would compile a program again
     scalars = (
         root,
-        log_total,
+        proposal.log_total,
         _log_constant(pair),
-        log_total + max(-order * (cap + shape.beyond), aligned),
+        proposal.log_ceiling,
         shape.least_spread,
         shape.beyond + _PART if shape.beyond > 0 else 0.0,
     )
-    laws = (cells + count[:, None]).ravel(), counts, base, np.eye(1, k + 1)[0]
-    return _Tables(edges, log_g, *laws, *map(float, scalars))
+    # in the smaller tail
+    low = proposal.edges[:-1] - root * np.arange(most + 1)[:, None]
+    sign = np.where(low > 0, -1.0, 1.0)
+    mass = _masses(proposal.edges, root, np.arange(most + 1))
+    tails = np.stack([scipy.special.ndtr(sign * low), sign * mass]).reshape(2, -1)
+    laws = cells.ravel(), tails, counts, base, np.eye(1, k + 1)[0]
+    return _Tables(proposal.edges, proposal.log_g, *laws, *map(float, scalars))
 
 
 # --- samples -------------------------------------------------------------------------------------
@@ -397,7 +441,7 @@ def _total(
 def _times(
     state: tuple[jax.Array, jax.Array], exponent: jax.Array, base: jax.Array
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, jax.Array]:
-    """The polynomial (K+1, samples) times one bin's F(x), rescaled, its log scale; log F and w."""
+    """The polynomial (K+1, samples) times one bin's F(x)/F(1), its log scale; log F and w."""
     polynomial, log_scale = state
     powers = base[:, None] + jnp.arange(base.shape[0])[:, None] * exponent
     top = jnp.max(powers, axis=0)
@@ -405,16 +449,15 @@ def _times(
     following = polynomial * factors[0]
     for j in range(1, min(base.shape[0], polynomial.shape[0])):
         following = following.at[j:].add(polynomial[:-j] * factors[j])
-    largest = jnp.max(following, axis=0)
     total = jnp.sum(factors, axis=0)
+    log_f = top + jnp.log(total)
     spread = jnp.sum(factors[1:] * factors[:-1], axis=0) / total**2
-    state = following / largest, log_scale + top + jnp.log(largest)
-    return state, top + jnp.log(total), spread
+    return (following / total, log_scale + log_f), log_f, spread
 
 
 def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array, payoff: Any) -> Sums:
     bins, width, root = tables.counts.shape[0] - 1, tables.log_g.shape[0], tables.root
-    empty, ndtr = tables.empty, jax.scipy.special.ndtr
+    empty = tables.empty
 
     def one(i: jax.Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
         left, log_weight, level, spread, polynomial = state
@@ -424,9 +467,9 @@ def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array, payo
         at = jnp.searchsorted(tables.cells, n + uniform[1], side="right")
         cell = jnp.clip(at - n * width, 0, width - 1)
         low, high = tables.edges[cell] - root * n, tables.edges[cell + 1] - root * n
-        sign = jnp.where(low > 0, -1.0, 1.0)  # in the smaller tail
-        start = ndtr(sign * low)
-        share = start + (ndtr(sign * high) - start) * uniform[2]
+        start, more = tables.tails[:, n * width + cell]
+        sign = jnp.where(low > 0, -1.0, 1.0)
+        share = start + more * uniform[2]
         z = sign * jax.scipy.special.ndtri(jnp.clip(share, 1e-300, 1 - 2.0**-53))
         z = jnp.clip(z, low, high) + root * n
         polynomial, log_f, w = _times(polynomial, root * z, jnp.asarray(tables.base))

@@ -54,6 +54,7 @@ _ANCHOR, _ANCHOR_SPLIT = 0.3, 0.8
 _GLANCE = 2048  # samples that choose a split
 _USUAL = 2**17
 _WORTH = 0.004  # slack of σ or ε above which more samples are drawn: each takes long
+_MOST_SAMPLES = 3 * 2**13  # a test of 2^14 is made whatever it costs
 CALIBRATE_SAMPLES = 2**12
 
 
@@ -93,7 +94,9 @@ class GroupLoss(SampledLoss):
 
     name = "balls-in-bins"
     estimator = "groups by their bin counts, importance sampling"
-    least_samples = 2**14
+    least_samples = 2**13
+    many = True  # pilots alone estimate δ
+    most_work = 2**27  # a few CPU seconds
 
     @property
     def sensitivity(self) -> float:
@@ -209,11 +212,11 @@ class GroupUnits(OneUnit):
     """A group, estimated, verified and released as one unit is."""
 
     most_slack = 0.25  # what holds otherwise, the whole profile or no amplification, costs more
-    most_work = 2**27  # a few CPU seconds
+    safe = 2.0
 
     def __init__(self, loss: Any, samples: int | None = None) -> None:
-        super().__init__(loss, samples, calibrate_samples=CALIBRATE_SAMPLES)
-        self.worth = _WORTH
+        super().__init__(loss, samples, calibrate_samples=CALIBRATE_SAMPLES, rough=True)
+        self.worth, self.most_work = _WORTH, max(loss.most_work, _MOST_SAMPLES * self.work)
         of = "exact mixture" if loss.exact else "mixture and a Gaussian release of what overlaps"
         self.method = f"{loss.name}, groups by their bin counts: {of}, estimate-verify-release"
 
@@ -242,5 +245,5 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
         free = [known for known in loss.free_bounds() if isinstance(known, ReassignedBins)]
         if free:
             return Chain(without_samples(free[0], loss.sensitivity), size, loss.name)
-    one = OneUnit(loss, samples, deterministic=deterministic)
+    one = OneUnit(loss, samples, deterministic=deterministic, rough=size > 1)
     return one if size == 1 else Chain(one, size, f"sampled {loss.name}", samples)

@@ -244,6 +244,7 @@ class MultisetLoss(LikelihoodLoss):
     exact = True
     least_samples = 2**14
     glance = 2048
+    most_work = 2**28  # a few CPU seconds
 
     def __init__(self, group: Multisets, one: SharedGaussianComponent | None, name: str) -> None:
         self._group, self._one, self.name = group, one, name  # type: ignore[misc]

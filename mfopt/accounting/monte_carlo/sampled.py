@@ -88,6 +88,7 @@ class OneUnit(LossModel):
       calibrate_samples: of the estimate of σ; by default as many as the loss says.
       near: σ within some percent, where it is known.
       deterministic: take every bound that needs no samples, and no other.
+      rough: estimate by pilots of few samples, where only neighbourhoods are searched for.
     """
 
     status: Status = "certified"
@@ -100,6 +101,7 @@ class OneUnit(LossModel):
         calibrate_samples: int | None = None,
         near: float | None = None,
         deterministic: bool = False,
+        rough: bool = False,
     ) -> None:
         self.loss, self.samples, self.work, self.worth = loss, samples, loss.work, loss.worth
         self.method = f"{loss.name} Monte Carlo, Rényi-tilted, estimate-verify-release"
@@ -108,7 +110,7 @@ class OneUnit(LossModel):
         self.companions = companions or {direction: ComposedMechanism() for direction in DIRECTIONS}
         self.least_samples = loss.least_samples
         self._calibrate_samples = calibrate_samples or loss.calibrate_samples
-        self._near = near
+        self._near, self._rough = near, rough
         self._tilts: dict[SampledDirection, tuple[Point, Tilt]] = {}  # chosen last, and where
 
     # --- estimates -------------------------------------------------------------------------------
@@ -136,12 +138,14 @@ class OneUnit(LossModel):
     @property
     def _frozen(self) -> bool:
         """False where pilots estimate: with no use for the slope that is found as well then."""
-        return self.alone and type(self.loss).frozen is not SampledLoss.frozen
+        frozen = type(self.loss).frozen is not SampledLoss.frozen
+        return self.alone and not self._rough and frozen
 
     def _glanced(self, direction: SampledDirection, point: Point, key: jax.Array) -> float:
         """log δ̂ of what is sampled, by the proposal of least ceiling."""
         tilt = self.loss.least(direction, point)
-        return self.loss.pilot(tilt, point, _SEARCH_SAMPLES, key).log_mean
+        samples = _SEARCH_SAMPLES // 2 if self._rough else _SEARCH_SAMPLES
+        return self.loss.pilot(tilt, point, samples, key).log_mean
 
     def _at(self, direction: SampledDirection, noise_multiplier: float, epsilon: float) -> Point:
         return Point(noise_multiplier, epsilon, self.companions[direction].payoff)
