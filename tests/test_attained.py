@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 from mfopt_cli.main import main
-from scipy import stats
+from scipy import special, stats
 
 from mfopt.accounting import Mechanism, account, attained, phases, unamplified
 from mfopt.accounting.closed_form import gaussian
@@ -21,14 +21,16 @@ from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.guarantee import Guarantee
 from mfopt.sampling import (
     BallsInBins,
+    BMinSep,
     CyclicPoisson,
     FixedBatch,
     FixedOrder,
+    KOfN,
     MinSeparation,
     Poisson,
     TruncatedPoisson,
 )
-from mfopt.strategies import BandedSquareRoot, Dense, Identity
+from mfopt.strategies import BandedSquareRoot, BandedToeplitz, Dense, Identity
 
 MIXED = Dense(np.tril(np.random.default_rng(0).normal(size=(40, 40))) + 3 * np.eye(40))
 FIXED = FixedBatch(batch_size=50, population=1000, iterations=1)
@@ -91,6 +93,28 @@ def test_epsilon_and_delta_of_an_attack_agree() -> None:
         delta = math.exp(attack.log_delta_below(epsilon))
         assert attack.epsilon_below(delta) == pytest.approx(epsilon, rel=1e-6)
     assert attack.epsilon_below(0.9999) == 0
+
+
+@pytest.mark.parametrize("scheme", [KOfN(4, 2, 2), BMinSep(4, 2, 2)])
+@pytest.mark.parametrize("size", [1, 2])
+def test_attacks_on_separated_steps_lie_below_the_mixture(scheme, size: int) -> None:
+    n, units, sigma, epsilon = 8, 100_000, 2.0, 0.3
+    draw, taken = scheme.draws(units, seed=3), np.zeros((units, n))
+    for step in range(n):
+        taken[draw(step), step] = 1
+    patterns, counts = np.unique(taken, axis=0, return_counts=True)
+    modes, weights = patterns @ (np.eye(n) + 0.5 * np.eye(n, k=-1)).T, counts / units
+    if size == 2:
+        modes = (modes[:, None] + modes).reshape(-1, n)
+        weights = np.outer(weights, weights).ravel()
+    rng = np.random.default_rng(4)
+    x = modes[rng.choice(len(modes), 20_000, p=weights)] + sigma * rng.standard_normal((20_000, n))
+    exponents = (x @ modes.T - np.sum(modes**2, axis=1) / 2) / sigma**2
+    loss = special.logsumexp(exponents + np.log(weights), axis=1)
+    truth = float(np.mean(np.maximum(-np.expm1(epsilon - loss), 0.0)))
+    mechanism = Mechanism(scheme, BandedToeplitz(np.array([1.0, 0.5])), group_size=size)
+    below = math.exp(attained._attacks(mechanism)(sigma).log_delta_below(epsilon))
+    assert 0.01 * truth < below < 0.95 * truth
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_818,
     "mfopt/_runtime": 1_557,
-    "mfopt/accounting": 16_857,
+    "mfopt/accounting": 16_893,
     "mfopt/calibration": 200,
     "mfopt/experiments": 6_994,
     "mfopt/factorization": 744,
@@ -33,7 +33,7 @@ LINES = {
     "mfopt/torch": 1_775,
     "mfopt/training": 10_726,
     "cli": 5_216,
-    "tests": 36_687,
+    "tests": 36_774,
 }
 # of the main job
 MAIN_JOB = {

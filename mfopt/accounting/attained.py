@@ -13,8 +13,10 @@ gives
 
     (2) H(P, Q) >= δ_G(ε; K min_k <m_k, u>/σ);
 
-u is that of the mean mode. δ_G is that of a Gaussian release. C >= 0 is attained by contributions
-of one vector, so all of this is. Without sampling: the norm of C x in one explicit pattern.
+u is that of the mean mode. Where a unit takes part at least j times with chance w and each time
+moves <u, X> by at least a, (1) holds with the set {<u, X> > t}, w^K for w_k and K j a/σ for μ_k.
+δ_G is that of a Gaussian release. C >= 0 is attained by contributions of one vector, so all of this
+is. Without sampling: the norm of C x in one explicit pattern.
 """
 
 from __future__ import annotations
@@ -34,11 +36,13 @@ from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, patterns
+from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
+from mfopt.accounting.monte_carlo.k_of_n import KOfNLaw
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import BallsInBins, FreshBins
+from mfopt.sampling import BallsInBins, BMinSep, FreshBins, KOfN
 
 _GRAM = 1 - 1e-5  # of norms: Gram matrices are rounded up, at most by so much
 _UNSEEN = 1e-3  # share of sequences of rounds that a mixture may leave out
@@ -101,6 +105,13 @@ class _Lengths:
             found = FreshBinsLaw(scheme).exact(mechanism.strategy)
             rounds = found.throws
             squares, products, square = _squares(found)
+            self.log_patterns = rounds * math.log(scheme.bins)
+        elif isinstance(scheme, KOfN):
+            steps = KOfNLaw(scheme).exact(mechanism.strategy)
+            # a pattern has one column of each of k equal rows: none overlap
+            rounds, self.log_patterns = scheme.epochs, steps.log_patterns
+            squares, (products, square) = np.asarray(steps.gram)[0], steps.mean()
+            squares, products = (np.tile(part, rounds) for part in (squares, products))
         else:
             rounds, orthogonal = 1, balls_in_bins.orthogonal_norm(mechanism)
             if orthogonal is None:
@@ -109,7 +120,7 @@ class _Lengths:
             else:
                 squares, products = np.array([orthogonal]), np.array([orthogonal / scheme.bins])
                 square = products[0]
-        self.log_patterns = rounds * math.log(scheme.bins)
+            self.log_patterns = math.log(scheme.bins)
         # overlaps of assignments, which are not negative, only lengthen a pattern
         least = float(np.sum(np.min(np.asarray(squares).reshape(rounds, -1), axis=1)))
         along = float(np.sum(np.min(np.asarray(products).reshape(rounds, -1), axis=1)))
@@ -166,7 +177,9 @@ def _below(mechanism: Mechanism, found: Guarantee, asked: str) -> float:
 def _attacks(mechanism: Mechanism) -> Any:
     """σ -> what some data sets attain there; None where nothing is known."""
     size = mechanism.group_size
-    if isinstance(mechanism.sampling, BallsInBins | FreshBins):
+    if isinstance(mechanism.sampling, BMinSep):
+        return _by_counts(mechanism)
+    if isinstance(mechanism.sampling, BallsInBins | FreshBins | KOfN):
         lengths = _Lengths(mechanism)
         return lambda sigma: lengths.attack(sigma, size)
     rounds = poisson.attack(mechanism.strategy, mechanism.sampling, size, mechanism.adjacency)
@@ -181,6 +194,29 @@ def _attacks(mechanism: Mechanism) -> Any:
         return _Best(tuple(parts))
 
     return profile
+
+
+@float64
+def _by_counts(mechanism: Mechanism) -> Any:
+    """As :func:`_attacks`, by the number of participations of a unit under b-min-sep."""
+    scheme: Any = mechanism.sampling
+    n, separation, p = scheme.iterations, scheme.separation, scheme.probability
+    # of a unit that becomes available at a step after so many participations
+    chance = np.zeros((n + separation, -(-n // separation) + 1))
+    chance[:separation, 0] = [1.0, *[p] * (separation - 1)]
+    chance /= 1 + (separation - 1) * p
+    for step in range(n):
+        chance[step + 1] += (1 - p) * chance[step]
+        chance[step + separation, 1:] += p * chance[step, :-1]
+    law = np.sum(chance[n:], axis=0)
+    products, square = BMinSepLaw(scheme).exact(mechanism.strategy).mean()
+    each = mechanism.group_size * float(np.min(products)) / math.sqrt(float(square)) * _GRAM
+    with np.errstate(divide="ignore"):
+        logs = mechanism.group_size * np.log(np.cumsum(law[::-1])[::-1] * _GRAM)
+    counts = [j for j in range(1, logs.size) if logs[j] > -math.inf]
+    return lambda sigma: _Best(
+        tuple(_Separate(j * each / sigma, -float(logs[j]), float(logs[j])) for j in counts)
+    )
 
 
 def _typical(one: Mixture, rounds: int, sigma: float) -> _Separate:
