@@ -24,6 +24,9 @@ SPEED = 50.0  # of the two cores that costs were measured on, as :func:`speed`
 _SLOWEST = 3.0  # times slower than those, at most
 _SPARE = 0.9  # share of what is free that may be planned with
 _LONG = 120.0  # seconds worth telling of
+# seconds too short for it on any machine: neither speed is then measured, by 25 products, nor do
+# threads of the BLAS wait for more
+SHORT = _LONG / _SLOWEST
 
 
 def free_memory() -> int:
@@ -100,14 +103,6 @@ def here(seconds: float) -> float:
     A machine that seems far slower is mostly busy at this moment, and will not be all the time.
     """
     return seconds * min(SPEED / speed(), _SLOWEST)
-
-
-def never_long(seconds: float) -> bool:
-    """Return True if work of ``seconds`` is too short to announce on any machine.
-
-    It spares the measurement: 25 products, and threads of the BLAS that wait for more.
-    """
-    return seconds * _SLOWEST < _LONG
 
 
 def announce(seconds: float, report: Report, *, of: str = "this", note: str = "") -> None:

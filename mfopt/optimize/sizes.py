@@ -184,7 +184,7 @@ def announce(
         ]
         return max(alone) + sum(others)
 
-    if not _sizes.never_long(expected(float)):
+    if expected(float) >= _sizes.SHORT:
         _sizes.announce(expected(_sizes.here), report, note="Ctrl-C keeps the best so far")
 
 
