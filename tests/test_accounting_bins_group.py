@@ -78,6 +78,17 @@ def test_any_order_has_the_mean_of_the_exact_mixture(direction: str, order: floa
         assert abs(seen.log_mean - math.log(other.value)) > 4 * error
 
 
+def test_draws_within_a_cell_follow_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(count_mixture, "CELLS", 4)  # so wide that where one draws in them counts
+    at = Point(1.5, 2.0)  # of no other test: tables are kept
+    exact = bin_counts.estimate(8, 3, 4.0 / 1.5**2, 2.0, direction="remove", seed=3)
+    tilt = count_mixture.tilt(PAIR, "remove", 1.0, at)
+    seen = count_mixture.pilot(PAIR, tilt, at, 2**17, KEY)
+    error = math.hypot(seen.deviation / math.sqrt(seen.samples), exact.standard_error / exact.value)
+    assert error < 0.01
+    assert abs(seen.log_mean - math.log(exact.value)) < 4 * error
+
+
 def test_one_unit_is_the_sum_of_lognormals() -> None:
     pair, sigma, epsilon = CountPair(8, 1, 4.0), 2.0, 1.0
     exact = math.exp(AllocationProfile(8, 4.0 / sigma**2).log_delta(epsilon, "remove"))
