@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mfopt._runtime import _check, _sizes
+from mfopt._runtime import _check
 from mfopt._version import __version__
 from mfopt.experiments import comparison, decision_plots, families, figures, plots, tables
 from mfopt.experiments.auditing import TrainerAudit
@@ -256,5 +256,4 @@ def write_study(
 def _note(folder: Path, name: str, files: list[Path], cells: _Recording, **how: Any) -> None:
     code = code_digest(training=True, studies=name.startswith("studies/"))
     computing = summed(map(cells.load, with_needs(cells.seen)))
-    # what a busy or slow machine took says nothing without it
-    note(folder, name, files, **how, **computing, speed=round(_sizes.speed(), 1), code=code)
+    note(folder, name, files, **how, **computing, code=code)

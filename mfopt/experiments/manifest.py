@@ -46,8 +46,9 @@ def note(folder: Path, name: str, files: Sequence[Path], *, how: str, **facts: A
       files: its files, in ``folder``.
       how: the command that rebuilds them.
       facts: ``seed``, pinned or None; ``device``; ``seconds`` of computing; ``cpu_seconds``, where
-        that is known: what a busy machine does not lengthen; ``made``, the day, today if left out;
-        ``code``, digest of the code; that of the library without its studies if left out.
+        that is known: what a busy machine does not lengthen; ``speed`` of the machine, which
+        these say nothing without; ``made``, the day, today if left out; ``code``, digest of the
+        code; that of the library without its studies if left out.
     """
     entry: dict[str, Any] = {
         "files": {

@@ -14,6 +14,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from statistics import fmean
 from typing import Any
 
 from mfopt._runtime import _check, _signals, _sizes
@@ -152,20 +153,24 @@ def compute(cell: Cell, needed: list[Result]) -> Result:
         "seconds": round(time.perf_counter() - begun, 3),
         "cpu_seconds": round(time.process_time() - worked, 3),  # of all threads
         "device": device(),
+        "speed": _sizes.speed(),
         "made": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     return Result(record, result.arrays)
 
 
 def summed(results: Iterable[Result | None]) -> dict[str, Any]:
-    """Devices, seconds, processor seconds and last day of the results that are there."""
+    """Devices, seconds, last day, and speed of the machine (mean over processor seconds)."""
     records = [result.record for result in results if result is not None]
-    sums = {
+    facts: dict[str, Any] = {
         name: round(sum(record[name] for record in records), 1)
         for name in ("seconds", "cpu_seconds")
     }
-    devices = sorted({record["device"] for record in records})
-    return {"device": devices, **sums, "made": max((r["made"] for r in records), default=None)}
+    if records:
+        weights = [1e-3 + record["cpu_seconds"] for record in records]
+        facts["speed"] = round(fmean((record["speed"] for record in records), weights), 1)
+    facts["device"] = sorted({record["device"] for record in records})
+    return {**facts, "made": max((record["made"] for record in records), default=None)}
 
 
 def device() -> str:
@@ -210,7 +215,8 @@ def _begin(modules: list[str], mine: multiprocessing.SimpleQueue[tuple[int, ...]
     import scipy.linalg  # noqa: F401  (what is not loaded yet cannot be limited)
     from threadpoolctl import threadpool_limits
 
-    _places()  # while these are all; JAX counts those that are left when it first works
+    # while these are all the cores; JAX counts those that are left when it first works
+    _places(), _sizes.speed()
     cores = mine.get()
     if cores:
         os.sched_setaffinity(0, cores)
