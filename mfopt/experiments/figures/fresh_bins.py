@@ -11,7 +11,7 @@ import numpy as np
 
 from mfopt.experiments.comparison import Z95
 from mfopt.experiments.decision_plots import EPSILON
-from mfopt.experiments.families import FRESH_BANDS, Comparison
+from mfopt.experiments.families import Comparison
 from mfopt.experiments.figures.context import Context, Drawing, Figures
 from mfopt.experiments.mechanisms import FRESH, AmplifiedCell, Goal, SigmaCell
 from mfopt.experiments.plots import Curve, Panel, around
@@ -67,10 +67,10 @@ def certified(context: Context) -> Drawing:
     """Certified RMSE under three sampling schemes, each with the C that is best under it."""
     epochs, bins = MAIN
     forms = {
-        f"banded Toeplitz ({FRESH_BANDS} bands), fresh bins": "banded-toeplitz-scaled+fresh-bins",
+        f"banded Toeplitz ({bins} bands), fresh bins": "banded-toeplitz-scaled+fresh-bins",
         "BLT-4, balls-in-bins": "blt-4-scaled",
     }
-    ours = Comparison(bins, epochs, SMALL, DELTA, tuple(forms.values()), (FRESH_BANDS,))
+    ours = Comparison(bins, epochs, SMALL, DELTA, tuple(forms.values()), (bins,))
     proven = {(form, e): ours.proven(form, e) for form in ours.include for e in SMALL}
     found = context.records(proven)
     at_one = context.records({key: cell.sigmas[0] for key, cell in proven.items()})
