@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mfopt._runtime import _check
+from mfopt._runtime import _check, _sizes
 from mfopt._version import __version__
 from mfopt.experiments import comparison, decision_plots, families, figures, plots, tables
 from mfopt.experiments.auditing import TrainerAudit
@@ -213,6 +213,7 @@ def rebuild(
             raise _check.reject("artifact", name, "is not known", "See `mfopt figures --list`.")
     folder.mkdir(parents=True, exist_ok=True)
     read_manifest(folder)  # a damaged one is refused before the work
+    _sizes.speed()  # measured once, before this machine is busy
     chosen = list(dict.fromkeys(chosen))
     written: list[Path] = []
 
@@ -244,6 +245,7 @@ def write_study(
       UsageError: a setting that cannot be.
     """
     read_manifest(folder)  # a damaged one is refused before the work
+    _sizes.speed()
     recorder = _Recording(cache.folder)
     outcome, made = engine.run(study, recorder, **how)
     files = output.write(folder / "studies", study, outcome, made, RECORD)
@@ -256,4 +258,5 @@ def write_study(
 def _note(folder: Path, name: str, files: list[Path], cells: _Recording, **how: Any) -> None:
     code = code_digest(training=True, studies=name.startswith("studies/"))
     computing = summed(map(cells.load, with_needs(cells.seen)))
-    note(folder, name, files, **how, **computing, code=code)
+    # what a busy or slow machine took says nothing without it
+    note(folder, name, files, **how, **computing | {"speed": round(_sizes.speed(), 1)}, code=code)
