@@ -259,4 +259,4 @@ def _note(folder: Path, name: str, files: list[Path], cells: _Recording, **how: 
     code = code_digest(training=True, studies=name.startswith("studies/"))
     computing = summed(map(cells.load, with_needs(cells.seen)))
     # what a busy or slow machine took says nothing without it
-    note(folder, name, files, **how, **computing | {"speed": round(_sizes.speed(), 1)}, code=code)
+    note(folder, name, files, **how, **computing, speed=round(_sizes.speed(), 1), code=code)

@@ -14,7 +14,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from statistics import fmean
 from typing import Any
 
 from mfopt._runtime import _check, _signals, _sizes
@@ -153,24 +152,20 @@ def compute(cell: Cell, needed: list[Result]) -> Result:
         "seconds": round(time.perf_counter() - begun, 3),
         "cpu_seconds": round(time.process_time() - worked, 3),  # of all threads
         "device": device(),
-        "speed": _sizes.speed(),
         "made": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     return Result(record, result.arrays)
 
 
 def summed(results: Iterable[Result | None]) -> dict[str, Any]:
-    """Devices, seconds, last day, and speed of the machine (mean over processor seconds)."""
+    """Devices, seconds, processor seconds and last day of the results that are there."""
     records = [result.record for result in results if result is not None]
-    facts: dict[str, Any] = {
+    sums = {
         name: round(sum(record[name] for record in records), 1)
         for name in ("seconds", "cpu_seconds")
     }
-    if records:
-        weights = [1e-3 + record["cpu_seconds"] for record in records]
-        facts["speed"] = round(fmean((record["speed"] for record in records), weights), 1)
-    facts["device"] = sorted({record["device"] for record in records})
-    return {**facts, "made": max((record["made"] for record in records), default=None)}
+    devices = sorted({record["device"] for record in records})
+    return {"device": devices, **sums, "made": max((r["made"] for r in records), default=None)}
 
 
 def device() -> str:
@@ -215,8 +210,7 @@ def _begin(modules: list[str], mine: multiprocessing.SimpleQueue[tuple[int, ...]
     import scipy.linalg  # noqa: F401  (what is not loaded yet cannot be limited)
     from threadpoolctl import threadpool_limits
 
-    # while these are all the cores; JAX counts those that are left when it first works
-    _places(), _sizes.speed()
+    _places()  # while these are all; JAX counts those that are left when it first works
     cores = mine.get()
     if cores:
         os.sched_setaffinity(0, cores)
