@@ -22,7 +22,7 @@ LINES = {
     "mfopt/_runtime": 1_552,
     "mfopt/accounting": 16_893,
     "mfopt/calibration": 200,
-    "mfopt/experiments": 6_997,
+    "mfopt/experiments": 6_998,
     "mfopt/factorization": 744,
     "mfopt/jax": 499,
     "mfopt/noise": 4_054,
