@@ -264,8 +264,7 @@ def _products(strategy: Strategy, n: int) -> np.ndarray:
             "Use a Toeplitz strategy with non-increasing coefficients >= 0.",
         )
     matrix = np.asarray(strategy.materialize(n))
-    result: np.ndarray = matrix.T @ matrix
-    return result
+    return matrix.T @ matrix
 
 
 def _up(value: float, n: int) -> float:

@@ -498,8 +498,7 @@ class Engine:
         return Trial(samples, beta, self._key(2, *path))
 
     def _key(self, *path: int) -> jax.Array:
-        result: jax.Array = chunked.subkey(self._root, _DOMAIN, *path)
-        return result
+        return chunked.subkey(self._root, _DOMAIN, *path)
 
 
 def check_delta(delta: float) -> float:

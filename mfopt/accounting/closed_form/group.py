@@ -58,8 +58,7 @@ class GroupProfile:
         epsilon = _check.non_negative("epsilon", epsilon)
         low, high = self._around(lambda point: point[0] <= epsilon)
         if high is None:
-            result: float = min(low[1], 0.0)
-            return result
+            return min(low[1], 0.0)
         share = math.expm1(epsilon - low[0]) / math.expm1(high[0] - low[0])
         chord = scipy.special.logsumexp([low[1], high[1]], b=[1 - share, share])
         return min(float(chord), 0.0)
@@ -74,8 +73,7 @@ class GroupProfile:
             return math.inf
         # e^ε at which the chord between the two splits meets the target
         share = -math.expm1(target - low[1]) / -math.expm1(high[1] - low[1])
-        result: float = low[0] + math.log1p(share * math.expm1(high[0] - low[0]))
-        return result
+        return low[0] + math.log1p(share * math.expm1(high[0] - low[0]))
 
     def split(self, log_start: float) -> tuple[float, float]:
         """(ε, log δ_K) of the split that is optimal for events of probability e^log_start.
@@ -116,8 +114,7 @@ class GroupProfile:
             lines.append(best)
             epsilon, log_delta = float(self.epsilons[best]), float(self.log_deltas[best])
             log_q = float(np.logaddexp(run * epsilon + log_q, log_delta + _log_sum(epsilon, run)))
-        result: np.ndarray = np.repeat(lines, run)[: self.group_size]
-        return result
+        return np.repeat(lines, run)[: self.group_size]
 
     def _smallest_start(self) -> float:
         """A log probability so small that every step takes the last point."""

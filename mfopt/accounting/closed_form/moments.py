@@ -96,8 +96,7 @@ def log_moments(
         chance = scipy.special.xlogy(k, q) + scipy.special.xlog1py(power - k, -q)
         result.append(scipy.special.logsumexp(log_binomial + chance + (k * k - k) / (2 * z * z)))
     # rounding may not make a moment smaller than it is; 0 is its least value
-    found: np.ndarray = np.maximum(np.array(result), 0.0) * (1 + 1e-12) + 1e-14
-    return found
+    return np.maximum(np.array(result), 0.0) * (1 + 1e-12) + 1e-14
 
 
 def _integral(z: float, q: float, power: float) -> float:

@@ -79,8 +79,7 @@ class LossDistribution:
     @functools.cached_property
     def log_mass(self) -> np.ndarray:
         """log of the P-mass of each atom, shape (N,)."""
-        result: np.ndarray = np.log(self.mass)
-        return result
+        return np.log(self.mass)
 
 
 def from_cells(

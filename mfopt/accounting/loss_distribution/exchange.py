@@ -77,14 +77,12 @@ class Pair:
     def loss(self, z: np.ndarray, sigma: float) -> np.ndarray:
         """log P/Q at x = σ z, shape of ``z``."""
         top, bottom = (self._log_mixture(z, s / sigma) for s in (self.with_it, self.without))
-        result: np.ndarray = top - bottom
-        return result
+        return top - bottom
 
     def log_density(self, z: np.ndarray, sigma: float) -> np.ndarray:
         """log of Q's density in z."""
         bottom = self._log_mixture(z, self.without / sigma)
-        result: np.ndarray = bottom - 0.5 * z * z - 0.5 * math.log(2 * math.pi)
-        return result
+        return bottom - 0.5 * z * z - 0.5 * math.log(2 * math.pi)
 
     def masses(self, borders: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray]:
         """P- and Q-mass of the cells between ``borders`` of z."""

@@ -282,8 +282,7 @@ class Mixture(Round):
         shift = (self.sensitivities / noise_multiplier)[:, None]
         at_zero = self.log_weights[:, None] - 0.5 * shift * shift
         if shift.size <= _FEW or z.size == 1:
-            few: np.ndarray = np.logaddexp.reduce(at_zero + shift * z, axis=0)
-            return few
+            return np.logaddexp.reduce(at_zero + shift * z, axis=0)
         result = np.empty(z.shape)
         length = max(_BLOCK // shift.size, 1)
         for first in range(0, z.size, length):

@@ -173,10 +173,7 @@ class BallsInBinsLaw(SampledLaw):
     def proposal(
         self, reduced: DominatingPair, noise_multiplier: Any, epsilon: Any
     ) -> design_point.Placed:
-        result: design_point.Placed = design_point.placed(
-            jnp.asarray(reduced.gram), noise_multiplier, epsilon, 0.5
-        )
-        return result
+        return design_point.placed(jnp.asarray(reduced.gram), noise_multiplier, epsilon, 0.5)
 
     def frozen(
         self, reduced: DominatingPair, proposal: design_point.Placed, draws: design_point.Draws

@@ -41,8 +41,7 @@ def _few_bands(band: jax.Array, x: jax.Array) -> jax.Array:
     bands, n = band.shape
     # or the padding, fused into the sums, would be asked about at each of their terms
     ahead = jax.lax.optimization_barrier(jnp.pad(x, ((0, 0), (0, bands - 1))))
-    result: jax.Array = sum(band[d] * ahead[:, d : d + n] for d in range(1, bands)) + band[0] * x
-    return result
+    return sum(band[d] * ahead[:, d : d + n] for d in range(1, bands)) + band[0] * x
 
 
 def _few_forward(band: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
@@ -52,8 +51,7 @@ def _few_forward(band: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
 def _few_backward(saved: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Gradient by tiles: sums over samples, lag by lag, would cost ten times as much as the
     product."""
-    result: tuple[jax.Array, jax.Array] = jax.vjp(_by_tiles, *saved)[1](cotangent)
-    return result
+    return jax.vjp(_by_tiles, *saved)[1](cotangent)
 
 
 _few_bands.defvjp(_few_forward, _few_backward)
@@ -90,8 +88,7 @@ def gram(band: jax.Array) -> jax.Array:
         later = jax.lax.dynamic_slice(padded, (0, d), (bands, n))  # M[j + d + r, j + d]
         return jnp.sum(below * later, axis=0)
 
-    result: jax.Array = jax.lax.map(one, jnp.arange(bands))
-    return result
+    return jax.lax.map(one, jnp.arange(bands))
 
 
 def gram_product(slope: jax.Array, band: jax.Array) -> jax.Array:

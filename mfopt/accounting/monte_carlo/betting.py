@@ -39,8 +39,7 @@ def upper_bound(log_wealth: float, bet: int, samples: int, beta: float) -> float
       bet: index of λ in :data:`BETS`, chosen without these samples.
       samples, beta: how many they are, and β.
     """
-    result: float = -math.expm1((log_wealth + math.log(beta)) / samples) / BETS[bet]
-    return result
+    return -math.expm1((log_wealth + math.log(beta)) / samples) / BETS[bet]
 
 
 def choose(

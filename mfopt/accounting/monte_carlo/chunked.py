@@ -117,8 +117,7 @@ def seed_key(seed: int | None) -> jax.Array:
     entropy = np.random.SeedSequence(seed).generate_state(2, np.uint32)
     if seed is None:
         entropy = processes.agreed(entropy)
-    result: jax.Array = jax.random.wrap_key_data(jax.device_put(entropy), impl="threefry2x32")
-    return result
+    return jax.random.wrap_key_data(jax.device_put(entropy), impl="threefry2x32")
 
 
 def subkey(key: jax.Array, *path: int) -> jax.Array:

@@ -171,5 +171,4 @@ def _log_binomial(n: np.ndarray, k: np.ndarray) -> np.ndarray:
     known = np.maximum(n, k)
     logs = scipy.special.gammaln(known + 1.0) - scipy.special.gammaln(k + 1.0)
     logs = logs - scipy.special.gammaln(known - k + 1.0)
-    result: np.ndarray = np.where(n >= k, logs, np.where(k == 0, 0.0, -np.inf))
-    return result
+    return np.where(n >= k, logs, np.where(k == 0, 0.0, -np.inf))

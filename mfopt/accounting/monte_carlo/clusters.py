@@ -87,8 +87,7 @@ def spikes(diagonal: np.ndarray, beside: np.ndarray) -> np.ndarray:
     By the diagonal of S, of at least two bins, and the entries beside it, (bins − 1,).
     """
     larger = np.maximum(np.append(beside, -np.inf), np.append(-np.inf, beside))
-    result: np.ndarray = np.maximum(diagonal - _SHARE * larger, 0.0)
-    return result
+    return np.maximum(diagonal - _SHARE * larger, 0.0)
 
 
 def log_connected(spikes: np.ndarray) -> np.ndarray:

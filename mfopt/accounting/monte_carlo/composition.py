@@ -193,8 +193,7 @@ class HockeyStick:
         with np.errstate(divide="ignore", invalid="ignore"):
             best = np.where(fall > 0, order * top / ((1 + order) * fall), most)
             at = np.clip(best, least, most)
-            result: np.ndarray = order * np.log(at) + np.log(np.maximum(top - fall * at, 0.0))
-            return result
+            return order * np.log(at) + np.log(np.maximum(top - fall * at, 0.0))
 
 
 def analysis(

@@ -298,8 +298,7 @@ def _masses(edges: np.ndarray, root: float, count: np.ndarray) -> np.ndarray:
     tail, head = scipy.special.ndtr(-at), scipy.special.ndtr(at)
     right = at[:, :-1] > 0
     mass = np.where(right, tail[:, :-1] - tail[:, 1:], head[:, 1:] - head[:, :-1])
-    result: np.ndarray = np.maximum(mass, 0.0)
-    return result
+    return np.maximum(mass, 0.0)
 
 
 class _Proposal(NamedTuple):

@@ -170,8 +170,7 @@ def _step_lengths(
         slope = jnp.sum(jax.nn.softmax(u, axis=1) * move, axis=1)
         return jnp.maximum(length - (privacy_loss(u) - epsilon) / slope, 0)
 
-    result: jax.Array = jax.lax.fori_loop(0, _INNER, newton, jnp.maximum(right, 0))
-    return result
+    return jax.lax.fori_loop(0, _INNER, newton, jnp.maximum(right, 0))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -362,8 +361,7 @@ class DesignPoints(NamedTuple):
         return linear(self.likelihood.factor, self.placed.weights, draws)
 
     def noise(self, terms: Any) -> jax.Array:
-        result: jax.Array = terms[1]
-        return result
+        return terms[1]
 
     def log_values(self, terms: Any, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
         return log_values(joined(self.tables, terms, self.placed.nodes), log_sigma, epsilon)

@@ -172,8 +172,7 @@ class FrozenPilots:
     def _pilot(self, direction: str, log_sigma: float, samples: int) -> Pilot:
         point = Point(math.exp(log_sigma), self._epsilon)
         tilt = self._loss.at(self._tilts[direction], point)
-        result: Pilot = self._loss.pilot(tilt, point, samples, self._key)
-        return result
+        return self._loss.pilot(tilt, point, samples, self._key)
 
 
 def kept_bytes(samples: int, bins: int) -> int:

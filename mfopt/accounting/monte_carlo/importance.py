@@ -270,10 +270,7 @@ def total(
     asked = Asked(float(point.epsilon), float(tilt.order), tilt.log_ceiling, point.payoff)
     kernel = KERNELS.get(tilt.kind, _chain)
     more = (tilt.detail,) if kernel is _chain else ()
-    found: tuple[Sums, int] = chunked.total(
-        kernel, key, samples, likelihood.work, likelihood, asked, *more
-    )
-    return found
+    return chunked.total(kernel, key, samples, likelihood.work, likelihood, asked, *more)
 
 
 def _chain(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, by: Any) -> Sums:
@@ -386,10 +383,9 @@ def _gaps(
     samples: int,
     key: jax.Array,
 ) -> tuple[GapSums, int]:
-    found: tuple[GapSums, int] = chunked.total(
+    return chunked.total(
         _gap_kernel, key, samples, likelihood.work, likelihood, mean_square, float(order), edges
     )
-    return found
 
 
 def _gap_kernel(
@@ -449,8 +445,7 @@ def log_values_add(
     def of(sign: int) -> jax.Array:
         exponents = sign * noise - t * toward
         log_weight = t * likelihood.average(exponents) + t**2 * square / 2
-        result: jax.Array = log_weight + log_hinge(-epsilon - likelihood.log_ratio(exponents))
-        return result
+        return log_weight + log_hinge(-epsilon - likelihood.log_ratio(exponents))
 
     return jnp.concatenate([of(1), of(-1)])
 

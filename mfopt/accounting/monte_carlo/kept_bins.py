@@ -82,8 +82,7 @@ class KeptBins(NamedTuple):
 
     def rows(self, chosen: Any) -> jax.Array:
         """S[chosen]."""
-        result: jax.Array = jnp.asarray(self.gram)[chosen] / self.sigma**2
-        return result
+        return jnp.asarray(self.gram)[chosen] / self.sigma**2
 
     def overlaps(self) -> tuple[jax.Array, jax.Array]:
         """As :meth:`.patterns.Patterns.overlaps`."""
@@ -94,8 +93,7 @@ class KeptBins(NamedTuple):
         return self.gram.diagonal(offset) / self.sigma**2
 
     def noise(self, normal: jax.Array) -> jax.Array:
-        result: jax.Array = coloured(normal / self.sigma, self.factor)
-        return result
+        return coloured(normal / self.sigma, self.factor)
 
     def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
         return privacy_loss(power * exponents - power**2 * self.diagonal() / 2)
@@ -124,8 +122,7 @@ class KeptBins(NamedTuple):
 
         first = jax.random.randint(keys[0], size, 0, self.bins)
         begin = Drawn(self.rows(first), noise[rows, first], squares[first], jnp.zeros(size))
-        result: Drawn = jax.lax.fori_loop(1, order.astype(int) + 1, extend, begin)
-        return result
+        return jax.lax.fori_loop(1, order.astype(int) + 1, extend, begin)
 
     def _draw_clusters(
         self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Clusters

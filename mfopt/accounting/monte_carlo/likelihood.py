@@ -264,13 +264,11 @@ class Residual(NamedTuple):
 
     def noise(self, normal: jax.Array) -> jax.Array:
         along = (1 - _LEFT) * (normal @ jnp.asarray(self.shared.toward))
-        result: jax.Array = self.whole.noise(normal) - along[:, None] * self.shared.parts
-        return result
+        return self.whole.noise(normal) - along[:, None] * self.shared.parts
 
     def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
         passed = self.whole.log_ratio(exponents, power)
-        result: jax.Array = passed + power**2 * self.shared.shift**2 / 2
-        return result
+        return passed + power**2 * self.shared.shift**2 / 2
 
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
         drawn = self.whole.draw(keys, noise, order, by)
@@ -283,8 +281,7 @@ class Residual(NamedTuple):
         )
 
     def average(self, exponents: jax.Array) -> jax.Array:
-        result: jax.Array = self.whole.average(exponents)
-        return result
+        return self.whole.average(exponents)
 
     def mean(self) -> tuple[jax.Array, jax.Array]:
         products, square = self.whole.mean()

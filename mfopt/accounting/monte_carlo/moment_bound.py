@@ -235,8 +235,7 @@ class _Problem(NamedTuple):
             padded = np.pad(t, (0, (1 << t.size.bit_length()) - t.size), mode="edge")
             log_value = np.asarray(_log_value(point.payoff, padded))[: t.size]
             log_value = log_value + (y if remove else 0.0)
-            result: np.ndarray = np.exp(log_value - log_b) * (1 + _ROUNDING)
-            return result
+            return np.exp(log_value - log_b) * (1 + _ROUNDING)
 
         terms = _Terms(len(raw), scale, *map(np.array, zip(*powers, strict=True)))
         ones = np.ones(len(powers))
@@ -295,8 +294,7 @@ class _Problem(NamedTuple):
     def _unit(self, y: np.ndarray) -> np.ndarray:
         """(q + B)/B."""
         power, log_mean = self.growth
-        result: np.ndarray = 1 + np.exp(power * y - log_mean)
-        return result
+        return 1 + np.exp(power * y - log_mean)
 
     def _missing(self, weights: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:
         """How far p may be below the payoff, over q + B: in each cell, and below and beyond them.

@@ -105,12 +105,10 @@ class Multisets(NamedTuple):
         return self._replace(whole=self.whole.scaled(noise_multiplier))
 
     def noise(self, normal: jax.Array) -> jax.Array:
-        result: jax.Array = self.whole.noise(normal)
-        return result
+        return self.whole.noise(normal)
 
     def average(self, exponents: jax.Array) -> jax.Array:
-        result: jax.Array = jnp.sum(self.counts[0]) * self.whole.average(exponents)
-        return result
+        return jnp.sum(self.counts[0]) * self.whole.average(exponents)
 
     def mean(self) -> tuple[jax.Array, jax.Array]:
         (products, square), size = self.whole.mean(), jnp.sum(self.counts[0])
@@ -138,8 +136,7 @@ class Multisets(NamedTuple):
         start = jnp.zeros((len(exponents), classes.shape[1])).at[:, 0].set(1.0)
         passing = jnp.concatenate([jnp.ones((1, *coupled.shape[1:])), passing])
         logs = jax.lax.scan(step, start, (weights, passing))[1]
-        result: jax.Array = jnp.sum(logs, axis=0) + jnp.sum(peak, axis=1)
-        return result
+        return jnp.sum(logs, axis=0) + jnp.sum(peak, axis=1)
 
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
         overlaps = patterns.Overlaps(*self.whole.overlaps())
@@ -154,14 +151,12 @@ class Multisets(NamedTuple):
                 pattern, logs = patterns.picked(before.products, self.whole.throws, own)
                 return overlaps.added(pattern, state, noise, logs)
 
-            drawn: Drawn = jax.lax.fori_loop(0, units, fall, before)
-            return drawn
+            return jax.lax.fori_loop(0, units, fall, before)
 
         # of the first, drawn by its law, normalizers are 1
         steps = order.astype(int) + 1
         nothing = Drawn.nothing(noise)
-        result: Drawn = jax.lax.fori_loop(0, steps, extend, nothing)
-        return result
+        return jax.lax.fori_loop(0, steps, extend, nothing)
 
 
 # --- ceilings ------------------------------------------------------------------------------------

@@ -178,8 +178,7 @@ def _log_ratio(
         return own + gamma * mean - gamma**2 * square / 2
 
     parts = [one(proposal.alpha[j], proposal.gamma[j]) for j in range(len(proposal.alpha))]
-    result: jax.Array = jax.scipy.special.logsumexp(jnp.stack(parts), axis=0) - np.log(len(parts))
-    return result
+    return jax.scipy.special.logsumexp(jnp.stack(parts), axis=0) - np.log(len(parts))
 
 
 def terms(
@@ -238,8 +237,7 @@ def log_delta(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> 
         return log_values(own, log_sigma, epsilon)
 
     values = jax.lax.map(chunk, _cut((terms.centre, terms.noise)))
-    result: jax.Array = jax.scipy.special.logsumexp(values) - np.log(values.size)
-    return result
+    return jax.scipy.special.logsumexp(values) - np.log(values.size)
 
 
 @float64

@@ -162,8 +162,7 @@ class PatternLaw(SampledLaw):
 
     def draws(self, key: jax.Array, samples: int) -> PatternDraws:
         blank = jnp.zeros((1, self.scheme.iterations))
-        result: PatternDraws = pattern_frozen.draw(key, samples, self.of(blank, blank))
-        return result
+        return pattern_frozen.draw(key, samples, self.of(blank, blank))
 
     def _columns(self, strategy: Strategy) -> jax.Array:
         n = self.scheme.iterations

@@ -102,8 +102,7 @@ class Patterns(PatternLikelihood):
             # overlaps are >= 0, so that a late bin without any is no better than with one
             return here + coming.at[:reach].max(early), None
 
-        result: jax.Array = jnp.max(jax.lax.scan(step, own[0], (own[1:], corner))[0])
-        return result
+        return jnp.max(jax.lax.scan(step, own[0], (own[1:], corner))[0])
 
     def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
         half, corner = power**2 * squared_norms(self) / 2, power**2 * corners(self)
@@ -128,8 +127,7 @@ class Patterns(PatternLikelihood):
 
         first = jax.random.randint(keys[0], (len(noise), self.throws), 0, self.bins)
         start = added(first, nothing, nothing.log_normalizers)
-        result: Drawn = jax.lax.fori_loop(1, order.astype(int) + 1, extend, start)
-        return result
+        return jax.lax.fori_loop(1, order.astype(int) + 1, extend, start)
 
 
 class Overlaps:
@@ -280,8 +278,7 @@ def log_mean(exponents: jax.Array, corner: jax.Array, bins: int) -> jax.Array:
     by_throw = tuple(jnp.moveaxis(part, 1, 0) for part in (*ends, middle))
     logs = jax.lax.scan(step, start, (*by_throw, passing))[1]
     total = jnp.sum(logs, axis=0) + jnp.sum(peak, axis=1)
-    result: jax.Array = total - parts.shape[1] * jnp.log(bins)
-    return result
+    return total - parts.shape[1] * jnp.log(bins)
 
 
 @float64

@@ -80,8 +80,7 @@ class Separated(PatternLikelihood):
             found = jnp.append(own + after, after[0])
             return jax.lax.cummax(found, reverse=True)[:-1], None
 
-        result: jax.Array = jax.lax.scan(step, jnp.zeros(size), squares, reverse=True)[0][0]
-        return result
+        return jax.lax.scan(step, jnp.zeros(size), squares, reverse=True)[0][0]
 
     def products(self, places: jax.Array) -> jax.Array:
         """<c_t, m_k> for patterns by place in each block, S for none: (samples, blocks) -> n."""
@@ -129,8 +128,7 @@ class Separated(PatternLikelihood):
             )
 
         nothing = Drawn.nothing(noise)
-        result: Drawn = jax.lax.fori_loop(0, order.astype(int) + 1, extend, nothing)
-        return result
+        return jax.lax.fori_loop(0, order.astype(int) + 1, extend, nothing)
 
     def _picked(self, x: jax.Array, places: jax.Array) -> jax.Array:
         """Entries of x (samples, n) at each block's place, 0 for none."""
@@ -188,5 +186,4 @@ class Separated(PatternLikelihood):
 
         free = jnp.minimum(begin, size - 1)
         places = jax.lax.scan(step, free, (summed, uniforms[:, 1:].T))[1]
-        result: jax.Array = places.T
-        return result
+        return places.T

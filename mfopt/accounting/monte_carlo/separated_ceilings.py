@@ -274,8 +274,7 @@ def _grown(one: _Parts, other: _Parts, norm: float, later: np.ndarray) -> np.nda
     crossed = np.concatenate([later, other.along * mean / moved])
     again = (other.moved / moved + moved) / 2 * mean + (other.spread / spread + spread) / 2 * rest
     found = with_mean @ later + after, with_rest @ crossed + again
-    result: np.ndarray = np.array([np.max(part, axis=1) for part in found])
-    return result
+    return np.array([np.max(part, axis=1) for part in found])
 
 
 def _between(one: np.ndarray, other: np.ndarray) -> float:
@@ -289,13 +288,11 @@ def _parts(chain: _Chain, q: int, one: np.ndarray, other: np.ndarray) -> _Parts:
     again = 1 + other
 
     def mean(weight: np.ndarray) -> np.ndarray:
-        result: np.ndarray = one @ (weight * again).T + other @ weight
-        return result
+        return one @ (weight * again).T + other @ weight
 
     def square(weight: np.ndarray) -> np.ndarray:
         cross = 2 * one @ (weight * other * again).T
-        result: np.ndarray = one**2 @ (weight * again**2).T + cross + other**2 @ weight
-        return result
+        return one**2 @ (weight * again**2).T + cross + other**2 @ weight
 
     norms, first, second = chain.norms[q], mean(chain.law[q]), square(chain.law[q])
     along = np.stack(
