@@ -11,7 +11,7 @@ from mfopt.accounting import Mechanism, account, events, phases
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition, poisson
 from mfopt.accounting.loss_distribution.exchange import PublicMixture, ReplacementRound
-from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.accounting.loss_distribution.mixture import Mixture, Resolution
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.errors import UsageError
 from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson, TruncatedPoisson
@@ -66,7 +66,7 @@ def divergences(world, q, sigma, orders):
 
 def curve(exchange, sigma, orders, *, add=False):
     """H_α of the discretized round, whose losses decide at α above and below 1."""
-    part = exchange.discretize(sigma, 1e-4, 2e-3, -40.0)
+    part = exchange.discretize(sigma, 1e-4, Resolution(2e-3, -40.0))
     part = part.reverse() if add else part
     loss, mass = part.losses, part.mass
     return np.array(
@@ -91,7 +91,7 @@ def test_no_data_are_worse_in_a_round_and_some_attain_it(kind):
         attained = np.max([divergences(world, q, sigma, ORDERS) for world in worst(kind)], axis=0)
         assert attained == pytest.approx(bound, rel=2e-3, abs=1e-6)
     # control: the undoubled mixture is not enough for any of them
-    lone = Mixture.binomial(1, q).discretize(sigma, 1e-4, 2e-3, -40.0)
+    lone = Mixture.binomial(1, q).discretize(sigma, 1e-4, Resolution(2e-3, -40.0))
     undoubled = np.maximum(lone.mass * (1 - 4 * np.exp(-lone.losses)), 0).sum()
     assert attained[-1] > 1.2 * undoubled
 
@@ -99,7 +99,7 @@ def test_no_data_are_worse_in_a_round_and_some_attain_it(kind):
 @every_kind
 def test_a_discretized_round_is_one_pair(kind):
     """As much mass under Q as under P, and the same rest at loss 0."""
-    part = KINDS[kind](0.03).discretize(0.9, 1e-3, 1e-2, -40.0)
+    part = KINDS[kind](0.03).discretize(0.9, 1e-3, Resolution(1e-2, -40.0))
     assert float(part.mass.sum()) + part.infinite == pytest.approx(1, abs=1e-12)
     in_q = float((part.mass * np.exp(-part.losses)).sum()) + part.reverse_infinite
     assert in_q == pytest.approx(1, abs=1e-12)
@@ -140,7 +140,7 @@ def test_certain_participation_is_a_gaussian_release():
         exchange = KINDS[kind](1.0)
         exact = gaussian.log_delta(3 * moved / 5.0, 1.0)
         assert RoundsProfile(exchange, 9, 5.0).log_delta(1.0) == exact
-        part = exchange.discretize(5.0, 1e-3, 1e-2, -60.0)
+        part = exchange.discretize(5.0, 1e-3, Resolution(1e-2, -60.0))
         composed = Composition(((part, 9),))
         found = composed.convolve(composed.tilt_for_epsilon(1.0)).log_delta(1.0)
         assert exact - 1e-9 <= found <= exact + 1e-3

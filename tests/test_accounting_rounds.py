@@ -11,7 +11,7 @@ from scipy import stats
 from mfopt.accounting import Mechanism, account, loss_distribution
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition
-from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.accounting.loss_distribution.mixture import Mixture, Resolution
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile, smallest_epsilon
 from mfopt.accounting.loss_distribution.tilting import log_ceiling
 from mfopt.errors import FailureError
@@ -75,7 +75,7 @@ def test_deep_tail_against_exact_convolution():
 
 def test_discretized_pair_dominates_cell_by_cell_and_keeps_both_masses():
     mixture, sigma = Mixture.binomial(2, 0.3), 0.7
-    part = mixture.discretize(sigma, 0.05, 0.02, -60.0)
+    part = mixture.discretize(sigma, 0.05, Resolution(0.02, -60.0))
     assert part.mass.sum() + part.infinite == pytest.approx(1, abs=1e-12)
     reverse = part.reverse()
     assert reverse.mass.sum() + reverse.infinite == pytest.approx(1, abs=1e-12)
@@ -91,7 +91,7 @@ def test_discretized_pair_dominates_cell_by_cell_and_keeps_both_masses():
 def test_a_lost_tail_is_counted():
     """Control: the same composition without its infinite mass would claim too little."""
     mixture = Mixture.binomial(1, 0.5)
-    cut = mixture.discretize(1.0, 0.01, 0.01, math.log(1e-4))
+    cut = mixture.discretize(1.0, 0.01, Resolution(0.01, math.log(1e-4)))
     composition = Composition(((cut, 10),))
     tilt = composition.tilt_for_epsilon(8.0)
     exact = RoundsProfile(mixture, 10, 1.0).log_delta(8.0)
@@ -106,7 +106,7 @@ def test_a_lost_tail_is_counted():
 def test_sensitivities_that_are_left_out_count_as_infinite_losses():
     mixture, log_tail = Mixture.binomial(30, 0.1), math.log(1e-6)
     lost = mixture.cut(log_tail).missing
-    part = mixture.discretize(1.0, 0.01, 0.01, log_tail)
+    part = mixture.discretize(1.0, 0.01, Resolution(0.01, log_tail))
     assert 1e-8 < lost < 1e-6 and part.infinite >= lost
     assert part.mass.sum() + part.infinite == pytest.approx(1, abs=1e-3 * lost)
 
@@ -166,12 +166,13 @@ def test_weights_that_do_not_add_up_to_1_are_refused():
         with pytest.raises(FailureError, match="add up to"), np.errstate(invalid="ignore"):
             Mixture(shift, np.log(factor * weights))
     # control: what is missing is named, and is an infinite loss
-    part = Mixture(shift, np.log((1 - 1e-5) * weights), 1e-5).discretize(1.0, 0.01, 0.01, -60.0)
+    named = Mixture(shift, np.log((1 - 1e-5) * weights), 1e-5)
+    part = named.discretize(1.0, 0.01, Resolution(0.01, -60.0))
     assert part.infinite >= 1e-5
 
 
 def test_what_the_window_loses_and_infinite_losses_are_added():
-    part = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, 0.01, -60.0)
+    part = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, Resolution(0.01, -60.0))
     composition = Composition(((part, 10),))
     composed = composition.convolve(composition.tilt_for_epsilon(6.0))
     alone = math.exp(composed.log_delta(6.0))
@@ -183,7 +184,7 @@ def test_what_the_window_loses_and_infinite_losses_are_added():
 
 
 def test_window_rejects_epsilons_it_does_not_cover():
-    part = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, 0.01, -60.0)
+    part = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, Resolution(0.01, -60.0))
     composition = Composition(((part, 1000),))
     composed = composition.convolve(composition.tilt_for_epsilon(12.0))
     below = composed.step * composed.start - 0.5
@@ -199,7 +200,8 @@ def test_window_rejects_epsilons_it_does_not_cover():
 def test_the_larger_direction_is_the_answer_whichever_it_is(monkeypatch):
     """Removing seems to be the larger always; nothing here may rest on that."""
     values = {"remove": -9.0, "add": -7.0}
-    part = Composition(((Mixture.binomial(1, 0.1).discretize(1.0, 0.01, 0.01, -60.0), 10),))
+    one = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, Resolution(0.01, -60.0))
+    part = Composition(((one, 10),))
     for name, sign in (("_log_delta", 1), ("_epsilon", -1)):
         fake = lambda self, at, direction, s=sign: (s * values[direction], part)  # noqa: E731
         monkeypatch.setattr(RoundsProfile, name, fake)
@@ -285,7 +287,7 @@ def one_round(probability, sigma, epsilon):
 
 @pytest.mark.parametrize("tilt", [0.0, 0.7, 300.0])
 def test_delta_of_composed_losses_is_the_sum_over_the_losses_above(tilt):
-    part = Mixture.binomial(3, 0.1).discretize(2.0, 1e-3, 0.01, -40.0)
+    part = Mixture.binomial(3, 0.1).discretize(2.0, 1e-3, Resolution(0.01, -40.0))
     composed = Composition(((part, 20),)).convolve(tilt)
     losses = composed.low + composed.step * np.arange(composed.law.size)
     for epsilon in np.linspace(max(composed.low, 0.0), composed.high, 7)[:-1] + 3e-4:
@@ -337,7 +339,7 @@ def test_the_chance_of_taking_part_may_be_1_to_rounding(probability, group_size,
 
 
 def test_wider_floats_round_away_less():
-    part = Mixture.binomial(1, 0.01).discretize(1.0, 1e-3, 0.02, -60.0)
+    part = Mixture.binomial(1, 0.01).discretize(1.0, 1e-3, Resolution(0.02, -60.0))
     composition = Composition(((part, 1 << 16),))
     tilt = composition.tilt_for_epsilon(20.0)
     plain, wide = (composition.convolve(tilt, extended=extended) for extended in (False, True))

@@ -7,14 +7,9 @@ import pytest
 
 from mfopt.accounting.loss_distribution import distribution, grid
 from mfopt.accounting.loss_distribution.convolution import Composition, _power
-from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.accounting.loss_distribution.mixture import Mixture, Resolution
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
-from mfopt.accounting.loss_distribution.stages import (
-    Stages,
-    coarser,
-    coarser_below,
-    divided,
-)
+from mfopt.accounting.loss_distribution.stages import Stages, coarser, coarser_below, divided
 
 RARE = Mixture.binomial(1, 1e-3), 0.5  # rare large losses
 COMMON = Mixture.binomial(2, 0.3), 20.0  # like a Gaussian
@@ -28,7 +23,7 @@ def hinge(losses, log_mass, epsilon):
 
 
 def block(round_, count=64, step=1e-3, tilt=2.0):
-    part = round_[0].discretize(round_[1], step, 0.01, -40.0, (-1.0, 2.0))
+    part = round_[0].discretize(round_[1], step, Resolution(0.01, -40.0, (-1.0, 2.0)))
     return Composition(((part, count),)).convolve(tilt)
 
 
@@ -66,7 +61,7 @@ def test_a_coarser_block_from_below_is_dominated(round_, ratio):
 
 
 def test_the_two_parts_of_a_round_are_pairs_and_dominate_it():
-    part = RARE[0].discretize(RARE[1], 1e-4, 0.01, -40.0, (-1.0, 2.0))
+    part = RARE[0].discretize(RARE[1], 1e-4, Resolution(0.01, -40.0, (-1.0, 2.0)))
     small, large = divided(part, 0.01, 1e-3)
     assert small.mass.sum() == pytest.approx(1, abs=1e-12)
     assert small.mass @ np.exp(-small.losses) == pytest.approx(1, abs=1e-12)
@@ -127,9 +122,8 @@ def test_lower_bounds_in_two_stages_are_below_and_near(small):
     law = profile._law("remove", -690.0).at(epsilon)
     planned = grid.Grid.plan(law, epsilon, profile.accuracy, 2, below=True)
     stages = Stages(planned.step / 2, 20, 128, small)
-    cells = mixture.cells_below(
-        sigma, stages.steps, planned.spacing, -60.0, (planned.least, planned.largest), add=False
-    )
+    cut = Resolution(planned.spacing, -60.0, (planned.least, planned.largest))
+    cells = mixture.cells_below(sigma, stages.steps, cut, add=False)
     found = stages.compose_below(cells, count, planned.tilt).log_delta_below(epsilon)
     above = profile.log_delta(epsilon, "remove")
     assert above - (0.2 if math.isfinite(small) else 0.01) < found < above

@@ -13,6 +13,7 @@ from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.assignment import BinAssignment
 from mfopt.accounting.loss_distribution.convolution import Composition
 from mfopt.accounting.loss_distribution.exchange import PublicMixture
+from mfopt.accounting.loss_distribution.mixture import Resolution
 from mfopt.accounting.loss_distribution.rounds import COARSE, RoundsProfile
 from mfopt.accounting.loss_distribution.stages import Steps
 from mfopt.accounting.loss_distribution.tilting import Thinned
@@ -86,7 +87,7 @@ def test_plain_sampling_in_both_directions(bins, epochs, sigma, epsilon):
 
 def test_the_pair_on_the_grid_dominates_a_throw_and_is_one():
     bins, sigma = 6, 1.1
-    part = BinAssignment(bins).discretize(sigma, 0.05, 0.0, -30.0)
+    part = BinAssignment(bins).discretize(sigma, 0.05, Resolution(0.0, -30.0))
     profile = AllocationProfile(bins, sigma**-2)
     forward, backward = part, part.reverse()
     for pair, direction in ((forward, "remove"), (backward, "add")):
@@ -160,7 +161,7 @@ def test_rounds_without_a_lower_bound_say_so():
     coin = PublicMixture(BinAssignment(4), BinAssignment(8), 0.5)
     for one, named in ((coin, "truncated batches"), (BinAssignment(4), "assignments to bins")):
         with pytest.raises(FailureError, match=f"no lower bound is known for {named}"):
-            one.cells_below(1.0, Steps(1e-3), 0.1, -50.0, (-1.0, 1.0), add=True)
+            one.cells_below(1.0, Steps(1e-3), Resolution(0.1, -50.0, (-1.0, 1.0)), add=True)
 
 
 def test_so_little_noise_that_bins_are_told_apart_is_accounted_without_amplification():

@@ -25,6 +25,7 @@ from mfopt.accounting.accountants.independent_rounds import ROUNDS, refuse_repla
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.convolution import Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law
+from mfopt.accounting.loss_distribution.mixture import Resolution
 from mfopt.accounting.loss_distribution.rounds import (
     COARSE,
     FINE,
@@ -254,11 +255,12 @@ def _discretized(
     for (part, sigma), law, grid, tail in zip(parts, laws, grids, tails, strict=True):
         one = part.mixture
         if below:
-            ends = grid.least, grid.largest
-            cells = one.cells_below(sigma, Steps(step), grid.spacing, tail, ends, add=law.add)
+            cut = Resolution(grid.spacing, tail, (grid.least, grid.largest))
+            cells = one.cells_below(sigma, Steps(step), cut, add=law.add)
             made.append((cells.balanced(step, part.rounds).on(step), part.rounds))
         else:
-            made.append((one.discretize(sigma, step, grid.spacing, tail), part.rounds))
+            cut = Resolution(grid.spacing, tail)
+            made.append((one.discretize(sigma, step, cut), part.rounds))
     return Composition(tuple(made))
 
 

@@ -35,7 +35,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile, linear_part
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
-from mfopt.accounting.loss_distribution.mixture import Nodes, Round
+from mfopt.accounting.loss_distribution.mixture import Nodes, Resolution, Round
 from mfopt.accounting.loss_distribution.tilting import Thinned
 
 LEAST = 0.08  # σ, in norms of a mode: with less, losses of an assignment are beyond floats
@@ -94,27 +94,21 @@ class BinAssignment(Round):
             )
         return _nodes(self.bins, noise_multiplier, log_tail)
 
-    def discretize(
-        self,
-        noise_multiplier: float,
-        step: float,
-        spacing: float,
-        log_tail: float,
-        ends: tuple[float, float] = (-math.inf, math.inf),
-    ) -> LossDistribution:
+    def discretize(self, noise_multiplier: float, step: float, at: Resolution) -> LossDistribution:
         # there are no cells of x: the spacing does not matter
-        least, most = _reach(self.bins, noise_multiplier, log_tail)
-        first, last = math.floor(max(ends[0], least) / step), math.ceil(min(ends[1], most) / step)
-        first, last = min(first, -1), max(last, 1)
+        least, most = _reach(self.bins, noise_multiplier, at.log_tail)
+        first = min(math.floor(max(at.ends[0], least) / step), -1)
+        last = max(math.ceil(min(at.ends[1], most) / step), 1)
         if last - first >= LARGEST_WINDOW:
             raise _check.FailureError(
                 f"the privacy loss of one assignment spans {(last - first) * step:.3g}, too wide "
                 f"for a grid of spacing {step:.3g}; use more noise"
             )
         index = np.arange(first, last + 1)
-        log_q, infinite, reverse = _atoms(self.bins, noise_multiplier**-2, step * index, log_tail)
+        gram, losses = noise_multiplier**-2, step * index
+        log_q, infinite, reverse = _atoms(self.bins, gram, losses, at.log_tail)
         with np.errstate(under="ignore"):
-            mass = np.exp(log_q + step * index)
+            mass = np.exp(log_q + losses)
         kept = mass > _FAINT
         # Q-mass whose P-mass floats do not carry has no atom to sit on
         faint = float(np.exp(log_q[~kept]).sum())

@@ -37,7 +37,7 @@ import scipy
 
 from mfopt.accounting import loss_distribution, solve
 from mfopt.accounting.loss_distribution import LossDistribution
-from mfopt.accounting.loss_distribution.mixture import Nodes, Round, reach
+from mfopt.accounting.loss_distribution.mixture import Nodes, Resolution, Round, reach
 from mfopt.accounting.loss_distribution.stages import Cells, Steps
 
 _MOST_CELLS = 500_000
@@ -192,19 +192,12 @@ class ReplacementRound(Round):
             np.concatenate([down_slope[::-1], [0.0], up_slope]),
         )
 
-    def discretize(
-        self,
-        noise_multiplier: float,
-        step: float,
-        spacing: float,
-        log_tail: float,
-        ends: tuple[float, float] = (-math.inf, math.inf),
-    ) -> LossDistribution:
+    def discretize(self, noise_multiplier: float, step: float, at: Resolution) -> LossDistribution:
         sigma = noise_multiplier
-        borders = self.remove.borders(sigma, spacing, log_tail, ends[1])
+        borders = self.remove.borders(sigma, at.spacing, at.log_tail, at.ends[1])
         up_p, up_q = self.remove.masses(borders, sigma)
         up = self.remove.loss(borders[:-1], sigma)
-        borders = self.add.borders(sigma, spacing, log_tail, -ends[0])
+        borders = self.add.borders(sigma, at.spacing, at.log_tail, -at.ends[0])
         down_q, down_p = (mass[::-1] for mass in self.add.masses(borders, sigma))
         down = -self.add.loss(borders[:-1], sigma)[::-1]
         # rounding aside the rest is the same under P and under Q; its loss is 0
@@ -216,21 +209,14 @@ class ReplacementRound(Round):
         return loss_distribution.from_cells(step, np.maximum.accumulate(loss), mass_p, mass_q)
 
     def cells_below(
-        self,
-        noise_multiplier: float,
-        steps: Steps,
-        spacing: float,
-        log_tail: float,
-        ends: tuple[float, float],
-        *,
-        add: bool,
+        self, noise_multiplier: float, steps: Steps, at: Resolution, *, add: bool
     ) -> Cells:
         # of one of the two pairs alone, which some data attain; all losses are resolved
         pair = self.add if add else self.remove
         lowest = len(pair.chances) * min(pair.without, 0)
-        low = float(scipy.special.ndtri_exp(log_tail)) + lowest / noise_multiplier
-        high = pair.ends(noise_multiplier, log_tail, math.inf)[1]
-        cells = math.ceil(min((high - low) / spacing, 2 * _MOST_CELLS))
+        low = float(scipy.special.ndtri_exp(at.log_tail)) + lowest / noise_multiplier
+        high = pair.ends(noise_multiplier, at.log_tail, math.inf)[1]
+        cells = math.ceil(min((high - low) / at.spacing, 2 * _MOST_CELLS))
         borders = np.concatenate([[-math.inf], np.linspace(low, high, cells + 1), [math.inf]])
         mass_p, mass_q = pair.masses(borders, noise_multiplier)
         return Cells(mass_p, mass_q, loss_distribution.balanced_loss(steps.fine, mass_p, mass_q))
@@ -297,31 +283,14 @@ class PublicMixture(Round):
         order = np.argsort(loss, kind="stable")
         return loss[order], mass[order], slope[order]
 
-    def discretize(
-        self,
-        noise_multiplier: float,
-        step: float,
-        spacing: float,
-        log_tail: float,
-        ends: tuple[float, float] = (-math.inf, math.inf),
-    ) -> LossDistribution:
-        parts = [
-            (
-                one.discretize(
-                    noise_multiplier, step, spacing, min(log_tail - log_weight, -1.0), ends
-                ),
-                math.exp(log_weight),
-            )
-            for one, log_weight in self._both
-        ]
-        index, at = np.unique(
-            np.concatenate([part.index for part, _ in parts]), return_inverse=True
-        )
-        mass = np.bincount(at, np.concatenate([weight * part.mass for part, weight in parts]))
-        return LossDistribution(
-            step,
-            index,
-            mass,
-            sum(weight * part.infinite for part, weight in parts),
-            sum(weight * part.reverse_infinite for part, weight in parts),
-        )
+    def discretize(self, noise_multiplier: float, step: float, at: Resolution) -> LossDistribution:
+        parts = []
+        for one, log_weight in self._both:
+            own = at._replace(log_tail=min(at.log_tail - log_weight, -1.0))
+            parts.append((one.discretize(noise_multiplier, step, own), math.exp(log_weight)))
+        every = np.concatenate([part.index for part, _ in parts])
+        index, place = np.unique(every, return_inverse=True)
+        mass = np.bincount(place, np.concatenate([weight * part.mass for part, weight in parts]))
+        infinite = sum(weight * part.infinite for part, weight in parts)
+        reverse_infinite = sum(weight * part.reverse_infinite for part, weight in parts)
+        return LossDistribution(step, index, mass, infinite, reverse_infinite)

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import scipy
@@ -32,6 +32,22 @@ _FEW = 4  # sensitivities that are added up one after the other
 _BLOCK = 1 << 17  # numbers that are processed together
 _NODES = 0.05  # spacing of the nodes of x for planning, in noise standard deviations
 _MOST_SQUARED = 2048  # sensitivities whose products are added up
+
+
+class Resolution(NamedTuple):
+    """How finely, and how far out, a round is cut into cells.
+
+    Attributes:
+      spacing: width of the cells of x, in noise standard deviations.
+      log_tail: log of the probability that each truncation may leave out; in an upper bound it
+        goes to an infinite loss.
+      ends: the smallest and the largest loss that are resolved: those beyond are split over the
+        losses there and the extremes.
+    """
+
+    spacing: float
+    log_tail: float
+    ends: tuple[float, float] = (-math.inf, math.inf)
 
 
 def _counts(group_size: int) -> np.ndarray:
@@ -108,41 +124,17 @@ class Round(abc.ABC):
         """(loss, log Q-mass, slope of the loss in z) at nodes, losses increasing; for planning."""
 
     @abc.abstractmethod
-    def discretize(
-        self,
-        noise_multiplier: float,
-        step: float,
-        spacing: float,
-        log_tail: float,
-        ends: tuple[float, float] = (-math.inf, math.inf),
-    ) -> LossDistribution:
-        """A pair on a grid of ``step`` that dominates the round, from cells of x.
-
-        Args:
-          noise_multiplier, step: σ, in clip norms, and spacing of the grid of losses.
-          spacing: width of the cells of x, in noise standard deviations.
-          log_tail: log of the probability that each truncation may send to an infinite loss.
-          ends: the smallest and the largest loss that are resolved: those beyond are split over the
-            losses there and the extremes.
-        """
+    def discretize(self, noise_multiplier: float, step: float, at: Resolution) -> LossDistribution:
+        """A pair that dominates the round on a grid of ``step``, by cells of x; σ in clip norms."""
 
     def cells_below(
-        self,
-        noise_multiplier: float,
-        steps: Steps,
-        spacing: float,
-        log_tail: float,
-        ends: tuple[float, float],
-        *,
-        add: bool,
+        self, noise_multiplier: float, steps: Steps, at: Resolution, *, add: bool
     ) -> Cells:
         """Cells of a pair that the round dominates, for lower bounds in one direction.
 
         Args:
           noise_multiplier, steps: σ, in clip norms, and spacings of the grids of losses.
-          spacing: width of the cells of x, in noise standard deviations.
-          log_tail: log of the probability that each truncation may leave out.
-          ends: the smallest and the largest loss that are resolved.
+          at: cells of x.
           add: whether the direction is that of adding a unit.
 
         Raises:
@@ -302,16 +294,9 @@ class Mixture(Round):
         beyond = scipy.special.ndtri_exp(np.minimum(log_tail - self.log_weights, -1e-9))
         return float(scipy.special.ndtri_exp(log_tail)), float(np.max(shift - beyond))
 
-    def discretize(
-        self,
-        noise_multiplier: float,
-        step: float,
-        spacing: float,
-        log_tail: float,
-        ends: tuple[float, float] = (-math.inf, math.inf),
-    ) -> LossDistribution:
-        mixture = self.cut(log_tail)
-        borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
+    def discretize(self, noise_multiplier: float, step: float, at: Resolution) -> LossDistribution:
+        mixture = self.cut(at.log_tail)
+        borders = mixture.borders(noise_multiplier, at)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
         finite = mixture.loss(borders[1:-1], noise_multiplier)
         # loss at x = -∞: log P(s = 0), the mixture's other components vanish there. Far below the
@@ -326,18 +311,11 @@ class Mixture(Round):
         return dataclasses.replace(result, infinite=result.infinite + mixture.missing)
 
     def cells_below(
-        self,
-        noise_multiplier: float,
-        steps: Steps,
-        spacing: float,
-        log_tail: float,
-        ends: tuple[float, float],
-        *,
-        add: bool,
+        self, noise_multiplier: float, steps: Steps, at: Resolution, *, add: bool
     ) -> Cells:
         # they end where the loss is a grid point
-        mixture = self.cut(log_tail)
-        borders = mixture.borders(noise_multiplier, spacing, log_tail, ends)
+        mixture = self.cut(at.log_tail)
+        borders = mixture.borders(noise_multiplier, at)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
         loss = mixture.loss(borders[1:-1], noise_multiplier)
         centre = loss_distribution.balanced_loss(steps.fine, mass_p, mass_q)
@@ -349,29 +327,17 @@ class Mixture(Round):
             return Cells(mass_q[::-1], mass_p[::-1], -centre)
         return Cells(mass_p, mass_q, centre)
 
-    def borders(
-        self,
-        noise_multiplier: float,
-        spacing: float,
-        log_tail: float,
-        ends: tuple[float, float] = (-math.inf, math.inf),
-    ) -> np.ndarray:
-        """Borders of cells of z, shape (J + 1,), the first and the last infinite.
-
-        Args:
-          noise_multiplier, spacing: σ, in clip norms, and width of the cells of x, over σ.
-          log_tail: log of the probability that may lie beyond the finite borders.
-          ends: losses beyond which no cell is wanted.
-        """
-        low, high = self.ends(noise_multiplier, log_tail)
+    def borders(self, noise_multiplier: float, at: Resolution) -> np.ndarray:
+        """Borders of cells of z, shape (J + 1,), the first and the last infinite."""
+        low, high = self.ends(noise_multiplier, at.log_tail)
 
         def loss(z: float) -> float:
             return float(self.loss(np.array([z]), noise_multiplier)[0])
 
-        first = reach(loss, low, high, ends[0])
-        low, high = first, max(reach(loss, low, high, ends[1]), first + 1e-9)
+        first = reach(loss, low, high, at.ends[0])
+        low, high = first, max(reach(loss, low, high, at.ends[1]), first + 1e-9)
         # more cells than this would cost more than the accuracy is worth; the result stays a bound
-        spacing = max(spacing, (high - low) / _MOST_CELLS)
+        spacing = max(at.spacing, (high - low) / _MOST_CELLS)
         z = high - spacing * np.arange(math.ceil((high - low) / spacing), -1, -1.0)
         return np.concatenate([[-math.inf], z, [math.inf]])
 

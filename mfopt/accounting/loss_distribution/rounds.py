@@ -19,7 +19,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law
-from mfopt.accounting.loss_distribution.mixture import Round
+from mfopt.accounting.loss_distribution.mixture import Resolution, Round
 from mfopt.accounting.loss_distribution.stages import Staged, Steps
 from mfopt.errors import FailureError
 
@@ -190,13 +190,8 @@ class RoundsProfile:
         return min(pinsker, self.log_chance, self._linear.log_delta(0.0))
 
     def _law(self, direction: str, log_delta: float) -> Law:
-        return _law(
-            self.mixture,
-            self.noise_multiplier,
-            self.rounds,
-            self._log_tail(log_delta),
-            direction == "add",
-        )
+        tail = self._log_tail(log_delta)
+        return _law(self.mixture, self.noise_multiplier, self.rounds, tail, direction == "add")
 
     def _log_tail(self, log_delta: float) -> float:
         return max(log_delta, _FAINTEST) - math.log(self.rounds) - _TRUNCATED
@@ -265,13 +260,9 @@ class RoundsProfile:
         self, grid: Grid, step: float, epsilon: float, log_delta: float, law: Law
     ) -> tuple[Composition, ComposedLosses]:
         stages = grid.stages if step == grid.step else None
-        part = self.mixture.discretize(
-            self.noise_multiplier,
-            stages.fine if stages else step,
-            grid.spacing,
-            self._log_tail(log_delta),
-            (grid.least, grid.largest),
-        )
+        at = Resolution(grid.spacing, self._log_tail(log_delta), (grid.least, grid.largest))
+        fine = stages.fine if stages else step
+        part = self.mixture.discretize(self.noise_multiplier, fine, at)
         part = part.reverse() if law.add else part
         parts = ((part, self.rounds),)
         composition = Staged(parts, stages) if stages else Composition(parts)
@@ -300,14 +291,8 @@ class RoundsProfile:
             law.at(epsilon), epsilon, self.accuracy, self.mixture.components, below=True
         )
         steps = grid.stages.steps if grid.stages else Steps(grid.step)
-        cells = self.mixture.cells_below(
-            self.noise_multiplier,
-            steps,
-            grid.spacing,
-            self._log_tail(log_delta),
-            (grid.least, grid.largest),
-            add=law.add,
-        )
+        at = Resolution(grid.spacing, self._log_tail(log_delta), (grid.least, grid.largest))
+        cells = self.mixture.cells_below(self.noise_multiplier, steps, at, add=law.add)
         if grid.stages:
             composed = grid.stages.compose_below(cells, self.rounds, grid.tilt)
             if self._blurred(composed, epsilon):

@@ -27,7 +27,7 @@ from mfopt._runtime._float64 import float64
 from mfopt._runtime._pytree import pytree
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import Composition, LossDistribution
-from mfopt.accounting.loss_distribution.mixture import Mixture
+from mfopt.accounting.loss_distribution.mixture import Mixture, Resolution
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss, law, loss_of
 from mfopt.accounting.monte_carlo.sampled import ComposedMechanism, OneUnit
@@ -60,7 +60,8 @@ def approximate(epsilon: float, delta: float, step: float = _STEP) -> Compositio
 def gaussian(noise_multiplier: float, step: float = _STEP) -> Composition:
     """One Gaussian release of sensitivity 1 with standard deviation ``noise_multiplier``."""
     sigma = _check.positive("noise_multiplier", noise_multiplier)
-    part = Mixture.binomial(1, 1.0).discretize(sigma, step, min(0.01, step * sigma), -60.0)
+    cells = Resolution(min(0.01, step * sigma), -60.0)
+    part = Mixture.binomial(1, 1.0).discretize(sigma, step, cells)
     return Composition(((part, 1),))
 
 
