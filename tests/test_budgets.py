@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_818,
     "mfopt/_runtime": 1_552,
-    "mfopt/accounting": 16_755,
+    "mfopt/accounting": 16_581,
     "mfopt/calibration": 200,
     "mfopt/experiments": 6_998,
     "mfopt/factorization": 744,

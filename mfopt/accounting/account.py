@@ -94,9 +94,8 @@ class Accountant(abc.ABC):
         super().__init_subclass__(**rest)
         for scheme in vars(cls).get("schemes", ()):
             if not (isinstance(scheme, type) and issubclass(scheme, Scheme)):
-                raise TypeError(
-                    f"accountant {cls.__qualname__}: {scheme!r} is not a sampling scheme"
-                )
+                what = f"accountant {cls.__qualname__}: {scheme!r}"
+                raise TypeError(f"{what} is not a sampling scheme")
             # the same class again (redefined in a notebook) takes its own place
             named = f"{cls.__module__}.{cls.__qualname__}"
             _REGISTERED.setdefault(scheme.kind, {})[named] = cls
@@ -130,12 +129,11 @@ def supporting(mechanism: Mechanism) -> list[Accountant]:
     known = registered().get(kind, ())
     if not any(not accountant.free for accountant in known):
         covered = sorted(kind for kind, found in registered().items())
-        raise _check.reject(
-            "sampling",
-            mechanism.sampling,
-            "no accountant is registered for this scheme",
-            f"There are some for {', '.join(covered)}; see mfopt.accounting.account.Accountant.",
+        rule = "no accountant is registered for this scheme"
+        way_out = (
+            f"There are some for {', '.join(covered)}; see mfopt.accounting.account.Accountant."
         )
+        raise _check.reject("sampling", mechanism.sampling, rule, way_out)
     fit: list[Accountant] = []
     refusals: list[UsageError] = []
     sampled = False
@@ -164,8 +162,7 @@ def analysis(
     certify: bool = True,
     certificate: CertificateKind = "monte-carlo",
 ) -> Analysis:
-    """Return the best analysis of the mechanism: the smallest bound of all accountants that support
-    it.
+    """The best analysis of the mechanism: the smallest bound of all accountants that support it.
 
     Args:
       mechanism: what is released and against whom it protects.
@@ -212,9 +209,8 @@ def account(
     """
     given = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta}
     if sum(value is not None for value in given.values()) != 2:
-        raise _check.reject(
-            "noise_multiplier, epsilon, delta", tuple(given.values()), "give exactly two of three"
-        )
+        names, values = ", ".join(given), tuple(given.values())
+        raise _check.reject(names, values, "give exactly two of three")
     if noise_multiplier is not None:  # before an analysis, which may take long to make
         _check.noise_multiplier(noise_multiplier)
     if delta is not None:

@@ -289,8 +289,7 @@ class LeastDeterministic(_LeastOf, DeterministicAnalysis):
 
 @dataclasses.dataclass(frozen=True)
 class LeastProfile:
-    """Pointwise minimum over ε of several profiles: each bounds δ from above, so the minimum
-    does."""
+    """Pointwise minimum of several profiles: each bounds δ from above, so the minimum does."""
 
     parts: tuple[Any, ...]
 

@@ -36,8 +36,7 @@ class Bracket:
 
 
 def of_epsilon(profile: Any, epsilon: float, delta: float) -> Bracket:
-    """The bracket of the ε that ``profile`` gave for ``delta``; it begins at 0 if no lower bound is
-    known."""
+    """The bracket of an ε that ``profile`` gave for ``delta``; from 0 if it has no lower bound."""
     if epsilon == 0 or not hasattr(profile, "epsilon_below"):
         return Bracket(0.0, epsilon)
 
@@ -126,8 +125,7 @@ def _narrowed(bracket: Callable[[Any], Bracket], profile: Any) -> Bracket:
 
 
 def known(ask: Callable[..., float], *given: Any, nothing: float) -> float:
-    """A lower bound, or ``nothing`` where none is found; the reported upper bound holds either
-    way."""
+    """A lower bound, or ``nothing`` where none is found: the upper bound holds either way."""
     try:
         return float(ask(*given))
     except FailureError:

@@ -70,13 +70,9 @@ class DeterministicUnit:
     sampled: bool = False
 
     def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        profile = self._coarse(noise_multiplier)
+        profile = self.profile(noise_multiplier, COARSE)
         remove, add = (profile.log_delta(epsilon, direction) for direction in DIRECTIONS)
         return remove, add
-
-    @functools.cached_property
-    def _coarse(self) -> Callable[[float], Profile]:
-        return functools.lru_cache(maxsize=1)(lambda sigma: self.profile(sigma, COARSE))
 
     def direction_bound(
         self, direction: Direction, noise_multiplier: float, epsilon: float, trial: Trial
@@ -137,9 +133,7 @@ class Chain(LossModel):
         """An estimate of ε, refused at once where one unit has none.
 
         Args:
-          noise_multiplier, delta: σ and δ.
-          key: randomness, where samples are drawn.
-          start: an ε to begin at.
+          noise_multiplier, delta, key, start: as for :meth:`.LossModel.find_epsilon`.
         """
         unit = self.unit
         if isinstance(unit, DeterministicUnit):
@@ -166,8 +160,7 @@ class Chain(LossModel):
         return [GroupProfile(points, both[:, side], self.group_size) for side in (0, 1)]
 
     def _interpolated(self, sigma: float) -> tuple[float, Any]:
-        """Largest ε and an interpolant of log δ(ε) of both directions at this σ, for searching
-        only."""
+        """Largest ε and an interpolant of log δ(ε) of both directions, for searching only."""
         values = functools.cache(functools.partial(self.unit.log_estimates, sigma))
         reach = 1.0
         while values(reach)[0] > _DEEP and reach < 1e4:

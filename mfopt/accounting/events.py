@@ -41,11 +41,8 @@ def to_event(phases: Sequence[Phase]) -> Any:
         elif chance is not None:
             event = dp_event.PoissonSampledDpEvent(chance, event)
         elif phase.mechanism.adjacency == "replace" or not isinstance(found.mixture, Mixture):
-            raise _check.reject(
-                "adjacency",
-                phase.mechanism.adjacency,
-                f"dp_accounting has no event for it under {scheme.kind}",
-            )
+            rule = f"dp_accounting has no event for it under {scheme.kind}"
+            raise _check.reject("adjacency", phase.mechanism.adjacency, rule)
         elif (shift := found.mixture.sensitivities.tolist()) != [1.0]:
             weight = np.exp(found.mixture.log_weights).tolist()
             event = dp_event.MixtureOfGaussiansDpEvent(sigma, shift, weight)
@@ -130,8 +127,7 @@ def _binomial(event: Any) -> tuple[int, float]:
         known[one.sensitivities.astype(int)] = np.exp(one.log_weights)
         if np.allclose(given, known, rtol=1e-6, atol=1e-15):
             return group, chance
-    raise _check.reject(
-        "event",
-        "MixtureOfGaussiansDpEvent",
-        "its sensitivities are not those of a Poisson-sampled group: 0..K, binomially distributed",
+    rule = (
+        "its sensitivities are not those of a Poisson-sampled group: 0..K, binomially distributed"
     )
+    raise _check.reject("event", "MixtureOfGaussiansDpEvent", rule)

@@ -76,20 +76,14 @@ class Phase:
             refuse_replacement(mechanism)
             protocol.law(scheme)  # refuses what has none
             if mechanism.group_size != 1:
-                raise _check.reject(
-                    "group_size",
-                    mechanism.group_size,
-                    f"a phase of {scheme.kind} is composed for one unit",
-                )
+                rule = f"a phase of {scheme.kind} is composed for one unit"
+                raise _check.reject("group_size", mechanism.group_size, rule)
             return None
         if known.chained(mechanism):
-            raise _check.reject(
-                "group_size",
-                mechanism.group_size,
-                f"a group's account under {scheme.kind} and {mechanism.adjacency!r} is not a "
-                "composition of rounds",
-                "Compose for one unit, or account for the phases one by one.",
-            )
+            under = f"under {scheme.kind} and {mechanism.adjacency!r}"
+            rule = f"a group's account {under} is not a composition of rounds"
+            way_out = "Compose for one unit, or account for the phases one by one."
+            raise _check.reject("group_size", mechanism.group_size, rule, way_out)
         return known.rounds(mechanism)
 
 
@@ -118,20 +112,14 @@ def compose(
       UsageError: the phases protect different things, or do not compose.
     """
     if not phases or (epsilon is None) == (delta is None):
-        raise _check.reject(
-            "phases, epsilon, delta",
-            (len(phases), epsilon, delta),
-            "give phases, and one of ε and δ",
-        )
+        given = len(phases), epsilon, delta
+        raise _check.reject("phases, epsilon, delta", given, "give phases, and one of ε and δ")
     first = phases[0].mechanism
     for phase in phases[1:]:
         for name in ("privacy_unit", "group_size", "adjacency"):
-            if getattr(phase.mechanism, name) != getattr(first, name):
-                raise _check.reject(
-                    name,
-                    getattr(phase.mechanism, name),
-                    f"the first phase has {getattr(first, name)}",
-                )
+            value, wanted = (getattr(one, name) for one in (phase.mechanism, first))
+            if value != wanted:
+                raise _check.reject(name, value, f"the first phase has {wanted}")
     details: dict[str, Any] = {
         "phases": [
             {
@@ -194,12 +182,9 @@ def _with_sampled(
 ) -> Guarantee:
     """The phases that are rounds are the companion of the one whose loss is sampled."""
     if len(sampled) > 1:
-        raise _check.reject(
-            "phases",
-            " and ".join(phase.mechanism.sampling.kind for phase in sampled),
-            "only one phase may have a sampled account",
-            "Continue with the same bins: one mechanism of more epochs.",
-        )
+        kinds = " and ".join(phase.mechanism.sampling.kind for phase in sampled)
+        way_out = "Continue with the same bins: one mechanism of more epochs."
+        raise _check.reject("phases", kinds, "only one phase may have a sampled account", way_out)
     (one,) = sampled
     parts, sigma = _parts(phases), one.noise_multiplier
     if parts:

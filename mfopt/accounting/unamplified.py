@@ -169,12 +169,8 @@ def _extent(strategy: Strategy, n: int) -> _Extent:
     seen, norms = _seen(strategy, n)
     stated = strategy.column_bands(n)
     if stated < seen:
-        raise _check.reject(
-            f"{strategy.kind}.column_bands({n})",
-            stated,
-            f"C has {seen} bands",
-            "The strategy contradicts its own matrix.",
-        )
+        named, rule = f"{strategy.kind}.column_bands({n})", f"C has {seen} bands"
+        raise _check.reject(named, stated, rule, "The strategy contradicts its own matrix.")
     norms.setflags(write=False)
     return _Extent(seen, norms)
 
@@ -257,12 +253,9 @@ def _non_negative(strategy: Strategy, n: int) -> bool:
 
 def _products(strategy: Strategy, n: int) -> np.ndarray:
     if n > _LARGEST_DENSE:
-        raise _check.reject(
-            "iterations",
-            n,
-            f"this strategy and pattern need a dense CᵀC (limit {_LARGEST_DENSE})",
-            "Use a Toeplitz strategy with non-increasing coefficients >= 0.",
-        )
+        rule = f"this strategy and pattern need a dense CᵀC (limit {_LARGEST_DENSE})"
+        way_out = "Use a Toeplitz strategy with non-increasing coefficients >= 0."
+        raise _check.reject("iterations", n, rule, way_out)
     matrix = np.asarray(strategy.materialize(n))
     return matrix.T @ matrix
 
@@ -277,8 +270,7 @@ def _best_pattern(weights: np.ndarray, separation: int, most: int) -> np.ndarray
 
     ``weights``: shape (rows, n), >= 0. Returns shape (rows,).
     """
-    best = _best_prefix(weights, separation, most)
-    return best[-1][:, -1]
+    return _best_prefix(weights, separation, most)[-1][:, -1]
 
 
 def _best_prefix(weights: np.ndarray, separation: int, most: int) -> list[np.ndarray]:

@@ -65,8 +65,7 @@ _DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws
 
 
 def accepts(bounds: Iterable[float], spent: float, delta: float) -> bool:
-    """Return True if every bound on δ plus the failure probability ``spent`` so far is <=
-    ``delta``.
+    """True if every bound on δ plus the failure probability ``spent`` so far is <= ``delta``.
 
     Each bound is examined on its own: a NaN, an infinity, a negative number, or no bound at all
     is never accepted, whatever the others are.
@@ -458,9 +457,8 @@ class Engine:
     def _most_samples(self) -> int:
         if self.model.samples is not None:
             return self.model.samples
-        return max(
-            self.model.least_samples, min(MOST_SAMPLES, self.model.most_work // self.model.work)
-        )
+        affordable = min(MOST_SAMPLES, self.model.most_work // self.model.work)
+        return max(self.model.least_samples, affordable)
 
     def _inflate(
         self, estimate: Found, at: Callable[[float], tuple[float, float]], delta: float
@@ -505,12 +503,9 @@ def check_delta(delta: float) -> float:
     """δ in (0, 1), above the smallest that floats can take a thousandth of."""
     delta = _check.probability("delta", delta)
     if delta < LEAST_DELTA:
-        raise _check.reject(
-            "delta",
-            delta,
-            f"must be at least {LEAST_DELTA:g}: below it double precision fails",
-            "Use a larger one: 1e-20 is beyond what anybody could observe.",
-        )
+        rule = f"must be at least {LEAST_DELTA:g}: below it double precision fails"
+        way_out = "Use a larger one: 1e-20 is beyond what anybody could observe."
+        raise _check.reject("delta", delta, rule, way_out)
     return delta
 
 

@@ -83,9 +83,8 @@ class WholeProfile(Accountant):
     def check(self, mechanism: Mechanism) -> None:
         KnownBins().check(mechanism)
         if balls_in_bins.orthogonal_norm(mechanism) is None:
-            raise _check.reject(
-                "strategy", mechanism.strategy, "the one-unit profile of this C is sampled itself"
-            )
+            rule = "the one-unit profile of this C is sampled itself"
+            raise _check.reject("strategy", mechanism.strategy, rule)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         return VerifiedAnalysis(mechanism, balls_in_bins.whole_profile(mechanism))

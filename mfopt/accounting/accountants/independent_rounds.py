@@ -1,5 +1,4 @@
-"""Sampling schemes with independent rounds that do not overlap in C x, by privacy loss
-distributions.
+"""Sampling with independent rounds that do not overlap in C x, by privacy loss distributions.
 
 Each has the bound that holds anyway: were the draws known, the release would be one Gaussian
 mechanism, moved in every round by as much as the whole group can.
@@ -27,25 +26,19 @@ WITHOUT_AMPLIFICATION = "Gaussian mechanism, no amplification by sampling"
 def refuse_replacement(mechanism: Mechanism) -> None:
     """Raise :class:`UsageError` for "replace", which no amplified account covers."""
     if mechanism.adjacency == "replace":
-        raise _check.reject(
-            "adjacency",
-            mechanism.adjacency,
-            f"not analysed under {mechanism.sampling.kind} sampling",
+        rule = f"not analysed under {mechanism.sampling.kind} sampling"
+        way_out = (
             "Use 'add-remove' (a replacement is a removal, then an addition), or "
-            "sampling.FixedOrder, whose account covers 'replace'.",
+            "sampling.FixedOrder, whose account covers 'replace'."
         )
+        raise _check.reject("adjacency", mechanism.adjacency, rule, way_out)
 
 
 def rounds_analysis(mechanism: Mechanism, found: poisson.Rounds, of: str) -> RoundsAnalysis:
     """The analysis of composed rounds, exact where some data attains it."""
     details = {"rounds": found.rounds, "column_norm": found.scale}
-    return RoundsAnalysis(
-        mechanism,
-        f"privacy loss distribution{of}",
-        "exact" if found.exact else "bound",
-        details,
-        found,
-    )
+    method = f"privacy loss distribution{of}"
+    return RoundsAnalysis(mechanism, method, "exact" if found.exact else "bound", details, found)
 
 
 class RoundsAccountant(Accountant):
@@ -60,8 +53,7 @@ class RoundsAccountant(Accountant):
     composed: ClassVar[Callable[..., poisson.Rounds]]  # of C, scheme, group size and adjacency
 
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
-        """Return the rounds that compose, for a single unit where :meth:`chained`; else raise
-        UsageError."""
+        """The rounds that compose, of one unit where :meth:`chained`; else raise UsageError."""
         scheme, size = mechanism.sampling, mechanism.group_size
         return type(self).composed(mechanism.strategy, scheme, size, mechanism.adjacency)
 
@@ -142,12 +134,9 @@ class TruncatedPoissonRounds(RoundsAccountant):
 
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
         if mechanism.group_size > 1:
-            raise _check.reject(
-                "group_size",
-                mechanism.group_size,
-                "batches that are cut are accounted for one unit",
-                "Use Poisson sampling, whose account covers groups.",
-            )
+            rule = "batches that are cut are accounted for one unit"
+            way_out = "Use Poisson sampling, whose account covers groups."
+            raise _check.reject("group_size", mechanism.group_size, rule, way_out)
         scheme: Any = mechanism.sampling
         return poisson.truncated_poisson(mechanism.strategy, scheme, mechanism.adjacency)
 

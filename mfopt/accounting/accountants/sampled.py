@@ -58,12 +58,9 @@ class KnownParticipations(Accountant):
         refuse_replacement(mechanism)
         law(mechanism.sampling).check(mechanism.strategy)
         if mechanism.group_size == 1:
-            raise _check.reject(
-                "group_size",
-                1,
-                "the release engine has this bound among its own",
-                "One question has one answer, whoever asks.",
-            )
+            rule = "the release engine has this bound among its own"
+            way_out = "One question has one answer, whoever asks."
+            raise _check.reject("group_size", 1, rule, way_out)
 
     @abc.abstractmethod
     def longest(self, mechanism: Mechanism) -> float:

@@ -15,8 +15,7 @@ class PublicParticipation(Accountant):
     schemes = (FixedOrder, MinSeparation)
 
     def check(self, mechanism: Mechanism) -> None:
-        """Accept every C: each has a sensitivity. Computing it refuses an n that needs too much
-        memory."""
+        """Accept every C: each has a sensitivity, which refuses an n that needs too much memory."""
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> GaussianAnalysis:
         one = unamplified.sensitivity(mechanism.strategy, mechanism.sampling)

@@ -118,9 +118,8 @@ class GroupProfile:
 
     def _smallest_start(self) -> float:
         """A log probability so small that every step takes the last point."""
-        return (
-            min(float(self.log_deltas[-1]), 0.0) - self.group_size * float(self.epsilons[-1]) - 50
-        )
+        least = min(float(self.log_deltas[-1]), 0.0)
+        return least - self.group_size * float(self.epsilons[-1]) - 50
 
     def _around(
         self, below: Callable[[tuple[float, float]], bool]
@@ -220,12 +219,9 @@ def black_box_group(guarantee: Guarantee, group_size: int) -> Guarantee:
     log_factor = black_box_log_factor(guarantee.epsilon, group_size, "geometric")
     log_delta = math.log(guarantee.delta) + log_factor
     if log_delta >= 0:
-        raise _check.reject(
-            "group_size",
-            group_size,
-            f"black-box group privacy of {guarantee} gives a δ above 1, which says nothing",
-            "Use tight group accounting, a smaller group, or much more noise.",
-        )
+        rule = f"black-box group privacy of {guarantee} gives a δ above 1, which says nothing"
+        way_out = "Use tight group accounting, a smaller group, or much more noise."
+        raise _check.reject("group_size", group_size, rule, way_out)
     return dataclasses.replace(
         guarantee,
         epsilon=group_size * guarantee.epsilon,

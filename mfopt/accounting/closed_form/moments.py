@@ -109,9 +109,8 @@ def _integral(z: float, q: float, power: float) -> float:
     t = np.arange(-40.0, power / z + 40.0, spacing)
     log_ratio = np.logaddexp(np.log1p(-q) if q < 1 else -np.inf, math.log(q) + t / z - 0.5 / z**2)
     log_terms = power * log_ratio - 0.5 * t * t
-    return (
-        float(scipy.special.logsumexp(log_terms)) + math.log(spacing) - 0.5 * math.log(2 * math.pi)
-    )
+    log_total = float(scipy.special.logsumexp(log_terms))
+    return log_total + math.log(spacing) - 0.5 * math.log(2 * math.pi)
 
 
 def epsilon(

@@ -119,8 +119,7 @@ class AllocationProfile:
     def _composed(
         self, epsilon: float, direction: Direction, *, below: bool = False
     ) -> tuple[ComposedLosses | None, float]:
-        """The law of the sum of all X (remove) or -X (add), None where it has none, and the
-        threshold."""
+        """The law of the sum of all X (remove) or -X (add), if there is one, and the threshold."""
         for coarser in (1, 8, 64, 512):
             total, tilt, threshold = self._sum(epsilon, direction, coarser, below=below)
             if total is None:
@@ -299,9 +298,8 @@ def _log_hinge(composed: ComposedLosses, threshold: float, *, below: bool = Fals
         total -= (composed.rounding + 2 * math.exp(-LOG_WINDOW_TAIL)) * ceiling
     else:
         total += composed.rounding * ceiling
-    log_total = (
-        composed.log_scale - tilt * threshold + (math.log(total) if total > 0 else -math.inf)
-    )
+    log_sum = math.log(total) if total > 0 else -math.inf
+    log_total = composed.log_scale - tilt * threshold + log_sum
     if below:
         return log_total - composed.allowance
     # S - threshold is at most the largest sum there is

@@ -119,17 +119,14 @@ class BinAssignment(Round):
 def _atoms(
     bins: int, gram: float, losses: np.ndarray, log_faint: float = -math.inf
 ) -> tuple[np.ndarray, float, float]:
-    """(log Q-mass at each loss, P-mass at +∞, Q-mass at -∞) of a pair that dominates the
-    assignment.
+    """(log Q-mass at each loss, P-mass at +∞, Q-mass at -∞) of a pair that dominates.
 
     ``losses`` increase, and 0 is among them, neither the first nor the last. What is below
     e^log_faint need not be resolved.
     """
     right, left = losses[losses >= 0], losses[losses <= 0]
-    log_above, log_below = (
-        log_hinges(bins, gram, right, "remove", log_faint=log_faint),
-        log_hinges(bins, gram, -left, "add", log_faint=log_faint),
-    )
+    log_above = log_hinges(bins, gram, right, "remove", log_faint=log_faint)
+    log_below = log_hinges(bins, gram, -left, "add", log_faint=log_faint)
     return _kinks(losses, log_above, log_below)
 
 

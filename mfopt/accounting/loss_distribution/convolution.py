@@ -130,13 +130,8 @@ class Composition(Tilting):
         # law[k] is the mass of all losses step * (shift + k + m size); place them from start on
         law = np.roll(law, -((start - shift) % size))
         np.maximum(law, 0.0, out=law)
-        end = start + size
-        beyond = end * self.step + self.offset > highest
-        lost = (
-            -math.inf
-            if beyond
-            else self._log_upper_tail(tilt, spread, end * self.step + self.offset)
-        )
+        end = (start + size) * self.step + self.offset
+        lost = -math.inf if end > highest else self._log_upper_tail(tilt, spread, end)
         return ComposedLosses(
             step=self.step,
             start=start,
@@ -251,9 +246,8 @@ class ComposedLosses:
             log_q = math.log(self.infinite_q) if self.infinite_q > 0 else -math.inf
             apart = self.infinite * -math.expm1(min(epsilon + log_q - math.log(self.infinite), 0.0))
         with np.errstate(divide="ignore"):
-            found = np.logaddexp(
-                self.log_scale - self.tilt * epsilon + np.log(total), np.log(apart)
-            )
+            inside = self.log_scale - self.tilt * epsilon + np.log(total)
+            found = np.logaddexp(inside, np.log(apart))
         return min(float(found) - self.allowance, 0.0)
 
     def blurred(self, epsilon: float, share: float) -> bool:

@@ -67,14 +67,9 @@ class LossDistribution:
         """The pair (Q, P): the other adjacency direction."""
         mass = np.exp(self.log_mass - self.losses)[::-1]
         kept = mass > _FAINT
-        return LossDistribution(
-            self.step,
-            -self.index[::-1][kept],
-            mass[kept],
-            self.reverse_infinite + float(mass[~kept].sum()),
-            self.infinite,
-            -self.offset,
-        )
+        index = -self.index[::-1][kept]
+        infinite = self.reverse_infinite + float(mass[~kept].sum())
+        return LossDistribution(self.step, index, mass[kept], infinite, self.infinite, -self.offset)
 
     @functools.cached_property
     def log_mass(self) -> np.ndarray:

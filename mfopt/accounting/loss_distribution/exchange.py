@@ -224,8 +224,7 @@ class ReplacementRound(Round):
 
 @dataclasses.dataclass(frozen=True)
 class PublicMixture(Round):
-    """Mixture of two rounds by a coin independent of the data, accounted as if its outcome were
-    released.
+    """Two rounds mixed by a coin independent of the data, accounted as if it were released.
 
     To tell more can only raise a divergence, so the truth is at most this.
 

@@ -121,9 +121,8 @@ class Law(Tilting):
         tilt = self.tilt_for_epsilon(epsilon)
         mean, variance = self.tilted_moments(tilt)
         if tilt == 0:
-            finite = float(
-                scipy.special.log_ndtr((mean - epsilon) / math.sqrt(max(variance, 1e-300)))
-            )
+            above = (mean - epsilon) / math.sqrt(max(variance, 1e-300))
+            finite = float(scipy.special.log_ndtr(above))
         else:
             root = math.sqrt(variance / 2)
             share = 0.5 * (

@@ -69,12 +69,9 @@ def poisson(
     """
     n = scheme.iterations
     if unamplified.bands(strategy, n) > 1:
-        raise _check.reject(
-            "strategy",
-            strategy.describe(),
-            "plain Poisson sampling is accounted for C = I only",
-            "Use CyclicPoisson with as many bands as C has, or BallsInBins for any C >= 0.",
-        )
+        rule = "plain Poisson sampling is accounted for C = I only"
+        way_out = "Use CyclicPoisson with as many bands as C has, or BallsInBins for any C >= 0."
+        raise _check.reject("strategy", strategy.describe(), rule, way_out)
     scale, even = _scale(strategy, n, 1)
     return Rounds(_drawn(group_size, scheme.probability, adjacency), n, scale, even)
 
@@ -94,12 +91,9 @@ def cyclic_poisson(
     n = scheme.iterations
     width = unamplified.bands(strategy, n)
     if width > scheme.bands:
-        raise _check.reject(
-            "bands",
-            scheme.bands,
-            f"C has {width} bands: participations would overlap in C x",
-            f"Use CyclicPoisson with bands >= {width}, or BallsInBins for any C >= 0.",
-        )
+        rule = f"C has {width} bands: participations would overlap in C x"
+        way_out = f"Use CyclicPoisson with bands >= {width}, or BallsInBins for any C >= 0."
+        raise _check.reject("bands", scheme.bands, rule, way_out)
     scale, even = _scale(strategy, n, scheme.bands)
     return Rounds(_drawn(1, scheme.probability, adjacency), scheme.rounds, scale, even)
 
@@ -122,19 +116,15 @@ def fixed_batch(
     """
     if group_size > scheme.population:
         raise _check.reject("group_size", group_size, f"the data set has {scheme.population} units")
-    if adjacency == "add-remove" and scheme.batch_size > scheme.population - group_size:
-        raise _check.reject(
-            "batch_size",
-            scheme.batch_size,
-            f"without the group {scheme.population - group_size} units are left to draw from",
-        )
+    left = scheme.population - group_size
+    if adjacency == "add-remove" and scheme.batch_size > left:
+        rule = f"without the group {left} units are left to draw from"
+        raise _check.reject("batch_size", scheme.batch_size, rule)
     n = scheme.iterations
     if unamplified.bands(strategy, n) > 1:
+        rule = "fixed batches are accounted for C = I only"
         raise _check.reject(
-            "strategy",
-            strategy.describe(),
-            "fixed batches are accounted for C = I only",
-            "Use BallsInBins for any C >= 0.",
+            "strategy", strategy.describe(), rule, "Use BallsInBins for any C >= 0."
         )
     scale, even = _scale(strategy, n, 1)
     chance = scheme.batch_size / scheme.population

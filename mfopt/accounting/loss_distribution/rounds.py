@@ -142,8 +142,7 @@ class RoundsProfile:
 
     @property
     def _largest_mu(self) -> float:
-        """μ of the Gaussian mechanism of a unit that always takes part with its largest
-        sensitivity."""
+        """μ of the Gaussian mechanism if units always take part with the largest sensitivity."""
         return self.mixture.largest * math.sqrt(self.rounds) / self.noise_multiplier
 
     @property
@@ -281,8 +280,7 @@ class RoundsProfile:
         return composed
 
     def _blurred(self, composed: ComposedLosses, epsilon: float) -> bool:
-        """True if rounding errors of the FFT may exceed a tenth of the error allowed for the
-        grid."""
+        """True if the FFT may round by over a tenth of the error allowed for the grid."""
         return composed.blurred(epsilon, 0.1 * self.accuracy * max(composed.tilt * epsilon, 1.0))
 
     def _below(self, epsilon: float, law: Law, log_delta: float) -> ComposedLosses:
@@ -325,11 +323,9 @@ def guess(mixture: Round, rounds: int, epsilon: float, delta: float) -> float:
         )
         return min(max(found, -1e4), profile._log_ceiling(epsilon)) - target
 
-    moved = math.sqrt(rounds) * mixture.mean / gaussian.largest_mu(epsilon, delta)
-    largest = mixture.largest
-    start = min(
-        max(moved, largest / 4), largest * math.sqrt(rounds) / gaussian.largest_mu(epsilon, delta)
-    )
+    mu, largest = gaussian.largest_mu(epsilon, delta), mixture.largest
+    moved = math.sqrt(rounds) * mixture.mean / mu
+    start = min(max(moved, largest / 4), largest * math.sqrt(rounds) / mu)
     found = solve.about(excess, start, fall=1 - 2 * target, relative=1e-2)
     if found is not None:
         return found[0]

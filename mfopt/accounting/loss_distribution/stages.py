@@ -197,15 +197,13 @@ class Cells:
         return distribution.from_below(step, self.mass_p, self.mass_q, self.centre)
 
     def balanced(self, step: float, rounds: int) -> Cells:
-        """The same cells with ``centre`` chosen so that ``rounds`` compositions lose little to the
-        grid."""
+        """The cells with a ``centre`` such that ``rounds`` compositions lose little to the grid."""
         enough = _UNSEEN / rounds
         centre = distribution.balanced_grid(step, self.mass_p, self.mass_q, self.centre, enough)
         return dataclasses.replace(self, centre=centre)
 
     def divided(self, small: float, tilt: float) -> tuple[Cells, Cells, float, float]:
-        """Split into small and large losses: (small, large, log probability of large, log E e^{θ
-        loss}).
+        """Split by loss: (small, large, log of the chance of a large one, log E e^{θ loss}).
 
         The chance is the larger of that of the law and that of the tilted law. The cell that is
         kept apart is so with the others.

@@ -81,12 +81,9 @@ class BMinSepLaw(SeparatedLaw):
         bands, separation = super().check(strategy), self.scheme.separation
         if separation * math.log1p(-self.scheme.probability) < _LEAST_WAIT:
             near = f"is too near the number of bins ({self.scheme.bins})"
-            raise _check.reject(
-                "separation",
-                separation,
-                f"{near} for the likelihood in float64",
-                "Use a smaller separation, or balls-in-bins.",
-            )
+            rule = f"{near} for the likelihood in float64"
+            way_out = "Use a smaller separation, or balls-in-bins."
+            raise _check.reject("separation", separation, rule, way_out)
         return bands
 
     def require_memory(self) -> None:

@@ -188,8 +188,7 @@ law.register(BallsInBins)(BallsInBinsLaw)
 
 
 def _draws(key: jax.Array, samples: int, modes: int) -> design_point.Draws:
-    """Frozen draws for ``samples`` samples, by NumPy: compiling JAX's sampler costs more than it
-    saves.
+    """Frozen draws by NumPy: compiling JAX's sampler would cost more than it saves.
 
     Float64, because the gradient through the factor of a nearly singular G amplifies rounding:
     searches on float32 draws ended up to 0.2% above the optimum in σ.

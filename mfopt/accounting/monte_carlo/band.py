@@ -49,8 +49,7 @@ def _few_forward(band: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
 
 
 def _few_backward(saved: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Gradient by tiles: sums over samples, lag by lag, would cost ten times as much as the
-    product."""
+    """Gradient by tiles: sums over samples, lag by lag, would cost ten times the product."""
     return jax.vjp(_by_tiles, *saved)[1](cotangent)
 
 

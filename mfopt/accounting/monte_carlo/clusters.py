@@ -155,8 +155,7 @@ def clusters(
 
 
 class _Kinds(NamedTuple):
-    """Partitions of a number of places: cluster sizes, places before each, log of how many there
-    are.
+    """Partitions of some places: cluster sizes, places before each, log of how many there are.
 
     Sizes are the largest first, then zeros; (kinds, MOST), (kinds, MOST), (kinds,).
     """

@@ -29,7 +29,7 @@ from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import Composition, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Mixture, Resolution
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss, law, loss_of
+from mfopt.accounting.monte_carlo.protocol import DIRECTIONS, SampledLoss, law, loss_of
 from mfopt.accounting.monte_carlo.sampled import ComposedMechanism, OneUnit
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.strategies.fields import Array
@@ -81,26 +81,19 @@ def from_dp_accounting(pld: Any) -> Composition:
 def _read(pmf: Any) -> LossDistribution:
     dense = pmf.to_dense_pmf()
     if pmf._pessimistic_estimate is not True or dense._pessimistic_estimate is not True:
-        raise _check.reject(
-            "pld",
-            "an optimistic privacy loss distribution",
-            "it must bound the losses from above, in both directions",
-            "Make it with pessimistic_estimate=True.",
-        )
-    mass = np.maximum(np.asarray(dense._probs, dtype=np.float64), 0.0)
-    total = float(mass.sum()) + float(dense._infinity_mass)
+        value = "an optimistic privacy loss distribution"
+        rule = "it must bound the losses from above, in both directions"
+        way_out = "Make it with pessimistic_estimate=True."
+        raise _check.reject("pld", value, rule, way_out)
+    mass, infinite = np.asarray(dense._probs, dtype=np.float64), float(dense._infinity_mass)
+    mass = np.maximum(mass, 0.0)
+    total = float(mass.sum()) + infinite
     if not 1 - _LOST <= total < math.inf:
-        raise _check.reject(
-            "pld", total, f"its masses, that of infinite loss too, must add up to 1 - {_LOST:g}"
-        )
+        rule = f"its masses, that of infinite loss too, must add up to 1 - {_LOST:g}"
+        raise _check.reject("pld", total, rule)
     kept = np.flatnonzero(mass > 0)
-    return LossDistribution(
-        dense._discretization,
-        kept + int(dense._lower_loss),
-        mass[kept],
-        float(dense._infinity_mass),
-        0.0,
-    )
+    index = kept + int(dense._lower_loss)
+    return LossDistribution(dense._discretization, index, mass[kept], infinite, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,12 +211,8 @@ def analysis(
     if mechanism.group_size != 1:
         raise _check.reject("group_size", mechanism.group_size, "compositions cover one unit")
     if mechanism.adjacency == "replace":
-        raise _check.reject(
-            "adjacency",
-            "replace",
-            "not analysed for compositions",
-            "Use 'add-remove' or 'zero-out'.",
-        )
+        rule, way_out = "not analysed for compositions", "Use 'add-remove' or 'zero-out'."
+        raise _check.reject("adjacency", "replace", rule, way_out)
     model = ComposedModel(law(mechanism.sampling).loss(mechanism.strategy), other, samples)
     return VerifiedAnalysis(mechanism, model, certify=certify, seed=seed)
 
@@ -240,15 +229,11 @@ class ComposedModel(OneUnit):
     def __init__(
         self, loss: SampledLoss | DominatingPair, other: Composition, samples: int | None = None
     ) -> None:
-        sides: dict[SampledDirection, HockeyStick] = {
-            "remove": HockeyStick.of(other),
-            "add": HockeyStick.of(other.reverse()),
-        }
-        super().__init__(
-            loss_of(loss),
-            samples,
-            {name: ComposedMechanism(stick, stick.constant) for name, stick in sides.items()},
-        )
+        companions = {}
+        for direction, one in zip(DIRECTIONS, (other, other.reverse()), strict=True):
+            stick = HockeyStick.of(one)
+            companions[direction] = ComposedMechanism(stick, stick.constant)
+        super().__init__(loss_of(loss), samples, companions)
         self.method += f", composed with {_NAMED}"
         self.estimator += f", composed with {_NAMED}"
         self.details = {"composed_with": [_described(*part) for part in other.parts]}

@@ -185,8 +185,7 @@ def draw(key: jax.Array, samples: int, bins: int) -> Draws:
 
 
 def components(offset: Any, count: int, nodes: int) -> Any:
-    """Component indices of ``count`` samples from ``offset`` on, (count,), nearly equally often
-    each."""
+    """Component indices of samples from ``offset`` on, (count,), nearly equally often each."""
     # a stride near the golden ratio and coprime to 2K spreads a part cycle evenly
     stride = next(k for k in range(round(1.236 * nodes), 4 * nodes) if math.gcd(k, 2 * nodes) == 1)
     return (offset + stride * np.arange(count)) % (2 * nodes)
@@ -344,16 +343,13 @@ class DesignPoints(NamedTuple):
           key: randomness of the nodes' offset.
         """
         offset = np.random.default_rng(np.asarray(jax.random.key_data(key))).random()
-        diagonal, gram = np.asarray(known.gram.diagonal()), known.gram
-        factor = known.factor
-        times: Any = (
-            Square(factor, jnp.asarray(diagonal))
-            if isinstance(factor, HierarchicalLowRank)
-            else gram
-        )
-        found = placed(times, float(noise_multiplier), float(epsilon), offset)
+        gram: Any = known.gram
+        diagonal = np.asarray(gram.diagonal())
+        if isinstance(known.factor, HierarchicalLowRank):
+            gram = Square(known.factor, jnp.asarray(diagonal))
+        found = placed(gram, float(noise_multiplier), float(epsilon), offset)
         # by NumPy where it is a matrix: two products, once
-        by = times if isinstance(factor, HierarchicalLowRank) else np.asarray(gram)
+        by = gram if isinstance(gram, Square) else np.asarray(gram)
         return cls(known, diagonal.mean(), found, tables(by, np.asarray(found.weights)))
 
     def terms(self, key: jax.Array, size: int) -> Any:

@@ -56,8 +56,7 @@ _COVERED = (BallsInBins,)
 
 
 def covers(scheme: Scheme) -> bool:
-    """Return True if this is the scheme's dominating pair; exact class, since a subclass may
-    differ."""
+    """True if this is the scheme's dominating pair; by exact class, as a subclass may differ."""
     return type(scheme) in _COVERED
 
 
@@ -105,12 +104,9 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
 def check_range(largest: float) -> None:
     """Refuse a C whose ``largest`` entry leaves no room in float64 for squares."""
     if not 1 / _RANGE <= largest <= _RANGE:
-        raise _check.reject(
-            "C",
-            largest,
-            f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]",
-            "Multiply C by a constant: σ scales with it, and the mechanism stays the same.",
-        )
+        rule = f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]"
+        way_out = "Multiply C by a constant: σ scales with it, and the mechanism stays the same."
+        raise _check.reject("C", largest, rule, way_out)
 
 
 def above(gram: np.ndarray, relative: float) -> DominatingPair:
@@ -188,9 +184,8 @@ def check(pair: DominatingPair) -> DominatingPair:
     cuts = [slice(cut, cut + _ROWS) for cut in range(0, len(gram), _ROWS)]
     finite = finite and all(np.all(np.isfinite(gram[cut])) for cut in cuts)
     if not (finite and np.all(diagonal > 0)):
-        raise _check.reject(
-            "pair", "G or its factor", "must be finite, with a diagonal greater than 0"
-        )
+        rule = "must be finite, with a diagonal greater than 0"
+        raise _check.reject("pair", "G or its factor", rule)
     if isinstance(factor, HierarchicalLowRank):
         product = factor.square_rows(len(gram))
     else:

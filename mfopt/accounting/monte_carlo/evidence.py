@@ -114,8 +114,7 @@ class Sums(NamedTuple):
 
 
 def sums(value: jax.Array) -> Sums:
-    """:class:`Sums` of iid values f/B, shape (samples,); NaN if a value exceeds its proven
-    ceiling."""
+    """:class:`Sums` of iid values f/B, shape (samples,); NaN if one exceeds its ceiling."""
     # a value above the proven ceiling leaves no proof: no number, so that nothing is accepted
     value = jnp.where(value <= 1 + _ABOVE, value, jnp.nan)
     return Sums(jnp.sum(value), jnp.sum(value**2), betting.log_wealth(value))
@@ -172,8 +171,7 @@ class Pilot(NamedTuple):
         return bet, math.log(max(scaled / mean, 1.0)) if mean > 0 else math.inf
 
     def agrees(self, log_mean: float) -> bool:
-        """True if H = e^``log_mean`` lies within five standard errors (and 5%) of the pilot's
-        mean."""
+        """True if H = e^``log_mean`` is within five standard errors (and 5%) of the pilot's."""
         error = self.deviation / math.sqrt(self.samples)
         return abs(math.expm1(min(log_mean - self.log_mean, 50.0))) <= 5 * error + 0.05
 

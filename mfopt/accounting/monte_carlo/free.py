@@ -152,8 +152,7 @@ class ReassignedBins:
         return Unamplified(math.sqrt(self.throws * self.squared_norm), self.method)
 
     def _closed(self, noise_multiplier: float) -> Unamplified | Spread | None:
-        """Closed-form bound for small σ (no amplification) or large σ (no grid is fine enough);
-        else None."""
+        """Closed form for small σ (no amplification) or large σ (grids too coarse), else None."""
         if noise_multiplier < LEAST * math.sqrt(self.squared_norm) * (1 + _GRIDS):
             return self._plain
         spread = Spread(self.bins, self.throws, self.squared_norm, self._plain)

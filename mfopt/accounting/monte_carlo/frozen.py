@@ -63,12 +63,9 @@ class LogDelta(NamedTuple):
             return cls(-np.inf, -np.inf, np.inf)
         weight = np.exp(top - peak)
         first, second = np.sum(weight * total), np.sum(weight**2 * square)
-        variance = max(second / pairs - (first / pairs) ** 2, 0.0) / max(pairs - 1, 1)
-        return cls(
-            float(peak + np.log(first / pairs)),
-            float(np.sum(weight * slope) / first),
-            float(np.sqrt(variance) / (first / pairs)),
-        )
+        mean, steepness = first / pairs, np.sum(weight * slope) / first
+        variance = max(second / pairs - mean**2, 0.0) / max(pairs - 1, 1)
+        return cls(float(peak + np.log(mean)), float(steepness), float(np.sqrt(variance) / mean))
 
 
 class FrozenSamples:
@@ -94,7 +91,7 @@ class FrozenSamples:
         self._size = size + size % 2
         self._count = -(-samples // self._size)
         self.samples = self._size * self._count
-        self._devices = sharding.row(self._count)
+        self._devices = sharding.devices()[: self._count]  # none that would be idle
         keys = [chunked.subkey(key, i) for i in range(self._count)]
         self._keys = sharding.rounds(keys, self._devices)
         shapes = jax.eval_shape(functools.partial(self._estimator.terms, size=self._size), key)
@@ -110,8 +107,7 @@ class FrozenSamples:
 
     @float64
     def evaluate(self, log_sigma: float) -> LogDelta:
-        """log δ̂ of the remove direction, its slope and its relative standard error, antithetic
-        pairs as units."""
+        """The remove direction; its standard error counts antithetic pairs as units."""
         return self._joined(_moments, log_sigma, self._size // 2)
 
     @float64

@@ -1,5 +1,4 @@
-"""Groups of K units under balls-in-bins, any C >= 0: the mixture over their bins, bounded and
-sampled.
+"""Groups of K units under balls-in-bins, any C >= 0: the mixture over bins, bounded and sampled.
 
 The dominating pair of a group is P = E_k N(m_{k_1} + … + m_{k_K}, σ²I) against Q = N(0, σ²I), the
 bins k independent and uniform: the modes of a group are sums of modes, so G tells all. With C = I,
@@ -158,8 +157,7 @@ class GroupLoss(SampledLoss):
         return self._chosen[where]
 
     def _about(self, part: int, point: Point) -> float:
-        """log of the bound expected from the default number of samples (remove direction), by a
-        small pilot."""
+        """log of the bound expected of usual samples (remove direction), by a small pilot."""
         pair = self._pair(part)
         tilt = count_mixture.least(pair, "remove", point)
         seen = count_mixture.pilot(pair, tilt, point, _GLANCE, chunked.seed_key(0))

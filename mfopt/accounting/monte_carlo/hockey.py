@@ -40,15 +40,11 @@ class GaussianPayoff(NamedTuple):
         """
         if order <= 0:
             return 0.0
-        mu, wanted = float(self.mu), math.log1p(1 / order)
+        mu, wanted, log_ndtr = float(self.mu), math.log1p(1 / order), scipy.special.log_ndtr
 
         def above(t: float) -> float:
-            fall = (
-                scipy.special.log_ndtr(mu / 2 - t / mu)
-                - scipy.special.log_ndtr(-mu / 2 - t / mu)
-                - t
-            )
-            return float(fall) - wanted
+            first, second = (log_ndtr(half - t / mu) for half in (mu / 2, -mu / 2))
+            return float(first - second - t) - wanted
 
         # at μ -> 0 the peak is the hinge's, at large μ near μ² (s + 1/2)
         least, most = -wanted - 1.0, mu**2 * (order + 0.5) + 1.0
@@ -57,12 +53,7 @@ class GaussianPayoff(NamedTuple):
         while above(most) >= 0:
             most += 1 + most
         at = solve.root(above, least, most)
-        return (
-            order * at
-            + float(scipy.special.log_ndtr(mu / 2 - at / mu))
-            - math.log1p(order)
-            + _NUDGE
-        )
+        return order * at + float(log_ndtr(mu / 2 - at / mu)) - math.log1p(order) + _NUDGE
 
 
 def beside(point: Point, shift: float) -> Point | None:

@@ -178,15 +178,12 @@ def mean_tilt(ceilings: Ceilings, point: Point, cut: float = 0.0) -> Tilt:
     if isinstance(point.payoff, HockeyStickPayoff):
         best = float(add_tilt(less.square_of_mean, less.mean_square, point.epsilon, np))
     else:
+
+        def log_ceiling(log_order: float) -> float:
+            return tilt("mean", math.exp(log_order), less, point).log_ceiling
+
         # convex in the order, as log_peak is: a supremum of what is linear in it
-        best = math.exp(
-            solve.lowest(
-                lambda log_order: tilt("mean", math.exp(log_order), less, point).log_ceiling,
-                math.log(1e-2),
-                math.log(1e3),
-                width=1e-2,
-            )
-        )
+        best = math.exp(solve.lowest(log_ceiling, math.log(1e-2), math.log(1e3), width=1e-2))
     return min((tilt("mean", t, less, point) for t in (0.0, best)), key=lambda one: one.log_ceiling)
 
 

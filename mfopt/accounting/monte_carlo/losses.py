@@ -72,8 +72,7 @@ class LikelihoodLoss(SampledLoss):
         return residual, self.ceilings(scaled, common).without(common)
 
     def _sampled(self, point: Point) -> tuple[Likelihood, Ceilings, Point]:
-        """Likelihood, ceilings and point that are sampled: without the shared component, if there
-        is one."""
+        """Likelihood, ceilings and point that are sampled: without the shared component, if any."""
         paid = None if self.shared is None else beside(point, float(self.shared.shift))
         return *self._known(point.noise_multiplier, paid is not None), paid or point
 

@@ -113,13 +113,11 @@ class MomentBound:
         log_deltas: Callable[[float], tuple[float, float]], start: float, delta: float, name: str
     ) -> float:
         target = math.log(delta)
-        return solve.smallest(
-            lambda x: float(np.max(log_deltas(x))) - target,
-            start,
-            name=name,
-            relative=_WIDTH,
-            least=1e-4,
-        )
+
+        def excess(x: float) -> float:
+            return float(np.max(log_deltas(x))) - target
+
+        return solve.smallest(excess, start, name=name, relative=_WIDTH, least=1e-4)
 
 
 @_quick.jit

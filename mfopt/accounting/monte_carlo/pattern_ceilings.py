@@ -108,8 +108,7 @@ class _Moments(NamedTuple):
     within: np.ndarray
 
     def threshold(self, log_share: float) -> float:
-        """An overlap Σ_g w(k_g, k_{g+1}) of assignments that a share e^``log_share`` of patterns
-        exceeds at most.
+        """An overlap Σ_g w(k_g, k_{g+1}) that at most a share e^``log_share`` of patterns exceeds.
 
         Chernoff: Pr(Σ w > τ) <= e^(−θτ) E e^(θ Σ w) for any θ > 0, and the mean over a chain of
         independent bins is a product of matrices.

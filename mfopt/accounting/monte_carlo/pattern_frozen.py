@@ -332,9 +332,7 @@ class FrozenPatterns(NamedTuple):
         """A proposal that is fitted at this σ and ε.
 
         Args:
-          patterns: at σ = 1.
-          noise_multiplier, epsilon: σ and ε.
-          ceilings: of patterns in noise units; estimates will do.
+          patterns, noise_multiplier, epsilon, ceilings: as for :func:`fit`.
         """
         proposal = fit(patterns, noise_multiplier, epsilon, ceilings)
         return cls(patterns, patterns.mean_square(), proposal)

@@ -152,12 +152,10 @@ class PatternLaw(SampledLaw):
         n, most = self.scheme.iterations, self.scheme.most_bands
         bands = strategy.most_bands(n)
         if most is not None and bands == n > most:  # no number of bands was asked for
-            raise _check.reject(
-                "strategy",
-                getattr(strategy, "base", strategy).kind,
-                f"its C is not banded, and {self.limit[0]} ({most})",
-                "Use a banded C (banded-toeplitz), or balls-in-bins.",
-            )
+            rule = f"its C is not banded, and {self.limit[0]} ({most})"
+            way_out = "Use a banded C (banded-toeplitz), or balls-in-bins."
+            kind = getattr(strategy, "base", strategy).kind
+            raise _check.reject("strategy", kind, rule, way_out)
         self._check_bands(bands)
 
     def draws(self, key: jax.Array, samples: int) -> PatternDraws:

@@ -179,8 +179,7 @@ class SampledLoss(abc.ABC):
         return (Unamplified(self.sensitivity, how),)
 
     def deterministic_bounds(self) -> Sequence[FreeBound]:
-        """Every bound without samples, however long it takes: what a deterministic certificate
-        chooses from."""
+        """Every bound without samples, however slow: a deterministic certificate's choice."""
         return self.free_bounds()
 
 
@@ -224,8 +223,7 @@ class SampledLaw(abc.ABC):
         return self
 
     def check_shape(self, strategy: Strategy) -> None:  # noqa: B027 - most take any C
-        """Raise :class:`UsageError` for a form of C that is not covered, whatever its
-        parameters."""
+        """Raise :class:`UsageError` for a form of C that no parameters would make covered."""
 
     @abc.abstractmethod
     def draws(self, key: jax.Array, samples: int) -> Any:
@@ -280,12 +278,8 @@ def law(scheme: Any) -> SampledLaw:
       UsageError: none is registered for this scheme.
     """
     known = sorted(cls.__name__ for cls in law.registry if cls is not object)
-    raise _check.reject(
-        "sampling",
-        scheme,
-        "no sampled privacy loss is known for this scheme",
-        f"There is one for {', '.join(known) or 'none'}.",
-    )
+    rule = "no sampled privacy loss is known for this scheme"
+    raise _check.reject("sampling", scheme, rule, f"There is one for {', '.join(known) or 'none'}.")
 
 
 @functools.singledispatch

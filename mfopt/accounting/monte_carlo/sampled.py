@@ -1,5 +1,4 @@
-"""One unit of a sampled privacy loss, alone or composed with other mechanisms: estimates and
-bounds.
+"""One unit of a sampled privacy loss, alone or composed with others: estimates and bounds.
 
 What it is composed with enters as δ₂, one for each direction: H = E δ₂(ε ∓ Y) (see
 :mod:`mfopt.accounting.monte_carlo.importance`).

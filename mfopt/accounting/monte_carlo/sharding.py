@@ -23,15 +23,13 @@ _SPLIT, _SAME = PartitionSpec("samples"), PartitionSpec()
 
 
 def devices() -> Devices:
-    """Local devices that samples are sharded over; only the default device if the caller set
-    one."""
+    """Local devices that samples are sharded over: the default device alone where one is set."""
     chosen = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
     return tuple(jax.local_devices()) if chosen is None else (chosen,)
 
 
 def dividing(tree: Any) -> Devices:
-    """Largest set of devices that cuts the first axis of every array of ``tree`` into equal
-    parts."""
+    """Largest set of devices that cuts the first axis of every array into equal parts."""
     lengths = {leaf.shape[0] if leaf.shape else 1 for leaf in jax.tree.leaves(tree)}
     found = devices()
     count = next(k for k in range(len(found), 0, -1) if all(n % k == 0 for n in lengths))
@@ -66,11 +64,6 @@ def mapped(function: Callable[..., Any], over: Devices) -> Callable[..., Any]:
         return inner(parts, *same)
 
     return call
-
-
-def row(chunks: int) -> Devices:
-    """Devices for ``chunks`` chunks, without any that would be idle."""
-    return devices()[:chunks]
 
 
 def rounds(chunks: Sequence[Any], over: Devices) -> list[Any]:
