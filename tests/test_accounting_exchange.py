@@ -26,6 +26,15 @@ KINDS = {
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
+@pytest.mark.parametrize("step", [0.5, 5.0])
+def test_what_floats_cannot_carry_is_an_infinite_loss(step) -> None:
+    # at losses near -660 atoms hold a hundredth of Q, and of P less than a float can
+    pair = ReplacementRound.replaced_in_fixed_batch(0.5)
+    found = pair.discretize(0.055, step, Resolution(0.05, -60.0))
+    carried = float(np.exp(found.log_mass - found.losses).sum())
+    assert carried + found.reverse_infinite == pytest.approx(1, abs=1e-12)
+
+
 def worlds(kind, rng):
     """(v, x, x') of unit balls of the plane, as the data may be."""
     x, other, v = (

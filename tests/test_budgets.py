@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_818,
     "mfopt/_runtime": 1_552,
-    "mfopt/accounting": 16_581,
+    "mfopt/accounting": 16_585,
     "mfopt/calibration": 200,
     "mfopt/experiments": 6_998,
     "mfopt/factorization": 744,
@@ -33,7 +33,7 @@ LINES = {
     "mfopt/torch": 1_775,
     "mfopt/training": 10_726,
     "cli": 5_216,
-    "tests": 36_785,
+    "tests": 36_791,
 }
 # of the main job
 MAIN_JOB = {

@@ -335,6 +335,10 @@ def from_atoms(
     index, at = np.unique(np.concatenate([lower, lower + 1]), return_inverse=True)
     total = np.bincount(at, np.concatenate([mass * (1 - share), mass * share]))
     kept = total > _FAINT
+    infinite += float(total[~kept].sum())
+    # what floats cannot carry of P may carry much of Q: an infinite loss of the other direction
+    faint = ~kept & (total > 0)
+    reverse_infinite += float(np.exp(np.log(total[faint]) - step * index[faint]).sum())
     return LossDistribution(step, index[kept], total[kept], infinite, reverse_infinite)
 
 
