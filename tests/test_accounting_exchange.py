@@ -33,6 +33,8 @@ def test_what_floats_cannot_carry_is_an_infinite_loss(step) -> None:
     found = pair.discretize(0.055, step, Resolution(0.05, -60.0))
     carried = float(np.exp(found.log_mass - found.losses).sum())
     assert carried + found.reverse_infinite == pytest.approx(1, abs=1e-12)
+    twice = found.reverse().reverse()
+    assert float(twice.mass.sum()) + twice.infinite == pytest.approx(1, abs=1e-12)
 
 
 def worlds(kind, rng):

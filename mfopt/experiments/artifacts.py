@@ -15,7 +15,7 @@ from mfopt.experiments.auditing import TrainerAudit
 from mfopt.experiments.cache import Cache, Cell, Result, code_digest
 from mfopt.experiments.manifest import note, read_manifest
 from mfopt.experiments.mechanisms import ProvenCell, strategy_of
-from mfopt.experiments.runner import cores, device, first_cells, run_all, summed, with_needs
+from mfopt.experiments.runner import cores, first_cells, run_all, summed, with_needs
 from mfopt.experiments.studies import STUDIES, engine, find, output
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
@@ -258,6 +258,5 @@ def write_study(
 def _note(folder: Path, name: str, files: list[Path], cells: _Recording, **how: Any) -> None:
     code = code_digest(training=True, studies=name.startswith("studies/"))
     computing = summed(map(cells.load, with_needs(cells.seen)))
-    computing["device"] = computing["device"] or [device()]  # what has no cells was made here
     # what a busy or slow machine took says nothing without it
     note(folder, name, files, **how, **computing, speed=round(_sizes.speed(), 1), code=code)

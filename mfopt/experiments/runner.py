@@ -164,7 +164,7 @@ def summed(results: Iterable[Result | None]) -> dict[str, Any]:
         name: round(sum(record[name] for record in records), 1)
         for name in ("seconds", "cpu_seconds")
     }
-    devices = sorted({record["device"] for record in records})
+    devices = sorted({record["device"] for record in records}) or [device()]  # of none: this one
     return {"device": devices, **sums, "made": max((r["made"] for r in records), default=None)}
 
 

@@ -69,7 +69,8 @@ class LossDistribution:
         kept = mass > _FAINT
         index = -self.index[::-1][kept]
         infinite = self.reverse_infinite + float(mass[~kept].sum())
-        return LossDistribution(self.step, index, mass[kept], infinite, self.infinite, -self.offset)
+        left = self.infinite + float(self.mass[::-1][~kept].sum())
+        return LossDistribution(self.step, index, mass[kept], infinite, left, -self.offset)
 
     @functools.cached_property
     def log_mass(self) -> np.ndarray:

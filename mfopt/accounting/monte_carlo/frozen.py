@@ -107,7 +107,7 @@ class FrozenSamples:
 
     @float64
     def evaluate(self, log_sigma: float) -> LogDelta:
-        """The remove direction; its standard error counts antithetic pairs as units."""
+        """log δ̂ of the remove direction; antithetic pairs are the units of its standard error."""
         return self._joined(_moments, log_sigma, self._size // 2)
 
     @float64
