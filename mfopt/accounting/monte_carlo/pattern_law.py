@@ -33,7 +33,9 @@ from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.sampling import BinScheme
 from mfopt.strategies import Strategy
 
-_SHORT_RUN = 512  # iterations
+# Iterations from which on a search takes fewer samples, and by how much at most. At 2,048 with 128
+# bands the optimum on a quarter of the samples is 0.6% above at ε = 16, and found no sooner.
+_LONG_RUN, _MOST_FRUGAL = 2048, 4
 
 
 class PatternLoss(LikelihoodLoss):
@@ -95,6 +97,7 @@ class PatternLaw(SampledLaw):
     losses: ClassVar[type[PatternLoss]]
     limit: ClassVar[tuple[str, str]]
     divisible: ClassVar[bool] = True
+    resolution: ClassVar[float] = 2e-4
     disagreement: ClassVar[float] = 0.01
 
     @abc.abstractmethod
@@ -145,8 +148,7 @@ class PatternLaw(SampledLaw):
 
     @property
     def frugal(self) -> int:  # type: ignore[override]
-        # at 4 × 16, ε = 8 searches with a quarter of the samples end up to 1% high
-        return 4 if self.scheme.iterations > _SHORT_RUN else 1
+        return min(max(self.scheme.iterations // _LONG_RUN, 1), _MOST_FRUGAL)
 
     def check_shape(self, strategy: Strategy) -> None:
         n, most = self.scheme.iterations, self.scheme.most_bands
