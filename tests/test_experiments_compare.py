@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -88,7 +89,7 @@ def test_key_depends_on_every_setting_that_is_no_default() -> None:
     ]
     assert len({a.key, *(cell.key for cell in others)}) == 5
     # σ that takes no samples is one cell, however many are asked for
-    plain = goal.under("poisson")
+    plain = dataclasses.replace(goal, sampling="poisson")
     assert SigmaCell(FixedCell("identity"), plain, 64) == SigmaCell(FixedCell("identity"), plain)
 
 

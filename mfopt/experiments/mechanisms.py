@@ -68,10 +68,6 @@ class Goal:
         """Steps of the whole run, n."""
         return self.bins * self.epochs
 
-    def under(self, sampling: str) -> Goal:
-        """The same under another sampling."""
-        return dataclasses.replace(self, sampling=sampling, rethrow=1)
-
     def bin_scheme(self) -> BinScheme:
         """The scheme, where units are assigned to bins."""
         if self.sampling == FRESH:

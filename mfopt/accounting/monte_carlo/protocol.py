@@ -192,10 +192,8 @@ class SampledLaw(abc.ABC):
     Attributes:
       divisible: whether draws may be cut along the first axis of every array into equal parts,
         whose δ̂ have the whole's as their mean: a search spreads them over the local devices then.
-      frugal: by how much a search divides the usual number of frozen samples: where each takes
-        long.
-      resolution: relative change of the error that frozen samples resolve: a search's tolerance is
-        no less.
+      frugal: by how much a search divides the usual number of frozen samples.
+      resolution: least tolerance of a search: what these samples resolve of the error.
       disagreement: largest relative difference of σ on frozen samples between two proposals, each
         placed near the solution.
     """
