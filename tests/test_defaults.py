@@ -110,12 +110,8 @@ def test_an_interrupt_keeps_the_better_so_far(after):
     assert len(seen) == after  # nothing went on behind the user's back
     best = stop.value.best
     assert best.forms == {} and np.exp(best.loss) == pytest.approx(rmse(best.strategy), rel=0.1)
-    assert best.strategy.kind == ("wave-blt" if after == 1 else min_kind(seen))
-
-
-def min_kind(steps):
-    """The kind of the search with the least value so far."""
-    return min(steps, key=lambda step: step.trace.best_value).stage.removeprefix("optimizing, ")
+    least = min(seen, key=lambda step: step.trace.best_value).stage.removeprefix("optimizing, ")
+    assert best.strategy.kind == ("wave-blt" if after == 1 else least)
 
 
 def test_a_start_says_which_forms_are_searched():

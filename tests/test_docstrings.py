@@ -52,16 +52,13 @@ def explained(docstring):
     return {name for line in lines if line for name in re.findall(r"\w+", line[1])}
 
 
-def is_command(node):
-    """Whether click makes a command of it: its options have help texts."""
-    return any("command" in ast.unparse(decorator) for decorator in node.decorator_list)
-
-
 def unexplained(source, documented):
     """(name, parameters without a text) of a module; methods may be explained where they are
     first declared, ``documented``."""
     for name, node, parameters in public_functions(source):
-        if len(parameters) < MANY or is_command(node):
+        # the options of a command have help texts
+        command = any("command" in ast.unparse(decorator) for decorator in node.decorator_list)
+        if len(parameters) < MANY or command:
             continue
         docstring = ast.get_docstring(node)
         if docstring is None and "." in name and node.name in documented:

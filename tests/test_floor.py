@@ -42,10 +42,6 @@ def stated(**changes):
     return Guarantee(**{"epsilon": EPSILON, "delta": DELTA, "noise_multiplier": 1.0, **changes})
 
 
-def root_sum(epochs):
-    return sum(math.sqrt(i) for i in range(1, epochs + 1)) / math.sqrt(epochs)
-
-
 @pytest.mark.parametrize(
     ("epochs", "value"),
     [(1, 1.994), (2, 3.404), (4, 6.127), (8, 11.494), (16, 22.166), (32, 43.461)],

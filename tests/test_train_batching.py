@@ -48,10 +48,6 @@ def test_a_condition_on_participations_cannot_be_executed():
         Sampler(sampling.MinSeparation(9, 3, 3), 40, 0, microbatch=4)
 
 
-def without_unit(sampler, gone):
-    return {t: np.setdiff1d(sampler.drawn[t], [gone]) for t in range(len(sampler.drawn))}
-
-
 @pytest.mark.parametrize("scheme", SCHEMES[:3] + SCHEMES[4:], ids=lambda s: s.kind)
 def test_truncation_cuts_and_one_unit_displaces_at_most_one(scheme, monkeypatch):
     sampler = Sampler(scheme, 40, seed=3, microbatch=3, batch_size=6)
@@ -66,7 +62,8 @@ def test_truncation_cuts_and_one_unit_displaces_at_most_one(scheme, monkeypatch)
         for gone in kept[:2]:
             # the same draw without one unit: at most one other unit moves up
             fewer = Sampler(scheme, 40, seed=3, microbatch=3, batch_size=6)
-            monkeypatch.setattr(fewer, "drawn", without_unit(sampler, gone))
+            drawn = {t: np.setdiff1d(sampler.drawn[t], [gone]) for t in range(len(sampler.drawn))}
+            monkeypatch.setattr(fewer, "drawn", drawn)
             without = fewer.batch(step).units
             without = without[without >= 0]
             assert gone not in without

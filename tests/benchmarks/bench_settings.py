@@ -283,7 +283,8 @@ def examine(setting: Setting, *, compare: bool) -> Setting:
     bracket = _asked(found, _REFERENCE_SECONDS) if compare and found.get("found") else None
     if bracket is not None:
         found["reference"] = bracket
-        if not _within(found["found"], *bracket):
+        low, high = bracket
+        if not low * (1 - 1e-6) - 1e-9 <= found["found"] <= high * (1 + _ABOVE) + 1e-9:
             said = f"ε = {found['found']} outside dp_accounting's {tuple(bracket)}"
             found["grids"] = grids(found)
             if contradiction(found["grids"]):
@@ -295,10 +296,6 @@ def examine(setting: Setting, *, compare: bool) -> Setting:
             else:
                 found["wrong"].append(said)
     return found
-
-
-def _within(answer: float, low: float, high: float) -> bool:
-    return low * (1 - 1e-6) - 1e-9 <= answer <= high * (1 + _ABOVE) + 1e-9
 
 
 def _asked(result: Setting, seconds: float, finer: float = 1.0) -> list[float] | None:
