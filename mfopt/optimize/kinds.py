@@ -346,7 +346,7 @@ register(
         parameters=lambda size: size.n - 1,  # the first coefficient is 1
         samples=2**14,
         steps=100,
-        tolerance=4e-5,
+        tolerance=2e-5,
         warm_steps=100,
     )
 )
@@ -361,7 +361,7 @@ register(
         parameters=lambda size: size.bands - 1,
         samples=2**13,
         steps=80,
-        tolerance=5e-5,
+        tolerance=2e-5,
     )
 )
 register(

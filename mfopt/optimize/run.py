@@ -495,8 +495,8 @@ class _Job:
 
     def accuracy(self, problem: _Problem, kind: Kind) -> float:
         """Tolerance, by default the kind's."""
-        least = _LEAST_TOLERANCE if problem.grouped else problem.law.resolution
-        return max(kind.tolerance, least) if self.tolerance is None else self.tolerance
+        own = max(kind.tolerance, _LEAST_TOLERANCE) if problem.grouped else kind.tolerance
+        return own if self.tolerance is None else self.tolerance
 
     def stretches(self, stage: kinds.Stage) -> bool:
         """Return True if the start of a stage is found with few bins."""

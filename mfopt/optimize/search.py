@@ -32,6 +32,7 @@ _LOST = 0.3  # decrease of log error for which no tangent is trusted
 _UNSEEN = 2.5
 # Tolerances: the largest change by another placement below which gains are taken for noise.
 _AGREE = 3
+_CHECKS = 3  # in a row, of points on proposals of their own, that found no lower error: it is noise
 
 
 def minimize(
@@ -61,7 +62,7 @@ def minimize(
     if not here.at.usable:
         trace.status = "the objective is not a number at the start"
         return
-    bend, width, renewed = _Curvature(), REACH, True
+    bend, width, renewed, checks = _Curvature(), REACH, True, 0
     while len(trace.history) < steps:
         model = bend.added(objective.model(here), here.point)
         least, reached = _minimum(model, here, width, tolerance)
@@ -76,6 +77,11 @@ def minimize(
                 here = own = objective.placed(here.point, here.at.noise_multiplier)
                 changed = abs(here.at.value - before.at.value)
                 tolerance = max(tolerance, min(changed, coarsest))
+                checks = 0 if here.at.value < lowest.at.value else checks + 1
+                if checks == _CHECKS:
+                    trace.move(lowest.point, lowest.at)
+                    trace.status = f"converged (no lower error in {checks} placements)"
+                    return
                 if not _worse(here, lowest, objective.disagreement):
                     lowest = min(here, lowest, key=lambda tangent: tangent.at.value)
                 else:

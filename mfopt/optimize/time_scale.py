@@ -30,7 +30,7 @@ from mfopt.strategies import Strategy, TimeScaled
 
 # by `mfopt bench defaults`: 12 knots cost up to 0.3% of the error, 48 gain nothing
 KNOTS, MOST_KNOTS = 24, 1024
-SAMPLES, STEPS, TOLERANCE = 2**13, 100, 5e-5
+SAMPLES, STEPS, TOLERANCE = 2**13, 100, 2e-5
 _DIFFERENCE = 4.0  # a step of q in units of a step of p
 _ENDS = 0.3  # weight of the knots at the ends, in units of those in the middle
 

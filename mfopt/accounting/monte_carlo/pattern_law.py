@@ -93,7 +93,6 @@ class PatternLaw(SampledLaw):
     losses: ClassVar[type[PatternLoss]]
     limit: ClassVar[tuple[str, str]]
     divisible: ClassVar[bool] = True
-    resolution: ClassVar[float] = 2e-4
     disagreement: ClassVar[float] = 0.01
 
     @abc.abstractmethod

@@ -193,14 +193,12 @@ class SampledLaw(abc.ABC):
       divisible: whether draws may be cut along the first axis of every array into equal parts,
         whose δ̂ have the whole's as their mean: a search spreads them over the local devices then.
       frugal: by how much a search divides the usual number of frozen samples.
-      resolution: least tolerance of a search: what these samples resolve of the error.
       disagreement: largest relative difference of σ on frozen samples between two proposals, each
         placed near the solution.
     """
 
     divisible: ClassVar[bool] = False
     frugal: ClassVar[int] = 1
-    resolution: ClassVar[float] = 0.0
     disagreement: ClassVar[float] = 0.002
 
     @abc.abstractmethod
