@@ -159,10 +159,6 @@ def test_what_is_no_scheme_or_no_mechanism_is_refused():
 # --- never worse than a bound that holds anyway --------------------------------------------
 
 
-def unamplified_sigma(mechanism, epsilon, delta, norm):
-    return mechanism.group_size * norm / gaussian.largest_mu(epsilon, delta)
-
-
 @pytest.mark.release
 @pytest.mark.parametrize(
     ("mechanism", "norm"),
@@ -188,7 +184,7 @@ def test_no_account_is_worse_than_no_amplification(mechanism, norm, epsilon):
         )
         norm = mfopt.accounting.sensitivity(mechanism.strategy, known).value
     found = account(mechanism, epsilon=epsilon, delta=1e-6, samples=2**10, seed=1)
-    most = unamplified_sigma(mechanism, epsilon, 1e-6, norm)
+    most = mechanism.group_size * norm / gaussian.largest_mu(epsilon, 1e-6)
     assert found.noise_multiplier <= most * (1 + 1e-9)
 
 

@@ -194,6 +194,22 @@ def test_no_step_goes_astray_on_noise_of_the_gradients():
     assert max(seen[1:]) < seen[0]
 
 
+class Slopes(Valley):
+    """Each proposal has a slope of its own, as few samples give one: there is always a gain."""
+
+    def touch(self, x, placement):
+        found, at = super().touch(x, placement), placement.proposal
+        slope = 0.05 * np.random.default_rng(int(1e9 * np.abs(at).sum())).normal(size=3)
+        value, gradient = found.at.value + slope @ (x - at), found.at.gradient + slope
+        return found._replace(at=found.at._replace(value=value, gradient=gradient))
+
+
+def test_a_search_ends_where_proposals_of_its_own_find_nothing_lower():
+    trace = searched(Slopes(), [0.3, -0.1, 0.2], steps=400, tolerance=1e-6)
+    assert "no lower error" in trace.status and len(trace.history) < 100
+    assert trace.best_value == pytest.approx(Valley().truth(trace.best)[0], abs=1e-9)
+
+
 class Trap(Valley):
     """A valley in which proposals further than 0.05 apart hide a wall."""
 

@@ -164,10 +164,6 @@ def normalized_by_the_batch_drawn(right, trainer, state, stop=None):
         yield dataclasses.replace(result, release=release)
 
 
-def divided_twice(execution):
-    return with_noise(1 / execution.normalizer)(execution)
-
-
 # --- clipping ------------------------------------------------------------------------------
 
 
@@ -276,7 +272,9 @@ PLANTED = {
         with_noise(kind=Shared), "noise of different coordinates", {}
     ),
     "noise of the step before": (with_noise(kind=Late), "size of the noise over the steps", {}),
-    "noise divided by the normalizer twice": (divided_twice, NOISE, {}),
+    "noise divided by the normalizer twice": (
+        lambda execution: with_noise(1 / execution.normalizer)(execution), NOISE, {}
+    ),
     "C replaced by the identity": (with_noise(kind=Independent), NOISE, {}),
     "noise restarted after an epoch": (
         with_noise(kind=Restarted), "size of the noise over the steps", {}
