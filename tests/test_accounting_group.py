@@ -44,18 +44,15 @@ class CountsBeta:
 
     sampled = True
 
-    def __init__(self):
-        self.spent = {"remove": [], "add": []}
+    def __init__(self, answers_small=False):
+        self.spent, self.answers_small = {"remove": [], "add": []}, answers_small
 
     def log_estimates(self, noise_multiplier, epsilon):
         return (gaussian.log_delta(1 / noise_multiplier, epsilon),) * 2
 
-    def direction_bound(self, direction, noise_multiplier, epsilon, trial):
+    def direction_bound(self, direction, sigma, epsilon, trial, small):
         self.spent[direction].append(trial.beta)
-        return math.exp(self.log_estimates(noise_multiplier, epsilon)[0])
-
-    def guess(self, epsilon, delta):
-        return 1.0
+        return math.exp(small if self.answers_small else self.log_estimates(sigma, epsilon)[0])
 
 
 @pytest.mark.parametrize("group_size", [2, 16])
@@ -65,6 +62,9 @@ def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
     Chain(unit, group_size, "a Gaussian").bounds(2.0, 4.0, None, trial)
     for spent in unit.spent.values():
         assert len(spent) > 1 and sum(spent) == pytest.approx(beta)
+    # what a unit may answer with no samples is small beside what its point weighs in the group
+    chain = Chain(CountsBeta(answers_small=True), group_size, "a Gaussian")
+    assert max(chain.bounds(2.0, 4.0, None, trial).both) <= beta * (1 + 1e-9)
 
 
 def gaussian_chain(group_size):

@@ -20,7 +20,7 @@ import scipy
 
 from mfopt.accounting.closed_form.group import GroupProfile, Profile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction
-from mfopt.accounting.model import LARGEST_EPSILON, Bounds, Found, LossModel, Numbers, Plan
+from mfopt.accounting.model import LARGEST_EPSILON, Bounds, Found, LossModel, Plan
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import DIRECTIONS
 from mfopt.errors import FailureError
@@ -42,14 +42,15 @@ class Unit(Protocol):
         """log δ̂ of the remove and of the add direction."""
 
     def direction_bound(
-        self, direction: Direction, noise_multiplier: float, epsilon: float, trial: Trial
+        self, direction: Direction, sigma: float, epsilon: float, trial: Trial, small: float
     ) -> float:
         """Upper bound of δ in one direction, except with the trial's probability β.
 
         Args:
           direction: "remove" or "add".
-          noise_multiplier, epsilon: σ, for C as stored, and ε.
+          sigma, epsilon: σ, for C as stored, and ε.
           trial: samples, β and key; a deterministic profile ignores it.
+          small: log of a bound that serves as well as a smaller one.
         """
 
     def guess(self, epsilon: float, delta: float) -> float:
@@ -70,14 +71,13 @@ class DeterministicUnit:
     sampled: bool = False
 
     def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        profile = self.profile(noise_multiplier, COARSE)
-        remove, add = (profile.log_delta(epsilon, direction) for direction in DIRECTIONS)
-        return remove, add
+        log_delta = functools.partial(self.profile(noise_multiplier, COARSE).log_delta, epsilon)
+        return log_delta("remove"), log_delta("add")
 
     def direction_bound(
-        self, direction: Direction, noise_multiplier: float, epsilon: float, trial: Trial
+        self, direction: Direction, sigma: float, epsilon: float, trial: Trial, small: float
     ) -> float:
-        return math.exp(self.profile(noise_multiplier, FINE).log_delta(epsilon, direction))
+        return math.exp(self.profile(sigma, FINE).log_delta(epsilon, direction))
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.start(epsilon, delta)
@@ -94,7 +94,7 @@ class Chain(LossModel):
     """
 
     # a test bounds several points of the profile
-    least_samples, worth, safe = 2**15, 0.004, 2.0
+    least_samples, worth, safe = 2**14, 0.004, 2.0
 
     def __init__(self, unit: Unit, group_size: int, name: str, samples: int | None = None) -> None:
         self.unit, self.group_size, self.samples = unit, group_size, samples
@@ -112,33 +112,30 @@ class Chain(LossModel):
     def bounds(
         self, noise_multiplier: float, epsilon: float, plan: Plan | None, trial: Trial
     ) -> Bounds:
-        numbers: Numbers = {}
-        profiles = self._profiles(noise_multiplier, epsilon)
-        for side, (direction, profile) in enumerate(zip(DIRECTIONS, profiles, strict=True)):
-            used = np.unique(profile.lines_within(epsilon)).tolist()
-            log_bounds = profile.log_deltas.copy()
+        found = []
+        for side, profile in enumerate(self._profiles(noise_multiplier, epsilon)):
+            lines, spent = self._split(profile, epsilon)
+            used, log_bounds = np.unique(lines).tolist(), profile.log_deltas.copy()
             for line in used:
                 # each direction holds except with β, together over its points
                 key = jax.random.fold_in(jax.random.fold_in(trial.key, side), line)
                 share = Trial(trial.samples, trial.beta / len(used), key)
-                at = float(profile.epsilons[line])
-                value = self.unit.direction_bound(direction, noise_multiplier, at, share)
+                # β is a small part of δ: with its weight a bound may add as much
+                weight = scipy.special.logsumexp(spent[lines == line])
+                small = math.log(max(share.beta, 1e-300)) - weight
+                at = noise_multiplier, float(profile.epsilons[line])
+                value = self.unit.direction_bound(DIRECTIONS[side], *at, share, small)
                 log_bounds[line] = math.log(max(value, 1e-300))
-            numbers[direction] = min(math.exp(self._total(profile, epsilon, log_bounds)), 1.0)
-        return Bounds(numbers["remove"], numbers["add"], {})
+            found.append(min(math.exp(self._total(profile, epsilon, log_bounds)), 1.0))
+        return Bounds(found[0], found[1], {})
 
     def find_epsilon(
         self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
     ) -> Found:
-        """An estimate of ε, refused at once where one unit has none.
-
-        Args:
-          noise_multiplier, delta, key, start: as for :meth:`.LossModel.find_epsilon`.
-        """
-        unit = self.unit
-        if isinstance(unit, DeterministicUnit):
+        """An estimate of ε, refused at once where one unit has none."""
+        if isinstance(self.unit, DeterministicUnit):
             # a group's δ is at least one unit's, at each ε that a search looks at
-            log_delta = unit.profile(noise_multiplier, COARSE).log_delta(LARGEST_EPSILON, "remove")
+            log_delta, _ = self.unit.log_estimates(noise_multiplier, LARGEST_EPSILON)
             if log_delta > math.log(delta) + 1e-3:  # another grid may give a bit less
                 raise FailureError(
                     f"group privacy: no ε up to {LARGEST_EPSILON:g} at σ = {noise_multiplier:g}. "
@@ -174,8 +171,13 @@ class Chain(LossModel):
         return reach, scipy.interpolate.PchipInterpolator(at, found)
 
     @staticmethod
-    def _total(profile: GroupProfile, epsilon: float, log_deltas: np.ndarray) -> float:
-        """log Σ_j e^{ε_1 + … + ε_{j-1}} δ(ε_j) over the split that ``profile`` chooses."""
+    def _split(profile: GroupProfile, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+        """(points of the split that ``profile`` chooses, ε_1 + … + ε_{j-1} at each), (K,) both."""
         lines = profile.lines_within(epsilon)
-        spent = np.cumsum(profile.epsilons[lines]) - profile.epsilons[lines]
+        return lines, np.cumsum(profile.epsilons[lines]) - profile.epsilons[lines]
+
+    @classmethod
+    def _total(cls, profile: GroupProfile, epsilon: float, log_deltas: np.ndarray) -> float:
+        """log Σ_j e^{ε_1 + … + ε_{j-1}} δ(ε_j) over the split that ``profile`` chooses."""
+        lines, spent = cls._split(profile, epsilon)
         return min(float(scipy.special.logsumexp(spent + log_deltas[lines])), 0.0)

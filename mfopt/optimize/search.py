@@ -83,7 +83,7 @@ def minimize(
                     trace.status = f"converged (no lower error in {checks} placements)"
                     return
                 if not _worse(here, lowest, objective.disagreement):
-                    lowest = min(here, lowest, key=lambda tangent: tangent.at.value)
+                    lowest = here if here.at.value <= lowest.at.value else lowest
                 else:
                     here = own = lowest
                     width, renewed = _widest(before.point - here.point) / _SHORTER, False
@@ -110,7 +110,7 @@ def minimize(
                 continue
             there = seen
         if there.placement is not here.placement:
-            own, lowest = there, min(there, lowest, key=lambda tangent: tangent.at.value)
+            own, lowest = there, there if there.at.value <= lowest.at.value else lowest
         here, width = there, min(max(_LONGER * step, width), REACH)
         trace.move(here.point, here.at)  # before it is told, which an interrupt may end
         trace.note(here.at)

@@ -142,9 +142,8 @@ class OneUnit(LossModel):
 
     def _glanced(self, direction: SampledDirection, point: Point, key: jax.Array) -> float:
         """log δ̂ of what is sampled, by the proposal of least ceiling."""
-        tilt = self.loss.least(direction, point)
         samples = _SEARCH_SAMPLES // 2 if self._rough else _SEARCH_SAMPLES
-        return self.loss.pilot(tilt, point, samples, key).log_mean
+        return self.loss.pilot(self.loss.least(direction, point), point, samples, key).log_mean
 
     def _at(self, direction: SampledDirection, noise_multiplier: float, epsilon: float) -> Point:
         return Point(noise_multiplier, epsilon, self.companions[direction].payoff)
@@ -316,12 +315,11 @@ class OneUnit(LossModel):
         return self.loss.bound(tilt, point, bet, trial)
 
     def direction_bound(
-        self, direction: SampledDirection, noise_multiplier: float, epsilon: float, trial: Trial
+        self, direction: SampledDirection, sigma: float, epsilon: float, trial: Trial, small: float
     ) -> float:
-        point = self._at(direction, noise_multiplier, epsilon)
+        point = self._at(direction, sigma, epsilon)
         least = self.loss.least(direction, point)
-        # β is a small part of δ: a ceiling of that size needs no sampling
-        if direction == "add" and least.log_ceiling <= math.log(trial.beta):
+        if direction == "add" and least.log_ceiling <= small:
             return ceiling_alone(least).value + self.companions[direction].constant
         pilot_key, key = (chunked.subkey(trial.key, i) for i in (0, 1))
         pilot = self.loss.choose(direction, point, trial._replace(key=pilot_key))
