@@ -132,7 +132,7 @@ class Chain(LossModel):
     def find_epsilon(
         self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
     ) -> Found:
-        """An estimate of ε, refused at once where one unit has none."""
+        # refused at once where one unit has no ε
         if isinstance(self.unit, DeterministicUnit):
             # a group's δ is at least one unit's, at each ε that a search looks at
             log_delta, _ = self.unit.log_estimates(noise_multiplier, LARGEST_EPSILON)
