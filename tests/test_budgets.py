@@ -27,7 +27,7 @@ LINES = {
     "mfopt/jax": 499,
     "mfopt/noise": 4_054,
     "mfopt/optimize": 4_446,
-    "mfopt/sampling": 1_605,
+    "mfopt/sampling": 1_534,
     "mfopt/strategies": 2_497,
     "mfopt/testing": 1_198,
     "mfopt/torch": 1_775,

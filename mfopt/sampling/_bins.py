@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+import numpy as np
 import scipy
 
 from mfopt._runtime import _check
+from mfopt.sampling._generator import generator
 from mfopt.sampling.base import MOST_ITERATIONS, Scheme
 
 
@@ -21,8 +23,7 @@ class BinScheme(Scheme, abstract=True):
     epochs: int
 
     def __post_init__(self) -> None:
-        self._integer("bins")
-        self._integer("epochs")
+        super().__post_init__()
         if self.iterations > MOST_ITERATIONS:
             rule = f"bins × epochs must be at most {MOST_ITERATIONS} iterations"
             raise _check.reject("bins, epochs", (self.bins, self.epochs), rule)
@@ -50,6 +51,55 @@ class BinScheme(Scheme, abstract=True):
         """Mean number of units in an iteration."""
         return _check.integer("population", population) / self.bins
 
+    def sample(self, step: int, population: int, seed: int) -> np.ndarray:
+        """Indices of the units of iteration ``step``, increasing. O(population) a call or more."""
+        return self.draws(population, seed)(step)
+
+    def batch_sizes(self, step: int, population: int) -> Any:
+        self._step(step)
+        return scipy.stats.binom(population, 1 / self.bins)
+
+
+@dataclasses.dataclass(frozen=True)
+class AssignedBins(BinScheme, abstract=True):
+    """Scheme that assigns every unit, uniformly and independently, to one of ``bins`` batches, once
+    or again every few epochs."""
+
+    @property
+    def throws(self) -> int:
+        """Number of assignments in a run."""
+        return 1
+
+    def assign(self, units: int, rng: np.random.Generator) -> np.ndarray:
+        """The bin of each of ``units`` units in one assignment, shape (units,)."""
+        return rng.integers(0, self.bins, size=_check.integer("units", units, at_least=0))
+
+    def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
+        # one assignment is kept, in the order that groups units by bin
+        kept: list[tuple[int, np.ndarray, np.ndarray]] = []
+        lasts = self.epochs // self.throws
+
+        def drawn(step: int) -> np.ndarray:
+            epoch, place = divmod(self._step(step), self.bins)
+            throw = epoch // lasts
+            if not kept or kept[0][0] != throw:
+                bins = self.assign(population, generator(seed, self._stream(throw)))
+                order = np.argsort(bins, kind="stable")
+                border = np.searchsorted(bins[order], np.arange(self.bins + 1))
+                kept[:] = [(throw, order, border)]
+            _, order, border = kept[0]
+            return order[border[place] : border[place + 1]]
+
+        return drawn
+
+    def _stream(self, throw: int) -> int | None:
+        """Number of the generator of an assignment; None for that of a run's only one."""
+        return None
+
+    def displacement(self, population: int, batch_size: int) -> float:
+        # a unit meets one batch per assignment, with a binomial number of others in it
+        return self._displaced(self.throws, 1 / self.bins, population, batch_size)
+
 
 @dataclasses.dataclass(frozen=True)
 class SeparatedBins(BinScheme, abstract=True):
@@ -62,7 +112,6 @@ class SeparatedBins(BinScheme, abstract=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._integer("separation")
         most = self.largest_separation(self.bins, self.epochs)
         if self.separation > max(most, 1):
             raise _check.reject("separation", self.separation, *self._too_large(most))
@@ -88,7 +137,3 @@ class SeparatedBins(BinScheme, abstract=True):
     @property
     def most_bands(self) -> int:
         return self.separation
-
-    def batch_sizes(self, step: int, population: int) -> Any:
-        self._step(step)
-        return scipy.stats.binom(population, 1 / self.bins)

@@ -64,10 +64,6 @@ class BMinSep(SeparatedBins):
         rest = np.minimum(np.searchsorted(cut, rng.random(units), "right"), self.separation - 1)
         return rest + self.waits(units, rng)
 
-    def sample(self, step: int, population: int, seed: int) -> np.ndarray:
-        """Indices of the units of iteration ``step``, increasing; runs through all steps before."""
-        return self.draws(population, seed)(step)
-
     def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
         population = _check.integer("population", population, at_least=0)
         at, ahead, units = -1, np.zeros(0, np.int64), np.zeros(0, np.int64)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import scipy
 
 from mfopt._runtime import _check, _plugins
 
@@ -91,6 +92,15 @@ class Scheme(abc.ABC):
                 f"scheme {cls.__qualname__} must declare whether its units are independent"
             )
         _SCHEMES[kind] = cls
+
+    def __post_init__(self) -> None:
+        """Refuse fields that are no whole numbers >= 1, and a ``probability`` outside of [0, 1]."""
+        for field in dataclasses.fields(self):
+            if field.name == "probability":
+                value = _check.probability(field.name, getattr(self, field.name), closed=True)
+                object.__setattr__(self, field.name, value)
+            elif field.type in (int, "int"):
+                self._integer(field.name)
 
     @property
     def length(self) -> int:
@@ -173,6 +183,13 @@ class Scheme(abc.ABC):
         late = (float(self.batch_sizes(t, population).sf(batch_size)) for t in range(self.length))
         return min(1.0, sum(late))
 
+    @staticmethod
+    def _displaced(times: float, rate: float, population: int, batch_size: int) -> float:
+        """Bound on :meth:`displacement` for ``times`` batches expected, in which the others are
+        drawn with probability ``rate`` each."""
+        others = scipy.stats.binom(max(0, population - 1), rate)
+        return min(1.0, times * float(others.sf(batch_size - 1)))
+
     def check_truncation(self) -> None:
         """Raise :class:`UsageError` if the cost of truncating batches is not known."""
         if not (self.independent or self.public_order):
@@ -204,15 +221,12 @@ class Scheme(abc.ABC):
         value = _check.integer(name, getattr(self, name), at_least=at_least, at_most=most)
         object.__setattr__(self, name, value)
 
-    def _probability(self, name: str = "probability") -> None:
-        value = _check.probability(name, getattr(self, name), closed=True)
-        object.__setattr__(self, name, value)
-
-    def _stated(self, own: int, population: int, why: str) -> int:
+    def _stated(self, own: int, population: int) -> int:
         """The population that the scheme states, which whoever asks must have."""
         if _check.integer("population", population) != own:
             rule = f"this scheme is for {own} units"
-            raise _check.reject("population", population, rule, why)
+            way_out = "Its account depends on the size of the data set."
+            raise _check.reject("population", population, rule, way_out)
         return own
 
     def _step(self, step: int) -> int:

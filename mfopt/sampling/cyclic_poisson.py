@@ -36,11 +36,6 @@ class CyclicPoisson(Scheme):
     independent: ClassVar[bool] = True
     prefix_closed: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        self._probability()
-        self._integer("bands")
-        self._integer("iterations")
-
     @classmethod
     def for_batch(
         cls, batch_size: float, population: int, bands: int, iterations: int
@@ -96,5 +91,5 @@ class CyclicPoisson(Scheme):
         return scipy.stats.binom(population, self.probability / self.bands)
 
     def displacement(self, population: int, batch_size: int) -> float:
-        others = scipy.stats.binom(max(0, population - 1), self.probability / self.bands)
-        return min(1.0, self.rounds * self.probability * float(others.sf(batch_size - 1)))
+        times = self.rounds * self.probability
+        return self._displaced(times, self.probability / self.bands, population, batch_size)

@@ -33,9 +33,7 @@ class FixedBatch(Scheme):
     run_adjacency: ClassVar[Adjacency] = "zero-out"
 
     def __post_init__(self) -> None:
-        self._integer("batch_size")
-        self._integer("population")
-        self._integer("iterations")
+        super().__post_init__()
         if self.batch_size > self.population:
             raise _check.reject(
                 "batch_size", self.batch_size, f"the population has {self.population} units"
@@ -43,24 +41,17 @@ class FixedBatch(Scheme):
 
     def sample(self, step: int, population: int, seed: int) -> np.ndarray:
         """Indices of the units of iteration ``step``, increasing, shape (batch_size,)."""
-        population = self._population(population)
+        population = self._stated(self.population, population)
         return subset(population, self.batch_size, generator(seed, self._step(step)))
-
-    def _population(self, population: int) -> int:
-        return self._stated(
-            self.population,
-            population,
-            "A fixed-batch account depends on the size of the data set.",
-        )
 
     def batch_sizes(self, step: int, population: int) -> Any:
         self._step(step)
-        self._population(population)
+        self._stated(self.population, population)
         return scipy.stats.binom(self.batch_size, 1)
 
     def expected_batch(self, population: int) -> float:
         """``batch_size``, exactly."""
-        self._population(population)
+        self._stated(self.population, population)
         return float(self.batch_size)
 
     def largest_batch(self, population: int) -> int:

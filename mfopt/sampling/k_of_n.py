@@ -68,11 +68,6 @@ class KOfN(SeparatedBins):
         steps.sort(axis=1)
         return steps
 
-    def sample(self, step: int, population: int, seed: int) -> np.ndarray:
-        """Indices of the units of iteration ``step``, increasing. O(population · epochs) a call."""
-        steps = self.assign(population, generator(seed))
-        return np.flatnonzero(np.any(steps == self._step(step), axis=1))
-
     def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
         # units in order of their iterations
         steps = self.assign(population, generator(seed)).ravel()

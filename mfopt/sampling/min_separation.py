@@ -33,11 +33,6 @@ class MinSeparation(Scheme):
     prefix_closed: ClassVar[bool] = True
     executable: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        self._integer("iterations")
-        self._integer("separation")
-        self._integer("max_participations")
-
     @property
     def participations(self) -> int:
         """Most participations that fit: the smaller of the limit and what the spacing allows."""

@@ -26,10 +26,6 @@ class Poisson(Scheme):
     independent: ClassVar[bool] = True
     prefix_closed: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        self._probability()
-        self._integer("iterations")
-
     def expected_batch(self, population: int) -> float:
         """Mean number of units in an iteration."""
         return self.probability * _check.integer("population", population)
@@ -44,5 +40,5 @@ class Poisson(Scheme):
         return scipy.stats.binom(population, self.probability)
 
     def displacement(self, population: int, batch_size: int) -> float:
-        others = scipy.stats.binom(max(0, population - 1), self.probability)
-        return min(1.0, self.iterations * self.probability * float(others.sf(batch_size - 1)))
+        times = self.iterations * self.probability
+        return self._displaced(times, self.probability, population, batch_size)

@@ -16,11 +16,6 @@ from mfopt._runtime import _check
 from mfopt.sampling.base import Scheme, from_description, require
 
 
-def new_seed() -> int:
-    """A secret seed of 256 bits from the operating system."""
-    return secrets.randbits(256)
-
-
 class UnitSampler:
     """Sampler of the units of each iteration of one run.
 
@@ -71,7 +66,7 @@ class UnitSampler:
             way_out = "Make the sampler in one process and send its state_dict to the others."
             raise _check.reject("seed", None, rule, way_out)
         self.pinned = seed is not None
-        self._seed = new_seed() if seed is None else _check.seed("seed", seed)
+        self._seed = secrets.randbits(256) if seed is None else _check.seed("seed", seed)
         self.scheme.expected_batch(self.population)  # a population that it is not for is refused
         self._draw = self.scheme.draws(self.population, self._seed)
 

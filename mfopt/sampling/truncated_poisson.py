@@ -31,29 +31,18 @@ class TruncatedPoisson(Scheme):
     independent: ClassVar[bool] = False
     prefix_closed: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        self._probability()
-        self._integer("batch_size")
-        self._integer("population")
-        self._integer("iterations")
-
     def sample(self, step: int, population: int, seed: int) -> np.ndarray:
         """Indices of the units of iteration ``step``, increasing; at most ``batch_size``."""
         rng = generator(seed, self._step(step))
-        count = int(rng.binomial(self._population(population), self.probability))
+        count = int(rng.binomial(self._stated(self.population, population), self.probability))
         # a uniform subset of a uniform subset
         return subset(self.population, min(count, self.batch_size), rng)
 
-    def _population(self, population: int) -> int:
-        return self._stated(
-            self.population,
-            population,
-            "The chance of a full batch depends on the size of the data set.",
-        )
-
     def batch_sizes(self, step: int, population: int) -> Any:
         self._step(step)
-        return _at_most(self._population(population), self.probability, self.batch_size)
+        return _at_most(
+            self._stated(self.population, population), self.probability, self.batch_size
+        )
 
     def expected_batch(self, population: int) -> float:
         """Mean number of units in an iteration."""
