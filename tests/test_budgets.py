@@ -28,7 +28,7 @@ LINES = {
     "mfopt/noise": 4_054,
     "mfopt/optimize": 4_446,
     "mfopt/sampling": 1_534,
-    "mfopt/strategies": 2_497,
+    "mfopt/strategies": 2_428,
     "mfopt/testing": 1_198,
     "mfopt/torch": 1_775,
     "mfopt/training": 10_726,

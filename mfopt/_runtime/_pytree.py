@@ -34,7 +34,10 @@ def pytree(cls: type[T]) -> type[T]:
         return tuple(zip(keys, found, strict=True)), structure
 
     def unflatten(structure: tuple[Any, ...], found: Iterable[Any]) -> T:
-        return cls(**dict(zip([*static, *children], [*structure, *found], strict=True)))
+        made = object.__new__(cls)  # what was checked when it was made is not checked again
+        for name, value in zip([*static, *children], [*structure, *found], strict=True):
+            object.__setattr__(made, name, value)
+        return made
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls

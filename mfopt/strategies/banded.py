@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime import _check
 from mfopt._runtime._float64 import compiled, float64
 from mfopt.sampling import BallsInBins
 from mfopt.strategies.base import Strategy, check_values
@@ -25,6 +24,7 @@ class Banded(Strategy):
 
     columns: Array = parameter(dimensions=2)
     kind: ClassVar[str] = "banded"
+    scaled_by: ClassVar[str] = "columns"
 
     @property
     def bands(self) -> int:
@@ -41,12 +41,8 @@ class Banded(Strategy):
         return cls(columns)
 
     def check_size(self, n: int) -> int:
-        n = super().check_size(n)
-        if n > self.columns.shape[1]:
-            rule = f"this banded strategy has {self.columns.shape[1]} columns"
-            way_out = "Use it for at most that many iterations, or optimize one for n."
-            raise _check.reject("n", n, rule, way_out)
-        return n
+        most = self.columns.shape[1]
+        return self._known(super().check_size(n), most, f"this banded strategy has {most} columns")
 
     @float64
     def column_normalized(self, n: int) -> Banded:
@@ -128,9 +124,6 @@ class Banded(Strategy):
     def banded_columns(self, n: int, bands: int) -> Array:
         entries = self.entries(n)[:bands]
         return jnp.pad(entries, ((0, bands - entries.shape[0]), (0, 0)))
-
-    def rescaled(self, factor: float) -> Banded:
-        return Banded(factor * self.columns)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "bands": self.bands}

@@ -36,6 +36,7 @@ from jax.scipy.linalg import solve_triangular
 
 from mfopt._runtime import _check, _plugins
 from mfopt._runtime._float64 import compiled, float64, in_float64
+from mfopt._runtime._pytree import pytree
 from mfopt.errors import FailureError
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import fields, series
@@ -68,6 +69,7 @@ class Strategy(abc.ABC):
     """
 
     kind: ClassVar[str]
+    scaled_by: ClassVar[str | None] = None  # the parameter that C is proportional to
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -140,12 +142,15 @@ class Strategy(abc.ABC):
         """True where C is I for every n: noise is independent, and no array is needed to say so."""
         return False
 
-    def rescaled(self, factor: float) -> Strategy | None:
+    def rescaled(self, factor: float) -> Self | None:
         """The strategy ``factor`` · C, or None where the definition of the kind fixes the scale.
 
         The mechanism (C, σ) is that of (factor · C, factor · σ).
         """
-        return None
+        if self.scaled_by is None:
+            return None
+        here: Any = self  # a dataclass, which type checkers do not see
+        return dataclasses.replace(here, **{self.scaled_by: factor * getattr(here, self.scaled_by)})
 
     def widened(self) -> Self:
         """The same C with numpy float64 parameters: what a tree function made narrow is not so.
@@ -215,6 +220,14 @@ class Strategy(abc.ABC):
     def check_size(self, n: int) -> int:
         """``n``, refused where this C is not defined for so many iterations."""
         return _check.integer("n", n)
+
+    @staticmethod
+    def _known(n: int, most: int, rule: str) -> int:
+        """``n``, refused by ``rule`` beyond the ``most`` iterations that C is known for."""
+        if n > most:
+            way_out = "Use it for at most that many iterations, or optimize one for n."
+            raise _check.reject("n", n, rule, way_out)
+        return n
 
     @compiled()
     def multiply(self, x: Array) -> Array:
@@ -505,12 +518,7 @@ def _stored(name: str, value: np.ndarray) -> np.ndarray:
 
 
 def _register(cls: type[Strategy]) -> None:
-    """Note the kind, and make the class a JAX pytree.
-
-    The kind is part of the structure. ``jax.tree_util.register_dataclass`` leaves the class out of
-    the comparison of structures (seen in JAX 0.10), so compiled code of one parameterless
-    strategy could be found for another.
-    """
+    """Note the kind, and make the class a JAX pytree."""
     kind = cls.kind
     if not isinstance(kind, str) or not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", kind):
         raise _check.reject(
@@ -522,21 +530,8 @@ def _register(cls: type[Strategy]) -> None:
         raise _check.reject(
             f"{cls.__name__}.kind", kind, f"is taken by {known.__module__}.{known.__qualname__}"
         )
-    roles = fields.roles(cls)
-    static = [name for name, role in roles.items() if isinstance(role, fields.Setting)]
-    leaves = [name for name in roles if name not in static]
-
-    def flatten(strategy: Strategy) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        structure = (kind, *(getattr(strategy, name) for name in static))
-        return tuple(getattr(strategy, name) for name in leaves), structure
-
-    def unflatten(structure: tuple[Any, ...], children: tuple[Any, ...]) -> Strategy:
-        strategy: Strategy = object.__new__(cls)
-        for name, value in zip(static + leaves, (*structure[1:], *children), strict=True):
-            object.__setattr__(strategy, name, value)
-        return strategy
-
-    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    fields.roles(cls)  # a field without one is refused
+    pytree(cls)
     _KINDS[kind] = cls
 
 

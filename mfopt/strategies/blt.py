@@ -12,10 +12,11 @@ from mfopt._runtime import _check
 from mfopt._runtime._float64 import compiled
 from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
+from mfopt.strategies.buffered import Exponentials
 from mfopt.strategies.fields import Array, parameter
 
 
-class BLT(ToeplitzStrategy):
+class BLT(Exponentials, ToeplitzStrategy):
     """C with coefficients g·(1, Σ_i ω_i λ_i^(t-1) for t = 1, 2, …), for any n.
 
     The generating function is g (1 + Σ_i ω_i x / (1 - λ_i x)) (with g = 1 in Dvijotham, McMahan,
@@ -37,15 +38,6 @@ class BLT(ToeplitzStrategy):
     def buffers(self) -> int:
         """Number of buffers d."""
         return len(self.scale)
-
-    def check_parameters(self) -> None:
-        if self.scale.shape != self.decay.shape:
-            raise _check.reject(
-                "scale, decay", (self.scale.shape, self.decay.shape), "must be equally long"
-            )
-
-    def rescaled(self, factor: float) -> BLT:
-        return BLT(self.scale, self.decay, factor * self.gain)
 
     @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
@@ -94,10 +86,8 @@ class BLT(ToeplitzStrategy):
         super().check_entries(n)
 
     def _check_domain(self) -> None:
-        scale, decay = np.asarray(self.scale), np.asarray(self.decay)
+        scale = np.asarray(self.scale)
         if not np.all(np.isfinite(scale)) or np.any(scale < 0):
             raise _check.reject("scale", scale.tolist(), "every ω must be a finite number >= 0")
-        if not np.all((decay >= 0) & (decay <= 1)):
-            raise _check.reject("decay", decay.tolist(), "every λ must lie in [0, 1]")
-        if not 0 < float(self.gain) < np.inf:
-            raise _check.reject("gain", float(self.gain), "must be a finite number > 0")
+        self.check_shares("every λ must lie in [0, 1]", "decay")
+        self.check_gain()

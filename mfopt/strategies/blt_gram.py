@@ -44,8 +44,8 @@ _TINY = 1e-150  # λ = 0 has a logarithm too: the buffer is empty one step later
 def product(
     slope: jax.Array,
     base: BLT,
-    rows: jax.Array,
-    columns: jax.Array,
+    rows: Array,
+    columns: Array,
     scheme: BallsInBins,
     size: int = 1,
     diagonal: Any = 0.0,
@@ -61,6 +61,7 @@ def product(
       diagonal: h, (groups,), for D the mean squared norm of each group's modes.
     """
     epochs, bins = scheme.epochs, scheme.bins
+    rows, columns = jnp.asarray(rows), jnp.asarray(columns)
     groups = -(-bins // size)
     counts = np.minimum(size, bins - size * np.arange(groups))
     weight, decay = jnp.asarray(base.scale), jnp.maximum(jnp.asarray(base.decay), _TINY)
@@ -178,7 +179,6 @@ def gram(base: BLT, rows: Array, columns: Array, scheme: BallsInBins) -> Array:
     Args:
       base, rows, columns, scheme: as for :func:`product`.
     """
-    rows, columns = jnp.asarray(rows), jnp.asarray(columns)
     slope = jax.grad(lambda h: product(h, base, rows, columns, scheme))
     return slope(jnp.zeros((scheme.bins, scheme.bins)))
 
@@ -192,7 +192,6 @@ def grouped(
     Args:
       base, rows, columns, scheme, size: as for :func:`product`.
     """
-    rows, columns = jnp.asarray(rows), jnp.asarray(columns)
     groups = -(-scheme.bins // size)
 
     def value(slope: jax.Array, diagonal: jax.Array) -> jax.Array:

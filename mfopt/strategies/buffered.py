@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +16,43 @@ from mfopt.strategies.base import Strategy
 from mfopt.strategies.fields import Array
 
 
-class Buffered(Strategy):
-    """C of buffers whose weights depend on the step, g > 0 on the diagonal."""
+class Exponentials(Strategy):
+    """C with exponentials ω_i λ_i^k, ω >= 0 and λ in [0, 1], below a diagonal g > 0."""
+
+    scaled_by: ClassVar[str] = "gain"
 
     if TYPE_CHECKING:  # parameters of the subclass, which has them in an order of its own
 
         @property
-        def gain(self) -> Any: ...
+        def scale(self) -> Any: ...
 
         @property
         def decay(self) -> Any: ...
+
+        @property
+        def gain(self) -> Any: ...
+
+    def check_parameters(self) -> None:
+        if self.scale.shape != self.decay.shape:
+            raise _check.reject(
+                "scale, decay", (self.scale.shape, self.decay.shape), "must be equally long"
+            )
+
+    def check_gain(self) -> None:
+        """Raise :class:`UsageError` unless the diagonal is a finite number > 0."""
+        if not 0 < float(self.gain) < np.inf:
+            raise _check.reject("gain", float(self.gain), "must be a finite number > 0")
+
+    def check_shares(self, rule: str, *names: str) -> None:
+        """Raise :class:`UsageError` with this rule unless the parameters lie in [0, 1]."""
+        for name in names:
+            values = np.asarray(getattr(self, name))
+            if not np.all((values >= 0) & (values <= 1)):
+                raise _check.reject(name, values.tolist(), rule)
+
+
+class Buffered(Exponentials):
+    """C of buffers whose weights depend on the step, g > 0 on the diagonal."""
 
     @abc.abstractmethod
     def tables(self, n: int) -> tuple[Array, Array, Array]:
@@ -72,9 +99,7 @@ class Buffered(Strategy):
         return result.reshape(x.shape)
 
     def check_entries(self, n: int) -> None:
-        decay = np.asarray(self.decay)
-        if not np.all((decay >= 0) & (decay <= 1)):
-            raise _check.reject("decay", decay.tolist(), "every λ must lie in [0, 1]")
+        self.check_shares("every λ must lie in [0, 1]", "decay")
         super().check_entries(n)
 
 

@@ -69,10 +69,6 @@ class ClearedBLT(Buffered):
             if blocks > period:
                 raise _check.reject("blocks", blocks, f"must be at most its period, {period}")
 
-    def rescaled(self, factor: float) -> ClearedBLT:
-        gain = factor * self.gain
-        return ClearedBLT(self.scale, self.decay, self.periods, self.blocks, gain)
-
     def describe(self) -> dict[str, Any]:
         lists = {"periods": list(self.periods), "blocks": list(self.blocks)}
         return {**super().describe(), **lists, "buffers": self.buffers}

@@ -48,13 +48,7 @@ class CyclicBlocks(Buffered):
     def check_parameters(self) -> None:
         if len(self.feed) > len(self.read):
             raise _check.reject("feed", len(self.feed), "a block is longer than the period")
-        if self.scale.shape != self.decay.shape:
-            raise _check.reject(
-                "scale, decay", (self.scale.shape, self.decay.shape), "must be equally long"
-            )
-
-    def rescaled(self, factor: float) -> CyclicBlocks:
-        return CyclicBlocks(self.feed, self.read, self.scale, self.decay, factor * self.gain)
+        super().check_parameters()
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "blocks": self.blocks, "period": len(self.read)}

@@ -22,18 +22,15 @@ class Dense(Strategy):
 
     matrix: Array = parameter(dimensions=2)
     kind: ClassVar[str] = "dense"
+    scaled_by: ClassVar[str] = "matrix"
 
     def check_parameters(self) -> None:
         if self.matrix.shape[0] != self.matrix.shape[1]:
             raise _check.reject("matrix", self.matrix.shape, "must be square")
 
     def check_size(self, n: int) -> int:
-        n = super().check_size(n)
-        if n > self.matrix.shape[0]:
-            rule = f"this dense strategy has {self.matrix.shape[0]} rows"
-            way_out = "Use it for at most that many iterations, or optimize one for n."
-            raise _check.reject("n", n, rule, way_out)
-        return n
+        most = self.matrix.shape[0]
+        return self._known(super().check_size(n), most, f"this dense strategy has {most} rows")
 
     @compiled("n")
     def materialize(self, n: int) -> Array:
@@ -43,6 +40,3 @@ class Dense(Strategy):
     def column_bands(self, n: int) -> int:
         rows, columns = np.nonzero(np.asarray(self.materialize(n)))
         return int(np.max(rows - columns, initial=0)) + 1
-
-    def rescaled(self, factor: float) -> Dense:
-        return Dense(factor * self.matrix)

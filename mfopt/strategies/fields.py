@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt._runtime._pytree import STATIC
 
 Array: TypeAlias = jax.Array | np.ndarray
 """A numpy array, or a JAX array (a tracer under differentiation)."""
@@ -99,7 +100,7 @@ def setting(
     *, check: Callable[[str, Any], Any] = _check.integer, default: Any = dataclasses.MISSING
 ) -> Any:
     """A field that is a whole number >= 1, or whatever ``check(name, value)`` lets through."""
-    return dataclasses.field(default=default, metadata={_ROLE: Setting(check)})
+    return dataclasses.field(default=default, metadata={_ROLE: Setting(check), **STATIC})
 
 
 def inner() -> Any:

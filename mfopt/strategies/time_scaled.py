@@ -45,6 +45,7 @@ class TimeScaled(Strategy):
     rows: Array = parameter(dimensions=1, default=(1.0,))
     columns: Array = parameter(dimensions=1, default=(1.0,))
     kind: ClassVar[str] = "time-scaled"
+    scaled_by: ClassVar[str] = "columns"
 
     def check_parameters(self) -> None:
         if isinstance(self.base, TimeScaled):
@@ -70,10 +71,9 @@ class TimeScaled(Strategy):
         n = self.base.check_size(super().check_size(n))
         for name in ("rows", "columns"):
             length = len(getattr(self, name))
-            if 1 < length < n:
+            if length > 1:
                 rule = f"the {name} of this time-scaled strategy are known for {length} steps"
-                way_out = "Use it for at most that many iterations, or optimize one for n."
-                raise _check.reject("n", n, rule, way_out)
+                self._known(n, length, rule)
         return n
 
     @float64
@@ -108,9 +108,6 @@ class TimeScaled(Strategy):
         rows, columns = self.diagonals(n)
         row = jnp.clip(jnp.arange(bands)[:, None] + jnp.arange(n)[None, :], 0, n - 1)
         return jnp.asarray(rows)[row] * jnp.asarray(self.base.banded_columns(n, bands)) * columns
-
-    def rescaled(self, factor: float) -> TimeScaled:
-        return TimeScaled(self.base, self.rows, factor * self.columns)
 
     def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
         """Arrays of the base; draws are to be divided by r and outputs by d."""
@@ -158,24 +155,20 @@ class TimeScaled(Strategy):
         pays = scheme.iterations * scheme.bins >= _PAYS
         if not (self._of_buffers() and (pays or self.has_structured_gram(scheme))):
             return super().gram_product(slope, scheme)
-        rows, columns = (jnp.asarray(part) for part in self.diagonals(scheme.iterations))
-        base = cast(BLT, self.base)
-        return blt_gram.product(jnp.asarray(slope), base, rows, columns, scheme)
+        return blt_gram.product(jnp.asarray(slope), *self._parts(scheme), scheme)
 
     def grouped_gram(self, scheme: BallsInBins, size: int) -> tuple[Array, Array]:
         if not self.has_structured_gram(scheme):
             return super().grouped_gram(scheme, size)
-        base = cast(BLT, self.base)
-        return blt_gram.grouped(base, *self.diagonals(scheme.iterations), scheme, size)
+        return blt_gram.grouped(*self._parts(scheme), scheme, size)
 
     def grouped_product(
         self, slope: Array, diagonal: Array, scheme: BallsInBins, size: int
     ) -> jax.Array:
         if not self.has_structured_gram(scheme):
             return super().grouped_product(slope, diagonal, scheme, size)
-        rows, columns = (jnp.asarray(part) for part in self.diagonals(scheme.iterations))
-        base, slopes = cast(BLT, self.base), (jnp.asarray(slope), jnp.asarray(diagonal))
-        return blt_gram.product(slopes[0], base, rows, columns, scheme, size, slopes[1])
+        slopes = jnp.asarray(slope), jnp.asarray(diagonal)
+        return blt_gram.product(slopes[0], *self._parts(scheme), scheme, size, slopes[1])
 
     def has_structured_gram(self, scheme: BallsInBins) -> bool:
         """True for a BLT base with too many modes, or epochs, to form the modes."""
@@ -186,9 +179,11 @@ class TimeScaled(Strategy):
         return type(self) is TimeScaled and type(self.base) is BLT
 
     def structured_gram(self, scheme: BallsInBins) -> tuple[Array, float]:
-        base = cast(BLT, self.base)
-        found = blt_gram.gram(base, *self.diagonals(scheme.iterations), scheme)
-        return found, blt_gram.relative_error(scheme)
+        return blt_gram.gram(*self._parts(scheme), scheme), blt_gram.relative_error(scheme)
+
+    def _parts(self, scheme: BallsInBins) -> tuple[BLT, Array, Array]:
+        """B, r and d as :mod:`blt_gram` takes them."""
+        return cast(BLT, self.base), *self.diagonals(scheme.iterations)
 
     def check_entries(self, n: int) -> None:
         self.base.check_entries(self.check_size(n))

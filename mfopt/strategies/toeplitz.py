@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime import _check
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.fields import Array, parameter
 
@@ -22,20 +21,15 @@ class Toeplitz(ToeplitzStrategy):
 
     coefs: Array = parameter(dimensions=1)
     kind: ClassVar[str] = "toeplitz"
+    scaled_by: ClassVar[str] = "coefs"
 
     def check_size(self, n: int) -> int:
-        n = super().check_size(n)
-        if n > len(self.coefs):
-            rule = f"this Toeplitz strategy has {len(self.coefs)} coefficients"
-            way_out = "Use it for at most that many iterations, or optimize one for n."
-            raise _check.reject("n", n, rule, way_out)
-        return n
+        most = len(self.coefs)
+        rule = f"this Toeplitz strategy has {most} coefficients"
+        return self._known(super().check_size(n), most, rule)
 
     def toeplitz_coefs(self, n: int) -> Array:
         return self.coefs[: self.check_size(n)]
-
-    def rescaled(self, factor: float) -> Toeplitz:
-        return Toeplitz(factor * self.coefs)
 
 
 class BandedToeplitz(ToeplitzStrategy):
@@ -49,6 +43,7 @@ class BandedToeplitz(ToeplitzStrategy):
 
     coefs: Array = parameter(dimensions=1)
     kind: ClassVar[str] = "banded-toeplitz"
+    scaled_by: ClassVar[str] = "coefs"
 
     @property
     def bands(self) -> int:
@@ -66,6 +61,3 @@ class BandedToeplitz(ToeplitzStrategy):
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "bands": self.bands}
-
-    def rescaled(self, factor: float) -> BandedToeplitz:
-        return BandedToeplitz(factor * self.coefs)

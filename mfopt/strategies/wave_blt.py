@@ -11,16 +11,15 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from mfopt._runtime import _check
 from mfopt._runtime._float64 import compiled, float64
 from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
+from mfopt.strategies.buffered import Exponentials
 from mfopt.strategies.fields import Array, parameter
 
 
-class WaveBLT(ToeplitzStrategy):
+class WaveBLT(Exponentials, ToeplitzStrategy):
     """C with coefficients g·(1, Σ_i ω_i λ_i^(t-1) + w ρ^(t-1) (1 + m cos(θ (t-1) + φ)), …), any n.
 
     The wave is the complex pair of decays ρ e^(±iθ) beside the real ρ, so written that no entry is
@@ -48,24 +47,6 @@ class WaveBLT(ToeplitzStrategy):
         """Arrays that streaming its noise keeps."""
         return len(self.scale) + 3
 
-    def check_parameters(self) -> None:
-        if self.scale.shape != self.decay.shape:
-            raise _check.reject(
-                "scale, decay", (self.scale.shape, self.decay.shape), "must be equally long"
-            )
-
-    def rescaled(self, factor: float) -> WaveBLT:
-        return WaveBLT(
-            self.scale,
-            self.decay,
-            self.weight,
-            self.damping,
-            self.depth,
-            self.frequency,
-            self.phase,
-            factor * self.gain,
-        )
-
     @compiled("n")
     def toeplitz_coefs(self, n: int) -> Array:
         n = self.check_size(n)
@@ -77,12 +58,8 @@ class WaveBLT(ToeplitzStrategy):
 
     @float64
     def tables(self, n: int) -> tuple[Array, Array, Array]:
-        """(read, decay, feed) of every buffer at every step, each of shape (n, buffers).
-
-        With s the buffers and w the outputs, C w = z is w_t = z_t/g - read_t·s_t and
-        s_{t+1} = decay_t s_t + feed_t w_t. The cosine of a difference is split into products, so
-        that no buffer depends on another.
-        """
+        """(read, decay, feed) as :class:`Buffered` says. The cosine of a difference is split into
+        products, so that no buffer depends on another."""
         exponentials = len(self.scale)
         angle = jnp.asarray(self.frequency) * jnp.arange(self.check_size(n))
         behind = angle - self.frequency + self.phase
@@ -106,10 +83,6 @@ class WaveBLT(ToeplitzStrategy):
         return {**super().describe(), "buffers": self.buffers}
 
     def check_entries(self, n: int) -> None:
-        for name in ("decay", "damping", "depth"):
-            values = np.asarray(getattr(self, name))
-            if not np.all((values >= 0) & (values <= 1)):
-                raise _check.reject(name, values.tolist(), "must lie in [0, 1]")
-        if not 0 < float(self.gain) < np.inf:
-            raise _check.reject("gain", float(self.gain), "must be a finite number > 0")
+        self.check_shares("must lie in [0, 1]", "decay", "damping", "depth")
+        self.check_gain()
         super().check_entries(n)
