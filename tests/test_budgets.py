@@ -29,7 +29,7 @@ LINES = {
     "mfopt/optimize": 4_446,
     "mfopt/sampling": 1_534,
     "mfopt/strategies": 2_428,
-    "mfopt/testing": 1_198,
+    "mfopt/testing": 1_171,
     "mfopt/torch": 1_775,
     "mfopt/training": 10_726,
     "cli": 5_216,

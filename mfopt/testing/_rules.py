@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from mfopt.errors import UsageError
+from mfopt.strategies import Strategy
 
 ERRORS = 5.0  # standard errors that a statistic may be off
 
@@ -23,3 +28,16 @@ def refused(function: Callable[..., Any], *arguments: Any) -> bool:
     except UsageError:
         return True
     return False
+
+
+def moved(strategy: Strategy) -> Callable[[Any], Strategy]:
+    """Step -> the strategy moved along a random direction of its parameters."""
+    leaves, structure = jax.tree.flatten(strategy)
+    rng = np.random.default_rng(1)
+    along = [rng.normal(size=np.shape(leaf)) * np.asarray(leaf) for leaf in leaves]
+
+    def there(step: Any) -> Strategy:
+        parts = [jnp.asarray(x) + step * d for x, d in zip(leaves, along, strict=True)]
+        return jax.tree.unflatten(structure, parts)
+
+    return there

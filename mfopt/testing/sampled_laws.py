@@ -24,7 +24,7 @@ from mfopt.accounting.verify import Engine
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import Scheme, from_description
 from mfopt.strategies import Strategy
-from mfopt.testing._rules import ERRORS, rule
+from mfopt.testing._rules import ERRORS, moved, rule
 from mfopt.testing.accountants import drawn_patterns, shown_delta
 
 _LARGER = 1.5  # factor of C
@@ -106,19 +106,6 @@ def _agree(one: str, first: _Mean, other: str, second: _Mean) -> None:
     )
 
 
-def _moved(strategy: Strategy, seed: int = 1) -> Any:
-    """step -> the strategy moved along a random direction of its parameters."""
-    leaves, structure = jax.tree.flatten(strategy)
-    rng = np.random.default_rng(seed)
-    along = [rng.normal(size=np.shape(leaf)) * np.asarray(leaf) for leaf in leaves]
-
-    def moved(step: Any) -> Strategy:
-        parts = [jnp.asarray(x) + step * d for x, d in zip(leaves, along, strict=True)]
-        return jax.tree.unflatten(structure, parts)
-
-    return moved
-
-
 def _scaling(
     sampled: SampledLaw, strategy: Strategy, point: Point, samples: int, key: jax.Array
 ) -> None:
@@ -170,16 +157,16 @@ def _scaling(
 
 def _product(sampled: SampledLaw, strategy: Strategy) -> None:
     """`product` is linear in what `quadratic` gives, in value and derivative."""
-    rng, moved = np.random.default_rng(2), _moved(strategy)
+    rng, there = np.random.default_rng(2), moved(strategy)
     slope = jax.tree.map(
         lambda leaf: jnp.asarray(rng.normal(size=np.shape(leaf))), sampled.quadratic(strategy)
     )
 
     def fast(step: jax.Array) -> jax.Array:
-        return sampled.product(slope, moved(step))
+        return sampled.product(slope, there(step))
 
     def plain(step: jax.Array) -> jax.Array:
-        return SampledLaw.product(sampled, slope, moved(step))
+        return SampledLaw.product(sampled, slope, there(step))
 
     pairs = zip(*(jax.jvp(f, (0.0,), (1.0,)) for f in (fast, plain)), strict=True)
     rule(
@@ -202,10 +189,10 @@ def _law(
 
     @jax.jit
     def along(step: jax.Array, log_sigma: jax.Array) -> jax.Array:
-        terms = sampled.frozen(sampled.reduced(moved(step)), near, draws)
+        terms = sampled.frozen(sampled.reduced(there(step)), near, draws)
         return sampled.log_delta(terms, log_sigma, point.epsilon)
 
-    moved = _moved(strategy)
+    there = moved(strategy)
     values = [float(along(0.0, log_sigma + h)) for h in np.linspace(-0.2, 0.2, 9)]
     rule(
         bool(np.all(np.isfinite(values)) and np.all(np.diff(values) < 0)),

@@ -219,10 +219,7 @@ def _independence(
         )
     fewer = max(1, population // 2)
     try:
-        taken = np.zeros((runs, scheme.length), dtype=bool)
-        for run in range(runs):
-            drawn = scheme.draws(fewer, seed + runs + run)
-            taken[run] = [0 in drawn(t) for t in range(scheme.length)]
+        taken = _simulate(scheme, fewer, runs, seed + runs)[1][:, :, 0]
     except ValueError as problem:
         raise AssertionError(
             f"units are declared independent, and {fewer} units are refused: {problem}"

@@ -21,7 +21,7 @@ from mfopt.noise.choice import Past, recursion
 from mfopt.optimize import kinds
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Strategy
-from mfopt.testing._rules import refused, rule
+from mfopt.testing._rules import moved, refused, rule
 from mfopt.workloads import DenseWorkload, Momentum, PrefixSums, ToeplitzWorkload
 
 _SCHEME = BallsInBins(bins=4, epochs=3)
@@ -162,25 +162,19 @@ def _pytree(strategy: Strategy, matrix: np.ndarray) -> None:
 
 def _gradients(strategy: Strategy, scheme: BallsInBins) -> None:
     """Derivatives along a random direction of all parameters, by central differences."""
-    leaves, structure = jax.tree.flatten(strategy)
-    if not leaves:
+    if not jax.tree.leaves(strategy):
         return
-    rng = np.random.default_rng(1)
-    weight = rng.normal(size=(scheme.bins, scheme.bins))
-    along = [rng.normal(size=np.shape(leaf)) * np.where(leaf == 0, 0, leaf) for leaf in leaves]
-
-    def moved(step: Any) -> Strategy:
-        parts = [jnp.asarray(x) + step * d for x, d in zip(leaves, along, strict=True)]
-        return jax.tree.unflatten(structure, parts)
+    weight = np.random.default_rng(2).normal(size=(scheme.bins, scheme.bins))
+    at = moved(strategy)
 
     def value(step: Any) -> jax.Array:
-        there = moved(step)
+        there = at(step)
         variances = query_error.row_variances(PrefixSums(), there, scheme.iterations)
         return jnp.sum(weight * there.gram(scheme)) + jnp.sum(jnp.log(jnp.asarray(variances)))
 
     with _float64.scope():
-        at = _quick.jit(jax.value_and_grad(value))  # by itself, each operation would be compiled
-        slope, numeric = float(at(0.0)[1]), float(at(1e-6)[0] - at(-1e-6)[0]) / 2e-6
+        both = _quick.jit(jax.value_and_grad(value))  # alone, each operation would be compiled
+        slope, numeric = float(both(0.0)[1]), float(both(1e-6)[0] - both(-1e-6)[0]) / 2e-6
     off = abs(slope - numeric) / max(1.0, abs(numeric))
     rule(off < 1e-5, f"its derivative is {slope:.8g}, by differences {numeric:.8g}")
 
@@ -226,15 +220,7 @@ def _description(strategy: Strategy, matrix: np.ndarray) -> None:
 
 
 def _file(strategy: Strategy, scheme: BallsInBins) -> None:
-    told = Guarantee(
-        epsilon=1.0,
-        delta=1e-5,
-        noise_multiplier=1.0,
-        privacy_unit="example",
-        adjacency="add-remove",
-        method="none: a test of files",
-        status="estimate",
-    )
+    told = Guarantee(1.0, 1e-5, 1.0, method="none: a test of files")  # an estimate
     made = Factorization(strategy, 1.0, scheme, PrefixSums(), told)
     with tempfile.TemporaryDirectory() as folder:
         read = load(made.save(Path(folder) / "strategy.npz"))
