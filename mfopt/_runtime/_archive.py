@@ -15,7 +15,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 import numpy as np
@@ -27,17 +26,14 @@ _FREE = 2**22
 
 MALFORMED = (
     ValueError,
-    KeyError,
+    LookupError,
     TypeError,
     AttributeError,
-    IndexError,
     OverflowError,
     OSError,
     EOFError,
     MemoryError,
-    RecursionError,
-    NotImplementedError,
-    RuntimeError,
+    RuntimeError,  # RecursionError and NotImplementedError among them
     SyntaxError,
     Warning,
     zipfile.BadZipFile,
@@ -87,12 +83,7 @@ class Archive:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._zip.close()
 
     def chunks(self, name: str) -> Iterator[bytes]:

@@ -13,34 +13,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, SupportsFloat
 
-from mfopt.errors import FailureError, UsageError
+from mfopt.errors import FailureError as FailureError
+from mfopt.errors import UsageError as UsageError
 
 LEAST = 1e-300
 LARGEST_EPSILON = 1e6
 SIGMAS = (1e-6, 1e50)  # noise multipliers whose squares, and losses, can be computed with
 MOST = 2**53  # whole numbers up to here are exact in float64
 SINGLES = (1e-37, 1e38)  # what single precision holds
-
-__all__ = [
-    "LEAST",
-    "MOST",
-    "FailureError",
-    "UsageError",
-    "choice",
-    "file",
-    "finite",
-    "integer",
-    "kind",
-    "non_negative",
-    "path",
-    "pinned",
-    "positive",
-    "probability",
-    "reject",
-    "seed",
-    "single",
-    "word",
-]
 
 
 def reject(name: str, value: Any, rule: str, way_out: str = "") -> UsageError:
@@ -131,31 +111,26 @@ def epsilon(name: str, value: SupportsFloat) -> float:
     """``value`` as an ε to reach: > 0, and small enough to say anything."""
     number = positive(name, value)
     if number > LARGEST_EPSILON:
-        raise reject(
-            name,
-            value,
-            f"must be at most {LARGEST_EPSILON:g}: a larger ε is no meaningful guarantee",
-        )
+        rule = f"must be at most {LARGEST_EPSILON:g}: a larger ε is no meaningful guarantee"
+        raise reject(name, value, rule)
     return number
 
 
 def noise_multiplier(value: SupportsFloat, name: str = "noise_multiplier") -> float:
     """``value`` as a σ to account for: > 0, and neither so small nor so large that sums break."""
-    number = positive(name, value)
-    least, most = SIGMAS
-    if not least <= number <= most:
-        raise reject(name, value, f"must lie between {least:g} and {most:g}")
-    return number
+    return _between(name, value, SIGMAS)
 
 
 def single(name: str, value: SupportsFloat) -> float:
     """``value`` as a float > 0 to train with: single precision must hold it."""
+    return _between(name, value, SINGLES, ": training is in single precision")
+
+
+def _between(name: str, value: SupportsFloat, ends: tuple[float, float], why: str = "") -> float:
+    """``value`` as a float > 0 between the ``ends``."""
     number = positive(name, value)
-    least, most = SINGLES
-    if not least <= number <= most:
-        raise reject(
-            name, value, f"must lie between {least:g} and {most:g}: training is in single precision"
-        )
+    if not ends[0] <= number <= ends[1]:
+        raise reject(name, value, f"must lie between {ends[0]:g} and {ends[1]:g}{why}")
     return number
 
 

@@ -31,12 +31,13 @@ def options() -> dict[str, Any] | None:
     """
     if jax.default_backend() != "cpu":
         return None
-    if _taken(OPTIONS):
+    if taken(OPTIONS):
         return dict(OPTIONS)
-    return {name: value for name, value in OPTIONS.items() if _taken({name: value})} or None
+    return {name: value for name, value in OPTIONS.items() if taken({name: value})} or None
 
 
-def _taken(some: dict[str, Any]) -> bool:
+def taken(some: dict[str, Any]) -> bool:
+    """Return True if the compiler knows these options."""
     try:
         jax.jit(lambda: 0, compiler_options=some).lower().compile()
     except (jax.errors.JaxRuntimeError, ValueError):

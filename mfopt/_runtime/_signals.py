@@ -114,29 +114,24 @@ def deferred() -> Iterator[None]:
     Raises:
       KeyboardInterrupt: after the block, where a signal came during it.
     """
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-
-    with _handlers(dict.fromkeys([signal.SIGINT, *_POLITE], note)):
+    with noted(patience=sys.maxsize) as came:
         yield
     if came:
         _interrupt(came[0], None)
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[list[int]]:
+def noted(*, patience: int = 1) -> Iterator[list[int]]:
     """Signals that ask for an end are only noted: for a loop that ends at a good moment by itself.
 
-    The list that is yielded gets the number of each signal that comes. A second one is impatient,
-    and interrupts at once.
+    The list that is yielded gets the number of each signal that comes. One beyond ``patience`` of
+    them is impatient, and interrupts at once.
     """
     came: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        if len(came) > 1:
+        if len(came) > patience:
             _interrupt(number, frame)
 
     with _handlers(dict.fromkeys([signal.SIGINT, *_POLITE], note)):
