@@ -87,7 +87,7 @@ def test_steps_and_leaves_have_seeds_of_their_own():
 
 def test_an_empty_leaf_changes_no_draw_of_another():
     # 2 rows for 2 leaves, and both of one leaf
-    with_empty = Packing.of(((0,), (2000,), (3,)), (0, 1))
+    with_empty = Packing((0, 1), ((0,), (2000,)))
     key, step = jnp.asarray(_keys.pinned(7)), jnp.int32(3)
     packed = with_empty.unpacked(with_empty.draw(key, step, np.float32))
     alone = _draws.Counters((2000,)).draw(_draws.seeds(key, step, np.array([1])).of(0), jnp.float32)
@@ -115,9 +115,9 @@ def test_the_rows_of_every_device_are_numbered_as_in_the_whole_leaf(
         ((3,), shape, (8, 4)),
         (None, NamedSharding(mesh, spec), NamedSharding(mesh, P("x", "y"))),
     )
-    (first, group), alone = packing.grouped(*layout)
-    assert first.packing.leaves == (0,) and group.packing.leaves == (1,)
-    assert alone == (2,)  # of which a device has runs of one
+    first, group, alone = packing.grouped(*layout)
+    assert first.leaves == (0,) and group.leaves == (1,)
+    assert isinstance(alone, packing.SingleLeaf)  # of which a device has runs of one
     assert group.packing.divisor == width
     whole, seen = np.arange(math.prod(shape)).reshape(shape), set()
     for place in np.ndindex(2, 4):
@@ -128,7 +128,7 @@ def test_the_rows_of_every_device_are_numbered_as_in_the_whole_leaf(
             return np.ravel_multi_index([at[n] for n in names], [mesh.shape[n] for n in names])
 
         monkeypatch.setattr(jax.lax, "axis_index", index)
-        (block,) = group.packing.unpacked(group.packing.words(group.first()))
+        (block,) = group.packing.unpacked(group.packing.words(group.begin()))
         specs = (*spec, *[None] * (len(shape) - len(spec)))
         part = whole[
             tuple(
@@ -143,10 +143,10 @@ def test_the_rows_of_every_device_are_numbered_as_in_the_whole_leaf(
 
 def test_parts_of_several_processes_are_parts_of_one_draw():
     shapes, key, step = ((2000,), (3,), (7, 100)), jnp.asarray(_keys.pinned(7)), jnp.int32(3)
-    whole = Packing.of(shapes)
+    whole = Packing((0, 1, 2), shapes)
     expected = whole.unpacked(np.asarray(whole.draw(key, step, np.float32)))
     spans = [packing.share(math.prod(shape), (1, 3)) for shape in shapes]
-    part = Packing.of(tuple((stop - start,) for start, stop in spans))
+    part = Packing((0, 1, 2), tuple((stop - start,) for start, stop in spans))
     first = part.first(np.array([start for start, _ in spans]))
     made = part.unpacked(np.asarray(part.draw(key, step, np.float32, first)))
     for leaf, (start, stop), found in zip(expected, spans, made, strict=True):

@@ -175,7 +175,7 @@ def test_secure_noise_is_the_dense_inverse_up_to_the_grid_and_within_its_bounds(
     matrix = np.asarray(strategy.materialize(N))
     # C w against z is what the proof bounds, in every coordinate; in units of σ
     moved = np.max(np.abs(matrix @ noise - unit * drawn)) / stream.stddev
-    assert moved <= stream._secure_bounds.shift
+    assert moved <= stream._largest_shift
     if strategy.kind != "identity":
         assert moved > 1e-14  # control: something is rounded
     np.testing.assert_allclose(noise, expected, atol=1e-9 * stream.stddev)
@@ -230,8 +230,7 @@ def test_release_without_secure_adds_the_noise():
 
 
 def test_the_cost_is_that_of_a_gaussian_mechanism_on_either_side():
-    bounds = secure.GridBounds(shift=3e-10, iterations=2048)
-    cost = bounds.cost(10**7)
+    cost = secure.SecureCost.of(3e-10, 2048 * 10**7)
     assert cost.distance == 2048 * 10**7 * 2.0**-80
     # hockey stick of N(0, 1) against N(r, 1) at ε₂, half of what is added: at most δ₂
     shift, half = 3e-10 * np.sqrt(2048 * 10**7), cost.epsilon / 2
@@ -249,7 +248,7 @@ def test_three_steps_between_neighbours_spend_what_is_counted():
 
     moved, inner = 1e-4, 0.7
     delta = hockey_stick(inner, 1.0)
-    cost = secure.GridBounds(moved / np.sqrt(7), 7).cost(1)
+    cost = secure.SecureCost.of(moved / np.sqrt(7), 7)
     epsilon, total = cost.total(1.0, delta)
     assert hockey_stick(inner + 2 * moved, epsilon) <= total < 1.01 * delta
     assert hockey_stick(inner + 2 * moved, 1.0) > total  # control: ε would not do
@@ -282,8 +281,8 @@ def test_coefficients_that_are_off_are_paid_for():
     recursion = make(strategy).recursion
     table = recursion.table.copy()
     table[0, 1] *= 1 + 1e-9
-    good = secure.bounds(strategy, recursion, N).shift
-    bad = secure.bounds(strategy, dataclasses.replace(recursion, table=table), N).shift
+    good = secure.largest_shift(strategy, recursion, N)
+    bad = secure.largest_shift(strategy, dataclasses.replace(recursion, table=table), N)
     assert good < 1e-11 and bad > good + 0.5e-9 * secure._LARGEST_DRAW
 
 

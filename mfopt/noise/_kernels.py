@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mfopt._runtime import _quick
 from mfopt.noise.recursions import Modal, Recursion, Ring, Rows
 
 Draw = Callable[[Any], jax.Array]  # step -> white noise
@@ -31,11 +32,7 @@ def host_options() -> dict[str, Any]:
     XLA stops at 256 bits. Draws are arithmetic and nothing else: with 512 they take two thirds of
     the time. Numbers are the same but for rounding. Nothing where this XLA has no such option.
     """
-    try:
-        jax.jit(lambda: 0, compiler_options=_WIDE).lower().compile()
-    except jax.errors.JaxRuntimeError:
-        return {}
-    return _WIDE
+    return _WIDE if _quick.taken(_WIDE) else {}
 
 
 def buffer_shape(recursion: Recursion, shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -84,9 +81,9 @@ def _ring(
             buffer, draw(step).astype(buffer.dtype), step % slots, 0
         )
         lag = (step - jnp.arange(slots)) % slots  # of the draw that each slot holds
-        return _weighted_sum(row[lag], buffer), buffer
+        return weighted_sum(row[lag], buffer), buffer
     lag = 1 + (step - 1 - jnp.arange(slots)) % slots  # of the output that each slot holds
-    noise = once(lambda: row[0] * draw(step) + _weighted_sum(row[lag], buffer), step)
+    noise = once(lambda: row[0] * draw(step) + weighted_sum(row[lag], buffer), step)
     return noise, lax.dynamic_update_index_in_dim(
         buffer, noise.astype(buffer.dtype), step % slots, 0
     )
@@ -98,7 +95,7 @@ def _modal(
     gain, read, decay, feed = (jnp.asarray(c, dtype) for c in coefficients)
     if buffer is None:
         return gain * draw(step), None
-    noise = once(lambda: gain * draw(step) - _weighted_sum(read, buffer), step)
+    noise = once(lambda: gain * draw(step) - weighted_sum(read, buffer), step)
     # Fed by draws instead (BLT.inverse), buffers and noise could be one pass, of 40 bytes and not
     # 56. XLA on CPU makes two of it all the same, and was slower in every form that was tried.
     column = (-1,) + (1,) * noise.ndim
@@ -165,7 +162,7 @@ def once(compute: Callable[[], jax.Array], step: Any) -> jax.Array:
     return lax.platform_dependent(cpu=branch, default=barrier)
 
 
-def _weighted_sum(weights: jax.Array, buffer: jax.Array) -> jax.Array:
+def weighted_sum(weights: jax.Array, buffer: jax.Array) -> jax.Array:
     """Σ_k weights[k] buffer[k] without a temporary array of the size of ``buffer``."""
     slots = buffer.shape[0]
     looped = slots - slots % _UNROLL if slots > _UNROLL else 0

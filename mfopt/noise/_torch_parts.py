@@ -1,9 +1,7 @@
 """The noise of the parameters of one device, in one array.
 
-On the CPU the step is the JAX stream's, compiled once for all parameters and handed over without a
-copy. (PyTorch's CPU generator keeps 32 bits of its seed, too few for draws that must not repeat.)
-Elsewhere PyTorch does everything on the device: coefficients are put there once, and a step copies
-nothing from the host.
+How draws are made is said at :class:`mfopt.noise.for_torch.TorchNoise`. On a device other than the
+CPU coefficients are put there once, and a step copies nothing from the host.
 """
 
 from __future__ import annotations
@@ -51,12 +49,12 @@ class OnCPU:
         whole: tuple[tuple[int, ...], ...],
         part: tuple[int, int] = (0, 1),
     ) -> None:
-        packing, self._first = Packing.of(shapes, leaves), None
-        if packing is None or any(math.prod(whole[i]) > 2**32 for i in leaves):
+        if any(math.prod(whole[i]) > 2**32 for i in leaves):
             raise _check.reject("parameters", "one of them", "has more than 2**32 elements")
-        self.stream, self.leaves, self.packing = stream, leaves, packing
+        self.stream, self.leaves, self._first = stream, leaves, None
+        self.packing = Packing(leaves, tuple(shapes[i] for i in leaves))
         if part[1] > 1:  # its shares are parts of the draws that all have
-            self._first = packing.first([share(math.prod(whole[i]), part)[0] for i in leaves])
+            self._first = self.packing.first([share(math.prod(whole[i]), part)[0] for i in leaves])
         self._buffer: Any = None
         self._scratch: Any = None
         self.draws = ["counters", *map(int, leaves)]

@@ -22,8 +22,8 @@ from mfopt._runtime import _check, _files
 from mfopt._runtime._archive import MALFORMED, Archive
 from mfopt.mechanism import stream_digest
 from mfopt.noise._draws import KEY_WORDS
-from mfopt.noise.state import Layout, NoiseState, check_arrays, mark
-from mfopt.noise.stream import NoiseStream, on_devices_of
+from mfopt.noise.state import Layout, NoiseState, check_arrays
+from mfopt.noise.stream import NoiseStream
 
 _FORMAT = "mfopt noise state 2"
 _NOTICE = (
@@ -102,7 +102,7 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -
         parameters, or others than its owner may read it.
     """
     header, arrays = read_secret(path, "jax")
-    refuse_other(header, stream)
+    stream.refuse_other("state file", header.get("digest"), header.get("settings"))
     layout = Layout.of(params)
     names = leaf_names(layout)
     shapes = [list(shape) for shape in layout.shapes]
@@ -112,33 +112,14 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -
         raise _check.reject("params", dict(zip(names, shapes, strict=True)), rule)
     check_saved(header, arrays, stream, layout.shapes)
     stored = {i: arrays[n] for i in range(len(names)) if (n := f"buffer/{i}") in arrays}
-    return NoiseState(
-        key=on_devices_of(layout, arrays["key"]),
-        step=np.asarray(header["step"], np.int32),
-        buffers=stream.buffers_from_leaves(layout, stored),
-        mark=mark(layout, stream.digest, stream.settings),
-        layout=layout,
-        digest=header["digest"],
-        settings=header["settings"],
-        pinned=header["pinned"],
-    )
+    buffers = stream.buffers_from_leaves(layout, stored)
+    return stream._state(layout, arrays["key"], header["step"], buffers, header["pinned"])
 
 
 def leaf_names(layout: Layout) -> list[str]:
     """The path of every parameter inside its pytree."""
     tree = jax.tree.unflatten(layout.treedef, range(len(layout.shapes)))
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-
-
-def refuse_other(header: dict[str, Any], stream: NoiseStream) -> None:
-    """Raise :class:`UsageError` unless the header belongs to ``stream``."""
-    if header.get("digest") != stream.digest:
-        rule = f"belongs to another factorization than this one ({stream.digest[:12]})"
-        way_out = "Its past noise was made by another matrix: start a new run."
-        raise _check.reject("state file", f"digest {str(header.get('digest'))[:12]}", rule, way_out)
-    if header.get("settings") != stream.settings:
-        rule = f"was made with other settings than {stream.settings}"
-        raise _check.reject("state file", header.get("settings"), rule)
 
 
 def check_saved(
@@ -183,11 +164,7 @@ def write_secret(
       arrays: of any dtype, also those that numpy alone lacks.
       force: replace a file that is there.
     """
-    path = Path(path)
-    if path.exists() and not force:
-        raise _check.reject("path", str(path), "exists already", "Use force=True to replace it.")
-    if not path.parent.is_dir():
-        raise _check.reject("path", str(path), f"the folder {path.parent} does not exist")
+    path = _files.check_output(path, force=force)
     dtypes = {name: str(value.dtype) for name, value in arrays.items()}
     raw = {name: np.ascontiguousarray(_raw(value)) for name, value in arrays.items()}
     header = {"format": _FORMAT, "notice": _NOTICE, "dtypes": dtypes, **header}

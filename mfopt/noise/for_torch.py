@@ -241,9 +241,7 @@ class TorchNoise:
 
     def check_state_dict(self, state: Any) -> tuple[np.ndarray, list[Any]]:
         """(key, buffers) of a state, or the errors of :meth:`load_state_dict`; changes nothing."""
-        if not isinstance(state, dict):
-            raise _check.reject("state", type(state).__name__, "must come from state_dict")
-        files.refuse_other(state, self.stream)
+        _refuse_other(state, self.stream)
         state = self._own(state)
         if state.get("silent"):
             rule = "holds neither key nor buffers"
@@ -299,7 +297,6 @@ class TorchNoise:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Resume from a file of :meth:`save`; refused if it belongs to another stream."""
         header, arrays = files.read_secret(path, "torch")
-        files.refuse_other(header, self.stream)
         key = torch.from_numpy(arrays["key"].view(np.int32).copy()) if "key" in arrays else None
         buffers = [
             _torch_parts.tensor(arrays[f"buffer/{i}"]) if f"buffer/{i}" in arrays else None
@@ -341,12 +338,17 @@ class SilentNoise:
 
     def check_state_dict(self, state: Any) -> None:
         """Raise the errors of :meth:`load_state_dict`."""
-        if not isinstance(state, dict):
-            raise _check.reject("state", type(state).__name__, "must come from state_dict")
-        files.refuse_other(state, self.stream)
+        _refuse_other(state, self.stream)
         step = state.get("step")
         if type(step) is not int or not 0 <= step <= self.stream.iterations:
             raise _check.reject("state: step", step, f"must be from 0 to {self.stream.iterations}")
+
+
+def _refuse_other(state: Any, stream: NoiseStream) -> None:
+    """Raise :class:`UsageError` unless ``state`` is one that noise of ``stream`` gave."""
+    if not isinstance(state, dict):
+        raise _check.reject("state", type(state).__name__, "must come from state_dict")
+    stream.refuse_other("state file", state.get("digest"), state.get("settings"))
 
 
 def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], Any]:

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mfopt.noise import _draws
+from mfopt.noise.state import buffer_sharding
 
 _WIDTH = 1024  # elements of a row: each has subkeys to read, and each leaf half a row to spare
 _NARROWEST = 64  # of blocks whose rows are shorter, each leaf is streamed by itself
@@ -40,15 +41,6 @@ class Packing:
     leaves: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     divisor: int = 0
-
-    @classmethod
-    def of(
-        cls, shapes: tuple[tuple[int, ...], ...], leaves: tuple[int, ...] | None = None
-    ) -> Packing | None:
-        """The packing of ``leaves`` (all if left out), without those beyond 2³² elements."""
-        chosen = range(len(shapes)) if leaves is None else leaves
-        small = tuple(i for i in chosen if math.prod(shapes[i]) <= _WORD)
-        return cls(small, tuple(shapes[i] for i in small)) if small else None
 
     @property
     def sizes(self) -> list[int]:
@@ -130,29 +122,6 @@ class Packing:
             for start, size, shape in zip(first, self.sizes, self.shapes, strict=False)
         ]
 
-    def cut(self, packed: jax.Array, step: Any) -> list[jax.Array]:
-        """:meth:`unpacked` in compiled code, where ``packed`` has two axes.
-
-        Where a leaf starts is hidden from XLA's CPU compiler: it would compile a loop for every
-        leaf, 15 CPU-milliseconds each, and so compiles one for every shape.
-        """
-        if len(self.leaves) < 8:
-            return self.unpacked(packed)
-        rows = [np.int32(start) for start in self.starts[:-1]]
-
-        def hidden() -> tuple[Any, ...]:
-            nothing = tuple(jnp.int32(0) for _ in rows)
-            return jax.lax.cond(step >= 0, lambda: tuple(map(jnp.int32, rows)), lambda: nothing)
-
-        starts = jax.lax.platform_dependent(cpu=hidden, default=lambda: tuple(map(jnp.int32, rows)))
-        made = []
-        for start, count, size, shape in zip(
-            starts, np.diff(self.starts), self.sizes, self.shapes, strict=True
-        ):
-            block = jax.lax.dynamic_slice(packed, (start, np.int32(0)), (int(count), self.width))
-            made.append(block.reshape(-1)[:size].reshape(shape))
-        return made
-
     def packed(self, leaves: list[np.ndarray]) -> np.ndarray:
         """The inverse of :meth:`unpacked`, filled up with 0; on the host."""
         before = leaves[0].shape[: leaves[0].ndim - len(self.shapes[0])]
@@ -178,6 +147,11 @@ class LeafGroup:
     shardings: tuple[NamedSharding | None, ...]
 
     @property
+    def leaves(self) -> tuple[int, ...]:
+        """Numbers of the leaves in the pytree."""
+        return self.packing.leaves
+
+    @property
     def sharding(self) -> NamedSharding | None:
         """Layout of the packed array: the rows of each device behind those of the one before."""
         if self.shardings[0] is None:
@@ -191,7 +165,7 @@ class LeafGroup:
         rows, width = self.packing.shape
         return rows * (self.sharding.mesh.size if self.sharding else 1), width
 
-    def first(self) -> Any:
+    def begin(self) -> Any:
         """Argument of :meth:`Packing.words` for this device; inside a ``shard_map`` of the mesh."""
         if self.sharding is None:
             return None
@@ -209,6 +183,18 @@ class LeafGroup:
             before.append(sum((x * stride for x, stride in by), jnp.zeros((), jnp.uint32)))
         numbers = np.concatenate(inside).astype(np.uint32)
         return numbers + jnp.stack(before)[self.packing.owners]
+
+    def elements(self, begin: Any) -> tuple[Any, Any, Any]:
+        """(leaf, low word, high word) of each element that this device has, from its ``begin``."""
+        owners = np.array(self.leaves)[self.packing.owners][:, None]
+        return owners, self.packing.words(begin), jnp.zeros((), jnp.uint32)
+
+    def draw(self, key: Any, step: Any, dtype: Any, begin: Any) -> jax.Array:
+        return self.packing.draw(key, step, dtype, begin)
+
+    def parts(self, made: jax.Array) -> list[jax.Array]:
+        """The part of each leaf that this device has."""
+        return self.packing.unpacked(made)
 
     def unpacked(self, packed: Any) -> list[Any]:
         """Whole leaves of an array (..., *shape); on the host where they are spread."""
@@ -229,9 +215,7 @@ class LeafGroup:
             self.packing.packed([leaf[at] for leaf, at in zip(leaves, places, strict=True)])
             for places in self._places()
         ]
-        joined = np.concatenate(parts, axis=-2)
-        where = PartitionSpec(*[None] * (joined.ndim - 2), *self.sharding.spec)
-        return jax.device_put(joined, NamedSharding(self.sharding.mesh, where))
+        return jax.device_put(np.concatenate(parts, axis=-2), buffer_sharding(self.sharding))
 
     def _places(self) -> list[list[Any]]:
         """The part of each leaf that a device has, for every device in the order of the rows."""
@@ -244,11 +228,60 @@ class LeafGroup:
         return [[(..., *m[d]) for m in maps] for d in self.sharding.mesh.devices.flat]
 
 
+@dataclasses.dataclass(frozen=True)
+class SingleLeaf:
+    """A leaf that is streamed by itself, with the methods of a :class:`LeafGroup`.
+
+    Attributes:
+      leaf: its number in the pytree.
+      shape: of the whole leaf.
+      sharding: its layout over devices; None on one device.
+    """
+
+    leaf: int
+    shape: tuple[int, ...]
+    sharding: NamedSharding | None
+
+    @property
+    def leaves(self) -> tuple[int]:
+        return (self.leaf,)
+
+    @property
+    def shardings(self) -> tuple[NamedSharding | None]:
+        return (self.sharding,)
+
+    @property
+    def _block(self) -> tuple[int, ...]:
+        return self.shape if self.sharding is None else self.sharding.shard_shape(self.shape)
+
+    def begin(self) -> Any:
+        return offsets(self.sharding, self._block)
+
+    def elements(self, begin: Any) -> tuple[Any, Any, Any]:
+        return np.uint32(self.leaf), *_draws.Counters(self.shape).words(self._block, begin)
+
+    def draw(self, key: Any, step: Any, dtype: Any, begin: Any) -> jax.Array:
+        seeds = _draws.seeds(key, step, np.array([self.leaf])).of(0)
+        return _draws.Counters(self.shape).draw(seeds, dtype, self._block, begin)
+
+    def parts(self, made: jax.Array) -> list[jax.Array]:
+        return [made]
+
+    def unpacked(self, packed: Any) -> list[Any]:
+        return [packed]
+
+    def packed(self, leaves: list[np.ndarray]) -> jax.Array:
+        (leaf,) = leaves
+        if self.sharding is None:
+            return jnp.asarray(leaf)
+        return jax.device_put(leaf, buffer_sharding(self.sharding))
+
+
 @functools.lru_cache(maxsize=64)
 def grouped(
     shapes: tuple[tuple[int, ...], ...], shardings: tuple[NamedSharding | None, ...]
-) -> tuple[tuple[LeafGroup, ...], tuple[int, ...]]:
-    """(the leaves that are streamed together, in groups; the others).
+) -> tuple[LeafGroup | SingleLeaf, ...]:
+    """The leaves in groups that are streamed together, and behind these the others.
 
     Leaves beyond 2³² elements are streamed one by one, and those of which a device has short runs.
     """
@@ -257,14 +290,15 @@ def grouped(
         width = 0 if sharding is None else _run(shape, sharding.shard_shape(shape))
         if math.prod(shape) <= _WORD and not 0 < width < _NARROWEST:
             members.setdefault((sharding and sharding.mesh, width), []).append(i)
-    groups = []
+    groups: list[LeafGroup | SingleLeaf] = []
     for (_, width), leaves in members.items():
         where = tuple(shardings[i] for i in leaves)
         whole = tuple(shapes[i] for i in leaves)
         blocks = tuple(s.shard_shape(x) if s else x for x, s in zip(whole, where, strict=True))
         groups.append(LeafGroup(Packing(tuple(leaves), blocks, width), whole, where))
-    together = {i for group in groups for i in group.packing.leaves}
-    return tuple(groups), tuple(i for i in range(len(shapes)) if i not in together)
+    together = {i for group in groups for i in group.leaves}
+    others = (i for i in range(len(shapes)) if i not in together)
+    return *groups, *(SingleLeaf(i, shapes[i], shardings[i]) for i in others)
 
 
 def _run(shape: tuple[int, ...], block: tuple[int, ...]) -> int:

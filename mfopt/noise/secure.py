@@ -24,10 +24,10 @@ step's mean, given the outputs so far, is that of exact arithmetic.
    x = C q + σ z: it is computed from what the factorization's mechanism releases and has its
    (ε, δ), whatever the sampling of batches and however q depends on earlier outputs.
 2. *R against I.* Same data, same batches, same outputs so far: the means differ by σ d_t, of which
-   Σ_t ‖d_t‖² <= r² (:func:`bounds`) except with a probability that the distance has room for. For
-   each choice of batches the log-likelihood ratio is Σ d_t·z_t ± r²/2 (with a last step that uses
-   up what is left of r²), and E exp(iλ Σ d_t·z_t) = exp(-λ² r²/2) since the d_t are functions of
-   the past: the law of *one* Gaussian mechanism, as for any adaptive queries of bounded total
+   Σ_t ‖d_t‖² <= r² (:class:`SecureCost`) except with a probability that the distance has room for.
+   For each choice of batches the log-likelihood ratio is Σ d_t·z_t ± r²/2 (with a last step that
+   uses up what is left of r²), and E exp(iλ Σ d_t·z_t) = exp(-λ² r²/2) since the d_t are functions
+   of the past: the law of *one* Gaussian mechanism, as for any adaptive queries of bounded total
    (Smith and Thakurta 2022). So it is (ε₂, δ₂), ε₂ = r (r/2 - Φ⁻¹(δ₂)), and so is I against R.
    Nothing here asks for mechanisms with randomness of their own, as composition theorems do: the
    batches are shared by all four laws. And no noise is spent on it.
@@ -164,7 +164,7 @@ def advance(
     made = draw(step)
     if isinstance(recursion, Modal):
         gain, read, decay, feed = coefficients
-        past = None if buffer is None else -_kernels._weighted_sum(read, buffer)
+        past = None if buffer is None else -_kernels.weighted_sum(read, buffer)
     else:
         row = coefficients[0]
         gain, past = row[0], None
@@ -175,9 +175,15 @@ def advance(
             if not (isinstance(recursion, Ring) and recursion.feedback):
                 known &= lag < slots  # the slot of this step still holds the oldest draw
             weights = jnp.where(known, row[jnp.minimum(lag, len(row) - 1)], 0)
-            past = _kernels._weighted_sum(weights, buffer)
+            past = _kernels.weighted_sum(weights, buffer)
         elif isinstance(recursion, Rows):
-            past = _redrawn(recursion, row, draw, step, made, unit)
+            last = jnp.minimum(step, recursion.window - 1)
+            past = lax.fori_loop(
+                1,
+                last + 1,
+                lambda lag, total: total + row[lag] * (unit * draw(step - lag)),
+                jnp.zeros_like(made),
+            )
     width = unit * gain
     noise = made if past is None else made + jnp.round(past / width)
     if buffer is None:
@@ -187,16 +193,6 @@ def advance(
         return noise, width, decay.reshape(column) * buffer + feed.reshape(column) * (width * noise)
     kept = width * noise if isinstance(recursion, Ring) and recursion.feedback else unit * made
     return noise, width, lax.dynamic_update_index_in_dim(buffer, kept, step % buffer.shape[0], 0)
-
-
-def _redrawn(
-    recursion: Rows, row: Any, draw: Any, step: Any, like: jax.Array, unit: Any
-) -> jax.Array:
-    def add(lag: Any, total: jax.Array) -> jax.Array:
-        return total + row[lag] * (unit * draw(step - lag))
-
-    last = jnp.minimum(step, recursion.window - 1)
-    return lax.fori_loop(1, last + 1, add, jnp.zeros_like(like))
 
 
 def release(sums: jax.Array, noise: jax.Array, width: Any) -> jax.Array:
@@ -217,6 +213,13 @@ class SecureCost:
     epsilon: float
     distance: float
 
+    @classmethod
+    def of(cls, shift: float, draws: int) -> SecureCost:
+        """Cost of this many draws with means off by ``shift`` each: r = shift · √draws."""
+        moved = shift * math.sqrt(draws)
+        epsilon = moved * (moved / 2 - float(scipy.special.ndtri(_DELTA)))
+        return cls(2 * epsilon, draws * DISTANCE)
+
     def total(self, epsilon: float, delta: float) -> tuple[float, float]:
         """(ε, δ) of what is released, where the factorization has ``epsilon`` and ``delta``."""
         above, half = epsilon + self.epsilon, self.epsilon / 2
@@ -224,32 +227,15 @@ class SecureCost:
         return above, math.exp(half) * delta + spent
 
 
-@dataclasses.dataclass(frozen=True)
-class GridBounds:
-    """Bound on the deviation of the means as computed from those of exact arithmetic.
-
-    Attributes:
-      shift: bound on it in any coordinate and step, in units of σ (as a shift of z).
-      iterations: n.
-    """
-
-    shift: float
-    iterations: int
-
-    def cost(self, parameters: int) -> SecureCost:
-        """Privacy cost for this many parameters: r = shift · √(parameters · n)."""
-        draws = parameters * self.iterations
-        moved = self.shift * math.sqrt(draws)
-        epsilon = moved * (moved / 2 - float(scipy.special.ndtri(_DELTA)))
-        return SecureCost(2 * epsilon, draws * DISTANCE)
-
-
 _MOST_STEPS = 8192  # the bounds are read off dense matrices
 _LARGEST_DRAW = CUT * 1.01  # of |K|/S: with the sum over the levels it is 12.05
 
 
-def bounds(strategy: Strategy, recursion: Recursion, iterations: int) -> GridBounds:
-    """Bounds that hold for every run and all data, up to a probability in :data:`DISTANCE`.
+def largest_shift(strategy: Strategy, recursion: Recursion, iterations: int) -> float:
+    """Bound on how far a mean as computed is from that of exact arithmetic, in units of σ.
+
+    It holds in any coordinate and step (as a shift of z), for every run and all data, up to a
+    probability in :data:`DISTANCE`.
 
     Let à be what the recursion, with the coefficients that it has, makes of unit draws, E = CÃ - I,
     and let everything else go wrong by e: w = Ã z + e, so C w = z + E z + C e (where past outputs
@@ -294,7 +280,7 @@ def bounds(strategy: Strategy, recursion: Recursion, iterations: int) -> GridBou
     diagonal = float(np.max(np.abs(np.diagonal(residual)))) + 4 * _EPSILON
     shift = norm * (1.26 * float(np.max(gains)) * UNIT + arithmetic)
     shift += _LARGEST_DRAW * (_row_sum(np.tril(residual, -1)) + error)
-    return GridBounds(shift + 2.01 * _LARGEST * diagonal * UNIT, iterations)
+    return shift + 2.01 * _LARGEST * diagonal * UNIT
 
 
 _EPSILON = 2.0**-53

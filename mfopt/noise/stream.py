@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from mfopt._runtime._float64 import pinned
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys, secure
 from mfopt.noise.choice import Past, choose
-from mfopt.noise.packing import LeafGroup, Packing, grouped, offsets
+from mfopt.noise.packing import LeafGroup, Packing, SingleLeaf, grouped
 from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark, parts_of
 from mfopt.sampling import Scheme, require
 from mfopt.strategies import Strategy
@@ -38,6 +38,15 @@ class NoiseExhaustedError(_check.FailureError):
             f"step {iterations} (counted from 0): the factorization covers {iterations} "
             "iterations, and its guarantee no further noise. Optimize one for more iterations."
         )
+
+
+class _Step(NamedTuple):
+    """What all leaves of a step share: key, number from 0, scale of the draws, coefficients."""
+
+    key: Any
+    number: Any
+    scale: Any
+    coefficients: tuple[Any, ...]
 
 
 class NoiseStream:
@@ -195,9 +204,10 @@ class NoiseStream:
           UsageError: the stream is not secure, or the cost is not small: more than 0.02 in ε, or
             2⁻³⁶ in total variation.
         """
-        if self._secure_bounds is None:
+        if not self.secure:
             raise _check.reject("secure", False, "only secure streams have this cost")
-        cost = self._secure_bounds.cost(_check.integer("parameters", parameters))
+        draws = _check.integer("parameters", parameters) * self.iterations
+        cost = secure.SecureCost.of(self._largest_shift, draws)
         if not (cost.epsilon <= 0.02 and cost.distance <= 2.0**-36):
             rule = f"rounding would add {cost.epsilon:.2g} to ε and {cost.distance:.2g} to δ"
             way_out = "Take fewer parameters or iterations, or a stream without secure."
@@ -205,10 +215,8 @@ class NoiseStream:
         return cost
 
     @functools.cached_property
-    def _secure_bounds(self) -> secure.GridBounds | None:
-        if not self.secure:
-            return None
-        return secure.bounds(self.strategy, self.recursion, self.iterations)
+    def _largest_shift(self) -> float:
+        return secure.largest_shift(self.strategy, self.recursion, self.iterations)
 
     @pinned
     def init(self, params: Any, *, seed: int | None = None, key: Any = None) -> NoiseState:
@@ -235,16 +243,21 @@ class NoiseStream:
         _draws.allocate(layout.shapes, self.iterations)
         if self.secure:
             self.secure_cost(layout.size)
-        buffers = tuple(self._zeros(*block) for block in self._blocks(layout))
+        buffers = tuple(map(self._zeros, grouped(layout.shapes, layout.shardings)))
+        return self._state(layout, words, 0, buffers, seed is not None)
+
+    def _state(
+        self, layout: Layout, key: np.ndarray, step: int, buffers: tuple[Any, ...], pinned: bool
+    ) -> NoiseState:
         return NoiseState(
-            key=on_devices_of(layout, words),
-            step=np.zeros((), np.int32),
+            key=_on_devices_of(layout, key),
+            step=np.asarray(step, np.int32),
             buffers=buffers,
             mark=mark(layout, self.digest, self.settings),
             layout=layout,
             digest=self.digest,
             settings=self.settings,
-            pinned=seed is not None,
+            pinned=pinned,
         )
 
     @pinned
@@ -321,15 +334,7 @@ class NoiseStream:
             own = mark(state.layout, self.digest, self.settings)
             mine = jnp.all(jnp.asarray(state.mark) == own)
             valid = mine & (traced >= 0) & (traced < self.iterations)
-            noise, key, buffers = self._advance(
-                state.key,
-                state.buffers,
-                traced,
-                valid,
-                self.recursion.at(traced),
-                sums,
-                layout=state.layout,
-            )
+            noise, key, buffers = self._advance(**self._inputs(state, traced, valid, sums))
             return noise, dataclasses.replace(state, step=traced + 1, key=key, buffers=buffers)
         if _keys.tracing():
             rule = "a state that the compiled function holds as a constant would give "
@@ -339,44 +344,35 @@ class NoiseStream:
         step = int(state.step)
         if step >= self.iterations:
             raise NoiseExhaustedError.after(self.iterations)
-        noise, key, buffers = self._advance_jitted(
-            key=state.key,
-            buffers=state.buffers,
-            step=np.int32(step),
-            valid=np.bool_(True),
-            coefficients=self.recursion.at(step),
-            sums=sums,
-            layout=state.layout,
-        )
+        inputs = self._inputs(state, np.int32(step), np.bool_(True), sums)
+        noise, key, buffers = self._advance_jitted(**inputs)
         after = np.asarray(step + 1, np.int32)
         return noise, dataclasses.replace(state, step=after, key=key, buffers=buffers)
 
     @pinned
     def compile_step(self, state: NoiseState) -> jax.stages.Compiled:
         """The compiled step outside of jit, to inspect its memory and its communication."""
-        lowered = self._advance_jitted.lower(
-            key=state.key,
-            buffers=state.buffers,
-            step=np.int32(0),
-            valid=np.bool_(True),
-            coefficients=self.recursion.at(0),
-            sums=tuple(map(jnp.zeros, state.layout.shapes)) if self.secure else None,
-            layout=state.layout,
-        )
-        return lowered.compile()
+        sums = tuple(map(jnp.zeros, state.layout.shapes)) if self.secure else None
+        inputs = self._inputs(state, np.int32(0), np.bool_(True), sums)
+        return self._advance_jitted.lower(**inputs).compile()
+
+    def _inputs(self, state: NoiseState, step: Any, valid: Any, sums: Any) -> dict[str, Any]:
+        """Arguments of :meth:`_advance`."""
+        return {
+            "key": state.key,
+            "buffers": state.buffers,
+            "step": step,
+            "valid": valid,
+            "coefficients": self.recursion.at(step),
+            "sums": sums,
+            "layout": state.layout,
+        }
 
     def check_state(self, state: NoiseState) -> None:
         """Raise :class:`UsageError` unless ``state`` was made for this stream."""
         if not isinstance(state, NoiseState):
             raise _check.reject("state", type(state).__name__, "must come from init or next")
-        if state.digest != self.digest:
-            rule = f"belongs to another factorization than this stream ({self.digest[:12]})"
-            way_out = "Its past noise was made by another matrix: start again with init."
-            raise _check.reject("state", f"digest {state.digest[:12]}", rule, way_out)
-        if state.settings != self.settings:
-            raise _check.reject(
-                "state", state.settings, f"was made with other settings than {self.settings}"
-            )
+        self.refuse_other("state", state.digest, state.settings)
         expected = {
             "key": ((_draws.KEY_WORDS,), np.uint32),
             "step": ((), np.int32),
@@ -400,6 +396,16 @@ class NoiseStream:
             way_out = "Restore the state that this stream made."
             raise _check.reject("state.mark", "of the buffers", rule, way_out)
 
+    def refuse_other(self, name: str, digest: Any, settings: Any) -> None:
+        """Raise :class:`UsageError` unless the state ``name`` was made by this stream."""
+        if digest != self.digest:
+            rule = f"belongs to another factorization than this one ({self.digest[:12]})"
+            way_out = "Its past noise was made by another matrix: start a new run."
+            raise _check.reject(name, f"digest {str(digest)[:12]}", rule, way_out)
+        if settings != self.settings:
+            rule = f"was made with other settings than {self.settings}"
+            raise _check.reject(name, settings, rule)
+
     def buffer_arrays(
         self, shapes: tuple[tuple[int, ...], ...]
     ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -413,37 +419,24 @@ class NoiseStream:
 
     def buffers_by_leaf(self, state: NoiseState) -> dict[int, Any]:
         """The buffers of each parameter, (slots, *its shape), by its number; for files."""
-        groups, alone = grouped(state.layout.shapes, state.layout.shardings)
         found: dict[int, Any] = {}
         if self.recursion.slots:
-            for group, packed in zip(groups, state.buffers, strict=False):
-                found.update(zip(group.packing.leaves, group.unpacked(packed), strict=True))
-            found.update(zip(alone, state.buffers[len(groups) :], strict=True))
+            blocks = grouped(state.layout.shapes, state.layout.shardings)
+            for block, packed in zip(blocks, state.buffers, strict=True):
+                found.update(zip(block.leaves, block.unpacked(packed), strict=True))
         return found
 
     def buffers_from_leaves(self, layout: Layout, found: dict[int, np.ndarray]) -> tuple[Any, ...]:
         """The inverse of :meth:`buffers_by_leaf`, laid out over devices as ``layout`` says."""
-        groups, alone = grouped(layout.shapes, layout.shardings)
-        if not found:
-            return (None,) * (len(groups) + len(alone))
-        buffers = [group.packed([found[i] for i in group.packing.leaves]) for group in groups]
-        for i in alone:
-            sharding = layout.shardings[i]
-            where = None if sharding is None else buffer_sharding(sharding)
-            buffers.append(
-                jnp.asarray(found[i]) if where is None else jax.device_put(found[i], where)
-            )
-        return tuple(buffers)
-
-    def _blocks(self, layout: Layout) -> list[tuple[tuple[int, ...], NamedSharding | None]]:
-        """(shape, sharding) of what each buffer of a state is for."""
-        groups, alone = grouped(layout.shapes, layout.shardings)
-        together = [(group.shape, group.sharding) for group in groups]
-        return [*together, *((layout.shapes[i], layout.shardings[i]) for i in alone)]
+        return tuple(
+            block.packed([found[i] for i in block.leaves]) if found else None
+            for block in grouped(layout.shapes, layout.shardings)
+        )
 
     def _arrays(self, layout: Layout) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """(shape, type) of every buffer of a state."""
-        return self.buffer_arrays(tuple(shape for shape, _ in self._blocks(layout)))
+        blocks = grouped(layout.shapes, layout.shardings)
+        return self.buffer_arrays(tuple(block.shape for block in blocks))
 
     def _advance(
         self,
@@ -458,30 +451,18 @@ class NoiseStream:
     ) -> tuple[Any, Any, tuple[Any, ...]]:
         """One step for every leaf; traced."""
         scale = jnp.where(valid, np.asarray(self.stddev, self.dtype), jnp.nan)
-        counters = _draws.allocate(layout.shapes, self.iterations)
+        _draws.allocate(layout.shapes, self.iterations)
         coefficients = tuple(jnp.asarray(c, self.dtype) for c in coefficients)
-        groups, alone = grouped(layout.shapes, layout.shardings)
+        of = _Step(key, step, scale, coefficients)
         new: list[Any] = []
         noise: dict[int, Any] = {}
-        for group, buffer in zip(groups, buffers, strict=False):
-            leaves = group.packing.leaves
-            totals = None if sums is None else tuple(sums[i] for i in leaves)
-            made, kept = _spread(self._advance_group, group, buffer, totals)(
-                key, step, scale, coefficients, buffer, totals
-            )
-            noise.update(zip(leaves, made, strict=True))
+        blocks = grouped(layout.shapes, layout.shardings)
+        for block, buffer in zip(blocks, buffers, strict=True):
+            totals = None if sums is None else tuple(sums[i] for i in block.leaves)
+            made, kept = _spread(self._advance_block, block, buffer, totals)(of, buffer, totals)
+            noise.update(zip(block.leaves, made, strict=True))
             new.append(kept)
-        seeds = _draws.seeds(key, step, np.array(alone)) if alone else None
-        for place, (i, buffer) in enumerate(zip(alone, buffers[len(groups) :], strict=True)):
-            total = None if sums is None else sums[i]
-            step_leaf = _sharded(
-                self._advance_leaf, counters[i], layout.shardings[i], buffer, total
-            )
-            assert seeds is not None
-            of = key, np.uint32(i), step, seeds.of(place)
-            noise[i], kept = step_leaf(*of, scale, coefficients, buffer, total)
-            new.append(kept)
-        ordered = [noise[i] for i in range(len(counters))]
+        ordered = [noise[i] for i in range(len(noise))]
         if len(ordered) == 1 and new == [None]:
             # who hands in all parameters as one vector cuts it: XLA would draw inside every piece
             ordered = [_kernels.once(lambda: noise[0], step)]
@@ -498,7 +479,9 @@ class NoiseStream:
         first: Any = None,
         scratch: Any = None,
     ) -> tuple[jax.Array, Any]:
-        """:meth:`advance_packed` outside of jit, for adapters that keep their own state.
+        """(noise, new buffer) of packed leaves, shapes (rows, width) and (slots, rows, width).
+
+        Outside of jit, for adapters that keep their own state.
 
         Args:
           key: of the run, uint32 (8,); secret.
@@ -510,10 +493,8 @@ class NoiseStream:
             put into its memory. On the CPU fresh memory costs half as much as the draw.
         """
         coefficients = tuple(np.asarray(c, self.dtype) for c in self.recursion.at(int(step)))
-        scale = np.asarray(self.stddev, self.dtype)
-        return self._packed_jitted(
-            key, buffer, scratch, step, scale, coefficients, first, packing=packing
-        )
+        of = _Step(key, step, np.asarray(self.stddev, self.dtype), coefficients)
+        return self._packed_jitted(of, buffer, scratch, first, packing=packing)
 
     @functools.cached_property
     def _packed_jitted(self) -> Any:
@@ -526,122 +507,56 @@ class NoiseStream:
         )
 
     def _packed_into(
-        self, key: Any, buffer: Any, scratch: Any, *rest: Any, packing: Packing
+        self, step: _Step, buffer: Any, scratch: Any, first: Any, *, packing: Packing
     ) -> tuple[jax.Array, Any]:
-        """:meth:`advance_packed`; ``scratch`` is donated, and so becomes the noise's memory."""
-        *others, first = rest
-        return self.advance_packed(key, buffer, *others, packing=packing, first=first)
+        """:meth:`step_packed`, traced; ``scratch`` is donated, and becomes the noise's memory."""
+        return self._noise_of(packing, first, step, buffer)
 
-    def advance_packed(
-        self,
-        key: Any,
-        buffer: Any,
-        step: Any,
-        scale: Any,
-        coefficients: tuple[Any, ...],
-        *,
-        packing: Packing,
-        first: Any = None,
+    def _noise_of(
+        self, block: LeafGroup | SingleLeaf | Packing, begin: Any, step: _Step, buffer: Any
     ) -> tuple[jax.Array, Any]:
-        """(noise, new buffer) of the packed leaves, shapes (rows, width) and (slots, ...); traced.
-
-        Args:
-          key: of the run, uint32 (8,); secret.
-          buffer: what is kept between steps, (slots, rows, width); None where nothing is.
-          step: number of the step, from 0.
-          scale: standard deviation of the white draws, σ · clip_norm.
-          coefficients: of the recursion at this step.
-          packing: how the leaves lie in rows; static.
-          first: number of the first element of each row in its leaf; of whole leaves if left out.
-        """
+        """(noise, new buffer) of what lies together; traced."""
+        dtype = self.dtype
 
         def draw(which: Any) -> jax.Array:
-            white = packing.draw(key, which, self.dtype, first)
-            return scale.astype(self.dtype) * white
+            return step.scale.astype(dtype) * block.draw(step.key, which, dtype, begin)
 
         def advance() -> tuple[jax.Array, Any]:
-            return _kernels.advance(self.recursion, coefficients, draw, step, buffer, self.dtype)
+            at = step.coefficients, draw, step.number
+            return _kernels.advance(self.recursion, *at, buffer, dtype)
 
-        if buffer is None and len(packing.leaves) > 1:
+        if buffer is None and len(block.leaves) > 1:
             # XLA would make the draw again inside every leaf that is cut out of it
-            cut: jax.Array = _kernels.once(lambda: advance()[0], step)
+            cut: jax.Array = _kernels.once(lambda: advance()[0], step.number)
             return cut, None
         return advance()
 
-    def _advance_group(
-        self,
-        group: LeafGroup,
-        key: Any,
-        step: Any,
-        scale: Any,
-        coefficients: tuple[Any, ...],
-        buffer: Any,
-        totals: Any,
+    def _advance_block(
+        self, block: LeafGroup | SingleLeaf, step: _Step, buffer: Any, totals: Any
     ) -> tuple[tuple[Any, ...], Any]:
-        """The part of each leaf of a group that this device has, and the new buffer."""
-        packing, first = group.packing, group.first()
+        """The part of each leaf of a block that this device has, and the new buffer."""
+        begin = block.begin()
         if not self.secure:
-            made, buffer = self.advance_packed(
-                key, buffer, step, scale, coefficients, packing=packing, first=first
-            )
-            return tuple(packing.cut(made, step)), buffer
-        owners = np.array(packing.leaves)[packing.owners][:, None]
+            made, buffer = self._noise_of(block, begin, step, buffer)
+            return tuple(block.parts(made)), buffer
+        elements = block.elements(begin)
         noise, width, buffer = secure.advance(
             self.recursion,
-            coefficients,
-            lambda which: secure.integers(
-                key, which, owners, packing.words(first), jnp.zeros((), jnp.uint32)
-            ),
-            step,
+            step.coefficients,
+            lambda which: secure.integers(step.key, which, *elements),
+            step.number,
             buffer,
-            scale * secure.UNIT,
+            step.scale * secure.UNIT,
         )
-        parts = packing.cut(noise, step)
-        pairs = zip(totals, parts, strict=True)
+        pairs = zip(totals, block.parts(noise), strict=True)
         return tuple(secure.release(total, part, width) for total, part in pairs), buffer
 
-    def _advance_leaf(
-        self,
-        counters: _draws.Counters,
-        block: Any,
-        offset: Any,
-        key: Any,
-        index: Any,
-        step: Any,
-        seeds: _draws.Seeds,
-        scale: Any,
-        coefficients: Any,
-        buffer: Any,
-        total: Any,
-    ) -> tuple[Any, Any]:
-        """The part of leaf ``index`` that starts at ``offset`` and has shape ``block``."""
-        if self.secure:
-            words = counters.words(block, offset)
-            unit = scale * secure.UNIT
-            noise, width, buffer = secure.advance(
-                self.recursion,
-                coefficients,
-                lambda which: secure.integers(key, which, index, *words),
-                step,
-                buffer,
-                unit,
-            )
-            return secure.release(total, noise, width), buffer
-
-        def draw(which: Any) -> jax.Array:
-            past = which is not step  # the seeds of this step were made for all leaves together
-            of = _draws.seeds(key, which, index[None]).of(0) if past else seeds
-            return scale.astype(self.dtype) * counters.draw(of, self.dtype, block, offset)
-
-        return _kernels.advance(self.recursion, coefficients, draw, step, buffer, self.dtype)
-
-    def _zeros(self, shape: tuple[int, ...], sharding: NamedSharding | None) -> Any:
-        full = _kernels.buffer_shape(self.recursion, shape)
+    def _zeros(self, block: LeafGroup | SingleLeaf) -> Any:
+        full = _kernels.buffer_shape(self.recursion, block.shape)
         if full is None:
             return None
-        if sharding is None:
-            return jnp.zeros(full, self.buffer_dtype)
-        return jnp.zeros(full, self.buffer_dtype, device=buffer_sharding(sharding))
+        where = block.sharding and buffer_sharding(block.sharding)
+        return jnp.zeros(full, self.buffer_dtype, device=where)
 
 
 def from_factorization(factorization: Any, *, clip_norm: float, **options: Any) -> NoiseStream:
@@ -686,50 +601,27 @@ def _added(gradient: Any, noise: Any) -> Any:
     return (gradient.astype(wide) + noise.astype(wide)).astype(gradient.dtype)
 
 
-def _spread(function: Any, group: LeafGroup, buffer: Any, totals: Any) -> Any:
-    """``function(group, ...)``, run on each device for what it has of the leaves.
+def _spread(function: Any, block: LeafGroup | SingleLeaf, buffer: Any, totals: Any) -> Any:
+    """``function(block, ...)``, run on each device for what it has of the leaves.
 
     Written with ``shard_map`` and not left to the compiler: the blocks' places in their leaves
     enter only through the counters, so no device needs anything from another.
     """
-    function = functools.partial(function, group)
-    if group.sharding is None:
+    function = functools.partial(function, block)
+    if block.sharding is None:
         return function
-    specs = tuple(sharding.spec for sharding in group.shardings if sharding is not None)
-    rows = None if buffer is None else buffer_sharding(group.sharding).spec
+    specs = tuple(sharding.spec for sharding in block.shardings if sharding is not None)
+    rows = None if buffer is None else buffer_sharding(block.sharding).spec
     return jax.shard_map(
         function,
-        mesh=group.sharding.mesh,
-        in_specs=(*(PartitionSpec(),) * 4, rows, None if totals is None else specs),
+        mesh=block.sharding.mesh,
+        in_specs=(PartitionSpec(), rows, None if totals is None else specs),
         out_specs=(specs, rows),
         check_vma=False,  # a constant branch counts as equal on all devices, the noise does not
     )
 
 
-def _sharded(
-    function: Any, counters: _draws.Counters, sharding: Any, buffer: Any, total: Any
-) -> Any:
-    """``function`` for one leaf alone, run on each device for its own block, as :func:`_spread`."""
-    shape = counters.shape
-    if sharding is None:
-        return lambda *arguments: function(counters, shape, (0,) * len(shape), *arguments)
-    block = sharding.shard_shape(shape)
-
-    def local(*arguments: Any) -> Any:
-        return function(counters, block, offsets(sharding, block), *arguments)
-
-    buffer_spec = None if buffer is None else buffer_sharding(sharding).spec
-    total_spec = None if total is None else sharding.spec
-    return jax.shard_map(
-        local,
-        mesh=sharding.mesh,
-        in_specs=(*(PartitionSpec(),) * 6, buffer_spec, total_spec),
-        out_specs=(sharding.spec, buffer_spec),
-        check_vma=False,
-    )
-
-
-def on_devices_of(layout: Layout, words: np.ndarray) -> jax.Array:
+def _on_devices_of(layout: Layout, words: np.ndarray) -> jax.Array:
     """The key, on every device that holds the parameters."""
     sharding = next((s for s in layout.shardings if s is not None), None)
     if sharding is None:

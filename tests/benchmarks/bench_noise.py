@@ -177,7 +177,7 @@ def floor_step(mechanism: str, size: int) -> Callable[[], None]:
     factors = jnp.asarray(DECAYS, jnp.float32)[:, None]
     scale = jax.jit(lambda b: factors * b, donate_argnums=0)
     # sixteen at a time: hardware reads ahead in few streams
-    read = jax.jit(lambda b: _kernels._weighted_sum(jnp.ones(slots, jnp.float32), b))
+    read = jax.jit(lambda b: _kernels.weighted_sum(jnp.ones(slots, jnp.float32), b))
     write = jax.jit(lambda b, row: b.at[0].set(row), donate_argnums=0)
     buffers = jnp.zeros((slots, size), jnp.float32)
 
