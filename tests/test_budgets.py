@@ -30,7 +30,7 @@ LINES = {
     "mfopt/sampling": 1_534,
     "mfopt/strategies": 2_429,
     "mfopt/testing": 1_171,
-    "mfopt/torch": 1_775,
+    "mfopt/torch": 1_747,
     "mfopt/training": 10_726,
     "cli": 5_216,
     "tests": 36_798,

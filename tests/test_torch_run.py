@@ -502,9 +502,18 @@ def test_a_batch_is_summed_once_in_whole_or_in_parts():
     assert run.step == 5
 
 
-def test_gradients_that_are_not_finite_add_nothing():
-    from mfopt.torch.clipping import backward
+def backward(model, loss, batch, bound):
+    """The sum of a batch's clipped gradients in ``grad``, by nobody's run."""
+    from mfopt.torch.clipping import add_clipped
 
+    def sum_of(p):
+        p.grad = torch.zeros_like(p)
+        return p.grad
+
+    add_clipped(model, loss, batch, bound, sum_of)
+
+
+def test_gradients_that_are_not_finite_add_nothing():
     model = torch.nn.Linear(2, 1, bias=False)
     x = torch.tensor([[1.0, 0.0], [float("inf"), 0.0], [0.0, 1e30], [0.1, 0.0]])
     backward(model, lambda m, b: m(b).sum(), x, 0.5)
@@ -519,7 +528,7 @@ def test_gradients_that_are_not_finite_add_nothing():
 
 @pytest.mark.parametrize("numbers", [1, 128, 300, 10**6])
 def test_norms_of_long_gradients_do_not_drift(numbers):
-    from mfopt.torch.clipping import backward, norms
+    from mfopt.torch.clipping import norms
 
     rows = torch.full((2, numbers), 1 / 3)
     rows[1, ::2] = 0.7
@@ -534,7 +543,6 @@ def test_norms_of_long_gradients_do_not_drift(numbers):
 
 def test_sums_in_16_bits_are_refused_where_they_would_be_made():
     from mfopt.torch import PrivateRun
-    from mfopt.torch.clipping import backward
 
     half = torch.nn.Linear(64, 64, bias=False).to(torch.bfloat16)
     batch = torch.randn(3, 64, dtype=torch.bfloat16)
@@ -566,21 +574,16 @@ def contributions(build, examples=512, numbers=1024):
     return max(float((whole - one).double().norm()) for one in without)
 
 
-@pytest.mark.parametrize("way", ["clipping", "run"])
-def test_one_example_moves_a_sum_by_its_clip_norm_under_autocast(way):
+def test_one_example_moves_a_sum_by_its_clip_norm_under_autocast():
     from mfopt.torch import PrivateRun
-    from mfopt.torch.clipping import backward
 
     def build(x):
         model = torch.nn.Linear(x.shape[1], 1, bias=False)
         with torch.autocast("cpu", torch.bfloat16):
-            if way == "run":
-                run = PrivateRun(factorization(), RECORDS, 1.0)
-                run.attach(torch.optim.SGD(model.parameters(), lr=1.0))
-                run.backward(model, loss, x)
-            else:
-                backward(model, loss, x, 1.0)
-        return run._sums[0] if way == "run" else model.weight.grad
+            run = PrivateRun(factorization(), RECORDS, 1.0)
+            run.attach(torch.optim.SGD(model.parameters(), lr=1.0))
+            run.backward(model, loss, x)
+        return run._sums[0]
 
     def loss(model, batch):
         value = model(batch)

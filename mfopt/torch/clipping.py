@@ -29,15 +29,16 @@ _REENTRANT = (
 _one_by_one: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # vmap has no rule for these
 
 
-def backward(
+def add_clipped(
     module: torch.nn.Module,
     loss: Callable[[Any, Any], torch.Tensor],
     batch: Any,
     max_grad_norm: float,
+    sum_of: Callable[[torch.Tensor], torch.Tensor],
     *,
     microbatch: int | None = None,
 ) -> torch.Tensor:
-    """Add Σ clip(gradient of one example) to the ``grad`` of every trainable parameter.
+    """Add Σ clip(gradient of one example) to ``sum_of(parameter)`` for every trainable parameter.
 
     In place of ``loss(module, batch).backward()``: the loss is computed for batches of one example
     each, and each one's gradient is scaled down to norm ``max_grad_norm`` over all parameters
@@ -51,6 +52,7 @@ def backward(
       batch: tensors, or nested tuples, lists and dictionaries of them, examples along the first
         axis; one of no examples adds 0.
       max_grad_norm: bound on one example's norm, in l2.
+      sum_of: gives the tensor, of its shape, that a parameter's sum is added to.
       microbatch: examples whose gradients are held at once; all of them if left out.
 
     Returns:
@@ -58,34 +60,8 @@ def backward(
 
     Raises:
       UsageError: no module, a loss that is no scalar or does not call the module that it is given,
-        no trainable parameters or such as are narrower than float32 (``grad`` would be too), layers
-        that mix examples or keep what they see, or tensors of unequal length.
-    """
-
-    def sum_of(p: torch.Tensor) -> torch.Tensor:
-        if checks.is_shard(p):
-            rule = "is spread over processes, each of which has a part of the sum"
-            raise _check.reject("module", type(module).__name__, rule, "Use PrivateRun.backward.")
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        return p.grad
-
-    return add_clipped(module, loss, batch, max_grad_norm, sum_of, microbatch=microbatch)
-
-
-def add_clipped(
-    module: torch.nn.Module,
-    loss: Callable[[Any, Any], torch.Tensor],
-    batch: Any,
-    max_grad_norm: float,
-    sum_of: Callable[[torch.Tensor], torch.Tensor],
-    *,
-    microbatch: int | None = None,
-) -> torch.Tensor:
-    """:func:`backward` into ``sum_of(parameter)``, a tensor of its shape, in place of ``grad``.
-
-    Args:
-      module, loss, batch, max_grad_norm, microbatch: as there.
-      sum_of: gives the tensor that a parameter's sum is added to.
+        no trainable parameters or such as are narrower than float32 (their sums would be too),
+        layers that mix examples or keep what they see, or tensors of unequal length.
     """
     bound = _check.positive("max_grad_norm", max_grad_norm)
     trained = trained_in(module)
@@ -195,11 +171,7 @@ def add_clipped(
 
 
 def trained_in(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Trainable parameters by name; raises as :func:`backward` where there are none, or in 16 bits.
-
-    Args:
-      module: a model.
-    """
+    """Trainable parameters by name; raises as :func:`add_clipped` without any, or in 16 bits."""
     _check.kind("module", module, torch.nn.Module)
     for layer in module.modules():
         reshard: Any = getattr(layer, "reshard", None)
@@ -213,7 +185,7 @@ def trained_in(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def examples_in(batch: Any) -> int:
-    """Number of examples in a batch; raises as :func:`backward` for what is no batch."""
+    """Number of examples in a batch; raises as :func:`add_clipped` for what is no batch."""
     return int(_split(batch)[0][0].shape[0])
 
 

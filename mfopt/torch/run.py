@@ -157,7 +157,7 @@ class PrivateRun:
     ) -> torch.Tensor:
         """Add Σ clip(gradient of one example) of a batch to the sum of this step.
 
-        In place of ``loss(module, batch).backward()``, as :func:`mfopt.torch.clipping.backward`
+        In place of ``loss(module, batch).backward()``, as :func:`mfopt.torch.clipping.add_clipped`
         with the run's clip norm, and not in ``grad``. ``zero_grad()`` of the optimizer drops it.
 
         Args:
