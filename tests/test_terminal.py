@@ -58,8 +58,8 @@ def plain(text):
 
 
 TABLES = """
-from mfopt_cli import display, spelling
-spelling.speak_plainly()
+from mfopt_cli import display
+display.speak_plainly()
 display.table("one [bold]title[/bold] σ", [("noise multiplier σ", "3.2 × " + "word " * 30),
                                            ("digest", "0123456789abcdef" * 4)])
 display.columns(["ε", "method", "RMSE"], [["1", "a method of several words " * 2, "12.5"],

@@ -28,7 +28,7 @@ from mfopt.training.sweep import _parts, _rehearsal
 from mfopt.training.tokenizers import Tokenizer
 
 ROWS = [{"user": f"u{i % 3}", "text": f"words of {i}"} for i in range(50)]
-GIVEN = {"kind": "auto", "user_column": "user", "text_column": "text", "records": "file"}
+GIVEN = SimpleNamespace(kind="auto", user_column="user", text_column="text", records="file")
 
 
 def read(source):

@@ -89,21 +89,35 @@ def analysed(mechanism: Any, row: Row, **more: Any) -> list[Row]:
 
 def answer(
     arguments: Row,
-    make: Callable[[Row, Row], Any],
+    scheme: Callable[[Row], Any],
     title: str,
+    strategy: Any = None,
     analyse: Callable[..., list[Row]] = analysed,
+    **of: Any,
 ) -> None:
     """:func:`run` for what has one mechanism at each point.
 
     Args:
       arguments: as for :func:`run`.
-      make: (point, what the statement is about as keywords of Mechanism) -> Mechanism.
+      scheme: the sampling at a point.
       title: as for :func:`run`.
+      strategy: C, or a function of the scheme that gives it; I if left out.
       analyse: (mechanism, point, how to sample as keywords) -> rows.
+      of: what the statement is about, beside what was typed, as keywords of Mechanism.
     """
-    of = {name: arguments.pop(name) for name in STATEMENT if name in arguments}
+    from mfopt.accounting import Mechanism
+
+    of |= {name: arguments.pop(name) for name in STATEMENT if name in arguments}
     effort = taken_effort(arguments)
-    run(arguments, lambda row: analyse(make(row, of), row, **effort), title, effort)
+
+    def compute(row: Row) -> list[Row]:
+        sampling = scheme(row)
+        made = strategy(sampling) if callable(strategy) else strategy
+        matrix = {} if made is None else {"strategy": made}
+        mechanism = Mechanism(sampling, group_size=row.get("group_size", 1), **matrix, **of)
+        return analyse(mechanism, row, **effort)
+
+    run(arguments, compute, title, effort)
 
 
 def run(
@@ -146,14 +160,27 @@ def run(
         from mfopt_cli.accounts import answered
 
         answered.draw(results, swept, title, plot, drawn)
+    one = swept is None and len(results) == 1
+    facts = results[0] if one else {"swept": swept, "results": results}
+    facts = {**facts, "seconds": time.perf_counter() - started}
+    tell(facts, lambda: (show or print_answers)(results, swept, title), plot, as_json, quiet)
+
+
+def tell(
+    facts: Row, show: Callable[[], None], plot: Path | None, as_json: bool, quiet: bool
+) -> None:
+    """Print answers as JSON or as a table.
+
+    Args:
+      facts: the JSON output.
+      show: prints the table.
+      plot: file that was drawn.
+      as_json, quiet: what was asked for.
+    """
     if as_json:
-        seconds = time.perf_counter() - started
-        if swept is None and len(results) == 1:
-            display.json_object({**results[0], "seconds": seconds})
-        else:
-            display.json_object({"swept": swept, "results": results, "seconds": seconds})
+        display.json_object(facts)
     elif not quiet:
-        (show or _print)(results, swept, title)
+        show()
         if plot is not None:
             display.print_text(f"plot: {plot}")
 
@@ -187,7 +214,8 @@ def sampled(results: list[Row]) -> bool:
     return any(row["failure_probability"] or row["status"] == "estimate" for row in results)
 
 
-def _print(results: list[Row], swept: str | None, title: str) -> None:
+def print_answers(results: list[Row], swept: str | None, title: str) -> None:
+    """Print one answer with all that is known of it, or a line for each of a sweep."""
     from mfopt_cli.accounts import answered
 
     if len(results) == 1 and swept is None:

@@ -6,10 +6,11 @@ is one line, whatever its length, so that output can be searched and cut.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
 import click
@@ -17,10 +18,53 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import mfopt_cli.spelling  # noqa: F401 (registers the error handler that fitting uses)
 from mfopt_cli.messages import SCHEMA
 
 _NO_WRAP = 10_000  # columns of a pipe
+# for terminals and files whose encoding lacks the letter
+_SPELLED = {
+    "ε": "epsilon",
+    "δ": "delta",
+    "σ": "sigma",
+    "β": "beta",
+    "×": "x",
+    "≤": "<=",
+    "≥": ">=",
+    "⁻": "^-",
+    "¹": "1",
+    "²": "2",
+    "→": "->",
+    "…": "...",
+    "·": "*",
+    "–": "-",
+    "—": "-",
+    "√": "sqrt",
+    "‖": "|",
+    "±": "+-",
+    "│": "|",
+    "━": "-",
+    "╸": "-",
+    "╺": "-",
+    "─": "-",
+    "∞": "inf",
+}
+
+
+def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lost = error.object[error.start : error.end]
+    return "".join(_SPELLED.get(letter, "?") for letter in lost), error.end
+
+
+codecs.register_error("mfopt-spell", _spell)
+
+
+def speak_plainly() -> None:
+    """Make standard output and error spell what their encoding lacks, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="mfopt-spell")
 
 
 def console(stream: IO[str] | None = None) -> Console:
@@ -38,7 +82,7 @@ def fitting(text: str, stream: IO[str] | None = None) -> str:
     return text.encode(encoding, "mfopt-spell").decode(encoding)
 
 
-def table(title: str, rows: Sequence[tuple[str, str]]) -> None:
+def table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """A name and its value a row; long values go on in their own column."""
     out = console()
     grid = Table.grid(padding=(0, 2, 0, 0))

@@ -2,21 +2,20 @@
 
 On a terminal two lines are redrawn a few times a second; elsewhere a plain line is written now
 and then. The time left comes from the pace between finished pieces of work: what comes before the
-first of them, and the longest of them, is taken for compilation and not counted.
+first of them is taken for compilation and not counted.
 """
 
 from __future__ import annotations
 
-import collections
-import itertools
 import math
 import sys
 import threading
 import time
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live as RichLive
+from rich.progress import Progress as Pace
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -25,37 +24,8 @@ from mfopt import words
 from mfopt.progress import Progress
 from mfopt_cli import display
 
-_KEPT = 64  # reports that the pace is taken from
 COMPILING = "compiling (first run only)"  # what comes before the first report of JAX's work
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds between lines where nothing can be redrawn
-
-
-class Pace:
-    """Seconds per unit of work within one stage."""
-
-    def __init__(self) -> None:
-        self._at: collections.deque[tuple[float, float]] = collections.deque(maxlen=_KEPT)
-
-    def note(self, now: float, done: float) -> None:
-        """``done`` units are finished at time ``now``."""
-        if done > 0 and (not self._at or done > self._at[-1][1]):
-            self._at.append((now, done))
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds per unit, None until two reports have come.
-
-        Of three intervals or more, the one with the slowest pace is left out: a compilation.
-        """
-        pairs = [
-            (after[0] - before[0], after[1] - before[1])
-            for before, after in itertools.pairwise(self._at)
-        ]
-        if not pairs:
-            return None
-        if len(pairs) >= 3:
-            pairs.remove(max(pairs, key=lambda pair: pair[0] / pair[1]))
-        return sum(time for time, _ in pairs) / sum(units for _, units in pairs)
 
 
 class Live:
@@ -66,8 +36,8 @@ class Live:
         self._console = display.console(sys.stderr)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         self._event = Progress(stage)
-        self._pace = Pace()
-        self._begun, self._promised = time.perf_counter(), math.inf  # of the stage: start, length
+        self._pace = Pace(disable=True, speed_estimate_period=math.inf)  # shows nothing itself
+        self._task = self._pace.add_task(stage, total=None)
         self._started = self._told = time.perf_counter()
         self._shown, self._pause = 0.0, _FIRST_PAUSE
         self._closed = threading.Event()
@@ -90,10 +60,6 @@ class Live:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Take the display off the screen."""
         self._closed.set()
         if self._screen is not None:
             self._screen.stop()
@@ -109,8 +75,8 @@ class Live:
             if event.total is None:
                 return
         if new:
-            self._pace, self._begun, self._promised = Pace(), now, math.inf
-        self._pace.note(now, event.done)
+            self._task = self._pace.add_task(event.stage, total=event.total)
+        self._pace.update(self._task, completed=event.done, total=event.total)
         self._event, self._told = event, now
         if self._screen is None and (new or now - self._shown > self._pause):
             self._line(now)
@@ -150,37 +116,24 @@ class Live:
         return f"{event.done:,.10g} {of} {event.total:,.10g} {event.unit}".rstrip()
 
     def _left(self, now: float) -> str:
-        event, pace = self._event, self._pace.seconds
-        if event.total is None or pace is None or event.done >= event.total:
+        seconds = self._pace.tasks[-1].time_remaining
+        left = (seconds or 0) - (now - self._told)
+        if self._event.total is None or left <= 0:  # one that is over is withdrawn
             return ""
-        left = (event.total - event.done) * pace - (now - self._told)
-        gone = now - self._begun
-        self._promised = min(self._promised, gone + max(left, 0.0))
-        # one that is over, or was wrong by a factor of two, is withdrawn
-        if left <= 0 or gone + left > 2 * self._promised:
-            return ""
-        return f"{'at most' if event.at_most else 'about'} {words.duration(left)} left"
+        return f"{'at most' if self._event.at_most else 'about'} {words.duration(left)} left"
 
     def _render(self) -> RenderableType:
-        return Group(*self._lines(self._console, time.perf_counter()))
-
-    def _lines(self, console: Console, now: float) -> list[RenderableType]:
-        event = self._event
+        event, now = self._event, time.perf_counter()
 
         def line(text: str, style: str = "") -> Text:
             return Text(display.fitting(text, sys.stderr), style, no_wrap=True, overflow="ellipsis")
 
         first = line(f"{event.stage}  ", "bold")
-        first.append(
-            display.fitting(
-                "  ".join(filter(None, [self._count(), self._elapsed(now)])), sys.stderr
-            )
-        )
+        first.append(line("  ".join(filter(None, [self._count(), self._elapsed(now)])), "not bold"))
         lines: list[RenderableType] = [first]
         if event.total:
-            width = min(40, max(console.width - 2, 10))
+            width = min(40, max(self._console.width - 2, 10))
             bar = Table.grid()  # a row of its own: a bar by itself does not end its line
             bar.add_row(ProgressBar(total=event.total, completed=event.done, width=width))
             lines.append(bar)
-        lines += [line(text, "dim") for text in (self._left(now), event.note) if text]
-        return lines
+        return Group(*lines, *(line(x, "dim") for x in (self._left(now), event.note) if x))

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from mfopt._runtime import _extras, _signals
-from mfopt_cli import compile_cache, messages, options
-from mfopt_cli.spelling import speak_plainly
+from mfopt_cli import compile_cache, display, messages, options
 
 # name -> one line of help. Each command lives in mfopt_cli/commands/<name>.py as ``command`` and
 # is imported only when it is run, so that `mfopt --help` never waits for JAX.
@@ -93,7 +92,7 @@ def main(arguments: list[str] | None = None) -> Any:
     ``mfopt optimize ... && mfopt train ...`` stops).
     """
     _open_streams()
-    speak_plainly()
+    display.speak_plainly()
     # Threads of NumPy's BLAS would wait awake for 25 ms on the cores of compiled code: on two busy
     # cores a warm main command takes 8.8 CPU seconds so, and 6.8 where they sleep at once.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")

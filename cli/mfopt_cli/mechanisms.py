@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mfopt import words
 from mfopt._runtime import _check
 from mfopt._version import ADVISED
+from mfopt_cli import answers, display
+from mfopt_cli.live import COMPILING, Live
 
 
 def workload(text: str, n: int, momentum: float | None, cooldown: str | None) -> Any:
@@ -71,36 +75,59 @@ def keep(factorization: Any, path: Path, *, force: bool) -> Path:
     return saved
 
 
-def comparison(factorization: Any, norm: float | None = None) -> dict[str, float]:
-    """σ and RMSE without amplification, and of independent noise with the same batching.
+def prove(
+    path: Path,
+    how: Callable[..., Any],
+    described: Callable[[Any, Path | None], tuple[dict[str, Any], list[tuple[str, str]]]],
+    *,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    certify_samples: int | None,
+    **asked: Any,
+) -> int:
+    """Prove a statement about the C of a file, save it, show it; return the exit code.
 
     Args:
-      factorization: any.
-      norm: the largest norm of what a unit adds to C x, from whoever made it.
+      path: the file.
+      how: ``mfopt.certify`` or ``mfopt.calibrate``.
+      described: (what was proved, where it is saved) -> (JSON output, rows of the table).
+      out, force: where to save it.
+      as_json, quiet: how to show it.
+      certify_samples: of the certificate.
+      asked: other arguments of ``how``.
     """
-    from mfopt import query_error
-    from mfopt.accounting.closed_form import gaussian
-    from mfopt.accounting.monte_carlo.dominating_pair import covers
-    from mfopt.accounting.monte_carlo.free import Orthogonal
-    from mfopt.strategies import Identity
+    from mfopt.factorization import check_output, load
 
-    scheme, n = factorization.sampling, factorization.iterations
-    epsilon, delta = factorization.guarantee.epsilon, factorization.guarantee.delta
-    # in a fixed, public order the sensitivity of C >= 0 is the largest norm of what a unit adds
-    if norm is None:
-        norm = factorization.loss().sensitivity
-    plain = norm / gaussian.largest_mu(epsilon, delta)
-    ratio = factorization.rmse / factorization.noise_multiplier
-    found = {
-        "mode_norm": norm,
-        "unamplified_noise_multiplier": plain,
-        "unamplified_rmse": plain * ratio,
-    }
-    if covers(scheme):  # where σ of independent noise costs no samples
-        sgd = Orthogonal(scheme.bins, float(scheme.epochs)).noise_multiplier(epsilon, delta)
-        rmse = float(query_error.rmse(factorization.workload, Identity(), n, sgd))
-        found |= {"dpsgd_noise_multiplier": sgd, "dpsgd_rmse": rmse}
-    return found
+    found = load(path)
+    if out is not None:
+        check_output(out, force=force, name="out")
+    with Live(not quiet and not as_json, COMPILING) as live:
+        new = how(found, samples=certify_samples, progress=live, command=typed(), **asked)
+    answers.say_unused({"samples": certify_samples}, new.guarantee.details["samples"] > 0)
+    saved = None if out is None else keep(new, out, force=force)
+    facts, rows = described(new, saved)
+    if as_json:
+        display.json_object(facts)
+    elif not quiet:
+        display.table(str(path), rows)
+    return 0 if saved == out else 1
+
+
+def draw(asked: Any, suffixes: tuple[str, ...], write: Callable[[Any, Path], object]) -> None:
+    """Write a picture of a file to ``--out``, or beside it with the first of ``suffixes``."""
+    from mfopt._runtime._files import check_output
+    from mfopt.factorization import load
+
+    found = load(asked.path)
+    target = asked.out or asked.path.with_suffix(suffixes[0])
+    check_output(target, force=asked.force, name="out", suffixes=suffixes)
+    write(found, target)
+    if asked.as_json:
+        display.json_object({"path": str(target)})
+    elif not asked.quiet:
+        display.print_text(f"saved {target}")
 
 
 def epoch_ends(factorization: Any) -> Any:
@@ -122,27 +149,19 @@ def above_floor(factorization: Any) -> list[tuple[str, str]]:
 def summary(factorization: Any) -> dict[str, Any]:
     """JSON output of a factorization."""
     guarantee, ends = factorization.guarantee, epoch_ends(factorization)
-    return {
-        "rmse": factorization.rmse,
-        "max_error": factorization.max_error,
+    own = ("rmse", "max_error", "noise_multiplier", "proved_here", "digest", "provenance")
+    stated = guarantee.describe()
+    for name in ("group_size", "details"):
+        del stated[name]
+    return stated | {
+        **{name: getattr(factorization, name) for name in own},
         "epoch_ends": ends and ends._asdict(),
-        "noise_multiplier": factorization.noise_multiplier,
-        "epsilon": guarantee.epsilon,
-        "delta": guarantee.delta,
         "certified": guarantee.status == "certified",
-        "status": guarantee.status,
-        "proved_here": factorization.proved_here,
         "advisory": advisory(factorization),
-        "adjacency": guarantee.adjacency,
-        "privacy_unit": guarantee.privacy_unit,
         "certificate": guarantee.details.get("certificate"),
-        "failure_probability": guarantee.failure_probability,
-        "method": guarantee.method,
         "strategy": factorization.strategy.describe(),
         "sampling": factorization.sampling.describe(),
         "workload": factorization.workload.describe(),
-        "digest": factorization.digest,
-        "provenance": factorization.provenance,
     }
 
 
@@ -168,9 +187,7 @@ def advisory(factorization: Any) -> str | None:
 
 def statement(guarantee: Any) -> str:
     """One line: the guarantee in words, nothing rounded towards less privacy."""
-    from mfopt.words import delta, round_up
-
-    words = {
+    said = {
         "certified": f"certified; Monte Carlo failure probability <= "
         f"{guarantee.failure_probability:.1e}, included in δ"
         if guarantee.failure_probability
@@ -178,7 +195,7 @@ def statement(guarantee: Any) -> str:
         "estimate": "NOT CERTIFIED, an estimate only",
     }
     return (
-        f"({round_up(guarantee.epsilon, 6)}, {delta(guarantee.delta)})-DP per "
+        f"({words.round_up(guarantee.epsilon, 6)}, {words.delta(guarantee.delta)})-DP per "
         f"{guarantee.privacy_unit}, {guarantee.adjacency} adjacency, "
-        f"{words.get(guarantee.status, guarantee.status)}"
+        f"{said.get(guarantee.status, guarantee.status)}"
     )

@@ -44,7 +44,7 @@ class Option(click.Option):
         main = next(name for name in names if name.startswith("--"))
         self.older = tuple(aliases) or ALIASES.get(main, ())
         self.may_be_empty, self.needs, self.excludes = may_be_empty, needs or {}, excludes
-        super().__init__([*names, *self.older], help=help, **more)
+        super().__init__([*names, *self.older], help=help, **{"show_default": True, **more})
 
     @property
     def main(self) -> str:

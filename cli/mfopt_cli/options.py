@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -26,6 +28,7 @@ from mfopt_cli.option import Option as Option
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 FILE = click.Path(path_type=Path)  # of an argument that must be there
+PATH = click.Path(path_type=Path)
 
 
 _WITHOUT_JAX = {"account", "bench", "data"}  # groups; accounts by sampling say so themselves
@@ -243,9 +246,43 @@ MOST_KNOTS = 1024  # as the library's, which takes seconds to import
 MOST_POINTS = 10**4  # of a table
 
 
-def option(*names: str, **more: Any) -> Decorator:
-    """``click.option`` of this module's class."""
-    return click.option(*names, cls=Option, **more)
+def command(
+    name: str, kind: type[click.Command] = Command
+) -> Callable[[Callable[[Any], Any]], click.Command]:
+    """A command whose function is given all that was asked for as one namespace, by parameter."""
+
+    def decorate(function: Callable[[Any], Any]) -> click.Command:
+        @functools.wraps(function)
+        def called(**given: Any) -> Any:
+            return function(SimpleNamespace(**given))
+
+        return click.command(name=name, cls=kind)(called)
+
+    return decorate
+
+
+def typed(name: str) -> bool:
+    """Return True if the running command's option ``name`` was given, and is not a default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.COMMANDLINE
+
+
+def option(name: str, kind: Any, text: str, into: str | None = None, **more: Any) -> Decorator:
+    """``click.option`` of this module's class, which shows its default.
+
+    Args:
+      name: with its dashes.
+      kind: type of its value; bool for a flag, a tuple for a choice of these words, by default the
+        first.
+      text: its help.
+      into: the parameter that it sets, where that is not its name.
+      more: as for :class:`Option`.
+    """
+    if isinstance(kind, tuple):
+        kind, more["default"] = click.Choice(kind), kind[0]
+    how = {"is_flag": True} if kind is bool else {"type": kind}
+    names = [name] if into is None else [name, into]
+    return click.option(*names, cls=Option, help=text, **how, **more)
 
 
 def apply(*decorators: Decorator) -> Decorator:
@@ -261,42 +298,40 @@ def apply(*decorators: Decorator) -> Decorator:
 
 def eps(text: str = "Target ε > 0.", **more: Any) -> Decorator:
     """``--eps``."""
-    return option("--eps", "epsilon", type=float, help=text, **more)
+    return option("--eps", float, text, "epsilon", **more)
 
 
 def delta(text: str = "Target δ.", **more: Any) -> Decorator:
     """``--delta``."""
-    return option("--delta", type=float, help=text, **more)
+    return option("--delta", float, text, **more)
 
 
 def out(text: str, **more: Any) -> Decorator:
     """``--out``."""
-    return option("--out", type=click.Path(path_type=Path), help=text, **more)
+    return option("--out", PATH, text, **more)
 
 
-privacy = apply(eps(required=True), delta(default=1e-5, show_default=True))
+privacy = apply(eps(required=True), delta(default=1e-5))
 
 training_length = apply(
-    option("--epochs", type=COUNT, required=True, help="Passes over the data, E."),
+    option("--epochs", COUNT, "Passes over the data, E.", required=True),
     option(
         "--iters",
-        type=COUNT,
+        COUNT,
+        "Iterations per epoch, b: the bins of balls-in-bins. n = E·b.",
         required=True,
-        help="Iterations per epoch, b: the bins of balls-in-bins. n = E·b.",
     ),
 )
 
-json_flag = option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
-)
-quiet = option("--quiet", is_flag=True, help="Suppress progress and the table.")
+json_flag = option("--json", bool, "Print one JSON object and nothing else.", "as_json")
+quiet = option("--quiet", bool, "Suppress progress and the table.")
 output = apply(json_flag, quiet)
 
 
 def force_of(*places: str) -> Decorator:
     """``--force``; ``places``: the options that name what is replaced, where none has a default."""
     needs = dict.fromkeys(places)
-    return option("--force", is_flag=True, needs=needs, help="Overwrite existing output.")
+    return option("--force", bool, "Overwrite existing output.", needs=needs)
 
 
 force = force_of()
@@ -304,32 +339,28 @@ force = force_of()
 
 unit = option(
     "--unit",
+    str,
+    "Name of the privacy unit: what the guarantee protects.",
     "privacy_unit",
     callback=lambda _, param, value: _check.word(param.name, value),
     default="example",
-    show_default=True,
-    help="Name of the privacy unit: what the guarantee protects.",
 )
 
 
-def certify_samples_as(*names: str, **more: Any) -> Decorator:
+def certify_samples_as(name: str | None = None, **more: Any) -> Decorator:
     """``--certify-samples``; the default is the same everywhere, so that one question has one σ."""
     text = (
         "iid samples of the certificate [default: chosen automatically; more give a slightly "
         "smaller σ, see docs/accounting/certificate.md]."
     )
-    kind = Count(MOST_SAMPLES)
-    return option("--certify-samples", *names, type=kind, default=None, help=text, **more)
+    return option("--certify-samples", Count(MOST_SAMPLES), text, name, **more)
 
 
 certify_samples = certify_samples_as()
 certificate_kind = option(
     "--certificate",
-    "certificate",
-    type=click.Choice(["monte-carlo", "deterministic"]),
-    default="monte-carlo",
-    show_default=True,
-    help="Proof of σ: deterministic draws no samples and has failure probability 0.",
+    ("monte-carlo", "deterministic"),
+    "Proof of σ: deterministic draws no samples and has failure probability 0.",
 )
 
 
@@ -338,7 +369,7 @@ def seed(text: str = "for reproduction; the certificate says so", **more: Any) -
     text = f"Pin the randomness, {text}."
     if "default" not in more:
         text += " Default: the operating system's entropy."
-    return option("--seed", type=Seed(), help=text, **more)
+    return option("--seed", Seed(), text, **more)
 
 
 def folder(name: str, path: Path, make: bool = True) -> Path:
@@ -362,13 +393,13 @@ def folder(name: str, path: Path, make: bool = True) -> Path:
 
 jobs = option(
     "--jobs",
-    type=Count(1024),
-    help="Worker processes. [default: half the cores; `experiment all`: a process for each]",
+    Count(1024),
+    "Worker processes. [default: half the cores; `experiment all`: a process for each]",
 )
 cache = option(
     "--cache",
-    type=click.Path(path_type=Path),
-    help="Folder of finished cells: a stopped run resumes. [default: $MFOPT_CACHE, or the user's "
+    PATH,
+    "Folder of finished cells: a stopped run resumes. [default: $MFOPT_CACHE, or the user's "
     "cache folder]",
 )
 

@@ -89,7 +89,7 @@ def option(
       text: its help.
       more: as for :func:`mfopt_cli.options.option`.
     """
-    return options.option(name, type=Sweep(kind, most), help=text, **more)
+    return options.option(name, Sweep(kind, most), text, **more)
 
 
 def points(arguments: dict[str, tuple[Any, ...] | None]) -> tuple[str | None, list[dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,46 +10,33 @@ import click
 
 from mfopt._runtime import _check
 from mfopt.progress import Progress
-from mfopt_cli import answers, display, options
+from mfopt_cli import answers, options
 from mfopt_cli.accounts import shared
 from mfopt_cli.live import Live
+from mfopt_cli.options import MOST_GROUP, MOST_POINTS, Count, option
 
 
-@click.command("run", cls=options.Command)
+@options.command("run")
 @click.argument("phases", nargs=-1, required=True, metavar="PHASE...")
 @options.eps("ε at which δ is evaluated, in place of --delta.")
 @options.delta("δ of every statement.")
-@options.option(
+@option(
     "--points",
-    type=options.Count(options.MOST_POINTS),
+    Count(MOST_POINTS),
+    "Number of points at which to report ε; whole epochs where bins are kept.",
     default=10,
-    show_default=True,
-    help="Number of points at which to report ε; whole epochs where bins are kept.",
 )
-@options.option(
+@option(
     "--group-size",
-    type=options.Count(options.MOST_GROUP),
+    Count(MOST_GROUP),
+    "Size of the group of units that is protected together.",
     default=1,
-    help="Size of the group of units that is protected together.",
 )
 @shared.adjacency
 @options.unit
 @shared.verified
 @shared.results
-def run(
-    phases: tuple[str, ...],
-    epsilon: float | None,
-    delta: float | None,
-    points: int,
-    group_size: int,
-    adjacency: str,
-    privacy_unit: str,
-    plot: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    **arguments: Any,
-) -> None:
+def run(asked: Any) -> None:
     """ε over a run: what has been spent after each part of it, by every scheme that has an account.
 
     A PHASE is a factorization FILE, or SCHEME:NAME=VALUE,...[/STRATEGY]@SIGMA, with C = I unless
@@ -60,42 +48,35 @@ def run(
       mfopt account run poisson:probability=0.02,iterations=500@1.1 \\
           poisson:probability=0.05,iterations=200@1.6 --delta 1e-6 --plot run.png
     """
-    if (epsilon is None) == (delta is None):
+    if (asked.epsilon is None) == (asked.delta is None):
         raise click.UsageError("give one of --eps, --delta: each phase has its noise multiplier")
-    if plot is not None:
-        answers.check_plot(plot, "phases", force)
+    if asked.plot is not None:
+        answers.check_plot(asked.plot, "phases", asked.force)
     from mfopt.accounting.phases import Phase, over_training
 
-    effort = answers.taken_effort(arguments)
-    of: Any = {"group_size": group_size, "privacy_unit": privacy_unit, "adjacency": adjacency}
-    made = [_phase(text, of) for text in phases]
-    asked: Any = {"epsilon": epsilon, "delta": delta, "points": points, **effort}
+    effort = answers.taken_effort(vars(asked))
+    of = {name: getattr(asked, name) for name in ("group_size", *answers.STATEMENT)}
+    made = [_phase(text, of) for text in asked.phases]
+    question: Any = {name: getattr(asked, name) for name in ("epsilon", "delta", "points")} | effort
     if len(made) == 1:  # one mechanism has its own account, for groups too
-        found = over_training(made[0][0], made[0][1], **asked)
+        found = over_training(made[0][0], made[0][1], **question)
     else:
-        found = over_training([Phase(*one) for one in made], **asked)
+        found = over_training([Phase(*one) for one in made], **question)
     total = sum(mechanism.iterations for mechanism, _ in made)
     rows: list[dict[str, Any]] = []
-    with Live(not quiet and not as_json) as live:
+    with Live(not asked.quiet and not asked.as_json) as live:
         live(Progress("run", 0, total, "iterations"))
         for at, guarantee in found:
             live(Progress("run", at, total, "iterations"))
             rows.append({"iterations": at, **guarantee.describe()})
     answers.say_unused(effort, answers.sampled(rows))
-    if plot is not None:
+    if asked.plot is not None:
         from mfopt_cli.accounts import answered
 
         ends = [sum(m.iterations for m, _ in made[: k + 1]) for k in range(len(made) - 1)]
-        answered.draw_run(rows, ends, plot)
-    if as_json:
-        display.json_object({"results": rows})
-    elif not quiet:
-        from mfopt_cli.accounts import answered
-
-        display.print_text(f"over the run; {answered.protects(rows[0])}", style="bold")
-        display.columns(*answered.table(rows, "iterations"))
-        if plot is not None:
-            display.print_text(f"plot: {plot}")
+        answered.draw_run(rows, ends, asked.plot)
+    show = functools.partial(answers.print_answers, rows, "iterations", "over the run")
+    answers.tell({"results": rows}, show, asked.plot, asked.as_json, asked.quiet)
 
 
 def _phase(text: str, of: dict[str, Any]) -> tuple[Any, float]:

@@ -9,8 +9,8 @@ import click
 
 from mfopt._runtime import _check
 from mfopt_cli import options, sweeps
-from mfopt_cli.answers import Row
-from mfopt_cli.options import apply
+from mfopt_cli.answers import Row, iterations
+from mfopt_cli.options import MOST_GROUP, PATH, apply, option
 
 noise = sweeps.option(
     "--noise-multiplier",
@@ -55,37 +55,35 @@ group_size = sweeps.option(
     "--group-size",
     int,
     "Size of the group of units that is protected together.",
-    options.MOST_GROUP,
+    MOST_GROUP,
     default="1",
-    show_default=True,
 )
-adjacency = options.option(
+adjacency = option(
     "--adjacency",
-    type=click.Choice(["add-remove", "zero-out", "replace"]),
-    default="add-remove",
-    show_default=True,
-    help="Adjacency: add or remove a unit, zero out its contributions, or replace it.",
+    ("add-remove", "zero-out", "replace"),
+    "Adjacency: add or remove a unit, zero out its contributions, or replace it.",
 )
 protects = apply(group_size, adjacency, options.unit)
 results = apply(
-    options.option("--plot", type=click.Path(path_type=Path), help="Plot a sweep to this file."),
+    option("--plot", PATH, "Plot a sweep to this file."),
     options.force_of("plot"),
     options.output,
 )
 verified = apply(
     options.certify_samples_as("samples", aliases=("--samples",)),
     options.seed(),
-    options.option(
-        "--estimate",
-        is_flag=True,
-        help="Compute an estimate, which proves nothing, instead of a bound.",
-    ),
+    option("--estimate", bool, "Compute an estimate, which proves nothing, instead of a bound."),
 )
 
 
-def strategy(text: str) -> options.Decorator:
-    """``--strategy`` of a mechanism with this C; ``text`` says which are taken."""
-    return options.option("--strategy", default="identity", show_default=True, help=text)
+def strategy(kinds: tuple[str, ...], rule: str = "") -> options.Decorator:
+    """``--strategy`` of a mechanism whose C is a file's or one of these kinds, by this rule."""
+    text = f"{', '.join(map(_named, kinds))}, or a factorization FILE{rule}."
+    return option("--strategy", str, text, default="identity")
+
+
+def _named(kind: str) -> str:
+    return f"{kind}:BANDS" if kind == "banded-sqrt" else kind
 
 
 def matrix(text: str, kinds: tuple[str, ...]) -> tuple[Any, Any]:
@@ -105,8 +103,8 @@ def matrix(text: str, kinds: tuple[str, ...]) -> tuple[Any, Any]:
             raise _check.reject("strategy", text, "must be banded-sqrt:BANDS, as in banded-sqrt:8")
         return strategies.BandedSquareRoot(int(number)), None
     if not Path(text).is_file():
-        named = [f"{kind}:BANDS" if kind == "banded-sqrt" else kind for kind in kinds]
-        raise _check.reject("strategy", text, f"must be {', '.join(named)} or a factorization file")
+        named = ", ".join(map(_named, kinds))
+        raise _check.reject("strategy", text, f"must be {named} or a factorization file")
     from mfopt.factorization import load
 
     found = load(text)
@@ -122,7 +120,6 @@ def own(row: Row, name: str, value: Any, file: Any) -> Any:
       value: the file's.
       file: the factorization, or None where there is none.
     """
-
     typed = row[name]
     if file is None:
         if typed is None:
@@ -135,9 +132,18 @@ def own(row: Row, name: str, value: Any, file: Any) -> Any:
     return value
 
 
+def length_of(row: Row, file: Any) -> int:
+    """n of a row, or of the file that C is from, which what was typed must be."""
+    typed = any(row[name] is not None for name in ("iterations", "iters", "epochs"))
+    n = iterations(row) if file is None or typed else int(file.iterations)
+    if file is not None and n != file.iterations:
+        rule = f"C of the file has {file.iterations} iterations"
+        raise _check.reject("iterations", n, rule, "Leave it out.")
+    return n
+
+
 def bins_of(row: Row, file: Any) -> tuple[int, int]:
     """(bins, epochs) of a row, or of the file that C is from."""
-
     scheme = None if file is None else file.sampling
     if scheme is None or (hasattr(scheme, "bins") and hasattr(scheme, "epochs")):
         found = own(row, "iters", getattr(scheme, "bins", None), scheme)

@@ -10,9 +10,11 @@ import click
 
 from mfopt._runtime import _check
 from mfopt.errors import FailureError
+from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson, TruncatedPoisson
 from mfopt_cli import answers, options, sweeps
-from mfopt_cli.accounts import bins, public, run, shared
-from mfopt_cli.answers import Row, analysed, iterations, probability
+from mfopt_cli.accounts import run, schemes, shared
+from mfopt_cli.answers import Row, analysed, answer, iterations, probability
+from mfopt_cli.options import MOST_GROUP, PATH, option
 
 
 @click.group(name="account", cls=options.Group)
@@ -47,24 +49,26 @@ def dpsgd(**arguments: Any) -> None:
     Example:
       mfopt account dpsgd --probability 0.01 --iters 2000 --eps 2 --delta 1e-6
     """
-    from mfopt.accounting import Mechanism
-    from mfopt.sampling import Poisson, TruncatedPoisson
+    answer(arguments, _truncated, "DP-SGD")
 
-    def make(row: Row, of: Row) -> Any:
-        limit = row["batch_limit"]
-        if limit is not None and (row["population"] is None or row["batch_size"] is None):
-            instead = " in place of --probability" * (row["probability"] is not None)
-            raise click.UsageError(f"--batch-limit needs --batch-size and --population{instead}")
-        chance, n = probability(row), iterations(row)
-        if limit is None:
-            return Mechanism(Poisson(chance, n), **of)
-        return Mechanism(TruncatedPoisson(chance, limit, row["population"], n), **of)
 
-    answers.answer(arguments, make, "DP-SGD")
+def _poisson(row: Row) -> Poisson:
+    return Poisson(probability(row), iterations(row))
+
+
+def _truncated(row: Row) -> Poisson | TruncatedPoisson:
+    """Poisson sampling, with batches of at most ``--batch-limit`` where it is given."""
+    limit, population = row["batch_limit"], row["population"]
+    if limit is None:
+        return _poisson(row)
+    if population is None or row["batch_size"] is None:
+        instead = " in place of --probability" * (row["probability"] is not None)
+        raise click.UsageError(f"--batch-limit needs --batch-size and --population{instead}")
+    return TruncatedPoisson(probability(row), limit, population, iterations(row))
 
 
 @command.command()
-@click.argument("path", metavar="[FILE]", type=click.Path(path_type=Path), required=False)
+@click.argument("path", metavar="[FILE]", type=PATH, required=False)
 @shared.by_rate
 @sweeps.option("--bands", int, "Bands of C, and groups of the data. [default: those of FILE]")
 @shared.protects
@@ -80,39 +84,23 @@ def banded(path: Path | None, **arguments: Any) -> None:
       mfopt account banded --bands 4 --batch-size 500 --population 50000 \\
           --iters 2000 --eps 2 --delta 1e-6
     """
-    from mfopt.accounting import Mechanism
+    from mfopt.factorization import load
     from mfopt.strategies import BandedSquareRoot
 
-    file = None if path is None else _file(path)
-
-    def make(row: Row, of: Row) -> Any:
-        scheme = _cyclic(row, file)
-        strategy = BandedSquareRoot(scheme.bands) if file is None else file.strategy
-        return Mechanism(scheme, strategy, row["group_size"], **of)
-
-    title = "banded, cyclic Poisson" if path is None else f"{path}, cyclic Poisson"
-    answers.answer(arguments, make, title)
-
-
-def _file(path: Path) -> Any:
-    from mfopt.factorization import load
-
-    return load(path)
+    file = None if path is None else load(path)
+    strategy = (lambda scheme: BandedSquareRoot(scheme.bands)) if file is None else file.strategy
+    title = f"{path or 'banded'}, cyclic Poisson"
+    answer(arguments, lambda row: _cyclic(row, file), title, strategy)
 
 
 def _cyclic(row: Row, file: Any) -> Any:
     """The sampling of a row, what is left out being that of the file."""
     from mfopt.accounting import unamplified
-    from mfopt.sampling import CyclicPoisson
 
     if file is None:
         bands = _check.integer("bands", shared.own(row, "bands", None, None))
         return CyclicPoisson(probability(row, bands), bands, iterations(row))
-    n, scheme = file.iterations, file.sampling
-    if any(row[name] is not None for name in ("iterations", "iters", "epochs")):
-        typed = iterations(row)
-        if typed != n:
-            raise _check.reject("iterations", typed, f"C of the file has {n} iterations")
+    n, scheme = shared.length_of(row, file), file.sampling
     cyclic = hasattr(scheme, "bands")  # cyclic Poisson sampling alone has
     bands = row["bands"]
     if bands is None:
@@ -131,7 +119,7 @@ def _cyclic(row: Row, file: Any) -> Any:
     "--group-size",
     int,
     "Maximum number of examples of one user, K.",
-    options.MOST_GROUP,
+    MOST_GROUP,
     required=True,
 )
 @shared.adjacency
@@ -144,19 +132,16 @@ def els(**arguments: Any) -> None:
       mfopt account els --group-size 183 --probability 0.001 --iters 10000 \\
           --eps 8 --delta 1e-6
     """
-    from mfopt.accounting import Mechanism
-    from mfopt.sampling import Poisson
 
-    def make(row: Row, of: Row) -> Any:
-        scheme = Poisson(probability(row), iterations(row))
+    def scheme(row: Row) -> Poisson:
         if row["population"] is not None and row["group_size"] > row["population"]:
             raise click.UsageError(
                 f"--group-size {row['group_size']} is above --population {row['population']}: "
                 "a user's examples are among the population's"
             )
-        return Mechanism(scheme, group_size=row["group_size"], **of)
+        return _poisson(row)
 
-    answers.answer(arguments, make, "ELS")
+    answer(arguments, scheme, "ELS")
 
 
 @command.command()
@@ -173,13 +158,7 @@ def uls(**arguments: Any) -> None:
       mfopt account uls --batch-size 64 --population 10000 --iters 1000 \\
           --eps 8 --delta 1e-6
     """
-    from mfopt.accounting import Mechanism
-    from mfopt.sampling import Poisson
-
-    def make(row: Row, of: Row) -> Any:
-        return Mechanism(Poisson(probability(row), iterations(row)), privacy_unit="user", **of)
-
-    answers.answer(arguments, make, "ULS")
+    answer(arguments, _poisson, "ULS", privacy_unit="user")
 
 
 @command.command()
@@ -188,15 +167,12 @@ def uls(**arguments: Any) -> None:
 @sweeps.option("--delta", float, "δ of the guarantee for the group.", required=True)
 @shared.sampled
 @shared.length
-@sweeps.option(
-    "--group-size", int, "Size of the group of examples, K.", options.MOST_GROUP, required=True
-)
-@options.option(
+@sweeps.option("--group-size", int, "Size of the group of examples, K.", MOST_GROUP, required=True)
+@option(
     "--floor",
-    type=float,
+    float,
+    "Smallest one-example δ that the black-box lemma may use; other tools stop near 1e-15.",
     default=0.0,
-    show_default=True,
-    help="Smallest one-example δ that the black-box lemma may use; other tools stop near 1e-15.",
 )
 @shared.results
 def group(floor: float, **arguments: Any) -> None:
@@ -246,14 +222,11 @@ def fixed_batch(**arguments: Any) -> None:
       mfopt account fixed-batch --batch-size 500 --population 50000 --iters 2000 \\
           --group-size 8 --noise-multiplier 2 --delta 1e-6
     """
-    from mfopt.accounting import Mechanism
-    from mfopt.sampling import FixedBatch
 
-    def make(row: Row, of: Row) -> Any:
-        scheme = FixedBatch(row["batch_size"], row["population"], iterations(row))
-        return Mechanism(scheme, group_size=row["group_size"], **of)
+    def scheme(row: Row) -> FixedBatch:
+        return FixedBatch(row["batch_size"], row["population"], iterations(row))
 
-    answers.answer(arguments, make, "fixed batches")
+    answer(arguments, scheme, "fixed batches")
 
 
 @command.command()
@@ -261,12 +234,10 @@ def fixed_batch(**arguments: Any) -> None:
 @shared.target
 @shared.sampled
 @shared.rounds
-@options.option(
+@option(
     "--conversion",
-    type=click.Choice(["moments", "improved", "pld"]),
-    default="moments",
-    show_default=True,
-    help="Accountant: as published, improved Rényi conversion, or PLD (tightest).",
+    ("moments", "improved", "pld"),
+    "Accountant: as published, improved Rényi conversion, or PLD (tightest).",
 )
 @shared.results
 def fedavg(conversion: str, **arguments: Any) -> None:
@@ -282,19 +253,17 @@ def fedavg(conversion: str, **arguments: Any) -> None:
     """
     from mfopt.accounting import Mechanism
     from mfopt.accounting.closed_form import moments
-    from mfopt.sampling import Poisson
 
     def compute(row: Row) -> list[Row]:
-        chance = probability(row)
-        unit = {"noise_unit": "× sensitivity of the estimator"}
+        scheme, unit = _poisson(row), {"noise_unit": "× sensitivity of the estimator"}
         # a sum of contributions of norm 1 with noise z: the same release, scaled
-        release = Mechanism(Poisson(chance, iterations(row)), privacy_unit="user")
+        release = Mechanism(scheme, privacy_unit="user")
         if conversion == "pld":
             return [{**one, **unit} for one in analysed(release, row)]
         found = moments.fedavg(
             row["noise_multiplier"],
-            chance,
-            iterations(row),
+            scheme.probability,
+            scheme.iterations,
             delta=row["delta"],
             epsilon_target=row["eps"],
             conversion=conversion,  # type: ignore[arg-type]
@@ -312,13 +281,13 @@ def fedavg(conversion: str, **arguments: Any) -> None:
 
 
 for one in (
-    bins.balls_in_bins,
-    bins.fresh_bins,
-    bins.b_min_sep,
-    bins.k_of_n,
-    public.fixed_order,
-    public.min_separation,
-    public.concentration_filter,
+    schemes.balls_in_bins,
+    schemes.fresh_bins,
+    schemes.b_min_sep,
+    schemes.k_of_n,
+    schemes.fixed_order,
+    schemes.min_separation,
+    schemes.concentration_filter,
     run.run,
 ):
     command.add_command(one)

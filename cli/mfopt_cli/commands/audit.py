@@ -15,32 +15,17 @@ from mfopt.errors import FailureError
 from mfopt.progress import silent
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
+from mfopt_cli.options import COUNT, option
 
 
-@click.command(cls=options.Command)
+@options.command("audit")
 @click.argument("run", required=False, type=click.Path())
-@options.option("--config", type=click.Path(), help="TOML file of a training run to audit.")
-@options.option(
-    "--canaries",
-    type=options.COUNT,
-    default=4000,
-    show_default=True,
-    help="Canary users; more is tighter.",
-)
-@options.option(
-    "--confidence", default=0.95, show_default=True, help="Confidence level of the bounds."
-)
+@option("--config", click.Path(), "TOML file of a training run to audit.")
+@option("--canaries", COUNT, "Canary users; more is tighter.", default=4000)
+@option("--confidence", float, "Confidence level of the bounds.", default=0.95)
 @options.seed("for reproduction")
 @options.output
-def command(
-    run: str | None,
-    config: str | None,
-    canaries: int,
-    confidence: float,
-    seed: int | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def command(asked: Any) -> None:
     """Audit RUN's training loop: canaries, its noise, its sums, its sampling.
 
     RUN is the folder of a training run, or a factorization file. A run of canaries in the run's
@@ -60,56 +45,41 @@ def command(
     from mfopt.training import executed
     from mfopt.training.audit import audit
 
-    account, settings, population = _subject(run, config)
-    with Live(not quiet and not as_json) as live:
+    account, settings, population = _subject(asked.run, asked.config)
+    with Live(not asked.quiet and not asked.as_json) as live:
         result = audit(
             account,
             settings,
-            canaries=canaries,
-            confidence=confidence,
-            seed=seed,
+            canaries=asked.canaries,
+            confidence=asked.confidence,
+            seed=asked.seed,
             population=population,
             progress=live,
         )
     faults = [finding for finding in result.sampling if finding.fault]
-    if as_json:
+    if asked.as_json:
         tests = [dataclasses.asdict(f) | {"deviation": f.deviation} for f in result.sampling]
         facts = {"passed": result.passed, "sampling": tests}
         display.json_object(dataclasses.asdict(result) | facts)
-    elif not quiet:
-        display.table(
-            f"{run or config}: audit with {result.canaries} canaries",
-            [
-                (
-                    "claimed",
-                    f"({result.epsilon_claimed:.4g}, {result.delta:.4g})-DP at noise "
-                    f"multiplier {result.noise_multiplier_claimed:.6g}",
-                ),
-                (
-                    "right guesses",
-                    f"{result.accuracy:.4f}; the same attacker on the claimed "
-                    f"mechanism expects {result.accuracy_claimed:.4f}",
-                ),
-                (
-                    "epsilon at least",
-                    f"{result.epsilon_lower:.4g} whatever the trainer does "
-                    f"({result.correct} of {result.guesses} guesses right)",
-                ),
-                (
-                    "",
-                    f"{result.epsilon_profile:.4g} if it is this mechanism with another noise "
-                    f"multiplier ({_at_most(result.noise_multiplier_highest)})",
-                ),
-                ("confidence", f"{result.confidence:g}"),
-                (
-                    "tests",
-                    f"{len(result.sampling)} passed; a correct trainer fails one of them with "
-                    f"probability at most {executed.FALSE_ALARM:g}"
-                    if not faults
-                    else "; ".join(f"{f.name}: {_chance(f)}" for f in faults),
-                ),
-            ],
+    elif not asked.quiet:
+        passed = (
+            f"{len(result.sampling)} passed; a correct trainer fails one of them with "
+            f"probability at most {executed.FALSE_ALARM:g}"
         )
+        rows = {
+            "claimed": f"({result.epsilon_claimed:.4g}, {result.delta:.4g})-DP at noise "
+            f"multiplier {result.noise_multiplier_claimed:.6g}",
+            "right guesses": f"{result.accuracy:.4f}; the same attacker on the claimed "
+            f"mechanism expects {result.accuracy_claimed:.4f}",
+            "epsilon at least": f"{result.epsilon_lower:.4g} whatever the trainer does "
+            f"({result.correct} of {result.guesses} guesses right)",
+            "": f"{result.epsilon_profile:.4g} if it is this mechanism with another noise "
+            f"multiplier ({_at_most(result.noise_multiplier_highest)})",
+            "confidence": f"{result.confidence:g}",
+            "tests": "; ".join(f"{f.name}: {_chance(f)}" for f in faults) or passed,
+        }
+        title = f"{asked.run or asked.config}: audit with {result.canaries} canaries"
+        display.table(title, rows.items())
     if faults:
         raise FailureError(
             "audit failed: the trainer does not execute what was accounted for ("

@@ -7,14 +7,15 @@ from typing import Any
 import click
 
 from mfopt_cli import compile_cache, display, options
+from mfopt_cli.options import option
 
 
 @click.command(name="cache", cls=options.Command)
-@options.option("--clear", is_flag=True, help="Remove compiled programs and finished cells.")
-@options.option(
+@option("--clear", bool, "Remove compiled programs and finished cells.")
+@option(
     "--proofs",
-    is_flag=True,
-    help="Also remove the records of proofs (with --clear); files are then proved again when used.",
+    bool,
+    "Also remove the records of proofs (with --clear); files are then proved again when used.",
 )
 @options.json_flag
 def command(clear: bool, proofs: bool, as_json: bool) -> None:

@@ -3,97 +3,65 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from mfopt._runtime import _check
 from mfopt_cli import display, options, sweeps
 from mfopt_cli.live import Live
+from mfopt_cli.options import COUNT, Count, option
 
 
-@click.command(name="compare", cls=options.Command)
+@options.command("compare")
 @options.training_length
-@sweeps.option(
-    "--eps", float, "Targets ε, as 0.5,1,2 or 1:8.", default="0.5,1,2,4,8,16", show_default=True
-)
-@options.delta(default=1e-5, show_default=True)
-@options.option(
+@sweeps.option("--eps", float, "Targets ε, as 0.5,1,2 or 1:8.", default="0.5,1,2,4,8,16")
+@options.delta(default=1e-5)
+@option(
     "--include",
-    multiple=True,
-    help="Families to compare, repeatable or with commas: dpsgd, banded, banded-toeplitz, blt, "
+    str,
+    "Families to compare, repeatable or with commas: dpsgd, banded, banded-toeplitz, blt, "
     "blt-4, toeplitz, dense, sqrt, banded-sqrt, banded-inverse-sqrt, normalized-sqrt, lambda-cgd, "
     "bifr, tree, one of them with +unamplified, +poisson, +b-min-sep, +balls-in-bins or "
     "+fresh-bins, "
     "or all. [default: all but dense]",
+    multiple=True,
 )
 @sweeps.option(
     "--bands",
     int,
     "Numbers of bands to choose from at each ε.",
     default="1,2,4,8,16,32,64,128,256",
-    show_default=True,
 )
-@options.option(
+@option(
     "--baseline",
-    default=None,
-    help="Family that improvements are relative to. [default: banded+poisson, if included]",
+    str,
+    "Family that improvements are relative to. [default: banded+poisson, if included]",
 )
-@options.option(
-    "--samples",
-    type=options.Count(2**24),
-    default=2**15,
-    show_default=True,
-    help="Samples of each Monte Carlo estimate of σ.",
-)
-@options.option(
+@option("--samples", Count(2**24), "Samples of each Monte Carlo estimate of σ.", default=2**15)
+@option(
     "--params",
-    type=options.COUNT,
-    default=None,
-    help="Time the noise of a step for a model of so many parameters, as 10000000, 1e7 or 10M, on "
+    COUNT,
+    "Time the noise of a step for a model of so many parameters, as 10000000, 1e7 or 10M, on "
     "this machine.",
 )
-@options.seed("that of the Monte Carlo samples", default=0, show_default=True)
+@options.seed("that of the Monte Carlo samples", default=0)
 @options.jobs
 @options.cache
 @options.out(
     "Stem of the files STEM.csv, STEM-sizes.csv, .json, .txt, and of the plots STEM-rmse, "
     "STEM-improvement, STEM-memory and, with --params, STEM-time (.png and .svg)."
 )
-@options.option(
+@option(
     "--wide",
-    is_flag=True,
+    bool,
+    "One row per mechanism, one column per ε.",
     excludes=("as_csv", "as_json", "quiet"),
-    help="One row per mechanism, one column per ε.",
 )
-@options.option(
-    "--csv",
-    "as_csv",
-    is_flag=True,
-    excludes=("as_json",),
-    help="Print CSV instead of the table.",
-)
+@option("--csv", bool, "Print CSV instead of the table.", "as_csv", excludes=("as_json",))
 @options.force_of("out")
 @options.output
-def command(
-    epochs: int,
-    iters: int,
-    eps: tuple[float, ...],
-    delta: float,
-    include: tuple[str, ...],
-    bands: tuple[int, ...],
-    baseline: str | None,
-    samples: int,
-    params: int | None,
-    seed: int,
-    jobs: int | None,
-    cache: Path | None,
-    out: Path | None,
-    wide: bool,
-    as_csv: bool,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def command(asked: Any) -> None:
     """σ, RMSE and memory of every mechanism at (ε, δ), each at its best size.
 
     Guarantees are for one example, add-remove adjacency; RMSE is of prefix sums, per coordinate
@@ -112,24 +80,24 @@ def command(
     from mfopt.experiments import comparison, decision_plots, families, recommendation
     from mfopt.experiments.cache import Cache, default_folder
 
-    chosen = [name for part in include for name in part.split(",") if name]
+    baseline, params, out = asked.baseline, asked.params, asked.out
+    chosen = [name for part in asked.include for name in part.split(",") if name]
     setting = comparison.Comparison(
-        iters,
-        epochs,
-        tuple(dict.fromkeys(eps)),
-        delta,
+        asked.iters,
+        asked.epochs,
+        tuple(dict.fromkeys(asked.eps)),
+        asked.delta,
         families.expand(chosen) if chosen else families.DEFAULT,
-        tuple(dict.fromkeys(bands)),
-        seed,
-        samples,
+        tuple(dict.fromkeys(asked.bands)),
+        asked.seed,
+        asked.samples,
     ).check()
-    given = click.get_current_context().get_parameter_source("bands")
     sized = any(families.find(name).bands for name in setting.include)
-    if given is click.core.ParameterSource.COMMANDLINE and not sized:
+    if options.typed("bands") and not sized:
         names = ", ".join(setting.include)
         raise click.UsageError(f"--bands has no effect with --include {names}; remove it")
-    _check.integer("samples", samples, at_least=64)
-    _check.pinned("seed", seed)
+    _check.integer("samples", asked.samples, at_least=64)
+    _check.pinned("seed", asked.seed)
     if params is not None:
         _check.integer("params", params)
     if baseline is None and comparison.DEFAULT_BASELINE in setting.include:
@@ -141,31 +109,31 @@ def command(
     if out is not None:
         if out.suffix in (".csv", ".json", ".txt"):  # one of the files is named, not their stem
             out = out.with_suffix("")
-        _check_outputs(out, force)
-    store = Cache(cache or default_folder())
+        _check_outputs(out, asked.force)
+    store = Cache(asked.cache or default_folder())
 
-    with Live(not quiet and not as_json) as live:
-        found = comparison.every_size(setting, store, jobs=jobs, progress=live)
+    with Live(not asked.quiet and not asked.as_json) as live:
+        found = comparison.every_size(setting, store, jobs=asked.jobs, progress=live)
         rows = [min(candidates, key=lambda row: row.rmse) for candidates in found.values()]
         if params is not None:
             rows = comparison.timed(setting, rows, store, params, progress=live)
     if out is not None:
         sizes = [row for candidates in found.values() for row in candidates]
         for path in decision_plots.write(out, setting, rows, sizes, baseline, params):
-            if not quiet and not as_json:
+            if not asked.quiet and not asked.as_json:
                 click.echo(f"wrote {path}", err=True)
-    if as_json:
+    if asked.as_json:
         display.json_object(comparison.described(setting, rows, baseline))
-    elif as_csv:
+    elif asked.as_csv:
         click.echo(comparison.csv_text(rows, baseline), nl=False)
-    elif not quiet:
+    elif not asked.quiet:
         over = f"; change of RMSE against {families.label(baseline)}" if baseline else ""
         display.print_text(
-            f"RMSE of {epochs} epochs × {iters} iterations at δ = {delta:g} "
+            f"RMSE of {asked.epochs} epochs × {asked.iters} iterations at δ = {asked.delta:g} "
             f"(best number of bands){over}",
             "bold",
         )
-        if wide:
+        if asked.wide:
             display.columns(*comparison.table(rows, baseline))
         else:
             display.print_text(recommendation.blocks(rows, baseline))

@@ -11,6 +11,7 @@ import click
 from mfopt._runtime import _check
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
+from mfopt_cli.options import COUNT, option
 
 
 @click.group(cls=options.Group)
@@ -18,78 +19,58 @@ def command() -> None:
     """User data: text grouped by user, as memory-mapped token stores."""
 
 
-@command.command()
+@options.command("build")
 @click.argument("out", type=click.Path())
-@options.option(
+@option(
     "--data",
+    str,
+    "Private data: files, one folder, or an embedded corpus, `stdlib` or `stdlib-code`. "
+    "Repeatable.",
     "paths",
     multiple=True,
     required=True,
-    help="Private data: files, one folder, or an embedded corpus, `stdlib` or `stdlib-code`. "
-    "Repeatable.",
 )
-@options.option(
+@option(
     "--format",
-    "kind",
-    type=click.Choice(["auto", "jsonl", "parquet", "csv", "huggingface", "folder", "enron"]),
-    default="auto",
-    show_default=True,
-    help="auto: by file suffix (.gz too for jsonl); a folder as `datasets` saves it, or else one "
+    ("auto", "jsonl", "parquet", "csv", "huggingface", "folder", "enron"),
+    "auto: by file suffix (.gz too for jsonl); a folder as `datasets` saves it, or else one "
     "file or folder per user.",
+    "kind",
 )
-@options.option(
-    "--user-column", default="user", show_default=True, help="Column that names the privacy unit."
-)
-@options.option(
-    "--text-column", default="text", show_default=True, help="Column with the text of a record."
-)
-@options.option(
-    "--records",
-    type=click.Choice(["file", "line", "paragraph"]),
-    default="file",
-    show_default=True,
-    help="Unit of one record, for --format folder.",
-)
-@options.option(
+@option("--user-column", str, "Column that names the privacy unit.", default="user")
+@option("--text-column", str, "Column with the text of a record.", default="text")
+@option("--records", ("file", "line", "paragraph"), "Unit of one record, for --format folder.")
+@option(
     "--public",
+    str,
+    "Public data in the same format: the part to pretrain and train a tokenizer on.",
     multiple=True,
-    help="Public data in the same format: the part to pretrain and train a tokenizer on.",
 )
-@options.option(
-    "--tokenizer", type=click.Path(), help="A tokenizer.json, or the folder holding it."
+@option("--tokenizer", click.Path(), "A tokenizer.json, or the folder holding it.")
+@option("--end-of-text", str, "End-of-text token.", default="<|endoftext|>")
+@option(
+    "--vocab-size", COUNT, "Train a byte-level BPE of this size on the public data. [stdlib: 2048]"
 )
-@options.option(
-    "--end-of-text", default="<|endoftext|>", show_default=True, help="End-of-text token."
-)
-@options.option(
-    "--vocab-size",
-    type=options.COUNT,
-    help="Train a byte-level BPE of this size on the public data. [stdlib: 2048]",
-)
-@options.option(
+@option(
     "--on-bad",
-    type=click.Choice(["skip", "fail"]),
-    default="skip",
-    show_default=True,
-    help="Handling of a line that is not a valid record: count it, or stop.",
+    ("skip", "fail"),
+    "Handling of a line that is not a valid record: count it, or stop.",
 )
-@options.option("--held-out-users", type=float, help="Share of users for evaluation only.")
-@options.option(
-    "--held-out-records", type=float, help="Share of the other users' records for evaluation only."
-)
-@options.seed("that of what is held out", default=0, show_default=True)
-@options.option("--drop-duplicates", is_flag=True, help="Drop repeated texts of the same user.")
-@options.option(
+@option("--held-out-users", float, "Share of users for evaluation only.")
+@option("--held-out-records", float, "Share of the other users' records for evaluation only.")
+@options.seed("that of what is held out", default=0)
+@option("--drop-duplicates", bool, "Drop repeated texts of the same user.")
+@option(
     "--public-overlap",
+    float,
+    "Most of the public tokens that may stand in copies of private records.",
     default=0.1,
-    show_default=True,
-    help="Most of the public tokens that may stand in copies of private records.",
 )
-@options.option("--no-end", is_flag=True, help="Append no end-of-text token to records.")
+@option("--no-end", bool, "Append no end-of-text token to records.")
 @options.force
-@options.option("--restart", is_flag=True, help="Discard an unfinished build of OUT.")
+@option("--restart", bool, "Discard an unfinished build of OUT.")
 @options.output
-def build(**given: Any) -> None:
+def build(asked: Any) -> None:
     """Build the folder OUT of token stores from text with users.
 
     A stopped build resumes when the same command is given again.
@@ -108,62 +89,63 @@ def build(**given: Any) -> None:
     from mfopt.training.data.stdlib import build_stdlib
     from mfopt.training.tokenizers import END_OF_TEXT, Tokenizer
 
-    paths = given["paths"]
+    paths = asked.paths
     embedded = next((path for path in paths if path in EMBEDDED), None)
-    shares = {
-        name: given[f"held_out_{name}"]
-        for name in ("users", "records")
-        if given[f"held_out_{name}"] is not None
-    }
-    defaults = {"users": 0.1, "records": 0.05} if embedded else {}
+    shares = {"users": 0.1, "records": 0.05} if embedded else {}
+    for name in ("users", "records"):
+        if (share := getattr(asked, f"held_out_{name}")) is not None:
+            shares[name] = share
     chosen = Options(
-        on_bad=given["on_bad"],
-        hold_out=HoldOut(**(defaults | shares), seed=given["seed"]),
-        drop_duplicates=given["drop_duplicates"],
-        end=not given["no_end"],
-        public_overlap=given["public_overlap"],
+        on_bad=asked.on_bad,
+        hold_out=HoldOut(**shares, seed=asked.seed),
+        drop_duplicates=asked.drop_duplicates,
+        end=not asked.no_end,
+        public_overlap=asked.public_overlap,
     )
-    if given["tokenizer"] is None and given["end_of_text"] != END_OF_TEXT:
+    if asked.tokenizer is None and asked.end_of_text != END_OF_TEXT:
         rule = "goes with `tokenizer` only: one that is trained here has its own end"
-        raise _check.reject("end_of_text", given["end_of_text"], rule, "Leave it out.")
+        raise _check.reject("end_of_text", asked.end_of_text, rule, "Leave it out.")
     if embedded:
-        if given["public"] or given["tokenizer"] or len(paths) > 1:
+        if asked.public or asked.tokenizer or len(paths) > 1:
             raise _check.reject(
                 "data",
                 list(paths),
                 f"{embedded} brings its own public part and tokenizer",
                 "Leave --public, --tokenizer and other --data out.",
             )
-        size = 2048 if given["vocab_size"] is None else given["vocab_size"]
+        size = 2048 if asked.vocab_size is None else asked.vocab_size
         make = functools.partial(
-            build_stdlib, given["out"], public=EMBEDDED[embedded], vocab_size=size
+            build_stdlib, asked.out, public=EMBEDDED[embedded], vocab_size=size
         )
     else:
-        if (given["tokenizer"] is None) == (given["vocab_size"] is None):
+        if (asked.tokenizer is None) == (asked.vocab_size is None):
             raise _check.reject(
                 "tokenizer",
-                given["tokenizer"],
+                asked.tokenizer,
                 "give either --tokenizer, or --vocab-size and --public to train one",
             )
-        tokenizer = given["vocab_size"]
+        tokenizer = asked.vocab_size
         if tokenizer is None:
-            tokenizer = Tokenizer.load(given["tokenizer"], given["end_of_text"])
-        public = _source(given["public"], given, "public") if given["public"] else None
+            tokenizer = Tokenizer.load(asked.tokenizer, asked.end_of_text)
+        public = _source(asked.public, asked, "public") if asked.public else None
         make = functools.partial(
-            build_stores, _source(paths, given), given["out"], tokenizer=tokenizer, public=public
+            build_stores, _source(paths, asked), asked.out, tokenizer=tokenizer, public=public
         )
-    with Live(not given["quiet"] and not given["as_json"]) as live:
-        report = make(options=chosen, force=given["force"], restart=given["restart"], progress=live)
-    if given["as_json"]:
+    with Live(not asked.quiet and not asked.as_json) as live:
+        report = make(options=chosen, force=asked.force, restart=asked.restart, progress=live)
+    if asked.as_json:
         display.json_object(report)
-    elif not given["quiet"]:
+    elif not asked.quiet:
         _print(report)
 
 
-def _source(paths: tuple[str, ...], given: dict[str, Any], name: str = "data") -> Any:
+command.add_command(build)
+
+
+def _source(paths: tuple[str, ...], asked: Any, name: str = "data") -> Any:
     from mfopt.training.data import enron, sources
 
-    kind = given["kind"]
+    kind = asked.kind
     if kind == "auto":
         suffixes = {
             ".jsonl": "jsonl",
@@ -172,10 +154,12 @@ def _source(paths: tuple[str, ...], given: dict[str, Any], name: str = "data") -
             ".parquet": "parquet",
             "/": "folder",
         }
-        plain = [Path(path.lower().removesuffix(".gz")) for path in paths]
-        both = zip(paths, plain, strict=True)
-        found = {"/" if Path(path).is_dir() else name.suffix for path, name in both}
-        kinds = {suffixes.get(suffix) for suffix in found}
+        kinds = {
+            suffixes.get(
+                "/" if Path(path).is_dir() else Path(path.lower().removesuffix(".gz")).suffix
+            )
+            for path in paths
+        }
         if len(kinds) != 1 or None in kinds:
             raise _check.reject(
                 name, list(paths), "has no suffix that determines one format", "Give --format."
@@ -186,26 +170,26 @@ def _source(paths: tuple[str, ...], given: dict[str, Any], name: str = "data") -
             kind = "huggingface"
     if kind in ("folder", "enron"):
         _leave_default(
-            given, f"has no effect with --format {kind}", user_column="user", text_column="text"
+            asked, f"has no effect with --format {kind}", user_column="user", text_column="text"
         )
     if kind != "folder":
-        _leave_default(given, "has an effect only with --format folder", records="file")
+        _leave_default(asked, "has an effect only with --format folder", records="file")
     if kind in ("folder", "enron", "huggingface"):
         if len(paths) != 1:
             raise _check.reject(name, list(paths), f"must be one folder for --format {kind}")
         if kind == "enron":
             return enron.Enron(paths[0])
         if kind == "huggingface":
-            return sources.HuggingFace(paths[0], given["user_column"], given["text_column"])
-        return sources.Folder(paths[0], given["records"])
+            return sources.HuggingFace(paths[0], asked.user_column, asked.text_column)
+        return sources.Folder(paths[0], asked.records)
     source = {"jsonl": sources.JsonLines, "csv": sources.Csv, "parquet": sources.Parquet}[kind]
-    return source(paths, given["user_column"], given["text_column"])
+    return source(paths, asked.user_column, asked.text_column)
 
 
-def _leave_default(given: dict[str, Any], rule: str, **defaults: str) -> None:
+def _leave_default(asked: Any, rule: str, **defaults: str) -> None:
     for name, default in defaults.items():
-        if given[name] != default:
-            raise _check.reject(name, given[name], rule, "Leave it out.")
+        if getattr(asked, name) != default:
+            raise _check.reject(name, getattr(asked, name), rule, "Leave it out.")
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -236,8 +220,8 @@ def _print(report: dict[str, Any]) -> None:
 
 @command.command()
 @click.argument("path", type=click.Path())
-@options.option("--plot", type=click.Path(), help="Write histograms to this PNG, SVG or PDF.")
-@options.option("--verify", is_flag=True, help="Read everything and check the content digests.")
+@option("--plot", click.Path(), "Write histograms to this PNG, SVG or PDF.")
+@option("--verify", bool, "Read everything and check the content digests.")
 @options.force_of("plot")
 @options.json_flag
 def stats(path: str, plot: str | None, verify: bool, force: bool, as_json: bool) -> None:

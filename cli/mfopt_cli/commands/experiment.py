@@ -13,6 +13,7 @@ import click
 from mfopt._runtime import _check
 from mfopt_cli import display, options, sweeps
 from mfopt_cli.live import Live
+from mfopt_cli.options import COUNT, PATH, option
 
 EVERY = "all"
 
@@ -39,7 +40,7 @@ class _Studies(options.Group):
 
 
 @click.group(name="experiment", cls=_Studies, invoke_without_command=True)
-@options.option("--list", "listing", is_flag=True, help="List the studies with size and time.")
+@option("--list", bool, "List the studies with size and time.", "listing")
 @options.json_flag
 @click.pass_context
 def command(ctx: click.Context, listing: bool, as_json: bool) -> None:
@@ -71,12 +72,12 @@ def command(ctx: click.Context, listing: bool, as_json: bool) -> None:
 
 _shared = options.apply(
     options.out("Folder to write NAME.csv, .json, .txt, .png and .svg into."),
-    options.option(
+    option(
         "--artifacts",
-        type=click.Path(path_type=Path),
+        PATH,
+        "Replace a study's files in DIR/studies and note them in DIR/manifest.json.",
         metavar="DIR",
         excludes=("out", "force"),
-        help="Replace a study's files in DIR/studies and note them in DIR/manifest.json.",
     ),
     options.jobs,
     options.cache,
@@ -92,17 +93,17 @@ def _command(name: str) -> click.Command:
 
     study, fields = find(name), fields_of(find(name))
 
-    def callback(**given: Any) -> None:
-        own = {field.name: given.pop(field.name) for field in fields}
+    def callback(asked: Any) -> None:
+        own = {field.name: getattr(asked, field.name) for field in fields}
         chosen = {key: value for key, value in own.items() if value is not None}
-        _run([study(**chosen).check()], **given)
+        _run([study(**chosen).check()], asked)
 
     params: list[click.Parameter] = [_option(field) for field in fields]
     callback.__doc__ = (
         f"{study.summary}\n\n{study.source}. By default: {study.default_size}, {study.time}.\n\n"
         f"\b\nExample:\n  mfopt experiment {name} --out studies\n"
     )
-    made = click.command(name=name, cls=options.Command)(_shared(callback))
+    made = options.command(name)(_shared(callback))
     made.params = [*params, *made.params]
     return made
 
@@ -121,11 +122,7 @@ def _option(field: dataclasses.Field[Any]) -> options.Option:
     elif several:
         more = {"type": sweeps.Sweep(kind)}
     else:
-        more = {
-            "type": {int: options.COUNT, float: click.FLOAT, Path: click.Path(path_type=Path)}.get(
-                kind, click.STRING
-            )
-        }
+        more = {"type": {int: COUNT, float: click.FLOAT, Path: PATH}.get(kind, click.STRING)}
     text = meta["help"]
     if kind is not bool:
         default = "none" if field.default is None else worded(field.default)
@@ -133,35 +130,25 @@ def _option(field: dataclasses.Field[Any]) -> options.Option:
     return options.Option([option_of(field), field.name], help=text, **more)
 
 
-def _run(
-    studies: list[Any],
-    out: Path | None,
-    artifacts: Path | None,
-    jobs: int | None,
-    cache: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    several: bool = False,
-) -> None:
+def _run(studies: list[Any], asked: Any, several: bool = False) -> None:
     """Run studies and say what they found: one in full, or each of several in short."""
     from mfopt.experiments.artifacts import write_study
     from mfopt.experiments.cache import Cache, default_folder
     from mfopt.experiments.runner import cores
     from mfopt.experiments.studies import engine, output
 
-    _check_places(studies, out, artifacts, jobs, force)
-    store, loud = Cache(cache or default_folder()), not quiet and not as_json
+    _check_places(studies, asked)
+    store, loud = Cache(asked.cache or default_folder()), not asked.quiet and not asked.as_json
     said: dict[str, Any] = {}
     with Live(loud) as live:
-        jobs = jobs or (cores() if several else None)
+        jobs = asked.jobs or (cores() if several else None)
         engine.run_cells(studies, store, jobs=jobs, progress=live)
     for study in studies:  # from the cells
-        if artifacts is not None:
-            outcome, made, written = write_study(study, artifacts, store)
+        if asked.artifacts is not None:
+            outcome, made, written = write_study(study, asked.artifacts, store)
         else:
             outcome, made = engine.run(study, store)
-            written = [] if out is None else output.write(out, study, outcome, made)
+            written = [] if asked.out is None else output.write(asked.out, study, outcome, made)
         said[study.name] = output.described(study, outcome, made)
         if not loud:
             continue
@@ -173,13 +160,13 @@ def _run(
             display.print_text(finding)
         for path in written:
             click.echo(f"wrote {path}", err=True)
-    if as_json:
+    if asked.as_json:
         display.json_object(said if several else said[studies[0].name])
 
 
-@click.command(name=EVERY, cls=options.Command)
+@options.command(EVERY)
 @_shared
-def every(**given: Any) -> None:
+def every(asked: Any) -> None:
     """Run the studies at their default sizes, with one pool of processes.
 
     As many cells run in parallel as there are cores; files are written at the end. Ctrl-C exits
@@ -191,28 +178,21 @@ def every(**given: Any) -> None:
     """
     from mfopt.experiments.studies import STUDIES, find
 
-    _run([find(name)().check() for name in STUDIES], several=True, **given)
+    _run([find(name)().check() for name in STUDIES], asked, several=True)
 
 
-def _check_places(
-    studies: Sequence[Any],
-    out: Path | None,
-    artifacts: Path | None,
-    jobs: int | None,
-    force: bool,
-) -> None:
+def _check_places(studies: Sequence[Any], asked: Any) -> None:
     """Refuse what cannot be before anything is computed; folders that are not there are made."""
     from mfopt.experiments import manifest, plots
     from mfopt.experiments.studies import output
 
-    if jobs is not None:
-        _check.integer("jobs", jobs)
-    for name, folder in (("out", out), ("artifacts", artifacts)):
-        if folder is not None:
+    if asked.jobs is not None:
+        _check.integer("jobs", asked.jobs)
+    for name in ("out", "artifacts"):
+        if (folder := getattr(asked, name)) is not None:
             options.folder(name, folder)
-    if artifacts is not None:
-        manifest.read_manifest(artifacts)  # a damaged one
-    if out is not None:
-        plots.check_outputs(
-            [path for study in studies for path in output.outputs(study, out)], force=force
-        )
+    if asked.artifacts is not None:
+        manifest.read_manifest(asked.artifacts)  # a damaged one
+    if asked.out is not None:
+        found = [path for study in studies for path in output.outputs(study, asked.out)]
+        plots.check_outputs(found, force=asked.force)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,46 +11,36 @@ from mfopt._runtime import _check
 from mfopt.progress import within
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
+from mfopt_cli.options import PATH, option
 
 
-@click.command(name="figures", cls=options.Command)
+@options.command("figures")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@options.option(
+@option(
     "--list",
+    bool,
+    "List the names and stop.",
     "listing",
-    is_flag=True,
     excludes=("out", "folder", "jobs", "cache", "force", "quiet"),
-    help="List the names and stop.",
 )
 @options.out(
     "Folder to write NAME.png, NAME.svg and NAME.csv (tables: .txt and .csv) into.",
     default=Path("figures"),
-    show_default=True,
 )
-@options.option(
+@option(
     "--artifacts",
+    PATH,
+    "Rebuild the named artifacts in DIR (figures, factorizations such as blt-4-16x128-eps2, "
+    "grid, comparison-16x128, audit) and note them in DIR/manifest.json.",
     "folder",
-    type=click.Path(path_type=Path),
     metavar="DIR",
     excludes=("out", "force"),
-    help="Rebuild the named artifacts in DIR (figures, factorizations such as blt-4-16x128-eps2, "
-    "grid, comparison-16x128, audit) and note them in DIR/manifest.json.",
 )
 @options.jobs
 @options.cache
 @options.force
 @options.output
-def command(
-    names: tuple[str, ...],
-    listing: bool,
-    out: Path,
-    folder: Path | None,
-    jobs: int | None,
-    cache: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def command(asked: Any) -> None:
     """Make tables and figures of the papers with this library, each with its data as CSV.
 
     NAME is one of `mfopt figures --list`, the part of it that names a paper, or all. What is in
@@ -64,41 +55,41 @@ def command(
     from mfopt.experiments import figures, plots
     from mfopt.experiments.cache import Cache, default_folder
 
-    if listing:
+    if asked.listing:
         entries = {k: [e.paper, e.number, e.what] for k, e in figures.FIGURES.items()}
-        if as_json:
+        if asked.as_json:
             display.json_object(entries)
         else:
             for name, (paper, number, what) in entries.items():
                 click.echo(f"{name:<16} {number:<12} {what}\n{'':<17}{paper}")
         return
-    if not names:
+    if not asked.names:
         raise _check.reject("NAME", "", "name a figure, or all", "See `mfopt figures --list`.")
-    if jobs is not None:
-        _check.integer("jobs", jobs)
-    store = Cache(cache or default_folder())
-    loud = not quiet and not as_json
-    if folder is not None:
+    if asked.jobs is not None:
+        _check.integer("jobs", asked.jobs)
+    store = Cache(asked.cache or default_folder())
+    loud = not asked.quiet and not asked.as_json
+    if asked.folder is not None:
         from mfopt.experiments import artifacts
 
-        options.folder("artifacts", folder, make=False)  # names are checked first
-        wanted = [name for given in names for name in _artifacts(given)]
+        options.folder("artifacts", asked.folder, make=False)  # names are checked first
+        wanted = [name for given in asked.names for name in _artifacts(given)]
         with Live(loud) as live:
-            made = artifacts.rebuild(wanted, folder, store, jobs=jobs, progress=live)
-        _report([str(path) for path in made], as_json, quiet)
+            made = artifacts.rebuild(wanted, asked.folder, store, jobs=asked.jobs, progress=live)
+        _report([str(path) for path in made], asked.as_json, asked.quiet)
         return
-    chosen = list(dict.fromkeys(found for name in names for found in figures.expand(name)))
-    options.folder("out", out)
+    chosen = list(dict.fromkeys(found for name in asked.names for found in figures.expand(name)))
+    options.folder("out", asked.out)
     plots.check_outputs(
-        [path for name in chosen for path in figures.outputs(name, out)], force=force
+        [path for name in chosen for path in figures.outputs(name, asked.out)], force=asked.force
     )
     written: list[str] = []
     with Live(loud) as live:
         for position, name in enumerate(chosen, 1):
             progress = within(live, f"{position} of {len(chosen)}, {name}")
-            made = figures.make(name, out, store, jobs=jobs, progress=progress)
+            made = figures.make(name, asked.out, store, jobs=asked.jobs, progress=progress)
             written += [str(path) for path in made]
-    _report(written, as_json, quiet)
+    _report(written, asked.as_json, asked.quiet)
 
 
 def _artifacts(name: str) -> list[str]:

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from mfopt._runtime import _check
 from mfopt_cli import display, options
+from mfopt_cli.options import MOST_POINTS, Count, option
 
 
-@click.command(cls=options.Command)
+@options.command("generate")
 @click.argument("model", type=click.Path())
-@options.option(
-    "--prompt", default="", may_be_empty=True, help="Begin with this text. [default: a new text]"
-)
-@options.option(
-    "--tokens",
-    type=options.Count(10**6),
-    default=64,
-    show_default=True,
-    help="Maximum number of new tokens per text.",
-)
-@options.option(
-    "--texts",
-    type=options.Count(options.MOST_POINTS),
-    default=1,
-    show_default=True,
-    help="Number of texts.",
-)
-@options.option(
-    "--temperature",
-    default=1.0,
-    show_default=True,
-    help="Sampling temperature; 0: greedy decoding.",
-)
-@options.seed("of the draws", default=0, show_default=True)
+@option("--prompt", str, "Begin with this text [default: a new text].", may_be_empty=True)
+@option("--tokens", Count(10**6), "Maximum number of new tokens per text.", default=64)
+@option("--texts", Count(MOST_POINTS), "Number of texts.", default=1)
+@option("--temperature", float, "Sampling temperature; 0: greedy decoding.", default=1.0)
+@options.seed("of the draws", default=0)
 @options.json_flag
-def command(
-    model: str,
-    prompt: str,
-    tokens: int,
-    texts: int,
-    temperature: float,
-    seed: int,
-    as_json: bool,
-) -> None:
+def command(asked: Any) -> None:
     """Generate texts with MODEL, the folder of a run or of its model.
 
     What a model says follows from its parameters: the guarantee of its run covers it.
@@ -56,24 +32,25 @@ def command(
     from mfopt.training.models.huggingface import load_pretrained
     from mfopt.training.tokenizers import Tokenizer
 
-    _check.integer("texts", texts)
-    folder = _check.path("model", model)
+    _check.integer("texts", asked.texts)
+    folder = _check.path("model", asked.model)
     if (folder / "model").is_dir():
         folder = folder / "model"
     loaded, tokenizer = load_pretrained(folder), Tokenizer.load(folder)
+    prompt = asked.prompt or ""
     begin = tokenizer.encode(prompt, end=False).tolist() or [tokenizer.end_id]
     said = []
-    for number in range(texts):
+    for number in range(asked.texts):
         drawn = generate(
             loaded,
             begin,
-            tokens=tokens,
-            temperature=temperature,
+            tokens=asked.tokens,
+            temperature=asked.temperature,
             end=tokenizer.end_id,
-            seed=seed + number,
+            seed=asked.seed + number,
         )
         said.append(prompt + tokenizer.decode(list(drawn)))
-    if as_json:
+    if asked.as_json:
         display.json_object({"texts": said})
         return
     for number, text in enumerate(said):

@@ -14,160 +14,118 @@ from mfopt import words
 from mfopt._runtime import _check, _signals
 from mfopt.errors import UsageError
 from mfopt.progress import Progress, Report
-from mfopt_cli import answers, display, options
+from mfopt_cli import answers, display, mechanisms, options
 from mfopt_cli.live import COMPILING, Live
+from mfopt_cli.options import COUNT, PATH, Count, option
 
 
-@click.command(name="optimize", cls=options.Command)
+@options.command("optimize")
 @options.training_length
 @options.privacy
-@options.option(
+@option(
     "--strategy",
-    type=options.StrategyName(),
-    metavar="KIND",
-    help=f"Form of C: {', '.join(options.StrategyName.names)}. "
+    options.StrategyName(),
+    f"Form of C: {', '.join(options.StrategyName.names)}. "
     "blt: a few buffers of memory, near the optimum [default: blt; for ε of 4 and more the better "
     "of blt and wave-blt; banded-toeplitz with fresh-bins, b-min-sep and k-of-n].",
+    metavar="KIND",
 )
-@options.option(
+@option(
     "--sampling",
-    type=click.Choice(["balls-in-bins", "fresh-bins", "b-min-sep", "k-of-n", "auto"]),
-    default="balls-in-bins",
-    show_default=True,
-    help="Sampling scheme. balls-in-bins: one random bin per unit for all epochs; fresh-bins: a "
+    ("balls-in-bins", "fresh-bins", "b-min-sep", "k-of-n", "auto"),
+    "Sampling scheme. balls-in-bins: one random bin per unit for all epochs; fresh-bins: a "
     "new bin in each epoch (lowest error at small ε; C needs at most --iters bands); b-min-sep: "
     "independent sampling with at least --separation iterations between participations (C needs "
     "at most that many bands); k-of-n: exactly --epochs iterations per unit, uniform over the run "
     "with the same two conditions; auto: the scheme of the first two and the form of C within "
     "--memory with the lowest error, with a table of the candidates.",
 )
-@options.option(
+@option(
     "--reassign-every",
+    COUNT,
+    "Epochs between two assignments, for fresh-bins [default: 1].",
     "rethrow",
     aliases=("--rethrow",),
-    type=options.COUNT,
     needs={"sampling": "fresh-bins"},
-    help="Epochs between two assignments, for fresh-bins [default: 1].",
 )
-@options.option(
+@option(
     "--separation",
-    type=options.COUNT,
-    needs={"sampling": "b-min-sep|k-of-n"},
-    help="Minimum number of iterations between two participations of a unit, for b-min-sep and "
+    COUNT,
+    "Minimum number of iterations between two participations of a unit, for b-min-sep and "
     "k-of-n [default: half of --iters, or as many as --bands].",
+    needs={"sampling": "b-min-sep|k-of-n"},
 )
-@options.option(
+@option(
     "--bands",
-    type=options.COUNT,
-    default=16,
-    show_default=True,
-    help="Number of bands of banded strategies; by default at most --iters with fresh-bins, or "
+    COUNT,
+    "Number of bands of banded strategies; by default at most --iters with fresh-bins, or "
     "--separation with b-min-sep and k-of-n.",
+    default=16,
 )
-@options.option(
+@option(
     "--buffers",
-    type=options.COUNT,
-    default=4,
-    show_default=True,
-    help="Number of buffers of blt, wave-blt (at least 4), cyclic-blocks and cleared-blt; by "
+    COUNT,
+    "Number of buffers of blt, wave-blt (at least 4), cyclic-blocks and cleared-blt; by "
     "default at most the number of iterations.",
+    default=4,
 )
-@options.option(
+@option(
     "--memory",
-    type=options.COUNT,
-    help="Choose C automatically within this many noise buffers (× model size), and show what one "
+    COUNT,
+    "Choose C automatically within this many noise buffers (× model size), and show what one "
     "buffer fewer or more would change [default with --sampling auto: 15].",
 )
-@options.option(
+@option(
     "--time-scale/--no-time-scale",
-    default=None,
-    help="Let C vary with time: multiply it by a diagonal matrix on either side, for a lower error "
+    None,
+    "Let C vary with time: multiply it by a diagonal matrix on either side, for a lower error "
     "at the same memory [default: on for blt, wave-blt, toeplitz, banded-toeplitz, cyclic-blocks, "
     "cleared-blt].",
+    default=None,
 )
-@options.option(
+@option(
     "--knots",
-    type=options.Count(options.MOST_KNOTS),
-    help="Interpolation points of each diagonal of the time scaling [default: 24].",
+    Count(options.MOST_KNOTS),
+    "Interpolation points of each diagonal of the time scaling [default: 24].",
 )
-@options.option(
+@option(
     "--workload",
-    default="prefix",
-    show_default=True,
-    help="Workload whose error is minimized: prefix, momentum, or a .npy file with (n,) Toeplitz "
+    str,
+    "Workload whose error is minimized: prefix, momentum, or a .npy file with (n,) Toeplitz "
     "coefficients or an (n, n) matrix. prefix is the safe choice for any learning-rate schedule.",
+    default="prefix",
 )
-@options.option(
+@option(
     "--momentum",
-    type=float,
+    float,
+    "Momentum of --workload momentum [default: 0.95].",
     needs={"workload": "momentum"},
-    help="Momentum of --workload momentum [default: 0.95].",
 )
-@options.option(
-    "--cooldown", help="Learning-rate cooldown START:STOP:FINAL in steps, e.g. 500:2000:0.05."
-)
-@options.option(
+@option("--cooldown", str, "Learning-rate cooldown START:STOP:FINAL in steps, e.g. 500:2000:0.05.")
+@option(
     "--objective",
-    type=click.Choice(["rmse", "max"]),
-    default="rmse",
-    show_default=True,
-    help="Error to minimize: root mean square, or largest standard deviation of a query.",
+    ("rmse", "max"),
+    "Error to minimize: root mean square, or largest standard deviation of a query.",
 )
-@options.option(
-    "--samples", type=options.COUNT, help="Frozen Monte Carlo samples [default: by strategy]."
-)
+@option("--samples", COUNT, "Frozen Monte Carlo samples [default: by strategy].")
 @options.certify_samples
 @options.certificate_kind
-@options.option(
+@option(
     "--optimizer",
+    str,
+    "tangents (few Monte Carlo evaluations), lbfgs, or an optax optimizer: adam, sgd, ….",
     default="tangents",
-    show_default=True,
-    help="tangents (few Monte Carlo evaluations), lbfgs, or an optax optimizer: adam, sgd, ….",
 )
-@options.option(
-    "--steps",
-    type=options.COUNT,
-    help="Maximum number of objective evaluations [default: by strategy].",
-)
+@option("--steps", COUNT, "Maximum number of objective evaluations [default: by strategy].")
 @options.seed()
-@options.option("--init", type=click.Path(path_type=Path), help="Start from this factorization.")
+@option("--init", PATH, "Start from this factorization.")
 @options.unit
 @options.out(
     "Output file [default: mfopt-STRATEGY-EPOCHSxITERS-epsEPS.npz, with the form that was kept]."
 )
 @options.force
 @options.output
-def command(
-    epochs: int,
-    iters: int,
-    epsilon: float,
-    delta: float,
-    strategy: str | None,
-    sampling: str,
-    rethrow: int | None,
-    separation: int | None,
-    bands: int,
-    buffers: int,
-    memory: int | None,
-    time_scale: bool | None,
-    knots: int | None,
-    workload: str,
-    momentum: float | None,
-    cooldown: str | None,
-    objective: str,
-    samples: int | None,
-    certify_samples: int | None,
-    certificate: str,
-    optimizer: str,
-    steps: int | None,
-    seed: int | None,
-    init: Path | None,
-    privacy_unit: str,
-    out: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+def command(asked: Any) -> int:
     """Find the strategy matrix with the lowest error at (ε, δ), certify it, save it.
 
     The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is assigned
@@ -185,97 +143,103 @@ def command(
     """
     from mfopt.sampling import bin_scheme
 
-    started = time.perf_counter()
-    everywhere = sampling == "auto"
+    started, given = time.perf_counter(), vars(asked)
+    everywhere = asked.sampling == "auto"
     scheme = bin_scheme(
-        "balls-in-bins" if everywhere else sampling,
-        epochs,
-        iters,
-        reassign_every=rethrow,
-        separation=separation,
-        bands=bands,
+        "balls-in-bins" if everywhere else asked.sampling,
+        asked.epochs,
+        asked.iters,
+        reassign_every=asked.rethrow,
+        separation=asked.separation,
+        bands=asked.bands,
     )
-    _check.epsilon("epsilon", epsilon)
-    _check.probability("delta", delta)
-    if init is not None:
-        _check.file("init", init)
-    given = click.get_current_context().get_parameter_source
-    if scheme.most_bands and given("bands") is click.core.ParameterSource.DEFAULT:
-        bands = min(bands, scheme.most_bands)  # more have no account there
-    if given("buffers") is click.core.ParameterSource.DEFAULT:
-        buffers = min(buffers, scheme.iterations)
-    for name, value in [("bands", bands), ("buffers", buffers)]:
-        _check.integer(name, value)
+    _check.epsilon("epsilon", asked.epsilon)
+    _check.probability("delta", asked.delta)
+    if asked.init is not None:
+        _check.file("init", asked.init)
+    if scheme.most_bands and not options.typed("bands"):
+        asked.bands = min(asked.bands, scheme.most_bands)  # more have no account there
+    if not options.typed("buffers"):
+        asked.buffers = min(asked.buffers, scheme.iterations)
+    for name in ("bands", "buffers"):
+        _check.integer(name, getattr(asked, name))
     forms: tuple[str, ...]  # one of which the file will hold
-    if memory is not None or everywhere:
-        forms = ("auto",) if everywhere else (f"memory{memory}",)
+    if asked.memory is not None or everywhere:
+        forms = ("auto",) if everywhere else (f"memory{asked.memory}",)
         if scheme.most_bands is not None:
             raise click.UsageError("--memory works with --sampling balls-in-bins or auto only")
-        named = "--sampling auto" if everywhere else f"--memory {memory}"
-        _check_chosen(named, [strategy, init, steps, samples], optimizer, objective)
+        named = "--sampling auto" if everywhere else f"--memory {asked.memory}"
+        _check_chosen(named, asked)
         searched = False
     else:
         from mfopt.optimize import defaults
 
-        forms = (strategy,) if strategy else defaults.kinds(scheme, epsilon, buffers)
-        searched = not init  # it could begin with a file
+        forms = (
+            (asked.strategy,)
+            if asked.strategy
+            else defaults.kinds(scheme, asked.epsilon, asked.buffers)
+        )
+        searched = not asked.init  # it could begin with a file
         _check_sizes(forms)
     from mfopt.factorization import load
 
     def named_after(form: str) -> Path:
-        return out or Path(f"mfopt-{form}-{epochs}x{iters}-eps{epsilon:g}.npz")
+        return asked.out or Path(
+            f"mfopt-{form}-{asked.epochs}x{asked.iters}-eps{asked.epsilon:g}.npz"
+        )
 
-    for form in forms[: 1 if out else None]:
-        _check_free(named_after(form), force, form if searched else None)
+    for form in forms[: 1 if asked.out else None]:
+        _check_free(named_after(form), asked.force, form if searched else None)
 
     from mfopt.factorization.provenance import provenance
     from mfopt.optimize import factorize, kinds, least_error
     from mfopt.optimize.autosave import BestSoFar
-    from mfopt_cli import mechanisms
 
     settings: dict[str, Any] = {}
-    if memory is not None or everywhere:
-        settings = {"time_scale": _scaling("blt", time_scale, knots)}
-        if memory is not None:
-            settings["most" if everywhere else "memory"] = memory
+    if asked.memory is not None or everywhere:
+        settings = {"time_scale": _scaling("blt", asked.time_scale, asked.knots)}
+        if asked.memory is not None:
+            settings["most" if everywhere else "memory"] = asked.memory
     elif set(forms) <= set(kinds.names()):
         settings = {
-            "buffers": buffers,
-            "time_scale": _scaling(forms[0], time_scale, knots),
-            "loss": objective,
-            "samples": samples,
-            "optimizer": optimizer,
-            "steps": steps,
-            "init": load(init).strategy if init else None,
+            **{name: given[name] for name in ("samples", "optimizer", "steps")},
+            "buffers": asked.buffers,
+            "time_scale": _scaling(forms[0], asked.time_scale, asked.knots),
+            "loss": asked.objective,
+            "init": load(asked.init).strategy if asked.init else None,
         }
-    elif time_scale or any(value is not None for value in (init, steps, samples, knots)):
+    elif asked.time_scale or _some(given, "init", "steps", "samples", "knots"):
         raise click.UsageError(
             f"--init, --steps, --samples, --time-scale and --knots have no effect with {forms[0]}"
         )
+    n, workload = scheme.iterations, mechanisms.workload
     record: dict[str, Any] = {
-        "workload": mechanisms.workload(workload, scheme.iterations, momentum, cooldown),
-        "privacy_unit": privacy_unit,
-        "provenance": provenance(seed, mechanisms.typed()),
+        "workload": workload(asked.workload, n, asked.momentum, asked.cooldown),
+        "privacy_unit": asked.privacy_unit,
+        "provenance": provenance(asked.seed, mechanisms.typed()),
     }
-    with Live(not quiet and not as_json, COMPILING) as live:
-        listener = _with_values(live, objective)
+    with Live(not asked.quiet and not asked.as_json, COMPILING) as live:
+        listener = _with_values(live, asked.objective)
         so_far = BestSoFar(
-            named_after("-or-".join(forms)), epsilon, delta, listener=listener, **record
+            named_after("-or-".join(forms)), asked.epsilon, asked.delta, listener=listener, **record
         )
-        settings |= {"certify_samples": certify_samples, "seed": seed, "progress": so_far}
-        settings |= record | {"certificate": certificate}
+        settings |= {name: given[name] for name in ("certify_samples", "certificate", "seed")}
+        settings |= record | {"progress": so_far}
         if everywhere:
-            found = least_error(epochs, iters, epsilon, delta, **settings)
+            found = least_error(asked.epochs, asked.iters, asked.epsilon, asked.delta, **settings)
         else:
-            found = factorize(scheme, epsilon, delta, strategy=strategy, bands=bands, **settings)
+            settings |= {"strategy": asked.strategy, "bands": asked.bands}
+            found = factorize(scheme, asked.epsilon, asked.delta, **settings)
     wanted = named_after(_kept(found) if len(forms) > 1 else forms[0])
-    path = mechanisms.keep(found, wanted, force=force)
+    path = mechanisms.keep(found, wanted, force=asked.force)
     so_far.discard()
-    answers.say_unused({"samples": certify_samples}, found.guarantee.details.get("samples") != 0)
+    answers.say_unused(
+        {"samples": asked.certify_samples}, found.guarantee.details.get("samples") != 0
+    )
     seconds = time.perf_counter() - started
-    if as_json:
+    if asked.as_json:
         display.json_object({**mechanisms.summary(found), "path": str(path), "seconds": seconds})
-    elif not quiet:
+    elif not asked.quiet:
         _report(found, path, seconds)
     if found.guarantee.status == "certified":
         return 0 if path == wanted else 1
@@ -319,15 +283,18 @@ def _check_free(path: Path, force: bool, searched: str | None) -> None:
         raise _check.reject("out", str(path), problem.rule, f"{way_out}. {unproved}") from None
 
 
-def _check_chosen(option: str, unused: list[Any], optimizer: str, objective: str) -> None:
+def _some(given: dict[str, Any], *names: str) -> bool:
+    """Return True if any of these options has a value."""
+    return any(given[name] is not None for name in names)
+
+
+def _check_chosen(option: str, asked: Any) -> None:
     """Refuse options of a single search where the kinds themselves are searched."""
-    source = click.get_current_context().get_parameter_source
-    given = click.core.ParameterSource.COMMANDLINE
-    named = [name for name in ("strategy", "bands", "buffers") if source(name) is given]
-    if named or any(value is not None for value in unused) or objective != "rmse":
+    named = [name for name in ("strategy", "bands", "buffers") if options.typed(name)]
+    if named or _some(vars(asked), "init", "steps", "samples") or asked.objective != "rmse":
         words = ", ".join(f"--{name}" for name in named) or "the options of a single search"
         raise click.UsageError(f"{option} chooses the form of C itself: leave out {words}")
-    if optimizer != "tangents":
+    if asked.optimizer != "tangents":
         raise click.UsageError(f"{option} works with the default --optimizer only")
 
 
@@ -340,11 +307,9 @@ _SIZED = {
 
 def _check_sizes(forms: tuple[str, ...]) -> None:
     """Refuse a size that was given and that none of the forms has."""
-    source = click.get_current_context().get_parameter_source
     known = set(forms) <= set(options.StrategyName.names)
     for name, sized in _SIZED.items():
-        given = source(name) is click.core.ParameterSource.COMMANDLINE
-        if given and known and not set(forms) & set(sized):
+        if options.typed(name) and known and not set(forms) & set(sized):
             raise click.UsageError(
                 f"--{name} has no effect with {' or '.join(forms)}; remove it, or give "
                 f"--strategy {', '.join(sized[:-1])} or {sized[-1]}"
@@ -378,30 +343,24 @@ def _with_values(live: Live, objective: str) -> Report:
 
 
 def _report(found: Any, path: Path, seconds: float) -> None:
-    from mfopt_cli import mechanisms
-
-    against = mechanisms.comparison(found, found.provenance.get("mode_norm"))
+    # in a fixed, public order the sensitivity of C >= 0 is the largest norm of what a unit adds
+    norm = found.provenance.get("mode_norm") or found.loss().sensitivity
     sigma = f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
     # a kind whose definition fixes its scale, or very many bins; the norm itself is a hair above
-    if abs(against["mode_norm"] - 1) > 1e-6:
-        at_one = words.round_up(found.noise_multiplier / against["mode_norm"], 6)
+    if abs(norm - 1) > 1e-6:
+        at_one = words.round_up(found.noise_multiplier / norm, 6)
         sigma += f"; {at_one} for C normalized to sensitivity 1"
-    form = words.described(found.strategy.describe())
+    form, scheme = words.described(found.strategy.describe()), found.sampling
+    batching = scheme.words()
+    if scheme.kind == "balls-in-bins":
+        batching = f"{scheme.epochs} epochs × {scheme.bins} bins"
     display.table(
-        f"{form}: {found.sampling.words()}, {found.workload.kind} workload"
-        if found.sampling.kind != "balls-in-bins"
-        else f"{form}: {found.sampling.epochs} epochs × {found.sampling.bins} bins, "
-        f"{found.workload.kind} workload",
+        f"{form}: {batching}, {found.workload.kind} workload",
         [
             ("noise multiplier σ", sigma),
             ("RMSE", f"{found.rmse:.4f}  (clip norms, per coordinate)"),
             ("guarantee", mechanisms.statement(found.guarantee)),
-            ("without amplification", _versus(found, against, "unamplified")),
-            *(
-                [("DP-SGD, same batching", _versus(found, against, "dpsgd"))]
-                if "dpsgd_rmse" in against
-                else []
-            ),
+            *_baselines(found, norm),
             *mechanisms.above_floor(found),
             *_forms(found),
             *_memory(found),
@@ -410,6 +369,28 @@ def _report(found: Any, path: Path, seconds: float) -> None:
             ("saved", f"{path}  ({words.duration(seconds)})"),
         ],
     )
+
+
+def _baselines(found: Any, norm: float) -> list[tuple[str, str]]:
+    """Rows of the same C without amplification, and of independent noise with the same batching."""
+    from mfopt import query_error
+    from mfopt.accounting.closed_form import gaussian
+    from mfopt.accounting.monte_carlo.dominating_pair import covers
+    from mfopt.accounting.monte_carlo.free import Orthogonal
+    from mfopt.strategies import Identity
+
+    def versus(rmse: float, sigma: float) -> str:
+        return f"RMSE {rmse:.4f} at σ = {sigma:.4f}: {words.against(found.rmse, rmse)} here"
+
+    target, scheme = (found.guarantee.epsilon, found.guarantee.delta), found.sampling
+    plain = norm / gaussian.largest_mu(*target)
+    ratio = found.rmse / found.noise_multiplier
+    rows = [("without amplification", versus(plain * ratio, plain))]
+    if covers(scheme):  # where σ of independent noise costs no samples
+        sgd = Orthogonal(scheme.bins, float(scheme.epochs)).noise_multiplier(*target)
+        rmse = float(query_error.rmse(found.workload, Identity(), found.iterations, sgd))
+        rows.append(("DP-SGD, same batching", versus(rmse, sgd)))
+    return rows
 
 
 def _kept(found: Any) -> str:
@@ -466,8 +447,3 @@ def _tried(found: Any) -> list[tuple[str, str]]:
         rows.append(("tried, estimates" if not rows else "", f"{name}: {came}"))
     rows += [("not certified", text) for text in found.provenance.get("not_certified", [])]
     return rows
-
-
-def _versus(found: Any, against: dict[str, float], name: str) -> str:
-    rmse, sigma = against[f"{name}_rmse"], against[f"{name}_noise_multiplier"]
-    return f"RMSE {rmse:.4f} at σ = {sigma:.4f}: {words.against(found.rmse, rmse)} here"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import click
-
-from mfopt_cli import display, options
+from mfopt_cli import mechanisms, options
 
 
-@click.command(name="report", cls=options.Command)
+@options.command("report")
 @options.file_argument
 @options.out("HTML file [default: FILE with .html].")
 @options.force
 @options.output
-def command(path: Path, out: Path | None, force: bool, as_json: bool, quiet: bool) -> None:
+def command(asked: Any) -> None:
     """Write one HTML page: guarantee, sampling, C, error, cost, alternatives, code.
 
     The page needs no network and no other file.
@@ -25,13 +24,8 @@ def command(path: Path, out: Path | None, force: bool, as_json: bool, quiet: boo
     """
     from mfopt._runtime import _files
     from mfopt.experiments.report import page
-    from mfopt.factorization import load
 
-    found = load(path)
-    target = out or path.with_suffix(".html")
-    _files.check_output(target, force=force, name="out", suffixes=(".html", ".htm"))
-    _files.write(target, page(found, path.name))
-    if as_json:
-        display.json_object({"path": str(target)})
-    elif not quiet:
-        display.print_text(f"saved {target}")
+    def write(found: Any, target: Path) -> None:
+        _files.write(target, page(found, asked.path.name))
+
+    mechanisms.draw(asked, (".html", ".htm"), write)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mfopt import words
-from mfopt_cli import display, options
+from mfopt_cli import display, mechanisms, options
 
 
 @click.command(name="show", cls=options.Command)
@@ -21,7 +21,6 @@ def command(path: Path, as_json: bool) -> None:
       mfopt show mfopt-blt-16x128-eps2.npz
     """
     from mfopt.factorization import load
-    from mfopt_cli import mechanisms
 
     found = load(path)
     if as_json:

@@ -13,6 +13,7 @@ from mfopt._runtime import _check
 from mfopt.progress import Report
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
+from mfopt_cli.options import COUNT, option
 
 # settings whose flag has another name than the record's field
 _FLAGS = {"epsilon": "--eps", "output": "--out", "privacy_unit": "--unit"}
@@ -29,7 +30,7 @@ def _settings() -> list[options.Option]:
             continue
         flag = _FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
         kind, choices = type(field.default), field.metadata["choices"]
-        types: dict[type, Any] = {int: options.COUNT, float: float, str: str, bool: bool}
+        types: dict[type, Any] = {int: COUNT, float: float, str: str, bool: bool}
         if field.name == "output":
             types[str] = click.Path()
         shown = "" if field.default in ("", -1) else f" [{field.default}]"
@@ -62,45 +63,29 @@ class _TrainCommand(options.Command):
         return super().get_params(ctx)
 
 
-@click.command(cls=_TrainCommand)
+@options.command("train", _TrainCommand)
 @click.argument("factorization", required=False, type=click.Path())
-@options.option(
-    "--epochs", type=options.COUNT, help="Epochs of balls-in-bins sampling, with --iters."
-)
-@options.option("--iters", type=options.COUNT, help="Iterations per epoch, with --epochs.")
-@options.option("--config", type=click.Path(), help="TOML file; flags override it.")
-@options.option("--resume", is_flag=True, help="Resume the run in the output folder.")
-@options.option(
+@option("--epochs", COUNT, "Epochs of balls-in-bins sampling, with --iters.")
+@option("--iters", COUNT, "Iterations per epoch, with --epochs.")
+@option("--config", click.Path(), "TOML file; flags override it.")
+@option("--resume", bool, "Resume the run in the output folder.")
+@option(
     "--resume-from",
-    type=options.COUNT,
-    help="Like --resume, from the checkpoint of this step; later ones are written again.",
+    COUNT,
+    "Like --resume, from the checkpoint of this step; later ones are written again.",
 )
-@options.option("--show-config", is_flag=True, help="Print the resolved settings as TOML and stop.")
-@options.option("--report-only", is_flag=True, help="Check everything, print the report and stop.")
+@option("--show-config", bool, "Print the resolved settings as TOML and stop.")
+@option("--report-only", bool, "Check everything, print the report and stop.")
 @options.json_flag
 @options.quiet
-@options.option(
+@option(
     "--coordinator",
-    help="host:port of process 0, to train with several processes (jax.distributed).",
+    str,
+    "host:port of process 0, to train with several processes (jax.distributed).",
 )
-@options.option("--processes", type=options.COUNT, help="Number of processes, with --coordinator.")
-@options.option("--process", type=options.COUNT, help="Index of this process, with --coordinator.")
-def command(
-    factorization: str | None,
-    epochs: int | None,
-    iters: int | None,
-    config: str | None,
-    resume: bool,
-    resume_from: int | None,
-    show_config: bool,
-    report_only: bool,
-    as_json: bool,
-    quiet: bool,
-    coordinator: str | None,
-    processes: int | None,
-    process: int | None,
-    **flags: Any,
-) -> None:
+@option("--processes", COUNT, "Number of processes, with --coordinator.")
+@option("--process", COUNT, "Index of this process, with --coordinator.")
+def command(asked: Any) -> None:
     """Fine-tune a language model with the mechanism in FACTORIZATION.
 
     Without a file or a sampling: a BLT for 8 epochs of 8 balls-in-bins iterations at (8, 1e-5),
@@ -125,39 +110,40 @@ def command(
     from mfopt.training import config as settings_of
     from mfopt.training import privacy
 
-    flags["sampling"] = _sampling(epochs, iters, flags["sampling"])
+    config, resume_from = asked.config, asked.resume_from
+    flags = {f.name: getattr(asked, f.name) for f in dataclasses.fields(settings_of.TrainConfig)}
+    flags["sampling"] = _sampling(asked.epochs, asked.iters, flags["sampling"])
     if resume_from is not None:
         _check.integer("resume_from", resume_from, at_least=0)
-    flags["factorization"] = factorization
     if flags["continue_from"] and not config:
         config = str(Path(flags["continue_from"]) / "config.toml")
         # of the earlier run alone
         flags |= {name: flags[name] or 0 for name in ("pretrain_steps", "steps")}
     settings = settings_of.load(config, flags if config else _completed(flags))
-    if show_config:
+    if asked.show_config:
         click.echo(settings.to_toml(), nl=False)
         return
-    _join(coordinator, processes, process)
+    _join(asked.coordinator, asked.processes, asked.process)
     from mfopt.training.execute import execute
     from mfopt.training.prepare import preflight, prepare
 
-    resume = resume or resume_from is not None
-    with Live(not quiet) as live:
+    resume = asked.resume or resume_from is not None
+    with Live(not asked.quiet) as live:
         if settings.optimizes:
             preflight(settings, resume=resume)
             settings = _with_factorization(settings, live)
         prepared = prepare(settings, resume=resume, progress=live)
     report = prepared.report(0)
-    if report is not None and not quiet:
+    if report is not None and not asked.quiet:
         click.echo(privacy.report_text(report), err=True)
-    if report_only:
+    if asked.report_only:
         prepared.close()
-        if as_json:
+        if asked.as_json:
             display.json_object(report)
         return
-    with Live(not quiet) as live:
+    with Live(not asked.quiet) as live:
         summary = execute(prepared, resume_from=resume_from, progress=live)
-    if as_json:
+    if asked.as_json:
         display.json_object(summary)
         return
     for line in _lines(summary):

@@ -7,17 +7,16 @@ import click
 from mfopt.errors import FailureError
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
+from mfopt_cli.options import option
 
 
 @click.command(cls=options.Command)
 @click.argument("report", type=click.Path())
-@options.option(
-    "--public-key", type=click.Path(), help="PEM file of the key that must have signed the report."
-)
-@options.option(
+@option("--public-key", click.Path(), "PEM file of the key that must have signed the report.")
+@option(
     "--factorization",
-    type=click.Path(),
-    help="Factorization file with C, needed if C is too large for the report.",
+    click.Path(),
+    "Factorization file with C, needed if C is too large for the report.",
 )
 @options.json_flag
 @options.quiet
