@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from mfopt._runtime import _check
 from mfopt.errors import UsageError
 from mfopt_cli.option import Option
 
@@ -32,7 +33,6 @@ _MEANINGS = {
     "privacy_unit": ("unit",),
     "parameters": ("params",),
     "z": ("noise_multiplier",),
-    "conversion": ("conversion",),
 }
 
 
@@ -42,7 +42,7 @@ class Refused(click.ClickException):
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"mfopt: error: {one_line(self.message)}", err=True)
+        click.echo(f"mfopt: error: {_check.printable(self.message)}", err=True)
 
 
 class Failed(click.ClickException):
@@ -51,12 +51,7 @@ class Failed(click.ClickException):
     exit_code = 1
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"mfopt: {one_line(self.message)}", err=True)
-
-
-def one_line(text: str) -> str:
-    """``text`` with whatever would move the cursor spelled out: file names may hold anything."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+        click.echo(f"mfopt: {_check.printable(self.message)}", err=True)
 
 
 def of_usage(problem: UsageError, ctx: click.Context | None) -> str:

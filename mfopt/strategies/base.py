@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
+from scipy.fft import next_fast_len
 
 from mfopt._runtime import _check, _plugins
 from mfopt._runtime._float64 import compiled, float64, in_float64
@@ -427,7 +428,7 @@ def _toeplitz_gram(coefs: Array, scheme: BallsInBins) -> Array:
     n, b = scheme.iterations, scheme.bins
     first = _first_mode(coefs, scheme)
     head = n - b + 1
-    size = series.fft_size(n + head)
+    size = next_fast_len(n + head, real=True)
     spectrum = jnp.conj(jnp.fft.rfft(first[:head], size)) * jnp.fft.rfft(first, size)
     last_column = jnp.fft.irfft(spectrum, size)[:b]  # by lag d: G[b-1-d, b-1]
     tail = first[n - b :][::-1]  # tail[i] = u_{n-1-i}

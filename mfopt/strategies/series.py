@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
+from scipy.fft import next_fast_len
 
 _SOLVED = 64  # leading terms of a reciprocal that are solved for directly
 _GROWTH = 16.0  # largest term over the first one, up to which FFTs are trusted
@@ -23,7 +24,7 @@ def convolve(a: jax.Array, b: jax.Array) -> jax.Array:
     O(n log n): the product of a Toeplitz matrix with one or many vectors.
     """
     n = a.shape[0]
-    size = fft_size(n + b.shape[0] - 1)
+    size = next_fast_len(n + b.shape[0] - 1, real=True)
     spectrum = jnp.fft.rfft(a, size).reshape((-1,) + (1,) * (b.ndim - 1))
     return jnp.fft.irfft(spectrum * jnp.fft.rfft(b, size, axis=0), size, axis=0)[:n]
 
@@ -134,19 +135,3 @@ def geometric(
     """Σ_i scale_i decay_i^t for t = 0..length-1, with a finite gradient at decay = 0."""
     powers = jnp.asarray(decay)[None, :] ** jnp.arange(length)[:, None]
     return powers @ jnp.asarray(scale)
-
-
-def fft_size(length: int) -> int:
-    """Smallest 2^i 3^j 5^k >= length: sizes that FFT libraries handle at full speed."""
-    best = 1 << (length - 1).bit_length()
-    five = 1
-    while five < best:
-        three = five
-        while three < best:
-            size = three
-            while size < length:
-                size *= 2
-            best = min(best, size)
-            three *= 3
-        five *= 5
-    return best

@@ -116,11 +116,7 @@ def _cyclic(row: Row, file: Any) -> Any:
 @command.command()
 @shared.by_rate
 @sweeps.option(
-    "--group-size",
-    int,
-    "Maximum number of examples of one user, K.",
-    MOST_GROUP,
-    required=True,
+    "--group-size", int, "Maximum number of examples of one user, K.", MOST_GROUP, required=True
 )
 @shared.adjacency
 @shared.results

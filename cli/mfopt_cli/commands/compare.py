@@ -28,10 +28,7 @@ from mfopt_cli.options import COUNT, Count, option
     multiple=True,
 )
 @sweeps.option(
-    "--bands",
-    int,
-    "Numbers of bands to choose from at each ε.",
-    default="1,2,4,8,16,32,64,128,256",
+    "--bands", int, "Numbers of bands to choose from at each ε.", default="1,2,4,8,16,32,64,128,256"
 )
 @option(
     "--baseline",
