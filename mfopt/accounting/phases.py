@@ -362,7 +362,7 @@ def _beginning(strategy: Strategy, n: int, done: int) -> Strategy:
         whole = strategy.multiply(np.append(some, np.zeros(n - done)))
         alone = strategy.multiply(some)
     first, alone = np.asarray(whole)[:done], np.asarray(alone)
-    if np.allclose(first, alone, rtol=0, atol=1e-9 * float(np.max(np.abs(alone)))):
+    if np.allclose(first, alone, rtol=0, atol=1e-12 * float(np.max(np.abs(alone)))):
         return strategy
     _sizes.require("iterations", n, lambda n: 8 * 3.0 * n**2)
     return Dense(np.asarray(strategy.materialize(n))[:done, :done])

@@ -42,7 +42,7 @@ CONTAINED = [
 
 
 class Cell(NamedTuple):
-    """One cell: ``kind`` may end in -2 or -6 (buffers) or -plain (without time scaling)."""
+    """One cell: ``kind`` may end in -2 or -6 (buffers), -32 (bands), -plain (no time scaling)."""
 
     kind: str
     scheme: str
@@ -63,7 +63,7 @@ CHECK = [
     Cell("banded-toeplitz", "balls-in-bins", 4, 16, 8.0),
     Cell("toeplitz", "balls-in-bins", 4, 16, 4.0),
     Cell("banded-toeplitz", "fresh-bins", 4, 16, 0.5),
-    Cell("banded-toeplitz", "fresh-bins", 4, 16, 8.0),
+    Cell("banded-toeplitz-32", "fresh-bins", 4, 32, 8.0),
 ]
 
 
@@ -94,7 +94,7 @@ def rmse(cell: Cell, seed: int) -> tuple[float, str]:
     from mfopt.workloads import PrefixSums
 
     name, _, variant = cell.kind.rpartition("-")
-    kind = name if variant in ("2", "6", "plain") else cell.kind
+    kind = name if variant in ("2", "6", "32", "plain") else cell.kind
     scheme = (FreshBins if cell.scheme == "fresh-bins" else BallsInBins)(
         bins=cell.iters, epochs=cell.epochs
     )
@@ -104,7 +104,7 @@ def rmse(cell: Cell, seed: int) -> tuple[float, str]:
         cell.epsilon,
         DELTA,
         strategy=kind,
-        bands=BANDS.get(cell.scheme, cell.iters),
+        bands=32 if variant == "32" else BANDS.get(cell.scheme, cell.iters),
         time_scale=kinds.find(kind).scalable and variant != "plain",
         seed=seed,
         **options,
