@@ -20,7 +20,7 @@ PAPER = "this library, fresh bins"
 DELTA = 1e-5
 STUDIED = (8, 16)  # epochs × iterations of an epoch: every L that divides the epochs, at every ε
 BANDS, EPSILONS = 8, (0.5, 1.0, 2.0, 4.0, 8.0)
-MAIN, SMALL = (16, 128), (0.5, 1.0, 2.0)  # epochs × iterations, and the ε of small budgets
+MAIN, BUDGETS = (16, 128), (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # epochs × iterations, ε
 GROUPS = (2, 4, 8, 16)  # bands to choose from under cyclic Poisson sampling
 
 
@@ -70,27 +70,27 @@ def certified(context: Context) -> Drawing:
         f"banded Toeplitz ({bins} bands), fresh bins": "banded-toeplitz-scaled+fresh-bins",
         "BLT-4, balls-in-bins": "blt-4-scaled",
     }
-    ours = Comparison(bins, epochs, SMALL, DELTA, tuple(forms.values()), (bins,))
-    proven = {(form, e): ours.proven(form, e) for form in ours.include for e in SMALL}
+    ours = Comparison(bins, epochs, BUDGETS, DELTA, tuple(forms.values()), (bins,))
+    proven = {(form, e): ours.proven(form, e) for form in ours.include for e in BUDGETS}
     found = context.records(proven)
     at_one = context.records({key: cell.sigmas[0] for key, cell in proven.items()})
     rmse = {
         label: np.array(
             [
                 found[form, e]["guarantee"]["noise_multiplier"] * at_one[form, e]["rmse_at_one"]
-                for e in SMALL
+                for e in BUDGETS
             ]
         )
         for label, form in forms.items()
     }
-    poisson = Comparison(bins, epochs, SMALL, DELTA, ("banded+poisson",), GROUPS)
+    poisson = Comparison(bins, epochs, BUDGETS, DELTA, ("banded+poisson",), GROUPS)
     rmse["general banded, cyclic Poisson"] = np.array([r.rmse for r in context.compare(poisson)])
     first, *others = rmse.values()
     saved = [
-        Curve(f"fresh bins over {name}", SMALL, (100 * (1 - first / other)).tolist())
+        Curve(f"fresh bins over {name}", BUDGETS, (100 * (1 - first / other)).tolist())
         for name, other in zip(("balls-in-bins", "cyclic Poisson"), others, strict=True)
     ]
-    drawn = [Curve(label, SMALL, values.tolist()) for label, values in rmse.items()]
+    drawn = [Curve(label, BUDGETS, values.tolist()) for label, values in rmse.items()]
     where = f"{epochs} epochs × {bins} iterations, δ = {DELTA:g}"
     return Drawing(
         [
