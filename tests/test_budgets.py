@@ -31,7 +31,7 @@ LINES = {
     "mfopt/strategies": 2_415,
     "mfopt/testing": 1_171,
     "mfopt/torch": 1_747,
-    "mfopt/training": 10_726,
+    "mfopt/training": 10_027,
     "cli": 4_833,
     "tests": 36_807,
 }

@@ -16,11 +16,10 @@ from mfopt.experiments.studies.clip_norms import ClipNorms
 from mfopt.experiments.studies.fine_tuning import PLAIN
 from mfopt.experiments.studies.selection import CHUNK, RecordSelection
 from mfopt.training.data import TokenStore
-from mfopt.training.data.overlap import copies, overlap
-from mfopt.training.export import export_model
+from mfopt.training.data.overlap import copies, refuse_copies
 from mfopt.training.models.gpt2 import GPT2Config
-from mfopt.training.models.huggingface import gpt2_model
-from mfopt.training.selection import RULES
+from mfopt.training.models.huggingface import export_model, gpt2_model
+from mfopt.training.units import RULES
 
 PARTS = training.CHOSEN_ON, training.REPORTED
 
@@ -122,7 +121,7 @@ def test_copies_are_found_one_by_one():
     assert alike.tolist() == [False, False, False, True]
     whole = TokenStore.from_records([[train.record(4), short, short[:3]]], vocab_size=500)
     assert copies(whole, [whole])[0].tolist() == [True, False, False]
-    counted = overlap(public, [train])
+    counted = refuse_copies(public, [train], 1.0)
     assert (counted.records, counted.exact, counted.near) == (3, 1, 1)
     assert counted.share == pytest.approx(2 / 3)
 

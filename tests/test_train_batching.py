@@ -14,8 +14,7 @@ from mfopt.training.batching import (
     smallest_batch_size,
 )
 from mfopt.training.secrets import RunSecret, uniform_hash
-from mfopt.training.selection import select, select_once
-from mfopt.training.units import RecordUnits, UserUnits
+from mfopt.training.units import RecordUnits, UserUnits, select
 
 SCHEMES = [
     sampling.BallsInBins(bins=5, epochs=3),
@@ -208,13 +207,13 @@ def test_random_selection_is_uniform_and_fresh_at_each_step():
 
 def test_selected_once_is_bounded_per_user():
     store = synthetic_store(num_users=12, max_records=8, empty_users=(4,), seed=2)
-    chosen = select_once(store, 3, seed=5)
+    chosen = RecordUnits(store, group_size=3, length=8, seed=5).selected
     per_user = np.histogram(chosen, store.user_offsets)[0]
     np.testing.assert_array_equal(per_user, np.minimum(store.records_per_user(), 3))
     with pytest.raises(UsageError, match="chunk"):
-        select_once(store, 3, "chunk")
+        RecordUnits(store, group_size=3, length=8, rule="chunk")
     with pytest.raises(UsageError, match="losses"):
-        select_once(store, 3, "lowest-perplexity")
+        RecordUnits(store, group_size=3, length=8, rule="lowest-perplexity")
     with pytest.raises(UsageError, match="selection"):
         select(store, np.array([0]), 3, "best")
 

@@ -20,9 +20,9 @@ from train_fixtures import bigram_model, synthetic_store
 from mfopt.errors import FailureError, UsageError
 from mfopt.training import metrics
 from mfopt.training.checkpoint import Checkpoints
-from mfopt.training.evaluation import Evaluator
-from mfopt.training.export import export_model
 from mfopt.training.loop import Trainer
+from mfopt.training.metrics import Evaluator
+from mfopt.training.models.huggingface import export_model
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import UserUnits
 
@@ -49,17 +49,16 @@ def test_checkpoints_hold_the_whole_state_keep_the_last_and_are_secret(tmp_path)
             checkpoints.save(result.state, secret, {"steps": result.step + 1})
     with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
         assert checkpoints.steps == [5, 6]
-        for step in (5, 6):
-            state, facts = checkpoints._read(trainer.init(), secret, step)
-            assert equal(state, kept[step]) and facts == {"steps": step}
-        newest = checkpoints.restore(trainer.init(), secret).state
+        newest, facts, _ = checkpoints.restore(trainer.init(), secret)
+        assert equal(newest, kept[6]) and facts == {"steps": 6}
         assert int(newest.step) == 6 and checkpoints.steps == [5, 6]
         with pytest.raises(UsageError, match="not found"):
             checkpoints.restore(trainer.init(), secret, 3)
         with pytest.raises(UsageError, match=r"secret .* is not that of the checkpoint"):
             checkpoints.restore(trainer.init(), RunSecret.fresh())
         # the run goes on from step 5 to the same end; what came later will be written again
-        state = checkpoints.restore(trainer.init(), secret, 5).state
+        state, facts, _ = checkpoints.restore(trainer.init(), secret, 5)
+        assert equal(state, kept[5]) and facts == {"steps": 5}
         assert equal(list(trainer.run(state))[-1].state, kept[6])
         assert checkpoints.steps == [5]
     assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o700
@@ -128,7 +127,7 @@ def test_step_rows_are_means_over_what_took_part():
 
 def test_evaluation_is_the_mean_over_predicted_tokens():
     store, model = synthetic_store(), bigram_model()
-    evaluation = Evaluator(model, 12, block=5)(model.params, model.frozen, store)
+    evaluation = Evaluator(model, 12, block=5)(model.params, store)
     total = count = 0.0
     for record in range(store.num_records):
         tokens, mask = store.batch([record], 12)
@@ -138,7 +137,7 @@ def test_evaluation_is_the_mean_over_predicted_tokens():
     assert evaluation.loss == pytest.approx(total / count, rel=1e-5)
     assert evaluation.tokens == count
     assert evaluation.perplexity == pytest.approx(np.exp(total / count), rel=1e-5)
-    few = Evaluator(model, 12, block=5)(model.params, model.frozen, store, max_records=7)
+    few = Evaluator(model, 12, block=5)(model.params, store, max_records=7)
     assert 0 < few.tokens < count
 
 

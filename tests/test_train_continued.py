@@ -23,10 +23,10 @@ from mfopt.errors import FailureError, UsageError
 from mfopt.mechanism import Mechanism
 from mfopt.strategies import Identity
 from mfopt.training import verification
-from mfopt.training.composition import composed
 from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
 from mfopt.training.privacy import Account, report_rows
+from mfopt.training.verification import composed
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from train_oracles import write_store
 from mfopt.errors import FailureError, UsageError
 from mfopt.training import privacy
 from mfopt.training.data import TokenStore
-from mfopt.training.data.overlap import overlap, refuse_copies
+from mfopt.training.data.overlap import refuse_copies
 from mfopt.training.execute import execute
-from mfopt.training.folder import Lock
+from mfopt.training.folder import hold
 from mfopt.training.prepare import prepare
 from mfopt.training.tokenizers import Tokenizer
 
@@ -98,14 +98,15 @@ def test_private_records_are_found_in_a_public_part():
     private, public = texts(60), texts(40)
     near = [private[0][:30] + [1] * 10, [2] * 6 + private[1][5:38]]
     stores = [TokenStore.from_records([[text] for text in private])]
-    found = overlap(TokenStore.from_records([public + private[5:8] + near]), stores)
+    found = refuse_copies(TokenStore.from_records([public + private[5:8] + near]), stores, 1.0)
     assert (found.records, found.exact, found.near) == (45, 3, 2)
     assert found.share == pytest.approx((3 * 40 + 40 + 39) / (43 * 40 + 40 + 39))
     clean = refuse_copies(TokenStore.from_records([public]), stores)
     assert (clean.exact, clean.near, clean.share) == (0, 0, 0.0)
     # short ones and halves of a text are no copies
     alike = TokenStore.from_records([[private[0][:15], private[1][:17] + texts(1)[0][:23]]])
-    assert overlap(alike, stores).near == overlap(alike, stores).exact == 0
+    found = refuse_copies(alike, stores, 1.0)
+    assert found.near == found.exact == 0
     with pytest.raises(UsageError, match=r"60 exact and 0 near copies"):
         refuse_copies(stores[0], stores)
 
@@ -140,19 +141,19 @@ def test_a_folder_is_held_by_one_run(data, tmp_path):  # noqa: F811
         [
             sys.executable,
             "-c",
-            "import sys, time\nfrom pathlib import Path\nfrom mfopt.training.folder import Lock\n"
-            "lock = Lock(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(60)",
+            "import sys, time\nfrom pathlib import Path\nfrom mfopt.training.folder import hold\n"
+            "lock = hold(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(60)",
             str(tmp_path / "run"),
         ],
         stdout=subprocess.PIPE,
     )
     assert child.stdout.readline() == b"held\n"
     with pytest.raises(UsageError, match=rf"process {child.pid} "):
-        Lock(tmp_path / "run")
+        hold(tmp_path / "run")
     child.kill()
     child.wait()
     child.stdout.close()
-    Lock(tmp_path / "run").close()
+    hold(tmp_path / "run").release()
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +207,7 @@ def test_what_cannot_work_is_said_before_anything_starts(data, tmp_path, monkeyp
     def pretrain(*_, **__):
         raise AssertionError("the work has begun")
 
-    monkeypatch.setattr("mfopt.training.initial_model.pretrain", pretrain)
+    monkeypatch.setattr("mfopt.training.initial_model._pretrain", pretrain)
     for number, (changes, match) in enumerate(
         [
             ({"steps": 7}, "covers 6 steps"),

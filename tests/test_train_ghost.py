@@ -13,7 +13,8 @@ from mfopt.training import ghost
 from mfopt.training.clipping import Clipping
 from mfopt.training.gradients import Totals, formed_one_by_one, microbatch_adder, taps_of
 from mfopt.training.models import Model, next_token_loss
-from mfopt.training.models.gpt2 import LINEAR_LAYERS, GPT2Config, LoRAConfig
+from mfopt.training.models.decoder import LINEAR_LAYERS
+from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
 from mfopt.training.models.huggingface import gpt2_model
 from mfopt.training.models.nnx_model import from_nnx
 
@@ -127,7 +128,7 @@ def test_both_uses_of_a_tied_embedding_count_with_each_other(always, monkeypatch
 
 def test_uses_are_found_in_the_program():
     model = from_nnx(Other())
-    found = taps_of(model, model.params, model.frozen, LENGTH)
+    found = taps_of(model, LENGTH)
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(model.params)]
     tapped = {names[i] for i in found.leaves}
     kernels = {f"['{name}']['kernel']" for name in ("heads", "mix", "twice", "out")}
@@ -149,7 +150,7 @@ def test_what_has_no_fast_form_is_said():
 
 
 def test_where_positions_are_many_gradients_are_formed():
-    found = taps_of(tiny(), tiny().params, (), LENGTH)
+    found = taps_of(tiny(), LENGTH)
     leaves = jax.tree.leaves(tiny().params)
     # two uses of 6 positions in 40 x 8 numbers; of 12 positions with two records
     assert len(leaves) > len(ghost.chosen(found, leaves, 1).leaves) > 0

@@ -19,12 +19,12 @@ from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
+from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.optimizers import make_optimizer, schedule
-from mfopt.training.selection import select
-from mfopt.training.units import RecordUnits, UserUnits
+from mfopt.training.units import RecordUnits, UserUnits, select
 
 LENGTH, USERS, STEPS = 12, 16, 6
 STRATEGY = BLT(np.array([0.3, 0.2]), np.array([0.6, 0.99]))
@@ -114,7 +114,7 @@ def test_optimizers_act_on_the_noised_mean(name):
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)
     rate = schedule("cosine", 0.05, STEPS, warmup=2)
-    optimizer = make_optimizer(name, rate)
+    optimizer = make_optimizer(TrainConfig("file.npz", optimizer=name), rate)
     results = run(model, execution_for(units), optimizer, keep_release=True)
     params, state = model.params, optimizer.init(model.params)
     for result in results:
@@ -338,4 +338,4 @@ def test_schedules():
     with pytest.raises(UsageError, match="schedule"):
         schedule("stepwise", 0.1, 10)
     with pytest.raises(UsageError, match="optimizer"):
-        make_optimizer("lion", 0.1)
+        TrainConfig("file.npz", optimizer="lion")

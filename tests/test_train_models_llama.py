@@ -20,7 +20,7 @@ from mfopt.training.clipping import Clipping
 from mfopt.training.execute import execute
 from mfopt.training.generation import generate
 from mfopt.training.gradients import Totals, microbatch_adder, taps_of
-from mfopt.training.models.gpt2 import LINEAR_LAYERS, LoRAConfig
+from mfopt.training.models.decoder import LINEAR_LAYERS, LoRAConfig
 from mfopt.training.models.huggingface import WEIGHTS, load_pretrained, read_config
 from mfopt.training.prepare import prepare
 from mfopt.training.tokenizers import Tokenizer
@@ -158,7 +158,7 @@ def test_norms_and_clipped_sums_are_those_of_the_gradients_one_by_one(
     params = jax.tree.map(
         lambda x: x + 0.1 * np.sin(np.arange(x.size)).reshape(x.shape), model.params
     )
-    taps = taps_of(model, params, model.frozen, 20)
+    taps = taps_of(model, 20)
     matrices = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim > 1]
     assert len(taps.leaves) == len(matrices) and not taps.unknown
     tokens = np.random.default_rng(1).integers(0, 61, (5, 2, 20)).astype(np.int32)

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from mfopt.errors import UsageError
+from mfopt.training.config import TrainConfig
 from mfopt.training.optimizers import (
     NOISE_MOVE,
     averaged,
@@ -42,19 +43,19 @@ def correlated(n, size=4000, seed=0):
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw", "adam-bc"])
 def test_the_fitting_rate_makes_all_noise_move_alike(name):
-    n = 400
+    n, settings = 400, TrainConfig("file.npz", optimizer=name, beta2=0.99)
     for noise in correlated(n):
         sums = np.cumsum(noise, axis=0)
         deviation = float(noise.std())
         rate = fitting_rate(name, deviation, float(np.sqrt(np.mean(sums**2))), steps=n, beta2=0.99)
         # Adam's second moment over the run's own length: the size of a step is known early
         known = np.full(n, deviation**2)
-        path, _ = moved(make_optimizer(name, rate, beta2=0.99, noise_variance=known), noise)
+        path, _ = moved(make_optimizer(settings, rate, known), noise)
         size = np.sqrt(np.mean(path**2))
         assert NOISE_MOVE / 1.5 < size < 1.5 * NOISE_MOVE
     # the control: one rate for both is off by the ratio of the sums
     first, second = (
-        np.sqrt(np.mean(moved(make_optimizer(name, 0.01), noise)[0] ** 2))
+        np.sqrt(np.mean(moved(make_optimizer(settings, 0.01), noise)[0] ** 2))
         for noise in correlated(n)
     )
     assert max(first, second) > 1.5 * min(first, second)

@@ -19,8 +19,7 @@ from mfopt.training.batching import Sampler, displacement_probability
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.data import TokenStore
 from mfopt.training.loop import Execution
-from mfopt.training.selection import RULES
-from mfopt.training.units import RecordUnits, UserUnits
+from mfopt.training.units import RULES, RecordUnits, UserUnits
 
 STORE = synthetic_store(num_users=40, empty_users=(3,))
 SCHEME = sampling.BallsInBins(bins=4, epochs=2)

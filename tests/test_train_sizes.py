@@ -118,7 +118,7 @@ from mfopt.training.units import UserUnits
 
 settings = config(width=128, layers=2, heads=2, length=16)
 store = TokenStore.from_records([[[1, 2, 3]]] * 16, vocab_size=300)
-model = initial_model(settings, {"train": store}, None, None)
+model = initial_model(settings, {"train": store}, None)
 noise = NoiseStream(BLT, iterations=4, noise_multiplier=1.0, clip_norm=1.0)
 sampler = Sampler(BallsInBins(2, 2), 16, 0, microbatch=4)
 units = UserUnits(store, records=1, length=16)

@@ -19,23 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special, stats
 
+from mfopt import sampling
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import law
-from mfopt.sampling import (
-    BallsInBins,
-    BMinSep,
-    CyclicPoisson,
-    FixedBatch,
-    FixedOrder,
-    FreshBins,
-    KOfN,
-    Poisson,
-    Scheme,
-)
+from mfopt.sampling import Scheme
 from mfopt.strategies import Strategy
 
 _MOST_MULTISETS = 512
+# schemes that resample in each iteration; that give a unit one bin for the run
+_Coins = sampling.Poisson | sampling.CyclicPoisson | sampling.FixedBatch
+_OneBin = sampling.BallsInBins | sampling.FixedOrder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,37 +59,15 @@ def attack_on(scheme: Scheme, strategy: Strategy, group_size: int = 1) -> Attack
     groups, the same over a sample of the multisets of bins, for fresh bins that of one unit. For
     schemes that resample in each iteration, the likelihood ratio where the columns of C that one
     unit can use are orthogonal. With anything less than the likelihood ratio the audit stays valid,
-    and finds less.
-
-    Raises:
-        UsageError: nothing is registered for the scheme.
+    and finds less. Refused are schemes for which nothing is registered.
     """
     raise _unknown(scheme)
 
 
 @functools.singledispatch
 def participations(scheme: Scheme, units: int, rng: np.random.Generator) -> np.ndarray:
-    """Participations of simulated units, shape (units, n) of bool; unit i alike in both tables.
-
-    Raises:
-        UsageError: nothing is registered for the scheme.
-    """
+    """Participations of simulated units, shape (units, n) of bool; unit i alike in both tables."""
     raise _unknown(scheme)
-
-
-def counts(scheme: Scheme, canaries: int, group_size: int, rng: np.random.Generator) -> np.ndarray:
-    """Participations of simulated canaries per iteration, shape (canaries, n), float64.
-
-    Args:
-        scheme, rng: the sampling, and randomness of the simulation.
-        canaries, group_size: how many, and units of one.
-    """
-    each = participations(scheme, canaries * group_size, rng)
-    # the units of a canary have neighbouring numbers, as those of a user have in the loader
-    by_canary = each.reshape(canaries, group_size, -1)
-    if not scheme.public_order:
-        by_canary = rng.permutation(each).reshape(by_canary.shape)
-    return np.asarray(by_canary.sum(axis=1, dtype=np.float64))
 
 
 def _unknown(scheme: Scheme) -> Exception:
@@ -106,14 +78,14 @@ def _unknown(scheme: Scheme) -> Exception:
     return _check.reject("sampling", scheme, rule, way_out)
 
 
-def _modes(strategy: Strategy, scheme: BallsInBins | FixedOrder) -> tuple[np.ndarray, np.ndarray]:
+def _modes(strategy: Strategy, scheme: _OneBin) -> tuple[np.ndarray, np.ndarray]:
     """(columns of C of each bin, summed (n, bins); their products)."""
-    modes = np.asarray(strategy.modes(BallsInBins(scheme.bins, scheme.epochs)))
+    modes = np.asarray(strategy.modes(sampling.BallsInBins(scheme.bins, scheme.epochs)))
     return modes, modes.T @ modes
 
 
 @attack_on.register
-def _(scheme: BallsInBins, strategy: Strategy, group_size: int = 1) -> Attack:
+def _(scheme: sampling.BallsInBins, strategy: Strategy, group_size: int = 1) -> Attack:
     (modes, gram), bins = _modes(strategy, scheme), scheme.bins
     if group_size == 1:
         places = np.eye(bins)
@@ -131,12 +103,16 @@ def _(scheme: BallsInBins, strategy: Strategy, group_size: int = 1) -> Attack:
 
 
 @attack_on.register
-def _(scheme: FreshBins | BMinSep | KOfN, strategy: Strategy, group_size: int = 1) -> Attack:
+def _(
+    scheme: sampling.FreshBins | sampling.BMinSep | sampling.KOfN,
+    strategy: Strategy,
+    group_size: int = 1,
+) -> Attack:
     # the likelihood ratio of one unit; of a group it is less than that, and finds less
     accounted: Any = law(scheme)
     found = accounted.exact(strategy)
     columns = np.asarray(strategy.materialize(scheme.iterations))
-    if isinstance(scheme, FreshBins):  # those that a unit takes together
+    if isinstance(scheme, sampling.FreshBins):  # those that a unit takes together
         columns = columns.reshape(-1, scheme.throws, scheme.rethrow, scheme.bins).sum(axis=2)
         columns = columns.reshape(scheme.iterations, -1)
 
@@ -148,7 +124,7 @@ def _(scheme: FreshBins | BMinSep | KOfN, strategy: Strategy, group_size: int = 
 
 
 @attack_on.register
-def _(scheme: FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
+def _(scheme: sampling.FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
     (modes, gram), bins = _modes(strategy, scheme), scheme.bins
 
     def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
@@ -162,7 +138,7 @@ def _(scheme: FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
 
 
 @participations.register
-def _(scheme: BallsInBins | FixedOrder, units: int, rng: np.random.Generator) -> np.ndarray:
+def _(scheme: _OneBin, units: int, rng: np.random.Generator) -> np.ndarray:
     # every bin equally often: balls-in-bins without the noise of throwing
     return np.asarray(
         np.arange(scheme.iterations) % scheme.bins == (np.arange(units) % scheme.bins)[:, None]
@@ -170,14 +146,14 @@ def _(scheme: BallsInBins | FixedOrder, units: int, rng: np.random.Generator) ->
 
 
 @participations.register
-def _(scheme: FreshBins, units: int, rng: np.random.Generator) -> np.ndarray:
+def _(scheme: sampling.FreshBins, units: int, rng: np.random.Generator) -> np.ndarray:
     places = rng.integers(0, scheme.bins, (units, scheme.throws)).repeat(scheme.rethrow, axis=1)
     hot = places[:, :, None] == np.arange(scheme.bins)
     return np.asarray(hot.reshape(units, scheme.iterations))
 
 
 @participations.register
-def _(scheme: BMinSep, units: int, rng: np.random.Generator) -> np.ndarray:
+def _(scheme: sampling.BMinSep, units: int, rng: np.random.Generator) -> np.ndarray:
     result = np.zeros((units, scheme.iterations), bool)
     step = scheme.first(units, rng)
     while (alive := np.flatnonzero(step < scheme.iterations)).size:
@@ -187,23 +163,21 @@ def _(scheme: BMinSep, units: int, rng: np.random.Generator) -> np.ndarray:
 
 
 @participations.register
-def _(scheme: KOfN, units: int, rng: np.random.Generator) -> np.ndarray:
+def _(scheme: sampling.KOfN, units: int, rng: np.random.Generator) -> np.ndarray:
     result = np.zeros((units, scheme.iterations), bool)
     np.put_along_axis(result, scheme.assign(units, rng), True, axis=1)
     return result
 
 
-def _coins(scheme: Poisson | CyclicPoisson | FixedBatch) -> tuple[float, int]:
+def _coins(scheme: _Coins) -> tuple[float, int]:
     """Chance of a unit in an iteration of its group, and the number of groups."""
-    if isinstance(scheme, FixedBatch):
+    if isinstance(scheme, sampling.FixedBatch):
         return scheme.batch_size / scheme.population, 1
-    return scheme.probability, scheme.bands if isinstance(scheme, CyclicPoisson) else 1
+    return scheme.probability, scheme.bands if isinstance(scheme, sampling.CyclicPoisson) else 1
 
 
 @attack_on.register
-def _(
-    scheme: Poisson | CyclicPoisson | FixedBatch, strategy: Strategy, group_size: int = 1
-) -> Attack:
+def _(scheme: _Coins, strategy: Strategy, group_size: int = 1) -> Attack:
     chance, groups = _coins(scheme)
     columns = np.asarray(strategy.materialize(scheme.length))
     halves = 0.5 * np.sum(columns**2, axis=0)
@@ -224,9 +198,7 @@ def _(
 
 
 @participations.register
-def _(
-    scheme: Poisson | CyclicPoisson | FixedBatch, units: int, rng: np.random.Generator
-) -> np.ndarray:
+def _(scheme: _Coins, units: int, rng: np.random.Generator) -> np.ndarray:
     (chance, groups), n = _coins(scheme), scheme.iterations
     chosen = rng.random((units, n)) < chance
     return np.asarray(chosen & (np.arange(n) % groups == (np.arange(units) % groups)[:, None]))

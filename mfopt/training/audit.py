@@ -1,25 +1,20 @@
 """Audit of the loop that trains, as a run of its settings executes it.
 
-A proof covers the mechanism on paper. The audit runs the loop that trains models: once in the run's
-own model, from whose releases the noise is recovered and tested
-(:mod:`mfopt.training.recovered`), and once on m canary users, each present with probability 1/2,
-where an attacker who sees every noised mean guesses who was present. The executed participations
-are compared with the scheme (:mod:`mfopt.training.executed`). It cannot prove that a trainer is
-right; it catches one that is wrong, in either direction, and calls a right one wrong with a
-probability of at most :data:`~mfopt.training.executed.FALSE_ALARM`.
+A proof covers the mechanism on paper. The audit (``docs/howto/audit.md``) runs the loop that trains
+models, once in the run's own model (:mod:`mfopt.training.recovered`) and once on canary users, and
+compares the executed participations with the scheme (:mod:`mfopt.training.executed`). It cannot
+prove that a trainer is right, and calls a right one wrong with a probability of at most
+:data:`~mfopt.training.executed.FALSE_ALARM`.
 
-The claim under test is the statement about a run of the settings (``docs/howto/audit.md``). Every
-canary's gradient is its own coordinate axis at full clip norm, so that one canary hides nothing of
-another, and its coordinate of the released sequence is a draw from the dominating pair of the
-account. Two bounds come out of the same guesses:
+Every canary's gradient is its own coordinate axis at full clip norm, so that one canary hides
+nothing of another, and its coordinate of the released sequence is a draw from the dominating pair
+of the account. Two bounds come out of the same guesses:
 
 * ``epsilon_lower`` assumes nothing about the trainer: guesses that are better than any (ε, δ)-DP
-  algorithm allows refute (ε, δ)-DP (Steinke, Nasr and Jagielski 2023, Theorem 5.2). One run with
-  m canaries says little about events rarer than 1/m, so this stays well below the ε claimed.
+  algorithm allows refute (ε, δ)-DP (Steinke, Nasr and Jagielski 2023, Theorem 5.2).
 * ``epsilon_profile`` takes the account's mechanism with an unknown noise multiplier: the largest
-  one that is compatible with how many guesses were right, and the ε that it has. Tight, and what
-  catches noise that is too small; canaries count as independent trials, which for separate axes
-  and independent noise per coordinate they are.
+  one that is compatible with how many guesses were right, and the ε that it has. Canaries count as
+  independent trials, which for separate axes and independent noise per coordinate they are.
 """
 
 from __future__ import annotations
@@ -66,16 +61,10 @@ _LOUDNESS = 100.0  # a canary's gradient norm before clipping, in clip norms
 class Audit:
     """Outcome of an audit; every statement holds with ``confidence`` over its own randomness.
 
-    Attributes:
-        epsilon_lower: the run is not (ε, delta)-DP for any ε below this.
-        epsilon_profile: the same, if the run is the account's mechanism at some noise multiplier.
-        noise_multiplier_highest: the largest noise multiplier that the guesses are compatible with.
-        epsilon_claimed, delta, noise_multiplier_claimed: the statement under test.
-        canaries: m, how many there were.
-        guesses, correct: of the rule that gave ``epsilon_lower``.
-        accuracy, accuracy_claimed: share of right guesses about all canaries, and what the same
-            attacker on the claimed mechanism can expect.
-        sampling: all tests, of guesses, participations, sums and noise.
+    ``noise_multiplier_highest`` is the largest that the guesses are compatible with. ``guesses``,
+    ``correct`` are of the rule that gave ``epsilon_lower``; ``accuracy_claimed`` is what the same
+    attacker on the claimed mechanism can expect. ``sampling`` holds all tests, of guesses,
+    participations, sums and noise.
     """
 
     epsilon_lower: float
@@ -101,9 +90,8 @@ class Audit:
 def canary_model(canaries: int, loudness: float = _LOUDNESS) -> Model:
     """loss = loudness · θ[first token]: canary i's gradient points along coordinate i.
 
-    θ is a table with rows of one number, so that microbatches of several are clipped by the norms
-    of :mod:`mfopt.training.ghost`. Token ``canaries`` is that of units that only fill the
-    population: their gradient is 0.
+    θ is a table, so that microbatches are clipped by the norms of :mod:`mfopt.training.ghost`.
+    Token ``canaries`` is that of units that only fill the population: their gradient is 0.
     """
 
     def loss(params: Any, tokens: Any, mask: Any) -> Any:
@@ -215,7 +203,7 @@ def audit(
     findings += of_model
     # an attacker sees less than in the account
     less = execution.sampler.can_truncate or settings.estimator == "clipped"
-    return judge(
+    return _judge(
         scores, present, account, settings, claimed, findings, confidence=confidence, less=less
     )
 
@@ -245,7 +233,7 @@ def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -
     return TokenStore.from_records(users, vocab_size=len(present) + 1)
 
 
-def judge(
+def _judge(
     scores: np.ndarray,
     present: np.ndarray,
     account: Account,
@@ -258,12 +246,8 @@ def judge(
 ) -> Audit:
     """Audit from the scores of all canaries: two bounds, at half of the error probability each.
 
-    Args:
-      scores, present: log-likelihood ratio of each canary, and whether it took part, (canaries,).
-      account, settings, claimed: what the run executes, its settings, the statement about it.
-      findings: about its participations, sums and noise.
-      confidence: of the bounds.
-      less: the attacker may see less than the account says.
+    ``scores``: log-likelihood ratios, (canaries,); ``less``: the attacker may see less than the
+    account says.
     """
     delta, m = claimed.delta, len(scores)
     level = (1 - confidence) / 2
@@ -276,6 +260,12 @@ def judge(
     optimum = _Expected(account, settings.group_size)
     sigma = account.noise_multiplier
     highest = optimum.largest_noise_multiplier(least, sigma)
+    profile = 0.0
+    if np.isfinite(highest):  # ε of the run's statement at that noise multiplier, at its own δ
+        # an estimate where the account is sampled: the audit is a measurement, not a proof
+        at: dict[str, Any] = {"noise_multiplier": highest, "delta": account.guarantee.delta}
+        profile = account_of(account.mechanism, certify=False, **at).epsilon
+        profile *= settings.records_per_user if settings.algorithm == "group" else 1
     refuted = [guesses_p_value(m, *rule, claimed.epsilon, delta) for rule in rules]
     expected, error = optimum.accuracy(sigma)
     below, above = np.clip([expected - _ERRORS * error, expected + _ERRORS * error], 0, 1)
@@ -288,7 +278,7 @@ def judge(
     assert len(findings) <= executed.MOST
     return Audit(
         epsilon_lower=lower,
-        epsilon_profile=_epsilon(account, settings, highest),
+        epsilon_profile=profile,
         noise_multiplier_highest=highest,
         epsilon_claimed=claimed.epsilon,
         delta=delta,
@@ -304,10 +294,8 @@ def judge(
 
 
 def _rules(scores: np.ndarray, present: np.ndarray) -> list[tuple[int, int]]:
-    """(guesses, correct) of each of the fixed guessing rules.
-
-    A rule guesses "present" for the highest scores, or "present" for the highest and "absent" for
-    the lowest, of a fixed share of the canaries.
+    """(guesses, correct) of "present" for the highest scores of a fixed share of the canaries, and
+    of "present" for the highest and "absent" for the lowest.
     """
     m, found = len(scores), []
     order = np.argsort(-scores, kind="stable")
@@ -332,11 +320,15 @@ class _Expected:
         rows, n = self.attack.rows.shape
         draws = max(1000, min(_DRAWS, _NUMBERS // rows))
         rng = np.random.default_rng(0)
-        taking_part = attack.counts(scheme, draws, group_size, rng).T
+        each = attack.participations(scheme, draws * group_size, rng)
+        if not scheme.public_order:
+            each = rng.permutation(each)
+        # the units of a canary have neighbouring numbers, as those of a user have in the loader
+        taking_part = each.reshape(draws, group_size, -1).sum(axis=1, dtype=np.float64).T
         signal, noise = np.empty((2, rows, draws), np.float32)
         for begin in range(0, draws, _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
-            counts = taking_part[:, part].astype(np.float64)
+            counts = taking_part[:, part]
             signal[:, part] = self.attack.rows @ np.asarray(strategy.multiply(counts))
             noise[:, part] = self.attack.rows @ rng.normal(size=(n, counts.shape[1]))
         self.signal, self.noise = signal, noise
@@ -373,25 +365,14 @@ class _Expected:
         return high
 
 
-def _epsilon(account: Account, settings: TrainConfig, noise_multiplier: float) -> float:
-    """ε of the run's statement at another noise multiplier, at its own δ."""
-    if np.isinf(noise_multiplier):
-        return 0.0
-    # an estimate where the account is sampled: the audit is a measurement, not a proof
-    at: dict[str, Any] = {"noise_multiplier": noise_multiplier, "delta": account.guarantee.delta}
-    found = account_of(account.mechanism, certify=False, **at)
-    black_box = settings.algorithm == "group"
-    return found.epsilon * (settings.records_per_user if black_box else 1)
-
-
 def epsilon_from_guesses(
     canaries: int, guesses: int, correct: int, delta: float, level: float
 ) -> float:
     """Largest ε that so many correct guesses refute at significance ``level``; 0 if none.
 
     Args:
-      canaries, guesses, correct: canary users, guesses that were made, and those that were right.
-      delta, level: δ of the statement, significance of the test.
+      canaries, guesses, correct, delta: as for :func:`guesses_p_value`.
+      level: significance of the test.
     """
 
     def refuted(epsilon: float) -> bool:

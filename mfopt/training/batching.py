@@ -1,19 +1,16 @@
 """Executing a sampling spec: the units of each step, in fixed-shape microbatches.
 
 The spec object is the one that the accountant was given. What is left to decide here is what to do
-with batches of uneven size, and that decision has a price of its own:
-padding is free, as empty slots add 0 and the sum is divided by a fixed public number, and
-truncation to ``batch_size`` is not, as a unit that enters a full batch pushes another one out
-(``docs/training/algorithms.md``). Two sound ways are offered:
+with batches of uneven size, and that decision has a price of its own: padding is free, truncation
+to ``batch_size`` is not (``docs/training/algorithms.md``). Two sound ways are offered:
 
 * ``truncation="charge"``: compare with the run in which our unit never displaces another. The
   two differ only if the unit meets a full batch, which has a probability η that is a binomial
   tail of public numbers. The statement becomes (ε, δ + (1 + e^ε) η), for add-remove and for
-  zero-out adjacency. Right for a ``batch_size`` some standard deviations above the mean.
+  zero-out adjacency.
 * ``truncation="double"``: the noise is doubled. One unit more changes each sum of the batches
   that it is in by at most two bounds, whatever it displaces, and the batches without it not at
-  all: the amplified analysis applies with twice the sensitivity (add-remove adjacency). Right
-  for a ``batch_size`` near the mean.
+  all: the amplified analysis applies with twice the sensitivity (add-remove adjacency).
 """
 
 from __future__ import annotations
@@ -129,11 +126,7 @@ class Sampler:
         return 2.0 if self.can_truncate and self.truncation == "double" and hidden else 1.0
 
     def displacement_probability(self, group_size: int = 1) -> float:
-        """η: an upper bound on the chance that a group of units ever displaces another unit.
-
-        The scheme's :meth:`~mfopt.sampling.Scheme.displacement`, summed over the units of the
-        group. 0 where nothing can be truncated.
-        """
+        """η: :func:`displacement_probability` of the run; 0 where nothing can be truncated."""
         if self.batch_size is None or not self.can_truncate:
             return 0.0
         return displacement_probability(self.scheme, self.population, self.batch_size, group_size)
@@ -172,8 +165,7 @@ def displacement_probability(
     then has the whole ``population`` beside it, and the rest of the group.
 
     Args:
-      scheme: sampling scheme.
-      population: units in the data set, without the group.
+      scheme, population: the sampling, and units in the data set, without the group.
       batch_size, group_size: units of a batch, and K, units that change together.
     """
     return min(1.0, group_size * scheme.displacement(population + group_size, batch_size))

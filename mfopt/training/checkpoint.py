@@ -2,7 +2,7 @@
 
 A checkpoint holds the noise keys and buffers: with it the noise can be subtracted from what was
 released. Its folder is made with mode 0700. What may leave the machine is written by
-:mod:`mfopt.training.export`.
+:func:`mfopt.training.models.huggingface.export_model`.
 
 A checkpoint is complete or absent: Orbax writes into a temporary folder and renames it. It has a
 seal, an HMAC-SHA256 under the run's secret over every bit of the state and of the facts beside it.
@@ -60,12 +60,8 @@ class Damaged(FailureError):
     """No checkpoint is valid, or not the one asked for."""
 
 
-class Checkpoints:
-    """The checkpoints in ``folder``.
-
-    Args:
-        folder: made if missing, with permissions for its owner alone.
-        keep: how many of the newest are kept.
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
+    """The newest ``keep`` checkpoints in ``folder``, made if missing, for its owner alone.
 
     A context manager: leaving it waits for a save that is under way.
     """
@@ -85,9 +81,6 @@ class Checkpoints:
         )
         self._manager = ocp.CheckpointManager(self.folder, options=options)
         _say_it_once()
-
-    def __enter__(self) -> Checkpoints:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -129,10 +122,8 @@ class Checkpoints:
     def save(self, state: TrainState, secret: RunSecret, facts: Mapping[str, Any]) -> None:
         """Start to write ``state``; return as soon as the loop may continue.
 
-        Args:
-            state: of the run.
-            secret: of the run; seals what is written and is itself not written.
-            facts: JSON-able; what a resumed run must agree with, the privacy report, ....
+        The ``secret`` seals what is written and is itself not written. ``facts`` are JSON-able:
+        what a resumed run must agree with, the privacy report, ....
         """
         items = _items(state)
         facts = {**facts, "structure": _structure(state), "secret": _name(secret)}
@@ -151,29 +142,33 @@ class Checkpoints:
         Newer ones are taken out of the way: damaged ones set aside under another name, those after
         ``step`` removed, since the run will write them again.
 
-        Args:
-            like: a state of the same run, for example the one before step 0: gives structure
-                and placement, and is not changed.
-            secret: of the run.
-            step: None: the newest.
+        ``like``: a state of the same run, for example the one before step 0: gives structure and
+        placement, and is not changed.
 
         Raises:
             UsageError: there is none, or it is of another secret, model, optimizer or noise.
             Damaged: none is whole, or not that of ``step``.
         """
-        wanted = list(reversed(self.steps)) if step is None else [self._known(step)]
+        wanted = list(reversed(self.steps)) if step is None else [step]
         if not wanted:
             raise _check.reject("checkpoint", str(self.folder), "holds none")
+        if wanted[0] not in self.steps:
+            rule = f"not found in {self.folder} (found: {self.steps or 'none'})"
+            raise _check.reject("checkpoint", step, rule)
         damaged: dict[int, str] = {}
         for candidate in wanted:
             try:
                 with _damage_told():
-                    state, facts = self._read(like, secret, candidate)
+                    found, facts = self._read(secret, candidate, like)
             except Damaged as problem:
                 damaged[candidate] = str(problem)
                 continue
             self._clear(candidate, damaged)
-            return Restored(state, facts, damaged)
+            parts = {
+                name: jax.tree.unflatten(jax.tree.structure(part), found.get(name, []))
+                for name, part in vars(like).items()
+            }
+            return Restored(TrainState(**parts), facts, damaged)
         reasons = "; ".join(f"step {number}: {reason}" for number, reason in damaged.items())
         raise Damaged(
             f"no checkpoint asked for in {self.folder} reads as it was written ({reasons}). "
@@ -181,29 +176,12 @@ class Checkpoints:
         )
 
     def _read(
-        self, like: TrainState, secret: RunSecret, step: int
-    ) -> tuple[TrainState, dict[str, Any]]:
-        """The state and facts of ``step``; any exception where they are not what was written."""
-        facts = self._facts(secret, step)
-        expected = _structure(like)
-        other = [name for name in expected if facts["structure"].get(name) != expected[name]]
-        if other:
-            rule = f"its {' and '.join(other)} are not those of this run"
-            way_out = "Resume with the settings of the run that wrote it."
-            raise _check.reject("checkpoint", str(self.folder / str(step)), rule, way_out)
-        wanted = _items(like)
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
-        found = self._sealed(secret, step, facts, abstract)
-        parts = {
-            name: jax.tree.unflatten(jax.tree.structure(part), found.get(name, []))
-            for name, part in vars(like).items()
-        }
-        for name in ("structure", "secret", "check", "blocks"):
-            facts.pop(name, None)
-        return TrainState(**parts), facts
+        self, secret: RunSecret, step: int, like: TrainState | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The arrays and facts of ``step``; any exception where they are not what was written.
 
-    def _facts(self, secret: RunSecret, step: int) -> dict[str, Any]:
-        """The facts of ``step``, with their seal, which is to be tested still."""
+        ``like``: a state of the same run, whose placement they get.
+        """
         asked = ocp.args.Composite(facts=ocp.args.JsonRestore())
         facts = dict(self._manager.restore(step, args=asked)["facts"])
         body = {name: value for name, value in facts.items() if name not in ("check", "seal")}
@@ -213,19 +191,24 @@ class Checkpoints:
             rule = f"is not that of the checkpoint of step {step}"
             way_out = "Put the run's own secret back; without it the run cannot resume."
             raise _check.reject("secret", str(self.folder.parent / "secret"), rule, way_out)
-        return facts
-
-    def _sealed(
-        self, secret: RunSecret, step: int, facts: dict[str, Any], abstract: Any
-    ) -> dict[str, Any]:
-        """The state of ``step``; takes the seal, which it tests, out of ``facts``."""
+        abstract: Any = None
+        expected: dict[str, str] = {}
+        if like is not None:
+            expected = _structure(like)
+            abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
+        other = [name for name in expected if facts["structure"].get(name) != expected[name]]
+        if other:
+            rule = f"its {' and '.join(other)} are not those of this run"
+            way_out = "Resume with the settings of the run that wrote it."
+            raise _check.reject("checkpoint", str(self.folder / str(step)), rule, way_out)
         seal = facts.pop("seal")
         asked = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
         with scope():
             found: dict[str, Any] = self._manager.restore(step, args=asked)["state"]
         if not hmac.compare_digest(secret.seal(_message(found, facts)), seal):
             raise ValueError("its seal does not hold")
-        return found
+        own = ("structure", "secret", "check", "blocks")
+        return found, {name: value for name, value in facts.items() if name not in own}
 
     def parameters(self, secret: RunSecret) -> tuple[list[Any], dict[str, Any]]:
         """(leaves of the parameters, facts) of the newest checkpoint; nothing is changed."""
@@ -233,14 +216,13 @@ class Checkpoints:
             raise _check.reject("checkpoint", str(self.folder), "holds none")
         try:
             with _damage_told():
-                facts = self._facts(secret, self.steps[-1])
-                leaves = self._sealed(secret, self.steps[-1], facts, None)["params"]
+                found, facts = self._read(secret, self.steps[-1])
         except Damaged as reason:
             way_out = "Resume that run once, which takes the newest one that is whole."
             raise Damaged(
                 f"the newest checkpoint in {self.folder} is damaged ({reason}). {way_out}"
             ) from None
-        return [np.asarray(leaf) for leaf in leaves], facts
+        return [np.asarray(leaf) for leaf in found["params"]], facts
 
     def _clear(self, step: int, damaged: Mapping[int, str]) -> None:
         """Leave ``step`` as the newest checkpoint: the run is about to write later ones."""
@@ -259,12 +241,6 @@ class Checkpoints:
         meshes.wait_for_lead("damaged checkpoints")
         if later:
             self._manager.reload()
-
-    def _known(self, step: int) -> int:
-        if step not in self.steps:
-            rule = f"not found in {self.folder} (found: {self.steps or 'none'})"
-            raise _check.reject("checkpoint", step, rule)
-        return step
 
 
 @contextlib.contextmanager

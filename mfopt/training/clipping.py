@@ -115,9 +115,11 @@ class Clipping:
 
         ``squares``: a pytree like the parameters, of float32 scalars no less than the true values.
         """
-        leaves, structure = jax.tree.flatten(squares)
+        named, structure = jax.tree.flatten_with_path(squares)
+        leaves = [leaf for _, leaf in named]
         norm = jnp.sqrt(sum(leaves, start=jnp.float32(0)))
-        layers = _layers(squares) if self.per_layer else [0] * len(leaves)
+        # a leaf at the top is a layer of its own
+        layers = [path[:-1] or path if self.per_layer else () for path, _ in named]
         bound = self.clip_norm / max(1, len(set(layers))) ** 0.5
         target = _MARGIN * (bound / self.clip_norm if self.normalized else bound)
         usable = jnp.isfinite(norm)
@@ -136,12 +138,7 @@ class Clipping:
 class NoClipping:
     """Leave gradients as they are: the non-private baseline. No guarantee of any kind."""
 
-    sensitivity_in_bounds = 1
-
-    @property
-    def sensitivity(self) -> float:
-        """Infinity."""
-        return float("inf")
+    sensitivity_in_bounds, sensitivity = 1, float("inf")
 
     def describe(self) -> dict[str, Any]:
         """JSON-compatible description."""
@@ -153,8 +150,3 @@ def sum_of_squares(leaf: jax.Array) -> jax.Array:
     # row by row first: one running float32 sum over millions of entries would drift
     rows = jnp.sum(jnp.square(jnp.atleast_1d(leaf)), axis=-1)
     return jnp.sum(rows)
-
-
-def _layers(tree: PyTree) -> list[str]:
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    return [jax.tree_util.keystr(path[:-1]) if len(path) > 1 else str(path) for path in paths]

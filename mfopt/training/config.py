@@ -19,7 +19,7 @@ from typing import Any
 from mfopt import sampling
 from mfopt._runtime import _check
 from mfopt.sampling import Scheme
-from mfopt.training.selection import RULES
+from mfopt.training.units import RULES
 
 ALGORITHMS = ("uls", "els", "group", "fedavg", "none")
 ESTIMATORS = ("fixed", "clipped")
@@ -305,8 +305,9 @@ class TrainConfig:
         rule = "begins from private parameters: no pretraining, and not without privacy"
         yield begun, "continue_from", rule, ""
         yield not private and self.noise == "secure", "noise", f"has no effect on {chosen}", ""
-        if self.sweep_rates:
-            sweep_rates(self.sweep_rates)
+        few = self.sweep_rates and not self.rates
+        rule = "must be two or more positive numbers with commas between them"
+        yield few, "sweep_rates", rule, ""
         rule = "is given, and so is `sweep_rates`"
         yield self.sweep_rates and self.learning_rate, "learning_rate", rule, ""
         # a file written when the second was the default holds it beside any rate
@@ -334,12 +335,20 @@ class TrainConfig:
     @property
     def optimizes(self) -> bool:
         """True if a factorization is made for this run before it starts."""
-        return (
-            self.strategy != "identity"
-            and self.by_user
-            and bool(self.sampling)
-            and _optimizable(self.scheme())
-        )
+        if self.strategy == "identity" or not (self.by_user and self.sampling):
+            return False
+        from mfopt.accounting.monte_carlo import dominating_pair  # brings JAX: --help can spare it
+
+        return dominating_pair.covers(self.scheme())
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The numbers in ``sweep_rates``, increasing; none if not two or more above 0."""
+        try:
+            rates = tuple(sorted({float(word) for word in self.sweep_rates.split(",")}))
+        except ValueError:
+            return ()
+        return rates if len(rates) > 1 and all(0 < rate < math.inf for rate in rates) else ()
 
     @property
     def move(self) -> float:
@@ -383,18 +392,11 @@ class TrainConfig:
         return "\n".join(lines)
 
 
-def _optimizable(scheme: Scheme) -> bool:
-    from mfopt.accounting.monte_carlo import dominating_pair  # brings JAX, which --help can spare
-
-    return dominating_pair.covers(scheme)
-
-
 def load(path: str | Path | None, overrides: dict[str, Any] | None = None) -> TrainConfig:
     """The settings in a TOML file, with ``overrides`` (flags) on top.
 
-    Raises:
-        UsageError: the file is missing or no TOML, a setting is unknown, in the wrong table, of
-            the wrong type or out of range.
+    Refused are a file that is missing or no TOML, and a setting that is unknown, in the wrong
+    table, of the wrong type or out of range.
     """
     values = {} if path is None else _read(Path(path))
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
@@ -420,19 +422,3 @@ def _read(path: Path) -> dict[str, Any]:
                 raise _check.reject("config", f"{section}.{name}", rule)
         values |= table
     return values
-
-
-def sweep_rates(text: str) -> tuple[float, ...]:
-    """Learning rates from "0.001,0.002"; in increasing order.
-
-    Raises:
-      UsageError: fewer than two, or one that is not positive.
-    """
-    try:
-        rates = tuple(sorted({float(word) for word in text.split(",")}))
-    except ValueError:
-        rates = ()
-    if len(rates) < 2 or not all(0 < rate < math.inf for rate in rates):
-        rule = "must be two or more positive numbers with commas between them"
-        raise _check.reject("sweep_rates", text, rule)
-    return rates

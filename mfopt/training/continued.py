@@ -1,9 +1,8 @@
 """A budget continued: a new run that begins from the parameters of an earlier one.
 
-It has a secret of its own, and may have other data. The earlier run's parameters and report are
-taken from its newest checkpoint, whose seal shows that they are what it wrote; every number in the
-report is computed again first, and what the two runs cost together is stated
-(:mod:`mfopt.training.composition`).
+Its parameters and report are taken from the earlier run's newest checkpoint, whose seal shows that
+they are what it wrote; every number in the report is computed again first, and what the two runs
+cost together is stated (:func:`mfopt.training.verification.composed`).
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from mfopt._runtime import _check
 from mfopt.progress import Report
 from mfopt.training import verification
 from mfopt.training.checkpoint import Checkpoints
-from mfopt.training.composition import Run
 from mfopt.training.config import TrainConfig, load
-from mfopt.training.folder import CHECKPOINTS, Lock, secret_of
+from mfopt.training.folder import CHECKPOINTS, hold, secret_of
 from mfopt.training.initial_model import digest_of
 from mfopt.training.models import Model
 
@@ -37,7 +35,7 @@ class Earlier:
     facts: dict[str, Any]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[verification.Run]:
         """Every run so far, the first one first."""
         return verification.runs_of(self.report)
 
@@ -50,12 +48,6 @@ class Earlier:
     def digest(self) -> str:
         """SHA-256 of the report."""
         return hashlib.sha256(json.dumps(self.report, sort_keys=True).encode()).hexdigest()
-
-    def check_tokenizer(self, digest: str) -> None:
-        """Refuse data whose tokens mean other text."""
-        if digest != self.facts["tokenizer"]:
-            rule = f"was built with another tokenizer than that of the run in {self.folder}"
-            raise _check.reject("data", digest[:12], rule, "Build it with that run's tokenizer.")
 
     def begin(self, model: Model) -> Model:
         """``model`` with the earlier run's parameters, which must have been made for it."""
@@ -84,13 +76,13 @@ def read(config: TrainConfig, progress: Report) -> Earlier | None:
         raise refused("holds no run", "Name the folder of a run that has trained.")
     if folder.resolve() == Path(config.output).resolve():
         raise refused("is the output folder too", "Give another one; `resume=True` resumes a run.")
-    lock = Lock(folder)
+    lock = hold(folder)
     try:
         secret = secret_of(load(folder / "config.toml"), folder, resuming=True)
         with Checkpoints(folder / CHECKPOINTS) as checkpoints:
             leaves, facts = checkpoints.parameters(secret)
     finally:
-        lock.close()
+        lock.release()
     report = facts["privacy"]
     if report is None:
         raise refused("is not private: there is no guarantee to continue")

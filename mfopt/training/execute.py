@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -18,15 +19,14 @@ from mfopt._runtime._float64 import pinned
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import mesh as meshes
-from mfopt.training import metrics, signing, summary
+from mfopt.training import metrics, signing
 from mfopt.training.checkpoint import Checkpoints
-from mfopt.training.config import TrainConfig
-from mfopt.training.evaluation import HeldOutLoss
-from mfopt.training.export import export_model
 from mfopt.training.folder import CHECKPOINTS, REPORT
 from mfopt.training.loop import TrainState
+from mfopt.training.metrics import Evaluator, HeldOutLoss
+from mfopt.training.models.huggingface import export_model
 from mfopt.training.optimizers import released
-from mfopt.training.prepare import Prepared, placed
+from mfopt.training.prepare import Prepared
 
 HELD_OUT = ("held-out-users", "held-out-records")
 
@@ -40,10 +40,8 @@ def execute(
     A signal that asks for an end (Ctrl-C, SIGTERM, SIGHUP) is answered after the step or evaluation
     that is under way: by a checkpoint, and KeyboardInterrupt with a note on how to resume.
 
-    Args:
-        prepared: the run; closed when this ends.
-        resume_from: the checkpoint to resume from; None: the newest that is whole.
-        progress: callback for every step.
+    ``prepared`` is closed when this ends. ``resume_from``: a step; None: that of the newest
+    checkpoint that is whole.
 
     Returns:
         A summary: steps done, slots padded and units truncated (since the start or resumption; as
@@ -88,8 +86,11 @@ def _execute(
         first = evaluate(state) if start == 0 else {}
         recorder.evaluations(start, first)
         last, evaluated, padded, truncated = first, start, 0, 0
-        clock = time.monotonic()
-        with _asked_to_end() as signals:
+        # by the clock of one process, so for one process only; and several cannot stop at the same
+        # step without asking each other at every one
+        alone, clock = jax.process_count() == 1, time.monotonic()
+        unasked: contextlib.AbstractContextManager[list[int]] = contextlib.nullcontext([])
+        with _signals.noted() if alone else unasked as signals:
             stop = start if _settled(history, config.patience) else prepared.steps
             for result in trainer.run(state, max(start, stop)):
                 recorder.step(result)
@@ -100,7 +101,13 @@ def _execute(
                     checkpoints.wait()
                     good = checkpoints.restore(trainer.init(), prepared.secret).state
                     _finish(prepared, good)
-                    raise _diverged(prepared, done, int(good.step))
+                    raise FailureError(
+                        f"after step {done} the parameters, or the loss of a public row with them, "
+                        f"are not finite: training has diverged. {folder / 'model'} is that of "
+                        f"step {int(good.step)}. Start a new run in another folder with a lower "
+                        f"learning rate (now {prepared.learning_rate:g}), with warm-up steps, or "
+                        "with a larger epsilon."
+                    )
                 ends = done == prepared.steps
                 if ends or (config.evaluate_every and done % config.evaluate_every == 0):
                     last, evaluated = evaluate(state), done
@@ -108,7 +115,9 @@ def _execute(
                     if config.patience:
                         history.append(public_loss(state))
                         ends |= _settled(history, config.patience)
-                if ends or done % config.checkpoint_every == 0 or _overdue(config, clock):
+                waited = time.monotonic() - clock
+                late = alone and 0 < 60 * config.checkpoint_minutes < waited
+                if ends or late or done % config.checkpoint_every == 0:
                     save()
                     saved, clock = done, time.monotonic()
                 if ends:
@@ -166,27 +175,6 @@ def _settled(history: list[float], patience: int) -> bool:
     return bool(patience and before) and min(before) <= min(after)
 
 
-def _asked_to_end() -> contextlib.AbstractContextManager[list[int]]:
-    # several processes cannot stop at the same step without asking each other at every one
-    return _signals.noted() if jax.process_count() == 1 else contextlib.nullcontext([])
-
-
-def _overdue(config: TrainConfig, clock: float) -> bool:
-    # by the clock of one process, so for one process only
-    minutes = config.checkpoint_minutes
-    return bool(minutes) and jax.process_count() == 1 and time.monotonic() - clock > 60 * minutes
-
-
-def _diverged(prepared: Prepared, step: int, good: int) -> FailureError:
-    rate = prepared.learning_rate
-    return FailureError(
-        f"after step {step} the parameters, or the loss of a public row with them, are not finite: "
-        f"training has diverged. {prepared.folder / 'model'} is that of step {good}. Start a new "
-        f"run in another folder with a lower learning rate (now {rate:g}), with "
-        "warm-up steps, or with a larger epsilon."
-    )
-
-
 def _finish(prepared: Prepared, state: TrainState) -> None:
     """Write the report, the model and the plot of a run at ``state``."""
     params = meshes.gather(prepared.mesh, released(state.params, state.optimizer))
@@ -196,8 +184,10 @@ def _finish(prepared: Prepared, state: TrainState) -> None:
     _write_report(prepared, int(state.step))
     export_model(prepared.model, params, folder / "model", force=True, tokenizer=prepared.tokenizer)
     if prepared.config.private_metrics:
-        metrics.plot(folder, folder / "loss.png")
-    summary.write(folder)
+        figure = metrics.loss_figure(folder)
+        draw = functools.partial(figure.savefig, format="png")
+        _files.write(folder / "loss.png", draw, private=True)
+    metrics.write_summary(folder)
 
 
 def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
@@ -208,7 +198,7 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
     loss of a private batch would.)
     """
     config, model = prepared.config, meshes.whole(prepared.mesh, prepared.model)
-    evaluator, _, frozen = placed(config, prepared.model, prepared.mesh)
+    evaluator = Evaluator(prepared.model, config.length, mesh=prepared.mesh)
     # the row counts through the vocabulary
     tokens = np.arange(config.length, dtype=np.int32) % (model.vocab_size or 2)
 
@@ -219,7 +209,7 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
         return jnp.all(jnp.stack([*finite, jnp.isfinite(loss)]))
 
     def healthy(state: TrainState) -> bool:
-        return bool(sound(released(state.params, state.optimizer), frozen))
+        return bool(sound(released(state.params, state.optimizer), evaluator.frozen))
 
     def evaluate(state: TrainState) -> dict[str, HeldOutLoss]:
         if not config.private_metrics:  # held-out users and records are private too
@@ -228,7 +218,7 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
 
     def loss(state: TrainState, part: str) -> HeldOutLoss:
         params = released(state.params, state.optimizer)
-        return evaluator(params, frozen, prepared.parts[part], config.evaluate_records)
+        return evaluator(params, prepared.parts[part], config.evaluate_records)
 
     return evaluate, lambda state: loss(state, "public").loss, healthy
 

@@ -1,17 +1,10 @@
 """Tests of the participations and of the noise of a run against what was accounted for.
 
-The attacker's likelihood cannot see a sampler that forgets to be random: with ``unit % bins`` every
-canary still takes part as often as it should, and only somebody who knows the rule gains by it. So
-the executed participations are themselves compared with the scheme:
-
-* with other secrets a unit must meet its old steps no more often than any other unit's;
-* units with neighbouring numbers (at every distance up to 64) no more often than any two;
-* the number of participations, the first one, the gap after it, and batch sizes must follow the
-  scheme's own law.
-
-Nor can it see noise of the right size that repeats itself. C times the noise of the run, in units
-of σ, must be white: independent normal variables of variance 1 over steps and coordinates, and over
-secrets.
+The attacker cannot see a sampler that forgets to be random, nor noise of the right size that
+repeats itself. So the executed participations are themselves compared with the scheme: with
+those under other secrets, with neighbouring units (at every distance up to 64), and with the
+scheme's own law. And C times the noise of the run, in units of σ, must be white: independent normal
+variables of variance 1 over steps and coordinates, and over secrets.
 
 Each test gives the probability, under a correct trainer, of a deviation as large as the one found,
 or an upper bound on it; no limit theorem is used. One below ``LEVEL`` is a fault. An audit has at
@@ -22,7 +15,7 @@ most ``MOST`` tests, so that it calls a correct trainer faulty with probability 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -83,21 +76,23 @@ def compare(
     """Run the tests of a run's participations.
 
     Args:
-        scheme: what was accounted for.
+        scheme, rng: what was accounted for, and randomness of units simulated for comparison.
         executed: participations of the run, (units, n) of bool, before truncation.
         twins: those of runs with other secrets.
-        rng: of the units simulated for comparison.
     """
     if scheme.public_order:
         expected = participations_of(Sampler(scheme, len(executed), 0, microbatch=1))
         return [certain("order is the public one", np.array_equal(expected, executed))]
-    simulated = attack.participations(scheme, 4 * _UNITS, rng)
+    both = executed, attack.participations(scheme, 4 * _UNITS, rng)
+    # common steps of each unit with itself in other runs, against random pairs of units
+    paired = np.array([_paired(executed, twin) for twin in twins])
+    common = _permuted(paired[:, 0].sum(), paired[:, 1].sum(), paired[:, 2].max())
     return [
-        Finding("participations follow another secret", _pairing(executed, twins)),
+        Finding("participations follow another secret", common),
         Finding("participations of neighbouring units", _neighbours(executed)),
-        Finding("number of participations", _law(executed, simulated, _numbers)),
-        Finding("first participation", _law(executed, simulated, _first)),
-        Finding("gaps between participations", _law(executed, simulated, _gap)),
+        Finding("number of participations", _law(*(x.sum(axis=1) for x in both))),
+        Finding("first participation", _law(*map(_first, both))),
+        Finding("gaps between participations", _law(*map(_gap, both))),
         Finding("batch sizes", _sizes(scheme, executed)),
     ]
 
@@ -146,10 +141,7 @@ def compare_signal(white: np.ndarray, signal: np.ndarray, arrays: Sequence[slice
 
     The part of a step's noise along its sum, which follows from earlier steps, is standard normal.
 
-    Args:
-        white: C times the noise of the run, in units of σ, (n, coordinates).
-        signal: C times the sums, likewise.
-        arrays: coordinates of each array of parameters.
+    ``white``, ``arrays``: as in :func:`compare_noise`; ``signal``: C times the sums, likewise.
     """
     chances = []
     for part in (slice(None), *arrays):
@@ -233,12 +225,6 @@ def _paired(first: np.ndarray, second: np.ndarray) -> tuple[float, float, int]:
     return float(np.count_nonzero(first & second)), steps / len(first), int(most)
 
 
-def _pairing(executed: np.ndarray, twins: Sequence[np.ndarray]) -> float:
-    """Common steps of each unit with itself in other runs, against random pairs of units."""
-    found = np.array([_paired(executed, twin) for twin in twins])
-    return _permuted(found[:, 0].sum(), found[:, 1].sum(), found[:, 2].max())
-
-
 def _neighbours(taken: np.ndarray) -> float:
     """The worst distance between units, of all distances up to ``_LAGS``."""
     taken = taken[:_UNITS]
@@ -247,10 +233,6 @@ def _neighbours(taken: np.ndarray) -> float:
         first, second = _apart(len(taken), lag)
         chances.append(_permuted(*_paired(taken[first], taken[second])))
     return _worst(np.array(chances))
-
-
-def _numbers(taken: np.ndarray) -> np.ndarray:
-    return np.asarray(taken.sum(axis=1))
 
 
 def _first(taken: np.ndarray) -> np.ndarray:
@@ -264,11 +246,8 @@ def _gap(taken: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(later.any(axis=1), _first(later) - first, taken.shape[1]))
 
 
-def _law(
-    executed: np.ndarray, simulated: np.ndarray, what: Callable[[np.ndarray], np.ndarray]
-) -> float:
+def _law(mine: np.ndarray, theirs: np.ndarray) -> float:
     """Two samples of one whole number a unit: Fisher's exact test of each value's frequency."""
-    mine, theirs = what(executed), what(simulated)
     values = np.arange(max(mine.max(initial=0), theirs.max()) + 2)
     a, b = np.histogram(mine, values)[0], np.histogram(theirs, values)[0]
     law = stats.hypergeom(len(mine) + len(theirs), a + b, len(mine))

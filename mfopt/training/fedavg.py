@@ -1,10 +1,9 @@
 """DP-FedAvg: a user contributes what some local steps on their records do to the model.
 
-McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1. From the model θ⁰ of a step each sampled user
-takes E epochs of gradient steps over their records and hands in the update Δ_k = θ - θ⁰, clipped
-to norm S after every local step. The server moves the model by an estimate of Σ w_k Δ_k / Σ w_k,
-with weights w_k = min(n_k / ŵ, 1) from the n_k records that the user reads in this step. With
-N = q W, a public number (``normalizer``):
+McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1 (``docs/training/algorithms.md``). From the model
+θ⁰ of a step each sampled user hands in the update Δ_k = θ - θ⁰ of local steps, clipped to norm S
+after each. The server moves the model by an estimate of Σ w_k Δ_k / Σ w_k, where w_k = min(n_k / ŵ,
+1) for the n_k records that the user reads in this step. With a public number N (``normalizer``),
 
 * the *fixed* denominator divides Σ w_k Δ_k by N. As ‖w_k Δ_k‖ <= S, one user moves it by S / N;
 * the *clipped* denominator divides by max(N, Σ w_k). One user moves it by up to 2 S / N (Lemma 1):
@@ -13,15 +12,13 @@ N = q W, a public number (``normalizer``):
 A step's sum is Σ w_k Δ_k, with the clipped denominator times N / max(N, Σ w_k); it gets noise for
 its sensitivity, S or 2 S, and is divided by N as in every other algorithm. A user without records
 has weight 0 and adds nothing, so the bounds hold for adding, removing and emptying a user alike.
-The optimizer is given -Δ in place of a gradient: plain gradient descent at rate 1 is the paper's
-server, others are those of Reddi et al. 2021.
+The optimizer is given -Δ in place of a gradient (Reddi et al. 2021).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -32,22 +29,14 @@ from mfopt._runtime import _check
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import ESTIMATORS
 from mfopt.training.gradients import Adder, Statistics, Totals, mean_loss
-from mfopt.training.models import Model
+from mfopt.training.models import Model, PyTree
 
-PyTree = Any
 Kind = Literal["fixed", "clipped"]
 
 
 @dataclasses.dataclass(frozen=True)
 class FedAvg(Clipping):
-    """Clipping of users' local updates, which it makes.
-
-    Args:
-      local_epochs: E, passes over a user's records.
-      local_batch: records of a local step; 0: all of them.
-      local_rate: η of local gradient descent.
-      weight_cap: ŵ, records that give weight 1; 0: every user has weight 1.
-      estimator: "fixed" or "clipped" denominator.
+    """Clipping of users' local updates, which it makes; fields as in the settings of a run.
 
     Formal guarantee: one user more or less moves :meth:`estimate` by at most :attr:`sensitivity`.
     """
@@ -97,64 +86,43 @@ def weights(counts: Any, cap: float) -> np.ndarray:
     return np.minimum(share, 1.0).astype(np.float32)
 
 
-def _in_batches(rows: PyTree, size: int) -> PyTree:
-    """Arrays (R, ...) as (batches, size, ...), with zeros behind the last row."""
-
-    def split(leaf: jax.Array) -> jax.Array:
-        padded = jnp.pad(leaf, [(0, -len(leaf) % size)] + [(0, 0)] * (leaf.ndim - 1))
-        return padded.reshape(-1, size, *leaf.shape[1:])
-
-    return jax.tree.map(split, rows)
-
-
-def _local_update(
-    gradient: Callable[[PyTree, PyTree], tuple[PyTree, Any]],
-    fedavg: FedAvg,
-    params: PyTree,
-    batches: PyTree,
-) -> tuple[PyTree, Any]:
-    """Δ of one user, and (aux of the gradient, norm, active) of each local step (epochs, batches).
-
-    From ``params``, θ⁰, over batches of rows, one after the other along the first axis.
-    """
-    clip, rate = dataclasses.replace(fedavg, normalized=False), fedavg.local_rate
-
-    # The update is what is kept, not θ: θ⁰ + Δ - θ⁰ would be rounded beyond the bound.
-    def step(update: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
-        moved = jax.tree.map(lambda leaf, u: leaf + u.astype(leaf.dtype), params, update)
-        slope, said = gradient(moved, batch)
-        clipped = clip(jax.tree.map(lambda u, g: u - rate * g, update, slope))
-        return clipped.gradient, (said, clipped.norm, clipped.active)
-
-    def epoch(update: PyTree, _: None) -> tuple[PyTree, Any]:
-        return jax.lax.scan(step, update, batches)
-
-    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
-    return jax.lax.scan(epoch, start, None, length=fedavg.local_epochs)
-
-
 def adder(model: Model, fedavg: FedAvg) -> Adder:
     """Add the weighted sum of a microbatch's local updates, with the sign of a gradient.
 
     Called as what :func:`~mfopt.training.gradients.microbatch_adder` returns. ``loss`` and
     ``targets`` of the statistics are of the first local epoch, each batch before its step.
     """
-    cap = fedavg.weight_cap or 1
+    cap, rate = fedavg.weight_cap or 1, fedavg.local_rate
     weight_of = jnp.asarray(weights(np.arange(cap + 1), cap), jnp.float32)
+    clip = dataclasses.replace(fedavg, normalized=False)
 
     def add(
         totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
     ) -> Totals:
-        def gradient(params: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
+        # The update is what is kept, not θ: θ⁰ + Δ - θ⁰ would be rounded beyond the bound.
+        def step(update: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
             def loss(params: PyTree) -> Any:
                 losses = jax.vmap(model.loss, (None, None, 0, 0))(params, frozen, *batch)
                 return mean_loss(losses, batch[1])
 
-            return jax.grad(loss, has_aux=True)(params)
+            moved = jax.tree.map(lambda leaf, u: leaf + u.astype(leaf.dtype), params, update)
+            slope, said = jax.grad(loss, has_aux=True)(moved)
+            clipped = clip(jax.tree.map(lambda u, g: u - rate * g, update, slope))
+            return clipped.gradient, (said, clipped.norm, clipped.active)
 
         def user(tokens: jax.Array, mask: jax.Array) -> tuple[PyTree, jax.Array, Statistics]:
-            batches = _in_batches((tokens, mask), fedavg.local_batch or len(tokens))
-            update, (sums, norm, active) = _local_update(gradient, fedavg, params, batches)
+            size = fedavg.local_batch or len(tokens)
+            padding = [(0, -len(tokens) % size), (0, 0)]  # rows of zeros behind the last one
+            batches = tuple(
+                jnp.pad(x, padding).reshape(-1, size, x.shape[-1]) for x in (tokens, mask)
+            )
+            # Δ, and what is said of each local step (epochs, batches)
+            update, (sums, norm, active) = jax.lax.scan(
+                lambda update, _: jax.lax.scan(step, update, batches),
+                Totals.zero(params).gradient,
+                None,
+                length=fedavg.local_epochs,
+            )
             records = jnp.sum(jnp.any(mask, axis=-1))
             present = records > 0
             if fedavg.normalized:

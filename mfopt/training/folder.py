@@ -20,39 +20,28 @@ CHECKPOINTS, REPORT, ACCOUNT = "checkpoints", "privacy-report.json", "account.js
 _SECRETS = ("secret", "secret.copy")  # the same content: one flipped bit must not lose a run
 
 
-class Lock:
-    """Lock of a folder against other runs, until closed or the process ends.
+def hold(folder: Path) -> filelock.BaseFileLock:
+    """Lock of a folder against other runs, until released or the process ends.
 
-    The kernel's own lock on an open file: after a kill -9 or a power cut it is free.
+    The kernel's own lock on an open file: after a kill -9 or a power cut it is free. The first of
+    several processes has it for all.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._lock: filelock.BaseFileLock | None = None
-        if jax.process_index() != 0:
-            return
-        # closed by whoever ends the run, in whatever thread
-        lock = filelock.FileLock(folder / "lock", timeout=0, mode=0o600, thread_local=False)
-        holder = folder / "lock.holder"
-        try:
-            lock.acquire()
-        except filelock.Timeout:
-            who = holder.read_text("utf-8", "replace").strip() if holder.is_file() else "unknown"
-            rule = f"another run is at work in it (process {_check.printable(who[:100])})"
-            way_out = "Wait for it or end it, or choose another folder."
-            raise _check.reject("output", str(folder), rule, way_out) from None
-        except (NotImplementedError, OSError):  # a file system without locks
-            return
-        self._lock = lock
-        _files.write(holder, f"{os.getpid()} on {platform.node()}\n", private=True)
-
-    def close(self) -> None:
-        """Let the folder go."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-    def __del__(self) -> None:
-        self.close()
+    # released by whoever ends the run, in whatever thread
+    lock = filelock.FileLock(folder / "lock", timeout=0, mode=0o600, thread_local=False)
+    if jax.process_index() != 0:
+        return lock
+    holder = folder / "lock.holder"
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        who = holder.read_text("utf-8", "replace").strip() if holder.is_file() else "unknown"
+        rule = f"another run is at work in it (process {_check.printable(who[:100])})"
+        way_out = "Wait for it or end it, or choose another folder."
+        raise _check.reject("output", str(folder), rule, way_out) from None
+    except (NotImplementedError, OSError):  # a file system without locks
+        return lock
+    _files.write(holder, f"{os.getpid()} on {platform.node()}\n", private=True)
+    return lock
 
 
 def check_folder(folder: Path, resume: bool) -> bool:

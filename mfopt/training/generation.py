@@ -25,18 +25,14 @@ def generate(
     """Up to ``tokens`` new tokens after ``prompt``, drawn from the model's own distribution.
 
     The model sees its ``max_length`` latest tokens. What it says is post-processing of its
-    parameters: the guarantee of the run that made it covers it.
+    parameters: the guarantee of the run that made it covers it. Refused are an empty prompt and a
+    token that the model does not know.
 
     Args:
         model: with logits; a causal one.
-        prompt: at least one token.
-        tokens: most new tokens.
-        temperature: divides the logits; 0 takes the likeliest token.
+        prompt, tokens: at least one token, and most new ones.
+        temperature, seed: of the draws; the first divides the logits, and 0 takes the likeliest.
         end: a token that ends the text, and is not given.
-        seed: of the draws.
-
-    Raises:
-        UsageError: an empty prompt, a token the model does not know, or a model without logits.
     """
     logits = model.logits
     if logits is None:

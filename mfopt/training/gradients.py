@@ -15,10 +15,9 @@ import jax.numpy as jnp
 
 from mfopt.training import ghost
 from mfopt.training.clipping import Clipping, NoClipping, sum_of_squares
-from mfopt.training.models import Model, num_targets
+from mfopt.training.models import Model, PyTree, num_targets
 from mfopt.training.taps import Taps, find
 
-PyTree = Any
 _WORTH_TELLING = 0.1  # of the parameters
 Adder = Callable[["Totals", PyTree, PyTree, jax.Array, jax.Array], "Totals"]
 
@@ -71,17 +70,12 @@ def microbatch_adder(
 ) -> Adder:
     """``add(totals, params, frozen, tokens (m, G, L), mask (m, G, L)) -> totals``, to be jitted.
 
-    Each of the m units' gradients is clipped on its own, and only then summed in float32. Units
-    without any token (padding, or users without records) add exactly 0. Parameters that meet
-    activations only in products and picked rows are clipped and summed without forming the m
-    gradients (:mod:`mfopt.training.ghost`); the gradients of the others are computed one by one.
-    Where nothing is clipped, the m gradients are never separated: one backward pass of the
-    summed loss gives their sum, as in any non-private training.
+    Each of the m units' gradients is clipped on its own, and only then summed in float32
+    (``docs/training/algorithms.md``). Units without any token (padding, or users without records)
+    add exactly 0. Where nothing is clipped, the m gradients are never separated: one backward pass
+    of the summed loss gives their sum, as in any non-private training.
 
-    Args:
-        model: whose loss.
-        clipping: of a unit.
-        per_unit: form every unit's whole gradient, the definition itself.
+    ``per_unit``: form every unit's whole gradient, the definition itself.
     """
     if isinstance(clipping, NoClipping):
         return _summed_adder(model)
@@ -90,7 +84,7 @@ def microbatch_adder(
         totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
     ) -> Totals:
         (m, records, _), leaves = tokens.shape, jax.tree.leaves(params)
-        found = taps_of(model, params, frozen, tokens.shape[-1])
+        found = taps_of(model, tokens.shape[-1])
         # the gradient of a unit that is alone is the microbatch's: it is formed in any case
         taps = found.keep([]) if per_unit or m == 1 else ghost.chosen(found, leaves, records)
         gradient, statistics = _clipped_sum(taps, clipping, params, frozen, tokens, mask)
@@ -100,16 +94,13 @@ def microbatch_adder(
     return add
 
 
-def taps_of(model: Model, params: PyTree, frozen: PyTree, length: int) -> Taps:
-    """Taps where a record's loss multiplies parameters with activations, found without computing.
+def taps_of(model: Model, length: int) -> Taps:
+    """Taps where a loss of ``length`` tokens multiplies parameters with activations.
 
-    Args:
-      model: whose loss.
-      params, frozen: parameters, those trained and the others, or their shapes.
-      length: tokens of a row.
+    They follow from shapes: nothing is computed.
     """
     row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
-    return find(model.loss, params, frozen, *row)
+    return find(model.loss, model.params, model.frozen, *row)
 
 
 def formed_one_by_one(model: Model, length: int) -> str | None:
@@ -118,7 +109,7 @@ def formed_one_by_one(model: Model, length: int) -> str | None:
     Of those that no product with an activation shows; biases and the like are small.
     """
     flat = jax.tree.leaves_with_path(model.params)
-    unknown = [flat[i] for i in taps_of(model, model.params, model.frozen, length).unknown]
+    unknown = [flat[i] for i in taps_of(model, length).unknown]
     large = {jax.tree_util.keystr(path): leaf.size for path, leaf in unknown}
     share = sum(large.values()) / model.num_params
     if share < _WORTH_TELLING:
@@ -203,15 +194,11 @@ def _summed_adder(model: Model) -> Adder:
         by_record = jax.vmap(model.loss, in_axes=(None, None, 0, 0))
         by_unit = jax.vmap(by_record, in_axes=(None, None, 0, 0))
         losses, (loss, targets) = jax.vmap(mean_loss)(by_unit(params, frozen, tokens, mask), mask)
-        nothing = jnp.float32(0)
-        return jnp.sum(losses), Statistics(
+        return jnp.sum(losses), Totals.zero(()).statistics._replace(
             units=jnp.sum(jnp.any(mask, axis=(1, 2)), dtype=jnp.float32),
-            clipped=nothing,
-            norm=nothing,
             loss=jnp.sum(loss),
             targets=jnp.sum(targets),
             tokens=jnp.sum(mask, dtype=jnp.float32),
-            weight=nothing,
         )
 
     def add(

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
 from mfopt._runtime import _check, _files
@@ -25,13 +26,18 @@ from mfopt.training.batching import Sampler
 from mfopt.training.clipping import NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore, overlap
-from mfopt.training.export import export_model
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
-from mfopt.training.models.huggingface import gpt2_model, gpt2_shapes, load_pretrained, read_config
+from mfopt.training.models.huggingface import (
+    export_model,
+    gpt2_model,
+    gpt2_shapes,
+    load_pretrained,
+    read_config,
+)
 from mfopt.training.models.nnx_model import from_nnx
-from mfopt.training.optimizers import make_optimizer, schedule
+from mfopt.training.optimizers import schedule
 from mfopt.training.tokenizers import Tokenizer
 from mfopt.training.units import Units
 
@@ -46,7 +52,6 @@ _PRETRAINED_BY = (
 def initial_model(
     config: TrainConfig,
     parts: dict[str, TokenStore],
-    folder: Path,
     progress: Report,
     tokenizer: Tokenizer | None = None,
 ) -> Model:
@@ -54,14 +59,13 @@ def initial_model(
 
     Args:
       config, parts: settings of the run, and its token stores by name.
-      folder, tokenizer: where a pretrained model is kept, and what with it.
-      progress: callback for pretraining steps.
+      progress, tokenizer: callback for pretraining steps, and what is kept with the model.
     """
     vocab_size, source = parts["train"].vocab_size, config.model
     if made_elsewhere(source):
         return _imported(config, vocab_size)
     if config.pretrain_steps:
-        source = str(folder / "pretrained")
+        source = str(Path(config.output) / "pretrained")
         if jax.process_index() == 0:
             _pretrained(config, parts, Path(source), progress, tokenizer)
         meshes.wait_for_lead("pretraining")
@@ -73,7 +77,8 @@ def outline(config: TrainConfig, vocab_size: int) -> Model | None:
     if made_elsewhere(config.model):
         return None
     shape = read_config(config.model) if config.model else _shape(config, vocab_size)
-    return gpt2_shapes(dataclasses.replace(shape, **_computing(config)), _lora(config))
+    shape = dataclasses.replace(shape, compute_dtype=config.compute_dtype, remat=config.remat)
+    return gpt2_shapes(shape, _lora(config))
 
 
 def made_elsewhere(model: str) -> bool:
@@ -120,18 +125,15 @@ def digest_of(params: Any) -> str:
 def _gpt2(
     config: TrainConfig, vocab_size: int, source: str, lora: LoRAConfig | None = None
 ) -> Model:
-    if source:
-        return load_pretrained(source, lora=lora, seed=config.model_seed, **_computing(config))
-    return gpt2_model(_shape(config, vocab_size), lora=lora, seed=config.model_seed)
+    if not source:
+        return gpt2_model(_shape(config, vocab_size), lora=lora, seed=config.model_seed)
+    how: dict[str, Any] = {"compute_dtype": config.compute_dtype, "remat": config.remat}
+    return load_pretrained(source, lora=lora, seed=config.model_seed, **how)
 
 
 def _shape(config: TrainConfig, vocab_size: int) -> GPT2Config:
     sizes = (vocab_size, config.length, config.width, config.layers, config.heads)
-    return GPT2Config(*sizes, **_computing(config))
-
-
-def _computing(config: TrainConfig) -> dict[str, Any]:
-    return {"compute_dtype": config.compute_dtype, "remat": config.remat}
+    return GPT2Config(*sizes, compute_dtype=config.compute_dtype, remat=config.remat)
 
 
 def _lora(config: TrainConfig) -> LoRAConfig | None:
@@ -142,11 +144,7 @@ def _lora(config: TrainConfig) -> LoRAConfig | None:
 
 
 def _imported(config: TrainConfig, vocab_size: int) -> Model:
-    """The model that ``config.model``, MODULE:FUNCTION, makes.
-
-    The function is called as ``function(vocab_size=V, length=L, seed=S)`` and gives a
-    :class:`Model`, or a Flax NNX module that maps tokens (L,) to logits (L, V) and is causal.
-    """
+    """The model that ``config.model``, MODULE:FUNCTION, makes (``docs/training/models.md``)."""
     made = maker_of(config)(vocab_size=vocab_size, length=config.length, seed=config.model_seed)
     if not isinstance(made, Model | nnx.Module):
         given = f"gives a {type(made).__name__}: must be a Model or a Flax NNX module"
@@ -191,7 +189,7 @@ def _pretrained(
             return
     except (OSError, ValueError):  # not there, or not whole
         pass
-    params = pretrain(base, public, config, progress)
+    params = _pretrain(base, public, config, progress)
     export_model(base, params, target, force=True, tokenizer=tokenizer)
     _files.write(record, json.dumps(facts | {"weights": weights()}, indent=2) + "\n")
 
@@ -211,13 +209,8 @@ class CorpusUnits(Units):
         return tokens[None], mask[None]
 
 
-def pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Report) -> Any:
-    """Parameters after steps of AdamW with a cosine schedule on public records.
-
-    Args:
-      model, store, config: what is trained, public records, and how.
-      progress: callback for every ten steps.
-    """
+def _pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Report) -> Any:
+    """Parameters after steps of AdamW with a cosine schedule on public records."""
     if store.metadata.get("public") is not True:
         rule = "is not marked as public, and pretraining adds no noise"
         raise _check.reject("store", str(store.path), rule)
@@ -228,7 +221,7 @@ def pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Rep
     trainer = Trainer(
         model,
         Execution(units, sampler, NoClipping(), None, 1.0),
-        make_optimizer("adamw", rate, beta2=0.99, weight_decay=0.01),
+        optax.adamw(rate, b2=0.99, weight_decay=0.01),
     )
     state = trainer.init()
     stage = f"pretraining on {store.num_records} public records"

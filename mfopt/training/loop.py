@@ -21,21 +21,21 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import scope
 from mfopt._runtime._pytree import pytree
 from mfopt.noise import NoiseStream
+from mfopt.noise.packing import offsets
 from mfopt.training import mesh as meshes
 from mfopt.training.batching import Batch, Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.fedavg import FedAvg, adder
 from mfopt.training.gradients import Statistics, Totals, microbatch_adder
-from mfopt.training.models import Model
+from mfopt.training.models import Model, PyTree
 from mfopt.training.units import Units
 
-PyTree = Any
 _BLOCK_TOKENS = 2**22  # 16 MiB of numbers and their mask
 
 
@@ -124,18 +124,6 @@ class StepResult:
     release: PyTree | None
 
 
-def block_size(execution: Execution) -> int:
-    """Microbatches that one compiled loop takes, from public numbers: those of nearly any step.
-
-    A step of more takes the loop again. The rows of a block are held at once, as integers.
-    """
-    sampler, units = execution.sampler, execution.units
-    size = sampler.batch_size or sampler.expected_batch + 4 * sampler.expected_batch**0.5
-    tokens, _ = units.fetch(np.full(1, -1), 0)
-    most = max(1, _BLOCK_TOKENS // (sampler.microbatch * tokens.size))
-    return max(1, min(math.ceil(size / sampler.microbatch), most))
-
-
 class Trainer:
     """The compiled pieces of one run.
 
@@ -160,17 +148,28 @@ class Trainer:
         self._mesh = mesh or meshes.one_device()
         meshes.check_microbatch(self._mesh, execution.sampler.microbatch)
         self._where = meshes.spread(self._mesh, model.params, model.partition)
-        where = meshes.spread(self._mesh, model.frozen, model.frozen_partition)
-        self._frozen = meshes.place(model.frozen, where)
+        self._frozen = meshes.distribute(self._mesh, model.frozen, model.frozen_partition)
         self._state_where: PyTree = None
         clipping, self._estimate = execution.clipping, None
         if isinstance(clipping, FedAvg):
-            self._adder, self._estimate = adder(model, clipping), jax.jit(self._estimated)
+            normalizer, estimate = execution.normalizer, clipping.estimate
+
+            def estimated(totals: Totals) -> Totals:
+                found = estimate(totals.gradient, totals.statistics.weight, normalizer)
+                return self._pin_totals(totals._replace(gradient=found))
+
+            self._adder, self._estimate = adder(model, clipping), jax.jit(estimated)
         else:
             self._adder = microbatch_adder(model, clipping)
         # its numbers are float64, those of the model and all programs here are what they are
         self._secure = execution.noise is not None and execution.noise.secure
-        self._block = block_size(execution)
+        # microbatches of one compiled loop, from public numbers: those of nearly any step; one of
+        # more takes the loop again. The rows of a block are held at once, as integers
+        sampler = execution.sampler
+        size = sampler.batch_size or sampler.expected_batch + 4 * sampler.expected_batch**0.5
+        tokens, _ = execution.units.fetch(np.full(1, -1), 0)
+        most = max(1, _BLOCK_TOKENS // (sampler.microbatch * tokens.size))
+        self._block = max(1, min(math.ceil(size / sampler.microbatch), most))
         self._zero = jax.jit(lambda params: self._pin_totals(Totals.zero(params)))
         self._add = jax.jit(self._added, donate_argnums=0)
         self._update = jax.jit(
@@ -179,11 +178,7 @@ class Trainer:
         )
 
     def over(self, units: Units, sampler: Sampler) -> Trainer:
-        """Trainer over other units and batches of the same shapes; nothing is compiled again.
-
-        Raises:
-            UsageError: the population, the scheme or a shape is another one.
-        """
+        """Trainer over other units and batches of the same shapes; nothing is compiled again."""
         mine = self.execution.sampler
         for name in ("population", "scheme", "microbatch", "batch_size", "group_size"):
             if getattr(sampler, name) != getattr(mine, name):
@@ -237,8 +232,12 @@ class Trainer:
         for step in range(int(state.step), stop):
             batch = execution.sampler.batch(step)
             totals = self.sum(state.params, batch, step)
-            if self._secure:
-                total, noise = self._noised(totals.gradient, state.noise)
+            if execution.noise is not None and execution.noise.secure:
+                # in float64: the sum with secure noise on its grid, the stream's next state
+                vector, tree_of = jax.flatten_util.ravel_pytree(totals.gradient)
+                with scope():
+                    noised, noise = execution.noise.release(vector, state.noise)
+                total = tree_of(noised)
                 state, release = self._update(dataclasses.replace(state, noise=()), total)
                 state = dataclasses.replace(state, noise=noise)
             else:
@@ -255,12 +254,6 @@ class Trainer:
             totals = self._add(totals, params, self._frozen, *rows, len(units))
         return totals if self._estimate is None else self._estimate(totals)
 
-    def _estimated(self, totals: Totals) -> Totals:
-        clipping, weight = self.execution.clipping, totals.statistics.weight
-        assert isinstance(clipping, FedAvg)
-        found = clipping.estimate(totals.gradient, weight, self.execution.normalizer)
-        return self._pin_totals(totals._replace(gradient=found))
-
     def _added(
         self,
         totals: Totals,
@@ -272,22 +265,13 @@ class Trainer:
     ) -> Totals:
         """The sums with ``count`` more microbatches, of tokens (block, m, G, L), in one loop."""
         # once for the block
-        params, frozen = meshes.gathered(self._mesh, self.model, params, frozen)
+        params, frozen = meshes.gathered(self._mesh, self.model, (params, frozen))
 
         def more(i: jax.Array, totals: Totals) -> Totals:
             return self._pin_totals(self._adder(totals, params, frozen, tokens[i], mask[i]))
 
         # a count that is traced: batches of all sizes are served by one compilation
         return jax.lax.fori_loop(0, count, more, totals)
-
-    def _noised(self, total: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        """(the sum with secure noise on its grid, the stream's next state), in float64."""
-        noise = self.execution.noise
-        assert noise is not None
-        vector, tree_of = jax.flatten_util.ravel_pytree(total)
-        with scope():
-            noised, state = noise.release(vector, state)
-        return tree_of(noised), state
 
     def _apply(
         self, state: TrainState, total: PyTree, keep_release: bool
@@ -316,7 +300,12 @@ class Trainer:
         # written out: left to the compiler, every array is pieced together from all neighbours
         def shares(part: jax.Array) -> PyTree:
             whole = jax.lax.all_gather(part, mesh.axis_names, tiled=True)
-            return jax.tree.map(meshes.share, tree_of(whole[: flat.size]), self._where)
+
+            def mine(leaf: jax.Array, where: NamedSharding) -> jax.Array:
+                block = where.shard_shape(leaf.shape)
+                return jax.lax.dynamic_slice(leaf, offsets(where, block), block)
+
+            return jax.tree.map(mine, tree_of(whole[: flat.size]), self._where)
 
         return jax.shard_map(
             shares,

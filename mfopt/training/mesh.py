@@ -2,8 +2,7 @@
 
 Units are split over ``data``. Of everything else (parameters, frozen arrays, sums of gradients,
 optimizer state, noise) a device holds its share (:func:`spread`); a step gathers the parameters,
-over ``model`` as far as the model says how. Results do not depend on the mesh up to the rounding of
-sums.
+over ``model`` as far as the model says how. Up to the rounding of sums results do not depend on it.
 Every process builds the same microbatch from the shared store and hands over only the rows of its
 own devices, so the hosts need no exchange of data and all devices get equally many units, of
 equally many records each.
@@ -21,19 +20,13 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mfopt._runtime import _check
-from mfopt.noise.packing import offsets
-from mfopt.training.models import Model
+from mfopt.training.models import Model, PyTree
 
-PyTree = Any
 DATA, MODEL = "data", "model"
 
 
 def devices() -> list[jax.Device]:
-    """Devices to train on: JAX's ``jax_default_device`` if it is set, else all of all processes.
-
-    Raises:
-        UsageError: it is set, and there are several processes.
-    """
+    """Devices to train on: JAX's ``jax_default_device`` if it is set, else all of all processes."""
     chosen = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
     if chosen is None:
         return jax.devices()
@@ -49,11 +42,7 @@ def on_cpu() -> bool:
 
 
 def make_mesh(model_parallel: int = 1) -> Mesh:
-    """Mesh of the :func:`devices`, (devices / model_parallel) × model_parallel.
-
-    Raises:
-        UsageError: ``model_parallel`` does not divide the number of devices.
-    """
+    """Mesh of the :func:`devices`, (devices / model_parallel) × model_parallel."""
     model_parallel = _check.integer("model_parallel", model_parallel)
     found = np.asarray(devices())
     if len(found) % model_parallel:
@@ -127,33 +116,23 @@ def spread(mesh: Mesh, tree: PyTree, partition: PyTree | None = None) -> PyTree:
     return wanted if mesh.size == 1 else jax.tree.map(where, tree, wanted)
 
 
-def share(whole: jax.Array, where: NamedSharding) -> jax.Array:
-    """This device's part of an array that it has whole; inside a ``shard_map`` of the mesh."""
-    block = where.shard_shape(whole.shape)
-    return jax.lax.dynamic_slice(whole, offsets(where, block), block)
+def gathered(mesh: Mesh, model: Model, arrays: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+    """Traced (parameters, frozen arrays) of ``model`` as its loss needs them.
 
-
-def gathered(mesh: Mesh, model: Model, params: PyTree, frozen: PyTree) -> tuple[PyTree, PyTree]:
-    """Traced parameters and frozen arrays of ``model`` as its loss needs them.
-
-    Args:
-      mesh: of the devices that have shares of them.
-      model: says what lies over the model axis; all else becomes whole on every device.
-      params: trainable parameters.
-      frozen: the others.
+    The model says what lies over the model axis; all else becomes whole on every device.
     """
     where = (
         shardings(mesh, model.params, model.partition),
         shardings(mesh, model.frozen, model.frozen_partition),
     )
-    return jax.lax.with_sharding_constraint((params, frozen), where)
+    return jax.lax.with_sharding_constraint(arrays, where)
 
 
 def whole(mesh: Mesh, model: Model) -> Model:
     """``model`` with a loss that takes the shares of its parameters and frozen arrays."""
 
     def loss(params: PyTree, frozen: PyTree, *row: Any) -> jax.Array:
-        return model.loss(*gathered(mesh, model, params, frozen), *row)
+        return model.loss(*gathered(mesh, model, (params, frozen)), *row)
 
     return dataclasses.replace(model, loss=loss)
 
@@ -162,12 +141,7 @@ def shardings(mesh: Mesh, tree: PyTree, partition: PyTree | None) -> PyTree:
     """A ``NamedSharding`` per leaf of ``tree``: replicated, or as ``partition`` says."""
     if partition is None:
         return jax.tree.map(lambda _: replicated(mesh), tree)
-    specs = jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec),
-        partition,
-        is_leaf=lambda node: isinstance(node, PartitionSpec),
-    )
-    return jax.tree.map(lambda _, sharding: sharding, tree, specs)
+    return jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), tree, partition)
 
 
 def place(tree: PyTree, sharding: PyTree) -> PyTree:
@@ -180,6 +154,11 @@ def place(tree: PyTree, sharding: PyTree) -> PyTree:
         return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 
     return jax.tree.map(put, tree, sharding)
+
+
+def distribute(mesh: Mesh, tree: PyTree, partition: PyTree | None) -> PyTree:
+    """``tree`` on the devices of ``mesh``, cut as :func:`spread` says."""
+    return place(tree, spread(mesh, tree, partition))
 
 
 def place_rows(mesh: Mesh, rows: np.ndarray, axis: int = 0) -> jax.Array:

@@ -1,35 +1,110 @@
-"""Progress of a run: bar, CSV, TensorBoard, plot.
+"""Losses and progress of a run: bar, CSV, TensorBoard, plot, and one page of what it did.
 
 All of it is computed from the data without noise. It is *not* covered by the privacy guarantee
 and belongs to whoever holds the data: the files are readable by their owner only, and
 ``private_metrics = false`` writes and shows none of them: no training loss, no evaluation on
-held-out users and records (which are private too), no events, no plot.
+held-out users and records (which are private too), no events, no plot; the page then holds what
+the privacy report and the settings hold.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import html
 import io
+import json
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from mfopt import words
 from mfopt._runtime import _files
+from mfopt._runtime._page import facts, section, svg, text, whole
 from mfopt.progress import Progress, Report, silent
-from mfopt.training.config import TrainConfig
-from mfopt.training.evaluation import HeldOutLoss
+from mfopt.training import mesh as meshes
+from mfopt.training.config import TrainConfig, load
+from mfopt.training.data import TokenStore
 from mfopt.training.loop import StepResult
+from mfopt.training.models import Model, PyTree, num_targets
+from mfopt.training.privacy import report_rows
 
 STEP_FIELDS = (
     *("step", "loss", "perplexity", "clipped_fraction", "gradient_norm"),
     *("units", "padded", "truncated", "tokens", "tokens_per_second"),
 )
 EVAL_FIELDS = ("step", "part", "loss", "perplexity", "tokens")
+
+
+class HeldOutLoss(NamedTuple):
+    """``loss``: nats per predicted token; ``tokens``: how many were predicted."""
+
+    loss: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """e^loss."""
+        return float(np.exp(min(self.loss, 700.0)))
+
+
+class Evaluator:
+    """The compiled loss of fixed-size blocks of records.
+
+    It reads ``length`` tokens of a record, and ``block`` records per call and device, on ``mesh``
+    (None: one device of this process), where it has the model's ``frozen`` arrays. Parameters are
+    given at each call.
+    """
+
+    def __init__(
+        self, model: Model, length: int, block: int = 32, mesh: Mesh | None = None
+    ) -> None:
+        self._length, self._mesh = length, mesh or meshes.one_device()
+        self._block = block * meshes.data_parallel(self._mesh)
+        self.frozen = meshes.distribute(self._mesh, model.frozen, model.frozen_partition)
+        model = meshes.whole(self._mesh, model)
+
+        def losses(params: PyTree, frozen: PyTree, tokens: Any, mask: Any) -> Any:
+            each = jax.vmap(model.loss, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
+            return each.astype(jnp.float32), num_targets(mask)
+
+        self._losses = jax.jit(losses)
+
+    def record_losses(
+        self, params: PyTree, store: TokenStore, records: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(mean loss per token (R,) float32, predicted tokens (R,)) of ``records`` (R,)."""
+        losses, targets = np.zeros(len(records), np.float32), np.zeros(len(records), np.int64)
+        for begin in range(0, len(records), self._block):
+            block = np.full(self._block, -1, dtype=np.int64)
+            mine = records[begin : begin + self._block]
+            block[: len(mine)] = mine
+            rows = [meshes.place_rows(self._mesh, x) for x in store.batch(block, self._length)]
+            loss, count = meshes.gather(self._mesh, self._losses(params, self.frozen, *rows))
+            losses[begin : begin + len(mine)] = loss[: len(mine)]
+            targets[begin : begin + len(mine)] = count[: len(mine)]
+        return losses, targets
+
+    def __call__(
+        self, params: PyTree, store: TokenStore, max_records: int | None = None
+    ) -> HeldOutLoss:
+        """Loss over the store, or over ``max_records`` of it, evenly spaced and always the same."""
+        count = store.num_records
+        chosen = np.arange(count)
+        if max_records is not None and count > max_records:
+            chosen = np.linspace(0, count - 1, max_records).astype(np.int64)
+        losses, targets = self.record_losses(params, store, chosen)
+        total = int(targets.sum())
+        if not total:
+            return HeldOutLoss(float("nan"), 0)
+        return HeldOutLoss(float(np.sum(losses.astype(np.float64) * targets) / total), total)
 
 
 def step_row(result: StepResult, seconds: float) -> dict[str, float]:
@@ -95,11 +170,8 @@ def read_table(path: str | Path) -> list[dict[str, str]]:
 class Recorder(contextlib.ExitStack):
     """Writes a run's metrics: metrics.csv, evaluation.csv, events for TensorBoard.
 
-    Args:
-        config: settings of the run: its folder, and what may be written there.
-        start, total: step at which the run begins or resumes, and its number of steps.
-        progress: callback for every step and evaluation.
-        write: False on all processes but one.
+    The run begins or resumes at step ``start`` of ``total``. ``write``: False on all processes but
+    one.
     """
 
     def __init__(
@@ -165,13 +237,6 @@ class Recorder(contextlib.ExitStack):
         self._clock = time.perf_counter()
 
 
-def plot(folder: str | Path, output: str | Path) -> Path:
-    """Loss against step, from the run's CSV files, as one figure; returns ``output``."""
-    output = Path(output)
-    drawn, kind = loss_figure(Path(folder)), output.suffix.lstrip(".") or "png"
-    return _files.write(output, lambda stream: drawn.savefig(stream, format=kind), private=True)
-
-
 def loss_figure(folder: Path) -> Any:
     """Loss against step, from the run's CSV files: a matplotlib figure."""
     from matplotlib.figure import Figure
@@ -194,3 +259,37 @@ def loss_figure(folder: Path) -> Any:
     if steps or evaluations:
         axes.legend()
     return figure
+
+
+def write_summary(folder: Path) -> Path:
+    """``summary.html`` of the run in ``folder``, from the files there; owner-only permissions."""
+    path, settings = folder / "privacy-report.json", load(folder / "config.toml")
+    if path.is_file():
+        report = json.loads(path.read_text(encoding="utf-8"))
+        stated, rate = report["guarantee"], report["learning_rate"]
+        epsilon, delta = (words.round_up(stated[name], 6) for name in ("epsilon", "delta"))
+        title = f"A run under ({epsilon}, {delta})-DP"
+        if not report["holds"]:
+            title = "A run WITHOUT A GUARANTEE"
+        rows = [
+            ("statement", report["statement"] if report["holds"] else "NONE: see below"),
+            *report_rows(report),
+            ("learning rate", f"{rate['value']:.6g}, chosen {rate['chosen']}"),
+            ("to check it", "`mfopt verify privacy-report.json`"),
+        ]
+        items = "".join(f"<li>{text(item)}</li>" for item in report["not_covered"])
+        rest = [section("What the guarantee does not cover", f"<ul>{items}</ul>")]
+    else:
+        title, rows, rest = "A run without privacy", [("statement", "Nothing is guaranteed.")], []
+    parts = [section("What is guaranteed, and what was done", facts(rows))]
+    if settings.private_metrics:
+        found, ends = read_table(folder / "evaluation.csv"), []
+        for part in dict.fromkeys(row["part"] for row in found):
+            mine = [row for row in found if row["part"] == part]
+            shown = [f"{float(row['loss']):.4f} after {row['step']}" for row in (mine[0], mine[-1])]
+            ends.append((part, f"{', '.join(shown)} steps (nats per token)"))
+        note = "<p>Computed from private data without noise: not to be shown.</p>"
+        drawn = f"<figure>{svg(loss_figure(folder))}</figure>"
+        parts.append(section("Loss", note + facts(ends) + drawn))
+    parts += [*rest, section("Settings", f"<pre>{html.escape(settings.to_toml())}</pre>")]
+    return _files.write(folder / "summary.html", whole(title, parts), private=True)

@@ -1,16 +1,9 @@
 """Optimizers by name, for the command line; any optax transformation works in the loop itself.
 
 The optimizer sees only the noised mean, so whatever it does is post-processing and costs no
-privacy. What it may know beside it is the noise: its variance is public. Two things follow.
-
-*Rates.* Correlated noise is larger in a single step than independent noise and smaller in the sums
-of steps, and the sums are what the parameters see. Adam divides by the size of a single step, which
-is mostly noise, so that one rate stands for different moves under different mechanisms.
-:func:`fitting_rate` gives the rate at which the noise alone moves a parameter as far as under any
-other mechanism.
-
-*Bias.* Adam's second moment estimates signal² + noise², and the second part is known:
-:func:`corrected_adam` takes it out.
+privacy. What it may know beside it is the noise: its variance is public. :func:`fitting_rate` fits
+rates to it (``docs/training/rates.md``), and :func:`corrected_adam` takes it out of Adam's second
+moment, which estimates signal² + noise².
 """
 
 from __future__ import annotations
@@ -23,7 +16,7 @@ import numpy as np
 import optax
 
 from mfopt._runtime import _check
-from mfopt.training.config import NOISE_MOVE
+from mfopt.training.config import NOISE_MOVE, TrainConfig
 
 
 def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> optax.Schedule:
@@ -33,8 +26,8 @@ def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> op
     any more: "cooldown" stays for the first half and then falls in a line.
 
     Args:
-      name: "constant", "cooldown", "cosine" or "linear".
-      learning_rate, steps, warmup: the highest rate, all steps, and those of the rise.
+      name, learning_rate: one of "constant", "cooldown", "cosine", "linear", and the highest rate.
+      steps, warmup: all steps, and those of the rise.
     """
     rate = _check.positive("learning_rate", learning_rate)
     warmup = _check.integer("warmup", warmup, at_least=0)
@@ -54,36 +47,27 @@ def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> op
 
 
 def make_optimizer(
-    name: str,
+    settings: TrainConfig,
     learning_rate: float | optax.Schedule,
-    *,
-    momentum: float = 0.9,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    weight_decay: float = 0.0,
     noise_variance: np.ndarray | None = None,
 ) -> optax.GradientTransformation:
-    """The optax optimizer ``name``.
+    """The optax optimizer of a run's settings.
 
-    Args:
-        name: "sgd", "momentum", "adam", "adamw", "adam-bc" or "adafactor".
-        learning_rate: a number or a schedule.
-        momentum, beta1, beta2: of "momentum", and of "adam" and "adamw".
-        weight_decay: of "adamw"; decoupled, for all parameters.
-        noise_variance: of "adam-bc": variance of the noise in each coordinate of the mean, by
-            step, shape (n,). None: there is no noise.
+    ``noise_variance``: that of each coordinate of the mean, by step, shape (n,), which "adam-bc"
+    takes out; None: there is no noise.
     """
+    betas = {"b1": settings.beta1, "b2": settings.beta2}
+    known = np.zeros(1) if noise_variance is None else noise_variance
     makers = {
         "sgd": lambda: optax.sgd(learning_rate),
-        "momentum": lambda: optax.sgd(learning_rate, momentum=momentum),
-        "adam": lambda: optax.adam(learning_rate, b1=beta1, b2=beta2),
-        "adamw": lambda: optax.adamw(learning_rate, b1=beta1, b2=beta2, weight_decay=weight_decay),
-        "adam-bc": lambda: corrected_adam(
-            learning_rate, np.zeros(1) if noise_variance is None else noise_variance, beta1, beta2
-        ),
+        "momentum": lambda: optax.sgd(learning_rate, momentum=settings.momentum),
+        "adam": lambda: optax.adam(learning_rate, **betas),
+        "adamw": lambda: optax.adamw(learning_rate, **betas, weight_decay=settings.weight_decay),
+        "adam-bc": lambda: corrected_adam(learning_rate, known, *betas.values()),
         "adafactor": lambda: optax.adafactor(learning_rate, multiply_by_parameter_scale=False),
     }
-    return makers[_check.choice("optimizer", name, makers)]()
+    made = makers[settings.optimizer]()
+    return averaged(made, settings.average) if settings.average else made
 
 
 def fitting_rate(

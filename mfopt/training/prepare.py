@@ -8,37 +8,30 @@ from typing import Any
 
 import jax
 import numpy as np
+from filelock import BaseFileLock
 from jax.sharding import Mesh
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
-from mfopt.training import continued, privacy, signing, sizes, sweep
+from mfopt.training import continued, initial_model, privacy, signing, sizes, sweep
 from mfopt.training import mesh as meshes
-from mfopt.training.composition import composed
-from mfopt.training.config import TrainConfig, load, sweep_rates
+from mfopt.training.config import TrainConfig, load
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, verify_all
 from mfopt.training.data.stdlib import build_lines, build_stdlib, check_lines
-from mfopt.training.evaluation import Evaluator
-from mfopt.training.folder import Lock, check_folder, drop_folder, make_folder, secret_of
+from mfopt.training.folder import check_folder, drop_folder, hold, make_folder, secret_of
 from mfopt.training.gradients import formed_one_by_one
-from mfopt.training.initial_model import (
-    digest_of,
-    initial_model,
-    made_elsewhere,
-    maker_of,
-    no_public_part,
-    outline,
-)
 from mfopt.training.loop import Execution, Trainer
+from mfopt.training.metrics import Evaluator
 from mfopt.training.models import Model
 from mfopt.training.models.huggingface import read_config
-from mfopt.training.optimizers import averaged, make_optimizer, schedule
+from mfopt.training.optimizers import make_optimizer, schedule
 from mfopt.training.secrets import RunSecret
-from mfopt.training.selection import PERPLEXITY_RULES
 from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
 from mfopt.training.tokenizers import Tokenizer
+from mfopt.training.units import PERPLEXITY_RULES
+from mfopt.training.verification import composed
 from mfopt.training.wiring import Wiring, account_of
 
 RATE_WITHOUT_NOISE = 2e-3
@@ -65,7 +58,7 @@ class Prepared:
     facts: dict[str, Any]
     public_report: dict[str, Any] | None
     learning_rate: float
-    lock: Lock
+    lock: BaseFileLock
 
     @property
     def folder(self) -> Path:
@@ -85,7 +78,7 @@ class Prepared:
 
     def close(self) -> None:
         """Let go of the output folder."""
-        self.lock.close()
+        self.lock.release()
 
 
 def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
@@ -105,9 +98,9 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
         ]
         wanted += [name for name in ("records_per_user", "clip_norm") if not getattr(config, name)]
         if wanted and "public" not in parts:
-            raise no_public_part(wanted[0], getattr(config, wanted[0]))
-    if config.model and made_elsewhere(config.model):
-        maker_of(config)
+            raise initial_model.no_public_part(wanted[0], getattr(config, wanted[0]))
+    if config.model and initial_model.made_elsewhere(config.model):
+        initial_model.maker_of(config)
     elif config.model:
         read_config(config.model)
     if config.sign_key:
@@ -122,27 +115,27 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
     All data is read and compared with its digests. What follows from settings and data alone is
     checked before a model is pretrained.
 
-    Args:
-        config: settings of the run.
-        resume: resume the run in ``config.output``, whose secret is then used.
-        progress: callback for what is built first, and of every ten steps of pretraining.
+    ``resume``: resume the run in ``config.output``, whose secret is then used.
 
     Raises:
         UsageError: see :class:`Execution` and :func:`privacy.statement`; also where data, model and
             output folder do not belong together.
     """
     new = preflight(config, resume=resume)
-    lock = Lock(Path(config.output))
+    lock = hold(Path(config.output))
     try:
         return _prepare(config, resume, progress, lock)
     except BaseException as problem:
-        lock.close()
+        lock.release()
         if new and isinstance(problem, _check.UsageError):
             drop_folder(Path(config.output))
         raise
 
 
-def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) -> Prepared:
+def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFileLock) -> Prepared:
+    def tell(note: str) -> None:
+        progress(Progress("preparing", note=note, lasting=True))
+
     folder = Path(config.output)
     resuming = check_folder(folder, resume)
     mesh = meshes.make_mesh(config.model_parallel)
@@ -150,8 +143,10 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     earlier = continued.read(config, progress)
     parts, tokenizer = _open_data(config, folder, progress, resuming)
     train = parts["train"]
-    if earlier is not None:
-        earlier.check_tokenizer(train.metadata.get("tokenizer_digest", ""))
+    tokens = train.metadata.get("tokenizer_digest", "")
+    if earlier is not None and tokens != earlier.facts["tokenizer"]:  # they mean other text
+        rule = f"was built with another tokenizer than that of the run in {earlier.folder}"
+        raise _check.reject("data", tokens[:12], rule, "Build it with that run's tokenizer.")
     secret = secret_of(config, folder, resuming)
     # Which of a user's records are chosen changes no number that is checked here.
     rule = "random" if config.selection in PERPLEXITY_RULES else config.selection
@@ -160,7 +155,8 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         begun = load(folder / "config.toml")
         config = dataclasses.replace(config, **{name: getattr(begun, name) for name in left})
     if not config.records_per_user:
-        count = sweep.usual_records(parts["public"], progress)
+        count = sweep.usual_records(parts["public"])
+        tell(f"{count} records of a user in a step, the median of the public users")
         config = dataclasses.replace(config, records_per_user=count)
     # what a step costs does not follow from the clip norm
     wired = Wiring(
@@ -172,9 +168,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         rule = f"the account covers {execution.iterations} steps"
         way_out = "A longer run needs an account of its own."
         raise _check.reject("steps", config.steps, rule, way_out)
-    rate = learning_rate_of(config, execution)
-    optimizer = optimizer_of(config, execution, rate)
-    shapes = outline(config, train.vocab_size)
+    shapes = initial_model.outline(config, train.vocab_size)
 
     def affordable(model: Model) -> Execution:
         work = sizes.work(model, config.length)
@@ -192,7 +186,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
 
     if shapes is not None:
         execution = affordable(shapes)
-    model = initial_model(config, parts, folder, progress, tokenizer)
+    model = initial_model.initial_model(config, parts, progress, tokenizer)
     if earlier is not None:
         model = earlier.begin(model)
     if shapes is None:  # a function made it: nobody could tell before
@@ -202,30 +196,30 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
     ghosts = account is not None and config.algorithm != "fedavg"
     note = formed_one_by_one(model, config.length) if ghosts else None
     if note and config.microbatch > 1:
-        progress(Progress("preparing", note=note, lasting=True))
+        tell(note)
     model.check_fits(train.vocab_size, config.length)
     if config.selection in PERPLEXITY_RULES:
-        evaluator, params, frozen = placed(config, model, mesh)
-        records = np.arange(train.num_records)
-        losses, _ = evaluator.record_losses(params, frozen, train, records)
+        params = meshes.distribute(mesh, model.params, model.partition)
+        evaluator = Evaluator(model, config.length, mesh=mesh)
+        losses, _ = evaluator.record_losses(params, train, np.arange(train.num_records))
         units = wired.units(train, config.selection, losses)
         execution = dataclasses.replace(execution, units=units)
-    model_digest = digest_of((model.params, model.frozen))
+    model_digest = initial_model.digest_of((model.params, model.frozen))
     if mesh.size > 1:  # of these, too, no device holds more than its share
         held = {"params": model.params, "frozen": model.frozen}
         model = dataclasses.replace(model, **jax.tree.map(np.array, held))
     if account is not None and not config.clip_norm:
-        norm = sweep.usual_norm(model, execution.units, parts["public"], progress)
+        norm, count = sweep.usual_norm(model, execution.units, parts["public"])
+        tell(f"clip norm {norm:.4g}, the median norm of {count} public gradients")
         config = dataclasses.replace(config, clip_norm=norm)
         execution = dataclasses.replace(wired, config=config).execution(execution.units)
-        rate = learning_rate_of(config, execution)
-        optimizer = optimizer_of(config, execution, rate)
+    rate = learning_rate_of(config, execution)
     if config.sweep_rates:
         rate = sweep.sweep(
             model,
             execution,
             parts["public"],
-            sweep_rates(config.sweep_rates),
+            config.rates,
             lambda rate: optimizer_of(config, execution, rate),
             steps=config.steps or execution.iterations,
             folder=folder,
@@ -237,7 +231,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
             },
             progress=progress,
         )
-        optimizer = optimizer_of(config, execution, rate)
     public_report = None
     if account is not None and guarantee is not None:
         guarantee = privacy.with_grid(guarantee, execution, model.num_params)
@@ -262,7 +255,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         "settings": config.fingerprint,
         "data": train.digest,
         "model": model_digest,
-        "tokenizer": train.metadata.get("tokenizer_digest", ""),
+        "tokenizer": tokens,
         "mechanism": account.digest if account else "",
         "microbatch": config.microbatch,
         "learning_rate": rate,
@@ -278,7 +271,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: Lock) ->
         account=account,
         execution=execution,
         guarantee=guarantee,
-        trainer=Trainer(model, execution, optimizer, mesh=mesh),
+        trainer=Trainer(model, execution, optimizer_of(config, execution, rate), mesh=mesh),
         secret=secret,
         mesh=mesh,
         facts=facts,
@@ -301,16 +294,8 @@ def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
 def optimizer_of(config: TrainConfig, execution: Execution, rate: float) -> Any:
     """The optimizer of a run at a learning rate."""
     known = execution.noise is not None and config.optimizer == "adam-bc"
-    optimizer = make_optimizer(
-        config.optimizer,
-        schedule(config.schedule, rate, execution.iterations, config.warmup),
-        momentum=config.momentum,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        weight_decay=config.weight_decay,
-        noise_variance=privacy.noise_by_step(execution) ** 2 if known else None,
-    )
-    return averaged(optimizer, config.average) if config.average else optimizer
+    rates = schedule(config.schedule, rate, execution.iterations, config.warmup)
+    return make_optimizer(config, rates, privacy.noise_by_step(execution) ** 2 if known else None)
 
 
 def _open_data(
@@ -326,7 +311,7 @@ def _open_data(
             if config.data in EMBEDDED:
                 build_stdlib(place, public=EMBEDDED[config.data], **told)
             else:
-                own = config.model and not made_elsewhere(config.model)
+                own = config.model and not initial_model.made_elsewhere(config.model)
                 build_lines(file, place, config.model if own else None, **told)
         meshes.wait_for_lead("corpus")
     parts = open_parts(place)
@@ -347,15 +332,7 @@ def _open_data(
         if file.is_file():
             found = Tokenizer.of_data(file, train)
             break
-    if config.model and not made_elsewhere(config.model):
+    if config.model and not initial_model.made_elsewhere(config.model):
         # another tokenizer of the same size would pass every other check
         found = Tokenizer.of_data(config.model, train)
     return parts, found
-
-
-def placed(config: TrainConfig, model: Model, mesh: Mesh) -> tuple[Evaluator, Any, Any]:
-    """An evaluator on the mesh, with the model's own parameters and frozen arrays there."""
-    params = meshes.spread(mesh, model.params, model.partition)
-    frozen = meshes.spread(mesh, model.frozen, model.frozen_partition)
-    evaluator = Evaluator(model, config.length, mesh=mesh)
-    return evaluator, meshes.place(model.params, params), meshes.place(model.frozen, frozen)

@@ -170,8 +170,7 @@ def statement(
 def with_grid(guarantee: Guarantee, execution: Execution, num_params: int) -> Guarantee:
     """``guarantee`` with the price of secure noise for so many parameters; of other noise as it is.
 
-    Raises:
-        UsageError: the price is not small (:meth:`~mfopt.noise.NoiseStream.secure_cost`).
+    Refused is a price that is not small (:meth:`~mfopt.noise.NoiseStream.secure_cost`).
     """
     if execution.noise is None or not execution.noise.secure:
         return guarantee

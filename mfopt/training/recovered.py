@@ -1,14 +1,9 @@
 """A run of the audit in the run's own model, its noise recovered and tested.
 
-The run's model, clipping, microbatches, mesh, sampler and noise train on users of random records,
-most of them loud enough to be clipped in every matrix, embedding and adapter. From each release
-the sum of the clipped gradients is taken away, computed here by its definition: the gradient of one
-unit's mean loss, its norm in float64, no code of the trainer but the model's loss. What is left
-must be the noise that was accounted for (:func:`mfopt.training.executed.compare_noise`).
-
-What a correct trainer never does is tested without chance: units that were not drawn or twice, a
-sum that is not the definition's, a contribution above the bound, parameters that move by anything
-but the release.
+They train on users of random records, most of them loud enough to be clipped in every matrix,
+embedding and adapter (``docs/howto/audit.md``). The sums that are taken away from the releases
+follow their definition: the gradient of one unit's mean loss, its norm in float64, no code of the
+trainer but the model's loss. What a correct trainer never does is tested without chance.
 """
 
 from __future__ import annotations
@@ -18,8 +13,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +30,11 @@ from mfopt.training.data import TokenStore
 from mfopt.training.executed import Finding, certain
 from mfopt.training.initial_model import initial_model
 from mfopt.training.loop import Execution, Trainer
-from mfopt.training.models import Model
+from mfopt.training.models import Model, PyTree
 from mfopt.training.privacy import Account
 from mfopt.training.secrets import RunSecret
 from mfopt.training.wiring import Wiring
 
-PyTree = Any
 Alter = Callable[[Execution], Execution]
 _STEPS = 256  # at most
 _NUMBERS = 1 << 22  # of noise, of all steps together, that are tested
@@ -55,22 +47,10 @@ _ROUNDING = {"float32": 1e-3, "bfloat16": 5e-2}
 _RATE = 1e-3  # of plain gradient descent: the optimizer is no part of the guarantee
 
 
-def own_model(settings: TrainConfig) -> Model:
-    """Model of a run of ``settings`` before any pretraining."""
-    fresh = dataclasses.replace(settings, pretrain_steps=0)
-    store = TokenStore.from_records([[[0, 0]]], vocab_size=_VOCABULARY)
-    return initial_model(fresh, {"train": store}, Path(), silent)  # nothing is pretrained there
-
-
-def canary_users(
+def _canary_users(
     account: Account, settings: TrainConfig, vocab_size: int, rng: np.random.Generator
 ) -> TokenStore:
-    """Users of as many random records as a user may have, some of them in a step on average.
-
-    Args:
-      account, settings: of the run.
-      vocab_size, rng: tokens are below it; their randomness.
-    """
+    """Users of as many random records as a user may have, some of them in a step on average."""
     scheme, records = account.sampling, settings.records_per_user
     each = 1 if settings.by_user else records
     weighted = settings.weight_cap > 0  # by their records: users with fewer, too
@@ -87,17 +67,6 @@ def canary_users(
     )
 
 
-def loud(model: Model) -> Model:
-    """``model`` with gradients far above any bound, or far below, by a record's first token."""
-
-    def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-        return jnp.where(tokens[0] % 4 > 0, _LOUD, _QUIET) * model.loss(
-            params, frozen, tokens, mask
-        )
-
-    return dataclasses.replace(model, loss=loss)
-
-
 def findings(
     account: Account,
     settings: TrainConfig,
@@ -110,16 +79,23 @@ def findings(
     """Findings of all tests of a run in the run's own model.
 
     Args:
-        account, settings: of the run.
-        secret: of the audit.
-        alter: exchanges the execution under test.
-        model: the run's; None: that of the settings.
-        progress: callback for every step.
+        account, settings, alter, model: as for :func:`mfopt.training.audit.audit`.
+        secret, progress: of the audit, and callback for every step.
     """
-    model = loud(model or own_model(settings))
+    if model is None:  # the run's before any pretraining: nothing is pretrained here
+        fresh = dataclasses.replace(settings, pretrain_steps=0)
+        store = TokenStore.from_records([[[0, 0]]], vocab_size=_VOCABULARY)
+        model = initial_model(fresh, {"train": store}, silent)
+    quiet = model.loss
+
+    # gradients far above any bound, or far below, by a record's first token
+    def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+        return jnp.where(tokens[0] % 4 > 0, _LOUD, _QUIET) * quiet(params, frozen, tokens, mask)
+
+    model = dataclasses.replace(model, loss=loss)
     known = min(_VOCABULARY, model.vocab_size or _VOCABULARY)
     model.check_fits(known, settings.length)
-    store = canary_users(account, settings, known, np.random.default_rng(secret.seed("records")))
+    store = _canary_users(account, settings, known, np.random.default_rng(secret.seed("records")))
     mesh = meshes.make_mesh(math.gcd(settings.model_parallel, len(meshes.devices())))
     devices, cut = meshes.data_parallel(mesh), settings.batch_size
     if cut and account.sampling.independent:  # to batches of few units too
@@ -140,22 +116,21 @@ def findings(
     return _Run(account, settings, store, trainer, secret).findings(n, progress)
 
 
+@dataclasses.dataclass
 class _Run:
     """The definition beside a trainer, on the same canary users."""
 
-    def __init__(
-        self,
-        account: Account,
-        settings: TrainConfig,
-        store: TokenStore,
-        trainer: Trainer,
-        secret: RunSecret,
-    ) -> None:
-        self.account, self.settings, self.store = account, settings, store
-        self.trainer, self.secret = trainer, secret
+    account: Account
+    settings: TrainConfig
+    store: TokenStore
+    trainer: Trainer
+    secret: RunSecret
+
+    def __post_init__(self) -> None:
+        account, settings, trainer = self.account, self.settings, self.trainer
         population, scheme = trainer.execution.units.population, account.sampling
         self.normalizer = settings.normalizer or scheme.expected_batch(population)
-        self.drawn = UnitSampler(scheme, population, secret.seed("sampling"))
+        self.drawn = UnitSampler(scheme, population, self.secret.seed("sampling"))
         self.bound = 1.0 if settings.normalized else settings.clip_norm
         displaces = settings.batch_size and not scheme.public_order
         doubled = 2.0 if displaces and settings.truncation == "double" else 1.0

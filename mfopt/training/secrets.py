@@ -38,10 +38,7 @@ class RunSecret:
 
     @classmethod
     def pinned(cls, seed: int) -> RunSecret:
-        """The secret for a public ``seed``: for tests and reproduction only.
-
-        Whoever knows the seed can subtract the noise: a run with it has no guarantee.
-        """
+        """The secret for a public ``seed``, for tests: whoever knows it can subtract the noise."""
         seed = _check.seed("seed", seed)
         return cls(hashlib.sha256(f"mfopt public seed {seed}".encode()).digest())
 
@@ -60,11 +57,7 @@ class RunSecret:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> RunSecret:
-        """The inverse of :meth:`to_bytes`.
-
-        Raises:
-            UsageError: the content is not what was written.
-        """
+        """The inverse of :meth:`to_bytes`; refused is content that was not written by it."""
         found = cls(content[:32])
         if found.to_bytes() != content:
             raise _check.reject("secret", "(not shown)", "is damaged: its checksum does not hold")

@@ -1,9 +1,7 @@
 """Signatures of a privacy report by a key pair: made with the private key, checked by anyone.
 
-Ed25519 (Bernstein et al. 2012; RFC 8032), by the ``cryptography`` package. A key pair is made with
-
-    openssl genpkey -algorithm ed25519 -out key.pem
-    openssl pkey -in key.pem -pubout -out key.pub.pem
+Ed25519 (Bernstein et al. 2012; RFC 8032), by the ``cryptography`` package; a key pair is made as in
+``docs/training/reports.md``.
 """
 
 from __future__ import annotations
@@ -17,26 +15,19 @@ from typing import TYPE_CHECKING, Any
 from mfopt._runtime import _check, _extras
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-        Ed25519PrivateKey,
-        Ed25519PublicKey,
-    )
+    from cryptography.hazmat.primitives.asymmetric import ed25519
 
 _WAY_OUT = "Make one with `openssl genpkey -algorithm ed25519 -out key.pem`."
 
 
-def load_private(path: str | Path) -> Ed25519PrivateKey:
-    """The private key in a PEM file without a password.
-
-    Raises:
-        UsageError: no such file, or another kind of key.
-    """
+def load_private(path: str | Path) -> ed25519.Ed25519PrivateKey:
+    """The private key in a PEM file without a password; refused is another kind of key."""
     serialization, ed25519 = _libraries()
     read = functools.partial(serialization.load_pem_private_key, password=None)
     return _key("sign_key", path, read, ed25519.Ed25519PrivateKey, _WAY_OUT)
 
 
-def load_public(path: str | Path) -> Ed25519PublicKey:
+def load_public(path: str | Path) -> ed25519.Ed25519PublicKey:
     """The public key in a PEM file; raises as :func:`load_private`."""
     serialization, ed25519 = _libraries()
     read, kind = serialization.load_pem_public_key, ed25519.Ed25519PublicKey
@@ -54,7 +45,7 @@ def _key(name: str, path: str | Path, read: Any, kind: Any, way_out: str = "") -
     return key
 
 
-def sign(facts: dict[str, Any], key: Ed25519PrivateKey) -> dict[str, Any]:
+def sign(facts: dict[str, Any], key: ed25519.Ed25519PrivateKey) -> dict[str, Any]:
     """``facts`` with a signature over everything else in them."""
     body = {name: value for name, value in facts.items() if name != "signature"}
     signature = {
@@ -65,7 +56,7 @@ def sign(facts: dict[str, Any], key: Ed25519PrivateKey) -> dict[str, Any]:
     return {**body, "signature": signature}
 
 
-def signer(facts: dict[str, Any], public: Ed25519PublicKey | None = None) -> str | None:
+def signer(facts: dict[str, Any], public: ed25519.Ed25519PublicKey | None = None) -> str | None:
     """The fingerprint of the key that signed ``facts``; None where nobody did.
 
     A signature by the key that stands in the report shows that the report is whole, and nothing

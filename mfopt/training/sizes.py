@@ -40,8 +40,7 @@ class Work(NamedTuple):
     """A model as a run sees it, in numbers.
 
     Attributes:
-      trained: parameters that are trained.
-      frozen: other parameters.
+      trained, frozen: parameters that are trained, and the others.
       record: numbers that the backward pass of one record holds.
       products: (size, positions in a record) of each parameter that meets activations in products
         only.
@@ -66,7 +65,7 @@ def work(model: Model, length: int) -> Work:
     sizes, frozen = (
         [leaf.size for leaf in jax.tree.leaves(part)] for part in (model.params, model.frozen)
     )
-    taps = taps_of(model, model.params, model.frozen, length)
+    taps = taps_of(model, length)
     products = tuple(
         (sizes[i], sum(use.positions for use in taps.uses if use.leaf == i)) for i in taps.leaves
     )

@@ -1,12 +1,8 @@
 """Choosing a learning rate on public data, under the noise of the private run; and what else public
 data can tell: a clip norm, and the records of a user.
 
-What is chosen by looking at private data is not covered by a run's guarantee. Public records cost
-nothing: they are trained on as the private ones will be (the same C, clipping, optimizer and steps,
-and noise of the same size in the mean of a step), once for each rate, and the rate with the least
-loss on public records that were left out is taken. What public data cannot tell is how far the
-private text is from what the model knows; where the model was pretrained on the same public
-records, the rates found are low.
+Public records cost nothing (``docs/training/rates.md``). They are trained on as the private ones
+will be (the same C, clipping, optimizer, steps and size of noise in a mean), once for each rate.
 """
 
 from __future__ import annotations
@@ -27,9 +23,9 @@ from mfopt.sampling import Poisson
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.data import TokenStore
-from mfopt.training.evaluation import Evaluator
 from mfopt.training.gradients import Totals, microbatch_adder
 from mfopt.training.loop import Execution, Trainer
+from mfopt.training.metrics import Evaluator
 from mfopt.training.models import Model
 from mfopt.training.optimizers import released
 from mfopt.training.units import RecordUnits, Units, UserUnits
@@ -81,7 +77,7 @@ def sweep(
         state = trainer.init(None if noise is None else np.arange(8, dtype=np.uint32))
         for result in trainer.run(state, steps):
             state = result.state
-        loss = evaluate(released(state.params, state.optimizer), model.frozen, left_out).loss
+        loss = evaluate(released(state.params, state.optimizer), left_out).loss
         losses.append(loss if math.isfinite(loss) else None)
     best = _best(rates, losses)
     facts = {"rates": list(rates), "losses": losses, "best": best, "for": found_for}
@@ -101,26 +97,17 @@ def _best(rates: Sequence[float], losses: Sequence[float | None]) -> float:
     return min(found)[1]
 
 
-def usual_records(public: TokenStore, progress: Report) -> int:
+def usual_records(public: TokenStore) -> int:
     """Median number of records of the public users that have any (Charles et al. 2024)."""
     counts = public.records_per_user()
-    found = max(1, int(np.median(counts[counts > 0]))) if counts.any() else 1
-    note = f"{found} records of a user in a step, the median of the public users"
-    progress(Progress("preparing", note=note, lasting=True))
-    return found
+    return max(1, int(np.median(counts[counts > 0]))) if counts.any() else 1
 
 
-def usual_norm(model: Model, private: Units, public: TokenStore, progress: Report) -> float:
-    """Median norm of the gradients of public units of the private ones' shape, at the start.
+def usual_norm(model: Model, private: Units, public: TokenStore) -> tuple[float, int]:
+    """(median norm of the gradients of public units at the start, how many there were).
 
     A norm to clip to that half of the units keep to (Andrew et al. 2021), as far as the private
-    ones are alike.
-
-    Args:
-        model: as it is at the start.
-        private: units whose records and lengths the public ones are given; none is read.
-        public: what the units are made of.
-        progress: told the norm.
+    ones are alike: the public ones are given their records and lengths, and none of them is read.
     """
     units, _, _ = _parts(public, private)
     add, zero = jax.jit(microbatch_adder(model, Clipping(1.0))), Totals.zero(model.params)
@@ -128,10 +115,7 @@ def usual_norm(model: Model, private: Units, public: TokenStore, progress: Repor
     for unit in range(min(units.population, _EXAMINED)):
         rows = units.fetch(np.array([unit]), 0)
         norms.append(add(zero, model.params, model.frozen, *rows).statistics.norm)
-    found = float(np.float32(np.median(norms)))
-    note = f"clip norm {found:.4g}, the median norm of {len(norms)} public gradients"
-    progress(Progress("preparing", note=note, lasting=True))
-    return found
+    return float(np.float32(np.median(norms))), len(norms)
 
 
 def _parts(public: TokenStore, private: Units) -> tuple[Units, TokenStore, int]:

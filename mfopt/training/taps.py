@@ -65,13 +65,11 @@ class Taps:
 
     Attributes:
         program: of the loss, flat.
-        count: of parameters.
         uses: in the order of the program, of the tapped parameters only.
         unknown: parameters of two axes or more with a use that is none of these.
     """
 
     program: ClosedJaxpr
-    count: int
     uses: tuple[Use, ...]
     unknown: tuple[int, ...]
 
@@ -140,7 +138,7 @@ def find(loss: Callable[..., jax.Array], params: PyTree, *rest: Any) -> Taps:
         if len(halves) > 1 or not all(mine[0].columns):
             other.add(leaf)
     unknown = tuple(sorted(i for i in other if leaves[i].ndim > 1))
-    taps = Taps(program, len(leaves), tuple(uses), unknown)
+    taps = Taps(program, tuple(uses), unknown)
     return taps.keep([use.leaf for use in uses if use.leaf not in other])
 
 

@@ -32,12 +32,8 @@ _WAY_OUT = (
 class Tokenizer:
     """A tokenizer with the digest that ties stores, models and runs to it.
 
-    Args:
-        backend: the ``tokenizers.Tokenizer``; truncation and padding are switched off.
-        end_of_text: the text of the token that ends a record; it must be in the vocabulary.
-
-    Raises:
-        UsageError: ``end_of_text`` is no token.
+    Truncation and padding of the ``backend`` are switched off. ``end_of_text``, the text of the
+    token that ends a record, must be in its vocabulary.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, end_of_text: str = END_OF_TEXT) -> None:
@@ -77,11 +73,7 @@ class Tokenizer:
 
     @classmethod
     def of_data(cls, path: str | Path, metadata: Mapping[str, Any]) -> Tokenizer:
-        """The tokenizer at ``path``, if it is the one that a token store was made with.
-
-        Raises:
-            UsageError: no such file, or another tokenizer (of the same size, it may be).
-        """
+        """The tokenizer at ``path``; refused is another one than a token store was made with."""
         found = cls.load(path, metadata.get("end_of_text") or END_OF_TEXT)
         if found.digest != metadata["tokenizer_digest"]:
             rule = "is another tokenizer than the one that the data was built with"
@@ -94,10 +86,8 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
         """A byte-level BPE (Sennrich et al. 2016; GPT-2's splitting rule) on **public** texts.
 
-        Args:
-            texts: public text; read once, streamed.
-            vocab_size: entries, at least 257: the 256 bytes and the end of a text. Fewer come out
-                where the text has too few pairs to merge.
+        It has ``vocab_size`` entries, at least 257 (the 256 bytes and the end of a text), or fewer
+        where the text has too few pairs to merge. ``texts`` are read once, streamed.
         """
         if _check.integer("vocab_size", vocab_size, at_least=257) > _MOST_ENTRIES:
             raise _check.reject("vocab_size", vocab_size, f"must be at most {_MOST_ENTRIES}")

@@ -3,18 +3,25 @@
 The sampling scheme speaks of unit numbers only. This is where a number becomes data, and the only
 place where the algorithms (``docs/training/algorithms.md``) differ: ``uls`` and ``fedavg`` sample
 users with up to G records, ``els`` and ``group`` single records, on which they run the same steps.
+
+Of a user at most G records are selected, from that user's data alone: ties and random picks are
+settled by a hash of (step, user, position), which no other user's presence changes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from mfopt._runtime import _check
 from mfopt.training.data import TokenStore
-from mfopt.training.secrets import stream
-from mfopt.training.selection import check_rule, select, select_once
+from mfopt.training.secrets import stream, uniform_hash
+
+Rule = Literal["random", "longest", "shortest", "highest-perplexity", "lowest-perplexity", "chunk"]
+RULES: tuple[str, ...] = get_args(Rule)
+PERPLEXITY_RULES = ("highest-perplexity", "lowest-perplexity")
+_USERS_AT_ONCE = 1 << 16
 
 
 class Units:
@@ -46,13 +53,7 @@ class Units:
 class UserUnits(Units):
     """ULS: a unit is a user, with up to ``records`` records chosen at each participation.
 
-    Args:
-      store: token store.
-      records: records of a user in one participation.
-      length: tokens of a row.
-      rule: how records are chosen.
-      seed: pins the random choices.
-      losses: loss of each record under the initial model, for the perplexity rules.
+    ``length``: tokens of a row; ``rule``, ``seed`` and ``losses``: as in :func:`select`.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class UserUnits(Units):
     ) -> None:
         self.store = store
         self.length = _check.integer("length", length)
-        self.rule = check_rule(rule, losses, store.num_records)
+        self.rule = _check_rule(rule, losses, store.num_records, whole=False)
         self._seed, self._losses = seed, losses
         facts = {"unit": "user", "records": _check.integer("records", records)}
         super().__init__(store.num_users, facts | {"length": self.length, "selection": rule})
@@ -89,7 +90,7 @@ class UserUnits(Units):
         rows = [self.store.batch(np.empty(0, np.int64), self.length)]
         for unit in units.tolist():
             rng, numbers = stream(self._seed, step, unit), np.full(self.records, unit)
-            rows.append(self.store.random_chunks(numbers, self.length, 0, rng))
+            rows.append(self.store.random_chunks(numbers, self.length, rng))
         tokens, mask = zip(*rows, strict=True)
         return np.concatenate(tokens), np.concatenate(mask)
 
@@ -97,6 +98,7 @@ class UserUnits(Units):
 class RecordUnits(Units):
     """ELS and group privacy: a unit is one of the at most ``group_size`` records kept per user.
 
+    They are chosen once (Charles et al. 2024, Algorithm 1; Chua et al. 2024, Algorithm 1, stage 2).
     Which records are kept follows from all of a user's records, so that one record more may bring
     others in and out; so it may where records were held out by their number. Where neither can be,
     the description says ``whole``, and a statement about single records is possible. Nothing is
@@ -126,11 +128,15 @@ class RecordUnits(Units):
         held_out = (store.metadata.get("hold_out") or {}).get("records", 0)
         group_size = _check.integer("group_size", group_size)
         whole = not held_out and int(store.records_per_user().max(initial=0)) < group_size
-        check_rule(rule, losses, store.num_records, whole=True)
+        _check_rule(rule, losses, store.num_records)
         rule = "random" if whole and reserve else rule
-        self.selected = select_once(
-            store, group_size, rule, seed=seed, losses=losses, reserve=reserve
-        )
+        blocks = [np.empty(0, dtype=np.int64)]
+        for begin in range(0, store.num_users, _USERS_AT_ONCE):
+            users = np.arange(begin, min(begin + _USERS_AT_ONCE, store.num_users))
+            chosen = select(store, users, group_size, rule, seed=seed, losses=losses)
+            blocks.append(chosen.reshape(-1) if reserve else chosen[chosen >= 0])
+        #: numbers of the records of all units (M,), by user; -1 where there is none
+        self.selected = np.concatenate(blocks)
         facts = {"unit": "record", "group_size": group_size, "length": self.length}
         facts |= {"selection": rule, "reserve": reserve, "whole": whole}
         super().__init__(len(self.selected), facts)
@@ -141,3 +147,70 @@ class RecordUnits(Units):
             records = np.where(records < 0, -1, self.selected[np.maximum(records, 0)])
         tokens, mask = self.store.batch(records, self.length)
         return tokens[:, None], mask[:, None]
+
+
+def _check_rule(rule: str, losses: np.ndarray | None, records: int, whole: bool = True) -> str:
+    """Refuse a rule that is unknown or lacks the losses it sorts by; return it."""
+    if whole and rule == "chunk":
+        cross = "random chunks cross record borders, so they fit user-level sampling (uls) only"
+        raise _check.reject("selection", rule, cross, "Choose a rule that picks whole records.")
+    _check.choice("selection", rule, RULES)
+    shape = None if losses is None else np.shape(losses)
+    if rule in PERPLEXITY_RULES and shape != (records,):
+        needed = f"{rule} needs the initial model's loss of each record, shape ({records},)"
+        raise _check.reject("losses", shape, needed)
+    return rule
+
+
+def select(
+    store: TokenStore,
+    users: np.ndarray,
+    group_size: int,
+    rule: str = "random",
+    *,
+    seed: int = 0,
+    step: int = 0,
+    losses: np.ndarray | None = None,
+) -> np.ndarray:
+    """Select up to ``group_size`` records of each user, without replacement.
+
+    Args:
+        store, users: token store, and (B,) user numbers; -1 stands for nobody.
+        group_size: G, most records per user.
+        rule: "random" (uniform over subsets, fresh for each ``step``), "longest" or "shortest" (by
+            tokens), "highest-perplexity" or "lowest-perplexity" (by ``losses``). All but
+            "random" choose the same records at every step. ("chunk" takes no whole records:
+            :meth:`TokenStore.random_chunks`.)
+        seed, step: key of the random choices.
+        losses: (R,) mean loss per token of each record under the *initial* model.
+
+    Returns:
+        (B, G) int64 record numbers, -1 where a user has fewer.
+
+    Sources: Charles et al. 2024, Algorithms 1 and 2 (random); Chua et al. 2024, section 4.1.
+    """
+    group_size = _check.integer("group_size", group_size)
+    _check_rule(rule, losses, store.num_records)
+    users = np.asarray(users, dtype=np.int64)
+    present = np.where(users < 0, 0, users)
+    first = store.user_offsets[present]
+    count = np.where(users < 0, 0, store.user_offsets[present + 1] - first)
+    row = np.repeat(np.arange(len(users)), count)
+    position = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    record = first[row] + position
+    tie = uniform_hash(seed, step, users[row], position)
+    if rule == "random":
+        order = np.lexsort((tie, row))
+    else:
+        if rule in PERPLEXITY_RULES:
+            assert losses is not None
+            score = np.nan_to_num(np.asarray(losses)[record], nan=np.inf)
+        else:
+            score = store.record_lengths(record).astype(np.float64)
+        sign = -1.0 if rule in ("longest", "highest-perplexity") else 1.0
+        order = np.lexsort((tie, sign * score, row))
+    # within a row, `position` now serves as the rank of the sorted records
+    kept = position < group_size
+    chosen = np.full((len(users), group_size), -1, dtype=np.int64)
+    chosen[row[kept], position[kept]] = record[order][kept]
+    return chosen

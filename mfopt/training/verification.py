@@ -1,18 +1,18 @@
 """A privacy report read by somebody else: what follows from it is computed again, the rest named.
 
-The report carries the mechanism (C, σ, sampling, clipping, population, truncation). From that
-follow the mechanism's digest, (ε, δ) by this library's own accountants, the price of truncation and
-of groups, and the sizes of noise and signal. What no arithmetic can show (that the run executed
-this, that its secret stayed secret, that the population is the number stated) stays a claim of
-whoever wrote, or signed, the report.
+What follows from the mechanism in it (``docs/training/reports.md``) is found by this library's own
+accountants. What no arithmetic can show (``CLAIMS``) stays a claim of whoever wrote, or signed, the
+report.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from mfopt import sampling, strategies
 from mfopt._runtime import _check
 from mfopt._version import __version__
 from mfopt.accounting import account as account_of
+from mfopt.accounting import phases
 from mfopt.accounting.verify import BETA_SHARE
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import load as load_factorization
@@ -30,10 +31,8 @@ from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.progress import Progress, Report, silent
-from mfopt.strategies import Strategy
 from mfopt.training import privacy, signing
 from mfopt.training.batching import Sampler
-from mfopt.training.composition import Run, composed
 from mfopt.training.fedavg import clipping_of
 from mfopt.training.loop import Execution
 from mfopt.training.units import Units
@@ -54,6 +53,8 @@ CLAIMS = (
     "one unit holds all that one person contributed: a person with several is not seen here",
     "only what the report covers was released, and nothing was chosen by looking at private data",
 )
+# the statement about a run alone, and what it was accounted by
+Run = tuple[Guarantee, privacy.Account]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +159,17 @@ def _rebuilt(
     accounted = Guarantee(**facts["account"])
     plan, clip = facts["sampling"], facts["clipping"]
     scheme = sampling.from_description(plan["scheme"])
-    strategy = _strategy(facts, factorization)
+    if factorization is not None:
+        strategy = load_factorization(factorization).strategy  # its digest is compared below
+    elif (stored := facts["strategy_arrays"]) is None:
+        rule = "is needed: this C is too large for a report, which has its digest"
+        raise _check.reject("factorization", None, rule)
+    else:
+        arrays = {
+            name: np.array(part["values"], np.dtype(part["type"])).reshape(part["shape"])
+            for name, part in stored.items()
+        }
+        strategy = strategies.from_description(facts["strategy"], arrays)
     mechanism = Mechanism(
         scheme,
         strategy,
@@ -186,20 +197,6 @@ def _rebuilt(
     )
     execution = Execution(units, sampler, clipping, noise, float(facts["normalizer"]))
     return Guarantee(**facts["guarantee"]), account, execution
-
-
-def _strategy(facts: dict[str, Any], factorization: str | Path | None) -> Strategy:
-    if factorization is not None:
-        return load_factorization(factorization).strategy  # its digest is compared below
-    stored = facts["strategy_arrays"]
-    if stored is None:
-        rule = "is needed: this C is too large for a report, which has its digest"
-        raise _check.reject("factorization", None, rule)
-    arrays = {
-        name: np.array(part["values"], np.dtype(part["type"])).reshape(part["shape"])
-        for name, part in stored.items()
-    }
-    return strategies.from_description(facts["strategy"], arrays)
 
 
 def _proved(account: privacy.Account, progress: Report) -> Check:
@@ -234,51 +231,50 @@ def _as_certain(stated: Guarantee, found: Guarantee) -> bool:
 
 def _compared(
     facts: dict[str, Any], stated: Guarantee, account: privacy.Account, execution: Execution
-) -> list[Check]:
+) -> Iterator[Check]:
     """Checks of the report's fields against what follows from the account and the execution."""
     claim = f"{facts['holds']}, pinned: {facts['pinned']}"
     only = "only a run that says so, with a secret of its own, has one"
     honest = facts["holds"] is True and facts["pinned"] is False
-    checks = [Check("claims a guarantee", claim, only, honest)]
+    yield Check("claims a guarantee", claim, only, honest)
     try:
         found = _alone(facts, stated, account, execution)
         if "continues" in facts:
             found = composed([*runs_of(facts["continues"]), (found, account)])
     except UsageError as problem:
-        return [*checks, Check("statement", str(stated), str(problem), False)]
+        yield Check("statement", str(stated), str(problem), False)
+        return
     for name, value in _plain(found.describe()).items():
         mine = facts["guarantee"][name]
         if name in ("epsilon", "delta"):  # a statement may say less than what is proved
             # the same formula on another machine: the last bits may differ
             holds = math.isfinite(value) and value <= mine * (1 + 1e-9)
-            checks.append(Check(name, f"{mine:.8g}", f"{value:.8g}", holds))
+            yield Check(name, f"{mine:.8g}", f"{value:.8g}", holds)
         elif name == "details":
-            checks.append(_alike(name, mine, value))
+            yield _alike(name, mine, value)
         else:
-            checks.append(Check(name.replace("_", " "), f"{mine}", f"{value}", mine == value))
+            yield Check(name.replace("_", " "), f"{mine}", f"{value}", mine == value)
     public = {name: facts[name] for name in ("steps_done", "pinned", "black_box")}
     expected = _plain(
         privacy.report(account, execution, stated, num_params=facts["parameters"], **public)
     )
     for name, value in expected.pop("noise_against_signal").items():
         mine = facts["noise_against_signal"][name]
-        checks.append(_alike(name, mine, value if math.isfinite(value) else None))
+        yield _alike(name, mine, value if math.isfinite(value) else None)
     done, most = facts["steps_done"], execution.iterations
-    checks.append(Check("steps", f"{done}", f"at most {most}", 0 <= int(done) <= most))
-    checks.append(_learning_rate(facts.get("learning_rate", {}), execution))
+    yield Check("steps", f"{done}", f"at most {most}", 0 <= int(done) <= most)
+    yield _learning_rate(facts.get("learning_rate", {}), execution)
     other = sorted(facts.keys() - expected.keys() - set(_BESIDE))
-    checks.append(Check("fields", "those of a report", f"and {other}", not other))
+    yield Check("fields", "those of a report", f"and {other}", not other)
     its, own = (re.findall(r"\d+", version)[:3] for version in (facts["mfopt"], __version__))
     newer = [*map(int, its)] > [*map(int, own)]
-    checks.append(Check("mfopt", facts["mfopt"], f"{__version__}, which is older", not newer))
+    yield Check("mfopt", facts["mfopt"], f"{__version__}, which is older", not newer)
     warnings = [_NUMBER.sub("#", text) for text in expected.pop("warnings")]
     mine = [_NUMBER.sub("#", text) for text in facts["warnings"]]
-    checks.append(Check("warnings", f"{facts['warnings']}", f"{warnings}", mine == warnings))
-    return checks + [
-        _alike(name, facts[name], value)
-        for name, value in expected.items()
-        if name not in _FOUND_ELSEWHERE
-    ]
+    yield Check("warnings", f"{facts['warnings']}", f"{warnings}", mine == warnings)
+    for name, value in expected.items():
+        if name not in _FOUND_ELSEWHERE:
+            yield _alike(name, facts[name], value)
 
 
 def _learning_rate(stated: dict[str, Any], execution: Execution) -> Check:
@@ -320,3 +316,49 @@ def _equal(stated: Any, found: Any) -> bool:
     if type(stated) is float and type(found) is float:
         return stated == found or math.isclose(stated, found, rel_tol=1e-6)
     return type(stated) is type(found) and bool(stated == found)
+
+
+def composed(runs: Sequence[Run]) -> Guarantee:
+    """The statement about all ``runs`` together, the last of them the one that is described.
+
+    A later run may depend in any way on what an earlier one released, and a user may be in the data
+    of all of them: that their data has no user in common is never assumed. What was lost to a user
+    is then at most the sum of all ε, at the sum of all δ; less where every run is a composition of
+    independent rounds, which :mod:`mfopt.accounting.phases` adds up on one grid.
+    Refused are runs that protect different units or adjacencies, and estimates.
+    """
+    last = runs[-1][0]
+    for own, _ in runs:
+        for name in ("privacy_unit", "adjacency"):
+            if getattr(own, name) != getattr(last, name):
+                rule = f"is {getattr(own, name)!r} in an earlier run, {getattr(last, name)!r} here"
+                way_out = "Statements about different neighbours do not compose."
+                raise _check.reject(name, getattr(last, name), rule, way_out)
+        if own.status == "estimate":
+            raise _check.reject("account", str(own), "is an estimate, which proves nothing")
+    delta = min(1.0, _up(math.fsum(own.delta for own, _ in runs)))
+    epsilon, method = _up(math.fsum(own.epsilon for own, _ in runs)), f"sum of {len(runs)} runs"
+    names = ("epsilon", "delta", "adjacency", "privacy_unit", "group_size")
+    # no group, truncation or grid is in a statement that is the account's own
+    if all(getattr(own, x) == getattr(of.guarantee, x) for own, of in runs for x in names):
+        with contextlib.suppress(UsageError, FailureError):  # the sum holds without
+            parts = [phases.Phase(each.mechanism, each.noise_multiplier) for _, each in runs]
+            if all(part.rounds is not None for part in parts):
+                found = phases.compose(parts, delta=delta)
+                if found.status == "bound" and found.epsilon < epsilon:
+                    epsilon, method = found.epsilon, f"composition of {len(runs)} runs"
+    alone = [{"epsilon": own.epsilon, "delta": own.delta} for own, _ in runs]
+    details = {name: value for name, value in last.details.items() if name != "bracket"}
+    return dataclasses.replace(
+        last,
+        epsilon=epsilon,
+        delta=delta,
+        method=method,
+        status="certified" if any(own.status == "certified" for own, _ in runs) else "bound",
+        failure_probability=min(1.0, _up(math.fsum(own.failure_probability for own, _ in runs))),
+        details=details | {"runs": alone},
+    )
+
+
+def _up(total: float) -> float:
+    return math.nextafter(total, math.inf) if total > 0 else 0.0

@@ -48,8 +48,7 @@ def account_of(
     None for the non-private baseline. What is solved for is kept in ``folder``, for resumption.
 
     Args:
-        config, folder: settings and folder of the run.
-        progress: callback for proofs.
+        config, folder, progress: settings and folder of the run, and callback for proofs.
         resuming: a run in the folder resumes, with the account that is kept there.
 
     Raises:
@@ -67,7 +66,8 @@ def account_of(
     if config.factorization:
         found = load_factorization(config.factorization)
         if not config.epsilon:
-            return privacy.Account.of(_believed(found, config.trust, progress))
+            stated = _believed(found, config.trust, progress)
+            return privacy.Account(found.mechanism, stated)
         # the file's C at a target of the run's own: for groups, which the file is not made for
         strategy, scheme, digest = found.strategy, found.sampling, found.digest
     epsilon, delta, group = config.epsilon, config.delta, config.group_size
@@ -91,14 +91,12 @@ def account_of(
     return _read(path, asked, accounted, (epsilon, delta), progress if kept else None)
 
 
-def _believed(found: Factorization, trust: bool, progress: Report) -> Factorization:
-    """``found`` with the guarantee that was proved on this machine, or marked as taken on trust."""
+def _believed(found: Factorization, trust: bool, progress: Report) -> Guarantee:
+    """The guarantee of ``found`` as proved on this machine, or marked as taken on trust."""
     guarantee = found.guarantee
-    if trust and not found.proved_here:
-        details = {**guarantee.details, "taken_on_trust": True}
-        guarantee = dataclasses.replace(guarantee, details=details)
     if trust:
-        return dataclasses.replace(found, guarantee=guarantee)
+        marked = {} if found.proved_here else {"taken_on_trust": True}
+        return dataclasses.replace(guarantee, details=guarantee.details | marked)
     if jax.process_index() == 0:  # it alone writes the report
         try:
             guarantee = proofs.ensure(found, progress=progress)
@@ -107,7 +105,7 @@ def _believed(found: Factorization, trust: bool, progress: Report) -> Factorizat
             words = f"{problem} Run `mfopt calibrate` for a σ that it can prove, {way_out}"
             raise FailureError(words) from None
     meshes.wait_for_lead("proof")
-    return dataclasses.replace(found, guarantee=guarantee)
+    return guarantee
 
 
 def _read(
@@ -117,11 +115,7 @@ def _read(
     target: tuple[float, float],
     progress: Report | None,
 ) -> privacy.Account:
-    """The account in the file of a run: a resumed run and every process must have the same σ.
-
-    With ``progress`` it is one that a run was begun with, which anybody may have written: it is
-    proved again.
-    """
+    """The account in a run's file. With ``progress`` anybody may have written it: it is proved."""
     try:
         kept = json.loads(path.read_text())
         account = privacy.Account(accounted, Guarantee(**kept["guarantee"]))
@@ -147,12 +141,7 @@ def _read(
 
 @dataclasses.dataclass(frozen=True)
 class Wiring:
-    """Parts of a run, from its settings.
-
-    Args:
-        config, secret, mesh: settings of the run, its secret, and its devices.
-        account: what it executes; None: the non-private baseline.
-    """
+    """Parts of a run, from its settings; without an account, of the non-private baseline."""
 
     config: TrainConfig
     account: privacy.Account | None
@@ -165,11 +154,7 @@ class Wiring:
         return self.account.sampling if self.account else self.config.scheme()
 
     def units(self, train: TokenStore, rule: str, losses: np.ndarray | None = None) -> Units:
-        """The privacy units that the run samples.
-
-        ``rule``: which of a user's records are used; ``losses``: those of the records under the
-        initial model, for the perplexity rules.
-        """
+        """The units that the run samples, records chosen as :func:`mfopt.training.units.select`."""
         config, count = self.config, self.config.records_per_user
         shared: dict[str, Any] = {"length": config.length, "rule": rule, "losses": losses}
         shared["seed"] = self.secret.seed("selection")
@@ -177,17 +162,6 @@ class Wiring:
             reserve = not self.scheme.independent
             return RecordUnits(train, group_size=count, reserve=reserve, **shared)
         return UserUnits(train, records=count, **shared)
-
-    @property
-    def clipping(self) -> Clipping:
-        """Bound on one unit's contribution."""
-        config = self.config
-        usual = config.clip_norm, config.per_layer, config.normalized
-        if config.algorithm != "fedavg":
-            return Clipping(*usual)
-        local = config.local_epochs, config.local_batch, config.local_rate
-        estimator: Any = config.estimator
-        return FedAvg(*usual, *local, config.weight_cap, estimator)
 
     def execution(self, units: Units) -> Execution:
         """Sampler, clipping and noise of the run, for these units."""
@@ -212,7 +186,10 @@ class Wiring:
             raise _check.reject("noise", "secure", rule, "Use noise = 'float', or one device.")
         if self.account is None:
             return Execution(units, sampler, NoClipping(), None, normalizer)
-        clipping = self.clipping
+        clipping = Clipping(config.clip_norm, config.per_layer, config.normalized)
+        if config.algorithm == "fedavg":
+            fields = [field.name for field in dataclasses.fields(FedAvg)]
+            clipping = FedAvg(**{name: getattr(config, name) for name in fields})
         noise = NoiseStream(
             self.account.strategy,
             iterations=scheme.length,

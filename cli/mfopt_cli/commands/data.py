@@ -114,9 +114,7 @@ def build(asked: Any) -> None:
                 "Leave --public, --tokenizer and other --data out.",
             )
         size = 2048 if asked.vocab_size is None else asked.vocab_size
-        make = functools.partial(
-            build_stdlib, asked.out, public=EMBEDDED[embedded], vocab_size=size
-        )
+        make = functools.partial(build_stdlib, asked.out, public=EMBEDDED[embedded], tokenizer=size)
     else:
         if (asked.tokenizer is None) == (asked.vocab_size is None):
             raise _check.reject(

@@ -22,12 +22,14 @@ import numpy as np
 import optax
 
 from mfopt.experiments.cache import Result
+from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.execute import HELD_OUT
 from mfopt.training.loop import Trainer
-from mfopt.training.prepare import Prepared, learning_rate_of, optimizer_of, placed, prepare
+from mfopt.training.metrics import Evaluator
+from mfopt.training.prepare import Prepared, learning_rate_of, optimizer_of, prepare
 from mfopt.training.secrets import RunSecret
-from mfopt.training.selection import PERPLEXITY_RULES
+from mfopt.training.units import PERPLEXITY_RULES
 from mfopt.training.wiring import Wiring
 
 # setting of a run -> where a result's files put what it names
@@ -48,9 +50,9 @@ class Runs:
             optax.inject_hyperparams(optax.scale)(step_size=1.0),
         )
         self._trainer = Trainer(prepared.model, prepared.execution, one, mesh=prepared.mesh)
-        self._evaluator, self._params, self._frozen = placed(
-            self._config, prepared.model, prepared.mesh
-        )
+        model, mesh = prepared.model, prepared.mesh
+        self._evaluator = Evaluator(model, config.length, mesh=mesh)
+        self._params = meshes.distribute(mesh, model.params, model.partition)
         self._before: dict[str, float] = {}
         self._record_losses: np.ndarray | None = None
 
@@ -104,10 +106,9 @@ class Runs:
         return losses, tokens
 
     def _evaluated(self, params: Any) -> dict[str, float]:
-        most = self._config.evaluate_records
-        parts = self.prepared.parts
+        most, parts = self._config.evaluate_records, self.prepared.parts
         return {
-            part: self._evaluator(params, self._frozen, parts[part], most).loss
+            part: self._evaluator(params, parts[part], most).loss
             for part in HELD_OUT
             if part in parts
         }
@@ -118,9 +119,8 @@ class Runs:
             return None
         if self._record_losses is None:
             train = self.prepared.parts["train"]
-            self._record_losses = self._evaluator.record_losses(
-                self._params, self._frozen, train, np.arange(train.num_records)
-            )[0]
+            every = np.arange(train.num_records)
+            self._record_losses, _ = self._evaluator.record_losses(self._params, train, every)
         return self._record_losses
 
 

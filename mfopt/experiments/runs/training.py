@@ -79,7 +79,7 @@ class CorpusCell(Cell):
 
     def run(self, *needed: Result) -> Result:
         from mfopt.training.config import TrainConfig
-        from mfopt.training.export import export_model
+        from mfopt.training.models.huggingface import export_model
         from mfopt.training.prepare import prepare
 
         sizes = ("length", "width", "layers", "pretrain_steps", "pretrain_rate")

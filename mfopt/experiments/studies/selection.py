@@ -18,7 +18,7 @@ from mfopt.experiments.runs.means import ELS, ULS
 from mfopt.experiments.studies.engine import Row
 from mfopt.experiments.studies.fine_tuning import OF_SEEDS, Arm, FineTuning
 from mfopt.experiments.studies.rows import alike, apart, curve, pick
-from mfopt.training.selection import RULES
+from mfopt.training.units import RULES
 
 CHUNK = "chunk"  # crosses the borders of records, which ELS samples: for ULS only
 BOTH = tuple(rule for rule in RULES if rule != CHUNK)

@@ -35,15 +35,10 @@ _EXAMPLES = 10
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of a build.
+    """Options of ``mfopt data build``, which explains them.
 
-    Args:
-        on_bad: "skip" counts and passes by what cannot be a record; "fail" stops at the first.
-        hold_out: what is kept from training.
-        drop_duplicates: keep one of a user's records with the same text. Only within a user: across
-            users it would let one user's data decide about another's.
-        end: put the tokenizer's end-of-text token behind each record.
-        public_overlap: share of the public tokens that may stand in copies of private records.
+    ``drop_duplicates`` is within a user only: across users it would let one user's data decide
+    about another's.
     """
 
     on_bad: str = "skip"
@@ -72,14 +67,12 @@ def build(
     """Build the stores of ``source`` (private) and ``public`` in the folder ``out``.
 
     Args:
-        source: the private data; its users are the privacy units.
-        out: the folder to make.
+        source, out: the private data, whose users are the privacy units, and the folder to make.
         tokenizer: a tokenizer, or the vocabulary size of a byte-level BPE to be trained on
             ``public``. It is never trained on ``source``.
         public: public text; becomes the part ``public``.
         options: see :class:`Options`.
-        force: replace ``out`` where it exists.
-        restart: forget an unfinished build instead of going on with it.
+        force, restart: replace ``out`` where it exists, and forget an unfinished build.
         reuse: what becomes of an ``out`` that exists. "same": kept where this very build made it,
             else replaced; "alike": kept where it is of the same text, whatever the versions of
             mfopt and of the Python whose library it holds, else refused.
@@ -132,7 +125,13 @@ def build(
     for name, (origin, chosen) in parts.items():
         with TokenStoreBuilder(work / name, tokenizer.vocab_size) as builder:
             counts = _fill(builder, origin, tokenizer, chosen, name, progress)
-            _require_records(counts, name)
+            if not counts["records"]:
+                left_out = sorted({**counts["filtered"], **counts["bad"]}.items())
+                reasons = ", ".join(f"{count:,} × {reason}" for reason, count in left_out)
+                raise FailureError(
+                    f"no record can be used for the part {name} ({reasons or 'there is none'}); "
+                    "nothing written. Check `user_column`, `text_column` and the format."
+                )
             metadata = {
                 "mfopt": __version__,
                 "source": plan["public" if name == "public" else "source"],
@@ -274,13 +273,3 @@ def _fill(
         builder.commit(state | {"whole": True})
     counts = {kind: state[kind] for kind in ("bad", "filtered", "examples")}
     return counts | {"records": builder.num_records}
-
-
-def _require_records(counts: dict[str, Any], name: str) -> None:
-    if not counts["records"]:
-        left_out = {**counts["filtered"], **counts["bad"]}
-        reasons = ", ".join(f"{count:,} × {reason}" for reason, count in sorted(left_out.items()))
-        raise FailureError(
-            f"no record can be used for the part {name} ({reasons or 'there is none'}); nothing "
-            "written. Check `user_column`, `text_column` and the format."
-        )

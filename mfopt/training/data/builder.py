@@ -8,6 +8,7 @@ resumes from the last commit.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -63,10 +64,7 @@ class HoldOut:
     Whether a user (or a user's k-th record) is held out depends on the seed and that user's own
     name alone, never on who else is in the data: adding or removing one user moves nobody else.
 
-    Args:
-        users: share of users held out whole, in [0, 1).
-        records: share of the remaining users' records held out, in [0, 1).
-        seed: of the choice.
+    ``users`` are held out whole, and of the others ``records``: shares in [0, 1).
     """
 
     users: float = 0.0
@@ -80,12 +78,10 @@ class HoldOut:
         _check.seed("seed", self.seed)
 
 
-class TokenStoreBuilder:
+class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
     """Collect records in a spool folder and write them as stores grouped by user.
 
-    Raises:
-        UsageError: the spool was begun with another ``vocab_size``.
-        FailureError: the spool is damaged.
+    Refused is a spool that is damaged, or was begun with another ``vocab_size``.
     """
 
     def __init__(self, spool: str | Path, vocab_size: int) -> None:
@@ -109,9 +105,6 @@ class TokenStoreBuilder:
             self.close()
             rule = f"the build began with {state['vocab_size']}"
             raise _check.reject("vocab_size", vocab_size, rule)
-
-    def __enter__(self) -> TokenStoreBuilder:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -170,12 +163,10 @@ class TokenStoreBuilder:
         they came.
 
         Args:
-            folder: where the parts go; must not hold them yet.
+            folder, name: where the parts go, and the name of the one that is not held out.
             metadata: facts for each part's ``metadata.json``; ``tokenizer_digest`` among them.
-            name: of the part that is not held out.
-            hold_out: what is kept from it; None: nothing.
+            hold_out, progress: what is kept from it, and callback for what has been grouped.
             drop_duplicates: keep the first of a user's records with the same text.
-            progress: callback for what has been grouped.
 
         Returns:
             Records per part, and ``duplicates``: how many were dropped.

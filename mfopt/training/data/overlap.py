@@ -1,13 +1,10 @@
 """Overlap of a public text with the private data: exact and near copies.
 
-What is pretrained on, and what a tokenizer is trained on, adds no noise. A private file given as
-the public one by mistake would undo the guarantee without a trace in it, so the two are compared by
-content: a record is an *exact* copy if its tokens are a private record's, and a *near* copy if at
-least half of its runs of eight tokens stand in private records. Short records are passed over:
-they are alike by chance.
-
-Everything is hashes of runs of tokens, polynomials modulo 2^64 (Rabin and Karp 1987): a few array
-operations a block, no Python object a record.
+A private file given as the public one by mistake would undo the guarantee without a trace in it.
+A record is an *exact* copy if its tokens are a private record's, and a *near* copy if at least half
+of its runs of eight tokens stand in private records. Short records are alike by chance: they are
+passed over. Everything is hashes of runs of tokens, polynomials modulo 2^64 (Rabin and Karp 1987),
+a few array operations a block.
 """
 
 from __future__ import annotations
@@ -34,26 +31,14 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 class Overlap:
     """Copies of private records among the public ones; as private as the data it comes from.
 
-    Attributes:
-        records: public records of at least ``SHORTEST`` tokens.
-        exact, near: how many of them are copies; no record counts as both.
-        share: of their tokens, what the copies hold.
+    ``records``: public ones of at least ``SHORTEST`` tokens; ``exact``, ``near``: how many of them
+    are copies, none counted as both; ``share``: of their tokens, what the copies hold.
     """
 
     records: int
     exact: int
     near: int
     share: float
-
-
-def overlap(public: TokenStore, private: Sequence[TokenStore]) -> Overlap:
-    """Copies of records of ``private`` in ``public``; all with the same tokenizer."""
-    exact, near = copies(public, private)
-    lengths = public.record_lengths()
-    looked = lengths >= SHORTEST
-    total = int(lengths[looked].sum())
-    share = int(lengths[exact | near].sum()) / total if total else 0.0
-    return Overlap(int(looked.sum()), int(exact.sum()), int(near.sum()), share)
 
 
 def copies(public: TokenStore, private: Sequence[TokenStore]) -> tuple[np.ndarray, np.ndarray]:
@@ -64,36 +49,42 @@ def copies(public: TokenStore, private: Sequence[TokenStore]) -> tuple[np.ndarra
     """
     tokens = sum(store.num_tokens for store in private)
     rate = np.uint64(max(1, -(-tokens // _KEPT)))
-    whole, runs = [], []
+    whole, runs = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
     for store in private:
-        for block in _blocks(store):
-            whole.append(block.records)
-            runs.append(block.windows[block.windows % rate == 0])
-    known, known_runs = _set(whole), _set(runs)
+        for _, records, windows, _ in _blocks(store):
+            whole.append(records)
+            runs.append(windows[windows % rate == 0])
+    known, known_runs = (np.unique(np.concatenate(parts)) for parts in (whole, runs))
     exact, near = np.zeros((2, public.num_records), bool)
-    for block in _blocks(public):
-        same = np.isin(block.records, known)
-        sampled = block.windows % rate == 0
-        owner = block.owner[sampled]
-        count = np.bincount(owner, minlength=len(same))
-        hits = np.bincount(owner, np.isin(block.windows[sampled], known_runs), minlength=len(same))
-        exact[block.numbers] = same
-        near[block.numbers] = ~same & (count > 0) & (hits >= NEAR * count)
+    for numbers, records, windows, owner in _blocks(public):
+        same = np.isin(records, known)
+        sampled = windows % rate == 0
+        count = np.bincount(owner[sampled], minlength=len(same))
+        found = np.isin(windows[sampled], known_runs)
+        hits = np.bincount(owner[sampled], found, minlength=len(same))
+        exact[numbers] = same
+        near[numbers] = ~same & (count > 0) & (hits >= NEAR * count)
     return exact, near
 
 
 def refuse_copies(public: TokenStore, private: Sequence[TokenStore], most: float = MOST) -> Overlap:
-    """:func:`overlap`, refused where copies hold more than ``most`` of the public tokens.
+    """Copies of records of ``private`` in ``public``; all with the same tokenizer.
 
     Raises:
-        UsageError: the public part is, or holds, private data.
+        UsageError: they hold more than ``most`` of the public tokens: the public part is, or holds,
+            private data.
     """
-    found = overlap(public, private)
-    if not found.share <= most:
+    exact, near = copies(public, private)
+    lengths = public.record_lengths()
+    looked = lengths >= SHORTEST
+    total = int(lengths[looked].sum())
+    share = int(lengths[exact | near].sum()) / total if total else 0.0
+    found = Overlap(int(looked.sum()), int(exact.sum()), int(near.sum()), share)
+    if not share <= most:
         raise _check.reject(
             "public",
             f"{found.exact} exact and {found.near} near copies",
-            f"of private records among {found.records} hold {found.share:.1%} of the public tokens "
+            f"of private records among {found.records} hold {share:.1%} of the public tokens "
             f"(at most {most:.1%} may)",
             "What is learned from public text is released without noise: leave the private records "
             "out of it, or, where they are alike by nature, raise `public_overlap`.",
@@ -101,48 +92,36 @@ def refuse_copies(public: TokenStore, private: Sequence[TokenStore], most: float
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class _Block:
-    """Hashes of records with these numbers (R,), and of each run of tokens (W,) with its record."""
+def _blocks(
+    store: TokenStore,
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """(numbers of long records (R,), their hashes, hashes of runs of tokens (W,), their owners).
 
-    numbers: np.ndarray
-    records: np.ndarray
-    windows: np.ndarray
-    owner: np.ndarray
-
-
-def _blocks(store: TokenStore) -> Iterator[_Block]:
-    offsets = np.asarray(store.record_offsets)
-    first, count = 0, store.num_records
+    A run's owner is its record's place among the R.
+    """
+    first, count, borders = 0, store.num_records, np.asarray(store.record_offsets)
     while first < count:
         # as many records as fit, at least one
-        end = int(np.searchsorted(offsets, offsets[first] + _BLOCK, side="right")) - 1
+        end = int(np.searchsorted(borders, borders[first] + _BLOCK, side="right")) - 1
         end = min(max(end, first + 1), count)
-        yield _hashed(store, first, end)
+        offsets = borders[first : end + 1]
+        tokens = np.asarray(store.tokens[offsets[0] : offsets[-1]])
+        offsets = offsets - offsets[0]
+        lengths = np.diff(offsets)
+        long = np.flatnonzero(lengths >= SHORTEST)
+        place = np.arange(len(tokens)) - np.repeat(offsets[:-1], lengths)  # in its record
+        powers = np.cumprod(np.full(max(lengths.max(initial=0), WINDOW), _BASE), dtype=np.uint64)
+        letters = uniform_hash(0, 0, tokens)
+        # sums of each record's terms as differences of prefix sums; the length goes in too, as an
+        # empty sum would be any record of zeros
+        total = np.append(np.uint64(0), np.cumsum(letters * powers[place], dtype=np.uint64))
+        records = uniform_hash(0, 1, total[offsets[long + 1]] - total[offsets[long]], lengths[long])
+        runs = lengths[long] - WINDOW + 1
+        owner = np.repeat(np.arange(len(long)), runs)
+        begin = np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
+        begin += offsets[long][owner]
+        windows = np.zeros(len(begin), np.uint64)
+        for i in range(WINDOW):
+            windows += letters[begin + i] * powers[i]
+        yield first + long, records, uniform_hash(0, 1, windows), owner
         first = end
-
-
-def _hashed(store: TokenStore, first: int, end: int) -> _Block:
-    offsets = np.asarray(store.record_offsets[first : end + 1])
-    tokens = np.asarray(store.tokens[offsets[0] : offsets[-1]])
-    offsets = offsets - offsets[0]
-    lengths = np.diff(offsets)
-    long = np.flatnonzero(lengths >= SHORTEST)
-    place = np.arange(len(tokens)) - np.repeat(offsets[:-1], lengths)  # in its record
-    powers = np.cumprod(np.full(max(lengths.max(initial=0), WINDOW), _BASE), dtype=np.uint64)
-    letters = uniform_hash(0, 0, tokens)
-    # sums of each record's terms as differences of prefix sums; the length goes in too, as an
-    # empty sum would be any record of zeros
-    total = np.append(np.uint64(0), np.cumsum(letters * powers[place], dtype=np.uint64))
-    records = uniform_hash(0, 1, total[offsets[long + 1]] - total[offsets[long]], lengths[long])
-    runs = lengths[long] - WINDOW + 1
-    owner = np.repeat(np.arange(len(long)), runs)
-    begin = offsets[long][owner] + np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
-    windows = np.zeros(len(begin), np.uint64)
-    for i in range(WINDOW):
-        windows += letters[begin + i] * powers[i]
-    return _Block(first + long, records, uniform_hash(0, 1, windows), owner)
-
-
-def _set(parts: list[np.ndarray]) -> np.ndarray:
-    return np.unique(np.concatenate([np.empty(0, np.uint64), *parts]))

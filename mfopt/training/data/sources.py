@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mfopt._runtime import _check
 
@@ -23,12 +23,8 @@ _LONGEST_FIELD = 1 << 26
 class Item(NamedTuple):
     """One step of a source: a record, or the reason why there is none.
 
-    Args:
-        user, text: the record; None where ``reason`` is given.
-        reason: why the item gives no record.
-        filtered: the item is sound and left out by rule (a forwarded mail), not broken.
-        done: progress so far, in the source's unit.
-        where: the place of the item, for people.
+    ``filtered``: it is sound and left out by rule (a forwarded mail), not broken. ``done``:
+    progress so far, in the source's unit; ``where``: the place of the item, for people.
     """
 
     user: str | None = None
@@ -54,22 +50,6 @@ class Item(NamedTuple):
         except UnicodeEncodeError:
             return cls(reason="not UTF-8")
         return cls(user, text)
-
-
-class Source(Protocol):
-    """Source of records: the same ones in the same order at every reading."""
-
-    unit: str
-
-    def describe(self) -> dict[str, Any]:
-        """JSON-compatible facts that must not change before a build is resumed; no absolute
-        paths."""
-
-    def total(self) -> int:
-        """Total size in ``unit``, for the progress bar."""
-
-    def read(self) -> Iterator[Item]:
-        """Read the items."""
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -265,12 +245,7 @@ def walk(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
 
 
 class FileTree:
-    """Base of sources of many small files; subclasses give the ``items`` of one file.
-
-    Args:
-        folder: the root.
-        facts: what else decides the records.
-    """
+    """Base of sources of many small files, by what else decides the records, ``facts``."""
 
     unit = "files"
     format = ""
@@ -309,15 +284,14 @@ class FileTree:
         raise NotImplementedError
 
 
+# the same records in the same order at every reading
+Source = _Files | FileTree
+
+
 class Folder(FileTree):
-    """One file or one sub-folder per user.
+    """One file or one sub-folder per user, whose name it bears (a file's without its last suffix).
 
-    A file directly in the folder belongs to the user named like it, without its last suffix; a file
-    deeper down belongs to the user named like the first sub-folder.
-
-    Args:
-        folder: the root.
-        records: what one record is: "file", "line", or "paragraph" (between blank lines).
+    ``records``: what one record is, "file", "line", or "paragraph" (between blank lines).
     """
 
     format = "folder"

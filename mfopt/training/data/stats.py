@@ -27,11 +27,7 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 
 
 def summary(store: TokenStore) -> dict[str, Any]:
-    """Sizes and spreads of ``store``, JSON-able.
-
-    These numbers are computed from the data without noise: they are not covered by any privacy
-    guarantee, and publishing them for private data reveals something about it.
-    """
+    """Sizes and spreads of ``store``, JSON-able: without noise, and as private as the data."""
     return {
         "users": store.num_users,
         "records": store.num_records,
@@ -44,10 +40,7 @@ def summary(store: TokenStore) -> dict[str, Any]:
 
 
 def plot(stores: dict[str, TokenStore], path: str | Path, title: str = "") -> None:
-    """Histograms of records per user and tokens per record, one colour per part, as PNG or PDF.
-
-    Axes are logarithmic where values span more than a factor of 30.
-    """
+    """Histograms of records per user and tokens per record, one colour per part, as PNG or PDF."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")

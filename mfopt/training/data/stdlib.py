@@ -1,12 +1,9 @@
 """The embedded corpus: the source of the running Python's standard library. No download.
 
-The privacy unit is the module; each function or method is one record. There are two forms: in
-``stdlib`` the public part is code too, and little is left to learn; in ``stdlib-code`` it is prose,
-the docstrings of the public packages, and what code looks like has to be learned from the private
-modules. Whole top-level packages are
-public (for the tokenizer and for pretraining) or private, so that near-copies within a package
-never stand on both sides. The split depends on a package's name alone; what the library holds
-depends on the Python version, which is recorded with the store.
+The privacy unit is the module; each function or method is one record (``docs/training/data.md``).
+Whole top-level packages are public (for the tokenizer and for pretraining) or private, so that
+near-copies within a package never stand on both sides. The split depends on a package's name alone;
+what the library holds depends on the Python version, which is recorded with the store.
 """
 
 from __future__ import annotations
@@ -83,9 +80,7 @@ def docstrings_of(source: str) -> list[str]:
 class StandardLibrary(FileTree):
     """One part of the corpus; users are modules, named like ``json.decoder``.
 
-    Args:
-        part: "private", "public", "prose" (the docstrings of the public part), or "all".
-        folder: the library; None: the running Python's.
+    ``part``: "private", "public", "prose" (the docstrings of the public part), or "all".
     """
 
     format = "stdlib"
@@ -116,29 +111,17 @@ class StandardLibrary(FileTree):
             yield Item.of(module.removesuffix(".__init__"), text)
 
 
-def build_stdlib(
-    out: str | Path,
-    *,
-    public: str = "public",
-    vocab_size: int = 2048,
-    options: Options | None = None,
-    **rest: Any,
-) -> dict[str, Any]:
-    """Build the embedded corpus: parts ``train``, ``public``, and held-out ones as asked.
+def build_stdlib(out: str | Path, *, public: str = "public", **rest: Any) -> dict[str, Any]:
+    """Build the embedded corpus: parts ``train``, ``public``, and held-out ones.
 
-    The tokenizer is a byte-level BPE of ``vocab_size`` entries trained on the public part. By
-    default a tenth of the private modules and a twentieth of the others' functions are held out.
-
-    Args:
-      out: folder that appears whole or not at all.
-      public: the public part: "public" (code) or "prose" (docstrings).
-      vocab_size: entries of the tokenizer.
-      options: hold-outs and duplicates; the defaults above if None.
-
-    ``rest``, returns, raises: as :func:`mfopt.training.data.build.build`.
+    The public part is "public" (code) or "prose" (docstrings). By default the tokenizer is a
+    byte-level BPE of 2048 entries trained on it, and a tenth of the private modules and a twentieth
+    of the others' functions are held out. ``out``, ``rest``, returns, raises: as
+    :func:`mfopt.training.data.build.build`.
     """
-    rest |= {"tokenizer": vocab_size, "options": options or _HELD_OUT}
-    return build(StandardLibrary("private"), out, public=StandardLibrary(public), **rest)
+    how: dict[str, Any] = {"tokenizer": 2048, "options": _HELD_OUT}
+    how |= {"public": StandardLibrary(public)} | rest
+    return build(StandardLibrary("private"), out, **how)
 
 
 def check_lines(path: str | Path) -> None:
@@ -153,11 +136,8 @@ def build_lines(
 ) -> dict[str, Any]:
     """Build the stores of a JSON Lines file with the fields ``user`` and ``text``.
 
-    The public part, to pretrain on, is the standard library's docstrings. A tenth of the users and
-    a twentieth of the others' records are held out.
-
-    ``tokenizer``: folder of a model with its own; None: one of 2048 entries trained on the public
-    part. ``out``, ``rest``, returns, raises: as :func:`mfopt.training.data.build.build`.
+    The rest is as for :func:`build_stdlib`, whose docstrings are the public part. ``tokenizer``:
+    folder of a model with its own; None: one that is trained.
     """
     own = 2048 if tokenizer is None else Tokenizer.load(tokenizer)
     rest |= {"tokenizer": own, "options": _HELD_OUT, "public": StandardLibrary("prose")}

@@ -18,6 +18,7 @@ user: all fetches are array operations.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -56,43 +57,32 @@ def content_digest(tokens: np.ndarray, record_offsets: np.ndarray, user_offsets:
     return digest.hexdigest()
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class TokenStore:
     """Records of tokens grouped by user; arrays may be memory maps.
 
-    Args:
-        tokens: (T,) unsigned integers.
-        record_offsets: (R+1,) int64, from 0 to T, not decreasing.
-        user_offsets: (U+1,) int64, from 0 to R, not decreasing. Users without records are allowed.
-        metadata: JSON-able facts; ``tokenizer_digest`` and ``vocab_size`` among them.
-        names: the users' names, if kept: (UTF-8 bytes (N,) uint8, offsets (U+1,) int64).
-
-    Raises:
-        UsageError: shapes or end points of the arrays do not fit together.
+    The arrays are those of its files; users without records are allowed. ``metadata`` are JSON-able
+    facts, ``tokenizer_digest`` and ``vocab_size`` among them; ``names`` are the users', if kept:
+    (UTF-8 bytes, offsets). Refused are arrays whose shapes or end points do not fit together.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        record_offsets: np.ndarray,
-        user_offsets: np.ndarray,
-        metadata: Mapping[str, Any] | None = None,
-        names: tuple[np.ndarray, np.ndarray] | None = None,
-        path: Path | None = None,
-    ) -> None:
-        self.tokens = np.asarray(tokens)
-        self.record_offsets = np.asarray(record_offsets)
-        self.user_offsets = np.asarray(user_offsets)
-        self.metadata: dict[str, Any] = dict(metadata or {})
-        self.path = path
-        self._names = names
+    tokens: np.ndarray
+    record_offsets: np.ndarray
+    user_offsets: np.ndarray
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+    names: tuple[np.ndarray, np.ndarray] | None = None
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
         ends = {"record_offsets": len(self.tokens), "user_offsets": len(self.record_offsets) - 1}
         for name, end in ends.items():
             offsets = getattr(self, name)
             if offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != end:
                 found = offsets[[0, -1]].tolist() if offsets.ndim == 1 and len(offsets) else []
                 raise _check.reject(name, found, f"must run from 0 to {end}", _DAMAGED)
-        if names is not None and len(names[1]) != len(self.user_offsets):
-            raise _check.reject("name_offsets", len(names[1]), "must have one entry per user, + 1")
+        if self.names is not None and len(self.names[1]) != len(self.user_offsets):
+            found = len(self.names[1])
+            raise _check.reject("name_offsets", found, "must have one entry per user, + 1")
 
     @classmethod
     def open(cls, path: str | Path) -> TokenStore:
@@ -160,10 +150,9 @@ class TokenStore:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of tokens and offsets, hex: what a resumed run must find unchanged.
+        """SHA-256 of tokens and offsets, hex, computed from the arrays once for each object.
 
-        Computed from the arrays, once for each object (seconds for a gigabyte of tokens); what the
-        metadata says of it is only compared with it, by :meth:`verify`.
+        What the metadata says of it is only compared with it, by :meth:`verify`.
         """
         return content_digest(self.tokens, self.record_offsets, self.user_offsets)
 
@@ -182,9 +171,9 @@ class TokenStore:
     def user_name(self, user: int) -> str:
         """The name under which ``user`` came in the source."""
         self.records_of(user)
-        if self._names is None:
+        if self.names is None:
             return f"user {user}"
-        data, offsets = self._names
+        data, offsets = self.names
         return bytes(data[offsets[user] : offsets[user + 1]]).decode("utf-8")
 
     def records_per_user(self) -> np.ndarray:
@@ -201,12 +190,9 @@ class TokenStore:
     def batch(
         self, records: ArrayLike, length: int, pad_id: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The first ``length`` tokens of each record, padded at the end.
+        """The first ``length`` tokens of each record, padded with ``pad_id`` at the end.
 
-        Args:
-            records: (B,) record numbers; -1 stands for an empty record (all padding).
-            length: L, tokens per row.
-            pad_id: the token written where ``mask`` is False.
+        ``records``: (B,) record numbers; -1 stands for an empty record (all padding).
 
         Returns:
             (tokens (B, L) int32, mask (B, L) bool); mask is True on real tokens.
@@ -218,7 +204,7 @@ class TokenStore:
         return self._gather(start, np.where(empty, 0, stop - start), length, pad_id)
 
     def random_chunks(
-        self, users: ArrayLike, length: int, pad_id: int, rng: np.random.Generator
+        self, users: ArrayLike, length: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """One chunk of each user's joined text, begun at random, across record borders.
 
@@ -227,26 +213,19 @@ class TokenStore:
         al. 2024, section 5.1). One draw of ``rng`` is made per row, also for -1 and for users
         without tokens, so that a row's chunk depends on no other user's data.
 
-        Args:
-            users: (B,) user numbers; -1 stands for nobody (all padding).
-            length: L, tokens of a row.
-            pad_id: the token where there is none.
-            rng: the run's own; advanced by one draw per row.
-
-        Returns:
-            (tokens (B, L) int32, mask (B, L) bool).
+        ``users``: (B,) user numbers; -1 stands for nobody (all padding). Returns as :meth:`batch`.
         """
         first, empty = self._numbers("users", users, self.num_users)
         length = _check.integer("length", length)
         fractions = rng.random(len(first))
         if not self.num_users:
-            return self._gather(first, first, length, pad_id)
+            return self._gather(first, first, length)
         begin = self.record_offsets[self.user_offsets[first]]
         end = self.record_offsets[self.user_offsets[first + 1]]
         total = np.where(empty, 0, end - begin)
         windows = np.maximum(total - length, 0) + 1
         shift = np.minimum((fractions * windows).astype(np.int64), windows - 1)
-        return self._gather(begin + shift, total - shift, length, pad_id)
+        return self._gather(begin + shift, total - shift, length)
 
     def verify(self) -> None:
         """Read everything once: order of offsets, token range, content digest."""
@@ -278,7 +257,7 @@ class TokenStore:
         return np.where(numbers < 0, 0, numbers), numbers < 0
 
     def _gather(
-        self, start: np.ndarray, count: np.ndarray, length: int, pad_id: int
+        self, start: np.ndarray, count: np.ndarray, length: int, pad_id: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         position = np.arange(_check.integer("length", length), dtype=np.int64)
         mask = position < count[:, None]
@@ -309,9 +288,7 @@ def map_array(path: Path) -> np.ndarray:
 def open_parts(path: str | Path, name: str = "path") -> dict[str, TokenStore]:
     """The stores under ``path``: {"train": store} for a store, else those of ``PARTS`` it holds.
 
-    ``train`` is the private part to train on and always there; ``held-out-users`` and
-    ``held-out-records`` are private and kept for evaluation; ``public`` is public. An error says
-    ``name``.
+    ``train`` is always there; all but ``public`` are private. An error says ``name``.
     """
     folder = _check.path(name, path)
     if (folder / METADATA).is_file():

@@ -53,9 +53,7 @@ class LoRAConfig:
     Args:
         rank: 32 as in Chua et al. 2024, appendix B.2.
         alpha: scale; None: equal to ``rank``, so that the factor is 1.
-        layers: which linear layers of each block get an adapter, of ``LINEAR_LAYERS``. In the Llama
-            family these mean the layers with the same task, which may be named as well
-            (``TASKS``).
+        layers: linear layers of each block that get one, of ``LINEAR_LAYERS`` or ``TASKS``.
     """
 
     rank: int = 32
@@ -85,22 +83,47 @@ def zeros(*shape: int) -> np.ndarray:
     return np.broadcast_to(np.float32(0), shape)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Base of the shapes of decoders, frozen dataclasses."""
+    """Base of the shapes of decoders.
 
-    compute_dtype: str
+    Args:
+        compute_dtype: type of activations, "float32" or "bfloat16"; parameters stay float32, and
+            the loss is computed in float32.
+        remat: recompute each block in the backward pass, which saves memory for time.
+    """
+
+    compute_dtype: str = "float32"
+    remat: bool = False
+
+    learned = False  # each position has an embedding of its own
+    tie_word_embeddings = True  # the output layer is the embedding transposed
 
     def __post_init__(self) -> None:
         _check.choice("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
 
-    def module(self, adapters: Adapters) -> Decoder:
-        """The module, of zeros."""
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Tokens V, width d, blocks, longest sequence."""
+        raise NotImplementedError
+
+    @property
+    def scale(self) -> float:
+        """Factor on the embedding."""
+        return 1.0
+
+    def norm(self) -> Norm:
+        """A norm over the width."""
+        raise NotImplementedError
+
+    def parts(self, adapters: Adapters) -> tuple[Any, Any]:
+        """Attention and network of a block, of zeros."""
         raise NotImplementedError
 
     @property
     def num_params(self) -> int:
         """Parameters of the whole model, without adapters."""
-        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.module({}))))
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(Decoder(self, {}))))
 
 
 class Norm(nnx.Module):
@@ -176,8 +199,9 @@ def attend(
 class Block(nnx.Module):
     """One transformer block: x (L, d) -> (L, d), and its part of the cache."""
 
-    def __init__(self, ln_1: Any, attn: Any, ln_2: Any, mlp: Any) -> None:
-        self.ln_1, self.attn, self.ln_2, self.mlp = ln_1, attn, ln_2, mlp
+    def __init__(self, shape: Shape, adapters: Adapters) -> None:
+        self.ln_1, self.ln_2 = shape.norm(), shape.norm()
+        self.attn, self.mlp = shape.parts(adapters)
 
     def __call__(self, x: jax.Array, at: Any = 0, cache: Any = None) -> tuple[jax.Array, Any]:
         mixed, cache = self.attn(self.ln_1(x), at, cache)
@@ -186,37 +210,17 @@ class Block(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Tokens (L,) of one record -> logits (L, V) float32; row i predicts token i + 1.
+    """Tokens (L,) of one record -> logits (L, V) float32; row i predicts token i + 1."""
 
-    Args:
-        shape: of the embedding, (V, d).
-        blocks, norm: what follows it, in this order.
-        positions: longest sequence; ``learned``: each has an embedding of its own.
-        tied: the output layer is the embedding transposed.
-        scale: factor on the embedding.
-        compute_dtype: type of activations; parameters and logits stay float32.
-        remat: recompute each block in the backward pass.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        blocks: Sequence[Block],
-        norm: Any,
-        *,
-        positions: int,
-        learned: bool = False,
-        tied: bool = True,
-        scale: float = 1.0,
-        compute_dtype: str,
-        remat: bool,
-    ) -> None:
-        self.positions, self.scale, self.remat = positions, scale, remat
-        self.dtype = compute_dtype
-        self.wte = nnx.Param(zeros(*shape))
-        self.wpe = nnx.Param(zeros(positions, shape[1])) if learned else None
-        self.h, self.ln_f = nnx.List(blocks), norm
-        self.lm_head = None if tied else nnx.Param(zeros(*shape))
+    def __init__(self, shape: Shape, adapters: Adapters) -> None:
+        vocab_size, width, blocks, self.positions = shape.sizes
+        self.scale, self.remat, self.dtype = shape.scale, shape.remat, shape.compute_dtype
+        self.wte = nnx.Param(zeros(vocab_size, width))
+        self.wpe = nnx.Param(zeros(self.positions, width)) if shape.learned else None
+        self.h = nnx.List([Block(shape, adapters) for _ in range(blocks)])
+        self.ln_f = shape.norm()
+        tied = shape.tie_word_embeddings
+        self.lm_head = None if tied else nnx.Param(zeros(vocab_size, width))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         return self.decode(tokens)[0]
@@ -226,8 +230,7 @@ class Decoder(nnx.Module):
     ) -> tuple[jax.Array, Cache]:
         """The logits of ``tokens`` at position ``at`` of a text, and the text's cache with them.
 
-        ``cache`` was made of the tokens before ``at``, and has room for these; None: ``tokens`` are
-        the text, at position 0.
+        ``cache`` has the tokens before, and room for these; None: they are the text, at 0.
         """
         (length,) = tokens.shape
         if length > self.positions:

@@ -15,20 +15,9 @@ import numpy as np
 from flax import nnx
 
 from mfopt._runtime import _check
-from mfopt.training.models.decoder import (
-    LINEAR_LAYERS,
-    Adapters,
-    Block,
-    Decoder,
-    Linear,
-    LoRAConfig,
-    Norm,
-    Shape,
-    Tensor,
-    attend,
-)
+from mfopt.training.models.decoder import Adapters, Linear, LoRAConfig, Norm, Shape, Tensor, attend
 
-__all__ = ["LINEAR_LAYERS", "GPT2Config", "LoRAConfig"]
+__all__ = ["GPT2Config", "LoRAConfig"]
 
 _END = 50256
 _SHAPE = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner")
@@ -49,17 +38,8 @@ _REQUIRED = {
 class GPT2Config(Shape):
     """Shape of a GPT-2 (Radford et al. 2019). The defaults are GPT-2 small, 124M parameters.
 
-    Args:
-        vocab_size: V, entries of the tokenizer.
-        n_positions: longest sequence, tokens.
-        n_embd: width of the residual stream.
-        n_layer: blocks.
-        n_head: attention heads; divides ``n_embd``.
-        n_inner: width of the hidden layer of each block; None: 4 * n_embd.
-        layer_norm_epsilon: added to the variance in layer norms.
-        compute_dtype: type of activations, "float32" or "bfloat16"; parameters stay float32, and
-            the loss is computed in float32.
-        remat: recompute each block in the backward pass, which saves memory for time.
+    Its fields are named as in the published ``config.json``; ``n_inner``, the width of the hidden
+    layer of each block, is 4 * ``n_embd`` if None.
 
     >>> GPT2Config(n_embd=1600, n_layer=48, n_head=25).num_params
     1557611200
@@ -72,10 +52,8 @@ class GPT2Config(Shape):
     n_head: int = 12
     n_inner: int | None = None
     layer_norm_epsilon: float = 1e-5
-    compute_dtype: str = "float32"
-    remat: bool = False
 
-    model_type = "gpt2"
+    model_type, learned = "gpt2", True
 
     def __post_init__(self) -> None:
         for name in _SHAPE:
@@ -121,23 +99,15 @@ class GPT2Config(Shape):
         """Width of the hidden layer of a block."""
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
 
-    def module(self, adapters: Adapters) -> Decoder:
-        blocks = [
-            Block(self._norm(), Attention(self, adapters), self._norm(), MLP(self, adapters))
-            for _ in range(self.n_layer)
-        ]
-        return Decoder(
-            (self.vocab_size, self.n_embd),
-            blocks,
-            self._norm(),
-            positions=self.n_positions,
-            learned=True,
-            compute_dtype=self.compute_dtype,
-            remat=self.remat,
-        )
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        return self.vocab_size, self.n_embd, self.n_layer, self.n_positions
 
-    def _norm(self) -> Norm:
+    def norm(self) -> Norm:
         return Norm(self.n_embd, self.layer_norm_epsilon, bias=True)
+
+    def parts(self, adapters: Adapters) -> tuple[Any, Any]:
+        return Attention(self, adapters), MLP(self, adapters)
 
     def tensors(self) -> Iterator[Tensor]:
         """The parameters without adapters, in the order in which values are drawn."""

@@ -1,4 +1,6 @@
-"""Decoders to and from a local Hugging Face folder: ``config.json`` and ``model.safetensors``.
+"""Models on disk: decoders to and from a local Hugging Face folder, any model as safetensors.
+
+The model alone is written: no optimizer, no noise state, no secret.
 
 Nothing is downloaded. Only safetensors files are read (pickled ``pytorch_model.bin`` runs code when
 loaded, and is refused).
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,12 @@ import numpy as np
 
 from mfopt._runtime import _check, _extras, _files
 from mfopt._runtime._float64 import pinned
-from mfopt.training.models.decoder import TASKS, LoRAConfig, partition_spec
+from mfopt.training.models.decoder import TASKS, Decoder, LoRAConfig, partition_spec
 from mfopt.training.models.gpt2 import GPT2Config
 from mfopt.training.models.llama import FAMILIES, LlamaConfig
 from mfopt.training.models.model import Model, PyTree
 from mfopt.training.models.nnx_model import from_nnx, nest, pick
+from mfopt.training.tokenizers import FILE_NAME, Tokenizer
 
 with _extras.required():
     from flax import nnx
@@ -64,7 +68,14 @@ def gpt2_model(
         if base is None:
             plain[path] = jnp.asarray(config.initial_value(path, shape, draws))
         else:
-            plain[path] = _expect(base, path, shape)
+            name = ".".join(path)
+            try:
+                plain[path] = jnp.asarray(pick(base, path), jnp.float32)
+            except (KeyError, TypeError):
+                raise _check.reject("base", name, "is missing from the given parameters") from None
+            if plain[path].shape != shape:
+                found = f"{name} {plain[path].shape}"
+                raise _check.reject("base", found, f"must have shape {shape}")
         if lora is not None and path[-1] == "kernel" and "/".join(path[2:4]) in adapted:
             low = adapter_draws.standard_normal((shape[0], lora.rank), np.float32)
             adapters[*path[:-1], "lora_a"] = jnp.asarray(low / np.float32(np.sqrt(shape[0])))
@@ -87,7 +98,7 @@ def _adapted(config: Config, lora: LoRAConfig | None) -> dict[str, LoRAConfig]:
 def gpt2_shapes(config: Config, lora: LoRAConfig | None = None) -> Model:
     """:func:`gpt2_model` with shapes in place of values: nothing is drawn, held or read."""
     size = f"{config.model_type}-{config.num_params / 1e6:.1f}M"
-    module = config.module(_adapted(config, lora))
+    module = Decoder(config, _adapted(config, lora))
     model = from_nnx(
         module,
         trainable=nnx.Param if lora is None else nnx.LoRAParam,
@@ -103,17 +114,6 @@ def gpt2_shapes(config: Config, lora: LoRAConfig | None = None) -> Model:
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (model.params, model.frozen)
     )
     return dataclasses.replace(model, params=params, frozen=frozen)
-
-
-def _expect(base: PyTree, path: tuple[Any, ...], shape: tuple[int, ...]) -> jax.Array:
-    name = ".".join(map(str, path))
-    try:
-        value = jnp.asarray(pick(base, path), jnp.float32)
-    except (KeyError, TypeError):
-        raise _check.reject("base", name, "is missing from the given parameters") from None
-    if value.shape != shape:
-        raise _check.reject("base", f"{name} {value.shape}", f"must have shape {shape}")
-    return value
 
 
 def merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> PyTree:
@@ -208,10 +208,9 @@ def _locate(folder: Path) -> dict[str, Path]:
 
 
 def save_pretrained(folder: str | Path, config: Config, params: PyTree) -> None:
-    """Write the plain model's parameters as a Hugging Face folder; no optimizer or noise state.
+    """Write the plain model's parameters as a Hugging Face folder.
 
-    Each file is written beside its place and moved there at once. Put the tokenizer's
-    ``tokenizer.json`` beside them and any Hugging Face loader opens the folder.
+    With the tokenizer's ``tokenizer.json`` beside them any Hugging Face loader opens it.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -224,3 +223,41 @@ def save_pretrained(folder: str | Path, config: Config, params: PyTree) -> None:
     )
     facts = config.facts() | {"dtype": "float32"}
     _files.write(folder / "config.json", json.dumps(facts, indent=2, sort_keys=True) + "\n")
+
+
+def export_model(
+    model: Model,
+    params: PyTree,
+    folder: str | Path,
+    force: bool = False,
+    tokenizer: Tokenizer | None = None,
+) -> Path:
+    """Write ``params`` of ``model`` into ``folder``; returns it.
+
+    A model with its own ``export`` writes what it likes (a Hugging Face folder); any other is
+    written as ``model.safetensors``, one tensor per leaf, named by its path.
+
+    Args:
+      model, params: the model, and its trainable parameters.
+      folder, force: where files are written, and whether what is there is replaced.
+      tokenizer: written beside the model as ``tokenizer.json``.
+    """
+    folder = Path(folder)
+    if folder.exists() and not force:
+        way_out = "Choose another folder, or give `force=True`."
+        raise _check.reject("output", str(folder), "exists already", way_out)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _files.new_folder(folder) as part:
+        if model.export is not None:
+            model.export(params, model.frozen, part)
+        else:
+            leaves = {
+                jax.tree_util.keystr(path, simple=True, separator=".") or "value": leaf
+                for path, leaf in jax.tree.leaves_with_path(params)
+            }
+            arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves.items()}
+            save_file(arrays, part / WEIGHTS)
+        if tokenizer is not None:
+            tokenizer.save(part / FILE_NAME)
+        os.chmod(part, 0o755)
+    return folder

@@ -16,17 +16,7 @@ import numpy as np
 from flax import nnx
 
 from mfopt._runtime import _check
-from mfopt.training.models.decoder import (
-    TASKS,
-    Adapters,
-    Block,
-    Decoder,
-    Linear,
-    Norm,
-    Shape,
-    Tensor,
-    attend,
-)
+from mfopt.training.models.decoder import TASKS, Adapters, Linear, Norm, Shape, Tensor, attend
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -76,15 +66,11 @@ class LlamaConfig(Shape):
         model_type: which of ``FAMILIES``. In Qwen 2 queries, keys and values have biases, in
             Qwen 3 queries and keys are normalized in each head; Gemma scales the embedding by √d,
             counts the scales of its norms from 1, and its gate is a GELU, not a SiLU.
-        num_key_value_heads: divides ``num_attention_heads``.
-        head_dim: of queries, keys and values; even.
-        max_position_embeddings: longest sequence, tokens.
-        rope_theta: base of the wavelengths of the rotary positions.
-        rope_scaling: (name, value) of how these are stretched, ``rope_type`` "linear" or "llama3"
-            (Llama 3.1 and later) first; empty: they are not.
+        rope_theta, rope_scaling: base of the wavelengths of the rotary positions, and (name, value)
+            of how these are stretched, ``rope_type`` first; empty: they are not.
         attention_bias: all four matrices of attention have biases.
         token_ids: (name, value) of special tokens, which only loaders of the file read.
-        compute_dtype, remat: as in :class:`~mfopt.training.models.gpt2.GPT2Config`.
+        compute_dtype, remat: as in :class:`~mfopt.training.models.decoder.Shape`.
     """
 
     model_type: str
@@ -102,8 +88,6 @@ class LlamaConfig(Shape):
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     token_ids: tuple[tuple[str, Any], ...] = ()
-    compute_dtype: str = "float32"
-    remat: bool = False
 
     def __post_init__(self) -> None:
         _check.choice("model_type", self.model_type, FAMILIES)
@@ -171,23 +155,17 @@ class LlamaConfig(Shape):
         """True for a Gemma."""
         return self.model_type == "gemma"
 
-    def module(self, adapters: Adapters) -> Decoder:
-        blocks = [
-            Block(
-                self.norm(), GroupedAttention(self, adapters), self.norm(), GatedMLP(self, adapters)
-            )
-            for _ in range(self.num_hidden_layers)
-        ]
-        return Decoder(
-            (self.vocab_size, self.hidden_size),
-            blocks,
-            self.norm(),
-            positions=self.max_position_embeddings,
-            tied=self.tie_word_embeddings,
-            scale=self.hidden_size**0.5 if self.gemma else 1.0,
-            compute_dtype=self.compute_dtype,
-            remat=self.remat,
-        )
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        shape = self.vocab_size, self.hidden_size
+        return *shape, self.num_hidden_layers, self.max_position_embeddings
+
+    @property
+    def scale(self) -> float:
+        return self.hidden_size**0.5 if self.gemma else 1.0
+
+    def parts(self, adapters: Adapters) -> tuple[Any, Any]:
+        return GroupedAttention(self, adapters), GatedMLP(self, adapters)
 
     def norm(self, features: int | None = None) -> Norm:
         """A norm over ``features``; None: the width of the model."""

@@ -43,12 +43,6 @@ def flatten(state: Any) -> dict[Path, Any]:
     }
 
 
-def _decodes(module: nnx.Module) -> bool:
-    """True if the module has the method that ``Model.decode`` calls, not another of its name."""
-    found = getattr(module, "decode", None)
-    return callable(found) and [*inspect.signature(found).parameters] == ["tokens", "at", "cache"]
-
-
 def from_nnx(
     module: nnx.Module,
     *,
@@ -67,8 +61,7 @@ def from_nnx(
         trainable: an NNX filter: ``nnx.Param`` trains all parameters, ``nnx.LoRAParam`` the
             adapters only. All other state becomes ``frozen``.
         name: of the model, for reports.
-        vocab_size: number of tokens, where it is known: the data's is checked against it.
-        max_length: longest row of tokens, where there is a limit.
+        vocab_size, max_length: number of tokens and longest row of them, where there is a limit.
         export: writes (params, frozen, folder) in the module's own form.
         partition: maps a parameter's path to its ``PartitionSpec``; None: all replicated.
 
@@ -96,6 +89,10 @@ def from_nnx(
     def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
         return next_token_loss(logits(params, frozen, tokens), tokens, mask)
 
+    # the method that Model.decode calls, not another of its name
+    own = getattr(module, "decode", None)
+    own = callable(own) and [*inspect.signature(own).parameters] == ["tokens", "at", "cache"]
+
     def specs(paths: list[Path]) -> PyTree | None:
         if partition is None:
             return None
@@ -109,7 +106,7 @@ def from_nnx(
         vocab_size=vocab_size,
         max_length=max_length,
         logits=logits,
-        decode=decode if _decodes(module) else None,
+        decode=decode if own else None,
         export=export,
         partition=specs(paths[0]),
         frozen_partition=specs(paths[1]),
