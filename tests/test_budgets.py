@@ -38,7 +38,7 @@ LINES = {
 # of the main job
 MAIN_JOB = {
     "files": 66,
-    "functions": 550,
+    "functions": 554,
     "lines": 3_300,  # that can run, of the functions that do
     "classes": 42,
     "two-way pairs": 32,  # of files that call each other

@@ -81,7 +81,7 @@ def test_a_microbatch_takes_what_the_compiled_program_does(width, records, layer
     settings = config(width=width, layers=layers, heads=2, length=64, remat=remat)
     run = execution(records=records)
     first, second = map(sizes.RunCost(work(settings), run, settings).memory, (8, 16))
-    assert 0.5 * (second - first) < found < 1.3 * (second - first)
+    assert 0.45 * (second - first) < found < 1.3 * (second - first)
 
 
 def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
