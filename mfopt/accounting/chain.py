@@ -107,14 +107,14 @@ class Chain(LossModel):
 
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
         profiles = self._profiles(noise_multiplier, epsilon)
-        return max(self._total(profile, epsilon, profile.log_deltas) for profile in profiles)
+        return max(_total(*_split(profile, epsilon), profile.log_deltas) for profile in profiles)
 
     def bounds(
         self, noise_multiplier: float, epsilon: float, plan: Plan | None, trial: Trial
     ) -> Bounds:
         found = []
         for side, profile in enumerate(self._profiles(noise_multiplier, epsilon)):
-            lines, spent = self._split(profile, epsilon)
+            lines, spent = _split(profile, epsilon)
             used, log_bounds = np.unique(lines).tolist(), profile.log_deltas.copy()
             for line in used:
                 # each direction holds except with β, together over its points
@@ -126,7 +126,7 @@ class Chain(LossModel):
                 at = noise_multiplier, float(profile.epsilons[line])
                 value = self.unit.direction_bound(DIRECTIONS[side], *at, share, small)
                 log_bounds[line] = math.log(max(value, 1e-300))
-            found.append(min(math.exp(self._total(profile, epsilon, log_bounds)), 1.0))
+            found.append(min(math.exp(_total(lines, spent, log_bounds)), 1.0))
         return Bounds(found[0], found[1], {})
 
     def find_epsilon(
@@ -170,14 +170,13 @@ class Chain(LossModel):
         found = [np.maximum(values(float(point)), 20 * _DEEP) for point in at]
         return reach, scipy.interpolate.PchipInterpolator(at, found)
 
-    @staticmethod
-    def _split(profile: GroupProfile, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-        """(points of the split that ``profile`` chooses, ε_1 + … + ε_{j-1} at each), (K,) both."""
-        lines = profile.lines_within(epsilon)
-        return lines, np.cumsum(profile.epsilons[lines]) - profile.epsilons[lines]
 
-    @classmethod
-    def _total(cls, profile: GroupProfile, epsilon: float, log_deltas: np.ndarray) -> float:
-        """log Σ_j e^{ε_1 + … + ε_{j-1}} δ(ε_j) over the split that ``profile`` chooses."""
-        lines, spent = cls._split(profile, epsilon)
-        return min(float(scipy.special.logsumexp(spent + log_deltas[lines])), 0.0)
+def _split(profile: GroupProfile, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+    """(points of the split that ``profile`` chooses, ε_1 + … + ε_{j-1} at each), (K,) both."""
+    lines = profile.lines_within(epsilon)
+    return lines, np.cumsum(profile.epsilons[lines]) - profile.epsilons[lines]
+
+
+def _total(lines: np.ndarray, spent: np.ndarray, log_deltas: np.ndarray) -> float:
+    """log Σ_j e^{ε_1 + … + ε_{j-1}} δ(ε_j) over a split."""
+    return min(float(scipy.special.logsumexp(spent + log_deltas[lines])), 0.0)

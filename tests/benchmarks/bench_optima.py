@@ -26,6 +26,8 @@ TABLE = Path(__file__).parents[1] / "data" / "optima.csv"
 DELTA = 1e-5
 LIMIT, LIMIT_RELEASE = 0.3, 0.6  # percent above the best known
 BANDS = {"fresh-bins": 4}
+# ends of a cell's kind, and what they ask for
+VARIANTS = {"2": {"buffers": 2}, "6": {"buffers": 6}, "32": {"bands": 32}, "plain": {}}
 
 SHAPES = [(1, 8), (1, 64), (2, 8), (4, 16), (8, 32), (16, 128), (64, 8), (4, 512), (32, 2)]
 EPSILONS = [0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0]
@@ -42,7 +44,7 @@ CONTAINED = [
 
 
 class Cell(NamedTuple):
-    """One cell: ``kind`` may end in -2 or -6 (buffers), -32 (bands), -plain (no time scaling)."""
+    """One cell: ``kind`` may end in one of ``VARIANTS``; -plain is without time scaling."""
 
     kind: str
     scheme: str
@@ -94,20 +96,19 @@ def rmse(cell: Cell, seed: int) -> tuple[float, str]:
     from mfopt.workloads import PrefixSums
 
     name, _, variant = cell.kind.rpartition("-")
-    kind = name if variant in ("2", "6", "32", "plain") else cell.kind
+    kind = name if variant in VARIANTS else cell.kind
     scheme = (FreshBins if cell.scheme == "fresh-bins" else BallsInBins)(
         bins=cell.iters, epochs=cell.epochs
     )
-    options: dict[str, Any] = {"buffers": int(variant)} if variant in ("2", "6") else {}
+    options: dict[str, Any] = {"bands": BANDS.get(cell.scheme, cell.iters)}
     found = optimize(
         scheme,
         cell.epsilon,
         DELTA,
         strategy=kind,
-        bands=32 if variant == "32" else BANDS.get(cell.scheme, cell.iters),
         time_scale=kinds.find(kind).scalable and variant != "plain",
         seed=seed,
-        **options,
+        **options | VARIANTS.get(variant, {}),
     )
     return memory.scored(found, scheme, cell.epsilon, DELTA, PrefixSums()).rmse, found.status
 
