@@ -42,10 +42,10 @@ KINDS += ("cleared-blt",)
 IDENTITY = types.SimpleNamespace(strategy=S.Identity())
 
 
-def objective_for(strategy, loss=None, samples=256):
+def objective_for(strategy, loss=None, samples=256, scheme=SCHEME):
     mapping = of(strategy, N)
     loss = loss or log_rmse(PREFIX, N)
-    target = AmplifiedObjective(loss, mapping, SCHEME, 2.0, 1e-4, samples=samples, seed=0)
+    target = AmplifiedObjective(loss, mapping, scheme, 2.0, 1e-4, samples=samples, seed=0)
     return target, mapping
 
 

@@ -17,7 +17,7 @@ from mfopt.optimize import implicit, kinds, search, time_scale
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement, Tangent, log_rmse
 from mfopt.optimize.optimizers import Trace
 from mfopt.optimize.time_scale import Scaling
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BallsInBins, FreshBins
 
 
 def scaled_blt(n=N, seed=0):
@@ -118,6 +118,14 @@ def test_proposals_follow_where_sigma_moves():
     assert from_afar.at.value == pytest.approx(own.at.value, abs=3e-4)
     near = target.follow(there + 0.01, own)
     assert near.placement is own.placement and near.drift != own.drift
+
+
+def test_a_sigma_beyond_numerical_range_is_no_answer_but_no_failure():
+    """A tangent foresees any σ: where no proposal can be placed for it, the step is refused."""
+    scheme = FreshBins(bins=N // 2, epochs=2)
+    target, mapping = objective_for(S.BandedToeplitz([1.0, 0.5, 0.3]), samples=64, scheme=scheme)
+    usable = [target.placed(mapping.start, sigma).at.usable for sigma in (math.nan, 1e-2, 1e-9)]
+    assert usable == [True, False, False]
 
 
 # --- the search ----------------------------------------------------------------------------------

@@ -158,18 +158,18 @@ class AmplifiedObjective:
           quadratic: :meth:`quadratic` there, where it is known.
         """
         quadratic = self.quadratic(parameters) if quadratic is None else quadratic
-        found: Tangent | None = None
-        for _ in range(_ATTEMPTS):
-            if not (math.isfinite(sigma) and sigma > 0):
-                try:
+        found = _nothing(parameters)
+        try:
+            for _ in range(_ATTEMPTS):
+                if not (math.isfinite(sigma) and sigma > 0):
                     sigma = self._rough(parameters)
-                except FailureError:
+                found = self._tangent(parameters, quadratic, self._place(quadratic, sigma))
+                if abs(found.drift) <= _CLOSE:
                     break
-            found = self._tangent(parameters, quadratic, self._place(quadratic, sigma))
-            if abs(found.drift) <= _CLOSE:
-                return found
-            sigma = found.at.noise_multiplier
-        return _nothing(parameters) if found is None else found
+                sigma = found.at.noise_multiplier
+        except FailureError:  # there is no σ, or a tangent foresaw one beyond numerical range
+            return _nothing(parameters)
+        return found
 
     def follow(self, parameters: np.ndarray, near: Tangent) -> Tangent:
         """The tangent on the proposal of ``near`` while that serves, else on one of its own."""
@@ -210,8 +210,7 @@ class AmplifiedObjective:
         self, parameters: np.ndarray, quadratic: Any, placement: Placement
     ) -> tuple[Evaluation, float, tuple[Any, Any]]:
         """(evaluation, log of the scale of C, (log σ, its slope)) at a point."""
-        centre: Any = np.asarray(placement.centre)  # `jnp.asarray` would be one more program
-        frozen = implicit.Frozen(self._draws, placement.proposal, centre)
+        frozen = implicit.Frozen(self._draws, placement.proposal, jnp.asarray(placement.centre))
         target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
         (log_sigma, norm, log_scale), slope = _slope(self._law, quadratic, frozen, *target)
         touch = sharding.gathered((jnp.asarray(log_sigma), slope), self._devices)
@@ -249,8 +248,7 @@ class AmplifiedObjective:
 
 def _nothing(parameters: np.ndarray) -> Tangent:
     """The tangent where no σ was found."""
-    gradient = np.full(np.shape(parameters), math.nan)
-    at = Evaluation(math.nan, gradient, math.nan, math.nan)
+    at = Evaluation(math.nan, np.full(np.shape(parameters), math.nan), math.nan, math.nan)
     return Tangent(np.asarray(parameters), at, Placement(None, math.nan), math.nan, (math.nan, ()))
 
 
