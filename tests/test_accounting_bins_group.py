@@ -16,7 +16,7 @@ from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
-from mfopt.accounting.monte_carlo import chunked, count_mixture, group
+from mfopt.accounting.monte_carlo import balls_in_bins, chunked, count_mixture, group
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
@@ -90,15 +90,13 @@ def test_draws_within_a_cell_follow_its_law(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_one_unit_is_the_sum_of_lognormals() -> None:
-    pair, sigma, epsilon = CountPair(8, 1, 4.0), 2.0, 1.0
-    exact = math.exp(AllocationProfile(8, 4.0 / sigma**2).log_delta(epsilon, "remove"))
-    tilt = count_mixture.least(pair, "remove", Point(sigma, epsilon))
-    seen = count_mixture.pilot(pair, tilt, Point(sigma, epsilon), 2**15, KEY)
+    pair, at = CountPair(8, 1, 4.0), Point(2.0, 1.0)
+    exact = math.exp(AllocationProfile(8, 4.0 / 2.0**2).log_delta(1.0, "remove"))
+    tilt = count_mixture.least(pair, "remove", at)
+    seen = count_mixture.pilot(pair, tilt, at, 2**15, KEY)
     assert abs(math.exp(seen.log_mean) / exact - 1) < 4 * seen.deviation / math.sqrt(seen.samples)
     bet, _ = seen.expected(2**15, 1e-6)
-    bound = count_mixture.bound(
-        pair, tilt, Point(sigma, epsilon), bet, Trial(2**15, 1e-6, chunked.seed_key(6))
-    )
+    bound = count_mixture.bound(pair, tilt, at, bet, Trial(2**15, 1e-6, chunked.seed_key(6)))
     assert exact <= bound.value < 1.2 * exact
 
 
@@ -107,8 +105,7 @@ def test_beside_a_gaussian_release() -> None:
     pair = CountPair(8, 3, 1e-6, 1.0)
     tilt = count_mixture.least(pair, "remove", Point(1.0, 1.0))
     seen = count_mixture.pilot(pair, tilt, Point(1.0, 1.0), 4096, KEY)
-    alone = gaussian.log_delta(1.0, 1.0)
-    assert abs(seen.log_mean - alone) < 4e-3
+    assert abs(seen.log_mean - gaussian.log_delta(1.0, 1.0)) < 4e-3
     assert seen.log_mean <= tilt.log_ceiling
     for t in (-2.0, 0.5, 3.0):
         value = float(float64(GaussianPayoff(0.7).log_value)(t))
@@ -208,14 +205,9 @@ def overlapping() -> tuple[np.ndarray, Dense]:
 def test_any_c_against_the_whole_mixture(overlapping: tuple[np.ndarray, Dense]) -> None:
     """δ by enumerating the b^K ways to fall, sampled plainly in n dimensions."""
     c, strategy = overlapping
-    sigma, epsilon = 4.0, 1.0
-    found = account(
-        Mechanism(BallsInBins(4, 2), strategy, group_size=2),
-        noise_multiplier=sigma,
-        epsilon=epsilon,
-        seed=7,
-        samples=2**13,
-    )
+    sigma, epsilon, mechanism = 4.0, 1.0, Mechanism(BallsInBins(4, 2), strategy, group_size=2)
+    found = account(mechanism, noise_multiplier=sigma, epsilon=epsilon, seed=7, samples=2**13)
+    whole = balls_in_bins.whole_profile(mechanism).bounds(sigma, epsilon, None, Trial(1, 1, KEY))
     modes = np.stack([c[:, i] + c[:, i + 4] for i in range(4)])
     sums = np.array([modes[i] + modes[j] for i, j in itertools.product(range(4), repeat=2)])
     rng = np.random.default_rng(8)
@@ -225,7 +217,15 @@ def test_any_c_against_the_whole_mixture(overlapping: tuple[np.ndarray, Dense]) 
     values = np.maximum(-np.expm1(epsilon - loss), 0.0)
     truth, error = values.mean(), values.std() / math.sqrt(values.size)
     assert truth - 4 * error < found.delta < 2 * truth
+    assert truth + 4 * error < max(whole.both)  # of orthogonal modes above these
     assert found.status == "certified" and "bin counts" in found.method
+
+
+def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch) -> None:
+    costly, few = (Mechanism(BallsInBins(bins, 1), group_size=2) for bins in (2458, 2457))
+    assert balls_in_bins.is_costly(costly) and not balls_in_bins.is_costly(few)
+    monkeypatch.setattr(balls_in_bins, "model", None)  # a model that is sampled fails
+    assert account(costly, noise_multiplier=4.0, delta=1e-6).status == "bound"
 
 
 @pytest.mark.release

@@ -35,7 +35,7 @@ from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
-from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, patterns
+from mfopt.accounting.monte_carlo import balls_in_bins, patterns
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.accounting.monte_carlo.k_of_n import KOfNLaw
@@ -113,14 +113,13 @@ class _Lengths:
             squares, (products, square) = np.asarray(steps.gram)[0], steps.mean()
             squares, products = (np.tile(part, rounds) for part in (squares, products))
         else:
-            rounds, orthogonal = 1, balls_in_bins.orthogonal_norm(mechanism)
-            if orthogonal is None:
-                gram = np.asarray(dominating_pair.exact(mechanism.strategy, scheme).gram)
+            rounds, self.log_patterns = 1, math.log(scheme.bins)
+            if (orthogonal := balls_in_bins.orthogonal_norm(mechanism)) is None:
+                gram = np.asarray(mechanism.strategy.widened().gram(scheme))
                 squares, products, square = np.diagonal(gram), np.mean(gram, axis=0), np.mean(gram)
             else:
                 squares, products = np.array([orthogonal]), np.array([orthogonal / scheme.bins])
                 square = products[0]
-            self.log_patterns = math.log(scheme.bins)
         # overlaps of assignments, which are not negative, only lengthen a pattern
         least = float(np.sum(np.min(np.asarray(squares).reshape(rounds, -1), axis=1)))
         along = float(np.sum(np.min(np.asarray(products).reshape(rounds, -1), axis=1)))

@@ -8,10 +8,8 @@ from typing import Any
 
 from mfopt._runtime import _check
 from mfopt.accounting import bracket, unamplified
-from mfopt.accounting.account import Accountant, Effort
-from mfopt.accounting.accountants.independent_rounds import WITHOUT_AMPLIFICATION
+from mfopt.accounting.account import Effort
 from mfopt.accounting.accountants.sampled import KnownParticipations, SampledAccountant
-from mfopt.accounting.accountants.unamplified import gaussian_release
 from mfopt.accounting.analyses import Analysis, ProfileAnalysis, least
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import balls_in_bins
@@ -32,23 +30,24 @@ class BallsInBinsAccountant(SampledAccountant):
         return balls_in_bins.model(mechanism, effort.samples, effort.deterministic)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        squared_norm = None
-        if mechanism.group_size == 1:
-            squared_norm = balls_in_bins.orthogonal_norm(mechanism)
-        if squared_norm is None:
+        asked = effort.samples or not effort.certify or effort.deterministic
+        if not asked and balls_in_bins.is_costly(mechanism):
+            return KnownBins().analysis(mechanism, effort)  # without samples, as WholeProfile
+        alone = mechanism.group_size == 1
+        squared = balls_in_bins.orthogonal_norm(mechanism) if alone else None
+        if squared is None:
             return super().analysis(mechanism, effort)
         scheme: Any = mechanism.sampling
         exact = OrthogonalAnalysis(
             mechanism,
             "balls-in-bins with orthogonal modes, sum of lognormals",
             "exact",
-            {"mode_norm": math.sqrt(squared_norm)},
-            balls_in_bins.allocation(scheme.bins, squared_norm),
-            Orthogonal(scheme.bins, squared_norm),
+            {"mode_norm": math.sqrt(squared)},
+            balls_in_bins.allocation(scheme.bins, squared),
+            Orthogonal(scheme.bins, squared),
         )
         # what no grid of losses covers still has the bound that holds anyway
-        norm = largest_mode(mechanism)
-        return least([gaussian_release(mechanism, norm, WITHOUT_AMPLIFICATION), exact])
+        return least([KnownBins().analysis(mechanism, effort), exact])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,27 +70,15 @@ class KnownBins(KnownParticipations):
     schemes = (BallsInBins,)
 
     def longest(self, mechanism: Mechanism) -> float:
-        return largest_mode(mechanism)
+        scheme: Any = mechanism.sampling
+        order = FixedOrder(scheme.bins, scheme.epochs)
+        return unamplified.sensitivity(mechanism.strategy, order).value
 
 
-class WholeProfile(Accountant):
-    """Groups with independent noise from the one-unit profile, which takes no samples."""
+class WholeProfile(KnownBins):
+    """Groups from the one-unit profile of orthogonal modes above those of C, without samples."""
 
     schemes = (BallsInBins,)
-    free = True
-
-    def check(self, mechanism: Mechanism) -> None:
-        KnownBins().check(mechanism)
-        if balls_in_bins.orthogonal_norm(mechanism) is None:
-            rule = "the one-unit profile of this C is sampled itself"
-            raise _check.reject("strategy", mechanism.strategy, rule)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         return VerifiedAnalysis(mechanism, balls_in_bins.whole_profile(mechanism))
-
-
-def largest_mode(mechanism: Mechanism) -> float:
-    """The largest norm of a mode of C, rounded up."""
-    scheme: Any = mechanism.sampling
-    order = FixedOrder(scheme.bins, scheme.epochs)
-    return unamplified.sensitivity(mechanism.strategy, order).value

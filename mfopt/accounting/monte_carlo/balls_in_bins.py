@@ -23,6 +23,7 @@ from mfopt.accounting.monte_carlo import (
     multisets,
     nested,
 )
+from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.design_point import DesignPoints
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.free import Orthogonal
@@ -37,6 +38,8 @@ from mfopt.sampling import BallsInBins
 from mfopt.strategies import Array, Strategy
 
 _WORTH, _FEW = 0.005, 2**13  # with many bins: of σ, and samples where it is only begun with
+_OVERLAP, _ROUNDING = 1e-6, 1e-9  # relative: far above the rounding of overlaps and sums of G
+_MOST = 3 * 2**14  # numbers in a sample of a group: a search takes some 75 pilots of 2,048
 _VERY_MANY = 4096  # bins from which on a sample takes so long that less of σ is worth it
 
 
@@ -308,23 +311,24 @@ def _mean_pair(gram: Array) -> DominatingPair:
 _jittered = _quick.jit(dominating_pair.jittered)
 
 
-# --- accounts of a mechanism ---------------------------------------------------------------------
-
-
 def orthogonal_norm(mechanism: Any) -> float | None:
     """The squared norm of the modes where all are orthogonal and equally long, else None.
 
     Raises:
-      UsageError: C has negative entries (Lemma 3.2 of Choquette-Choo et al. 2024 needs C >= 0).
+      UsageError: C has negative entries, and its first two modes do not overlap.
     """
-    if mechanism.strategy.is_identity:
-        return dominating_pair.rounded_norm(float(mechanism.sampling.epochs))
-    column = mechanism.strategy.toeplitz_column(mechanism.sampling.iterations)
+    strategy, scheme = mechanism.strategy, mechanism.sampling
+    if strategy.is_identity:
+        return dominating_pair.rounded_norm(float(scheme.epochs))
+    column = strategy.toeplitz_column(scheme.iterations)
     if column is not None and column[0] > 0 and not np.any(column[1:]):
         # a multiple of C = I: without a Gram matrix, for any number of bins
-        return dominating_pair.rounded_norm(mechanism.sampling.epochs * float(column[0]) ** 2)
-    pair = dominating_pair.exact(mechanism.strategy, mechanism.sampling)
-    return dominating_pair.orthogonal_norm(pair)
+        return dominating_pair.rounded_norm(scheme.epochs * float(column[0]) ** 2)
+    first = np.arange(scheme.iterations)[:, None] % scheme.bins == [0, 1]
+    one, two = np.asarray(strategy.widened().multiply(first.astype(float))).T
+    if one @ two > _OVERLAP * (one @ one):  # it is refuted without a Gram matrix
+        return None
+    return dominating_pair.orthogonal_norm(dominating_pair.exact(strategy, scheme))
 
 
 def allocation(bins: int, squared_norm: float) -> DeterministicUnit:
@@ -333,11 +337,25 @@ def allocation(bins: int, squared_norm: float) -> DeterministicUnit:
 
 
 def whole_profile(mechanism: Any) -> LossModel:
-    """A group by the one-unit profile of orthogonal modes: a bound without samples."""
+    """A group by the one-unit profile of orthogonal modes: a bound without samples.
+
+    G <= g·I with g the largest row sum of G >= 0 (Gershgorin), so the pair of any C >= 0 is a
+    contraction of that of orthogonal modes of squared norm g, and so dominated by it.
+    """
     squared_norm = orthogonal_norm(mechanism)
-    assert squared_norm is not None
+    if squared_norm is None:
+        gram = np.asarray(mechanism.strategy.widened().gram(mechanism.sampling))
+        rows = float(np.abs(gram).sum(axis=1).max()) * (1 + _ROUNDING)
+        dominating_pair.check_range(math.sqrt(rows))
+        squared_norm = dominating_pair.rounded_norm(rows)
     one = allocation(mechanism.sampling.bins, squared_norm)
-    return Chain(one, mechanism.group_size, "balls-in-bins with C = I")
+    return Chain(one, mechanism.group_size, "balls-in-bins with orthogonal modes")
+
+
+def is_costly(mechanism: Any) -> bool:
+    """True if pilots of a group take over ten CPU seconds: from 2,458 bins on for two units."""
+    bins, size = mechanism.sampling.bins, mechanism.group_size
+    return size > 1 and not multisets.few(bins, size) and CountPair(bins, size, 1).work > _MOST
 
 
 def model(mechanism: Any, samples: int | None = None, deterministic: bool = False) -> LossModel:

@@ -52,12 +52,9 @@ class DominatingPair(NamedTuple):
         return int(self.gram.shape[0])
 
 
-_COVERED = (BallsInBins,)
-
-
 def covers(scheme: Scheme) -> bool:
     """True if this is the scheme's dominating pair; by exact class, as a subclass may differ."""
-    return type(scheme) in _COVERED
+    return type(scheme) is BallsInBins
 
 
 @float64
