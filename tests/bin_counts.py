@@ -68,16 +68,7 @@ def estimate(
     samples: int = 2**18,
     seed: int = 0,
 ) -> Estimate:
-    """H_{e^ε}(P, Q) ("remove") or H_{e^ε}(Q, P) ("add") of the exact mixture at one σ.
-
-    Args:
-      bins, group_size: b and K.
-      gram: g = |m_i|²/σ², the same for all bins.
-      epsilon: ε of the hockey-stick divergence.
-      direction: "remove" or "add".
-      samples: iid samples; the standard error tells how many δ needs.
-      seed: pins them.
-    """
+    """H_{e^ε}(P, Q) ("remove") or H_{e^ε}(Q, P) ("add") of the exact mixture, g = |m_i|²/σ²."""
     rng = np.random.default_rng(seed)
     a = math.sqrt(gram) * rng.standard_normal((samples, bins))
     if direction == "remove":

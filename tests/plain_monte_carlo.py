@@ -37,16 +37,7 @@ def delta(
     samples: int = 2**17,
     seed: int | None = None,
 ) -> Estimate:
-    """H_{e^ε}(P, Q) ("remove") or H_{e^ε}(Q, P) ("add") by sampling from P or from Q.
-
-    Args:
-      pair: the dominating pair.
-      noise_multiplier: σ, for C as stored.
-      epsilon: ε of the hockey-stick divergence.
-      direction: "remove" or "add".
-      samples: iid samples, rounded up to whole chunks.
-      seed: a pinned seed, or None for the operating system's entropy.
-    """
+    """H_{e^ε}(P, Q) ("remove") or H_{e^ε}(Q, P) ("add") by sampling from P or from Q."""
     sigma = _check.positive("noise_multiplier", noise_multiplier)
     scaled = KeptBins(*pair).scaled(sigma)
     if direction not in _KERNELS:

@@ -172,9 +172,7 @@ def test_a_number_that_no_benchmark_has_is_seen() -> None:
 
 
 # of studies: the σ of what is not compared
-_BESIDE = {
-    "noise-in-training": {"0.807"},
-}
+_BESIDE = {"noise-in-training": {"0.807"}}
 _PAGE = "\n".join(path.read_text("utf-8") for path in (DOCS / "papers").glob("findings*.md"))
 _STUDIES = {
     found[1]: part

@@ -382,20 +382,8 @@ def test_as_a_process_with_the_default_name(tmp_path):
 
 @pytest.mark.ci
 def test_interrupt_saves_the_best_so_far_uncertified(tmp_path):
-    child = process(
-        *TINY,
-        "--buffers",
-        2,
-        "--samples",
-        20_000,
-        "--optimizer",
-        "adam",
-        "--steps",
-        100_000,
-        "--out",
-        "best.npz",
-        cwd=tmp_path,
-    )
+    words = "--buffers 2 --samples 20000 --optimizer adam --steps 100000 --out best.npz"
+    child = process(*TINY, *words.split(), cwd=tmp_path)
     overdue = threading.Timer(300, child.kill)  # ends the reading below if no step is ever shown
     overdue.start()
     assert any(" steps " in line for line in child.stderr)

@@ -21,15 +21,7 @@ from mfopt._runtime import _sizes
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.calibrate import calibrate
 from mfopt.accounting.monte_carlo.protocol import law
-from mfopt.experiments import (
-    artifacts,
-    comparison,
-    costs,
-    families,
-    plots,
-    recommendation,
-    runner,
-)
+from mfopt.experiments import artifacts, comparison, costs, families, plots, recommendation, runner
 from mfopt.experiments import cache as cache_module
 from mfopt.experiments.auditing import TrainerAudit
 from mfopt.experiments.cache import Cache, Result
@@ -50,15 +42,8 @@ from mfopt.sampling import BallsInBins, BMinSep
 BINS, EPOCHS = 8, 2
 ARTIFACTS = Path(__file__).parent.parent / "artifacts"
 FAMILIES = (
-    "dpsgd+unamplified",
-    "dpsgd+poisson",
-    "dpsgd+balls-in-bins",
-    "banded+unamplified",
-    "banded+poisson",
-    "banded+balls-in-bins",
-    "banded-toeplitz+b-min-sep",
-    "sqrt",
-    "tree",
+    *("dpsgd+unamplified", "dpsgd+poisson", "dpsgd+balls-in-bins", "banded+unamplified"),
+    *("banded+poisson", "banded+balls-in-bins", "banded-toeplitz+b-min-sep", "sqrt", "tree"),
     "banded-inverse-sqrt",
 )
 SETTING = Comparison(BINS, EPOCHS, (1.0, 8.0), 1e-5, FAMILIES, (1, 4), samples=2**13)
@@ -352,16 +337,8 @@ def test_best_size_and_improvement() -> None:
 @pytest.mark.release
 def test_more_freedom_costs_no_error_under_amplification(cache: Cache) -> None:
     include = (
-        "blt-2",
-        "blt-4",
-        "sqrt",
-        "blt-2-scaled",
-        "toeplitz",
-        "toeplitz-scaled",
-        "banded+amplified",
-        "dense",
-        "blt-4+unamplified",
-        "banded+unamplified",
+        *("blt-2", "blt-4", "sqrt", "blt-2-scaled", "toeplitz", "toeplitz-scaled"),
+        *("banded+amplified", "dense", "blt-4+unamplified", "banded+unamplified"),
         "dense+unamplified",
     )
     setting = SETTING._replace(include=include, epsilons=(1.0,))

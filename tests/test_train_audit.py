@@ -49,9 +49,7 @@ def test_the_bound_is_below_the_claim_and_within_a_factor_of_it(mechanism, facto
 @pytest.mark.ci
 @pytest.mark.parametrize("mechanism", [ORDERED, SAMPLED], ids=["fixed-order", "poisson"])
 @pytest.mark.parametrize(
-    "fault",
-    [with_noise(0.5), without_clipping(100.0)],
-    ids=["noise halved", "clipping skipped"],
+    "fault", [with_noise(0.5), without_clipping(100.0)], ids=["noise halved", "clipping skipped"]
 )
 def test_a_broken_trainer_is_caught(mechanism, fault):
     result = run(mechanism, alter=fault, normalized=False)
@@ -187,13 +185,11 @@ def test_an_audit_fails_where_the_loader_forgets_to_be_random():
     options = {"canaries": 800, "seed": 1, "microbatch": 100}
     options |= {"model": layered_model(), "length": 8}
     assert audit(account, **options).passed
-    fault = audit(
-        account,
-        alter=lambda execution: dataclasses.replace(
-            execution, sampler=Wrong(execution.sampler, by_number)
-        ),
-        **options,
-    )
+
+    def alter(execution):
+        return dataclasses.replace(execution, sampler=Wrong(execution.sampler, by_number))
+
+    fault = audit(account, alter=alter, **options)
     # the guesses show nothing, the participations do
     assert fault.epsilon_profile <= 3.0
     assert "participations follow another secret" in faults(fault)

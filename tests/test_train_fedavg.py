@@ -215,17 +215,9 @@ def test_runs_from_before_these_settings_go_on() -> None:
 
 
 def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path) -> None:  # noqa: F811
-    settings = settings_for(
-        data,
-        tmp_path / "run",
-        algorithm="fedavg",
-        local_epochs=2,
-        estimator="clipped",
-        learning_rate=0.0,
-        weight_cap=2,
-        records_per_user=3,
-        per_layer=True,
-    )
+    changes = {"algorithm": "fedavg", "local_epochs": 2, "estimator": "clipped", "per_layer": True}
+    changes |= {"learning_rate": 0.0, "weight_cap": 2, "records_per_user": 3}
+    settings = settings_for(data, tmp_path / "run", **changes)
     done = execute(prepare(settings))
     facts = json.loads((tmp_path / "run" / "privacy-report.json").read_text())
     assert facts["clipping"]["sensitivity"] == 2.0 and "twice" in facts["noise_multiplier_unit"]

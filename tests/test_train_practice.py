@@ -280,9 +280,11 @@ def test_clip_norm_and_records_of_a_user_from_public_data(data, tmp_path):  # no
     again = prepare(settings, resume=True)
     assert again.facts == prepared.facts
     again.close()
-    for wrong in ({"algorithm": "els"}, {"algorithm": "fedavg", "records_per_user": 2}):
-        with pytest.raises(UsageError, match="is not chosen for"):
-            settings_for(data, tmp_path / "no", **changes | wrong)
+    kept = prepare(settings_for(data, tmp_path / "els", algorithm="els", records_per_user=0))
+    kept.close()
+    assert kept.account.mechanism.group_size == group
+    with pytest.raises(UsageError, match="is not chosen for"):
+        settings_for(data, tmp_path / "no", **changes | {"algorithm": "fedavg"})
     alone = copied(data, tmp_path / "alone")
     for name in ("clip_norm", "records_per_user"):
         with pytest.raises(UsageError, match=f"{name} = 0.*Build it with a public part, or give a"):

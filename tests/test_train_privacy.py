@@ -27,16 +27,8 @@ CLIP = 0.5
 
 
 def account_for(scheme=SCHEME, *, group_size=1, unit="user", adjacency="add-remove", sigma=1.5):
-    guarantee = Guarantee(
-        2.0,
-        1e-6,
-        sigma,
-        privacy_unit=unit,
-        group_size=group_size,
-        adjacency=adjacency,
-        method="for tests",
-        status="bound",
-    )
+    of = (unit, group_size, adjacency)
+    guarantee = Guarantee(2.0, 1e-6, sigma, *of, method="for tests", status="bound")
     strategy = BLT(np.array([0.2]), np.array([0.8]))
     return privacy.Account(Mechanism(scheme, strategy, group_size, unit, adjacency), guarantee)
 
@@ -119,12 +111,8 @@ def test_single_records_are_protected_only_where_none_is_left_out(rule):
             privacy.statement(account, execution_for(account, units), privacy_unit="record")
     units, with_it = kept(texts, 5)
     assert len(with_it ^ kept(fewer, 5)[1]) == 1
-    assert (
-        privacy.statement(
-            account, execution_for(account, units), privacy_unit="record"
-        ).privacy_unit
-        == "record"
-    )
+    stated = privacy.statement(account, execution_for(account, units), privacy_unit="record")
+    assert stated.privacy_unit == "record"
     # held out by number: with one record less the numbers of the others are others
     store = TokenStore.from_records(texts, hold_out={"records": 0.05, "users": 0.0, "seed": 0})
     units = RecordUnits(store, group_size=5, length=8)
@@ -151,13 +139,8 @@ def test_an_emptied_record_moves_no_other_to_another_batch(rule):
         found = []
         for step in range(4):
             tokens, mask = units.fetch(np.arange(step, units.population, 4), step)
-            found.append(
-                {
-                    int(row[0])
-                    for row, kept in zip(tokens[:, 0], mask[:, 0], strict=True)
-                    if kept.any()
-                }
-            )
+            kept = mask[:, 0].any(axis=-1)
+            found.append({int(row[0]) for row in tokens[kept, 0]})
         return found
 
     def moved(**changes):

@@ -201,6 +201,7 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path, compiled
         "checkpoint_every": 1,
         "sampling": "poisson:probability=0.3,iterations=40",
     }
+    changes |= {"algorithm": "els", "records_per_user": 0, "median_epsilon": 1.0}
     whole = settings_for(data, tmp_path / "whole", **changes)
     execute(prepare(whole))
     broken = {**SMALL, **POISSON, "data": str(data), "output": str(tmp_path / "broken"), **changes}
@@ -242,16 +243,10 @@ def test_a_run_that_is_refused_leaves_no_folder(data, tmp_path):
 def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
     settings = settings_for(data, tmp_path / "run", steps=2)
     execute(prepare(settings))
-    others = [
-        {"clip_norm": 0.5},
-        {"records_per_user": 3},
-        {"sampling": "poisson:probability=0.3,iterations=7"},
-        {"epsilon": 9.0},
-        {"normalizer": 5.0},
-        {"model_seed": 1},
-    ]
-    for change in others:
-        other = settings_for(data, tmp_path / "run", **change)
+    others = {"clip_norm": 0.5, "records_per_user": 3, "epsilon": 9.0, "normalizer": 5.0}
+    others |= {"model_seed": 1, "sampling": "poisson:probability=0.3,iterations=7"}
+    for name, value in others.items():
+        other = settings_for(data, tmp_path / "run", **{name: value})
         with pytest.raises(UsageError, match=r"resume|its noise are not"):
             execute(prepare(other, resume=True))
     changed = tmp_path / "changed"

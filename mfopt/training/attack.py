@@ -27,9 +27,10 @@ from mfopt.sampling import Scheme
 from mfopt.strategies import Strategy
 
 _MOST_MULTISETS = 512
-# schemes that resample in each iteration; that give a unit one bin for the run
+# schemes that resample in each iteration; give a unit one bin for the run; have a pair of their own
 _Coins = sampling.Poisson | sampling.CyclicPoisson | sampling.FixedBatch
 _OneBin = sampling.BallsInBins | sampling.FixedOrder
+_Pairs = sampling.FreshBins | sampling.BMinSep | sampling.KOfN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +73,9 @@ def participations(scheme: Scheme, units: int, rng: np.random.Generator) -> np.n
 
 def _unknown(scheme: Scheme) -> Exception:
     found = [cls for cls in attack_on.registry if issubclass(cls, Scheme) and cls != Scheme]
-    rule = "no attack is known on this scheme, so a run of it cannot be audited"
-    way_out = "Register one with mfopt.training.attack. Registered: "
-    way_out += f"{', '.join(sorted(cls.kind for cls in found))}."
-    return _check.reject("sampling", scheme, rule, way_out)
+    known = ", ".join(sorted(cls.kind for cls in found))
+    rule = f"no attack is known on this scheme, so a run of it cannot be audited (known: {known})"
+    return _check.reject("sampling", scheme, rule, "Register one with mfopt.training.attack.")
 
 
 def _modes(strategy: Strategy, scheme: _OneBin) -> tuple[np.ndarray, np.ndarray]:
@@ -103,11 +103,7 @@ def _(scheme: sampling.BallsInBins, strategy: Strategy, group_size: int = 1) -> 
 
 
 @attack_on.register
-def _(
-    scheme: sampling.FreshBins | sampling.BMinSep | sampling.KOfN,
-    strategy: Strategy,
-    group_size: int = 1,
-) -> Attack:
+def _(scheme: _Pairs, strategy: Strategy, group_size: int = 1) -> Attack:
     # the likelihood ratio of one unit; of a group it is less than that, and finds less
     accounted: Any = law(scheme)
     found = accounted.exact(strategy)

@@ -1,10 +1,9 @@
 """Audit of the loop that trains, as a run of its settings executes it.
 
-A proof covers the mechanism on paper. The audit (``docs/howto/audit.md``) runs the loop that trains
-models, once in the run's own model (:mod:`mfopt.training.recovered`) and once on canary users, and
-compares the executed participations with the scheme (:mod:`mfopt.training.executed`). It cannot
-prove that a trainer is right, and calls a right one wrong with a probability of at most
-:data:`~mfopt.training.executed.FALSE_ALARM`.
+The audit (``docs/howto/audit.md``) runs the loop that trains models, in the run's own model
+(:mod:`mfopt.training.recovered`) and on canary users, and compares the executed participations with
+the scheme (:mod:`mfopt.training.executed`). It cannot prove that a trainer is right, and calls a
+right one wrong with a probability of at most :data:`~mfopt.training.executed.FALSE_ALARM`.
 
 Every canary's gradient is its own coordinate axis at full clip norm, so that one canary hides
 nothing of another, and its coordinate of the released sequence is a draw from the dominating pair
@@ -19,6 +18,7 @@ of the account. Two bounds come out of the same guesses:
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -378,15 +378,9 @@ def epsilon_from_guesses(
     def refuted(epsilon: float) -> bool:
         return guesses_p_value(canaries, guesses, correct, epsilon, delta) <= level
 
-    if not refuted(0.0):
-        return 0.0
-    low, high = 0.0, 1.0
-    while refuted(high) and high < 64:
-        low, high = high, 2 * high
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
+    step = 2.0**-40
+    first = bisect.bisect_left(range(1 << 46), True, key=lambda k: not refuted(k * step))
+    return max(0, first - 1) * step
 
 
 def guesses_p_value(

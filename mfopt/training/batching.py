@@ -1,16 +1,13 @@
 """Executing a sampling spec: the units of each step, in fixed-shape microbatches.
 
-The spec object is the one that the accountant was given. What is left to decide here is what to do
-with batches of uneven size, and that decision has a price of its own: padding is free, truncation
-to ``batch_size`` is not (``docs/training/algorithms.md``). Two sound ways are offered:
+The spec is the one that the accountant was given. Padding batches of uneven size is free, cutting
+them to ``batch_size`` is not (``docs/training/algorithms.md``):
 
-* ``truncation="charge"``: compare with the run in which our unit never displaces another. The
-  two differ only if the unit meets a full batch, which has a probability η that is a binomial
-  tail of public numbers. The statement becomes (ε, δ + (1 + e^ε) η), for add-remove and for
-  zero-out adjacency.
-* ``truncation="double"``: the noise is doubled. One unit more changes each sum of the batches
-  that it is in by at most two bounds, whatever it displaces, and the batches without it not at
-  all: the amplified analysis applies with twice the sensitivity (add-remove adjacency).
+* ``truncation="charge"``: compared with the run in which our unit never displaces another, which
+  differs only if it meets a full batch, with a probability of at most η, a binomial tail of public
+  numbers. The statement becomes (ε, δ + (1 + e^ε) η), for add-remove and zero-out adjacency.
+* ``truncation="double"``: one unit more changes the sums of its own batches by at most two bounds,
+  whatever it displaces: the analysis applies with twice the sensitivity (add-remove adjacency).
 """
 
 from __future__ import annotations

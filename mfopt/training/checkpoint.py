@@ -1,13 +1,10 @@
 """Checkpoints of a run: asynchronous, atomic, sealed, the last k kept, for their owner only.
 
 A checkpoint holds the noise keys and buffers: with it the noise can be subtracted from what was
-released. Its folder is made with mode 0700. What may leave the machine is written by
-:func:`mfopt.training.models.huggingface.export_model`.
-
-A checkpoint is complete or absent: Orbax writes into a temporary folder and renames it. It has a
-seal, an HMAC-SHA256 under the run's secret over every bit of the state and of the facts beside it.
-What does not read back as it was written is never loaded: a run resumes from the newest checkpoint
-that does, with the same batches and the same noise, and the damaged ones are set aside.
+released, so its folder has mode 0700; what may leave the machine is exported. It is complete or
+absent: Orbax writes into a temporary folder and renames it. Its seal is an HMAC-SHA256 under the
+run's secret over every bit of the state and of the facts beside it. A run resumes from the newest
+one that reads back as it was written, with the same batches and noise; damaged ones are set aside.
 """
 
 from __future__ import annotations
@@ -47,9 +44,7 @@ _DAMAGED = "damaged-"
 
 
 class Restored(NamedTuple):
-    """A checkpoint that is whole: the ``state``, the ``facts`` saved with it, and what was passed
-    over for it: {step: what is wrong with that checkpoint}.
-    """
+    """A checkpoint that is whole, the facts in it, and {step: what is wrong} of newer ones."""
 
     state: TrainState
     facts: dict[str, Any]
@@ -231,13 +226,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             if number not in damaged:
                 self._manager.delete(number)
             elif jax.process_index() == 0:
-                place = self.folder / str(number)
                 # kept, since a disk may only have failed to read: but under a name of its own
-                aside, again = self.folder / f"{_DAMAGED}{number}", 1
-                while aside.exists():
-                    again += 1
-                    aside = self.folder / f"{_DAMAGED}{number}-{again}"
-                place.rename(aside)
+                ends = ("", *(f"-{again}" for again in range(2, 1000)))
+                names = (self.folder / f"{_DAMAGED}{number}{end}" for end in ends)
+                (self.folder / str(number)).rename(next(x for x in names if not x.exists()))
         meshes.wait_for_lead("damaged checkpoints")
         if later:
             self._manager.reload()

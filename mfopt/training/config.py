@@ -79,7 +79,7 @@ _CHECKS: dict[Callable[[str, Any], Any], str] = {
     "records_per_user pretrain_steps steps patience evaluate_every local_batch weight_cap",
     _check.single: "pretrain_rate local_rate",
     _single_or_0: "clip_norm normalizer weight_decay learning_rate lora_alpha noise_move",
-    _check.non_negative: "epsilon delta delta_share checkpoint_minutes",
+    _check.non_negative: "epsilon delta delta_share checkpoint_minutes median_epsilon",
     _below_1: "delta momentum beta1 beta2 average",
     functools.partial(_check.probability, closed=True): "public_overlap",
     _check.pinned: "model_seed",
@@ -96,19 +96,14 @@ class TrainConfig:
 
     factorization: str = _privacy("", "Factorization file (.npz): C, sigma, sampling.", run=True)
     trust: bool = _privacy(
-        False,
-        "Trust the file's guarantee; otherwise it is proved again, unless this machine proved it.",
-        run=True,
+        False, "Trust a file's guarantee; else it is proved, unless this machine has.", run=True
     )
     sampling: str = _privacy(
-        "",
-        "Sampling in place of a file, as kind:name=value,...; "
-        "for example poisson:probability=0.05,iterations=200.",
+        "", "Sampling in place of a file, such as poisson:probability=0.05,iterations=200."
     )
     strategy: str = _privacy(
         "identity",
-        "Form of C to optimize first (balls-in-bins only), or identity: independent noise. Needs "
-        "`sampling`.",
+        "Form of C to optimize for `sampling` (balls-in-bins), or identity: independent noise.",
         choices=STRATEGIES,
     )
     epsilon: float = _privacy(
@@ -144,7 +139,12 @@ class TrainConfig:
     records_per_user: int = _algorithm(
         4,
         "G: records of a user per participation (uls, fedavg), or kept in all (els, group); 0: the "
-        "median of the public part's users (uls, fedavg).",
+        "median of the public users, or a private one at `median_epsilon`.",
+    )
+    median_epsilon: float = _algorithm(
+        0.0,
+        "Draw `records_per_user` = 0 as a private median of the users' numbers of records: epsilon "
+        "of the draw, which is taken from `epsilon` (added to that of a file).",
     )
     selection: str = _algorithm("random", "Rule that selects a user's records.", choices=RULES)
     local_epochs: int = _federated(1, "fedavg: passes of a local update over a user's records.")
@@ -167,23 +167,15 @@ class TrainConfig:
     )
     batch_size: int = _batch(0, "Pad and truncate batches to this many units; 0: no truncation.")
     truncation: str = _batch(
-        "charge",
-        "Pay for truncation by a larger delta, or by doubled noise.",
-        choices=("charge", "double"),
+        "charge", "Truncation costs a larger delta, or doubled noise.", choices=("charge", "double")
     )
-    normalizer: float = _batch(
-        0.0, "Divisor of each sum; 0: the expected number of units in a step."
-    )
+    normalizer: float = _batch(0.0, "Divisor of each sum; 0: units expected in a step.")
     clip_norm: float = _clipping(
-        1.0,
-        "Bound on the norm of one unit's gradient or update; 0: the median norm of the public "
-        "part's gradients before training.",
+        1.0, "Bound on a unit's gradient or update; 0: the median norm of public gradients."
     )
     per_layer: bool = _clipping(False, "Clip each layer separately.")
     normalized: bool = _clipping(True, "Divide clipped gradients by the clip norm.")
-    optimizer: str = _optimizer(
-        "adam-bc", "Optimizer applied to the noised gradient.", choices=OPTIMIZERS
-    )
+    optimizer: str = _optimizer("adam-bc", "Optimizer of noised gradients.", choices=OPTIMIZERS)
     learning_rate: float = _optimizer(
         0.0, "Largest learning rate; 0: fitted to the noise of the mechanism (without noise 0.002)."
     )
@@ -193,9 +185,7 @@ class TrainConfig:
         f"{NOISE_MOVE}, and {NEAR_MOVE} for stdlib after pretraining.",
     )
     sweep_rates: str = _optimizer(
-        "",
-        "Learning rates to try on the public part under the run's noise, for example "
-        "0.003,0.006,0.012; the best one is used.",
+        "", "Learning rates to try on public data under the run's noise, such as 0.003,0.006."
     )
     schedule: str = _optimizer(
         "constant",
@@ -208,9 +198,7 @@ class TrainConfig:
     beta2: float = _optimizer(0.999, "Second-moment decay (Adam variants).")
     weight_decay: float = _optimizer(0.0, "Weight decay (adamw).")
     average: float = _optimizer(
-        0.0,
-        "Decay of an exponential moving average of the parameters, released in their place; 0: "
-        "none.",
+        0.0, "Decay of an exponential mean of the parameters, released in their place; 0: none."
     )
     model: str = _model(
         "",
@@ -244,18 +232,12 @@ class TrainConfig:
     )
     steps: int = _run(0, "Stop after this many steps; 0: all steps that the guarantee covers.")
     checkpoint_every: int = _run(50, "Steps between checkpoints.")
-    checkpoint_minutes: float = _run(
-        10.0, "Longest time between checkpoints in minutes; 0: no limit."
-    )
+    checkpoint_minutes: float = _run(10.0, "Minutes between checkpoints at most; 0: no limit.")
     keep: int = _run(2, "Number of checkpoints to keep.")
     evaluate_every: int = _run(50, "Steps between evaluations; 0: first and last step only.")
-    patience: int = _run(
-        0, "Stop after this many evaluations without a lower loss on the public part; 0: never."
-    )
+    patience: int = _run(0, "Stop after so many evaluations without a lower public loss; 0: never.")
     evaluate_records: int = _run(1000, "Maximum number of held-out records per evaluation.")
-    private_metrics: bool = _run(
-        True, "Write training metrics such as the loss; these files are not private."
-    )
+    private_metrics: bool = _run(True, "Write metrics such as the loss; these are not private.")
     sign_key: str = _run("", "PEM file of an Ed25519 private key that signs the privacy report.")
     tensorboard: bool = _run(True, "Write TensorBoard events.")
     model_parallel: int = _run(1, "Devices that share one copy of the parameters.", run=False)
@@ -295,9 +277,12 @@ class TrainConfig:
             rule = f"is more than `records_per_user` = {self.records_per_user}: no user reads so "
             more = getattr(self, name) > self.records_per_user > 0
             yield more, name, f"{rule}many in a step", ""
-        way_out = "Give a number of records."
-        chosen_here = self.by_user or self.records_per_user
-        yield not chosen_here, "records_per_user", f"is not chosen for {chosen}", way_out
+        spent = self.epsilon and not self.training_epsilon > 0
+        rule = f"leaves nothing of `epsilon` = {self.epsilon} to train with"
+        yield self.median_epsilon and spent, "median_epsilon", rule, ""
+        by_record = self.algorithm == "none" or self.privacy_unit == "record"
+        rule = f"protects users ({chosen}, `privacy_unit` = {self.privacy_unit!r})"
+        yield self.median_epsilon and by_record, "median_epsilon", rule, "Leave it out."
         updates = not self.clip_norm and self.algorithm == "fedavg"
         yield updates, "clip_norm", f"is not chosen for updates ({chosen})", "Give a bound."
         private = self.algorithm != "none"
@@ -331,6 +316,13 @@ class TrainConfig:
     def by_user(self) -> bool:
         """True if users are sampled, with noise."""
         return self.algorithm in ("uls", "fedavg")
+
+    @property
+    def training_epsilon(self) -> float:
+        """The share of ``epsilon`` that is left to training, rounded down; 0 if none is asked."""
+        if not self.median_epsilon or not self.epsilon:
+            return self.epsilon
+        return self.epsilon - self.median_epsilon - 2 * math.ulp(self.epsilon)
 
     @property
     def optimizes(self) -> bool:
@@ -373,7 +365,8 @@ class TrainConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             # newer settings count where they are not the default: older runs can be resumed
-            newer = field.metadata["section"] == "federated" or field.name == "noise"
+            newer = field.metadata["section"] == "federated"
+            newer |= field.name in ("noise", "median_epsilon")
             if not field.metadata["run"] and not (newer and value == field.default):
                 kept[field.name] = value
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

@@ -161,8 +161,9 @@ def _restored(
     other = [name for name in now if saved.get(name) != now[name]]
     if other:
         rule = "differs from the run that wrote the checkpoint"
-        way_out = "The same noise would meet other data: resume with what the run was started with "
-        way_out += "(its config.toml), or start a new run."
+        way_out = (
+            "The same noise would meet other data: resume with its config.toml, or begin anew."
+        )
         raise _check.reject("resume", ", ".join(other), rule, way_out)
     note = f"resuming after step {int(found.state.step)}"
     progress(Progress("training", note=note, lasting=True))

@@ -1,10 +1,9 @@
 """Tests of the participations and of the noise of a run against what was accounted for.
 
-The attacker cannot see a sampler that forgets to be random, nor noise of the right size that
-repeats itself. So the executed participations are themselves compared with the scheme: with
-those under other secrets, with neighbouring units (at every distance up to 64), and with the
-scheme's own law. And C times the noise of the run, in units of σ, must be white: independent normal
-variables of variance 1 over steps and coordinates, and over secrets.
+The attacker cannot see a sampler that forgets to be random, nor noise that repeats itself. So the
+participations are compared with those under other secrets, with neighbouring units (at distances up
+to 64) and with the scheme's law; and C times the noise, in units of σ, must be independent normal
+variables of variance 1 over steps, coordinates and secrets.
 
 Each test gives the probability, under a correct trainer, of a deviation as large as the one found,
 or an upper bound on it; no limit theorem is used. One below ``LEVEL`` is a fault. An audit has at
@@ -115,19 +114,13 @@ def compare_noise(white: np.ndarray, arrays: Sequence[slice], other: np.ndarray)
         for at in _TAILS
     ]
     earlier, later = np.tril_indices(n, -1)[::-1]
+    by_step = _two_sided(stats.chi2(m), squares.sum(axis=1))
+    by_array = _two_sided(stats.chi2(n * counts), squares.sum(axis=0))
+    each = _two_sided(stats.chi2(counts), squares)
     return [
         Finding("size of the noise", _worst(_two_sided(stats.chi2(n * m), squares.sum()))),
-        Finding(
-            "size of the noise over the steps",
-            _worst(
-                _two_sided(stats.chi2(m), squares.sum(axis=1)),
-                _two_sided(stats.chi2(counts), squares),
-            ),
-        ),
-        Finding(
-            "size of the noise over the arrays",
-            _worst(_two_sided(stats.chi2(n * counts), squares.sum(axis=0))),
-        ),
+        Finding("size of the noise over the steps", _worst(by_step, each)),
+        Finding("size of the noise over the arrays", _worst(by_array)),
         Finding("law of the noise", _worst(np.array(law))),
         Finding("noise of different steps", _worst(_products(white)[later, earlier])),
         Finding("noise of different coordinates", _coordinates(white)),

@@ -57,8 +57,7 @@ def check_folder(folder: Path, resume: bool) -> bool:
     # the first one is written before the report, and the report before the first draw
     begun = any(child.name.isdigit() for child in (folder / CHECKPOINTS).glob("*"))
     if (folder / REPORT).is_file() and not begun:
-        rule = "holds a run whose checkpoints are gone: it would begin again with the noise that "
-        rule += "it has used, and nothing could tell whether on the same data"
+        rule = "holds a run whose checkpoints are gone: it would use the same noise again"
         raise _check.reject("output", str(folder), rule, "Begin a new run in another folder.")
     # a secret is used again only with a checkpoint, in which the data it was used on is sealed
     return begun
@@ -78,10 +77,7 @@ def make_folder(folder: Path) -> bool:
 
 
 def drop_folder(folder: Path) -> None:
-    """Take away the folder of a run that was refused, if it holds no more than was written before.
-
-    The secret has drawn no noise: that begins after the first checkpoint.
-    """
+    """Take away the folder of a refused run that holds no more than an account and unused keys."""
     written = ("lock", "lock.holder", ACCOUNT, *_SECRETS)
     if all(path.name in written for path in folder.iterdir()):
         for name in written:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,18 +46,11 @@ def generate(
     length = min(model.max_length or 256, len(text) + tokens)
 
     @jax.jit
-    def scored(
-        params: PyTree,
-        frozen: PyTree,
-        row: jax.Array,
-        at: jax.Array,
-        last: jax.Array,
-        cache: PyTree,
-    ) -> tuple[jax.Array, PyTree]:
+    def scored(own: tuple[Any, Any], row: Any, at: Any, last: Any, cache: Any) -> tuple[Any, Any]:
         if model.decode is None:
-            found = logits(params, frozen, row)
+            found = logits(*own, row)
         else:
-            found, cache = model.decode(params, frozen, row, at, cache)
+            found, cache = model.decode(*own, row, at, cache)
         return found[last].astype(jnp.float32), cache
 
     @pinned
@@ -68,7 +62,7 @@ def generate(
         else:
             row, at, last = np.array(text[-1:], np.int32), len(text) - 1, 0
         where = np.int32(at), np.int32(last)
-        scores, cache = scored(model.params, model.frozen, row, *where, cache)
+        scores, cache = scored((model.params, model.frozen), row, *where, cache)
         # a text that has left the window moves against the positions of what is cached
         return np.asarray(scores, np.float64), cache if len(text) < length else None
 

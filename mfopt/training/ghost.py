@@ -63,10 +63,9 @@ def parts(uses: list[tuple[Use, jax.Array, jax.Array]]) -> list[Part]:
 def square(found: list[Part]) -> jax.Array:
     """||G||² of one unit and one leaf, not below its true value for rounding; scalar float32.
 
-    The terms of the double sum can cancel, so that rounding may take away more than a relative
-    2⁻²⁴. A product of n numbers in float32 is off by more than λ √n 2⁻²⁴ times its terms' size with
-    probability 2 exp(-λ²/2) each (Higham and Mary 2019, theorem 3.1, which takes rounding errors
-    as independent); λ = 6 times the root of the sum of the squared errors is added.
+    The terms of the double sum can cancel. A product of n numbers in float32 is off by more than
+    λ √n 2⁻²⁴ times its terms' size with probability 2 exp(-λ²/2) each (Higham and Mary 2019, thm.
+    3.1, for independent rounding); λ = 6 times the root of the sum of the squared errors is added.
     """
     total, spread = jnp.float32(0), jnp.float32(0)
     for a, b in itertools.combinations_with_replacement(found, 2):

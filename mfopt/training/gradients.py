@@ -123,12 +123,7 @@ def formed_one_by_one(model: Model, length: int) -> str | None:
 
 
 def _clipped_sum(
-    taps: Taps,
-    clipping: Clipping,
-    params: PyTree,
-    frozen: PyTree,
-    tokens: jax.Array,
-    mask: jax.Array,
+    taps: Taps, clipping: Clipping, params: PyTree, frozen: PyTree, *rows: jax.Array
 ) -> tuple[PyTree, Statistics]:
     """Σ clip(gradient) over the units, and each unit's statistics."""
     leaves, structure = jax.tree.flatten(params)
@@ -180,7 +175,7 @@ def _clipped_sum(
         weighted = {i: ghost.weighted(part, each[i]) for i, part in parts.items()}
         return bounded, weighted, statistics
 
-    bounded, weighted, statistics = jax.vmap(unit)(tokens, mask)
+    bounded, weighted, statistics = jax.vmap(unit)(*rows)
     total = {i: jnp.sum(leaf, axis=0) for i, leaf in bounded.items()}
     for i, mine in uses.items():
         total[i] = ghost.total([taps.uses[k] for k in mine], weighted[i], leaves[i])

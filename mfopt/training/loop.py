@@ -106,15 +106,10 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """One finished step.
+    """One finished ``step`` t, who took part (``batch``), and sums over them, without noise.
 
-    Attributes:
-        step: its number t; ``state.step`` is t + 1.
-        state: the state after it. Its buffers are reused by the next step: what is to be kept must
-            be copied before the loop continues.
-        statistics: sums over the step's units; computed from the data without noise.
-        batch: who took part.
-        release: the noised mean that the optimizer got, if asked for; else None.
+    The buffers of ``state``, with ``state.step`` = t + 1, are reused by the next step: copy what is
+    to be kept before. ``release``: the noised mean that the optimizer got, if asked for.
     """
 
     step: int
@@ -251,21 +246,12 @@ class Trainer:
             tokens, mask = self.execution.units.fetch(units.reshape(-1), step)
             shape = units.shape
             rows = [self._rows(x.reshape(*shape, *x.shape[1:])) for x in (tokens, mask)]
-            totals = self._add(totals, params, self._frozen, *rows, len(units))
+            totals = self._add(totals, (params, self._frozen), *rows, len(units))
         return totals if self._estimate is None else self._estimate(totals)
 
-    def _added(
-        self,
-        totals: Totals,
-        params: PyTree,
-        frozen: PyTree,
-        tokens: jax.Array,
-        mask: jax.Array,
-        count: jax.Array,
-    ) -> Totals:
+    def _added(self, totals: Totals, arrays: Any, tokens: Any, mask: Any, count: Any) -> Totals:
         """The sums with ``count`` more microbatches, of tokens (block, m, G, L), in one loop."""
-        # once for the block
-        params, frozen = meshes.gathered(self._mesh, self.model, (params, frozen))
+        params, frozen = meshes.gathered(self._mesh, self.model, arrays)  # once for the block
 
         def more(i: jax.Array, totals: Totals) -> Totals:
             return self._pin_totals(self._adder(totals, params, frozen, tokens[i], mask[i]))

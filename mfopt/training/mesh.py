@@ -3,9 +3,8 @@
 Units are split over ``data``. Of everything else (parameters, frozen arrays, sums of gradients,
 optimizer state, noise) a device holds its share (:func:`spread`); a step gathers the parameters,
 over ``model`` as far as the model says how. Up to the rounding of sums results do not depend on it.
-Every process builds the same microbatch from the shared store and hands over only the rows of its
-own devices, so the hosts need no exchange of data and all devices get equally many units, of
-equally many records each.
+Every process builds the same microbatch and hands over the rows of its own devices: hosts exchange
+no data, and all devices get equally many units, of equally many records each.
 """
 
 from __future__ import annotations
@@ -121,11 +120,8 @@ def gathered(mesh: Mesh, model: Model, arrays: tuple[PyTree, PyTree]) -> tuple[P
 
     The model says what lies over the model axis; all else becomes whole on every device.
     """
-    where = (
-        shardings(mesh, model.params, model.partition),
-        shardings(mesh, model.frozen, model.frozen_partition),
-    )
-    return jax.lax.with_sharding_constraint(arrays, where)
+    both = (model.params, model.partition), (model.frozen, model.frozen_partition)
+    return jax.lax.with_sharding_constraint(arrays, tuple(shardings(mesh, *each) for each in both))
 
 
 def whole(mesh: Mesh, model: Model) -> Model:

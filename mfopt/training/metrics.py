@@ -1,10 +1,8 @@
 """Losses and progress of a run: bar, CSV, TensorBoard, plot, and one page of what it did.
 
-All of it is computed from the data without noise. It is *not* covered by the privacy guarantee
-and belongs to whoever holds the data: the files are readable by their owner only, and
-``private_metrics = false`` writes and shows none of them: no training loss, no evaluation on
-held-out users and records (which are private too), no events, no plot; the page then holds what
-the privacy report and the settings hold.
+All of it is computed from the data, held-out parts included, without noise: it is *not* covered by
+the guarantee. The files are readable by their owner only, and ``private_metrics = false`` writes
+none of them; the page then holds what the privacy report and the settings hold.
 """
 
 from __future__ import annotations
@@ -131,11 +129,7 @@ def step_row(result: StepResult, seconds: float) -> dict[str, float]:
 
 
 class Table:
-    """A CSV file that grows by rows and can be taken up again at a step.
-
-    Rows at or after ``start`` (left by a run that was killed after its last checkpoint) are
-    dropped, so that each step stands in the file once.
-    """
+    """A CSV file that grows by rows; those at or after ``start``, of a run that was killed, go."""
 
     def __init__(self, path: Path, fields: tuple[str, ...], start: int = 0) -> None:
         self._fields = fields

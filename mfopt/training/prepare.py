@@ -15,7 +15,7 @@ from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
-from mfopt.training import continued, initial_model, privacy, signing, sizes, sweep
+from mfopt.training import continued, initial_model, median, privacy, signing, sizes, sweep
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, verify_all
@@ -87,6 +87,7 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
     Returns True if there was no output folder.
     """
     check_folder(Path(config.output), resume)
+    median.check(config)
     if config.data in EMBEDDED:  # a file of that name can be given as ./stdlib
         pass
     elif Path(config.data).is_file():
@@ -96,7 +97,8 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
         wanted = [
             name for name in ("pretrain_steps", "patience", "sweep_rates") if getattr(config, name)
         ]
-        wanted += [name for name in ("records_per_user", "clip_norm") if not getattr(config, name)]
+        free = ("clip_norm",) if config.median_epsilon else ("records_per_user", "clip_norm")
+        wanted += [name for name in free if not getattr(config, name)]
         if wanted and "public" not in parts:
             raise initial_model.no_public_part(wanted[0], getattr(config, wanted[0]))
     if config.model and initial_model.made_elsewhere(config.model):
@@ -139,7 +141,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     folder = Path(config.output)
     resuming = check_folder(folder, resume)
     mesh = meshes.make_mesh(config.model_parallel)
-    account = account_of(config, folder, progress, resuming=resuming)
     earlier = continued.read(config, progress)
     parts, tokenizer = _open_data(config, folder, progress, resuming)
     train = parts["train"]
@@ -148,16 +149,20 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         rule = f"was built with another tokenizer than that of the run in {earlier.folder}"
         raise _check.reject("data", tokens[:12], rule, "Build it with that run's tokenizer.")
     secret = secret_of(config, folder, resuming)
+    if config.median_epsilon or not config.records_per_user:
+        if config.median_epsilon:
+            count, how = median.chosen(config, train, None if resuming else secret)
+        else:
+            count, how = sweep.usual_records(parts["public"]), "the median of the public users"
+        tell(f"{count} records of a user, {how}")
+        config = dataclasses.replace(config, records_per_user=count)
+    account = account_of(config, folder, progress, resuming=resuming)
     # Which of a user's records are chosen changes no number that is checked here.
     rule = "random" if config.selection in PERPLEXITY_RULES else config.selection
     left = [name for name in ("microbatch", "clip_norm") if not getattr(config, name)]
     if resuming and left:  # sums are rounded, and clipped, alike
         begun = load(folder / "config.toml")
         config = dataclasses.replace(config, **{name: getattr(begun, name) for name in left})
-    if not config.records_per_user:
-        count = sweep.usual_records(parts["public"])
-        tell(f"{count} records of a user in a step, the median of the public users")
-        config = dataclasses.replace(config, records_per_user=count)
     # what a step costs does not follow from the clip norm
     wired = Wiring(
         dataclasses.replace(config, clip_norm=config.clip_norm or 1.0), account, secret, mesh
@@ -236,15 +241,9 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         guarantee = privacy.with_grid(guarantee, execution, model.num_params)
         if earlier is not None:
             guarantee = composed([*earlier.runs, (guarantee, account)])
-        public_report = privacy.report(
-            account,
-            execution,
-            guarantee,
-            num_params=model.num_params,
-            steps_done=0,
-            pinned=config.seed >= 0,
-            black_box=config.algorithm == "group",
-        )
+        of: dict[str, Any] = {"num_params": model.num_params, "steps_done": 0}
+        of |= {"pinned": config.seed >= 0, "black_box": config.algorithm == "group"}
+        public_report = privacy.report(account, execution, guarantee, **of)
         if earlier is not None:
             public_report["continues"] = earlier.report
         way = next((name for name in privacy.CHOSEN if name and getattr(config, name)), "")

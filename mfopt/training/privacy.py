@@ -133,8 +133,7 @@ def statement(
         guarantee = lemma.black_box_group(guarantee, group)
     if guarantee.group_size < group:
         rule = f"a {privacy_unit} has up to {group} sampled units, and the account is for groups of"
-        way_out = f"Account for groups of {group}, use user-level sampling, lower the group size, "
-        way_out += "or use black-box group privacy."
+        way_out = "Account for it, lower it, or use user-level sampling or black-box groups."
         raise _check.reject("group_size", group, f"{rule} {guarantee.group_size}", way_out)
     adjacency = sampler.scheme.executed_adjacency(guarantee.adjacency)
     displacement = sampler.displacement_probability(group)
@@ -157,6 +156,17 @@ def statement(
             way_out = "Use truncation = 'charge', or no batch size."
             raise _check.reject("truncation", "double", rule, way_out)
         details["sensitivity_factor"] = sampler.sensitivity_factor
+    if units.median_epsilon:  # basic composition, the second mechanism chosen by the first
+        if adjacency == "replace" or privacy_unit == "record":
+            rule = f"was spent on adding or removing a user ({privacy_unit}, {adjacency})"
+            raise _check.reject("median_epsilon", units.median_epsilon, rule)
+        details["epsilon_before_median"] = guarantee.epsilon
+        guarantee = dataclasses.replace(
+            guarantee,
+            epsilon=np.nextafter(guarantee.epsilon + units.median_epsilon, np.inf).item(),
+            method=f"{guarantee.method}, and a private median",
+            status="bound" if guarantee.status == "exact" else guarantee.status,
+        )
     return dataclasses.replace(
         guarantee,
         delta=delta,
@@ -198,14 +208,11 @@ def _group_size(units: Units, privacy_unit: str) -> int:
     elif facts["unit"] != "record":
         rule = "user-level sampling clips users, so the unit is the user"
     elif not facts.get("whole"):
-        rule = "with one record of a user more or less, others may be kept or held out: of each "
-        rule += f"user {units.group_size} are kept"
-        way_out = "Raise `records_per_user` above every user's number of records, of data without "
-        way_out += "held-out records, or state it per user."
+        rule = f"with one record less, others may be kept or held out: {units.group_size} are kept"
+        way_out = "Raise `records_per_user` above all, hold no record out, or state it per user."
     elif facts.get("reserve") and facts.get("selection") != "random":
         name, value = "selection", facts["selection"]
-        rule = "numbers a user's records by their content: one that is emptied moves others to "
-        rule += "other batches"
+        rule = "numbers records by content: one that is emptied moves others to other batches"
         way_out = "Use selection = 'random' (of records that are all kept it changes nothing else)."
     else:
         return 1
@@ -337,6 +344,12 @@ def report(
         not_covered = (*NOT_COVERED[:-1], SECURE_NOT_COVERED)
     arrays = accounted.strategy.arrays()
     small = sum(array.size for array in arrays.values()) <= _MOST_NUMBERS
+    stored = {
+        name: {"shape": list(x.shape), "type": x.dtype.str, "values": x.reshape(-1).tolist()}
+        for name, x in arrays.items()  # JSON keeps every bit of a float
+        if small
+    }
+    clipped = execution.clipping.sensitivity_in_bounds > 1
     return {
         "format": REPORT_FORMAT,
         "mfopt": __version__,
@@ -348,16 +361,9 @@ def report(
         "pinned": pinned,
         "mechanism_digest": accounted.digest,
         "strategy": accounted.strategy.describe(),
-        "strategy_arrays": {
-            name: {"shape": list(x.shape), "type": x.dtype.str, "values": x.reshape(-1).tolist()}
-            for name, x in arrays.items()  # JSON keeps every bit of a float
-        }
-        if small
-        else None,
+        "strategy_arrays": stored if small else None,
         "noise_multiplier": accounted.noise_multiplier,
-        "noise_multiplier_unit": ESTIMATE_UNIT
-        if execution.clipping.sensitivity_in_bounds > 1
-        else SIGMA_UNIT,
+        "noise_multiplier_unit": ESTIMATE_UNIT if clipped else SIGMA_UNIT,
         "sampling": execution.sampler.describe(),
         "units": execution.units.describe(),
         "clipping": execution.clipping.describe(),
@@ -380,10 +386,8 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     details = ", ".join(f"{name} {value}" for name, value in scheme.items() if name != "kind")
     epsilon, delta = round_up(guarantee["epsilon"], 6), delta_in_words(guarantee["delta"])
     multiplier = f"{round_up(facts['noise_multiplier'], 6)} ({facts['noise_multiplier_unit']})"
-    in_a_step = (
-        f"norm {sizes['noise_norm']:.4g} over {facts['parameters']} parameters; "
-        f"largest possible signal norm: {sizes['largest_signal_norm']:.4g}"
-    )
+    in_a_step = f"norm {sizes['noise_norm']:.4g} over {facts['parameters']} parameters; largest "
+    in_a_step += f"possible signal norm: {sizes['largest_signal_norm']:.4g}"
     rows = [
         ("privacy unit", f"{guarantee['privacy_unit']} ({guarantee['adjacency']} adjacency)"),
         ("epsilon, delta", f"{epsilon}, {delta}"),
@@ -412,6 +416,9 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ]
         words = f"runs of {' and '.join(alone)}, the last of them this one"
         rows.append(("composed of", f"{words}; a user may be in the data of all"))
+    if spent := facts["units"].get("median_epsilon"):
+        left = f"epsilon {spent:g} of the total, {round_up(extra['epsilon_before_median'], 6)} left"
+        rows.append(("private median", f"chose the records of a user: {left} to training"))
     if "displacement" in extra:
         before, chance = extra["delta_before_truncation"], extra["displacement"]
         raised = f"delta raised from {before:.6g} (chance of displacing a unit {chance:.3g})"

@@ -1,9 +1,8 @@
 """One secret per run, and the independent random streams made from it.
 
-The amplified guarantees hold while the sampling is secret, and the noise protects nothing once
-its key is known. Both come from one 256-bit secret that is drawn by the operating system, lives
-in the run's folder (owner-only files) and never in a report. Every stream is a pure function of
-(secret, purpose, step): a resumed run draws what an unbroken run draws.
+Sampling and noise protect nothing once their keys are known. All come from 256 bits drawn by the
+operating system, which live in the run's folder (owner-only files) and never in a report. Every
+stream is a pure function of (secret, purpose, step): a resumed run draws what an unbroken one does.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ Ed25519 (Bernstein et al. 2012; RFC 8032), by the ``cryptography`` package; a ke
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from pathlib import Path
@@ -22,26 +21,22 @@ _WAY_OUT = "Make one with `openssl genpkey -algorithm ed25519 -out key.pem`."
 
 def load_private(path: str | Path) -> ed25519.Ed25519PrivateKey:
     """The private key in a PEM file without a password; refused is another kind of key."""
-    serialization, ed25519 = _libraries()
-    read = functools.partial(serialization.load_pem_private_key, password=None)
-    return _key("sign_key", path, read, ed25519.Ed25519PrivateKey, _WAY_OUT)
+    return _key("sign_key", "private", path, _WAY_OUT, password=None)
 
 
 def load_public(path: str | Path) -> ed25519.Ed25519PublicKey:
     """The public key in a PEM file; raises as :func:`load_private`."""
+    return _key("public_key", "public", path)
+
+
+def _key(name: str, kind: str, path: str | Path, way_out: str = "", **how: Any) -> Any:
     serialization, ed25519 = _libraries()
-    read, kind = serialization.load_pem_public_key, ed25519.Ed25519PublicKey
-    return _key("public_key", path, read, kind)
-
-
-def _key(name: str, path: str | Path, read: Any, kind: Any, way_out: str = "") -> Any:
     try:
-        key = read(Path(path).read_bytes())
+        key = getattr(serialization, f"load_pem_{kind}_key")(Path(path).read_bytes(), **how)
     except (OSError, ValueError, TypeError) as problem:
         raise _check.reject(name, str(path), f"cannot be read ({problem})", way_out) from None
-    if not isinstance(key, kind):
-        which = name.replace("sign_key", "private key").replace("public_key", "public key")
-        raise _check.reject(name, str(path), f"is not an Ed25519 {which}", way_out)
+    if not isinstance(key, getattr(ed25519, f"Ed25519{kind.title()}Key")):
+        raise _check.reject(name, str(path), f"is not an Ed25519 {kind} key", way_out)
     return key
 
 

@@ -106,11 +106,10 @@ class RunCost:
         """Bytes at the peak of training, on each device.
 
         The model and its initial copy, the sum of gradients, one draw of noise and the update; the
-        state (parameters, moments, buffers of noise) and its copy while a checkpoint is written;
-        and the gradient and records of each unit of a microbatch, 1.1 to 1.5 of XLA's own account
-        of them at six shapes. Several devices share all of this; each has the parameters whole
-        beside it (later, the noise), and the gradient of what is summed over them at once: an
-        array, on a CPU all of them.
+        state and its copy while a checkpoint is written; and the gradient and records of each unit
+        of a microbatch, 1.1 to 1.5 of XLA's own account at six shapes. Devices share all of this;
+        each has the parameters (later, the noise) whole beside it, and the gradient of what is
+        summed over them at once: an array, on a CPU all of them.
         """
         devices, cpu = len(meshes.devices()), meshes.on_cpu()
         noise, clipping = self.execution.noise, self.execution.clipping

@@ -1,5 +1,4 @@
-"""Taps: the places where a loss multiplies parameters with activations, found in its traced
-program.
+"""Taps: where a loss multiplies parameters with activations, found in its traced program.
 
 A matrix W that a loss uses only as x W (a linear layer, a head, an adapter), as rows picked by
 number (an embedding) or as both (a tied one) has the gradient Σ uᵀ v over its uses and positions,

@@ -1,7 +1,6 @@
 """Text to tokens: a Hugging Face ``tokenizer.json``, or a byte-level BPE trained on public text.
 
-A tokenizer is public: its vocabulary is released with the model. It must therefore never be trained
-on the private part of the data, and nothing here accepts a private store.
+A tokenizer is released with the model: nothing here accepts a private store to train it on.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ with _extras.required():
 END_OF_TEXT = "<|endoftext|>"
 _MOST_ENTRIES = 2**20  # the trainer reserves memory for all of them; GPT-2 has 50,257
 FILE_NAME = "tokenizer.json"
-_WAY_OUT = (
-    "Name the tokenizer.json of the model to train, as published with it, or train one on public "
-    "text: `vocab_size=2048` with `public`."
-)
+_WAY_OUT = "Name the model's own, or train one on public text: `vocab_size=2048` with `public`."
 
 
 class Tokenizer:
@@ -77,8 +73,9 @@ class Tokenizer:
         found = cls.load(path, metadata.get("end_of_text") or END_OF_TEXT)
         if found.digest != metadata["tokenizer_digest"]:
             rule = "is another tokenizer than the one that the data was built with"
-            way_out = "Tokens would stand for other words: build the data with this tokenizer, or "
-            way_out += "put the data's own tokenizer.json there."
+            way_out = (
+                "Build the data with this tokenizer, or put the data's own tokenizer.json there."
+            )
             raise _check.reject("tokenizer", str(path), rule, way_out)
         return found
 

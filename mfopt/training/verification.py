@@ -31,7 +31,7 @@ from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.progress import Progress, Report, silent
-from mfopt.training import privacy, signing
+from mfopt.training import median, privacy, signing
 from mfopt.training.batching import Sampler
 from mfopt.training.fedavg import clipping_of
 from mfopt.training.loop import Execution
@@ -261,6 +261,10 @@ def _compared(
     for name, value in expected.pop("noise_against_signal").items():
         mine = facts["noise_against_signal"][name]
         yield _alike(name, mine, value if math.isfinite(value) else None)
+    if spent := execution.units.median_epsilon:
+        chosen = max(execution.units.records, execution.units.group_size)
+        words = f"{chosen}, a private median at epsilon {spent:g}"
+        yield Check("records per user", words, f"one of {median.GRID}", chosen in median.GRID)
     done, most = facts["steps_done"], execution.iterations
     yield Check("steps", f"{done}", f"at most {most}", 0 <= int(done) <= most)
     yield _learning_rate(facts.get("learning_rate", {}), execution)

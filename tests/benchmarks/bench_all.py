@@ -38,12 +38,7 @@ _QUIET = 0.5  # processes that want a core, for each core
 
 
 class Contest(NamedTuple):
-    """Two ways to the same answer: each call gives CPU seconds.
-
-    Attributes:
-      ours, theirs: the calls.
-      facts: what is to be told beside the ratio.
-    """
+    """Two ways to the same answer: each call gives CPU seconds; ``facts`` are told beside them."""
 
     ours: Callable[[], float]
     theirs: Callable[[], float]

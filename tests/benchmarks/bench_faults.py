@@ -63,13 +63,7 @@ def model_digest(folder: Path) -> str:
 
 
 class Faults:
-    """The run that meets them.
-
-    Args:
-      root: where everything lies.
-      steps: of the whole run.
-      rng: chooses kinds, moments and bits.
-    """
+    """The run that meets them, of so many steps; ``rng`` chooses kinds, moments and bits."""
 
     def __init__(self, root: Path, steps: int, rng: random.Random) -> None:
         self.root, self.rng, self.steps = root, rng, steps

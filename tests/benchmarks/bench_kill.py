@@ -7,24 +7,19 @@ it by kill -9, SIGTERM, SIGHUP, Ctrl-C or a full disk (a limit on the size of fi
 drawn uniformly from the work of the undisturbed command, in CPU time where the system tells that of
 another process: what else the machine does moves no moment. Afterwards
 
-- every file whose name is not hidden can be read whole: factorizations load, CSV and JSON parse,
-  and so do the notes of what was proved on this machine;
+- every file whose name is not hidden can be read whole, and so can the notes of what was proved;
 - exit code 0 comes only with the complete output; a polite signal gives 128 + its number or 0; a
-  full disk gives 0, 1 or 2;
-- no traceback was printed;
+  full disk gives 0, 1 or 2; no traceback was printed;
 - the same command, run again where anything at all was left, ends well (with --resume for training
   that has begun), and a comparison's table is then that of an undisturbed run, to the last byte.
 
-A command begins as a copy of this process (``os.fork``), in which Python and JAX are imported but
-no device was used: 200 moments then cost their work and not their imports. One in eight is a
-process of its own from the first instruction on; while Python itself is still starting, a signal
-is answered by the interpreter, so there only the files and the second run are judged.
+A command begins as a copy of this process (``os.fork``), in which Python and JAX are imported. One
+in eight is a process of its own; while Python itself is starting, a signal is answered by the
+interpreter, so there only the files and the second run are judged.
 
-Every moment is written down when it is over, and has a generator of its own: the same command with
-the same ``--out`` goes on after the last one, so ``--minutes`` can cut the work in parts (which
-share a compilation cache where ``JAX_COMPILATION_CACHE_DIR`` names one).
-
-Exit code 1 if any of this fails.
+The same command with the same ``--out`` goes on after the last moment, so ``--minutes`` can cut the
+work in parts (which share a compilation cache where ``JAX_COMPILATION_CACHE_DIR`` names one). Exit
+code 1 if any of this fails.
 """
 
 from __future__ import annotations
@@ -94,11 +89,7 @@ class Running:
     """A command at work.
 
     What it says goes through a pipe, which a full disk leaves alone and which holds 64 KiB.
-
-    Args:
-      command: its words, after ``mfopt``.
-      limit: bytes that a file may have.
-      cold: a process of its own, not a copy of this one.
+    ``limit``: bytes that a file may have; ``cold``: a process of its own, not a copy of this one.
     """
 
     def __init__(self, command: str, *, limit: int | None = None, cold: bool = False) -> None:
@@ -314,14 +305,7 @@ def one(
 ) -> tuple[list[Any], list[str]]:
     """One moment: (command, way, share of the work or bytes of a file, exit code), what was wrong.
 
-    Args:
-      name: of the command.
-      way: how it is ended.
-      cold: in a process of its own.
-      rng: draws when.
-      root, data: folders.
-      whole: seconds of work of the undisturbed command.
-      undisturbed: the table it ends with.
+    ``whole``, ``undisturbed``: seconds of work and table of the undisturbed command.
     """
     folder = fresh(root)
     command = COMMANDS[name].format(folder, data)

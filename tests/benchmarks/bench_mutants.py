@@ -117,9 +117,7 @@ def tried(words: list[str], copy: Path) -> tuple[int, str]:
 
 
 bench = Bench(
-    __file__,
-    __doc__,
-    only=("", "This mutant of the list; its name or a part of several."),
+    __file__, __doc__, only=("", "This mutant of the list; its name or a part of several.")
 )
 parser, main = bench.parser, bench.main
 

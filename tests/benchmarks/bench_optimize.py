@@ -42,13 +42,7 @@ parser, main = bench.parser, bench.main
 
 
 def command(folder: Path, kept: Path, *words: str) -> dict[str, Any]:
-    """What one process takes, and what it says of its result.
-
-    Args:
-      folder: where it runs.
-      kept: folder of its compiled programs.
-      words: the command line.
-    """
+    """What one process takes, and what it says of its result; ``kept``: its compiled programs."""
     # this process has a cache of its own, which another would take for its host's choice
     ours = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}

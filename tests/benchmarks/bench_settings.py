@@ -174,11 +174,9 @@ def _measured(result: Setting, name: str) -> Iterator[None]:
 
 
 def reference(result: Setting, finer: float = 1.0) -> list[float]:
-    """dp_accounting's optimistic and pessimistic ε at the σ that was found.
+    """dp_accounting's optimistic and pessimistic ε at the σ that :func:`check` found.
 
-    Args:
-      result: what :func:`check` found.
-      finer: its grid, of spacing 1e-3 or a hundredth of ε, is this many times finer.
+    ``finer``: its grid, of spacing 1e-3 or a hundredth of ε, is this many times finer.
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -212,13 +210,7 @@ def _mixture(result: Setting) -> tuple[list[int], list[float]]:
 
 
 def hopeless(result: Setting, seconds: float, finer: float = 1.0) -> bool:
-    """Whether the reference has more points on its grid than it can look at in this time.
-
-    Args:
-      result: what :func:`check` found.
-      seconds: of CPU time, that it is given.
-      finer: as for :func:`reference`.
-    """
+    """Whether the reference has more points on its grid than it can look at in this CPU time."""
     from dp_accounting.pld import privacy_loss_mechanism
 
     directions, span = privacy_loss_mechanism.AdjacencyType, 0.0

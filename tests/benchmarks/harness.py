@@ -169,12 +169,7 @@ class Bench:
                 )
 
     def earlier(self, nothing: dict[str, Any], same: str = "") -> dict[str, Any]:
-        """The report in --out, to go on with, or ``nothing``.
-
-        Args:
-          nothing: the beginning of a report.
-          same: what must be in it as in ``nothing``, or it is the report of another call.
-        """
+        """The report in --out, to go on with, or ``nothing`` where ``same`` in it is another."""
         if self.out is None or not self.out.is_file():
             return nothing
         found: dict[str, Any] = json.loads(self.out.read_text())

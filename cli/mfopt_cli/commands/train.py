@@ -213,7 +213,7 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
         make_folder(path.parent)
         found = factorize(
             settings.scheme(),
-            settings.epsilon,
+            settings.training_epsilon,
             settings.delta,
             strategy=settings.strategy,
             privacy_unit="user",
@@ -229,7 +229,7 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
     facts = found.strategy.describe()
     kind = facts.get("base", facts)["kind"]  # a time-scaled one is made where its base is asked for
     stated = (found.sampling, found.guarantee.epsilon, found.guarantee.delta, kind)
-    asked = (settings.scheme(), settings.epsilon, settings.delta, settings.strategy)
+    asked = (settings.scheme(), settings.training_epsilon, settings.delta, settings.strategy)
     if stated != asked:
         rule = f"holds a factorization for {stated}, not for {asked}"
         way_out = "Choose another output folder."

@@ -35,11 +35,7 @@ _EXAMPLES = 10
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of ``mfopt data build``, which explains them.
-
-    ``drop_duplicates`` is within a user only: across users it would let one user's data decide
-    about another's.
-    """
+    """Options of ``mfopt data build``; ``drop_duplicates`` is within a user, never across users."""
 
     on_bad: str = "skip"
     hold_out: HoldOut = dataclasses.field(default_factory=HoldOut)

@@ -1,9 +1,8 @@
 """Writing a token store from records in any order: a spool on disk, then one pass by user.
 
-Records arrive as they are read, users mixed. They go into an SQLite file (the *spool*), whose index
-gives them back user by user, in memory that grows neither with records nor with users. A commit
-makes everything so far durable together with the reader's progress, so a build that was killed
-resumes from the last commit.
+Records, users mixed, go into an SQLite file (the *spool*), whose index gives them back by user, in
+memory that grows with neither. A commit makes everything so far durable with the reader's progress:
+a build that was killed resumes from there.
 """
 
 from __future__ import annotations

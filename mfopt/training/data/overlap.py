@@ -92,9 +92,7 @@ def refuse_copies(public: TokenStore, private: Sequence[TokenStore], most: float
     return found
 
 
-def _blocks(
-    store: TokenStore,
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+def _blocks(store: TokenStore) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """(numbers of long records (R,), their hashes, hashes of runs of tokens (W,), their owners).
 
     A run's owner is its record's place among the R.

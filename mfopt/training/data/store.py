@@ -11,9 +11,8 @@ A store is a folder of plain ``.npy`` arrays and one JSON file, readable with nu
 ``metadata.json``                     version, tokenizer digest, counts, provenance, content digest
 ====================  ==============  ========================================================
 
-A *user* is the privacy unit and a *record* is one text of that user. Records of one user are
-neighbours, so one user's text is one slice of ``tokens``. No Python object is made per record or
-user: all fetches are array operations.
+A *user* is the privacy unit and a *record* is one text of that user; records of one user are
+neighbours. No Python object is made per record or user: all fetches are array operations.
 """
 
 from __future__ import annotations
@@ -150,10 +149,7 @@ class TokenStore:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of tokens and offsets, hex, computed from the arrays once for each object.
-
-        What the metadata says of it is only compared with it, by :meth:`verify`.
-        """
+        """SHA-256 of tokens and offsets, hex, from the arrays; :meth:`verify` compares metadata."""
         return content_digest(self.tokens, self.record_offsets, self.user_offsets)
 
     def records_of(self, user: int) -> range:

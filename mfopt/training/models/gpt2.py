@@ -65,15 +65,6 @@ class GPT2Config(Shape):
         super().__post_init__()
 
     @classmethod
-    def embedded(cls, vocab_size: int = 2048) -> GPT2Config:
-        """The small model for the embedded corpus: 2 blocks of width 64, made for two CPU cores.
-
-        >>> GPT2Config.embedded().num_params
-        239360
-        """
-        return cls(vocab_size, n_positions=128, n_embd=64, n_layer=2, n_head=4)
-
-    @classmethod
     def read(cls, found: dict[str, Any]) -> GPT2Config:
         """The shape that a ``config.json`` says."""
         for name, value in _REQUIRED.items():

@@ -49,12 +49,8 @@ _WITHOUT_EFFECT = {
     *("attention_dropout", "max_window_layers"),
 }
 # Ways to stretch the rotary positions, with the numbers that each has.
-_ROPES = {
-    "linear": ("factor",),
-    "llama3": (
-        *("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    ),
-}
+_STRETCHED = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_ROPES = {"linear": _STRETCHED[:1], "llama3": _STRETCHED}
 _WAY_OUT = "Take it out if it changes nothing for records of the length that you train on."
 
 

@@ -45,7 +45,7 @@ class Model:
     >>> def bigram(params, tokens, mask):
     ...     return next_token_loss(params["logits"][tokens], tokens, mask)
     >>> model = Model.of({"logits": jnp.zeros((16, 16))}, bigram)
-    >>> float(model.record_loss(jnp.array([1, 2, 3]), jnp.array([True, True, True]))).__round__(4)
+    >>> round(float(model.loss(model.params, (), jnp.array([1, 2, 3]), jnp.ones(3, bool))), 4)
     2.7726
     """
 
@@ -70,10 +70,6 @@ class Model:
     ) -> Model:
         """A model without frozen arrays, from ``loss(params, tokens, mask) -> scalar``."""
         return cls(params, lambda params, _, tokens, mask: loss(params, tokens, mask), name=name)
-
-    def record_loss(self, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-        """The loss of one record at the model's own parameters."""
-        return self.loss(self.params, self.frozen, tokens, mask)
 
     def check_fits(self, vocab_size: int, length: int) -> None:
         """Refuse data with tokens up to ``vocab_size`` - 1, or ``length``, beyond this model."""

@@ -1,8 +1,7 @@
 """Conversion of a Flax NNX module that gives next-token logits to a :class:`Model`.
 
-Parameters leave the module as nested dictionaries of arrays with string keys, which every
-optimizer, checkpointer and sharding rule understands; the module is put together again, at no run
-time cost, when the loss is traced.
+Parameters leave it as nested dictionaries of arrays with string keys, which every optimizer,
+checkpointer and sharding rule understands; it is put together again when the loss is traced.
 """
 
 from __future__ import annotations
