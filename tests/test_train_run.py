@@ -546,5 +546,5 @@ def test_an_account_is_made_once_for_a_run(data, tmp_path, monkeypatch):
     assert gone_on["steps"] == 6
     assert gone_on["privacy"]["noise_multiplier"] == begun["privacy"]["noise_multiplier"]
     for change in ({"epsilon": 7.0}, {"algorithm": "els"}):
-        with pytest.raises(UsageError, match="differs from the run|is not an account"):
+        with pytest.raises(UsageError, match=r"differs from the run|is not an account"):
             prepare(settings_for(data, tmp_path / "run", **change), resume=True)
