@@ -92,7 +92,7 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(
     @float64
     def loss(coupling):
         exponents = products - pattern.squared_norms(scaled) / 2
-        return pattern.log_mean(exponents, coupling * pattern.corners(scaled), bins)
+        return pattern.log_mean(coupling * pattern.corners(scaled), bins)(exponents)
 
     expected = plain_loss(every, x, SIGMA)
     np.testing.assert_allclose(loss(1.0), expected, rtol=0, atol=1e-12)
@@ -354,7 +354,8 @@ def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_
                 terms = made_from.frozen(reduced, proposal, draws)
                 return made_from.log_delta(terms, jnp.log(SIGMA), EPSILON)
             terms = pattern_frozen.terms(reduced, proposal, draws)
-            values = pattern_frozen.log_values(terms, jnp.log(SIGMA), EPSILON)
+            log_values = pattern_frozen.log_values(terms, jnp.log(SIGMA), EPSILON)
+            values = log_values(terms.centre, terms.noise)
             return jax.scipy.special.logsumexp(values) - math.log(values.size)
 
         at, slope = jax.value_and_grad(value)(jnp.asarray(gram))

@@ -81,8 +81,12 @@ class PatternLikelihood(abc.ABC):
         row = band.product(columns, jnp.full((1, self.dimension), 1 / self.bins))
         return self.noise(row)[0], jnp.sum(row**2)
 
+    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
+        return self.ratio(power)(exponents)
+
     @abc.abstractmethod
-    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array: ...
+    def ratio(self, power: Any = 1) -> Callable[[jax.Array], jax.Array]:
+        """Exponents -> :meth:`log_ratio`; what it takes of C alone is found here, once."""
 
     @abc.abstractmethod
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn: ...
@@ -163,22 +167,20 @@ def draw(key: jax.Array, samples: int, likelihood: PatternLikelihood) -> Pattern
     )
 
 
-def _log_ratio(
-    scaled: PatternLikelihood,
-    proposal: PatternProposal,
-    exponents: jax.Array,
-    of_mean: tuple[jax.Array, jax.Array],
-) -> jax.Array:
-    """log R/Q at Z = ``exponents``, in noise units; ``of_mean`` is what :meth:`mean` gives."""
+def _ratio(
+    scaled: PatternLikelihood, proposal: PatternProposal, of_mean: tuple[jax.Array, jax.Array]
+) -> Callable[[jax.Array], jax.Array]:
+    """Z -> log R/Q, in noise units; ``of_mean`` is what :meth:`mean` gives."""
     toward, square = of_mean
-    mean = scaled.average(exponents)
+    parts = [(scaled.ratio(a), g) for a, g in zip(proposal.alpha, proposal.gamma, strict=True)]
 
-    def one(alpha: jax.Array, gamma: jax.Array) -> jax.Array:
-        own = scaled.log_ratio(exponents - gamma * toward, alpha)
-        return own + gamma * mean - gamma**2 * square / 2
+    def log_ratio(exponents: jax.Array) -> jax.Array:
+        mean = scaled.average(exponents)
+        own = [of(exponents - gamma * toward) - gamma**2 * square / 2 for of, gamma in parts]
+        logs = jnp.stack(own) + proposal.gamma[:, None] * mean
+        return jax.scipy.special.logsumexp(logs, axis=0) - np.log(len(own))
 
-    parts = [one(proposal.alpha[j], proposal.gamma[j]) for j in range(len(proposal.alpha))]
-    return jax.scipy.special.logsumexp(jnp.stack(parts), axis=0) - np.log(len(parts))
+    return log_ratio
 
 
 def terms(
@@ -214,30 +216,36 @@ def _cut(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.reshape(chunks, -1, *leaf.shape[1:]), tree)
 
 
-def log_values(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """log f, f = (P/R)(1 - e^(ε-Y))₊, of one chunk: shape (2·pairs,), z first, then -z."""
-    patterns, proposal = terms.patterns, terms.proposal
+def log_values(
+    terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """(centre, noise) of a chunk -> log f, f = (P/R)(1 - e^(ε-Y))₊, for z, then for -z."""
     x = jnp.exp(-log_sigma)
-    moved, centre = x * terms.noise, x**2 * terms.centre
-    exponents = jnp.concatenate([centre + moved, centre - moved])
-    scaled = patterns.scaled(jnp.exp(log_sigma))
-    loss = scaled.log_ratio(exponents)
+    scaled = terms.patterns.scaled(jnp.exp(log_sigma))
     # not of ``scaled``: derivatives in σ would pass through all columns
-    toward, square = patterns.mean()
-    ratio = _log_ratio(scaled, proposal, exponents, (x**2 * toward, x**2 * square))
-    return loss - ratio + log_hinge(loss - epsilon)
+    toward, square = terms.patterns.mean()
+    of_loss = scaled.ratio()
+    of_proposal = _ratio(scaled, terms.proposal, (x**2 * toward, x**2 * square))
+
+    def values(centre: jax.Array, noise: jax.Array) -> jax.Array:
+        moved, centre = x * noise, x**2 * centre
+        exponents = jnp.concatenate([centre + moved, centre - moved])
+        loss = of_loss(exponents)
+        return loss - of_proposal(exponents) + log_hinge(loss - epsilon)
+
+    return values
 
 
 def log_delta(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
     """log δ̂: smooth and decreasing in log σ, and differentiable in the patterns."""
+    values = log_values(terms, log_sigma, epsilon)
 
     @jax.checkpoint
     def chunk(part: tuple[jax.Array, jax.Array]) -> jax.Array:
-        own = terms._replace(centre=part[0].astype(float), noise=part[1].astype(float))
-        return log_values(own, log_sigma, epsilon)
+        return values(*(kept.astype(float) for kept in part))
 
-    values = jax.lax.map(chunk, _cut((terms.centre, terms.noise)))
-    return jax.scipy.special.logsumexp(values) - np.log(values.size)
+    found = jax.lax.map(chunk, _cut((terms.centre, terms.noise)))
+    return jax.scipy.special.logsumexp(found) - np.log(found.size)
 
 
 @float64
@@ -305,7 +313,7 @@ def _second_moment(
     parameters: jax.Array, scaled: PatternLikelihood, exponents: jax.Array, log_weight: jax.Array
 ) -> jax.Array:
     proposal = PatternProposal(jnp.exp(parameters[:, 0]), parameters[:, 1])
-    ratio = _log_ratio(scaled, proposal, exponents, scaled.mean())
+    ratio = _ratio(scaled, proposal, scaled.mean())(exponents)
     return jax.scipy.special.logsumexp(log_weight - ratio)
 
 
@@ -347,4 +355,4 @@ class FrozenPatterns(NamedTuple):
 
     def log_values(self, terms: Any, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
         own = PatternTerms(self.likelihood, self.proposal, *terms)
-        return log_values(own, log_sigma, epsilon)
+        return log_values(own, log_sigma, epsilon)(*terms)

@@ -27,6 +27,7 @@ a corner. So an assignment costs b + bands² operations.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -104,9 +105,12 @@ class Patterns(PatternLikelihood):
 
         return jnp.max(jax.lax.scan(step, own[0], (own[1:], corner))[0])
 
-    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
-        half, corner = power**2 * squared_norms(self) / 2, power**2 * corners(self)
-        return log_mean(power * exponents - half, corner, self.bins)
+    def ratio(self, power: Any = 1) -> Callable[[jax.Array], jax.Array]:
+        half, log_of = (
+            power**2 * squared_norms(self) / 2,
+            log_mean(power**2 * corners(self), self.bins),
+        )
+        return lambda exponents: log_of(power * exponents - half)
 
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
         # Given the earlier patterns, whose modes sum to V, <m_k, V> = Σ_g <M_g[:, k_g], V>:
@@ -244,25 +248,19 @@ def corners(patterns: Patterns) -> jax.Array:
     return jnp.where(early <= late, jnp.asarray(patterns.gram)[lag, last + late], 0)
 
 
-def log_mean(exponents: jax.Array, corner: jax.Array, bins: int) -> jax.Array:
-    """log b^(-K) Σ_k e^{Σ_g exponents_g[k_g] - Σ_g corner_g[k_g, k_{g+1}]}, shape (samples,).
+def log_mean(corner: jax.Array, bins: int) -> Callable[[jax.Array], jax.Array]:
+    """Exponents -> log b^(-K) Σ_k e^{Σ_g exponents_g[k_g] - Σ_g corner_g[k_g, k_{g+1}]}.
 
     All terms are positive and those of an assignment are scaled by their largest, so nothing
-    cancels; a pattern that float64 loses weighs less than e^(2·COUPLING - 745) of another.
+    cancels; a pattern that float64 loses weighs less than e^(2·COUPLING - 745) of another. Shapes
+    (samples, K·b) -> (samples,).
 
     Args:
-      exponents: shape (samples, K·b).
       corner: shape (K - 1, c, c), see :func:`corners`; at most COUPLING.
       bins: b.
     """
     reach = corner.shape[-1]
     late = bins - reach  # the first bin that overlaps with the next assignment
-    parts = exponents.reshape(-1, exponents.shape[1] // bins, bins)
-    peak = jax.lax.stop_gradient(jnp.max(parts, axis=2))
-    weights = jnp.exp(parts - peak[:, :, None])
-    # bins in the middle of an assignment overlap with no other: the pass sees their sum alone
-    ends = weights[:, :, :reach], weights[:, :, max(reach, late) :]
-    middle = jnp.sum(weights[:, :, reach:late], axis=2)
     # nothing comes before the first assignment
     passing = jnp.exp(-jnp.pad(corner, ((1, 0), (0, 0), (0, 0))))
 
@@ -274,11 +272,19 @@ def log_mean(exponents: jax.Array, corner: jax.Array, bins: int) -> jax.Array:
         mass = rest + jnp.sum(tail, axis=1)
         return (rest / mass, tail / mass[:, None]), jnp.log(mass)
 
-    start = jnp.ones_like(middle[:, 0]), jnp.zeros((len(parts), reach))
-    by_throw = tuple(jnp.moveaxis(part, 1, 0) for part in (*ends, middle))
-    logs = jax.lax.scan(step, start, (*by_throw, passing))[1]
-    total = jnp.sum(logs, axis=0) + jnp.sum(peak, axis=1)
-    return total - parts.shape[1] * jnp.log(bins)
+    def log_of(exponents: jax.Array) -> jax.Array:
+        parts = exponents.reshape(-1, exponents.shape[1] // bins, bins)
+        peak = jax.lax.stop_gradient(jnp.max(parts, axis=2))
+        weights = jnp.exp(parts - peak[:, :, None])
+        # bins in the middle of an assignment overlap with no other: the pass sees their sum alone
+        ends = weights[:, :, :reach], weights[:, :, max(reach, late) :]
+        middle = jnp.sum(weights[:, :, reach:late], axis=2)
+        start = jnp.ones_like(middle[:, 0]), jnp.zeros((len(parts), reach))
+        by_throw = tuple(jnp.moveaxis(part, 1, 0) for part in (*ends, middle))
+        logs = jax.lax.scan(step, start, (*by_throw, passing))[1]
+        return jnp.sum(logs, axis=0) + jnp.sum(peak, axis=1) - parts.shape[1] * jnp.log(bins)
+
+    return log_of
 
 
 @float64

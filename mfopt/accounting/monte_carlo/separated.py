@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -50,9 +51,9 @@ class Separated(PatternLikelihood):
         """Blocks of S steps, the last of which may be partly past the end."""
         return -(-self.dimension // self.separation)
 
-    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
-        found = self.passed(power * exponents - power**2 * jnp.asarray(self.gram)[0] / 2)
-        return found[1]
+    def ratio(self, power: Any = 1) -> Callable[[jax.Array], jax.Array]:
+        half = power**2 * jnp.asarray(self.gram)[0] / 2
+        return lambda exponents: self.passed(power * exponents - half)[1]
 
     @property
     def uniforms(self) -> int:
