@@ -344,8 +344,10 @@ def whole_profile(mechanism: Any) -> LossModel:
     """
     squared_norm = orthogonal_norm(mechanism)
     if squared_norm is None:
-        gram = np.asarray(mechanism.strategy.widened().gram(mechanism.sampling))
-        rows = float(np.abs(gram).sum(axis=1).max()) * (1 + _ROUNDING)
+        strategy, scheme = mechanism.strategy.widened(), mechanism.sampling
+        known = strategy.has_structured_gram(scheme)
+        gram, error = strategy.structured_gram(scheme) if known else (strategy.gram(scheme), 0.0)
+        rows = float(np.asarray(gram).sum(axis=1).max()) * (1 + _ROUNDING) / (1 - error)
         dominating_pair.check_range(math.sqrt(rows))
         squared_norm = dominating_pair.rounded_norm(rows)
     one = allocation(mechanism.sampling.bins, squared_norm)
