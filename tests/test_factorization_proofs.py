@@ -16,6 +16,7 @@ import mfopt
 from mfopt import strategies as S
 from mfopt import workloads
 from mfopt._runtime import _notes
+from mfopt.accounting import account
 from mfopt.calibration import release
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
@@ -47,6 +48,16 @@ def certified():
 def with_sigma(factorization, sigma):
     guarantee = dataclasses.replace(factorization.guarantee, noise_multiplier=sigma)
     return dataclasses.replace(factorization, noise_multiplier=sigma, guarantee=guarantee)
+
+
+def test_a_group_is_proved_again_by_the_statement_itself():
+    """A search for its least ε, which ends above it by chance, refused most of these."""
+    mechanism = Mechanism(SCHEME, S.BandedToeplitz(np.array([1.0, 0.5])), group_size=3)
+    stated = account(mechanism, epsilon=4.0, delta=1e-4, seed=0)
+    for _ in range(4):
+        assert proofs.prove(mechanism, stated.noise_multiplier, stated).epsilon == 4.0
+    with pytest.raises(FailureError, match="not certified"):
+        proofs.prove(mechanism, 0.97 * stated.noise_multiplier, stated)
 
 
 WORDS = {
@@ -229,6 +240,11 @@ def test_one_certificate_is_asked_for_and_its_refusal_holds(certified, monkeypat
     assert asked == [(1e-3, None)] and not certified.proved_here
 
 
+class Answer:
+    def __init__(self, found):
+        self.epsilon = lambda *_: found
+
+
 def test_other_statements_are_accounted_for(certified, monkeypatch):
     # groups of two: no certificate of this kind, so the accountant is asked
     two = dataclasses.replace(certified.guarantee, group_size=2)
@@ -236,10 +252,10 @@ def test_other_statements_are_accounted_for(certified, monkeypatch):
     for epsilon, status in [(2.1, "bound"), (1.0, "estimate"), (np.nan, "bound")]:
         found = Guarantee(2.0, 1e-3, 1.0, status=status)
         object.__setattr__(found, "epsilon", epsilon)
-        monkeypatch.setattr(proofs, "account", lambda *_, found=found, **__: found)
+        monkeypatch.setattr(proofs, "analysis", lambda _, found=found: Answer(found))
         with pytest.raises(FailureError, match="could not prove"):
             proofs.ensure(pair)
-    monkeypatch.setattr(proofs, "account", lambda *_, **__: pair.guarantee)
+    monkeypatch.setattr(proofs, "analysis", lambda _: Answer(pair.guarantee))
     assert proofs.ensure(pair).group_size == 2 and pair.proved_here
 
 
@@ -251,7 +267,7 @@ def test_a_statement_of_fresh_bins_is_certified_as_it_stands(monkeypatch):
         return Proof()
 
     monkeypatch.setattr(proofs, "certify", certified)
-    monkeypatch.setattr(proofs, "account", None)  # a search for ε would end a little above it
+    monkeypatch.setattr(proofs, "analysis", None)  # a search for ε would end a little above it
     strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
     mechanism = Mechanism(FreshBins(4, 3), strategy)
     stated = Guarantee(1.0, 1e-5, 2.0, status="certified")

@@ -82,6 +82,11 @@ class VerifiedAnalysis:
         reported = reported_delta(found.delta + more)
         return dataclasses.replace(found, epsilon=epsilon, delta=reported)
 
+    @float64
+    def certified(self, noise_multiplier: float, epsilon: float, delta: float) -> Guarantee:
+        """The statement itself. Raises as :meth:`.verify.Engine.certify`."""
+        return self._verified(self._engine().certify(noise_multiplier, epsilon, delta))
+
     def _details(self) -> Numbers:
         model = self.model
         if model.deterministic:

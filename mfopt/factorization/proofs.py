@@ -28,8 +28,9 @@ from typing import Any, Protocol
 import mfopt
 from mfopt._runtime import _notes, _plugins
 from mfopt._version import __version__
-from mfopt.accounting import account
+from mfopt.accounting import Analysis, analysis
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, law
+from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.calibration import certify
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee
@@ -156,10 +157,7 @@ def prove(
     plain = stated.group_size == 1 and stated.adjacency == "add-remove"
     loss = _sampled(mechanism) if plain else None
     if loss is None:
-        found = account(mechanism, noise_multiplier=noise_multiplier, delta=stated.delta)
-        if not (found.status in _PROVED and found.epsilon <= stated.epsilon):
-            raise FailureError(f"what could be proved is {found}.")
-        return found
+        return _by_any(analysis(mechanism), noise_multiplier, stated)
     proof = certify(
         loss,
         noise_multiplier,
@@ -171,11 +169,30 @@ def prove(
     return proof.guarantee(mechanism.privacy_unit)
 
 
-def _sampled(mechanism: Mechanism) -> SampledLoss | None:
-    """One unit's sampled loss; None where the scheme has none.
+def _by_any(of: Analysis, noise_multiplier: float, stated: Guarantee) -> Guarantee:
+    """What the first part of an analysis that proves the statement proves.
 
-    The statement itself is certified then: a search for the least ε ends above it too often.
+    Where samples are drawn the statement itself is certified: a search for the least ε ends above
+    it too often.
     """
+    sigma, epsilon, delta = noise_multiplier, stated.epsilon, stated.delta
+    for part in getattr(of, "parts", (of,)):
+        try:
+            if isinstance(part, VerifiedAnalysis):
+                found = part.certified(sigma, epsilon, delta)
+            else:
+                found = part.epsilon(sigma, delta)
+        except FailureError as problem:
+            why = str(problem)
+        else:
+            if found.status in _PROVED and found.epsilon <= epsilon:
+                return found
+            why = f"what could be proved is {found}."
+    raise FailureError(why)
+
+
+def _sampled(mechanism: Mechanism) -> SampledLoss | None:
+    """One unit's sampled loss; None where the scheme has none."""
     if law.dispatch(type(mechanism.sampling)) is law.dispatch(object):
         return None
     return law(mechanism.sampling).loss(mechanism.strategy)
