@@ -39,7 +39,7 @@ from mfopt.strategies import Array, Strategy
 
 _WORTH, _FEW = 0.005, 2**13  # with many bins: of σ, and samples where it is only begun with
 _OVERLAP, _ROUNDING = 1e-6, 1e-9  # relative: far above the rounding of overlaps and sums of G
-_MOST = 3 * 2**14  # numbers in a sample of a group: a search takes some 75 pilots of 2,048
+_MOST = 2**17  # numbers in a sample of a group: a search takes some 75 pilots of 2,048
 _VERY_MANY = 4096  # bins from which on a sample takes so long that less of σ is worth it
 
 
@@ -355,7 +355,7 @@ def whole_profile(mechanism: Any) -> LossModel:
 
 
 def is_costly(mechanism: Any) -> bool:
-    """True if pilots of a group take over ten CPU seconds: from 2,458 bins on for two units."""
+    """True if pilots of a group take minutes: from 6,554 bins on for two units."""
     bins, size = mechanism.sampling.bins, mechanism.group_size
     return size > 1 and not multisets.few(bins, size) and CountPair(bins, size, 1).work > _MOST
 
