@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -28,7 +29,8 @@ from mfopt.accounting.monte_carlo import (
     protocol,
     sampled,
 )
-from mfopt.accounting.monte_carlo.calibrate import decreasing_root
+from mfopt.accounting.monte_carlo.calibrate import decreasing_root, rough
+from mfopt.accounting.monte_carlo.frozen import LogDelta
 from mfopt.calibration import calibrate, certify, release
 from mfopt.errors import FailureError, UsageError
 from mfopt.sampling import BallsInBins
@@ -81,6 +83,23 @@ def test_root_finder_ends_where_there_is_no_root():
             decreasing_root(lambda x, value=value: (value, -1.0), 0.0)
     with pytest.raises(FailureError, match="not a number"):
         decreasing_root(lambda x: (math.nan, -1.0), 0.0)
+
+
+@pytest.mark.parametrize("far_below", [(-15.6, 47.0), (math.nan, math.nan), None])
+def test_a_step_to_where_no_proposal_serves_is_taken_back(far_below):
+    """Far above the root a noisy slope may be an eighth of the true one."""
+
+    class Loss:
+        def frozen(self, sigma, *_):
+            value, slope = (-11.5 - 58 * (math.log(sigma) + 1.2), -7.0)
+            if math.log(sigma) < -2.0:
+                if far_below is None:
+                    raise FailureError("σ is beyond numerical range")
+                value, slope = far_below
+            return SimpleNamespace(evaluate=lambda _: LogDelta(value, slope, 0.1))
+
+    found = rough(Loss(), 8.0, math.exp(-11.5), chunked.seed_key(0), start=math.exp(-0.8))
+    assert abs(math.log(found) + 1.2) < 0.02
 
 
 # --- σ -------------------------------------------------------------------------------------------

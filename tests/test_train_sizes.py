@@ -127,7 +127,7 @@ trainer = Trainer(model, execution, optax.adam(0.1), mesh=mesh.make_mesh())
 state = trainer.init(np.arange(8, dtype=np.uint32))
 totals, rows = trainer._zero(state.params), units.fetch(np.zeros(4, int), 0)
 rows = [trainer._rows(x[None]) for x in rows]
-added = trainer._add.lower(totals, state.params, model.frozen, *rows, 1), (
+added = trainer._add.lower(totals, (state.params, model.frozen), *rows, 1), (
     state.optimizer, state.noise
 )
 updated = trainer._update.lower(state, totals.gradient), ()

@@ -107,7 +107,12 @@ def rough(
     """
 
     def function(log_sigma: float) -> tuple[float, float]:
-        at = loss.frozen(math.exp(log_sigma), epsilon, _PILOT, key).evaluate(log_sigma)
+        try:
+            at = loss.frozen(math.exp(log_sigma), epsilon, _PILOT, key).evaluate(log_sigma)
+        except FailureError:  # beyond numerical range
+            return math.inf, -1.0
+        if not at.slope < 0:  # a δ̂ that rises with σ is none: so far below no proposal serves
+            return math.inf, -1.0
         off = at.value - math.log(delta)
         if at.relative_error > _WEAK:
             off = max(-_SHORT * abs(at.slope), min(off, _SHORT * abs(at.slope)))

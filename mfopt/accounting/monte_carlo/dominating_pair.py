@@ -52,9 +52,12 @@ class DominatingPair(NamedTuple):
         return int(self.gram.shape[0])
 
 
+_COVERED = (BallsInBins,)
+
+
 def covers(scheme: Scheme) -> bool:
     """True if this is the scheme's dominating pair; by exact class, as a subclass may differ."""
-    return type(scheme) is BallsInBins
+    return type(scheme) in _COVERED
 
 
 @float64
