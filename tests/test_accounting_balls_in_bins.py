@@ -62,6 +62,13 @@ def test_identity_against_plain_sampling(direction):
     assert abs(sampled.value - wrong) > 4 * sampled.standard_error  # control: 5% more noise
 
 
+@pytest.mark.parametrize(("bins", "epsilon", "gram"), [(4, 150.0, 12.0), (64, 295.0, 36.0)])
+def test_mass_too_faint_for_floats_is_not_left_out(bins, epsilon, gram):
+    """What the other bins add can only raise δ above that of one bin alone."""
+    alone = gaussian.log_delta(math.sqrt(gram), epsilon + math.log(bins))
+    assert AllocationProfile(bins, gram).log_delta(epsilon, "remove") >= alone > -math.inf
+
+
 def test_one_bin_two_bins_and_extreme_noise():
     for gram in (1e-3, 0.3, 9.0, 60.0):
         for delta in (1e-2, 1e-8):

@@ -74,7 +74,8 @@ class AllocationProfile:
         if direction == "add":
             return min(log_delta + epsilon, linear)
         beyond, error = self.beyond(math.log(self.bins) + epsilon, epsilon)
-        beyond += error
+        # with any X whose mass is left out as faint: E[ΣX/b; one is] <= E[X; X is] + b Pr(X is)
+        beyond += error + _MOST_CELLS * _FAINT * (threshold + self.bins)
         apart = math.log(beyond) if beyond > 0 else -math.inf
         return min(float(np.logaddexp(log_delta, apart)), linear)
 
