@@ -85,21 +85,22 @@ def test_root_finder_ends_where_there_is_no_root():
         decreasing_root(lambda x: (math.nan, -1.0), 0.0)
 
 
+@pytest.mark.parametrize("slope", [-7.0, 3.0])
 @pytest.mark.parametrize("far_below", [(-15.6, 47.0), (math.nan, math.nan), None])
-def test_a_step_to_where_no_proposal_serves_is_taken_back(far_below):
-    """Far above the root a noisy slope may be an eighth of the true one."""
-
+def test_no_slope_read_off_few_samples_leads_to_where_no_proposal_serves(far_below, slope):
     class Loss:
         def frozen(self, sigma, *_):
-            value, slope = (-11.5 - 58 * (math.log(sigma) + 1.2), -7.0)
+            at = -11.5 - 58 * (math.log(sigma) + 1.2)
+            value, read, error = (at, slope, 0.3) if at < -15 else (at, -58.0, 0.05)
             if math.log(sigma) < -2.0:
                 if far_below is None:
                     raise FailureError("σ is beyond numerical range")
-                value, slope = far_below
-            return SimpleNamespace(evaluate=lambda _: LogDelta(value, slope, 0.1))
+                value, read = far_below
+            return SimpleNamespace(evaluate=lambda _: LogDelta(value, read, error))
 
-    found = rough(Loss(), 8.0, math.exp(-11.5), chunked.seed_key(0), start=math.exp(-0.8))
-    assert abs(math.log(found) + 1.2) < 0.02
+    for start in (-0.8, -1.9, *([] if far_below and far_below[0] < 0 else [-2.5])):
+        found = rough(Loss(), 8.0, math.exp(-11.5), chunked.seed_key(0), start=math.exp(start))
+        assert abs(math.log(found) + 1.2) < 0.02
 
 
 # --- σ -------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from mfopt.errors import FailureError
 _PILOT = 2048
 _ATTEMPTS = 6  # to place the proposal
 _BLIND = 0.7  # relative standard error of δ̂ from which on nothing is read off it
+_SURE = 0.1  # relative standard error of δ̂ up to which its slope is
 _WEAK, _SHORT = 0.5, 0.5  # relative standard error from which on a search takes no longer steps of
 # log σ: far below where δ is met no proposal may serve, and a search that jumps there is lost
 _NEAR, _NUDGE = 0.1, 0.01  # of log σ: how far a proposal serves, and the step where it fails
@@ -109,14 +110,19 @@ def rough(
     def function(log_sigma: float) -> tuple[float, float]:
         try:
             at = loss.frozen(math.exp(log_sigma), epsilon, _PILOT, key).evaluate(log_sigma)
-        except FailureError:  # beyond numerical range
+        except FailureError:  # beyond numerical range: far below
             return math.inf, -1.0
-        if not at.slope < 0:  # a δ̂ that rises with σ is none: so far below no proposal serves
+        if math.isnan(at.value):
             return math.inf, -1.0
+        slope = at.slope
+        # far above, where few samples tell, it may be an eighth of the true one, or positive: that
+        # of a Gaussian tail is twice log δ or steeper
+        if at.relative_error > _SURE and not slope < at.value:
+            slope = min(at.value, -1.0)
         off = at.value - math.log(delta)
         if at.relative_error > _WEAK:
-            off = max(-_SHORT * abs(at.slope), min(off, _SHORT * abs(at.slope)))
-        return off, at.slope
+            off = max(-_SHORT * abs(slope), min(off, _SHORT * abs(slope)))
+        return off, slope
 
     begin = math.log(start or loss.start(epsilon, delta))
     return math.exp(decreasing_root(function, begin, tolerance=0.01, max_step=2.0))
