@@ -21,8 +21,9 @@ from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.verify import Engine
+from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins
-from mfopt.strategies import Dense, Identity
+from mfopt.strategies import BandedToeplitz, Dense, Identity
 
 KEY = chunked.seed_key(5)
 PAIR = CountPair(8, 3, 4.0)
@@ -226,6 +227,13 @@ def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch) 
     assert balls_in_bins.is_costly(costly) and not balls_in_bins.is_costly(few)
     monkeypatch.setattr(balls_in_bins, "model", None)  # a model that is sampled fails
     assert account(costly, noise_multiplier=4.0, delta=1e-6).status == "bound"
+
+
+def test_overlaps_that_do_not_fit_are_refused_before_they_are_made() -> None:
+    mechanism = Mechanism(BallsInBins(10**6, 1), BandedToeplitz(np.array([1.0, 0.5])), 2)
+    for asked in (balls_in_bins.whole_profile, lambda one: account(one, epsilon=1.0, delta=1e-6)):
+        with pytest.raises(UsageError, match="bins"):
+            asked(mechanism)
 
 
 @pytest.mark.release

@@ -42,8 +42,15 @@ from mfopt.sampling import BallsInBins, BMinSep
 BINS, EPOCHS = 8, 2
 ARTIFACTS = Path(__file__).parent.parent / "artifacts"
 FAMILIES = (
-    *("dpsgd+unamplified", "dpsgd+poisson", "dpsgd+balls-in-bins", "banded+unamplified"),
-    *("banded+poisson", "banded+balls-in-bins", "banded-toeplitz+b-min-sep", "sqrt", "tree"),
+    "dpsgd+unamplified",
+    "dpsgd+poisson",
+    "dpsgd+balls-in-bins",
+    "banded+unamplified",
+    "banded+poisson",
+    "banded+balls-in-bins",
+    "banded-toeplitz+b-min-sep",
+    "sqrt",
+    "tree",
     "banded-inverse-sqrt",
 )
 SETTING = Comparison(BINS, EPOCHS, (1.0, 8.0), 1e-5, FAMILIES, (1, 4), samples=2**13)
@@ -337,8 +344,16 @@ def test_best_size_and_improvement() -> None:
 @pytest.mark.release
 def test_more_freedom_costs_no_error_under_amplification(cache: Cache) -> None:
     include = (
-        *("blt-2", "blt-4", "sqrt", "blt-2-scaled", "toeplitz", "toeplitz-scaled"),
-        *("banded+amplified", "dense", "blt-4+unamplified", "banded+unamplified"),
+        "blt-2",
+        "blt-4",
+        "sqrt",
+        "blt-2-scaled",
+        "toeplitz",
+        "toeplitz-scaled",
+        "banded+amplified",
+        "dense",
+        "blt-4+unamplified",
+        "banded+unamplified",
         "dense+unamplified",
     )
     setting = SETTING._replace(include=include, epsilons=(1.0,))

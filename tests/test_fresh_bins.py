@@ -354,7 +354,8 @@ def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_
                 terms = made_from.frozen(reduced, proposal, draws)
                 return made_from.log_delta(terms, jnp.log(SIGMA), EPSILON)
             terms = pattern_frozen.terms(reduced, proposal, draws)
-            values = pattern_frozen.log_values(terms, jnp.log(SIGMA), EPSILON)(*terms[2:])
+            log_values = pattern_frozen.log_values(reduced, proposal, jnp.log(SIGMA), EPSILON)
+            values = log_values(terms.centre, terms.noise)
             return jax.scipy.special.logsumexp(values) - math.log(values.size)
 
         at, slope = jax.value_and_grad(value)(jnp.asarray(gram))

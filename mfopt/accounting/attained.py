@@ -35,7 +35,7 @@ from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
-from mfopt.accounting.monte_carlo import balls_in_bins, patterns
+from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, patterns
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.accounting.monte_carlo.k_of_n import KOfNLaw
@@ -115,7 +115,7 @@ class _Lengths:
         else:
             rounds, self.log_patterns = 1, math.log(scheme.bins)
             if (orthogonal := balls_in_bins.orthogonal_norm(mechanism)) is None:
-                gram = np.asarray(mechanism.strategy.widened().gram(scheme))
+                gram, _ = dominating_pair.overlaps(mechanism.strategy, scheme)
                 squares, products, square = np.diagonal(gram), np.mean(gram, axis=0), np.mean(gram)
             else:
                 squares, products = np.array([orthogonal]), np.array([orthogonal / scheme.bins])

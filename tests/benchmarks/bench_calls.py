@@ -95,9 +95,14 @@ PATHS = (
 )
 # what commands import when they are run
 IMPORTED = (
-    *("mfopt.experiments.artifacts", "mfopt.experiments.report", "mfopt.training.audit"),
-    *("mfopt.training.data.build", "mfopt.training.execute", "mfopt.training.generation"),
-    *("mfopt.training.models.huggingface", "mfopt.training.verification"),
+    "mfopt.experiments.artifacts",
+    "mfopt.experiments.report",
+    "mfopt.training.audit",
+    "mfopt.training.data.build",
+    "mfopt.training.execute",
+    "mfopt.training.generation",
+    "mfopt.training.models.huggingface",
+    "mfopt.training.verification",
 )
 # values at which a call can mean nothing: success is a failure of the command
 NEVER = {

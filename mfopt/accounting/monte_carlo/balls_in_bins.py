@@ -38,7 +38,7 @@ from mfopt.sampling import BallsInBins
 from mfopt.strategies import Array, Strategy
 
 _WORTH, _FEW = 0.005, 2**13  # with many bins: of σ, and samples where it is only begun with
-_OVERLAP, _ROUNDING = 1e-6, 1e-9  # relative: far above the rounding of overlaps and sums of G
+_OVERLAP = 1e-6  # relative, far above the rounding of an overlap
 _MOST = 2**17  # numbers in a sample of a group: a search takes some 75 pilots of 2,048
 _VERY_MANY = 4096  # bins from which on a sample takes so long that less of σ is worth it
 
@@ -344,10 +344,8 @@ def whole_profile(mechanism: Any) -> LossModel:
     """
     squared_norm = orthogonal_norm(mechanism)
     if squared_norm is None:
-        strategy, scheme = mechanism.strategy.widened(), mechanism.sampling
-        known = strategy.has_structured_gram(scheme)
-        gram, error = strategy.structured_gram(scheme) if known else (strategy.gram(scheme), 0.0)
-        rows = float(np.asarray(gram).sum(axis=1).max()) * (1 + _ROUNDING) / (1 - error)
+        gram, error = dominating_pair.overlaps(mechanism.strategy, mechanism.sampling)
+        rows = float(gram.sum(axis=1).max()) / (1 - error)
         dominating_pair.check_range(math.sqrt(rows))
         squared_norm = dominating_pair.rounded_norm(rows)
     one = allocation(mechanism.sampling.bins, squared_norm)

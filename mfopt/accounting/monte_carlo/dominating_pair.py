@@ -53,6 +53,7 @@ class DominatingPair(NamedTuple):
 
 
 _COVERED = (BallsInBins,)
+_ROUNDING = 1e-9  # relative, far above that of an entry of G by its modes, and of a row's sum
 
 
 def covers(scheme: Scheme) -> bool:
@@ -76,17 +77,8 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
         so large or small that G would leave float64, where parameters are not float32 or wider
         real numbers, or the scheme is not balls-in-bins.
     """
-    if not covers(scheme):
-        raise _check.reject("sampling", scheme, "this accountant covers BallsInBins only")
-    bins, n = cast(BallsInBins, scheme).bins, scheme.length
+    strategy = _widened(strategy, scheme)
     structured = strategy.has_structured_gram(cast(BallsInBins, scheme))
-    if structured:
-        _sizes.require("bins", bins, lambda bins: 8 * STRUCTURED * bins**2)
-    else:
-        # the modes, and those that are scaled, in whose place their QR is made
-        _sizes.require("bins", bins, lambda bins: 8 * (2.0 * n * bins + 4.0 * bins**2))
-    strategy = strategy.widened()
-    strategy.check_entries(scheme.iterations)
     if structured:
         gram, relative = strategy.structured_gram(cast(BallsInBins, scheme))
         largest = math.sqrt(float(np.max(np.diagonal(gram))))  # a norm, which no entry exceeds
@@ -99,6 +91,33 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     check_range(largest)
     assert pair is not None
     return pair
+
+
+def overlaps(strategy: Strategy, scheme: Scheme) -> tuple[np.ndarray, float]:
+    """G of a C >= 0, and a bound on the relative error of each row's sum, without a factor.
+
+    Raises:
+      UsageError: as :func:`exact`, but for the range of C.
+    """
+    strategy, scheme = _widened(strategy, scheme), cast(BallsInBins, scheme)
+    known = strategy.has_structured_gram(scheme)
+    gram, error = strategy.structured_gram(scheme) if known else (strategy.gram(scheme), 0.0)
+    return np.asarray(gram), error + _ROUNDING
+
+
+def _widened(strategy: Strategy, scheme: Scheme) -> Strategy:
+    """C in float64, once it is known to be covered and its overlaps to fit."""
+    if not covers(scheme):
+        raise _check.reject("sampling", scheme, "this accountant covers BallsInBins only")
+    bins, n = cast(BallsInBins, scheme).bins, scheme.length
+    if strategy.has_structured_gram(cast(BallsInBins, scheme)):
+        _sizes.require("bins", bins, lambda bins: 8 * STRUCTURED * bins**2)
+    else:
+        # the modes, and those that are scaled, in whose place their QR is made
+        _sizes.require("bins", bins, lambda bins: 8 * (2.0 * n * bins + 4.0 * bins**2))
+    strategy = strategy.widened()
+    strategy.check_entries(scheme.iterations)
+    return strategy
 
 
 def check_range(largest: float) -> None:

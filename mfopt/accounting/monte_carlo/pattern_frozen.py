@@ -217,15 +217,23 @@ def _cut(tree: Any) -> Any:
 
 
 def log_values(
-    terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array
+    patterns: PatternLikelihood,
+    proposal: PatternProposal,
+    log_sigma: jax.Array,
+    epsilon: jax.Array,
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """(centre, noise) of a chunk -> log f, f = (P/R)(1 - e^(ε-Y))₊, for z, then for -z."""
+    """(centre, noise) of a chunk -> log f, f = (P/R)(1 - e^(ε-Y))₊, for z, then for -z.
+
+    Args:
+      patterns, proposal: at σ = 1, and where X is put.
+      log_sigma, epsilon: log σ and ε.
+    """
     x = jnp.exp(-log_sigma)
-    scaled = terms.patterns.scaled(jnp.exp(log_sigma))
+    scaled = patterns.scaled(jnp.exp(log_sigma))
     # not of ``scaled``: derivatives in σ would pass through all columns
-    toward, square = terms.patterns.mean()
+    toward, square = patterns.mean()
     of_loss = scaled.ratio()
-    of_proposal = _ratio(scaled, terms.proposal, (x**2 * toward, x**2 * square))
+    of_proposal = _ratio(scaled, proposal, (x**2 * toward, x**2 * square))
 
     def values(centre: jax.Array, noise: jax.Array) -> jax.Array:
         moved, centre = x * noise, x**2 * centre
@@ -238,7 +246,7 @@ def log_values(
 
 def log_delta(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
     """log δ̂: smooth and decreasing in log σ, and differentiable in the patterns."""
-    values = log_values(terms, log_sigma, epsilon)
+    values = log_values(terms.patterns, terms.proposal, log_sigma, epsilon)
 
     @jax.checkpoint
     def chunk(part: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -354,5 +362,4 @@ class FrozenPatterns(NamedTuple):
         return terms[1]
 
     def log_values(self, terms: Any, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
-        own = PatternTerms(self.likelihood, self.proposal, *terms)
-        return log_values(own, log_sigma, epsilon)(*terms)
+        return log_values(self.likelihood, self.proposal, log_sigma, epsilon)(*terms)

@@ -106,10 +106,8 @@ class Patterns(PatternLikelihood):
         return jnp.max(jax.lax.scan(step, own[0], (own[1:], corner))[0])
 
     def ratio(self, power: Any = 1) -> Callable[[jax.Array], jax.Array]:
-        half, log_of = (
-            power**2 * squared_norms(self) / 2,
-            log_mean(power**2 * corners(self), self.bins),
-        )
+        half = power**2 * squared_norms(self) / 2
+        log_of = log_mean(power**2 * corners(self), self.bins)
         return lambda exponents: log_of(power * exponents - half)
 
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
