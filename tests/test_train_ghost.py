@@ -89,7 +89,8 @@ def difference(a, b):
     return max(each)
 
 
-RECORDS = ((1, False), (3, True))  # of a unit, and whether each layer is clipped by itself
+# records of a unit, and whether each layer is clipped by itself
+CASES = [(name, *how) for name in MODELS for how in ((1, False), (3, True))]
 
 
 @pytest.fixture
@@ -98,21 +99,18 @@ def always(monkeypatch):
     monkeypatch.setattr(ghost, "pays", lambda *_: True)
 
 
-@pytest.mark.parametrize(
-    ("name", "records", "per_layer"),
-    before_release(
-        [(name, *how) for name in ("tied", "adapters", "other layers") for how in RECORDS], 1
-    ),
-)
-def test_clipped_sums_are_those_of_the_gradients_one_by_one(name, records, per_layer, always):
+@pytest.mark.parametrize(("name", "records", "per_layer"), before_release(CASES, 1))
+def test_clipped_sums_are_those_of_the_gradients_one_by_one(name, records, per_layer, monkeypatch):
     model = MODELS[name]()
     params = moved(model.params)
     clipping, data = Clipping(0.4, per_layer=per_layer), rows(records)
-    fast = sums(model, params, clipping, *data)
     slow = sums(model, params, clipping, *data, per_unit=True)
-    assert difference(fast.gradient, slow.gradient) < 3e-5
-    np.testing.assert_allclose(fast.statistics, slow.statistics, rtol=1e-5)
-    assert 0 < float(fast.statistics.clipped) <= float(fast.statistics.units) == 4
+    for never_formed in (True, False):  # or formed from what the taps give
+        monkeypatch.setattr(ghost, "pays", lambda *_, answer=never_formed: answer)
+        fast = sums(model, params, clipping, *data)
+        assert difference(fast.gradient, slow.gradient) < 3e-5
+        np.testing.assert_allclose(fast.statistics, slow.statistics, rtol=1e-5)
+        assert 0 < float(fast.statistics.clipped) <= float(fast.statistics.units) == 4
 
 
 @pytest.mark.ci
@@ -149,12 +147,14 @@ def test_what_has_no_fast_form_is_said():
     assert formed_one_by_one(tiny(), LENGTH) is None
 
 
-def test_where_positions_are_many_gradients_are_formed():
+def test_where_positions_are_many_gradients_are_formed_and_on_accelerators(monkeypatch):
     found = taps_of(tiny(), LENGTH)
     leaves = jax.tree.leaves(tiny().params)
     # two uses of 6 positions in 40 x 8 numbers; of 12 positions with two records
     assert len(leaves) > len(ghost.chosen(found, leaves, 1).leaves) > 0
     assert ghost.chosen(found, leaves, 4).leaves == ()
+    monkeypatch.setattr("mfopt.training.mesh.on_cpu", lambda: False)
+    assert ghost.chosen(found, leaves, 1).leaves == ()
 
 
 @pytest.mark.ci

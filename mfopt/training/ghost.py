@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from mfopt._runtime._pytree import STATIC, pytree
+from mfopt.training import mesh as meshes
 from mfopt.training.taps import Taps, Use
 
 # all products in full float32: what is summed has to have the norm that was computed
@@ -45,17 +46,17 @@ class Part:
         return (self.v, self.u) if self.turned else (self.u, self.v)
 
 
-def parts(uses: list[tuple[Use, jax.Array, jax.Array]]) -> list[Part]:
+def parts(uses: list[tuple[Use, jax.Array, jax.Array]], wide: bool) -> list[Part]:
     """The uses of one leaf, of one unit of G records.
 
     ``uses``: each with what went in, (G, positions, rows) or (G, positions), and the gradient of
-    its tap, (G, *shape).
+    its tap, (G, *shape). ``wide``: all in float32; else v has the type of u.
     """
     first, found = uses[0][0].rows, []
     for use, u, gradient in uses:
-        v = jax.vmap(use.matrix)(gradient).astype(jnp.float32)
-        v = v.reshape(-1, v.shape[-1])
-        u = u.reshape(-1) if use.picked else u.astype(jnp.float32).reshape(-1, u.shape[-1])
+        v = jax.vmap(use.matrix)(gradient)
+        v = v.astype(jnp.float32 if wide or use.picked else u.dtype).reshape(-1, v.shape[-1])
+        u = u.reshape(-1) if use.picked else u.astype(v.dtype).reshape(-1, u.shape[-1])
         found.append(Part(u, v, use.rows != first))
     return found
 
@@ -91,9 +92,10 @@ def weighted(found: list[Part], factor: jax.Array) -> list[Part]:
 
 
 def total(uses: list[Use], found: list[Part], leaf: jax.Array) -> jax.Array:
-    """Σ over units of the weighted G, float32, in the shape of ``leaf``.
+    """Σ over units of the weighted G, or G of one unit, float32, in the shape of ``leaf``.
 
-    ``found``: the part of each of the leaf's ``uses``, with a leading axis of units.
+    ``found``: the part of each of the leaf's ``uses``, with a leading axis of units; without one,
+    products are rounded as the model's are.
     """
     result = jnp.zeros(leaf.shape, jnp.float32)
     for use, part in zip(uses, found, strict=True):
@@ -104,7 +106,7 @@ def total(uses: list[Use], found: list[Part], leaf: jax.Array) -> jax.Array:
             result = result.at[numbers].add(rows, mode="drop")
             continue
         u = part.u.reshape(-1, part.u.shape[-1])
-        product = jnp.matmul(u.T, v, precision=_EXACT)
+        product = jnp.matmul(u.T, v, precision=_EXACT if part.v.ndim > 2 else None)
         axes = (*use.rows, *use.columns)
         product = product.reshape([leaf.shape[axis] for axis in axes])
         result += product.transpose([axes.index(axis) for axis in range(leaf.ndim)])
@@ -112,8 +114,12 @@ def total(uses: list[Use], found: list[Part], leaf: jax.Array) -> jax.Array:
 
 
 def pays(positions: int, size: int) -> bool:
-    """True if the positions' products are fewer than the matrix (Bu et al. 2022, section 4)."""
-    return 2 * positions**2 <= size
+    """True if the positions' products are fewer than the matrix (Bu et al. 2022, section 4).
+
+    Not on an accelerator: these must be in full float32, its slow products. Those of a gradient
+    that is formed need not, as its norm is then that of what is summed, however it was rounded.
+    """
+    return meshes.on_cpu() and 2 * positions**2 <= size
 
 
 def chosen(taps: Taps, leaves: list[jax.Array], records: int) -> Taps:

@@ -83,10 +83,9 @@ def microbatch_adder(
     def add(
         totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
     ) -> Totals:
-        (m, records, _), leaves = tokens.shape, jax.tree.leaves(params)
-        found = taps_of(model, tokens.shape[-1])
-        # the gradient of a unit that is alone is the microbatch's: it is formed in any case
-        taps = found.keep([]) if per_unit or m == 1 else ghost.chosen(found, leaves, records)
+        taps = taps_of(model, tokens.shape[-1])
+        if per_unit or len(tokens) == 1:  # the gradient of a unit that is alone is the microbatch's
+            taps = taps.keep([])
         gradient, statistics = _clipped_sum(taps, clipping, params, frozen, tokens, mask)
         statistics = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32)), statistics)
         return jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
@@ -127,6 +126,7 @@ def _clipped_sum(
 ) -> tuple[PyTree, Statistics]:
     """Σ clip(gradient) over the units, and each unit's statistics."""
     leaves, structure = jax.tree.flatten(params)
+    ghosts = ghost.chosen(taps, leaves, rows[0].shape[1]).leaves
     others = [i for i in range(len(leaves)) if i not in taps.leaves]
     uses = {i: [k for k, use in enumerate(taps.uses) if use.leaf == i] for i in taps.leaves}
 
@@ -149,10 +149,12 @@ def _clipped_sum(
             [leaves[i] for i in others], zeros
         )
         plain = {i: leaf.astype(jnp.float32) for i, leaf in zip(others, gradients[0], strict=True)}
-        parts = {
-            i: ghost.parts([(taps.uses[k], inputs[k], gradients[1][k]) for k in mine])
-            for i, mine in uses.items()
-        }
+        parts = {}
+        for i, mine in uses.items():
+            found = [(taps.uses[k], inputs[k], gradients[1][k]) for k in mine]
+            parts[i] = ghost.parts(found, wide=i in ghosts)
+            if i not in ghosts:  # as differentiation for each unit would, but no array is turned
+                plain[i] = ghost.total([use for use, *_ in found], parts.pop(i), leaves[i])
         squares = [
             ghost.square(parts[i]) if i in parts else sum_of_squares(plain[i])
             for i in range(len(leaves))
@@ -177,8 +179,8 @@ def _clipped_sum(
 
     bounded, weighted, statistics = jax.vmap(unit)(*rows)
     total = {i: jnp.sum(leaf, axis=0) for i, leaf in bounded.items()}
-    for i, mine in uses.items():
-        total[i] = ghost.total([taps.uses[k] for k in mine], weighted[i], leaves[i])
+    for i, part in weighted.items():
+        total[i] = ghost.total([taps.uses[k] for k in uses[i]], part, leaves[i])
     return jax.tree.unflatten(structure, [total[i] for i in range(len(leaves))]), statistics
 
 
