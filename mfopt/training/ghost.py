@@ -22,7 +22,7 @@ from mfopt.training.taps import Taps, Use
 
 # all products in full float32: what is summed has to have the norm that was computed
 _EXACT = jax.lax.Precision.HIGHEST
-_SIGMAS = 6.0
+_SIGMAS, _LARGE = 6.0, 2**28  # of a bound for rounding; parameters
 
 
 @pytree
@@ -113,13 +113,13 @@ def total(uses: list[Use], found: list[Part], leaf: jax.Array) -> jax.Array:
     return result
 
 
-def pays(positions: int, size: int) -> bool:
+def pays(positions: int, size: int, trained: float) -> bool:
     """True if the positions' products are fewer than the matrix (Bu et al. 2022, section 4).
 
-    Not on an accelerator: these must be in full float32, its slow products. Those of a gradient
-    that is formed need not, as its norm is then that of what is summed, however it was rounded.
+    They must be in full float32, which is slow on an accelerator. Those of a gradient that is
+    formed need not, as its norm is that of what is summed: one of up to a gibibyte is formed there.
     """
-    return meshes.on_cpu() and 2 * positions**2 <= size
+    return 2 * positions**2 <= size and (trained > _LARGE or meshes.on_cpu())
 
 
 def chosen(taps: Taps, leaves: list[jax.Array], records: int) -> Taps:
@@ -127,7 +127,8 @@ def chosen(taps: Taps, leaves: list[jax.Array], records: int) -> Taps:
     positions = dict.fromkeys(taps.leaves, 0)
     for use in taps.uses:
         positions[use.leaf] += records * use.positions
-    return taps.keep([i for i, many in positions.items() if pays(many, leaves[i].size)])
+    sizes = [leaf.size for leaf in leaves]
+    return taps.keep([i for i, many in positions.items() if pays(many, sizes[i], sum(sizes))])
 
 
 def _gram(a: jax.Array, b: jax.Array) -> jax.Array:

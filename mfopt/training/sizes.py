@@ -55,9 +55,8 @@ class Work(NamedTuple):
 
     def formed(self, records: int) -> float:
         """Parameters whose gradients are formed for each of several units of so many records."""
-        return self.trained - sum(
-            size for size, positions in self.products if ghost.pays(records * positions, size)
-        )
+        few = (size for size, t in self.products if ghost.pays(records * t, size, self.trained))
+        return self.trained - sum(few)
 
 
 def work(model: Model, length: int) -> Work:
