@@ -203,9 +203,8 @@ def black_box_epsilon(
     guess = next((float(point) for point in points if excess(float(point)) <= 0), None)
     if guess is None:
         return math.inf
-    return group_size * solve.smallest(
-        excess, guess, name="epsilon", relative=1e-7, largest=largest
-    )
+    one = solve.smallest(excess, guess, name="epsilon", relative=1e-7, largest=largest)
+    return group_size * one
 
 
 def black_box_group(guarantee: Guarantee, group_size: int) -> Guarantee:

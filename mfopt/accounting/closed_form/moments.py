@@ -88,11 +88,8 @@ def log_moments(
             continue
         power = _check.integer("order", int(order)) + 1
         k = np.arange(power + 1)
-        log_binomial = (
-            scipy.special.gammaln(power + 1)
-            - scipy.special.gammaln(k + 1)
-            - scipy.special.gammaln(power - k + 1)
-        )
+        log_gamma = scipy.special.gammaln
+        log_binomial = log_gamma(power + 1) - log_gamma(k + 1) - log_gamma(power - k + 1)
         chance = scipy.special.xlogy(k, q) + scipy.special.xlog1py(power - k, -q)
         result.append(scipy.special.logsumexp(log_binomial + chance + (k * k - k) / (2 * z * z)))
     # rounding may not make a moment smaller than it is; 0 is its least value

@@ -14,6 +14,7 @@ of Feldman and Shenfeld 2025; E epochs that repeat the assignment have g = E/σ�
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -166,25 +167,14 @@ class AllocationProfile:
         target = math.log(_check.probability("delta", delta))
         if self.log_delta(0.0) <= target:
             return 0.0
-        if self.log_delta(_LARGEST) > target:
-            known = gaussian.epsilon(math.sqrt(self.gram), delta)
-            return solve.smallest(
-                lambda epsilon: self.log_delta(epsilon) - target,
-                known - math.log(self.bins),
-                name="epsilon",
-                relative=1e-9,
-                least=_LARGEST * (1 + 1e-9),
-                largest=2 * known,
-                growth=1.001,
-            )
-        return solve.smallest(
-            lambda epsilon: self.log_delta(epsilon) - target,
-            1.0,
-            name="epsilon",
-            relative=1e-7,
-            least=1e-12,
-            largest=_LARGEST,
+        smallest = functools.partial(
+            solve.smallest, lambda epsilon: self.log_delta(epsilon) - target, name="epsilon"
         )
+        if self.log_delta(_LARGEST) > target:
+            known, least = gaussian.epsilon(math.sqrt(self.gram), delta), _LARGEST * (1 + 1e-9)
+            start = known - math.log(self.bins)
+            return smallest(start, relative=1e-9, least=least, largest=2 * known, growth=1.001)
+        return smallest(1.0, relative=1e-7, least=1e-12, largest=_LARGEST)
 
     def _add_ceiling(self, epsilon: float) -> float:
         """log of a bound on H_{e^ε}(Q, P): by Jensen, log Λ is at least the mean exponent."""

@@ -131,7 +131,10 @@ class Composition(Tilting):
         law = np.roll(law, -((start - shift) % size))
         np.maximum(law, 0.0, out=law)
         end = (start + size) * self.step + self.offset
-        lost = -math.inf if end > highest else self._log_upper_tail(tilt, spread, end)
+        lost = -math.inf
+        if end <= highest:  # Chernoff's bound on log P(Y >= end), untilted
+            first = math.sqrt(2 * LOG_WINDOW_TAIL) / spread
+            lost = walk_down(lambda s: self.log_moment(tilt + s) - (tilt + s) * end, first)
         return ComposedLosses(
             step=self.step,
             start=start,
@@ -148,14 +151,6 @@ class Composition(Tilting):
             allowance=allowance,
             largest=highest,
         )
-
-    def _log_upper_tail(self, tilt: float, spread: float, end: float) -> float:
-        """Chernoff bound on log P(Y >= end), untilted."""
-
-        def bound(s: float) -> float:
-            return self.log_moment(tilt + s) - (tilt + s) * end
-
-        return walk_down(bound, math.sqrt(2 * LOG_WINDOW_TAIL) / spread)
 
     def log_delta_bound(self, epsilon: float, tilt: float) -> float:
         """Chernoff bound of log δ(ε), without any convolution; valid for every tilt >= 0."""

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -132,7 +131,8 @@ def from_below(
     """
     # a Q-mass below all floats is not none: at a large ε it counts for more than P's
     top_p, top_q = float(mass_p[-1]), max(float(mass_q[-1]), sys.float_info.min)
-    first, total, _ = _shared(step, *_known(mass_p[:-1], mass_q[:-1]), offset)
+    mass, _, loss = _known(mass_p[:-1], mass_q[:-1])
+    first, total, _ = _shared(step, mass, loss, offset)
     left = np.flatnonzero(total > _FAINT)
     if not left.size:
         raise _beyond_range()
@@ -153,7 +153,7 @@ def balanced_grid(
       offset: where to begin.
       enough: share of the P-mass that may be dropped without a search for a better point.
     """
-    mass, loss = _known(mass_p[:-1], mass_q[:-1])
+    mass, _, loss = _known(mass_p[:-1], mass_q[:-1])
     whole = float(mass.sum())
     enough = max(enough, MASS_ACCURACY)
 
@@ -173,32 +173,29 @@ def balanced_grid(
                 break
             tried.append(direction * far)
             if dropped(near) * dropped(direction * far) < 0:
-                tried.append(_root(dropped, *sorted((near, direction * far))))
+                ends = sorted((near, direction * far))
+                # about where it changes its sign, in few evaluations
+                root, _ = scipy.optimize.brentq(
+                    dropped, *ends, xtol=1e-7, maxiter=12, full_output=True, disp=False
+                )
+                tried.append(float(root))
             near = direction * far
     return offset + step * min(tried, key=lambda shift: abs(dropped(shift)))
 
 
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """About where a function changes its sign, in few evaluations."""
-    found = scipy.optimize.brentq(
-        function, low, high, xtol=1e-7, maxiter=12, full_output=True, disp=False
-    )
-    return float(found[0])
-
-
-def _known(mass_p: np.ndarray, mass_q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(P-mass, loss) of the cells whose loss floats can tell."""
+def _known(mass_p: np.ndarray, mass_q: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(P-mass, Q-mass, loss) of the cells whose loss floats can tell, if there are such."""
     kept = (mass_p > _FAINT) & (mass_q > _FAINT)
+    if not kept.any():
+        raise _beyond_range()
     mass_p, mass_q = mass_p[kept], mass_q[kept]
-    return mass_p, np.log(mass_p) - np.log(mass_q)
+    return mass_p, mass_q, np.log(mass_p) - np.log(mass_q)
 
 
 def _shared(
     step: float, mass_p: np.ndarray, loss: np.ndarray, offset: float
 ) -> tuple[int, np.ndarray, float]:
     """(index of the first point, P-mass at each point, see :func:`_upward`)."""
-    if not loss.size:
-        raise _beyond_range()
     loss = loss - offset
     index = np.floor(loss / step).astype(np.int64)
     first = int(index.min())
@@ -227,11 +224,7 @@ def balanced_loss(step: float, mass_p: np.ndarray, mass_q: np.ndarray) -> float:
 
     A grid through it keeps them at one point: what is above covers what is below.
     """
-    kept = (mass_p > _FAINT) & (mass_q > _FAINT)
-    if not kept.any():
-        raise _beyond_range()
-    mass_p, mass_q = mass_p[kept], mass_q[kept]
-    loss = np.log(mass_p) - np.log(mass_q)
+    mass_p, mass_q, loss = _known(mass_p, mass_q)
     near = np.round(loss / step).astype(np.int64)
     least = near.min()
     at = float(least + np.argmax(np.bincount(near - least, mass_p))) * step

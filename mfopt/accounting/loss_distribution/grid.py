@@ -124,10 +124,8 @@ class Law(Tilting):
             above = (mean - epsilon) / math.sqrt(max(variance, 1e-300))
             finite = float(scipy.special.log_ndtr(above))
         else:
-            root = math.sqrt(variance / 2)
-            share = 0.5 * (
-                scipy.special.erfcx(tilt * root) - scipy.special.erfcx((1 + tilt) * root)
-            )
+            erfcx, root = scipy.special.erfcx, math.sqrt(variance / 2)
+            share = 0.5 * (erfcx(tilt * root) - erfcx((1 + tilt) * root))
             finite = self.log_moment(tilt) - tilt * epsilon + math.log(max(share, 1e-300))
         return min(float(np.logaddexp(finite, infinite)), 0.0)
 

@@ -175,9 +175,8 @@ class Mixture(Round):
             return cls._kept(np.array([0, group_size]), log_weights)
         count = _counts(group_size)
         ratios = np.log((group_size - count[:-1]) / count[1:])
-        return cls._kept(
-            count, _log_weights(ratios + (math.log(probability) - math.log1p(-probability)))
-        )
+        log_odds = math.log(probability) - math.log1p(-probability)
+        return cls._kept(count, _log_weights(ratios + log_odds))
 
     @classmethod
     def hypergeometric(cls, group_size: int, batch_size: int, population: int) -> Mixture:

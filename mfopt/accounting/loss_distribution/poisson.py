@@ -123,9 +123,8 @@ def fixed_batch(
     n = scheme.iterations
     if unamplified.bands(strategy, n) > 1:
         rule = "fixed batches are accounted for C = I only"
-        raise _check.reject(
-            "strategy", strategy.describe(), rule, "Use BallsInBins for any C >= 0."
-        )
+        way_out = "Use BallsInBins for any C >= 0."
+        raise _check.reject("strategy", strategy.describe(), rule, way_out)
     scale, even = _scale(strategy, n, 1)
     chance = scheme.batch_size / scheme.population
     if adjacency == "zero-out":

@@ -66,10 +66,8 @@ class RoundsProfile:
             direction = "remove"
         if direction is None and self.accuracy >= COARSE:
             # searching: the direction that the estimates say decides
-            found = max(
-                self._log_delta(epsilon, law.direction)[0] for law in self._deciding(epsilon)
-            )
-            return min(found, ceiling)
+            laws = self._deciding(epsilon)
+            return min(max(self._log_delta(epsilon, law.direction)[0] for law in laws), ceiling)
         found, composition = self._log_delta(epsilon, direction or "remove")
         if direction is None and not _no_larger(composition.reverse(), epsilon, found):
             found = max(found, self._log_delta(epsilon, "add")[0])
@@ -108,13 +106,10 @@ class RoundsProfile:
         linear = self._linear.log_delta_below(epsilon)
         if self._linear.tight(epsilon) or not self._linear.resolved(self.rounds):
             return linear
-        return max(
-            linear,
-            *(
-                self._below(epsilon, law, self._estimate(law, epsilon)).log_delta_below(epsilon)
-                for law in self._deciding(epsilon)
-            ),
-        )
+        for law in self._deciding(epsilon):
+            expected = self._estimate(law, epsilon)
+            linear = max(linear, self._below(epsilon, law, expected).log_delta_below(epsilon))
+        return linear
 
     def epsilon_below(self, delta: float, near: float | None = None) -> float:
         """Lower bound of the smallest ε >= 0 with δ(ε) <= ``delta``.
@@ -132,13 +127,9 @@ class RoundsProfile:
         at = self.epsilon(delta) if near is None else near
         if linear >= at * (1 - 1e-4):
             return min(linear, at)
-        return max(
-            linear,
-            *(
-                largest_epsilon(self._below(at, law, target), target, at)
-                for law in self._deciding(at)
-            ),
-        )
+        for law in self._deciding(at):
+            linear = max(linear, largest_epsilon(self._below(at, law, target), target, at))
+        return linear
 
     @property
     def _largest_mu(self) -> float:
@@ -160,7 +151,10 @@ class RoundsProfile:
         log_chance = self.mixture.log_chance
         if log_chance == 0 or self.mixture.trivial:
             return log_chance
-        none = self.rounds * _log_complement(log_chance)
+        # log(1 - e^x), also where e^x is 1 or 1 - e^x is to rounding
+        likely = log_chance > -math.log(2)
+        none = math.log(-math.expm1(log_chance)) if likely else math.log1p(-math.exp(log_chance))
+        none *= self.rounds
         # rounded up; expm1 would lose what log_chance keeps far below the smallest float
         some = math.log(-math.expm1(none)) if none < -1e-300 else log_chance + math.log(self.rounds)
         return min(some + 1e-13, log_chance + math.log(self.rounds), 0.0)
@@ -285,9 +279,8 @@ class RoundsProfile:
 
     def _below(self, epsilon: float, law: Law, log_delta: float) -> ComposedLosses:
         """Composed losses that the rounds dominate, in the direction of ``law``."""
-        grid = Grid.plan(
-            law.at(epsilon), epsilon, self.accuracy, self.mixture.components, below=True
-        )
+        law = law.at(epsilon)
+        grid = Grid.plan(law, epsilon, self.accuracy, self.mixture.components, below=True)
         steps = grid.stages.steps if grid.stages else Steps(grid.step)
         at = Resolution(grid.spacing, self._log_tail(log_delta), (grid.least, grid.largest))
         cells = self.mixture.cells_below(self.noise_multiplier, steps, at, add=law.add)
@@ -317,10 +310,8 @@ def guess(mixture: Round, rounds: int, epsilon: float, delta: float) -> float:
     def excess(sigma: float) -> float:
         profile = RoundsProfile(mixture, rounds, sigma)
         tail = profile._log_tail(target)
-        found = max(
-            Law.of(mixture, sigma, rounds, tail, add).at(epsilon).log_delta(epsilon)
-            for add in (False, True)
-        )
+        laws = [Law.of(mixture, sigma, rounds, tail, add) for add in (False, True)]
+        found = max(law.at(epsilon).log_delta(epsilon) for law in laws)
         return min(max(found, -1e4), profile._log_ceiling(epsilon)) - target
 
     mu, largest = gaussian.largest_mu(epsilon, delta), mixture.largest
@@ -330,13 +321,6 @@ def guess(mixture: Round, rounds: int, epsilon: float, delta: float) -> float:
     if found is not None:
         return found[0]
     return solve.smallest(excess, start, name="noise multiplier", relative=3e-2, growth=1.5)
-
-
-def _log_complement(log_chance: float) -> float:
-    """log(1 - e^x) for x < 0, also where e^x is 1 or 1 - e^x is to rounding."""
-    if log_chance > -math.log(2):
-        return math.log(-math.expm1(log_chance))
-    return math.log1p(-math.exp(log_chance))
 
 
 def _no_larger(composition: Composition, epsilon: float, log_delta: float) -> bool:

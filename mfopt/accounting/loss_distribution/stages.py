@@ -124,16 +124,12 @@ class Stages:
         extended: bool,
     ) -> tuple[tuple[RoundsBlock, int], ...]:
         blocks, rest = divmod(rounds, self.block)
-        return tuple(
-            (
-                coarser(
-                    Composition(((one, length),)).convolve(tilt, extended=extended), self.ratio
-                ),
-                count,
-            )
-            for length, count in ((self.block, blocks), (rest, 1))
-            if length
-        )
+        made: list[tuple[RoundsBlock, int]] = []
+        for length, count in ((self.block, blocks), (rest, 1)):
+            if length:
+                whole = Composition(((one, length),))
+                made.append((coarser(whole.convolve(tilt, extended=extended), self.ratio), count))
+        return tuple(made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,16 +163,15 @@ class Steps:
     def points(self, least: float, most: float, centre: float) -> np.ndarray:
         """The losses from ``least`` to ``most``, one of them ``centre``."""
         low, high = max(least, -self.small), min(most, self.small)
-        near = np.arange(
-            math.ceil((low - centre) / self.fine), math.floor((high - centre) / self.fine) + 1
-        )
-        found = centre + self.fine * near
+        found = centre + _multiples(self.fine, low - centre, high - centre)
         if math.isinf(self.small):
             return found
-        far = self.coarse * np.arange(
-            math.ceil(least / self.coarse), math.floor(most / self.coarse) + 1
-        )
+        far = _multiples(self.coarse, least, most)
         return np.sort(np.concatenate([found, far[np.abs(far) > self.small]]))
+
+
+def _multiples(step: float, least: float, most: float) -> np.ndarray:
+    return step * np.arange(math.ceil(least / step), math.floor(most / step) + 1)
 
 
 @dataclasses.dataclass(frozen=True)

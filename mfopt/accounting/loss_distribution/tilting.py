@@ -88,11 +88,10 @@ class Tilting(abc.ABC):
         """
         if epsilon >= self.largest:
             return 1.0
-        found = self._tilts.get(epsilon)
-        if found is None:
-            found = increasing_root(lambda tilt: self.tilted_mean(tilt) - epsilon)
-            self._tilts[epsilon] = found
-        return found
+        if epsilon not in self._tilts:
+            root = increasing_root(lambda tilt: self.tilted_mean(tilt) - epsilon)
+            self._tilts[epsilon] = root
+        return self._tilts[epsilon]
 
     @functools.cached_property
     def _tilts(self) -> dict[float, float]:
