@@ -127,9 +127,8 @@ def supporting(mechanism: Mechanism) -> list[Accountant]:
     if kind not in _REGISTERED:
         _plugins.load()
     known = registered().get(kind, ())
-    if not any(not accountant.free for accountant in known):
-        covered = sorted(kind for kind, found in registered().items())
-        rule = "no accountant is registered for this scheme"
+    if all(accountant.free for accountant in known):
+        rule, covered = "no accountant is registered for this scheme", sorted(_REGISTERED)
         way_out = (
             f"There are some for {', '.join(covered)}; see mfopt.accounting.account.Accountant."
         )
@@ -148,7 +147,7 @@ def supporting(mechanism: Mechanism) -> list[Accountant]:
             continue
         sampled = sampled or accountant.sampled
         fit.append(accountant)
-    if not any(not accountant.free for accountant in fit):
+    if all(accountant.free for accountant in fit):
         said = list(dict.fromkeys(map(str, refusals)))
         raise refusals[0] if len(said) == 1 else UsageError(" Or: ".join(said))
     return fit
@@ -223,7 +222,9 @@ def account(
 
     effort = Effort(samples, seed, certify, certificate)
     _require(mechanism)
-    costly = certify and samples is None and _costly(mechanism)
+    # a sampled account may take over ten CPU seconds: 40 for 100 units in 8 bins
+    many = mechanism.group_size >= 64 and getattr(mechanism.sampling, "bins", 0) >= 8
+    costly = certify and samples is None and many
     if free := [one for one in supporting(mechanism) if one.free] if costly else []:
         with contextlib.suppress(FailureError):
             found = answer(least([one.analysis(mechanism, effort) for one in free]))
@@ -238,8 +239,3 @@ def _require(mechanism: Mechanism) -> None:
     n = mechanism.sampling.iterations
     if n > 10**7 and not mechanism.strategy.is_identity:  # all columns of C are examined
         _sizes.require("iterations", n, lambda length: 48.0 * length)
-
-
-def _costly(mechanism: Mechanism) -> bool:
-    """True if a sampled account takes over ten CPU seconds: 40 for 100 units in 8 bins."""
-    return mechanism.group_size >= 64 and getattr(mechanism.sampling, "bins", 0) >= 8

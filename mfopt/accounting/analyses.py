@@ -76,18 +76,16 @@ class DeterministicAnalysis(abc.ABC):
         delta = _check.probability("delta", delta)
         profile = self.profile(sigma)
         found = profile.epsilon(delta)
-        return self._guarantee(
-            sigma, found, delta, lambda: bracket.of_epsilon(profile, found, delta)
-        )
+        between = functools.partial(bracket.of_epsilon, profile, found, delta)
+        return self._guarantee(sigma, found, delta, between)
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
         sigma = _check.positive("noise_multiplier", noise_multiplier)
         epsilon = _check.non_negative("epsilon", epsilon)
         profile = self.profile(sigma)
         found = reported_delta(math.exp(profile.log_delta(epsilon)))
-        return self._guarantee(
-            sigma, epsilon, found, lambda: bracket.of_delta(profile, found, epsilon)
-        )
+        between = functools.partial(bracket.of_delta, profile, found, epsilon)
+        return self._guarantee(sigma, epsilon, found, between)
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
@@ -113,12 +111,8 @@ class DeterministicAnalysis(abc.ABC):
             growth=1.001,
             fall=fall,
         )
-        return self._guarantee(
-            sigma,
-            epsilon,
-            delta,
-            lambda: bracket.of_sigma(self.profile, sigma, epsilon, delta, fall),
-        )
+        between = functools.partial(bracket.of_sigma, self.profile, sigma, epsilon, delta, fall)
+        return self._guarantee(sigma, epsilon, delta, between)
 
     def _guarantee(
         self, sigma: float, epsilon: float, delta: float, between: Callable[[], bracket.Bracket]
@@ -217,11 +211,8 @@ class RoundsAnalysis(DeterministicAnalysis):
         chance = self.profile(1.0).log_chance
         if chance > math.log(_check.probability("delta", delta)):
             return super().noise_multiplier(epsilon, delta)
-        free = dataclasses.replace(
-            self,
-            method="no noise is needed: δ is above the chance of taking part at all, "
-            f"{math.exp(chance):.3g}",
-        )
+        method = "no noise is needed: δ is above the chance of taking part at all"
+        free = dataclasses.replace(self, method=f"{method}, {math.exp(chance):.3g}")
         return free._guarantee(0.0, epsilon, delta, lambda: bracket.Bracket(0.0, 0.0))
 
     def guess(self, epsilon: float, delta: float) -> float:
@@ -238,9 +229,8 @@ def least(parts: Sequence[Analysis]) -> Analysis:
         return parts[0]
     if all(isinstance(part, DeterministicAnalysis) for part in parts):
         last = cast(DeterministicAnalysis, parts[-1])
-        return LeastDeterministic(
-            last.mechanism, last.method, last.status, last.details, tuple(parts)
-        )
+        about = last.mechanism, last.method, last.status, last.details
+        return LeastDeterministic(*about, tuple(parts))
     return Least(tuple(parts))
 
 

@@ -189,7 +189,10 @@ def _with_sampled(
     parts, sigma = _parts(phases), one.noise_multiplier
     if parts:
         target = -30.0 if delta is None else math.log(_check.probability("delta", delta))
-        other = _companion(parts, target)
+        # on a grid made for their own ε at δ, both ways
+        laws, tails = _laws(parts, target, add=False)
+        at = max(math.hypot(*(law.epsilon(target) for law in laws)), 1e-4)
+        other = _discretized(parts, laws, tails, at, COARSE)
         how: dict[str, Any] = dataclasses.asdict(effort)
         del how["certificate"]  # samples alone prove this one
         found: Any = composition.analysis(one.mechanism, other, **how)
@@ -198,13 +201,6 @@ def _with_sampled(
     if epsilon is None:
         return cast(Guarantee, found.epsilon(sigma, delta))
     return cast(Guarantee, found.delta(sigma, epsilon))
-
-
-def _companion(parts: _Parts, log_delta: float) -> Composition:
-    """The composition of rounds, on a grid made for their own ε at δ, both ways."""
-    laws, tails = _laws(parts, log_delta, add=False)
-    at = max(math.hypot(*(law.epsilon(log_delta) for law in laws)), 1e-4)
-    return _discretized(parts, laws, tails, at, COARSE)
 
 
 def _laws(parts: _Parts, log_delta: float, add: bool) -> tuple[list[Law], list[float]]:

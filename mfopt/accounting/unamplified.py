@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -123,10 +123,10 @@ def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
             return Sensitivity(_up(value, n), True, "earliest equally spaced participations")
     products = np.abs(_products(strategy, n))
     if bands(strategy, n) <= b:
-        value = float(np.sqrt(_best_pattern(np.diagonal(products)[None], b, k)[0]))
+        value = float(np.sqrt(_best_prefix(np.diagonal(products)[None], b, k)[-1][0, -1]))
         return Sensitivity(_up(value, n), True, "disjoint columns, dynamic programming")
     through = _best_through(products, b, k)
-    value = float(np.sqrt(_best_pattern(through[None], b, k)[0]))
+    value = float(np.sqrt(_best_prefix(through[None], b, k)[-1][0, -1]))
     return Sensitivity(_up(value, n), False, "row-wise worst patterns, dynamic programming")
 
 
@@ -144,7 +144,7 @@ def bands(strategy: Strategy, n: int) -> int:
     Raises:
       UsageError: the strategy states fewer bands than its matrix has.
     """
-    return _extent(strategy, n).bands
+    return _extent(strategy, n)[0]
 
 
 def column_norms(strategy: Strategy, n: int) -> np.ndarray:
@@ -153,16 +153,11 @@ def column_norms(strategy: Strategy, n: int) -> np.ndarray:
     Raises:
       UsageError: as :func:`bands`.
     """
-    return _extent(strategy, n).norms
-
-
-class _Extent(NamedTuple):
-    bands: int
-    norms: np.ndarray
+    return _extent(strategy, n)[1]
 
 
 @functools.lru_cache(maxsize=2)  # an account asks for the same C several times
-def _extent(strategy: Strategy, n: int) -> _Extent:
+def _extent(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
     """Bands and column norms, from all entries of C; the bands are held against those stated."""
     # found again by the numbers alone: they must not be seen in the width of their arrays
     strategy = strategy.widened()
@@ -172,7 +167,7 @@ def _extent(strategy: Strategy, n: int) -> _Extent:
         named, rule = f"{strategy.kind}.column_bands({n})", f"C has {seen} bands"
         raise _check.reject(named, stated, rule, "The strategy contradicts its own matrix.")
     norms.setflags(write=False)
-    return _Extent(seen, norms)
+    return seen, norms
 
 
 def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
@@ -188,9 +183,14 @@ def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
         norms = np.full(n, np.sqrt(squares[-1]))
         norms[n - width :] = np.sqrt(squares[::-1])
         return width, norms
-    if (factors := strategy.scaled_column(n)) is not None:
-        return _seen_scaled(*map(np.asarray, factors))
-    furthest, squares = 0, np.zeros(n)
+    squares = np.zeros(n)
+    if (factors := strategy.scaled_column(n)) is not None:  # diag(rows) T diag(columns), 0 beyond
+        coefs, rows, columns = map(np.asarray, factors)
+        width = n - int(np.argmax(coefs[::-1] != 0))
+        for lag in range(width):
+            squares[: n - lag] += (coefs[lag] * rows[lag:]) ** 2
+        return width, columns * np.sqrt(squares)
+    furthest = 0
     width = n if n <= _LARGEST_DENSE else max(1, _LARGEST_DENSE**2 // n)
     for start in range(0, n, width):
         stop = min(start + width, n)
@@ -203,18 +203,6 @@ def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
         furthest = max(furthest, int(np.max(lags, where=below.any(axis=0), initial=0)))
         squares[start:stop] = np.einsum("ij,ij->j", block, block)
     return furthest + 1, np.sqrt(squares)
-
-
-def _seen_scaled(
-    coefs: np.ndarray, rows: np.ndarray, columns: np.ndarray
-) -> tuple[int, np.ndarray]:
-    """Bandwidth and column norms of diag(rows) T diag(columns), exactly zero beyond the bands."""
-    n = len(coefs)
-    width = n - int(np.argmax(coefs[::-1] != 0))
-    squares = np.zeros(n)
-    for lag in range(width):
-        squares[: n - lag] += (coefs[lag] * rows[lag:]) ** 2
-    return width, columns * np.sqrt(squares)
 
 
 def _largest_mode(strategy: Strategy, scheme: FixedOrder) -> float:
@@ -265,16 +253,11 @@ def _up(value: float, n: int) -> float:
     return value * (1 + 4 * n * float(np.finfo(np.float64).eps))
 
 
-def _best_pattern(weights: np.ndarray, separation: int, most: int) -> np.ndarray:
-    """Largest total weight of <= ``most`` indices that are >= ``separation`` apart, by row.
-
-    ``weights``: shape (rows, n), >= 0. Returns shape (rows,).
-    """
-    return _best_prefix(weights, separation, most)[-1][:, -1]
-
-
 def _best_prefix(weights: np.ndarray, separation: int, most: int) -> list[np.ndarray]:
-    """best[c][row, t] = largest weight of <= c separated indices among 0..t-1."""
+    """best[c][row, t] = largest weight of <= c indices among 0..t-1, >= ``separation`` apart.
+
+    For c = 0..``most``; ``weights``: shape (rows, n), >= 0.
+    """
     rows, n = weights.shape
     tables = [np.zeros((rows, n + 1))]
     for _ in range(most):
