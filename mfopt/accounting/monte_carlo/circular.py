@@ -56,11 +56,9 @@ class Circular(Separated):
         """log Z."""
         n, k = self.dimension, self.times
         rest = n - k * (self.separation - 1) - 1
-        return math.log(n / k) + float(
-            scipy.special.gammaln(rest + 1)
-            - scipy.special.gammaln(k)
-            - scipy.special.gammaln(rest - k + 2)
-        )
+        log_gamma = scipy.special.gammaln
+        log_ways = log_gamma(rest + 1) - log_gamma(k) - log_gamma(rest - k + 2)
+        return math.log(n / k) + float(log_ways)
 
     @property
     def log_weight(self) -> float:

@@ -149,10 +149,8 @@ def weights(bins: int, separation: int, times: int) -> np.ndarray:
         above = np.max(logs - slope * d[:, 0])
         below = np.max(rise * d[:, 0] - variance)
         least = np.maximum(rise * n - below * a, 0)
-        log_most = np.minimum(
-            log_most,
-            slope * n + above * a - tilt * (k - a) + np.log(scipy.special.i0e(least)) - log_d,
-        )
+        log_here = slope * n + above * a - tilt * (k - a) + np.log(scipy.special.i0e(least)) - log_d
+        log_most = np.minimum(log_most, log_here)
     law = np.exp(log_terms - log_sums[:, None])[: n - 2 * separation + 1, : k - 1]
     pairs = np.sum(law * law[::-1, ::-1], axis=1)  # counts j and k − 2 − j, gaps d and n − d
     log_most[2] = min(log_most[2], math.log(np.max(pairs)) - log_d)

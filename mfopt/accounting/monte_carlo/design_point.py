@@ -259,9 +259,8 @@ def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Ar
             densities = _log_means(x, of_nodes, *at_nodes)
         ratios = _log_means(x, of_proposal, *at_components)
         both = zip(losses, densities, ratios, strict=True)
-        return jnp.stack(
-            [density - ratio + log_hinge(loss - epsilon) for loss, density, ratio in both]
-        )
+        each = [density - ratio + log_hinge(loss - epsilon) for loss, density, ratio in both]
+        return jnp.stack(each)
 
     values = jax.lax.map(block, every)
     return jnp.swapaxes(values, 0, 1).reshape(2, -1)[:, :pairs].reshape(-1)

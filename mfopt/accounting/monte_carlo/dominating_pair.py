@@ -199,10 +199,9 @@ def check(pair: DominatingPair) -> DominatingPair:
             given = gram.shape, factor.shape
             raise _check.reject("pair", given, "must be G (b, b) and L (b, ...)")
     diagonal = np.diagonal(gram)
-    finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(factor))
     cuts = [slice(cut, cut + _ROWS) for cut in range(0, len(gram), _ROWS)]
-    finite = finite and all(np.all(np.isfinite(gram[cut])) for cut in cuts)
-    if not (finite and np.all(diagonal > 0)):
+    parts = [*jax.tree.leaves(factor), *[gram[cut] for cut in cuts]]
+    if not (all(np.all(np.isfinite(part)) for part in parts) and np.all(diagonal > 0)):
         rule = "must be finite, with a diagonal greater than 0"
         raise _check.reject("pair", "G or its factor", rule)
     if isinstance(factor, HierarchicalLowRank):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -215,9 +216,8 @@ class Spread:
             return plain
         remove, add = half(math.expm1(epsilon)), epsilon + half(-math.expm1(-epsilon))
         sigma = noise_multiplier / math.sqrt(self.squared_norm) * (1 - _NUDGE)
-        linear = NearlyLinear.of(self.throws, *BinAssignment(self.bins).linear(sigma)).log_delta(
-            epsilon
-        )
+        nearly = NearlyLinear.of(self.throws, *BinAssignment(self.bins).linear(sigma))
+        linear = nearly.log_delta(epsilon)
         return min(remove, plain[0], linear), min(add, plain[1], linear)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
@@ -234,16 +234,9 @@ class Spread:
 
 def _least(excess: Callable[[float, float], float], start: float, *, relative: float) -> float:
     """The least σ without excess: a coarse grid finds the neighbourhood, the fine one decides."""
-    coarse = solve.smallest(
-        lambda sigma: excess(sigma, COARSE), start, name="noise multiplier", relative=1e-3
-    )
-    return solve.smallest(
-        lambda sigma: excess(sigma, FINE),
-        coarse * 0.9999,
-        name="noise multiplier",
-        relative=relative,
-        growth=1.001,
-    )
+    search = functools.partial(solve.smallest, name="noise multiplier")
+    start = search(lambda sigma: excess(sigma, COARSE), start, relative=1e-3) * 0.9999
+    return search(lambda sigma: excess(sigma, FINE), start, relative=relative, growth=1.001)
 
 
 def guess_noise_multiplier(norm: float, bins: int, epsilon: float, delta: float) -> float:

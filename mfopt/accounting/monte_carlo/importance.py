@@ -69,7 +69,9 @@ The upper confidence bound is that of :mod:`.betting` on f/B in [0, 1].
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -92,6 +94,7 @@ _RISING = 3  # orders of higher ceilings after which none is lower
 _WIDTH = 1e-3  # of the bracket of log order: a ceiling is flat about its least
 _OUTSIDE = 1e-6  # of a ceiling: a proposal that leaves out more is not tried
 _HALVINGS = 12  # of the bracket of t, 2^-12 of which is far below what a proposal feels
+_CEILING = operator.attrgetter("log_ceiling")  # of a tilt
 _SHIFT_WORTH = 3.0  # log: a proposal is tried where its ceiling is at most so far above another's
 
 
@@ -110,22 +113,20 @@ def tilt(
       ceilings, point: at the point's σ, and σ, ε and payoff.
       clip: where the values of "clipped" are.
     """
+    by: Any = clip
+    outside = 0.0
     if kind in ceilings.chains:
         order = int(order)
         log_largest, by = ceilings.chain(kind, order)
         outside = (1 + order) * ceilings.chains[kind].outside
-        return Tilt(kind, order, log_largest + _log_peak(order, point), by, outside)
-    if kind == "shift":
+    elif kind == "shift":
         log_largest = order * (1 + order) * ceilings.largest_square / 2
-        return Tilt(kind, order, log_largest + _log_peak(order, point))
-    log_largest = order * ceilings.mean_square / 2 + order**2 * ceilings.square_of_mean / 2
-    if clip is not None:
-        log_largest -= order * ceilings.mean_square * clip.cut
-    return Tilt(kind, order, log_largest + _log_peak(order, point), clip)
-
-
-def _log_peak(order: float, point: Point) -> float:
-    return point.payoff.log_peak(order) - order * point.epsilon
+    else:
+        log_largest = order * ceilings.mean_square / 2 + order**2 * ceilings.square_of_mean / 2
+        if clip is not None:
+            log_largest -= order * ceilings.mean_square * clip.cut
+    log_peak = point.payoff.log_peak(order) - order * point.epsilon
+    return Tilt(kind, order, log_largest + log_peak, by, outside)
 
 
 @float64
@@ -147,11 +148,8 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
     # without log_peak the least is at (1+2s)g/2 = ε: the search is around it
     near = math.log(max(point.epsilon / ceilings.largest_square, 1e-3))
     least = solve.lowest(log_ceiling, min(near, -7.0) - 5, near + 5, width=_WIDTH)
-    shift = min(
-        (tilt("shift", order, ceilings, point) for order in (math.exp(least), 0.0)),
-        key=lambda one: one.log_ceiling,
-    )
-    tilts = sorted((chain, shift), key=lambda one: one.log_ceiling)
+    shifts = [tilt("shift", order, ceilings, point) for order in (math.exp(least), 0.0)]
+    tilts = sorted((chain, min(shifts, key=_CEILING)), key=_CEILING)
     return [one for one in tilts if one.log_ceiling <= tilts[0].log_ceiling + _SHIFT_WORTH]
 
 
@@ -184,7 +182,7 @@ def mean_tilt(ceilings: Ceilings, point: Point, cut: float = 0.0) -> Tilt:
 
         # convex in the order, as log_peak is: a supremum of what is linear in it
         best = math.exp(solve.lowest(log_ceiling, math.log(1e-2), math.log(1e3), width=1e-2))
-    return min((tilt("mean", t, less, point) for t in (0.0, best)), key=lambda one: one.log_ceiling)
+    return min([tilt("mean", t, less, point) for t in (0.0, best)], key=_CEILING)
 
 
 @float64
@@ -317,13 +315,8 @@ def _mean(
         paid: jax.Array = asked.payoff.log_value(asked.epsilon + likelihood.log_ratio(exponents))
         return log_weight + paid
 
-    return _on_points(
-        point_key, log_value, -order * drawn.products, noise, drawn, asked, clipped=clipped
-    )
-
-
-def _clipped(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked) -> Sums:
-    return _mean(key, size, likelihood, asked, clipped=True)
+    centre = -order * drawn.products
+    return _on_points(point_key, log_value, centre, noise, drawn, asked, clipped=clipped)
 
 
 def _on_points(
@@ -357,7 +350,11 @@ def _on_points(
     return sums(jax.lax.fori_loop(0, points, add, jnp.zeros(drawn.along.shape)) / points)
 
 
-KERNELS: dict[str, Callable[..., Any]] = {"shift": _shift, "mean": _mean, "clipped": _clipped}
+KERNELS: dict[str, Callable[..., Any]] = {
+    "shift": _shift,
+    "mean": _mean,
+    "clipped": functools.partial(_mean, clipped=True),
+}
 
 
 class GapSums(NamedTuple):
@@ -426,13 +423,10 @@ def log_values_add(
     rows = placing(len(noise))
     some, noise = noise[:rows], noise[rows:]
 
-    def short_of(t: jax.Array) -> jax.Array:
-        exponents = jnp.concatenate([some, -some]) - t * toward
-        return jnp.mean(likelihood.log_ratio(exponents)) > -epsilon
-
     def halved(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         middle = (ends[0] + ends[1]) / 2
-        short = short_of(middle)
+        exponents = jnp.concatenate([some, -some]) - middle * toward
+        short = jnp.mean(likelihood.log_ratio(exponents)) > -epsilon
         return jnp.where(short, middle, ends[0]), jnp.where(short, ends[1], middle)
 
     least = add_tilt(square, mean_square, epsilon)

@@ -123,9 +123,8 @@ def _line(below: int, half: int, samples: int, beta: float) -> tuple[float, floa
     """(h_1, h_2), either of them wrong with probability ``beta`` at most."""
     most = scipy.special.betainccinv(below + 1, samples - below, beta) if below < samples else 1.0
     least = scipy.special.betaincinv(half, samples - half + 1, beta) if half > 0 else 0.0
-    return float(scipy.special.ndtri(min(most * (1 + ROUNDING), 1.0))), float(
-        scipy.special.ndtri(least * (1 - ROUNDING))
-    )
+    ends = min(most * (1 + ROUNDING), 1.0), least * (1 - ROUNDING)
+    return float(scipy.special.ndtri(ends[0])), float(scipy.special.ndtri(ends[1]))
 
 
 def _log_beyond(height: float, ratio: float) -> float:

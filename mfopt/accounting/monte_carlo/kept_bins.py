@@ -223,9 +223,8 @@ def ceilings(bins: KeptBins, common: float = 0.0) -> Ceilings:
     chains = {"chain": PatternChain(chain, MAX_ORDER)}
     if bins.bins > 1:
         chains = {"clusters": _clusters(bins, diagonal, common), **chains}
-    return Ceilings(
-        chains, float(np.max(diagonal)), float(np.mean(diagonal)), float(np.mean(means))
-    )
+    squares = np.max(diagonal), np.mean(diagonal), np.mean(means)
+    return Ceilings(chains, *map(float, squares))
 
 
 def _clusters(bins: KeptBins, diagonal: np.ndarray, common: float) -> PatternChain:
@@ -256,13 +255,14 @@ def _log_normalizers(known: KeptBins, first: int, spikes: Any = 0.0) -> tuple[ja
     For l = first, …, shape (_ORDERS,); of very many bins numbers that may be larger.
     """
     bins = known.bins
-    orders, parts = first + jnp.arange(_ORDERS), _far if bins >= _MANY else _every
+    orders = first + jnp.arange(_ORDERS)
 
     def of_rows(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
         rows, at = known.rows(numbers), (jnp.arange(len(numbers)), numbers)
         own = rows[at] - jnp.broadcast_to(spikes, (bins,))[numbers]
         beside = jnp.max(rows.at[at].set(-jnp.inf))
-        exponents = parts(rows.at[at].set(own), numbers)
+        rows = rows.at[at].set(own)
+        exponents = _far(rows, numbers) if bins >= _MANY else [(rows, 1)]
         top = functools.reduce(jnp.maximum, [jnp.max(x, axis=1) for x, _ in exponents])
         ratios = [jnp.exp(x - top[:, None]) for x, _ in exponents]
 
@@ -283,13 +283,9 @@ def _log_normalizers(known: KeptBins, first: int, spikes: Any = 0.0) -> tuple[ja
     return jnp.max(largest, axis=0) - jnp.log(bins), jnp.max(beside)
 
 
-def _every(rows: jax.Array, numbers: jax.Array) -> list[tuple[jax.Array, int]]:
-    """Exponents of some rows and how often each counts: all of them, once."""
-    return [(rows, 1)]
-
-
 def _far(rows: jax.Array, numbers: jax.Array) -> list[tuple[jax.Array, int]]:
-    """The near ones, once; and of each square of the others the largest, as often as it is wide.
+    """Exponents of some rows and how often each counts: the near ones once, and of each square of
+    the others the largest, as often as it is wide.
 
     ``numbers`` are of neighbouring rows, in ascending order.
     """

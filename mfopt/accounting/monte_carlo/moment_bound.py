@@ -173,9 +173,8 @@ class _Terms(NamedTuple):
                 least = np.where((left < 0) & (right > 0), 0.0, least)
             weight = weights[j] * j * (j - 1) / self.scale**2
             total += weight * (most if weight > 0 else least)
-        for weight, power, log_mean in zip(
-            weights[self.signed :], self.powers, self.log_means, strict=True
-        ):
+        others = zip(weights[self.signed :], self.powers, self.log_means, strict=True)
+        for weight, power, log_mean in others:
             if weight > 0:
                 at = high if power > 2 else low
                 total += weight * power * (power - 1) * np.exp((power - 2) * at - log_mean)
@@ -313,15 +312,10 @@ class _Problem(NamedTuple):
 
     def _below(self, weights: np.ndarray, first: np.ndarray, gap: float) -> float:
         """θ on 0 < v < e^first."""
-        falling = self.terms.powers < 0
-        falls = np.concatenate([np.zeros(self.terms.signed, bool), falling])
+        powers, signed = self.terms.powers, np.arange(self.terms.signed)
+        falls = np.concatenate([np.zeros(signed.size, bool), powers < 0])
         rising = np.where(falls, 0.0, weights)
-        nothing = np.concatenate(
-            [
-                (-1 / self.terms.scale) ** np.arange(self.terms.signed),
-                (self.terms.powers == 0) * 1.0,
-            ]
-        )
+        nothing = np.concatenate([(-1 / self.terms.scale) ** signed, (powers == 0) * 1.0])
         at_end = float(weights[falls] @ self.terms.values(first)[falls, 0])
         limit = 0.0 if self.linear else math.exp(-self.log_ceiling)  # of the payoff at v = 0
         at_zero = limit - float(rising @ nothing) - at_end
@@ -341,9 +335,8 @@ class _Problem(NamedTuple):
         size = sum(abs(weights[j]) * ((v + 1) / self.terms.scale) ** j for j in range(signed))
         rounding = _TERMS * size
         negative = float(np.sum(np.maximum(-raw, 0.0))) + rounding
-        payoff = (
-            math.exp(y - self.log_ceiling) if self.linear else float(self.payoff(np.array([y]))[0])
-        )
+        end = np.array([y])
+        payoff = math.exp(y - self.log_ceiling) if self.linear else float(self.payoff(end)[0])
         powers = {float(j): float(raw[j]) - rounding for j in range(1, signed)}
         for place, power in enumerate(self.terms.powers):
             value = float(weights[signed + place] * last[signed + place])

@@ -160,14 +160,12 @@ class _Block(NamedTuple):
 
 @functools.cache
 def _blocks(runs: int) -> tuple[_Block, ...]:
-    def every() -> Iterator[_Block]:
-        size = runs
-        while size > 1:
-            for begin in range(0, runs, size):
-                yield _Block(begin, begin + size // 2, begin + size)
-            size //= 2
-
-    return tuple(every())
+    blocks: list[_Block] = []
+    size = runs
+    while size > 1:
+        blocks += [_Block(cut, cut + size // 2, cut + size) for cut in range(0, runs, size)]
+        size //= 2
+    return tuple(blocks)
 
 
 def per_row(bins: int) -> int:

@@ -148,17 +148,12 @@ def _chunks_of(pairs: int, n: int) -> int:
     return -(-pairs // max(64, min(_CHUNK // n, 4096)))
 
 
-def _whole_pairs(samples: int, n: int) -> int:
-    """Pairs that make at least ``samples``, in chunks of one size."""
-    pairs = -(-samples // 2)
-    chunks = _chunks_of(pairs, n)
-    return -(-pairs // chunks) * chunks
-
-
 @functools.partial(_quick.jit, static_argnums=1)
 def draw(key: jax.Array, samples: int, likelihood: PatternLikelihood) -> PatternDraws:
     """Frozen draws, ``samples`` or more, by the patterns' law: C does not matter."""
-    count = _whole_pairs(samples, likelihood.dimension)
+    pairs = -(-samples // 2)
+    chunks = _chunks_of(pairs, likelihood.dimension)
+    count = -(-pairs // chunks) * chunks  # in chunks of one size
     pattern_key, noise_key = jax.random.split(key)
     return PatternDraws(
         jnp.arange(count) % COMPONENTS,
@@ -282,11 +277,10 @@ def fit(
 
         def function(flat: np.ndarray) -> tuple[float, np.ndarray]:
             nonlocal best, least
-            value, slope = _second_moment(
-                jnp.asarray(flat.reshape(-1, 2)), scaled, exponents, log_weight
-            )
+            at = flat.reshape(-1, 2)
+            value, slope = _second_moment(jnp.asarray(at), scaled, exponents, log_weight)
             if float(value) < least:
-                least, best = float(value), flat.reshape(-1, 2).copy()
+                least, best = float(value), at.copy()
             return float(value), np.asarray(slope).reshape(-1)
 
         far = _REACH * order

@@ -64,9 +64,8 @@ class Separated(PatternLikelihood):
         """Patterns by their law, by place in each block, S for none: shape (count, blocks)."""
         summed = self.passed(jnp.zeros((1, self.dimension)))[0]
         uniforms = jax.random.uniform(key, (count, self.uniforms))
-        return self.chosen(
-            uniforms, jnp.broadcast_to(summed, (self.blocks, count, summed.shape[2]))
-        )
+        shape = self.blocks, count, summed.shape[2]
+        return self.chosen(uniforms, jnp.broadcast_to(summed, shape))
 
     def mean_square(self) -> jax.Array:
         """E_k |m_k|²: columns of one unit do not overlap."""
@@ -112,14 +111,15 @@ class Separated(PatternLikelihood):
         def extend(l: jax.Array, before: Drawn) -> Drawn:
             tilt = tilts[jnp.minimum(l, len(tilts) - 1)]
             weights, log_mean = self.passed(before.products + tilt)
-            uniforms = jax.random.uniform(
-                jax.random.fold_in(keys[1], l), (len(noise), self.uniforms)
-            )
+            key = jax.random.fold_in(keys[1], l)
+            uniforms = jax.random.uniform(key, (len(noise), self.uniforms))
             places = self.chosen(uniforms, weights)
             own = self.products(places)
 
-            def picked(x: jax.Array) -> jax.Array:
-                return jnp.sum(self._picked(x, places), axis=1)
+            def picked(x: jax.Array) -> jax.Array:  # its sum over the steps of a pattern
+                parts = jnp.pad(self._cut(x, 0.0), ((0, 0), (0, 0), (0, 1)))  # 0 for none
+                chosen = jnp.take_along_axis(parts, places[:, :, None], axis=2)
+                return jnp.sum(chosen[:, :, 0], axis=1)
 
             return Drawn(
                 before.products + own,
@@ -130,11 +130,6 @@ class Separated(PatternLikelihood):
 
         nothing = Drawn.nothing(noise)
         return jax.lax.fori_loop(0, order.astype(int) + 1, extend, nothing)
-
-    def _picked(self, x: jax.Array, places: jax.Array) -> jax.Array:
-        """Entries of x (samples, n) at each block's place, 0 for none."""
-        parts = jnp.pad(self._cut(x, 0.0), ((0, 0), (0, 0), (0, 1)))
-        return jnp.take_along_axis(parts, places[:, :, None], axis=2)[:, :, 0]
 
     def _cut(self, x: jax.Array, fill: float) -> jax.Array:
         """Rows in blocks, (samples, blocks, S)."""

@@ -104,14 +104,12 @@ def _chain(tilt: np.ndarray, size: int, probability: float) -> _Chain:
         _, norms, rows = np.linalg.svd(scaled, full_matrices=False)
         norms, rows = np.append(norms, np.zeros(_KEPT + 1)), np.pad(rows, ((0, _KEPT), (0, 0)))
         along = rows[:_KEPT, :-1] * np.sqrt(law[:-1])
-        made.append(
-            (law[:-1], norms[: _KEPT + 1] * _SVD, along, np.sum(scaled[:, :-1] ** 2, axis=0))
-        )
+        each = np.sum(scaled[:, :-1] ** 2, axis=0)
+        made.append((law[:-1], norms[: _KEPT + 1] * _SVD, along, each))
         # available from that place of the next block, or from its first step after none
         available = np.append(law[0] + law[-1], law[1:-1])
-    return _Chain(
-        total - math.log1p((size - 1) * probability), *map(np.array, zip(*made, strict=True))
-    )
+    log_mean = total - math.log1p((size - 1) * probability)
+    return _Chain(log_mean, *map(np.array, zip(*made, strict=True)))
 
 
 class _Parts(NamedTuple):
@@ -295,9 +293,8 @@ def _parts(chain: _Chain, q: int, one: np.ndarray, other: np.ndarray) -> _Parts:
         return one**2 @ (weight * again**2).T + cross + other**2 @ weight
 
     norms, first, second = chain.norms[q], mean(chain.law[q]), square(chain.law[q])
-    along = np.stack(
-        [norm * mean(weight) for norm, weight in zip(norms, chain.along[q], strict=False)]
-    )
+    vectors = zip(norms, chain.along[q], strict=False)
+    along = np.stack([norm * mean(weight) for norm, weight in vectors])
     moved = np.sum(along**2, axis=0) + norms[-1] ** 2 * second + _SPARE
     variance = np.maximum(second - first**2, 0) + _SPARE
     return _Parts(first, variance, along, moved, square(chain.each[q]))

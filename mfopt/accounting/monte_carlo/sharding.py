@@ -8,6 +8,7 @@ to the rounding of its order. On one device everything is as if this module were
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,8 @@ def dividing(tree: Any) -> Devices:
     """Largest set of devices that cuts the first axis of every array into equal parts."""
     lengths = {leaf.shape[0] if leaf.shape else 1 for leaf in jax.tree.leaves(tree)}
     found = devices()
-    count = next(k for k in range(len(found), 0, -1) if all(n % k == 0 for n in lengths))
+    whole = math.gcd(*lengths)
+    count = next(k for k in range(len(found), 0, -1) if whole % k == 0)
     return found[:count]
 
 
