@@ -225,7 +225,11 @@ class LossModel(abc.ABC):
         """σ at which :meth:`log_estimate` is log δ."""
         start = self.guess(epsilon, delta)
         return self._find(
-            lambda sigma: self.log_estimate(sigma, epsilon), start, delta, name="noise multiplier"
+            lambda sigma: self.log_estimate(sigma, epsilon),
+            start,
+            delta,
+            coarsely=True,
+            name="noise multiplier",
         )
 
     def sought_epsilon(

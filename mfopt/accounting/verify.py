@@ -339,7 +339,8 @@ class Engine:
 
         with self._stage("planning the certificate"):
             # a small pilot tells, and only that
-            plan, samples = self._plan(sigma, epsilon, beta, missed, first=_ASKED)
+            few = min(_ASKED, self.model.least_samples)
+            plan, samples = self._plan(sigma, epsilon, beta, missed, first=few)
         if not plan.expected(samples, beta) <= target:
             raise FailureError(
                 "what is proved otherwise is more than a test can be expected to prove"

@@ -39,7 +39,7 @@ from mfopt.strategies import Array, Strategy
 
 _WORTH, _FEW = 0.005, 2**13  # with many bins: of σ, and samples where it is only begun with
 _OVERLAP = 1e-6  # relative, far above the rounding of an overlap
-_MOST = 2**17  # numbers in a sample of a group: a search takes some 75 pilots of 2,048
+_MOST = 3 * 2**14  # numbers in a sample of a group: above, samples take too long
 _VERY_MANY = 4096  # bins from which on a sample takes so long that less of σ is worth it
 
 
@@ -50,6 +50,7 @@ class BallsInBinsLoss(LikelihoodLoss):
     pair: DominatingPair
     name: ClassVar[str] = "balls-in-bins"
     estimator: ClassVar[str] = "design-point importance sampling"
+    smooth: ClassVar[bool] = True
     least_samples: ClassVar[int] = 2**14  # clusters spread so little that they are often enough
 
     def __post_init__(self) -> None:
@@ -353,7 +354,7 @@ def whole_profile(mechanism: Any) -> LossModel:
 
 
 def is_costly(mechanism: Any) -> bool:
-    """True if pilots of a group take minutes: from 6,554 bins on for two units."""
+    """True if samples of a group take long: from 2,458 bins on for two units."""
     bins, size = mechanism.sampling.bins, mechanism.group_size
     return size > 1 and not multisets.few(bins, size) and CountPair(bins, size, 1).work > _MOST
 
@@ -366,8 +367,15 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
     """
     size, bins = mechanism.group_size, mechanism.sampling.bins
     # by multisets, where they are few, ceilings are lower than by counts
-    direct = multisets.few(bins, size)
-    if size > 1 and not direct and (squared_norm := orthogonal_norm(mechanism)) is not None:
-        group = GroupLoss.orthogonal(bins, squared_norm, size)
-        return GroupUnits(group, samples) if group.fits else whole_profile(mechanism)
+    if size > 1 and not multisets.few(bins, size):
+        squared_norm = orthogonal_norm(mechanism)
+        if squared_norm is not None:
+            group = GroupLoss.orthogonal(bins, squared_norm, size)
+        else:
+            gram, error = dominating_pair.overlaps(mechanism.strategy, mechanism.sampling)
+            group = GroupLoss.of(gram, size, error)
+        if group.fits:
+            return GroupUnits(group, samples)
+        if squared_norm is not None:
+            return whole_profile(mechanism)
     return group_model(mechanism, samples, deterministic)

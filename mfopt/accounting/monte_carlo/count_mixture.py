@@ -307,7 +307,7 @@ class _Proposal(NamedTuple):
     edges: np.ndarray
     log_g: np.ndarray
     masses: np.ndarray  # (J+1, cells): of a count's cells, times G, over its largest
-    law: np.ndarray  # (J+1,): (K/b)^j/j! Z(j), over its first
+    law: np.ndarray  # (J+1,): (K/b)^j/j! Z(j) times some c^j, over its first
     log_total: float
     log_ceiling: float
 
@@ -331,8 +331,11 @@ def _proposal(pair: CountPair, order: float, sigma: float, epsilon: float) -> _P
     masses = np.exp(logs - largest[:, None])
     log_p = count * math.log(k / b) - scipy.special.gammaln(count + 1)
     log_p += np.log(masses.sum(axis=1)) + largest
-    law = np.exp(log_p - log_p[0])
-    log_total = _log_power(law, b, k) + b * float(log_p[0]) + _log_constant(pair)
+    # scaled so that none is above the first: by x^j, which all k units have in common
+    log_p, first = log_p - log_p[0], float(log_p[0])
+    rate = max(0.0, float(np.max(log_p[1:] / count[1:])))
+    law = np.exp(log_p - rate * count)
+    log_total = _log_power(law, b, k) + rate * k + b * first + _log_constant(pair)
     aligned = order * (shape.log_constant - epsilon) + log_peak
     log_ceiling = log_total + max(-order * (cap + shape.beyond), aligned)
     return _Proposal(edges, log_g, masses, law, log_total, log_ceiling)

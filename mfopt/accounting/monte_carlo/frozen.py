@@ -159,7 +159,8 @@ class FrozenPilots:
 
     def _log_delta(self, direction: str, log_sigma: float) -> LogDelta:
         here = self._pilot(direction, log_sigma, self.samples)
-        below, ahead = (self._pilot(direction, log_sigma + s, _GLANCE) for s in (0.0, _SLOPE))
+        few = min(_GLANCE, self.samples)
+        below, ahead = (self._pilot(direction, log_sigma + s, few) for s in (0.0, _SLOPE))
         slope = (ahead.log_mean - below.log_mean) / _SLOPE
         if not math.isfinite(slope):
             return LogDelta(here.log_mean, -math.inf, math.inf)

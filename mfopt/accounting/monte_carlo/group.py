@@ -44,23 +44,36 @@ from mfopt.accounting.monte_carlo.free import (
     ReassignedBins,
     guess_noise_multiplier,
 )
-from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss, law
+from mfopt.accounting.monte_carlo.protocol import (
+    FrozenEstimate,
+    SampledDirection,
+    SampledLoss,
+    law,
+)
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 
 _ROUNDING = 1e-9  # relative to the largest eigenvalue: of (1) in floating point
 # of log σ and log ε: how far they move before another order, or another split, is sought
-_ANCHOR, _ANCHOR_SPLIT = 0.3, 0.8
+_ANCHOR, _ANCHOR_SPLIT = 0.1, 0.8
 _GLANCE = 2048  # samples that choose a split
+_VERY_MANY = 2048  # bins above which eigenvalues take too long
 _USUAL = 2**17
 _WORTH = 0.004  # slack of σ or ε above which more samples are drawn: each takes long
-_MOST_SAMPLES = 3 * 2**13  # a test of 2^14 is made whatever it costs
+_EASY, _SHARE = 2**13, 1 / 4  # work up to which all samples are drawn, and the least part of them
 CALIBRATE_SAMPLES = 2**12
 
 
-def splits(gram: np.ndarray, group_size: int) -> list[tuple[float, float]]:
-    """(d, K √(max B_kk)) of some splits, each rounded up so that G <= d·I + B holds."""
+def splits(gram: np.ndarray, group_size: int, error: float = 0.0) -> list[tuple[float, float]]:
+    """(d, K √(max B_kk)) of some splits, each rounded up so that G <= d·I + B holds.
+
+    ``error`` is that of the sums of rows of ``gram``, relatively. With very many bins d is the
+    largest of these sums alone, which no eigenvalue exceeds (Gershgorin), and B = 0.
+    """
+    rows = float(np.max(np.sum(gram, axis=1))) / (1 - error)
+    if len(gram) > _VERY_MANY:
+        return [(rows * (1 + _ROUNDING), 0.0)]
     values, vectors = np.linalg.eigh(np.asarray(gram, np.float64))
-    nudge = _ROUNDING * float(values[-1])
+    nudge = (_ROUNDING + error) * rows
     least, most = max(float(values[0]), nudge), float(values[-1])
     # low eigenvalues lie close together; of those that stand out each may be the best
     at = np.quantile(values, [0, 0.75, 0.9])
@@ -93,19 +106,18 @@ class GroupLoss(SampledLoss):
 
     name = "balls-in-bins"
     estimator = "groups by their bin counts, importance sampling"
-    least_samples = 2**13
     many = True  # pilots alone estimate δ
-    most_work = 2**27  # a few CPU seconds
+    most_work = 2**28  # a few CPU seconds
 
     @property
     def sensitivity(self) -> float:
         return self.largest
 
     @classmethod
-    def of(cls, gram: np.ndarray, group_size: int) -> GroupLoss:
+    def of(cls, gram: np.ndarray, group_size: int, error: float = 0.0) -> GroupLoss:
         """Return the loss of a group from the Gram matrix of the modes, shape (bins, bins)."""
-        norm = math.sqrt(float(np.max(np.diagonal(gram))))
-        return cls(len(gram), group_size, tuple(splits(gram, group_size)), group_size * norm)
+        norm = math.sqrt(float(np.max(np.diagonal(gram))) / (1 - error))
+        return cls(len(gram), group_size, tuple(splits(gram, group_size, error)), group_size * norm)
 
     @classmethod
     def orthogonal(cls, bins: int, squared_norm: float, group_size: int) -> GroupLoss:
@@ -116,7 +128,8 @@ class GroupLoss(SampledLoss):
     @property
     def exact(self) -> bool:
         """True if the pair is the group's own, without a split."""
-        return len(self.parts) == 1 and self.parts[0][1] == 0.0
+        (d, shift), norm = self.parts[0], self.largest / self.group_size
+        return shift == 0.0 and d <= norm**2 * (1 + 4 * _ROUNDING)
 
     @property
     def fits(self) -> bool:
@@ -126,6 +139,14 @@ class GroupLoss(SampledLoss):
     @property
     def work(self) -> int:
         return self._pair(0).work
+
+    @property
+    def least_samples(self) -> int:  # type: ignore[override]
+        return self._fewer(2**13)
+
+    def _fewer(self, samples: int) -> int:
+        """Samples in place of the usual number, where each takes long."""
+        return max(256, int(samples * max(_SHARE, min(1.0, _EASY / self.work))))
 
     def start(self, epsilon: float, delta: float) -> float:
         return guess_noise_multiplier(self.sensitivity, self.bins, epsilon, delta)
@@ -160,7 +181,8 @@ class GroupLoss(SampledLoss):
         """log of the bound expected of usual samples (remove direction), by a small pilot."""
         pair = self._pair(part)
         tilt = count_mixture.least(pair, "remove", point)
-        seen = count_mixture.pilot(pair, tilt, point, _GLANCE, chunked.seed_key(0))
+        glance, key = self._fewer(_GLANCE), chunked.seed_key(0)
+        seen = count_mixture.pilot(pair, tilt, point, glance, key)
         beta = math.exp(max(seen.log_mean, -40.0)) / 1000
         return seen.log_mean + seen.expected(_USUAL, beta)[1] if seen.log_mean > -40 else math.inf
 
@@ -187,7 +209,12 @@ class GroupLoss(SampledLoss):
     ) -> Pilot:
         part = self._best(point.noise_multiplier, point.epsilon)
         tilt = self._placed(self._pair(part, min(trial.beta / 4, 1e-9)), direction, point)
-        return self.pilot(tilt, point, _GLANCE, trial.key)
+        return self.pilot(tilt, point, self._fewer(_GLANCE), trial.key)
+
+    def frozen(
+        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
+    ) -> FrozenEstimate:
+        return super().frozen(noise_multiplier, epsilon, self._fewer(samples), key)
 
     def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
         return count_mixture.pilot(tilt.detail, tilt, point, samples, key)
@@ -214,7 +241,7 @@ class GroupUnits(OneUnit):
 
     def __init__(self, loss: Any, samples: int | None = None) -> None:
         super().__init__(loss, samples, calibrate_samples=CALIBRATE_SAMPLES, rough=True)
-        self.worth, self.most_work = _WORTH, max(loss.most_work, _MOST_SAMPLES * self.work)
+        self.worth, self.most_work = _WORTH, loss.most_work
         of = "exact mixture" if loss.exact else "mixture and a Gaussian release of what overlaps"
         self.method = f"{loss.name}, groups by their bin counts: {of}, estimate-verify-release"
 

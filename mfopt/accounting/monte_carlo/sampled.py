@@ -15,7 +15,7 @@ import jax
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.model import Bounds, Found, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
-from mfopt.accounting.monte_carlo.calibrate import Calibration, calibrate
+from mfopt.accounting.monte_carlo.calibrate import Calibration, calibrate, rough
 from mfopt.accounting.monte_carlo.evidence import (
     HockeyStickPayoff,
     Payoff,
@@ -137,8 +137,7 @@ class OneUnit(LossModel):
     @property
     def _frozen(self) -> bool:
         """False where pilots estimate: with no use for the slope that is found as well then."""
-        frozen = type(self.loss).frozen is not SampledLoss.frozen
-        return self.alone and not self._rough and frozen
+        return self.alone and not self._rough and self.loss.smooth
 
     def _glanced(self, direction: SampledDirection, point: Point, key: jax.Array) -> float:
         """log δ̂ of what is sampled, by the proposal of least ceiling."""
@@ -154,12 +153,13 @@ class OneUnit(LossModel):
     def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Found:
         if not self.alone:
             return super().find_noise_multiplier(epsilon, delta, key)
-        if self._near is not None and self.loss.many:
-            by_pilots = self._by_pilots(self._near, epsilon, delta, key)
+        samples, near = self._calibrate_samples, self._near
+        if self.loss.many and (near is not None or not self.loss.smooth):
+            near = near or rough(self.loss, epsilon, delta, chunked.subkey(key, 0))
+            by_pilots = self._by_pilots(near, epsilon, delta, key)
             if by_pilots is not None:
                 return by_pilots
-        samples = self._calibrate_samples
-        found = calibrate(self.loss, epsilon, delta, samples=samples, near=self._near, key=key)
+        found = calibrate(self.loss, epsilon, delta, samples=samples, near=near, key=key)
         return Found(found.noise_multiplier, found.slope, found)
 
     def _by_pilots(self, near: float, epsilon: float, delta: float, key: jax.Array) -> Found | None:
