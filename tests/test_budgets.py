@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_818,
     "mfopt/_runtime": 1_517,
-    "mfopt/accounting": 16_510,
+    "mfopt/accounting": 16_556,
     "mfopt/calibration": 200,
     "mfopt/experiments": 6_997,
     "mfopt/factorization": 744,
@@ -33,12 +33,12 @@ LINES = {
     "mfopt/torch": 1_747,
     "mfopt/training": 10_027,
     "cli": 4_833,
-    "tests": 36_927,
+    "tests": 36_959,
 }
 # of the main job
 MAIN_JOB = {
     "files": 66,
-    "functions": 551,
+    "functions": 548,
     "lines": 3_300,  # that can run, of the functions that do
     "classes": 42,
     "two-way pairs": 32,  # of files that call each other
