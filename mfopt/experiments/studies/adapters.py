@@ -24,7 +24,7 @@ class Adapters(FineTuning):
     name = "lora"
     source = "Chua et al. 2024, appendix C.1, Table 8"
     default_size = "embedded corpus, 2 ranks and all, ULS and not private, 3 rates × 3 seeds"
-    time = "about 10 CPU-minutes"
+    time = "about 4 CPU-minutes"
     columns = (
         "algorithm; epsilon=ε; trained; parameters; loss=nats/token; pretrained; "
         "learning_rate=rate; privacy_unit=unit; sampling; noise_multiplier=σ"

@@ -32,7 +32,7 @@ class EstimateAndDouble(MeanStudy):
     name = "estimate-and-double"
     source = "Charles et al. 2024, appendix F, Algorithm 3, Figures 13 to 15"
     default_size = "mean estimation, 5 × 7 grid of (G, M), 3 ε, 64 trials"
-    time = "about 5 CPU-minutes"
+    time = "about 2 CPU-minutes"
     columns = (
         "epsilon=ε; strategy; gradients=B; places=(G, M); squared_error=error²; "
         "suboptimality=above the best; half95=±; privacy_unit=unit; sampling"

@@ -27,7 +27,7 @@ class Images(ImageTask, Swept):
     name = "images"
     source = "Choquette-Choo et al. 2024, section 5.2, Figures 6 and 7"
     default_size = "digits, 8 epochs × 16 iterations, 8 mechanisms at 3 ε, 7 rates × 10 seeds"
-    time = "about 7 CPU-minutes"
+    time = "about 3 CPU-minutes"
     title = "Images: each mechanism at its best rate, δ = {0.delta:g}, one example, 95% over seeds"
     scale = (
         "{0.trained}, {1[_parameters]:,} parameters, {0.epochs} × {0.bins} iterations, "

@@ -47,7 +47,7 @@ class MeanEstimation(MeanStudy):
     name = "mean-estimation"
     source = "Charles et al. 2024, section 4, Figure 3"
     default_size = "256 users of 16 examples, 256 steps, 128 trials, 3 panels of 5 points"
-    time = "about 7 CPU-minutes"
+    time = "about 2 CPU-minutes"
     columns = (
         "panel=varies; value=at; algorithm; squared_error=error²; low95=from; high95=to (95%); "
         "privacy_unit=unit; sampling; epsilon=ε; noise_multiplier=σ"

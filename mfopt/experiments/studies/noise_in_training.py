@@ -24,7 +24,7 @@ class NoiseInTraining(TrainingStudy):
     name = "noise-in-training"
     source = "McMahan et al. 2024, section 5 (the comparison; on other data)"
     default_size = "embedded corpus, 2 mechanisms, 3 learning rates, 3 seeds, 32 steps each"
-    time = "about 6 CPU-minutes"
+    time = "about 3 CPU-minutes"
     columns = (
         "noise; learning_rate=rate; users_before=users: before; users=after; users_gain=gain; "
         "records; records_gain=gain; privacy_unit=unit; sampling; noise_multiplier=σ; epsilon=ε"
@@ -66,7 +66,7 @@ class OptimizersInTraining(TrainingStudy):
     name = "optimizers-in-training"
     source = "Tang, Shpilevskiy and Lécuyer 2024 (DP-AdamBC); Denisov et al. 2022 (momentum)"
     default_size = "embedded corpus, BLT noise, 3 optimizers, 3 moves, 3 seeds, 32 steps each"
-    time = "about 9 CPU-minutes"
+    time = "about 4 CPU-minutes"
     columns = (
         "optimizer; learning_rate=move; users_before=users: before; users=after; "
         "users_gain=gain; records; records_gain=gain; epsilon=ε"
