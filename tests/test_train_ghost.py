@@ -124,6 +124,21 @@ def test_both_uses_of_a_tied_embedding_count_with_each_other(always, monkeypatch
     assert difference(wrong.gradient, right.gradient) > 1e-3
 
 
+def test_no_unit_in_bfloat16_is_longer_than_the_clip_norm(monkeypatch):
+    """As on accelerators: products are rounded, and norms are those of what is summed."""
+    monkeypatch.setattr(ghost, "pays", lambda *_: False)
+    model = gpt2_model(GPT2Config(V, LENGTH, 8, 2, 2, compute_dtype="bfloat16"))
+    params, (tokens, mask) = moved(model.params), rows(1)
+    alone = []
+    for unit in (0, 2, 3, 4):
+        own = np.where(np.arange(5)[:, None, None] == unit, mask, False)
+        alone.append(sums(model, params, Clipping(0.05), tokens, own).gradient)
+        squares = [np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(alone[-1])]
+        assert 0.0499 < np.sqrt(sum(squares)) <= 0.05
+    together = sums(model, params, Clipping(0.05), tokens, mask).gradient
+    assert difference(together, jax.tree.map(lambda *leaves: sum(leaves), *alone)) < 1e-5
+
+
 def test_uses_are_found_in_the_program():
     model = from_nnx(Other())
     found = taps_of(model, LENGTH)

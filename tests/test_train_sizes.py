@@ -125,6 +125,7 @@ units = UserUnits(store, records=1, length=16)
 execution = Execution(units, sampler, Clipping(1.0), noise, 8.0)
 trainer = Trainer(model, execution, optax.adam(0.1), mesh=mesh.make_mesh())
 state = trainer.init(np.arange(8, dtype=np.uint32))
+mesh.on_cpu = lambda: False  # from here on, for what is compiled too
 totals, rows = trainer._zero(state.params), units.fetch(np.zeros(4, int), 0)
 rows = [trainer._rows(x[None]) for x in rows]
 added = trainer._add.lower(totals, (state.params, model.frozen), *rows, 1), (
@@ -136,7 +137,6 @@ for lowered, beside in (added, updated):
     held = lowered.compile().memory_analysis()
     waiting = sum(leaf.nbytes for leaf in jax.tree.leaves(beside)) / 4
     found.append(held.argument_size_in_bytes + held.temp_size_in_bytes + waiting)
-mesh.on_cpu = lambda: False
 cost = sizes.RunCost(work(settings), execution, settings)
 print(json.dumps([max(found), cost.memory(4) - sizes._BASE]))
 """

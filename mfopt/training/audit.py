@@ -90,7 +90,7 @@ class Audit:
 def canary_model(canaries: int, loudness: float = _LOUDNESS) -> Model:
     """loss = loudness · θ[first token]: canary i's gradient points along coordinate i.
 
-    θ is a table, so that microbatches are clipped by the norms of :mod:`mfopt.training.ghost`.
+    θ is a table: on a CPU microbatches are clipped by the norms of :mod:`mfopt.training.ghost`.
     Token ``canaries`` is that of units that only fill the population: their gradient is 0.
     """
 

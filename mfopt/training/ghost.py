@@ -50,12 +50,13 @@ def parts(uses: list[tuple[Use, jax.Array, jax.Array]], wide: bool) -> list[Part
     """The uses of one leaf, of one unit of G records.
 
     ``uses``: each with what went in, (G, positions, rows) or (G, positions), and the gradient of
-    its tap, (G, *shape). ``wide``: all in float32; else v has the type of u.
+    its tap, (G, *shape). ``wide``: all in float32; else products of bfloat16 stay such.
     """
     first, found = uses[0][0].rows, []
     for use, u, gradient in uses:
         v = jax.vmap(use.matrix)(gradient)
-        v = v.astype(jnp.float32 if wide or use.picked else u.dtype).reshape(-1, v.shape[-1])
+        narrow = u.dtype == jnp.bfloat16 and not (wide or use.picked)
+        v = v.astype(u.dtype if narrow else jnp.float32).reshape(-1, v.shape[-1])
         u = u.reshape(-1) if use.picked else u.astype(v.dtype).reshape(-1, u.shape[-1])
         found.append(Part(u, v, use.rows != first))
     return found
@@ -101,14 +102,13 @@ def total(uses: list[Use], found: list[Part], leaf: jax.Array) -> jax.Array:
     for use, part in zip(uses, found, strict=True):
         v = part.v.reshape(-1, part.v.shape[-1])
         if use.picked:
-            numbers = part.u.reshape(-1)
             rows = v.reshape(-1, *leaf.shape[1:])
-            result = result.at[numbers].add(rows, mode="drop")
+            result = result.at[part.u.reshape(-1)].add(rows, mode="drop")
             continue
         u = part.u.reshape(-1, part.u.shape[-1])
         product = jnp.matmul(u.T, v, precision=_EXACT if part.v.ndim > 2 else None)
         axes = (*use.rows, *use.columns)
-        product = product.reshape([leaf.shape[axis] for axis in axes])
+        product = product.astype(jnp.float32).reshape([leaf.shape[axis] for axis in axes])
         result += product.transpose([axes.index(axis) for axis in range(leaf.ndim)])
     return result
 

@@ -76,8 +76,7 @@ def work(model: Model, length: int) -> Work:
         again = jaxpr_as_fun(ClosedJaxpr(block.params["jaxpr"], ()))
         given = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in block.invars]
         record += 2 * _held(lambda given: again(*given), given)
-    largest = float(max(sizes, default=0))
-    return Work(float(sum(sizes)), float(sum(frozen)), record, products, largest)
+    return Work(sum(map(float, sizes)), float(sum(frozen)), record, products, max(sizes, default=0))
 
 
 def _held(function: Callable[..., Any], given: Any, *rest: Any) -> float:
@@ -157,8 +156,9 @@ class RunCost:
         else:
             stats = devices[0].memory_stats() or {}
             free = _SPARE * float(stats.get("bytes_limit", float("inf")))
-        while microbatch % (2 * len(devices)) == 0 and self.memory(microbatch) > free:
-            microbatch //= 2
+        least = len(devices) // self.config.model_parallel  # one unit on each
+        while microbatch > least and self.memory(microbatch) > free:
+            microbatch = max(1, microbatch // least // 2) * least
         return microbatch
 
     def require(self) -> None:
