@@ -147,9 +147,16 @@ def test_splits_lie_above_every_gram_matrix_within_the_error(monkeypatch) -> Non
 
 
 def test_counts_that_weigh_more_than_floats_hold_have_a_ceiling() -> None:
-    """Eight units in one of 512 bins under little noise."""
-    pair, at = CountPair(512, 8, 2.2), Point(0.2, 48.0)
-    assert math.isfinite(count_mixture.least(pair, "remove", at).log_ceiling)
+    """Many units in few bins, and some in one bin under little noise."""
+    for pair, at in [
+        (CountPair(512, 8, 2.2), Point(0.2, 48.0)),
+        (CountPair(8, 50, 1.0), Point(0.43, 7300.0)),
+        (CountPair(8, 300, 1.0), Point(200.0, 1.0)),
+    ]:
+        assert math.isfinite(count_mixture.least(pair, "remove", at).log_ceiling)
+    # of Σ_j x^j/j! to the power b: b^K/K!
+    found = count_mixture._log_power(-special.gammaln(np.arange(301) + 1), 8, 300)
+    assert found == pytest.approx(300 * math.log(8) - math.lgamma(301), rel=1e-12)
 
 
 def test_fewer_samples_are_drawn_where_each_takes_long() -> None:
@@ -253,7 +260,7 @@ def test_any_c_against_the_whole_mixture(overlapping: tuple[np.ndarray, Dense]) 
 
 
 def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch) -> None:
-    costly, few = (Mechanism(BallsInBins(bins, 1), group_size=2) for bins in (2458, 2457))
+    costly, few = (Mechanism(BallsInBins(bins, 1), group_size=2) for bins in (1229, 1228))
     assert balls_in_bins.is_costly(costly) and not balls_in_bins.is_costly(few)
     monkeypatch.setattr(balls_in_bins, "model", None)  # a model that is sampled fails
     assert account(costly, noise_multiplier=4.0, delta=1e-6).status == "bound"

@@ -223,14 +223,15 @@ class LossModel(abc.ABC):
 
     def sought_noise_multiplier(self, epsilon: float, delta: float) -> Found:
         """σ at which :meth:`log_estimate` is log δ."""
-        start = self.guess(epsilon, delta)
-        return self._find(
+        found = self._find(
             lambda sigma: self.log_estimate(sigma, epsilon),
-            start,
+            self.guess(epsilon, delta),
             delta,
-            coarsely=True,
+            near=1e-2 if self.sampled else 1e-3,
             name="noise multiplier",
         )
+        # by secants it may be a hair too small; where tests follow, a pilot moves it
+        return found if self.sampled else dataclasses.replace(found, value=found.value * (1 + 1e-4))
 
     def sought_epsilon(
         self, noise_multiplier: float, delta: float, start: float = 2.0, coarsely: bool = False
@@ -246,7 +247,7 @@ class LossModel(abc.ABC):
             lambda epsilon: self.log_estimate(noise_multiplier, epsilon),
             start,
             delta,
-            coarsely,
+            1e-2 if coarsely else 0.0,
             name="epsilon",
             least=1e-4,
             largest=LARGEST_EPSILON,
@@ -257,7 +258,7 @@ class LossModel(abc.ABC):
         log_delta: Callable[[float], float],
         start: float,
         delta: float,
-        coarsely: bool = False,
+        near: float = 0.0,
         **search: Any,
     ) -> Found:
         target = math.log(delta)
@@ -266,8 +267,8 @@ class LossModel(abc.ABC):
         def excess(x: float) -> float:
             return log_delta(x) - target
 
-        if coarsely:
-            found = solve.about(excess, start, fall=1 - 2 * target, relative=1e-2)
+        if near:
+            found = solve.about(excess, start, fall=1 - 2 * target, relative=near)
             if found is not None:
                 return Found(found[0], -found[1])
         value = solve.smallest(excess, start, relative=1e-3, **search)

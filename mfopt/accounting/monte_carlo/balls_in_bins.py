@@ -39,7 +39,7 @@ from mfopt.strategies import Array, Strategy
 
 _WORTH, _FEW = 0.005, 2**13  # with many bins: of σ, and samples where it is only begun with
 _OVERLAP = 1e-6  # relative, far above the rounding of an overlap
-_MOST = 3 * 2**14  # numbers in a sample of a group: above, samples take too long
+_MOST = 3 * 2**13  # numbers in a sample of a group: above, samples take too long
 _VERY_MANY = 4096  # bins from which on a sample takes so long that less of σ is worth it
 
 
@@ -50,7 +50,6 @@ class BallsInBinsLoss(LikelihoodLoss):
     pair: DominatingPair
     name: ClassVar[str] = "balls-in-bins"
     estimator: ClassVar[str] = "design-point importance sampling"
-    smooth: ClassVar[bool] = True
     least_samples: ClassVar[int] = 2**14  # clusters spread so little that they are often enough
 
     def __post_init__(self) -> None:
@@ -354,7 +353,7 @@ def whole_profile(mechanism: Any) -> LossModel:
 
 
 def is_costly(mechanism: Any) -> bool:
-    """True if samples of a group take long: from 2,458 bins on for two units."""
+    """True if samples of a group take long: from 1,229 bins on for two units."""
     bins, size = mechanism.sampling.bins, mechanism.group_size
     return size > 1 and not multisets.few(bins, size) and CountPair(bins, size, 1).work > _MOST
 
@@ -369,13 +368,12 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
     # by multisets, where they are few, ceilings are lower than by counts
     if size > 1 and not multisets.few(bins, size):
         squared_norm = orthogonal_norm(mechanism)
+        fits = bins > 1 and CountPair(bins, size, 1.0).fits
         if squared_norm is not None:
             group = GroupLoss.orthogonal(bins, squared_norm, size)
-        else:
+            return GroupUnits(group, samples) if fits else whole_profile(mechanism)
+        if fits:
             gram, error = dominating_pair.overlaps(mechanism.strategy, mechanism.sampling)
-            group = GroupLoss.of(gram, size, error)
-        if group.fits:
-            return GroupUnits(group, samples)
-        if squared_norm is not None:
-            return whole_profile(mechanism)
+            dominating_pair.check_range(math.sqrt(float(np.max(np.diagonal(gram)))))
+            return GroupUnits(GroupLoss.of(gram, size, error), samples)
     return group_model(mechanism, samples, deterministic)

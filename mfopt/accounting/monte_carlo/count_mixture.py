@@ -307,7 +307,7 @@ class _Proposal(NamedTuple):
     edges: np.ndarray
     log_g: np.ndarray
     masses: np.ndarray  # (J+1, cells): of a count's cells, times G, over its largest
-    law: np.ndarray  # (J+1,): (K/b)^j/j! Z(j) times some c^j, over its first
+    log_law: np.ndarray  # (J+1,): log of (K/b)^j/j! Z(j), over its first
     log_total: float
     log_ceiling: float
 
@@ -331,28 +331,30 @@ def _proposal(pair: CountPair, order: float, sigma: float, epsilon: float) -> _P
     masses = np.exp(logs - largest[:, None])
     log_p = count * math.log(k / b) - scipy.special.gammaln(count + 1)
     log_p += np.log(masses.sum(axis=1)) + largest
-    # scaled so that none is above the first: by x^j, which all k units have in common
-    log_p, first = log_p - log_p[0], float(log_p[0])
-    rate = max(0.0, float(np.max(log_p[1:] / count[1:])))
-    law = np.exp(log_p - rate * count)
-    log_total = _log_power(law, b, k) + rate * k + b * first + _log_constant(pair)
+    log_law = log_p - log_p[0]
+    log_total = _log_power(log_law, b, k) + b * float(log_p[0]) + _log_constant(pair)
     aligned = order * (shape.log_constant - epsilon) + log_peak
     log_ceiling = log_total + max(-order * (cap + shape.beyond), aligned)
-    return _Proposal(edges, log_g, masses, law, log_total, log_ceiling)
+    return _Proposal(edges, log_g, masses, log_law, log_total, log_ceiling)
 
 
-def _log_power(law: np.ndarray, bins: int, units: int) -> float:
-    """log of the coefficient of x^units of (Σ_j law_j x^j)^bins, by squares."""
+def _log_power(log_law: np.ndarray, bins: int, units: int) -> float:
+    """log of the coefficient of x^units of (Σ_j e^(log_law_j) x^j)^bins, by squares.
+
+    In logs throughout: between coefficients lies more than floats hold.
+    """
+    lag = np.subtract.outer(np.arange(units + 1), np.arange(units + 1))
 
     def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        return np.convolve(left, right)[: units + 1]
+        terms = np.where(lag >= 0, left + right[np.abs(lag)], -np.inf)
+        return np.asarray(np.logaddexp.reduce(terms, axis=1))
 
-    power, log_scale = np.ones(1), 0.0
+    law, power = np.full((2, units + 1), -np.inf)
+    law[: log_law.size], power[0] = log_law, 0.0
     for digit in f"{bins:b}":
-        power, log_scale = product(power, power), 2 * log_scale
+        power = product(power, power)
         power = product(power, law) if digit == "1" else power
-        power, log_scale = power / power.max(), log_scale + math.log(power.max())
-    return math.log(power[units]) + log_scale
+    return float(power[units])
 
 
 @functools.lru_cache(maxsize=8)
@@ -363,18 +365,17 @@ def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tab
     cells = np.cumsum(proposal.masses, axis=1) / proposal.masses.sum(axis=1)[:, None]
     cells = np.minimum(cells / cells[:, -1:], 1.0) + np.arange(most + 1)[:, None]
     # the counts: coefficients of the power b, from the last bin backwards
-    power = np.zeros(k + 1)
-    power[0] = 1.0
+    power = np.full(k + 1, -np.inf)
+    power[0] = 0.0
     counts = np.ones((b + 1, k + 1, most + 1))
     for m in range(1, b + 1):
-        parts = np.zeros((k + 1, most + 1))
+        parts = np.full((k + 1, most + 1), -np.inf)
         for j in range(min(most, k) + 1):
-            parts[j:, j] = proposal.law[j] * power[: k + 1 - j]
-        following = parts.sum(axis=1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            cumulated = np.cumsum(parts, axis=1) / following[:, None]
-        counts[m] = np.where(following[:, None] > 0, cumulated, 1.0)
-        power = following / following.max()
+            parts[j:, j] = proposal.log_law[j] + power[: k + 1 - j]
+        power = np.asarray(np.logaddexp.reduce(parts, axis=1))
+        reached = np.isfinite(power)
+        cumulated = np.cumsum(np.exp(parts - np.where(reached, power, 0.0)[:, None]), axis=1)
+        counts[m] = np.where(reached[:, None], cumulated, 1.0)
     counts[:, :, -1] = 1.0
     # floats, never NumPy's: their types would compile a program again
     scalars = (

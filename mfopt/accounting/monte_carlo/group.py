@@ -59,7 +59,8 @@ _GLANCE = 2048  # samples that choose a split
 _VERY_MANY = 2048  # bins above which eigenvalues take too long
 _USUAL = 2**17
 _WORTH = 0.004  # slack of σ or ε above which more samples are drawn: each takes long
-_EASY, _SHARE = 2**13, 1 / 4  # work up to which all samples are drawn, and the least part of them
+_MOST_SAMPLES = 3 * 2**13  # a test of 2^14 is made whatever it costs
+_EASY, _SHARE = 2**13, 1 / 8  # work up to which all samples are drawn, and the least part of them
 CALIBRATE_SAMPLES = 2**12
 
 
@@ -69,7 +70,7 @@ def splits(gram: np.ndarray, group_size: int, error: float = 0.0) -> list[tuple[
     ``error`` is that of the sums of rows of ``gram``, relatively. With very many bins d is the
     largest of these sums alone, which no eigenvalue exceeds (Gershgorin), and B = 0.
     """
-    rows = float(np.max(np.sum(gram, axis=1))) / (1 - error)
+    rows = float(np.max(np.sum(np.abs(gram), axis=1))) / (1 - error)
     if len(gram) > _VERY_MANY:
         return [(rows * (1 + _ROUNDING), 0.0)]
     values, vectors = np.linalg.eigh(np.asarray(gram, np.float64))
@@ -106,7 +107,7 @@ class GroupLoss(SampledLoss):
 
     name = "balls-in-bins"
     estimator = "groups by their bin counts, importance sampling"
-    many = True  # pilots alone estimate δ
+    many, smooth = True, False  # pilots alone estimate δ
     most_work = 2**28  # a few CPU seconds
 
     @property
@@ -132,6 +133,13 @@ class GroupLoss(SampledLoss):
         return shift == 0.0 and d <= norm**2 * (1 + 4 * _ROUNDING)
 
     @property
+    def mixture(self) -> str:
+        """What it is where it is not exact, for the record."""
+        if any(shift for _, shift in self.parts):
+            return "mixture and a Gaussian release of what overlaps"
+        return "mixture of orthogonal modes above"
+
+    @property
     def fits(self) -> bool:
         """True if the tables for this many units and bins fit."""
         return self.bins > 1 and self._pair(0).fits
@@ -146,7 +154,8 @@ class GroupLoss(SampledLoss):
 
     def _fewer(self, samples: int) -> int:
         """Samples in place of the usual number, where each takes long."""
-        return max(256, int(samples * max(_SHARE, min(1.0, _EASY / self.work))))
+        share = max(_SHARE, min(1.0, _EASY / self.work))
+        return max(256, 2 ** round(math.log2(samples * share)))  # few sizes: each is compiled
 
     def start(self, epsilon: float, delta: float) -> float:
         return guess_noise_multiplier(self.sensitivity, self.bins, epsilon, delta)
@@ -241,8 +250,9 @@ class GroupUnits(OneUnit):
 
     def __init__(self, loss: Any, samples: int | None = None) -> None:
         super().__init__(loss, samples, calibrate_samples=CALIBRATE_SAMPLES, rough=True)
-        self.worth, self.most_work = _WORTH, loss.most_work
-        of = "exact mixture" if loss.exact else "mixture and a Gaussian release of what overlaps"
+        least = 0 if loss.many else _MOST_SAMPLES * self.work
+        self.worth, self.most_work = _WORTH, max(loss.most_work, least)
+        of = "exact mixture" if loss.exact else loss.mixture
         self.method = f"{loss.name}, groups by their bin counts: {of}, estimate-verify-release"
 
 

@@ -37,7 +37,7 @@ from mfopt.strategies import Strategy
 class PatternLoss(LikelihoodLoss):
     """One unit, any C >= 0 within the scheme's bands, by its likelihood for σ = 1."""
 
-    longest, smooth = "pattern", True
+    longest = "pattern"
     # a sample costs several times what it does where bins are assigned once, and says more
     calibrate_samples, least_samples = 2**13, 2**15
     worth = 0.0025

@@ -79,7 +79,6 @@ class SampledLoss(abc.ABC):
       estimator: what :meth:`frozen` is, for the record.
       calibrate_samples: of the estimate of σ that a certificate starts from.
       least_samples: of the last test of a certificate, in each direction.
-      smooth: whether :meth:`frozen` serves at other σ than its own: pilots do not.
     """
 
     name: ClassVar[str] = "sampled"
@@ -87,7 +86,11 @@ class SampledLoss(abc.ABC):
     estimator: ClassVar[str] = "importance sampling"
     calibrate_samples: ClassVar[int] = 2**15
     least_samples: ClassVar[int] = 2**16
-    smooth: ClassVar[bool] = False
+
+    @property
+    def smooth(self) -> bool:
+        """True where :meth:`frozen` serves at other σ than its own: pilots do not."""
+        return type(self).frozen is not SampledLoss.frozen
 
     @property
     def worth(self) -> float:
