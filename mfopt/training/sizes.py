@@ -156,7 +156,7 @@ class RunCost:
         else:
             stats = devices[0].memory_stats() or {}
             free = _SPARE * float(stats.get("bytes_limit", float("inf")))
-        least = len(devices) // self.config.model_parallel  # one unit on each
+        least = max(1, len(devices) // self.config.model_parallel)  # one unit on each
         while microbatch > least and self.memory(microbatch) > free:
             microbatch = max(1, microbatch // least // 2) * least
         return microbatch
