@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_818,
     "mfopt/_runtime": 1_517,
-    "mfopt/accounting": 16_569,
+    "mfopt/accounting": 16_578,
     "mfopt/calibration": 200,
     "mfopt/experiments": 6_997,
     "mfopt/factorization": 744,
@@ -33,7 +33,7 @@ LINES = {
     "mfopt/torch": 1_747,
     "mfopt/training": 10_027,
     "cli": 4_833,
-    "tests": 36_981,
+    "tests": 36_993,
 }
 # of the main job
 MAIN_JOB = {

@@ -154,6 +154,18 @@ def test_a_device_holds_what_its_programs_do():
     assert 0.7 * estimated < found < 1.1 * estimated
 
 
+@pytest.mark.parametrize(("given", "devices", "copies", "taken"), [(21, 1, 1, 5), (24, 8, 2, 4)])
+def test_microbatches_of_any_size_are_halved_until_they_fit(
+    given, devices, copies, taken, monkeypatch
+):
+    monkeypatch.setattr(mesh, "devices", lambda: [None] * devices)
+    monkeypatch.setattr(mesh, "on_cpu", lambda: True)
+    monkeypatch.setattr(_sizes, "usable_memory", lambda: devices * 6.0)
+    monkeypatch.setattr(sizes.RunCost, "memory", lambda _, microbatch: float(microbatch))
+    cost = sizes.RunCost(None, execution(microbatch=given), config(model_parallel=copies))
+    assert cost.fitting() == taken
+
+
 def test_a_billion_parameters_fit_on_eight_devices(monkeypatch):
     monkeypatch.setattr(mesh, "on_cpu", lambda: False)
     shape = config(width=1792, layers=24, heads=14, length=128)

@@ -153,7 +153,7 @@ def _clipped_sum(
         for i, mine in uses.items():
             found = [(taps.uses[k], inputs[k], gradients[1][k]) for k in mine]
             parts[i] = ghost.parts(found, wide=i in ghosts)
-            if i not in ghosts:  # as differentiation for each unit would, but no array is turned
+            if i not in ghosts:  # one product a unit: no array is turned, as by differentiation
                 plain[i] = ghost.total([use for use, *_ in found], parts.pop(i), leaves[i])
         squares = [
             ghost.square(parts[i]) if i in parts else sum_of_squares(plain[i])

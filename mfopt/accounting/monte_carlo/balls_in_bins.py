@@ -28,7 +28,12 @@ from mfopt.accounting.monte_carlo.design_point import DesignPoints
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.free import Orthogonal
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
-from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits, without_samples
+from mfopt.accounting.monte_carlo.group import (
+    GroupLoss,
+    GroupUnits,
+    largest_row,
+    without_samples,
+)
 from mfopt.accounting.monte_carlo.group import model as group_model
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
@@ -344,8 +349,7 @@ def whole_profile(mechanism: Any) -> LossModel:
     """
     squared_norm = orthogonal_norm(mechanism)
     if squared_norm is None:
-        gram, error = dominating_pair.overlaps(mechanism.strategy, mechanism.sampling)
-        rows = float(gram.sum(axis=1).max()) / (1 - error)
+        rows = largest_row(*dominating_pair.overlaps(mechanism.strategy, mechanism.sampling))
         dominating_pair.check_range(math.sqrt(rows))
         squared_norm = dominating_pair.rounded_norm(rows)
     one = allocation(mechanism.sampling.bins, squared_norm)

@@ -64,13 +64,18 @@ _EASY, _SHARE = 2**13, 1 / 8  # work up to which all samples are drawn, and the 
 CALIBRATE_SAMPLES = 2**12
 
 
+def largest_row(gram: np.ndarray, error: float) -> float:
+    """No eigenvalue of G is above it (Gershgorin); ``error`` is that of rows' sums, relatively."""
+    return float(np.max(np.sum(np.abs(gram), axis=1))) / (1 - error)
+
+
 def splits(gram: np.ndarray, group_size: int, error: float = 0.0) -> list[tuple[float, float]]:
     """(d, K √(max B_kk)) of some splits, each rounded up so that G <= d·I + B holds.
 
-    ``error`` is that of the sums of rows of ``gram``, relatively. With very many bins d is the
-    largest of these sums alone, which no eigenvalue exceeds (Gershgorin), and B = 0.
+    ``error`` is that of sums of rows of ``gram``, relatively. With very many bins d is
+    :func:`largest_row` alone, and B = 0.
     """
-    rows = float(np.max(np.sum(np.abs(gram), axis=1))) / (1 - error)
+    rows = largest_row(gram, error)
     if len(gram) > _VERY_MANY:
         return [(rows * (1 + _ROUNDING), 0.0)]
     values, vectors = np.linalg.eigh(np.asarray(gram, np.float64))
