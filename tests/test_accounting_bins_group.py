@@ -260,7 +260,7 @@ def test_any_c_against_the_whole_mixture(overlapping: tuple[np.ndarray, Dense]) 
 
 
 def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch) -> None:
-    costly, few = (Mechanism(BallsInBins(bins, 1), group_size=2) for bins in (1229, 1228))
+    costly, few = (Mechanism(BallsInBins(bins, 1), group_size=2) for bins in (6554, 6553))
     assert balls_in_bins.is_costly(costly) and not balls_in_bins.is_costly(few)
     monkeypatch.setattr(balls_in_bins, "model", None)  # a model that is sampled fails
     assert account(costly, noise_multiplier=4.0, delta=1e-6).status == "bound"

@@ -44,7 +44,7 @@ from mfopt.strategies import Array, Strategy
 
 _WORTH, _FEW = 0.005, 2**13  # with many bins: of σ, and samples where it is only begun with
 _OVERLAP = 1e-6  # relative, far above the rounding of an overlap
-_MOST = 3 * 2**13  # numbers in a sample of a group: above, samples take too long
+_MOST = 2**17  # numbers in a sample of a group: above, samples take too long
 _VERY_MANY = 4096  # bins from which on a sample takes so long that less of σ is worth it
 
 
@@ -357,7 +357,7 @@ def whole_profile(mechanism: Any) -> LossModel:
 
 
 def is_costly(mechanism: Any) -> bool:
-    """True if samples of a group take long: from 1,229 bins on for two units."""
+    """True if samples of a group take long: from 6,554 bins on for two units."""
     bins, size = mechanism.sampling.bins, mechanism.group_size
     return size > 1 and not multisets.few(bins, size) and CountPair(bins, size, 1).work > _MOST
 
