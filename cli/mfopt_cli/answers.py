@@ -1,20 +1,29 @@
-"""Answers of accountants on the command line: one, or a sweep of them."""
+"""Answers of accountants on the command line, one or a sweep, as text, table or figure.
+
+Nothing is rounded towards less privacy.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mfopt import words
 from mfopt._runtime import _check
 from mfopt.progress import Progress
 from mfopt_cli import display, sweeps
 from mfopt_cli.live import Live
 
 Row = dict[str, Any]
+_NOISE_UNIT = "× clip norm, for C as stored"
+_ROUNDED_UP = ("epsilon", "delta", "noise_multiplier")
+_LABELS = {"epsilon": "ε", "delta": "δ", "noise_multiplier": "noise multiplier σ"}
 PLACES = ("plot", "force", "as_json", "quiet")
 _SIZES = ("batch_size", "population")
 STATEMENT = ("privacy_unit", "adjacency")
@@ -157,9 +166,7 @@ def run(
             results += [one if swept is None else {swept: row[swept], **one} for one in found]
     say_unused(effort or {}, bool(effort) and sampled(results))
     if plot is not None and swept is not None:
-        from mfopt_cli.accounts import answered
-
-        answered.draw(results, swept, title, plot, drawn)
+        _draw(results, swept, title, plot, drawn)
     one = swept is None and len(results) == 1
     facts = results[0] if one else {"swept": swept, "results": results}
     facts = {**facts, "seconds": time.perf_counter() - started}
@@ -216,13 +223,11 @@ def sampled(results: list[Row]) -> bool:
 
 def print_answers(results: list[Row], swept: str | None, title: str) -> None:
     """Print one answer with all that is known of it, or a line for each of a sweep."""
-    from mfopt_cli.accounts import answered
-
     if len(results) == 1 and swept is None:
-        display.table(title, answered.described(results[0]))
+        display.table(title, _described(results[0]))
         return
-    display.print_text(f"{title}; {answered.protects(results[0], swept)}", style="bold")
-    display.columns(*answered.table(results, swept))
+    display.print_text(f"{title}; {_protects(results[0], swept)}", style="bold")
+    display.columns(*_table(results, swept))
 
 
 def check_plot(path: Path, swept: str | None, force: bool) -> None:
@@ -232,3 +237,134 @@ def check_plot(path: Path, swept: str | None, force: bool) -> None:
     if swept is None:
         raise click.UsageError("--plot needs a sweep, for example --group-size 1:64")
     _files.check_output(path, force=force, name="plot", suffixes=(".png", ".svg", ".pdf"))
+
+
+def _described(row: Row) -> list[tuple[str, str]]:
+    """One answer: names and values."""
+    sigma = _up(row["noise_multiplier"])
+    rows = [
+        ("ε", _up(row["epsilon"])),
+        ("δ", _up(row["delta"])),
+        ("noise multiplier σ", f"{sigma}  ({row.get('noise_unit', _NOISE_UNIT)})"),
+        ("protects", _protects(row)),
+        ("status", _status(row)),
+        ("at least", _lower_end(row)),
+        ("method", row["method"]),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _lower_end(row: Row) -> str:
+    """What some pair of data sets attains, where the answer is a bound and that is known."""
+    below, above = row.get("details", {}).get("bracket", (0.0, 0.0))
+    solved = next((name for name in _ROUNDED_UP if row[name] == above), None)
+    if row["status"] not in ("bound", "certified") or not 0 < below < above or solved is None:
+        return ""
+    shown = words.round_up(-below, 6).removeprefix("-")  # towards 0
+    return f"{_LABELS[solved].split()[-1]} = {shown}, proved for some data sets"
+
+
+def _table(results: Sequence[Row], swept: str | None) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns and cells of several answers."""
+    names = list(dict.fromkeys([*([swept] if swept else []), *_ROUNDED_UP, "method", "status"]))
+    return names, [[_cell(row, name) for name in names] for row in results]
+
+
+def _protects(row: Row, swept: str | None = None) -> str:
+    """Whom the statement protects, and how neighbours differ."""
+    group = "group_size" if swept == "group_size" else row["group_size"]
+    what = row["privacy_unit"] if group == 1 else f"groups of {group} {row['privacy_unit']}s"
+    return f"{what}, {row['adjacency']} adjacency"
+
+
+def _cell(row: Row, name: str) -> str:
+    value = row.get(name)
+    if name == "status" and math.isinf(max(row["epsilon"], row["noise_multiplier"])):
+        return "no answer"
+    if isinstance(value, float):
+        return _up(value) if name in _ROUNDED_UP else f"{value:g}"
+    return str(value)
+
+
+def _up(value: float) -> str:
+    return "beyond numerical range" if math.isinf(value) else words.round_up(value, 6)
+
+
+def _status(row: Row) -> str:
+    said = {
+        "exact": "exact, in closed form"
+        if row["method"].startswith("Gaussian mechanism")
+        else "exact up to discretization, rounded up",
+        "certified": "certified; Monte Carlo failure probability <= "
+        f"{row['failure_probability']:.1e}, included in δ",
+        "bound": "an upper bound",
+        "estimate": "an ESTIMATE: proves nothing",
+    }
+    return said.get(row["status"], str(row["status"]))
+
+
+def _draw(
+    results: Sequence[Row], swept: str, title: str, path: Path, shown: str | None = None
+) -> None:
+    """Draw a quantity against the swept one, one line per method, to a file.
+
+    ``shown``: name of the quantity; None: what was solved for.
+    """
+    given = {"eps": "epsilon"}.get(swept, swept)
+    solved = [n for n in _ROUNDED_UP if n in results[0] and n != given]
+    varying = [n for n in solved if len({row[n] for row in results}) > 1]
+    shown = shown or (varying[0] if varying else "epsilon")
+    name = _LABELS.get(shown, shown.replace("_", " "))
+    finite = [row for row in results if math.isfinite(row[shown])]
+    methods: dict[str, list[Row]] = {}
+    for row in finite:
+        methods.setdefault(row.get("method", name), []).append(row)
+    if len({row[swept] for row in results}) == len(results) and len(methods) > 1:
+        # one answer for each point, by different methods: joined into one
+        methods = {"all": finite} | methods
+    lines: list[tuple[str, list[Row], Row]] = [(name, rows, {}) for name, rows in methods.items()]
+    logs = _spans(results, swept), _spans(finite, shown)
+    _write(lines, (swept, shown), (title, swept.replace("_", " "), name, *logs), path)
+
+
+def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> None:
+    """Draw the privacy cost of a run after each number of iterations, to a file."""
+    solved = "delta" if len({row["epsilon"] for row in results}) == 1 else "epsilon"
+    finite = [row for row in results if math.isfinite(row[solved])]
+    pieces = [0, *ends, max(row["iterations"] for row in results)]
+    lines: list[tuple[str, list[Row], Row]] = []
+    for number, (first, last) in enumerate(itertools.pairwise(pieces), 1):
+        begun = [row for row in finite if row["iterations"] <= first][-1:]
+        begun = begun or [{"iterations": 0, solved: 0}]
+        part = begun + [row for row in finite if first < row["iterations"] <= last]
+        label = "the run" if len(pieces) == 2 else f"phase {number}"
+        steps = {"drawstyle": "steps-pre"}  # a value is that of all iterations since the last
+        lines.append((label, part, steps))
+    given = "epsilon" if solved == "delta" else "delta"
+    at = f"{_LABELS[given]} = {results[0][given]:g}"
+    title = f"{_LABELS[solved]} over the run at {at}"
+    about = (title, "iterations done", _LABELS[solved], False, False)
+    _write(lines, ("iterations", solved), about, path)
+
+
+def _write(
+    lines: Sequence[tuple[str, Sequence[Row], Row]],
+    axes: tuple[str, str],
+    about: tuple[str, str, str, bool, bool],
+    path: Path,
+) -> None:
+    """Draw lines of (label, rows, look), two of the rows' numbers against each other."""
+    from mfopt.experiments import plots
+
+    x, y = axes
+    curves = [
+        plots.Curve(label, [row[x] for row in rows], [row[y] for row in rows], look=look)
+        for label, rows, look in lines
+    ]
+    plots.write_figure(plots.draw([plots.Panel(curves, *about)]), path)
+
+
+def _spans(rows: Sequence[Row], name: str) -> bool:
+    """Return True if values span enough for a logarithmic axis."""
+    values = [row[name] for row in rows if row[name] > 0]
+    return len(values) == len(rows) > 0 and max(values) > 30 * min(values)

@@ -33,9 +33,8 @@ def workload(text: str, n: int, momentum: float | None, cooldown: str | None) ->
         if cooldown is not None:
             raise _check.reject("cooldown", cooldown, "needs --workload prefix or momentum")
         if not Path(text).is_file():
-            raise _check.reject(
-                "workload", text, "must be prefix, momentum or the .npy file of one"
-            )
+            rule = "must be prefix, momentum or the .npy file of one"
+            raise _check.reject("workload", text, rule)
         return workloads.load(text, n)
     if text == "prefix" and cooldown is None:
         return workloads.PrefixSums()
@@ -49,9 +48,8 @@ def workload(text: str, n: int, momentum: float | None, cooldown: str | None) ->
                 part = (problem.argument or "").removeprefix("cooldown ")
                 rule = f"its {part} {problem.value!r} {problem.rule}"
                 raise _check.reject("cooldown", cooldown, rule) from None
-            raise _check.reject(
-                "cooldown", cooldown, "must be START:STOP:FINAL, for example 500:2000:0.05"
-            ) from None
+            rule = "must be START:STOP:FINAL, for example 500:2000:0.05"
+            raise _check.reject("cooldown", cooldown, rule) from None
     default = 0.95 if text == "momentum" else 0.0
     return workloads.Momentum(default if momentum is None else momentum, rates)
 

@@ -71,10 +71,8 @@ def run(asked: Any) -> None:
             rows.append({"iterations": at, **guarantee.describe()})
     answers.say_unused(effort, answers.sampled(rows))
     if asked.plot is not None:
-        from mfopt_cli.accounts import answered
-
         ends = [sum(m.iterations for m, _ in made[: k + 1]) for k in range(len(made) - 1)]
-        answered.draw_run(rows, ends, asked.plot)
+        answers.draw_run(rows, ends, asked.plot)
     show = functools.partial(answers.print_answers, rows, "iterations", "over the run")
     answers.tell({"results": rows}, show, asked.plot, asked.as_json, asked.quiet)
 

@@ -182,9 +182,8 @@ def _other(text: str) -> Any:
     except (KeyError, ValueError) as problem:
         if isinstance(problem, _check.UsageError):
             raise
-        raise _check.reject(
-            "also", text, "must be pure:EPS, approximate:EPS:DELTA or gaussian:SIGMA"
-        ) from None
+        rule = "must be pure:EPS, approximate:EPS:DELTA or gaussian:SIGMA"
+        raise _check.reject("also", text, rule) from None
 
 
 def _composed(mechanism: Any, others: list[Any], row: Row, **more: Any) -> Any:

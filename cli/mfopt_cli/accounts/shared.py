@@ -151,7 +151,6 @@ def bins_of(row: Row, file: Any) -> tuple[int, int]:
     # C for another kind of sampling: of as many iterations
     iters, epochs = own(row, "iters", None, None), own(row, "epochs", None, None)
     if iters * epochs != scheme.iterations:
-        raise _check.reject(
-            "iters, epochs", (iters, epochs), f"C of the file has {scheme.iterations} iterations"
-        )
+        rule = f"C of the file has {scheme.iterations} iterations"
+        raise _check.reject("iters, epochs", (iters, epochs), rule)
     return iters, epochs

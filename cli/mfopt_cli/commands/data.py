@@ -107,21 +107,15 @@ def build(asked: Any) -> None:
         raise _check.reject("end_of_text", asked.end_of_text, rule, "Leave it out.")
     if embedded:
         if asked.public or asked.tokenizer or len(paths) > 1:
-            raise _check.reject(
-                "data",
-                list(paths),
-                f"{embedded} brings its own public part and tokenizer",
-                "Leave --public, --tokenizer and other --data out.",
-            )
+            rule = f"{embedded} brings its own public part and tokenizer"
+            way_out = "Leave --public, --tokenizer and other --data out."
+            raise _check.reject("data", list(paths), rule, way_out)
         size = 2048 if asked.vocab_size is None else asked.vocab_size
         make = functools.partial(build_stdlib, asked.out, public=EMBEDDED[embedded], tokenizer=size)
     else:
         if (asked.tokenizer is None) == (asked.vocab_size is None):
-            raise _check.reject(
-                "tokenizer",
-                asked.tokenizer,
-                "give either --tokenizer, or --vocab-size and --public to train one",
-            )
+            rule = "give either --tokenizer, or --vocab-size and --public to train one"
+            raise _check.reject("tokenizer", asked.tokenizer, rule)
         tokenizer = asked.vocab_size
         if tokenizer is None:
             tokenizer = Tokenizer.load(asked.tokenizer, asked.end_of_text)
@@ -159,9 +153,8 @@ def _source(paths: tuple[str, ...], asked: Any, name: str = "data") -> Any:
             for path in paths
         }
         if len(kinds) != 1 or None in kinds:
-            raise _check.reject(
-                name, list(paths), "has no suffix that determines one format", "Give --format."
-            )
+            rule = "has no suffix that determines one format"
+            raise _check.reject(name, list(paths), rule, "Give --format.")
         kind = kinds.pop()
         saved = ("state.json", "dataset_dict.json")
         if kind == "folder" and any((Path(paths[0]) / name).is_file() for name in saved):
