@@ -23,7 +23,7 @@ SIGN = np.uint32(1 << 31)
 def drawn(invert, count, dtype, seed, step):
     """``count`` draws of one step by the inversion ``invert``."""
     of = _draws.seeds(jnp.asarray(seed), step, np.arange(1)).of(0)
-    words = _draws.threefry(of.subkeys, *_draws.Counters((count,)).words((count,), (0,)))
+    words = _draws.threefry(of.subkeys, *_draws.counters((count,), (count,), (0,)))
     return invert(*words, of.offset, dtype)
 
 
@@ -90,7 +90,7 @@ def test_an_empty_leaf_changes_no_draw_of_another():
     with_empty = Packing((0, 1), ((0,), (2000,)))
     key, step = jnp.asarray(_keys.pinned(7)), jnp.int32(3)
     packed = with_empty.unpacked(with_empty.draw(key, step, np.float32))
-    alone = _draws.Counters((2000,)).draw(_draws.seeds(key, step, np.array([1])).of(0), jnp.float32)
+    alone = packing.SingleLeaf(1, (2000,), None).draw(key, step, np.float32, (0,))
     assert packed[0].shape == (0,)
     np.testing.assert_array_equal(packed[1], alone)
 
@@ -155,27 +155,28 @@ def test_parts_of_several_processes_are_parts_of_one_draw():
 
 def test_counters_of_a_leaf_beyond_32_bits_do_not_repeat():
     # groups of whole slices: never materialized, so one block of a huge leaf is looked at
-    (huge,) = _draws.allocate(((5, 2**31),), iterations=4)
+    huge = (5, 2**31)
+    _draws.check_sizes((huge,), iterations=4)
     seen = set()
     for row in range(5):
-        low, high = huge.words((1, 2), (row, 2**31 - 2))
+        low, high = _draws.counters(huge, (1, 2), (row, 2**31 - 2))
         seen |= {(int(word), int(high.ravel()[0])) for word in low[0]}
     assert len(seen) == 5 * 2
     with pytest.raises(UsageError, match="slice"):
-        _draws.allocate(((2, 2**33),), 1)
+        _draws.check_sizes(((2, 2**33),), 1)
     with pytest.raises(UsageError, match=r"2\*\*32"):
-        _draws.allocate(((3,), (4,)), 2**32 + 1)
+        _draws.check_sizes(((3,), (4,)), 2**32 + 1)
 
 
 def test_sizes_whose_tails_could_count_are_refused():
     # ten billion parameters in one array, 10,000 steps: far below any δ
     shape = (2**10, 10**7)
     assert _draws.slack((shape,), 10_000) == pytest.approx(10**4 * (2**10 * 10**7) ** 2 / 2**127)
-    _draws.allocate((shape,), 10_000)
+    _draws.check_sizes((shape,), 10_000)
     huge = (2**14, 2**30)
     assert _draws.slack((huge,), 2) > 2**-40
     with pytest.raises(UsageError, match="range"):
-        _draws.allocate((huge,), 2)
+        _draws.check_sizes((huge,), 2)
 
 
 # --- the inversion -------------------------------------------------------------------------

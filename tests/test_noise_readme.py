@@ -4,14 +4,14 @@ import re
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from selection import before_release
 from statements import stated
 from test_strategies import EVERY_KIND, every_strategy
 
-from mfopt.noise import _draws, _keys, from_factorization
+from mfopt.noise import _keys, from_factorization
+from mfopt.noise.packing import SingleLeaf
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import TimeScaled
 
@@ -33,9 +33,8 @@ def correlated_noise():
 
 
 def white(n, size, seed):
-    (counters,) = _draws.allocate(((size,),), n)
-    key = _keys.pinned(seed)
-    rows = [counters.draw(_draws.seeds(key, t, np.arange(1)).of(0), jnp.float32) for t in range(n)]
+    leaf, key = SingleLeaf(0, (size,), None), _keys.pinned(seed)
+    rows = [leaf.draw(key, t, np.float32, (0,)) for t in range(n)]
     return np.array(rows, np.float64)
 
 

@@ -13,6 +13,7 @@ from mfopt import strategies as S
 from mfopt.errors import UsageError
 from mfopt.noise import NoiseExhaustedError, NoiseStream, _draws, _keys, from_factorization
 from mfopt.noise.choice import choose
+from mfopt.noise.packing import SingleLeaf
 from mfopt.sampling import BallsInBins
 
 PARAMS = {"a": np.zeros((3, 4), np.float32), "b": np.zeros((), np.float32)}
@@ -121,11 +122,10 @@ def test_stream_equals_dense_inverse_in_a_scan_of_2048_steps(kind):
 
 
 def _white_by_scan(n, seed):
-    (counters,) = _draws.allocate(((2,),), n)
-    key = _keys.pinned(seed)
+    leaf, key = SingleLeaf(0, (2,), None), _keys.pinned(seed)
 
     def draw(step):
-        return counters.draw(_draws.seeds(key, step, np.arange(1)).of(0), jnp.float32)
+        return leaf.draw(key, step, np.float32, (0,))
 
     return np.asarray(jax.lax.map(draw, jnp.arange(n)), np.float64)
 

@@ -16,7 +16,7 @@ probability about P · steps · (probability beyond the end). For 24 bits (|z| <
 certainty at P = 10⁷. Here one bit is the sign, and the other 63, m, with an offset u in (0, 1) that
 is secret and fresh for each step and leaf, give the tail probability (m + u) 2⁻⁶⁴. Each single
 draw then has the normal law as far out as |z| = 11.3 (u has 32 bits), the outermost cell m = 0
-included. What is left there, and :func:`allocate` keeps it below 2⁻⁴⁰ whatever the sizes:
+included. What is left there, and :func:`check_sizes` keeps it below 2⁻⁴⁰ whatever the sizes:
 
 - two of the P draws of one step and leaf in their outermost cells, where they share u: probability
   at most P² 2⁻¹²⁷ for each step and leaf;
@@ -66,30 +66,17 @@ class _Inversion(NamedTuple):
     shift: float
 
 
+# fmt: off
 # Least relative error, by Lawson's iteration on Chebyshev nodes: 2.4e-7, in the tail 1.8e-7.
 _SINGLE = _Inversion(
     5.75,
     (
-        2.25319644,
-        0.988107144,
-        -0.0632060042,
-        -0.0314969939,
-        0.0196492293,
-        -0.00292574935,
-        -0.00188426222,
-        0.000801243043,
-        4.408205e-05,
+        2.25319644, 0.988107144, -0.0632060042, -0.0314969939, 0.0196492293, -0.00292574935,
+        -0.00188426222, 0.000801243043, 4.408205e-05,
     ),
     (
-        1.35224925,
-        0.0406749205,
-        0.00346475462,
-        -0.00251834412,
-        0.000216524604,
-        -0.00100102739,
-        0.000312648917,
-        0.000190364227,
-        -0.000133755738,
+        1.35224925, 0.0406749205, 0.00346475462, -0.00251834412, 0.000216524604, -0.00100102739,
+        0.000312648917, 0.000190364227, -0.000133755738,
     ),
     -6.762216433,
     1.820039194,
@@ -98,50 +85,25 @@ _SINGLE = _Inversion(
 _DOUBLE = _Inversion(
     6.5,
     (
-        2.3809397712604513,
-        1.0967276795804505,
-        -0.094020493211124387,
-        -0.031534109790505963,
-        0.028047698274509711,
-        -0.0075742675570424047,
-        -0.0016803093643558799,
-        0.0021249702392876945,
-        -0.00058050278127973918,
-        -0.00016295788769105063,
-        0.00017945316964806241,
-        -4.2869467527491418e-5,
-        -1.7518123122481043e-5,
-        1.5992722081837451e-5,
-        -2.80121564548516e-6,
-        -2.342257913739608e-6,
-        1.2176850879115732e-6,
-        1.3238797778282544e-7,
-        -1.5040947785744767e-7,
+        2.3809397712604513, 1.0967276795804505, -0.094020493211124387, -0.031534109790505963,
+        0.028047698274509711, -0.0075742675570424047, -0.0016803093643558799,
+        0.0021249702392876945, -0.00058050278127973918, -0.00016295788769105063,
+        0.00017945316964806241, -4.2869467527491418e-5, -1.7518123122481043e-5,
+        1.5992722081837451e-5, -2.80121564548516e-6, -2.342257913739608e-6, 1.2176850879115732e-6,
+        1.3238797778282544e-7, -1.5040947785744767e-7,
     ),
     (
-        1.3556821071268341,
-        -0.037749917876493222,
-        0.0023876736024117439,
-        0.0019504883500863214,
-        -0.00017297144528803307,
-        0.0004497604818213003,
-        0.00037168352303890412,
-        0.00010276427562172593,
-        -0.00022254886902977477,
-        -0.00017894980366413318,
-        9.8934300470700833e-5,
-        0.00013520013884501821,
-        -4.815397580998876e-5,
-        -7.2119054222422437e-5,
-        2.3451246598944121e-5,
-        2.5064227523193847e-5,
-        -8.3697764917461839e-6,
-        -4.1315823131039171e-6,
-        1.4362587934490689e-6,
+        1.3556821071268341, -0.037749917876493222, 0.0023876736024117439, 0.0019504883500863214,
+        -0.00017297144528803307, 0.0004497604818213003, 0.00037168352303890412,
+        0.00010276427562172593, -0.00022254886902977477, -0.00017894980366413318,
+        9.8934300470700833e-5, 0.00013520013884501821, -4.815397580998876e-5,
+        -7.2119054222422437e-5, 2.3451246598944121e-5, 2.5064227523193847e-5,
+        -8.3697764917461839e-6, -4.1315823131039171e-6, 1.4362587934490689e-6,
     ),
     7.3810418404937974,
     -1.8950827981017443,
 )
+# fmt: on
 
 
 @jax.jit  # traced once for each shape, however many programs use it
@@ -272,42 +234,26 @@ def normal(subkeys: Any, low: Any, high: Any, offset: Any, dtype: np.dtype) -> j
     return standard_normal(*threefry(subkeys, low, high), offset, dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class Counters:
-    """Counters of the elements of one leaf: low word = element, high word = its group.
+def counters(
+    shape: tuple[int, ...], block: tuple[int, ...], offset: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """(element, its group) as uint32 of each element of a block of a leaf.
 
-    Attributes:
-      shape: global shape of the leaf. One of 2³² elements or more has several groups.
+    A leaf of this ``shape`` has several groups if it has 2³² elements or more; the block, of shape
+    ``block``, starts at index ``offset``.
     """
-
-    shape: tuple[int, ...]
-
-    def words(self, block: tuple[int, ...], offset: tuple[Any, ...]) -> tuple[Any, Any]:
-        """(low, high) for the block of shape ``block`` that starts at index ``offset``."""
-        high = jnp.zeros((), jnp.uint32)
-        low = jnp.zeros(block, jnp.uint32)
-        stride = 1
-        for axis in reversed(range(len(block))):
-            index = lax.broadcasted_iota(jnp.uint32, block, axis)
-            index = index + jnp.asarray(offset[axis]).astype(jnp.uint32)
-            if axis == 0 and math.prod(self.shape) > _WORD:
-                high = index // np.uint32(_WORD // stride)
-                index = index - high * np.uint32(_WORD // stride)
-            low = low + index * np.uint32(stride)
-            stride *= self.shape[axis]
-        return low, high
-
-    def draw(
-        self,
-        seeds: Seeds,
-        dtype: Any,
-        block: tuple[int, ...] | None = None,
-        offset: tuple[Any, ...] | None = None,
-    ) -> jax.Array:
-        """White noise of the leaf whose ``seeds`` these are, or of a block of it."""
-        block = self.shape if block is None else block
-        words = self.words(block, (0,) * len(block) if offset is None else offset)
-        return normal(seeds.subkeys, *words, seeds.offset, dtype=np.dtype(dtype))
+    high = jnp.zeros((), jnp.uint32)
+    low = jnp.zeros(block, jnp.uint32)
+    stride = 1
+    for axis in reversed(range(len(block))):
+        index = lax.broadcasted_iota(jnp.uint32, block, axis)
+        index = index + jnp.asarray(offset[axis]).astype(jnp.uint32)
+        if axis == 0 and math.prod(shape) > _WORD:
+            high = index // np.uint32(_WORD // stride)
+            index = index - high * np.uint32(_WORD // stride)
+        low = low + index * np.uint32(stride)
+        stride *= shape[axis]
+    return low, high
 
 
 def slack(shapes: tuple[tuple[int, ...], ...], iterations: int) -> float:
@@ -317,8 +263,8 @@ def slack(shapes: tuple[tuple[int, ...], ...], iterations: int) -> float:
     return pairs * 2.0**-127 + sum(sizes) * iterations * 2.0**-96
 
 
-def allocate(shapes: tuple[tuple[int, ...], ...], iterations: int) -> tuple[Counters, ...]:
-    """Counters for every leaf.
+def check_sizes(shapes: tuple[tuple[int, ...], ...], iterations: int) -> None:
+    """Refuse leaves of these shapes that the counters or the draws' range do not suffice for.
 
     Raises:
       UsageError: more than 2³² steps, a leaf whose slices have more than 2³² elements, or so many
@@ -337,4 +283,3 @@ def allocate(shapes: tuple[tuple[int, ...], ...], iterations: int) -> tuple[Coun
         rule += f"add {left:.2g} to δ, and at most {_SLACK:.2g} is let pass"
         way_out = "Split the parameters into more arrays, or take fewer iterations."
         raise _check.reject("iterations", iterations, rule, way_out)
-    return tuple(Counters(shape) for shape in shapes)

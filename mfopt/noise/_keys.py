@@ -20,8 +20,9 @@ from mfopt.noise._draws import KEY_WORDS
 def choose(seed: Any, key: Any) -> np.ndarray:
     """The key of a pinned ``seed``, a ``key`` that the caller keeps, or a new one.
 
-    A new key is refused inside jit, where it would become a constant of the compiled function:
-    every call of that function would draw the same noise.
+    Uint32 (8,). A new one, from the operating system, must be made by all JAX processes at once:
+    they make parts of the same noise, and get the key of process 0. It is refused inside jit, where
+    it would become a constant of the compiled function: every call would draw the same noise.
     """
     if seed is not None or key is not None:
         return on_host(seed, key)
@@ -29,7 +30,12 @@ def choose(seed: Any, key: Any) -> np.ndarray:
         rule = "init inside jit would compile one key into the function"
         way_out = "Call init outside of jit, where each call draws a new key."
         raise _check.reject("seed", None, rule, way_out)
-    return fresh()
+    words = on_host(None, None)
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        words = np.asarray(multihost_utils.broadcast_one_to_all(words), np.uint32)
+    return words
 
 
 def on_host(seed: Any, key: Any) -> np.ndarray:
@@ -44,20 +50,6 @@ def on_host(seed: Any, key: Any) -> np.ndarray:
 def tracing() -> bool:
     """Return True inside jit, scan, grad or vmap."""
     return isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer)
-
-
-def fresh() -> np.ndarray:
-    """A new 256-bit key from the operating system, uint32 (8,); the same on all processes.
-
-    With several JAX processes, every process must call this, and the key of process 0 is sent to
-    all: they make parts of the same noise.
-    """
-    words = from_bytes(os.urandom(4 * KEY_WORDS))
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        words = np.asarray(multihost_utils.broadcast_one_to_all(words), np.uint32)
-    return words
 
 
 def pinned(seed: Any) -> np.ndarray:

@@ -201,7 +201,10 @@ def read_secret(
         stated = header.pop("content")
         if raw.keys() != header["dtypes"].keys() or stated != _content(header, raw):
             raise ValueError("its digest does not match its contents: the file is damaged")
-        arrays = {name: _cooked(raw[name], dtype) for name, dtype in header["dtypes"].items()}
+        arrays = {
+            name: raw[name].view(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+            for name, dtype in header["dtypes"].items()
+        }
     except MALFORMED as error:
         reason = _check.printable(str(error) or type(error).__name__)
         raise _check.reject("path", str(path), f"is not a noise state file ({reason})") from None
@@ -224,10 +227,6 @@ def _raw(value: np.ndarray) -> np.ndarray:
     if value.dtype.kind != "V":
         return value
     return value.view(np.dtype(f"u{value.dtype.itemsize}"))
-
-
-def _cooked(value: np.ndarray, dtype: str) -> np.ndarray:
-    return value.view(np.dtype(getattr(ml_dtypes, dtype, dtype)))
 
 
 def _local(name: str, value: Any) -> np.ndarray:

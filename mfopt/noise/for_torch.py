@@ -97,7 +97,7 @@ class TorchNoise:
             for device, leaves in places.items()
         ]
         shapes = tuple(shape for part in self._parts for shape in part.slack_shapes)
-        _draws.allocate(shapes, stream.iterations)
+        _draws.check_sizes(shapes, stream.iterations)
 
     def __repr__(self) -> str:
         kind = "pinned, not private" if self.pinned else "secret"
@@ -147,9 +147,8 @@ class TorchNoise:
             if any(
                 n > 1 and not stride for n, stride in zip(total.shape, total.stride(), strict=True)
             ):
-                raise _check.reject(
-                    f"sums[{i}]", "expanded", "its elements share memory", "Give a clone()."
-                )
+                rule = "its elements share memory"
+                raise _check.reject(f"sums[{i}]", "expanded", rule, "Give a clone().")
         if self.part[1] > 1:
             spans = zip(sums, self._spans, strict=True)
             sums = [total.view(-1)[start:stop] for total, (start, stop) in spans]

@@ -258,11 +258,12 @@ class SingleLeaf:
         return offsets(self.sharding, self._block)
 
     def elements(self, begin: Any) -> tuple[Any, Any, Any]:
-        return np.uint32(self.leaf), *_draws.Counters(self.shape).words(self._block, begin)
+        return np.uint32(self.leaf), *_draws.counters(self.shape, self._block, begin)
 
     def draw(self, key: Any, step: Any, dtype: Any, begin: Any) -> jax.Array:
         seeds = _draws.seeds(key, step, np.array([self.leaf])).of(0)
-        return _draws.Counters(self.shape).draw(seeds, dtype, self._block, begin)
+        words = _draws.counters(self.shape, self._block, begin)
+        return _draws.normal(seeds.subkeys, *words, seeds.offset, dtype=np.dtype(dtype))
 
     def parts(self, made: jax.Array) -> list[jax.Array]:
         return [made]

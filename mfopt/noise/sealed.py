@@ -83,9 +83,8 @@ class KeyFile:
         except (AttributeError, KeyError, TypeError, ValueError):
             whole = False
         if not whole:
-            raise _check.reject(
-                "state", f"handle {handle}", "is damaged, or was sealed with another key"
-            )
+            rule = "is damaged, or was sealed with another key"
+            raise _check.reject("state", f"handle {handle}", rule)
         _xor(data, key, nonce)
         self._handle, self._key = handle, key
         return torch.load(io.BytesIO(data.data), weights_only=True)

@@ -258,18 +258,16 @@ def largest_shift(strategy: Strategy, recursion: Recursion, iterations: int) -> 
       UsageError: more than 8,192 steps, or noise beyond what float64 holds exactly.
     """
     if iterations > _MOST_STEPS:
-        raise _check.reject(
-            "iterations", iterations, f"secure noise is for at most {_MOST_STEPS} steps"
-        )
+        rule = f"secure noise is for at most {_MOST_STEPS} steps"
+        raise _check.reject("iterations", iterations, rule)
     matrix = np.asarray(strategy.materialize(iterations), np.float64)
     inverse = _responses(recursion, iterations)
     norm = math.sqrt(_row_sum(matrix) * _row_sum(matrix.T))
     gains = np.abs(np.diagonal(inverse))
     noise = _LARGEST_DRAW * float(np.max(np.linalg.norm(inverse, axis=1)))
     if not noise / float(np.min(gains)) * STEPS <= _LARGEST:
-        raise _check.reject(
-            "strategy", strategy.describe(), "its noise is too large for a grid in float64"
-        )
+        rule = "its noise is too large for a grid in float64"
+        raise _check.reject("strategy", strategy.describe(), rule)
     arithmetic = _EPSILON * _operations(
         recursion, inverse, lambda rows: _LARGEST_DRAW * np.linalg.norm(rows, axis=-1)
     )

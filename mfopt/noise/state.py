@@ -159,15 +159,13 @@ def _register_with_flax() -> None:
     flax = None if _known_to_flax else sys.modules.get("flax.serialization")
     if flax is None or not hasattr(flax, "register_serialization_state"):
         return
-    flax.register_serialization_state(NoiseState, _to_flax, _from_flax)
+    flax.register_serialization_state(
+        NoiseState, lambda state: {**parts_of(state), "pinned": state.pinned}, _from_flax
+    )
     _known_to_flax = True
 
 
 _known_to_flax = False
-
-
-def _to_flax(state: NoiseState) -> dict[str, Any]:
-    return {**parts_of(state), "pinned": state.pinned}
 
 
 def _from_flax(target: NoiseState, found: dict[str, Any]) -> NoiseState:
@@ -176,9 +174,8 @@ def _from_flax(target: NoiseState, found: dict[str, Any]) -> NoiseState:
     like = parts_of(target)
     check_arrays(found, {name: (part.shape, part.dtype) for name, part in like.items()})
     if not isinstance(pinned, bool) or not np.array_equal(found["mark"], target.mark):
-        raise _check.reject(
-            "state", "of Flax", "belongs to another factorization, other settings or parameters"
-        )
+        rule = "belongs to another factorization, other settings or parameters"
+        raise _check.reject("state", "of Flax", rule)
     placed = {
         name: jax.device_put(part, like[name].sharding)
         if isinstance(like[name], jax.Array)

@@ -142,9 +142,8 @@ class NoiseStream:
         self.strategy = strategy
         self.recursion = choose(strategy, self.iterations, past)
         if sampling is not None and require(sampling).length != self.iterations:
-            raise _check.reject(
-                "iterations", self.iterations, f"the sampling scheme has {sampling.length}"
-            )
+            rule = f"the sampling scheme has {sampling.length}"
+            raise _check.reject("iterations", self.iterations, rule)
         self.sampling = sampling
         self.digest = release_digest(
             strategy, self.noise_multiplier, sampling, iterations=self.iterations
@@ -236,11 +235,10 @@ class NoiseStream:
         """
         words = _keys.choose(seed, key)
         if self.dtype == np.float64 and not jax.config.read("jax_enable_x64"):
-            raise _check.reject(
-                "dtype", "float64", "JAX is in 32-bit mode", "Enable jax_enable_x64."
-            )
+            rule = "JAX is in 32-bit mode"
+            raise _check.reject("dtype", "float64", rule, "Enable jax_enable_x64.")
         layout = Layout.of(params)
-        _draws.allocate(layout.shapes, self.iterations)
+        _draws.check_sizes(layout.shapes, self.iterations)
         if self.secure:
             self.secure_cost(layout.size)
         buffers = tuple(map(self._zeros, grouped(layout.shapes, layout.shardings)))
@@ -388,9 +386,8 @@ class NoiseStream:
             way_out = "Continue from the state that the last call returned."
             raise _check.reject("state", f"state of step {int(state.step)}", rule, way_out)
         if not 0 <= int(state.step) <= self.iterations:
-            raise _check.reject(
-                "state.step", int(state.step), f"must be from 0 to {self.iterations}"
-            )
+            rule = f"must be from 0 to {self.iterations}"
+            raise _check.reject("state.step", int(state.step), rule)
         if not np.array_equal(state.mark, mark(state.layout, self.digest, self.settings)):
             rule = "belongs to another factorization, other settings or other parameters"
             way_out = "Restore the state that this stream made."
@@ -451,7 +448,7 @@ class NoiseStream:
     ) -> tuple[Any, Any, tuple[Any, ...]]:
         """One step for every leaf; traced."""
         scale = jnp.where(valid, np.asarray(self.stddev, self.dtype), jnp.nan)
-        _draws.allocate(layout.shapes, self.iterations)
+        _draws.check_sizes(layout.shapes, self.iterations)
         coefficients = tuple(jnp.asarray(c, self.dtype) for c in coefficients)
         of = _Step(key, step, scale, coefficients)
         new: list[Any] = []

@@ -68,9 +68,8 @@ def add_clipped(
     if not callable(loss):
         raise _check.reject("loss", type(loss).__name__, "must be a function of (module, batch)")
     if bound < _LEAST:
-        raise _check.reject(
-            "max_grad_norm", bound, f"must be at least {_LEAST:g}", "Scale the loss, and it."
-        )
+        rule = f"must be at least {_LEAST:g}"
+        raise _check.reject("max_grad_norm", bound, rule, "Scale the loss, and it.")
     checks.refuse_layers(module)
     tensors, structure = _split(batch)
     place = next(iter(trained.values())).device

@@ -154,11 +154,9 @@ def dataset_of(given: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]
         options = {**{name: getattr(given, name) for name in _KEPT}, **options}
         given = given.dataset
     if isinstance(given, data.IterableDataset) or not hasattr(given, "__len__"):
-        raise _check.reject(
-            "dataset", type(given).__name__, "must have numbered records: __getitem__ and __len__"
-        )
+        rule = "must have numbered records: __getitem__ and __len__"
+        raise _check.reject("dataset", type(given).__name__, rule)
     if drawn := {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"} & set(options):
-        raise _check.reject(
-            drawn.pop(), "given", "batches are drawn by the factorization's scheme", "Leave it out."
-        )
+        rule = "batches are drawn by the factorization's scheme"
+        raise _check.reject(drawn.pop(), "given", rule, "Leave it out.")
     return given, options

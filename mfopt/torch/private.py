@@ -109,9 +109,8 @@ def make_private(
         if loader_options.pop(name, None):
             raise _check.reject(name, "given", reason, "Leave it out.")
     if loader_options.pop("clipping", "flat") != "flat":
-        raise _check.reject(
-            "clipping", "not flat", "noise is calibrated to one norm over all parameters"
-        )
+        rule = "noise is calibrated to one norm over all parameters"
+        raise _check.reject("clipping", "not flat", rule)
     if grad_sample_mode == "ghost" and criterion is None:
         raise _check.reject("criterion", None, "ghost clipping needs the loss", "Give it.")
     _check.kind("module", module, torch.nn.Module)

@@ -171,9 +171,8 @@ class PrivateRun:
         """
         self.started()
         if self.clipped_by_caller:
-            raise _check.reject(
-                "clipped_by_caller", True, "sums are the caller's", "Leave it out to use backward."
-            )
+            rule = "sums are the caller's"
+            raise _check.reject("clipped_by_caller", True, rule, "Leave it out to use backward.")
         clipping.trained_in(module)
         checks.refuse_uncovered(module, self._parameters)
         # also where it is broken off: what it had added by then is in the sum
@@ -419,9 +418,8 @@ class PrivateRun:
         noise.check_state_dict(state["noise"])
         saved = UnitSampler.from_state(state["sampler"])
         if (saved.scheme, saved.population) != (self.sampler.scheme, self.sampler.population):
-            raise _check.reject(
-                "state: sampler", saved, f"belongs to other batches than {self.sampler!r}"
-            )
+            rule = f"belongs to other batches than {self.sampler!r}"
+            raise _check.reject("state: sampler", saved, rule)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume a run: its batches, its noise, its step.
@@ -447,9 +445,8 @@ class PrivateRun:
     def started(self) -> TorchNoise | SilentNoise:
         """The noise; raises :class:`UsageError` where no optimizer is attached yet."""
         if self.noise is None:
-            raise _check.reject(
-                "run", repr(self), "has no optimizer yet", "Call attach(optimizer) first."
-            )
+            rule = "has no optimizer yet"
+            raise _check.reject("run", repr(self), rule, "Call attach(optimizer) first.")
         return self.noise
 
     def _part_of(self, batches: dict[str, Any]) -> UnitSampler:
@@ -463,12 +460,8 @@ def refuse_private(optimizer: Any) -> None:
     _check.kind("optimizer", optimizer, torch.optim.Optimizer, way_out)
     # Opacus's are known by what they wrap: Opacus itself may not be there
     if optimizer in _attached or hasattr(optimizer, "original_optimizer"):
-        raise _check.reject(
-            "optimizer",
-            type(optimizer).__name__,
-            "was made private already: its noise would not be this factorization's",
-            way_out,
-        )
+        rule = "was made private already: its noise would not be this factorization's"
+        raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
 
 
 def whole_zeros(parameter: torch.Tensor) -> torch.Tensor:

@@ -77,9 +77,8 @@ def signer(facts: dict[str, Any], public: ed25519.Ed25519PublicKey | None = None
         key = ed25519.Ed25519PublicKey.from_public_bytes(raw)
         key.verify(bytes.fromhex(signature["value"]), canonical(body))
     except (InvalidSignature, ValueError, KeyError, TypeError):
-        raise _check.reject(
-            "signature", "(of the report)", "is not one of this report: it was changed"
-        ) from None
+        rule = "is not one of this report: it was changed"
+        raise _check.reject("signature", "(of the report)", rule) from None
     if public is not None and public.public_bytes_raw() != raw:
         raise _check.reject("public_key", fingerprint(raw), "is another key than the given one")
     return fingerprint(raw)

@@ -71,7 +71,7 @@ def draw(which: str, count: int, key: Any, step: Any, dtype: Any = jnp.float32) 
         words = _draws.threefry(old_subkeys(key), low, jnp.asarray(step).astype(jnp.uint32))
         return old_normal(*words, None, dtype)
     of = _draws.seeds(key, step, np.arange(1)).of(0)
-    words = _draws.threefry(of.subkeys, *_draws.Counters((count,)).words((count,), (0,)))
+    words = _draws.threefry(of.subkeys, *_draws.counters((count,), (count,), (0,)))
     return _draws.standard_normal(*words, of.offset, dtype)
 
 
