@@ -32,7 +32,6 @@ _NAMES = {"noise_multiplier": "--noise-multiplier", "eps": "--eps", "delta": "--
 
 def iterations(row: Row) -> int:
     """Number of iterations n of a row: epochs times iterations per epoch."""
-
     total, epochs, iters = row["iterations"], row["epochs"], row["iters"]
     if total is not None:
         if epochs is not None or iters is not None:
@@ -52,7 +51,6 @@ def probability(row: Row, factor: int = 1) -> float:
 
     ``factor`` groups take turns, so that the rate within the group whose turn it is is higher.
     """
-
     sized = (row["batch_size"] is not None) + (row["population"] is not None)
     if sized and row["probability"] is not None:
         names = [f"--{name.replace('_', '-')}" for name in _SIZES if row[name] is not None]

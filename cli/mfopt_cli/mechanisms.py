@@ -73,44 +73,18 @@ def keep(factorization: Any, path: Path, *, force: bool) -> Path:
     return saved
 
 
-def prove(
-    path: Path,
-    how: Callable[..., Any],
-    described: Callable[[Any, Path | None], tuple[dict[str, Any], list[tuple[str, str]]]],
-    *,
-    out: Path | None,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
-    certify_samples: int | None,
-    **asked: Any,
-) -> int:
-    """Prove a statement about the C of a file, save it, show it; return the exit code.
-
-    Args:
-      path: the file.
-      how: ``mfopt.certify`` or ``mfopt.calibrate``.
-      described: (what was proved, where it is saved) -> (JSON output, rows of the table).
-      out, force: where to save it.
-      as_json, quiet: how to show it.
-      certify_samples: of the certificate.
-      asked: other arguments of ``how``.
-    """
+def prove(asked: Any, how: Callable[..., Any]) -> tuple[Any, Path | None]:
+    """(what ``mfopt.certify`` or ``calibrate`` proves about the C of a file, where it is saved)."""
     from mfopt.factorization import check_output, load
 
-    found = load(path)
-    if out is not None:
-        check_output(out, force=force, name="out")
-    with Live(not quiet and not as_json, COMPILING) as live:
-        new = how(found, samples=certify_samples, progress=live, command=typed(), **asked)
-    answers.say_unused({"samples": certify_samples}, new.guarantee.details["samples"] > 0)
-    saved = None if out is None else keep(new, out, force=force)
-    facts, rows = described(new, saved)
-    if as_json:
-        display.json_object(facts)
-    elif not quiet:
-        display.table(str(path), rows)
-    return 0 if saved == out else 1
+    found = load(asked.path)
+    if asked.out is not None:
+        check_output(asked.out, force=asked.force, name="out")
+    goal = {name: getattr(asked, name) for name in ("epsilon", "delta", "certificate", "seed")}
+    with Live(not asked.quiet and not asked.as_json, COMPILING) as live:
+        new = how(found, samples=asked.certify_samples, progress=live, command=typed(), **goal)
+    answers.say_unused({"samples": asked.certify_samples}, new.guarantee.details["samples"] > 0)
+    return new, None if asked.out is None else keep(new, asked.out, force=asked.force)
 
 
 def draw(asked: Any, suffixes: tuple[str, ...], write: Callable[[Any, Path], object]) -> None:

@@ -88,7 +88,6 @@ def translate(text: str, ctx: click.Context | None) -> str:
 
 def flag(name: str, ctx: click.Context | None) -> str | None:
     """The option or argument of the running command that ``name`` stands for, as typed."""
-
     if ctx is None:
         return None
     parameters = {param.name: param for param in ctx.command.get_params(ctx)}

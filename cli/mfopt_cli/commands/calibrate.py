@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
-import click
-
 from mfopt import words
-from mfopt_cli import mechanisms, options
+from mfopt_cli import display, mechanisms, options
 
 
-@click.command(name="calibrate", cls=options.Command)
+@options.command("calibrate")
 @options.file_argument
 @options.privacy
 @options.certificate("Save C with the new σ.")
-def command(path: Path, **asked: Any) -> int:
+def command(asked: Any) -> int:
     """Smallest σ certified at (ε, δ) for the C of FILE. C itself stays as it is.
 
     \b
@@ -26,19 +23,21 @@ def command(path: Path, **asked: Any) -> int:
     from mfopt import calibrate
 
     started = time.perf_counter()
-
-    def described(new: Any, saved: Path | None) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    new, saved = mechanisms.prove(asked, calibrate)
+    if asked.as_json:
         facts = {
             **mechanisms.summary(new),
             "path": saved and str(saved),
             "seconds": time.perf_counter() - started,
             "estimated_noise_multiplier": new.provenance["estimated_noise_multiplier"],
         }
-        return facts, [
+        display.json_object(facts)
+    elif not asked.quiet:
+        rows = [
             ("noise multiplier σ", f"{words.round_up(new.noise_multiplier, 6)}  (× clip norm)"),
             ("RMSE", f"{new.rmse:.4f}  (clip norms, per coordinate)"),
             ("guarantee", mechanisms.statement(new.guarantee)),
             ("saved", str(saved) if saved else "no (give --out)"),
         ]
-
-    return mechanisms.prove(path, calibrate, described, **asked)
+        display.table(str(asked.path), rows)
+    return 0 if saved == asked.out else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from mfopt import words
@@ -72,7 +73,7 @@ def command(asked: Any) -> None:
         both = stream.secure_cost(asked.params).total(*stated)
         price = dict(zip(("secure_epsilon", "secure_delta"), both, strict=True))
     if asked.as_json:
-        display.json_object({**cost.describe(), **about, **price, "path": str(asked.path)})
+        display.json_object({**dataclasses.asdict(cost), **about, **price, "path": str(asked.path)})
         return
     guess = "  (extrapolated)" if cost.extrapolated else ""
     first, last, run, compiling = map(

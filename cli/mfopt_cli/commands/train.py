@@ -175,7 +175,6 @@ def _completed(flags: dict[str, Any]) -> dict[str, Any]:
 
 def _join(coordinator: str | None, processes: int | None, process: int | None) -> None:
     """Make this process one of several, where that is asked for."""
-
     given = {"coordinator": coordinator, "processes": processes, "process": process}
     missing = [f"--{name}" for name, value in given.items() if value is None]
     if len(missing) == len(given):
