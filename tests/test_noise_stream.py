@@ -123,11 +123,8 @@ def test_stream_equals_dense_inverse_in_a_scan_of_2048_steps(kind):
 
 def _white_by_scan(n, seed):
     leaf, key = SingleLeaf(0, (2,), None), _keys.pinned(seed)
-
-    def draw(step):
-        return leaf.draw(key, step, np.float32, (0,))
-
-    return np.asarray(jax.lax.map(draw, jnp.arange(n)), np.float64)
+    draws = jax.lax.map(lambda step: leaf.draw(key, step, np.float32, (0,)), jnp.arange(n))
+    return np.asarray(draws, np.float64)
 
 
 def test_a_kind_without_a_recursion_is_streamed_by_its_dense_inverse_only_if_asked():

@@ -63,12 +63,10 @@ def given(key: Any) -> np.ndarray:
     words = np.asarray(key)
     if words.shape != (KEY_WORDS,) or words.dtype != np.uint32:
         # the value stays out of the message: it is a secret
-        raise _check.reject(
-            "key",
-            f"{words.dtype}{words.shape}",
-            f"must be a uint32 array of shape ({KEY_WORDS},)",
-            "Take 32 bytes of secrets.token_bytes(32) as numpy.frombuffer(them, numpy.uint32).",
-        )
+        rule = f"must be a uint32 array of shape ({KEY_WORDS},)"
+        way_out = "Take 32 bytes of secrets.token_bytes(32) "
+        way_out += "as numpy.frombuffer(them, numpy.uint32)."
+        raise _check.reject("key", f"{words.dtype}{words.shape}", rule, way_out)
     return words.copy()
 
 

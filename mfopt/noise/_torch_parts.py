@@ -114,7 +114,7 @@ class OnCPU:
 
 
 class OnDevice:
-    """Parameters on another device, laid end to end; arguments as :class:`OnCPU`."""
+    """Parameters on another device, laid end to end; arguments and methods as :class:`OnCPU`."""
 
     def __init__(
         self,
@@ -151,18 +151,15 @@ class OnDevice:
         self.load([])
 
     def next(self, key: np.ndarray, step: int) -> list[torch.Tensor]:
-        """The noise of step, one tensor for each parameter."""
         noise = self._advance(key, step)
         parts = torch.split(noise, self._sizes)
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def add_to(self, sums: list[torch.Tensor], key: np.ndarray, step: int) -> None:
-        """Add the noise of step to one tensor for each parameter, in place."""
         for total, part in zip(sums, self.next(key, step), strict=True):
             total.add_(part)
 
     def buffers(self) -> list[torch.Tensor] | None:
-        """Copies of the buffers of each parameter, (slots, *shape); None without any."""
         if self._buffer is None:
             return None
         parts = torch.split(self._buffer, self._sizes, dim=1)
@@ -171,7 +168,6 @@ class OnDevice:
         ]
 
     def load(self, buffers: list[torch.Tensor]) -> None:
-        """Resume from the result of :meth:`buffers`; from 0 if empty."""
         slots = self.stream.recursion.slots
         if not slots:
             return

@@ -40,13 +40,10 @@ def choose(strategy: Strategy, n: int, past: Past = "auto") -> Recursion:
         return dense(strategy, n, past)
     if type(strategy) not in recursion.registry:
         known = sorted(cls.kind for cls in recursion.registry if issubclass(cls, Strategy))
-        raise _check.reject(
-            "strategy",
-            strategy.kind,
-            "has no noise recursion",
-            "Register one with mfopt.noise.choice.recursion, or ask for past='dense': n² numbers "
-            f"and up to n draws a step. Registered: {', '.join(known)}.",
-        )
+        rule = "has no noise recursion"
+        way_out = "Register one with mfopt.noise.choice.recursion, or ask for past='dense': n² "
+        way_out += f"numbers and up to n draws a step. Registered: {', '.join(known)}."
+        raise _check.reject("strategy", strategy.kind, rule, way_out)
     return recursion(strategy, n, past)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Protocol
+from typing import Any
 
 from mfopt._runtime import _check, _extras
 from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, refuse_narrow, split_state
@@ -12,68 +12,48 @@ from mfopt.noise.sealed import KEY_FOLDER, KeyFile, SealedNoise
 from mfopt.noise.stream import NoiseStream
 
 with _extras.required():
-    from opacus.optimizers import DPOptimizer
-    from opacus.optimizers.ddpoptimizer import DistributedDPOptimizer
-    from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import (
-        DistributedDPOptimizerFastGradientClipping,
-    )
+    from opacus import optimizers
     from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
-    from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
 
 _KNOWN = (
-    DPOptimizer,
-    DPOptimizerFastGradientClipping,
-    DistributedDPOptimizer,
-    DistributedDPOptimizerFastGradientClipping,
+    optimizers.DPOptimizer,
+    optimizers.DPOptimizerFastGradientClipping,
+    optimizers.DistributedDPOptimizer,
+    optimizers.DistributedDPOptimizerFastGradientClipping,
 )
 
 
-class NoiseSource(Protocol):
-    """Source of an optimizer's noise: a noise that seals its state, or a run around one."""
-
-    def add_to(self, sums: list[Any]) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-    def check_state_dict(self, state: Any) -> Any: ...
-
-
 def replace_noise(
-    optimizer: DPOptimizer,
+    optimizer: optimizers.DPOptimizer,
     stream: NoiseStream,
     *,
     seed: int | None = None,
     key: Any = None,
     key_folder: str | os.PathLike[str] = KEY_FOLDER,
 ) -> TorchNoise | SilentNoise:
-    """Make ``optimizer`` add the correlated noise of ``stream`` in place of its own.
+    """Make ``optimizer`` add the correlated noise of ``stream`` in place of its own; returns it.
 
     :func:`mfopt.torch.make_private` does this and the rest: sampling, normalizer, refusals. Here
     clipping, accumulation, scaling and the optimizer itself stay Opacus's, and so does the number
     that the noised sum is divided by: Opacus sets ``expected_batch_size`` from the loader, and for
     a loader that it does not know it is wrong. Noise is added once per *logical* step: physical
     batches that Opacus skips (``signal_skip_step``) use none. With several processes rank 0 adds
-    the noise, as in Opacus, and only rank 0 keeps buffers.
+    the noise and keeps buffers; on other ranks something stands in for it.
 
     Opacus's accountant knows neither the matrix nor the sampling of the factorization: no ε that
     it prints holds for this mechanism. Make the optimizer with ``noise_multiplier=0``, for which
     it reports no finite ε, and quote the factorization's guarantee. The data loader must execute
     the factorization's sampling scheme (``poisson_sampling=False`` and batches from the scheme).
 
-    The state of the noise is part of the optimizer's ``state_dict`` from now on, and
-    ``load_state_dict`` takes it from there: Opacus's ``save_checkpoint`` and ``load_checkpoint``
-    resume the run. It is sealed: the key lies in a file of ``key_folder``. Replace first and load
-    afterwards: an optimizer that has loaded a state already is refused where it shows, and plain
-    SGD does not show it.
+    The state of the noise, sealed, is part of the optimizer's ``state_dict`` from now on: Opacus's
+    ``save_checkpoint`` and ``load_checkpoint`` resume the run. Replace first and load afterwards:
+    an optimizer that has loaded a state is refused where it shows, and plain SGD does not.
 
     Args:
       optimizer: of Opacus, flat clipping, unused so far.
       stream: strategy, scale and types; its clip norm is the optimizer's ``max_grad_norm``.
-      seed: pins the noise, for experiments only; the default key is the operating system's.
-      key: a secret key that the caller keeps, uint32 of shape (8,), never used before.
+      seed, key: as for :class:`~mfopt.noise.for_torch.TorchNoise`.
       key_folder: where the key of the optimizer's states is kept, readable by the owner only.
-
-    Returns:
-      The noise, for ``save`` and ``load``; on other ranks than 0 what stands in for it.
 
     Raises:
       UsageError: if the optimizer clips to another norm than ``stream``, has a noise multiplier
@@ -109,11 +89,11 @@ def check_optimizer(optimizer: Any, stream: NoiseStream) -> None:
         raise _check.reject("optimizer.secure_mode", True, "is not provided by correlated noise")
 
 
-def install(optimizer: DPOptimizer, source: NoiseSource) -> None:
+def install(optimizer: optimizers.DPOptimizer, source: Any) -> None:
     """Make the noise step, ``state_dict`` and ``load_state_dict`` of ``optimizer`` use ``source``.
 
-    ``source.add_to(sums)`` gets one tensor for each of ``optimizer.params``; where another process
-    adds the noise, it leaves them as they are.
+    ``source``: a noise that seals its state, or a run. ``source.add_to(sums)`` gets one tensor for
+    each of ``optimizer.params``; where another process adds the noise, it leaves them as they are.
     """
 
     def add_noise() -> None:
@@ -139,7 +119,7 @@ def install(optimizer: DPOptimizer, source: NoiseSource) -> None:
     optimizer.state_dict, optimizer.load_state_dict = state_dict, load_state_dict
 
 
-def _refuse_used(optimizer: DPOptimizer) -> None:
+def _refuse_used(optimizer: optimizers.DPOptimizer) -> None:
     """Raise :class:`UsageError` for an optimizer whose noise was replaced, or that has worked."""
     if "add_noise" in vars(optimizer):
         rule = "has its noise replaced already: a second stream would start at step 0"

@@ -132,10 +132,8 @@ class TorchNoise:
           sums: of clipped gradients, one for each parameter, with its shape and on its device;
             float32 or wider, also where the parameters are not.
 
-        Raises:
-          NoiseExhaustedError: past the last step that the factorization covers.
+        Raises: as :meth:`next`, and
           UsageError: other tensors; nothing changes then.
-          FailureError: a step was broken off half-way, by Ctrl-C or for want of memory.
         """
         self._refuse_past_end()
         sums = _listed("sums", sums)
@@ -267,13 +265,10 @@ class TorchNoise:
                 arrays[f"buffer/{i}"] = _torch_parts.viewed(buffer)
         files.check_saved(state, arrays, self.stream, self._shapes)
         if np.array_equal(key, self._key) and state["step"] < self.step:
-            raise _check.reject(
-                "state",
-                f"of step {state['step']}",
-                f"takes back noise that {self.step} steps were released with: others than these, "
-                "with the same noise, would show the data by their difference",
-                "Make a new run for another try; both count against privacy.",
-            )
+            rule = f"takes back noise that {self.step} steps were released with: others than "
+            rule += "these, with the same noise, would show the data by their difference"
+            way_out = "Make a new run for another try; both count against privacy."
+            raise _check.reject("state", f"of step {state['step']}", rule, way_out)
         return key.copy(), buffers
 
     def _buffers(self) -> list[torch.Tensor | None]:
@@ -329,8 +324,7 @@ class SilentNoise:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state of this class or of a :class:`TorchNoise`, without its secrets.
 
-        Raises:
-          UsageError: the state is of another factorization, or its step none of this stream's.
+        Refused is one of another factorization, or whose step is none of this stream's.
         """
         self.check_state_dict(state)
         self.step = state["step"]
@@ -351,21 +345,14 @@ def _refuse_other(state: Any, stream: NoiseStream) -> None:
 
 
 def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """(an optimizer's own ``state_dict``, that of the noise in it).
-
-    Raises:
-      UsageError: there is none of the noise.
-    """
+    """(an optimizer's own ``state_dict``, that of the noise in it); refused where there is none."""
     rest = dict(state)
     found = rest.pop(STATE, None)
     if found is None:
-        raise _check.reject(
-            "state_dict",
-            sorted(rest),
-            "holds no noise state: the noise would start again, with another key, on a run whose "
-            "first steps are released",
-            "Load what this optimizer saved after its noise was replaced, or start a new run.",
-        )
+        rule = "holds no noise state: the noise would start again, with another key, on a run "
+        rule += "whose first steps are released"
+        way_out = "Load what this optimizer saved after its noise was replaced, or start a new run."
+        raise _check.reject("state_dict", sorted(rest), rule, way_out)
     return rest, found
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -43,10 +42,6 @@ class Cost:
     last_seconds: float
     run_seconds: float
     extrapolated: bool
-
-    def describe(self) -> dict[str, Any]:
-        """JSON-compatible record."""
-        return dataclasses.asdict(self)
 
 
 def measure(stream: NoiseStream, parameters: int, *, repeats: int = 5) -> Cost:

@@ -95,12 +95,10 @@ class KeyFile:
     def _read(self, handle: str) -> bytes:
         path = self._path(handle)
         if not path.is_file():
-            raise _check.reject(
-                "key_folder",
-                str(self.folder),
-                f"does not hold {path.name}, with which this checkpoint is sealed",
-                "Copy it there from where the run was made, or give its folder as `key_folder`.",
-            )
+            rule = f"does not hold {path.name}, with which this checkpoint is sealed"
+            way_out = "Copy it there from where the run was made, "
+            way_out += "or give its folder as `key_folder`."
+            raise _check.reject("key_folder", str(self.folder), rule, way_out)
         _files.require_secret("key_folder", path, "It opens the noise of the run")
         try:
             found = json.loads(path.read_text())

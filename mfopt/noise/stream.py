@@ -125,20 +125,15 @@ class NoiseStream:
         if not jnp.issubdtype(self.buffer_dtype, jnp.floating):
             raise _check.reject("buffer_dtype", str(buffer_dtype), "must be a floating-point type")
         if self.secure and not self.dtype == self.buffer_dtype == np.float64:
-            raise _check.reject(
-                "dtype",
-                f"{self.dtype}, buffers {self.buffer_dtype}",
-                "secure noise is held in float64",
-                "Leave both out.",
-            )
+            given = f"{self.dtype}, buffers {self.buffer_dtype}"
+            rule = "secure noise is held in float64"
+            raise _check.reject("dtype", given, rule, "Leave both out.")
         limits = np.finfo(self.dtype)
         if not limits.tiny / limits.eps <= self.stddev <= limits.max * limits.eps:
-            raise _check.reject(
-                "noise_multiplier, clip_norm",
-                (self.noise_multiplier, self.clip_norm),
-                f"their product is out of range for noise in {self.dtype}",
-                "Scale the loss, and the clip norm with it.",
-            )
+            factors = (self.noise_multiplier, self.clip_norm)
+            rule = f"their product is out of range for noise in {self.dtype}"
+            way_out = "Scale the loss, and the clip norm with it."
+            raise _check.reject("noise_multiplier, clip_norm", factors, rule, way_out)
         self.strategy = strategy
         self.recursion = choose(strategy, self.iterations, past)
         if sampling is not None and require(sampling).length != self.iterations:

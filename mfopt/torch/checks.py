@@ -90,12 +90,10 @@ def refuse_memory(module: torch.nn.Module, before: dict[str, Any]) -> None:
         else:
             same = kind == "an attribute"
         if not same:
-            raise _check.reject(
-                f"module.{name}",
-                kind,
-                "was changed by the forward pass: it may hold what a batch has, without noise",
-                "Freeze it in training, or keep it out of the model; and load the model again.",
-            )
+            rule = "was changed by the forward pass: it may hold what a batch has, without noise"
+            way_out = "Freeze it in training, or keep it out of the model; "
+            way_out += "and load the model again."
+            raise _check.reject(f"module.{name}", kind, rule, way_out)
 
 
 def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) -> None:
@@ -103,19 +101,16 @@ def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) 
     known = {id(p) for p in attached}
     for name, p in module.named_parameters():
         if p.requires_grad and id(p) not in known:
-            raise _check.reject(
-                f"module.{name}",
-                "requires gradients",
-                "is not in the optimizer of the run, so that its steps would have no noise",
-                "Give that optimizer all that is trained, or freeze it: requires_grad_(False).",
-            )
+            rule = "is not in the optimizer of the run, so that its steps would have no noise"
+            way_out = "Give that optimizer all that is trained, "
+            way_out += "or freeze it: requires_grad_(False)."
+            raise _check.reject(f"module.{name}", "requires gradients", rule, way_out)
 
 
 def take(parameters: list[torch.Tensor], run: Any) -> None:
     """Note that ``run`` trains ``parameters``; each belongs to one run, once.
 
-    Raises:
-      UsageError: one comes twice, or belongs to another run that has steps left.
+    Refused is one that comes twice, or belongs to another run that has steps left.
     """
     if len({id(p) for p in parameters}) < len(parameters):
         raise _check.reject("optimizer", "has a parameter twice", "must have each once")
@@ -141,12 +136,10 @@ def require_equal(parameters: list[torch.Tensor]) -> None:
     count = torch.tensor(unequal, device=parameters[0].device)
     torch.distributed.all_reduce(count)
     if count:
-        raise _check.reject(
-            "optimizer",
-            f"{int(count)} parameters differ between processes",
-            "every process must begin with the same ones: each would train a model of its own",
-            "Seed the initialization, or broadcast rank 0's parameters before.",
-        )
+        found = f"{int(count)} parameters differ between processes"
+        rule = "every process must begin with the same ones: each would train a model of its own"
+        way_out = "Seed the initialization, or broadcast rank 0's parameters before."
+        raise _check.reject("optimizer", found, rule, way_out)
 
 
 def require_same(name: str, value: Any, facts: Any) -> None:
@@ -189,12 +182,10 @@ def refuse_meshes(parameters: list[torch.Tensor], ranks: int, by_caller: bool) -
         raise _check.reject("clipped_by_caller", True, rule, way_out)
     sizes = {p.device_mesh.size() for p in parameters if is_shard(p)}  # type: ignore[attr-defined]
     if sizes != {ranks}:
-        raise _check.reject(
-            "optimizer",
-            f"of parameters on {sorted(sizes)} processes",
-            f"each of {ranks} takes its part of every batch: no tensor or pipeline parallelism",
-            "Use fully_shard with a mesh of all processes.",
-        )
+        found = f"of parameters on {sorted(sizes)} processes"
+        rule = f"each of {ranks} takes its part of every batch: no tensor or pipeline parallelism"
+        way_out = "Use fully_shard with a mesh of all processes."
+        raise _check.reject("optimizer", found, rule, way_out)
 
 
 def refuse_overlap(optimizer: Any) -> None:
@@ -213,9 +204,7 @@ def watch_scaler(optimizer: Any) -> None:
 def refuse_scaler(optimizer: Any) -> None:
     """Raise :class:`UsageError` inside a step that a ``GradScaler`` makes."""
     if [vars(optimizer).pop(name, None) for name in ("grad_scale", "found_inf")] != [None, None]:
-        raise _check.reject(
-            "optimizer",
-            "stepped by a GradScaler",
-            "which would leave out steps and divide what is clipped and noised",
-            "Use torch.autocast in bfloat16 and optimizer.step(), or GradScaler(enabled=False).",
-        )
+        rule = "which would leave out steps and divide what is clipped and noised"
+        way_out = "Use torch.autocast in bfloat16 and optimizer.step(), "
+        way_out += "or GradScaler(enabled=False)."
+        raise _check.reject("optimizer", "stepped by a GradScaler", rule, way_out)

@@ -92,12 +92,11 @@ def add_clipped(
             given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise _check.reject("loss", given, "must give a scalar tensor", "Return its mean().")
         if not calls[0]:
-            raise _check.reject(
-                "loss",
-                getattr(loss, "__name__", type(loss).__name__),
-                "does not call the module that it is given: its gradient would be 0",
-                "Call the first argument of loss(module, batch), and not the model by its name.",
-            )
+            called = getattr(loss, "__name__", type(loss).__name__)
+            rule = "does not call the module that it is given: its gradient would be 0"
+            way_out = "Call the first argument of loss(module, batch), "
+            way_out += "and not the model by its name."
+            raise _check.reject("loss", called, rule, way_out)
         return value
 
     together = vmap(

@@ -35,22 +35,16 @@ class PrivateTrainer(Trainer):
 
     ``args.max_grad_norm`` bounds each example's gradient: ``compute_loss`` is called for one
     example at a time. Batches are drawn by the factorization's scheme, so that
-    ``per_device_train_batch_size`` has no effect. Checkpoints hold the run, sealed; its key lies in
-    ``key_folder``, not in ``output_dir``, which may be uploaded. Training resumes at its own
-    step. The loss that is logged is computed from the data without noise: **not private**, as
+    ``per_device_train_batch_size`` has no effect. Checkpoints hold the run, sealed, and training
+    resumes at its own step; the key lies in ``key_folder``, not in ``output_dir``, which may be
+    uploaded. The loss that is logged is computed from the data without noise: **not private**, as
     is ``trainer_state.json``.
 
     Args:
-      arguments: as for ``Trainer``; a train_dataset with numbered records is needed.
-      factorization: from ``mfopt.load``.
+      arguments, named: as for ``Trainer``; a train_dataset with numbered records is needed.
       microbatch: examples whose gradients are held at once; all of a batch if left out.
-      normalizer: another public number to divide by than the expected batch.
-      seed: pins batches and noise, for experiments and tests: such a run protects nothing.
-      key_folder: where the key of the checkpoints is kept, readable by its owner only.
-      named: as for ``Trainer``.
-
-    Attributes:
-      run: the :class:`~mfopt.torch.PrivateRun`.
+      factorization, normalizer, seed, key_folder: as for :class:`~mfopt.torch.PrivateRun`, which is
+        the attribute ``run``.
 
     Raises:
       UsageError: arguments that would change a step, more epochs or steps than the factorization

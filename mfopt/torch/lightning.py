@@ -30,15 +30,12 @@ class PrivateStrategy(SingleDeviceStrategy):
     added. What it logs is left out: that is computed from the data, without noise. With manual
     optimization ``training_step`` calls ``run.backward(self, loss, batch)`` in place of
     ``self.manual_backward(loss)``. Checkpoints hold the run, sealed, and ``ckpt_path`` resumes at
-    its step.
+    its step. ``loss`` is the mean loss of the last batch; not private.
 
     Args:
       run: of the data set that is trained on, without an optimizer so far.
       microbatch: examples whose gradients are held at once; all of them if left out.
       device: where to train; the first GPU, or the CPU, if left out.
-
-    Attributes:
-      loss: mean loss of the last batch; not private.
     """
 
     def __init__(

@@ -77,13 +77,10 @@ class UnitBatches(data.Sampler[list[int]]):
 def refuse_unreleased(run: PrivateRun, step: int) -> None:
     """Raise :class:`UsageError` where the batch of ``step`` was given out and not released."""
     if run.step <= step:
-        raise _check.reject(
-            "loader",
-            f"batch {step} was not released",
-            "every step must have exactly one batch of the run's loader, an empty one too",
-            "Call step() of the run's optimizer after each batch, before the next one is fetched; "
-            "accumulate nothing over batches.",
-        )
+        rule = "every step must have exactly one batch of the run's loader, an empty one too"
+        way_out = "Call step() of the run's optimizer after each batch, "
+        way_out += "before the next one is fetched; accumulate nothing over batches."
+        raise _check.reject("loader", f"batch {step} was not released", rule, way_out)
 
 
 class PrivateLoader(data.DataLoader[Any]):

@@ -61,49 +61,36 @@ def make_private(
                 torch.nn.functional.cross_entropy(module(x), y).backward()
                 optimizer.step()
 
-    Noised sums are divided by the scheme's expected batch, a public number. Large batches go
-    through ``opacus.utils.batch_memory_manager.BatchMemoryManager`` as ever: noise comes once for
-    each logical step. With ``opacus.distributed.DifferentiallyPrivateDistributedDataParallel`` each
-    process takes its part of every batch and rank 0 adds the noise; several processes without it
-    are refused. ``state_dict`` of the optimizer holds noise and batches, sealed: the key lies
-    in a file of ``key_folder`` and is as secret as the data.
+    Large batches go through ``opacus.utils.batch_memory_manager.BatchMemoryManager`` as ever: noise
+    comes once for each logical step. With
+    ``opacus.distributed.DifferentiallyPrivateDistributedDataParallel`` each process takes its part
+    of every batch and rank 0 adds the noise; several processes without it are refused. The
+    optimizer's ``state_dict`` holds the run, sealed. ``grad`` is empty but inside ``step``: another
+    optimizer finds nothing there.
 
-    ``grad`` is empty but inside ``step``: another optimizer finds nothing there.
-
-    Formal guarantee: ``factorization.guarantee``, if the file is right
-    (``factorization.proved_here`` says whether this machine proved it); a unit is one record of the
-    data set. Records have positions: under a fixed order that is a guarantee for zero-out, not
-    add-remove. Opacus's own accountant knows neither C nor these batches: it is detached.
+    Formal guarantee: that of :class:`PrivateRun`; a unit is one record of the data set. Opacus's
+    own accountant knows neither C nor these batches: it is detached.
 
     Args:
-      module: as for Opacus; a ``DifferentiallyPrivateDistributedDataParallel`` where there are
-        several processes.
-      optimizer: of the module's parameters, unused so far.
+      module, optimizer: as for Opacus; the optimizer unused so far.
       dataset: with numbered records, or a plain DataLoader of such, whose batch size is not used.
-      factorization: from ``mfopt.load``.
-      max_grad_norm: bound on the norm of one record's gradient.
+      factorization, max_grad_norm, normalizer, seed, key_folder: as for :class:`PrivateRun`.
       criterion: for ``grad_sample_mode="ghost"``, the loss that Opacus wraps.
       grad_sample_mode: "hooks", "ew", "functorch" or "ghost".
       loss_reduction: of the loss that the module is trained on; with "sum" nothing is divided.
       batch_first: whether examples lie along the first axis.
-      normalizer: another public number to divide by.
-      seed: pins batches and noise, for experiments and tests: such a run protects nothing.
-      collate_fn: of batches that are not empty.
-      key_folder: where the key of the optimizer's states is kept, readable by the owner only.
-      loader_options: others of :class:`torch.utils.data.DataLoader`.
+      collate_fn, loader_options: as for :meth:`PrivateRun.loader`.
 
     Returns:
       (module, optimizer, loader), and with ghost clipping (module, optimizer, criterion, loader),
       as Opacus does.
 
     Raises:
-      UsageError: an option that contradicts the factorization (``poisson_sampling``,
-        ``noise_multiplier``, clipping other than flat), a loader with a sampler of its own, an
-        optimizer that has worked, whose noise was replaced, or that lacks trainable parameters of
-        the module; layers that mix examples or keep what they see; several processes without the
-        distributed wrapper. Later, on a step: past the last one, or with other than one batch of
-        the loader; another clip norm, buffers that batches change, a ``GradScaler``; with ghost
-        clipping, autocast.
+      UsageError: as :class:`PrivateRun` and :meth:`PrivateRun.attach`; an option that contradicts
+        the factorization (``poisson_sampling``, ``noise_multiplier``, clipping other than flat), an
+        optimizer that lacks trainable parameters of the module, layers that mix examples or keep
+        what they see; later, on a step, another clip norm, buffers that batches change, a
+        ``GradScaler``; with ghost clipping, autocast.
     """
     for name, reason in _REFUSED.items():
         if loader_options.pop(name, None):
@@ -126,13 +113,10 @@ def make_private(
         key_folder=key_folder,
     )
     if run.ranks > 1 and not isinstance(module, Distributed):
-        raise _check.reject(
-            "module",
-            type(module).__name__,
-            f"is in one of {run.ranks} processes, whose sums would not be added: those of rank 1 "
-            "and above would have no noise",
-            "Wrap it in opacus.distributed.DifferentiallyPrivateDistributedDataParallel.",
-        )
+        rule = f"is in one of {run.ranks} processes, whose sums would not be added: those of rank "
+        rule += "1 and above would have no noise"
+        way_out = "Wrap it in opacus.distributed.DifferentiallyPrivateDistributedDataParallel."
+        raise _check.reject("module", type(module).__name__, rule, way_out)
     loader = run.loader(dataset, collate_fn=collate_fn, **loader_options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Secure RNG turned off")  # its noise is not used
@@ -171,7 +155,7 @@ def make_private(
         private._is_last_step_skipped = False
         private.zero_grad(set_to_none=True)
 
-    run.on_restart(forget)
+    run.forget = forget
     return (wrapped, private, *rest)
 
 
@@ -255,13 +239,11 @@ def _count_ghosts(module: Any, optimizer: Any, run: PrivateRun) -> None:
 
     def accumulate() -> None:
         if any(p.grad is not None and bool(p.grad.any()) for p in optimizer.params):
-            raise _check.reject(
-                "criterion",
-                "left out",
-                "the gradients were not clipped: the backward pass was of another loss, or was "
-                "taken into account by a step already",
-                "Call backward() on what the returned criterion gives, and zero_grad() before.",
-            )
+            rule = "the gradients were not clipped: the backward pass was of another loss, or was "
+            rule += "taken into account by a step already"
+            way_out = "Call backward() on what the returned criterion gives, "
+            way_out += "and zero_grad() before."
+            raise _check.reject("criterion", "left out", rule, way_out)
         for p, total in zip(optimizer.params, sums or optimizer.params, strict=True):
             p.grad = total if sums and total is not None else torch.zeros_like(p)
         if clipped:
@@ -290,13 +272,10 @@ def _refuse_autocast(module: torch.nn.Module) -> None:
     def before_forward(layer: torch.nn.Module, _: Any) -> None:
         kinds = {p.device.type for p in layer.parameters(recurse=False) if p.requires_grad}
         if any(torch.is_autocast_enabled(kind) for kind in kinds):
-            raise _check.reject(
-                "grad_sample_mode",
-                "ghost",
-                f"under autocast the sum of clipped gradients of {type(layer).__name__} would be "
-                "formed in 16 bits: its rounding lets one unit move it by more than the clip norm",
-                'Use "hooks", or no autocast.',
-            )
+            rule = f"under autocast the sum of clipped gradients of {type(layer).__name__} would "
+            rule += "be formed in 16 bits: its rounding lets one unit move it by more than the "
+            rule += "clip norm"
+            raise _check.reject("grad_sample_mode", "ghost", rule, 'Use "hooks", or no autocast.')
 
     for layer in module.modules():
         if any(p.requires_grad for p in layer.parameters(recurse=False)):

@@ -111,7 +111,8 @@ class PrivateRun:
         self._seed = seed
         self._parameters: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] | None = None  # of this step, one for each parameter
-        self._forget: Callable[[], None] = self._drop
+        # drops what was summed of a step that was not released
+        self.forget: Callable[[], None] = self._drop
         self._consolidates = False
         self._joined: dict[str, Any] | None = None  # the state of ZeRO's noise, all of it
 
@@ -159,15 +160,11 @@ class PrivateRun:
 
         In place of ``loss(module, batch).backward()``, as :func:`mfopt.torch.clipping.add_clipped`
         with the run's clip norm, and not in ``grad``. ``zero_grad()`` of the optimizer drops it.
+        Returns the mean loss, detached: not private.
 
         Args:
           module: the model; the attached optimizer has all of its trainable parameters.
-          loss: ``loss(module, batch)``, a scalar, for a batch of one example.
-          batch: examples along the first axis.
-          microbatch: examples whose gradients are held at once; all of them if left out.
-
-        Returns:
-          The mean loss, detached: not private.
+          loss, batch, microbatch: as for :func:`~mfopt.torch.clipping.add_clipped`.
         """
         self.started()
         if self.clipped_by_caller:
@@ -272,7 +269,7 @@ class PrivateRun:
         optimizer.register_load_state_dict_pre_hook(before_load)
         optimizer.register_load_state_dict_post_hook(lambda _: self.load_state_dict(loaded.pop()))
         _attached.add(optimizer)
-        self.on_restart(zero_grad)
+        self.forget = zero_grad
 
     def _of_step(self) -> list[torch.Tensor]:
         """The sums of this step; refuses gradients that are none of them."""
@@ -281,13 +278,11 @@ class PrivateRun:
             pairs = zip(gradients, self._parameters, strict=True)
             return [whole_zeros(p) if g is None else g.contiguous() for g, p in pairs]
         if any(g is not None and bool(checks.local(g).any()) for g in gradients):
-            raise _check.reject(
-                "grad",
-                "not empty",
-                "holds gradients that run.backward did not make, neither clipped nor noised",
-                "Call run.backward(module, loss, batch) in place of loss.backward(), and nothing "
-                "that writes to grad; or clip and sum yourself and say `clipped_by_caller=True`.",
-            )
+            rule = "holds gradients that run.backward did not make, neither clipped nor noised"
+            way_out = "Call run.backward(module, loss, batch) in place of loss.backward(), and "
+            way_out += "nothing that writes to grad; or clip and sum yourself and say "
+            way_out += "`clipped_by_caller=True`."
+            raise _check.reject("grad", "not empty", rule, way_out)
         return self._sums or [whole_zeros(p) for p in self._parameters]
 
     def _drop(self) -> None:
@@ -326,17 +321,13 @@ class PrivateRun:
         torch.distributed.gather_object(own, states, dst=to)
         self._joined = noise.joined(states) if states else None
 
-    def on_restart(self, forget: Callable[[], None]) -> None:
-        """``forget()`` drops what was summed of a step that was not released."""
-        self._forget = forget
-
     def count(self, examples: int, *, first: bool = False) -> None:
         """Called by what clips: so many examples more in the sum, or the first ones of it."""
         self.examples = examples + (0 if first else self.examples or 0)
 
     def restart(self) -> None:
         """Called when a loader resumes after a break: the step's batch comes again, whole."""
-        self._forget()
+        self.forget()
         self.sizes, self.examples = {}, None
 
     def add_to(self, sums: list[torch.Tensor]) -> None:
@@ -349,22 +340,17 @@ class PrivateRun:
         """
         noise = self.started()
         if (found := checks.place()) != (self.rank, self.ranks):
-            raise _check.reject(
-                "torch.distributed",
-                f"rank {found[0]} of {found[1]}",
-                f"was rank {self.rank} of {self.ranks} when the run was made",
-                "Call init_process_group before.",
-            )
+            now = f"rank {found[0]} of {found[1]}"
+            rule = f"was rank {self.rank} of {self.ranks} when the run was made"
+            raise _check.reject("torch.distributed", now, rule, "Call init_process_group before.")
         batches = self.drawn if self.given is None else self.given
         if self.given is None and self.ahead:
             batches = min(batches, self.step + 1)
         if self.step < self.stream.iterations and batches != self.step + 1:
-            raise _check.reject(
-                "loader",
-                f"{batches - self.step} batches since the last step",
-                "every step must have exactly one batch of the run's loader, an empty one too",
-                "Take batches from the returned loader only, and step after each one.",
-            )
+            since = f"{batches - self.step} batches since the last step"
+            rule = "every step must have exactly one batch of the run's loader, an empty one too"
+            way_out = "Take batches from the returned loader only, and step after each one."
+            raise _check.reject("loader", since, rule, way_out)
         if self.step < self.stream.iterations:
             self._check_examples(self.sizes.get(self.step, 0))
         noise.add_to(sums)
@@ -380,24 +366,18 @@ class PrivateRun:
         if self.clipped_by_caller or (found or 0) == drawn:
             return
         if found is None:
-            raise _check.reject(
-                "examples",
-                0,
-                f"are in the sum, and {drawn} were drawn for the step: it would be noise only",
-                "Call run.backward(module, loss, batch), or with Opacus loss.backward(), before "
-                "step(), and no zero_grad() between; or clip and sum yourself and say "
-                "`clipped_by_caller=True`.",
-            )
+            rule = f"are in the sum, and {drawn} were drawn for the step: it would be noise only"
+            way_out = "Call run.backward(module, loss, batch), or with Opacus loss.backward(), "
+            way_out += "before step(), and no zero_grad() between; or clip and sum yourself and "
+            way_out += "say `clipped_by_caller=True`."
+            raise _check.reject("examples", 0, rule, way_out)
         if told and found < drawn:
             return
-        raise _check.reject(
-            "examples",
-            found,
-            f"are in the sum, and {drawn} were drawn for the step: it would hold a batch twice, or "
-            "another step's",
-            "Add up each batch once, and step for an empty one too; after a pass that failed, call "
-            "zero_grad() first.",
-        )
+        rule = f"are in the sum, and {drawn} were drawn for the step: it would hold a batch twice, "
+        rule += "or another step's"
+        way_out = "Add up each batch once, and step for an empty one too; after a pass that "
+        way_out += "failed, call zero_grad() first."
+        raise _check.reject("examples", found, rule, way_out)
 
     def state_dict(self) -> dict[str, Any]:
         """Noise and batches of the run, sealed, for PyTorch checkpoints."""
