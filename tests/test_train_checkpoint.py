@@ -95,14 +95,15 @@ def test_a_half_written_checkpoint_is_not_found(tmp_path):
 
 def test_tables_are_taken_up_again_without_double_rows(tmp_path):
     path = tmp_path / "m.csv"
-    table = metrics.Table(path, ("step", "loss"))
+    stream, table = metrics.open_table(path, ("step", "loss"))
     for step in range(5):
-        table.add({"step": step, "loss": 1.5, "more": 0})
-    table.close()
+        table.writerow({"step": step, "loss": 1.5, "more": 0})
+        assert len(path.read_text().splitlines()) == step + 2  # on disk
+    stream.close()
     path.write_text(path.read_text() + "5,")  # killed in the middle of a row
-    again = metrics.Table(path, ("step", "loss"), start=3)
-    again.add({"step": 3, "loss": 2.5})
-    again.close()
+    stream, again = metrics.open_table(path, ("step", "loss"), start=3)
+    again.writerow({"step": 3, "loss": 2.5})
+    stream.close()
     rows = metrics.read_table(path)
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"] and rows[3]["loss"] == "2.5"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

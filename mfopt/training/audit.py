@@ -1,19 +1,13 @@
-"""Audit of the loop that trains, as a run of its settings executes it.
+"""Audit of the loop that trains, as a run of its settings executes it (``docs/howto/audit.md``).
 
-The audit (``docs/howto/audit.md``) runs the loop that trains models, in the run's own model
-(:mod:`mfopt.training.recovered`) and on canary users, and compares the executed participations with
-the scheme (:mod:`mfopt.training.executed`). It cannot prove that a trainer is right, and calls a
-right one wrong with a probability of at most :data:`~mfopt.training.executed.FALSE_ALARM`.
-
-Every canary's gradient is its own coordinate axis at full clip norm, so that one canary hides
-nothing of another, and its coordinate of the released sequence is a draw from the dominating pair
-of the account. Two bounds come out of the same guesses:
+Every canary's gradient is its own coordinate axis at full clip norm: its coordinate of the released
+sequence is a draw from the dominating pair of the account. Two bounds come out of the guesses:
 
 * ``epsilon_lower`` assumes nothing about the trainer: guesses that are better than any (ε, δ)-DP
   algorithm allows refute (ε, δ)-DP (Steinke, Nasr and Jagielski 2023, Theorem 5.2).
-* ``epsilon_profile`` takes the account's mechanism with an unknown noise multiplier: the largest
-  one that is compatible with how many guesses were right, and the ε that it has. Canaries count as
-  independent trials, which for separate axes and independent noise per coordinate they are.
+* ``epsilon_profile`` is that of the account's mechanism at the largest noise multiplier that is
+  compatible with how many guesses were right. Canaries count as independent trials, which for
+  separate axes and independent noise per coordinate they are.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """Executing a sampling spec: the units of each step, in fixed-shape microbatches.
 
 The spec is the one that the accountant was given. Padding batches of uneven size is free, cutting
-them to ``batch_size`` is not (``docs/training/algorithms.md``):
-
-* ``truncation="charge"``: compared with the run in which our unit never displaces another, which
-  differs only if it meets a full batch, with a probability of at most η, a binomial tail of public
-  numbers. The statement becomes (ε, δ + (1 + e^ε) η), for add-remove and zero-out adjacency.
-* ``truncation="double"``: one unit more changes the sums of its own batches by at most two bounds,
-  whatever it displaces: the analysis applies with twice the sensitivity (add-remove adjacency).
+them to ``batch_size`` is charged to δ or doubles the noise (``docs/training/algorithms.md``).
 """
 
 from __future__ import annotations
@@ -64,7 +58,8 @@ class Sampler:
         seed: secret key of the draws.
         microbatch: units per compiled gradient call.
         batch_size: fixed number of units per step; None: no truncation.
-        truncation: see the module's text. Only read where ``batch_size`` can truncate.
+        truncation: what is paid where ``batch_size`` can truncate: "charge", more δ
+            (:func:`charged_delta`), or "double", twice the noise for add-remove adjacency.
         group_size: units that one privacy unit accounts for. The statement compares this run with
             one that has so many units more, which must not be truncated unnoticed.
 
@@ -190,7 +185,8 @@ def charged_delta(epsilon: float, delta: float, displacement: float) -> float:
     """δ + (1 + e^ε) η, at most 1: the statement's δ with truncation charged to it.
 
     H(M(D), M(D')) <= H(M̃(D), M̃(D')) + TV(M(D), M̃(D)) + e^ε TV(M(D'), M̃(D')), where M̃ is the run
-    in which the unit displaces nobody and each TV distance is at most η.
+    in which the unit displaces nobody and each TV distance is at most η: for add-remove and
+    zero-out adjacency.
     """
     if displacement == 0.0:
         return delta

@@ -1,10 +1,9 @@
 """Checkpoints of a run: asynchronous, atomic, sealed, the last k kept, for their owner only.
 
 A checkpoint holds the noise keys and buffers: with it the noise can be subtracted from what was
-released, so its folder has mode 0700; what may leave the machine is exported. It is complete or
-absent: Orbax writes into a temporary folder and renames it. Its seal is an HMAC-SHA256 under the
-run's secret over every bit of the state and of the facts beside it. A run resumes from the newest
-one that reads back as it was written, with the same batches and noise; damaged ones are set aside.
+released, so its folder has mode 0700. It is complete or absent: Orbax writes into a temporary
+folder and renames it. Its seal is an HMAC-SHA256 under the run's secret over every bit of the state
+and of the facts beside it. A run resumes from the newest one that reads back as it was written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Bounding what one privacy unit adds to the sum of a step.
 
-A clipping is a value that the training loop is given. It maps one unit's gradient to a pytree
-whose l2 norm over all leaves together is at most ``sensitivity``, whatever the gradient was:
-that bound, and nothing else about the data, is what the noise is calibrated to.
+A clipping maps one unit's gradient to a pytree whose l2 norm over all leaves together is at most
+``sensitivity``, whatever the gradient was: all of the data that the noise is calibrated to.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A budget continued: a new run that begins from the parameters of an earlier one.
 
-Its parameters and report are taken from the earlier run's newest checkpoint, whose seal shows that
-they are what it wrote; every number in the report is computed again first, and what the two runs
-cost together is stated (:func:`mfopt.training.verification.composed`).
+The earlier run's newest checkpoint has its parameters and report under a seal; the report is
+verified, and what both cost is stated (:func:`mfopt.training.verification.composed`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Tests of the participations and of the noise of a run against what was accounted for.
 
-The attacker cannot see a sampler that forgets to be random, nor noise that repeats itself. So the
-participations are compared with those under other secrets, with neighbouring units (at distances up
-to 64) and with the scheme's law; and C times the noise, in units of σ, must be independent normal
-variables of variance 1 over steps, coordinates and secrets.
-
-Each test gives the probability, under a correct trainer, of a deviation as large as the one found,
-or an upper bound on it; no limit theorem is used. One below ``LEVEL`` is a fault. An audit has at
-most ``MOST`` tests, so that it calls a correct trainer faulty with probability at most
-``MOST * LEVEL`` = ``FALSE_ALARM``.
+Participations are compared with those under other secrets, with neighbouring units (at distances up
+to 64) and with the scheme's law; C times the noise, in units of σ, must be independent normal
+variables of variance 1 over steps, coordinates and secrets. Each test gives the probability, under
+a correct trainer, of a deviation as large as the one found, or an upper bound on it; no limit
+theorem is used. One below ``LEVEL`` is a fault. An audit has at most ``MOST`` tests, so that it
+calls a correct trainer faulty with probability at most ``MOST * LEVEL`` = ``FALSE_ALARM``.
 """
 
 from __future__ import annotations

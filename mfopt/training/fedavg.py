@@ -1,18 +1,16 @@
 """DP-FedAvg: a user contributes what some local steps on their records do to the model.
 
-McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1 (``docs/training/algorithms.md``). From the model
-θ⁰ of a step each sampled user hands in the update Δ_k = θ - θ⁰ of local steps, clipped to norm S
-after each. The server moves the model by an estimate of Σ w_k Δ_k / Σ w_k, where w_k = min(n_k / ŵ,
-1) for the n_k records that the user reads in this step. With a public number N (``normalizer``),
+McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1 (``docs/training/algorithms.md``). A step's sum is
+Σ w_k Δ_k, of updates Δ_k = θ - θ⁰ clipped to norm S after each local step, and with weights
+w_k = min(n_k / ŵ, 1) for the n_k records that the user reads. With a public N (``normalizer``),
 
-* the *fixed* denominator divides Σ w_k Δ_k by N. As ‖w_k Δ_k‖ <= S, one user moves it by S / N;
+* the *fixed* denominator divides it by N: one user moves it by S / N, as ‖w_k Δ_k‖ <= S;
 * the *clipped* denominator divides by max(N, Σ w_k). One user moves it by up to 2 S / N (Lemma 1):
-  their own share, and what their weight takes from the others' (‖Σ w_j Δ_j‖ <= S Σ w_j).
+  their own share, and what their weight takes from the others' (‖Σ w_j Δ_j‖ <= S Σ w_j). The sum is
+  multiplied by N / max(N, Σ w_k), gets noise for its sensitivity 2 S, and is divided by N.
 
-A step's sum is Σ w_k Δ_k, with the clipped denominator times N / max(N, Σ w_k); it gets noise for
-its sensitivity, S or 2 S, and is divided by N as in every other algorithm. A user without records
-has weight 0 and adds nothing, so the bounds hold for adding, removing and emptying a user alike.
-The optimizer is given -Δ in place of a gradient (Reddi et al. 2021).
+A user without records has weight 0 and adds nothing, so the bounds hold for adding, removing and
+emptying a user alike. The optimizer is given -Δ in place of a gradient (Reddi et al. 2021).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Norms of per-unit gradients, and their clipped sum, without the gradients themselves.
 
 Where a parameter's gradient is G = Σ_t u_tᵀ v_t (:mod:`mfopt.training.taps`), its squared norm is
-Σ_{s,t} (u_s·u_t)(v_s·v_t), and the sum over units of c G is one product of all u with all c v. So
-one backward pass gives activations and output gradients, from which come norms, then factors, then
-the sum: a unit's G is never formed (Goodfellow 2015; Li et al. 2022, section 4, for
-positions that share a matrix; Bu et al. 2023, "book-keeping", for one pass instead of two).
+Σ_{s,t} (u_s·u_t)(v_s·v_t), and the sum over units of c G is one product of all u with all c v: a
+unit's G is never formed (Goodfellow 2015; Li et al. 2022, section 4, for positions that share a
+matrix; Bu et al. 2023, "book-keeping", for one backward pass instead of two).
 """
 
 from __future__ import annotations

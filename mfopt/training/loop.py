@@ -77,12 +77,10 @@ class Execution:
             raise _check.reject("noise", self.noise, rule, way_out)
         bound = self.clipping.sensitivity * self.sampler.sensitivity_factor
         if self.noise.clip_norm != bound:
-            raise _check.reject(
-                "noise.clip_norm",
-                self.noise.clip_norm,
-                f"one unit moves a sum by up to {bound} (clip norm times the factor of truncation)",
-                "Make the noise stream with that clip_norm.",
-            )
+            rule = f"one unit moves a sum by up to {bound} "
+            rule += "(clip norm times the factor of truncation)"
+            way_out = "Make the noise stream with that clip_norm."
+            raise _check.reject("noise.clip_norm", self.noise.clip_norm, rule, way_out)
         if self.noise.iterations != self.iterations:
             rule = f"the sampling scheme has {self.iterations}"
             raise _check.reject("noise.iterations", self.noise.iterations, rule)

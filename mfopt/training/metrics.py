@@ -1,8 +1,7 @@
 """Losses and progress of a run: bar, CSV, TensorBoard, plot, and one page of what it did.
 
-All of it is computed from the data, held-out parts included, without noise: it is *not* covered by
-the guarantee. The files are readable by their owner only, and ``private_metrics = false`` writes
-none of them; the page then holds what the privacy report and the settings hold.
+All are computed from the data, held-out parts included, without noise, and *not* covered by the
+guarantee: readable by their owner only, and with ``private_metrics = false`` not written.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -128,28 +127,19 @@ def step_row(result: StepResult, seconds: float) -> dict[str, float]:
     }
 
 
-class Table:
-    """A CSV file that grows by rows; those at or after ``start``, of a run that was killed, go."""
+def open_table(path: Path, fields: tuple[str, ...], start: int = 0) -> tuple[TextIO, Any]:
+    """(file, ``csv.DictWriter``) of a table that grows by rows, each on disk as soon as written.
 
-    def __init__(self, path: Path, fields: tuple[str, ...], start: int = 0) -> None:
-        self._fields = fields
-        kept = [row for row in read_table(path) if int(float(row["step"])) < start]
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, fields, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(kept)
-        _files.write(path, text.getvalue(), private=True)
-        self._stream = open(path, "a", newline="")  # noqa: SIM115 (open as long as the run)
-        self._writer = csv.DictWriter(self._stream, fields)
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Append one row, on disk when this returns."""
-        self._writer.writerow({name: row[name] for name in self._fields})
-        self._stream.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+    Rows at or after step ``start``, of a run that was killed, are taken out.
+    """
+    kept = [row for row in read_table(path) if int(float(row["step"])) < start]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fields, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(kept)
+    _files.write(path, text.getvalue(), private=True)
+    stream = open(path, "a", buffering=1, newline="")  # noqa: SIM115 (open as long as the run)
+    return stream, csv.DictWriter(stream, fields, extrasaction="ignore")
 
 
 def read_table(path: str | Path) -> list[dict[str, str]]:
@@ -181,10 +171,10 @@ class Recorder(contextlib.ExitStack):
         folder, self._private = Path(config.output), write and config.private_metrics
         files: list[Any] = []
         if self._private:
-            self._steps = Table(folder / "metrics.csv", STEP_FIELDS, start)
+            file, self._steps = open_table(folder / "metrics.csv", STEP_FIELDS, start)
             # an evaluation belongs to the state after so many steps, so that of `start` is kept
-            self._evaluations = Table(folder / "evaluation.csv", EVAL_FIELDS, start + 1)
-            files += [self._steps, self._evaluations]
+            other, self._evaluations = open_table(folder / "evaluation.csv", EVAL_FIELDS, start + 1)
+            files += [file, other]
         self._events: Any = None
         if self._private and config.tensorboard:
             from tensorboardX import SummaryWriter
@@ -206,7 +196,7 @@ class Recorder(contextlib.ExitStack):
         row = step_row(result, now - self._clock)
         self._clock, note = now, ""
         if self._private:
-            self._steps.add(row)
+            self._steps.writerow(row)
             note = (
                 f"loss {row['loss']:.3f}, clipped {row['clipped_fraction']:.0%}, "
                 f"{row['tokens_per_second']:.0f} tokens/s"
@@ -222,7 +212,7 @@ class Recorder(contextlib.ExitStack):
         for part, result in results.items():
             row = {"step": step, "part": part, **result._asdict(), "perplexity": result.perplexity}
             if self._private:
-                self._evaluations.add(row)
+                self._evaluations.writerow(row)
             if self._events is not None:
                 self._events.add_scalar(f"evaluation/{part}", result.loss, step)
             found = f"loss {result.loss:.4f}, perplexity {result.perplexity:.2f}"

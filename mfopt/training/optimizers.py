@@ -1,9 +1,8 @@
 """Optimizers by name, for the command line; any optax transformation works in the loop itself.
 
-The optimizer sees only the noised mean, so whatever it does is post-processing and costs no
-privacy. What it may know beside it is the noise: its variance is public. :func:`fitting_rate` fits
-rates to it (``docs/training/rates.md``), and :func:`corrected_adam` takes it out of Adam's second
-moment, which estimates signal² + noise².
+The optimizer sees only the noised mean, so whatever it does is post-processing. The noise's
+variance is public: :func:`fitting_rate` fits rates to it (``docs/training/rates.md``), and
+:func:`corrected_adam` takes it out of Adam's second moment, which estimates signal² + noise².
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A run of the audit in the run's own model, its noise recovered and tested.
 
-They train on users of random records, most of them loud enough to be clipped in every matrix,
-embedding and adapter (``docs/howto/audit.md``). The sums that are taken away from the releases
-follow their definition: the gradient of one unit's mean loss, its norm in float64, no code of the
-trainer but the model's loss. What a correct trainer never does is tested without chance.
+The sums that are taken away from the releases follow their definition (``docs/howto/audit.md``):
+the gradient of one unit's mean loss, its norm in float64, no code of the trainer but the model's
+loss. What a correct trainer never does is tested without chance.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The privacy units of each algorithm: how many there are, and the token rows of some of them.
 
-The sampling scheme speaks of unit numbers only. This is where a number becomes data, and the only
-place where the algorithms (``docs/training/algorithms.md``) differ: ``uls`` and ``fedavg`` sample
-users with up to G records, ``els`` and ``group`` single records, on which they run the same steps.
-
-Of a user at most G records are selected, from that user's data alone: ties and random picks are
-settled by a hash of (step, user, position), which no other user's presence changes.
+The only place where the algorithms (``docs/training/algorithms.md``) differ: ``uls`` and ``fedavg``
+sample users with up to G records, ``els`` and ``group`` single records. Of a user at most G records
+are selected, from that user's data alone: ties and random picks are settled by a hash of (step,
+user, position), which no other user's presence changes.
 """
 
 from __future__ import annotations

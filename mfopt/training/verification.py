@@ -1,8 +1,7 @@
 """A privacy report read by somebody else: what follows from it is computed again, the rest named.
 
-What follows from the mechanism in it (``docs/training/reports.md``) is found by this library's own
-accountants. What no arithmetic can show (``CLAIMS``) stays a claim of whoever wrote, or signed, the
-report.
+This library's own accountants compute it (``docs/training/reports.md``). What no arithmetic can
+show (``CLAIMS``) stays a claim of whoever wrote, or signed, the report.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Build of token stores from a source of text: read, tokenize, spool, group, split.
 
-The folder holds ``tokenizer.json``, ``report.json`` and one store per part: ``train``, and as asked
-for ``held-out-users``, ``held-out-records`` and ``public``. It appears whole or not at all. Until
-then the work lies beside it in ``<name>.partial``; the same build started again resumes there.
+The folder holds ``tokenizer.json``, ``report.json`` and one store per part of ``PARTS``. It appears
+whole or not at all: until then ``<name>.partial`` beside it, where the same build resumes.
 """
 
 from __future__ import annotations

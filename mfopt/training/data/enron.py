@@ -1,9 +1,8 @@
 """The Enron maildir as user data, parsed as in Chua et al. 2024, appendix B.1.
 
-The privacy unit is the sender. Each mail is split into date, sender, receivers, subject and body by
-regular expressions and gives one record per receiver, those of Cc and Bcc included. Left out are
-mails in which any 20 words of the body come twice, and forwarded ones, whose subject begins with Fw
-or Fwd or whose body has the mark of mail programs (``docs/training/data.md``).
+The privacy unit is the sender; a mail gives one record per receiver, those of Cc and Bcc included.
+Left out are forwarded mails, and those in which any 20 words of the body come twice
+(``docs/training/data.md``).
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 A private file given as the public one by mistake would undo the guarantee without a trace in it.
 A record is an *exact* copy if its tokens are a private record's, and a *near* copy if at least half
-of its runs of eight tokens stand in private records. Short records are alike by chance: they are
-passed over. Everything is hashes of runs of tokens, polynomials modulo 2^64 (Rabin and Karp 1987),
-a few array operations a block.
+of its runs of eight tokens stand in private records; short records are alike by chance. Runs are
+hashed by polynomials modulo 2^64 (Rabin and Karp 1987), a few array operations a block.
 """
 
 from __future__ import annotations
@@ -81,14 +80,12 @@ def refuse_copies(public: TokenStore, private: Sequence[TokenStore], most: float
     share = int(lengths[exact | near].sum()) / total if total else 0.0
     found = Overlap(int(looked.sum()), int(exact.sum()), int(near.sum()), share)
     if not share <= most:
-        raise _check.reject(
-            "public",
-            f"{found.exact} exact and {found.near} near copies",
-            f"of private records among {found.records} hold {share:.1%} of the public tokens "
-            f"(at most {most:.1%} may)",
-            "What is learned from public text is released without noise: leave the private records "
-            "out of it, or, where they are alike by nature, raise `public_overlap`.",
-        )
+        copied = f"{found.exact} exact and {found.near} near copies"
+        rule = f"of private records among {found.records} hold {share:.1%} of the public tokens "
+        rule += f"(at most {most:.1%} may)"
+        way_out = "What is learned from public text is released without noise: leave the private "
+        way_out += "records out of it, or, where they are alike by nature, raise `public_overlap`."
+        raise _check.reject("public", copied, rule, way_out)
     return found
 
 

@@ -1,9 +1,8 @@
 """The embedded corpus: the source of the running Python's standard library. No download.
 
 The privacy unit is the module; each function or method is one record (``docs/training/data.md``).
-Whole top-level packages are public (for the tokenizer and for pretraining) or private, so that
-near-copies within a package never stand on both sides. The split depends on a package's name alone;
-what the library holds depends on the Python version, which is recorded with the store.
+Whole top-level packages are public or private, by their name alone, so that near-copies within a
+package never stand on both sides. The Python version is recorded with the store.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Models on disk: decoders to and from a local Hugging Face folder, any model as safetensors.
 
-The model alone is written: no optimizer, no noise state, no secret.
-
-Nothing is downloaded. Only safetensors files are read (pickled ``pytorch_model.bin`` runs code when
-loaded, and is refused).
+The model alone is written: no optimizer, no noise state, no secret. Nothing is downloaded, and only
+safetensors files are read (pickled ``pytorch_model.bin`` runs code when loaded: it is refused).
 """
 
 from __future__ import annotations
