@@ -1,16 +1,18 @@
-"""Plain Monte Carlo: the oracle. Needs on the order of 1/δ samples.
+"""Plain Monte Carlo, and quadrature: the oracles. The former needs on the order of 1/δ samples.
 
-Choquette-Choo et al. 2024, Algorithm 2, here in the bins-dimensional form of
+:func:`delta` is Choquette-Choo et al. 2024, Algorithm 2, in the bins-dimensional form of
 :mod:`mfopt.accounting.monte_carlo.dominating_pair`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import logsumexp
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
@@ -71,3 +73,50 @@ def _add(key: jax.Array, size: int, known: KeptBins, epsilon: float) -> tuple[ja
 
 
 _KERNELS = {"remove": _remove, "add": _add}
+
+
+def mixture(
+    modes: Any,
+    sigma: float,
+    epsilon: float,
+    *,
+    chances: Any = None,
+    samples: int = 200_000,
+    seed: int = 0,
+) -> dict[str, tuple[float, float]]:
+    """{direction: (H, its standard error)} in n dimensions, straight from the definition.
+
+    Args:
+      modes: every C x that there is, shape (patterns, n).
+      sigma, epsilon: where.
+      chances: of the patterns, shape (patterns,); None: all alike.
+      samples: of each direction.
+      seed: of the samples.
+    """
+    rng, modes = np.random.default_rng(seed), np.asarray(modes) / sigma
+    chances = np.full(len(modes), 1 / len(modes)) if chances is None else chances
+    constants = np.log(chances) - np.sum(modes**2, axis=1) / 2
+    values: dict[str, list[np.ndarray]] = {"remove": [], "add": []}
+    for size in np.diff([*range(0, samples, 20_000), samples]):
+        noise = rng.normal(size=(size, modes.shape[1]))
+        moved = noise + modes[rng.choice(len(modes), size, p=chances)]
+        for direction, x, sign in (("remove", moved, -1), ("add", noise, 1)):
+            loss = logsumexp(x @ modes.T + constants, axis=1)
+            values[direction].append(np.maximum(-np.expm1(epsilon + sign * loss), 0))
+    whole = {direction: np.concatenate(parts) for direction, parts in values.items()}
+    return {d: (float(v.mean()), float(v.std()) / math.sqrt(v.size)) for d, v in whole.items()}
+
+
+def two_modes(gram: np.ndarray, sigma: float, epsilon: float) -> dict[str, float]:
+    """{direction: H} of two modes with this Gram matrix, by quadrature in the plane."""
+    z = np.linspace(-9, 10, 2001)
+    weight = np.exp(-(z**2) / 2)
+    weight /= weight.sum()
+    factor = np.linalg.cholesky(gram) / sigma
+    first = factor[0, 0] * z[:, None] + 0 * z
+    second = factor[1, 0] * z[:, None] + factor[1, 1] * z
+    square = np.diagonal(gram) / sigma**2 / 2
+    ratio = (np.exp(first - square[0]) + np.exp(second - square[1])) / 2
+    density = weight[:, None] * weight
+    above = {"remove": ratio - math.exp(epsilon), "add": 1 - math.exp(epsilon) * ratio}
+    return {d: float(np.sum(density * np.maximum(excess, 0))) for d, excess in above.items()}

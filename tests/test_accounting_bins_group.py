@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import bin_counts
@@ -23,7 +22,7 @@ from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.verify import Engine
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins
-from mfopt.strategies import BandedToeplitz, Dense, Identity
+from mfopt.strategies import BandedToeplitz, Identity
 
 KEY = chunked.seed_key(5)
 PAIR = CountPair(8, 3, 4.0)
@@ -229,34 +228,6 @@ def test_two_bins_by_quadrature(
         elif most is None:
             assert abs(mean / truth - 1) < error
         assert truth <= found.value
-
-
-@pytest.fixture(scope="module")
-def overlapping() -> tuple[np.ndarray, Dense]:
-    """C of 4 bins × 2 epochs, whose modes overlap."""
-    column = 0.6 ** np.arange(8)
-    c = np.array([[column[i - j] if i >= j else 0.0 for j in range(8)] for i in range(8)])
-    return c, Dense(c)
-
-
-@pytest.mark.ci
-def test_any_c_against_the_whole_mixture(overlapping: tuple[np.ndarray, Dense]) -> None:
-    """δ by enumerating the b^K ways to fall, sampled plainly in n dimensions."""
-    c, strategy = overlapping
-    sigma, epsilon, mechanism = 4.0, 1.0, Mechanism(BallsInBins(4, 2), strategy, group_size=2)
-    found = account(mechanism, noise_multiplier=sigma, epsilon=epsilon, seed=7, samples=2**13)
-    whole = balls_in_bins.whole_profile(mechanism).bounds(sigma, epsilon, None, Trial(1, 1, KEY))
-    modes = np.stack([c[:, i] + c[:, i + 4] for i in range(4)])
-    sums = np.array([modes[i] + modes[j] for i, j in itertools.product(range(4), repeat=2)])
-    rng = np.random.default_rng(8)
-    x = sums[rng.integers(16, size=200_000)] + sigma * rng.standard_normal((200_000, 8))
-    exponents = (x @ sums.T - np.sum(sums**2, axis=1) / 2) / sigma**2
-    loss = special.logsumexp(exponents, axis=1) - math.log(16)
-    values = np.maximum(-np.expm1(epsilon - loss), 0.0)
-    truth, error = values.mean(), values.std() / math.sqrt(values.size)
-    assert truth - 4 * error < found.delta < 2 * truth
-    assert truth + 4 * error < max(whole.both)  # of orthogonal modes above these
-    assert found.status == "certified" and "bin counts" in found.method
 
 
 def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch) -> None:

@@ -207,12 +207,3 @@ def test_scaling_c_scales_sigma():
     )
     half = account(Mechanism(scheme, BandedToeplitz(np.array([0.5, 0.3]))), epsilon=1.0, delta=1e-5)
     assert half.noise_multiplier == pytest.approx(whole.noise_multiplier / 2, rel=1e-5)
-
-
-def test_one_bin_is_the_gaussian_mechanism_and_many_bins_amplify():
-    one = account(Mechanism(BallsInBins(1, 9)), noise_multiplier=6.0, delta=1e-6)
-    plain = account(Mechanism(FixedOrder(1, 9)), noise_multiplier=6.0, delta=1e-6)
-    assert one.epsilon == pytest.approx(plain.epsilon, rel=1e-4)
-    assert one.epsilon >= plain.epsilon * (1 - 1e-9)
-    many = account(Mechanism(BallsInBins(9, 9)), noise_multiplier=6.0, delta=1e-6)
-    assert many.epsilon < 0.6 * plain.epsilon

@@ -16,7 +16,6 @@ from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.errors import UsageError
 from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson, TruncatedPoisson
 from mfopt.strategies import BandedSquareRoot
-from mfopt.testing import check_accountant
 
 KINDS = {
     "zeroed": ReplacementRound.zeroed_in_fixed_batch,
@@ -253,19 +252,3 @@ def test_cut_batches_agree_with_dp_accounting():
     assert plain <= values[0] < values[1]
     with pytest.raises(UsageError, match="one unit"):
         account(Mechanism(rare, group_size=2), noise_multiplier=1.0, delta=1e-5)
-
-
-@pytest.mark.release
-@pytest.mark.parametrize(
-    ("make", "adjacency"),
-    [
-        (lambda n: FixedBatch(4, 40, n), "zero-out"),
-        (lambda n: FixedBatch(4, 40, n), "replace"),
-        (lambda n: Poisson(0.1, n), "replace"),
-        (lambda n: TruncatedPoisson(0.1, 5, 40, n), "add-remove"),
-    ],
-)
-def test_the_accounts_hold_for_what_the_schemes_draw(make, adjacency):
-    one, longer = (Mechanism(make(n), adjacency=adjacency) for n in (30, 60))
-    units = getattr(one.sampling, "population", None)
-    check_accountant(one, noise_multiplier=2.0, longer=longer, population=units)

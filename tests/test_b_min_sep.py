@@ -7,7 +7,9 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import plain_monte_carlo as plain
 import pytest
+from jax.test_util import check_grads
 from scipy import stats
 from scipy.special import logsumexp
 from selection import before_release
@@ -257,21 +259,6 @@ def test_tilted_weights_have_the_renyi_moment_as_mean_and_stay_below_the_ceiling
         np.testing.assert_allclose(np.sum(mode * white, axis=1), drawn.along, rtol=1e-8, atol=1e-8)
 
 
-def plain(of, sigma, epsilon, size=2**18, seed=0):
-    """(δ, standard error) of both directions by plain sampling from all patterns."""
-    rng = np.random.default_rng(seed)
-    chosen = rng.choice(len(of.patterns), size=size, p=of.chances)
-    noise = sigma * rng.normal(size=(size, of.scheme.iterations))
-    scaled = All.__new__(All)
-    scaled.modes, scaled.chances = of.modes / sigma, of.chances
-    found = []
-    for sign, x in ((-1, of.modes[chosen] + noise), (1, noise)):
-        loss = np.concatenate([scaled.log_ratio(part / sigma) for part in np.array_split(x, 64)])
-        values = np.maximum(-np.expm1(epsilon + sign * loss), 0)
-        found.append((values.mean(), values.std() / math.sqrt(size)))
-    return found
-
-
 @pytest.mark.parametrize("case", before_release([list(case) for case in DRAWN], 0))
 def test_estimates_and_bounds_agree_with_plain_sampling(case):
     of, sigma, epsilon = All(*case), 1.1, 1.0
@@ -282,9 +269,8 @@ def test_estimates_and_bounds_agree_with_plain_sampling(case):
     seen = math.exp(at.value), math.exp(add.value)
     errors = at.relative_error * seen[0], add.relative_error * seen[1]
     point = Point(sigma, epsilon)
-    truth = plain(of, sigma, epsilon)
-    for number, direction in enumerate(("remove", "add")):
-        value, error = truth[number]
+    truth = plain.mixture(of.modes, sigma, epsilon, chances=of.chances, samples=2**18)
+    for number, (direction, (value, error)) in enumerate(truth.items()):
         assert abs(seen[number] - value) <= 4 * math.hypot(error, errors[number])
         tilt = loss.least(direction, point)
         bound = loss.bound(tilt, point, 8, Trial(2**14, 1e-3, chunked.seed_key(2)))
@@ -306,16 +292,7 @@ def test_gradients_agree_with_differences(found):
             terms = found.frozen(found.reduced(BandedToeplitz(coefficients)), near, draws)
             return found.log_delta(terms, log_sigma, 1.0)
 
-        slopes = jax.grad(value, (0, 1))(at, math.log(1.2))
-        step = 1e-6
-        for place in range(3):
-            moved = step * np.eye(3)[place]
-            numeric = value(at + moved, math.log(1.2)) - value(at - moved, math.log(1.2))
-            assert slopes[0][place] == pytest.approx(
-                float(numeric) / (2 * step), rel=1e-4, abs=1e-5
-            )
-        numeric = value(at, math.log(1.2) + step) - value(at, math.log(1.2) - step)
-        assert slopes[1] == pytest.approx(float(numeric) / (2 * step), rel=1e-4)
+        check_grads(value, (at, math.log(1.2)), order=1, modes=["rev"], rtol=1e-4)
 
     check()
 

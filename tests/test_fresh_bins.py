@@ -7,6 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import plain_monte_carlo as plain
 import pytest
 from scipy.special import logsumexp
 from selection import before_release, few
@@ -164,18 +165,9 @@ def strong():
 
 def case(bands, sigma, bins=BINS, epochs=EPOCHS):
     """(loss, point, {direction: plain estimate}) of a C with b^K patterns."""
-    scheme, matrix = FreshBins(bins, epochs), drawn(bins, epochs, bands)
-    every, rng = all_patterns(matrix, scheme), np.random.default_rng(0)
-    values = {"remove": [], "add": []}
-    for _ in range(10):
-        noise = sigma * rng.normal(size=(scheme.iterations, 20_000))
-        moved = noise + every[:, rng.integers(0, every.shape[1], noise.shape[1])]
-        for direction, x, sign in (("remove", moved, -1), ("add", noise, 1)):
-            loss = plain_loss(every, x, sigma)
-            values[direction].append(np.maximum(-np.expm1(EPSILON + sign * loss), 0))
-    drawn_values = {key: np.concatenate(parts) for key, parts in values.items()}
-    plain = {key: (v.mean(), v.std() / math.sqrt(v.size)) for key, v in drawn_values.items()}
-    return loss_of(bands, bins, epochs), Point(sigma, EPSILON), plain
+    every = all_patterns(drawn(bins, epochs, bands), FreshBins(bins, epochs))
+    known = plain.mixture(every.T, sigma, EPSILON)
+    return loss_of(bands, bins, epochs), Point(sigma, EPSILON), known
 
 
 def loss_of(bands, bins=BINS, epochs=EPOCHS):
@@ -198,10 +190,10 @@ def loss_of(bands, bins=BINS, epochs=EPOCHS):
     ),
 )
 def test_every_proposal_has_the_mean_of_plain_sampling(small, kind, order, direction):
-    (loss, point, plain), size = small, 2**14
+    (loss, point, known), size = small, 2**14
     tilt = loss.at(Tilt(kind, order, 0.0), point)
     seen = loss.pilot(tilt, point, size, chunked.seed_key(3))
-    mean, error = plain[direction]
+    mean, error = known[direction]
     found = math.exp(seen.log_mean)
     spread = math.hypot(found * seen.deviation / math.sqrt(seen.samples), error)
     assert abs(found - mean) < 4 * spread < 0.03 * mean
@@ -250,13 +242,13 @@ def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch
 @pytest.mark.ci
 def test_values_clipped_in_the_add_direction_and_the_rest_are_the_whole(strong):
     """Jensen's gap over patterns; the control: edges that are not those of the counts."""
-    loss, point, plain = strong
+    loss, point, known = strong
     trial = Trial(2**14, 0.2, chunked.seed_key(8))
     tilt = importance.clipped_tilt(*loss._sampled(point), chunked.seed_key(9))
     clipped = loss.pilot(tilt, point, loss.glance, trial.key)
     assert clipped.tilt.kind == "clipped"
     assert clipped.tilt.log_ceiling < loss.least("add", point).log_ceiling - 0.1
-    mean, error = plain["add"]
+    mean, error = known["add"]
     bet = clipped.expected(trial.samples, trial.beta / 2)[0]
 
     def bounds(tilt, count):
@@ -280,16 +272,16 @@ def test_no_number_is_not_a_small_delta():
 
 @pytest.mark.ci
 def test_the_frozen_estimate_is_unbiased_and_knows_its_slope(small):
-    loss, point, plain = small
+    loss, point, known = small
     frozen = loss.frozen(point.noise_multiplier, EPSILON, 2**14, chunked.seed_key(5))
     theta = math.log(point.noise_multiplier)
     at = frozen.evaluate(theta)
-    mean, error = plain["remove"]
+    mean, error = known["remove"]
     assert abs(math.exp(at.value) - mean) < 4 * math.hypot(at.relative_error * mean, error)
     ahead, behind = (frozen.evaluate(theta + h).value for h in (1e-4, -1e-4))
     np.testing.assert_allclose(at.slope, (ahead - behind) / 2e-4, rtol=1e-3)
     np.testing.assert_allclose(
-        math.exp(frozen.evaluate_add(theta).value), plain["add"][0], rtol=0.04
+        math.exp(frozen.evaluate_add(theta).value), known["add"][0], rtol=0.04
     )
 
 

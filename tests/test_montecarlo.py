@@ -20,7 +20,6 @@ from test_strategies import SOME_KINDS, dense_modes, every_strategy
 
 from mfopt import strategies as S
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import betting, chunked, dominating_pair, frozen, importance
 from mfopt.accounting.monte_carlo import calibrate as calibration
 from mfopt.accounting.monte_carlo import design_point as design_points
@@ -40,26 +39,6 @@ class Whole(BallsInBinsLoss):
     """Samples all of Y: what modes share is not paid apart (``test_shared_component.py``)."""
 
     shared = None
-
-
-def sampled(matrix, scheme, sigma, epsilon, direction, samples=400_000, seed=1):
-    """H(P, Q) or H(Q, P) in n dimensions, straight from the definition: (mean, standard error)."""
-    rng = np.random.default_rng(seed)
-    modes = dense_modes(matrix, scheme)
-    total, square, done = 0.0, 0.0, 0
-    while done < samples:
-        size = min(50_000, samples - done)
-        x = sigma * rng.normal(size=(size, scheme.iterations))
-        if direction == "remove":
-            x += modes[:, rng.integers(0, scheme.bins, size)].T
-        # log N(x; m, σ²I)/N(x; 0, σ²I) = (|x|² - |x - m|²)/(2σ²)
-        ratios = (2 * x @ modes - np.sum(modes**2, axis=0)) / (2 * sigma**2)
-        loss = np.log(np.mean(np.exp(ratios), axis=1))
-        excess = loss - epsilon if direction == "remove" else -loss - epsilon
-        value = np.maximum(-np.expm1(-excess), 0)
-        total, square, done = total + value.sum(), square + (value**2).sum(), done + size
-    mean = total / done
-    return mean, math.sqrt((square / done - mean**2) / done)
 
 
 def pair_of(kind, scheme=SMALL):
@@ -159,7 +138,8 @@ def case(request):
     """A pair at a σ where δ is large, with both directions sampled in n dimensions."""
     pair, matrix = pair_of(request.param)
     sigma = {IDENTITY: 1.2, BLT: 3.5, DENSE: 9.0}[request.param]
-    truth = {d: sampled(matrix, SMALL, sigma, EPSILON, d) for d in ("remove", "add")}
+    modes = dense_modes(matrix, SMALL).T
+    truth = plain.mixture(modes, sigma, EPSILON, samples=400_000, seed=1)
     assert all(1e-3 < mean < 0.5 for mean, _ in truth.values())
     return pair, sigma, truth
 
@@ -289,85 +269,12 @@ def test_known_noise_multipliers(name):
         assert frozen.evaluate_add(math.log(add)).relative_error > 0.1
 
 
-@pytest.mark.release
-def test_independent_noise_against_random_allocation_by_loss_distributions():
-    """Feldman and Shenfeld's accountant: a unit's E steps in one bin are one step at σ/√E."""
-    accountant = pytest.importorskip("PLD_accounting")
-    scheme, sigma, epsilon = BallsInBins(bins=8, epochs=3), 1.5, 2.0
-    pair = dominating_pair.exact(S.Identity(), scheme)
-    params = accountant.PrivacyParams(sigma=sigma / math.sqrt(3), num_steps=8)
-    config = accountant.AllocationSchemeConfig(loss_discretization=0.1, tail_truncation=1e-9)
-
-    def interval(direction):
-        for bound in (accountant.BoundType.IS_DOMINATED, accountant.BoundType.DOMINATES):
-            found = accountant.gaussian_allocation_directional_pld(
-                params=params, config=config, direction=direction, bound_type=bound
-            )
-            values = np.maximum(-np.expm1(epsilon - np.asarray(found.x_array)), 0)
-            yield found.p_max + float(np.asarray(found.prob_arr) @ values)
-
-    low, high = interval(accountant.Direction.REMOVE)
-    assert 0 < low < high < 1.3 * low
-    mean, error = design_point(pair, sigma, epsilon)
-    assert low - K * error < mean < high + K * error
-    mean, error = tilted_remove(pair, sigma, epsilon, 4)
-    assert low - K * error < mean < high + K * error
-    bound = remove_bound(
-        pair, sigma, epsilon, order=4, samples=2**16, beta=1e-6, key=chunked.seed_key(0)
-    )
-    assert low < bound.value < 1.2 * high
-    low, high = interval(accountant.Direction.ADD)
-    frozen = pairs.frozen_samples(pair, sigma, epsilon, 2**15, chunked.seed_key(8))
-    assert 0.97 * low < math.exp(frozen.evaluate_add(math.log(sigma)).value) < 1.03 * high
-    # control: bins thrown afresh in each epoch are another mechanism
-    afresh = accountant.PrivacyParams(sigma=sigma, num_steps=8, num_epochs=3)
-    fresh = accountant.gaussian_allocation_directional_pld(
-        params=afresh, config=config, direction=accountant.Direction.REMOVE
-    )
-    values = np.maximum(-np.expm1(epsilon - np.asarray(fresh.x_array)), 0)
-    assert fresh.p_max + float(np.asarray(fresh.prob_arr) @ values) < 0.5 * mean
-
-
-@pytest.mark.parametrize("mu", [2.0, 0.6, 0.28])
-def test_one_bin_is_the_gaussian_mechanism(mu):
-    """No amplification: δ from 0.2 down to 1e-12, both directions, exact value known."""
-    scheme, epsilon = BallsInBins(bins=1, epochs=4), 2.0
-    strategy = every_strategy(4)[BLT]
-    pair = dominating_pair.exact(strategy, scheme)
-    norm = np.linalg.norm(np.asarray(strategy.materialize(4)).sum(axis=1))
-    sigma, truth = norm / mu, gaussian.delta(mu, epsilon)
-    mean, error = design_point(pair, sigma, epsilon)
-    assert abs(mean - truth) < K * error < 0.1 * truth
-    frozen = pairs.frozen_samples(pair, sigma, epsilon, 2**15, chunked.seed_key(9))
-    assert math.exp(frozen.evaluate_add(math.log(sigma)).value) == pytest.approx(truth, rel=0.05)
-    order = chain_order(pair, sigma, epsilon, 2**16, chunked.seed_key(1))
-    mean, error = tilted_remove(pair, sigma, epsilon, order)
-    assert abs(mean - truth) < K * error < 0.1 * truth
-    remove = remove_bound(
-        pair, sigma, epsilon, order=order, samples=2**16, beta=1e-6, key=chunked.seed_key(2)
-    )
-    add = add_bound(pair, sigma, epsilon, samples=2**16, beta=1e-6, key=chunked.seed_key(3))
-    for bound in (remove, add):
-        assert truth <= bound.value < 1.2 * truth and truth <= bound.ceiling
-
-
 def two_bins():
     """A pair of two unequal, partly overlapping modes, σ, ε, and both divergences by quadrature."""
     matrix = np.array([[1.0, 0.0], [0.7, 1.8]])
     sigma, epsilon = 1.1, 1.0
     pair = dominating_pair.exact(S.Dense(matrix), BallsInBins(bins=2, epochs=1))
-    axis = np.linspace(-9, 12, 3001)
-    cell = (axis[1] - axis[0]) ** 2
-
-    def density(mean):
-        one, two = (scipy.stats.norm.pdf(axis, m / sigma) for m in mean)
-        return one[:, None] * two[None, :]
-
-    p = (density(matrix[:, 0]) + density(matrix[:, 1])) / 2
-    q = density((0.0, 0.0))
-    remove = np.maximum(p - math.exp(epsilon) * q, 0).sum() * cell
-    add = np.maximum(q - math.exp(epsilon) * p, 0).sum() * cell
-    return pair, sigma, epsilon, remove, add
+    return pair, sigma, epsilon, *plain.two_modes(pair.gram, sigma, epsilon).values()
 
 
 @pytest.mark.ci

@@ -7,6 +7,7 @@ import math
 
 import jax
 import numpy as np
+import plain_monte_carlo as plain
 import pytest
 from scipy import special
 from selection import before_release
@@ -18,7 +19,7 @@ from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.accounting.monte_carlo.multisets import MultisetLoss
 from mfopt.sampling import BallsInBins, FreshBins
-from mfopt.strategies import BandedToeplitz, Dense
+from mfopt.strategies import BandedToeplitz
 
 KEY = chunked.seed_key(11)
 COLUMN = np.array([1.0, 0.6, 0.3])
@@ -80,22 +81,9 @@ def test_ceilings_are_maxima_over_all_ways_to_fall(loss: MultisetLoss) -> None:
     assert math.isclose(found.square_of_mean, np.mean(overlaps), rel_tol=1e-12)
 
 
-def enumerated(modes: np.ndarray, sigma: float, epsilon: float, samples: int) -> dict[str, tuple]:
-    """(δ, standard error) of each direction, by plain samples of the mixture over all ways."""
-    rng, found = np.random.default_rng(8), {}
-    for direction, sign in (("remove", 1), ("add", -1)):
-        x = sigma * rng.standard_normal((samples, modes.shape[1]))
-        x += modes[rng.integers(len(modes), size=samples)] if sign > 0 else 0.0
-        exponents = (x @ modes.T - np.sum(modes**2, axis=1) / 2) / sigma**2
-        y = special.logsumexp(exponents, axis=1) - math.log(len(modes))
-        values = np.maximum(-np.expm1(epsilon - sign * y), 0.0)
-        found[direction] = values.mean(), values.std() / math.sqrt(samples)
-    return found
-
-
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_every_proposal_has_the_mean_of_the_mixture(loss: MultisetLoss, direction: str) -> None:
-    truth, error = enumerated(ways(3, 2, 2), SIGMA, EPSILON, 200_000)[direction]
+    truth, error = plain.mixture(ways(3, 2, 2), SIGMA, EPSILON)[direction]
     point = Point(SIGMA, EPSILON)
     tilts = loss._tilts(direction, point)
     assert tilts
@@ -107,31 +95,8 @@ def test_every_proposal_has_the_mean_of_the_mixture(loss: MultisetLoss, directio
         bound = loss.bound(tilt, point, bet, Trial(2**13, 1e-4, chunked.seed_key(3)))
         assert truth - 4 * error <= bound.value
     # the control: what 10% more noise gives is told apart
-    other = enumerated(ways(3, 2, 2), 1.1 * SIGMA, EPSILON, 200_000)[direction][0]
+    other = plain.mixture(ways(3, 2, 2), 1.1 * SIGMA, EPSILON)[direction][0]
     assert abs(other - truth) > spread
-
-
-def test_accounts_of_groups_are_near_the_mixture() -> None:
-    for scheme, strategy, rounds in (
-        (BallsInBins(3, 2), Dense(toeplitz(6)), 1),
-        (FRESH, BandedToeplitz(COLUMN), 2),
-    ):
-        modes = ways(3, 2, 2)
-        if rounds == 1:  # one bin for both epochs
-            c = toeplitz(6)
-            each = [c[:, i] + c[:, i + 3] for i in range(3)]
-            modes = np.array([each[i] + each[j] for i, j in itertools.product(range(3), repeat=2)])
-        truth, error = max(enumerated(modes, SIGMA, EPSILON, 200_000).values())
-        found = account(
-            Mechanism(scheme, strategy, group_size=2),
-            noise_multiplier=SIGMA,
-            epsilon=EPSILON,
-            seed=7,
-        )
-        assert found.status == "certified" and "bin counts" in found.method
-        assert truth - 4 * error <= found.delta <= 1.05 * truth + 4 * error
-        below, above = found.details["bracket"]
-        assert 0 < below <= truth + 4 * error and above == found.delta
 
 
 def drawn(number: int) -> tuple[Mechanism, np.ndarray, np.ndarray, float, float]:
@@ -193,4 +158,7 @@ def test_random_groups_are_within_five_percent_of_enumeration(number: int) -> No
     truth, error = overshot(*mixture, sigma, epsilon)
     assert error < 0.05 * truth
     found = account(mechanism, noise_multiplier=sigma, epsilon=epsilon, seed=7)
+    assert found.status == "certified" and "bin counts" in found.method
     assert truth - 4 * error <= found.delta <= 1.05 * truth + 4 * error
+    below, above = found.details["bracket"]
+    assert 0 < below <= truth + 4 * error and above == found.delta

@@ -4,6 +4,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+import plain_monte_carlo
 import pytest
 import scipy
 from scipy.special import logsumexp
@@ -229,15 +230,7 @@ def test_the_rest_has_the_likelihood_and_ceilings_of_its_own_patterns(patterns, 
 @pytest.fixture(scope="module")
 def plain():
     """{direction: (H, its standard error)} by plain sampling of the whole, and without payoffs."""
-    patterns, every, _ = CASES[0]
-    rng = np.random.default_rng(0)
-    noise = SIGMA * rng.normal(size=(patterns.dimension, 200_000))
-    moved = noise + every[:, rng.integers(0, every.shape[1], noise.shape[1])]
-    values = {
-        "remove": np.maximum(-np.expm1(EPSILON - plain_loss(every, moved, SIGMA)), 0),
-        "add": np.maximum(-np.expm1(EPSILON + plain_loss(every, noise, SIGMA)), 0),
-    }
-    return {key: (v.mean(), v.std() / math.sqrt(v.size)) for key, v in values.items()}
+    return plain_monte_carlo.mixture(CASES[0][1].T, SIGMA, EPSILON)
 
 
 @pytest.mark.ci
