@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import os
 import pickle
 
 import jax
@@ -171,13 +170,6 @@ def a_step_past_the_last():
     loop = Loop(taken=10)
     last = jax.tree.map(lambda leaf: leaf + 0, loop.batches[9])
     return loop.go([dataclasses.replace(last, step=np.int32(10)), last])
-
-
-@refused("must be given|missing", TypeError)
-def a_batch_without_a_tag():
-    from mfopt.jax import StepBatch
-
-    StepBatch(np.arange(2), np.ones(2, bool), 0)
 
 
 @refused("batch = 'tuple'")
@@ -366,25 +358,6 @@ def a_state_twice_outside_of_jit():
 def the_state_of_another_factorization():
     other = PrivateRun(factorization(3.0), RECORDS, CLIP)
     step(other.init(PARAMS), Loop(taken=0).batches[0])
-
-
-@refused("made with other settings")
-def the_state_of_another_clip_norm():
-    step(PrivateRun(factorization(), RECORDS, 5.0).init(PARAMS), Loop(taken=0).batches[0])
-
-
-@refused("another factorization")
-def a_file_of_another_factorization():
-    RUN.save("state.npz", Loop().state)
-    PrivateRun(factorization(3.0), RECORDS, CLIP).load("state.npz", PARAMS)
-
-
-@refused("read by others")
-def a_file_that_others_may_read():
-    RUN.save("state.npz", Loop().state)
-    assert os.stat("state.npz").st_mode & 0o777 == 0o600
-    os.chmod("state.npz", 0o644)
-    RUN.load("state.npz", PARAMS)
 
 
 @refused("NoiseState = 'a copy': .*show the key.*mode 0600")

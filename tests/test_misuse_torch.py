@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import test_torch_run as run_tests
 from lazy_torch import functional, needs_torch, own_folder, torch  # noqa: F401
+from test_torch_run import loss_of
 
 from mfopt.errors import UsageError
 
@@ -37,10 +38,6 @@ def harmless(loop):
     return loop
 
 
-def loss(model, batch):
-    return functional.cross_entropy(model(batch[0]), batch[1])
-
-
 class Loop:
     """A private run of a tiny model, with the parts that a loop uses."""
 
@@ -60,7 +57,7 @@ class Loop:
     def steps(self, stop=5, zero=True):
         """The right loop."""
         for place, batch in enumerate(self.loader):
-            self.run.backward(self.model, loss, batch)
+            self.run.backward(self.model, loss_of, batch)
             self.optimizer.step()
             if zero:
                 self.optimizer.zero_grad()
@@ -114,7 +111,7 @@ def plain_backward():
 def one_more_backward():
     loop = Loop()
     batch = loop.batch()
-    loop.run.backward(loop.model, loss, batch)
+    loop.run.backward(loop.model, loss_of, batch)
     loop.plain(batch)
     loop.optimizer.step()
 
@@ -122,7 +119,7 @@ def one_more_backward():
 @refused("noise only.*no zero_grad")
 def zero_grad_between():
     loop = Loop()
-    loop.run.backward(loop.model, loss, loop.batch())
+    loop.run.backward(loop.model, loss_of, loop.batch())
     loop.optimizer.zero_grad()
     loop.optimizer.step()
 
@@ -130,27 +127,27 @@ def zero_grad_between():
 @refused(r"loss = '<lambda>': does not call the module")
 def a_loss_that_ignores_its_argument():
     loop = Loop()
-    loop.run.backward(loop.model, lambda _, b: loss(loop.model, b), loop.batch())
+    loop.run.backward(loop.model, lambda _, b: loss_of(loop.model, b), loop.batch())
 
 
 @refused("optimizer = 'stepped by a GradScaler'.*autocast")
 def a_scaler():
     loop, scaler = Loop(), torch.amp.GradScaler("cpu")
-    loop.run.backward(loop.model, lambda m, b: scaler.scale(loss(m, b)), loop.batch())
+    loop.run.backward(loop.model, lambda m, b: scaler.scale(loss_of(m, b)), loop.batch())
     scaler.step(loop.optimizer)
 
 
 @refused("sums are the caller's")
 def backward_beside_the_callers_clipping():
     loop = Loop(clipped_by_caller=True)
-    loop.run.backward(loop.model, loss, loop.data[:2])
+    loop.run.backward(loop.model, loss_of, loop.data[:2])
 
 
 @refused("closure")
 def a_closure():
     loop = Loop()
     batch = loop.batch()
-    loop.optimizer.step(lambda: loop.run.backward(loop.model, loss, batch))
+    loop.optimizer.step(lambda: loop.run.backward(loop.model, loss_of, batch))
 
 
 # --- several modules, parts that are not attached ------------------------------------------
@@ -165,7 +162,7 @@ def two_modules_in_one_step():
     ]
     batch = loop.batch()
     for module in modules:
-        loop.run.backward(module, loss, batch)
+        loop.run.backward(module, loss_of, batch)
     loop.optimizer.step()
 
 
@@ -173,7 +170,7 @@ def two_modules_in_one_step():
 def a_partial_optimizer():
     model = run_tests.network()
     loop = Loop(model, parameters=list(model[2].parameters()))
-    loop.run.backward(model, loss, loop.data[:2])
+    loop.run.backward(model, loss_of, loop.data[:2])
 
 
 @refused("is not in the optimizer of the run")
@@ -182,7 +179,7 @@ def a_part_unfrozen_later():
     model[0].requires_grad_(False)
     loop = Loop(model, parameters=[p for p in model.parameters() if p.requires_grad])
     model[0].requires_grad_(True)
-    loop.run.backward(model, loss, loop.data[:2])
+    loop.run.backward(model, loss_of, loop.data[:2])
 
 
 @refused("other parameters than when it was attached")
@@ -190,7 +187,7 @@ def a_group_added_later():
     loop = Loop()
     batch = loop.batch()
     loop.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
-    loop.run.backward(loop.model, loss, batch)
+    loop.run.backward(loop.model, loss_of, batch)
     loop.optimizer.step()
 
 
@@ -224,7 +221,7 @@ def another_optimizer_steps():
     start = [p.detach().clone() for p in loop.model.parameters()]
     try:
         for batch in loop.loader:
-            loop.run.backward(loop.model, loss, batch)
+            loop.run.backward(loop.model, loss_of, batch)
             other.step()
             other.zero_grad()
     finally:
@@ -236,7 +233,7 @@ def a_second_optimizer_beside():
     loop = Loop()
     other = torch.optim.SGD(loop.model[2].parameters(), lr=1.0)
     for batch in loop.loader:
-        loop.run.backward(loop.model, loss, batch)
+        loop.run.backward(loop.model, loss_of, batch)
         other.step()  # finds nothing
         loop.optimizer.step()
         other.step()
@@ -258,7 +255,7 @@ def empty_batches_skipped():
     loop = Loop()
     for batch in loop.loader:
         if len(batch[0]):
-            loop.run.backward(loop.model, loss, batch)
+            loop.run.backward(loop.model, loss_of, batch)
             loop.optimizer.step()
 
 
@@ -266,7 +263,7 @@ def empty_batches_skipped():
 def accumulation():
     loop = Loop()
     for place, batch in enumerate(loop.loader):
-        loop.run.backward(loop.model, loss, batch)
+        loop.run.backward(loop.model, loss_of, batch)
         if place % 2:
             loop.optimizer.step()
 
@@ -283,7 +280,7 @@ def two_iterators_of_the_loader():
     one, two = iter(loop.loader), iter(loop.loader)
     for place in range(3):
         batch = next(two if place == 1 else one)
-        loop.run.backward(loop.model, loss, batch)
+        loop.run.backward(loop.model, loss_of, batch)
         loop.optimizer.step()
 
 
@@ -291,7 +288,7 @@ def two_iterators_of_the_loader():
 def a_restart_of_the_loader():
     loop = Loop()
     batch = loop.batch()
-    loop.run.backward(loop.model, loss, batch)  # dropped: the batch comes again
+    loop.run.backward(loop.model, loss_of, batch)  # dropped: the batch comes again
     loop.steps()
     loop.is_right()
 
@@ -386,7 +383,7 @@ MODELS = {
 def test_a_model_that_mixes_or_keeps_examples_is_refused(name):
     match, error, make = MODELS[name]
     with pytest.raises(error, match=f"(?s){match}"):
-        Loop(model := make()).run.backward(model, loss, run_tests.data()[:3])
+        Loop(model := make()).run.backward(model, loss_of, run_tests.data()[:3])
 
 
 @refused("adds up gradients before they are clipped")
@@ -395,7 +392,7 @@ def a_data_parallel_wrapper():
     wrapper = torch.nn.Module()
     wrapper.module = loop.model
     wrapper.__class__ = torch.nn.parallel.DistributedDataParallel
-    loop.run.backward(wrapper, loss, loop.data[:2])
+    loop.run.backward(wrapper, loss_of, loop.data[:2])
 
 
 @harmless
@@ -412,7 +409,7 @@ def tied_weights():
     torch.manual_seed(0)
     layer = torch.nn.Linear(4, 4)
     loop = Loop(torch.nn.Sequential(layer, torch.nn.Tanh(), layer))
-    loop.run.backward(loop.model, lambda m, b: 1e3 * loss(m, b), loop.data[:1])
+    loop.run.backward(loop.model, lambda m, b: 1e3 * loss_of(m, b), loop.data[:1])
     norm = sum(float(total.square().sum()) for total in loop.run._sums) ** 0.5
     assert norm <= CLIP
 
@@ -421,7 +418,7 @@ def tied_weights():
 def clipping_again():
     loop = Loop()
     for batch in loop.loader:
-        loop.run.backward(loop.model, loss, batch)
+        loop.run.backward(loop.model, loss_of, batch)
         torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 1e-3)  # finds nothing
         loop.optimizer.step()
     loop.is_right()

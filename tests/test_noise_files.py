@@ -123,18 +123,6 @@ def test_sums_in_16_bits_are_refused_and_narrow_parameters_are_not():
     np.testing.assert_array_equal(out, 1 + noise)
 
 
-def test_sums_of_another_structure_use_up_no_draw():
-    stream = make()
-    state = stream.init(PARAMS, seed=4)
-    other = {f"{name}'": value for name, value in PARAMS.items()}
-    for release in (stream.release, jax.jit(stream.release)):
-        with pytest.raises(UsageError, match="structure of the parameters"):
-            release(other, state)
-    out, _ = stream.release(PARAMS, state)
-    again, _ = stream.release(PARAMS, stream.init(PARAMS, seed=4))
-    jax.tree.map(np.testing.assert_array_equal, out, again)
-
-
 def test_one_key_makes_the_noise_of_one_group_of_parameters():
     stream, key = make(), np.arange(8, dtype=np.uint32)
     groups = {"w": "one", "v": "two"}

@@ -17,7 +17,6 @@ from mfopt.accounting import Mechanism, account
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.noise import NoiseStream, from_factorization
-from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT, Identity, SquareRoot
 from mfopt.testing import check_accountant, check_scheme
 from mfopt.training import attack, privacy
@@ -146,12 +145,6 @@ def test_truncation_is_charged_by_the_scheme_s_own_bound(saved):
     with pytest.raises(UsageError, match="truncation to it would raise"):
         privacy.statement(account_, execution(saved, batch_size=6))
     assert privacy.statement(account_, execution(saved, batch_size=30)).delta >= 1e-5
-
-
-def test_another_scheme_is_not_taken_for_it(saved):
-    account_ = privacy.Account.of(saved[0])
-    with pytest.raises(UsageError, match="sampling"):
-        privacy.statement(account_, execution(saved, BallsInBins(4, 2)))
 
 
 def test_what_is_no_scheme_is_refused_where_it_enters(saved):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import test_torch_run as run_tests
 from lazy_torch import functional, needs_torch, own_folder, torch  # noqa: F401
+from test_torch_run import loss_of
 
 from mfopt.errors import UsageError
 
@@ -179,10 +180,6 @@ def test_lightning_takes_the_steps_and_resumes_at_its_own(stop):
     trainer.fit(module, run.loader(run_tests.data()), ckpt_path=f"out/step={stop}.ckpt")
     assert run.step == trainer.global_step == 10
     is_right(module)
-
-
-def loss_of(model, batch):
-    return functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def test_lightning_with_manual_optimization():

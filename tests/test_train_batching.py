@@ -42,11 +42,6 @@ def test_batches_are_the_specs_draws_padded(scheme):
         sampler.batch(scheme.length)
 
 
-def test_a_condition_on_participations_cannot_be_executed():
-    with pytest.raises(UsageError, match="not a random choice"):
-        Sampler(sampling.MinSeparation(9, 3, 3), 40, 0, microbatch=4)
-
-
 @pytest.mark.parametrize("scheme", SCHEMES[:3] + SCHEMES[4:], ids=lambda s: s.kind)
 def test_truncation_cuts_and_one_unit_displaces_at_most_one(scheme, monkeypatch):
     sampler = Sampler(scheme, 40, seed=3, microbatch=3, batch_size=6)
@@ -150,12 +145,6 @@ def test_noise_doubles_only_where_a_unit_can_displace_another():
     assert Sampler(scheme, 40, batch_size=43, group_size=4, **options).can_truncate
     order = Sampler(sampling.FixedOrder(5, 3), 40, batch_size=6, truncation="double", **options)
     assert order.sensitivity_factor == 1.0 and order.displacement_probability() == 0.0
-
-
-def test_default_normalizers_are_expected_batches():
-    expected = [8.0, 8.0, 40 * 0.5 / 3, 7.0, 8.0]
-    for scheme, value in zip(SCHEMES, expected, strict=True):
-        assert Sampler(scheme, 40, 0, microbatch=4).expected_batch == pytest.approx(value)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from train_fixtures import bigram_model, synthetic_store
-from train_oracles import clipped_sum, norm_of
+from train_oracles import norm_of
 
 from mfopt.errors import UsageError
-from mfopt.training.clipping import Clipping, NoClipping
-from mfopt.training.gradients import Totals, microbatch_adder
+from mfopt.training.clipping import Clipping
 
 
 def random_gradient(scale, seed=0):
@@ -61,16 +59,6 @@ def test_per_layer_clipping_bounds_each_layer_on_its_own():
     np.testing.assert_allclose(clipped["head"]["kernel"], gradient["head"]["kernel"], rtol=1e-5)
 
 
-def test_normalized_is_clipped_over_the_clip_norm():
-    gradient = random_gradient(1.0)
-    plain, normalized = Clipping(0.2)(gradient), Clipping(0.2, normalized=True)(gradient)
-    for a, b in zip(
-        jax.tree.leaves(plain.gradient), jax.tree.leaves(normalized.gradient), strict=True
-    ):
-        np.testing.assert_allclose(a, 0.2 * b, rtol=1e-5)
-    assert Clipping(0.2, normalized=True).sensitivity == 1.0
-
-
 def test_low_precision_gradients_are_clipped_in_float32():
     gradient = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), random_gradient(1.0))
     clipped = Clipping(0.5)(gradient).gradient
@@ -83,46 +71,3 @@ def test_low_precision_gradients_are_clipped_in_float32():
 def test_bad_clip_norms_are_refused(bad):
     with pytest.raises(UsageError, match="clip_norm"):
         Clipping(bad)
-
-
-@pytest.mark.ci
-def test_microbatched_sum_against_one_record_at_a_time():
-    store = synthetic_store(empty_users=(3,), num_users=7)
-    model = bigram_model()
-    groups = [list(store.records_of(user))[:3] for user in range(7)]
-    rows = np.full((8, 3), -1)
-    for i, records in enumerate(groups):
-        rows[i, : len(records)] = records
-    tokens, mask = store.batch(rows.reshape(-1), 12)
-    tokens, mask = tokens.reshape(8, 3, 12), mask.reshape(8, 3, 12)
-    expected = clipped_sum(model, store, 12, 0.3)(model.params, groups)
-    add = jax.jit(microbatch_adder(model, Clipping(0.3)))
-    for size in (1, 4, 8):
-        totals = Totals.zero(model.params)
-        for begin in range(0, 8, size):
-            part = slice(begin, begin + size)
-            totals = add(totals, model.params, model.frozen, tokens[part], mask[part])
-        for mine, slow in zip(
-            jax.tree.leaves(totals.gradient), jax.tree.leaves(expected), strict=True
-        ):
-            np.testing.assert_allclose(mine, slow, rtol=1e-4, atol=1e-6)
-        assert float(totals.statistics.units) == 6  # one user has nothing, one slot is padding
-        assert 0 < float(totals.statistics.clipped) < 6
-
-
-@pytest.mark.ci
-def test_without_clipping_the_sum_is_that_of_the_gradients():
-    store, model = synthetic_store(num_users=4), bigram_model()
-    tokens, mask = store.batch([0, 1, 2, 3], 12)
-    add = jax.jit(microbatch_adder(model, NoClipping()))
-    totals = add(Totals.zero(model.params), model.params, (), tokens[:, None], mask[:, None])
-
-    def summed(params):
-        return sum(model.loss(params, (), tokens[i], mask[i]) for i in range(4))
-
-    for mine, slow in zip(
-        jax.tree.leaves(totals.gradient),
-        jax.tree.leaves(jax.jit(jax.grad(summed))(model.params)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(mine, slow, rtol=1e-4, atol=1e-6)

@@ -276,20 +276,6 @@ def test_a_removed_unit_under_truncation_moves_a_sum_by_at_most_two_clip_norms()
 # --- operation ----------------------------------------------------------------------------------
 
 
-def test_a_resumed_run_is_the_same_run_bit_for_bit():
-    store, model = store_and_model()
-    units = UserUnits(store, records=2, length=LENGTH, seed=5)
-    execution = execution_for(units)
-    whole = run(model, execution, optax.adam(0.1))[-1].state
-    trainer = Trainer(model, execution, optax.adam(0.1))
-    kept = jax.tree.map(np.asarray, list(trainer.run(trainer.init(KEY), stop=4))[-1].state)
-    again = Trainer(model, execution, optax.adam(0.1))
-    resumed = list(again.run(jax.tree.map(jnp.asarray, kept)))
-    assert [result.step for result in resumed] == [4, 5]
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed[-1].state), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_a_run_past_n_is_refused():
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)

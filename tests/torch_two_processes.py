@@ -97,35 +97,25 @@ def go(run, model, optimizer, steps: int) -> None:
             break
 
 
-def attached(model, optimizer, **options):
-    from test_torch_run import CLIP, RECORDS, SEED, factorization
-
-    from mfopt.torch import PrivateRun
-
-    run = PrivateRun(factorization(), RECORDS, CLIP, **{"seed": SEED, **options})
-    run.attach(optimizer)
-    return run, model, optimizer
-
-
 def zero(overlap: bool = False, **options):
-    from test_torch_run import network
+    from test_torch_run import network, plain
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = network()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
     optimizer._overlap_with_ddp = overlap
-    return attached(model, optimizer, **options)
+    return plain(model, optimizer, **options)
 
 
 def sharded(**options):
-    from test_torch_run import network
+    from test_torch_run import network, plain
     from torch.distributed.fsdp import fully_shard
 
     model = network()
     mesh = torch.distributed.init_device_mesh("cpu", (2,))
     for layer in (model[0], model):  # the last has parameters of its own
         fully_shard(layer, mesh=mesh)
-    return attached(model, torch.optim.SGD(model.parameters(), lr=1.0), **options)
+    return plain(model, **options)
 
 
 if __name__ == "__main__":
