@@ -22,7 +22,6 @@ LINES = [
     )
     for line in page.read_text(encoding="utf-8").splitlines()
 ]
-SAID = " ".join(" ".join(LINES).split())
 
 
 def rows(name: str) -> list[dict[str, str]]:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from commands import failure
 
 import mfopt
 from mfopt import strategies as S
@@ -199,13 +200,8 @@ def test_candidates_fit_into_the_memory_and_the_bins():
     ],
 )
 def test_what_auto_chooses_itself_is_refused(extra, named, capsys):
-    from mfopt_cli.main import main
-
-    with pytest.raises(SystemExit) as stop:
-        main(f"optimize --epochs 2 --iters 4 --eps 2 --sampling auto {extra}".split())
-    assert stop.value.code == 2
-    text = capsys.readouterr().err
-    assert "Traceback" not in text and named in text
+    words = f"optimize --epochs 2 --iters 4 --eps 2 --sampling auto {extra}"
+    assert named in failure(capsys, *words.split())
 
 
 @pytest.mark.ci

@@ -1,7 +1,6 @@
 """Benchmarks that remember: what is kept, where, and when a ratio counts as worse."""
 
 import bench_all as bench
-import pytest
 
 
 def _report(date="2026-01-02", **ratios):
@@ -39,19 +38,3 @@ def test_a_contests_ratio_is_the_median_of_pairs_in_turn():
     assert found["ratio"] == 0.5 and found["quartiles"] == [0.375, 0.625]  # not the first, 50
     assert found["cpu_seconds"] == [2.0, 4.0] and found["told"] == 1
     assert order[2:] == ["theirs", "ours", "ours", "theirs", "theirs", "ours"]
-
-
-@pytest.fixture
-def contests(monkeypatch):
-    """One contest that takes what it is told to, and one whose package is missing."""
-    seconds = [1.0]
-
-    def made():
-        return bench.Contest(lambda: seconds[0], lambda: 2.0, {})
-
-    def absent():
-        raise ModuleNotFoundError("no such package")
-
-    monkeypatch.setitem(bench.CONTESTS, "account", (made, "numpy"))
-    monkeypatch.setitem(bench.CONTESTS, "noise", (absent, "numpy"))
-    return seconds

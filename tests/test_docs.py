@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -172,18 +171,6 @@ def test_links_between_pages_lead_somewhere():
         folder = (ROOT / page).parent
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
             assert (folder / target).exists(), f"{page}: {target}"
-
-
-def test_artifacts_are_all_in_the_manifest():
-    folder = ROOT / "artifacts"
-    manifest = json.loads((folder / "manifest.json").read_text())
-    listed = {file for entry in manifest.values() for file in entry["files"]}
-    present = {
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if path.is_file() and path.name not in ("README.md", "manifest.json")
-    }
-    assert present <= listed, sorted(present - listed)
 
 
 def test_tree_names_no_machine():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import failure
 from mfopt_cli.main import main
 
 import mfopt
@@ -136,12 +137,8 @@ def test_a_figure_that_is_printed_twice_is_kept_once() -> None:
 
 
 def test_unknown_artifact_is_refused(tmp_path, capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(
-            f"figures --artifacts {tmp_path / 'a'} blt-4-9x9-eps1 --cache {tmp_path / 'c'}".split()
-        )
-    assert stop.value.code == 2
-    assert "is not known" in capsys.readouterr().err
+    words = f"figures --artifacts {tmp_path / 'a'} blt-4-9x9-eps1 --cache {tmp_path / 'c'}"
+    assert "is not known" in failure(capsys, *words.split())
     assert not (tmp_path / "a").exists()
 
 

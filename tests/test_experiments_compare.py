@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import failure
 from mfopt_cli.main import main
 
 from mfopt import FailureError, UsageError
@@ -144,18 +145,6 @@ def test_what_takes_long_is_told_before_it(tmp_path, monkeypatch) -> None:
     assert costs.seconds([]) == 0
 
 
-@pytest.mark.parametrize("name", artifacts.STRATEGIES)
-def test_what_time_scaling_gains_at_every_size(name) -> None:
-    with (ARTIFACTS / "tables" / f"{name}.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    rmse = {(row["family"], float(row["epsilon"])): float(row["rmse"]) for row in rows}
-    for epsilon in artifacts.EPSILONS:
-        plain = rmse["toeplitz", epsilon]
-        assert rmse["wave-blt-4-scaled", epsilon] < 0.99 * plain
-        assert rmse["blt-4-scaled", epsilon] < (1.0 if epsilon < 16 else 1.0105) * plain
-        assert rmse["toeplitz-scaled", epsilon] < 1.002 * rmse["dense", epsilon]
-
-
 @pytest.mark.parametrize("name", ["strategies-8x32", "comparison-16x128"])
 def test_the_time_of_a_comparison_is_about_what_it_took(name, monkeypatch) -> None:
     monkeypatch.setattr(_sizes, "speed", lambda: _sizes.SPEED)
@@ -203,14 +192,6 @@ def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
     assert jobs_with(1.5, jobs=9) == 9  # nothing is left to compute
 
 
-@pytest.mark.release
-def test_processes_give_what_one_process_gives(tmp_path, sizes: dict) -> None:
-    small = SETTING._replace(include=("dpsgd+poisson", "sqrt"), epsilons=(1.0,))
-    found = comparison.every_size(small, Cache(tmp_path), jobs=2)
-    for key, rows in found.items():
-        assert rows[0].rmse == pytest.approx(sizes[key][0].rmse, rel=1e-12)
-
-
 def test_a_failing_cell_raises_and_keeps_the_finished(tmp_path) -> None:
     store = Cache(tmp_path)
     good = FixedCell("sqrt")
@@ -253,10 +234,8 @@ def test_an_interrupted_sweep_ends_with_130_and_says_what_is_kept(tmp_path, monk
         Trace, "record", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     words = "compare --epochs 2 --iters 4 --eps 1 --include blt-2 --jobs 1 --quiet --cache"
-    with pytest.raises(SystemExit) as stopped:
-        main([*words.split(), str(tmp_path / "cells")])
-    assert stopped.value.code == 130
-    assert "the same command resumes" in capsys.readouterr().err
+    said = failure(capsys, *words.split(), tmp_path / "cells", code=130)
+    assert "the same command resumes" in said
 
 
 def test_the_address_of_a_result_follows_the_code(monkeypatch) -> None:
@@ -283,13 +262,12 @@ def test_sigmas_follow_their_definitions(sizes: dict, cache: Cache) -> None:
     from dp_accounting import dp_event
     from dp_accounting.pld import PLDAccountant
 
+    def epsilon_of(probability: float, sigma: float, rounds: int) -> float:
+        event = dp_event.PoissonSampledDpEvent(probability, dp_event.GaussianDpEvent(sigma))
+        return PLDAccountant().compose(event, rounds).get_epsilon(1e-5)
+
     sigma = sizes["dpsgd+poisson", 1.0][0].noise_multiplier
-    event = dp_event.SelfComposedDpEvent(
-        dp_event.PoissonSampledDpEvent(1 / BINS, dp_event.GaussianDpEvent(sigma)), BINS * EPOCHS
-    )
-    accountant = PLDAccountant()
-    accountant.compose(event)
-    assert accountant.get_epsilon(1e-5) == pytest.approx(1.0, rel=1e-3)
+    assert epsilon_of(1 / BINS, sigma, BINS * EPOCHS) == pytest.approx(1.0, rel=1e-3)
 
     # C = I under balls-in-bins is exact: no samples, and the accountant's own σ
     from mfopt.accounting import Mechanism, account
@@ -306,15 +284,8 @@ def test_sigmas_follow_their_definitions(sizes: dict, cache: Cache) -> None:
     planned = dict(comparison.plan(SETTING)["banded+poisson", 1.0])
     optimum = strategy_of(cache.load(planned[4].source))  # type: ignore[arg-type]
     norm = np.linalg.norm(np.asarray(optimum.materialize(BINS * EPOCHS)), axis=0).max()
-    event = dp_event.SelfComposedDpEvent(
-        dp_event.PoissonSampledDpEvent(
-            4 / BINS, dp_event.GaussianDpEvent(row.noise_multiplier / norm)
-        ),
-        BINS * EPOCHS // 4,
-    )
-    accountant = PLDAccountant()
-    accountant.compose(event)
-    assert accountant.get_epsilon(1e-5) == pytest.approx(1.0, rel=1e-3)
+    found = epsilon_of(4 / BINS, row.noise_multiplier / norm, BINS * EPOCHS // 4)
+    assert found == pytest.approx(1.0, rel=1e-3)
     assert dominating_pair.exact(optimum, BallsInBins(BINS, EPOCHS)).bins == BINS
 
     # b-min-sep: other samples, and a separation of three quarters of an epoch
@@ -483,10 +454,7 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
     for key, rows in sizes.items():
         assert best[key] == pytest.approx(min(row.rmse for row in rows))
 
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2 and "--force" in capsys.readouterr().err
-
+    assert "--force" in failure(capsys, *arguments)
     main([*arguments[:-2], "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["baseline"] == "banded+poisson" and len(found["rows"]) == 2 * len(FAMILIES)
@@ -511,11 +479,7 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
 )
 def test_command_names_bad_arguments(extra, named, tmp_path, capsys) -> None:
     words = f"compare --epochs 2 --iters 8 --include dpsgd --cache {tmp_path}"
-    with pytest.raises(SystemExit) as stop:
-        main([*words.split(), *extra])
-    assert stop.value.code == 2
-    shown = capsys.readouterr().err
-    assert named in shown and "Traceback" not in shown
+    assert named in failure(capsys, *words.split(), *extra)
 
 
 def test_same_figure_same_bytes(tmp_path) -> None:
@@ -527,7 +491,6 @@ def test_same_figure_same_bytes(tmp_path) -> None:
 
 @pytest.mark.ci
 def test_the_noise_is_timed_once_for_each_recursion(cache: Cache, sizes: dict, monkeypatch) -> None:
-
     streams = []
 
     def measure(stream, parameters):

@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from commands import failure
 from mfopt_cli.main import main
 
 from mfopt import UsageError
@@ -126,6 +127,4 @@ def test_command_lists_and_writes(tmp_path, context: Context, capsys) -> None:
     assert "user-level-2a.png" in capsys.readouterr().out
     assert {p.suffix for p in tmp_path.iterdir()} == {".png", ".svg", ".csv"}
     for bad, named in [(arguments, "--force"), (["figures"], "NAME"), (["figures", "x"], "figure")]:
-        with pytest.raises(SystemExit) as stop:
-            main(bad)
-        assert stop.value.code == 2 and named in capsys.readouterr().err
+        assert named in failure(capsys, *bad)

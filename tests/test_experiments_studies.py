@@ -14,8 +14,9 @@ import subprocess
 import sys
 
 import pytest
+from commands import ended
 from documentation import ROOT
-from mfopt_cli.main import COMMANDS, main
+from mfopt_cli.main import COMMANDS
 
 from mfopt._runtime import _check
 from mfopt.errors import UsageError
@@ -92,19 +93,6 @@ def test_what_a_row_names_exists():
         named |= {*here}
     every_name = {*figures.FIGURES, *studies.STUDIES}
     assert every_name - named == {n for n in every_name if re.match("fresh|.*in-training", n)}
-
-
-def test_numbers_with_an_error_on_the_page_are_those_of_the_artifacts():
-    page = "\n".join(p.read_text() for p in (ROOT / "docs" / "papers").glob("findings*.md"))
-    seen = dict.fromkeys(studies.STUDIES, 0)
-    for part in re.split(r"\n(?=\n|\* )", page):
-        words = " ".join(part.split())
-        told = re.match(r"(?:\* |What )?`([a-z-]+)`(?: says|:| \()", words)
-        if told and (ROOT / "artifacts" / "studies" / f"{told[1]}.json").is_file():
-            for number in re.findall(r"[\d.]+ ± [\d.]*\d", words):
-                assert number in "\n".join(_findings(told[1])), (told[1], number)
-                seen[told[1]] += 1
-    assert seen["mean-estimation"] >= 6 and seen["images"] >= 4
 
 
 def _findings(name):
@@ -195,14 +183,6 @@ class SquareCell(Cell):
 def squares(monkeypatch):
     CALLS.clear()
     monkeypatch.setitem(studies.STUDIES, "squares", f"{__name__}:Squares")
-
-
-def ended(*words):
-    """The exit code of a command."""
-    try:
-        return main([*map(str, words)]) or 0
-    except SystemExit as stop:
-        return stop.code
 
 
 call = functools.partial(ended, "experiment", "squares")

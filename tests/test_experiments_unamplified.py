@@ -13,7 +13,6 @@ from mfopt.accounting import sensitivity
 from mfopt.optimize import fixed_bands, unamplified
 from mfopt.sampling import FixedOrder, MinSeparation
 from mfopt.strategies import Banded, Identity, SquareRoot, prefix_numbers, prefix_recursion
-from mfopt.strategies.prefix_recursion import prefix_row_variances
 from mfopt.workloads import Momentum, PrefixSums
 
 SCHEME = FixedOrder(bins=8, epochs=3)
@@ -25,32 +24,6 @@ def random_band(bands: int, n: int, seed: int = 0) -> np.ndarray:
     entries = rng.uniform(0.05, 0.5, (bands, n))
     entries[0] += 1
     return entries
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("bands", [1, 2, 5, 32])
-def test_recursion_equals_dense_row_norms(bands: int) -> None:
-    entries = random_band(bands, 70)
-    with jax.enable_x64(True):
-        fast = np.asarray(prefix_row_variances(jnp.asarray(entries)))
-    dense = np.asarray(Banded(entries).materialize(70))
-    slow = np.sum((np.tril(np.ones((70, 70))) @ np.linalg.inv(dense)) ** 2, axis=1)
-    np.testing.assert_allclose(fast, slow, rtol=1e-11)
-
-
-@pytest.mark.release
-def test_recursion_gradient_against_finite_differences() -> None:
-    entries = random_band(3, 70)
-
-    def total(band):
-        return jnp.sum(prefix_row_variances(band))
-
-    direction = np.random.default_rng(1).normal(size=entries.shape)
-    with jax.enable_x64(True):
-        slope = float(jnp.sum(jax.grad(total)(jnp.asarray(entries)) * direction))
-        h = 1e-6
-        ahead, behind = (float(total(jnp.asarray(entries + s * h * direction))) for s in (1, -1))
-    assert slope == pytest.approx((ahead - behind) / (2 * h), rel=1e-6)
 
 
 def test_blocks_have_the_values_and_gradients_of_single_steps() -> None:

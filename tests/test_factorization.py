@@ -204,22 +204,8 @@ def test_an_existing_file_is_replaced_only_by_force(saved):
     assert saved.read_bytes() == before
     record(sigma=2.0).save(saved, force=True)
     assert mfopt.load(saved).noise_multiplier == 2.0
-
-
-def test_bad_output_paths_are_refused_before_the_work(tmp_path):
-    (tmp_path / "folder.npz").mkdir()
-    (tmp_path / "plain").write_text("")
-    for path in (
-        tmp_path / "one.txt",
-        tmp_path / "folder.npz",
-        tmp_path / "missing" / "one.npz",
-        tmp_path / "plain" / "one.npz",
-    ):
-        with pytest.raises(UsageError, match="path ="):
-            files.check_output(path, force=True)
-        with pytest.raises(UsageError, match="path ="):
-            record().save(path, force=True)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["folder.npz", "plain"]
+    with pytest.raises(UsageError, match="path ="):
+        record().save(saved.with_suffix(".txt"))
 
 
 # --- reading what is not a good file -------------------------------------------------------------
@@ -229,12 +215,6 @@ def refused(path, match=None):
     with pytest.raises(FailureError, match=match) as caught:
         mfopt.load(path)
     assert "\n" not in str(caught.value).strip()
-
-
-def test_missing_file_is_a_usage_error(tmp_path):
-    for path in (tmp_path / "none.npz", tmp_path):
-        with pytest.raises(UsageError, match="is not a file"):
-            mfopt.load(path)
 
 
 def forge(source, path, change, *, sign=True, compress=False):
@@ -319,17 +299,6 @@ def test_texts_of_a_saved_file_are_printable(tmp_path):
         tmp_path / "one.npz"
     )
     assert mfopt.load(path).provenance == {"command": "a\\x1b[31m\\nb"}
-
-
-def test_an_inverse_that_grows_is_streamed_as_it_is(tmp_path):
-    # FFTs alone gave 3.4e10 for the first coefficient, which is 1
-    n = 256
-    strategy = S.Toeplitz(np.concatenate([[1.0, 1.3], np.zeros(n - 2)]))
-    path = record(strategy, scheme=BallsInBins(bins=64, epochs=4)).save(tmp_path / "one.npz")
-    with np.load(path) as archive:
-        inverse = archive["noise/inverse_coefs"]
-    np.testing.assert_allclose(inverse, (-1.3) ** np.arange(n, dtype=float), rtol=1e-12)
-    mfopt.load(path)
 
 
 def test_an_inverse_beyond_double_precision_is_refused(tmp_path):

@@ -1,10 +1,11 @@
 """mfopt noise: what it prints is what the stream does."""
 
+import functools
 import json
 
 import numpy as np
 import pytest
-from mfopt_cli.main import main
+from commands import ended
 from statements import stated
 
 from mfopt import strategies as S
@@ -24,13 +25,7 @@ def saved(tmp_path):
     return save
 
 
-def run(*arguments):
-    """Exit code of the command line."""
-    try:
-        main(["noise", *arguments])
-    except SystemExit as stop:
-        return stop.code
-    return 0
+run = functools.partial(ended, "noise")
 
 
 def test_json_gives_memory_and_time(saved, capsys):

@@ -492,16 +492,10 @@ def test_every_option_does_something_or_is_refused(path, toys):
 
 
 @commands
-def test_of_a_pair_of_options_neither_is_swallowed(path, toys):
+@pytest.mark.parametrize("most", [4, pytest.param(100, marks=pytest.mark.release)])
+def test_of_a_pair_of_options_neither_is_swallowed(path, most, toys):
     every = pairs_of(toys(path))
-    check_pairs(toys(path), random.Random(path).sample(every, min(4, len(every))))
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("path", BASE)
-def test_of_more_pairs_of_options_neither_is_swallowed(path, toys):
-    every = pairs_of(toys(path))
-    check_pairs(toys(path), random.Random(path).sample(every, min(100, len(every))))
+    check_pairs(toys(path), random.Random(path).sample(every, min(most, len(every))))
 
 
 @pytest.fixture(scope="module")

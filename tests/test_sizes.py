@@ -101,11 +101,6 @@ def test_unknown_kinds_are_refused_and_others_asked(machine):
     assert dense - structured == 8 * 5 * (64 * 64) ** 2
 
 
-def test_more_buffers_than_iterations(machine):
-    with pytest.raises(UsageError, match="buffers = 1000000000"):
-        optimize(BallsInBins(8, 2), 2.0, 1e-5, buffers=10**9)
-
-
 def test_samples_that_do_not_fit(machine):
     with pytest.raises(UsageError, match=r"samples = 1000000000000.*GiB.*Here \d+ would fit"):
         optimize(BallsInBins(8, 2), 2.0, 1e-5, samples=10**12)

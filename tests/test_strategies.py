@@ -7,7 +7,6 @@ import pytest
 
 from mfopt import strategies as S
 from mfopt.errors import UsageError
-from mfopt.sampling import BallsInBins
 from mfopt.strategies import series
 from mfopt.strategies.fixed import inverse_square_root_coefs, square_root_coefs
 
@@ -74,14 +73,6 @@ def test_kinds_differ_in_their_tree_structure():
     structures = [jax.tree.structure(strategy) for strategy in every_strategy(8).values()]
     for i, one in enumerate(structures):
         assert [one == other for other in structures] == [i == j for j in range(len(structures))]
-
-
-def test_gram_control_fails_without_the_wrapped_modes():
-    # the bands of neighbouring bins wrap around the epoch border; dropping that must show
-    scheme = BallsInBins(bins=4, epochs=3)
-    strategy = S.BandedToeplitz(np.array([1.0, 0.5, 0.25]))
-    single = strategy.gram(BallsInBins(bins=4, epochs=1))
-    assert np.max(np.abs(strategy.gram(scheme) - 3 * single)) > 0.1
 
 
 def test_a_wave_is_never_negative_and_what_could_be_is_refused():

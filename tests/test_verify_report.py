@@ -17,7 +17,6 @@ from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
 
 FILE = Path(__file__).parents[1] / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"
-POISSON = "poisson:probability=0.3,iterations=6"
 
 
 def report_of(data, folder, **changes):  # noqa: F811

@@ -13,8 +13,9 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from commands import failure
 from mfopt_cli import messages, options, sweeps
-from mfopt_cli.main import COMMANDS, cli, main
+from mfopt_cli.main import COMMANDS, cli
 from test_docstrings import begins_with_an_opener
 
 import mfopt
@@ -281,10 +282,7 @@ TYPED = {
 
 @pytest.mark.parametrize("words", TYPED)
 def test_messages_name_what_was_typed(words, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(words.split())
-    error = capsys.readouterr().err
-    assert stopped.value.code == 2 and TYPED[words] in error, error
+    assert TYPED[words] in failure(capsys, *words.split())
 
 
 def test_arguments_in_backticks_become_options_of_the_command_at_hand():
