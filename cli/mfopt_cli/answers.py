@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -105,9 +106,8 @@ def answer(
     """:func:`run` for what has one mechanism at each point.
 
     Args:
-      arguments: as for :func:`run`.
+      arguments, title: as for :func:`run`.
       scheme: the sampling at a point.
-      title: as for :func:`run`.
       strategy: C, or a function of the scheme that gives it; I if left out.
       analyse: (mechanism, point, how to sample as keywords) -> rows.
       of: what the statement is about, beside what was typed, as keywords of Mechanism.
@@ -147,47 +147,38 @@ def run(
       show: prints the results of a sweep of an argument, with this title; None: as a table.
       drawn: what a plot shows; None: what was solved for.
     """
-    plot, force, as_json, quiet = (arguments.pop(name) for name in PLACES)
+    asked = SimpleNamespace(**{name: arguments.pop(name) for name in PLACES})
     swept, rows = sweeps.points(arguments)
     given = [text for name, text in _NAMES.items() if arguments.get(name) is not None]
     if len(given) != 2:
         raise click.UsageError(f"give exactly two of {', '.join(_NAMES.values())}")
-    if plot is not None:
-        check_plot(plot, swept, force)
+    if asked.plot is not None:
+        check_plot(asked.plot, swept, asked.force)
     results: list[Row] = []
     started = time.perf_counter()
-    with Live(not quiet and not as_json) as live:
+    with Live(not asked.quiet and not asked.as_json) as live:
         for number, row in enumerate(rows):
             note = "" if swept is None else f"{swept} = {row[swept]:g}"
             live(Progress(title, number, len(rows), "answers", note=note))
             found = compute(row)
             results += [one if swept is None else {swept: row[swept], **one} for one in found]
     say_unused(effort or {}, bool(effort) and sampled(results))
-    if plot is not None and swept is not None:
-        _draw(results, swept, title, plot, drawn)
+    if asked.plot is not None and swept is not None:
+        _draw(results, swept, title, asked.plot, drawn)
     one = swept is None and len(results) == 1
     facts = results[0] if one else {"swept": swept, "results": results}
     facts = {**facts, "seconds": time.perf_counter() - started}
-    tell(facts, lambda: (show or print_answers)(results, swept, title), plot, as_json, quiet)
+    tell(facts, lambda: (show or print_answers)(results, swept, title), asked)
 
 
-def tell(
-    facts: Row, show: Callable[[], None], plot: Path | None, as_json: bool, quiet: bool
-) -> None:
-    """Print answers as JSON or as a table.
-
-    Args:
-      facts: the JSON output.
-      show: prints the table.
-      plot: file that was drawn.
-      as_json, quiet: what was asked for.
-    """
-    if as_json:
+def tell(facts: Row, show: Callable[[], None], asked: Any) -> None:
+    """Print answers as was asked for: ``facts`` as JSON, or by ``show``, or not at all."""
+    if asked.as_json:
         display.json_object(facts)
-    elif not quiet:
+    elif not asked.quiet:
         show()
-        if plot is not None:
-            display.print_text(f"plot: {plot}")
+        if asked.plot is not None:
+            display.print_text(f"plot: {asked.plot}")
 
 
 def taken_effort(arguments: Row) -> Row:

@@ -16,19 +16,13 @@ from mfopt_cli import answers, display
 from mfopt_cli.live import COMPILING, Live
 
 
-def workload(text: str, n: int, momentum: float | None, cooldown: str | None) -> Any:
-    """A workload from ``--workload``, ``--momentum`` and ``--cooldown``.
-
-    Args:
-      text: "prefix", "momentum" or a ``.npy`` file.
-      n: iterations.
-      momentum: β; of "momentum" only.
-      cooldown: START:STOP:FINAL of the learning rates.
-    """
+def workload(asked: Any, n: int) -> Any:
+    """The workload of ``--workload``, ``--momentum`` and ``--cooldown``, for n iterations."""
     import numpy as np
 
     from mfopt import workloads
 
+    text, momentum, cooldown = asked.workload, asked.momentum, asked.cooldown
     if text not in ("prefix", "momentum"):
         if cooldown is not None:
             raise _check.reject("cooldown", cooldown, "needs --workload prefix or momentum")

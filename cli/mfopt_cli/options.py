@@ -373,13 +373,7 @@ def seed(text: str = "for reproduction; the certificate says so", **more: Any) -
 
 
 def folder(name: str, path: Path, make: bool = True) -> Path:
-    """``path`` as a folder to write into, by default made if it is not there.
-
-    Args:
-      name: of the option.
-      path: where.
-      make: whether to make it now.
-    """
+    """``path``, of the option ``name``, as a folder to write into: made, unless told not to."""
     if path.exists() and not path.is_dir():
         raise _check.reject(name, str(path), "is not a folder", "Name another.")
     try:

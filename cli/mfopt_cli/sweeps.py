@@ -84,10 +84,8 @@ def option(
     """An option that may be swept.
 
     Args:
-      name: with its dashes.
+      name, text, more: as for :func:`mfopt_cli.options.option`.
       kind, most: as for :class:`Sweep`.
-      text: its help.
-      more: as for :func:`mfopt_cli.options.option`.
     """
     return options.option(name, Sweep(kind, most), text, **more)
 

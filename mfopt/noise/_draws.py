@@ -110,9 +110,7 @@ _DOUBLE = _Inversion(
 def chacha20(key: Any, counter: Any) -> jax.Array:
     """The block of ChaCha20 (RFC 8439, section 2.3): 16 words for each counter.
 
-    Args:
-      key: 8 words, uint32.
-      counter: shape (4, blocks), uint32: the block count and the nonce.
+    ``key``: 8 words, uint32; ``counter``: (4, blocks), uint32: the block count and the nonce.
     """
     columns = (_CONSTANTS, key[:4], key[4:], counter)
     start = jnp.stack(
@@ -164,11 +162,9 @@ def threefry(subkeys: Any, low: Any, high: Any) -> tuple[Any, Any]:
 @pytree
 @dataclasses.dataclass(frozen=True)
 class Seeds:
-    """Seeds of one step for a number of leaves: arrays (12, leaves) uint32 and (leaves,).
+    """Seeds of one step for a number of leaves.
 
-    Attributes:
-      subkeys: of :func:`threefry`.
-      offset: u in (0, 1).
+    ``subkeys`` of :func:`threefry`, (12, leaves) uint32; ``offset``: u in (0, 1), (leaves,).
     """
 
     subkeys: Any

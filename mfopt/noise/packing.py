@@ -30,12 +30,8 @@ _WORD = 2**32
 class Packing:
     """Some leaves of a pytree as rows of one matrix; a leaf's last row is filled up.
 
-    Leaves of equal size have a row each and nothing to fill.
-
-    Attributes:
-      leaves: their numbers in the pytree.
-      shapes: their shapes.
-      divisor: where not 0, the width of a row.
+    ``leaves`` are their numbers in the pytree. Leaves of equal size have a row each and nothing to
+    fill. ``divisor``: where not 0, the width of a row.
     """
 
     leaves: tuple[int, ...]
@@ -76,8 +72,7 @@ class Packing:
     def first(self, before: Any = 0) -> np.ndarray:
         """Number of each row's first element in its leaf, uint32 (rows,).
 
-        Args:
-          before: elements of the leaf in front of what is packed of it, one number for each leaf.
+        ``before``: elements of each leaf that lie in front of what is packed of it.
         """
         rows_before = np.arange(self.shape[0]) - self.starts[self.owners]
         begin = np.broadcast_to(np.asarray(before, np.int64), len(self.leaves))[self.owners]
@@ -86,8 +81,7 @@ class Packing:
     def words(self, first: Any = None) -> Any:
         """Number of each element in its leaf, uint32 of shape :attr:`shape`.
 
-        Args:
-          first: that of the first element of each row, (rows,); as in whole leaves if left out.
+        ``first``: that of the first element of each row, (rows,); None: as in whole leaves.
         """
         first = self.first() if first is None else first
         return first[:, None] + jax.lax.broadcasted_iota(jnp.uint32, self.shape, 1)
@@ -96,10 +90,8 @@ class Packing:
         """White noise N(0, 1) of all leaves, shape :attr:`shape`; what fills up is noise too.
 
         Args:
-          key: of the run, uint32 (8,); secret.
-          step: number of the step, from 0.
-          dtype: float32 or float64.
-          first: of :meth:`words`.
+          key, step: of the run, uint32 (8,), secret; and number of the step, from 0.
+          dtype, first: float32 or float64; and of :meth:`words`.
         """
         seeds = _draws.seeds(key, step, np.array(self.leaves))
         if not np.all(np.diff(self.starts) == 1):  # not a row each
@@ -136,10 +128,8 @@ class Packing:
 class LeafGroup:
     """Leaves that are streamed as one array: on one device, or spread over one mesh.
 
-    Attributes:
-      packing: of the part of each leaf that a device has.
-      whole: shapes of the whole leaves.
-      shardings: of the leaves; all None on one device.
+    ``packing`` is of the part of each leaf that a device has, ``whole`` are the shapes of the whole
+    leaves; their ``shardings`` are all None on one device.
     """
 
     packing: Packing
@@ -230,12 +220,9 @@ class LeafGroup:
 
 @dataclasses.dataclass(frozen=True)
 class SingleLeaf:
-    """A leaf that is streamed by itself, with the methods of a :class:`LeafGroup`.
+    """Number ``leaf`` of the pytree, streamed by itself, with the methods of a :class:`LeafGroup`.
 
-    Attributes:
-      leaf: its number in the pytree.
-      shape: of the whole leaf.
-      sharding: its layout over devices; None on one device.
+    ``shape``: of the whole leaf; ``sharding``: its layout over devices, None on one device.
     """
 
     leaf: int

@@ -235,7 +235,7 @@ def largest_shift(strategy: Strategy, recursion: Recursion, iterations: int) -> 
     """Bound on how far a mean as computed is from that of exact arithmetic, in units of σ.
 
     It holds in any coordinate and step (as a shift of z), for every run and all data, up to a
-    probability in :data:`DISTANCE`.
+    probability in :data:`DISTANCE`, with C the ``strategy`` and the ``recursion`` that of C⁻¹z.
 
     Let à be what the recursion, with the coefficients that it has, makes of unit draws, E = CÃ - I,
     and let everything else go wrong by e: w = Ã z + e, so C w = z + E z + C e (where past outputs
@@ -248,11 +248,6 @@ def largest_shift(strategy: Strategy, recursion: Recursion, iterations: int) -> 
       is not quite C⁻¹[t, t] times the unit, and multiplies q and ρ, 2⁵¹ grid steps each.
 
     A linear combination a·z of draws stays below 12 ‖a‖, and each single one below 12.05.
-
-    Args:
-      strategy: C.
-      recursion: of C⁻¹z.
-      iterations: n.
 
     Raises:
       UsageError: more than 8,192 steps, or noise beyond what float64 holds exactly.

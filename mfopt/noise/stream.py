@@ -476,11 +476,9 @@ class NoiseStream:
         Outside of jit, for adapters that keep their own state.
 
         Args:
-          key: of the run, uint32 (8,); secret.
+          key, step, first: as for :meth:`Packing.draw`.
           buffer: what is kept between steps, (slots, rows, width); None where nothing is.
-          step: number of the step, from 0.
           packing: how the leaves lie in rows; static.
-          first: of :meth:`Packing.words`.
           scratch: noise of an earlier step that nobody needs any more, or None: the new noise is
             put into its memory. On the CPU fresh memory costs half as much as the draw.
         """

@@ -96,10 +96,8 @@ def compare(
 def compare_noise(white: np.ndarray, arrays: Sequence[slice], other: np.ndarray) -> list[Finding]:
     """Run the tests of a run's noise.
 
-    Args:
-        white: C times the noise of the run, in units of σ, (n, coordinates).
-        arrays: coordinates of each array of parameters.
-        other: the noise of step 0 under another secret, likewise, (coordinates,).
+    ``white``: C times the noise of the run, in units of σ, (n, coordinates); ``arrays``: places of
+    each array's coordinates; ``other``: the noise of step 0 under another secret, (coordinates,).
     """
     n, m = white.shape
     if not (np.all(np.isfinite(white)) and np.all(np.any(white, axis=1)) and np.any(other)):

@@ -153,7 +153,7 @@ def _answer(
     Where that is not typed it is the file's, or else ``usual``.
     """
     found, file = shared.matrix(strategy, kinds)
-    stated = file if extra and hasattr(getattr(file, "sampling", None), extra) else None
+    stated = getattr(file.sampling, extra, None) if file is not None and extra else None
 
     def scheme(row: Row) -> Any:
         sizes = shared.bins_of(row, file)
@@ -161,8 +161,7 @@ def _answer(
             return kind(*sizes)
         if usual is not None and stated is None and row[extra] is None:
             return kind(*sizes, usual)
-        own = None if stated is None else getattr(stated.sampling, extra)
-        return kind(*sizes, shared.own(row, extra, own, stated))
+        return kind(*sizes, shared.own(row, extra, stated))
 
     answers.answer(arguments, scheme, title or f"{kind.kind}, {strategy}", found, analyse)
 

@@ -87,12 +87,7 @@ def _named(kind: str) -> str:
 
 
 def matrix(text: str, kinds: tuple[str, ...]) -> tuple[Any, Any]:
-    """(C, the factorization it is from or None) of ``--strategy``.
-
-    Args:
-      text: identity, sqrt, banded-sqrt:BANDS or a factorization file.
-      kinds: names that are taken besides files.
-    """
+    """(C, the factorization it is from or None) of ``--strategy``: a file or one of ``kinds``."""
     from mfopt import strategies
 
     name, _, number = text.partition(":")
@@ -111,17 +106,10 @@ def matrix(text: str, kinds: tuple[str, ...]) -> tuple[Any, Any]:
     return found.strategy, found
 
 
-def own(row: Row, name: str, value: Any, file: Any) -> Any:
-    """Value of an option, checked against the file's; the file's if it was not typed.
-
-    Args:
-      row: of the options.
-      name: of one.
-      value: the file's.
-      file: the factorization, or None where there is none.
-    """
+def own(row: Row, name: str, value: Any = None) -> Any:
+    """Value of an option, which must be the file's ``value``, if it has one, or left out."""
     typed = row[name]
-    if file is None:
+    if value is None:
         if typed is None:
             raise click.UsageError(f"Missing option '--{name.replace('_', '-')}'.")
         return typed
@@ -146,10 +134,10 @@ def bins_of(row: Row, file: Any) -> tuple[int, int]:
     """(bins, epochs) of a row, or of the file that C is from."""
     scheme = None if file is None else file.sampling
     if scheme is None or (hasattr(scheme, "bins") and hasattr(scheme, "epochs")):
-        found = own(row, "iters", getattr(scheme, "bins", None), scheme)
-        return found, own(row, "epochs", getattr(scheme, "epochs", None), scheme)
+        found = own(row, "iters", getattr(scheme, "bins", None))
+        return found, own(row, "epochs", getattr(scheme, "epochs", None))
     # C for another kind of sampling: of as many iterations
-    iters, epochs = own(row, "iters", None, None), own(row, "epochs", None, None)
+    iters, epochs = own(row, "iters"), own(row, "epochs")
     if iters * epochs != scheme.iterations:
         rule = f"C of the file has {scheme.iterations} iterations"
         raise _check.reject("iters, epochs", (iters, epochs), rule)

@@ -101,7 +101,7 @@ def _cyclic(row: Row, file: Any) -> Any:
     from mfopt.accounting import unamplified
 
     if file is None:
-        bands = _check.integer("bands", shared.own(row, "bands", None, None))
+        bands = _check.integer("bands", shared.own(row, "bands"))
         return CyclicPoisson(probability(row, bands), bands, iterations(row))
     n, scheme = shared.length_of(row, file), file.sampling
     cyclic = hasattr(scheme, "bands")  # cyclic Poisson sampling alone has
@@ -337,7 +337,7 @@ def run(asked: Any) -> None:
         ends = [sum(m.iterations for m, _ in made[: k + 1]) for k in range(len(made) - 1)]
         answers.draw_run(rows, ends, asked.plot)
     show = functools.partial(answers.print_answers, rows, "iterations", "over the run")
-    answers.tell({"results": rows}, show, asked.plot, asked.as_json, asked.quiet)
+    answers.tell({"results": rows}, show, asked)
 
 
 def _phase(text: str, of: dict[str, Any]) -> tuple[Any, float]:

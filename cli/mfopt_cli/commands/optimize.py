@@ -212,9 +212,8 @@ def command(asked: Any) -> int:
         raise click.UsageError(
             f"--init, --steps, --samples, --time-scale and --knots have no effect with {forms[0]}"
         )
-    n, workload = scheme.iterations, mechanisms.workload
     record: dict[str, Any] = {
-        "workload": workload(asked.workload, n, asked.momentum, asked.cooldown),
+        "workload": mechanisms.workload(asked, scheme.iterations),
         "privacy_unit": asked.privacy_unit,
         "provenance": provenance(asked.seed, mechanisms.typed()),
     }
@@ -263,8 +262,7 @@ def command(asked: Any) -> int:
 def _check_free(path: Path, force: bool, searched: str | None) -> None:
     """Refuse to overwrite a file, and say how to resume the search that left it there.
 
-    Args:
-      searched: the form of C, where the file could be begun with.
+    ``searched``: the form of C, where the file could be begun with.
     """
     from mfopt._runtime import _files
     from mfopt.factorization import check_output
