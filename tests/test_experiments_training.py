@@ -187,7 +187,7 @@ def test_repeated_runs_are_those_of_the_trainer(data, tmp_path):
             assert found[part][0][1] == pytest.approx(losses[0], rel=1e-6)
             assert found[part][-1][1] == pytest.approx(losses[-1], rel=1e-5)
         seen.add(round(found[REPORTED][-1][1], 5))
-    assert len(seen) == 4
+    assert len(seen) == 4 and runs._trainer._update._cache_size() == 1
     other = Sampler(Poisson(0.2, 3), runs.prepared.execution.units.population, 0, microbatch=1)
     with pytest.raises(UsageError, match="scheme"):
         runs.prepared.trainer.over(runs.prepared.execution.units, other)

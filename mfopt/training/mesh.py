@@ -135,7 +135,7 @@ def whole(mesh: Mesh, model: Model) -> Model:
 
 def shardings(mesh: Mesh, tree: PyTree, partition: PyTree | None) -> PyTree:
     """A ``NamedSharding`` per leaf of ``tree``: replicated, or as ``partition`` says."""
-    if partition is None:
+    if partition is None or mesh.size == 1:  # where names of axes would only compile steps again
         return jax.tree.map(lambda _: replicated(mesh), tree)
     return jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), tree, partition)
 

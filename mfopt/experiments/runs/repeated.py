@@ -87,9 +87,9 @@ class Runs:
             fitted = dataclasses.replace(config, learning_rate=0.0, noise_move=move)
             rate = learning_rate_of(fitted, execution)
         state = trainer.init(secret.key("noise"))
-        state = dataclasses.replace(
-            state, optimizer=optax.tree.set(state.optimizer, step_size=jax.numpy.float32(rate))
-        )
+        size = jax.device_put(np.float32(rate), state.step.sharding)  # as a step hands it out
+        optimizer = optax.tree.set(state.optimizer, step_size=size)
+        state = dataclasses.replace(state, optimizer=optimizer)
         if not self._before:
             self._before = self._evaluated(self._params)
         losses = {part: [(0, loss)] for part, loss in self._before.items()}
