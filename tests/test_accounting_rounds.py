@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from scipy import stats
+from test_accounting_linear import one_round
 
 from mfopt.accounting import Mechanism, account, loss_distribution
 from mfopt.accounting.closed_form import gaussian
@@ -269,20 +270,6 @@ def test_bracket_is_narrow_and_holds_finer_answers(mixture, rounds, sigma, delta
     assert profile.log_delta_below(above * 0.999) > math.log(delta) - 0.05
     # control: half the rounds' lower bound must not reach up to the answer
     assert RoundsProfile(mixture, rounds // 2, sigma).epsilon(delta) < below
-
-
-def one_round(probability, sigma, epsilon):
-    """log δ of one subsampled Gaussian in closed form: (remove, add)."""
-    inner = math.log1p(math.expm1(epsilon) / probability)
-    remove = math.log(probability) + gaussian.log_delta(1 / sigma, inner)
-    rest = 1 - math.exp(epsilon) * (1 - probability)
-    if rest <= 0:
-        return remove, -math.inf
-    crossing = sigma * math.log(rest / (probability * math.exp(epsilon))) + 0.5 / sigma
-    inside = rest * stats.norm.cdf(crossing) - probability * math.exp(epsilon) * stats.norm.cdf(
-        crossing - 1 / sigma
-    )
-    return remove, math.log(inside)
 
 
 @pytest.mark.parametrize("tilt", [0.0, 0.7, 300.0])

@@ -3,8 +3,10 @@
 import math
 
 import numpy as np
+import plain_monte_carlo as plain
 import pytest
 from selection import few
+from test_fresh_bins import all_patterns
 
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
@@ -64,20 +66,9 @@ def test_where_one_bin_reaches_as_far_as_all_faint_thresholds_share_a_law(monkey
     few([(4, 3, 1.3, 1.0), (2, 5, 1.5, 0.5), (8, 2, 0.6, 2.0)], 0),
 )
 def test_plain_sampling_in_both_directions(bins, epochs, sigma, epsilon):
-    rng, samples = np.random.default_rng(0), 200_000
-    removed, added = np.zeros(samples), np.zeros(samples)
-    for _ in range(epochs):
-        z = rng.normal(size=(samples, bins))
-        added += np.log(np.mean(np.exp(z / sigma - 0.5 / sigma**2), axis=1))
-        z[:, 0] += 1 / sigma
-        removed += np.log(np.mean(np.exp(z / sigma - 0.5 / sigma**2), axis=1))
+    patterns = all_patterns(np.eye(bins * epochs), FreshBins(bins, epochs))
     profile = RoundsProfile(BinAssignment(bins), epochs, sigma)
-    values = {
-        "remove": np.maximum(-np.expm1(epsilon - removed), 0),
-        "add": np.maximum(-np.expm1(epsilon + added), 0),
-    }
-    for direction, value in values.items():
-        mean, error = value.mean(), value.std() / math.sqrt(samples)
+    for direction, (mean, error) in plain.mixture(patterns.T, sigma, epsilon).items():
         found = math.exp(profile.log_delta(epsilon, direction))
         assert mean > 1e-2 and abs(found - mean) < 4 * error
         # the control: one throw less

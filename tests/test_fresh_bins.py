@@ -15,7 +15,6 @@ from selection import before_release, few
 from mfopt._runtime._float64 import float64, scope
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.monte_carlo import (
     band,
     chunked,
@@ -395,19 +394,6 @@ def test_one_bin_is_known_and_needs_no_samples():
     # a control: with a second bin there is something to draw
     two = FreshBinsLaw(FreshBins(2, 3)).loss(BandedToeplitz(np.array([1.0, 0.5])))
     assert not any(each.exact for each in two.free_bounds())
-
-
-@pytest.mark.ci
-def test_one_epoch_of_independent_noise_is_the_exact_sum_of_lognormals():
-    loss = FreshBinsLaw(FreshBins(6, 1)).loss(Identity())
-    point, exact = Point(1.2, 1.0), AllocationProfile(6, 1 / 1.2**2)
-    for direction in ("remove", "add"):
-        tilt = loss.least(direction, point)
-        seen = loss.pilot(tilt, point, 2**14, chunked.seed_key(1))
-        error = seen.deviation / math.sqrt(seen.samples)
-        known = exact.log_delta(1.0, direction)
-        assert abs(seen.log_mean - known) < 4 * error < 0.15
-        assert known < tilt.log_ceiling
 
 
 def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():
