@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import logsumexp
 
-from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
@@ -40,13 +39,8 @@ def delta(
     seed: int | None = None,
 ) -> Estimate:
     """H_{e^ε}(P, Q) ("remove") or H_{e^ε}(Q, P) ("add") by sampling from P or from Q."""
-    sigma = _check.positive("noise_multiplier", noise_multiplier)
-    scaled = KeptBins(*pair).scaled(sigma)
-    if direction not in _KERNELS:
-        raise _check.reject("direction", direction, "must be 'remove' or 'add'")
-    kernel = _KERNELS[direction]
-    key = chunked.seed_key(seed)
-    sums, used = chunked.total(kernel, key, samples, pair.bins, scaled, epsilon)
+    scaled, key = KeptBins(*pair).scaled(noise_multiplier), chunked.seed_key(seed)
+    sums, used = chunked.total(_KERNELS[direction], key, samples, pair.bins, scaled, epsilon)
     return from_sums(sums[0], sums[1], used)
 
 

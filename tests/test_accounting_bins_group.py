@@ -18,7 +18,6 @@ from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.monte_carlo import balls_in_bins, chunked, count_mixture, group
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
-from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.verify import Engine
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins
@@ -101,17 +100,12 @@ def test_one_unit_is_the_sum_of_lognormals() -> None:
 
 
 def test_beside_a_gaussian_release() -> None:
-    """Modes that hardly move leave the release alone; its own shift does what a Gaussian's does."""
+    """Modes that hardly move leave the release alone."""
     pair = CountPair(8, 3, 1e-6, 1.0)
     tilt = count_mixture.least(pair, "remove", Point(1.0, 1.0))
     seen = count_mixture.pilot(pair, tilt, Point(1.0, 1.0), 4096, KEY)
     assert abs(seen.log_mean - gaussian.log_delta(1.0, 1.0)) < 4e-3
     assert seen.log_mean <= tilt.log_ceiling
-    for t in (-2.0, 0.5, 3.0):
-        value = float(float64(GaussianPayoff(0.7).log_value)(t))
-        expected = special.ndtr(0.35 - t / 0.7) - math.exp(t) * special.ndtr(-0.35 - t / 0.7)
-        assert math.log(expected) <= value < math.log(expected) + 1e-8
-        assert 1.5 * t + value <= GaussianPayoff(0.7).log_peak(1.5)
 
 
 def test_a_split_lies_above_the_gram_matrix() -> None:

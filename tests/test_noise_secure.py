@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special, stats
+from test_noise_stream import flat
 from test_strategies import EVERY_KIND, SOME_KINDS, every_strategy
 
 from mfopt import strategies as S
@@ -29,10 +30,6 @@ def _wide():
 def make(strategy, n=N, **options):
     settings = {"noise_multiplier": 2.0, "clip_norm": 0.5, "secure": True, **options}
     return NoiseStream(strategy, iterations=n, **settings)
-
-
-def flat(tree):
-    return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)])
 
 
 integers = jax.jit(secure.integers)

@@ -124,8 +124,12 @@ def test_the_account_in_a_folder_is_believed_only_where_it_is_proved(data, tmp_p
     path.write_text("{}")
     with pytest.raises(UsageError, match="is not an account"):
         prepare(settings, resume=True)
-    # controls: the honest one, also where nothing is noted of its proof
+    # nor what is accounted for another algorithm, or anew
     path.write_text(honest)
+    monkeypatch.setattr(privacy.Account, "solve", None)
+    with pytest.raises(UsageError, match="is not an account"):
+        prepare(settings_for(data, tmp_path / "run", algorithm="els"), resume=True)
+    # controls: the honest one, also where nothing is noted of its proof
     proved = []
     prove = proofs.prove
     monkeypatch.setattr(proofs, "prove", lambda *a, **k: proved.append(a) or prove(*a, **k))
@@ -530,22 +534,3 @@ def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data,
     written = ["--config", str(tmp_path / "run" / "config.toml"), "--resume", "--quiet", "--json"]
     gone_on = runner.invoke(command, [*written, "--steps=3"], catch_exceptions=False)
     assert json.loads(gone_on.stdout)["steps"] == 3
-
-
-@pytest.mark.release
-def test_an_account_is_made_once_for_a_run(data, tmp_path, monkeypatch):
-    settings = settings_for(data, tmp_path / "run", steps=2, evaluate_every=0)
-    begun = execute(prepare(settings))
-
-    def solve(execution, epsilon, delta):
-        raise UsageError("made anew")
-
-    monkeypatch.setattr(privacy.Account, "solve", solve)
-    more = settings_for(data, tmp_path / "run", evaluate_every=0)
-    gone_on = execute(prepare(more, resume=True))
-    assert gone_on["steps"] == 6
-    assert gone_on["privacy"]["noise_multiplier"] == begun["privacy"]["noise_multiplier"]
-    wrong = ({"epsilon": 7.0}, "differs from the run"), ({"algorithm": "els"}, "is not an account")
-    for change, refusal in wrong:
-        with pytest.raises(UsageError, match=refusal):
-            prepare(settings_for(data, tmp_path / "run", **change), resume=True)
