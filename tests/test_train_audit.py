@@ -102,15 +102,6 @@ def test_the_attack_is_the_likelihood_ratio():
         expected.append(np.log(np.mean(there)) - absent.logpdf(sequence))
     found = attack_on(scheme, strategy)(np.asarray(strategy.multiply(releases)), sigma)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    # bins thrown afresh, independent noise: each of the four patterns of two throws of two bins
-    there = [
-        stats.multivariate_normal(np.array([*first, *second]), sigma**2 * np.eye(4)).pdf(releases.T)
-        for first in ([1.0, 0], [0, 1.0])
-        for second in ([1.0, 0], [0, 1.0])
-    ]
-    absent = stats.multivariate_normal(np.zeros(4), sigma**2 * np.eye(4)).pdf(releases.T)
-    found = attack_on(sampling.FreshBins(2, 2), Identity())(releases, sigma)
-    np.testing.assert_allclose(found, np.log(np.mean(there, axis=0) / absent), rtol=1e-6)
     # Poisson sampling with independent noise
     found = attack_on(sampling.Poisson(0.3, 4), Identity())(releases, sigma)
     each = np.log(0.7 + 0.3 * np.exp((releases - 0.5) / sigma**2)).sum(axis=0)

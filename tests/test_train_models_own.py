@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from train_fixtures import bigram_model, synthetic_store
 
 from mfopt.errors import UsageError
 from mfopt.training.models import Model, next_token_loss, num_targets
@@ -67,38 +66,6 @@ def test_loss_and_gradient_are_those_of_the_rows_that_predict():
         np.testing.assert_allclose(gradient, slope, rtol=1e-6)
         # a row that the next token is not known of has no gradient; all others have
         assert np.any(gradient, axis=1).tolist() == [row + 1 < length for row in range(6)]
-
-
-def test_a_model_without_flax_trains_on_a_store():
-    store = synthetic_store()
-    model = bigram_model()
-    tokens, mask = map(jnp.asarray, store.batch(np.arange(store.num_records), 16))
-    losses = jax.vmap(model.loss, (None, None, 0, 0))
-    gradient = jax.jit(
-        jax.grad(lambda params: jnp.mean(losses(params, model.frozen, tokens, mask)))
-    )
-    params = model.params
-    for _ in range(60):
-        params = jax.tree.map(lambda p, g: p - 2.0 * g, params, gradient(params))
-    weights = num_targets(mask)
-    before, after = (
-        float(jnp.sum(losses(p, (), tokens, mask) * weights) / jnp.sum(weights))
-        for p in (model.params, params)
-    )
-    assert before > np.log(32) and after < 2.6
-
-
-def test_per_record_gradients_do_not_depend_on_the_others():
-    store = synthetic_store()
-    model = bigram_model()
-    tokens, mask = map(jnp.asarray, store.batch([0, 5, -1], 16))
-    gradient = jax.jit(jax.grad(model.loss))
-    rows = jax.jit(jax.vmap(gradient, (None, None, 0, 0)))(model.params, (), tokens, mask)
-    for row in range(3):
-        alone = gradient(model.params, (), tokens[row], mask[row])
-        for name in alone:
-            np.testing.assert_allclose(rows[name][row], alone[name], atol=1e-7)
-    assert all(np.all(np.asarray(leaf[2]) == 0) for leaf in rows.values())
 
 
 def test_any_nnx_module_becomes_a_model():

@@ -8,7 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mfopt.training import verification
 from mfopt.training.data.store import METADATA
+
+
+def verified(facts, lies):
+    """What is found in a report that holds, and that does not with any of ``lies`` in it."""
+    found = verification.verify(facts)
+    assert found.holds, [check for check in found.checks if not check.holds]
+    believed = [lie for lie in lies if verification.verify(facts | lie).holds]
+    assert not believed
+    return found
 
 
 def norm_of(tree):
