@@ -36,9 +36,8 @@ def iterations(row: Row) -> int:
     total, epochs, iters = row["iterations"], row["epochs"], row["iters"]
     if total is not None:
         if epochs is not None or iters is not None:
-            raise click.UsageError(
-                "--iterations excludes --epochs and --iters: it is their product n"
-            )
+            rule = "--iterations excludes --epochs and --iters: it is their product n"
+            raise click.UsageError(rule)
         return _check.integer("iterations", total)
     if iters is None:
         raise click.UsageError("Missing option '--iters'.")
@@ -188,9 +187,8 @@ def taken_effort(arguments: Row) -> Row:
     samples, seed, estimate = (arguments.pop(name) for name in ("samples", "seed", "estimate"))
     certificate = arguments.pop("certificate", "monte-carlo")
     if estimate and (samples is not None or seed is not None):
-        raise click.UsageError(
-            "--estimate excludes --certify-samples and --seed: it certifies nothing"
-        )
+        rule = "--estimate excludes --certify-samples and --seed: it certifies nothing"
+        raise click.UsageError(rule)
     effort = {"samples": samples, "seed": seed, "certify": not estimate}
     return effort if certificate == "monte-carlo" else {**effort, "certificate": certificate}
 

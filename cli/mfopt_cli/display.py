@@ -22,32 +22,14 @@ from mfopt_cli.messages import SCHEMA
 
 _NO_WRAP = 10_000  # columns of a pipe
 # for terminals and files whose encoding lacks the letter
+# fmt: off
 _SPELLED = {
-    "ε": "epsilon",
-    "δ": "delta",
-    "σ": "sigma",
-    "β": "beta",
-    "×": "x",
-    "≤": "<=",
-    "≥": ">=",
-    "⁻": "^-",
-    "¹": "1",
-    "²": "2",
-    "→": "->",
-    "…": "...",
-    "·": "*",
-    "–": "-",
-    "—": "-",
-    "√": "sqrt",
-    "‖": "|",
-    "±": "+-",
-    "│": "|",
-    "━": "-",
-    "╸": "-",
-    "╺": "-",
-    "─": "-",
-    "∞": "inf",
+    "ε": "epsilon", "δ": "delta", "σ": "sigma", "β": "beta", "∞": "inf", "√": "sqrt",
+    "×": "x", "·": "*", "±": "+-", "≤": "<=", "≥": ">=", "→": "->", "…": "...",
+    "⁻": "^-", "¹": "1", "²": "2", "‖": "|", "│": "|",
+    "–": "-", "—": "-", "━": "-", "╸": "-", "╺": "-", "─": "-",
 }
+# fmt: on
 
 
 def _spell(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -31,15 +31,11 @@ class Option(click.Option):
         excludes: tuple[str, ...] = (),
         **more: Any,
     ) -> None:
-        """Make an option.
+        """Make an option; ``names``, ``help`` and ``more`` as for ``click.Option``.
 
-        Args:
-          names, help, more: as for ``click.Option``.
-          aliases: older names.
-          may_be_empty: whether "" is a value.
-          needs: names of other options, one of which must be given (or have this value): without
-            all of them this one has no effect.
-          excludes: names of options beside which it has no effect.
+        ``aliases``: older names; ``may_be_empty``: whether "" is a value. ``needs``: names of other
+        options, one of which must be given (or have this value): without all of them this one has
+        no effect, nor has it beside the options named in ``excludes``.
         """
         main = next(name for name in names if name.startswith("--"))
         self.older = tuple(aliases) or ALIASES.get(main, ())

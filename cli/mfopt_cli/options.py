@@ -56,9 +56,8 @@ def _with_effect(command: click.Command, ctx: click.Context) -> None:
     for name in given if not ctx.resilient_parsing else ():
         param, typed = every[name], every[name].typed(ctx)
         for other in given & set(param.excludes):
-            raise messages.Refused(
-                f"{typed} has no effect with {every[other].typed(ctx)}; remove one"
-            )
+            rule = f"{typed} has no effect with {every[other].typed(ctx)}; remove one"
+            raise messages.Refused(rule)
         found = [(ctx.params[other], value) for other, value in param.needs.items()]
         if found and not any(a in b.split("|") if b else a is not None for a, b in found):
             said = [
@@ -108,9 +107,8 @@ class Group(click.Group):
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1, 0.5)
             hint = f"Did you mean `{ctx.command_path} {near[0]}`?" if near else ""
-            raise messages.Refused(
-                f"{args[0]}: no such command. {hint or f'See {ctx.command_path} --help.'}"
-            )
+            rule = f"{args[0]}: no such command. {hint or f'See {ctx.command_path} --help.'}"
+            raise messages.Refused(rule)
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -123,21 +121,12 @@ class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime arg
 
     name = "kind"
     # what mfopt.optimize.kinds.every() gives without plugins: help does not wait for JAX
+    # fmt: off
     names: tuple[str, ...] = (
-        "blt",
-        "toeplitz",
-        "banded-toeplitz",
-        "cyclic-blocks",
-        "cleared-blt",
-        "wave-blt",
-        "banded",
-        "dense",
-        "sqrt",
-        "banded-sqrt",
-        "banded-inverse-sqrt",
-        "identity",
-        "tree",
+        "blt", "toeplitz", "banded-toeplitz", "cyclic-blocks", "cleared-blt", "wave-blt", "banded",
+        "dense", "sqrt", "banded-sqrt", "banded-inverse-sqrt", "identity", "tree",
     )
+    # fmt: on
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Any:
         """Kinds that begin so."""
@@ -159,9 +148,8 @@ class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime arg
 class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
     """A whole number, also as 1e6, 10M or 1_000.
 
-    Args:
-      most: refuse more where it is read, before any work: of sizes beyond which work takes days,
-        for nothing. What else is wrong with a number is for the library to say.
+    More than ``most`` is refused where it is read, before any work: sizes beyond which work takes
+    days, for nothing. What else is wrong with a number is for the library to say.
     """
 
     name = "integer"
@@ -221,8 +209,7 @@ def at_most(most: int | None, number: Any, param: click.Parameter | None) -> Any
 def whole(value: Any) -> int:
     """``value`` as an int: digits, or a number like 1e6 or 10M that is whole.
 
-    Raises:
-      ValueError: saying what is wrong, to be put behind the value.
+    A ValueError says what is wrong, to be put behind the value.
     """
     text = str(value).strip()
     try:
@@ -399,8 +386,7 @@ cache = option(
 
 
 def certificate(text: str) -> Decorator:
-    """Options of commands that prove a statement about a file; ``text`` is the help of
-    ``--out``."""
+    """Options of commands that prove a statement about a file; ``text``: help of ``--out``."""
     return apply(certify_samples, certificate_kind, seed(), out(text), force_of("out"), output)
 
 

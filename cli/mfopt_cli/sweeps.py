@@ -13,15 +13,10 @@ from mfopt_cli import options
 
 
 class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
-    """A number, a range ``first:last[:step]`` or a list ``a,b,c``.
+    """A number, a range ``first:last[:step]`` or a list ``a,b,c``, of ``kind``, at most ``most``.
 
-    A range includes both its ends; a step ``xF`` multiplies by F.
-
-    Converts to a tuple of values; an option that was not given stays None.
-
-    Args:
-      kind: of number.
-      most: as for :class:`mfopt_cli.options.Count`.
+    A range includes both its ends; a step ``xF`` multiplies by F. Converts to a tuple of values; an
+    option that was not given stays None.
     """
 
     def __init__(self, kind: type[int] | type[float], most: int | None = None) -> None:
@@ -66,13 +61,11 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
         else:
             width = (last - first) / step
         if len(parts) == 2 and 0 < width < 1:
-            raise ValueError(
-                "the step 1 leaves only the two ends: give FIRST:LAST:STEP or FIRST:LAST:xFACTOR"
-            )
+            rule = "the step 1 leaves only the two ends: give FIRST:LAST:STEP or FIRST:LAST:xFACTOR"
+            raise ValueError(rule)
         if width >= options.MOST_POINTS:
-            raise ValueError(
-                f"{math.floor(width) + 1} values; a sweep has at most {options.MOST_POINTS}"
-            )
+            rule = f"{math.floor(width) + 1} values; a sweep has at most {options.MOST_POINTS}"
+            raise ValueError(rule)
         steps = range(math.ceil(width * (1 - 1e-12)))
         inner = (first + i * step if factor is None else first * factor**i for i in steps)
         return *(self.kind(value) for value in inner), last

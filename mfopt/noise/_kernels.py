@@ -48,13 +48,10 @@ def advance(
     buffer: Any,
     dtype: Any,
 ) -> tuple[jax.Array, Any]:
-    """(noise of step, new buffer).
+    """(noise of step, new buffer), from the ``coefficients`` of ``recursion.at(step)``.
 
-    Args:
-      coefficients: ``recursion.at(step)``.
-      draw: white noise of any step <= step, of type ``dtype``.
-      buffer: of :func:`buffer_shape`, or None.
-      dtype: in which the noise is computed.
+    ``draw`` gives white noise of any step <= ``step``, of the type ``dtype`` in which the noise is
+    computed; ``buffer`` is of :func:`buffer_shape`, or None.
     """
     if isinstance(recursion, Ring):
         return _ring(recursion, coefficients[0], draw, step, buffer, dtype)

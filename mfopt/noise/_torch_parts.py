@@ -25,19 +25,11 @@ _BLOCK = 2**24  # elements that are drawn at once: their random bits are twice a
 
 
 class OnCPU:
-    """Parameters on the CPU.
+    """Parameters on the CPU: those numbered ``leaves``, of the shapes ``whole``.
 
-    Args:
-      stream: strategy, scale and types.
-      leaves: numbers of the parameters.
-      shapes: of what this process has of each parameter.
-      device: not used.
-      whole: shapes of the parameters.
-      part: number of this process and how many share the noise.
-
-    Attributes:
-      draws: how the white draws are made, and for which parameters together.
-      slack_shapes: of what shares an offset in :mod:`mfopt.noise._draws`.
+    ``shapes`` are those of what this process has of each; ``part`` is the number of this process
+    and how many share the noise. ``draws`` says how the white draws are made, and for which
+    parameters together; ``slack_shapes`` are of what shares an offset in :mod:`mfopt.noise._draws`.
     """
 
     def __init__(

@@ -23,9 +23,7 @@ from mfopt.noise.recursions import Modal, Recursion, Ring, Rows
 from mfopt.strategies import Strategy, ToeplitzStrategy
 
 Past = Literal["auto", "store", "regenerate", "dense"]
-"""How strategies that need past *draws* get them: "store" keeps them in memory, "regenerate" makes
-them again; "auto" stores where C⁻¹ is banded and regenerates otherwise. "dense" is for any
-strategy: the rows of C⁻¹, without regard to structure, against regenerated draws."""
+"""How strategies that need past *draws* get them, as for :class:`mfopt.noise.NoiseStream`."""
 
 
 def choose(strategy: Strategy, n: int, past: Past = "auto") -> Recursion:

@@ -159,10 +159,9 @@ def write_secret(
     """An ``.npz`` with mode 0600 from its first byte on, renamed into place.
 
     Args:
-      path: of the file; its folder must exist.
+      path, force: of the file, whose folder must exist, and whether one that is there is replaced.
       header: facts that JSON keeps; what says which run the arrays belong to.
       arrays: of any dtype, also those that numpy alone lacks.
-      force: replace a file that is there.
     """
     path = _files.check_output(path, force=force)
     dtypes = {name: str(value.dtype) for name, value in arrays.items()}

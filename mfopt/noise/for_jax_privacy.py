@@ -1,11 +1,10 @@
 """Strategy matrices as jax_privacy's streaming matrices.
 
 For training, :func:`mfopt.noise.for_optax.add_noise` goes where a privatizer of jax_privacy goes:
-an optax transformation of sums of clipped gradients, with draws of 64 bits. jax_privacy's own
-privatizers take ``jax.random.normal``, whose float32 draws keep 23 bits and end at |z| = 5.4: a
-unit that is spread over P parameters moves some of them further with probability near
-P · steps · 6e-8, and is found. That exceeds δ = 1e-5 from a few hundred draws on, so there is no
-size at which this module could offer them.
+an optax transformation of sums of clipped gradients, with draws of 64 bits. jax_privacy's own take
+``jax.random.normal``, whose float32 draws keep 23 bits and end at |z| = 5.4: a unit that is spread
+over P parameters moves some of them further with probability near P · steps · 6e-8, and is found.
+That exceeds δ = 1e-5 from a few hundred draws on: there is no size at which they could be offered.
 """
 
 from __future__ import annotations

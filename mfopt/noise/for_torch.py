@@ -160,8 +160,7 @@ class TorchNoise:
 
     @contextlib.contextmanager
     def _one_step(self) -> Iterator[None]:
-        """Guard that makes a step atomic: after a partial update the buffers would give noise other
-        than C⁻¹z."""
+        """Guard of a step: after half an update the buffers would give noise other than C⁻¹z."""
         self._refuse_past_end()
         self._refuse_broken()
         self._sound = False
@@ -180,8 +179,7 @@ class TorchNoise:
     def state_dict(self) -> dict[str, Any]:
         """**Secret.** Everything :meth:`load_state_dict` needs, for PyTorch checkpoints.
 
-        Raises:
-          FailureError: a step was broken off half-way.
+        Raises FailureError where a step was broken off half-way.
         """
         self._refuse_broken()
         return {

@@ -1,5 +1,4 @@
-"""Measured cost of a noise stream on this machine: memory and seconds per step, before a run
-starts."""
+"""Measured cost of a noise stream on this machine before a run: memory, and seconds per step."""
 
 from __future__ import annotations
 
@@ -120,12 +119,11 @@ def refuse_too_large(stream: NoiseStream, parameters: int) -> None:
     needed = stream.buffer_bytes(parameters) + 2 * parameters * stream.dtype.itemsize
     free = free_bytes()
     if free is not None and needed > free:
-        raise _check.FailureError(
-            f"{parameters} parameters with {stream.recursion.slots} buffers need "
-            f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free. Use a narrower "
-            "buffer type, a strategy with fewer buffers, or more devices (the buffers are cut "
-            "like the parameters)."
-        )
+        rule = f"{parameters} parameters with {stream.recursion.slots} buffers need "
+        rule += f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free. Use a narrower "
+        rule += "buffer type, a strategy with fewer buffers, or more devices (the buffers are cut "
+        rule += "like the parameters)."
+        raise _check.FailureError(rule)
 
 
 def free_bytes() -> int | None:

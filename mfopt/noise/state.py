@@ -19,10 +19,8 @@ from mfopt._runtime._pytree import STATIC, pytree
 class Layout:
     """Public, static shape information of the parameters.
 
-    Attributes:
-      treedef: pytree structure.
-      shapes: global shape of each leaf.
-      shardings: how each leaf is laid out over devices; None where it lies on one device.
+    ``treedef``: pytree structure; ``shapes``: global shape of each leaf; ``shardings``: how each
+    leaf is laid out over devices, None where it lies on one device.
     """
 
     treedef: Any

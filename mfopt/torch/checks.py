@@ -36,21 +36,15 @@ def refuse_layers(module: torch.nn.Module) -> None:
 def _fault(layer: torch.nn.Module) -> tuple[str, str]:
     """(rule that a layer breaks, way out), or empty texts."""
     if isinstance(layer, torch.nn.parallel.DistributedDataParallel):
-        return (
-            "adds up gradients before they are clipped and noised",
-            "Give its `module`, or, with Opacus, wrap that in "
-            "opacus.distributed.DifferentiallyPrivateDistributedDataParallel.",
-        )
+        way_out = "Give its `module`, or, with Opacus, wrap that in "
+        way_out += "opacus.distributed.DifferentiallyPrivateDistributedDataParallel."
+        return "adds up gradients before they are clipped and noised", way_out
     if type(layer).__name__ == "FullyShardedDataParallel":
-        return (
-            "adds up gradients before they are clipped",
-            "Use fully_shard (FSDP2) and PrivateRun.",
-        )
+        rule = "adds up gradients before they are clipped"
+        return rule, "Use fully_shard (FSDP2) and PrivateRun."
     if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-        return (
-            "mixes examples, so that no example's gradient is its own",
-            "Use torch.nn.GroupNorm, or opacus.validators.ModuleValidator.fix(module).",
-        )
+        way_out = "Use torch.nn.GroupNorm, or opacus.validators.ModuleValidator.fix(module)."
+        return "mixes examples, so that no example's gradient is its own", way_out
     if isinstance(layer, _InstanceNorm) and layer.training and layer.track_running_stats:
         return "keeps statistics of batches without noise", "Set track_running_stats=False."
     if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):

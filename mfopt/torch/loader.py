@@ -32,10 +32,7 @@ class UnitBatches(data.Sampler[list[int]]):
 
     Iterating resumes at the first step that was not released, up to the end of its epoch: in
     ``for epoch in ...: for batch in loader`` every step comes once, also after a break or a
-    checkpoint. A list may be empty.
-
-    Attributes:
-      whole: whether the length is that of a whole epoch, also after a break.
+    checkpoint. A list may be empty. ``whole``: the length is that of a whole epoch, also then.
 
     Raises:
       UsageError: on iteration, if all steps were released, no optimizer is attached, or the batch
@@ -136,8 +133,7 @@ def _emptied(batch: Any) -> Any:
 def dataset_of(given: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """(dataset, options of the new loader) from a dataset, or from a loader of one.
 
-    Raises:
-      UsageError: the loader draws in a way of its own, or the data set has no numbered records.
+    Refused are a loader that draws in a way of its own, and a data set without numbered records.
     """
     if isinstance(given, data.DataLoader):
         sampler, batches = given.sampler, given.batch_sampler

@@ -24,12 +24,9 @@ Truncation = Literal["charge", "double"]
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The units of one step.
+    """The units of one step: ``drawn`` of them the scheme chose, ``truncated`` of those were cut.
 
-    Attributes:
-        units: (slots,) int64, -1 in padded slots; slots is a multiple of the microbatch size.
-        drawn: units that the scheme chose.
-        truncated: how many of those were cut.
+    ``units``: (slots,) int64, -1 in padded slots; slots is a multiple of ``microbatch``.
     """
 
     units: np.ndarray

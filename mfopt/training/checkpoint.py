@@ -103,10 +103,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             yield
         except (ValueError, OSError, RuntimeError) as problem:
             reason = _check.printable(str(problem).split("\n")[0].split(" [tensorstore")[0])
-            raise FailureError(
-                f"a checkpoint in {self.folder} could not be written: {reason}. "
-                "Free some space, and resume from the last complete one with `resume=True`."
-            ) from problem
+            rule = f"a checkpoint in {self.folder} could not be written: {reason}. "
+            rule += "Free some space, and resume from the last complete one with `resume=True`."
+            raise FailureError(rule) from problem
 
     @property
     def steps(self) -> list[int]:
@@ -164,10 +163,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             }
             return Restored(TrainState(**parts), facts, damaged)
         reasons = "; ".join(f"step {number}: {reason}" for number, reason in damaged.items())
-        raise Damaged(
-            f"no checkpoint asked for in {self.folder} reads as it was written ({reasons}). "
-            "Give another step with `resume_from`, or start a new run in another folder."
-        )
+        why = f"no checkpoint asked for in {self.folder} reads as it was written ({reasons}). "
+        why += "Give another step with `resume_from`, or start a new run in another folder."
+        raise Damaged(why)
 
     def _read(
         self, secret: RunSecret, step: int, like: TrainState | None = None
@@ -213,9 +211,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 found, facts = self._read(secret, self.steps[-1])
         except Damaged as reason:
             way_out = "Resume that run once, which takes the newest one that is whole."
-            raise Damaged(
-                f"the newest checkpoint in {self.folder} is damaged ({reason}). {way_out}"
-            ) from None
+            rule = f"the newest checkpoint in {self.folder} is damaged ({reason}). {way_out}"
+            raise Damaged(rule) from None
         return [np.asarray(leaf) for leaf in found["params"]], facts
 
     def _clear(self, step: int, damaged: Mapping[int, str]) -> None:

@@ -1,7 +1,7 @@
 """A budget continued: a new run that begins from the parameters of an earlier one.
 
-The earlier run's newest checkpoint has its parameters and report under a seal; the report is
-verified, and what both cost is stated (:func:`mfopt.training.verification.composed`).
+Its newest checkpoint has them, and its report, under a seal; the report is verified, and what both
+runs cost is stated (:func:`mfopt.training.verification.composed`).
 """
 
 from __future__ import annotations

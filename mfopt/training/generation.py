@@ -30,8 +30,7 @@ def generate(
     token that the model does not know.
 
     Args:
-        model: with logits; a causal one.
-        prompt, tokens: at least one token, and most new ones.
+        model, prompt, tokens: a causal one with logits; at least one token; most new ones.
         temperature, seed: of the draws; the first divides the logits, and 0 takes the likeliest.
         end: a token that ends the text, and is not given.
     """

@@ -29,10 +29,8 @@ _SIGMAS, _LARGE = 6.0, 2**28  # of a bound for rounding; parameters
 class Part:
     """Contribution of one use to a unit's gradient: Σ_t u_tᵀ v_t.
 
-    Attributes:
-        u: (T, rows) activations, or (T,) numbers of rows.
-        v: (T, columns) float32 gradients of what came out.
-        turned: the leaf's first half of axes are the use's columns.
+    ``u``: (T, rows) activations, or (T,) numbers of rows; ``v``: (T, columns) float32 gradients of
+    what came out; ``turned``: the leaf's first half of axes are the use's columns.
     """
 
     u: jax.Array

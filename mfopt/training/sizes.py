@@ -39,12 +39,10 @@ _REMAT = ("remat2", "checkpoint")
 class Work(NamedTuple):
     """A model as a run sees it, in numbers.
 
-    Attributes:
-      trained, frozen: parameters that are trained, and the others.
-      record: numbers that the backward pass of one record holds.
-      products: (size, positions in a record) of each parameter that meets activations in products
-        only.
-      largest: numbers of the largest trained array.
+    ``trained``, ``frozen``: parameters that are trained, and the others; ``record``: numbers that
+    the backward pass of one record holds; ``products``: (size, positions in a record) of each
+    parameter that meets activations in products only; ``largest``: numbers of the largest trained
+    array.
     """
 
     trained: float

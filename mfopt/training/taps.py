@@ -62,10 +62,8 @@ class Use:
 class Taps:
     """A loss of one record whose tapped parameters have products as their only uses.
 
-    Attributes:
-        program: of the loss, flat.
-        uses: in the order of the program, of the tapped parameters only.
-        unknown: parameters of two axes or more with a use that is none of these.
+    ``program`` is the loss, flat; ``uses`` are in its order, of the tapped parameters only;
+    ``unknown`` are parameters of two axes or more with a use that is none of these.
     """
 
     program: ClosedJaxpr

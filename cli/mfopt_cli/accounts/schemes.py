@@ -211,10 +211,9 @@ def _check_alone(other: Any, epsilon: float | None, delta: float) -> None:
         alone = math.exp(other.convolve(tilt).log_delta_below(epsilon))
         at = f"ε = {epsilon:g}"
     if alone > delta:
-        raise _check.FailureError(
-            f"what --also names is accounted for with δ = {alone:.3g} at {at} on its own, above "
-            f"{delta:g}: no noise reaches the target. Ask for a larger ε or δ, or less."
-        )
+        rule = f"what --also names is accounted for with δ = {alone:.3g} at {at} on its own, above "
+        rule += f"{delta:g}: no noise reaches the target. Ask for a larger ε or δ, or less."
+        raise _check.FailureError(rule)
 
 
 @click.command("min-separation", cls=options.Command)

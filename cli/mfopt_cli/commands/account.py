@@ -134,10 +134,9 @@ def els(**arguments: Any) -> None:
 
     def scheme(row: Row) -> Poisson:
         if row["population"] is not None and row["group_size"] > row["population"]:
-            raise click.UsageError(
-                f"--group-size {row['group_size']} is above --population {row['population']}: "
-                "a user's examples are among the population's"
-            )
+            rule = f"--group-size {row['group_size']} is above --population {row['population']}: "
+            rule += "a user's examples are among the population's"
+            raise click.UsageError(rule)
         return _poisson(row)
 
     answer(arguments, scheme, "ELS")

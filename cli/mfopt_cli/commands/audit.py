@@ -81,11 +81,9 @@ def command(asked: Any) -> None:
         title = f"{asked.run or asked.config}: audit with {result.canaries} canaries"
         display.table(title, rows.items())
     if faults:
-        raise FailureError(
-            "audit failed: the trainer does not execute what was accounted for ("
-            + ", ".join(finding.name for finding in faults)
-            + ")"
-        )
+        names = ", ".join(finding.name for finding in faults)
+        rule = "audit failed: the trainer does not execute what was accounted for"
+        raise FailureError(f"{rule} ({names})")
 
 
 def _chance(finding: Any) -> str:

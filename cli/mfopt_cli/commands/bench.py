@@ -37,10 +37,9 @@ def command(context: click.Context, name: str) -> int:
     places = [root / "tests" / "benchmarks" for root in roots if (root / "mfopt").is_dir()]
     folder = next(filter(Path.is_dir, places), None)
     if folder is None:
-        raise click.UsageError(
-            "benchmarks are no part of an installed mfopt: they live in tests/benchmarks of its "
-            "source tree. Run this inside a clone"
-        )
+        rule = "benchmarks are no part of an installed mfopt: they live in tests/benchmarks of its "
+        rule += "source tree. Run this inside a clone"
+        raise click.UsageError(rule)
     known = sorted(path.stem.removeprefix("bench_") for path in folder.glob("bench_*.py"))
     if name not in known:
         raise click.UsageError(f"no benchmark {name!r}; there are: {', '.join(known)}")

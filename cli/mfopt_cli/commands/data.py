@@ -139,17 +139,11 @@ def _source(paths: tuple[str, ...], asked: Any, name: str = "data") -> Any:
 
     kind = asked.kind
     if kind == "auto":
-        suffixes = {
-            ".jsonl": "jsonl",
-            ".ndjson": "jsonl",
-            ".csv": "csv",
-            ".parquet": "parquet",
-            "/": "folder",
-        }
+        suffixes = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
         kinds = {
-            suffixes.get(
-                "/" if Path(path).is_dir() else Path(path.lower().removesuffix(".gz")).suffix
-            )
+            "folder"
+            if Path(path).is_dir()
+            else suffixes.get(Path(path.lower().removesuffix(".gz")).suffix)
             for path in paths
         }
         if len(kinds) != 1 or None in kinds:

@@ -308,10 +308,9 @@ def _check_sizes(forms: tuple[str, ...]) -> None:
     known = set(forms) <= set(options.StrategyName.names)
     for name, sized in _SIZED.items():
         if options.typed(name) and known and not set(forms) & set(sized):
-            raise click.UsageError(
-                f"--{name} has no effect with {' or '.join(forms)}; remove it, or give "
-                f"--strategy {', '.join(sized[:-1])} or {sized[-1]}"
-            )
+            rule = f"--{name} has no effect with {' or '.join(forms)}; remove it, or give "
+            rule += f"--strategy {', '.join(sized[:-1])} or {sized[-1]}"
+            raise click.UsageError(rule)
 
 
 def _scaling(strategy: str, wanted: bool | None, knots: int | None) -> Any:

@@ -123,10 +123,9 @@ def build(
             if not counts["records"]:
                 left_out = sorted({**counts["filtered"], **counts["bad"]}.items())
                 reasons = ", ".join(f"{count:,} × {reason}" for reason, count in left_out)
-                raise FailureError(
-                    f"no record can be used for the part {name} ({reasons or 'there is none'}); "
-                    "nothing written. Check `user_column`, `text_column` and the format."
-                )
+                why = f"no record can be used for the part {name} ({reasons or 'there is none'}); "
+                why += "nothing written. Check `user_column`, `text_column` and the format."
+                raise FailureError(why)
             metadata = {
                 "mfopt": __version__,
                 "source": plan["public" if name == "public" else "source"],

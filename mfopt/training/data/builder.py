@@ -93,9 +93,8 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
             found = self._base.execute("SELECT facts FROM state").fetchone()
         except sqlite3.DatabaseError as problem:
             self.close()
-            raise FailureError(
-                f"{self.spool} cannot be resumed ({problem}); start over with `restart=True`"
-            ) from None
+            why = f"{self.spool} cannot be resumed ({problem}); start over with `restart=True`"
+            raise FailureError(why) from None
         state: dict[str, Any] = {"vocab_size": vocab_size, "progress": {}}
         state |= json.loads(found[0]) if found else {}
         #: what :meth:`commit` was given last: {} for a new spool
@@ -159,16 +158,13 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         """Group by user and write ``folder/<name>`` (and the held-out parts).
 
         Users stand in the order in which they first came, records of a user in the order in which
-        they came.
+        they came. Returns records per part, and ``duplicates``: how many were dropped.
 
         Args:
             folder, name: where the parts go, and the name of the one that is not held out.
             metadata: facts for each part's ``metadata.json``; ``tokenizer_digest`` among them.
             hold_out, progress: what is kept from it, and callback for what has been grouped.
             drop_duplicates: keep the first of a user's records with the same text.
-
-        Returns:
-            Records per part, and ``duplicates``: how many were dropped.
         """
         hold_out = hold_out or HoldOut()
         self._base.execute("CREATE INDEX IF NOT EXISTS by_user ON records (user)")

@@ -40,8 +40,7 @@ def repeats_ngram(text: str, n: int = _NGRAM) -> bool:
 def parse(mail: str) -> dict[str, Any]:
     """Date, sender, receivers (each once, in order), subject and body of one mail.
 
-    Raises:
-        ValueError: there is no header, no sender or no receiver.
+    Raises ValueError where there is no header, no sender or no receiver.
     """
     mail = mail.replace("\r\n", "\n")
     head, separator, body = mail.partition("\n\n")

@@ -179,9 +179,8 @@ def attend(
     Args:
         query, key, value: of T tokens, (T, heads, head size); a head of keys and values serves a
             group of queries where there are fewer.
-        at: position of the first token.
-        cache: keys and values of a text, (L, heads, head size), into which those of these tokens
-            are written; None: these tokens are the text.
+        at, cache: position of the first token; keys and values of a text, (L, heads, head size),
+            into which those of these tokens are written, None if these tokens are the text.
     """
     if cache is None:
         # Padding comes after the text, so the causal mask alone keeps it out of real positions.

@@ -96,15 +96,10 @@ def num_targets(mask: jax.Array) -> jax.Array:
 
 
 def next_token_loss(logits: jax.Array, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean negative log-likelihood (nats) of each token given those before it.
+    """Mean negative log-likelihood (nats) of each token given those before it: scalar float32.
 
-    Args:
-        logits: (L, V); row i predicts token i + 1.
-        tokens: (L,) integers.
-        mask: (L,) bool, True on real tokens.
-
-    Returns:
-        Scalar float32; 0 where the record has fewer than two real tokens.
+    ``logits`` (L, V): row i predicts token i + 1; ``tokens``: (L,) integers; ``mask``: (L,) bool,
+    True on real tokens. 0 where the record has fewer than two real tokens.
     """
     # the last row predicts nothing and weighs 0: without it every logit would be copied, and the
     # gradient of each once more
