@@ -309,8 +309,7 @@ def test_the_move_of_a_fitted_rate_follows_what_the_model_has_read():
     near = dataclasses.replace(settings, pretrain_steps=3)
     assert settings.data == "stdlib" and (settings.move, near.move) == (0.04, 0.003)
     assert dataclasses.replace(near, data="stdlib-code").move == 0.04
-    former = {"noise_move": 0.012, "learning_rate": 1.0}  # what an older file holds
-    assert dataclasses.replace(near, **former).move == 0.012
+    assert dataclasses.replace(near, noise_move=0.012, learning_rate=1.0).move == 0.012
 
 
 @pytest.mark.parametrize("left", ["empty", "damaged"])
