@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Runs:
           rate: learning rate; 0: fitted to the noise.
           seed: pins batches, choice of records and noise.
           selection: rule by which a user's records are chosen.
-          every: steps between evaluations; 0: before and after only.
+          every: steps between evaluations on held-out users; 0: before and after only.
           move: of a fitted rate: how far the noise alone moves a parameter.
 
         Returns:
@@ -94,22 +95,21 @@ class Runs:
             self._before = self._evaluated(self._params)
         losses = {part: [(0, loss)] for part, loss in self._before.items()}
         tokens = 0.0
-        for result in trainer.run(state):
+        for result in trainer.run(state, prepared.steps):
             state, done = result.state, result.step + 1
             tokens += float(result.statistics.tokens)
-            if done == prepared.steps or (every and done % every == 0):
-                now = self._evaluated(state.params)
+            last = done == prepared.steps
+            if last or (every and done % every == 0):
+                now = self._evaluated(state.params, HELD_OUT if last else HELD_OUT[:1])
                 for part, loss in now.items():
                     losses[part].append((done, loss if math.isfinite(loss) else math.inf))
-            if done == prepared.steps:
-                break
         return losses, tokens
 
-    def _evaluated(self, params: Any) -> dict[str, float]:
+    def _evaluated(self, params: Any, wanted: Sequence[str] = HELD_OUT) -> dict[str, float]:
         most, parts = self._config.evaluate_records, self.prepared.parts
         return {
             part: self._evaluator(params, parts[part], most).loss
-            for part in HELD_OUT
+            for part in wanted
             if part in parts
         }
 

@@ -151,7 +151,7 @@ class TrainRunCell(Cell):
         parameter.
       units, steps: of Poisson sampling: users, or records, that are expected in a step.
       selection: rule by which a user's records are chosen.
-      every: steps between evaluations; 0: before and after only.
+      every: steps between evaluations on held-out users; 0: before and after only.
     """
 
     name = "train-run"
