@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLaw, BallsInBinsLoss
 from mfopt.accounting.monte_carlo.free import Unamplified
-from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, BMinSep, FreshBins, KOfN, Poisson
 from mfopt.strategies import BLT, BandedToeplitz
@@ -41,56 +42,12 @@ def test_a_scheme_without_one_is_refused_and_the_known_are_named():
         law(Poisson(0.1, 3))
 
 
-class Weaker(BallsInBinsLaw):
-    """All of one piece, but of a smaller C: only what is executed can tell."""
-
-    def loss(self, strategy):
-        return super().loss(strategy.rescaled(0.6))
-
-    def quadratic(self, strategy):
-        return super().quadratic(strategy.rescaled(0.6))
+LAW, OWN = BallsInBinsLaw, BallsInBinsLoss
 
 
-class Linear(BallsInBinsLaw):
-    def quadratic(self, strategy):
-        return jnp.sqrt(super().quadratic(strategy))
-
-
-class Halved(BallsInBinsLaw):
-    """The value is right, the derivative is not."""
-
-    def product(self, slope, strategy):
-        value = super().product(slope, strategy)
-        return (value + jax.lax.stop_gradient(value)) / 2
-
-
-class Still(BallsInBinsLaw):
-    def log_scale(self, reduced):
-        return jnp.zeros(())
-
-
-class Deaf(BallsInBinsLaw):
-    def draws(self, key, samples):
-        from mfopt.accounting.monte_carlo import chunked
-
-        return super().draws(chunked.seed_key(0), samples)
-
-
-class Biased(BallsInBinsLaw):
-    def log_delta(self, terms, log_sigma, epsilon):
-        return super().log_delta(terms, log_sigma, epsilon) + 0.1
-
-
-class Undivided(BallsInBinsLaw):
-    """A sum is taken for a mean: halves have half of it."""
-
-    def log_delta(self, terms, log_sigma, epsilon):
-        return super().log_delta(terms, log_sigma, epsilon) + math.log(len(terms.component) / 2**11)
-
-
-class Detached(BallsInBinsLaw):
-    def quadratic(self, strategy):
-        return jax.lax.stop_gradient(super().quadratic(strategy))
+def law_of(**members):
+    """A law with these in place of its own."""
+    return type("Broken", (LAW,), members)
 
 
 def law_with(name, method):
@@ -98,15 +55,17 @@ def law_with(name, method):
     loss_class = dataclasses.dataclass(frozen=True, eq=False)(
         type(f"{name.title()}Loss", (BallsInBinsLoss,), {name: method})
     )
-
-    class Broken(BallsInBinsLaw):
-        def loss(self, strategy):
-            return loss_class(super().loss(strategy).pair)
-
-    return Broken
+    return law_of(loss=lambda self, strategy: loss_class(LAW.loss(self, strategy).pair))
 
 
-OWN = BallsInBinsLoss
+def half_a_derivative(self, slope, strategy):
+    value = LAW.product(self, slope, strategy)
+    return (value + jax.lax.stop_gradient(value)) / 2
+
+
+def a_sum_for_a_mean(self, terms, *at):
+    """Halves have half of it."""
+    return LAW.log_delta(self, terms, *at) + math.log(len(terms.component) / 2**11)
 
 
 def low_ceiling(self, direction, point):
@@ -128,29 +87,50 @@ def one_payoff(self, tilt, point, samples, key):
     return OWN.pilot(self, tilt, point._replace(payoff=type(point)(1, 1).payoff), samples, key)
 
 
-def old_ceiling(self, tilt, point):
-    return tilt
-
-
-def less_noise_is_free(self):
-    return (Unamplified(0.2 * self.sensitivity),)
-
-
 BROKEN = {
-    "weaker": (Weaker, "executed"),
-    "linear": (Linear, "degree two"),
-    "halved": (Halved, "`product` must be"),
-    "still": (Still, "log_scale"),
-    "deaf": (Deaf, "depend on its key"),
-    "biased": (Biased, "standard errors apart"),
-    "undivided": (Undivided, "is the law `divisible`"),
-    "detached": (Detached, "derivative of log δ̂ in the strategy"),
+    # all of one piece, but of a smaller C: only what is executed can tell
+    "weaker": (
+        law_of(
+            loss=lambda self, c: LAW.loss(self, c.rescaled(0.6)),
+            quadratic=lambda self, c: LAW.quadratic(self, c.rescaled(0.6)),
+            product=SampledLaw.product,
+        ),
+        "executed",
+    ),
+    "linear": (
+        law_of(quadratic=lambda self, c: jnp.sqrt(LAW.quadratic(self, c))),
+        "degree two",
+    ),
+    "halved": (law_of(product=half_a_derivative), "`product` must be"),
+    "still": (law_of(log_scale=lambda self, reduced: jnp.zeros(())), "log_scale"),
+    "deaf": (
+        law_of(draws=lambda self, key, samples: LAW.draws(self, chunked.seed_key(0), samples)),
+        "depend on its key",
+    ),
+    "biased": (
+        law_of(log_delta=lambda self, *at: LAW.log_delta(self, *at) + 0.1),
+        "standard errors apart",
+    ),
+    "undivided": (law_of(log_delta=a_sum_for_a_mean), "is the law `divisible`"),
+    "detached": (
+        law_of(
+            quadratic=lambda self, c: jax.lax.stop_gradient(LAW.quadratic(self, c)),
+            product=SampledLaw.product,
+        ),
+        "derivative of log δ̂ in the strategy",
+    ),
     "low ceiling": (law_with("least", low_ceiling), "back at its own point"),
     "mean": (law_with("bound", mean_for_a_bound), "are below the truth"),
     "no number": (law_with("bound", no_number_is_fine), "must be no number"),
     "payoff": (law_with("pilot", one_payoff), "did not halve"),
-    "old ceiling": (law_with("at", old_ceiling), "did not halve|does not hold elsewhere"),
-    "free": (law_with("free_bounds", less_noise_is_free), "samples show"),
+    "old ceiling": (
+        law_with("at", lambda self, tilt, point: tilt),
+        "did not halve|does not hold elsewhere",
+    ),
+    "free": (
+        law_with("free_bounds", lambda self: (Unamplified(0.2 * self.sensitivity),)),
+        "samples show",
+    ),
     "none free": (law_with("free_bounds", lambda self: ()), "must be a free bound"),
     "start": (law_with("start", lambda self, epsilon, delta: math.nan), "`start` gives"),
 }
