@@ -153,30 +153,17 @@ def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
 def test_repeated_runs_are_those_of_the_trainer(data, tmp_path):
     """Rates, seeds and rules share one program, and train as whole runs of their own do."""
     setting = {
-        "sampling": "poisson:probability=0.3,iterations=3",
-        "algorithm": "uls",
-        "epsilon": 8.0,
-        "delta": 1e-4,
-        "records_per_user": 2,
-        "data": str(data),
-        "length": 8,
-        "width": 8,
-        "layers": 1,
-        "tensorboard": False,
-    }
+        "sampling": "poisson:probability=0.3,iterations=3", "algorithm": "uls", "epsilon": 8.0,
+        "delta": 1e-4, "records_per_user": 2, "data": str(data), "length": 8, "width": 8,
+        "layers": 1, "tensorboard": False,
+    }  # fmt: skip
     runs = repeated.Runs(TrainConfig(**setting, seed=0, output=str(tmp_path / "shared")))
     seen = set()
     for number, (rate, seed, rule) in enumerate(
         [(0.01, 0, "random"), (0.3, 0, "random"), (0.3, 1, "random"), (0.3, 1, "longest")]
     ):
-        config = TrainConfig(
-            **setting,
-            learning_rate=rate,
-            seed=seed,
-            selection=rule,
-            schedule="constant",
-            output=str(tmp_path / str(number)),
-        )
+        own = {"learning_rate": rate, "seed": seed, "selection": rule, "schedule": "constant"}
+        config = TrainConfig(**setting, **own, output=str(tmp_path / str(number)))
         execute(prepare(config))
         rows = metrics.read_table(tmp_path / str(number) / "evaluation.csv")
         whole = {part: [] for part in (CHOSEN_ON, REPORTED)}

@@ -302,6 +302,19 @@ def test_a_plainly_worse_start_is_not_examined_again(monkeypatch):
     assert examined == [1, 2]
 
 
+def test_a_slow_search_begins_on_a_part_of_its_samples(monkeypatch):
+    make, counts = runs.AmplifiedObjective, []
+
+    def counted(*target, samples, seed):
+        counts.append(samples)
+        return make(*target, samples=samples, seed=seed)
+
+    monkeypatch.setattr(runs, "AmplifiedObjective", counted)
+    monkeypatch.setattr(runs, "_SLOW", 0.0)
+    found = optimized("cyclic-blocks", samples=256, steps=30)
+    assert counts[:2] == [64, 256] and len(found.history) <= 30
+
+
 @pytest.mark.ci
 def test_c_comes_in_one_normalization():
     """σ is then the multiplier of the Gaussian mechanism that a fixed order makes of it."""

@@ -32,6 +32,8 @@ from mfopt.workloads import PrefixSums, Workload
 _BACK = 0.3  # of the way to its start, from where a short search is begun a second time
 _PLAIN = 0.05  # gain of log error over a start that no fit to the samples explains: 0.03 was seen
 _SCOUT_STEPS = 12  # evaluations at most from one of several starts
+# seconds of an evaluation from which on a search begins on a part of its samples, and that part
+_SLOW, _PART = 4.0, 4
 _SEEN_DELTA = 1e-20  # seeds, ε and sizes that were tried; at 1e-25 the first search had no σ
 _FEW_BINS = 128  # of the search that one with more bins begins from
 _OWN_STARTS = 2048  # iterations up to which it begins at starts of its own too
@@ -382,12 +384,14 @@ class _Job:
         begun: list[float] = []
         targets: dict[int, AmplifiedObjective] = {}
         maps = [kind.parameterize(one, self.problem.scheme.iterations) for one in candidates]
-        scouts = len(candidates) > 1
+        slow = sizes.search_seconds(self.problem.scheme, samples=samples, evaluations=1) > _SLOW
+        few = samples // _PART if slow and steps > 2 * _SCOUT_STEPS else samples
+        scouts = len(candidates) > 1 or few < samples
         for mapping in maps:
             # starts of one shape share one compiled objective
             size = len(mapping.start)
             if size not in targets:
-                targets[size] = self._objective(self.problem, mapping, samples, self.seed)
+                targets[size] = self._objective(self.problem, mapping, few, self.seed)
             target, trace = targets[size], self._started(kind, mapping.build)
             judge = None if scouts else self._judge(kind, mapping, samples)
             first = _SCOUT_STEPS if scouts else steps
@@ -400,10 +404,11 @@ class _Job:
                 break
         assert best is not None
         if scouts and not best.interrupted and best.best is not None:
-            target = targets[len(best.best)]
-            final = self._started(kind, best.build)
-            judge = self._judge(kind, Parameterization(best.best, best.build), samples)
-            sigma = best.best_sigma * best.best_norm
+            mapping = Parameterization(best.best, best.build)
+            target = self._objective(self.problem, mapping, samples, self.seed)
+            steps -= len(history) if len(candidates) == 1 else 0
+            judge = self._judge(kind, mapping, samples)
+            final, sigma = self._started(kind, best.build), best.best_sigma * best.best_norm
             self._run(target, kind, best.best, final, steps, stage, judge, sigma)
             history += final.history
             best = final if final.best is not None else best
@@ -413,15 +418,10 @@ class _Job:
     def _started(self, kind: Kind, build: Callable[[jax.Array], Strategy]) -> StartedTrace:
         """A trace for this problem."""
         few, many = self.problem.scheme, self.problem.asked
-        stretch = None
-        if few != many:
-            stretch = functools.partial(_stretched, kind, few.iterations, many.iterations)
-        return StartedTrace(
-            build=build,
-            scheme=many,
-            stretch=stretch,
-            target=f"`epsilon={self.epsilon:g}`, `delta={self.delta:g}`",
-        )
+        stretch = functools.partial(_stretched, kind, few.iterations, many.iterations)
+        target = f"`epsilon={self.epsilon:g}`, `delta={self.delta:g}`"
+        wanted = stretch if few != many else None
+        return StartedTrace(build=build, scheme=many, stretch=wanted, target=target)
 
     def confirm(
         self, kind: Kind, starts: list[Strategy], found: StartedTrace, samples: int
