@@ -203,7 +203,8 @@ class TestComposition:
         ):
             model = composition.ComposedModel(self.pair, other, 2**14)
             trial = Trial(2**14, 1e-8, chunked.seed_key(0))
-            found = model.direction_bound("add", 50.0, 3.0, trial, math.log(trial.beta))
+            chosen = model.choice("add", 50.0, 3.0, trial, math.log(trial.beta))
+            found = model.direction_bound("add", 50.0, 3.0, chosen, trial)
             assert constant <= found < constant + 1e-8
 
     def test_a_constant_is_added_in_both_directions(self):

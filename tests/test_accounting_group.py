@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import dp_accounting
 import jax
@@ -19,7 +20,9 @@ from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.monte_carlo.sampled_chain import SampledChain
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.errors import UsageError
 from mfopt.experiments.group_methods import black_box_multiplier, group_methods
@@ -39,32 +42,44 @@ class TwoSidedGaussian:
         return gaussian.epsilon(self.mu, delta)
 
 
-class CountsBeta:
-    """A sampled Gaussian unit that notes the failure probability of each of its bounds."""
+class SampledGaussian:
+    """A sampled Gaussian unit that notes what each of its bounds is asked for."""
 
-    sampled = True
+    work = 1
 
-    def __init__(self, answers_small=False):
-        self.spent, self.answers_small = {"remove": [], "add": []}, answers_small
+    def __init__(self):
+        self.asked = {"remove": [], "add": []}
 
-    def log_estimates(self, noise_multiplier, epsilon):
-        return (gaussian.log_delta(1 / noise_multiplier, epsilon),) * 2
+    def seen(self, sigma, epsilon, samples, key):
+        log_delta = gaussian.log_delta(1 / sigma, epsilon)
+        pilot = SimpleNamespace(
+            log_mean=log_delta, deviation=1.0, samples=samples, tilt=SimpleNamespace(order=1)
+        )
+        return SimpleNamespace(pilot=pilot, log_bound=lambda samples, beta: log_delta + 0.01)
 
-    def direction_bound(self, direction, sigma, epsilon, trial, small):
-        self.spent[direction].append(trial.beta)
-        return math.exp(small if self.answers_small else self.log_estimates(sigma, epsilon)[0])
+    def choice(self, direction, sigma, epsilon, trial, small):
+        assert small == pytest.approx(gaussian.log_delta(1 / sigma, epsilon))
+        return self.seen(sigma, epsilon, trial.samples, trial.key)
+
+    def direction_bound(self, direction, sigma, epsilon, chosen, trial):
+        self.asked[direction].append((trial.beta, jax.random.key_data(trial.key).tolist()))
+        return math.exp(gaussian.log_delta(1 / sigma, epsilon))
 
 
 @pytest.mark.parametrize("group_size", [2, 16])
 def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
-    unit, beta = CountsBeta(), 1e-6
-    trial = Trial(1024, beta, jax.random.key(0))
-    Chain(unit, group_size, "a Gaussian").bounds(2.0, 4.0, None, trial)
-    for spent in unit.spent.values():
-        assert len(spent) > 1 and sum(spent) == pytest.approx(beta)
-    # what a unit may answer with no samples is small beside what its point weighs in the group
-    chain = Chain(CountsBeta(answers_small=True), group_size, "a Gaussian")
-    assert max(chain.bounds(2.0, 4.0, None, trial).both) <= beta * (1 + 1e-9)
+    unit, beta = SampledGaussian(), 1e-6
+    chain = SampledChain(unit, group_size, "a Gaussian", None)
+    trial = Trial(2**14, beta, chunked.seed_key(0))
+    both = chain.bounds(2.0, 4.0, chain.pilot(2.0, 4.0, trial), trial).both
+    for asked in unit.asked.values():
+        assert len(asked) > 1 and sum(spent for spent, _ in asked) == pytest.approx(beta)
+    keys = [key for asked in unit.asked.values() for _, key in asked]
+    assert len(set(map(tuple, keys))) == len(keys)
+    # above the truth, and as near to it as a split of the exact profile is
+    exact = gaussian_chain(group_size).bounds(2.0, 4.0, None, trial).both
+    for found, best in zip(both, exact, strict=True):
+        assert math.exp(gaussian.log_delta(group_size / 2.0, 4.0)) < found <= 1.03 * best
 
 
 def gaussian_chain(group_size):

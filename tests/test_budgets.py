@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_818,
     "mfopt/_runtime": 1_517,
-    "mfopt/accounting": 16_578,
+    "mfopt/accounting": 16_839,
     "mfopt/calibration": 200,
     "mfopt/experiments": 6_997,
     "mfopt/factorization": 744,
@@ -33,7 +33,7 @@ LINES = {
     "mfopt/torch": 1_661,
     "mfopt/training": 9_955,
     "cli": 4_669,
-    "tests": 36_266,
+    "tests": 36_281,
 }
 # of the main job
 MAIN_JOB = {

@@ -193,7 +193,7 @@ class ProfileAnalysis(DeterministicAnalysis):
         return self.unit.profile(noise_multiplier, accuracy)
 
     def guess(self, epsilon: float, delta: float) -> float:
-        return self.unit.guess(epsilon, delta)
+        return self.unit.start(epsilon, delta)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Groups of K units of any mechanism, from the whole profile of one: the best valid split of ε.
 
-Points of the one-unit profile are estimated to find the split over the K steps with the least
-δ_K; only the few points of that split are then bounded, at a share of the failure probability
-each where the one-unit bound is sampled. See :mod:`mfopt.accounting.closed_form.group` for the
-formula.
+Points of a coarse one-unit profile choose the split over the K steps with the least δ_K; only the
+few points of that split are then bounded. See
+:mod:`mfopt.accounting.closed_form.group` for the formula, and
+:mod:`mfopt.accounting.monte_carlo.sampled_chain` where the profile is sampled.
 """
 
 from __future__ import annotations
@@ -12,49 +12,22 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 import scipy
 
 from mfopt.accounting.closed_form.group import GroupProfile, Profile
-from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction
+from mfopt.accounting.loss_distribution.rounds import COARSE, FINE
 from mfopt.accounting.model import LARGEST_EPSILON, Bounds, Found, LossModel, Plan
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import DIRECTIONS
 from mfopt.errors import FailureError
 from mfopt.guarantee import Status
 
-# points of the profile that a split may use: each that it does is sampled
-_LINES_SAMPLED, _LINES = 24, 384
-_DEEP, _POINTS, _POINTS_SAMPLED = -50.0, 24, 14  # where an interpolated curve ends, and its points
-
-
-class Unit(Protocol):
-    """The one-unit profile, by direction."""
-
-    @property
-    def sampled(self) -> bool:
-        """True if ``direction_bound`` holds only with high probability."""
-
-    def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        """log δ̂ of the remove and of the add direction."""
-
-    def direction_bound(
-        self, direction: Direction, sigma: float, epsilon: float, trial: Trial, small: float
-    ) -> float:
-        """Upper bound of δ in one direction, except with the trial's probability β.
-
-        Args:
-          direction: "remove" or "add".
-          sigma, epsilon: σ, for C as stored, and ε.
-          trial: samples, β and key; a deterministic profile ignores it.
-          small: log of a bound that serves as well as a smaller one.
-        """
-
-    def guess(self, epsilon: float, delta: float) -> float:
-        """Initial σ of a search, for one unit."""
+_LINES = 384  # points of the profile that a split may use
+_DEEP, _POINTS = -50.0, 24  # where an interpolated curve ends, in log δ, and its points
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,19 +41,11 @@ class DeterministicUnit:
 
     profile: Callable[[float, float], Profile]
     start: Callable[[float, float], float]
-    sampled: bool = False
 
     def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
+        """log δ of the remove and of the add direction, on a coarse grid."""
         log_delta = functools.partial(self.profile(noise_multiplier, COARSE).log_delta, epsilon)
         return log_delta("remove"), log_delta("add")
-
-    def direction_bound(
-        self, direction: Direction, sigma: float, epsilon: float, trial: Trial, small: float
-    ) -> float:
-        return math.exp(self.profile(sigma, FINE).log_delta(epsilon, direction))
-
-    def guess(self, epsilon: float, delta: float) -> float:
-        return self.start(epsilon, delta)
 
 
 class Chain(LossModel):
@@ -90,19 +55,15 @@ class Chain(LossModel):
       unit: the one-unit profile.
       group_size: K.
       name: what the unit's profile is, for the record.
-      samples: of each bound of the unit's profile, where they are asked for.
     """
 
-    # a test bounds several points of the profile
-    least_samples, worth, safe = 2**14, 0.004, 2.0
+    status: Status = "bound"
+    sampled = False
 
-    def __init__(self, unit: Unit, group_size: int, name: str, samples: int | None = None) -> None:
-        self.unit, self.group_size, self.samples = unit, group_size, samples
-        self.work = getattr(unit, "work", 1) * 8
+    def __init__(self, unit: DeterministicUnit, group_size: int, name: str) -> None:
+        self.unit, self.group_size = unit, group_size
         self.method = f"group privacy from the whole profile of {name}"
         self.estimator = f"group privacy from the estimated profile of {name}"
-        self.status: Status = "certified" if unit.sampled else "bound"
-        self.sampled = unit.sampled
         self._curve = functools.lru_cache(maxsize=1)(self._interpolated)  # of σ; searches move on
 
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
@@ -115,42 +76,33 @@ class Chain(LossModel):
         found = []
         for side, profile in enumerate(self._profiles(noise_multiplier, epsilon)):
             lines, spent = _split(profile, epsilon)
-            used, log_bounds = np.unique(lines).tolist(), profile.log_deltas.copy()
-            for line in used:
-                # each direction holds except with β, together over its points
-                key = jax.random.fold_in(jax.random.fold_in(trial.key, side), line)
-                share = Trial(trial.samples, trial.beta / len(used), key)
-                # β is a small part of δ: with its weight a bound may add as much
-                weight = scipy.special.logsumexp(spent[lines == line])
-                small = math.log(max(share.beta, 1e-300)) - weight
-                at = noise_multiplier, float(profile.epsilons[line])
-                value = self.unit.direction_bound(DIRECTIONS[side], *at, share, small)
-                log_bounds[line] = math.log(max(value, 1e-300))
+            log_bounds = profile.log_deltas.copy()
+            for line in np.unique(lines):
+                at = float(profile.epsilons[line]), DIRECTIONS[side]
+                log_bound = self.unit.profile(noise_multiplier, FINE).log_delta(*at)
+                log_bounds[line] = max(log_bound, math.log(1e-300))
             found.append(min(math.exp(_total(lines, spent, log_bounds)), 1.0))
         return Bounds(found[0], found[1], {})
 
     def find_epsilon(
         self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
     ) -> Found:
-        # refused at once where one unit has no ε
-        if isinstance(self.unit, DeterministicUnit):
-            # a group's δ is at least one unit's, at each ε that a search looks at
-            log_delta, _ = self.unit.log_estimates(noise_multiplier, LARGEST_EPSILON)
-            if log_delta > math.log(delta) + 1e-3:  # another grid may give a bit less
-                raise FailureError(
-                    f"group privacy: no ε up to {LARGEST_EPSILON:g} at σ = {noise_multiplier:g}. "
-                    "Ask for a larger σ or δ."
-                )
+        # a group's δ is at least one unit's, at each ε that a search looks at
+        log_delta, _ = self.unit.log_estimates(noise_multiplier, LARGEST_EPSILON)
+        if log_delta > math.log(delta) + 1e-3:  # another grid may give a bit less
+            raise FailureError(
+                f"group privacy: no ε up to {LARGEST_EPSILON:g} at σ = {noise_multiplier:g}. "
+                "Ask for a larger σ or δ."
+            )
         return super().find_epsilon(noise_multiplier, delta, key, start)
 
     def guess(self, epsilon: float, delta: float) -> float:
-        return self.unit.guess(epsilon / self.group_size, delta / self.group_size)
+        return self.unit.start(epsilon / self.group_size, delta / self.group_size)
 
     def _profiles(self, sigma: float, epsilon: float) -> list[GroupProfile]:
         reach, curve = self._curve(sigma)
         # the shares of the steps lie around ε/K
-        lines = _LINES_SAMPLED if self.unit.sampled else _LINES
-        points = np.unique(np.minimum(np.linspace(0, 2.5, lines) / self.group_size, 1) * epsilon)
+        points = np.unique(np.minimum(np.linspace(0, 2.5, _LINES) / self.group_size, 1) * epsilon)
         # log δ is concave out there: its tangent is above it
         beyond = np.maximum(points - reach, 0.0)[:, None] * curve.derivative()(reach)
         both = np.maximum(curve(np.minimum(points, reach)) + beyond, -1e4)
@@ -164,9 +116,7 @@ class Chain(LossModel):
             reach *= 2
         while values(reach / 2)[0] < _DEEP and reach > 1e-4:
             reach /= 2
-        points = _POINTS_SAMPLED if self.unit.sampled else _POINTS
-        at = reach * np.linspace(0, 1, points) ** 2
-        # no sample reached it: as good as 0
+        at = reach * np.linspace(0, 1, _POINTS) ** 2
         found = [np.maximum(values(float(point)), 20 * _DEEP) for point in at]
         return reach, scipy.interpolate.PchipInterpolator(at, found)
 

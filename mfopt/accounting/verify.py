@@ -54,7 +54,6 @@ ROUNDING = 2.0**-40  # relative: x is nudged up so that no later rounding can lo
 LEAST_DELTA = 1e-280
 _COSTLY = 0.0025  # slack, relative to x, for which more samples than SAMPLES are taken
 _HELPS = 0.96  # twice the samples should bring the slack below this part of it
-_MOST_SLACK_DELTA = 0.5  # of log δ, where δ is asked for
 _WORTH_DELTA = 0.02
 _MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
 _ALLOWED = 1.3  # times what a round missed by, for the next one
@@ -178,7 +177,7 @@ class Engine:
             beta,
             lambda plan, n: (plan.expected(n, beta) - plan.log_mean, _WORTH_DELTA, _WORTH_DELTA),
         )
-        if not plan.expected(samples, beta) - plan.log_mean < _MOST_SLACK_DELTA:
+        if not plan.expected(samples, beta) - plan.log_mean < self.model.most_slack_delta:
             if best.delta < 1:
                 return best
             raise FailureError(
@@ -364,7 +363,8 @@ class Engine:
         """
         beta, spent = delta * BETA_SHARE, number * delta * BETA_SHARE
         target = math.log(delta - spent)
-        centre, slope, worth = estimate.value, abs(estimate.slope), self.model.worth
+        slope = abs(estimate.slope) * self.model.flatter
+        centre, worth = estimate.value, self.model.worth
 
         def slack(plan: Plan, samples: int) -> float:
             last = plan.expected(samples, beta, self.model.safe, pilot=samples // 2)

@@ -36,7 +36,7 @@ import scipy
 
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._pytree import pytree
-from mfopt.accounting.monte_carlo import patterns
+from mfopt.accounting.monte_carlo import pattern_frozen, patterns
 from mfopt.accounting.monte_carlo.likelihood import SharedGaussianComponent, shared_component
 from mfopt.accounting.monte_carlo.separated import Separated
 
@@ -197,7 +197,7 @@ class Circular(Separated):
 def shared(at: Circular) -> SharedGaussianComponent | None:
     """Shared Gaussian component of all patterns, along C⁻ᵀ1: k steps are in each."""
     toward = patterns.toward(np.asarray(at.columns), at.dimension)
-    return shared_component(at, toward, 1, float(at.largest_square()), at.times)
+    return shared_component(at, toward, 1, float(pattern_frozen.largest_square(at)), at.times)
 
 
 @functools.cache

@@ -164,11 +164,16 @@ class Pilot(NamedTuple):
 
         Infinite where no sample was above 0: that is no evidence.
         """
+        bet, log_bound = self.log_bound(samples, beta)
+        seen = float(self.sums.total) > 0
+        return bet, max(log_bound - self.log_mean, 0.0) if seen else math.inf
+
+    def log_bound(self, samples: int, beta: float) -> tuple[int, float]:
+        """The bet, and log of the bound that these samples would make."""
         bet, scaled = betting.choose(np.asarray(self.sums.log_wealth), self.samples, samples, beta)
-        mean = float(self.sums.total) / self.samples
         if self.tilt.outside:
             scaled += self.tilt.outside / _ceiling(self.tilt)
-        return bet, math.log(max(scaled / mean, 1.0)) if mean > 0 else math.inf
+        return bet, math.log(scaled) + self.tilt.log_ceiling
 
     def agrees(self, log_mean: float) -> bool:
         """True if H = e^``log_mean`` is within five standard errors (and 5%) of the pilot's."""

@@ -51,6 +51,7 @@ from mfopt.accounting.monte_carlo.protocol import (
     law,
 )
 from mfopt.accounting.monte_carlo.sampled import OneUnit
+from mfopt.accounting.monte_carlo.sampled_chain import SampledChain
 
 _ROUNDING = 1e-9  # relative to the largest eigenvalue: of (1) in floating point
 # of log σ and log ε: how far they move before another order, or another split, is sought
@@ -285,5 +286,5 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
         free = [known for known in loss.free_bounds() if isinstance(known, ReassignedBins)]
         if free:
             return Chain(without_samples(free[0], loss.sensitivity), size, loss.name)
-    one = OneUnit(loss, samples, deterministic=deterministic, rough=size > 1)
-    return one if size == 1 else Chain(one, size, f"sampled {loss.name}", samples)
+    one = OneUnit(loss, samples, deterministic=deterministic)
+    return one if size == 1 else SampledChain(one, size, f"sampled {loss.name}", samples)

@@ -69,7 +69,6 @@ The upper confidence bound is that of :mod:`.betting` on f/B in [0, 1].
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import operator
 from collections.abc import Callable
@@ -264,7 +263,8 @@ def total(
     """
     asked = Asked(float(point.epsilon), float(tilt.order), tilt.log_ceiling, point.payoff)
     kernel = KERNELS.get(tilt.kind, _chain)
-    more = (tilt.detail,) if kernel is _chain else ()
+    # "mean" and "clipped" are one program
+    more = {_chain: (tilt.detail,), _mean: (tilt.kind == "clipped",)}.get(kernel, ())
     return chunked.total(kernel, key, samples, likelihood.work, likelihood, asked, *more)
 
 
@@ -297,7 +297,7 @@ def _shift(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked) -> S
 
 
 def _mean(
-    key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, clipped: bool = False
+    key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, clipped: jax.Array
 ) -> Sums:
     noise_key, point_key = jax.random.split(key)
     noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
@@ -326,7 +326,7 @@ def _on_points(
     noise: jax.Array,
     drawn: Drawn,
     asked: Asked,
-    clipped: bool = False,
+    clipped: jax.Array | bool = False,
 ) -> Sums:
     """f/B at systematic points along V of each sample, at exponents = centre + noise.
 
@@ -343,8 +343,7 @@ def _on_points(
         share = jnp.clip((j + uniform) / points, 2.0**-53, 1 - 2.0**-53)
         z = jax.scipy.special.ndtri(share)
         log_scaled = log_value(across + z[:, None] * direction) - asked.log_ceiling
-        if clipped:
-            log_scaled = jnp.where(log_scaled > 0, 0.0, log_scaled)  # NaN stays NaN
+        log_scaled = jnp.where(clipped & (log_scaled > 0), 0.0, log_scaled)  # NaN stays NaN
         return total + jnp.exp(log_scaled)
 
     return sums(jax.lax.fori_loop(0, points, add, jnp.zeros(drawn.along.shape)) / points)
@@ -353,7 +352,7 @@ def _on_points(
 KERNELS: dict[str, Callable[..., Any]] = {
     "shift": _shift,
     "mean": _mean,
-    "clipped": functools.partial(_mean, clipped=True),
+    "clipped": _mean,
 }
 
 

@@ -43,6 +43,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mfopt._runtime import _quick
 from mfopt.errors import FailureError
 from mfopt.strategies.fields import Array
 
@@ -213,6 +214,11 @@ class SharedGaussianComponent(NamedTuple):
         return math.sqrt(_PART) * self.length
 
 
+@_quick.jit
+def _noise(likelihood: Likelihood, normal: jax.Array) -> jax.Array:
+    return likelihood.noise(normal)
+
+
 def shared_component(
     likelihood: Likelihood,
     toward: np.ndarray,
@@ -233,7 +239,7 @@ def shared_component(
     if not 0 < length < math.inf:
         return None
     toward = toward / length
-    products = np.asarray(likelihood.noise(jnp.asarray(toward)[None]))[0].reshape(rounds, -1)
+    products = np.asarray(_noise(likelihood, toward[None]))[0].reshape(rounds, -1)
     parts = np.mean(products, axis=1)
     total = times * float(np.sum(parts))
     uneven = times * float(np.sum(np.max(np.abs(products - parts[:, None]), axis=1)))

@@ -48,10 +48,11 @@ def ceilings(patterns: Patterns) -> Ceilings:
     def of_all(l: int) -> float:
         return float(found.log_largest(l, np.zeros(1))[0])
 
-    chains = {"chain": PatternChain(summed(of_all), MAX_ORDER)}
+    # "typical" without its limit: one program for both
+    chains = {"chain": PatternChain(summed(of_all, math.inf), MAX_ORDER)}
     if not coupling > _SLACK:  # nothing to gain: one assignment, or a C that is nearly diagonal
         return Ceilings(chains, *squares)
-    limit = found.threshold(math.log(_RARE)) * (1 + _SLACK)
+    limit = float(found.threshold(math.log(_RARE)) * (1 + _SLACK))
 
     def of_typical(l: int) -> float:
         over = l * _PENALTIES * limit * (1 + _SLACK) + found.log_largest(l, l * _PENALTIES)

@@ -108,6 +108,12 @@ class PatternLikelihood(abc.ABC):
         """max_k |m_k|²."""
 
 
+@_quick.jit
+def largest_square(patterns: PatternLikelihood) -> jax.Array:
+    """max_k |m_k|², as one program."""
+    return patterns.largest_square()
+
+
 class PatternProposal(NamedTuple):
     """α and γ of the components, each of shape (J,)."""
 

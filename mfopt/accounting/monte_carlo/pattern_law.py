@@ -67,7 +67,7 @@ class PatternLoss(LikelihoodLoss):
     def sensitivity(self) -> float:
         """Largest norm of a pattern."""
         with _float64.scope():
-            return math.sqrt(float(self.likelihood.largest_square()))
+            return math.sqrt(float(pattern_frozen.largest_square(self.likelihood)))
 
     def frozen(
         self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array

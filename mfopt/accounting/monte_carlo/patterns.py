@@ -39,7 +39,7 @@ from mfopt._runtime._float64 import float64
 from mfopt._runtime._pytree import STATIC, pytree
 from mfopt.accounting.monte_carlo import dominating_pair, importance
 from mfopt.accounting.monte_carlo.likelihood import Drawn, SharedGaussianComponent, shared_component
-from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood
+from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood, largest_square
 
 _ONE_LENGTH = 1e-9  # relative, of squared norms that count as equal
 _SOLVES = 200  # of the search for the best a: any a is valid
@@ -296,7 +296,7 @@ def shared(patterns: Patterns) -> SharedGaussianComponent | None:
     aᵀDa with D = Jᵀ(CᵀC)⁻¹J, and (1ᵀa)²/aᵀDa is largest at Da ∝ 1. (Where bins are kept for several
     epochs û may be another still, and what is found is less than the largest; it is no less true.)
     """
-    largest = float(patterns.largest_square())
+    largest = float(largest_square(patterns))
     along = toward(np.asarray(patterns.columns, np.float64), patterns.bins)
     return shared_component(patterns, along, patterns.throws, largest)
 

@@ -72,9 +72,19 @@ class Chosen(NamedTuple):
     sampled: bool
     enough: int | None = None
 
+    def log_bound(self, samples: int, beta: float) -> float:
+        """log of the bound that is expected of so many samples."""
+        if not self.sampled:
+            return self.pilot.tilt.log_ceiling
+        return self.pilot.log_bound(samples, beta)[1]
+
     def samples(self, asked: int) -> int:
         """Number of samples to draw when ``asked`` are requested."""
         return asked if self.enough is None else min(asked, self.enough)
+
+
+def _unseen(tilt: Tilt) -> Pilot:
+    return Pilot(tilt, Sums(*(jax.numpy.zeros(()),) * 3), 1)
 
 
 class OneUnit(LossModel):
@@ -211,8 +221,7 @@ class OneUnit(LossModel):
                 least = self.loss.least(direction, point)
                 remove = self._side("remove", chosen["remove"])
                 if least.log_ceiling <= remove.log_mean + math.log(_ALONE):
-                    nothing = Sums(*(jax.numpy.zeros(()),) * 3)
-                    chosen[direction] = Chosen(Pilot(least, nothing, 1), False)
+                    chosen[direction] = Chosen(_unseen(least), False)
                     continue
             tilt = self._known_tilt(direction, point)
             if tilt is None:
@@ -314,16 +323,65 @@ class OneUnit(LossModel):
         bet, _ = chosen.pilot.expected(trial.samples, trial.beta)
         return self.loss.bound(tilt, point, bet, trial)
 
-    def direction_bound(
-        self, direction: SampledDirection, sigma: float, epsilon: float, trial: Trial, small: float
-    ) -> float:
-        point = self._at(direction, sigma, epsilon)
+    # --- one direction, for groups ----------------------------------------------------------------
+
+    def choice(
+        self,
+        direction: SampledDirection,
+        noise_multiplier: float,
+        epsilon: float,
+        trial: Trial,
+        small: float = -math.inf,
+    ) -> Chosen:
+        """What a bound of one direction is best drawn from.
+
+        Args:
+          direction: "remove" or "add".
+          noise_multiplier, epsilon: σ, for C as stored, and ε.
+          trial: samples and β of the bound; the key is the pilots', not its own.
+          small: log of a bound that serves as well as a smaller one.
+        """
+        point = self._at(direction, noise_multiplier, epsilon)
         least = self.loss.least(direction, point)
         if direction == "add" and least.log_ceiling <= small:
-            return ceiling_alone(least).value + self.companions[direction].constant
-        pilot_key, key = (chunked.subkey(trial.key, i) for i in (0, 1))
-        pilot = self.loss.choose(direction, point, trial._replace(key=pilot_key))
-        found = self._bound(Chosen(pilot, True), point, trial._replace(key=key))
+            return Chosen(_unseen(least), False)
+        return Chosen(self.loss.choose(direction, point, trial), True)
+
+    def seen(
+        self,
+        noise_multiplier: float,
+        epsilon: float,
+        samples: int,
+        key: jax.Array,
+    ) -> Chosen:
+        """A pilot of the remove direction, with the proposal of least ceiling.
+
+        Args:
+          noise_multiplier, epsilon: σ, for C as stored, and ε.
+          samples: at least so many.
+          key: randomness.
+        """
+        point = self._at("remove", noise_multiplier, epsilon)
+        tilt = self.loss.least("remove", point)
+        return Chosen(self.loss.pilot(tilt, point, samples, key), True)
+
+    def direction_bound(
+        self,
+        direction: SampledDirection,
+        noise_multiplier: float,
+        epsilon: float,
+        chosen: Chosen,
+        trial: Trial,
+    ) -> float:
+        """Upper bound of δ in one direction, except with the trial's probability β.
+
+        Args:
+          direction: "remove" or "add".
+          noise_multiplier, epsilon: σ, for C as stored, and ε.
+          chosen: what it is drawn from.
+          trial: samples, β and key.
+        """
+        found = self._bound(chosen, self._at(direction, noise_multiplier, epsilon), trial)
         return found.value + self.companions[direction].constant
 
     def free_bounds(self) -> Sequence[FreeBound]:

@@ -1,0 +1,231 @@
+"""Groups of K units from the whole profile of one unit, where that is sampled.
+
+A split of ε is chosen by what bounds at its points should come to: by a curve through pilots. The
+points of the split are then bounded, each by as many samples as it weighs, and each at its share of
+the failure probability. See :mod:`mfopt.accounting.closed_form.group` for the formula.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+
+from mfopt.accounting.closed_form.group import GroupProfile
+from mfopt.accounting.model import Bounds, LossModel, Plan, Side
+from mfopt.accounting.monte_carlo import chunked
+from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.monte_carlo.protocol import DIRECTIONS, SampledDirection
+from mfopt.accounting.monte_carlo.sampled import Chosen, OneUnit
+
+_SHARES = np.geomspace(0.25, 2.0, 95)  # of ε/K: that a split may use, fewer of many steps
+_ROUNDING = 1e-12  # of shares: their sum is not above 1
+_KNOTS = math.log(1.25)  # between the ε of pilots, in log
+_PILOT, _PILOT_WORK, _LEAST_PILOT = 1024, 2**19, 256  # samples of one, and numbers, about
+_LEAST_EPSILON = 1e-6  # where there is a pilot
+_FAINT = -1000.0  # log of an estimate of 0
+_MOST_WORK = 3 * 2**23  # numbers of a test of one direction
+_ORDER = 8  # of a proposal: a sample takes twice the time of one of order 0
+_LEAST, _LITTLE = 1024, math.log(1 / 32)  # samples of a point; what fewer may add to a bound
+
+
+class Split(NamedTuple):
+    """A split of ε over the K steps.
+
+    Attributes:
+      shares: shape (K,), of ε, in the order of the formula.
+      points: shape (m,), the shares that occur.
+      weights: shape (m,), log Σ e^{ε_1 + … + ε_{j-1}} over the steps of each point.
+      chosen: what the bound at each point is drawn from, in the remove direction.
+    """
+
+    shares: np.ndarray
+    points: np.ndarray
+    weights: np.ndarray
+    chosen: Sequence[Chosen]
+
+    def log_bound(self, sizes: Sequence[int], beta: float) -> float:
+        """log of the expected bound, with so many samples at each point and β for all of them."""
+        return float(scipy.special.logsumexp(self._log_bounds(sizes, beta)))
+
+    def sizes(self, samples: int, beta: float) -> list[int]:
+        """Samples of each point, at most ``samples``: no more than what its bound weighs."""
+        sizes = [samples] * self.points.size
+        little = self.log_bound(sizes, beta) + _LITTLE
+        while samples // 2 >= _LEAST:
+            samples //= 2
+            found = self._log_bounds([samples] * self.points.size, beta)
+            sizes = [
+                samples if size == 2 * samples and log_bound <= little else size
+                for size, log_bound in zip(sizes, found, strict=True)
+            ]
+        return sizes
+
+    def _log_bounds(self, sizes: Sequence[int], beta: float) -> np.ndarray:
+        share = beta / len(sizes)
+        pairs = zip(self.chosen, sizes, strict=True)
+        return self.weights + [one.log_bound(size, share) for one, size in pairs]
+
+
+class SampledChain(LossModel):
+    """Groups of K units.
+
+    Args:
+      unit: one unit, without companions.
+      group_size: K.
+      name: what the unit's profile is, for the record.
+      samples: of each bound of the unit's profile, where they are asked for.
+    """
+
+    status = "certified"
+    least_samples, worth, safe, flatter = 2**12, 0.004, 4.0, 0.75
+    most_slack, most_slack_delta = 4.0, 4.0  # what holds otherwise, no amplification, costs more
+
+    def __init__(self, unit: OneUnit, group_size: int, name: str, samples: int | None) -> None:
+        self.unit, self.group_size, self.samples = unit, group_size, samples
+        self.work, self.most_work = unit.work, _MOST_WORK
+        self.method = f"group privacy from the whole profile of {name}"
+        self.estimator = f"group privacy from the estimated profile of {name}"
+        shares = _SHARES[:: max(math.isqrt(group_size) // 2, 1)]  # each that is used takes samples
+        self._shares = np.unique(np.minimum(shares / group_size, 1.0)) * (1 - _ROUNDING)
+        self._knot = functools.lru_cache(maxsize=256)(self._pilot)  # of σ, and the number of ε
+
+    def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
+        return self._best(noise_multiplier, epsilon, _log_mean)[2]
+
+    def guess(self, epsilon: float, delta: float) -> float:
+        return self.unit.guess(epsilon / self.group_size, delta / self.group_size)
+
+    # --- bounds ----------------------------------------------------------------------------------
+
+    def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
+        """A plan without a split, by the curve alone."""
+        at = noise_multiplier, epsilon
+        lines, _, log_mean = self._best(*at, _log_mean)
+        used = self._shares[np.unique(lines)]
+        knots = [self._knot(noise_multiplier, _nearest(share * epsilon)) for share in used]
+
+        def excess(samples: int, beta: float) -> float:
+            def value(chosen: Chosen) -> float:
+                return chosen.log_bound(samples, beta / len(used))
+
+            return max(self._best(*at, value)[2] - log_mean, 0.0)
+
+        spreads = [one.pilot.deviation for one in knots if math.isfinite(one.pilot.deviation)]
+        side = Side(log_mean, excess, max(spreads, default=0.0), _PILOT, self._affordable(knots))
+        return Plan((side,))
+
+    def widened(self, plan: Plan, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
+        split = self._split(noise_multiplier, epsilon, trial)
+        means = split.weights + [_log_mean(one) for one in split.chosen]
+        log_mean = float(scipy.special.logsumexp(means))
+        spreads = np.array([one.pilot.deviation for one in split.chosen])
+        # what no pilot has seen has no part in the mean
+        parts = np.where(np.isfinite(spreads), spreads, 0.0) * np.exp(means - log_mean)
+        enough = self._affordable(split.chosen)
+
+        def excess(samples: int, beta: float) -> float:
+            sizes = self._sizes(split, trial._replace(samples=samples, beta=beta))
+            return max(split.log_bound(sizes, beta) - log_mean, 0.0)
+
+        sizes = np.array(self._sizes(split, trial))
+        deviation = float(np.linalg.norm(parts * np.sqrt(np.max(sizes) / sizes)))
+        pilot = min(one.pilot.samples for one in split.chosen)
+        return Plan((Side(log_mean, excess, deviation, pilot, enough),), split)
+
+    def bounds(
+        self, noise_multiplier: float, epsilon: float, plan: Plan | None, trial: Trial
+    ) -> Bounds:
+        keys = [chunked.subkey(trial.key, part) for part in range(3)]
+        split = plan.detail if plan is not None else None
+        if split is None:
+            split = self._split(noise_multiplier, epsilon, trial._replace(key=keys[2]))
+        spent = epsilon * (np.cumsum(split.shares) - split.shares)
+        logs: dict[SampledDirection, list[float]] = {direction: [] for direction in DIRECTIONS}
+        # a direction holds except with β, together over its points
+        beta = trial.beta / len(split.points)
+        for number, size in enumerate(self._sizes(split, trial)):
+            point, chosen = float(split.points[number]), split.chosen[number]
+            weight = float(scipy.special.logsumexp(spent[split.shares == point]))
+            for direction, key in zip(DIRECTIONS, keys[:2], strict=True):
+                at = direction, noise_multiplier, point * epsilon
+                share = Trial(size, beta, chunked.subkey(key, number, 0))
+                if direction == "add":
+                    # the split is the other direction's: to be below its bound is enough
+                    small = logs["remove"][-1] - weight
+                    chosen = self.unit.choice(*at, share, small)
+                    if self.samples is None:
+                        while size // 2 >= _LEAST and chosen.log_bound(size // 2, beta) <= small:
+                            size //= 2
+                    share = Trial(size, beta, chunked.subkey(key, number, 1))
+                value = self.unit.direction_bound(*at, chosen, share)
+                logs[direction].append(weight + math.log(max(value, 1e-300)))
+        remove, add = (math.exp(scipy.special.logsumexp(logs[side])) for side in DIRECTIONS)
+        return Bounds(min(remove, 1.0), min(add, 1.0), {})
+
+    def _affordable(self, chosen: Sequence[Chosen]) -> int | None:
+        """Samples of each point that take so much time as a test may, for these proposals."""
+        if self.samples is not None:
+            return None
+        cost = sum(1 + one.pilot.tilt.order / _ORDER for one in chosen) * self.unit.work
+        return max(int(_MOST_WORK / cost), _LEAST)
+
+    def _sizes(self, split: Split, trial: Trial) -> list[int]:
+        if self.samples is not None:  # so many were asked for
+            return [self.samples] * split.points.size
+        enough = self._affordable(split.chosen) or trial.samples
+        return split.sizes(min(trial.samples, enough), trial.beta)
+
+    def _split(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Split:
+        """The best split by the bounds that such a trial should give."""
+
+        def value(chosen: Chosen) -> float:
+            return chosen.log_bound(trial.samples, trial.beta / self.group_size)
+
+        lines, spent, _ = self._best(noise_multiplier, epsilon, value)
+        used = np.unique(lines)
+        weights = np.array([scipy.special.logsumexp(spent[lines == line]) for line in used])
+        chosen = []
+        for number, line in enumerate(used):
+            at = noise_multiplier, float(self._shares[line]) * epsilon
+            size = max(trial.samples // 4, _LEAST)
+            chosen.append(self.unit.seen(*at, size, chunked.subkey(trial.key, number)))
+        return Split(self._shares[lines], self._shares[used], weights, chosen)
+
+    # --- the curve -------------------------------------------------------------------------------
+
+    def _best(
+        self, noise_multiplier: float, epsilon: float, value: Callable[[Chosen], float]
+    ) -> tuple[np.ndarray, np.ndarray, float]:
+        """The split of least δ on the curve through ``value`` of pilots.
+
+        Returns:
+          Indices of its shares, shape (K,), ε_1 + … + ε_{j-1} at each, and log δ.
+        """
+        points = np.log(np.maximum(self._shares * epsilon, _LEAST_EPSILON)) / _KNOTS
+        knots = np.arange(math.floor(points[0]), math.floor(points[-1]) + 2)
+        values = [max(value(self._knot(noise_multiplier, int(knot))), _FAINT) for knot in knots]
+        curve = scipy.interpolate.CubicSpline(np.exp(knots * _KNOTS), values)
+        logs = curve(np.exp(points * _KNOTS))
+        profile = GroupProfile(self._shares * epsilon, np.minimum(logs, 0.0), self.group_size)
+        lines = profile.lines_within(epsilon)
+        spent = np.cumsum(profile.epsilons[lines]) - profile.epsilons[lines]
+        total = scipy.special.logsumexp(spent + profile.log_deltas[lines])
+        return lines, spent, min(float(total), 0.0)
+
+    def _pilot(self, noise_multiplier: float, knot: int) -> Chosen:
+        samples = max(min(_PILOT, _PILOT_WORK // self.unit.work), _LEAST_PILOT)
+        epsilon = math.exp(knot * _KNOTS)
+        return self.unit.seen(noise_multiplier, epsilon, samples, chunked.seed_key(0))
+
+
+def _nearest(epsilon: float) -> int:
+    return round(math.log(max(epsilon, _LEAST_EPSILON)) / _KNOTS)
+
+
+def _log_mean(chosen: Chosen) -> float:
+    return max(chosen.pilot.log_mean, _FAINT)
