@@ -156,6 +156,17 @@ def root(
     )
 
 
+def halved(holds: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+    """Ends after 60 halvings of a bracket: ``holds`` at ``low`` once it moved, not at ``high``."""
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low, high
+
+
 def lowest(function: Callable[[float], float], low: float, high: float, *, width: float) -> float:
     """Approximate minimizer of a unimodal function between ``low`` and ``high``.
 

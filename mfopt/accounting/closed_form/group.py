@@ -92,15 +92,12 @@ class GroupProfile:
 
         In the order of the formula above: the first one's δ has weight 1.
         """
-        low, high = 0.0, self._smallest_start()
-        lines = np.full(self.group_size, np.argmin(self.epsilons))
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            candidate = self._lines(middle)
-            if float(np.sum(self.epsilons[candidate])) <= epsilon:
-                low, lines = middle, candidate
-            else:
-                high = middle
+
+        def within(start: float) -> bool:
+            return float(np.sum(self.epsilons[self._lines(start)])) <= epsilon
+
+        low, _ = solve.halved(within, 0.0, self._smallest_start())
+        lines = self._lines(low) if low < 0 else np.full(self.group_size, np.argmin(self.epsilons))
         return lines[::-1]
 
     def _lines(self, log_start: float) -> np.ndarray:
@@ -136,14 +133,8 @@ class GroupProfile:
             return ((0.0, 0.0), first) if first[0] > 0 else (first, None)
         if below(last):
             return last, None
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            point = self.split(middle)
-            if below(point):
-                low, first = middle, point
-            else:
-                high, last = middle, point
-        return first, last
+        low, high = solve.halved(lambda start: below(self.split(start)), low, high)
+        return self.split(low), self.split(high)
 
 
 def _log_sum(epsilon: float, terms: int) -> float:

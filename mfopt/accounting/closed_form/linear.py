@@ -61,11 +61,6 @@ class NearlyLinear:
         rest = 0.5 * math.sqrt(pairs + rounds * excess) * (1 + _ROUNDING)
         return cls(math.sqrt(rounds * square), rest + _FAINTEST)
 
-    @property
-    def known(self) -> bool:
-        """True if bounds exist at all."""
-        return self.deviation < math.inf
-
     def tight(self, epsilon: float) -> bool:
         """True if the upper and the lower bound of log δ(ε) agree to the tolerance."""
         return self.log_delta(epsilon) - self.log_delta_below(epsilon) < _TIGHT
@@ -75,7 +70,7 @@ class NearlyLinear:
         unknown. If False, grids may lose more than their error bounds show, and their bounds are
         not used.
         """
-        return not self.known or self.deviation >= _RESOLVED * rounds
+        return self.deviation >= _RESOLVED * rounds
 
     def epsilon(self, log_delta: float) -> float:
         """An ε in [0, 1] whose δ is at most that, close to the smallest; ∞ where none is known."""
@@ -97,18 +92,12 @@ class NearlyLinear:
         """An ε in [0, 1] whose δ is above that, close to the largest; 0 where none is known."""
         if self.log_delta_below(0.0) <= log_delta:
             return 0.0
-        low, high = 0.0, 40 * self.deviation
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            if self.log_delta_below(middle) > log_delta:
-                low = middle
-            else:
-                high = middle
-        return low
+        ends = 0.0, 40 * self.deviation
+        return solve.halved(lambda epsilon: self.log_delta_below(epsilon) > log_delta, *ends)[0]
 
     def log_delta(self, epsilon: float) -> float:
         """Upper bound of log δ(ε) in both directions, ε >= 0; 0 where none better is known."""
-        if not self.known or epsilon > 1:
+        if math.isinf(self.deviation) or epsilon > 1:
             return 0.0
         remove = self._hinge(math.expm1(epsilon), 1) + self.rest
         add = math.exp(epsilon) * (self._hinge(-math.expm1(-epsilon), 1) + self.rest)
@@ -116,7 +105,7 @@ class NearlyLinear:
 
     def log_delta_below(self, epsilon: float) -> float:
         """Lower bound of log δ(ε), ε >= 0; -∞ where none better is known."""
-        if not self.known or epsilon > 1:
+        if math.isinf(self.deviation) or epsilon > 1:
             return -math.inf
         found = self._hinge(math.expm1(epsilon), -1) - self.rest
         return math.log(found) - 1e-12 if found > 0 else -math.inf
