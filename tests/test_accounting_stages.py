@@ -155,7 +155,7 @@ def test_shares_are_those_of_the_recursion_and_never_too_large(size, faint):
         excess = mass * below * (rng.random(size) >= faint)
         deficit = mass * (1 - below) * (rng.random(size) >= faint)
         for mode in sorted({0, int(np.argmax(mass)), size // 3, size - 1}):
-            found = distribution.upward(excess, deficit, mode)
+            found, _ = distribution.upward(excess, deficit, mode)
             expected = shares_step_by_step(excess, deficit, mode)
             np.testing.assert_allclose(found, expected, atol=1e-9)
             assert found.min() >= 0 and found.max() <= 1
@@ -169,7 +169,7 @@ def test_steep_steps_that_are_composed_do_not_overflow():
     excess, deficit = np.full(size, 1.0), np.full(size, 1e-6)
     excess[:1000] = np.random.default_rng(0).random(1000)
     for mode in (0, size // 2, size - 1):
-        found = distribution.upward(excess, deficit, mode)
+        found, _ = distribution.upward(excess, deficit, mode)
         np.testing.assert_allclose(found, shares_step_by_step(excess, deficit, mode), atol=1e-9)
         left = (1 - found[1:]) * excess[1:] - found[:-1] * deficit[:-1]
         assert np.all(left >= -2e-15 * excess[1:])

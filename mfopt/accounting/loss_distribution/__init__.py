@@ -5,25 +5,7 @@ many of them; :mod:`.mixture` and :mod:`.poisson` say what a round of a sampling
 :mod:`.rounds` chooses the grid, and :mod:`.allocation` does balls-in-bins with orthogonal modes.
 """
 
-from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
-from mfopt.accounting.loss_distribution.distribution import (
-    LossDistribution,
-    balanced_loss,
-    from_atoms,
-    from_below,
-    from_cells,
-    normal_masses,
-    upward,
-)
+from mfopt.accounting.loss_distribution.convolution import Composition
+from mfopt.accounting.loss_distribution.distribution import LossDistribution, from_atoms
 
-__all__ = [
-    "ComposedLosses",
-    "Composition",
-    "LossDistribution",
-    "balanced_loss",
-    "from_atoms",
-    "from_below",
-    "from_cells",
-    "normal_masses",
-    "upward",
-]
+__all__ = ["Composition", "LossDistribution", "from_atoms"]

@@ -22,10 +22,11 @@ import numpy as np
 import scipy
 
 from mfopt._runtime import _check
-from mfopt.accounting import loss_distribution, solve
+from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.linear import NearlyLinear
-from mfopt.accounting.loss_distribution import ComposedLosses, Composition, LossDistribution
+from mfopt.accounting.loss_distribution import Composition, LossDistribution, distribution
+from mfopt.accounting.loss_distribution.convolution import ComposedLosses
 from mfopt.accounting.loss_distribution.grid import near
 from mfopt.accounting.loss_distribution.rounds import FINE, Direction
 from mfopt.accounting.loss_distribution.tilting import LOG_WINDOW_TAIL
@@ -233,8 +234,8 @@ class AllocationProfile:
         root = math.sqrt(self.gram)
         with np.errstate(divide="ignore"):
             z = (np.log(x) + self.gram / 2) / root
-        mass = loss_distribution.normal_masses(z)
-        mean = loss_distribution.normal_masses(z - root)  # E_Q[X; cell]: the law under P
+        mass = distribution.normal_masses(z)
+        mean = distribution.normal_masses(z - root)  # E_Q[X; cell]: the law under P
         share = np.clip((mean - x[:-1] * mass) / width, 0.0, mass)  # above the lower grid point
         upper = share
         if below:
@@ -242,7 +243,7 @@ class AllocationProfile:
             excess, deficit = share * width, (mass - share) * width
             if direction == "add":
                 excess, deficit = deficit[::-1], excess[::-1]
-            upward = loss_distribution.upward(excess, deficit, int(np.argmax(excess + deficit)))
+            upward, _ = distribution.upward(excess, deficit, int(np.argmax(excess + deficit)))
             upper = mass * (1 - upward[::-1] if direction == "add" else upward)
         total = np.zeros(point.size)
         total[1:] += upper

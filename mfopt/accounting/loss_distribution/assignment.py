@@ -106,7 +106,9 @@ class BinAssignment(Round):
             )
         index = np.arange(first, last + 1)
         gram, losses = noise_multiplier**-2, step * index
-        log_q, infinite, reverse = _atoms(self.bins, gram, losses, at.log_tail)
+        above = log_hinges(self.bins, gram, losses[losses >= 0], "remove", log_faint=at.log_tail)
+        below = log_hinges(self.bins, gram, -losses[losses <= 0], "add", log_faint=at.log_tail)
+        log_q, infinite, reverse = _kinks(losses, above, below)
         with np.errstate(under="ignore"):
             mass = np.exp(log_q + losses)
         kept = mass > _FAINT
@@ -116,24 +118,14 @@ class BinAssignment(Round):
         return LossDistribution(step, index[kept], mass[kept], infinite, reverse + faint)
 
 
-def _atoms(
-    bins: int, gram: float, losses: np.ndarray, log_faint: float = -math.inf
-) -> tuple[np.ndarray, float, float]:
-    """(log Q-mass at each loss, P-mass at +∞, Q-mass at -∞) of a pair that dominates.
-
-    ``losses`` increase, and 0 is among them, neither the first nor the last. What is below
-    e^log_faint need not be resolved.
-    """
-    right, left = losses[losses >= 0], losses[losses <= 0]
-    log_above = log_hinges(bins, gram, right, "remove", log_faint=log_faint)
-    log_below = log_hinges(bins, gram, -left, "add", log_faint=log_faint)
-    return _kinks(losses, log_above, log_below)
-
-
 def _kinks(
     losses: np.ndarray, log_above: np.ndarray, log_below: np.ndarray
 ) -> tuple[np.ndarray, float, float]:
-    """:func:`_atoms` from bounds at the losses >= 0 (remove) and <= 0 (add), 0 in both."""
+    """(log Q-mass at each loss, P-mass at +∞, Q-mass at -∞) of a pair that dominates.
+
+    From bounds at the losses >= 0 (remove) and <= 0 (add). The losses increase, and 0 is among
+    them, neither the first nor the last.
+    """
     right, left = losses[losses > 0], losses[losses < 0]
     above = np.exp(np.append(min(log_above[0], log_below[-1]), log_above[1:]))
     below = np.exp(left + log_below[:-1])  # u, losses increasing

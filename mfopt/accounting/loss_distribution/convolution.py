@@ -20,7 +20,6 @@ from mfopt._runtime import _check
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW
 from mfopt.accounting.loss_distribution.tilting import (
     LOG_WINDOW_TAIL,
-    Atoms,
     Tilting,
     dot,
     log_ceiling,
@@ -41,16 +40,18 @@ class Composition(Tilting):
     Attributes:
       parts: (distribution of one round, number of rounds), all with the same ``step``; a round may
         be a :class:`~.stages.RoundsBlock` of them, which has no other direction.
+      stages: the :class:`~.stages.Stages` that rounds of one kind are composed in, if any.
     """
 
     parts: tuple[tuple[Any, int], ...]
+    stages: Any = None
 
     def __post_init__(self) -> None:
         if len({part.step for part, _ in self.parts}) != 1:
             raise _check.reject("parts", len(self.parts), "all need one grid spacing")
 
     @property
-    def terms(self) -> Sequence[tuple[Atoms, int]]:
+    def terms(self) -> Sequence[tuple[Any, int]]:
         return self.parts
 
     @property
@@ -67,14 +68,9 @@ class Composition(Tilting):
         return Composition(tuple((part.reverse(), count) for part, count in self.parts))
 
     @functools.cached_property
-    def log_finite(self) -> float:
-        """log of the P-mass with finite total loss."""
-        return sum(count * math.log1p(-part.infinite) for part, count in self.parts)
-
-    @property
     def infinite(self) -> float:
         """P-mass with infinite total loss, a part of every δ."""
-        return -math.expm1(self.log_finite)
+        return -math.expm1(sum(count * math.log1p(-part.infinite) for part, count in self.parts))
 
     def convolve(
         self, tilt: float, like: Tilting | None = None, *, extended: bool = False
@@ -88,6 +84,9 @@ class Composition(Tilting):
           extended: whether to transform in the processor's widest floats, for some four times as
             long.
         """
+        if self.stages:  # on the coarse grid
+            ((one, rounds),) = self.parts
+            return self.stages.compose(one, rounds, tilt, extended=extended)
         like = like or self
         base = self.log_moment(tilt)
         _, variance = self.tilted_moments(tilt)

@@ -195,7 +195,7 @@ def _known(mass_p: np.ndarray, mass_q: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def _shared(
     step: float, mass_p: np.ndarray, loss: np.ndarray, offset: float
 ) -> tuple[int, np.ndarray, float]:
-    """(index of the first point, P-mass at each point, see :func:`_upward`)."""
+    """(index of the first point, P-mass at each point, see :func:`upward`)."""
     loss = loss - offset
     index = np.floor(loss / step).astype(np.int64)
     first = int(index.min())
@@ -207,7 +207,7 @@ def _shared(
     excess = np.bincount(at, mass_p * -np.expm1(index * step - loss), size)
     with np.errstate(over="ignore"):
         deficit = np.bincount(at, mass_p * np.expm1((index + 1) * step - loss), size)
-    share, apart = _upward(np.maximum(excess, 0.0), np.maximum(deficit, 0.0), int(np.argmax(mass)))
+    share, apart = upward(np.maximum(excess, 0.0), np.maximum(deficit, 0.0), int(np.argmax(mass)))
     total = (1 - share) * (mass - excess)
     with np.errstate(invalid="ignore"):
         total[1:] += share[:-1] * (mass + deficit)[:-1]
@@ -234,17 +234,13 @@ def balanced_loss(step: float, mass_p: np.ndarray, mass_q: np.ndarray) -> float:
     return at
 
 
-def upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> np.ndarray:
+def upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> tuple[np.ndarray, float]:
     """Share of each interval's mass that goes to its upper grid point, shape (N,).
 
     At point k the excess (1 - α_k) e_k from above must cover the deficit α_{k-1} d_{k-1} from
     below. Equality is a recursion that is stable towards the mode, from either side.
+    Also returned is by how much the two recursions differ where they meet.
     """
-    return _upward(excess, deficit, mode)[0]
-
-
-def _upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> tuple[np.ndarray, float]:
-    """See :func:`upward`; and by how much the two recursions differ where they meet."""
     above, below = excess[1:], deficit[:-1]
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         # the share of an interval's deficit that the next one's excess covers, and its inverse

@@ -35,8 +35,8 @@ import math
 import numpy as np
 import scipy
 
-from mfopt.accounting import loss_distribution, solve
-from mfopt.accounting.loss_distribution import LossDistribution
+from mfopt.accounting import solve
+from mfopt.accounting.loss_distribution import LossDistribution, distribution
 from mfopt.accounting.loss_distribution.mixture import Nodes, Resolution, Round, reach
 from mfopt.accounting.loss_distribution.stages import Cells, Steps
 
@@ -79,18 +79,13 @@ class Pair:
         top, bottom = (self._log_mixture(z, s / sigma) for s in (self.with_it, self.without))
         return top - bottom
 
-    def log_density(self, z: np.ndarray, sigma: float) -> np.ndarray:
-        """log of Q's density in z."""
-        bottom = self._log_mixture(z, self.without / sigma)
-        return bottom - 0.5 * z * z - 0.5 * math.log(2 * math.pi)
-
     def masses(self, borders: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray]:
         """P- and Q-mass of the cells between ``borders`` of z."""
-        rest = (1 - self.probability) * loss_distribution.normal_masses(borders)
+        rest = (1 - self.probability) * distribution.normal_masses(borders)
         top, bottom = rest, rest
         for j, chance in enumerate(self.chances, 1):
             shifts = (j * self.with_it / sigma, j * self.without / sigma)
-            moved = (chance * loss_distribution.normal_masses(borders - s) for s in shifts)
+            moved = (chance * distribution.normal_masses(borders - s) for s in shifts)
             top, bottom = (before + more for before, more in zip((top, bottom), moved, strict=True))
         return top, bottom
 
@@ -179,7 +174,9 @@ class ReplacementRound(Round):
         for pair in (self.remove, self.add):
             z = pair.borders(noise_multiplier, _NODES, log_tail)[:-1]
             loss = pair.loss(z, noise_multiplier)
-            mass = pair.log_density(z, noise_multiplier) + math.log(z[1] - z[0])
+            bottom = pair._log_mixture(z, pair.without / noise_multiplier)
+            density = bottom - 0.5 * z * z - 0.5 * math.log(2 * math.pi)  # of Q, its logarithm
+            mass = density + math.log(z[1] - z[0])
             parts.append((loss, mass, np.gradient(loss, z)))
         (up, up_q, up_slope), (down, down_p, down_slope) = parts
         # of the second pair P has what Q has of the first, and log Q = log P + loss
@@ -206,7 +203,7 @@ class ReplacementRound(Round):
         loss = np.concatenate([[-math.inf], down, up, [math.inf]])
         mass_p = np.concatenate([down_p, [rest], up_p])
         mass_q = np.concatenate([down_q, [rest], up_q])
-        return loss_distribution.from_cells(step, np.maximum.accumulate(loss), mass_p, mass_q)
+        return distribution.from_cells(step, np.maximum.accumulate(loss), mass_p, mass_q)
 
     def cells_below(
         self, noise_multiplier: float, steps: Steps, at: Resolution, *, add: bool
@@ -219,7 +216,7 @@ class ReplacementRound(Round):
         cells = math.ceil(min((high - low) / at.spacing, 2 * _MOST_CELLS))
         borders = np.concatenate([[-math.inf], np.linspace(low, high, cells + 1), [math.inf]])
         mass_p, mass_q = pair.masses(borders, noise_multiplier)
-        return Cells(mass_p, mass_q, loss_distribution.balanced_loss(steps.fine, mass_p, mass_q))
+        return Cells(mass_p, mass_q, distribution.balanced_loss(steps.fine, mass_p, mass_q))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,7 +266,6 @@ class PublicMixture(Round):
         return min(self.often.log_none, self.seldom.log_none)
 
     def log_square(self, noise_multiplier: float) -> float:
-        """log(1 + χ²) of the two together."""
         parts = [log_weight + one.log_square(noise_multiplier) for one, log_weight in self._both]
         return max(float(scipy.special.logsumexp(parts)), 0.0)
 

@@ -21,7 +21,7 @@ import scipy
 from mfopt.accounting import solve
 from mfopt.accounting.loss_distribution.mixture import Round
 from mfopt.accounting.loss_distribution.stages import Stages
-from mfopt.accounting.loss_distribution.tilting import Atoms, Tilting, dot, log_sum_exp, tilted
+from mfopt.accounting.loss_distribution.tilting import Tilting, dot, log_sum_exp, tilted
 
 _NODES = 0.05  # spacing of the nodes of x, in noise standard deviations
 _MOST_POINTS = 1 << 21  # of the composed window
@@ -77,7 +77,7 @@ class Law(Tilting):
         return "add" if self.add else "remove"
 
     @property
-    def terms(self) -> Sequence[tuple[Atoms, int]]:
+    def terms(self) -> Sequence[tuple[Any, int]]:
         return ((self, self.rounds),)
 
     @property

@@ -19,9 +19,9 @@ import numpy as np
 import scipy
 
 from mfopt._runtime import _sizes
-from mfopt.accounting import loss_distribution
-from mfopt.accounting.loss_distribution import LossDistribution
-from mfopt.accounting.loss_distribution.distribution import MASS_ACCURACY
+from mfopt.accounting import solve
+from mfopt.accounting.loss_distribution import distribution
+from mfopt.accounting.loss_distribution.distribution import MASS_ACCURACY, LossDistribution
 from mfopt.accounting.loss_distribution.stages import Cells, Steps
 from mfopt.errors import FailureError
 
@@ -227,7 +227,6 @@ class Mixture(Round):
         return float(self.log_weights[0]) if self.sensitivities[0] == 0 else -math.inf
 
     def log_square(self, noise_multiplier: float) -> float:
-        """log(1 + χ²(P, Q)) of a round; infinite where floats do not hold it."""
         weights = np.exp(self.log_weights)
         weights, shift = weights[weights > 0], self.sensitivities[weights > 0]
         # of very many, neighbours count as the largest of them: the sum is over pairs
@@ -306,7 +305,7 @@ class Mixture(Round):
         if lowest < finite[0] - step:
             lowest = -math.inf
         loss = np.concatenate([[lowest], np.maximum(finite, lowest), [math.inf]])
-        result = loss_distribution.from_cells(step, loss, mass_p, mass_q)
+        result = distribution.from_cells(step, loss, mass_p, mass_q)
         return dataclasses.replace(result, infinite=result.infinite + mixture.missing)
 
     def cells_below(
@@ -317,7 +316,7 @@ class Mixture(Round):
         borders = mixture.borders(noise_multiplier, at)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
         loss = mixture.loss(borders[1:-1], noise_multiplier)
-        centre = loss_distribution.balanced_loss(steps.fine, mass_p, mass_q)
+        centre = distribution.balanced_loss(steps.fine, mass_p, mass_q)
         # the grid passes through the centre
         z = np.interp(steps.points(loss[0], loss[-1], centre), loss, borders[1:-1])
         borders = np.concatenate([[-math.inf], np.unique(z), [math.inf]])
@@ -342,11 +341,11 @@ class Mixture(Round):
 
     def masses(self, noise_multiplier: float, borders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """P- and Q-mass of the cells between ``borders`` of z."""
-        mass_q = loss_distribution.normal_masses(borders)
+        mass_q = distribution.normal_masses(borders)
         mass_p = np.zeros_like(mass_q)
         shift = self.sensitivities / noise_multiplier
         for s, log_weight in zip(shift, self.log_weights, strict=True):
-            mass_p += math.exp(log_weight) * loss_distribution.normal_masses(borders - s)
+            mass_p += math.exp(log_weight) * distribution.normal_masses(borders - s)
         return mass_p, mass_q
 
 
@@ -362,10 +361,4 @@ def reach(loss: Callable[[float], float], low: float, high: float, target: float
         return low
     if loss(high) <= target:
         return high
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        if loss(middle) < target:
-            low = middle
-        else:
-            high = middle
-    return high
+    return solve.halved(lambda z: loss(z) < target, low, high)[1]

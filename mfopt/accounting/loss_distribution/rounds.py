@@ -20,7 +20,7 @@ from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law
 from mfopt.accounting.loss_distribution.mixture import Resolution, Round
-from mfopt.accounting.loss_distribution.stages import Staged, Steps
+from mfopt.accounting.loss_distribution.stages import Steps
 from mfopt.errors import FailureError
 
 Direction = Literal["remove", "add"]
@@ -74,7 +74,7 @@ class RoundsProfile:
         # so close to 1 sums of masses may have rounded the difference away
         return min(found, ceiling) if found < -_LAST_PLACES else ceiling
 
-    def epsilon(self, delta: float, direction: Direction | None = None) -> float:
+    def epsilon(self, delta: float) -> float:
         """Smallest ε >= 0 whose δ, as computed, is at most ``delta``."""
         target = math.log(_check.probability("delta", delta))
         if self._log_distance() <= target:
@@ -87,14 +87,8 @@ class RoundsProfile:
             return ceiling
         if not self._linear.resolved(self.rounds):
             return ceiling
-        found, composition = self._epsilon(target, direction or "remove")
-        if direction == "add":
-            return min(found, ceiling, self._largest_added)
-        if (
-            direction is None
-            and found < self._largest_added
-            and not _no_larger(composition.reverse(), found, target)
-        ):
+        found, composition = self._epsilon(target, "remove")
+        if found < self._largest_added and not _no_larger(composition.reverse(), found, target):
             found = max(found, min(self._epsilon(target, "add")[0], self._largest_added))
         return min(found, ceiling)
 
@@ -257,8 +251,7 @@ class RoundsProfile:
         fine = stages.fine if stages else step
         part = self.mixture.discretize(self.noise_multiplier, fine, at)
         part = part.reverse() if law.add else part
-        parts = ((part, self.rounds),)
-        composition = Staged(parts, stages) if stages else Composition(parts)
+        composition = Composition(((part, self.rounds),), stages)
         mean, variance = composition.tilted_moments(grid.tilt)
         # a grid that is coarse against the losses may have another saddle point
         close = abs(mean - epsilon) <= 2 * math.sqrt(variance)
@@ -293,9 +286,7 @@ class RoundsProfile:
         return self._convolve(Composition(((one, self.rounds),)), grid.tilt, epsilon)
 
 
-@functools.lru_cache(maxsize=16)
-def _law(mixture: Round, sigma: float, rounds: int, tail: float, add: bool) -> Law:
-    return Law.of(mixture, sigma, rounds, tail, add)
+_law = functools.lru_cache(maxsize=16)(Law.of)
 
 
 def guess(mixture: Round, rounds: int, epsilon: float, delta: float) -> float:

@@ -28,7 +28,7 @@ import numpy as np
 from mfopt.accounting.loss_distribution import distribution
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.distribution import MASS_ACCURACY, LossDistribution
-from mfopt.accounting.loss_distribution.tilting import LOG_WINDOW_TAIL, Tilting, log_sum_exp
+from mfopt.accounting.loss_distribution.tilting import LOG_WINDOW_TAIL, log_sum_exp
 from mfopt.errors import FailureError
 
 _CELLS = 1 << 13  # of a round's small losses
@@ -130,20 +130,6 @@ class Stages:
                 whole = Composition(((one, length),))
                 made.append((coarser(whole.convolve(tilt, extended=extended), self.ratio), count))
         return tuple(made)
-
-
-@dataclasses.dataclass(frozen=True)
-class Staged(Composition):
-    """Rounds of one kind that are composed in two stages."""
-
-    stages: Stages
-
-    def convolve(
-        self, tilt: float, like: Tilting | None = None, *, extended: bool = False
-    ) -> ComposedLosses:
-        """Upper bounds, on the coarse grid."""
-        ((one, rounds),) = self.parts
-        return self.stages.compose(one, rounds, tilt, extended=extended)
 
 
 @dataclasses.dataclass(frozen=True)

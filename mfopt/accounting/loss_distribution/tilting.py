@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,25 +19,13 @@ _ROUGH = 1e-2  # relative accuracy of an order
 _SHORT = 1 << 14  # below it einsum takes longer to begin than to sum
 
 
-class Atoms(Protocol):
-    """The law of one round's loss: finite atoms, losses increasing."""
-
-    @property
-    def losses(self) -> np.ndarray:
-        """Shape (N,)."""
-
-    @property
-    def log_mass(self) -> np.ndarray:
-        """log of the mass of each atom, shape (N,)."""
-
-
 class Tilting(abc.ABC):
     """A sum of independent losses, by the law of each and how often it occurs."""
 
     @property
     @abc.abstractmethod
-    def terms(self) -> Sequence[tuple[Atoms, int]]:
-        """(law of one round, number of rounds)."""
+    def terms(self) -> Sequence[tuple[Any, int]]:
+        """(law of one round, number of rounds); laws have increasing ``losses``, ``log_mass``."""
 
     @functools.cached_property
     def largest(self) -> float:
@@ -65,7 +53,7 @@ class Tilting(abc.ABC):
             variance += count * square
         return mean, variance
 
-    def _of_one(self, what: Callable[[Atoms, float], Any], number: int, tilt: float) -> Any:
+    def _of_one(self, what: Callable[[Any, float], Any], number: int, tilt: float) -> Any:
         """A function of the law of one round, by its number, and θ: computed once."""
         key = what, number, tilt
         if key not in self._known:
@@ -89,13 +77,11 @@ class Tilting(abc.ABC):
         if epsilon >= self.largest:
             return 1.0
         if epsilon not in self._tilts:
-            root = increasing_root(lambda tilt: self.tilted_mean(tilt) - epsilon)
-            self._tilts[epsilon] = root
+            self._tilts[epsilon] = increasing_root(lambda tilt: self.tilted_mean(tilt) - epsilon)
         return self._tilts[epsilon]
 
     @functools.cached_property
     def _tilts(self) -> dict[float, float]:
-        """Saddle points that were found."""
         return {}
 
     def tilt_for_delta(self, log_delta: float) -> float:
@@ -130,12 +116,10 @@ class Thinned(Tilting):
     within a merged atom is lost; of each round at most ``most`` are left.
     """
 
-    def __init__(self, whole: Tilting, most: int = 1 << 13) -> None:
-        self._terms = tuple((_merged(part, most), count) for part, count in whole.terms)
+    terms: Sequence[tuple[Any, int]] = ()
 
-    @property
-    def terms(self) -> Sequence[tuple[Atoms, int]]:
-        return self._terms
+    def __init__(self, whole: Tilting, most: int = 1 << 13) -> None:
+        self.terms = tuple((_merged(part, most), count) for part, count in whole.terms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +128,7 @@ class _Merged:
     log_mass: np.ndarray
 
 
-def _merged(part: Atoms, most: int) -> Atoms:
+def _merged(part: Any, most: int) -> Any:
     size = part.losses.size
     if size <= most:
         return part
@@ -158,12 +142,12 @@ def _merged(part: Atoms, most: int) -> Atoms:
     return _Merged(losses, peaks + np.log(mass))
 
 
-def _log_moment(part: Atoms, tilt: float) -> float:
+def _log_moment(part: Any, tilt: float) -> float:
     """κ(θ) = log Σ mass e^{θ loss}, of one round, over the finite atoms."""
     return log_sum_exp(tilt * part.losses + part.log_mass)
 
 
-def _centre(part: Atoms, tilt: float) -> tuple[float, float]:
+def _centre(part: Any, tilt: float) -> tuple[float, float]:
     """Mean and variance of one round under its law tilted by θ."""
     losses = part.losses
     weight = tilted(part, tilt)
@@ -177,7 +161,7 @@ def log_sum_exp(exponents: np.ndarray) -> float:
     return peak + math.log(np.exp(exponents - peak).sum()) if math.isfinite(peak) else peak
 
 
-def tilted(part: Atoms, tilt: float) -> np.ndarray:
+def tilted(part: Any, tilt: float) -> np.ndarray:
     """The law of one round tilted by θ, of sum 1, shape (N,)."""
     exponents = tilt * part.losses + part.log_mass
     weight: np.ndarray = np.exp(exponents - exponents.max())
