@@ -127,7 +127,7 @@ class TestComposition:
     def test_gaussians_compose_to_a_gaussian(self):
         pair = dominating_pair.exact(Identity(), BallsInBins(1, 1))
         model = composition.ComposedModel(pair, composition.gaussian(2.0), 2**14)
-        exact = gaussian.delta(math.hypot(1 / 1.5, 0.5), 1.0)
+        exact = math.exp(gaussian.log_delta(math.hypot(1 / 1.5, 0.5), 1.0))
         numbers = both(model, 1.5, 1.0, 1e-6, 0)
         bound = max(numbers.values())
         assert exact < bound < 1.1 * exact

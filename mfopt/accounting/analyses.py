@@ -16,7 +16,6 @@ from typing import Any, Protocol, cast
 
 from mfopt._runtime import _check
 from mfopt.accounting import bracket, solve
-from mfopt.accounting.chain import DeterministicUnit
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.group import Profile
 from mfopt.accounting.loss_distribution import poisson, rounds
@@ -184,19 +183,6 @@ class GaussianAnalysis(DeterministicAnalysis):
 
 
 @dataclasses.dataclass(frozen=True)
-class ProfileAnalysis(DeterministicAnalysis):
-    """A deterministic profile at every σ."""
-
-    unit: DeterministicUnit
-
-    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> Profile:
-        return self.unit.profile(noise_multiplier, accuracy)
-
-    def guess(self, epsilon: float, delta: float) -> float:
-        return self.unit.start(epsilon, delta)
-
-
-@dataclasses.dataclass(frozen=True)
 class RoundsAnalysis(DeterministicAnalysis):
     """Independent rounds with a random sensitivity: privacy loss distributions."""
 
@@ -231,44 +217,29 @@ def least(parts: Sequence[Analysis]) -> Analysis:
         last = cast(DeterministicAnalysis, parts[-1])
         about = last.mechanism, last.method, last.status, last.details
         return LeastDeterministic(*about, tuple(parts))
-    return Least(tuple(parts))
+    return Least(parts[0].mechanism, tuple(parts))
 
 
-class _LeastOf:
-    """Answers of several analyses of one mechanism, the ``parts``."""
+@dataclasses.dataclass(frozen=True)
+class Least:
+    """Smallest bound of several analyses of one mechanism, at most one of which is sampled."""
 
+    mechanism: Mechanism
     parts: tuple[Any, ...]
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
-        """Smallest ε that any analysis proves at this σ and δ."""
         return _least(self.parts, "epsilon", noise_multiplier, delta)
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
-        """Smallest δ that any analysis proves at this σ and ε."""
         return _least(self.parts, "delta", noise_multiplier, epsilon)
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
-        """Smallest σ that any analysis proves for (ε, δ)."""
         return _least(self.parts, "noise_multiplier", epsilon, delta)
 
 
 @dataclasses.dataclass(frozen=True)
-class Least(_LeastOf):
-    """Smallest bound of several analyses of one mechanism, at most one of which is sampled."""
-
-    parts: tuple[Analysis, ...]
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """The mechanism analysed."""
-        return self.parts[0].mechanism
-
-
-@dataclasses.dataclass(frozen=True)
-class LeastDeterministic(_LeastOf, DeterministicAnalysis):
+class LeastDeterministic(Least, DeterministicAnalysis):
     """Smallest bound of several deterministic analyses; its profile is their pointwise minimum."""
-
-    parts: tuple[Any, ...] = ()
 
     def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> LeastProfile:
         return LeastProfile(tuple(one.profile(noise_multiplier, accuracy) for one in self.parts))

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy
@@ -49,16 +49,6 @@ _UNSEEN = 1e-3  # share of sequences of rounds that a mixture may leave out
 _PLANNED = 0.97  # of an ε, below which a lower end is computed again, on grids planned for it
 
 
-class _Attack(Protocol):
-    """Profile that some data sets attain, at one σ."""
-
-    def log_delta_below(self, epsilon: float) -> float:
-        """Lower bound of log δ(ε)."""
-
-    def epsilon_below(self, delta: float, near: float | None = None) -> float:
-        """Lower bound of the smallest ε with δ(ε) <= ``delta``."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _Separate:
     """e^``log_chance`` δ_G(ε + ``above``; ``mu``): (1) of the module's text."""
@@ -80,19 +70,17 @@ class _Separate:
 
 @dataclasses.dataclass(frozen=True)
 class _Best:
-    """The larger of several lower bounds."""
+    """The larger of several lower bounds: profiles that some data sets attain, at one σ."""
 
-    parts: tuple[_Attack, ...]
+    parts: tuple[Any, ...]
 
     def log_delta_below(self, epsilon: float) -> float:
-        return max(
-            bracket.known(part.log_delta_below, epsilon, nothing=-math.inf) for part in self.parts
-        )
+        asked = (part.log_delta_below for part in self.parts)
+        return max(bracket.known(ask, epsilon, nothing=-math.inf) for ask in asked)
 
     def epsilon_below(self, delta: float, near: float | None = None) -> float:
-        return max(
-            bracket.known(part.epsilon_below, delta, near, nothing=0.0) for part in self.parts
-        )
+        asked = (part.epsilon_below for part in self.parts)
+        return max(bracket.known(ask, delta, near, nothing=0.0) for ask in asked)
 
 
 class _Lengths:
@@ -125,7 +113,7 @@ class _Lengths:
         along = float(np.sum(np.min(np.asarray(products).reshape(rounds, -1), axis=1)))
         self.norm, self.along = math.sqrt(least), along / math.sqrt(float(square))
 
-    def attack(self, sigma: float, group_size: int) -> _Attack:
+    def attack(self, sigma: float, group_size: int) -> _Best:
         """All attacks at one σ, by one unit of the group or by all."""
         mu, k, log_n = self.norm / sigma * _GRAM, group_size, self.log_patterns
         apart = (_Separate(math.sqrt(j) * mu, j * log_n, 0.0) for j in {1, k})
@@ -139,13 +127,9 @@ def _squares(of: patterns.Patterns) -> tuple[Any, ...]:
 
 
 def with_lower_end(mechanism: Mechanism, found: Guarantee, asked: str) -> Guarantee:
-    """``found`` with a lower bound of what was asked for in ``details["bracket"]``.
+    """``found`` with a lower bound of what was ``asked`` for in ``details["bracket"]``.
 
     For bounds, and for groups whatever their account is called; as found where nothing is known.
-
-    Args:
-      mechanism, found: what is asked about, and the answer.
-      asked: "epsilon", "delta" or "noise_multiplier".
     """
     value = getattr(found, asked)
     loose = found.status == "bound" or (found.status == "certified" and found.group_size > 1)
@@ -185,9 +169,9 @@ def _attacks(mechanism: Mechanism) -> Any:
     if rounds is None or rounds.mixture.trivial:
         return None
 
-    def profile(sigma: float) -> _Attack:
+    def profile(sigma: float) -> _Best:
         one, scaled = rounds.mixture, sigma / rounds.scale
-        parts: list[_Attack] = [RoundsProfile(one, rounds.rounds, scaled)]
+        parts: list[Any] = [RoundsProfile(one, rounds.rounds, scaled)]
         if isinstance(one, Mixture) and one.missing * rounds.rounds < _UNSEEN:
             parts.append(_typical(one, rounds.rounds, scaled))
         return _Best(tuple(parts))

@@ -79,14 +79,18 @@ def of_sigma(
         return Bracket(0.0, sigma)
 
     def bracket(like: Any) -> Bracket:
-        finer = getattr(like, "accuracy", None)
+        def log_delta_below(at: float) -> float:
+            finer = make(at)
+            if hasattr(like, "accuracy"):
+                finer = dataclasses.replace(finer, accuracy=like.accuracy)
+            return float(finer.log_delta_below(epsilon))
+
         needed = 0.0
         for share in _SHORTER:
             if share < needed:
                 continue
             below = sigma * (1 - share)
-            seen = known(_below, make, below, epsilon, finer, nothing=-math.inf)
-            missing = math.log(delta) - seen
+            missing = math.log(delta) - known(log_delta_below, below, nothing=-math.inf)
             if missing < 0:
                 return Bracket(below, sigma)
             if fall is not None and math.isfinite(missing):
@@ -95,16 +99,6 @@ def of_sigma(
         return Bracket(0.0, sigma)
 
     return _narrowed(bracket, make(sigma))
-
-
-def _below(
-    make: Callable[[float], Any], sigma: float, epsilon: float, accuracy: float | None
-) -> float:
-    """Lower bound of log δ(ε) at σ, by grids of that accuracy where there are grids."""
-    profile = make(sigma)
-    if accuracy is not None:
-        profile = dataclasses.replace(profile, accuracy=accuracy)
-    return float(profile.log_delta_below(epsilon))
 
 
 def _narrowed(bracket: Callable[[Any], Bracket], profile: Any) -> Bracket:

@@ -92,7 +92,6 @@ def compose(
     *,
     epsilon: float | None = None,
     delta: float | None = None,
-    accuracy: float = FINE,
     samples: int | None = None,
     seed: int | None = None,
     certify: bool = True,
@@ -105,7 +104,6 @@ def compose(
       phases: the parts of the run, with one privacy unit, group size and adjacency; at most one
         of them with a sampled account.
       epsilon, delta: exactly one of the two.
-      accuracy: relative error of ε that the grid is chosen for.
       samples, seed, certify: for a sampled account, see :class:`mfopt.accounting.Effort`.
 
     Raises:
@@ -140,11 +138,11 @@ def compose(
         log_delta = math.log(_check.probability("delta", delta))
     elif epsilon is not None:
         _check.non_negative("epsilon", epsilon)
-    solved = max(_value(_parts(phases), add, epsilon, log_delta, accuracy) for add in (False, True))
+    solved = max(_value(_parts(phases), add, epsilon, log_delta) for add in (False, True))
     below = -math.inf
     if math.isfinite(solved):
         with contextlib.suppress(FailureError, UsageError):  # the answer holds without
-            below = _below(phases, epsilon, solved, log_delta, accuracy)
+            below = _below(phases, epsilon, solved, log_delta)
     if epsilon is not None:
         below, solved = math.exp(below), reported_delta(math.exp(solved))
     made = Guarantee(
@@ -245,16 +243,14 @@ def _discretized(
     return Composition(tuple(made))
 
 
-def _value(
-    parts: _Parts, add: bool, epsilon: float | None, log_delta: float, accuracy: float
-) -> float:
+def _value(parts: _Parts, add: bool, epsilon: float | None, log_delta: float) -> float:
     """ε, or log δ, in one direction."""
     if not parts:
         return 0.0 if epsilon is None else -math.inf
     laws, tails = _laws(parts, log_delta, add)
     # where ε will be: at least that of each phase alone, at most the sum of all
     at = epsilon or max(math.hypot(*(law.epsilon(log_delta) for law in laws)), 1e-4)
-    composed = _discretized(parts, laws, tails, at, accuracy)
+    composed = _discretized(parts, laws, tails, at, FINE)
     composed = composed.reverse() if add else composed
     if epsilon is not None:
         return composed.convolve(composed.tilt_for_epsilon(at)).log_delta(epsilon)
@@ -263,7 +259,7 @@ def _value(
 
 
 def _below(
-    phases: Sequence[Phase], epsilon: float | None, solved: float, log_delta: float, accuracy: float
+    phases: Sequence[Phase], epsilon: float | None, solved: float, log_delta: float
 ) -> float:
     """Lower bound of ``solved``, the ε or log δ of all phases: what some data sets attain."""
     attacks = [
@@ -277,7 +273,7 @@ def _below(
     found = -math.inf
     for add in (False, True) if parts else ():
         laws, tails = _laws(parts, log_delta, add)
-        composed = _discretized(parts, laws, tails, at, accuracy, below=True)
+        composed = _discretized(parts, laws, tails, at, FINE, below=True)
         losses = composed.convolve(composed.tilt_for_epsilon(at))
         if epsilon is None:
             found = max(found, largest_epsilon(losses, log_delta, at))
@@ -317,10 +313,9 @@ def over_training(
     if isinstance(phases, Mechanism):
         if noise_multiplier is None:
             raise _check.reject("noise_multiplier", None, "must be given for a mechanism")
-        alone, sigma = phases, noise_multiplier
-        for part in _beginnings(alone, _check.integer("points", points)):
-            asked: Any = {"epsilon": epsilon, "delta": delta}
-            yield part.iterations, account(part, noise_multiplier=sigma, **asked, **effort)
+        asked: Any = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta}
+        for part in _beginnings(phases, _check.integer("points", points)):
+            yield part.iterations, account(part, **asked, **effort)
         return
     total = sum(phase.mechanism.iterations for phase in phases)
     before: list[Phase] = []

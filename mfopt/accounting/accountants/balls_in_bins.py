@@ -10,7 +10,9 @@ from mfopt._runtime import _check
 from mfopt.accounting import bracket, unamplified
 from mfopt.accounting.account import Effort
 from mfopt.accounting.accountants.sampled import KnownParticipations, SampledAccountant
-from mfopt.accounting.analyses import Analysis, ProfileAnalysis, least
+from mfopt.accounting.analyses import Analysis, DeterministicAnalysis, least
+from mfopt.accounting.loss_distribution.allocation import AllocationProfile
+from mfopt.accounting.loss_distribution.rounds import FINE
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import balls_in_bins
 from mfopt.accounting.monte_carlo.free import Orthogonal
@@ -43,7 +45,6 @@ class BallsInBinsAccountant(SampledAccountant):
             "balls-in-bins with orthogonal modes, sum of lognormals",
             "exact",
             {"mode_norm": math.sqrt(squared)},
-            balls_in_bins.allocation(scheme.bins, squared),
             Orthogonal(scheme.bins, squared),
         )
         # what no grid of losses covers still has the bound that holds anyway
@@ -51,10 +52,16 @@ class BallsInBinsAccountant(SampledAccountant):
 
 
 @dataclasses.dataclass(frozen=True)
-class OrthogonalAnalysis(ProfileAnalysis):
+class OrthogonalAnalysis(DeterministicAnalysis):
     """Orthogonal modes, with the σ that the release engine gives for them."""
 
     exact: Orthogonal
+
+    def profile(self, noise_multiplier: float, accuracy: float = FINE) -> AllocationProfile:
+        return self.exact.profile(noise_multiplier, accuracy)
+
+    def guess(self, epsilon: float, delta: float) -> float:
+        return self.exact.noise_multiplier(epsilon, delta)
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)

@@ -34,13 +34,6 @@ def refuse_replacement(mechanism: Mechanism) -> None:
         raise _check.reject("adjacency", mechanism.adjacency, rule, way_out)
 
 
-def rounds_analysis(mechanism: Mechanism, found: poisson.Rounds, of: str) -> RoundsAnalysis:
-    """The analysis of composed rounds, exact where some data attains it."""
-    details = {"rounds": found.rounds, "column_norm": found.scale}
-    method = f"privacy loss distribution{of}"
-    return RoundsAnalysis(mechanism, method, "exact" if found.exact else "bound", details, found)
-
-
 class RoundsAccountant(Accountant):
     """Independent rounds.
 
@@ -61,11 +54,6 @@ class RoundsAccountant(Accountant):
         """Return True if the account of a group goes through the whole profile of one unit."""
         return mechanism.group_size > 1 and mechanism.adjacency == "replace"
 
-    def moved_by(self, mechanism: Mechanism) -> float:
-        """Most that one unit moves a round, in column norms, what is drawn known."""
-        exchanged = ("replace", "add-remove") if self.exchanges else ("replace",)
-        return 2.0 if mechanism.adjacency in exchanged else 1.0
-
     def check(self, mechanism: Mechanism) -> None:
         self.rounds(mechanism)
 
@@ -77,7 +65,9 @@ class RoundsAccountant(Accountant):
             moved = found.scale * found.mixture.largest * math.sqrt(found.rounds)
             method = "Gaussian mechanism, every unit in every batch: closed form"
             return gaussian_release(mechanism, moved * (1 + 1e-14), method, exact=True)
-        one = rounds_analysis(mechanism, found, f" of {self.of}")
+        details = {"rounds": found.rounds, "column_norm": found.scale}
+        method = f"privacy loss distribution of {self.of}"
+        one = RoundsAnalysis(mechanism, method, "exact" if found.exact else "bound", details, found)
         if not chained or found.mixture.trivial:
             return one
         unit = DeterministicUnit(one.profile, one.guess)
@@ -162,7 +152,9 @@ class FreeRounds(Accountant):
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         one = ROUNDS[type(mechanism.sampling)]
         found = one.rounds(mechanism)
-        moved = one.moved_by(mechanism) * mechanism.group_size
+        # most that one unit moves a round, in column norms, what is drawn known
+        exchanged = ("replace", "add-remove") if one.exchanges else ("replace",)
+        moved = (2.0 if mechanism.adjacency in exchanged else 1.0) * mechanism.group_size
         # the last term covers the rounding of the product
         moved *= found.scale * math.sqrt(found.rounds) * (1 + 1e-14)
         return gaussian_release(mechanism, moved, WITHOUT_AMPLIFICATION)

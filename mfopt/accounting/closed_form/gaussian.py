@@ -54,11 +54,6 @@ def _mills(x: float) -> float:
     return float(math.sqrt(math.pi / 2) * scipy.special.erfcx(x / math.sqrt(2)))
 
 
-def delta(mu: float, epsilon: float) -> float:
-    """δ(ε) of N(μ, 1) against N(0, 1)."""
-    return min(math.exp(log_delta(mu, epsilon)), 1.0)
-
-
 def epsilon(mu: float, delta: float) -> float:
     """Smallest ε >= 0 with δ(ε) <= ``delta``, rounded up by a few units of the last place."""
     target = math.log(delta)

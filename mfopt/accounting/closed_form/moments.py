@@ -117,7 +117,6 @@ def epsilon(
     delta: float,
     *,
     conversion: Conversion = "moments",
-    orders: tuple[float, ...] | None = None,
 ) -> float:
     """ε of ``rounds`` rounds at δ, the least over the orders.
 
@@ -130,7 +129,6 @@ def epsilon(
       probability: q, chance that a unit takes part in a round.
       rounds, delta: T, and δ in (0, 1).
       conversion: from moments to (ε, δ), as above.
-      orders: λ > 0 to take the least over; those of the conversion by default.
     """
     delta = _check.probability("delta", delta)
     rounds = _check.integer("rounds", rounds)
@@ -138,8 +136,7 @@ def epsilon(
         return 0.0
     if conversion not in ("moments", "improved"):
         raise _check.reject("conversion", conversion, "must be 'moments' or 'improved'")
-    if orders is None:
-        orders = ORDERS if conversion == "moments" else MANY_ORDERS
+    orders = MANY_ORDERS if conversion == "improved" else ORDERS
     order = np.array(orders, dtype=np.float64)
     total = rounds * log_moments(noise_scale, probability, orders)
     values = (total - math.log(delta)) / order
