@@ -203,9 +203,9 @@ class TestComposition:
         ):
             model = composition.ComposedModel(self.pair, other, 2**14)
             trial = Trial(2**14, 1e-8, chunked.seed_key(0))
-            chosen = model.choice("add", 50.0, 3.0, trial, math.log(trial.beta))
-            found = model.direction_bound("add", 50.0, 3.0, chosen, trial)
-            assert constant <= found < constant + 1e-8
+            found = model.bounds(50.0, 3.0, None, trial)
+            assert found.numbers["add_samples"] == 0
+            assert constant <= found.add < constant + 1e-8
 
     def test_a_constant_is_added_in_both_directions(self):
         with_it, without = (

@@ -43,38 +43,46 @@ class TwoSidedGaussian:
 
 
 class SampledGaussian:
-    """A sampled Gaussian unit that notes what each of its bounds is asked for."""
+    """A sampled Gaussian loss that notes what each of its bounds is asked for."""
 
-    work = 1
+    name, work = "Gaussian", 1
 
     def __init__(self):
         self.asked = {"remove": [], "add": []}
 
-    def seen(self, sigma, epsilon, samples, key):
-        log_delta = gaussian.log_delta(1 / sigma, epsilon)
-        pilot = SimpleNamespace(
-            log_mean=log_delta, deviation=1.0, samples=samples, tilt=SimpleNamespace(order=1)
+    def least(self, direction, point):
+        return SimpleNamespace(kind=direction, order=1, log_ceiling=0.0)
+
+    def at(self, tilt, point):
+        return tilt
+
+    def pilot(self, tilt, point, samples, key):
+        log_delta = gaussian.log_delta(1 / point.noise_multiplier, point.epsilon)
+        return SimpleNamespace(
+            tilt=tilt,
+            log_mean=log_delta,
+            deviation=1.0,
+            samples=samples,
+            log_bound=lambda samples, beta: (0, log_delta + 0.01),
         )
-        return SimpleNamespace(pilot=pilot, log_bound=lambda samples, beta: log_delta + 0.01)
 
-    def choice(self, direction, sigma, epsilon, trial, small):
-        assert small == pytest.approx(gaussian.log_delta(1 / sigma, epsilon))
-        return self.seen(sigma, epsilon, trial.samples, trial.key)
+    def choose(self, direction, point, trial):
+        return self.pilot(self.least(direction, point), point, 256, trial.key)
 
-    def direction_bound(self, direction, sigma, epsilon, chosen, trial):
-        self.asked[direction].append((trial.beta, jax.random.key_data(trial.key).tolist()))
-        return math.exp(gaussian.log_delta(1 / sigma, epsilon))
+    def bound(self, tilt, point, bet, trial):
+        self.asked[tilt.kind].append((trial.beta, jax.random.key_data(trial.key).tolist()))
+        return SimpleNamespace(value=math.exp(self.pilot(tilt, point, 1, trial.key).log_mean))
 
 
 @pytest.mark.parametrize("group_size", [2, 16])
 def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
-    unit, beta = SampledGaussian(), 1e-6
-    chain = SampledChain(unit, group_size, "a Gaussian", None)
+    loss, beta = SampledGaussian(), 1e-6
+    chain = SampledChain(loss, group_size)
     trial = Trial(2**14, beta, chunked.seed_key(0))
     both = chain.bounds(2.0, 4.0, chain.pilot(2.0, 4.0, trial), trial).both
-    for asked in unit.asked.values():
+    for asked in loss.asked.values():
         assert len(asked) > 1 and sum(spent for spent, _ in asked) == pytest.approx(beta)
-    keys = [key for asked in unit.asked.values() for _, key in asked]
+    keys = [key for asked in loss.asked.values() for _, key in asked]
     assert len(set(map(tuple, keys))) == len(keys)
     # above the truth, and as near to it as a split of the exact profile is
     exact = gaussian_chain(group_size).bounds(2.0, 4.0, None, trial).both

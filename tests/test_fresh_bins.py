@@ -202,6 +202,17 @@ def test_every_proposal_has_the_mean_of_plain_sampling(small, kind, order, direc
     assert abs(math.exp(moved.log_mean) - mean) > 4 * spread
 
 
+def test_a_c_of_one_band_is_sampled():
+    """Nothing overlaps. Of nearly one length, it is nearly C = I, whose answer needs no samples."""
+    scheme, point = FreshBins(4, 3), Point(SIGMA, 1.0)
+    nearly = TimeScaled(Identity(), 1 + 1e-6 * np.arange(12.0), np.ones(12))
+    loss = FreshBinsLaw(scheme).loss(nearly)
+    pilot = loss.choose("remove", point, Trial(2**12, 1e-6, chunked.seed_key(0)))
+    exact = account(Mechanism(scheme), noise_multiplier=SIGMA, epsilon=point.epsilon).delta
+    assert not any(bound.exact for bound in loss.free_bounds())
+    assert pilot.agrees(math.log(exact))
+
+
 def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch):
     """By enumeration; values of the others are 0, which costs no more than is added to a bound."""
     bins, epochs, share, order = 4, 4, 0.5, 2

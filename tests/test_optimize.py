@@ -302,17 +302,34 @@ def test_a_plainly_worse_start_is_not_examined_again(monkeypatch):
     assert examined == [1, 2]
 
 
-def test_a_slow_search_begins_on_a_part_of_its_samples(monkeypatch):
-    make, counts = runs.AmplifiedObjective, []
+@pytest.fixture
+def slow(monkeypatch):
+    """Samples of each objective of a search that counts as slow, and whether the next is made."""
+    make, made = runs.AmplifiedObjective, types.SimpleNamespace(samples=[], interrupted=False)
 
     def counted(*target, samples, seed):
-        counts.append(samples)
+        made.samples.append(samples)
+        if made.interrupted and len(made.samples) > 1:
+            raise KeyboardInterrupt
         return make(*target, samples=samples, seed=seed)
 
     monkeypatch.setattr(runs, "AmplifiedObjective", counted)
     monkeypatch.setattr(runs, "_SLOW", 0.0)
-    found = optimized("cyclic-blocks", samples=256, steps=30)
-    assert counts[:2] == [64, 256] and len(found.history) <= 30
+    return made
+
+
+@pytest.mark.parametrize("samples", [256, 100])
+def test_a_slow_search_begins_on_a_part_of_its_samples(slow, samples):
+    found = optimized("cyclic-blocks", samples=samples, steps=30)
+    assert slow.samples[:2] == [64, samples] and len(found.history) <= 30
+
+
+def test_a_slow_search_keeps_what_its_part_found(slow):
+    slow.interrupted = True
+    with pytest.raises(runs.InterruptedOptimization) as stopped:
+        optimized("cyclic-blocks", samples=256, steps=30)
+    found = stopped.value.best
+    assert found.status == "interrupted" and math.isfinite(found.noise_multiplier)
 
 
 @pytest.mark.ci

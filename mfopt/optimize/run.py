@@ -384,8 +384,9 @@ class _Job:
         begun: list[float] = []
         targets: dict[int, AmplifiedObjective] = {}
         maps = [kind.parameterize(one, self.problem.scheme.iterations) for one in candidates]
-        slow = sizes.search_seconds(self.problem.scheme, samples=samples, evaluations=1) > _SLOW
-        few = samples // _PART if slow and steps > 2 * _SCOUT_STEPS else samples
+        cost = functools.partial(sizes.search_seconds, self.problem.scheme, samples=samples)
+        slow = cost(evaluations=2) - cost(evaluations=1) > _SLOW and steps > 2 * _SCOUT_STEPS
+        few = min(max(samples // (2 * _PART) * 2, 64), samples) if slow else samples
         scouts = len(candidates) > 1 or few < samples
         for mapping in maps:
             # starts of one shape share one compiled objective
@@ -403,15 +404,25 @@ class _Job:
             if trace.interrupted:
                 break
         assert best is not None
-        if scouts and not best.interrupted and best.best is not None:
-            mapping = Parameterization(best.best, best.build)
-            target = self._objective(self.problem, mapping, samples, self.seed)
+        # so few samples may have no σ where all have one
+        point = maps[0].start if best.best is None and few < samples else best.best
+        if scouts and not best.interrupted and point is not None:
+            mapping, final = Parameterization(point, best.build), self._started(kind, best.build)
             steps -= len(history) if len(candidates) == 1 else 0
-            judge = self._judge(kind, mapping, samples)
-            final, sigma = self._started(kind, best.build), best.best_sigma * best.best_norm
-            self._run(target, kind, best.best, final, steps, stage, judge, sigma)
+            try:
+                target = targets[len(point)]
+                if few < samples:
+                    target = self._objective(self.problem, mapping, samples, self.seed)
+                judge = self._judge(kind, mapping, samples)
+                sigma = best.best_sigma * best.best_norm
+                self._run(target, kind, point, final, steps, stage, judge, sigma)
+            except KeyboardInterrupt:
+                self.interrupted = final.interrupted = True
             history += final.history
-            best = final if final.best is not None else best
+            if final.history:
+                best = final
+            elif final.interrupted:
+                best.interrupted, best.status = True, "interrupted"
         best.history, best.begun = history, begun
         return best
 

@@ -77,7 +77,7 @@ def draw(which: str, count: int, key: Any, step: Any, dtype: Any = jnp.float32) 
 
 def cost(size: int, rounds: int, dtype: Any) -> dict[str, Any]:
     """CPU seconds of a draw, new over old, in turn."""
-    key = _keys.fresh()
+    key = _keys.on_host(None, None)
 
     def timed(which: str) -> Any:
         compiled = jax.jit(functools.partial(draw, which, size, dtype=dtype))
@@ -105,7 +105,7 @@ def law(count: int) -> dict[str, float]:
         made = draw("new", chunk, key, step)
         return jnp.bincount(jnp.searchsorted(edges32, made), length=len(edges) + 1)
 
-    key, counts = _keys.fresh(), np.zeros(len(edges) + 1)
+    key, counts = _keys.on_host(None, None), np.zeros(len(edges) + 1)
     for step in range(count // chunk):
         counts += np.asarray(cells(key, np.int32(step)))
     cut = edges.astype(np.float32).astype(np.float64)
@@ -139,7 +139,7 @@ def canary(which: str, size: int, runs: int) -> dict[str, Any]:
         made = draw(which, size, key, step)
         return jnp.sum(made + shift > np.float32(END)), jnp.sum(made > np.float32(END))
 
-    key, counts = _keys.fresh(), np.zeros((2, runs), int)
+    key, counts = _keys.on_host(None, None), np.zeros((2, runs), int)
     for run in range(runs):
         for t in range(PARTICIPATIONS):
             found = beyond(key, np.int32(PARTICIPATIONS * run + t))

@@ -286,5 +286,5 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
         free = [known for known in loss.free_bounds() if isinstance(known, ReassignedBins)]
         if free:
             return Chain(without_samples(free[0], loss.sensitivity), size, loss.name)
-    one = OneUnit(loss, samples, deterministic=deterministic)
-    return one if size == 1 else SampledChain(one, size, f"sampled {loss.name}", samples)
+        return SampledChain(loss, size, samples)
+    return OneUnit(loss, samples, deterministic=deterministic)

@@ -349,11 +349,7 @@ def _on_points(
     return sums(jax.lax.fori_loop(0, points, add, jnp.zeros(drawn.along.shape)) / points)
 
 
-KERNELS: dict[str, Callable[..., Any]] = {
-    "shift": _shift,
-    "mean": _mean,
-    "clipped": _mean,
-}
+KERNELS: dict[str, Callable[..., Any]] = {"shift": _shift, "mean": _mean, "clipped": _mean}
 
 
 class GapSums(NamedTuple):

@@ -161,6 +161,8 @@ class Overlaps:
     def between(self, pattern: jax.Array) -> jax.Array:
         """Σ_g <M_g[:, k_g], M_{g+1}[:, k_{g+1}]> for each pattern: shape (samples,)."""
         throw, reach = jnp.arange(pattern.shape[1] - 1), self._ahead.shape[2]
+        if not reach:
+            return jnp.zeros(len(pattern))
         later = pattern[:, 1:]
         found = self._ahead[throw, pattern[:, :-1], jnp.minimum(later, reach - 1)]
         return jnp.sum(jnp.where(later < reach, found, 0), axis=1)

@@ -78,12 +78,18 @@ class Chosen(NamedTuple):
             return self.pilot.tilt.log_ceiling
         return self.pilot.log_bound(samples, beta)[1]
 
-    def samples(self, asked: int) -> int:
-        """Number of samples to draw when ``asked`` are requested."""
-        return asked if self.enough is None else min(asked, self.enough)
+    def bound(self, loss: SampledLoss, point: Point, trial: Trial) -> UpperBound:
+        """The bound at a point, by the trial's samples or as many as are enough."""
+        tilt = loss.at(self.pilot.tilt, point)
+        if not self.sampled:
+            return ceiling_alone(tilt)
+        samples = min(trial.samples, self.enough or trial.samples)
+        bet, _ = self.pilot.log_bound(samples, trial.beta)
+        return loss.bound(tilt, point, bet, trial._replace(samples=samples))
 
 
-def _unseen(tilt: Tilt) -> Pilot:
+def unseen(tilt: Tilt) -> Pilot:
+    """A proposal whose ceiling is enough, without samples."""
     return Pilot(tilt, Sums(*(jax.numpy.zeros(()),) * 3), 1)
 
 
@@ -124,25 +130,20 @@ class OneUnit(LossModel):
 
     # --- estimates -------------------------------------------------------------------------------
 
-    def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
-        return max(self.log_estimates(noise_multiplier, epsilon))
-
     @float64
-    def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        """log δ̂ of the remove and of the add direction, always from the same random numbers."""
+    def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
         key = chunked.seed_key(0)
         if self._frozen:
             frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             log_sigma = math.log(noise_multiplier)
-            return frozen.evaluate(log_sigma).value, frozen.evaluate_add(log_sigma).value
-        remove, add = (
+            return max(frozen.evaluate(log_sigma).value, frozen.evaluate_add(log_sigma).value)
+        return max(
             self._with_constant(
                 direction,
                 self._glanced(direction, self._at(direction, noise_multiplier, epsilon), key),
             )
             for direction in DIRECTIONS
         )
-        return remove, add
 
     @property
     def _frozen(self) -> bool:
@@ -221,7 +222,7 @@ class OneUnit(LossModel):
                 least = self.loss.least(direction, point)
                 remove = self._side("remove", chosen["remove"])
                 if least.log_ceiling <= remove.log_mean + math.log(_ALONE):
-                    chosen[direction] = Chosen(_unseen(least), False)
+                    chosen[direction] = Chosen(unseen(least), False)
                     continue
             tilt = self._known_tilt(direction, point)
             if tilt is None:
@@ -295,8 +296,8 @@ class OneUnit(LossModel):
             first = trial._replace(key=chunked.subkey(trial.key, 0))
             plan = self.pilot(noise_multiplier, epsilon, first)
         found = {
-            direction: self._bound(
-                plan.detail[direction],
+            direction: plan.detail[direction].bound(
+                self.loss,
                 self._at(direction, noise_multiplier, epsilon),
                 trial._replace(key=chunked.subkey(trial.key, position)),
             )
@@ -314,75 +315,6 @@ class OneUnit(LossModel):
             add.value + self.companions["add"].constant,
             numbers,
         )
-
-    def _bound(self, chosen: Chosen, point: Point, trial: Trial) -> UpperBound:
-        tilt = self.loss.at(chosen.pilot.tilt, point)
-        if not chosen.sampled:
-            return ceiling_alone(tilt)
-        trial = trial._replace(samples=chosen.samples(trial.samples))
-        bet, _ = chosen.pilot.expected(trial.samples, trial.beta)
-        return self.loss.bound(tilt, point, bet, trial)
-
-    # --- one direction, for groups ----------------------------------------------------------------
-
-    def choice(
-        self,
-        direction: SampledDirection,
-        noise_multiplier: float,
-        epsilon: float,
-        trial: Trial,
-        small: float = -math.inf,
-    ) -> Chosen:
-        """What a bound of one direction is best drawn from.
-
-        Args:
-          direction: "remove" or "add".
-          noise_multiplier, epsilon: σ, for C as stored, and ε.
-          trial: samples and β of the bound; the key is the pilots', not its own.
-          small: log of a bound that serves as well as a smaller one.
-        """
-        point = self._at(direction, noise_multiplier, epsilon)
-        least = self.loss.least(direction, point)
-        if direction == "add" and least.log_ceiling <= small:
-            return Chosen(_unseen(least), False)
-        return Chosen(self.loss.choose(direction, point, trial), True)
-
-    def seen(
-        self,
-        noise_multiplier: float,
-        epsilon: float,
-        samples: int,
-        key: jax.Array,
-    ) -> Chosen:
-        """A pilot of the remove direction, with the proposal of least ceiling.
-
-        Args:
-          noise_multiplier, epsilon: σ, for C as stored, and ε.
-          samples: at least so many.
-          key: randomness.
-        """
-        point = self._at("remove", noise_multiplier, epsilon)
-        tilt = self.loss.least("remove", point)
-        return Chosen(self.loss.pilot(tilt, point, samples, key), True)
-
-    def direction_bound(
-        self,
-        direction: SampledDirection,
-        noise_multiplier: float,
-        epsilon: float,
-        chosen: Chosen,
-        trial: Trial,
-    ) -> float:
-        """Upper bound of δ in one direction, except with the trial's probability β.
-
-        Args:
-          direction: "remove" or "add".
-          noise_multiplier, epsilon: σ, for C as stored, and ε.
-          chosen: what it is drawn from.
-          trial: samples, β and key.
-        """
-        found = self._bound(chosen, self._at(direction, noise_multiplier, epsilon), trial)
-        return found.value + self.companions[direction].constant
 
     def free_bounds(self) -> Sequence[FreeBound]:
         if not self.alone:

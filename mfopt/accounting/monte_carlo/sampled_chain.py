@@ -12,22 +12,23 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import scipy
 
 from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.model import Bounds, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
-from mfopt.accounting.monte_carlo.evidence import Trial
-from mfopt.accounting.monte_carlo.protocol import DIRECTIONS, SampledDirection
-from mfopt.accounting.monte_carlo.sampled import Chosen, OneUnit
+from mfopt.accounting.monte_carlo.evidence import Point, Trial
+from mfopt.accounting.monte_carlo.protocol import DIRECTIONS, SampledDirection, SampledLoss
+from mfopt.accounting.monte_carlo.sampled import Chosen, unseen
 
 _SHARES = np.geomspace(0.25, 2.0, 95)  # of ε/K: that a split may use, fewer of many steps
-_ROUNDING = 1e-12  # of shares: their sum is not above 1
+_ROUNDING = 1e-12  # of ε: the sum of a split's is not above it
 _KNOTS = math.log(1.25)  # between the ε of pilots, in log
 _PILOT, _PILOT_WORK, _LEAST_PILOT = 1024, 2**19, 256  # samples of one, and numbers, about
 _LEAST_EPSILON = 1e-6  # where there is a pilot
-_FAINT = -1000.0  # log of an estimate of 0
+_FAINT = -1e5  # log of an estimate of 0
 _MOST_WORK = 3 * 2**23  # numbers of a test of one direction
 _ORDER = 8  # of a proposal: a sample takes twice the time of one of order 0
 _LEAST, _LITTLE = 1024, math.log(1 / 32)  # samples of a point; what fewer may add to a bound
@@ -75,9 +76,8 @@ class SampledChain(LossModel):
     """Groups of K units.
 
     Args:
-      unit: one unit, without companions.
+      loss: of one unit.
       group_size: K.
-      name: what the unit's profile is, for the record.
       samples: of each bound of the unit's profile, where they are asked for.
     """
 
@@ -85,20 +85,22 @@ class SampledChain(LossModel):
     least_samples, worth, safe, flatter = 2**12, 0.004, 4.0, 0.75
     most_slack, most_slack_delta = 4.0, 4.0  # what holds otherwise, no amplification, costs more
 
-    def __init__(self, unit: OneUnit, group_size: int, name: str, samples: int | None) -> None:
-        self.unit, self.group_size, self.samples = unit, group_size, samples
-        self.work, self.most_work = unit.work, _MOST_WORK
-        self.method = f"group privacy from the whole profile of {name}"
-        self.estimator = f"group privacy from the estimated profile of {name}"
-        shares = _SHARES[:: max(math.isqrt(group_size) // 2, 1)]  # each that is used takes samples
-        self._shares = np.unique(np.minimum(shares / group_size, 1.0)) * (1 - _ROUNDING)
+    def __init__(self, loss: SampledLoss, group_size: int, samples: int | None = None) -> None:
+        self.loss, self.group_size, self.samples = loss, group_size, samples
+        self.work, self.most_work = loss.work, _MOST_WORK
+        self.method = f"group privacy from the whole profile of sampled {loss.name}"
+        self.estimator = f"group privacy from the estimated profile of sampled {loss.name}"
+        # each that is used takes samples
+        shares = np.append(_SHARES[:: min(max(math.isqrt(group_size) // 2, 1), 8)], 1.0)
+        self._shares = np.unique(np.minimum(shares / group_size, 1.0))
         self._knot = functools.lru_cache(maxsize=256)(self._pilot)  # of σ, and the number of ε
 
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
+        """log δ̂ of the remove direction, the larger one as a rule."""
         return self._best(noise_multiplier, epsilon, _log_mean)[2]
 
     def guess(self, epsilon: float, delta: float) -> float:
-        return self.unit.guess(epsilon / self.group_size, delta / self.group_size)
+        return self.loss.start(epsilon / self.group_size, delta / self.group_size)
 
     # --- bounds ----------------------------------------------------------------------------------
 
@@ -106,17 +108,20 @@ class SampledChain(LossModel):
         """A plan without a split, by the curve alone."""
         at = noise_multiplier, epsilon
         lines, _, log_mean = self._best(*at, _log_mean)
-        used = self._shares[np.unique(lines)]
-        knots = [self._knot(noise_multiplier, _nearest(share * epsilon)) for share in used]
+        used = len(np.unique(lines))
+        # about the middle of the split
+        knot = round(math.log(max(epsilon / self.group_size, _LEAST_EPSILON)) / _KNOTS)
+        middle = self._knot(noise_multiplier, knot)
+        spread = middle.pilot.deviation if math.isfinite(middle.pilot.deviation) else 0.0
 
         def excess(samples: int, beta: float) -> float:
             def value(chosen: Chosen) -> float:
-                return chosen.log_bound(samples, beta / len(used))
+                return chosen.log_bound(samples, beta / used)
 
             return max(self._best(*at, value)[2] - log_mean, 0.0)
 
-        spreads = [one.pilot.deviation for one in knots if math.isfinite(one.pilot.deviation)]
-        side = Side(log_mean, excess, max(spreads, default=0.0), _PILOT, self._affordable(knots))
+        enough = self._affordable([middle] * used)
+        side = Side(log_mean, excess, spread, middle.pilot.samples, enough)
         return Plan((side,))
 
     def widened(self, plan: Plan, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
@@ -151,27 +156,35 @@ class SampledChain(LossModel):
         for number, size in enumerate(self._sizes(split, trial)):
             point, chosen = float(split.points[number]), split.chosen[number]
             weight = float(scipy.special.logsumexp(spent[split.shares == point]))
+            at = Point(noise_multiplier, point * epsilon)
             for direction, key in zip(DIRECTIONS, keys[:2], strict=True):
-                at = direction, noise_multiplier, point * epsilon
                 share = Trial(size, beta, chunked.subkey(key, number, 0))
                 if direction == "add":
                     # the split is the other direction's: to be below its bound is enough
-                    small = logs["remove"][-1] - weight
-                    chosen = self.unit.choice(*at, share, small)
-                    if self.samples is None:
-                        while size // 2 >= _LEAST and chosen.log_bound(size // 2, beta) <= small:
-                            size //= 2
-                    share = Trial(size, beta, chunked.subkey(key, number, 1))
-                value = self.unit.direction_bound(*at, chosen, share)
+                    chosen = self._add(at, share, logs["remove"][-1] - weight)
+                    share = share._replace(key=chunked.subkey(key, number, 1))
+                value = chosen.bound(self.loss, at, share).value
                 logs[direction].append(weight + math.log(max(value, 1e-300)))
-        remove, add = (math.exp(scipy.special.logsumexp(logs[side])) for side in DIRECTIONS)
-        return Bounds(min(remove, 1.0), min(add, 1.0), {})
+        totals = (float(scipy.special.logsumexp(logs[side])) for side in DIRECTIONS)
+        remove, add = (math.exp(min(total, 0.0)) for total in totals)
+        return Bounds(remove, add, {})
+
+    def _add(self, point: Point, trial: Trial, log_enough: float) -> Chosen:
+        """What a bound of the add direction is drawn from, with no need to be below so much."""
+        least = self.loss.least("add", point)
+        if least.log_ceiling <= log_enough:
+            return Chosen(unseen(least), False)
+        chosen, size = Chosen(self.loss.choose("add", point, trial), True), trial.samples
+        if self.samples is None:
+            while size // 2 >= _LEAST and chosen.log_bound(size // 2, trial.beta) <= log_enough:
+                size //= 2
+        return chosen._replace(enough=size)
 
     def _affordable(self, chosen: Sequence[Chosen]) -> int | None:
         """Samples of each point that take so much time as a test may, for these proposals."""
         if self.samples is not None:
             return None
-        cost = sum(1 + one.pilot.tilt.order / _ORDER for one in chosen) * self.unit.work
+        cost = sum(1 + one.pilot.tilt.order / _ORDER for one in chosen) * self.work
         return max(int(_MOST_WORK / cost), _LEAST)
 
     def _sizes(self, split: Split, trial: Trial) -> list[int]:
@@ -191,9 +204,9 @@ class SampledChain(LossModel):
         weights = np.array([scipy.special.logsumexp(spent[lines == line]) for line in used])
         chosen = []
         for number, line in enumerate(used):
-            at = noise_multiplier, float(self._shares[line]) * epsilon
+            at = Point(noise_multiplier, float(self._shares[line]) * epsilon)
             size = max(trial.samples // 4, _LEAST)
-            chosen.append(self.unit.seen(*at, size, chunked.subkey(trial.key, number)))
+            chosen.append(self._seen(at, size, chunked.subkey(trial.key, number)))
         return Split(self._shares[lines], self._shares[used], weights, chosen)
 
     # --- the curve -------------------------------------------------------------------------------
@@ -208,23 +221,25 @@ class SampledChain(LossModel):
         """
         points = np.log(np.maximum(self._shares * epsilon, _LEAST_EPSILON)) / _KNOTS
         knots = np.arange(math.floor(points[0]), math.floor(points[-1]) + 2)
-        values = [max(value(self._knot(noise_multiplier, int(knot))), _FAINT) for knot in knots]
-        curve = scipy.interpolate.CubicSpline(np.exp(knots * _KNOTS), values)
+        values = np.array([value(self._knot(noise_multiplier, int(knot))) for knot in knots])
+        values = np.nan_to_num(values, nan=0.0, neginf=_FAINT)
+        curve = scipy.interpolate.PchipInterpolator(np.exp(knots * _KNOTS), values)
         logs = curve(np.exp(points * _KNOTS))
         profile = GroupProfile(self._shares * epsilon, np.minimum(logs, 0.0), self.group_size)
-        lines = profile.lines_within(epsilon)
+        lines = profile.lines_within(epsilon * (1 - _ROUNDING))
         spent = np.cumsum(profile.epsilons[lines]) - profile.epsilons[lines]
         total = scipy.special.logsumexp(spent + profile.log_deltas[lines])
         return lines, spent, min(float(total), 0.0)
 
     def _pilot(self, noise_multiplier: float, knot: int) -> Chosen:
-        samples = max(min(_PILOT, _PILOT_WORK // self.unit.work), _LEAST_PILOT)
-        epsilon = math.exp(knot * _KNOTS)
-        return self.unit.seen(noise_multiplier, epsilon, samples, chunked.seed_key(0))
+        samples = max(min(_PILOT, _PILOT_WORK // self.work), _LEAST_PILOT)
+        point = Point(noise_multiplier, math.exp(knot * _KNOTS))
+        return self._seen(point, samples, chunked.seed_key(0))
 
-
-def _nearest(epsilon: float) -> int:
-    return round(math.log(max(epsilon, _LEAST_EPSILON)) / _KNOTS)
+    def _seen(self, point: Point, samples: int, key: jax.Array) -> Chosen:
+        """A pilot of the remove direction, with the proposal of least ceiling."""
+        tilt = self.loss.least("remove", point)
+        return Chosen(self.loss.pilot(tilt, point, samples, key), True)
 
 
 def _log_mean(chosen: Chosen) -> float:
