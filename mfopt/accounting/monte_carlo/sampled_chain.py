@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ _ROUNDING = 1e-12  # of ε: the sum of a split's is not above it
 _KNOTS = math.log(1.25)  # between the ε of pilots, in log
 _PILOT, _PILOT_WORK, _LEAST_PILOT = 1024, 2**19, 256  # samples of one, and numbers, about
 _LEAST_EPSILON = 1e-6  # where there is a pilot
-_FAINT = -1e5  # log of an estimate of 0
+_FAINT, _MEAN = -1e5, operator.attrgetter("pilot.log_mean")  # an estimate of 0, and any, in log
 _MOST_WORK = 3 * 2**23  # numbers of a test of one direction
 _ORDER = 8  # of a proposal: a sample takes twice the time of one of order 0
 _LEAST, _LITTLE = 1024, math.log(1 / 32)  # samples of a point; what fewer may add to a bound
@@ -38,35 +39,30 @@ class Split(NamedTuple):
     """A split of ε over the K steps.
 
     Attributes:
-      shares: shape (K,), of ε, in the order of the formula.
-      points: shape (m,), the shares that occur.
+      shares: shape (K,), of ε, in the order of the formula; those that occur are m points.
       weights: shape (m,), log Σ e^{ε_1 + … + ε_{j-1}} over the steps of each point.
       chosen: what the bound at each point is drawn from, in the remove direction.
     """
 
     shares: np.ndarray
-    points: np.ndarray
     weights: np.ndarray
     chosen: Sequence[Chosen]
 
-    def log_bound(self, sizes: Sequence[int], beta: float) -> float:
-        """log of the expected bound, with so many samples at each point and β for all of them."""
-        return float(scipy.special.logsumexp(self._log_bounds(sizes, beta)))
-
     def sizes(self, samples: int, beta: float) -> list[int]:
         """Samples of each point, at most ``samples``: no more than what its bound weighs."""
-        sizes = [samples] * self.points.size
-        little = self.log_bound(sizes, beta) + _LITTLE
+        sizes = [samples] * len(self.chosen)
+        little = scipy.special.logsumexp(self.log_bounds(sizes, beta)) + _LITTLE
         while samples // 2 >= _LEAST:
             samples //= 2
-            found = self._log_bounds([samples] * self.points.size, beta)
+            found = self.log_bounds([samples] * len(self.chosen), beta)
             sizes = [
                 samples if size == 2 * samples and log_bound <= little else size
                 for size, log_bound in zip(sizes, found, strict=True)
             ]
         return sizes
 
-    def _log_bounds(self, sizes: Sequence[int], beta: float) -> np.ndarray:
+    def log_bounds(self, sizes: Sequence[int], beta: float) -> np.ndarray:
+        """Weighed bounds to expect of so many samples at each point, β for all, in log."""
         share = beta / len(sizes)
         pairs = zip(self.chosen, sizes, strict=True)
         return self.weights + [one.log_bound(size, share) for one, size in pairs]
@@ -97,7 +93,7 @@ class SampledChain(LossModel):
 
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
         """log δ̂ of the remove direction, the larger one as a rule."""
-        return self._best(noise_multiplier, epsilon, _log_mean)[2]
+        return self._best(noise_multiplier, epsilon, _MEAN)[2]
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.loss.start(epsilon / self.group_size, delta / self.group_size)
@@ -107,7 +103,7 @@ class SampledChain(LossModel):
     def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         """A plan without a split, by the curve alone."""
         at = noise_multiplier, epsilon
-        lines, _, log_mean = self._best(*at, _log_mean)
+        lines, _, log_mean = self._best(*at, _MEAN)
         used = len(np.unique(lines))
         # about the middle of the split
         knot = round(math.log(max(epsilon / self.group_size, _LEAST_EPSILON)) / _KNOTS)
@@ -115,10 +111,8 @@ class SampledChain(LossModel):
         spread = middle.pilot.deviation if math.isfinite(middle.pilot.deviation) else 0.0
 
         def excess(samples: int, beta: float) -> float:
-            def value(chosen: Chosen) -> float:
-                return chosen.log_bound(samples, beta / used)
-
-            return max(self._best(*at, value)[2] - log_mean, 0.0)
+            total = self._best(*at, lambda chosen: chosen.log_bound(samples, beta / used))[2]
+            return max(total - log_mean, 0.0)
 
         enough = self._affordable([middle] * used)
         side = Side(log_mean, excess, spread, middle.pilot.samples, enough)
@@ -126,7 +120,7 @@ class SampledChain(LossModel):
 
     def widened(self, plan: Plan, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         split = self._split(noise_multiplier, epsilon, trial)
-        means = split.weights + [_log_mean(one) for one in split.chosen]
+        means = split.weights + np.maximum([_MEAN(one) for one in split.chosen], _FAINT)
         log_mean = float(scipy.special.logsumexp(means))
         spreads = np.array([one.pilot.deviation for one in split.chosen])
         # what no pilot has seen has no part in the mean
@@ -135,7 +129,8 @@ class SampledChain(LossModel):
 
         def excess(samples: int, beta: float) -> float:
             sizes = self._sizes(split, trial._replace(samples=samples, beta=beta))
-            return max(split.log_bound(sizes, beta) - log_mean, 0.0)
+            total = float(scipy.special.logsumexp(split.log_bounds(sizes, beta)))
+            return max(total - log_mean, 0.0)
 
         sizes = np.array(self._sizes(split, trial))
         deviation = float(np.linalg.norm(parts * np.sqrt(np.max(sizes) / sizes)))
@@ -152,11 +147,12 @@ class SampledChain(LossModel):
         spent = epsilon * (np.cumsum(split.shares) - split.shares)
         logs: dict[SampledDirection, list[float]] = {direction: [] for direction in DIRECTIONS}
         # a direction holds except with β, together over its points
-        beta = trial.beta / len(split.points)
-        for number, size in enumerate(self._sizes(split, trial)):
-            point, chosen = float(split.points[number]), split.chosen[number]
+        beta = trial.beta / len(split.chosen)
+        sizes = self._sizes(split, trial)
+        for number, point in enumerate(np.unique(split.shares)):
+            size, chosen = sizes[number], split.chosen[number]
             weight = float(scipy.special.logsumexp(spent[split.shares == point]))
-            at = Point(noise_multiplier, point * epsilon)
+            at = Point(noise_multiplier, float(point) * epsilon)
             for direction, key in zip(DIRECTIONS, keys[:2], strict=True):
                 share = Trial(size, beta, chunked.subkey(key, number, 0))
                 if direction == "add":
@@ -189,25 +185,22 @@ class SampledChain(LossModel):
 
     def _sizes(self, split: Split, trial: Trial) -> list[int]:
         if self.samples is not None:  # so many were asked for
-            return [self.samples] * split.points.size
+            return [self.samples] * len(split.chosen)
         enough = self._affordable(split.chosen) or trial.samples
         return split.sizes(min(trial.samples, enough), trial.beta)
 
     def _split(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Split:
         """The best split by the bounds that such a trial should give."""
-
-        def value(chosen: Chosen) -> float:
-            return chosen.log_bound(trial.samples, trial.beta / self.group_size)
-
-        lines, spent, _ = self._best(noise_multiplier, epsilon, value)
+        asked, at = (trial.samples, trial.beta / self.group_size), (noise_multiplier, epsilon)
+        lines, spent, _ = self._best(*at, lambda chosen: chosen.log_bound(*asked))
         used = np.unique(lines)
         weights = np.array([scipy.special.logsumexp(spent[lines == line]) for line in used])
         chosen = []
         for number, line in enumerate(used):
-            at = Point(noise_multiplier, float(self._shares[line]) * epsilon)
+            point = Point(noise_multiplier, float(self._shares[line]) * epsilon)
             size = max(trial.samples // 4, _LEAST)
-            chosen.append(self._seen(at, size, chunked.subkey(trial.key, number)))
-        return Split(self._shares[lines], self._shares[used], weights, chosen)
+            chosen.append(self._seen(point, size, chunked.subkey(trial.key, number)))
+        return Split(self._shares[lines], weights, chosen)
 
     # --- the curve -------------------------------------------------------------------------------
 
@@ -222,7 +215,7 @@ class SampledChain(LossModel):
         points = np.log(np.maximum(self._shares * epsilon, _LEAST_EPSILON)) / _KNOTS
         knots = np.arange(math.floor(points[0]), math.floor(points[-1]) + 2)
         values = np.array([value(self._knot(noise_multiplier, int(knot))) for knot in knots])
-        values = np.nan_to_num(values, nan=0.0, neginf=_FAINT)
+        values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=_FAINT)
         curve = scipy.interpolate.PchipInterpolator(np.exp(knots * _KNOTS), values)
         logs = curve(np.exp(points * _KNOTS))
         profile = GroupProfile(self._shares * epsilon, np.minimum(logs, 0.0), self.group_size)
@@ -240,7 +233,3 @@ class SampledChain(LossModel):
         """A pilot of the remove direction, with the proposal of least ceiling."""
         tilt = self.loss.least("remove", point)
         return Chosen(self.loss.pilot(tilt, point, samples, key), True)
-
-
-def _log_mean(chosen: Chosen) -> float:
-    return max(chosen.pilot.log_mean, _FAINT)
