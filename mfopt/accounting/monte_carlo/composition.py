@@ -75,7 +75,7 @@ def from_dp_accounting(pld: Any) -> Composition:
       UsageError: a side is optimistic, or lacks some of its mass.
     """
     remove, add = (_read(side) for side in (pld._pmf_remove, pld._pmf_add))
-    return _TwoSided(((remove, 1),), ((add, 1),))
+    return _TwoSided(((remove, 1),), other=((add, 1),))
 
 
 def _read(pmf: Any) -> LossDistribution:
@@ -103,7 +103,7 @@ class _TwoSided(Composition):
     other: tuple[tuple[LossDistribution, int], ...] = ()
 
     def reverse(self) -> Composition:
-        return _TwoSided(self.other, self.parts)
+        return _TwoSided(self.other, other=self.parts)
 
 
 @pytree
