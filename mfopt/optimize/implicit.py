@@ -17,8 +17,8 @@ from mfopt.accounting.monte_carlo import sharding
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
 
 # Largest |log δ̂ − log δ| at which σ is returned: log σ is then off by a tenth of that or less.
-TOLERANCE = 1e-6
-_SLOPE, _OF_DELTA = -10.0, 1.6  # of log δ̂ in log σ, for the first step: of that many log δ
+TOLERANCE = 1e-8
+_SLOPE = -10.0  # of log δ̂ in log σ, for the first step
 _APART = 1e-7  # distance of two points from which a slope is read: closer ones tell of rounding
 _MAX_ITERATIONS, _MAX_STEP = 60, 0.5
 _REACH = 0.7  # in log σ: the frozen proposal says nothing further away
@@ -31,13 +31,11 @@ class Frozen(NamedTuple):
       draws: samples.
       proposal: importance-sampling proposal, placed for some C and σ.
       centre: log of that σ over the scale of that C.
-      drift: log of the σ over the scale of C that the root finder begins at, less ``centre``.
     """
 
     draws: Any
     proposal: Any
     centre: jax.Array
-    drift: Any = 0.0
 
 
 class _Bracket(NamedTuple):
@@ -96,9 +94,9 @@ def log_sigma(
         return _Bracket(moved, theta, value, slope, low, high, met, state.taken + 1)
 
     far = jnp.full_like(centre, jnp.inf)
-    slope = jnp.minimum(_SLOPE, _OF_DELTA * log_delta)
-    place = centre + frozen.drift, far, far, slope, -far, far
-    begin = _Bracket(*place, jnp.array(False), jnp.array(0))
+    begin = _Bracket(
+        centre, far, far, jnp.full_like(centre, _SLOPE), -far, far, jnp.array(False), jnp.array(0)
+    )
     end = jax.lax.while_loop(unfinished, iterate, begin)
     return jnp.where(end.met, end.theta, jnp.nan)
 

@@ -175,10 +175,9 @@ class AmplifiedObjective:
         """The tangent on the proposal of ``near`` while that serves, else on one of its own."""
         quadratic = self.quadratic(parameters)
         sigma = self._foreseen(near, quadratic)
-        drift = self._centre(quadratic, sigma) - near.placement.centre
         # samples are not asked on a proposal that will not serve
-        if not abs(drift) > KEEP:
-            found = self._tangent(parameters, quadratic, near.placement, drift)
+        if not abs(self._centre(quadratic, sigma) - near.placement.centre) > KEEP:
+            found = self._tangent(parameters, quadratic, near.placement)
             if abs(found.drift) <= KEEP:
                 return found
         return self.placed(parameters, sigma, quadratic)
@@ -187,19 +186,9 @@ class AmplifiedObjective:
         """The tangent on a given proposal; its value is NaN where no σ near it meets the target."""
         return self._tangent(parameters, self.quadratic(parameters), placement)
 
-    @float64
-    def _tangent(
-        self, parameters: np.ndarray, quadratic: Any, placement: Placement, drift: float = 0.0
-    ) -> Tangent:
-        """The tangent on a placement, whose σ is sought from ``drift`` off its centre on."""
-        begin = jnp.asarray(placement.centre), jnp.asarray(np.nan_to_num(drift))
-        frozen = implicit.Frozen(self._draws, placement.proposal, *begin)
-        target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
-        (log_sigma, norm, log_scale), slope = _slope(self._law, quadratic, frozen, *target)
-        touch = sharding.gathered((jnp.asarray(log_sigma), slope), self._devices)
-        value, gradient = self._compiled_model(parameters, *touch)
-        at = Evaluation(float(value), np.asarray(gradient), math.exp(log_sigma), float(norm))
-        drift = float(touch[0]) - float(log_scale) - placement.centre
+    def _tangent(self, parameters: np.ndarray, quadratic: Any, placement: Placement) -> Tangent:
+        at, log_scale, touch = self._touched(parameters, quadratic, placement)
+        drift = float(touch[0]) - log_scale - placement.centre
         return Tangent(np.asarray(parameters), at, placement, drift, touch)
 
     @float64
@@ -215,6 +204,19 @@ class AmplifiedObjective:
         if not noise_multiplier > 0:
             return math.nan
         return math.log(noise_multiplier) - float(_reduced(self._law, quadratic)[1])
+
+    @float64
+    def _touched(
+        self, parameters: np.ndarray, quadratic: Any, placement: Placement
+    ) -> tuple[Evaluation, float, tuple[Any, Any]]:
+        """(evaluation, log of the scale of C, (log σ, its slope)) at a point."""
+        frozen = implicit.Frozen(self._draws, placement.proposal, jnp.asarray(placement.centre))
+        target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
+        (log_sigma, norm, log_scale), slope = _slope(self._law, quadratic, frozen, *target)
+        touch = sharding.gathered((jnp.asarray(log_sigma), slope), self._devices)
+        value, gradient = self._compiled_model(parameters, *touch)
+        at = Evaluation(float(value), np.asarray(gradient), math.exp(log_sigma), float(norm))
+        return at, float(log_scale), touch
 
     def model(self, tangent: Tangent) -> Model:
         """Parameters -> (value, gradient) with the σ of ``tangent``, without samples."""
