@@ -396,7 +396,8 @@ class Engine:
         # several percent beyond where the pilot says that δ is met, nothing is worth a test
         truth = centre * math.exp((plan.log_mean - math.log(delta)) / slope)
         ahead = plan.expected(samples, beta, self.model.safe + number - 1) - target + short
-        x = centre * math.exp(ahead / slope) * (1 + ROUNDING)
+        x = centre * math.exp(ahead / (slope if ahead > 0 else abs(estimate.slope)))
+        x *= 1 + ROUNDING
         x = min(x, truth * (1 + most_slack))  # fixed before its test
         if fallback is not None and x >= fallback[0]:
             return dataclasses.replace(fallback[1], estimate=estimate), 0.0

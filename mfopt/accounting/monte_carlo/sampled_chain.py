@@ -29,7 +29,7 @@ _ROUNDING = 1e-12  # of ε: the sum of a split's is not above it
 _KNOTS = math.log(1.25)  # between the ε of pilots, in log
 _PILOT, _PILOT_WORK, _LEAST_PILOT = 1024, 2**19, 256  # samples of one, and numbers, about
 _LEAST_EPSILON = 1e-6  # where there is a pilot
-_FAINT, _MEAN = -1e5, operator.attrgetter("pilot.log_mean")  # an estimate of 0, and any, in log
+_FAINT, _MEAN = -1e3, operator.attrgetter("pilot.log_mean")  # an estimate of 0, and any, in log
 _MOST_WORK = 3 * 2**23  # numbers of a test of one direction
 _ORDER = 8  # of a proposal: a sample takes twice the time of one of order 0
 _LEAST, _LITTLE = 1024, math.log(1 / 32)  # samples of a point; what fewer may add to a bound
@@ -92,7 +92,7 @@ class SampledChain(LossModel):
         self._knot = functools.lru_cache(maxsize=256)(self._pilot)  # of σ, and the number of ε
 
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
-        """log δ̂ of the remove direction, the larger one as a rule."""
+        # of the remove direction, the larger one as a rule
         return self._best(noise_multiplier, epsilon, _MEAN)[2]
 
     def guess(self, epsilon: float, delta: float) -> float:
@@ -105,7 +105,6 @@ class SampledChain(LossModel):
         at = noise_multiplier, epsilon
         lines, _, log_mean = self._best(*at, _MEAN)
         used = len(np.unique(lines))
-        # about the middle of the split
         knot = round(math.log(max(epsilon / self.group_size, _LEAST_EPSILON)) / _KNOTS)
         middle = self._knot(noise_multiplier, knot)
         spread = middle.pilot.deviation if math.isfinite(middle.pilot.deviation) else 0.0
@@ -134,6 +133,7 @@ class SampledChain(LossModel):
 
         sizes = np.array(self._sizes(split, trial))
         deviation = float(np.linalg.norm(parts * np.sqrt(np.max(sizes) / sizes)))
+        deviation *= math.exp(-excess(trial.samples, trial.beta))
         pilot = min(one.pilot.samples for one in split.chosen)
         return Plan((Side(log_mean, excess, deviation, pilot, enough),), split)
 
