@@ -213,6 +213,15 @@ def test_a_c_of_one_band_is_sampled():
     assert pilot.agrees(math.log(exact))
 
 
+@pytest.mark.release
+def test_a_group_is_not_answered_loosely():
+    """4 units have ε = 23.5, 2 in many bins 3.1 where many more samples say 2.9."""
+    c = BandedToeplitz(np.array([1.0, 0.5, 0.25]))
+    for scheme, units, most in ((FreshBins(16, 16), 4, 24.2), (FreshBins(128, 16), 2, 3.3)):
+        found = account(Mechanism(scheme, c, group_size=units), noise_multiplier=2.0, delta=1e-5)
+        assert found.status == "certified" and found.epsilon < most
+
+
 def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch):
     """By enumeration; values of the others are 0, which costs no more than is added to a bound."""
     bins, epochs, share, order = 4, 4, 0.5, 2
