@@ -68,20 +68,19 @@ class Chain(LossModel):
 
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
         profiles = self._profiles(noise_multiplier, epsilon)
-        return max(_total(*_split(profile, epsilon), profile.log_deltas) for profile in profiles)
+        return max(total(*split(profile, epsilon), profile.log_deltas) for profile in profiles)
 
     def bounds(
         self, noise_multiplier: float, epsilon: float, plan: Plan | None, trial: Trial
     ) -> Bounds:
-        found = []
+        fine, found = self.unit.profile(noise_multiplier, FINE), []
         for side, profile in enumerate(self._profiles(noise_multiplier, epsilon)):
-            lines, spent = _split(profile, epsilon)
+            lines, spent = split(profile, epsilon)
             log_bounds = profile.log_deltas.copy()
             for line in np.unique(lines):
-                at = float(profile.epsilons[line]), DIRECTIONS[side]
-                log_bound = self.unit.profile(noise_multiplier, FINE).log_delta(*at)
+                log_bound = fine.log_delta(float(profile.epsilons[line]), DIRECTIONS[side])
                 log_bounds[line] = max(log_bound, math.log(1e-300))
-            found.append(min(math.exp(_total(lines, spent, log_bounds)), 1.0))
+            found.append(min(math.exp(total(lines, spent, log_bounds)), 1.0))
         return Bounds(found[0], found[1], {})
 
     def find_epsilon(
@@ -121,12 +120,12 @@ class Chain(LossModel):
         return reach, scipy.interpolate.PchipInterpolator(at, found)
 
 
-def _split(profile: GroupProfile, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+def split(profile: GroupProfile, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
     """(points of the split that ``profile`` chooses, ε_1 + … + ε_{j-1} at each), (K,) both."""
     lines = profile.lines_within(epsilon)
     return lines, np.cumsum(profile.epsilons[lines]) - profile.epsilons[lines]
 
 
-def _total(lines: np.ndarray, spent: np.ndarray, log_deltas: np.ndarray) -> float:
+def total(lines: np.ndarray, spent: np.ndarray, log_deltas: np.ndarray) -> float:
     """log Σ_j e^{ε_1 + … + ε_{j-1}} δ(ε_j) over a split."""
     return min(float(scipy.special.logsumexp(spent + log_deltas[lines])), 0.0)

@@ -97,7 +97,7 @@ class NearlyLinear:
 
     def log_delta(self, epsilon: float) -> float:
         """Upper bound of log δ(ε) in both directions, ε >= 0; 0 where none better is known."""
-        if math.isinf(self.deviation) or epsilon > 1:
+        if not self.deviation < math.inf or epsilon > 1:
             return 0.0
         remove = self._hinge(math.expm1(epsilon), 1) + self.rest
         add = math.exp(epsilon) * (self._hinge(-math.expm1(-epsilon), 1) + self.rest)
@@ -105,7 +105,7 @@ class NearlyLinear:
 
     def log_delta_below(self, epsilon: float) -> float:
         """Lower bound of log δ(ε), ε >= 0; -∞ where none better is known."""
-        if math.isinf(self.deviation) or epsilon > 1:
+        if not self.deviation < math.inf or epsilon > 1:
             return -math.inf
         found = self._hinge(math.expm1(epsilon), -1) - self.rest
         return math.log(found) - 1e-12 if found > 0 else -math.inf

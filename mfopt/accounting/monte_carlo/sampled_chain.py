@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import scipy
 
+from mfopt.accounting import chain
 from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.model import Bounds, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
@@ -110,8 +111,8 @@ class SampledChain(LossModel):
         spread = middle.pilot.deviation if math.isfinite(middle.pilot.deviation) else 0.0
 
         def excess(samples: int, beta: float) -> float:
-            total = self._best(*at, lambda chosen: chosen.log_bound(samples, beta / used))[2]
-            return max(total - log_mean, 0.0)
+            best = self._best(*at, lambda chosen: chosen.log_bound(samples, beta / used))
+            return max(best[2] - log_mean, 0.0)
 
         enough = self._affordable([middle] * used)
         side = Side(log_mean, excess, spread, middle.pilot.samples, enough)
@@ -128,8 +129,8 @@ class SampledChain(LossModel):
 
         def excess(samples: int, beta: float) -> float:
             sizes = self._sizes(split, trial._replace(samples=samples, beta=beta))
-            total = float(scipy.special.logsumexp(split.log_bounds(sizes, beta)))
-            return max(total - log_mean, 0.0)
+            log_bound = float(scipy.special.logsumexp(split.log_bounds(sizes, beta)))
+            return max(log_bound - log_mean, 0.0)
 
         sizes = np.array(self._sizes(split, trial))
         deviation = float(np.linalg.norm(parts * np.sqrt(np.max(sizes) / sizes)))
@@ -219,10 +220,8 @@ class SampledChain(LossModel):
         curve = scipy.interpolate.PchipInterpolator(np.exp(knots * _KNOTS), values)
         logs = curve(np.exp(points * _KNOTS))
         profile = GroupProfile(self._shares * epsilon, np.minimum(logs, 0.0), self.group_size)
-        lines = profile.lines_within(epsilon * (1 - _ROUNDING))
-        spent = np.cumsum(profile.epsilons[lines]) - profile.epsilons[lines]
-        total = scipy.special.logsumexp(spent + profile.log_deltas[lines])
-        return lines, spent, min(float(total), 0.0)
+        lines, spent = chain.split(profile, epsilon * (1 - _ROUNDING))
+        return lines, spent, chain.total(lines, spent, profile.log_deltas)
 
     def _pilot(self, noise_multiplier: float, knot: int) -> Chosen:
         samples = max(min(_PILOT, _PILOT_WORK // self.work), _LEAST_PILOT)
