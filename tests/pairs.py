@@ -5,6 +5,7 @@ import jax
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import frozen, importance, kept_bins
 from mfopt.accounting.monte_carlo.design_point import DesignPoints
+from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 
 
@@ -36,8 +37,8 @@ def mean_tilt(pair, point):
 
 
 def clipped_tilt(pair, point, key):
-    sigma = point.noise_multiplier
-    return importance.clipped_tilt(scaled(pair, sigma), ceilings(pair, sigma), point, key)
+    sigma, trial = point.noise_multiplier, Trial(2**16, 1e-8, key)
+    return importance.clipped_tilt(scaled(pair, sigma), ceilings(pair, sigma), point, trial)
 
 
 def beyond(pair, made, point, beta, key):

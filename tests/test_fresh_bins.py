@@ -263,7 +263,7 @@ def test_values_clipped_in_the_add_direction_and_the_rest_are_the_whole(strong):
     """Jensen's gap over patterns; the control: edges that are not those of the counts."""
     loss, point, known = strong
     trial = Trial(2**14, 0.2, chunked.seed_key(8))
-    tilt = importance.clipped_tilt(*loss._sampled(point), chunked.seed_key(9))
+    tilt = importance.clipped_tilt(*loss._sampled(point), Trial(2**16, 1e-8, chunked.seed_key(9)))
     clipped = loss.pilot(tilt, point, loss.glance, trial.key)
     assert clipped.tilt.kind == "clipped"
     assert clipped.tilt.log_ceiling < loss.least("add", point).log_ceiling - 0.1

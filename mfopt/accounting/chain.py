@@ -1,9 +1,8 @@
 """Groups of K units of any mechanism, from the whole profile of one: the best valid split of ε.
 
 Points of a coarse one-unit profile choose the split over the K steps with the least δ_K; only the
-few points of that split are then bounded. See
-:mod:`mfopt.accounting.closed_form.group` for the formula, and
-:mod:`mfopt.accounting.monte_carlo.sampled_chain` where the profile is sampled.
+few points of that split are then bounded. See :mod:`mfopt.accounting.closed_form.group` for the
+formula, and :mod:`mfopt.accounting.monte_carlo.sampled_chain` where the profile is sampled.
 """
 
 from __future__ import annotations

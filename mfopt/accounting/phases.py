@@ -212,19 +212,13 @@ def _laws(parts: _Parts, log_delta: float, add: bool) -> tuple[list[Law], list[f
 
 
 def _discretized(
-    parts: _Parts,
-    laws: list[Law],
-    tails: list[float],
-    at: float,
-    accuracy: float,
-    *,
-    below: bool = False,
+    parts: _Parts, laws: list[Law], tails: list[float], at: float, share: float, below: bool = False
 ) -> Composition:
-    """Composition of all parts on one grid, fine enough at ε = ``at``; remove direction.
+    """Composition of all parts on one grid, fine to ``share`` at ε = ``at``; remove direction.
 
     With ``below`` one that they dominate, in the direction of the laws.
     """
-    share = accuracy / len(parts)
+    share /= len(parts)
     grids = [
         Grid.plan(law, at, share, part.mixture.components, below=below)
         for law, (part, _) in zip(laws, parts, strict=True)

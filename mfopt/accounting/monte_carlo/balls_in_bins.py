@@ -16,24 +16,13 @@ from mfopt._runtime import _float64, _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
-from mfopt.accounting.monte_carlo import (
-    design_point,
-    dominating_pair,
-    kept_bins,
-    multisets,
-    nested,
-)
+from mfopt.accounting.monte_carlo import design_point, dominating_pair, kept_bins, multisets, nested
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.design_point import DesignPoints
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.free import Orthogonal
 from mfopt.accounting.monte_carlo.frozen import FrozenSamples
-from mfopt.accounting.monte_carlo.group import (
-    GroupLoss,
-    GroupUnits,
-    largest_row,
-    without_samples,
-)
+from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits, largest_row, without_samples
 from mfopt.accounting.monte_carlo.group import model as group_model
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent

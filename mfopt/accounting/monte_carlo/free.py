@@ -13,13 +13,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.assignment import LEAST, BinAssignment
-from mfopt.accounting.loss_distribution.rounds import (
-    COARSE,
-    FINE,
-    Direction,
-    RoundsProfile,
-    guess,
-)
+from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction, RoundsProfile, guess
 from mfopt.errors import FailureError
 
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm

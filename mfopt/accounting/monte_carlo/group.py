@@ -39,17 +39,8 @@ from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import chunked, count_mixture
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
-from mfopt.accounting.monte_carlo.free import (
-    Orthogonal,
-    ReassignedBins,
-    guess_noise_multiplier,
-)
-from mfopt.accounting.monte_carlo.protocol import (
-    FrozenEstimate,
-    SampledDirection,
-    SampledLoss,
-    law,
-)
+from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins, guess_noise_multiplier
+from mfopt.accounting.monte_carlo.protocol import FrozenEstimate, SampledDirection, SampledLoss, law
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.monte_carlo.sampled_chain import SampledChain
 

@@ -82,7 +82,7 @@ from mfopt._runtime._float64 import float64
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked, jensen_gap
 from mfopt.accounting.monte_carlo.dominating_pair import add_tilt, log_hinge
-from mfopt.accounting.monte_carlo.evidence import HockeyStickPayoff, Point, Sums, Tilt, sums
+from mfopt.accounting.monte_carlo.evidence import HockeyStickPayoff, Point, Sums, Tilt, Trial, sums
 from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.monte_carlo.jensen_gap import JensenGapBound
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, Drawn, Likelihood
@@ -186,14 +186,14 @@ def mean_tilt(ceilings: Ceilings, point: Point, cut: float = 0.0) -> Tilt:
 
 @float64
 def clipped_tilt(
-    likelihood: Likelihood, ceilings: Ceilings, point: Point, key: jax.Array
+    likelihood: Likelihood, ceilings: Ceilings, point: Point, trial: Trial
 ) -> Tilt | None:
     """The add direction's proposal with values clipped; None where that gains nothing.
 
     Args:
       likelihood, ceilings: at the point's σ.
       point: σ, ε and payoff.
-      key: randomness of the pilot samples of Jensen's gap.
+      trial: samples of the bound to come, and randomness of a pilot of Jensen's gap.
     """
     order = mean_tilt(ceilings, point).order
     if not order > 0:
@@ -201,7 +201,7 @@ def clipped_tilt(
     square = ceilings.mean_square
 
     def pilot(edges: tuple[float, float], path: int) -> tuple[GapSums, int]:
-        own = chunked.subkey(key, path)
+        own = chunked.subkey(trial.key, path)
         return _gaps(likelihood, square, order, np.array(edges), jensen_gap.GLANCE, own)
 
     found, samples = pilot((0.0, 0.0), 0)
@@ -210,10 +210,12 @@ def clipped_tilt(
     edges = jensen_gap.edges(mean, deviation)
     found, samples = pilot(edges, 1)
     shares = float(found.below) / samples, float(found.half) / samples
-    clip = jensen_gap.chosen(edges, shares, square, order)
+    # no more samples to count by than the bound takes
+    size = min(jensen_gap.SAMPLES, max(jensen_gap.GLANCE, trial.samples))
+    clip = jensen_gap.chosen(edges, shares, square, order, size)
     if clip is not None:  # with a lower ceiling goes another order, and with that another cut
         order = mean_tilt(ceilings, point, clip.cut).order
-        clip = jensen_gap.chosen(edges, shares, square, order)
+        clip = jensen_gap.chosen(edges, shares, square, order, size)
     return None if clip is None else tilt("clipped", order, ceilings, point, clip)
 
 
@@ -231,7 +233,7 @@ def beyond(
     """
     square = ceilings.mean_square
     edges = square * np.array([tilt.detail.low, tilt.detail.high])
-    found, samples = _gaps(likelihood, square, tilt.order, edges, jensen_gap.SAMPLES, key)
+    found, samples = _gaps(likelihood, square, tilt.order, edges, tilt.detail.samples, key)
     counts = int(found.below), int(found.half)
     return jensen_gap.beyond(tilt.detail, square, tilt.order, counts, samples, beta)
 
@@ -250,7 +252,7 @@ class Asked(NamedTuple):
 
 @float64
 def total(
-    likelihood: Likelihood, tilt: Tilt, point: Point, samples: int, key: jax.Array
+    likelihood: Likelihood, tilt: Tilt, point: Point, samples: int, key: jax.Array, parts: int = 1
 ) -> tuple[Sums, int]:
     """:class:`Sums` over at least so many samples, and how many they were.
 
@@ -260,12 +262,14 @@ def total(
       point: σ, ε and payoff.
       samples: iid samples; a part chunk is made whole.
       key: randomness.
+      parts: that a usual chunk is made into.
     """
     asked = Asked(float(point.epsilon), float(tilt.order), tilt.log_ceiling, point.payoff)
     kernel = KERNELS.get(tilt.kind, _chain)
     # "mean" and "clipped" are one program
     more = {_chain: (tilt.detail,), _mean: (tilt.kind == "clipped",)}.get(kernel, ())
-    return chunked.total(kernel, key, samples, likelihood.work, likelihood, asked, *more)
+    work = parts * likelihood.work
+    return chunked.total(kernel, key, samples, work, likelihood, asked, *more)
 
 
 def _chain(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, by: Any) -> Sums:
@@ -365,30 +369,19 @@ class GapSums(NamedTuple):
 
 
 def _gaps(
-    likelihood: Likelihood,
-    mean_square: float,
-    order: float,
-    edges: np.ndarray,
-    samples: int,
-    key: jax.Array,
+    likelihood: Likelihood, square: float, t: float, edges: np.ndarray, samples: int, key: jax.Array
 ) -> tuple[GapSums, int]:
-    return chunked.total(
-        _gap_kernel, key, samples, likelihood.work, likelihood, mean_square, float(order), edges
-    )
+    work = likelihood.work
+    return chunked.total(_gap_kernel, key, samples, work, likelihood, square, float(t), edges)
 
 
 def _gap_kernel(
-    key: jax.Array,
-    size: int,
-    likelihood: Likelihood,
-    mean_square: jax.Array,
-    order: jax.Array,
-    edges: jax.Array,
+    key: jax.Array, size: int, likelihood: Likelihood, square: Any, t: Any, edges: jax.Array
 ) -> GapSums:
     """:class:`GapSums` over ``size`` iid samples of N(−t m̄, I)."""
     noise = likelihood.noise(jax.random.normal(key, (size, likelihood.dimension)))
-    exponents = noise - order * likelihood.mean()[0]
-    mean = likelihood.average(exponents) - mean_square / 2
+    exponents = noise - t * likelihood.mean()[0]
+    mean = likelihood.average(exponents) - square / 2
     found = likelihood.log_ratio(exponents) - mean
     below = ~(found > edges[0] + jensen_gap.ROUNDING)  # with what is no number
     half = found <= edges[1] - jensen_gap.ROUNDING

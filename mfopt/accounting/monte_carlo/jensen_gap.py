@@ -43,8 +43,7 @@ import scipy
 
 from mfopt.accounting import solve
 
-SAMPLES = 8192  # of the counts
-GLANCE = 2048
+SAMPLES, GLANCE = 8192, 2048  # of the counts, and of what they are chosen by
 ROUNDING = 1e-9  # of F: a sample that is so near to s_1 or s_2 counts against what is proven
 _LOW = -1.6  # s_1, in standard deviations of F from its mean, which is s_2
 _BEYOND = 1e-6  # (4) over B', as it is planned
@@ -58,11 +57,13 @@ class JensenGapBound(NamedTuple):
     Attributes:
       low, high: s_1 and s_2.
       cut: g.
+      samples: to count by.
     """
 
     low: float
     high: float
     cut: float
+    samples: int = SAMPLES
 
 
 def edges(mean: float, deviation: float) -> tuple[float, float]:
@@ -71,52 +72,48 @@ def edges(mean: float, deviation: float) -> tuple[float, float]:
 
 
 def chosen(
-    edges: tuple[float, float], shares: tuple[float, float], squared_norm: float, order: float
+    edges: tuple[float, float], shares: tuple[float, float], square: float, t: float, samples: int
 ) -> JensenGapBound | None:
     """Return the thresholds to count at and the cut; None where clipping gains nothing.
 
     Args:
       edges: s_1 and s_2.
       shares: about R(F <= s_1) and R(F <= s_2).
-      squared_norm, order: ḡ and t.
+      square, t: ḡ and t.
+      samples: that the counts will be of.
     """
     low, high = edges
-    below, half = (round(SAMPLES * share) for share in shares)
-    first, second = _line(below, half, SAMPLES, _USUAL)
-    if not (low < high and math.isfinite(first) and first < second and squared_norm > 0):
+    below, half = (round(samples * share) for share in shares)
+    first, second = _line(below, half, samples, _USUAL)
+    if not (low < high and math.isfinite(first) and first < second and square > 0):
         return None
     slope = (second - first) / (high - low)
-    if _log_beyond(0.0, order / slope) <= math.log(_BEYOND):
+    if _log_beyond(0.0, t / slope) <= math.log(_BEYOND):
         return None
-    height = solve.root(lambda h: _log_beyond(h, order / slope) - math.log(_BEYOND), -40.0, 0.0)
+    height = solve.root(lambda h: _log_beyond(h, t / slope) - math.log(_BEYOND), -40.0, 0.0)
     cut = low - max(first - height, 0.0) / slope
-    if not cut > _LEAST_CUT * squared_norm:
+    if not cut > _LEAST_CUT * square:
         return None
-    return JensenGapBound(low / squared_norm, high / squared_norm, cut / squared_norm)
+    return JensenGapBound(low / square, high / square, cut / square, samples)
 
 
 def beyond(
-    gap: JensenGapBound,
-    squared_norm: float,
-    order: float,
-    counts: tuple[int, int],
-    samples: int,
-    beta: float,
+    gap: JensenGapBound, square: float, t: float, counts: tuple[int, int], samples: int, beta: float
 ) -> float:
     """Upper bound of (4) over B', except with probability ``beta``; infinite where there is none.
 
     Args:
       gap: fixed before the samples were drawn.
-      squared_norm, order: ḡ and t.
+      square, t: ḡ and t.
       counts: of samples with F <= s_1, and with F <= s_2.
       samples, beta: iid samples of R, and failure probability.
     """
     first, second = _line(*counts, samples, beta / 2)
-    low, high, cut = (squared_norm * part for part in gap)
+    low, high, cut = (square * part for part in gap[:3])
     if not (second > first and cut <= low < high):
         return math.inf
     slope = (second - first) / (high - low)
-    return math.exp(min(_log_beyond(first - slope * (low - cut), order / slope), 700.0))
+    return math.exp(min(_log_beyond(first - slope * (low - cut), t / slope), 700.0))
 
 
 def _line(below: int, half: int, samples: int, beta: float) -> tuple[float, float]:

@@ -220,11 +220,7 @@ def _noise(likelihood: Likelihood, normal: jax.Array) -> jax.Array:
 
 
 def shared_component(
-    likelihood: Likelihood,
-    toward: np.ndarray,
-    rounds: int,
-    largest_square: float,
-    times: int = 1,
+    likelihood: Likelihood, toward: np.ndarray, rounds: int, largest_square: float, times: int = 1
 ) -> SharedGaussianComponent | None:
     """The component along a direction; None where patterns share none, or too little.
 

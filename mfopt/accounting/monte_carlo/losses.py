@@ -115,7 +115,7 @@ class LikelihoodLoss(SampledLoss):
         if cost <= _LOOSE:
             return first
         keys = [chunked.subkey(trial.key, part) for part in (0, 1)]
-        clipped = importance.clipped_tilt(*self._sampled(point), keys[0])
+        clipped = importance.clipped_tilt(*self._sampled(point), trial._replace(key=keys[0]))
         if clipped is None:
             return first
         other = self.pilot(clipped, point, self.glance, keys[1])
@@ -154,7 +154,9 @@ class LikelihoodLoss(SampledLoss):
 
     def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
         likelihood, _, paid = self._sampled(point)
-        return Pilot(tilt, *importance.total(likelihood, tilt, paid, samples, key))
+        return Pilot(
+            tilt, *importance.total(likelihood, tilt, paid, samples, key, self.chunk_parts)
+        )
 
     def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
         likelihood, ceilings, paid = self._sampled(point)
@@ -162,5 +164,5 @@ class LikelihoodLoss(SampledLoss):
         if tilt.kind == "clipped":  # half of β for what is clipped
             (key, own), beta = (chunked.subkey(key, part) for part in (0, 1)), beta / 2
             beyond = importance.beyond(likelihood, ceilings, tilt, beta, own)
-        sums, used = importance.total(likelihood, tilt, paid, trial.samples, key)
+        sums, used = importance.total(likelihood, tilt, paid, trial.samples, key, self.chunk_parts)
         return upper_bound(tilt, sums, used, bet=bet, beta=beta, beyond=beyond)

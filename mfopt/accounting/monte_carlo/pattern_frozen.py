@@ -218,10 +218,7 @@ def _cut(tree: Any) -> Any:
 
 
 def log_values(
-    patterns: PatternLikelihood,
-    proposal: PatternProposal,
-    log_sigma: jax.Array,
-    epsilon: jax.Array,
+    patterns: PatternLikelihood, proposal: PatternProposal, log_sigma: jax.Array, epsilon: jax.Array
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """(centre, noise) of a chunk -> log f, f = (P/R)(1 - e^(ε-Y))₊, for z, then for -z.
 

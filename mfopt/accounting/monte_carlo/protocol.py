@@ -77,6 +77,7 @@ class SampledLoss(abc.ABC):
       name: of the scheme, for the record.
       longest: what :attr:`sensitivity` is the norm of, likewise.
       estimator: what :meth:`frozen` is, for the record.
+      chunk_parts: that a usual chunk of samples is made into, where one sample takes long.
       calibrate_samples: of the estimate of σ that a certificate starts from.
       least_samples: of the last test of a certificate, in each direction.
     """
@@ -84,6 +85,7 @@ class SampledLoss(abc.ABC):
     name: ClassVar[str] = "sampled"
     longest: ClassVar[str] = "mode"
     estimator: ClassVar[str] = "importance sampling"
+    chunk_parts = 1
     calibrate_samples: ClassVar[int] = 2**15
     least_samples: ClassVar[int] = 2**16
 

@@ -7,9 +7,9 @@ the failure probability. See :mod:`mfopt.accounting.closed_form.group` for the f
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -19,21 +19,26 @@ import scipy
 
 from mfopt.accounting import chain
 from mfopt.accounting.closed_form.group import GroupProfile
-from mfopt.accounting.model import Bounds, LossModel, Plan, Side
+from mfopt.accounting.model import Bounds, Found, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.accounting.monte_carlo.protocol import DIRECTIONS, SampledDirection, SampledLoss
 from mfopt.accounting.monte_carlo.sampled import Chosen, unseen
 
-_SHARES = np.geomspace(0.25, 2.0, 95)  # of ε/K: that a split may use, fewer of many steps
+_SHARES = np.geomspace(0.25, 2.0, 97)  # of ε/K: that a split may use, fewer of many steps
 _ROUNDING = 1e-12  # of ε: the sum of a split's is not above it
 _KNOTS = math.log(1.25)  # between the ε of pilots, in log
-_PILOT, _PILOT_WORK, _LEAST_PILOT = 1024, 2**19, 256  # samples of one, and numbers, about
 _LEAST_EPSILON = 1e-6  # where there is a pilot
-_FAINT, _MEAN = -1e3, operator.attrgetter("pilot.log_mean")  # an estimate of 0, and any, in log
-_MOST_WORK = 3 * 2**23  # numbers of a test of one direction
+_FAINT, _DEEP = -1e3, -150.0  # log of an estimate of 0, and of ceilings that need no samples
+_MOST_WORK, _AFFORDED = 3 * 2**23, 1024  # numbers of a test of one direction, or samples a point
+_MANY, _PARTS = 32, 4  # units whose proposals are of high orders: a chunk of them takes long
 _ORDER = 8  # of a proposal: a sample takes twice the time of one of order 0
-_LEAST, _LITTLE = 1024, math.log(1 / 32)  # samples of a point; what fewer may add to a bound
+_LEAST, _LITTLE = 256, math.log(1 / 16)  # samples of a point; what fewer may add to δ
+
+
+def _mean(chosen: Chosen) -> float:
+    """log of the estimate, or of the ceiling where that is enough."""
+    return chosen.pilot.log_mean if chosen.sampled else chosen.pilot.tilt.log_ceiling
 
 
 class Split(NamedTuple):
@@ -49,16 +54,18 @@ class Split(NamedTuple):
     weights: np.ndarray
     chosen: Sequence[Chosen]
 
-    def sizes(self, samples: int, beta: float) -> list[int]:
-        """Samples of each point, at most ``samples``: no more than what its bound weighs."""
+    def sizes(self, samples: int, least: int, beta: float) -> list[int]:
+        """Samples of each point, from ``least`` to ``samples``: as few as add little to δ."""
         sizes = [samples] * len(self.chosen)
-        little = scipy.special.logsumexp(self.log_bounds(sizes, beta)) + _LITTLE
-        while samples // 2 >= _LEAST:
+        most = self.log_bounds(sizes, beta)
+        little = scipy.special.logsumexp(most) + _LITTLE - math.log(len(sizes))
+        most = np.logaddexp(most, little)
+        while samples // 2 >= least:
             samples //= 2
-            found = self.log_bounds([samples] * len(self.chosen), beta)
+            fewer = self.log_bounds([samples] * len(sizes), beta) <= most
             sizes = [
-                samples if size == 2 * samples and log_bound <= little else size
-                for size, log_bound in zip(sizes, found, strict=True)
+                samples if enough and size == 2 * samples else size
+                for size, enough in zip(sizes, fewer, strict=True)
             ]
         return sizes
 
@@ -79,37 +86,48 @@ class SampledChain(LossModel):
     """
 
     status = "certified"
-    least_samples, worth, safe, flatter = 2**12, 0.004, 4.0, 0.75
+    least_samples, worth, safe, flatter = 2**12, 0.004, 4.0, 0.65
     most_slack, most_slack_delta = 4.0, 4.0  # what holds otherwise, no amplification, costs more
 
     def __init__(self, loss: SampledLoss, group_size: int, samples: int | None = None) -> None:
-        self.loss, self.group_size, self.samples = loss, group_size, samples
-        self.work, self.most_work = loss.work, _MOST_WORK
+        self.group_size, self.samples = group_size, samples
+        if group_size >= _MANY:
+            loss = copy.copy(loss)
+            loss.chunk_parts = _PARTS
+        self.loss, self.work, self.most_work = loss, loss.work, _MOST_WORK
+        # a part of a chunk would be compiled for itself
+        self._least = max(chunked.chunk_size(2**12, self.work * loss.chunk_parts), _LEAST)
         self.method = f"group privacy from the whole profile of sampled {loss.name}"
         self.estimator = f"group privacy from the estimated profile of sampled {loss.name}"
         # each that is used takes samples
-        shares = np.append(_SHARES[:: min(max(math.isqrt(group_size) // 2, 1), 8)], 1.0)
-        self._shares = np.unique(np.minimum(shares / group_size, 1.0))
+        step = min(2 ** max(group_size.bit_length() - 3, 0), 8)
+        self._shares = np.unique(np.minimum(_SHARES[::step] / group_size, 1.0))
         self._knot = functools.lru_cache(maxsize=256)(self._pilot)  # of σ, and the number of ε
 
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
         # of the remove direction, the larger one as a rule
-        return self._best(noise_multiplier, epsilon, _MEAN)[2]
+        return self._best(noise_multiplier, epsilon, _mean)[2]
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.loss.start(epsilon / self.group_size, delta / self.group_size)
+
+    def find_epsilon(
+        self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
+    ) -> Found:
+        # what is known without samples is far above, where they take long
+        return super().find_epsilon(noise_multiplier, delta, key, start / 4)
 
     # --- bounds ----------------------------------------------------------------------------------
 
     def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         """A plan without a split, by the curve alone."""
         at = noise_multiplier, epsilon
-        lines, _, log_mean = self._best(*at, _MEAN)
-        used = len(np.unique(lines))
-        knot = round(math.log(max(epsilon / self.group_size, _LEAST_EPSILON)) / _KNOTS)
-        middle = self._knot(noise_multiplier, knot)
+        shares, _, log_mean = self._best(*at, _mean)
+        used = len(np.unique(shares))
+        middle = self._middle(noise_multiplier, epsilon)
         spread = middle.pilot.deviation if math.isfinite(middle.pilot.deviation) else 0.0
 
+        @functools.cache
         def excess(samples: int, beta: float) -> float:
             best = self._best(*at, lambda chosen: chosen.log_bound(samples, beta / used))
             return max(best[2] - log_mean, 0.0)
@@ -120,7 +138,7 @@ class SampledChain(LossModel):
 
     def widened(self, plan: Plan, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         split = self._split(noise_multiplier, epsilon, trial)
-        means = split.weights + np.maximum([_MEAN(one) for one in split.chosen], _FAINT)
+        means = split.weights + np.maximum([_mean(one) for one in split.chosen], _FAINT)
         log_mean = float(scipy.special.logsumexp(means))
         spreads = np.array([one.pilot.deviation for one in split.chosen])
         # what no pilot has seen has no part in the mean
@@ -135,7 +153,7 @@ class SampledChain(LossModel):
         sizes = np.array(self._sizes(split, trial))
         deviation = float(np.linalg.norm(parts * np.sqrt(np.max(sizes) / sizes)))
         deviation *= math.exp(-excess(trial.samples, trial.beta))
-        pilot = min(one.pilot.samples for one in split.chosen)
+        pilot = min((one.pilot.samples for one in split.chosen if one.sampled), default=1)
         return Plan((Side(log_mean, excess, deviation, pilot, enough),), split)
 
     def bounds(
@@ -149,7 +167,7 @@ class SampledChain(LossModel):
         logs: dict[SampledDirection, list[float]] = {direction: [] for direction in DIRECTIONS}
         # a direction holds except with β, together over its points
         beta = trial.beta / len(split.chosen)
-        sizes = self._sizes(split, trial)
+        sizes, before = self._sizes(split, trial), None
         for number, point in enumerate(np.unique(split.shares)):
             size, chosen = sizes[number], split.chosen[number]
             weight = float(scipy.special.logsumexp(spent[split.shares == point]))
@@ -158,7 +176,7 @@ class SampledChain(LossModel):
                 share = Trial(size, beta, chunked.subkey(key, number, 0))
                 if direction == "add":
                     # the split is the other direction's: to be below its bound is enough
-                    chosen = self._add(at, share, logs["remove"][-1] - weight)
+                    chosen = before = self._add(at, share, logs["remove"][-1] - weight, before)
                     share = share._replace(key=chunked.subkey(key, number, 1))
                 value = chosen.bound(self.loss, at, share).value
                 logs[direction].append(weight + math.log(max(value, 1e-300)))
@@ -166,14 +184,23 @@ class SampledChain(LossModel):
         remove, add = (math.exp(min(total, 0.0)) for total in totals)
         return Bounds(remove, add, {})
 
-    def _add(self, point: Point, trial: Trial, log_enough: float) -> Chosen:
-        """What a bound of the add direction is drawn from, with no need to be below so much."""
+    def _add(self, point: Point, trial: Trial, enough: float, before: Chosen | None) -> Chosen:
+        """What a bound of the add direction is drawn from, with no need to be below so much.
+
+        The proposal of the point ``before`` where that serves: to choose one takes as long.
+        """
         least = self.loss.least("add", point)
-        if least.log_ceiling <= log_enough:
+        if least.log_ceiling <= enough:
             return Chosen(unseen(least), False)
-        chosen, size = Chosen(self.loss.choose("add", point, trial), True), trial.samples
+        pilot = None
+        if before is not None and before.sampled:
+            tilt = self.loss.at(before.pilot.tilt, point)
+            pilot = self.loss.pilot(tilt, point, self._least, chunked.subkey(trial.key, 2))
+        if pilot is None or pilot.log_bound(trial.samples, trial.beta / 2)[1] > enough:
+            pilot = self.loss.choose("add", point, trial)
+        chosen, size = Chosen(pilot, True), trial.samples
         if self.samples is None:
-            while size // 2 >= _LEAST and chosen.log_bound(size // 2, trial.beta) <= log_enough:
+            while size // 2 >= self._least and chosen.log_bound(size // 2, trial.beta) <= enough:
                 size //= 2
         return chosen._replace(enough=size)
 
@@ -182,26 +209,28 @@ class SampledChain(LossModel):
         if self.samples is not None:
             return None
         cost = sum(1 + one.pilot.tilt.order / _ORDER for one in chosen) * self.work
-        return max(int(_MOST_WORK / cost), _LEAST)
+        return max(int(_MOST_WORK / cost), _AFFORDED, self._least)
 
     def _sizes(self, split: Split, trial: Trial) -> list[int]:
         if self.samples is not None:  # so many were asked for
             return [self.samples] * len(split.chosen)
         enough = self._affordable(split.chosen) or trial.samples
-        return split.sizes(min(trial.samples, enough), trial.beta)
+        return split.sizes(min(trial.samples, enough), self._least, trial.beta)
 
     def _split(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Split:
         """The best split by the bounds that such a trial should give."""
         asked, at = (trial.samples, trial.beta / self.group_size), (noise_multiplier, epsilon)
-        lines, spent, _ = self._best(*at, lambda chosen: chosen.log_bound(*asked))
-        used = np.unique(lines)
-        weights = np.array([scipy.special.logsumexp(spent[lines == line]) for line in used])
+        shares, spent, _ = self._best(*at, lambda chosen: chosen.log_bound(*asked))
+        used = np.unique(shares)
+        weights = np.array([scipy.special.logsumexp(spent[shares == share]) for share in used])
+        middle = self._middle(noise_multiplier, epsilon)
+        most = min(trial.samples, self._affordable([middle] * len(used)) or trial.samples)
         chosen = []
-        for number, line in enumerate(used):
-            point = Point(noise_multiplier, float(self._shares[line]) * epsilon)
-            size = max(trial.samples // 4, _LEAST)
+        for number, share in enumerate(used):
+            point = Point(noise_multiplier, float(share) * epsilon)
+            size = max(most // 4, self._least)
             chosen.append(self._seen(point, size, chunked.subkey(trial.key, number)))
-        return Split(self._shares[lines], weights, chosen)
+        return Split(shares, weights, chosen)
 
     # --- the curve -------------------------------------------------------------------------------
 
@@ -211,24 +240,45 @@ class SampledChain(LossModel):
         """The split of least δ on the curve through ``value`` of pilots.
 
         Returns:
-          Indices of its shares, shape (K,), ε_1 + … + ε_{j-1} at each, and log δ.
+          Its shares of ε, shape (K,), ε_1 + … + ε_{j-1} at each, and log δ.
         """
         points = np.log(np.maximum(self._shares * epsilon, _LEAST_EPSILON)) / _KNOTS
-        knots = np.arange(math.floor(points[0]), math.floor(points[-1]) + 2)
-        values = np.array([value(self._knot(noise_multiplier, int(knot))) for knot in knots])
-        values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=_FAINT)
-        curve = scipy.interpolate.PchipInterpolator(np.exp(knots * _KNOTS), values)
-        logs = curve(np.exp(points * _KNOTS))
-        profile = GroupProfile(self._shares * epsilon, np.minimum(logs, 0.0), self.group_size)
-        lines, spent = chain.split(profile, epsilon * (1 - _ROUNDING))
-        return lines, spent, chain.total(lines, spent, profile.log_deltas)
+        middle = self._place(epsilon)
+        low, high = middle - 1, middle + 1
+        while True:  # knots about ε/K, and more where a split ends at the last of them
+            knots = np.arange(low, high + 1)
+            known = np.flatnonzero((points >= low) & (points <= high))
+            values = np.array([value(self._knot(noise_multiplier, int(knot))) for knot in knots])
+            values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=_FAINT)
+            curve = scipy.interpolate.PchipInterpolator(np.exp(knots * _KNOTS), values)
+            logs = np.minimum(curve(np.exp(points[known] * _KNOTS)), 0.0)
+            profile = GroupProfile(self._shares[known] * epsilon, logs, self.group_size)
+            lines, _ = chain.split(profile, epsilon)
+            if 0 < known[0] == known[np.min(lines)]:
+                low -= 1
+            elif known[np.max(lines)] == known[-1] < len(points) - 1:
+                high += 1
+            else:
+                shares = self._shares[known[lines]]
+                shares *= (1 - _ROUNDING) / np.sum(shares)  # as much as there is
+                spent = epsilon * (np.cumsum(shares) - shares)
+                logs = np.minimum(curve(shares * epsilon), 0.0)
+                return shares, spent, min(float(scipy.special.logsumexp(spent + logs)), 0.0)
+
+    def _place(self, epsilon: float) -> int:
+        """The number of the knot next to ε/K."""
+        return round(math.log(max(epsilon / self.group_size, _LEAST_EPSILON)) / _KNOTS)
+
+    def _middle(self, noise_multiplier: float, epsilon: float) -> Chosen:
+        return self._knot(noise_multiplier, self._place(epsilon))
 
     def _pilot(self, noise_multiplier: float, knot: int) -> Chosen:
-        samples = max(min(_PILOT, _PILOT_WORK // self.work), _LEAST_PILOT)
         point = Point(noise_multiplier, math.exp(knot * _KNOTS))
-        return self._seen(point, samples, chunked.seed_key(0))
+        return self._seen(point, self._least, chunked.seed_key(0))
 
     def _seen(self, point: Point, samples: int, key: jax.Array) -> Chosen:
         """A pilot of the remove direction, with the proposal of least ceiling."""
         tilt = self.loss.least("remove", point)
+        if tilt.log_ceiling < _DEEP:
+            return Chosen(unseen(tilt), False)
         return Chosen(self.loss.pilot(tilt, point, samples, key), True)

@@ -84,11 +84,7 @@ def rounds(chunks: Sequence[Any], over: Devices) -> list[Any]:
 
 
 def each(
-    function: Callable[..., Any],
-    over: Devices,
-    chunks: Any,
-    *same: Any,
-    static: tuple[Any, ...] = (),
+    function: Callable[..., Any], over: Devices, chunks: Any, *same: Any, static: Any = ()
 ) -> Any:
     """``function(chunk, *same, *static)`` of every chunk of a round, one on each device.
 
@@ -97,7 +93,7 @@ def each(
       over: devices.
       chunks: one of :func:`rounds`, or what this returned.
       same: arguments that are the same for all chunks, pytrees of arrays.
-      static: arguments that are static in compiled code.
+      static: a tuple of arguments that are static in compiled code.
     """
     if len(over) == 1:
         return function(chunks, *same, *static)
