@@ -36,7 +36,7 @@ from mfopt.training.gradients import Statistics, Totals, microbatch_adder
 from mfopt.training.models import Model, PyTree
 from mfopt.training.units import Units
 
-_BLOCK_TOKENS = 2**22  # 16 MiB of numbers and their mask
+_LEAST_TOKENS, _BLOCK_TOKENS = 2**14, 2**22  # of a block: up to 16 MiB of numbers and their mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,13 +156,14 @@ class Trainer:
             self._adder = microbatch_adder(model, clipping)
         # its numbers are float64, those of the model and all programs here are what they are
         self._secure = execution.noise is not None and execution.noise.secure
-        # microbatches of one compiled loop, from public numbers: those of nearly any step; one of
-        # more takes the loop again. The rows of a block are held at once, as integers
+        # microbatches of one compiled loop, from public numbers: those of nearly any step (small
+        # ones share a program); one of more takes the loop again. Its rows are held as integers
         sampler = execution.sampler
         size = sampler.batch_size or sampler.expected_batch + 4 * sampler.expected_batch**0.5
         tokens, _ = execution.units.fetch(np.full(1, -1), 0)
-        most = max(1, _BLOCK_TOKENS // (sampler.microbatch * tokens.size))
-        self._block = max(1, min(math.ceil(size / sampler.microbatch), most))
+        each = sampler.microbatch * tokens.size
+        block = max(math.ceil(size / sampler.microbatch), _LEAST_TOKENS // each)
+        self._block = max(1, min(block, _BLOCK_TOKENS // each))
         self._zero = jax.jit(lambda params: self._pin_totals(Totals.zero(params)))
         self._add = jax.jit(self._added, donate_argnums=0)
         self._update = jax.jit(
@@ -242,8 +243,7 @@ class Trainer:
         totals: Totals = self._zero(params)
         for units in batch.blocks(self._block):
             tokens, mask = self.execution.units.fetch(units.reshape(-1), step)
-            shape = units.shape
-            rows = [self._rows(x.reshape(*shape, *x.shape[1:])) for x in (tokens, mask)]
+            rows = [self._rows(x.reshape(*units.shape, *x.shape[1:])) for x in (tokens, mask)]
             totals = self._add(totals, (params, self._frozen), *rows, len(units))
         return totals if self._estimate is None else self._estimate(totals)
 
