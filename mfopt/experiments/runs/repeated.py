@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +54,9 @@ class Runs:
         model, mesh = prepared.model, prepared.mesh
         self._evaluator = Evaluator(model, config.length, mesh=mesh)
         self._params = meshes.distribute(mesh, model.params, model.partition)
-        self._before: dict[str, float] = {}
-        self._record_losses: np.ndarray | None = None
 
     def run(
-        self,
-        *,
-        rate: float,
-        seed: int,
-        selection: str,
-        every: int = 0,
-        move: float = 0.0,
+        self, *, rate: float, seed: int, selection: str, every: int = 0, move: float = 0.0
     ) -> tuple[dict[str, list[tuple[int, float]]], float]:
         """Train once.
 
@@ -91,9 +83,8 @@ class Runs:
         size = jax.device_put(np.float32(rate), state.step.sharding)  # as a step hands it out
         optimizer = optax.tree.set(state.optimizer, step_size=size)
         state = dataclasses.replace(state, optimizer=optimizer)
-        if not self._before:
-            self._before = self._evaluated(self._params)
-        losses = {part: [(0, loss)] for part, loss in self._before.items()}
+        before = self._initially("parts", lambda: self._evaluated(self._params))
+        losses = {part: [(0, loss)] for part, loss in before.items()}
         tokens = 0.0
         for result in trainer.run(state, prepared.steps):
             state, done = result.state, result.step + 1
@@ -117,15 +108,24 @@ class Runs:
         """Loss of each record under the initial model, if the rule needs it; else None."""
         if selection not in PERPLEXITY_RULES:
             return None
-        if self._record_losses is None:
-            train = self.prepared.parts["train"]
-            every = np.arange(train.num_records)
-            self._record_losses, _ = self._evaluator.record_losses(self._params, train, every)
-        return self._record_losses
+        train = self.prepared.parts["train"]
+        of = self._params, train, np.arange(train.num_records)
+        losses: np.ndarray = self._initially("train", lambda: self._evaluator.record_losses(*of)[0])
+        return losses
+
+    def _initially(self, what: str, find: Callable[[], Any]) -> Any:
+        """Losses of the initial model, which other settings of this process share."""
+        at = self._config.length, self._config.evaluate_records
+        digests = (store.digest for store in self.prepared.parts.values())
+        key = (what, self.prepared.facts["model"], *at, *digests)
+        if key not in _INITIAL:
+            _INITIAL[key] = find()
+        return _INITIAL[key]
 
 
 # the last setting of this process: a study's runs come one after the other
 _KEPT: dict[str, Runs] = {}
+_INITIAL: dict[tuple[Any, ...], Any] = {}  # losses before the first step
 
 
 def runs_of(sources: dict[str, Result], **settings: Any) -> Runs:
@@ -142,6 +142,8 @@ def runs_of(sources: dict[str, Result], **settings: Any) -> Runs:
             for source in {id(source): source for source in sources.values()}.values():
                 source.unpack(folder)
             places: dict[str, Any] = {name: str(folder / PLACES[name]) for name in sources}
+            # a core takes small records one by one in half the time of several at once
+            settings["microbatch"] = len(meshes.devices()) if meshes.on_cpu() else 0
             _KEPT[key] = Runs(TrainConfig(**places, **settings, output=str(folder / "run")))
     return _KEPT[key]
 
