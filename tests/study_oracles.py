@@ -1,5 +1,7 @@
 """What a finished training run of a study looks like, and data for whole ones."""
 
+import itertools
+
 import numpy as np
 from train_fixtures import synthetic_store
 from train_oracles import write_store
@@ -12,12 +14,11 @@ def finished(study, losses):
     """Results of the cells of a study; a run ends with ``losses(arm, rate, seed)`` by part."""
     guarantee = {"privacy_unit": "user", "adjacency": "add-remove"}
     found = {}
-    for arm in study.arms():
-        cell, private = study.run(arm, study.rates), arm.epsilon is not None
-        ends = [[losses(arm, rate, seed) for seed in cell.seeds] for rate in cell.rates]
+    for arm, rate in itertools.product(study.arms(), study.rates):
+        cell, private = study.cell_at(arm, rate), arm.epsilon is not None
+        ends = [losses(arm, rate, seed) for seed in cell.seeds]
         record = {
-            "rates": list(cell.rates),
-            "runs": [[{p: [(0, 6.0), (9, x[p])] for p in x} for x in each] for each in ends],
+            "runs": [{p: [(0, 6.0), (9, x[p])] for p in x} for x in ends],
             "noise_multiplier": 1.5 if private else None,
             "guarantee": guarantee if private else None,
             "parameters": 1000 if arm.rank == 0 else 10 * arm.rank,

@@ -12,6 +12,7 @@ from mfopt.experiments.runs import training
 from mfopt.experiments.runs.means import ELS, ULS
 from mfopt.experiments.studies import engine, output
 from mfopt.experiments.studies.adapters import Adapters
+from mfopt.experiments.studies.budgets import TrainingBudgets
 from mfopt.experiments.studies.clip_norms import ClipNorms
 from mfopt.experiments.studies.fine_tuning import PLAIN
 from mfopt.experiments.studies.selection import CHUNK, RecordSelection
@@ -33,6 +34,7 @@ def test_selection_runs_every_rule_and_every_k_once():
     study = RecordSelection(epsilons=(2.0,), seeds=(0,)).check()
     arms = list(study.arms())
     assert len(arms) == len(set(arms)) == len(list(study.cells()))
+    assert len({*study.cells()} & {*TrainingBudgets(seeds=(0,)).cells()}) == 2  # run once for both
     for name in (ELS, ULS):
         mine = [arm for arm in arms if arm.algorithm == name]
         rules = {arm.selection for arm in mine if arm.group == study.group}
@@ -66,11 +68,9 @@ def test_clip_norms_are_at_equal_records_and_their_spread_is_said():
     assert {arm.units for arm in arms if arm.algorithm == ULS} == {4.0}
     found = results(study, lambda arm, _: 4.0 + arm.clip_norm * (arm.algorithm == ELS))
     outcome = study.outcome(found)
-    assert (
-        "ELS is best at 0.5 (4.5000) and worst at 2, 1.5000 ± 0.0000 above it"
-        in outcome.findings[0]
-    )
-    assert "ULS is best at 0.5 (4.0000) and worst at 2" in outcome.findings[0]
+    said = outcome.findings[0]
+    assert "ELS is best at 0.5 (4.5000) and worst at 2, 1.5000 ± 0.0000 above it" in said
+    assert "ULS is best at 0.5 (4.0000) and worst at 2" in said
 
 
 def test_rates_are_added_until_the_best_is_bracketed():
@@ -82,7 +82,7 @@ def test_rates_are_added_until_the_best_is_bracketed():
     found = results(study, loss)
     asked = []
     while more := list(study.more(found)):
-        asked.append({rate for cell in more for rate in cell.rates})
+        asked.append({cell.rate for cell in more})
         for rate in asked[-1]:
             found |= results(dataclasses.replace(study, rates=(rate,)), loss)
     assert asked == [{0.05, 0.4}, {0.8}, {1.6}]
@@ -147,7 +147,7 @@ def test_whole_studies_run(tmp_path):
     # from a model that was made elsewhere, as it is
     model, new = tmp_path / "gpt2", gpt2_model(GPT2Config(32, 8, 8, 1, 2))
     export_model(new, new.params, model)
-    begun = dataclasses.replace(studies[1], model=model, pretrain_steps=0, seeds=(0,)).check()
+    begun = dataclasses.replace(studies[1], model=str(model), pretrain_steps=0, seeds=(0,)).check()
     assert begun.base.digest.startswith(studies[1].base.digest) and begun.base != studies[1].base
     row, *_ = engine.run(begun, cache, jobs=1)[0].rows
     assert row["pretrained"] == pytest.approx(np.log(32), rel=0.1)  # not trained at all

@@ -5,10 +5,11 @@ import pytest
 from study_oracles import write_parts
 
 from mfopt.errors import UsageError
+from mfopt.experiments import runner
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.runner import run_all
 from mfopt.experiments.runs import repeated
-from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, TrainMechanismCell
+from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, TrainMechanismCell, TrainRunCell
 from mfopt.experiments.studies import engine, output
 from mfopt.experiments.studies.noise_in_training import (
     NoiseInTraining,
@@ -30,9 +31,8 @@ def made_up(cell, losses):
     def run(records, users):
         return {CHOSEN_ON: [(0, 5.0), (4, records)], REPORTED: [(0, 6.0), (4, users)]}
 
-    runs = [[run(*losses(rate, seed)) for seed in cell.seeds] for rate in cell.rates]
-    record = {"rates": list(cell.rates), "runs": runs, "parameters": 9, "noise_multiplier": 1.0}
-    return Result(record)
+    runs = [run(*losses(cell.rate, seed)) for seed in cell.seeds]
+    return Result({"runs": runs, "parameters": 9, "noise_multiplier": 1.0})
 
 
 def test_learning_rates_are_chosen_on_records_and_losses_reported_on_users():
@@ -57,15 +57,8 @@ def test_learning_rates_are_chosen_on_records_and_losses_reported_on_users():
     assert plain["users"] == [5.9, 5.8] and plain["users_gain"] == [0, 0]
     assert blt["users_gain"] == pytest.approx([0.3, -0.1])  # seed by seed, with its sign
     assert np.mean(blt["users"]) == pytest.approx(5.75)
-    evaluated = [
-        loss
-        for arm in (plain, blt)
-        for _, runs in arm["tried"][0]
-        for run in runs
-        for losses in run.values()
-        for loss in losses
-    ]
-    assert len(evaluated) == 8 * 2 * 2
+    runs = [run for arm in (plain, blt) for _, runs in arm["tried"][0] for run in runs]
+    assert sum(len(losses) for run in runs for losses in run.values()) == 8 * 2 * 2
     rated, by_step = study.panels(rows)
     first = rated.curves[0]
     assert (first.y[0], first.low[0], first.high[0]) == pytest.approx((5.85, 5.8, 5.9))
@@ -127,7 +120,7 @@ def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
     cache = Cache(tmp_path / "cells")
     found = run_all(study.cells(), cache, jobs=1)
     by_kind = {c.mechanism.strategy: found[c].record for c in study.cells()}
-    records = {(kind, seed): by_kind[kind]["runs"][0][seed] for kind in by_kind for seed in (0, 1)}
+    records = {(kind, seed): by_kind[kind]["runs"][seed] for kind in by_kind for seed in (0, 1)}
     assert list(records) == [("identity", 0), ("identity", 1), ("blt", 0), ("blt", 1)]
     losses = list(records.values())
     assert len({each[CHOSEN_ON][0][1] for each in losses}) == 1
@@ -135,8 +128,8 @@ def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
     assert len({each[REPORTED][-1][1] for each in losses}) == 4
     # every unit takes part in each epoch, and random records are drawn by (step, user)
     for seed in (0, 1):
-        assert by_kind["identity"]["tokens"][0][seed] == by_kind["blt"]["tokens"][0][seed]
-    assert len(set(by_kind["identity"]["tokens"][0])) == 2
+        assert by_kind["identity"]["tokens"][seed] == by_kind["blt"]["tokens"][seed]
+    assert len(set(by_kind["identity"]["tokens"])) == 2
     sigmas = {s: by_kind[s]["noise_multiplier"] for s in ("identity", "blt")}
     assert min(sigmas.values()) > 0 and sigmas["blt"] != sigmas["identity"]
     # σ is relative to a C of any norm: what compares is the error that it makes
@@ -166,15 +159,15 @@ def test_repeated_runs_are_those_of_the_trainer(data, tmp_path):
         config = TrainConfig(**setting, **own, output=str(tmp_path / str(number)))
         execute(prepare(config))
         rows = metrics.read_table(tmp_path / str(number) / "evaluation.csv")
-        whole = {part: [] for part in (CHOSEN_ON, REPORTED)}
-        for row in rows:
-            whole[row["part"]].append(float(row["loss"]))
         found, _ = runs.run(rate=rate, seed=seed, selection=rule)
-        for part, losses in whole.items():
+        for part in (CHOSEN_ON, REPORTED):
+            losses = [float(row["loss"]) for row in rows if row["part"] == part]
             assert found[part][0][1] == pytest.approx(losses[0], rel=1e-6)
             assert found[part][-1][1] == pytest.approx(losses[-1], rel=1e-5)
         seen.add(round(found[REPORTED][-1][1], 5))
     assert len(seen) == 4 and runs._trainer._update._cache_size() == 1
+    assert runs._trainer._block == 2**14 // (2 * 8)  # whatever the batch, as it is small
+    assert runs._losses_for("highest-perplexity") is runs._losses_for("lowest-perplexity")
     other = Sampler(Poisson(0.2, 3), runs.prepared.execution.units.population, 0, microbatch=1)
     with pytest.raises(UsageError, match="scheme"):
         runs.prepared.trainer.over(runs.prepared.execution.units, other)
@@ -186,18 +179,24 @@ def test_runs_of_one_setting_are_kept_until_another_is_asked_for(monkeypatch):
     base = Result({}, {"file/corpus/a": np.zeros(3, np.uint8)})
     other = Result({}, {"file/corpus/a": np.ones(3, np.uint8)})
 
+    how = {"sampling": "poisson:probability=0.3,iterations=3", "algorithm": "none"}
+
     def ask(source, length):
-        return repeated.runs_of(
-            {"data": source},
-            sampling="poisson:probability=0.3,iterations=3",
-            algorithm="none",
-            length=length,
-        )
+        return repeated.runs_of({"data": source}, length=length, **how)
 
     assert ask(base, 8) == ask(Result({}, base.arrays), 8) == 1
     assert ask(other, 8) == 2 and ask(other, 16) == 3 and ask(other, 16) == 3
-    assert len(repeated._KEPT) == 1
+    assert len(repeated._KEPT) == made[0].microbatch == 1
     repeated._KEPT.clear()
+
+
+def test_cells_of_one_program_stay_with_the_process_that_compiled_it():
+    base = TrainMechanismCell("identity", 2, 1, 1.0, 1e-5)
+    of = ((0.1, False), (0.2, False), (0.1, True))
+    one, again, other = (TrainRunCell(base, None, (), rate, (0,), move) for rate, move in of)
+    assert runner._next([other, again], one, []) == again
+    assert runner._next([again, other], None, [one]) == other
+    assert runner._next([again], other, [one]) == again
 
 
 def test_an_optimizer_stands_with_the_move_that_is_best_for_it():

@@ -94,6 +94,11 @@ class Cell(abc.ABC):
         return tuple(cell for value in values for cell in _cells(value))
 
     @property
+    def setting(self) -> Cell:
+        """Equal for cells of one compiled program, which one process is best to compute."""
+        return self
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The other fields, JSON-able, but those that have their defaults."""
         given: dict[str, Any] = json.loads(

@@ -247,22 +247,31 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
             raise
 
 
+def _next(ready: list[Cell], last: Cell | None, running: Iterable[Cell]) -> Cell:
+    """The cell after ``last`` in a process: one of its program, or of none that another has."""
+    taken = [cell.setting for cell in running]
+    alike = [cell for cell in ready if last and cell.setting == last.setting]
+    return (alike or [cell for cell in ready if cell.setting not in taken] or ready)[0]
+
+
 def _in_processes(missing: list[Cell], cache: Cache, jobs: int, progress: Report) -> None:
     absent, done = frozenset(missing), 0
     order = graphlib.TopologicalSorter({cell: absent & {*cell.needs} for cell in missing})
     order.prepare()
     ready: list[Cell] = []
+    last: Cell | None = None  # done by the worker that waits
     running: dict[concurrent.futures.Future[None], Cell] = {}
     with workers(jobs) as pool:
         while order.is_active():
             ready += order.get_ready()
             # no more than are at work: waiting takes a lock of each
             while ready and len(running) < jobs:
-                cell = ready.pop(0)
+                cell = _next(ready, last, running.values())
+                ready.remove(cell)
                 running[pool.submit(_work, str(cache.folder), cell)] = cell
             first = concurrent.futures.FIRST_COMPLETED
             for future in concurrent.futures.wait(running, return_when=first).done:
-                cell = running.pop(future)
+                cell = last = running.pop(future)
                 future.result()
                 order.done(cell)
                 done += 1

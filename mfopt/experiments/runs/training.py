@@ -138,16 +138,16 @@ class TrainMechanismCell(Cell):
 
 @dataclasses.dataclass(frozen=True)
 class TrainRunCell(Cell):
-    """Runs of the real trainer over rates and seeds, in one setting that is compiled once.
+    """Runs of the real trainer over seeds, in one setting.
 
-    On record are, for each rate a list over seeds, "runs" of {held-out part: [(steps done, nats
-    per token), ...]} and "tokens" that were read, and what the trainer states.
+    On record are, as lists over seeds, "runs" of {held-out part: [(steps done, nats per token),
+    ...]} and "tokens" that were read, and what the trainer states.
 
     Attributes:
       base: a corpus with its model.
       mechanism: of the noise; None: independent, under Poisson sampling.
       given: settings of :class:`~mfopt.training.config.TrainConfig`, as (name, value).
-      rates, seeds: of the runs; where ``by_move``, a rate is how far the noise alone is to move a
+      rate, seeds: of the runs; where ``by_move``, the rate is how far the noise alone is to move a
         parameter.
       units, steps: of Poisson sampling: users, or records, that are expected in a step.
       selection: rule by which a user's records are chosen.
@@ -158,7 +158,7 @@ class TrainRunCell(Cell):
     base: Cell
     mechanism: Cell | None
     given: tuple[tuple[str, Any], ...]
-    rates: tuple[float, ...]
+    rate: float
     seeds: tuple[int, ...]
     by_move: bool = False
     units: float = 0.0
@@ -171,28 +171,26 @@ class TrainRunCell(Cell):
 
         base, *mechanism = needed
         settings, sources = dict(self.given), {"data": base, "model": base}
-        record: dict[str, Any] = {"rates": list(self.rates)}
+        record: dict[str, Any] = {}
         if mechanism:
             sources["factorization"] = mechanism[0]
         else:
-            record["probability"] = self.probability(base.record["users"], settings)
-            settings["sampling"] = (
-                f"poisson:probability={record['probability']!r},iterations={self.steps}"
-            )
+            chance = record["probability"] = self.probability(base.record["users"], settings)
+            settings["sampling"] = f"poisson:probability={chance!r},iterations={self.steps}"
         runs = repeated.runs_of(sources, schedule="constant", seed=0, **settings)
-
-        def run(rate: float, seed: int) -> tuple[dict[str, Any], float]:
-            at, move = (0.0, rate) if self.by_move else (rate, 0.0)
-            how: Any = {"selection": self.selection, "every": self.every}
-            return runs.run(rate=at, move=move, seed=seed, **how)
-
+        how: Any = {"selection": self.selection, "every": self.every}
+        how |= {"rate": 0.0, "move": self.rate} if self.by_move else {"rate": self.rate}
+        every = [runs.run(seed=seed, **how) for seed in self.seeds]
+        record["runs"], record["tokens"] = zip(*every, strict=True)
         prepared = runs.prepared
         account, guarantee = prepared.account, prepared.guarantee
-        every = [[run(rate, seed) for seed in self.seeds] for rate in self.rates]
-        record["runs"], record["tokens"] = ([[x[k] for x in row] for row in every] for k in (0, 1))
         record["noise_multiplier"] = None if account is None else account.noise_multiplier
         record["guarantee"] = None if guarantee is None else guarantee.describe()
         return Result(record | {"parameters": prepared.model.num_params})
+
+    @property
+    def setting(self) -> Cell:
+        return dataclasses.replace(self, rate=0.0, seeds=(), selection="")
 
     def probability(self, users: int, settings: dict[str, Any]) -> float:
         """Sampling probability of a unit: a user, or one of the records that are kept of each."""
@@ -203,10 +201,3 @@ class TrainRunCell(Cell):
             rule = f"there are {users} users, and so at most {population} {what}"
             raise _check.reject("units of a step", self.units, rule, "Take less, or more data.")
         return self.units / population
-
-
-def at_rate(result: Result, rate: float) -> list[dict[str, Any]]:
-    """Every evaluation of each seed's run at one rate, of a :class:`TrainRunCell`."""
-    record = result.record
-    found: list[dict[str, Any]] = record["runs"][record["rates"].index(rate)]
-    return found

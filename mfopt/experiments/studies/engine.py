@@ -193,20 +193,20 @@ class Swept(Study):
         """Arms that are compared, in the table's order."""
 
     @abc.abstractmethod
-    def run(self, arm: Any, rates: tuple[float, ...]) -> Any:
-        """The cell of an arm at some rates, with every seed: they share a compiled program."""
+    def cell_at(self, arm: Any, rate: float) -> Any:
+        """The cell that has an arm's runs at a rate, with every seed; it may have other rates."""
 
     @abc.abstractmethod
     def judged(self, result: Result, rate: float) -> float:
-        """Score of a rate from the result of :meth:`run`; lower is better."""
+        """Score of a rate from the result of its cell; lower is better."""
 
     def cells(self) -> Iterable[Any]:
-        return [self.run(arm, self.rates) for arm in self.arms()]
+        return [self.cell_at(arm, rate) for arm in self.arms() for rate in self.rates]
 
     def more(self, found: Found) -> Iterable[Any]:
         for arm in self.arms():
             if (rate := self.chosen(found, arm).missing) is not None:
-                yield self.run(arm, (rate,))
+                yield self.cell_at(arm, rate)
 
     def chosen(self, found: Found, arm: Any) -> ChosenRate:
         """The rate of an arm, and the one to try next."""
@@ -216,10 +216,6 @@ class Swept(Study):
             return None if result is None else self.judged(result, rate)
 
         return choose(self.rates, loss, most=self.extend)
-
-    def cell_at(self, arm: Any, rate: float) -> Any:
-        """The cell that has a rate: the one of the grid, or one of its own."""
-        return self.run(arm, self.rates if rate in self.rates else (rate,))
 
     def best(self, found: Found, arm: Any) -> tuple[ChosenRate, Result]:
         """The rate of an arm, and the result of the cell that has it."""

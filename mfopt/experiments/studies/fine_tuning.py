@@ -19,7 +19,7 @@ from mfopt.experiments.cache import Result
 from mfopt.experiments.options import option
 from mfopt.experiments.runs import training
 from mfopt.experiments.runs.means import ELS, ULS
-from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, at_rate, check_model, check_parts
+from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, check_model, check_parts
 from mfopt.experiments.studies.engine import Found, Row, Swept
 
 PLAIN = "not private"
@@ -84,7 +84,7 @@ class OfText(Swept):
     pretrain_steps: int = option(120, "Steps on the public part first.", least=0)
 
     def judged(self, result: Result, rate: float) -> float:
-        return float(mean(last(result, rate, CHOSEN_ON)))
+        return float(mean(last(result, CHOSEN_ON)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +121,11 @@ class FineTuning(OfText):
         sizes = {name: getattr(self, name) for name in names}
         return training.CorpusCell.at(self.data, model=self.model or "", **sizes)
 
-    def run(self, arm: Arm, rates: tuple[float, ...]) -> training.TrainRunCell:
+    def cell_at(self, arm: Arm, rate: float) -> training.TrainRunCell:
         given = arm.settings(self.delta)
         given |= {name: getattr(self, name) for name in ("length", "evaluate_records")}
         how: Any = {"units": arm.units, "steps": self.steps, "selection": arm.selection}
-        return training.TrainRunCell(
-            self.base, None, tuple(given.items()), rates, self.seeds, **how
-        )
+        return training.TrainRunCell(self.base, None, tuple(given.items()), rate, self.seeds, **how)
 
     def rows(self, found: Found) -> list[Row]:
         return [self.row(found, arm) for arm in self.arms()]
@@ -135,7 +133,7 @@ class FineTuning(OfText):
     def row(self, found: Found, arm: Arm) -> Row:
         """Row of an arm at its best rate; losses in nats per token."""
         at, result = self.best(found, arm)
-        record, losses = result.record, last(result, at.rate, REPORTED)
+        record, losses = result.record, last(result, REPORTED)
         sampled = "records" if arm.algorithm == ELS else "users"
         promised = record["guarantee"] or dict.fromkeys(("privacy_unit", "adjacency"))
         return {
@@ -150,7 +148,7 @@ class FineTuning(OfText):
             "least": min(losses),
             "largest": max(losses),
             "on_records": self.judged(result, at.rate),
-            "pretrained": record["runs"][0][0][REPORTED][0][1],
+            "pretrained": record["runs"][0][REPORTED][0][1],
             "privacy_unit": promised["privacy_unit"],
             "adjacency": promised["adjacency"],
             "sampling": f"Poisson, {sampled}, {record['probability']:.4g}",
@@ -167,6 +165,6 @@ class FineTuning(OfText):
         return f"nats per token; {len(self.seeds)} run{'s' * (len(self.seeds) > 1)} each"
 
 
-def last(result: Result, rate: float, part: str) -> list[float]:
-    """Losses of every seed on a held-out part after the runs at one rate."""
-    return [float(run[part][-1][1]) for run in at_rate(result, rate)]
+def last(result: Result, part: str) -> list[float]:
+    """Losses of every seed on a held-out part after its run."""
+    return [float(run[part][-1][1]) for run in result.record["runs"]]

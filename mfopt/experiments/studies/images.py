@@ -83,8 +83,8 @@ class Images(ImageTask, Swept):
                 for execution in EXECUTIONS if family == self.executed else (AS_ACCOUNTED,):
                     yield epsilon, family, execution
 
-    def run(self, arm: tuple[float, str, str], rates: tuple[float, ...]) -> ImagesCell:
-        epsilon, family, execution = arm
+    def cell_at(self, arm: tuple[float, str, str], rate: float) -> ImagesCell:
+        (epsilon, family, execution), rates = arm, self.rates if rate in self.rates else (rate,)
         source = self.comparison.proven(family, epsilon, samples=2**17)
         how = {"source": source, "execution": execution}
         return ImagesCell.of(self, **how, rates=rates, seeds=tuple(range(self.seeds)))

@@ -13,7 +13,7 @@ from mfopt.experiments.mechanisms import BALLS, FRESH
 from mfopt.experiments.options import option
 from mfopt.experiments.plots import Panel
 from mfopt.experiments.runs import training
-from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, at_rate
+from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
 from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.fine_tuning import OfText
 from mfopt.experiments.studies.rows import about, level, pick, spread
@@ -58,7 +58,7 @@ class TrainingStudy(OfText):
     epochs: int = option(4, "Epochs.")
     records: int = option(2, "Records of a user in one participation.", name="--records-per-user")
 
-    def run(self, arm: Way, rates: tuple[float, ...]) -> training.TrainRunCell:
+    def cell_at(self, arm: Way, rate: float) -> training.TrainRunCell:
         kind, _, sampling = arm.noise.partition("+")
         at = self.bins, self.epochs, self.epsilon, self.delta, sampling or BALLS
         given = {"optimizer": arm.optimizer, "records_per_user": self.records}
@@ -66,10 +66,8 @@ class TrainingStudy(OfText):
         base = training.CorpusCell.at(self.data, self.length, pretrain_steps=self.pretrain_steps)
         mechanism, seeds = training.TrainMechanismCell(kind, *at), tuple(sorted(self.seeds))
         every = max(1, self.bins * self.epochs // EVALUATIONS)
-        settings = tuple(given.items())
-        return training.TrainRunCell(
-            base, mechanism, settings, rates, seeds, self.by_move, every=every
-        )
+        where = base, mechanism, tuple(given.items())
+        return training.TrainRunCell(*where, rate, seeds, self.by_move, every=every)
 
     def rows(self, found: Found) -> list[Row]:
         """A row for each seed of each arm, at the arm's best rate; losses in nats per token."""
@@ -77,8 +75,8 @@ class TrainingStudy(OfText):
         for arm in self.arms():
             at, result = self.best(found, arm)
             # every evaluation of every run, once: on the row of the first seed
-            tried = [(r, at_rate(found[self.cell_at(arm, r)], r)) for r in at.tried]
-            runs = at_rate(result, at.rate)
+            tried = [(r, found[self.cell_at(arm, r)].record["runs"]) for r in at.tried]
+            runs = result.record["runs"]
             sampling = arm.noise.partition("+")[2] or BALLS
             for number, (seed, losses) in enumerate(zip(sorted(self.seeds), runs, strict=True)):
                 users, records = (losses[part] for part in (REPORTED, CHOSEN_ON))
