@@ -25,7 +25,7 @@ class TrainingBudgets(FineTuning):
     name = "els-uls-training"
     source = "Charles et al. 2024, section 6, Figures 4 to 7 in small"
     default_size = "embedded corpus, 2 layers of width 64, 32 steps, 2 ε, 3 rates, 3 seeds: 54 runs"
-    time = "about 5 CPU-minutes"
+    time = "about 3 CPU-minutes"
     columns = (
         "epsilon=ε; records_a_step=B; algorithm; loss=nats/token; least; largest; pretrained; "
         "learning_rate=rate; privacy_unit=unit; sampling; noise_multiplier=σ"

@@ -25,7 +25,7 @@ class ClipNorms(FineTuning):
     name = "clip-norms"
     source = "Chua et al. 2024, section 6, Figure 4"
     default_size = "embedded corpus, 4 clip norms, 2 batches, 1 ε, 3 seeds, 48 runs"
-    time = "about 4 CPU-minutes"
+    time = "about 2 CPU-minutes"
     columns = (
         "algorithm; records_a_step=records a step; clip_norm=clip norm; loss=nats/token; "
         "learning_rate=rate; privacy_unit=unit; sampling; epsilon=ε; noise_multiplier=σ"

@@ -31,7 +31,7 @@ class RecordSelection(FineTuning):
     name = "record-selection"
     source = "Chua et al. 2024, sections 4 to 6, Tables 2 to 6"
     default_size = "embedded corpus, 5 and 6 rules, 3 k, 2 ε, 3 seeds, 90 runs"
-    time = "about 7 CPU-minutes"
+    time = "about 5 CPU-minutes"
     columns = (
         "epsilon=ε; algorithm; selection=rule; group=k; loss=nats/token; "
         "on_records=held-out records; pretrained; privacy_unit=unit; sampling; noise_multiplier=σ"
