@@ -241,9 +241,9 @@ def test_too_few_samples_fail_or_inflate_but_never_lie(one_bin):
 def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monkeypatch):
     seen = []
 
-    def watch(likelihood, tilt, point, samples, key):
+    def watch(likelihood, tilt, point, *more):
         seen.append((tilt, point))
-        return original(likelihood, tilt, point, samples, key)
+        return original(likelihood, tilt, point, *more)
 
     original = importance.total
     monkeypatch.setattr(importance, "total", watch)

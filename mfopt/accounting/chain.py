@@ -26,7 +26,7 @@ from mfopt.errors import FailureError
 from mfopt.guarantee import Status
 
 _LINES = 384  # points of the profile that a split may use
-_DEEP, _POINTS = -50.0, 24  # where an interpolated curve ends, in log δ, and its points
+_DEEP, _POINTS = -50.0, 14  # where an interpolated curve ends, in log δ, and its points
 
 
 @dataclasses.dataclass(frozen=True)

@@ -428,8 +428,9 @@ def _total(
     pair: CountPair, tilt: Tilt, point: Point, samples: int, key: jax.Array
 ) -> tuple[Sums, int]:
     sigma, epsilon = _alone(point)
-    # at least 128: chunks of one size, whatever is asked for, share their compiled code
-    payoff, row = pair.payoff(sigma), max(pair.group_size + pair.most + 2, 128)
+    # chunks of one size, as small as the fewest samples asked for, share their compiled code
+    payoff, row = pair.payoff(sigma), 128 * min(max(2 ** round(math.log2(pair.work / 2**13)), 1), 8)
+    row = max(pair.group_size + pair.most + 2, row)
     if tilt.kind == "counts":
         tables = _tables(pair, tilt.order, sigma, epsilon)
         return chunked.total(_remove, key, samples, row, tables, float(epsilon), payoff)

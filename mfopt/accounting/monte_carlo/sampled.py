@@ -137,12 +137,10 @@ class OneUnit(LossModel):
             frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             log_sigma = math.log(noise_multiplier)
             return max(frozen.evaluate(log_sigma).value, frozen.evaluate_add(log_sigma).value)
+        at = noise_multiplier, epsilon
         return max(
-            self._with_constant(
-                direction,
-                self._glanced(direction, self._at(direction, noise_multiplier, epsilon), key),
-            )
-            for direction in DIRECTIONS
+            self._with_constant(one, self._glanced(one, self._at(one, *at), key))
+            for one in (DIRECTIONS[:1] if self._rough else DIRECTIONS)
         )
 
     @property
@@ -152,7 +150,7 @@ class OneUnit(LossModel):
 
     def _glanced(self, direction: SampledDirection, point: Point, key: jax.Array) -> float:
         """log δ̂ of what is sampled, by the proposal of least ceiling."""
-        samples = _SEARCH_SAMPLES // 2 if self._rough else _SEARCH_SAMPLES
+        samples = self.least_samples // 4 if self._rough else _SEARCH_SAMPLES
         return self.loss.pilot(self.loss.least(direction, point), point, samples, key).log_mean
 
     def _at(self, direction: SampledDirection, noise_multiplier: float, epsilon: float) -> Point:
@@ -194,7 +192,8 @@ class OneUnit(LossModel):
             log_sigma += step
             point = self._at("remove", math.exp(log_sigma), epsilon)
             tilt = self.loss.at(taken.tilt, point)
-            taken = self.loss.pilot(tilt, point, taken.samples, chunked.subkey(key, number))
+            # on the same samples, for the slope
+            taken = self.loss.pilot(tilt, point, taken.samples, trial.key)
             before, value = value, taken.log_mean - math.log(delta)
             slope = min((value - before) / step, _SLOPE / 4)
         if not abs(value) < _STEP * -slope:
