@@ -148,7 +148,7 @@ class Valley:
     def placed(self, x, sigma=math.nan, quadratic=None):
         return self.touch(x, Placement(np.array(x), 0.0))
 
-    def follow(self, x, near):
+    def follow(self, x, near, afresh):
         found = self.touch(x, near.placement)
         return found if abs(found.drift) <= 0.1 else self.placed(x)
 

@@ -18,7 +18,7 @@ from mfopt.accounting.monte_carlo.protocol import SampledLaw
 
 # Largest |log δ̂ − log δ| at which σ is returned: log σ is then off by a tenth of that or less.
 TOLERANCE = 1e-8
-_SLOPE = -10.0  # of log δ̂ in log σ, for the first step
+_SLOPE = -2.0  # of -log(-log δ̂) in log σ, for the first step: that of a Gaussian tail
 _APART = 1e-7  # distance of two points from which a slope is read: closer ones tell of rounding
 _MAX_ITERATIONS, _MAX_STEP = 60, 0.5
 _REACH = 0.7  # in log σ: the frozen proposal says nothing further away
@@ -43,7 +43,7 @@ class _Bracket(NamedTuple):
 
     theta: jax.Array
     before: jax.Array
-    value_before: jax.Array
+    height_before: jax.Array
     slope: jax.Array
     low: jax.Array
     high: jax.Array
@@ -78,20 +78,23 @@ def log_sigma(
     # secant steps, kept inside the bracket
     def iterate(state: _Bracket) -> _Bracket:
         theta = state.theta
-        value = estimate(theta, epsilon) - log_delta
+        found = estimate(theta, epsilon)
+        value = found - log_delta
+        # nearly straight in log σ, as a Gaussian tail is; δ̂ may be above 1
+        height = jnp.where(found < 0, jnp.log(log_delta / found), jnp.inf)
         low = jnp.where(value > 0, jnp.maximum(state.low, theta), state.low)
         high = jnp.where(value > 0, state.high, jnp.minimum(state.high, theta))
         apart = theta - state.before
-        read = (value - state.value_before) / apart
+        read = (height - state.height_before) / apart
         slope = jnp.where((jnp.abs(apart) > _APART) & (read < 0), read, state.slope)
         # δ̂ = 0 (value −inf) means that σ is far too large
-        step = jnp.where(jnp.isfinite(value), -value / slope, jnp.sign(value))
+        step = jnp.where(jnp.isfinite(height), -height / slope, jnp.sign(value))
         moved = jnp.clip(theta + jnp.clip(step, -_MAX_STEP, _MAX_STEP), bottom, top)
         inside = (moved > low) & (moved < high)
         moved = jnp.where(inside, moved, (jnp.maximum(low, bottom) + jnp.minimum(high, top)) / 2)
         met = jnp.abs(value) <= TOLERANCE
         moved = jnp.where(met, theta, jnp.where(jnp.isnan(value), jnp.nan, moved))
-        return _Bracket(moved, theta, value, slope, low, high, met, state.taken + 1)
+        return _Bracket(moved, theta, height, slope, low, high, met, state.taken + 1)
 
     far = jnp.full_like(centre, jnp.inf)
     begin = _Bracket(

@@ -7,6 +7,7 @@ of non-negative terms; the relative slack for rounding is that of :mod:`.evidenc
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ _RARE = 1e-12
 _PENALTIES = np.array([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
 _TILTS = np.geomspace(0.1, 100.0, 40)  # θ of Chernoff's bound, over the largest overlap
 _SLACK = 1e-9  # relative, of an overlap's rounding
+_LEAST = 1e-300  # share of the largest product that any is taken for at least
+_EACH = 8  # order beyond which every other ceiling is found, and the mean taken between
 _BLOCK = 16  # bins: a ceiling is 0.4% above that of single bins at most, at 128 bins and bands
 
 
@@ -53,10 +56,21 @@ def ceilings(patterns: Patterns) -> Ceilings:
     if not coupling > _SLACK:  # nothing to gain: one assignment, or a C that is nearly diagonal
         return Ceilings(chains, *squares)
     limit = float(found.threshold(math.log(_RARE)) * (1 + _SLACK))
+    likely = slice(None)  # the penalties around the last best one, which changes slowly with l
+
+    @functools.cache
+    def by_penalty(l: int) -> np.ndarray:
+        nonlocal likely
+        if l > _EACH and l % 2:  # what is bounded is convex in l, a maximum of log E e^(l x) + l y
+            return np.asarray((by_penalty(l - 1) + by_penalty(l + 1)) / 2)
+        over, by = np.full(len(_PENALTIES), np.inf), l * _PENALTIES[likely]
+        over[likely] = by * limit * (1 + _SLACK) + found.log_largest(l, by)
+        best = int(np.argmin(over))
+        likely = slice(max(best - 1, 0), best + 2)
+        return over
 
     def of_typical(l: int) -> float:
-        over = l * _PENALTIES * limit * (1 + _SLACK) + found.log_largest(l, l * _PENALTIES)
-        return float(np.min(over))
+        return float(np.min(by_penalty(l)))
 
     first = {"typical": PatternChain(summed(of_typical, limit), MAX_ORDER, _RARE)}
     return Ceilings(first | chains, *squares)
@@ -176,17 +190,22 @@ class _Moments(NamedTuple):
             best = np.log(own[0][:, None] + after[0]) - by * fines[0]  # (m, c, next early or none)
             kind = np.minimum(np.arange(bins), reach)  # of a bin as the next one
             block = np.arange(reach + 1) // _BLOCK  # Q of q
-            block[reach] = -1  # not early
+            block[reach] = -(-reach // _BLOCK)  # not early
+            sides, product = np.empty((bins, reach + 1)), np.empty_like(best)
             for g in range(1, throws):
                 rest = np.max(best[:, : bins - reach], axis=1)[:, kind]  # (m, q)
+                seen = best[:, bins - reach :][:, :, kind]  # (m, i, q)
+                top = np.maximum(rest, np.max(seen, axis=1, initial=-np.inf))
+                # in units of the largest, and never rounded to nothing
+                shares = np.maximum(np.exp(seen - top[:, None]), _LEAST)[:, :, :, None]
                 alone = own[g][:, None] + after[g]  # (q, r)
-                found = rest[:, :, None] + np.log(alone)
-                between = self._between(l, g)
+                found = np.maximum(np.exp(rest - top), _LEAST)[:, :, None] * alone
+                between = before[g][:, :, None] + self._between(l, g)
                 for i in range(reach):
-                    seen = best[:, bins - reach + i][:, kind]
-                    sides = before[g, i][:, None] + between[i][:, block]
-                    found = np.maximum(found, seen[:, :, None] + np.log(alone + sides))
-                best = found - by * fines[g]
+                    np.take(between[i], block, axis=1, out=sides, mode="clip")
+                    sides += alone
+                    np.maximum(found, np.multiply(shares[:, i], sides, out=product), out=found)
+                best = top[:, :, None] + np.log(found) - by * fines[g]
             result = np.max(best[:, :, reach], axis=1)
         return np.where(np.isfinite(result), result, np.inf)
 
