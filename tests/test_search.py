@@ -48,7 +48,7 @@ def test_sigma_meets_the_target_or_is_nan(monkeypatch, value, root, most):
     def estimate(*_):
         def at(theta, _):
             jax.debug.callback(lambda x: seen.append(float(x)), theta)
-            return value(theta)
+            return value(theta) - 12
 
         return at
 
@@ -59,9 +59,8 @@ def test_sigma_meets_the_target_or_is_nan(monkeypatch, value, root, most):
     monkeypatch.setattr(implicit, "_estimate", estimate)
     with jax.enable_x64(True):
         zero = jnp.zeros(())
-        found = float(
-            implicit.log_sigma(Law(), None, implicit.Frozen(None, None, zero), zero, zero)
-        )
+        frozen = implicit.Frozen(None, None, zero)
+        found = float(implicit.log_sigma(Law(), None, frozen, zero, zero - 12))
     jax.effects_barrier()
     assert found == pytest.approx(root, abs=2e-9, nan_ok=True)
     assert 1 <= len(seen) <= most, seen
