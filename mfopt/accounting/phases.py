@@ -1,11 +1,10 @@
 """Runs in phases of different noise, rates and schemes, in sequence on the same data.
 
 Each phase is a mechanism with its σ. Those whose account is a composition of rounds (Poisson
-sampling, fixed batches, a banded C under cyclic Poisson sampling, no sampling at all) add up on
-one grid. One phase may have a sampled account (balls-in-bins, fresh bins): the others are
-its companion, see :mod:`mfopt.accounting.monte_carlo.composition`. A later phase may depend on
-what an earlier one released. :mod:`mfopt.accounting.events` exchanges phases with
-``dp_accounting``.
+sampling, fixed batches, a banded C under cyclic Poisson sampling, no sampling at all) add up on one
+grid. One phase may have a sampled account (balls-in-bins, fresh bins): the others are its
+companion, see :mod:`mfopt.accounting.monte_carlo.composition`. A later phase may depend on what an
+earlier one released. :mod:`mfopt.accounting.events` exchanges phases with ``dp_accounting``.
 """
 
 from __future__ import annotations

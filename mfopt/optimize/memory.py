@@ -170,10 +170,7 @@ def options(
 
 
 def announce(
-    wanted: Sequence[tuple[BinScheme, str]],
-    time_scale: bool | Scaling,
-    progress: Report,
-    noun: str,
+    wanted: Sequence[tuple[BinScheme, str]], time_scale: bool | Scaling, progress: Report, noun: str
 ) -> None:
     """Report the estimated time of several searches, before the first.
 

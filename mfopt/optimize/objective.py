@@ -148,21 +148,16 @@ class AmplifiedObjective:
         return self.placed(parameters).at
 
     def placed(
-        self,
-        parameters: np.ndarray,
-        sigma: float = math.nan,
-        quadratic: Any = None,
-        afresh: bool = True,
+        self, parameters: np.ndarray, sigma: float = math.nan, afresh: bool = True
     ) -> Tangent:
         """The tangent on a proposal placed at its own σ; its value is NaN where none was found.
 
         Args:
           parameters: where.
           sigma: σ there, or about that, where it is known.
-          quadratic: :meth:`quadratic` there, where it is known.
           afresh: whether σ is searched for from anywhere where none is found near that one.
         """
-        quadratic = self.quadratic(parameters) if quadratic is None else quadratic
+        quadratic = self.quadratic(parameters)
         found = _nothing(parameters)
         try:
             for _ in range(_ATTEMPTS):
@@ -179,11 +174,7 @@ class AmplifiedObjective:
         return found
 
     def follow(self, parameters: np.ndarray, near: Tangent, afresh: bool = True) -> Tangent:
-        """The tangent on the proposal of ``near`` while that serves, else on one of its own.
-
-        Its value is NaN where the σ that ``near`` foresees is far off, and none is found
-        ``afresh``.
-        """
+        """The tangent on the proposal of ``near`` while that serves, else on one of its own."""
         quadratic = self.quadratic(parameters)
         sigma = self._foreseen(near, quadratic)
         # samples are not asked on a proposal that will not serve
@@ -191,7 +182,7 @@ class AmplifiedObjective:
             found = self._tangent(parameters, quadratic, near.placement)
             if abs(found.drift) <= KEEP:
                 return found
-        return self.placed(parameters, sigma, quadratic, afresh)
+        return self.placed(parameters, sigma, afresh)
 
     def tangent(self, parameters: np.ndarray, placement: Placement) -> Tangent:
         """The tangent on a given proposal; its value is NaN where no σ near it meets the target."""

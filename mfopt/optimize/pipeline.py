@@ -263,12 +263,7 @@ def on_record(
 
 
 def _estimate(
-    found: Optimized,
-    scheme: BinScheme,
-    epsilon: float,
-    delta: float,
-    privacy_unit: str,
-    why: str,
+    found: Optimized, scheme: BinScheme, epsilon: float, delta: float, privacy_unit: str, why: str
 ) -> Guarantee:
     """The uncertified statement of a run without certificate, from a quick fresh estimate of σ."""
     sampled = law(scheme).loss(found.strategy)

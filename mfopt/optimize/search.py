@@ -203,11 +203,6 @@ def _minimum(
             jac=True,
             method="L-BFGS-B",
             bounds=scipy.optimize.Bounds(here.point - reach, here.point + reach),
-            options={
-                "maxfun": _INNER,
-                "maxcor": _PAIRS,
-                "ftol": tolerance / 30,
-                "gtol": 1e-12,
-            },
+            options={"maxfun": _INNER, "maxcor": _PAIRS, "ftol": tolerance / 30, "gtol": 1e-12},
         )
     return lowest, best
