@@ -101,9 +101,6 @@ def rough(
 ) -> float:
     """σ to about 1%: the proposal follows σ at every evaluation, so it works from anywhere.
 
-    The tail of a Gaussian is about exp(-aσ²): log(-log δ̂) is nearly straight in log σ, and Newton's
-    steps on it are few.
-
     Args:
       loss: of the mechanism.
       epsilon, delta: the target, remove direction.
@@ -116,23 +113,22 @@ def rough(
             at = loss.frozen(math.exp(log_sigma), epsilon, _PILOT, key).evaluate(log_sigma)
         except FailureError:  # beyond numerical range: far below
             return math.inf, -1.0
-        if not at.value < 0:
-            return math.inf, -1.0
-        if at.value == -math.inf:
-            return -math.inf, -1.0
+        if not -math.inf < at.value < 0:
+            return (-math.inf if at.value < 0 else math.inf), -1.0
         slope = at.slope
         # far above, where few samples tell, it may be an eighth of the true one, or positive: that
         # of a Gaussian tail is twice log δ or steeper
         if at.relative_error > _SURE and not slope < at.value:
             slope = min(at.value, -1.0)
+        # of log(-log δ̂), nearly straight in log σ as that of a Gaussian tail is
         off, slope = math.log(math.log(delta) / at.value), -slope / at.value
         if at.relative_error > _WEAK:
             off = max(-_SHORT * abs(slope), min(off, _SHORT * abs(slope)))
         return off, slope
 
     begin = math.log(start or loss.start(epsilon, delta))
-    found = decreasing_root(function, begin, tolerance=0.01, max_step=2.0, straight=_ROUGH)
-    return math.exp(found)
+    steps: Any = {"tolerance": 0.01, "max_step": 2.0, "straight": _ROUGH}
+    return math.exp(decreasing_root(function, begin, **steps))
 
 
 def _placed(

@@ -69,10 +69,8 @@ def ceilings(patterns: Patterns) -> Ceilings:
         likely = slice(max(best - 1, 0), best + 2)
         return over
 
-    def of_typical(l: int) -> float:
-        return float(np.min(by_penalty(l)))
-
-    first = {"typical": PatternChain(summed(of_typical, limit), MAX_ORDER, _RARE)}
+    of_typical = summed(lambda l: float(np.min(by_penalty(l))), limit)
+    first = {"typical": PatternChain(of_typical, MAX_ORDER, _RARE)}
     return Ceilings(first | chains, *squares)
 
 
