@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from mfopt._runtime import _check
-from mfopt.accounting import bracket, solve
+from mfopt.accounting import bracket
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.group import Profile
 from mfopt.accounting.loss_distribution import poisson, rounds
@@ -26,7 +26,6 @@ from mfopt.mechanism import Mechanism
 
 # Relative width of σ: what a search returns is at most this much above the smallest σ.
 SIGMA_TOLERANCE = 1e-5
-_COARSE_SIGMA = 1e-3  # the same for where the fine search begins
 
 
 class Analysis(Protocol):
@@ -93,24 +92,9 @@ class DeterministicAnalysis(abc.ABC):
         def excess(sigma: float, accuracy: float) -> float:
             return self.profile(sigma, accuracy).log_delta(epsilon) - target
 
-        # a coarse grid finds the neighbourhood, the fine one decides
-        coarsely = functools.partial(excess, accuracy=rounds.COARSE)
-        guess, fall = self.guess(epsilon, delta), None
-        # log δ falls about with the square of σ
-        found = solve.about(coarsely, guess, fall=1 - 2 * target, relative=_COARSE_SIGMA)
-        if found is None:
-            guess = solve.smallest(coarsely, guess, name="noise multiplier", relative=1e-3)
-        else:
-            guess, fall = found
-        sigma = solve.smallest(
-            functools.partial(excess, accuracy=rounds.FINE),
-            guess,
-            name="noise multiplier",
-            relative=SIGMA_TOLERANCE,
-            growth=1.001,
-            fall=fall,
-        )
-        between = functools.partial(bracket.of_sigma, self.profile, sigma, epsilon, delta, fall)
+        guess = self.guess(epsilon, delta)
+        sigma = rounds.smallest_sigma(excess, guess, relative=SIGMA_TOLERANCE)
+        between = functools.partial(bracket.of_sigma, self.profile, sigma, epsilon, delta)
         return self._guarantee(sigma, epsilon, delta, between)
 
     def _guarantee(

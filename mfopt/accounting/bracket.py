@@ -59,13 +59,7 @@ def of_delta(profile: Any, delta: float, epsilon: float) -> Bracket:
     return _narrowed(bracket, profile)
 
 
-def of_sigma(
-    make: Callable[[float], Any],
-    sigma: float,
-    epsilon: float,
-    delta: float,
-    fall: float | None = None,
-) -> Bracket:
+def of_sigma(make: Callable[[float], Any], sigma: float, epsilon: float, delta: float) -> Bracket:
     """The bracket of a σ found for (ε, δ): the least σ is above one that is proven too small.
 
     Args:
@@ -73,7 +67,6 @@ def of_sigma(
         0.
       sigma: the answer, safe for the target.
       epsilon, delta: the target.
-      fall: by how much log δ falls with log σ, where that is known: it says what to try.
     """
     if not (sigma > 0 and hasattr(make(sigma), "log_delta_below")):
         return Bracket(0.0, sigma)
@@ -85,17 +78,10 @@ def of_sigma(
                 finer = dataclasses.replace(finer, accuracy=like.accuracy)
             return float(finer.log_delta_below(epsilon))
 
-        needed = 0.0
         for share in _SHORTER:
-            if share < needed:
-                continue
             below = sigma * (1 - share)
-            missing = math.log(delta) - known(log_delta_below, below, nothing=-math.inf)
-            if missing < 0:
+            if known(log_delta_below, below, nothing=-math.inf) > math.log(delta):
                 return Bracket(below, sigma)
-            if fall is not None and math.isfinite(missing):
-                # the gap between the bounds is much the same at a smaller σ
-                needed = share + 0.7 * missing / fall
         return Bracket(0.0, sigma)
 
     return _narrowed(bracket, make(sigma))

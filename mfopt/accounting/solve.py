@@ -15,7 +15,6 @@ import scipy
 
 from mfopt._runtime import _check
 
-_DIRECT = 4  # points that are tried by the fall alone
 _SECANTS = 8
 _STEPS = 200  # the upper end of a bracket holds after any number of them
 _HALVES, _SMALLEST = 1200, 1e-300  # steps at most; width of a bracket about 0
@@ -31,7 +30,6 @@ def smallest(
     largest: float = 1e50,
     least: float = 1e-9,
     growth: float = 1.3,
-    fall: float | None = None,
     gap: str = "log δ",
 ) -> float:
     """The smallest x > 0, to relative width ``relative``, at which ``excess(x) <= 0``.
@@ -45,8 +43,6 @@ def smallest(
       largest, least: x is sought between these.
       growth: factor of the first step of the bracket, close to 1 for a good guess; it squares
         from step to step.
-      fall: by how much ``excess`` falls with log x about the guess, where that is known: the width
-        is then judged by it, and no point below is evaluated if all goes well.
       gap: what ``excess`` is a difference of, for messages.
 
     Returns:
@@ -64,18 +60,6 @@ def smallest(
                 raise _check.FailureError(f"the accountant gave no number at {name} = {x:g}")
         return values[x]
 
-    if fall is not None:
-        before = step = 0.0
-        for _ in range(_DIRECT):
-            over = evaluate(guess)
-            if abs(step) >= 20 * relative:  # else a secant would measure how smooth excess is
-                fall = min(max((before - over) / step, fall / 2), 2 * fall)
-            if -fall * relative <= over <= 0:
-                return guess
-            before, step = over, over / fall + relative / 2
-            if not abs(step) <= 30 * math.log(growth):
-                break
-            guess *= math.exp(step)
     start = min(max(guess, least), largest)
     low, high = _bracket(evaluate, start, least, largest, name, growth, gap)
     if low is None:

@@ -289,6 +289,20 @@ class RoundsProfile:
 _law = functools.lru_cache(maxsize=16)(Law.of)
 
 
+def smallest_sigma(
+    excess: Callable[[float, float], float], guess: float, *, relative: float
+) -> float:
+    """The smallest σ without excess: a coarse grid finds the neighbourhood, the fine one decides.
+
+    Args:
+      excess: of σ and the accuracy of the grid.
+      guess, relative: as of :func:`.solve.smallest`.
+    """
+    search = functools.partial(solve.smallest, name="noise multiplier")
+    start = search(lambda sigma: excess(sigma, COARSE), guess, relative=1e-3) * 0.9999
+    return search(lambda sigma: excess(sigma, FINE), start, relative=relative, growth=1.001)
+
+
 def guess(mixture: Round, rounds: int, epsilon: float, delta: float) -> float:
     """Initial σ for (ε, δ), by the saddle-point estimate of the larger direction.
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
 
 from mfopt._runtime import _check
 from mfopt.accounting import solve
@@ -13,7 +11,13 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.assignment import LEAST, BinAssignment
-from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, Direction, RoundsProfile, guess
+from mfopt.accounting.loss_distribution.rounds import (
+    FINE,
+    Direction,
+    RoundsProfile,
+    guess,
+    smallest_sigma,
+)
 from mfopt.errors import FailureError
 
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
@@ -87,7 +91,7 @@ class Orthogonal:
             return max(both) - target
 
         start = guess_noise_multiplier(math.sqrt(self.squared_norm), self.bins, epsilon, delta)
-        return _least(excess, start, relative=1e-7)
+        return smallest_sigma(excess, start, relative=1e-7)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
         return self.profile(noise_multiplier).epsilon(delta)
@@ -135,7 +139,7 @@ class ReassignedBins:
             start = guess(BinAssignment(self.bins), self.throws, epsilon, delta)
         except FailureError:  # it would take less noise than assignments are known for
             return self._plain.noise_multiplier(epsilon, delta)
-        return _least(excess, start * math.sqrt(self.squared_norm), relative=1e-5)
+        return smallest_sigma(excess, start * math.sqrt(self.squared_norm), relative=1e-5)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
         profile = self.profile(noise_multiplier)
@@ -224,13 +228,6 @@ class Spread:
             return 0.0
         plain = self.plain.epsilon(noise_multiplier, delta)
         return min(plain, solve.smallest(excess, plain, name="epsilon", relative=1e-9, least=1e-15))
-
-
-def _least(excess: Callable[[float, float], float], start: float, *, relative: float) -> float:
-    """The least σ without excess: a coarse grid finds the neighbourhood, the fine one decides."""
-    search = functools.partial(solve.smallest, name="noise multiplier")
-    start = search(lambda sigma: excess(sigma, COARSE), start, relative=1e-3) * 0.9999
-    return search(lambda sigma: excess(sigma, FINE), start, relative=relative, growth=1.001)
 
 
 def guess_noise_multiplier(norm: float, bins: int, epsilon: float, delta: float) -> float:
