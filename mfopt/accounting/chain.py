@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -25,8 +24,11 @@ from mfopt.accounting.monte_carlo.protocol import DIRECTIONS
 from mfopt.errors import FailureError
 from mfopt.guarantee import Status
 
-_LINES = 384  # points of the profile that a split may use
-_DEEP, _POINTS = -50.0, 14  # where an interpolated curve ends, in log δ, and its points
+_LINES = 384  # shares of ε that a split may use
+_KNOTS = math.log(1.25)  # between the ε of two knots, in log
+_LEAST_EPSILON = 1e-6  # of a knot
+_ROUNDING = 1e-12  # of ε: the sum of a split's is not above it
+_FAINT, _FAINTEST = -1e3, math.log(1e-300)  # log of an estimate of 0, and the least of a bound's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,23 +65,22 @@ class Chain(LossModel):
         self.unit, self.group_size = unit, group_size
         self.method = f"group privacy from the whole profile of {name}"
         self.estimator = f"group privacy from the estimated profile of {name}"
-        self._curve = functools.lru_cache(maxsize=1)(self._interpolated)  # of σ; searches move on
+        self._shares = np.unique(np.minimum(np.linspace(0, 2.5, _LINES) / group_size, 1.0))
+        self._knot = functools.lru_cache(maxsize=256)(self._values)  # of σ, and a knot's number
 
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
-        profiles = self._profiles(noise_multiplier, epsilon)
-        return max(total(*split(profile, epsilon), profile.log_deltas) for profile in profiles)
+        return max(self._split(side, noise_multiplier, epsilon)[2] for side in (0, 1))
 
     def bounds(
         self, noise_multiplier: float, epsilon: float, plan: Plan | None, trial: Trial
     ) -> Bounds:
         fine, found = self.unit.profile(noise_multiplier, FINE), []
-        for side, profile in enumerate(self._profiles(noise_multiplier, epsilon)):
-            lines, spent = split(profile, epsilon)
-            log_bounds = profile.log_deltas.copy()
-            for line in np.unique(lines):
-                log_bound = fine.log_delta(float(profile.epsilons[line]), DIRECTIONS[side])
-                log_bounds[line] = max(log_bound, math.log(1e-300))
-            found.append(min(math.exp(total(lines, spent, log_bounds)), 1.0))
+        for side, direction in enumerate(DIRECTIONS):
+            shares, spent, _ = self._split(side, noise_multiplier, epsilon)
+            points, places = np.unique(shares, return_inverse=True)
+            logs = [fine.log_delta(float(point) * epsilon, direction) for point in points]
+            log_total = scipy.special.logsumexp(spent + np.maximum(logs, _FAINTEST)[places])
+            found.append(math.exp(min(float(log_total), 0.0)))
         return Bounds(found[0], found[1], {})
 
     def find_epsilon(
@@ -97,34 +98,55 @@ class Chain(LossModel):
     def guess(self, epsilon: float, delta: float) -> float:
         return self.unit.start(epsilon / self.group_size, delta / self.group_size)
 
-    def _profiles(self, sigma: float, epsilon: float) -> list[GroupProfile]:
-        reach, curve = self._curve(sigma)
-        # the shares of the steps lie around ε/K
-        points = np.unique(np.minimum(np.linspace(0, 2.5, _LINES) / self.group_size, 1) * epsilon)
-        # log δ is concave out there: its tangent is above it
-        beyond = np.maximum(points - reach, 0.0)[:, None] * curve.derivative()(reach)
-        both = np.maximum(curve(np.minimum(points, reach)) + beyond, -1e4)
-        return [GroupProfile(points, both[:, side], self.group_size) for side in (0, 1)]
+    def _values(self, sigma: float, knot: int) -> tuple[float, float]:
+        return self.unit.log_estimates(sigma, epsilon_at(knot))
 
-    def _interpolated(self, sigma: float) -> tuple[float, Any]:
-        """Largest ε and an interpolant of log δ(ε) of both directions, for searching only."""
-        values = functools.cache(functools.partial(self.unit.log_estimates, sigma))
-        reach = 1.0
-        while values(reach)[0] > _DEEP and reach < 1e4:
-            reach *= 2
-        while values(reach / 2)[0] < _DEEP and reach > 1e-4:
-            reach /= 2
-        at = reach * np.linspace(0, 1, _POINTS) ** 2
-        found = [np.maximum(values(float(point)), 20 * _DEEP) for point in at]
-        return reach, scipy.interpolate.PchipInterpolator(at, found)
+    def _split(
+        self, side: int, sigma: float, epsilon: float
+    ) -> tuple[np.ndarray, np.ndarray, float]:
+        at = self._shares, self.group_size, epsilon
+        return best_split(*at, lambda knot: self._knot(sigma, knot)[side])
 
 
-def split(profile: GroupProfile, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-    """(points of the split that ``profile`` chooses, ε_1 + … + ε_{j-1} at each), (K,) both."""
-    lines = profile.lines_within(epsilon)
-    return lines, np.cumsum(profile.epsilons[lines]) - profile.epsilons[lines]
+def best_split(
+    shares: np.ndarray, group_size: int, epsilon: float, value: Callable[[int], float]
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """The split of least δ on the curve through values at knots about ε/K.
+
+    Args:
+      shares: of ε that a step may take, increasing.
+      group_size, epsilon: K and ε.
+      value: log δ of one unit at the knot of this number (:func:`epsilon_at`).
+
+    Returns:
+      Its shares of ε, shape (K,), ε_1 + … + ε_{j-1} at each, and log δ of the group.
+    """
+    points = np.log(np.maximum(shares * epsilon, _LEAST_EPSILON)) / _KNOTS
+    low, high = (middle(group_size, epsilon) + step for step in (-1, 1))
+    while True:  # more knots where a split ends at the last of them
+        knots = np.arange(low, high + 1)
+        known = np.flatnonzero((points >= low) & (points <= high))
+        values = np.nan_to_num([value(int(knot)) for knot in knots], posinf=0.0, neginf=_FAINT)
+        curve = scipy.interpolate.PchipInterpolator(np.exp(knots * _KNOTS), values)
+        logs = np.minimum(curve(np.exp(points[known] * _KNOTS)), 0.0)
+        lines = GroupProfile(shares[known] * epsilon, logs, group_size).lines_within(epsilon)
+        if 0 < known[0] == known[np.min(lines)]:
+            low -= len(knots) // 3
+        elif known[np.max(lines)] == known[-1] < len(points) - 1:
+            high += len(knots) // 3
+        else:
+            found = shares[known[lines]]
+            found = found * (1 - _ROUNDING) / max(np.sum(found), _ROUNDING)  # all that there is
+            spent = epsilon * (np.cumsum(found) - found)
+            logs = spent + np.minimum(curve(np.maximum(found * epsilon, _LEAST_EPSILON)), 0.0)
+            return found, spent, min(float(scipy.special.logsumexp(logs)), 0.0)
 
 
-def total(lines: np.ndarray, spent: np.ndarray, log_deltas: np.ndarray) -> float:
-    """log Σ_j e^{ε_1 + … + ε_{j-1}} δ(ε_j) over a split."""
-    return min(float(scipy.special.logsumexp(spent + log_deltas[lines])), 0.0)
+def middle(group_size: int, epsilon: float) -> int:
+    """The number of the knot next to ε/K."""
+    return round(math.log(max(epsilon / group_size, _LEAST_EPSILON)) / _KNOTS)
+
+
+def epsilon_at(knot: int) -> float:
+    """The ε of a knot."""
+    return math.exp(knot * _KNOTS)

@@ -18,7 +18,6 @@ import numpy as np
 import scipy
 
 from mfopt.accounting import chain
-from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.model import Bounds, Found, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
@@ -26,9 +25,6 @@ from mfopt.accounting.monte_carlo.protocol import DIRECTIONS, SampledDirection, 
 from mfopt.accounting.monte_carlo.sampled import Chosen, unseen
 
 _SHARES = np.geomspace(0.25, 2.0, 97)  # of ε/K: that a split may use, fewer of many steps
-_ROUNDING = 1e-12  # of ε: the sum of a split's is not above it
-_KNOTS = math.log(1.25)  # between the ε of pilots, in log
-_LEAST_EPSILON = 1e-6  # where there is a pilot
 _FAINT, _DEEP = -1e3, -150.0  # log of an estimate of 0, and of ceilings that need no samples
 _MOST_WORK, _AFFORDED = 3 * 2**23, 1024  # numbers of a test of one direction, or samples a point
 _MANY, _PARTS = 32, 4  # units whose proposals are of high orders: a chunk of them takes long
@@ -242,38 +238,14 @@ class SampledChain(LossModel):
         Returns:
           Its shares of ε, shape (K,), ε_1 + … + ε_{j-1} at each, and log δ.
         """
-        points = np.log(np.maximum(self._shares * epsilon, _LEAST_EPSILON)) / _KNOTS
-        middle = self._place(epsilon)
-        low, high = middle - 1, middle + 1
-        while True:  # knots about ε/K, and more where a split ends at the last of them
-            knots = np.arange(low, high + 1)
-            known = np.flatnonzero((points >= low) & (points <= high))
-            values = np.array([value(self._knot(noise_multiplier, int(knot))) for knot in knots])
-            values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=_FAINT)
-            curve = scipy.interpolate.PchipInterpolator(np.exp(knots * _KNOTS), values)
-            logs = np.minimum(curve(np.exp(points[known] * _KNOTS)), 0.0)
-            profile = GroupProfile(self._shares[known] * epsilon, logs, self.group_size)
-            lines, _ = chain.split(profile, epsilon)
-            if 0 < known[0] == known[np.min(lines)]:
-                low -= 1
-            elif known[np.max(lines)] == known[-1] < len(points) - 1:
-                high += 1
-            else:
-                shares = self._shares[known[lines]]
-                shares *= (1 - _ROUNDING) / np.sum(shares)  # as much as there is
-                spent = epsilon * (np.cumsum(shares) - shares)
-                logs = np.minimum(curve(shares * epsilon), 0.0)
-                return shares, spent, min(float(scipy.special.logsumexp(spent + logs)), 0.0)
-
-    def _place(self, epsilon: float) -> int:
-        """The number of the knot next to ε/K."""
-        return round(math.log(max(epsilon / self.group_size, _LEAST_EPSILON)) / _KNOTS)
+        at = self._shares, self.group_size, epsilon
+        return chain.best_split(*at, lambda knot: value(self._knot(noise_multiplier, knot)))
 
     def _middle(self, noise_multiplier: float, epsilon: float) -> Chosen:
-        return self._knot(noise_multiplier, self._place(epsilon))
+        return self._knot(noise_multiplier, chain.middle(self.group_size, epsilon))
 
     def _pilot(self, noise_multiplier: float, knot: int) -> Chosen:
-        point = Point(noise_multiplier, math.exp(knot * _KNOTS))
+        point = Point(noise_multiplier, chain.epsilon_at(knot))
         return self._seen(point, self._least, chunked.seed_key(0))
 
     def _seen(self, point: Point, samples: int, key: jax.Array) -> Chosen:
