@@ -1,6 +1,7 @@
 """Group privacy: published statements, the whole profile, the textbook lemma in both forms."""
 
 import itertools
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -42,14 +43,13 @@ class TwoSidedGaussian:
         return gaussian.epsilon(self.mu, delta)
 
 
+@dataclasses.dataclass(frozen=True)
 class SampledGaussian:
     """A sampled Gaussian loss that notes what each of its bounds is asked for."""
 
+    asked: dict = dataclasses.field(default_factory=lambda: {"remove": [], "add": []})
     name, work, chunk_parts = "Gaussian", 1, 1
     at = staticmethod(lambda tilt, point: tilt)
-
-    def __init__(self):
-        self.asked = {"remove": [], "add": []}
 
     def least(self, direction, point):
         return SimpleNamespace(kind=direction, order=1, log_ceiling=0.0)
@@ -72,7 +72,7 @@ class SampledGaussian:
         return SimpleNamespace(value=math.exp(self.pilot(tilt, point, 1, trial.key).log_mean))
 
 
-@pytest.mark.parametrize("group_size", [2, 16])
+@pytest.mark.parametrize("group_size", [2, 16, 32])
 def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
     loss, beta = SampledGaussian(), 1e-6
     chain = SampledChain(loss, group_size)
@@ -82,10 +82,14 @@ def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
         assert len(asked) > 1 and sum(spent for spent, _ in asked) == pytest.approx(beta)
     keys = [key for asked in loss.asked.values() for _, key in asked]
     assert len(set(map(tuple, keys))) == len(keys)
-    # above the truth, and as near to it as a split of the exact profile is
+    # above the truth, and near that of a split into shares of the exact profile, which has more
     exact = gaussian_chain(group_size).bounds(2.0, 4.0, None, trial).both
     for found, best in zip(both, exact, strict=True):
-        assert math.exp(gaussian.log_delta(group_size / 2.0, 4.0)) < found <= 1.1 * best
+        assert (
+            math.exp(gaussian.log_delta(group_size / 2.0, 4.0))
+            < found
+            <= (1.03 if group_size == 2 else 1.1) * best
+        )
 
 
 def gaussian_chain(group_size):

@@ -227,7 +227,9 @@ def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(each, monke
     """By enumeration; values of the others are 0, which costs no more than is added to a bound."""
     bins, epochs, share, order = 4, 4, 0.5, 2
     monkeypatch.setattr(pattern_ceilings, "_RARE", share)
-    monkeypatch.setattr(pattern_ceilings, "_EACH", each)  # beyond: means of neighbouring orders
+    monkeypatch.setattr(
+        pattern_ceilings, "_EVERY_ORDER", each
+    )  # beyond: means of neighbouring orders
     loss, scheme = loss_of(4, bins, epochs), FreshBins(bins, epochs)
     scaled, matrix = loss.likelihood.scaled(SIGMA), drawn(bins, epochs, 4)
     picked = np.indices((bins,) * epochs).reshape(epochs, -1).T

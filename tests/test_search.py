@@ -144,7 +144,7 @@ class Valley:
         whole = self.known + self.bend * np.array([1.0, 2.0, 0.5])
         return 0.5 * whole @ y**2, whole * y
 
-    def placed(self, x, sigma=math.nan, quadratic=None):
+    def placed(self, x, sigma=math.nan, afresh=True):
         return self.touch(x, Placement(np.array(x), 0.0))
 
     def follow(self, x, near, afresh):

@@ -74,14 +74,19 @@ class Chain(LossModel):
     def bounds(
         self, noise_multiplier: float, epsilon: float, plan: Plan | None, trial: Trial
     ) -> Bounds:
-        fine, found = self.unit.profile(noise_multiplier, FINE), []
-        for side, direction in enumerate(DIRECTIONS):
-            shares, spent, _ = self._split(side, noise_multiplier, epsilon)
+        fine = self.unit.profile(noise_multiplier, FINE)
+        splits = [self._split(side, noise_multiplier, epsilon) for side in (0, 1)]
+
+        def bound(side: int, split: int) -> float:
+            shares, spent, _ = splits[split]
             points, places = np.unique(shares, return_inverse=True)
-            logs = [fine.log_delta(float(point) * epsilon, direction) for point in points]
+            logs = [fine.log_delta(float(point) * epsilon, DIRECTIONS[side]) for point in points]
             log_total = scipy.special.logsumexp(spent + np.maximum(logs, _FAINTEST)[places])
-            found.append(math.exp(min(float(log_total), 0.0)))
-        return Bounds(found[0], found[1], {})
+            return math.exp(min(float(log_total), 0.0))
+
+        remove, add = bound(0, 0), bound(1, 1)
+        # a curve may be far off where the losses of a direction end
+        return Bounds(remove, add if add <= remove else min(add, bound(1, 0)), {})
 
     def find_epsilon(
         self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
@@ -138,8 +143,9 @@ def best_split(
             found = shares[known[lines]]
             found = found * (1 - _ROUNDING) / max(np.sum(found), _ROUNDING)  # all that there is
             spent = epsilon * (np.cumsum(found) - found)
-            logs = spent + np.minimum(curve(np.maximum(found * epsilon, _LEAST_EPSILON)), 0.0)
-            return found, spent, min(float(scipy.special.logsumexp(logs)), 0.0)
+            logs = curve(np.clip(found * epsilon, *np.exp(knots[[0, -1]] * _KNOTS)))
+            log_total = scipy.special.logsumexp(spent + np.minimum(logs, 0.0))
+            return found, spent, min(float(log_total), 0.0)
 
 
 def middle(group_size: int, epsilon: float) -> int:

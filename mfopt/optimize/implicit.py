@@ -86,7 +86,9 @@ def log_sigma(
         high = jnp.where(value > 0, state.high, jnp.minimum(state.high, theta))
         apart = theta - state.before
         read = (height - state.height_before) / apart
-        slope = jnp.where((jnp.abs(apart) > _APART) & (read < 0), read, state.slope)
+        slope = jnp.where(
+            (jnp.abs(apart) > _APART) & (read < 0) & jnp.isfinite(read), read, state.slope
+        )
         # δ̂ = 0 (value −inf) means that σ is far too large
         step = jnp.where(jnp.isfinite(height), -height / slope, jnp.sign(value))
         moved = jnp.clip(theta + jnp.clip(step, -_MAX_STEP, _MAX_STEP), bottom, top)

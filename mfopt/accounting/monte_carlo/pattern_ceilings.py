@@ -27,8 +27,8 @@ _RARE = 1e-12
 _PENALTIES = np.array([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
 _TILTS = np.geomspace(0.1, 100.0, 40)  # θ of Chernoff's bound, over the largest overlap
 _SLACK = 1e-9  # relative, of an overlap's rounding
-_LEAST = 1e-300  # share of the largest product that any is taken for at least
-_EACH = 8  # order beyond which every other ceiling is found, and the mean taken between
+_LEAST = 1e-300  # least share of the largest product: smaller ones are rounded up to it
+_EVERY_ORDER = 8  # order beyond which every other ceiling is found, and the mean taken between
 _BLOCK = 16  # bins: a ceiling is 0.4% above that of single bins at most, at 128 bins and bands
 
 
@@ -61,7 +61,9 @@ def ceilings(patterns: Patterns) -> Ceilings:
     @functools.cache
     def by_penalty(l: int) -> np.ndarray:
         nonlocal likely
-        if l > _EACH and l % 2:  # what is bounded is convex in l, a maximum of log E e^(l x) + l y
+        if (
+            l > _EVERY_ORDER and l % 2
+        ):  # what is bounded is convex in l, a maximum of log E e^(l x) + l y
             return np.asarray((by_penalty(l - 1) + by_penalty(l + 1)) / 2)
         over, by = np.full(len(_PENALTIES), np.inf), l * _PENALTIES[likely]
         over[likely] = by * limit * (1 + _SLACK) + found.log_largest(l, by)

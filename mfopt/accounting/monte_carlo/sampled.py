@@ -103,7 +103,8 @@ class OneUnit(LossModel):
       calibrate_samples: of the estimate of σ; by default as many as the loss says.
       near: σ within some percent, where it is known.
       deterministic: take every bound that needs no samples, and no other.
-      rough: estimate by pilots of few samples, where only neighbourhoods are searched for.
+      rough: estimate by pilots of few samples of the remove direction, where only neighbourhoods
+        are searched for.
     """
 
     status: Status = "certified"
@@ -192,7 +193,7 @@ class OneUnit(LossModel):
             log_sigma += step
             point = self._at("remove", math.exp(log_sigma), epsilon)
             tilt = self.loss.at(taken.tilt, point)
-            # on the same samples, for the slope
+            # on the same samples from the second step on, for the slope
             taken = self.loss.pilot(tilt, point, taken.samples, trial.key)
             before, value = value, taken.log_mean - math.log(delta)
             slope = min((value - before) / step, _SLOPE / 4)

@@ -60,7 +60,7 @@ class Split(NamedTuple):
             samples //= 2
             fewer = self.log_bounds([samples] * len(sizes), beta) <= most
             sizes = [
-                samples if enough and size == 2 * samples else size
+                samples if enough and size // 2 == samples else size
                 for size, enough in zip(sizes, fewer, strict=True)
             ]
         return sizes
@@ -89,7 +89,7 @@ class SampledChain(LossModel):
         self.group_size, self.samples = group_size, samples
         if group_size >= _MANY:
             loss = copy.copy(loss)
-            loss.chunk_parts = _PARTS
+            object.__setattr__(loss, "chunk_parts", _PARTS)  # it may be a frozen dataclass
         self.loss, self.work, self.most_work = loss, loss.work, _MOST_WORK
         # a part of a chunk would be compiled for itself
         self._least = max(chunked.chunk_size(2**12, self.work * loss.chunk_parts), _LEAST)
@@ -183,7 +183,8 @@ class SampledChain(LossModel):
     def _add(self, point: Point, trial: Trial, enough: float, before: Chosen | None) -> Chosen:
         """What a bound of the add direction is drawn from, with no need to be below so much.
 
-        The proposal of the point ``before`` where that serves: to choose one takes as long.
+        The proposal of the point ``before`` where that serves: to choose one takes as long as
+        the bound.
         """
         least = self.loss.least("add", point)
         if least.log_ceiling <= enough:

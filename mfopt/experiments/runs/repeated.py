@@ -115,7 +115,7 @@ class Runs:
 
     def _initially(self, what: str, find: Callable[[], Any]) -> Any:
         """Losses of the initial model, which other settings of this process share."""
-        at = self._config.length, self._config.evaluate_records
+        at = self._config.length, self._config.evaluate_records, self._config.compute_dtype
         digests = (store.digest for store in self.prepared.parts.values())
         key = (what, self.prepared.facts["model"], *at, *digests)
         if key not in _INITIAL:
