@@ -1,7 +1,7 @@
 """Group privacy: published statements, the whole profile, the textbook lemma in both forms."""
 
-import itertools
 import dataclasses
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -28,19 +28,6 @@ from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.errors import UsageError
 from mfopt.experiments.group_methods import black_box_multiplier, group_methods
 from mfopt.sampling import FixedBatch, FixedOrder, Poisson
-
-
-class TwoSidedGaussian:
-    """A Gaussian profile that answers for a direction."""
-
-    def __init__(self, mu):
-        self.mu = mu
-
-    def log_delta(self, epsilon, direction=None):
-        return gaussian.log_delta(self.mu, epsilon)
-
-    def epsilon(self, delta):
-        return gaussian.epsilon(self.mu, delta)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +80,7 @@ def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
 
 
 def gaussian_chain(group_size):
-    unit = DeterministicUnit(
-        lambda sigma, accuracy: TwoSidedGaussian(1 / sigma), lambda epsilon, delta: 1.0
-    )
+    unit = DeterministicUnit(lambda sigma, _: GaussianProfile(1 / sigma), lambda *_: 1.0)
     return Chain(unit, group_size, "a Gaussian")
 
 
