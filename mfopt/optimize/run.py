@@ -7,7 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -387,7 +387,7 @@ class _Job:
         cost = functools.partial(sizes.search_seconds, self.problem.scheme, samples=samples)
         slow = cost(evaluations=2) - cost(evaluations=1) > _SLOW and steps > 2 * _SCOUT_STEPS
         few = min(max(samples // (2 * _PART) * 2, 64), samples) if slow else samples
-        scouts = len(candidates) > 1 or few < samples
+        scouts, checks = len(candidates) > 1 or few < samples, 1 if slow else 3
         for mapping in maps:
             # starts of one shape share one compiled objective
             size = len(mapping.start)
@@ -396,7 +396,7 @@ class _Job:
             target, trace = targets[size], self._started(kind, mapping.build)
             judge = None if scouts else self._judge(kind, mapping, samples)
             first = _SCOUT_STEPS if scouts else steps
-            self._run(target, kind, mapping.start, trace, first, stage, judge)
+            self._run(target, kind, mapping.start, trace, first, stage, judge, checks=checks)
             history += trace.history
             begun.append(trace.history[0][1] if trace.history else math.nan)
             if best is None or trace.best_value < best.best_value:
@@ -415,7 +415,7 @@ class _Job:
                     target = self._objective(self.problem, mapping, samples, self.seed)
                 judge = self._judge(kind, mapping, samples)
                 sigma = best.best_sigma * best.best_norm
-                self._run(target, kind, point, final, steps, stage, judge, sigma)
+                self._run(target, kind, point, final, steps, stage, judge, sigma, checks=checks)
             except KeyboardInterrupt:
                 self.interrupted = final.interrupted = True
             history += final.history
@@ -572,6 +572,7 @@ class _Job:
         judge: Judge | None = None,
         sigma: float = math.nan,
         problem: _Problem | None = None,
+        checks: int = 3,
     ) -> None:
         problem = problem or self.problem
         tolerance = self.accuracy(problem, kind)
@@ -594,7 +595,8 @@ class _Job:
             if self.optimizer == "tangents" and kind.tangents:
                 twice = steps > _SCOUT_STEPS and problem.scheme.iterations <= kind.twice
                 first = steps // 2 if twice else steps
-                minimize(target, point, trace, steps=first, tolerance=tolerance, sigma=sigma)
+                how: Any = {"tolerance": tolerance, "most_checks": checks}
+                minimize(target, point, trace, steps=first, sigma=sigma, **how)
                 if twice:
                     self._again(target, point, trace, steps, tolerance)
             elif self.optimizer in ("tangents", "lbfgs"):

@@ -32,7 +32,6 @@ _LOST = 0.3  # decrease of log error for which no tangent is trusted
 _UNSEEN = 2.5
 # Tolerances: the largest change by another placement below which gains are taken for noise.
 _AGREE = 3
-_CHECKS = 3  # in a row, of points on proposals of their own, that found no lower error: it is noise
 
 
 def minimize(
@@ -43,6 +42,7 @@ def minimize(
     steps: int,
     tolerance: float,
     sigma: float = math.nan,
+    most_checks: int = 3,
 ) -> None:
     """Take at most ``steps`` tangent steps from ``start``; ``trace`` keeps the best point and the
     status.
@@ -54,6 +54,8 @@ def minimize(
       steps: tangents at most.
       tolerance: relative change of the error that the samples resolve.
       sigma: σ at the start, where it is known.
+      most_checks: points in a row, each on a proposal of its own, that find no lower error: that
+        is noise then, and the end.
     """
     coarsest = _AGREE * tolerance
     # own: the last point on a proposal of its own; lowest: the best of these
@@ -78,7 +80,7 @@ def minimize(
                 changed = abs(here.at.value - before.at.value)
                 tolerance = max(tolerance, min(changed, coarsest))
                 checks = 0 if here.at.value < lowest.at.value else checks + 1
-                if checks == _CHECKS:
+                if checks == most_checks:
                     trace.move(lowest.point, lowest.at)
                     trace.status = f"converged (no lower error in {checks} placements)"
                     return

@@ -23,7 +23,6 @@ _WEAK, _SHORT = 0.5, 0.5  # relative standard error from which on a search takes
 # log σ: far below where δ is met no proposal may serve, and a search that jumps there is lost
 _NEAR, _NUDGE = 0.1, 0.01  # of log σ: how far a proposal serves, and the step where it fails
 _STRAIGHT = 5e-4  # of log σ: a Newton step whose error, about its square, is a quarter of 1e-6
-_ROUGH = 0.05  # the same of a σ to about 1%
 _MAX_EVALUATIONS = 200
 _TRUSTED = 6  # evaluations after which every other step ignores the slope
 _DOMAIN = 0x63616C69  # keys of this search: an optimizer with the same seed draws others
@@ -113,22 +112,20 @@ def rough(
             at = loss.frozen(math.exp(log_sigma), epsilon, _PILOT, key).evaluate(log_sigma)
         except FailureError:  # beyond numerical range: far below
             return math.inf, -1.0
-        if not -math.inf < at.value < 0:
-            return (-math.inf if at.value < 0 else math.inf), -1.0
+        if math.isnan(at.value):
+            return math.inf, -1.0
         slope = at.slope
         # far above, where few samples tell, it may be an eighth of the true one, or positive: that
         # of a Gaussian tail is twice log δ or steeper
         if at.relative_error > _SURE and not slope < at.value:
             slope = min(at.value, -1.0)
-        # of log(-log δ̂), nearly straight in log σ as that of a Gaussian tail is
-        off, slope = math.log(math.log(delta) / at.value), -slope / at.value
+        off = at.value - math.log(delta)
         if at.relative_error > _WEAK:
             off = max(-_SHORT * abs(slope), min(off, _SHORT * abs(slope)))
         return off, slope
 
     begin = math.log(start or loss.start(epsilon, delta))
-    steps: Any = {"tolerance": 0.01, "max_step": 2.0, "straight": _ROUGH}
-    return math.exp(decreasing_root(function, begin, **steps))
+    return math.exp(decreasing_root(function, begin, tolerance=0.01, max_step=2.0))
 
 
 def _placed(
