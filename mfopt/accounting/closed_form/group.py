@@ -25,7 +25,7 @@ from mfopt.accounting import solve
 from mfopt.guarantee import Guarantee
 
 _POINTS = 21  # at which the textbook lemma is tried before its ε is refined
-_MOST_RUNS = 256  # of equal steps, that a split is made of
+_MOST_RUNS = 64  # of equal steps, that a split is made of
 SMALLEST_DELTA = 1e-250  # what the library's own profiles resolve
 Form = Literal["geometric", "exponential"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -32,28 +33,34 @@ class GaussianPayoff(NamedTuple):
         return first + jnp.log(-jnp.expm1(capped)) + _NUDGE
 
     def log_peak(self, order: float) -> float:
-        """log sup_t e^(s t) δ₂(t).
+        """log sup_t e^(s t) δ₂(t)."""
+        return _log_peak(float(self.mu), order)
 
-        With δ₂ = e^a − e^b, s t + log δ₂ has the slope s − 1/(e^(a−b) − 1), and is concave: δ₂ is
-        the convolution of a normal density with (1 − e^u)₊, both log-concave. At the root of the
-        slope δ₂ = e^a/(1 + s); near it, the value is off by a second order only.
-        """
-        if order <= 0:
-            return 0.0
-        mu, wanted, log_ndtr = float(self.mu), math.log1p(1 / order), scipy.special.log_ndtr
 
-        def above(t: float) -> float:
-            first, second = (log_ndtr(half - t / mu) for half in (mu / 2, -mu / 2))
-            return float(first - second - t) - wanted
+@functools.lru_cache(maxsize=4096)  # a search asks for the same orders at many ε
+def _log_peak(mu: float, order: float) -> float:
+    """log sup_t e^(s t) δ₂(t) of a :class:`GaussianPayoff`.
 
-        # at μ -> 0 the peak is the hinge's, at large μ near μ² (s + 1/2)
-        least, most = -wanted - 1.0, mu**2 * (order + 0.5) + 1.0
-        while above(least) <= 0:
-            least -= 1 - least
-        while above(most) >= 0:
-            most += 1 + most
-        at = solve.root(above, least, most)
-        return order * at + float(log_ndtr(mu / 2 - at / mu)) - math.log1p(order) + _NUDGE
+    With δ₂ = e^a − e^b, s t + log δ₂ has the slope s − 1/(e^(a−b) − 1), and is concave: δ₂ is
+    the convolution of a normal density with (1 − e^u)₊, both log-concave. At the root of the
+    slope δ₂ = e^a/(1 + s); near it, the value is off by a second order only.
+    """
+    if order <= 0:
+        return 0.0
+    wanted, log_ndtr = math.log1p(1 / order), scipy.special.log_ndtr
+
+    def above(t: float) -> float:
+        first, second = (log_ndtr(half - t / mu) for half in (mu / 2, -mu / 2))
+        return float(first - second - t) - wanted
+
+    # at μ -> 0 the peak is the hinge's, at large μ near μ² (s + 1/2)
+    least, most = -wanted - 1.0, mu**2 * (order + 0.5) + 1.0
+    while above(least) <= 0:
+        least -= 1 - least
+    while above(most) >= 0:
+        most += 1 + most
+    at = solve.root(above, least, most)
+    return order * at + float(log_ndtr(mu / 2 - at / mu)) - math.log1p(order) + _NUDGE
 
 
 def beside(point: Point, shift: float) -> Point | None:
