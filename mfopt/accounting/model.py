@@ -19,6 +19,7 @@ from mfopt.guarantee import Status
 
 Numbers: TypeAlias = dict[str, Any]
 
+_NEAR_ONE = 1e-2  # least -log δ of a search
 LARGEST_EPSILON = 1e4  # that a search looks at
 _PILOT = 2**15  # samples of a pilot, at most, that only predicts what a bound will cost
 
@@ -271,10 +272,13 @@ class LossModel(abc.ABC):
         def excess(x: float) -> float:
             return log_delta(x) - target
 
+        def height(x: float) -> float:  # nearly straight in log x, as a Gaussian tail's is
+            return math.log(target / min(log_delta(x), -_NEAR_ONE))
+
         if near:
-            found = solve.about(excess, start, fall=1 - 2 * target, relative=near)
+            found = solve.about(height, start, fall=2.0, relative=near)
             if found is not None:
-                return Found(found[0], -found[1])
+                return Found(found[0], found[1] * target)
         value = solve.smallest(excess, start, relative=1e-3, **search)
         slope = (log_delta(value * 1.02) - log_delta(value)) / math.log(1.02)
         return Found(value, slope if math.isfinite(slope) and slope < 0 else -1.0)
