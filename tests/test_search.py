@@ -125,6 +125,7 @@ def test_a_sigma_beyond_numerical_range_is_no_answer_but_no_failure():
     target, mapping = objective_for(S.BandedToeplitz([1.0, 0.5, 0.3]), samples=64, scheme=scheme)
     usable = [target.placed(mapping.start, sigma).at.usable for sigma in (math.nan, 1e-2, 1e-9)]
     assert usable == [True, False, False]
+    assert not target.placed(mapping.start, anywhere=False).at.usable
 
 
 # --- the search ----------------------------------------------------------------------------------
@@ -144,10 +145,10 @@ class Valley:
         whole = self.known + self.bend * np.array([1.0, 2.0, 0.5])
         return 0.5 * whole @ y**2, whole * y
 
-    def placed(self, x, sigma=math.nan, afresh=True):
+    def placed(self, x, sigma=math.nan, anywhere=True):
         return self.touch(x, Placement(np.array(x), 0.0))
 
-    def follow(self, x, near, afresh):
+    def follow(self, x, near, anywhere):
         found = self.touch(x, near.placement)
         return found if abs(found.drift) <= 0.1 else self.placed(x)
 

@@ -148,21 +148,21 @@ class AmplifiedObjective:
         return self.placed(parameters).at
 
     def placed(
-        self, parameters: np.ndarray, sigma: float = math.nan, afresh: bool = True
+        self, parameters: np.ndarray, sigma: float = math.nan, anywhere: bool = True
     ) -> Tangent:
         """The tangent on a proposal placed at its own σ; its value is NaN where none was found.
 
         Args:
           parameters: where.
           sigma: σ there, or about that, where it is known.
-          afresh: whether σ is searched for from anywhere where none is found near that one.
+          anywhere: whether σ is searched for from anywhere where none is found near that one.
         """
         quadratic = self.quadratic(parameters)
         found = _nothing(parameters)
         try:
             for _ in range(_ATTEMPTS):
                 if not (math.isfinite(sigma) and sigma > 0):
-                    if not afresh:
+                    if not anywhere:
                         break
                     sigma = self._rough(parameters)
                 found = self._tangent(parameters, quadratic, self._place(quadratic, sigma))
@@ -173,7 +173,7 @@ class AmplifiedObjective:
             return _nothing(parameters)
         return found
 
-    def follow(self, parameters: np.ndarray, near: Tangent, afresh: bool = True) -> Tangent:
+    def follow(self, parameters: np.ndarray, near: Tangent, anywhere: bool = True) -> Tangent:
         """The tangent on the proposal of ``near`` while that serves, else on one of its own."""
         quadratic = self.quadratic(parameters)
         sigma = self._foreseen(near, quadratic)
@@ -182,7 +182,7 @@ class AmplifiedObjective:
             found = self._tangent(parameters, quadratic, near.placement)
             if abs(found.drift) <= KEEP:
                 return found
-        return self.placed(parameters, sigma, afresh)
+        return self.placed(parameters, sigma, anywhere)
 
     def tangent(self, parameters: np.ndarray, placement: Placement) -> Tangent:
         """The tangent on a given proposal; its value is NaN where no σ near it meets the target."""

@@ -92,7 +92,7 @@ def minimize(
                 trace.move(here.point, here.at)
                 trace.note(here.at)
             continue
-        there = objective.follow(reached, here, afresh=False)
+        there = objective.follow(reached, here, anywhere=False)
         step, change = _widest(reached - here.point), there.at.value - here.at.value
         if there.at.usable and change < _WILD:
             bend.learn(reached - here.point, there.at.gradient - objective.model(here)(reached)[1])
