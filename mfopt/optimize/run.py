@@ -22,7 +22,7 @@ from mfopt.optimize.kinds import Kind
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation
 from mfopt.optimize.optimizers import Judge, Step, Trace
 from mfopt.optimize.parameterization import Parameterization, built
-from mfopt.optimize.search import minimize
+from mfopt.optimize.search import CHECKS, minimize
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
 from mfopt.sampling import BinScheme
@@ -387,7 +387,7 @@ class _Job:
         cost = functools.partial(sizes.search_seconds, self.problem.scheme, samples=samples)
         slow = cost(evaluations=2) - cost(evaluations=1) > _SLOW and steps > 2 * _SCOUT_STEPS
         few = min(max(samples // (2 * _PART) * 2, 64), samples) if slow else samples
-        scouts, checks = len(candidates) > 1 or few < samples, 1 if slow else 3
+        scouts, checks = len(candidates) > 1 or few < samples, 1 if slow else CHECKS
         for mapping in maps:
             # starts of one shape share one compiled objective
             size = len(mapping.start)
@@ -572,7 +572,7 @@ class _Job:
         judge: Judge | None = None,
         sigma: float = math.nan,
         problem: _Problem | None = None,
-        checks: int = 3,
+        checks: int = CHECKS,
     ) -> None:
         problem = problem or self.problem
         tolerance = self.accuracy(problem, kind)

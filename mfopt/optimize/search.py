@@ -32,6 +32,7 @@ _LOST = 0.3  # decrease of log error for which no tangent is trusted
 _UNSEEN = 2.5
 # Tolerances: the largest change by another placement below which gains are taken for noise.
 _AGREE = 3
+CHECKS = 3  # in a row, of points on proposals of their own, that found no lower error: it is noise
 
 
 def minimize(
@@ -42,7 +43,7 @@ def minimize(
     steps: int,
     tolerance: float,
     sigma: float = math.nan,
-    most_checks: int = 3,
+    most_checks: int = CHECKS,
 ) -> None:
     """Take at most ``steps`` tangent steps from ``start``; ``trace`` keeps the best point and the
     status.
@@ -54,8 +55,7 @@ def minimize(
       steps: tangents at most.
       tolerance: relative change of the error that the samples resolve.
       sigma: σ at the start, where it is known.
-      most_checks: points in a row, each on a proposal of its own, that find no lower error: that
-        is noise then, and the end.
+      most_checks: as :data:`CHECKS`, after which it ends.
     """
     coarsest = _AGREE * tolerance
     # own: the last point on a proposal of its own; lowest: the best of these

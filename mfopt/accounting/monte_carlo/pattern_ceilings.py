@@ -61,9 +61,8 @@ def ceilings(patterns: Patterns) -> Ceilings:
     @functools.cache
     def by_penalty(l: int) -> np.ndarray:
         nonlocal likely
-        if (
-            l > _EVERY_ORDER and l % 2
-        ):  # what is bounded is convex in l, a maximum of log E e^(l x) + l y
+        # what is bounded is convex in l, a maximum of log E e^(l x) + l y
+        if l > _EVERY_ORDER and l % 2:
             return np.asarray((by_penalty(l - 1) + by_penalty(l + 1)) / 2)
         over, by = np.full(len(_PENALTIES), np.inf), l * _PENALTIES[likely]
         over[likely] = by * limit * (1 + _SLACK) + found.log_largest(l, by)
