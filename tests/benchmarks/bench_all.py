@@ -17,6 +17,7 @@ its own formula asks for, to prove the same δ at a σ whose δ is what mfopt es
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -29,12 +30,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import bench_account
-import bench_noise
 import numpy as np
 from harness import Bench, Options, choice, in_turn, machine
 from harness import cpu as timed
 
 _QUIET = 0.5  # processes that want a core, for each core
+DECAYS, SCALES = np.array([0.5, 0.9, 0.99, 0.999]), np.array([0.3, 0.1, 0.05, 0.02])  # of a BLT
 
 
 class Contest(NamedTuple):
@@ -64,7 +65,7 @@ def certify() -> Contest:
     from mfopt.strategies import BLT
 
     scheme, epsilon, delta = BallsInBins(bins=128, epochs=16), 2.0, 1e-5
-    blt = BLT(bench_noise.SCALES, bench_noise.DECAYS)
+    blt = BLT(SCALES, DECAYS)
     pair = dominating_pair.exact(blt, scheme)
     made, _ = release(pair, epsilon, delta, seed=1)
     sigma = made.noise_multiplier
@@ -144,22 +145,74 @@ def optimize() -> Contest:
     return Contest(cpu(ours), cpu(theirs), {"rmse_over_theirs": relative})
 
 
-def _noise(first: str, second: str) -> Contest:
-    ours, theirs = (bench_noise.STEPS[name]("blt", 10**6) for name in (first, second))
-    ours(), theirs()  # compiled
-    return Contest(
-        cpu(lambda: [ours() for _ in range(5)]), cpu(lambda: [theirs() for _ in range(5)]), {}
-    )
+def _steps(ours: Callable[[], object], theirs: Callable[[], object]) -> Contest:
+    """Five steps of noise each, after one that compiles."""
+    ours(), theirs()
+
+    def five(step: Callable[[], object]) -> Callable[[], float]:
+        return cpu(lambda: [step() for _ in range(5)])
+
+    return Contest(five(ours), five(theirs), {})
+
+
+def _stream() -> Any:
+    from mfopt.noise import NoiseStream
+    from mfopt.strategies import BLT
+
+    return NoiseStream(BLT(SCALES, DECAYS), iterations=2048, noise_multiplier=1.0, clip_norm=1.0)
+
+
+def _optax_step(transformation: Any) -> Callable[[], None]:
+    """A jitted update that is fed its own state, buffers donated."""
+    import jax
+    import jax.numpy as jnp
+
+    gradient = jnp.ones(10**6, jnp.float32)
+    update = jax.jit(lambda g, s: transformation.update(g, s), donate_argnums=1)
+    state = transformation.init(gradient)
+
+    def step() -> None:
+        nonlocal state
+        noisy, state = update(gradient, state)
+        jax.block_until_ready((noisy, jax.tree.leaves(state)))
+
+    return step
 
 
 def noise() -> Contest:
-    """One step of a BLT's noise on 10⁶ parameters against jax-privacy."""
-    return _noise("mfopt", "jax-privacy")
+    """One step of a BLT's noise on 10⁶ parameters against jax-privacy, in float32 as here."""
+    from jax_privacy import noise_addition
+    from jax_privacy.matrix_factorization import buffered_toeplitz
+
+    from mfopt.noise.for_optax import add_noise
+
+    matrix = buffered_toeplitz.StreamingMatrixBuilder(
+        buf_decay=DECAYS.astype(np.float32), output_scale=SCALES.astype(np.float32)
+    ).build_inverse()
+    theirs = noise_addition.matrix_factorization_privatizer(matrix, stddev=1.0, prng_key=0)
+    return _steps(_optax_step(add_noise(_stream())), _optax_step(theirs))
 
 
 def torch() -> Contest:
-    """The same in PyTorch against what one would write by hand."""
-    return _noise("mfopt-torch", "torch")
+    """The same in PyTorch against what one would write by hand, everything in place."""
+    import torch
+
+    from mfopt.noise.for_torch import TorchNoise
+
+    gradient, drawn = [torch.ones(10**6)], torch.empty(10**6)
+    ours, recursion = TorchNoise(_stream(), gradient), _stream().recursion
+    buffers = torch.zeros(len(DECAYS), 10**6)
+    steps = itertools.count()
+
+    def theirs() -> None:
+        gain, *rows = recursion.at(next(steps))
+        read, decay, feed = (torch.tensor(row).float() for row in rows)
+        drawn.normal_(0.0, float(gain))
+        drawn.addmv_(buffers.T, -read)
+        buffers.mul_(decay[:, None]).addr_(feed, drawn)
+        gradient[0].add_(drawn)
+
+    return _steps(lambda: ours.add_to(gradient), theirs)
 
 
 CONTESTS: dict[str, tuple[Callable[[], Contest], str]] = {

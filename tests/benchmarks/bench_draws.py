@@ -1,10 +1,9 @@
-"""White draws: what they cost, their law in 10⁸ draws, and the canary that 24 bits gave away.
+"""White draws: their law in 10⁸ draws, and the canary that 24 bits gave away.
 
     mfopt bench draws --runs 100 --out artifacts/bench-draws.json
 
 Old is the draw of 24 of Threefry's 64 bits (|z| <= 5.42), kept here and in the tests as a control.
 
-- cost: CPU seconds of one draw of 10⁷ elements, old and new in turn, in float32 and in float64.
 - law: chi-square of 10⁸ draws in 2,000 cells of equal probability and some in the tails.
 - canary: a unit of norm 1 (σ = 1) is spread over P parameters and takes part in 16 steps. Attack:
   count the coordinates beyond the largest draw of the old generator, and say "with the unit" where
@@ -19,13 +18,12 @@ Old is the draw of 24 of Threefry's 64 bits (|z| <= 5.42), kept here and in the 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import Bench, Options, cpu, in_turn
+from harness import Bench, Options
 from scipy import special, stats
 
 from mfopt.noise import _draws, _keys
@@ -36,23 +34,21 @@ LEVEL = 0.01  # of the attack: false alarms at most
 bench = Bench(
     __file__,
     __doc__,
-    params=(10**7, "Parameters of cost and canary.", "--size"),
-    repeats=(40, "Timed draws of each kind.", "--rounds"),
+    params=(10**7, "Parameters of the canary.", "--size"),
     draws=(10**8, "Draws of the law."),
     runs=(100, "Runs of the canary; 0: none."),
 )
 parser, main = bench.parser, bench.main
 
 
-def old_normal(low: jax.Array, high: jax.Array, offset: Any, dtype: Any) -> jax.Array:
+def old_normal(low: jax.Array) -> jax.Array:
     """The draw of earlier versions."""
-    del high, offset
-    uniform = (2 * (low >> 8).astype(jnp.int32) + 1 - 2**24).astype(dtype) * np.float32(2.0**-24)
-    return jnp.asarray(np.sqrt(2), dtype) * jax.lax.erf_inv(uniform)
+    uniform = (2 * (low >> 8).astype(jnp.int32) + 1 - 2**24).astype(jnp.float32)
+    return jnp.float32(np.sqrt(2)) * jax.lax.erf_inv(uniform * np.float32(2.0**-24))
 
 
 DRAWS = ("old", "new")
-END = float(old_normal(jnp.uint32(2**32 - 1), None, None, jnp.float32))
+END = float(old_normal(jnp.uint32(2**32 - 1)))
 
 
 def old_subkeys(key: Any) -> list[Any]:
@@ -64,33 +60,15 @@ def old_subkeys(key: Any) -> list[Any]:
     return subkeys
 
 
-def draw(which: str, count: int, key: Any, step: Any, dtype: Any = jnp.float32) -> jax.Array:
+def draw(which: str, count: int, key: Any, step: Any) -> jax.Array:
     """``count`` draws of a step."""
     if which == "old":
         low = jax.lax.iota(jnp.uint32, count)
         words = _draws.threefry(old_subkeys(key), low, jnp.asarray(step).astype(jnp.uint32))
-        return old_normal(*words, None, dtype)
+        return old_normal(words[0])
     of = _draws.seeds(key, step, np.arange(1)).of(0)
     words = _draws.threefry(of.subkeys, *_draws.counters((count,), (count,), (0,)))
-    return _draws.standard_normal(*words, of.offset, dtype)
-
-
-def cost(size: int, rounds: int, dtype: Any) -> dict[str, Any]:
-    """CPU seconds of a draw, new over old, in turn."""
-    key = _keys.on_host(None, None)
-
-    def timed(which: str) -> Any:
-        compiled = jax.jit(functools.partial(draw, which, size, dtype=dtype))
-        steps = iter(range(rounds + 1))
-
-        def one() -> float:
-            step = np.int32(next(steps))
-            return cpu(lambda: jax.block_until_ready(compiled(key, step)))[1]
-
-        one()
-        return one
-
-    return in_turn(timed("new"), timed("old"), rounds)
+    return _draws.standard_normal(*words, of.offset, jnp.float32)
 
 
 def law(count: int) -> dict[str, float]:
@@ -159,15 +137,11 @@ def canary(which: str, size: int, runs: int) -> dict[str, Any]:
 
 @bench.work
 def measured(options: Options) -> dict[str, Any]:
-    """All three."""
+    """Both."""
     report: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,
-        "cost": {},
         "law": law(options.draws),
     }
-    for dtype in ("float32", "float64"):
-        with jax.enable_x64(dtype == "float64"):
-            report["cost"][dtype] = cost(options.params, options.repeats, jnp.dtype(dtype))
     if options.runs:
         report["canary"] = {which: canary(which, options.params, options.runs) for which in DRAWS}
     return report

@@ -18,7 +18,6 @@ import math
 import os
 import re
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -211,18 +210,6 @@ def in_turn(first: Callable[[], float], second: Callable[[], float], rounds: int
         "rounds": rounds,
         "cpu_seconds": [float(x) for x in np.median(times, axis=0)],
     }
-
-
-def child(file: str, *words: str, **environment: str) -> tuple[dict[str, Any], str]:
-    """(the last line of a process of its own as JSON, or {}; the last line of its complaints)."""
-    done = subprocess.run(
-        [sys.executable, file, *words],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
-        capture_output=True,
-        text=True,
-    )
-    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return ({} if done.returncode else json.loads(done.stdout.splitlines()[-1])), said[-1]
 
 
 def mean(values: Any) -> dict[str, float]:
