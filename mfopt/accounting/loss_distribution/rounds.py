@@ -58,7 +58,7 @@ class RoundsProfile:
         ceiling = self._log_ceiling(epsilon)
         if self.mixture.trivial or self._one_gaussian is not None or ceiling < _FAINTEST:
             return ceiling
-        if self._linear.tight(epsilon) or not self._linear.resolved(self.rounds):
+        if self._linear.tight(epsilon) or not self._resolved:
             return ceiling
         if epsilon >= self._largest_added:
             if direction == "add":
@@ -85,7 +85,7 @@ class RoundsProfile:
         ceiling = min(ceiling, self._linear.epsilon(target))
         if ceiling <= 1 and self._linear.epsilon_below(target) >= ceiling * (1 - 1e-4):
             return ceiling
-        if not self._linear.resolved(self.rounds):
+        if not self._resolved:
             return ceiling
         found, composition = self._epsilon(target, "remove")
         if found < self._largest_added and not _no_larger(composition.reverse(), found, target):
@@ -98,7 +98,7 @@ class RoundsProfile:
         if self.mixture.trivial or self._one_gaussian is not None:
             return self._log_ceiling(epsilon)
         linear = self._linear.log_delta_below(epsilon)
-        if self._linear.tight(epsilon) or not self._linear.resolved(self.rounds):
+        if self._linear.tight(epsilon) or not self._resolved:
             return linear
         for law in self._deciding(epsilon):
             expected = self._estimate(law, epsilon)
@@ -116,7 +116,7 @@ class RoundsProfile:
         if self._one_gaussian is not None:
             return gaussian.epsilon(self._one_gaussian, delta) * (1 - 1e-12)
         linear = self._linear.epsilon_below(target)
-        if not self._linear.resolved(self.rounds):
+        if not self._resolved:
             return linear
         at = self.epsilon(delta) if near is None else near
         if linear >= at * (1 - 1e-4):
@@ -164,6 +164,10 @@ class RoundsProfile:
     def _linear(self) -> NearlyLinear:
         known = self.mixture.linear(self.noise_multiplier) or (math.inf, math.inf)
         return NearlyLinear.of(self.rounds, *known)
+
+    @property
+    def _resolved(self) -> bool:
+        return self._linear.resolved(self.rounds)
 
     def _log_distance(self) -> float:
         """log of a bound on δ(0): the chance of taking part at all, or Pinsker's inequality.

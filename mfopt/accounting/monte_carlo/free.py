@@ -8,12 +8,10 @@ import math
 from mfopt._runtime import _check
 from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.assignment import LEAST, BinAssignment
 from mfopt.accounting.loss_distribution.rounds import (
     FINE,
-    Direction,
     RoundsProfile,
     guess,
     smallest_sigma,
@@ -21,7 +19,7 @@ from mfopt.accounting.loss_distribution.rounds import (
 from mfopt.errors import FailureError
 
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
-_FAINT = 1e-4  # χ of all assignments, below which losses are no matter for a grid
+_FAINT = 1e-4  # χ of all assignments, below which no grid is fine enough for losses
 _GRIDS = 1e-4  # of log δ: by less do two grids at the same σ and ε differ
 
 
@@ -97,6 +95,37 @@ class Orthogonal:
         return self.profile(noise_multiplier).epsilon(delta)
 
 
+class FaintProfile(RoundsProfile):
+    """A profile by bounds in closed form alone: no grid is fine enough for its losses.
+
+    One more than other rounds have, by the variance χ² of the likelihood ratio Λ under Q: since
+    2 u₊ = u + |u| and E|u| <= (E u²)^½,
+
+        H(Q, P) = E_Q (1 - e^ε Λ)₊ <= ½ e^ε ((χ² + x²)^½ - x),    x = 1 - e^-ε,
+        H(P, Q) = E_Q (Λ - e^ε)₊   <= ½ ((χ² + y²)^½ - y),        y = e^ε x, which is no more.
+    """
+
+    _resolved = False
+
+    def epsilon(self, delta: float) -> float:
+        target = math.log(_check.probability("delta", delta))
+        if self._log_ceiling(0.0) <= target:
+            return 0.0
+        return solve.smallest(
+            lambda epsilon: self._log_ceiling(epsilon) - target,
+            gaussian.epsilon(self._largest_mu, delta),
+            name="epsilon",
+            relative=1e-9,
+            least=1e-15,
+        )
+
+    def _log_ceiling(self, epsilon: float) -> float:
+        square = math.expm1(self.rounds * self.mixture.log_square(self.noise_multiplier))
+        x = -math.expm1(-epsilon)
+        half = math.log(max(square, 1e-300) / (math.hypot(math.sqrt(square), x) + x) / 2)
+        return min(super()._log_ceiling(epsilon), half + epsilon + 1e-12)
+
+
 @dataclasses.dataclass(frozen=True)
 class ReassignedBins:
     """Orthogonal modes of one length, reassigned in rounds: the losses of the rounds add up.
@@ -117,13 +146,16 @@ class ReassignedBins:
 
     def profile(
         self, noise_multiplier: float, accuracy: float = FINE
-    ) -> RoundsProfile | ClosedProfile:
+    ) -> RoundsProfile | gaussian.GaussianProfile:
         """The privacy profile at one σ."""
         sigma = _check.positive("noise_multiplier", noise_multiplier)
-        if (closed := self._closed(sigma)) is not None:
-            return ClosedProfile(closed, sigma)
         scaled = sigma / math.sqrt(self.squared_norm) * (1 - _NUDGE)
-        return RoundsProfile(BinAssignment(self.bins), self.throws, scaled, accuracy)
+        if scaled < LEAST * (1 + _GRIDS):  # too little noise for grids: without amplification
+            return gaussian.GaussianProfile(math.sqrt(self.throws) / scaled)
+        one = BinAssignment(self.bins)
+        faint = self.throws * one.log_square(scaled) <= _FAINT**2
+        kind = FaintProfile if faint else RoundsProfile
+        return kind(one, self.throws, scaled, accuracy)
 
     def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
         profile = self.profile(noise_multiplier)
@@ -143,91 +175,12 @@ class ReassignedBins:
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
         profile = self.profile(noise_multiplier)
-        grids = 0.0 if isinstance(profile, ClosedProfile) else _GRIDS
+        grids = _GRIDS if type(profile) is RoundsProfile else 0.0
         return profile.epsilon(delta * math.exp(-grids))
 
     @property
     def _plain(self) -> Unamplified:
         return Unamplified(math.sqrt(self.throws * self.squared_norm), self.method)
-
-    def _closed(self, noise_multiplier: float) -> Unamplified | Spread | None:
-        """Closed form for small σ (no amplification) or large σ (grids too coarse), else None."""
-        if noise_multiplier < LEAST * math.sqrt(self.squared_norm) * (1 + _GRIDS):
-            return self._plain
-        spread = Spread(self.bins, self.throws, self.squared_norm, self._plain)
-        return spread if spread.log_square(noise_multiplier) <= 2 * math.log(_FAINT) else None
-
-
-@dataclasses.dataclass(frozen=True)
-class ClosedProfile:
-    """Profile of a bound in closed form at one σ."""
-
-    bound: Unamplified | Spread
-    noise_multiplier: float
-
-    def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
-        """Upper bound of log δ(ε), the larger of both directions unless one is named."""
-        remove, add = self.bound.log_deltas(self.noise_multiplier, epsilon)
-        return max(remove, add) if direction is None else remove if direction == "remove" else add
-
-    def epsilon(self, delta: float) -> float:
-        """Smallest ε with δ(ε) <= ``delta``."""
-        return self.bound.epsilon(self.noise_multiplier, delta)
-
-
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """Assignments to orthogonal bins by the variance of their likelihood ratio Λ alone.
-
-    E_Q Λ = 1 and E_Q (Λ - 1)² = χ² = (1 + (e^g - 1)/b)^K - 1, g the squared norm of a mode over σ².
-    Since 2 u₊ = u + |u| and E|u| <= (E u²)^½,
-
-        H(P, Q) = E_Q (Λ - e^ε)₊      <= ½ ((χ² + x²)^½ - x),      x = e^ε - 1,
-        H(Q, P) = E_Q (1 - e^ε Λ)₊    <= ½ e^ε ((χ² + x²)^½ - x),  x = 1 - e^-ε.
-
-    Attributes:
-      bins, throws: b and K.
-      squared_norm: of each mode of an assignment, before division by σ².
-      plain: the same without amplification: the lesser of the two is taken.
-    """
-
-    bins: int
-    throws: int
-    squared_norm: float
-    plain: Unamplified
-
-    def log_square(self, noise_multiplier: float) -> float:
-        """log χ²; infinite where it is above e."""
-        gram = self.squared_norm / noise_multiplier**2 * (1 + _NUDGE)
-        exponent = self.throws * math.log1p(math.expm1(min(gram, 1.0)) / self.bins)
-        return math.log(max(math.expm1(exponent), 1e-300)) if gram < 1 > exponent else math.inf
-
-    def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        plain = self.plain.log_deltas(noise_multiplier, epsilon)
-        log_square = self.log_square(noise_multiplier)
-
-        def half(x: float) -> float:
-            # ½ χ²/((χ² + x²)^½ + x)
-            return log_square - math.log(2 * (math.hypot(math.exp(log_square / 2), x) + x)) + 1e-12
-
-        if epsilon > 1 or math.isinf(log_square):
-            return plain
-        remove, add = half(math.expm1(epsilon)), epsilon + half(-math.expm1(-epsilon))
-        sigma = noise_multiplier / math.sqrt(self.squared_norm) * (1 - _NUDGE)
-        nearly = NearlyLinear.of(self.throws, *BinAssignment(self.bins).linear(sigma))
-        linear = nearly.log_delta(epsilon)
-        return min(remove, plain[0], linear), min(add, plain[1], linear)
-
-    def epsilon(self, noise_multiplier: float, delta: float) -> float:
-        target = math.log(delta)
-
-        def excess(epsilon: float) -> float:
-            return max(self.log_deltas(noise_multiplier, epsilon)) - target
-
-        if excess(0.0) <= 0:
-            return 0.0
-        plain = self.plain.epsilon(noise_multiplier, delta)
-        return min(plain, solve.smallest(excess, plain, name="epsilon", relative=1e-9, least=1e-15))
 
 
 def guess_noise_multiplier(norm: float, bins: int, epsilon: float, delta: float) -> float:
