@@ -349,37 +349,14 @@ def smallest_epsilon(composed: ComposedLosses, log_delta: float, near: float) ->
     if not composed.log_delta(high) <= log_delta:  # NaN too
         return math.inf
 
-    @functools.cache
     def excess(epsilon: float) -> float:
         value = composed.log_delta(epsilon)
         return math.inf if math.isnan(value) else max(value, -1e4) - log_delta
 
-    low, high = _narrow(excess, low, high, near)
-    found = solve.root(excess, low, high, relative=1e-12)
-    step = 1e-12
-    while not composed.log_delta(found) <= log_delta:
-        found = min(found + step * max(found, 1e-3), high)  # where it was seen to be
-        step *= 2
-    return found
-
-
-def _narrow(
-    excess: Callable[[float], float], low: float, high: float, near: float
-) -> tuple[float, float]:
-    """A part of (``low``, ``high``) whose ends have excess > 0 >= excess, by steps from ``near``.
-
-    Such a part is (``low``, ``high``) itself.
-    """
-    width = 0.01 * near
-    at = min(max(near, low), high)
-    upwards = not excess(at) <= 0
-    while low < at < high:
-        low, high = (at, high) if upwards else (low, at)
-        at += width if upwards else -width
-        width *= 4
-        if low < at < high and (not excess(at) <= 0) is not upwards:
-            return (low, at) if upwards else (at, high)
-    return low, high
+    least, growth = max(low, 1e-12), 1.01
+    return solve.smallest(
+        excess, near, name="epsilon", relative=1e-10, least=least, largest=high, growth=growth
+    )
 
 
 def largest_epsilon(composed: ComposedLosses, log_delta: float, near: float) -> float:
