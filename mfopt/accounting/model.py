@@ -21,7 +21,6 @@ Numbers: TypeAlias = dict[str, Any]
 
 _NEAR_ONE = 1e-2  # least -log δ of a search
 LARGEST_EPSILON = 1e4  # that a search looks at
-_PILOT = 2**15  # samples of a pilot, at most, that only predicts what a bound will cost
 
 
 def largest(bounds: Iterable[float]) -> float:
@@ -180,25 +179,13 @@ class LossModel(abc.ABC):
         """Raise :class:`FailureError` where no bound can be drawn at this σ or a smaller one."""
 
     def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
-        """Return a plan for bounds near this point, by default from the cost of one of them.
+        """Return a plan for bounds near this point, which a sampled model is asked for.
 
         Args:
           noise_multiplier, epsilon: the middle of where they will be asked for.
           trial: samples and β of the bounds to come; the key is the pilot's, not theirs.
         """
-        taken = min(trial.samples // 2, _PILOT)
-        log_mean = self.log_estimate(noise_multiplier, epsilon)
-        found = self.bounds(noise_multiplier, epsilon, None, trial._replace(samples=taken))
-        cost = math.log(max(largest(found.both), 1e-300)) - log_mean
-        if not self.sampled:
-            return Plan((Side(log_mean, lambda *_: cost, 0.0, 1),))
-        # a bound is some √(2 log 1/β) standard errors above the mean
-        deviation = max(cost, 0.0) * math.sqrt(taken / (-2 * math.log(trial.beta)))
-
-        def excess(samples: int, beta: float) -> float:
-            return max(cost, 0.0) * math.sqrt(taken / samples)
-
-        return Plan((Side(log_mean, excess, deviation, taken),))
+        raise NotImplementedError
 
     def widened(self, plan: Plan, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         """The same plan from a pilot of half the trial's samples; by default the plan unchanged.
