@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_818,
     "mfopt/_runtime": 1_517,
-    "mfopt/accounting": 16_618,
+    "mfopt/accounting": 16_523,
     "mfopt/calibration": 200,
     "mfopt/experiments": 6_997,
     "mfopt/factorization": 744,

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,23 +72,12 @@ class Moments(NamedTuple):
     known: tuple[float, ...]
 
 
-class Bounded(Protocol):
-    """A :class:`~.protocol.SampledLoss` whose moments are known."""
-
-    @property
-    def name(self) -> str: ...
-
-    def start(self, epsilon: float, delta: float) -> float: ...
-
-    def moments(self, point: Point) -> Moments: ...
-
-
 class MomentBound:
-    """Both directions by :func:`divergence`: a :class:`~.protocol.FreeBound`."""
+    """Both directions by :func:`divergence`, for a :class:`~.losses.LikelihoodLoss`."""
 
     exact = False
 
-    def __init__(self, loss: Bounded) -> None:
+    def __init__(self, loss: Any) -> None:
         self.loss = loss
         self.method = f"{loss.name}, deterministic: polynomials above the payoff, by moments"
 
