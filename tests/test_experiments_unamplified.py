@@ -11,9 +11,9 @@ import scipy.optimize
 from mfopt import UsageError, query_error
 from mfopt.accounting import sensitivity
 from mfopt.optimize import fixed_bands, unamplified
-from mfopt.sampling import FixedOrder, MinSeparation
+from mfopt.sampling import FixedOrder
 from mfopt.strategies import Banded, Identity, SquareRoot, prefix_numbers, prefix_recursion
-from mfopt.workloads import Momentum, PrefixSums
+from mfopt.workloads import PrefixSums
 
 SCHEME = FixedOrder(bins=8, epochs=3)
 N = SCHEME.iterations
@@ -78,25 +78,18 @@ def test_what_has_no_inverse_has_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bands", "equal", "workload"),
-    [
-        (3, True, PrefixSums()),
-        (3, False, PrefixSums()),
-        (8, False, PrefixSums()),
-        (12, True, PrefixSums()),  # modes
-        (3, False, Momentum(0.9, np.ones(N))),
-    ],
+    ("bands", "equal"),
+    [(3, True), (3, False), (8, False), (12, True)],  # of the last, modes
 )
-def test_slope_of_normed_bands_against_finite_differences(bands, equal, workload) -> None:
-    error = fixed_bands.squared_error(workload, N)
-    shape = fixed_bands.FixedBands(error, bands, N, SCHEME.bins, SCHEME.epochs, equal)
+def test_slope_of_normed_bands_against_finite_differences(bands, equal) -> None:
+    shape = fixed_bands.FixedBands(bands, N, SCHEME.bins, SCHEME.epochs, equal)
     x = shape.parameters(random_band(bands, N))
     direction = np.random.default_rng(1).normal(size=x.shape)
     h = 1e-6
     slope = shape(x).gradient @ direction
     ahead, behind = (shape(x + s * h * direction).value for s in (1, -1))
     found = Banded(shape.build(x))
-    rmse = float(query_error.rmse(workload, found, N))
+    rmse = float(query_error.rmse(PrefixSums(), found, N))
     assert slope == pytest.approx((ahead - behind) / (2 * h), rel=1e-6)
     assert shape(x).value == pytest.approx(np.log(rmse), rel=1e-9)
     assert sensitivity(found, SCHEME).value == pytest.approx(1, rel=1e-9)
@@ -167,22 +160,6 @@ def test_more_bands_than_bins_normalizes_modes() -> None:
     assert found.sensitivity == pytest.approx(1, rel=1e-9)
     narrow = unamplified.optimize(SCHEME, strategy="banded", bands=8)
     assert found.rmse < narrow.rmse * 1.001
-
-
-@pytest.mark.ci
-def test_min_separation_with_few_bands_is_the_fixed_order_problem(optima) -> None:
-    scheme = MinSeparation(iterations=N, separation=8, max_participations=3)
-    found = unamplified.optimize(scheme, strategy="banded", bands=4, tolerance=1e-12)
-    assert found.rmse == pytest.approx(optima["banded"].rmse, rel=1e-6)
-    with pytest.raises(UsageError, match="overlap"):
-        unamplified.optimize(scheme, strategy="banded", bands=9)
-
-
-def test_other_workloads(optima) -> None:
-    workload = Momentum(0.9, np.ones(N))
-    found = unamplified.optimize(SCHEME, strategy="banded", bands=4, workload=workload)
-    other = optima["banded"].strategy
-    assert found.rmse < float(query_error.rmse(workload, other, N))
 
 
 def test_bad_input_is_named() -> None:

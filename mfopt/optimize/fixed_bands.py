@@ -1,67 +1,33 @@
 """A banded C whose columns, or modes, have norms of their own: its error and slope, by hand.
 
-A search of a new size compiles nothing where the workload is prefix sums
-(:mod:`mfopt.strategies.prefix_numbers`); for others the error alone is compiled.
+A search of a new size compiles nothing (:mod:`mfopt.strategies.prefix_numbers`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt import query_error
-from mfopt._runtime import _quick
-from mfopt._runtime._float64 import float64
 from mfopt.optimize.objective import Evaluation
-from mfopt.strategies import Banded, prefix_numbers
-from mfopt.workloads import Workload
-
-Error = Callable[[np.ndarray], tuple[float, np.ndarray]]
-"""Entries (bands, n) -> ‖A C⁻¹‖_F² and its slope along them, shape (bands, n)."""
-
-
-def squared_error(workload: Workload, n: int) -> Error:
-    """‖A C⁻¹‖_F² of banded C."""
-    if query_error.partial_sums(workload, n):
-        return prefix_numbers.total
-
-    @float64
-    def error(entries: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _compiled(entries, workload)
-        return float(value), slope
-
-    return error
-
-
-def _total(entries: jax.Array, workload: Workload) -> jax.Array:
-    variances = query_error.row_variances(workload, Banded(entries), entries.shape[1])
-    return jnp.sum(jnp.asarray(variances))
-
-
-_compiled = _quick.jit(jax.value_and_grad(_total), static_argnums=1)
+from mfopt.strategies import prefix_numbers
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedBands:
-    """log of ‖A C⁻¹‖_F/√n for the banded C of parameters: its entries, but for their norms.
+    """log of ‖A C⁻¹‖_F/√n of prefix sums for the banded C of parameters: entries, but for norms.
 
     Where columns may differ, a unit's shares of its budget are a softmax of numbers of their own,
     which come first: half as many steps as with entries alone.
 
     Attributes:
-      error: of C.
       bands, n: shape of C.
       separation, most: distance of a unit's iterations, and their number.
       equal: whether all columns have one norm.
     """
 
-    error: Error
     bands: int
     n: int
     separation: int
@@ -94,7 +60,7 @@ class FixedBands:
         raw = self._raw(x)
         squares, reach = self._norms(raw)
         scale = self._scale(x, squares)
-        total, slope = self.error(raw * scale)
+        total, slope = prefix_numbers.total(raw * scale)
         felt = np.einsum("kj,kj->j", slope, raw) * scale  # along the logarithm of scale
         whole = self._of_unit(felt) if self.overlapping else felt
         along = slope * scale - reach * (whole / squares)

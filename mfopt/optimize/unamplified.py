@@ -1,8 +1,8 @@
 """C optimized for fixed participation, without amplification: the literature's baselines.
 
-A unit takes part once an epoch, in the same iteration of each (:class:`FixedOrder`), or under
-b-min-separation. The sensitivity is then a norm of columns of C, so ‖A C⁻¹‖_F is minimized over
-C whose sensitivity is 1. Every kind keeps that constraint by its parameterization:
+A unit takes part once an epoch, in the same iteration of each (:class:`FixedOrder`). The
+sensitivity is then a norm of columns of C, so ‖A C⁻¹‖_F of prefix sums A is minimized over C whose
+sensitivity is 1. Every kind keeps that constraint by its parameterization:
 
 - "banded" (Choquette-Choo et al. 2023): columns of one norm, or modes of norm 1 where more bands
   than separation make a unit's columns overlap. With columns of one norm the problem is convex
@@ -19,7 +19,6 @@ The value is RMSE at sensitivity 1: multiply by the Gaussian mechanism's σ for 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,55 +33,20 @@ from mfopt import query_error
 from mfopt._runtime import _check, _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import unamplified as sensitivities
-from mfopt.optimize import fixed_bands, kinds
+from mfopt.optimize import parameterization, starts
 from mfopt.optimize.fixed_bands import FixedBands
 from mfopt.optimize.objective import Evaluation
-from mfopt.optimize.optimizers import Step, Trace, descend
-from mfopt.progress import Report, silent
-from mfopt.sampling import FixedOrder, MinSeparation, Scheme
-from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, SquareRoot, Strategy, Toeplitz
+from mfopt.optimize.optimizers import Trace, descend
+from mfopt.sampling import FixedOrder
+from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, Strategy
 from mfopt.strategies.fixed import square_root_coefs
-from mfopt.workloads import PrefixSums, Workload
+from mfopt.workloads import PrefixSums
 
-KINDS = ("banded", "banded-toeplitz", "toeplitz", "blt", "dense")
+KINDS = ("banded", "banded-toeplitz", "blt", "dense")
 _STEPS = 1000
 _TOLERANCE = 1e-8  # relative decrease of the loss in a step at which the search ends
 _ROUGH = 1e-5  # the same, of where the search of a banded C begins
 _FLOOR = 1e-8
-
-
-class Pattern(NamedTuple):
-    """Participation pattern of a unit.
-
-    Attributes:
-      separation: least distance of two of its iterations.
-      participations: most of them.
-      repeats: whether they lie in the same place of every epoch, ``separation`` apart.
-    """
-
-    separation: int
-    participations: int
-    repeats: bool
-
-
-@functools.singledispatch
-def pattern(scheme: Scheme) -> Pattern:
-    """Participation pattern of ``scheme``; a custom scheme is registered here.
-
-    Raises:
-      UsageError: nothing is registered for the scheme.
-    """
-    raise _check.reject("scheme", scheme, "must be FixedOrder or MinSeparation")
-
-
-@pattern.register
-def _(scheme: FixedOrder) -> Pattern:
-    return Pattern(scheme.bins, scheme.epochs, True)
-
-
-@pattern.register
-def _(scheme: MinSeparation) -> Pattern:
-    return Pattern(scheme.separation, scheme.participations, False)
 
 
 class UnamplifiedOptimum(NamedTuple):
@@ -103,17 +67,15 @@ class UnamplifiedOptimum(NamedTuple):
 
 @float64
 def optimize(
-    scheme: Scheme,
+    scheme: FixedOrder,
     *,
     strategy: str = "banded",
     bands: int = 16,
     buffers: int = 4,
-    workload: Workload | None = None,
     init: Strategy | None = None,
     equal_columns: bool = True,
     steps: int = _STEPS,
     tolerance: float = _TOLERANCE,
-    progress: Report = silent,
 ) -> UnamplifiedOptimum:
     """Return the C with the smallest sensitivity · ‖A C⁻¹‖_F under ``scheme``.
 
@@ -122,56 +84,40 @@ def optimize(
       strategy: one of :data:`KINDS`.
       bands: of the banded kinds.
       buffers: of a BLT.
-      workload: A; prefix sums by default.
-      init: a strategy to start from; by default the square root of the prefix sums, cut.
+      init: what a dense C starts from; by default the identity.
       equal_columns: give all columns of a banded or dense C one norm, as cyclic Poisson sampling
-        needs; False lets the epochs share a unit's budget unequally (fixed order only, lower
-        error).
+        needs; False lets the epochs share a unit's budget unequally, for a lower error.
       steps: evaluations at most.
       tolerance: relative decrease of the loss in a step at which the search ends.
-      progress: callback for every evaluation.
 
     Raises:
-      UsageError: unknown kind or scheme, or a combination without a smooth parameterization.
+      UsageError: unknown kind, or a start without a smooth way from it.
     """
+    _check.kind("scheme", scheme, FixedOrder)
     _check.choice("strategy", strategy, KINDS)
-    pattern(scheme)  # refuses other schemes
-    n, workload = scheme.iterations, workload or PrefixSums()
+    n = scheme.iterations
     bands = min(_check.integer("bands", bands), n)
-    trace = Trace(
-        lambda t: progress(
-            Step(f"optimizing, {strategy}", len(t.history), steps, "steps", at_most=True, trace=t)
-        )
-    )
+    trace = Trace()
     found: Strategy
     if strategy == "dense":
-        found = _dense(scheme, workload, init, equal_columns, steps, tolerance, trace)
+        found = _dense(scheme, init, equal_columns, steps, tolerance, trace)
     elif strategy == "banded":
-        entries = None if init is None else np.asarray(init.banded_columns(n, bands))
-        found = _banded(scheme, workload, bands, entries, equal_columns, steps, tolerance, trace)
+        found = _banded(scheme, bands, equal_columns, steps, tolerance, trace)
     else:
-        size = kinds.Size(n, scheme.bins if hasattr(scheme, "bins") else n, bands, buffers)
-        source = init or (kinds.find("blt").starts(size)[0] if strategy == "blt" else SquareRoot())
-        shaped = kinds.find(strategy).convert(source, size)
-        if shaped is None:
-            raise _check.reject("init", source.kind, f"cannot start a {strategy} strategy")
-        build, start = _PARAMETERIZED[strategy](shaped, scheme)
+        build, start = _blt(scheme, buffers) if strategy == "blt" else _toeplitz(scheme, bands)
         loss = _quick.jit(
-            jax.value_and_grad(lambda x: jnp.log(query_error.rmse(workload, build(x), n)))
+            jax.value_and_grad(lambda x: jnp.log(query_error.rmse(PrefixSums(), build(x), n)))
         )
-        best = _descend(_with_gradient(loss), start, steps, tolerance, trace)
+
+        def evaluate(x: np.ndarray) -> Evaluation:
+            value, gradient = loss(jnp.asarray(x))
+            return Evaluation(float(value), np.asarray(gradient), math.nan)
+
+        best = _descend(evaluate, start, steps, tolerance, trace)
         found = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
     value = sensitivities.sensitivity(found, scheme).value
-    plain = float(query_error.rmse(workload, found, n))
+    plain = float(query_error.rmse(PrefixSums(), found, n))
     return UnamplifiedOptimum(found, value, value * plain, trace)
-
-
-def _with_gradient(loss: Callable[..., Any]) -> Callable[[np.ndarray], Evaluation]:
-    def evaluate(x: np.ndarray) -> Evaluation:
-        value, gradient = loss(jnp.asarray(x))
-        return Evaluation(float(value), np.asarray(gradient), math.nan)
-
-    return evaluate
 
 
 def _descend(
@@ -191,10 +137,8 @@ def _descend(
 
 
 def _banded(
-    scheme: Scheme,
-    workload: Workload,
+    scheme: FixedOrder,
     bands: int,
-    start: np.ndarray | None,
     equal_columns: bool,
     steps: int,
     tolerance: float,
@@ -202,23 +146,16 @@ def _banded(
 ) -> Banded:
     """The entries themselves, bounded below.
 
-    Entries >= 0 is what balls-in-bins needs; no bound was seen active at an optimum for prefix
-    sums. Their logarithms would need no bound but converge three times slower.
+    Entries >= 0 is what balls-in-bins needs; no bound was seen active at an optimum. Their
+    logarithms would need no bound but converge three times slower.
     """
     n = scheme.iterations
-    separation, most, repeats = pattern(scheme)
-    if bands > separation and not repeats:
-        rule = f"a unit's columns overlap at separation {separation}"
-        way_out = "Use at most that many bands, or FixedOrder."
-        raise _check.reject("bands", bands, rule, way_out)
-    error = fixed_bands.squared_error(workload, n)
-    shape = FixedBands(error, bands, n, separation, most, equal_columns or not repeats)
-    if start is None:
-        # equal entries in each row are a few percent off, and cost next to nothing
-        start = _constant(dataclasses.replace(shape, equal=True), square_root_coefs(bands))
-        if not equal_columns:
-            # the optimum of a diagonal C: errors of early steps stay in more prefix sums
-            start = start * np.arange(n, 0, -1) ** 0.25
+    shape = FixedBands(bands, n, scheme.bins, scheme.epochs, equal_columns)
+    # equal entries in each row are a few percent off, and cost next to nothing
+    start = _constant(dataclasses.replace(shape, equal=True), square_root_coefs(bands))
+    if not equal_columns:
+        # the optimum of a diagonal C: errors of early steps stay in more prefix sums
+        start = start * np.arange(n, 0, -1) ** 0.25
     lowest = np.zeros((bands, n))
     lowest[0] = _FLOOR
     bounds = np.concatenate([np.full(shape.shares, -np.inf), lowest.ravel()])
@@ -238,62 +175,46 @@ def _constant(shape: FixedBands, coefs: np.ndarray) -> np.ndarray:
     return np.tile(best[:, None], shape.n)
 
 
-def _toeplitz(
-    start: Toeplitz | BandedToeplitz, scheme: Scheme
-) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
+def _toeplitz(scheme: FixedOrder, bands: int) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
     """Ratios of neighbouring coefficients in (0, 1): non-negative and decreasing by construction.
 
     The earliest and densest participation is then the worst one (Kalinin and Lampert 2024), a
-    smooth function of the coefficients.
+    smooth function of the coefficients. The search begins at those of the square root.
     """
-    n, kind = scheme.iterations, type(start)
-    norm = _worst_norm(scheme)
-    coefs = np.maximum(np.asarray(start.coefs)[:n], _FLOOR)
-    ratios = np.clip(coefs[1:] / coefs[:-1], _FLOOR, 1 - 1e-6)
+    coefs = square_root_coefs(bands)
+    ratios = coefs[1:] / coefs[:-1]
 
     def build(x: jax.Array) -> Strategy:
         logs = jnp.cumsum(jax.nn.log_sigmoid(x))
         unscaled = jnp.concatenate([jnp.ones(1), jnp.exp(logs)])
-        return kind(unscaled / norm(jnp.pad(unscaled, (0, n - unscaled.shape[0]))))
+        column = jnp.pad(unscaled, (0, scheme.iterations - bands))
+        return BandedToeplitz(unscaled / _worst_norm(column, scheme))
 
     return build, np.log(ratios) - np.log1p(-ratios)
 
 
-def _blt(start: BLT, scheme: Scheme) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
+def _blt(scheme: FixedOrder, buffers: int) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
     """log ω and the logit of λ; coefficients decrease where Σω <= 1, as at every optimum seen."""
-    inside, norm = kinds.of(start, scheme.iterations), _worst_norm(scheme)
+    n = scheme.iterations
+    inside = parameterization.blt(starts.spread_blts(buffers, scheme.bins)[0], n)
 
     def build(x: jax.Array) -> Strategy:
         unscaled: Any = inside.build(x)
-        column = jnp.asarray(unscaled.toeplitz_coefs(scheme.iterations))
-        return BLT(unscaled.scale, unscaled.decay, unscaled.gain / norm(column))
+        column = jnp.asarray(unscaled.toeplitz_coefs(n))
+        return BLT(unscaled.scale, unscaled.decay, unscaled.gain / _worst_norm(column, scheme))
 
     return build, inside.start
 
 
-def _worst_norm(scheme: Scheme) -> Callable[[jax.Array], jax.Array]:
-    """First column (n,) of a Toeplitz C -> norm of C x for the earliest, densest participation."""
-    n = scheme.iterations
-    separation, most, _ = pattern(scheme)
-
-    def norm(column: jax.Array) -> jax.Array:
-        padded = jnp.pad(column, (0, max(most * separation - n, 0)))
-        worst = sum(jnp.pad(padded[: n - i * separation], (i * separation, 0)) for i in range(most))
-        return jnp.asarray(jnp.linalg.norm(jnp.asarray(worst)))
-
-    return norm
-
-
-_PARAMETERIZED: dict[str, Callable[..., Any]] = {
-    "banded-toeplitz": _toeplitz,
-    "toeplitz": _toeplitz,
-    "blt": _blt,
-}
+def _worst_norm(column: jax.Array, scheme: FixedOrder) -> jax.Array:
+    """Norm of C x for the earliest participation, of the first column (n,) of a Toeplitz C."""
+    shifts = range(0, scheme.iterations, scheme.bins)
+    worst = sum(jnp.pad(column[: scheme.iterations - i], (i, 0)) for i in shifts)
+    return jnp.asarray(jnp.linalg.norm(jnp.asarray(worst)))
 
 
 def _dense(
-    scheme: Scheme,
-    workload: Workload,
+    scheme: FixedOrder,
     init: Strategy | None,
     equal_columns: bool,
     steps: int,
@@ -305,15 +226,9 @@ def _dense(
     With orthogonal columns the sensitivity² is the sum of a unit's diagonal entries, which is
     kept at 1: the constraints are linear and the problem is convex, so its optimum is global.
     """
-    bins, epochs, repeats = pattern(scheme)
-    if not repeats:
-        raise _check.reject("scheme", scheme, "the dense optimum is for FixedOrder")
-    n = scheme.iterations
+    bins, epochs, n = scheme.bins, scheme.epochs, scheme.iterations
     lag = np.subtract.outer(np.arange(n), np.arange(n))
     free = np.flatnonzero(((lag > 0) & (lag % bins != 0)).ravel())
-    query = np.asarray(workload.materialize(n))
-    coefs = workload.toeplitz_coefs(n)
-    prefix = coefs is not None and bool(np.all(coefs == 1))
 
     def matrix(x: np.ndarray) -> np.ndarray:
         entries = np.zeros(n * n)
@@ -333,9 +248,9 @@ def _dense(
             return Evaluation(math.inf, np.zeros_like(x), math.nan)
         inverse, _ = scipy.linalg.lapack.dpotri(factor, lower=1)
         inverse = np.tril(inverse) + np.tril(inverse, -1).T
-        through = np.cumsum(inverse, axis=0) if prefix else query @ inverse
+        through = np.cumsum(inverse, axis=0)
         # trace of A X⁻¹ Aᵀ
-        total = float(np.sum(through * query))
+        total = float(np.sum(np.tril(through)))
         full = -(through.T @ through) / (2 * total)
         diagonal = np.zeros(n)
         if not equal_columns:

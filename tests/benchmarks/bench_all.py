@@ -122,9 +122,9 @@ def optimize() -> Contest:
     from jax_privacy.matrix_factorization import toeplitz
 
     from mfopt.optimize import unamplified
-    from mfopt.sampling import MinSeparation
+    from mfopt.sampling import FixedOrder
 
-    scheme = MinSeparation(iterations=2048, separation=16, max_participations=1)
+    scheme = FixedOrder(bins=2048, epochs=1)
 
     def ours() -> Any:
         return unamplified.optimize(scheme, strategy="banded-toeplitz", bands=16)
