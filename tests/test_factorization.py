@@ -19,7 +19,7 @@ import mfopt
 from mfopt import strategies as S
 from mfopt import workloads
 from mfopt.errors import FailureError, UsageError
-from mfopt.factorization import Factorization, files
+from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import content_digest
 from mfopt.sampling import BallsInBins
@@ -317,7 +317,7 @@ def test_an_inverse_that_is_wrong_is_refused(saved, monkeypatch):
 
 
 def test_long_histories_are_thinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_MAX_HISTORY", 10)
+    monkeypatch.setattr("mfopt.factorization.factorization._MAX_HISTORY", 10)
     history = np.arange(75.0).reshape(25, 3)
     found = mfopt.load(dataclasses.replace(record(), history=history).save(tmp_path / "one.npz"))
     assert len(found.history) <= 10

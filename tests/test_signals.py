@@ -11,7 +11,7 @@ from statements import stated
 import mfopt
 from mfopt import strategies as S
 from mfopt._runtime import _files, _signals
-from mfopt.factorization import files, keep
+from mfopt.factorization import Factorization, keep
 from mfopt.optimize import factorize
 from mfopt.optimize.autosave import BestSoFar, beside
 from mfopt.progress import silent
@@ -130,13 +130,13 @@ def test_a_result_is_kept_beside_what_appeared_meanwhile(tmp_path):
 
 
 def test_an_interrupt_during_the_save_comes_after_it(tmp_path, monkeypatch):
-    real = files.save
+    real = Factorization.save
 
     def save(*args, **options):
         signal.raise_signal(signal.SIGINT)
         return real(*args, **options)
 
-    monkeypatch.setattr(files, "save", save)
+    monkeypatch.setattr(Factorization, "save", save)
     with pytest.raises(KeyboardInterrupt):
         keep(record(), tmp_path / "one.npz")
     assert mfopt.load(tmp_path / "one.npz").digest == record().digest

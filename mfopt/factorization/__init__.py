@@ -1,6 +1,5 @@
 """Factorizations and their files."""
 
-from mfopt.factorization.factorization import Factorization, load
-from mfopt.factorization.files import SCHEMA, check_output, keep
+from mfopt.factorization.factorization import SCHEMA, Factorization, check_output, keep, load
 
 __all__ = ["SCHEMA", "Factorization", "check_output", "keep", "load"]

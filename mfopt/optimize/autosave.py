@@ -10,7 +10,6 @@ from typing import Any
 from mfopt._runtime import _files
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
-from mfopt.factorization.files import save
 from mfopt.guarantee import Guarantee
 from mfopt.optimize.optimizers import Step
 from mfopt.optimize.run import StartedTrace, normalized
@@ -95,12 +94,12 @@ class BestSoFar:
             found = Factorization(strategy, sigma, scheme, workload, guarantee, provenance=record)
             if self.path is None:
                 self.path = _files.write_beside(
-                    self._wanted, lambda path, force: save(found, path, force=force), force=False
+                    self._wanted, lambda path, force: found.save(path, force=force), force=False
                 )
                 note = f"best so far: {self.path}"
                 self._listener(Progress(event.stage, note=note, lasting=True))
             else:
-                save(found, self.path, force=True)
+                found.save(self.path, force=True)
             self._least = min(self._least, trace.best_value)
         except (OSError, UsageError, FailureError) as problem:
             # the search itself is sound: it continues, and whoever waits is told
