@@ -22,7 +22,7 @@ _KINDS: dict[str, type[Workload]] = {}
 
 
 class Workload(abc.ABC):
-    """A lower-triangular, invertible A. A subclass with a ``kind`` is known to files.
+    """A lower-triangular, invertible A. A subclass, a dataclass with a ``kind``, is known to files.
 
     Equality and hash are by content, because compiled functions are cached by workload: an
     identity hash would let a new workload find what was compiled for a dead one at the same
@@ -60,13 +60,16 @@ class Workload(abc.ABC):
         """
         return None
 
-    @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
-        """JSON-able description: the kind and every number but the arrays."""
+        """JSON-able description: the kind and every field but the arrays."""
+        cls: Any = type(self)
+        names = [field.name for field in dataclasses.fields(cls)]
+        numbers = {name: getattr(self, name) for name in names if name not in self.dimensions}
+        return {"kind": self.kind, **numbers}
 
-    @abc.abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
-        """Numbers that the description leaves out."""
+        """Fields that the description leaves out."""
+        return {name: getattr(self, name) for name in self.dimensions}
 
     def _freeze(self, name: str) -> np.ndarray:
         value = getattr(self, name)
@@ -107,12 +110,6 @@ class PrefixSums(Workload):
     def materialize(self, n: int) -> np.ndarray:
         return np.tril(np.ones((n, n)))
 
-    def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind}
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ToeplitzWorkload(Workload):
@@ -136,12 +133,6 @@ class ToeplitzWorkload(Workload):
         lag = np.subtract.outer(np.arange(n), np.arange(n))
         return np.where(lag >= 0, self.toeplitz_coefs(n)[np.maximum(lag, 0)], 0.0)
 
-    def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind}
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {"coefs": self.coefs}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Momentum(Workload):
@@ -162,8 +153,10 @@ class Momentum(Workload):
     dimensions: ClassVar[dict[str, int]] = {"learning_rates": 1}
 
     def __post_init__(self) -> None:
-        if not 0 <= _check.finite("momentum", self.momentum) < 1:
+        momentum = _check.finite("momentum", self.momentum)
+        if not 0 <= momentum < 1:
             raise _check.reject("momentum", self.momentum, "must lie in [0, 1)")
+        object.__setattr__(self, "momentum", momentum)
         rates = self._freeze("learning_rates")
         if rates.ndim != 1 or rates.size == 0 or not np.all(np.isfinite(rates) & (rates > 0)):
             raise _check.reject("learning_rates", rates.shape, "must be a vector of numbers > 0")
@@ -171,18 +164,12 @@ class Momentum(Workload):
     def materialize(self, n: int) -> np.ndarray:
         rates, _ = self.recurrence(n)
         lag = np.subtract.outer(np.arange(n), np.arange(n))
-        velocity = np.where(lag >= 0, float(self.momentum) ** np.maximum(lag, 0), 0.0)
+        velocity = np.where(lag >= 0, self.momentum ** np.maximum(lag, 0), 0.0)
         return np.cumsum(rates[:, None] * velocity, axis=0)
 
     def recurrence(self, n: int) -> tuple[np.ndarray, float]:
         rates = self.learning_rates[: _at_most(n, len(self.learning_rates))]
-        return rates, float(self.momentum)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "momentum": float(self.momentum)}
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {"learning_rates": self.learning_rates}
+        return rates, self.momentum
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -205,12 +192,6 @@ class DenseWorkload(Workload):
     def materialize(self, n: int) -> np.ndarray:
         n = _at_most(n, len(self.matrix))
         return self.matrix[:n, :n]
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind}
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {"matrix": self.matrix}
 
 
 def linear_cooldown(n: int, start: int, stop: int, final: float) -> np.ndarray:

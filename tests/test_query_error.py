@@ -142,12 +142,6 @@ def test_a_workload_of_ones_own_needs_its_matrix_only():
         def materialize(self, n):
             return np.eye(n) - np.eye(n, k=-1)
 
-        def describe(self):
-            return {"kind": self.kind}
-
-        def arrays(self):
-            return {}
-
     own, strategy = Differences(), every_strategy(N)["blt"]
     product = own.materialize(N) @ np.linalg.inv(strategy.materialize(N))
     np.testing.assert_allclose(
