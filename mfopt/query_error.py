@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from mfopt import time_scaled_error
+from mfopt import _row_variances, time_scaled_error
 from mfopt._runtime._float64 import compiled, float64
 from mfopt.strategies import (
     Array,
@@ -30,19 +30,18 @@ from mfopt.workloads import Workload
 
 # Queries are taken in so many parts at most: value and gradient at n = 2,048 in half the time
 _PARTS, _LEAST = 8, 128
-_BLOCK = 256  # columns of A C⁻¹ held at once for Momentum × Toeplitz
 
 
 def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     """Squared row norms of A C⁻¹, shape (n,): error variance per step at σ = 1.
 
-    Toeplitz × Toeplitz costs O(n log n), momentum with a schedule × Toeplitz O(n²) time and O(n)
-    memory, prefix sums × banded O(n·bands²), others × banded O(n²·bands), time-scaled what
-    :mod:`mfopt.time_scaled_error` says; the rest is a dense triangular solve. A custom kind
-    registers a faster way with :func:`variances`.
+    Toeplitz × Toeplitz costs O(n log n), momentum with a schedule × Toeplitz O(n²), prefix sums ×
+    banded O(n·bands²), others × banded O(n²·bands), time-scaled what :mod:`mfopt.time_scaled_error`
+    says; the rest is a dense triangular solve. A custom kind registers a faster way with
+    :func:`variances`.
     """
     found = _of_numbers(strategy, workload, n)
-    return _row_variances(workload, strategy, n) if found is None else found
+    return _compiled(workload, strategy, n) if found is None else found
 
 
 @np.errstate(all="ignore")  # what leaves double precision is seen in the numbers, as with JAX
@@ -61,7 +60,7 @@ def _of_numbers(strategy: Strategy, workload: Workload, n: int) -> np.ndarray | 
 
 
 @compiled("workload", "n")
-def _row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
+def _compiled(workload: Workload, strategy: Strategy, n: int) -> Array:
     return variances(strategy, workload, n)
 
 
@@ -93,10 +92,11 @@ def _toeplitz(strategy: ToeplitzStrategy, workload: Workload, n: int) -> Array:
     inverse = jnp.asarray(strategy.inverse_coefs(n))
     if (running := workload.recurrence(n)) is not None:
         rates, momentum = running
+        if np.ptp(rates) > 0:
+            ones = jnp.ones(n)
+            return _row_variances.row_variances(inverse, ones, ones, jnp.asarray(rates), momentum)
         velocity = jnp.asarray(momentum ** jnp.arange(n))
         impulse = series.convolve(velocity, inverse) if momentum else inverse
-        if np.ptp(rates) > 0:
-            return _scheduled(jnp.asarray(rates), impulse)
         return jnp.cumsum((rates[0] * jnp.cumsum(impulse)) ** 2)
     if (coefs := workload.toeplitz_coefs(n)) is not None:
         return jnp.cumsum(series.convolve(jnp.asarray(coefs), inverse) ** 2)
@@ -169,24 +169,6 @@ def partial_sums(workload: Workload, n: int) -> bool:
     """Return True if A computes prefix sums, whatever its name."""
     running = workload.recurrence(n)
     return running is not None and running[1] == 0 and bool(np.all(running[0] == 1))
-
-
-def _scheduled(rates: jax.Array, impulse: jax.Array) -> jax.Array:
-    """Row norms of A C⁻¹ where (A C⁻¹)[t, j] = Σ_{i=j..t} rates[i]·impulse[i-j]."""
-    n = rates.shape[0]
-    blocks = -(-n // _BLOCK)
-
-    @jax.checkpoint  # the backward pass rebuilds a block instead of keeping all n² entries
-    def block(start: jax.Array) -> jax.Array:
-        column = start + jnp.arange(_BLOCK)
-        lag = jnp.arange(n)[:, None] - column[None, :]
-        entry = jnp.where(lag >= 0, rates[:, None] * impulse[jnp.clip(lag, 0)], 0)
-        return jnp.sum(jnp.where(column < n, jnp.cumsum(entry, axis=0) ** 2, 0), axis=1)
-
-    def add(total: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
-        return total + block(start), None
-
-    return jax.lax.scan(add, jnp.zeros(n), jnp.arange(blocks) * _BLOCK)[0]
 
 
 @functools.partial(jax.custom_vjp)
