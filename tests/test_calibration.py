@@ -211,9 +211,7 @@ def test_release_is_never_below_the_truth_where_it_is_known(one_bin, delta):
     pair, norm = one_bin
     truth = norm / gaussian.largest_mu(2.0, delta)
     for seed in range(4):
-        certificate, _ = release(
-            pair, 2.0, delta, samples=2**14, calibrate_samples=2**11, seed=seed
-        )
+        certificate, _ = release(pair, 2.0, delta, samples=2**14, seed=seed)
         assert truth < certificate.noise_multiplier < 1.1 * truth
 
 
@@ -232,9 +230,7 @@ def test_too_few_samples_fail_or_inflate_but_never_lie(one_bin):
     for delta in (1e-5, 1e-200):
         for seed in range(5):
             with contextlib.suppress(FailureError):
-                certificate, _ = release(
-                    pair, 2.0, delta, samples=256, calibrate_samples=64, seed=seed
-                )
+                certificate, _ = release(pair, 2.0, delta, samples=256, seed=seed)
                 assert certificate.noise_multiplier > norm / gaussian.largest_mu(2.0, delta)
 
 

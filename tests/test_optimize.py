@@ -138,7 +138,7 @@ def test_objective_is_nan_far_from_its_proposal_and_recovers():
 # --- optimizers -----------------------------------------------------------------------------------
 
 
-def run(name, target, start, steps=120, rate=None):
+def run(name, target, start, steps=120):
     trace = Trace()
     if name == "lbfgs":
         optimizers.lbfgs(target, start, trace, steps=steps, tolerance=1e-7)
@@ -150,7 +150,6 @@ def run(name, target, start, steps=120, rate=None):
             name=name.removeprefix("optax:"),
             steps=steps,
             tolerance=1e-7,
-            learning_rate=rate,
         )
     return trace
 
@@ -161,13 +160,11 @@ def test_all_drivers_reach_nearly_the_same_optimum():
     target, mapping = objective_for(strategy)
     best = run("lbfgs", target, mapping.start)
     assert best.best_value < best.history[0][1] - 0.005
-    others = {"adam": (150, None), "sgd": (150, 2.0)}
-    for name, (steps, rate) in others.items():
-        target, mapping = objective_for(strategy)
-        found = run(name, target, mapping.start, steps, rate)
-        # the shifts lie elsewhere: the objectives agree to their Monte Carlo error
-        assert found.best_value == pytest.approx(best.best_value, abs=0.003), name
-        assert len(found.history) <= steps + 30 and found.status != "not started"
+    target, mapping = objective_for(strategy)
+    found = run("adam", target, mapping.start, 150)
+    # the shifts lie elsewhere: the objectives agree to their Monte Carlo error
+    assert found.best_value == pytest.approx(best.best_value, abs=0.003)
+    assert len(found.history) <= 180 and found.status != "not started"
 
 
 class Bowl:
@@ -231,7 +228,7 @@ def test_step_limit_is_kept_and_reported():
 
 
 def test_first_order_methods_report_a_lost_objective():
-    trace = run("sgd", Bowl(), np.array([1.0, 1.0]), 50, 1.0)
+    trace = run("sgd", Bowl(), np.array([1.0, 1.0]), 50)
     assert "not a number" in trace.status and np.all(np.isfinite(trace.best))
 
 

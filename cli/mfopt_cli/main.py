@@ -172,6 +172,3 @@ def _no_device() -> bool:
     except (RuntimeError, AssertionError):
         return True
     return False
-
-
-script = main  # the entry point of commands that were installed before

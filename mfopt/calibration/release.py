@@ -120,7 +120,6 @@ def release(
     delta: float,
     *,
     samples: int | None = None,
-    calibrate_samples: int | None = None,
     near: float | None = None,
     seed: int | None = None,
     certificate: CertificateKind = "monte-carlo",
@@ -136,7 +135,6 @@ def release(
         and beyond while it is above 0.25%, which is enough for fresh bins, from 2^15 on;
         fewer in the direction that the other's bound covers. None are taken where the bins never
         share a coordinate (C = I).
-      calibrate_samples: of the estimate; by default as many as the loss says.
       near: σ within some percent, from whoever searched for C: the estimate begins there. What is
         certified does not depend on it.
       seed: pinned seed, or None for the operating system's entropy.
@@ -155,7 +153,7 @@ def release(
     (1.549, 0)
     """
     deterministic = is_deterministic(certificate, samples)
-    model = OneUnit(loss_of(pair), samples, None, calibrate_samples, near, deterministic)
+    model = OneUnit(loss_of(pair), samples, near=near, deterministic=deterministic)
     found = Engine(model, seed, progress).noise_multiplier(epsilon, delta)
     return _certificate(found, seed), _calibration(found)
 

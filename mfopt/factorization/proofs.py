@@ -118,22 +118,14 @@ def ensure(factorization: Stated, *, progress: Report = silent) -> Guarantee:
         return proved
     progress(Progress("proving the file's guarantee on this machine"))
     try:
-        found = _prove(factorization, progress)
+        mechanism, sigma = factorization.mechanism, factorization.noise_multiplier
+        found = prove(mechanism, sigma, stated, progress=progress)
     except (FailureError, UsageError) as problem:
         raise FailureError(
             f"the statement is {stated}, and this machine could not prove it: {problem}"
         ) from None
     note(factorization, found)
     return _worded(stated, vars(found))
-
-
-def _prove(factorization: Stated, progress: Report) -> Guarantee:
-    return prove(
-        factorization.mechanism,
-        factorization.noise_multiplier,
-        factorization.guarantee,
-        progress=progress,
-    )
 
 
 def prove(

@@ -19,8 +19,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from mfopt._runtime import _check
 from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError
@@ -264,7 +262,7 @@ def _search(
     """Run one search; a banded C starts from the BLT found under the other scheme."""
     scheme, kind, size = candidate
     if kind == "identity":
-        return Optimized(Identity(), np.nan, np.nan, "nothing to optimize", np.zeros((0, 3)), 0.0)
+        return Optimized(Identity())
     blts = [one.scored.found for one in tried if one.scored and one.candidate.kind == "blt"]
     return optimize(
         scheme,

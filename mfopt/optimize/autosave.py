@@ -31,8 +31,7 @@ class BestSoFar:
 
     Args:
       path: of the result.
-      scheme, epsilon, delta, workload, privacy_unit, provenance: as for
-        :func:`mfopt.optimize.factorize`.
+      epsilon, delta, workload, privacy_unit, provenance: as for :func:`mfopt.optimize.factorize`.
       listener: who is told.
       every: seconds between two saves, at least.
     """

@@ -38,8 +38,6 @@ _SAMPLES = 2**15
 _MANY_BINS = 512
 _SEED = 1  # of the samples that options are compared on: the same for all
 
-_INDEPENDENT = Optimized(Identity(), np.nan, np.nan, "nothing to optimize", np.zeros((0, 3)), 0.0)
-
 
 class WithinMemory(NamedTuple):
     """Best result within a number of noise buffers.
@@ -150,7 +148,8 @@ def options(
 
     try:
         for bound in range(max(memory - 1, 0), memory + 2):
-            tried = [] if bound else [scored(_INDEPENDENT, scheme, epsilon, delta, workload)]
+            nothing = [] if bound else [Optimized(Identity())]
+            tried = [scored(one, scheme, epsilon, delta, workload) for one in nothing]
             for one in every:
                 if one.bound == bound:
                     made = search(one.kind, one.size, within(quiet(progress), one.words()))

@@ -8,7 +8,6 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +17,6 @@ import scipy
 from mfopt._runtime import _check, _float64
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement
 from mfopt.progress import Progress
-
-if TYPE_CHECKING:
-    import optax
 
 Judge = Callable[[np.ndarray], Evaluation]
 
@@ -223,13 +219,12 @@ def optax_method(
     name: str,
     steps: int,
     tolerance: float,
-    learning_rate: float | optax.Schedule | None = None,
 ) -> None:
     """First-order descent by an optax optimizer, with a learning-rate schedule.
 
     ``name`` is any optimizer factory of optax that takes a learning rate and searches no line
-    (adam, sgd, adamw, lion, …). The default schedule is a cosine decay from 0.05. Stops early when
-    50 steps bring less than ``tolerance``.
+    (adam, sgd, adamw, lion, …). The schedule is a cosine decay from 0.05. Stops early when 50 steps
+    bring less than ``tolerance``.
 
     Args:
       objective: what is minimized.
@@ -238,16 +233,14 @@ def optax_method(
       name: of a factory in :mod:`optax`.
       steps: evaluations at most.
       tolerance: decrease of the objective over 50 steps that counts as progress.
-      learning_rate: of the optimizer, a number or a schedule.
     """
     import optax  # a second of imports that the other optimizers do without
 
     factory = getattr(optax, name, None)
     if not callable(factory):
         raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
-    rate = optax.cosine_decay_schedule(0.05, steps) if learning_rate is None else learning_rate
     with _usable(name):
-        method = factory(learning_rate=rate)
+        method = factory(learning_rate=optax.cosine_decay_schedule(0.05, steps))
     if not isinstance(method, optax.GradientTransformation):
         raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
     with _float64.scope():

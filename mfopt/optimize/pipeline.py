@@ -136,9 +136,7 @@ def factorize(
         except InterruptedOptimization as stopped:
             found, interrupted = stopped.best, True
     else:
-        fixed = kinds.fixed(forms[0], bands=bands)
-        nothing = np.zeros((0, 3))
-        found = Optimized(fixed, np.nan, np.nan, "nothing to optimize", nothing, 0.0)
+        found = Optimized(kinds.fixed(forms[0], bands=bands))
     record = dict(provenance or {})
     if memory is not None and bounds:
         record["memory"] = {

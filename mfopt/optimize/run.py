@@ -44,7 +44,7 @@ _MANY_SAMPLES, _LEAST_TOLERANCE = 4, 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Optimized:
-    """An optimized strategy, not yet calibrated on fresh samples.
+    """An optimized strategy, not yet calibrated on fresh samples; of C alone, one in closed form.
 
     Attributes:
       strategy: the best C found, scaled so that its largest mode norm is 1.
@@ -61,11 +61,11 @@ class Optimized:
     """
 
     strategy: Strategy
-    loss: float
-    noise_multiplier: float
-    status: str
-    history: np.ndarray
-    seconds: float
+    loss: float = math.nan
+    noise_multiplier: float = math.nan
+    status: str = "nothing to optimize"
+    history: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 3)))
+    seconds: float = 0.0
     forms: dict[str, float] = dataclasses.field(default_factory=dict)
 
 

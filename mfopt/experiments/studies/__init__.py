@@ -8,10 +8,9 @@ from __future__ import annotations
 import pkgutil
 
 from mfopt._runtime import _check
-from mfopt.experiments.studies.engine import Outcome, Study, run
-from mfopt.experiments.studies.output import write
+from mfopt.experiments.studies.engine import Study
 
-__all__ = ["STUDIES", "Outcome", "Study", "find", "run", "write"]
+__all__ = ["STUDIES", "find"]
 
 _HERE = "mfopt.experiments.studies"
 # name -> the class
