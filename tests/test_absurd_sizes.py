@@ -83,7 +83,7 @@ def test_a_unit_that_cannot_be_printed_is_refused_before_the_search(unit, monkey
     monkeypatch.setattr("mfopt.optimize.pipeline.optimize", no_search)
     with pytest.raises(UsageError, match="privacy_unit"):
         optimize.factorize(BallsInBins(4, 2), 2.0, privacy_unit=unit)
-    monkeypatch.setattr("mfopt.optimize.auto._search", no_search)
+    monkeypatch.setattr("mfopt.optimize.memory.Candidate.search", no_search)
     with pytest.raises(UsageError, match="privacy_unit"):
         optimize.least_error(2, 4, 2.0, 1e-5, privacy_unit=unit)
     with pytest.raises(UsageError, match="certify samples"):

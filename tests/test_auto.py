@@ -52,7 +52,7 @@ def searched(monkeypatch):
         rmse = ERRORS[scheme.kind, one.strategy.kind]
         return memory.WithinMemory(int(one.strategy.kind != "identity"), one, 1.0, rmse)
 
-    monkeypatch.setattr(auto, "optimize", search)
+    monkeypatch.setattr(memory, "optimize", search)
     monkeypatch.setattr(memory, "scored", scored)
     return calls, ends
 
@@ -159,13 +159,13 @@ def test_an_interrupt_keeps_the_best(searched, proved, loss):
 
 
 def test_an_interrupt_before_anything_says_so(searched, proved, monkeypatch):
-    def stop(*_):
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(memory, "scored", stop)
     _, strategy, interrupted, _ = auto.least_error(*TARGET, most=0)
     assert isinstance(strategy, S.Identity) and interrupted  # there, without an estimate
-    monkeypatch.setattr(auto, "_search", stop)
+    monkeypatch.setattr(memory.Candidate, "search", stop)
     with pytest.raises(FailureError, match="nothing to keep"):
         auto.least_error(*TARGET, most=0)
 

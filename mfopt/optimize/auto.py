@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mfopt._runtime import _check
@@ -24,37 +23,17 @@ from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import CertificateKind
-from mfopt.optimize import defaults, kinds, memory, starts
+from mfopt.optimize import defaults, memory, starts
 from mfopt.optimize.pipeline import check_proof, on_record
-from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
+from mfopt.optimize.run import InterruptedOptimization, Optimized
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Progress, Report, silent, within
 from mfopt.sampling import BallsInBins, BinScheme, FreshBins
-from mfopt.strategies import Identity
+from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
 
 MEMORY = 15  # arrays, unless the caller names a number
 MOST_CLEARED = 16  # arrays of a cleared BLT: 0.3% above a band of 127
-
-
-class Candidate(NamedTuple):
-    """A scheme, a kind of C and a size to search.
-
-    Attributes:
-      scheme: who takes part when.
-      kind: of C.
-      size: buffers or bands; 0 where there are none.
-    """
-
-    scheme: BinScheme
-    kind: str
-    size: int = 0
-
-    def words(self) -> str:
-        """Short description for a line of progress."""
-        noun = "bands" if self.kind == "banded-toeplitz" else "buffers"
-        size = f" ({self.size} {noun})" if self.size else ""
-        return f"{self.scheme.kind}, {self.kind}{size}"
 
 
 class Tried(NamedTuple):
@@ -67,7 +46,7 @@ class Tried(NamedTuple):
       problem: why it is out of the question.
     """
 
-    candidate: Candidate
+    candidate: memory.Candidate
     scored: memory.WithinMemory | None
     seconds: float = 0.0
     problem: str = ""
@@ -90,7 +69,7 @@ class Tried(NamedTuple):
         return {**record, "seconds": round(self.seconds, 3)}
 
 
-def candidates(epochs: int, iters: int, most: int) -> list[Candidate]:
+def candidates(epochs: int, iters: int, most: int) -> list[memory.Candidate]:
     """Candidates that keep at most ``most`` noise buffers (× model size), each after those it
     starts from.
 
@@ -103,19 +82,19 @@ def candidates(epochs: int, iters: int, most: int) -> list[Candidate]:
     ['fresh-bins, banded-toeplitz (2 bands)', 'fresh-bins, cleared-blt (1 buffers)']
     """
     kept, afresh = BallsInBins(iters, epochs), FreshBins(iters, epochs)
-    found = [Candidate(kept, "identity"), Candidate(afresh, "identity")]
+    found = [memory.Candidate(kept, "identity"), memory.Candidate(afresh, "identity")]
     if most >= 1:
-        found.append(Candidate(kept, "blt", min(most, defaults.buffers(kept))))
+        found.append(memory.Candidate(kept, "blt", min(most, defaults.buffers(kept))))
     if min(most, kept.iterations) >= starts.FEWEST_WAVE:
-        found.append(Candidate(kept, "wave-blt", defaults.BUFFERS))
+        found.append(memory.Candidate(kept, "wave-blt", defaults.BUFFERS))
     blocks = min(most, memory.MOST_BLOCKS, iters + 1, kept.iterations)
     if blocks >= memory.FEWEST_BLOCKS:
-        found.append(Candidate(kept, "cyclic-blocks", blocks))
+        found.append(memory.Candidate(kept, "cyclic-blocks", blocks))
     bands = min(most + 1, iters)
     if bands >= 2:
-        found.append(Candidate(afresh, "banded-toeplitz", bands))
+        found.append(memory.Candidate(afresh, "banded-toeplitz", bands))
     if 2 <= bands < iters:
-        found.append(Candidate(afresh, "cleared-blt", min(most, MOST_CLEARED)))
+        found.append(memory.Candidate(afresh, "cleared-blt", min(most, MOST_CLEARED)))
     return found
 
 
@@ -167,17 +146,18 @@ def least_error(
     most = _check.integer("memory", most, at_least=0)
     workload = workload or PrefixSums()
     wanted = candidates(epochs, iters, most)
-    searches = [(one.scheme, one.kind) for one in wanted]
-    memory.announce(searches, time_scale, progress, "mechanisms")
+    memory.announce(wanted, time_scale, progress, "mechanisms")
     tried: list[Tried] = []
     unfinished: tuple[Optimized, BinScheme] | None = None
     interrupted = False
+    blt: Strategy | None = None
+    how: dict[str, Any] = {"workload": workload, "time_scale": time_scale, "seed": seed}
     for candidate in wanted:
         begun = time.perf_counter()
         told = within(memory.quiet(progress), candidate.words())
         found: Optimized | None = None
         try:
-            found = _search(candidate, epsilon, delta, tried, workload, time_scale, seed, told)
+            found = candidate.search((epsilon, delta), blt, progress=told, **how)
             told(Progress("estimating its error on fresh samples"))
             scored = memory.scored(found, candidate.scheme, epsilon, delta, workload)
         except KeyboardInterrupt as stop:
@@ -191,6 +171,7 @@ def least_error(
             tried.append(Tried(candidate, None, took, str(problem)))
         else:
             tried.append(Tried(candidate, scored, time.perf_counter() - begun))
+            blt = found.strategy if candidate.kind == "blt" else blt
         progress(Progress(candidate.words(), note=_note(tried[-1]), lasting=True))
     ranked = sorted((one for one in tried if one.scored is not None), key=lambda one: one.rmse)
     chosen = [
@@ -247,36 +228,6 @@ def least_error(
     if proved or kept:
         return min(proved, key=lambda one: one.rmse, default=(kept or proved)[0])
     raise FailureError("nothing that was tried could be certified: " + refused[0])
-
-
-def _search(
-    candidate: Candidate,
-    epsilon: float,
-    delta: float,
-    tried: Sequence[Tried],
-    workload: Workload,
-    time_scale: bool | Scaling,
-    seed: int | None,
-    progress: Report,
-) -> Optimized:
-    """Run one search; a banded C starts from the BLT found under the other scheme."""
-    scheme, kind, size = candidate
-    if kind == "identity":
-        return Optimized(Identity())
-    blts = [one.scored.found for one in tried if one.scored and one.candidate.kind == "blt"]
-    return optimize(
-        scheme,
-        epsilon,
-        delta,
-        strategy=kind,
-        bands=size if kind == "banded-toeplitz" else 1,
-        buffers=size if kind != "banded-toeplitz" else 1,
-        workload=workload,
-        time_scale=time_scale if kinds.find(kind).scalable else False,
-        seed=seed,
-        init=blts[0].strategy if blts and kind == "banded-toeplitz" else None,
-        progress=progress,
-    )
 
 
 def _note(one: Tried) -> str:

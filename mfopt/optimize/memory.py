@@ -8,8 +8,8 @@ the key are not candidates: they pay in time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,34 +55,65 @@ class WithinMemory(NamedTuple):
     rmse: float
 
 
-class WithinBound(NamedTuple):
-    """One search: a kind of C, its number of buffers or bands, and the noise buffers that it may
-    keep."""
+class Candidate(NamedTuple):
+    """A scheme, a kind of C and a size to search.
 
-    bound: int
+    Attributes:
+      scheme: who takes part when.
+      kind: of C.
+      size: buffers or bands; 0 where there are none.
+    """
+
+    scheme: BinScheme
     kind: str
-    size: int
+    size: int = 0
 
     def words(self) -> str:
         """Short description for a line of progress."""
-        bands = ", bands" if self.kind == "banded-toeplitz" else ""
-        return f"{self.kind} ({self.size}{bands})"
+        noun = "bands" if self.kind == "banded-toeplitz" else "buffers"
+        size = f" ({self.size} {noun})" if self.size else ""
+        return f"{self.scheme.kind}, {self.kind}{size}"
+
+    def search(
+        self, target: tuple[float, float], blt: Strategy | None, *, time_scale: Any, **how: Any
+    ) -> Optimized:
+        """Search it.
+
+        Args:
+          target: ε and δ.
+          blt: what a BLT of more buffers or a banded C starts from, where one is known.
+          time_scale: whether C is put between two diagonals, where its kind can be.
+          how: ``workload``, ``seed`` and ``progress`` of :func:`mfopt.optimize.optimize`.
+        """
+        if self.kind == "identity":
+            return Optimized(Identity())
+        banded = self.kind == "banded-toeplitz"
+        return optimize(
+            self.scheme,
+            *target,
+            strategy=self.kind,
+            buffers=1 if banded else self.size,
+            bands=self.size if banded else 1,
+            time_scale=time_scale if kinds.find(self.kind).scalable else False,
+            init=blt if banded or self.kind == "blt" else None,
+            **how,
+        )
 
 
-def wanted(scheme: BinScheme, memory: int) -> list[WithinBound]:
-    """Searches for ``memory`` noise buffers, one fewer and one more, each listed once.
+def wanted(scheme: BinScheme, memory: int) -> dict[Candidate, int]:
+    """Searches for ``memory`` noise buffers, one fewer and one more, each with the least of these.
 
     Args:
       scheme: bins and epochs.
       memory: noise buffers (× model size).
 
     >>> from mfopt.sampling import BallsInBins
-    >>> [one.words() for one in wanted(BallsInBins(bins=32, epochs=8), 4)]
-    ['blt (3)', 'blt (4)', 'wave-blt (4)', 'blt (5)', 'cyclic-blocks (5)']
+    >>> [(one.kind, one.size) for one in wanted(BallsInBins(bins=32, epochs=8), 4)]
+    [('blt', 3), ('blt', 4), ('wave-blt', 4), ('blt', 5), ('cyclic-blocks', 5)]
     """
     bands = max(_FEWEST_BANDS, int(_LEAST_SHARE * scheme.bins) + 1)
     n = scheme.iterations  # no kind has more buffers
-    found: dict[tuple[str, int], WithinBound] = {}
+    found: dict[Candidate, int] = {}
     for bound in range(max(memory - 1, 0), memory + 2):
         for kind, size, least in (
             ("blt", min(bound, MOST_BUFFERS, n), 1),
@@ -91,8 +122,8 @@ def wanted(scheme: BinScheme, memory: int) -> list[WithinBound]:
             ("banded-toeplitz", min(bound + 1, n), bands),
         ):
             if size >= least:
-                found.setdefault((kind, size), WithinBound(bound, kind, size))
-    return list(found.values())
+                found.setdefault(Candidate(scheme, kind, size), bound)
+    return found
 
 
 @float64
@@ -125,36 +156,21 @@ def options(
     memory = _check.integer("memory", memory, at_least=0)
     workload = workload or PrefixSums()
     every = wanted(scheme, memory)
-    announce([(scheme, one.kind) for one in every], time_scale, progress, "searches")
+    announce(every, time_scale, progress, "searches")
     found: dict[int, WithinMemory] = {}
     blt: Strategy | None = None
-
-    def search(kind: str, size: int, told: Report) -> Optimized:
-        banded = kind == "banded-toeplitz"
-        return optimize(
-            scheme,
-            epsilon,
-            delta,
-            strategy=kind,
-            buffers=1 if banded else size,
-            bands=size if banded else 1,
-            workload=workload,
-            time_scale=time_scale,
-            seed=seed,
-            # from one buffer fewer, where that is known: more memory cannot be worse
-            init=blt if kind in ("blt", "banded-toeplitz") else None,
-            progress=told,
-        )
-
+    target = scheme, epsilon, delta, workload
+    how: dict[str, Any] = {"workload": workload, "time_scale": time_scale, "seed": seed}
     try:
         for bound in range(max(memory - 1, 0), memory + 2):
-            nothing = [] if bound else [Optimized(Identity())]
-            tried = [scored(one, scheme, epsilon, delta, workload) for one in nothing]
-            for one in every:
-                if one.bound == bound:
-                    made = search(one.kind, one.size, within(quiet(progress), one.words()))
+            tried = [] if bound else [scored(Optimized(Identity()), *target)]
+            for one, least in every.items():
+                if least == bound:
+                    told = within(quiet(progress), one.words())
+                    # from one buffer fewer: more memory cannot be worse
+                    made = one.search((epsilon, delta), blt, progress=told, **how)
                     blt = made.strategy if one.kind == "blt" else blt
-                    tried.append(scored(made, scheme, epsilon, delta, workload))
+                    tried.append(scored(made, *target))
                     note = f"{one.words()}: RMSE {tried[-1].rmse:.5g} (estimated)"
                     progress(Progress(one.words(), note=note, lasting=True))
             earlier = [found[bound - 1]] if bound - 1 in found else []
@@ -169,18 +185,18 @@ def options(
 
 
 def announce(
-    wanted: Sequence[tuple[BinScheme, str]], time_scale: bool | Scaling, progress: Report, noun: str
+    wanted: Collection[Candidate], time_scale: bool | Scaling, progress: Report, noun: str
 ) -> None:
     """Report the estimated time of several searches, before the first.
 
     Args:
-      wanted: scheme and kind of each; independent noise takes none.
+      wanted: each of them; independent noise takes none.
       time_scale: whether C is put between two diagonals, where its kind can be.
       progress: told once.
       noun: what the searches are called.
     """
     total = 0.0
-    for scheme, kind in wanted:
+    for scheme, kind, _ in wanted:
         if kind != "identity":
             entry = kinds.find(kind)
             total += sizes.seconds(
