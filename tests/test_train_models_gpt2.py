@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -33,16 +34,19 @@ def pretrained():
     return load_pretrained(REFERENCE)
 
 
+@functools.cache  # compiled once for each model
+def of_records(function, arguments):
+    return jax.jit(jax.vmap(function, (None, None, *[0] * arguments)))
+
+
 def all_logits(model, tokens, params=None):
     params = model.params if params is None else params
-    logits = jax.jit(jax.vmap(model.logits, (None, None, 0)))
-    return np.asarray(logits(params, model.frozen, jnp.asarray(tokens)))
+    return np.asarray(of_records(model.logits, 1)(params, model.frozen, jnp.asarray(tokens)))
 
 
-def all_losses(model, tokens, mask, params=None):
-    params = model.params if params is None else params
-    loss = jax.jit(jax.vmap(model.loss, (None, None, 0, 0)))
-    return np.asarray(loss(params, model.frozen, jnp.asarray(tokens), jnp.asarray(mask)))
+def all_losses(model, tokens, mask):
+    loss = of_records(model.loss, 2)
+    return np.asarray(loss(model.params, model.frozen, jnp.asarray(tokens), jnp.asarray(mask)))
 
 
 def trees_equal(one, other):
@@ -64,13 +68,12 @@ def test_every_tensor_matters_to_the_recorded_logits(pretrained, recorded):
     # The control of the test above: a change of any one tensor is far outside its tolerance. The
     # bias of the keys alone cannot be seen (it cancels in the softmax), so whole tensors change.
     leaves, structure = jax.tree.flatten(pretrained.params)
-    logits = jax.jit(jax.vmap(pretrained.logits, (None, None, 0)))
     for number, leaf in enumerate(leaves):
         changed = jax.tree.unflatten(
             structure, [*leaves[:number], leaf * 1.05, *leaves[number + 1 :]]
         )
-        off = logits(changed, pretrained.frozen, jnp.asarray(recorded["tokens"]))
-        assert np.abs(np.asarray(off) - recorded["logits"]).max() > 1e-3
+        off = all_logits(pretrained, recorded["tokens"], changed) - recorded["logits"]
+        assert np.abs(off).max() > 1e-3
 
 
 def test_no_position_sees_a_later_one_and_padding_is_unseen(pretrained, recorded):
