@@ -1,13 +1,12 @@
 """Nobody asks a strategy, scheme or workload for its class, but tables that give it functions."""
 
 import re
-from pathlib import Path
 
 import pytest
+from sources import FILES, ROOT
 
 from mfopt import sampling, strategies, workloads
 
-ROOT = Path(__file__).parent.parent
 # what finds something by the class of a strategy; kinds and schemes may ask about themselves
 TABLES = {
     "mfopt/noise/choice.py",
@@ -58,7 +57,7 @@ def test_a_question_is_seen(line):
 
 def test_only_the_tables_ask_for_a_class():
     found = []
-    for path in sorted([*ROOT.glob("mfopt/**/*.py"), *ROOT.glob("cli/**/*.py")]):
+    for path in FILES:
         name = path.relative_to(ROOT).as_posix()
         if name not in TABLES and not name.startswith(OWN):
             text = path.read_text()

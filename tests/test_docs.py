@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib.util
 import os
@@ -17,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from documentation import PAGES, ROOT, Block
 from mfopt_cli.main import COMMANDS, cli
+from sources import texts
 
 README = (ROOT / "README.md").read_text()
 LONGEST_README = 9000
@@ -150,16 +150,9 @@ def test_every_page_is_two_clicks_from_the_first():
 
 
 def test_each_message_of_the_faq_is_one_that_is_said():
-    sources = [*(ROOT / "mfopt").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]
-    texts = [
-        re.sub(r"\s+", " ", node.value)
-        for path in sources
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
     said = re.findall(r"^### `(.*)`$", (ROOT / "docs/faq.md").read_text(), re.M)
     assert len(said) >= 20
-    assert not [one for one in said if not any(one in text for text in texts)]
+    assert not [one for one in said if not any(one in text for _, text in texts())]
 
 
 def test_the_readme_names_every_command():

@@ -4,11 +4,10 @@ import ast
 import doctest
 import importlib
 import re
-from pathlib import Path
 
 import pytest
+from sources import FILES, ROOT, parsed
 
-ROOT = Path(__file__).parent.parent
 MANY = 4  # parameters, from which on each is explained
 SECTION = re.compile(r"\n *(?:Args|Returns|Raises|Yields|Attributes):\n")
 
@@ -27,7 +26,7 @@ MOST_USED = {
 }
 
 
-def public_functions(source):
+def public_functions(tree):
     """(qualified name, function, parameters) of every public function and method."""
 
     def walk(body, prefix=""):
@@ -41,7 +40,7 @@ def public_functions(source):
                     found = found[1:]
                 yield prefix + node.name, node, found
 
-    return walk(ast.parse(source).body)
+    return walk(tree.body)
 
 
 def explained(docstring):
@@ -52,10 +51,10 @@ def explained(docstring):
     return {name for line in lines if line for name in re.findall(r"\w+", line[1])}
 
 
-def unexplained(source, documented):
+def unexplained(tree, documented):
     """(name, parameters without a text) of a module; methods may be explained where they are
     first declared, ``documented``."""
-    for name, node, parameters in public_functions(source):
+    for name, node, parameters in public_functions(tree):
         # the options of a command have help texts
         command = any("command" in ast.unparse(decorator) for decorator in node.decorator_list)
         if len(parameters) < MANY or command:
@@ -68,33 +67,32 @@ def unexplained(source, documented):
             yield name, missing
 
 
-def sources():
-    for top in ("mfopt", "cli"):
-        for path in sorted((ROOT / top).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            if not any(part.startswith("_") and part != "__init__" for part in parts):
-                yield path.relative_to(ROOT).as_posix(), path.read_text()
+def public_modules():
+    for path in FILES:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if not any(part.startswith("_") and part != "__init__" for part in parts):
+            yield path.relative_to(ROOT).as_posix(), parsed(path)
 
 
 def test_parameters_are_explained_where_there_are_many():
     documented = {
         node.name
-        for _, source in sources()
-        for name, node, parameters in public_functions(source)
+        for _, tree in public_modules()
+        for name, node, parameters in public_functions(tree)
         if "." in name
         and len(parameters) >= MANY
         and set(parameters) <= explained(ast.get_docstring(node) or "")
     }
     found = [
         f"{path}: {name}: {', '.join(missing)}"
-        for path, source in sources()
-        for name, missing in unexplained(source, documented)
+        for path, tree in public_modules()
+        for name, missing in unexplained(tree, documented)
     ]
     assert not found, "\n".join(["no text in an Args section:", *found])
 
 
 def test_what_the_rule_sees():
-    text = '''
+    tree = ast.parse('''
 def f(a, b, *, c, d=1):
     """Does.
 
@@ -109,9 +107,9 @@ def f(a, b, *, c, d=1):
 class K:
     def g(self, a, b, c, d): ...
     def h(self, a, b, c): ...
-'''
-    assert dict(unexplained(text, set())) == {"f": ["d"], "K.g": ["a", "b", "c", "d"]}
-    assert dict(unexplained(text, {"g"})) == {"f": ["d"]}
+''')
+    assert dict(unexplained(tree, set())) == {"f": ["d"], "K.g": ["a", "b", "c", "d"]}
+    assert dict(unexplained(tree, {"g"})) == {"f": ["d"]}
 
 
 @pytest.mark.parametrize("name", MOST_USED)
@@ -138,12 +136,10 @@ OPENERS = re.compile(
 MOST_OPENERS = 0.02
 
 
-def openers(source):
-    """(docstrings, those that begin with an opener) of a module's source."""
+def openers(tree):
+    """(docstrings, those that begin with an opener) of a module."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    found = [
-        ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)
-    ]
+    found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
     texts = [text for text in found if text]
     return len(texts), [text for text in texts if begins_with_an_opener(text)]
 
@@ -154,16 +150,16 @@ def begins_with_an_opener(text):
 
 def test_docstrings_begin_with_a_noun_phrase_or_a_verb():
     count, wrong = 0, []
-    for path in sorted([*(ROOT / "mfopt").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]):
-        here, bad = openers(path.read_text())
+    for path in FILES:
+        here, bad = openers(parsed(path))
         count += here
         wrong += [f"{path.relative_to(ROOT)}: {text.splitlines()[0]}" for text in bad]
     assert count > 2000 and len(wrong) <= MOST_OPENERS * count, "\n".join(wrong)
 
 
 def test_what_counts_as_an_opener():
-    module = (
+    module = ast.parse(
         '"""What it is."""\ndef f():\n    """Whether."""\ndef g():\n    """Number of rows."""\n'
     )
     assert openers(module) == (3, ["What it is.", "Whether."])
-    assert openers('def f():\n    """``each`` leaf."""\n')[1] and not openers('"""Return x."""')[1]
+    assert begins_with_an_opener("``each`` leaf.") and not begins_with_an_opener("Return x.")

@@ -1,28 +1,20 @@
 """The import contract of pyproject.toml: each layer imports only downwards; no rings anywhere."""
 
 import ast
-import functools
 import graphlib
 import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 from processes import python
-
-ROOT = Path(__file__).parent.parent
+from sources import FILES, ROOT, parsed
 
 
 def test_layers_import_only_downwards():
     words = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@functools.cache
-def parsed(path):
-    return ast.parse(path.read_text())
 
 
 def statements(node, unseen=""):
@@ -78,11 +70,10 @@ def test_importing_mfopt_is_light_and_changes_no_global_flag():
 
 def test_no_two_public_classes_have_one_name():
     places = defaultdict(list)
-    for top in ("mfopt", "cli"):
-        for path in sorted((ROOT / top).rglob("*.py")):
-            for node in parsed(path).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    places[node.name].append(str(path.relative_to(ROOT)))
+    for path in FILES:
+        for node in parsed(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path.relative_to(ROOT)))
     twice = {name: where for name, where in places.items() if len(where) > 1}
     # one thing, in either framework
     assert twice.pop("PrivateRun") == ["mfopt/jax/run.py", "mfopt/torch/run.py"]
@@ -103,9 +94,8 @@ def borrowed(path):
 
 
 def test_what_is_private_stays_in_its_package(tmp_path, monkeypatch):
-    files = [*(ROOT / "mfopt").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]
-    found = {str(path): names for path in files if (names := list(borrowed(path)))}
-    assert len(files) > 150 and not found
+    found = {str(path): names for path in FILES if (names := list(borrowed(path)))}
+    assert len(FILES) > 150 and not found
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)  # control
     (tmp_path / "mfopt" / "optimize").mkdir(parents=True)
     outside = tmp_path / "mfopt" / "optimize" / "a.py"

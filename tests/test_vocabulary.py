@@ -16,9 +16,9 @@ from click.testing import CliRunner
 from commands import failure
 from mfopt_cli import messages, options, sweeps
 from mfopt_cli.main import COMMANDS, cli
+from sources import FILES, ROOT, parsed, texts
 from test_docstrings import begins_with_an_opener
 
-import mfopt
 from mfopt._runtime import _check
 
 
@@ -301,10 +301,9 @@ def test_arguments_in_backticks_become_options_of_the_command_at_hand():
 
 def test_the_library_knows_no_options():
     """Error texts of mfopt name Python arguments; its commands' own texts may stand in quotes."""
-    root = Path(mfopt.__file__).parent
     found = []
-    for path in sorted(root.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in (path for path in FILES if path.is_relative_to(ROOT / "mfopt")):
+        for node in ast.walk(parsed(path)):
             names = (
                 [node.target] if isinstance(node, ast.AugAssign) else getattr(node, "targets", [])
             )
@@ -315,7 +314,7 @@ def test_the_library_knows_no_options():
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
                     text = re.sub(r"`mfopt [^`]*`", "", part.value)
                     if re.search(r"(?<![\w-])--[a-z]", text):
-                        found.append(f"{path.relative_to(root)}:{part.lineno}: {part.value}")
+                        found.append(f"{path.name}:{part.lineno}: {part.value}")
     assert not found
 
 
@@ -371,14 +370,9 @@ AVOIDED = [
 
 def speech():
     """(place, text) of pages, and of docstrings and texts of the library and its commands."""
-    root = Path(__file__).parent.parent
-    pages = [root / "README.md", root / "CHANGELOG.md", root / "CONTRIBUTING.md"]
-    for path in [*pages, *sorted((root / "docs").rglob("*.md"))]:
-        yield str(path.relative_to(root)), re.sub(r"\s+", " ", path.read_text())
-    for path in sorted([*(root / "mfopt").rglob("*.py"), *(root / "cli").rglob("*.py")]):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield f"{path.relative_to(root)}:{node.lineno}", re.sub(r"\s+", " ", node.value)
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        yield str(path.relative_to(ROOT)), re.sub(r"\s+", " ", path.read_text())
+    yield from texts()
 
 
 def avoided(texts):
