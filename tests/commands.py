@@ -1,7 +1,23 @@
 """The command line as tests call it."""
 
+import json
+
 import pytest
-from mfopt_cli.main import main
+from click.testing import CliRunner
+from mfopt_cli.main import cli, main
+
+
+def invoked(*words):
+    """How a command ended, with what it printed."""
+    asked = [*map(str, words)]
+    return CliRunner().invoke(cli, asked, prog_name="mfopt", catch_exceptions=False)
+
+
+def printed(*words):
+    """The JSON of a command that ends well."""
+    done = invoked(*words, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
 
 
 def ended(*words):

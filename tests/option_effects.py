@@ -15,9 +15,8 @@ import tempfile
 from pathlib import Path
 
 import click
-from click.testing import CliRunner
+from commands import invoked
 from mfopt_cli import options, sweeps
-from mfopt_cli.main import cli
 
 TIMES = re.compile(
     r'"(?:\w*seconds|date|\w*_bytes)": [^,\n]+|\d{4}-\d\d-\d\dT[\d:]+Z|'
@@ -47,7 +46,7 @@ def run(words: list[str], inputs: Path) -> Outcome:
     shutil.copytree(inputs, folder, dirs_exist_ok=True)
     os.chdir(folder)
     try:
-        found = CliRunner().invoke(cli, words, prog_name="mfopt", catch_exceptions=False)
+        found = invoked(*words)
         files = tuple(
             (path.relative_to(folder).as_posix(), _content(path))
             for path in sorted(folder.rglob("*"))

@@ -3,9 +3,8 @@
 import dataclasses
 
 import pytest
-from click.testing import CliRunner
+from commands import invoked
 from mfopt_cli import options, sweeps
-from mfopt_cli.main import cli
 from test_vocabulary import EVERY, every, of
 
 from mfopt import optimize
@@ -18,7 +17,7 @@ from mfopt.sampling import BallsInBins
 
 def refusal(words):
     """The one line in which bad usage is refused."""
-    found = CliRunner().invoke(cli, words, prog_name="mfopt", catch_exceptions=False)
+    found = invoked(*words)
     lines = found.stderr.splitlines()
     assert found.exit_code == 2 and found.stdout == "" and len(lines) == 1, (words, found.output)
     return lines[0]

@@ -1,7 +1,6 @@
 """Calibration: the root finder's promises, σ against exact values, and what is released."""
 
 import contextlib
-import json
 import math
 from types import SimpleNamespace
 
@@ -10,10 +9,9 @@ import numpy as np
 import pairs
 import plain_monte_carlo as plain
 import pytest
-from click.testing import CliRunner
+from commands import printed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mfopt_cli.main import cli
 from selection import before_release, few
 from test_strategies import every_strategy
 
@@ -302,9 +300,7 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
 
 def sigma_of(*words):
     """The one σ of a command's JSON."""
-    done = CliRunner().invoke(cli, [*map(str, words), "--json"])
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
+    found = printed(*words)
     (row,) = found.get("rows", [found])
     return row["noise_multiplier"]
 

@@ -10,13 +10,13 @@ import inspect
 import json
 import pkgutil
 import re
-import subprocess
 import sys
 
 import pytest
 from commands import ended
 from documentation import ROOT
 from mfopt_cli.main import COMMANDS
+from processes import python
 
 from mfopt._runtime import _check
 from mfopt.errors import UsageError
@@ -52,8 +52,7 @@ def test_the_cells_of_studies_load_no_plots():
     runs = pkgutil.iter_modules(importlib.import_module("mfopt.experiments.runs").__path__)
     names = ", ".join(f"mfopt.experiments.runs.{each.name}" for each in runs)
     code = f"import sys, {names}; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert python("-c", code) == "False\n"
 
 
 @every

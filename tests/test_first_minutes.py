@@ -1,14 +1,12 @@
 """What a new user meets first: messages that name what was typed, honest progress, kept folders."""
 
 import dataclasses
-import json
 import re
 import time
 from pathlib import Path
 
-from click.testing import CliRunner
+from commands import invoked, printed
 from mfopt_cli import mechanisms
-from mfopt_cli.main import cli
 
 import mfopt
 from mfopt._runtime import _files, _notes
@@ -20,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 
 def test_too_many_bands_for_fresh_bins_are_named():
     words = "optimize --epochs 2 --iters 8 --eps 2 --sampling fresh-bins --bands 99 --out x.npz"
-    done = CliRunner().invoke(cli, words.split())
+    done = invoked(*words.split())
     assert done.exit_code == 2
-    said = str(done.output)
+    said = done.output
     assert "--bands 99" in said and "at most 8" in said and "not banded" not in said
 
 
@@ -35,7 +33,7 @@ def test_show_warns_of_a_file_that_an_affected_version_made(tmp_path):
         record = {} if version is None else {"mfopt": version}
         file = dataclasses.replace(made, guarantee=other, provenance=record)
         path = file.save(tmp_path / f"{version}.npz")
-        done = CliRunner().invoke(cli, ["show", str(path)])
+        done = invoked("show", path)
         assert done.exit_code == 0 and ("advisories" in done.output) == warned, version
     assert mfopt.__version__ not in ADVISED
     page = (ROOT / "docs" / "advisories.md").read_text()
@@ -51,12 +49,12 @@ def test_cache_shows_and_clears_only_what_mfopt_made(tmp_path, monkeypatch):
     mine.touch()
     cell.write_bytes(b"123")
     assert _notes.write("a" * 64, {})
-    found = json.loads(CliRunner().invoke(cli, ["cache", "--json"]).stdout)["folders"]
+    found = printed("cache")["folders"]
     assert [(one["files"], one["bytes"]) for one in found[1:2]] == [(1, 3)]
-    assert CliRunner().invoke(cli, ["cache", "--clear"]).exit_code == 0
+    assert invoked("cache", "--clear").exit_code == 0
     assert mine.exists() and not cell.exists() and _notes.read("a" * 64) is not None
-    assert CliRunner().invoke(cli, ["cache", "--proofs"]).exit_code == 2
-    assert CliRunner().invoke(cli, ["cache", "--clear", "--proofs"]).exit_code == 0
+    assert invoked("cache", "--proofs").exit_code == 2
+    assert invoked("cache", "--clear", "--proofs").exit_code == 0
     assert mine.exists() and _notes.read("a" * 64) is None
 
 
@@ -79,7 +77,6 @@ def test_compare_writes_the_file_that_is_named(tmp_path):
     words = "compare --epochs 2 --iters 4 --eps 2 --include dpsgd+poisson --quiet --jobs 1 --cache"
     for suffix in ("", ".csv"):
         (folder := tmp_path / f"to{suffix}").mkdir()
-        out = ["--out", str(folder / f"x{suffix}")]
-        done = CliRunner().invoke(cli, [*words.split(), str(tmp_path / "cells"), *out])
+        done = invoked(*words.split(), tmp_path / "cells", "--out", folder / f"x{suffix}")
         assert done.exit_code == 0, done.output
         assert (folder / "x.csv").is_file() and not (folder / "x.csv.csv").exists()

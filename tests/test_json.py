@@ -6,21 +6,14 @@ The whole suite's outputs are held against it, too: see ``conftest.py``.
 import json
 
 import pytest
-from click.testing import CliRunner
-from commands import ended, failure
+from commands import ended, failure, printed
 from json_schema import SCHEMA, validate
 from mfopt_cli import messages
-from mfopt_cli.main import cli, main
+from mfopt_cli.main import main
 from processes import python
 from test_vocabulary import EVERY
 
 import mfopt
-
-
-def printed(*words):
-    done = CliRunner().invoke(cli, [*words, "--json"])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ import re
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import invoked
 from mfopt_cli import options
 from mfopt_cli.commands import experiment
-from mfopt_cli.main import cli, main
+from mfopt_cli.main import main
 from option_effects import name_of, replaced, run, values
 from test_vocabulary import EVERY, of
 
@@ -521,7 +521,7 @@ def test_of_a_pair_of_options_of_slow_commands_neither_is_swallowed(path, most, 
 def test_bands_of_a_comparison_without_any_are_refused():
     """They were taken, and changed nothing."""
     words = ["compare", "--epochs=2", "--iters=4", "--include=sqrt", "--bands=2"]
-    found = CliRunner().invoke(cli, words, prog_name="mfopt")
+    found = invoked(*words)
     assert found.exit_code == 2 and "--bands has no effect with --include sqrt" in found.stderr
 
 

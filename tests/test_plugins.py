@@ -5,8 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from mfopt_cli.main import cli
+from commands import invoked
 
 from mfopt import sampling, strategies
 from mfopt._runtime import _plugins
@@ -125,11 +124,11 @@ def test_a_strategy_of_a_plugin_is_optimized_by_name(install, tmp_path):
     words = ["optimize", "--epochs", "2", "--iters", "4", "--eps", "2", "--delta", "1e-2"]
     words += ["--strategy", "plugin-decaying", "--certify-samples", "4096", "--seed", "1"]
     words += ["--out", str(tmp_path / "made.npz"), "--json"]
-    refused = CliRunner().invoke(cli, words)
+    refused = invoked(*words)
     assert refused.exit_code == 2 and "is none of blt" in refused.output
     install("plugin_strategy", STRATEGY)
     try:
-        done = CliRunner().invoke(cli, words)
+        done = invoked(*words)
         assert done.exit_code == 0, done.output
         made = load(tmp_path / "made.npz")
         assert made.strategy.kind == "plugin-decaying" and made.guarantee.status == "certified"

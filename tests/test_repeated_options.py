@@ -1,11 +1,8 @@
 """An option that is given twice: companions compose, and nothing else is dropped in silence."""
 
-import json
-
 import click
 import pytest
-from click.testing import CliRunner
-from mfopt_cli.main import cli, main
+from commands import invoked, printed
 from test_vocabulary import EVERY, every, of
 
 from mfopt import sampling
@@ -16,7 +13,7 @@ SMALL = ["--epochs", "2", "--iters", "4"]
 
 def said(words):
     """(exit code, lines on standard error) of a command that writes nothing else."""
-    found = CliRunner().invoke(cli, words, prog_name="mfopt", catch_exceptions=False)
+    found = invoked(*words)
     assert found.stdout == ""
     return found.exit_code, found.stderr.splitlines()
 
@@ -64,14 +61,13 @@ def test_a_scheme_is_given_each_number_once():
         sampling.parse("poisson:probability=0.05,iterations=2,probability=0.5")
 
 
-def test_companions_compose(capsys):
+def test_companions_compose():
     """σ with several is no less than with any of them alone, in either order."""
 
     def sigma(*also):
         words = ["account", "balls-in-bins", *SMALL, "--eps", "2", "--delta", "1e-3"]
-        words += ["--certify-samples", "8192", "--seed", "1", "--json"]
-        main([*words, *(word for text in also for word in ("--also", text))])
-        found = json.loads(capsys.readouterr().out)
+        words += ["--certify-samples", "8192", "--seed", "1"]
+        found = printed(*words, *(f"--also={text}" for text in also))
         assert len(found["details"]["composed_with"]) == len(also)
         return found["noise_multiplier"]
 
