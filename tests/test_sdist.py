@@ -14,38 +14,21 @@ MOST_BYTES = 3_000_000  # of the archive
 BUILD = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
 
 
-def built(tree: Path, out: Path) -> set[str]:
-    python("-c", BUILD, out, cwd=tree)
-    (archive,) = out.glob("*.tar.gz")
-    assert archive.stat().st_size < MOST_BYTES
-    with tarfile.open(archive) as packed:
-        return {name.partition("/")[2] for name in packed.getnames()}
-
-
-@pytest.fixture
-def tree(tmp_path):
-    """A copy of the source tree, without what tools leave in it."""
+def test_everything_is_in_the_sdist_and_nothing_that_was_compiled(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
-    tree = tmp_path / "tree"
+    tree, out = tmp_path / "tree", tmp_path / "out"  # a copy, without what tools leave in it
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache", ".ipynb_checkpoints")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
     for name in (*FILES, "pyproject.toml", "setup.py", "mkdocs.yml", "MANIFEST.in"):
         shutil.copy(ROOT / name, tree / name)
-    return tree
-
-
-def test_everything_is_in_the_sdist_and_nothing_that_was_compiled(tree, tmp_path):
     wanted = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
     (tree / "tests" / "__pycache__").mkdir()
     (tree / "tests" / "__pycache__" / "x.cpython-311.pyc").touch()
-    found = built(tree, tmp_path / "one")
+    python("-c", BUILD, out, cwd=tree)
+    (archive,) = out.glob("*.tar.gz")
+    assert archive.stat().st_size < MOST_BYTES
+    with tarfile.open(archive) as packed:
+        found = {name.partition("/")[2] for name in packed.getnames()}
     assert wanted <= found, sorted(wanted - found)[:10]
     assert not [name for name in found if "__pycache__" in name]
-
-
-@pytest.mark.ci
-def test_without_the_list_the_tests_own_helpers_are_left_out(tree, tmp_path):
-    """The control of the test above."""
-    (tree / "MANIFEST.in").unlink()
-    assert "tests/train_oracles.py" not in built(tree, tmp_path / "two")
