@@ -197,6 +197,3 @@ def test_a_full_disk_does_not_end_the_search(tmp_path, monkeypatch):
         progress=so_far,
     )
     assert any("could not be saved" in event.note for event in told)
-
-
-# --- the whole command ----------------------------------------------------------------------------
