@@ -279,8 +279,8 @@ def test_values_clipped_in_the_add_direction_and_the_rest_are_the_whole(strong):
         found = [loss.bound(tilt, point, bet, trial._replace(key=key)) for key in keys]
         return np.array([one.value for one in found])
 
-    found = bounds(clipped.tilt, 40)
-    assert np.sum(found < mean - 3 * error) <= 8 + 3 * math.sqrt(8 * 0.8)
+    found = bounds(clipped.tilt, 15)
+    assert np.sum(found < mean - 3 * error) <= 3 + 3 * math.sqrt(3 * 0.8)
     assert np.max(found) < 1.3 * mean
     wrong = clipped.tilt.detail._replace(high=0.9 * clipped.tilt.detail.low)
     assert np.all(np.isnan(bounds(clipped.tilt._replace(detail=wrong), 2)))

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from selection import before_release
 
 PAGE = (Path(__file__).parent.parent / "docs" / "howto" / "loops.md").read_text()
 TABLE = {name: int(count) for name, count in re.findall(r"^\| ([^|]+) \| (\d+) \|$", PAGE, re.M)}
@@ -133,8 +134,9 @@ def hugging_face_model():
 
 @pytest.mark.ci
 @pytest.mark.filterwarnings("default")  # of other people's packages
+@pytest.mark.parametrize("mark", before_release("-+", 1))
 @pytest.mark.parametrize("name", DIFFS)
-def test_both_versions_run(name, factorization, monkeypatch):
+def test_both_versions_run(name, mark, factorization, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     for package in NEEDS.get(name, []):
         pytest.importorskip(package)
@@ -145,12 +147,13 @@ def test_both_versions_run(name, factorization, monkeypatch):
             "gloo", init_method=f"file://{Path.cwd()}/store", rank=0, world_size=1
         )
     try:
-        for mark in "-+":
-            names = names_for(name, *factorization)
-            exec(compile(version(DIFFS[name], mark), f"{name} {mark}", "exec"), names)
+        names = names_for(name, *factorization)
+        exec(compile(version(DIFFS[name], mark), f"{name} {mark}", "exec"), names)
     finally:
         if name == "PyTorch, several processes":
             torch.distributed.destroy_process_group()
+    if mark == "-":
+        return
     run = names.get("run") or getattr(names.get("trainer"), "run", None)
     if name in TORCH:
         assert (run or names["loader"]._run).step == 6

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from jax.experimental.compilation_cache import compilation_cache
 from mfopt_cli.commands.train import command
 from safetensors.numpy import load_file
+from selection import before_release
 from train_fixtures import synthetic_store
 from train_oracles import write_store
 
@@ -367,28 +368,26 @@ def test_a_model_that_is_no_function_of_the_settings_is_refused_before_any_work(
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "changes",
-    [
-        pytest.param(
+    before_release(
+        [
             {"algorithm": "els", "selection": "longest"},
-            marks=pytest.mark.release,
-            id="els longest",
-        ),
-        {"algorithm": "group", "epsilon": 20.0},
-        {"algorithm": "els", "privacy_unit": "record", "records_per_user": 7, "batch_size": 60},
-        {"algorithm": "none", "epsilon": 0.0, "delta": 0.0, "selection": "chunk"},
-        pytest.param(
+            {"algorithm": "group", "epsilon": 20.0},
+            {"algorithm": "els", "privacy_unit": "record", "records_per_user": 7, "batch_size": 60},
+            {"algorithm": "none", "epsilon": 0.0, "delta": 0.0, "selection": "chunk"},
             {"selection": "highest-perplexity", "lora_rank": 2},
-            marks=pytest.mark.release,
-            id="uls highest-perplexity",
-        ),
-        pytest.param(
             {"algorithm": "els", "sampling": "balls-in-bins:bins=3,epochs=1", "batch_size": 30},
-            marks=pytest.mark.release,
-            id="els balls-in-bin",
-        ),
-        {"sampling": "fixed-order:bins=3,epochs=2", "per_layer": True, "optimizer": "adafactor"},
-        {"sampling": "cyclic-poisson:probability=0.5,bands=2,iterations=4", "normalized": False},
-    ],
+            {
+                "sampling": "fixed-order:bins=3,epochs=2",
+                "per_layer": True,
+                "optimizer": "adafactor",
+            },
+            {
+                "sampling": "cyclic-poisson:probability=0.5,bands=2,iterations=4",
+                "normalized": False,
+            },
+        ],
+        *(2, 7),
+    ),
     ids=lambda c: c.get("algorithm", "uls") + " " + c.get("selection", c.get("sampling", ""))[:12],
 )
 def test_every_algorithm_runs(data, tmp_path, changes):
