@@ -54,10 +54,6 @@ CASES = {
         Mechanism(MinSeparation(40, 8, 3), SquareRoot()),
     ),
 }
-everyone = pytest.mark.parametrize("name", CASES)
-slow_groups = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.ci] * (n == "group")) for n in CASES]
-)
 
 
 def run(capsys, *words):
@@ -71,7 +67,7 @@ def first(shown):
 
 
 @pytest.mark.ci
-@everyone
+@pytest.mark.parametrize("name", CASES)
 def test_epsilon_from_sigma_and_sigma_from_epsilon_are_the_librarys(name, capsys):
     words, mechanism = CASES[name]
     forward = first(
@@ -86,7 +82,9 @@ def test_epsilon_from_sigma_and_sigma_from_epsilon_are_the_librarys(name, capsys
     assert back["epsilon"] == epsilon and back["delta"] == DELTA
 
 
-@slow_groups
+@pytest.mark.parametrize(
+    "name", ["dpsgd", "uls", "fedavg", pytest.param("group", marks=pytest.mark.ci)]
+)
 def test_table_names_the_guarantee(name, capsys):
     shown = run(capsys, name, *CASES[name][0], "--noise-multiplier", SIGMA, "--delta", DELTA)
     for part in ("add-remove adjacency", "σ" if name != "group" else "noise_multiplier"):
