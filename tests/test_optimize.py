@@ -248,11 +248,11 @@ def optimized(kind, **options):
     return optimize.optimize(SCHEME, 2.0, 1e-4, strategy=kind, **options)
 
 
-def error_of(found, workload=PREFIX, epsilon=2.0):
-    """log RMSE with σ on fresh samples: never the training figure."""
+def error_of(found, workload=PREFIX, epsilon=2.0, error=query_error.rmse):
+    """log error with σ on fresh samples: never the training figure."""
     pair = dominating_pair.exact(found.strategy, SCHEME)
     sigma = calibrate(pair, epsilon, 1e-4, samples=2**14, seed=77).noise_multiplier
-    return math.log(query_error.rmse(workload, found.strategy, N, sigma))
+    return math.log(error(workload, found.strategy, N, sigma))
 
 
 @functools.cache
@@ -388,21 +388,9 @@ def test_init_that_says_nothing_is_refused():
 @pytest.mark.ci
 def test_objective_max_lowers_the_largest_error():
     found = optimized("blt", loss="max", samples=2048)
-    smallest, other = (
-        max_error_of(strategy) for strategy in (found.strategy, best("blt").strategy)
-    )
+    smallest, other = (error_of(x, error=query_error.max_error) for x in (found, best("blt")))
     assert smallest <= other + 1e-3
     assert found.loss == pytest.approx(smallest, abs=0.01)
-
-
-def max_error_of(strategy):
-    from mfopt.accounting.monte_carlo import dominating_pair
-    from mfopt.calibration import calibrate
-
-    sigma = calibrate(
-        dominating_pair.exact(strategy, SCHEME), 2.0, 1e-4, samples=2**14, seed=79
-    ).noise_multiplier
-    return math.log(query_error.max_error(PREFIX, strategy, N, sigma))
 
 
 def test_any_differentiable_loss():
