@@ -159,13 +159,13 @@ def small():
 @pytest.fixture(scope="module")
 def strong():
     """C is strong against the noise and bins are many: Jensen's inequality has a high ceiling."""
-    return case(2, 1.0, 32, 2)
+    return case(2, 1.0, 32, 2, samples=40_000)
 
 
-def case(bands, sigma, bins=BINS, epochs=EPOCHS):
+def case(bands, sigma, bins=BINS, epochs=EPOCHS, samples=200_000):
     """(loss, point, {direction: plain estimate}) of a C with b^K patterns."""
     every = all_patterns(drawn(bins, epochs, bands), FreshBins(bins, epochs))
-    known = plain.mixture(every.T, sigma, EPSILON)
+    known = plain.mixture(every.T, sigma, EPSILON, samples=samples)
     return loss_of(bands, bins, epochs), Point(sigma, EPSILON), known
 
 
