@@ -253,11 +253,13 @@ class TestComposition:
             composition.analysis(Mechanism(Poisson(0.1, 4)), composition.pure(1))
 
 
-def test_profile_refuses_bad_arguments():
+@pytest.mark.parametrize("profile", [AllocationProfile(4, 1.0), gaussian.GaussianProfile(1.0)])
+def test_profiles_refuse_bad_arguments(profile):
+    for bad in (0.0, 1.0, math.nan, -1.0):
+        with pytest.raises(UsageError):
+            profile.epsilon(bad)
     with pytest.raises(UsageError):
-        AllocationProfile(4, 1.0).log_delta(-1.0)
-    with pytest.raises(UsageError):
-        AllocationProfile(4, 1.0).epsilon(0.0)
+        profile.log_delta(-0.1)
 
 
 @pytest.mark.ci

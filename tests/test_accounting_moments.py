@@ -11,17 +11,9 @@ from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import moments
 from mfopt.errors import UsageError
 from mfopt.experiments import concentration_filter as filter
+from mfopt.experiments.figures.mcmahan import PRINTED, ROUNDS
 from mfopt.sampling import Poisson
 
-# Table 1: users, expected users a round, z -> ε after 1, 10, ..., 10^6 rounds, δ = users^-1.1
-TABLE_1 = {
-    (1e5, 1e2, 1.0): (0.97, 0.98, 1.00, 1.07, 1.18, 2.21, 7.50),
-    (1e6, 1e1, 1.0): (0.68, 0.69, 0.69, 0.69, 0.69, 0.72, 0.73),
-    (1e6, 1e3, 1.0): (1.17, 1.17, 1.20, 1.28, 1.39, 2.44, 8.13),
-    (1e6, 1e4, 1.0): (1.73, 1.92, 2.08, 3.06, 8.49, 32.38, 187.01),
-    (1e6, 1e3, 3.0): (0.47, 0.47, 0.48, 0.48, 0.49, 0.67, 1.95),
-    (1e9, 1e3, 1.0): (0.84, 0.84, 0.84, 0.85, 0.88, 0.88, 0.88),
-}
 # Table 2: σ of the average, S, users, expected users a round -> ε after 5000 rounds, δ = 1e-9
 TABLE_2 = [
     (0.003, 15, 763_430, 5000, 4.634),
@@ -33,11 +25,11 @@ TABLE_2 = [
 ]
 
 
-@pytest.mark.parametrize("row", TABLE_1)
+@pytest.mark.parametrize("row", PRINTED)
 def test_table_1_to_its_printed_digits(row):
     users, sample, z = row
-    for power, printed in enumerate(TABLE_1[row]):
-        found = moments.epsilon(z, sample / users, 10**power, users**-1.1)
+    for rounds, printed in zip(ROUNDS, PRINTED[row], strict=True):
+        found = moments.epsilon(z, sample / users, rounds, users**-1.1)
         assert found == pytest.approx(printed, abs=0.0051)
 
 

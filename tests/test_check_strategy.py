@@ -119,18 +119,17 @@ def test_a_healthy_one_passes_and_its_dense_parts_are_named():
 
 
 def test_a_kind_is_declared_once_and_whole():
-    with pytest.raises(UsageError, match=r"taken by mfopt\.strategies\.blt\.BLT"):
-        type("Mine", (S.Strategy,), {"kind": "blt"})
-    with pytest.raises(UsageError, match="kind of its own"):
-        type("Mine", (S.BLT,), {})
-    with pytest.raises(UsageError, match="lower-case"):
-        type("Mine", (S.Strategy,), {"kind": "My Kind"})
-    with pytest.raises(UsageError, match="without a role"):
-        type("Mine", (S.Strategy,), {"kind": "test-roleless", "__annotations__": {"q": "int"}})
-    with pytest.raises(UsageError, match="2 dimension"):
-        S.Dense(np.ones(3))
-    with pytest.raises(UsageError, match="must be a strategy"):
-        S.TimeScaled(np.ones(3))
+    roleless = {"kind": "test-roleless", "__annotations__": {"q": "int"}}
+    for call, match in (
+        (lambda: type("Mine", (S.Strategy,), {"kind": "blt"}), r"by mfopt\.strategies\.blt\.BLT"),
+        (lambda: type("Mine", (S.BLT,), {}), "kind of its own"),
+        (lambda: type("Mine", (S.Strategy,), {"kind": "My Kind"}), "lower-case"),
+        (lambda: type("Mine", (S.Strategy,), roleless), "without a role"),
+        (lambda: S.Dense(np.ones(3)), "2 dimension"),
+        (lambda: S.TimeScaled(np.ones(3)), "must be a strategy"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            call()
     assert "test-roleless" not in S.registered()
 
 

@@ -16,8 +16,6 @@ from mfopt.experiments.studies.budgets import TrainingBudgets
 from mfopt.experiments.studies.clip_norms import ClipNorms
 from mfopt.experiments.studies.fine_tuning import PLAIN
 from mfopt.experiments.studies.selection import CHUNK, RecordSelection
-from mfopt.training.data import TokenStore
-from mfopt.training.data.overlap import copies, refuse_copies
 from mfopt.training.models.gpt2 import GPT2Config
 from mfopt.training.models.huggingface import export_model, gpt2_model
 from mfopt.training.units import RULES
@@ -104,26 +102,6 @@ def test_adapters_are_held_against_all_parameters_each_at_its_best_rate():
     assert plain["epsilon"] is plain["privacy_unit"] is plain["clip_norm"] is None
     assert plain["algorithm"] == PLAIN and private["epsilon"] == 8.0
     assert "rank 8 ends 0.8000 above" in outcome.findings[1]
-
-
-def test_copies_are_found_one_by_one():
-    rng = np.random.default_rng(3)
-    private = [list(rng.integers(500, size=(3, 40))) for _ in range(6)]
-    train = TokenStore.from_records(private, vocab_size=500)
-    exact = np.array(train.record(4))
-    near, far = np.array(train.record(7)), rng.integers(500, size=40)
-    near[20] = (near[20] + 1) % 500
-    far[:12] = train.record(9)[:12]  # 5 of its 33 runs
-    short = np.array(train.record(1))[:10]
-    public = TokenStore.from_records([[far, exact], [short, near]], vocab_size=500)
-    same, alike = copies(public, [train])
-    assert same.tolist() == [False, True, False, False]
-    assert alike.tolist() == [False, False, False, True]
-    whole = TokenStore.from_records([[train.record(4), short, short[:3]]], vocab_size=500)
-    assert copies(whole, [whole])[0].tolist() == [True, False, False]
-    counted = refuse_copies(public, [train], 1.0)
-    assert (counted.records, counted.exact, counted.near) == (3, 1, 1)
-    assert counted.share == pytest.approx(2 / 3)
 
 
 @pytest.mark.release

@@ -117,16 +117,6 @@ def test_the_one_adversary_alone_keeps_every_c_above(signed):
         assert sigma * math.sqrt(np.trace(covariance) / epochs) >= bound
 
 
-def test_queries_at_ends_do_not_depend_on_who_takes_part_when():
-    """What the proof says of one unit, on draws of the schemes."""
-    for scheme in SCHEMES.values():
-        for seed in range(20):
-            drawn = scheme.draws(3, seed)
-            part = np.array([np.isin(1, drawn(t)) for t in range(scheme.length)])
-            often = np.cumsum(part)[list(scheme.epoch_ends)]
-            assert often.tolist() == [1, 2, 3, 4]
-
-
 KINDS = sorted({*kinds.names(), *kinds.fixed_names()})
 
 

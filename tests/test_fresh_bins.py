@@ -421,21 +421,18 @@ def test_one_bin_is_known_and_needs_no_samples():
 
 
 def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():
-    with pytest.raises(UsageError, match="at most as many bands"):
-        account(Mechanism(FreshBins(4, 3), BandedToeplitz(np.ones(5))), epsilon=1.0, delta=1e-2)
-    with pytest.raises(UsageError, match="at most as many bands"):
-        account(
-            Mechanism(FreshBins(4, 3), BLT(np.array([0.4]), np.array([0.6]))),
-            noise_multiplier=1.0,
-            delta=1e-2,
-        )
-    scaled = TimeScaled(BLT(np.array([0.4]), np.array([0.6])), np.ones(12), np.ones(12))
-    with pytest.raises(UsageError, match="strategy = 'blt': its C is not banded"):
-        FreshBinsLaw(FreshBins(4, 3)).check_shape(scaled)
-    with pytest.raises(UsageError, match="entries must be >= 0"):
-        FreshBinsLaw(FreshBins(4, 3)).exact(BandedToeplitz(np.array([1.0, -0.1])))
-    with pytest.raises(UsageError, match="must divide the number of epochs"):
-        FreshBins(4, 3, 2)
+    scheme, blt = FreshBins(4, 3), BLT(np.array([0.4]), np.array([0.6]))
+    wide, asked = BandedToeplitz(np.ones(5)), {"noise_multiplier": 1.0, "delta": 1e-2}
+    scaled, negative = TimeScaled(blt, np.ones(12), np.ones(12)), np.array([1.0, -0.1])
+    for call, match in (
+        (lambda: account(Mechanism(scheme, wide), **asked), "at most as many bands"),
+        (lambda: account(Mechanism(scheme, blt), **asked), "at most as many bands"),
+        (lambda: FreshBinsLaw(scheme).check_shape(scaled), "strategy = 'blt': its C is not banded"),
+        (lambda: FreshBinsLaw(scheme).exact(BandedToeplitz(negative)), "entries must be >= 0"),
+        (lambda: FreshBins(4, 3, 2), "must divide the number of epochs"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            call()
 
 
 @pytest.mark.release

@@ -296,19 +296,16 @@ def test_bounds_at_the_size_of_a_run_are_small():
 
 def test_what_secure_noise_is_not_for_is_refused():
     stream = make(S.Identity())
-    with pytest.raises(UsageError, match="release"):
-        stream.next(stream.init(PARAMS))
-    with pytest.raises(UsageError, match="float64"):
-        make(S.Identity(), dtype=np.float32)
-    with pytest.raises(UsageError, match="float64"):
-        make(S.Identity(), buffer_dtype=jnp.bfloat16)
-    with pytest.raises(UsageError, match="8192"):
-        make(S.Identity(), 8193).init(PARAMS)
-    with pytest.raises(UsageError, match="sums"):
-        stream.release({"a": PARAMS["a"]}, stream.init(PARAMS))
-    with pytest.raises(UsageError, match="only secure"):
-        make(S.Identity(), secure=False).secure_cost(10)
-    with pytest.raises(UsageError, match="would add"):
-        stream.secure_cost(10**15)
+    for call, match in (
+        (lambda: stream.next(stream.init(PARAMS)), "release"),
+        (lambda: make(S.Identity(), dtype=np.float32), "float64"),
+        (lambda: make(S.Identity(), buffer_dtype=jnp.bfloat16), "float64"),
+        (lambda: make(S.Identity(), 8193).init(PARAMS), "8192"),
+        (lambda: stream.release({"a": PARAMS["a"]}, stream.init(PARAMS)), "sums"),
+        (lambda: make(S.Identity(), secure=False).secure_cost(10), "only secure"),
+        (lambda: stream.secure_cost(10**15), "would add"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            call()
     with jax.enable_x64(False), pytest.raises(UsageError, match="jax_enable_x64"):
         stream.init(PARAMS)

@@ -239,15 +239,6 @@ def test_from_factorization_reads_what_it_needs():
 # --- no silent reuse -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", [S.Identity(), S.BLT(np.ones(1), np.ones(1)), S.SquareRoot()])
-def test_a_state_is_used_once(strategy):
-    stream = make(strategy, 4)
-    state = stream.init(PARAMS)
-    stream.next(state)
-    with pytest.raises(UsageError, match="used already"):
-        stream.next(state)
-
-
 def test_every_call_of_init_draws_a_new_key_unless_a_seed_pins_it():
     stream = make(S.Identity(), 4)
     first, second = stream.init(PARAMS), stream.init(PARAMS)

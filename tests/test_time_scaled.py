@@ -106,20 +106,18 @@ def test_constant_diagonals_change_nothing_but_the_scale():
 def test_what_does_not_fit_is_refused():
     blt = every_strategy(N)["blt"]
     rows, columns = diagonals(N)
-    with pytest.raises(UsageError, match="time-scaled already"):
-        S.TimeScaled(S.TimeScaled(blt, rows), columns=columns)
-    with pytest.raises(UsageError, match="equally long"):
-        S.TimeScaled(blt, rows, columns[:-1])
-    with pytest.raises(UsageError, match="known for 28 steps"):
-        S.TimeScaled(blt, rows).materialize(N + 1)
-    with pytest.raises(UsageError, match="at most that many"):
-        S.TimeScaled(S.Toeplitz(np.ones(3)), rows, columns).materialize(N)
+    negative = S.Toeplitz(np.where(np.arange(N) == 2, -0.1, 1.0))
+    for call, match in (
+        (lambda: S.TimeScaled(S.TimeScaled(blt, rows), columns=columns), "time-scaled already"),
+        (lambda: S.TimeScaled(blt, rows, columns[:-1]), "equally long"),
+        (lambda: S.TimeScaled(blt, rows).materialize(N + 1), "known for 28 steps"),
+        (lambda: S.TimeScaled(S.Toeplitz(np.ones(3)), rows).materialize(N), "at most that many"),
+        (lambda: S.TimeScaled(negative, rows, columns).check_entries(N), ">= 0"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            call()
     for bad in (0.0, -1.0, np.nan, np.inf, 1e-40, 1e40):
+        broken = np.where(np.arange(N) == 3, bad, 1.0)
         for name in ("rows", "columns"):
-            broken = np.ones(N)
-            broken[3] = bad
             with pytest.raises(UsageError, match=name):
                 S.TimeScaled(blt, **{name: broken}).check_entries(N)
-    negative = S.Toeplitz(np.where(np.arange(N) == 2, -0.1, 1.0))
-    with pytest.raises(UsageError, match=">= 0"):
-        S.TimeScaled(negative, rows, columns).check_entries(N)

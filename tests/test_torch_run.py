@@ -332,15 +332,6 @@ def test_what_is_no_optimizer_or_is_taken_is_not_attached():
             make_private(module, taken, **words)
 
 
-def test_a_run_without_an_optimizer_says_so():
-    from mfopt.torch import PrivateRun
-
-    run = PrivateRun(factorization(), RECORDS, CLIP)
-    for call in (run.state_dict, lambda: run.load_state_dict({}), lambda: run.add_to([])):
-        with pytest.raises(UsageError, match=r"no optimizer yet.*attach"):
-            call()
-
-
 def test_a_second_one_that_would_draw_the_same_noise_cannot_be_made():
     import pickle
 
@@ -371,19 +362,11 @@ def test_what_gives_no_gradients_is_refused(module, loss, match):
         run.backward(model if module is ... else module, loss, data()[:2])
 
 
-@pytest.mark.parametrize("way", ["opacus", "plain"])
-def test_a_step_needs_exactly_one_batch_of_the_loader(way):
-    if way == "opacus":
-        model, optimizer, loader = with_opacus()
+def test_a_step_of_opacus_needs_exactly_one_batch_of_the_loader():
+    model, optimizer, loader = with_opacus()
 
-        def back(x, y):
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-    else:
-        run, model, optimizer = plain()
-        loader = run.loader(data())
-
-        def back(x, y):
-            run.backward(model, loss_of, (x, y))
+    def back(x, y):
+        torch.nn.functional.cross_entropy(model(x), y).backward()
 
     # the user's own loader
     for x, y in torch.utils.data.DataLoader(data(), 4):

@@ -17,7 +17,7 @@ from train_oracles import write_store
 from mfopt.errors import FailureError, UsageError
 from mfopt.training import privacy
 from mfopt.training.data import TokenStore
-from mfopt.training.data.overlap import refuse_copies
+from mfopt.training.data.overlap import copies, refuse_copies
 from mfopt.training.execute import execute
 from mfopt.training.folder import hold
 from mfopt.training.prepare import prepare
@@ -98,7 +98,10 @@ def test_private_records_are_found_in_a_public_part():
     private, public = texts(60), texts(40)
     near = [private[0][:30] + [1] * 10, [2] * 6 + private[1][5:38]]
     stores = [TokenStore.from_records([[text] for text in private])]
-    found = refuse_copies(TokenStore.from_records([public + private[5:8] + near]), stores, 1.0)
+    alike = TokenStore.from_records([public + private[5:8] + near])
+    exact, altered = map(np.flatnonzero, copies(alike, stores))
+    assert exact.tolist() == [40, 41, 42] and altered.tolist() == [43, 44]
+    found = refuse_copies(alike, stores, 1.0)
     assert (found.records, found.exact, found.near) == (45, 3, 2)
     assert found.share == pytest.approx((3 * 40 + 40 + 39) / (43 * 40 + 40 + 39))
     clean = refuse_copies(TokenStore.from_records([public]), stores)
@@ -208,8 +211,10 @@ def test_what_cannot_work_is_said_before_anything_starts(data, tmp_path, monkeyp
         raise AssertionError("the work has begun")
 
     monkeypatch.setattr("mfopt.training.initial_model._pretrain", pretrain)
+    (tmp_path / "0").mkdir()
     for number, (changes, match) in enumerate(
         [
+            ({"steps": 7}, "covers 6 steps"),
             ({"steps": 7}, "covers 6 steps"),
             ({"batch_size": 3}, "would raise δ"),
             ({"privacy_unit": "record"}, "clips users"),
@@ -219,6 +224,7 @@ def test_what_cannot_work_is_said_before_anything_starts(data, tmp_path, monkeyp
     ):
         with pytest.raises(UsageError, match=match):
             prepare(settings_for(data, tmp_path / str(number), pretrain_steps=5, **changes))
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]  # which was there
     with pytest.raises(UsageError, match="length"):
         settings_for(data, tmp_path / "short", length=1)
     with pytest.raises(AssertionError, match="has begun"):  # the control

@@ -407,16 +407,6 @@ def test_c_out_of_range_is_refused(scale):
         dominating_pair.exact(S.Dense(scale * np.eye(15) + 0.5 * scale * np.eye(15, k=-1)), SMALL)
 
 
-def test_the_pair_is_that_of_the_stored_c_in_float64():
-    matrix = np.tril(np.random.default_rng(0).uniform(0.1, 1, (15, 15))).astype(np.float32)
-    pair = dominating_pair.exact(S.Dense(matrix), SMALL)
-    modes = matrix.astype(np.float64).reshape(15, 3, 5).sum(axis=1)
-    assert pair.gram.dtype == np.float64
-    np.testing.assert_allclose(pair.gram, modes.T @ modes, rtol=1e-14)
-    narrow = np.asarray(modes.astype(np.float32))  # control: single precision would show
-    assert np.abs(narrow.T @ narrow / (modes.T @ modes) - 1).max() > 1e-8
-
-
 def test_what_is_no_pair_is_refused():
     good = np.array([[2.0, 1.0], [1.0, 2.0]])
     factor = np.linalg.cholesky(good)
