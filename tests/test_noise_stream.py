@@ -41,11 +41,11 @@ def _white(n, seed, shapes, dtype):
         row = []
         for leaf, shape in enumerate(shapes):
             low = np.arange(int(np.prod(shape)), dtype=np.uint32)
-            seeds = _draws.seeds(key, step, np.array([leaf])).of(0)
+            subkeys, offset = _draws.seeds(key, step, np.array([leaf]))
             with np.errstate(over="ignore"):
-                words = _draws.threefry(np.asarray(seeds.subkeys), low, np.zeros_like(low))
+                words = _draws.threefry(np.asarray(subkeys[:, 0]), low, np.zeros_like(low))
             words = map(jnp.asarray, words)
-            row.append(_draws.standard_normal(*words, seeds.offset, dtype))
+            row.append(_draws.standard_normal(*words, offset[0], dtype))
         rows.append(np.concatenate(row))
     found = np.array(rows, np.float64)
     found.setflags(write=False)

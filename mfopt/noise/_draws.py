@@ -29,7 +29,6 @@ type of the noise, of the sum that it is added to, and of the offsets' grid insi
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
@@ -40,7 +39,6 @@ import numpy as np
 from jax import lax
 
 from mfopt._runtime import _check
-from mfopt._runtime._pytree import pytree
 
 KEY_WORDS = 8  # 256 bits
 SUBKEYS = 12  # two before the first of five groups of four rounds and two after each
@@ -159,30 +157,17 @@ def threefry(subkeys: Any, low: Any, high: Any) -> tuple[Any, Any]:
     return low, high
 
 
-@pytree
-@dataclasses.dataclass(frozen=True)
-class Seeds:
-    """Seeds of one step for a number of leaves.
+def seeds(key: Any, step: Any, leaves: Any) -> tuple[jax.Array, jax.Array]:
+    """(subkeys of :func:`threefry`, (12, leaves) uint32; offsets u in (0, 1), (leaves,)) of a step.
 
-    ``subkeys`` of :func:`threefry`, (12, leaves) uint32; ``offset``: u in (0, 1), (leaves,).
+    ``leaves``: an integer array of shape (leaves,).
     """
-
-    subkeys: Any
-    offset: Any
-
-    def of(self, leaf: int) -> Seeds:
-        """Seeds of one leaf: (12,) uint32 and a scalar."""
-        return Seeds(self.subkeys[:, leaf], self.offset[leaf])
-
-
-def seeds(key: Any, step: Any, leaves: Any) -> Seeds:
-    """The subkeys and the offset of a step for ``leaves``, an integer array of shape (leaves,)."""
     leaves = jnp.asarray(leaves).astype(jnp.uint32)
     zero = jnp.zeros_like(leaves)
     step = zero + jnp.asarray(step).astype(jnp.uint32)
     words = chacha20(jnp.asarray(key), jnp.stack([zero, step, leaves, zero]))
     offset = (words[SUBKEYS].astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-32)
-    return Seeds(words[:SUBKEYS], offset)
+    return words[:SUBKEYS], offset
 
 
 def standard_normal(low: Any, high: Any, offset: Any, dtype: Any) -> jax.Array:

@@ -93,14 +93,14 @@ class Packing:
           key, step: of the run, uint32 (8,), secret; and number of the step, from 0.
           dtype, first: float32 or float64; and of :meth:`words`.
         """
-        seeds = _draws.seeds(key, step, np.array(self.leaves))
+        subkeys, offset = _draws.seeds(key, step, np.array(self.leaves))
         if not np.all(np.diff(self.starts) == 1):  # not a row each
-            seeds = _draws.Seeds(seeds.subkeys[:, self.owners], seeds.offset[self.owners])
+            subkeys, offset = subkeys[:, self.owners], offset[self.owners]
         return _draws.normal(
-            seeds.subkeys[:, :, None],
+            subkeys[:, :, None],
             self.words(first),
             jnp.zeros((), jnp.uint32),
-            seeds.offset[:, None],
+            offset[:, None],
             dtype=np.dtype(dtype),
         )
 
@@ -248,9 +248,9 @@ class SingleLeaf:
         return np.uint32(self.leaf), *_draws.counters(self.shape, self._block, begin)
 
     def draw(self, key: Any, step: Any, dtype: Any, begin: Any) -> jax.Array:
-        seeds = _draws.seeds(key, step, np.array([self.leaf])).of(0)
+        subkeys, offset = _draws.seeds(key, step, np.array([self.leaf]))
         words = _draws.counters(self.shape, self._block, begin)
-        return _draws.normal(seeds.subkeys, *words, seeds.offset, dtype=np.dtype(dtype))
+        return _draws.normal(subkeys[:, 0], *words, offset[0], dtype=np.dtype(dtype))
 
     def parts(self, made: jax.Array) -> list[jax.Array]:
         return [made]

@@ -66,9 +66,9 @@ def draw(which: str, count: int, key: Any, step: Any) -> jax.Array:
         low = jax.lax.iota(jnp.uint32, count)
         words = _draws.threefry(old_subkeys(key), low, jnp.asarray(step).astype(jnp.uint32))
         return old_normal(words[0])
-    of = _draws.seeds(key, step, np.arange(1)).of(0)
-    words = _draws.threefry(of.subkeys, *_draws.counters((count,), (count,), (0,)))
-    return _draws.standard_normal(*words, of.offset, jnp.float32)
+    subkeys, offset = _draws.seeds(key, step, np.arange(1))
+    words = _draws.threefry(subkeys[:, 0], *_draws.counters((count,), (count,), (0,)))
+    return _draws.standard_normal(*words, offset[0], jnp.float32)
 
 
 def law(count: int) -> dict[str, float]:
