@@ -40,7 +40,7 @@ from mfopt.progress import Progress, Report, silent
 _PROVED = ("certified", "exact", "bound")
 _WORDS = ("status", "method", "failure_probability", "details")  # of a guarantee, by its proof
 # code that no proof runs: a change of any other has statements proved again
-_BESIDE = ("experiments/", "noise/", "optimize/", "testing/", "torch/", "training/")
+_BESIDE = ("experiments/", "jax/", "noise/", "optimize/", "testing/", "torch/", "training/")
 _NUMERICS = ("jax", "jaxlib", "numpy", "scipy", "dp_accounting")
 
 
