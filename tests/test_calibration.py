@@ -300,7 +300,7 @@ def test_one_sigma_from_every_command(kind, tmp_path):
         families = ("--include", "dpsgd+balls-in-bins", "--cache", tmp_path / "cells")
         assert sigma_of("compare", *length, *target, *families) == sigma
         mechanism = Mechanism(BallsInBins(16, 2), S.Identity())
-        assert privacy.Account.solve(mechanism, 2.0, 1e-5).noise_multiplier == sigma  # train's
+        assert privacy.solved(mechanism, 2.0, 1e-5).noise_multiplier == sigma  # train's
 
 
 @pytest.mark.release

@@ -109,14 +109,14 @@ def test_samples_that_do_not_fit(machine):
 def test_vocabularies_and_canaries_beyond_memory_are_refused(machine):
     from mfopt.mechanism import Mechanism
     from mfopt.training.audit import audit
-    from mfopt.training.privacy import Account
+    from mfopt.training.privacy import solved
     from mfopt.training.tokenizers import Tokenizer
 
     with pytest.raises(UsageError, match="vocab_size = 1000000000: must be at most"):
         Tokenizer.train(iter(()), 10**9)
     mechanism = Mechanism(BallsInBins(4, 2), privacy_unit="user")
     with pytest.raises(UsageError, match=r"canaries = 1000000000.*GiB of memory"):
-        audit(Account.solve(mechanism, 2.0, 1e-3), canaries=10**9)
+        audit(solved(mechanism, 2.0, 1e-3), canaries=10**9)
 
 
 def test_compare_refuses_before_it_starts(machine):

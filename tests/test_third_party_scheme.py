@@ -120,7 +120,7 @@ def execution(saved, scheme=SCHEME, batch_size=None):
 
 def test_it_is_trained_with_its_own_statement(saved):
     run = execution(saved)
-    stated = privacy.statement(privacy.Account.of(mfopt.load(saved[1])), run)
+    stated = privacy.statement(mfopt.load(saved[1]), run)
     assert (stated.epsilon, stated.adjacency) == (2.0, "add-remove")
     assert "lottery" in stated.method
     model = Model.of(
@@ -138,7 +138,7 @@ def test_it_is_trained_with_its_own_statement(saved):
 
 
 def test_truncation_is_charged_by_the_scheme_s_own_bound(saved):
-    account_ = privacy.Account.of(saved[0])
+    account_ = saved[0]
     assert Sampler(SCHEME, 40, 0, microbatch=4, batch_size=30).displacement_probability() == (
         SCHEME.displacement(41, 30)  # a unit that is added, and 40 others
     )

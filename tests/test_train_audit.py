@@ -18,7 +18,7 @@ from mfopt.strategies import BLT, BandedToeplitz, Identity
 from mfopt.training import recovered
 from mfopt.training.attack import attack_on
 from mfopt.training.audit import audit, epsilon_from_guesses, guesses_p_value
-from mfopt.training.privacy import Account
+from mfopt.training.privacy import solved
 
 ORDERED = Mechanism(sampling.FixedOrder(3, 2), BLT(np.array([0.3]), np.array([0.7])))
 SAMPLED = Mechanism(sampling.Poisson(0.4, 3), Identity())
@@ -26,7 +26,7 @@ CANARIES = 3000
 
 
 def account_for(mechanism):
-    return Account.solve(mechanism, 3.0, 1e-6)
+    return solved(mechanism, 3.0, 1e-6)
 
 
 def run(mechanism, **options):
@@ -137,7 +137,7 @@ def test_what_cannot_be_audited_is_refused():
 @pytest.mark.release
 def test_groups_are_audited_as_one():
     # a user with three records at Poisson sampling: the tight bound needs all three on one axis
-    group = Account.solve(
+    group = solved(
         Mechanism(sampling.Poisson(0.4, 3), group_size=3, privacy_unit="record"), 3.0, 1e-6
     )
     options = {"canaries": CANARIES, "seed": 1, "microbatch": 500, "confidence": 0.99}
@@ -172,7 +172,7 @@ def test_the_group_attack_against_its_density():
 @pytest.mark.release
 def test_an_audit_fails_where_the_loader_forgets_to_be_random():
     mechanism = Mechanism(sampling.BallsInBins(16, 1), Identity())
-    account = Account.solve(mechanism, 3.0, 1e-6)
+    account = solved(mechanism, 3.0, 1e-6)
     options = {"canaries": 800, "seed": 1, "microbatch": 100}
     options |= {"model": layered_model(), "length": 8}
     assert audit(account, **options).passed
@@ -193,7 +193,7 @@ def faults(result):
 
 @pytest.mark.ci
 def test_truncated_batches_are_as_full_as_the_run_s():
-    account = Account.solve(Mechanism(sampling.Poisson(0.2, 4), privacy_unit="user"), 3.0, 1e-5)
+    account = solved(Mechanism(sampling.Poisson(0.2, 4), privacy_unit="user"), 3.0, 1e-5)
     options = {"canaries": 200, "seed": 1, "microbatch": 20, "batch_size": 300}
     options |= {"model": layered_model(), "length": 8}
     seen = []

@@ -25,7 +25,7 @@ from mfopt.strategies import Identity
 from mfopt.training import verification
 from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
-from mfopt.training.privacy import Account, report_rows
+from mfopt.training.privacy import report_rows, solved
 from mfopt.training.verification import composed
 
 
@@ -110,7 +110,7 @@ def test_statements_add_up_where_no_grid_does() -> None:
 
     def run(scheme, epsilon, delta=1e-6, **changes):
         mechanism = Mechanism(scheme, Identity(), privacy_unit="user")
-        made = Account.solve(mechanism, epsilon, delta)
+        made = solved(mechanism, epsilon, delta)
         return dataclasses.replace(made.guarantee, **changes), made
 
     poisson = sampling.Poisson(0.1, 20)

@@ -30,13 +30,13 @@ from mfopt.training.fedavg import FedAvg
 from mfopt.training.gradients import Totals, microbatch_adder
 from mfopt.training.loop import Trainer
 from mfopt.training.prepare import prepare
-from mfopt.training.privacy import Account
+from mfopt.training.privacy import solved
 from mfopt.training.secrets import RunSecret
 from mfopt.training.wiring import Wiring
 
 LENGTH, USERS = 8, 9
 MARGIN = 1 - 2.0**-18  # every clipping aims so much below its bound
-ACCOUNT = Account.solve(Mechanism(Poisson(0.5, 3), Identity(), privacy_unit="user"), 4.0, 1e-6)
+ACCOUNT = solved(Mechanism(Poisson(0.5, 3), Identity(), privacy_unit="user"), 4.0, 1e-6)
 SETTINGS = TrainConfig(
     factorization="(an account)",
     algorithm="fedavg",
@@ -236,7 +236,7 @@ ORDERED = Mechanism(FixedOrder(4, 3), BLT(np.array([0.3]), np.array([0.7])), pri
 
 
 def faults(alter=lambda execution: execution, **changes):
-    account = Account.solve(ORDERED, 3.0, 1e-6)
+    account = solved(ORDERED, 3.0, 1e-6)
     settings = dataclasses.replace(SETTINGS, records_per_user=3, **changes)
     secret = RunSecret.pinned(1)
     found = recovered.findings(account, settings, secret, alter=alter, model=layered_model())

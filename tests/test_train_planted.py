@@ -23,7 +23,7 @@ from mfopt.training.config import TrainConfig
 from mfopt.training.loop import Trainer
 from mfopt.training.models.gpt2 import GPT2Config
 from mfopt.training.models.huggingface import gpt2_model
-from mfopt.training.privacy import Account
+from mfopt.training.privacy import solved
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import UserUnits
 
@@ -37,7 +37,7 @@ SETTINGS = TrainConfig(
 
 
 def findings(mechanism=ORDERED, alter=lambda execution: execution, seed=1, model=None, **changes):
-    account = Account.solve(mechanism, 3.0, 1e-6)
+    account = solved(mechanism, 3.0, 1e-6)
     settings = dataclasses.replace(SETTINGS, **changes)
     secret = RunSecret.pinned(seed)
     return recovered.findings(

@@ -26,11 +26,13 @@ SCHEME = sampling.BallsInBins(bins=4, epochs=2)
 CLIP = 0.5
 
 
-def account_for(scheme=SCHEME, *, group_size=1, unit="user", adjacency="add-remove", sigma=1.5):
+def account_for(
+    scheme=SCHEME, *, group_size=1, unit="user", adjacency="add-remove", sigma=1.5, strategy=None
+):
     of = (unit, group_size, adjacency)
     guarantee = Guarantee(2.0, 1e-6, sigma, *of, method="for tests", status="bound")
-    strategy = BLT(np.array([0.2]), np.array([0.8]))
-    return privacy.Account(Mechanism(scheme, strategy, group_size, unit, adjacency), guarantee)
+    strategy = strategy or BLT(np.array([0.2]), np.array([0.8]))
+    return privacy.account_for(Mechanism(scheme, strategy, group_size, unit, adjacency), guarantee)
 
 
 def users():
@@ -208,18 +210,16 @@ def test_numbered_batches_protect_data_and_not_presence():
 
 def test_fixed_batches_protect_what_units_contribute():
     scheme = sampling.FixedBatch(batch_size=10, population=40, iterations=8)
-    account = account_for(scheme)
+    account = account_for(scheme, strategy=Identity())
     with pytest.raises(UsageError, match="does not compose"):
         privacy.statement(account, execution_for(account, users()))
-    solved = privacy.Account.solve(
-        Mechanism(scheme, adjacency="zero-out", privacy_unit="user"), 4, 1e-6
-    )
+    solved = privacy.solved(Mechanism(scheme, adjacency="zero-out", privacy_unit="user"), 4, 1e-6)
     stated = privacy.statement(solved, execution_for(solved, users()))
     assert stated.adjacency == "zero-out" and stated.epsilon == 4.0
     other = dataclasses.replace(scheme, population=41)
     wrong = Mechanism(other, adjacency="zero-out", privacy_unit="user")
     with pytest.raises(UsageError, match="population"):
-        execution_for(privacy.Account(wrong, solved.guarantee), users())
+        execution_for(privacy.account_for(wrong, solved.guarantee), users())
 
 
 def test_black_box_group_privacy_against_the_chain_of_inequalities():
@@ -241,10 +241,10 @@ def test_black_box_group_privacy_against_the_chain_of_inequalities():
 
 def test_accounts_of_other_schemes_come_from_the_accountant():
     scheme = sampling.Poisson(probability=0.1, iterations=50)
-    one = privacy.Account.solve(Mechanism(scheme, privacy_unit="user"), 4.0, 1e-5)
+    one = privacy.solved(Mechanism(scheme, privacy_unit="user"), 4.0, 1e-5)
     assert one.guarantee.epsilon == 4.0 and one.sampling is scheme
     assert privacy.statement(one, execution_for(one, users())).epsilon == 4.0
-    group = privacy.Account.solve(Mechanism(scheme, group_size=3), 4.0, 1e-5)
+    group = privacy.solved(Mechanism(scheme, group_size=3), 4.0, 1e-5)
     assert group.noise_multiplier > 1.5 * one.noise_multiplier and group.digest != one.digest
 
 
@@ -267,7 +267,7 @@ def test_sizes_of_noise_and_signal_against_sampled_noise():
     assert sizes["largest_signal_of_all_steps"] == pytest.approx(8 * sizes["largest_signal_norm"])
     assert sizes["largest_signal_norm"] == pytest.approx(CLIP * (40 / 4) / 10)
     # other strategies than Toeplitz take another path to the same numbers
-    independent = privacy.Account(Mechanism(SCHEME, privacy_unit="user"), account.guarantee)
+    independent = privacy.account_for(Mechanism(SCHEME, privacy_unit="user"), account.guarantee)
     same = privacy.noise_against_signal(execution_for(independent, users()), 50_000)
     assert same["noise_norm"] == pytest.approx(same["first_noise_norm"])
 

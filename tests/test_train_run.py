@@ -117,6 +117,7 @@ def test_the_account_in_a_folder_is_believed_only_where_it_is_proved(data, tmp_p
         ({"noise_multiplier": 0.99 * sigma}, FailureError, "could not be proved"),
         ({"epsilon": 20.0}, UsageError, "differs from the run"),
         ({"delta": 0.5}, UsageError, "differs from the run"),
+        ({"group_size": 2}, UsageError, "differs from the run"),
         ({"noise_multiplier": "much"}, UsageError, "noise_multiplier|is not an account"),
     ):
         altered(**changes)
@@ -127,8 +128,8 @@ def test_the_account_in_a_folder_is_believed_only_where_it_is_proved(data, tmp_p
         prepare(settings, resume=True)
     # nor what is accounted for another algorithm, or anew
     path.write_text(honest)
-    monkeypatch.setattr(privacy.Account, "solve", None)
-    with pytest.raises(UsageError, match="is not an account"):
+    monkeypatch.setattr(privacy, "solved", None)
+    with pytest.raises(UsageError, match="differs from the run"):
         prepare(settings_for(data, tmp_path / "run", algorithm="els"), resume=True)
     # controls: the honest one, also where nothing is noted of its proof
     proved = []
@@ -480,7 +481,7 @@ def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkey
         asked.append((execution, epsilon, delta))
         raise UsageError("seen")
 
-    monkeypatch.setattr(privacy.Account, "solve", solve)
+    monkeypatch.setattr(privacy, "solved", solve)
     for algorithm in ("els", "group"):
         changes = {"factorization": str(FILE), "sampling": "", "algorithm": algorithm}
         with pytest.raises(UsageError, match="seen"):

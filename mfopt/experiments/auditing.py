@@ -119,11 +119,10 @@ class AuditCell(Cell):
     def run(self, *needed: Result) -> Result:
         import mfopt
         from mfopt.training.audit import audit
-        from mfopt.training.privacy import Account
 
         with tempfile.TemporaryDirectory() as folder:
             needed[0].unpack(Path(folder))
-            account = Account.of(mfopt.load(Path(folder) / "mechanism" / "mechanism.npz"))
+            account = mfopt.load(Path(folder) / "mechanism" / "mechanism.npz")
         found = audit(
             account,
             canaries=self.canaries,

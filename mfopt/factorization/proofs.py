@@ -23,7 +23,7 @@ import hashlib
 import importlib.metadata
 import json
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import mfopt
 from mfopt._runtime import _notes, _plugins
@@ -37,6 +37,9 @@ from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism, content_digest
 from mfopt.progress import Progress, Report, silent
 
+if TYPE_CHECKING:
+    from mfopt.factorization.factorization import Factorization
+
 _PROVED = ("certified", "exact", "bound")
 _WORDS = ("status", "method", "failure_probability", "details")  # of a guarantee, by its proof
 # code that no proof runs: a change of any other has statements proved again
@@ -44,20 +47,7 @@ _BESIDE = ("experiments/", "jax/", "noise/", "optimize/", "testing/", "torch/", 
 _NUMERICS = ("jax", "jaxlib", "numpy", "scipy", "dp_accounting")
 
 
-class Stated(Protocol):
-    """A mechanism at one σ with its statement: a factorization, or the account of a run."""
-
-    @property
-    def mechanism(self) -> Mechanism: ...
-    @property
-    def noise_multiplier(self) -> float: ...
-    @property
-    def guarantee(self) -> Guarantee: ...
-    @property
-    def digest(self) -> str: ...
-
-
-def note(factorization: Stated, proved: Guarantee | None = None) -> bool:
+def note(factorization: Factorization, proved: Guarantee | None = None) -> bool:
     """Put on record that this process has just proved the guarantee of ``factorization``.
 
     Only for the code that ran the proof: what was read from a file is never noted.
@@ -78,7 +68,7 @@ def note(factorization: Stated, proved: Guarantee | None = None) -> bool:
     return _notes.write(statement(factorization), facts)
 
 
-def known(factorization: Stated) -> Guarantee | None:
+def known(factorization: Factorization) -> Guarantee | None:
     """Stated guarantee in the words that this machine proved; None where it proved nothing.
 
     Status, method, probability of failing and details are those of the proof.
@@ -87,7 +77,7 @@ def known(factorization: Stated) -> Guarantee | None:
     return None if noted is None else _worded(factorization.guarantee, noted["proved"])
 
 
-def is_known(factorization: Stated) -> bool:
+def is_known(factorization: Factorization) -> bool:
     """True where this machine proved the guarantee, and nothing in it is said to be surer."""
     proved, stated = known(factorization), factorization.guarantee
     return (
@@ -101,7 +91,7 @@ def _worded(stated: Guarantee, words: dict[str, Any]) -> Guarantee:
     return dataclasses.replace(stated, **{name: words[name] for name in _WORDS})
 
 
-def ensure(factorization: Stated, *, progress: Report = silent) -> Guarantee:
+def ensure(factorization: Factorization, *, progress: Report = silent) -> Guarantee:
     """Guarantee of ``factorization`` in the words that were proved, now or earlier on this machine.
 
     (ε, δ), σ, unit, group size and adjacency are those stated; status, method and the probability
@@ -190,7 +180,7 @@ def _sampled(mechanism: Mechanism) -> SampledLoss | None:
     return law(mechanism.sampling).loss(mechanism.strategy)
 
 
-def statement(factorization: Stated) -> str:
+def statement(factorization: Factorization) -> str:
     """Name that a proof of the guarantee of ``factorization`` is noted under."""
     facts: dict[str, Any] = {
         "code": code_digest(),

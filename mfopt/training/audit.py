@@ -25,6 +25,7 @@ from scipy import special, stats
 from mfopt._runtime import _check, _sizes
 from mfopt._runtime._float64 import pinned
 from mfopt.accounting import account as account_of
+from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import attack, executed, recovered
@@ -33,7 +34,6 @@ from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
-from mfopt.training.privacy import Account
 from mfopt.training.secrets import RunSecret
 from mfopt.training.wiring import Wiring
 
@@ -96,7 +96,7 @@ def canary_model(canaries: int, loudness: float = _LOUDNESS) -> Model:
     return Model.of({"axes": jnp.zeros((canaries, 1))}, loss, name="canaries")
 
 
-def settings_of(account: Account) -> TrainConfig:
+def settings_of(account: Factorization) -> TrainConfig:
     """Settings of a run that executes ``account``, where no run's own are given."""
     group = account.guarantee.group_size
     algorithm = "els" if group > 1 or account.guarantee.privacy_unit == "record" else "uls"
@@ -106,7 +106,7 @@ def settings_of(account: Account) -> TrainConfig:
 
 @pinned
 def audit(
-    account: Account,
+    account: Factorization,
     settings: TrainConfig | None = None,
     *,
     canaries: int = 4000,
@@ -230,7 +230,7 @@ def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -
 def _judge(
     scores: np.ndarray,
     present: np.ndarray,
-    account: Account,
+    account: Factorization,
     settings: TrainConfig,
     claimed: Guarantee,
     findings: Sequence[executed.Finding] = (),
@@ -308,7 +308,7 @@ class _Expected:
     Only the attacker's linear statistics of them are kept: memory does not grow with the steps.
     """
 
-    def __init__(self, account: Account, group_size: int) -> None:
+    def __init__(self, account: Factorization, group_size: int) -> None:
         scheme, strategy = account.sampling, account.strategy
         self.attack = attack.attack_on(scheme, strategy, group_size)
         rows, n = self.attack.rows.shape

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
+from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
 from mfopt.training import continued, initial_model, median, privacy, signing, sizes, sweep
@@ -49,7 +50,7 @@ class Prepared:
     parts: dict[str, TokenStore]
     tokenizer: Tokenizer | None
     model: Model
-    account: privacy.Account | None
+    account: Factorization | None
     execution: Execution
     guarantee: Guarantee | None
     trainer: Trainer

@@ -20,8 +20,6 @@ from mfopt.accounting.closed_form import group as lemma
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import Scheme
-from mfopt.strategies import Strategy
 from mfopt.training.batching import charged_delta, smallest_batch_size
 from mfopt.training.clipping import NoClipping
 from mfopt.training.loop import Execution
@@ -39,52 +37,19 @@ REPORT_FORMAT = 2
 _MOST_NUMBERS = 20_000  # of C in a report; a larger one is in its factorization file
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Account:
-    """Accounted mechanism, and its statement at one σ: of the same group size, unit, adjacency."""
+def account_for(mechanism: Mechanism, guarantee: Guarantee) -> Factorization:
+    """The account of a run: ``mechanism`` and its statement at one σ."""
+    strategy, scheme = mechanism.strategy, mechanism.sampling
+    return Factorization(strategy, guarantee.noise_multiplier, scheme, PrefixSums(), guarantee)
 
-    mechanism: Mechanism
-    guarantee: Guarantee
 
-    def __post_init__(self) -> None:
-        for name in ("group_size", "privacy_unit", "adjacency"):
-            stated, meant = getattr(self.guarantee, name), getattr(self.mechanism, name)
-            if stated != meant:
-                raise _check.reject(name, stated, f"the mechanism accounted for has {meant!r}")
-
-    @classmethod
-    def of(cls, factorization: Factorization) -> Account:
-        """The account in a factorization file."""
-        return cls(factorization.mechanism, factorization.guarantee)
-
-    @classmethod
-    def solve(cls, mechanism: Mechanism, epsilon: float, delta: float) -> Account:
-        """The smallest σ for (ε, δ). Where the accountant samples, σ differs from call to call."""
-        return cls(mechanism, account_of(mechanism, epsilon=epsilon, delta=delta))
-
-    @property
-    def strategy(self) -> Strategy:
-        """C, as stored."""
-        return self.mechanism.strategy
-
-    @property
-    def sampling(self) -> Scheme:
-        """The scheme, which the loader must execute."""
-        return self.mechanism.sampling
-
-    @property
-    def noise_multiplier(self) -> float:
-        """σ relative to the clip norm, for C as stored."""
-        return self.guarantee.noise_multiplier
-
-    @property
-    def digest(self) -> str:
-        """Digest computed from C, σ and the sampling."""
-        return self.mechanism.digest(self.noise_multiplier)
+def solved(mechanism: Mechanism, epsilon: float, delta: float) -> Factorization:
+    """The smallest σ for (ε, δ). Where the accountant samples, σ differs from call to call."""
+    return account_for(mechanism, account_of(mechanism, epsilon=epsilon, delta=delta))
 
 
 def statement(
-    accounted: Account,
+    account: Factorization,
     execution: Execution,
     *,
     privacy_unit: str = "user",
@@ -94,7 +59,7 @@ def statement(
     """The (ε, δ) statement about a run of ``execution``.
 
     Args:
-        accounted: the statement to hold the run against.
+        account: the mechanism and the statement to hold the run against.
         execution: what will run.
         black_box: derive the statement for a user of several units from an account for one unit,
             by :func:`~mfopt.accounting.closed_form.group.black_box_group` (Chua et al. 2024,
@@ -108,20 +73,20 @@ def statement(
             would cost more than ``delta_share``.
     """
     units, sampler, noise = execution.units, execution.sampler, execution.noise
-    guarantee = accounted.guarantee
+    guarantee = account.guarantee
     if noise is None:
         raise _check.reject("noise", None, "a run without noise has no guarantee")
-    if sampler.scheme != accounted.sampling:
-        rule = f"the account is for {accounted.sampling}"
+    if sampler.scheme != account.sampling:
+        rule = f"the account is for {account.sampling}"
         way_out = "Train with the scheme of the file, or optimize a file for this scheme."
         raise _check.reject("sampling", sampler.scheme, rule, way_out)
-    if noise.noise_multiplier != accounted.noise_multiplier:
-        rule = f"the account is for σ = {accounted.noise_multiplier}"
+    if noise.noise_multiplier != account.noise_multiplier:
+        rule = f"the account is for σ = {account.noise_multiplier}"
         raise _check.reject("noise_multiplier", noise.noise_multiplier, rule)
-    if noise.digest != accounted.digest:
+    if noise.digest != account.digest:
         rule = "is made by another strategy or without the sampling of the account"
         way_out = "Make the noise stream from the same file, or with sampling = the account's."
-        rule = f"{rule} ({accounted.digest[:12]})"
+        rule = f"{rule} ({account.digest[:12]})"
         raise _check.reject("noise", noise.digest[:12], rule, way_out)
     sampled = str(units.describe()["unit"])
     if guarantee.group_size == 1 and guarantee.privacy_unit not in (sampled, "example"):
@@ -314,7 +279,7 @@ SECURE_NOT_COVERED = "the floating-point rounding of sums before noise is added 
 
 
 def report(
-    accounted: Account,
+    account: Factorization,
     execution: Execution,
     guarantee: Guarantee,
     *,
@@ -331,7 +296,7 @@ def report(
     means, so it holds for every prefix.
 
     Args:
-      accounted, execution, guarantee: the account, what runs, and the statement about it.
+      account, execution, guarantee: the account, what runs, and the statement about it.
       num_params, steps_done: numbers of trained parameters, and of steps that were run.
       pinned: whether a seed was pinned, so that nothing is protected.
       black_box: whether the statement is by :func:`black_box_group`.
@@ -342,7 +307,7 @@ def report(
         cost = execution.noise.secure_cost(num_params)
         grid["noise"] = {"kind": "secure", **dataclasses.asdict(cost)}
         not_covered = (*NOT_COVERED[:-1], SECURE_NOT_COVERED)
-    arrays = accounted.strategy.arrays()
+    arrays = account.strategy.arrays()
     small = sum(array.size for array in arrays.values()) <= _MOST_NUMBERS
     stored = {
         name: {"shape": list(x.shape), "type": x.dtype.str, "values": x.reshape(-1).tolist()}
@@ -353,16 +318,16 @@ def report(
     return {
         "format": REPORT_FORMAT,
         "mfopt": __version__,
-        "account": accounted.guarantee.describe(),
+        "account": account.guarantee.describe(),
         "black_box": black_box,
         "guarantee": guarantee.describe(),
         "statement": str(guarantee),
         "holds": not pinned and guarantee.status != "estimate",
         "pinned": pinned,
-        "mechanism_digest": accounted.digest,
-        "strategy": accounted.strategy.describe(),
+        "mechanism_digest": account.digest,
+        "strategy": account.strategy.describe(),
         "strategy_arrays": stored if small else None,
-        "noise_multiplier": accounted.noise_multiplier,
+        "noise_multiplier": account.noise_multiplier,
         "noise_multiplier_unit": ESTIMATE_UNIT if clipped else SIGMA_UNIT,
         "sampling": execution.sampler.describe(),
         "units": execution.units.describe(),

@@ -19,6 +19,7 @@ import numpy as np
 import optax
 
 from mfopt._runtime import _sizes
+from mfopt.factorization import Factorization
 from mfopt.progress import Progress, Report, silent
 from mfopt.sampling import UnitSampler
 from mfopt.training import executed, sizes
@@ -30,7 +31,6 @@ from mfopt.training.executed import Finding, certain
 from mfopt.training.initial_model import initial_model
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model, PyTree
-from mfopt.training.privacy import Account
 from mfopt.training.secrets import RunSecret
 from mfopt.training.wiring import Wiring
 
@@ -47,7 +47,7 @@ _RATE = 1e-3  # of plain gradient descent: the optimizer is no part of the guara
 
 
 def _canary_users(
-    account: Account, settings: TrainConfig, vocab_size: int, rng: np.random.Generator
+    account: Factorization, settings: TrainConfig, vocab_size: int, rng: np.random.Generator
 ) -> TokenStore:
     """Users of as many random records as a user may have, some of them in a step on average."""
     scheme, records = account.sampling, settings.records_per_user
@@ -67,7 +67,7 @@ def _canary_users(
 
 
 def findings(
-    account: Account,
+    account: Factorization,
     settings: TrainConfig,
     secret: RunSecret,
     *,
@@ -119,7 +119,7 @@ def findings(
 class _Run:
     """The definition beside a trainer, on the same canary users."""
 
-    account: Account
+    account: Factorization
     settings: TrainConfig
     store: TokenStore
     trainer: Trainer

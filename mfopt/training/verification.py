@@ -24,10 +24,9 @@ from mfopt.accounting import account as account_of
 from mfopt.accounting import phases
 from mfopt.accounting.verify import BETA_SHARE
 from mfopt.errors import FailureError, UsageError
+from mfopt.factorization import Factorization, proofs
 from mfopt.factorization import load as load_factorization
-from mfopt.factorization import proofs
 from mfopt.guarantee import Guarantee
-from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import median, privacy, signing
@@ -36,6 +35,7 @@ from mfopt.training.fedavg import clipping_of
 from mfopt.training.loop import Execution
 from mfopt.training.units import Units
 from mfopt.words import round_up
+from mfopt.workloads import PrefixSums
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -53,7 +53,7 @@ CLAIMS = (
     "only what the report covers was released, and nothing was chosen by looking at private data",
 )
 # the statement about a run alone, and what it was accounted by
-Run = tuple[Guarantee, privacy.Account]
+Run = tuple[Guarantee, Factorization]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,7 @@ def runs_of(facts: dict[str, Any]) -> list[Run]:
 
 
 def _alone(
-    facts: dict[str, Any], stated: Guarantee, account: privacy.Account, execution: Execution
+    facts: dict[str, Any], stated: Guarantee, account: Factorization, execution: Execution
 ) -> Guarantee:
     """The statement that follows for the run alone."""
     how: dict[str, Any] = {"delta_share": math.inf, "black_box": bool(facts["black_box"])}
@@ -153,7 +153,7 @@ def _alone(
 
 def _rebuilt(
     facts: dict[str, Any], factorization: str | Path | None
-) -> tuple[Guarantee, privacy.Account, Execution]:
+) -> tuple[Guarantee, Factorization, Execution]:
     """(the statement, the account, the execution) that the report describes."""
     accounted = Guarantee(**facts["account"])
     plan, clip = facts["sampling"], facts["clipping"]
@@ -169,12 +169,7 @@ def _rebuilt(
             for name, part in stored.items()
         }
         strategy = strategies.from_description(facts["strategy"], arrays)
-    mechanism = Mechanism(
-        scheme,
-        strategy,
-        **{name: getattr(accounted, name) for name in ("group_size", "privacy_unit", "adjacency")},
-    )
-    account = privacy.Account(mechanism, accounted)
+    account = Factorization(strategy, accounted.noise_multiplier, scheme, PrefixSums(), accounted)
     units = Units(int(plan["population"]), facts["units"])
     sampler = Sampler(
         scheme,
@@ -198,7 +193,7 @@ def _rebuilt(
     return Guarantee(**facts["guarantee"]), account, execution
 
 
-def _proved(account: privacy.Account, progress: Report) -> Check:
+def _proved(account: Factorization, progress: Report) -> Check:
     stated = account.guarantee
     epsilon, delta = round_up(stated.epsilon, 6), round_up(stated.delta, 6)
     words = f"({epsilon}, {delta})-DP at σ = {round_up(stated.noise_multiplier, 6)}"
@@ -229,7 +224,7 @@ def _as_certain(stated: Guarantee, found: Guarantee) -> bool:
 
 
 def _compared(
-    facts: dict[str, Any], stated: Guarantee, account: privacy.Account, execution: Execution
+    facts: dict[str, Any], stated: Guarantee, account: Factorization, execution: Execution
 ) -> Iterator[Check]:
     """Checks of the report's fields against what follows from the account and the execution."""
     claim = f"{facts['holds']}, pinned: {facts['pinned']}"

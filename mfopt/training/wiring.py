@@ -42,7 +42,7 @@ _ANOTHER = "Begin a new run in another folder."
 
 def account_of(
     config: TrainConfig, folder: Path, progress: Report, *, resuming: bool = False
-) -> privacy.Account | None:
+) -> Factorization | None:
     """The account that the run has to execute: of the file, or solved for (ε, δ).
 
     None for the non-private baseline. What is solved for is kept in ``folder``, for resumption.
@@ -67,7 +67,7 @@ def account_of(
         found = load_factorization(config.factorization)
         if not config.epsilon:
             stated = _believed(found, config.trust, progress)
-            return privacy.Account(found.mechanism, stated)
+            return dataclasses.replace(found, guarantee=stated)
         # the file's C at a target of the run's own: for groups, which the file is not made for
         strategy, scheme, digest = found.strategy, found.sampling, found.digest
     epsilon, delta, group = config.training_epsilon, config.delta, config.group_size
@@ -83,7 +83,7 @@ def account_of(
     path = folder / ACCOUNT
     kept = resuming and path.is_file()
     if not kept and jax.process_index() == 0:
-        solved = privacy.Account.solve(accounted, epsilon, delta)
+        solved = privacy.solved(accounted, epsilon, delta)
         text = json.dumps({"asked": asked, "guarantee": solved.guarantee.describe()}, indent=2)
         _files.write(path, text + "\n")
         proofs.note(solved)
@@ -114,13 +114,13 @@ def _read(
     accounted: Mechanism,
     target: tuple[float, float],
     progress: Report | None,
-) -> privacy.Account:
+) -> Factorization:
     """The account in a run's file. With ``progress`` anybody may have written it: it is proved."""
     try:
         kept = json.loads(path.read_text())
-        account = privacy.Account(accounted, Guarantee(**kept["guarantee"]))
+        account = privacy.account_for(accounted, Guarantee(**kept["guarantee"]))
         _check.noise_multiplier(account.noise_multiplier)
-        same = kept["asked"] == asked
+        same = kept["asked"] == asked and account.mechanism == accounted
     except (OSError, ValueError, KeyError, TypeError) as problem:
         rule = f"is not an account of a run ({problem})"
         raise _check.reject("output", str(path), rule, _ANOTHER) from None
@@ -144,7 +144,7 @@ class Wiring:
     """Parts of a run, from its settings; without an account, of the non-private baseline."""
 
     config: TrainConfig
-    account: privacy.Account | None
+    account: Factorization | None
     secret: RunSecret
     mesh: Mesh
 

@@ -105,7 +105,6 @@ def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:
 
     import mfopt
     from mfopt.training import config, verification, wiring
-    from mfopt.training.privacy import Account
 
     folder = Path(run) if run is not None and Path(run).is_dir() else None
     if folder is not None:
@@ -118,7 +117,7 @@ def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:
     if path is None:
         if run is None:
             raise _check.reject("run", None, "give a run's folder, a factorization, or --config")
-        return Account.of(mfopt.load(run)), None, None
+        return mfopt.load(run), None, None
     given = {} if folder or run is None else {"factorization": run, "sampling": ""}
     settings = config.load(path, given)
     if folder is not None and settings.factorization:
