@@ -27,6 +27,12 @@ def report_of(data, folder, **changes):  # noqa: F811
     return json.loads(json.dumps(prepared.report(0)))
 
 
+def noted(facts, words):
+    """Account and guarantee with `words` in the details of both."""
+    names = ("account", "guarantee")
+    return {name: facts[name] | {"details": facts[name]["details"] | words} for name in names}
+
+
 @pytest.fixture
 def keys(tmp_path):
     made = []
@@ -54,6 +60,7 @@ def keys(tmp_path):
 def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, changes):  # noqa: F811
     facts = report_of(data, tmp_path / "run", **changes)
     guarantee, account = facts["guarantee"], facts["account"]
+    planet = guarantee["details"] | {"sampled_unit": "planet"}
     lies = [
         {"guarantee": guarantee | {"epsilon": 0.9 * guarantee["epsilon"]}},
         {"guarantee": guarantee | {"delta": 0.5 * guarantee["delta"]}},
@@ -84,6 +91,14 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
         {"guarantee": guarantee | {"method": "magic"}},
         {"guarantee": guarantee | {"failure_probability": 0.5}},
         {"guarantee": guarantee | {"details": {"sampled_unit": "planet"}}},
+        {"units": facts["units"] | {"note": "all is covered"}},
+        {"units": facts["units"] | {"selection": "of all that is covered"}},
+        {
+            "units": facts["units"] | {"unit": "planet"},
+            "guarantee": guarantee | {"details": planet},
+        },
+        noted(facts, {"note": "all is covered"}),
+        noted(facts, {"sampling": "of stars"}),
         {"sampling": facts["sampling"] | {"expected_batch": 1e6}},
         {"warnings": [*facts["warnings"], "all is well"]},
         {"warnings": ["all is well"] * len(facts["warnings"])} if facts["warnings"] else None,

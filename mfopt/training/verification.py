@@ -33,7 +33,7 @@ from mfopt.training import median, privacy, signing
 from mfopt.training.batching import Sampler
 from mfopt.training.fedavg import clipping_of
 from mfopt.training.loop import Execution
-from mfopt.training.units import Units
+from mfopt.training.units import RULES, Units
 from mfopt.words import round_up
 from mfopt.workloads import PrefixSums
 
@@ -46,6 +46,17 @@ _NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?")
 _BESIDE = ("noise_against_signal", "learning_rate", "signature", "continues")
 _RATE = {"value", "chosen", "noise_move", "optimizer", "momentum", "beta2"}
 _FOUND_ELSEWHERE = ("format", "mfopt", "account", "guarantee", "strategy_arrays", "steps_done")
+# what the classes of units write of themselves, by `unit`
+_UNITS = {
+    "user": {"unit", "records", "length", "selection", "median_epsilon"},
+    "record": {"unit", "group_size", "length", "selection", "median_epsilon", "reserve", "whole"},
+}
+# what is written of a proof, by any of this library's accountants
+_DETAILS = {
+    *("sampling", "strategy", "bracket", "least_of", "without_answer", "taken_on_trust"),
+    *("rounds", "column_norm", "remove", "add", "order", "samples", "add_samples", "estimate"),
+    *("tests", "seed", "certificate", "beta", "attempts"),
+}
 CLAIMS = (
     "the run executed this mechanism, by an unchanged mfopt, on data with this many units",
     "its secret (sampling and noise keys, checkpoints) was random and is known to nobody else",
@@ -209,7 +220,11 @@ def _proved(account: Factorization, progress: Report) -> Check:
     if not (found.epsilon <= stated.epsilon and _as_certain(stated, found)):
         words = f"{words}, {stated.status}, wrong with chance {stated.failure_probability:g}"
         return Check("account", words, f"what can be proved here is {found}", False)
-    return Check("account", f"{words}, proved again by {found.method}", "", True)
+    plain = {name: _plain(getattr(account, name).describe()) for name in ("sampling", "strategy")}
+    stray = sorted(stated.details.keys() - found.details.keys() - _DETAILS)
+    stray += [name for name, text in plain.items() if stated.details.get(name, text) != text]
+    words = f"{words}, proved again by {found.method}"
+    return Check("account", words, f"no proof says so in its details: {stray}", not stray)
 
 
 def _as_certain(stated: Guarantee, found: Guarantee) -> bool:
@@ -270,6 +285,11 @@ def _compared(
     warnings = [_NUMBER.sub("#", text) for text in expected.pop("warnings")]
     mine = [_NUMBER.sub("#", text) for text in facts["warnings"]]
     yield Check("warnings", f"{facts['warnings']}", f"{warnings}", mine == warnings)
+    units = expected.pop("units")
+    texts = {name: value for name, value in units.items() if not isinstance(value, int | float)}
+    known = units.keys() <= _UNITS.get(units["unit"], set())
+    known &= texts.pop("selection", RULES[0]) in RULES and [*texts] == ["unit"]
+    yield Check("units", f"{units}", f"those of {sorted(_UNITS)}", known)
     for name, value in expected.items():
         if name not in _FOUND_ELSEWHERE:
             yield _alike(name, facts[name], value)
