@@ -173,6 +173,12 @@ def test_a_run_writes_all_it_promises(data, tmp_path):
     assert parameters == report["parameters"]
     with pytest.raises(UsageError, match="holds a run already"):
         prepare(settings)
+    for path in folder.iterdir():  # only its secret is left
+        if not path.name.startswith("secret"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for resume in (True, False):
+        with pytest.raises(UsageError, match="checkpoints are gone"):
+            prepare(settings, resume=resume)
 
 
 @pytest.mark.ci

@@ -21,7 +21,7 @@ from mfopt.progress import Progress, Report, silent
 from mfopt.training import mesh as meshes
 from mfopt.training import metrics, signing
 from mfopt.training.checkpoint import Checkpoints
-from mfopt.training.folder import CHECKPOINTS, REPORT
+from mfopt.training.folder import CHECKPOINTS, REPORT, mark_used
 from mfopt.training.loop import TrainState
 from mfopt.training.metrics import Evaluator, HeldOutLoss
 from mfopt.training.models.huggingface import export_model
@@ -79,6 +79,7 @@ def _execute(
         checkpoints.wait()
     start = saved = int(state.step)
     if lead:
+        mark_used(folder)  # before the first draw
         _write_report(prepared, start)
     evaluate, public_loss, healthy = _evaluators(prepared)
     told, total = progress if lead else silent, prepared.steps

@@ -18,6 +18,7 @@ from mfopt.training.secrets import RunSecret
 
 CHECKPOINTS, REPORT, ACCOUNT = "checkpoints", "privacy-report.json", "account.json"
 _SECRETS = ("secret", "secret.copy")  # the same content: one flipped bit must not lose a run
+_USED = b"\nnoise was drawn from it\n"  # the end of a secret after its run's first checkpoint
 
 
 def hold(folder: Path) -> filelock.BaseFileLock:
@@ -54,10 +55,13 @@ def check_folder(folder: Path, resume: bool) -> bool:
     if resume and not there and not (folder / _SECRETS[0]).is_file():
         way_out = "Name the folder of the run, or begin one: leave `resume=True` out."
         raise _check.reject("output", str(folder), "holds no run to resume", way_out)
-    # the first one is written before the report, and the report before the first draw
     begun = any(child.name.isdigit() for child in (folder / CHECKPOINTS).glob("*"))
-    if (folder / REPORT).is_file() and not begun:
-        rule = "holds a run whose checkpoints are gone: it would use the same noise again"
+    used = (folder / REPORT).is_file() or any(
+        path.is_file() and path.read_bytes().endswith(_USED)
+        for path in (folder / name for name in _SECRETS)
+    )
+    if used and not begun:
+        rule = "holds a run whose checkpoints are gone: another would spend its epsilon again"
         raise _check.reject("output", str(folder), rule, "Begin a new run in another folder.")
     # a secret is used again only with a checkpoint, in which the data it was used on is sealed
     return begun
@@ -86,6 +90,13 @@ def drop_folder(folder: Path) -> None:
             folder.rmdir()
 
 
+def mark_used(folder: Path) -> None:
+    """Note in the secret of a run, if it has one of its own, that noise is drawn from it."""
+    for path in (folder / name for name in _SECRETS):
+        if path.is_file() and not (content := path.read_bytes()).endswith(_USED):
+            _files.write(path, content + _USED, private=True)
+
+
 def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:
     """The run's secret: its own, or a new one, kept twice with a checksum."""
     if config.seed >= 0:
@@ -98,7 +109,7 @@ def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:
     meshes.wait_for_lead("secret")
     for name in _SECRETS:
         with contextlib.suppress(OSError, UsageError):
-            return RunSecret.from_bytes((folder / name).read_bytes())
+            return RunSecret.from_bytes((folder / name).read_bytes().removesuffix(_USED))
     rule = "holds a run without its secret, or with a damaged one"
     way_out = "Without it the run cannot resume: begin a new one in another folder."
     raise _check.reject("output", str(folder), rule, way_out)
