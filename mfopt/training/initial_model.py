@@ -145,7 +145,9 @@ def _lora(config: TrainConfig) -> LoRAConfig | None:
 
 def _imported(config: TrainConfig, vocab_size: int) -> Model:
     """The model that ``config.model``, MODULE:FUNCTION, makes (``docs/training/models.md``)."""
-    made = maker_of(config)(vocab_size=vocab_size, length=config.length, seed=config.model_seed)
+    make = maker_of(config)
+    with nnx.use_eager_sharding(False):  # where annotated parameters need no mesh to be made
+        made = make(vocab_size=vocab_size, length=config.length, seed=config.model_seed)
     if not isinstance(made, Model | nnx.Module):
         given = f"gives a {type(made).__name__}: must be a Model or a Flax NNX module"
         raise _check.reject("model", config.model, given)

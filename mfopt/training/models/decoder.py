@@ -8,13 +8,12 @@ regularization already.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as Spec
 
 from mfopt._runtime import _check, _extras
 
@@ -29,8 +28,6 @@ TASKS = {
     "mlp/c_proj": ("mlp/down_proj",),
 }
 LINEAR_LAYERS = tuple(TASKS)
-_INTO = ("c_attn", "c_fc", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-_OUT = ("c_proj", "o_proj", "down_proj")
 
 # of each block: keys and values, (L, heads, head size)
 Cache = list[tuple[jax.Array, jax.Array]]
@@ -78,9 +75,10 @@ class LoRAConfig:
 Adapters = Mapping[str, LoRAConfig]  # by linear layer of a block
 
 
-def zeros(*shape: int) -> np.ndarray:
-    """Zeros that take no memory, float32."""
-    return np.broadcast_to(np.float32(0), shape)
+def parameter(*shape: int, cut: tuple[str | None, ...] = (), kind: Any = nnx.Param) -> Any:
+    """A parameter of float32 zeros that take no memory; ``cut``: axis of the mesh along each."""
+    zeros = np.broadcast_to(np.float32(0), shape)
+    return kind(zeros, out_sharding=cut, eager_sharding=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,8 +131,8 @@ class Norm(nnx.Module):
     """
 
     def __init__(self, features: int, epsilon: float, bias: bool, shift: bool = False) -> None:
-        self.scale = nnx.Param(zeros(features))
-        self.bias = nnx.Param(zeros(features)) if bias else None
+        self.scale = parameter(features)
+        self.bias = parameter(features) if bias else None
         self.epsilon, self.shift = epsilon, shift
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -150,15 +148,22 @@ class Norm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """x W + b with W (in, out), plus a low-rank adapter where ``lora`` is given."""
+    """x W + b with W (in, out), plus a low-rank adapter where ``lora`` is given.
 
-    def __init__(self, rows: int, columns: int, lora: LoRAConfig | None, bias: bool = True) -> None:
-        self.kernel = nnx.Param(zeros(rows, columns))
-        self.bias = nnx.Param(zeros(columns)) if bias else None
+    W is cut over devices by output or, if it leads ``out`` of a half-block, by input: so the wide
+    middle is never gathered.
+    """
+
+    def __init__(
+        self, rows: int, columns: int, lora: LoRAConfig | None, bias: bool = True, out: bool = False
+    ) -> None:
+        of_rows, of_columns = ("model", None) if out else (None, "model")
+        self.kernel = parameter(rows, columns, cut=(of_rows, of_columns))
+        self.bias = parameter(columns, cut=(of_columns,)) if bias else None
         self.scale = 0.0 if lora is None else lora.scale
         if lora is not None:
-            self.lora_a = nnx.LoRAParam(zeros(rows, lora.rank))
-            self.lora_b = nnx.LoRAParam(zeros(lora.rank, columns))
+            self.lora_a = parameter(rows, lora.rank, cut=(of_rows, None), kind=nnx.LoRAParam)
+            self.lora_b = parameter(lora.rank, columns, cut=(None, of_columns), kind=nnx.LoRAParam)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype
@@ -214,12 +219,12 @@ class Decoder(nnx.Module):
     def __init__(self, shape: Shape, adapters: Adapters) -> None:
         vocab_size, width, blocks, self.positions = shape.sizes
         self.scale, self.remat, self.dtype = shape.scale, shape.remat, shape.compute_dtype
-        self.wte = nnx.Param(zeros(vocab_size, width))
-        self.wpe = nnx.Param(zeros(self.positions, width)) if shape.learned else None
+        self.wte = parameter(vocab_size, width, cut=(None, "model"))
+        self.wpe = parameter(self.positions, width) if shape.learned else None
         self.h = nnx.List([Block(shape, adapters) for _ in range(blocks)])
         self.ln_f = shape.norm()
         tied = shape.tie_word_embeddings
-        self.lm_head = None if tied else nnx.Param(zeros(vocab_size, width))
+        self.lm_head = None if tied else parameter(vocab_size, width, cut=(None, "model"))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         return self.decode(tokens)[0]
@@ -258,17 +263,3 @@ def _recomputed(block: Block, x: jax.Array) -> tuple[jax.Array, Any]:
     graph, state = nnx.split(block)
     again = jax.checkpoint(lambda state, x: nnx.merge(graph, state)(x))
     return again(state, x)
-
-
-def partition_spec(path: Sequence[str]) -> Spec:
-    """Sharding of a parameter over the axis ``model`` of a device mesh.
-
-    Matrices into a half-block are cut by output, matrices out of it by input, so that the wide
-    middle is never gathered; token embeddings are cut along their width. The rest is whole.
-    """
-    name, layer = path[-1], path[-2] if len(path) > 1 else ""
-    if name in ("wte", "lm_head") or (layer in _INTO and name in ("kernel", "lora_b")):
-        return Spec(None, "model")
-    if layer in _OUT and name in ("kernel", "lora_a"):
-        return Spec("model", None)
-    return Spec("model") if layer in _INTO and name == "bias" else Spec()

@@ -133,7 +133,7 @@ class Attention(nnx.Module):
     def __init__(self, config: GPT2Config, adapters: Adapters) -> None:
         d, self.n_head = config.n_embd, config.n_head
         self.c_attn = Linear(d, 3 * d, adapters.get("attn/c_attn"))
-        self.c_proj = Linear(d, d, adapters.get("attn/c_proj"))
+        self.c_proj = Linear(d, d, adapters.get("attn/c_proj"), out=True)
 
     def __call__(self, x: jax.Array, at: Any, cache: Any) -> tuple[jax.Array, Any]:
         length, width = x.shape
@@ -147,7 +147,7 @@ class MLP(nnx.Module):
 
     def __init__(self, config: GPT2Config, adapters: Adapters) -> None:
         self.c_fc = Linear(config.n_embd, config.inner, adapters.get("mlp/c_fc"))
-        self.c_proj = Linear(config.inner, config.n_embd, adapters.get("mlp/c_proj"))
+        self.c_proj = Linear(config.inner, config.n_embd, adapters.get("mlp/c_proj"), out=True)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.c_proj(jax.nn.gelu(self.c_fc(x), approximate=True))

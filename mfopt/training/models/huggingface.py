@@ -18,7 +18,7 @@ import numpy as np
 
 from mfopt._runtime import _check, _extras, _files
 from mfopt._runtime._float64 import pinned
-from mfopt.training.models.decoder import TASKS, Decoder, LoRAConfig, partition_spec
+from mfopt.training.models.decoder import TASKS, Decoder, LoRAConfig
 from mfopt.training.models.gpt2 import GPT2Config
 from mfopt.training.models.llama import FAMILIES, LlamaConfig
 from mfopt.training.models.model import Model, PyTree
@@ -103,7 +103,6 @@ def gpt2_shapes(config: Config, lora: LoRAConfig | None = None) -> Model:
         name=size + (f"-lora{lora.rank}" if lora else ""),
         vocab_size=config.vocab_size,
         max_length=module.positions,
-        partition=partition_spec,
         export=lambda params, frozen, folder: save_pretrained(
             folder, config, merge_adapters(params, frozen, lora)
         ),

@@ -212,7 +212,8 @@ class GroupedAttention(nnx.Module):
         shared = config.num_key_value_heads * self.size
 
         def linear(name: str, rows: int, columns: int) -> Linear:
-            return Linear(rows, columns, adapters.get(name), config.biased(name))
+            lora, bias = adapters.get(name), config.biased(name)
+            return Linear(rows, columns, lora, bias, out=name == "attn/o_proj")
 
         self.q_proj = linear("attn/q_proj", d, queries)
         self.k_proj = linear("attn/k_proj", d, shared)
@@ -283,7 +284,7 @@ class GatedMLP(nnx.Module):
         d, hidden, self.gemma = config.hidden_size, config.intermediate_size, config.gemma
         self.gate_proj = Linear(d, hidden, adapters.get("mlp/gate_proj"), False)
         self.up_proj = Linear(d, hidden, adapters.get("mlp/up_proj"), False)
-        self.down_proj = Linear(hidden, d, adapters.get("mlp/down_proj"), False)
+        self.down_proj = Linear(hidden, d, adapters.get("mlp/down_proj"), False, out=True)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         gate = self.gate_proj(x)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 
 from mfopt._runtime import _check, _extras
 from mfopt.training.models.model import Model, PyTree, next_token_loss
@@ -42,6 +43,12 @@ def flatten(state: Any) -> dict[Path, Any]:
     }
 
 
+def _over_model(spec: Any) -> PartitionSpec:
+    """``spec`` without other axes than ``model``, which the mesh here may lack."""
+    axes = [axis if isinstance(axis, tuple) else (axis,) for axis in spec or ()]
+    return PartitionSpec(*("model" if "model" in names else None for names in axes))
+
+
 def from_nnx(
     module: nnx.Module,
     *,
@@ -62,7 +69,8 @@ def from_nnx(
         name: of the model, for reports.
         vocab_size, max_length: number of tokens and longest row of them, where there is a limit.
         export: writes (params, frozen, folder) in the module's own form.
-        partition: maps a parameter's path to its ``PartitionSpec``; None: all replicated.
+        partition: maps a parameter's path to its ``PartitionSpec``; None: as the module's own
+            metadata say (``nnx.with_partitioning``), of which only the axis ``model`` is heeded.
 
     Raises:
         UsageError: ``trainable`` selects nothing.
@@ -92,10 +100,11 @@ def from_nnx(
     own = getattr(module, "decode", None)
     own = callable(own) and [*inspect.signature(own).parameters] == ["tokens", "at", "cache"]
 
-    def specs(paths: list[Path]) -> PyTree | None:
+    def specs(state: Any) -> PyTree:
+        named = flatten(nnx.get_partition_spec(state))
         if partition is None:
-            return None
-        return nest({path: partition(tuple(map(str, path))) for path in paths})
+            return nest({path: _over_model(spec) for path, spec in named.items()})
+        return nest({path: partition(tuple(map(str, path))) for path in named})
 
     return Model(
         params=nest(params),
@@ -107,6 +116,6 @@ def from_nnx(
         logits=logits,
         decode=decode if own else None,
         export=export,
-        partition=specs(paths[0]),
-        frozen_partition=specs(paths[1]),
+        partition=specs(chosen),
+        frozen_partition=specs(rest),
     )
