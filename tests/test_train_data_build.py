@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 from test_cli import run
+from test_train_data_store import as_dict
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
@@ -104,11 +105,7 @@ def test_a_build_against_a_loop(tmp_path, tokenizer):
             tokens = [*tokenizer.backend.encode(row["text"]).ids, tokenizer.end_id]
             expected.setdefault(row["user"], []).append(tokens)
     store = open_parts(tmp_path / "out")["train"]
-    found = {
-        store.user_name(user): [store.record(r).tolist() for r in store.records_of(user)]
-        for user in range(store.num_users)
-    }
-    assert found == expected
+    assert as_dict(store) == expected
     store.verify()
     assert report["reading"]["train"]["bad"] == {"not JSON": 8}
     assert len(report["reading"]["train"]["examples"]) == 8
@@ -300,4 +297,4 @@ def test_command_line_builds_the_embedded_corpus(tmp_path):
     tokenizer = Tokenizer.load(tmp_path / "std")
     first = tokenizer.decode(train.record(0))
     assert "def " in first
-    assert train.user_name(0).isidentifier()
+    assert next(iter(as_dict(train))).isidentifier()

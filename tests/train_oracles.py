@@ -73,6 +73,4 @@ def write_store(store, folder):
     folder.mkdir(parents=True)
     for name in ("tokens", "record_offsets", "user_offsets"):
         np.save(folder / f"{name}.npy", getattr(store, name))
-    np.save(folder / "user_names.npy", np.zeros(0, np.uint8))
-    np.save(folder / "name_offsets.npy", np.zeros(store.num_users + 1, np.int64))
     (folder / METADATA).write_text(json.dumps(store.metadata))

@@ -30,7 +30,7 @@ from mfopt.training.data.store import token_dtype
 # among 10⁸ has probability below 1e-22.
 _KEY_BYTES = 16
 _TABLES = """
-PRAGMA cache_size = -65536;
+PRAGMA cache_size = -16384;
 CREATE TABLE IF NOT EXISTS users (id INTEGER PRIMARY KEY, name BLOB UNIQUE);
 CREATE TABLE IF NOT EXISTS records (
     id INTEGER PRIMARY KEY, user INTEGER NOT NULL, text BLOB, tokens BLOB NOT NULL
@@ -271,8 +271,7 @@ class _Part:
 
 
 def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
-    names = ("tokens", "record_offsets", "user_offsets")
-    arrays = [stores.map_array(folder / f"{name}.npy") for name in names]
+    arrays = [stores.map_array(folder / f"{name}.npy") for name in stores.ARRAYS]
     facts = metadata | {
         "format_version": stores.FORMAT_VERSION,
         "num_users": len(arrays[2]) - 1,

@@ -14,15 +14,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt.training.data.store import TokenStore
+from mfopt.training.data.store import TokenStore, give_back
 from mfopt.training.secrets import uniform_hash
 
 WINDOW = 8  # tokens of a run
 SHORTEST = 16  # tokens of a record that is examined
 NEAR = 0.5  # share of its runs that makes a record a near copy
 MOST = 0.1  # share of the public tokens in copies that chance and shared boilerplate explain
-_BLOCK = 1 << 21  # tokens worked on at once
-_KEPT = 1 << 24  # private runs kept; of more, a fixed share is sampled on both sides
+_BLOCK = 1 << 19  # tokens worked on at once
+_KEPT = 1 << 24  # public runs kept; of more, a fixed share is sampled
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -46,14 +46,19 @@ def copies(public: TokenStore, private: Sequence[TokenStore]) -> tuple[np.ndarra
     To leave them out makes the public part a function of the private data, which no guarantee of a
     run covers: it then holds given the public part.
     """
-    tokens = sum(store.num_tokens for store in private)
-    rate = np.uint64(max(1, -(-tokens // _KEPT)))
+    rate = np.uint64(max(1, -(-public.num_tokens // _KEPT)))
     whole, runs = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
+    for _, records, windows, _ in _blocks(public):
+        whole.append(records)
+        runs.append(windows[windows % rate == 0])
+    # of the public hashes those that private ones meet: memory does not grow with the private data
+    own = [np.unique(np.concatenate(parts)) for parts in (whole, runs)]
+    met = [np.zeros(len(mine), bool) for mine in own]
     for store in private:
-        for _, records, windows, _ in _blocks(store):
-            whole.append(records)
-            runs.append(windows[windows % rate == 0])
-    known, known_runs = (np.unique(np.concatenate(parts)) for parts in (whole, runs))
+        for _, *hashes, _ in _blocks(store):
+            for mine, seen, found in zip(own, met, hashes, strict=True):
+                seen |= np.isin(mine, found)
+    known, known_runs = (mine[seen] for mine, seen in zip(own, met, strict=True))
     exact, near = np.zeros((2, public.num_records), bool)
     for numbers, records, windows, owner in _blocks(public):
         same = np.isin(records, known)
@@ -119,4 +124,5 @@ def _blocks(store: TokenStore) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndar
         for i in range(WINDOW):
             windows += letters[begin + i] * powers[i]
         yield first + long, records, uniform_hash(0, 1, windows), owner
+        give_back(store.tokens)
         first = end

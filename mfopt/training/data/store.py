@@ -21,7 +21,8 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from mfopt._runtime import _check
 FORMAT_VERSION = 1
 METADATA = "metadata.json"
 PARTS = ("train", "held-out-users", "held-out-records", "public")
-_ARRAYS = ("tokens", "record_offsets", "user_offsets", "user_names", "name_offsets")
+ARRAYS = ("tokens", "record_offsets", "user_offsets")
 _CHUNK = 1 << 22
 _DAMAGED = "The store is damaged; build it again."
 _MAKE_ONE = "Make one with `mfopt data build`."
@@ -51,9 +52,24 @@ def content_digest(tokens: np.ndarray, record_offsets: np.ndarray, user_offsets:
     digest = hashlib.sha256()
     for array in (tokens, record_offsets, user_offsets):
         digest.update(f"{array.dtype.str}{array.shape}".encode())
-        for begin in range(0, len(array), _CHUNK):
-            digest.update(np.ascontiguousarray(array[begin : begin + _CHUNK]).tobytes())
+        for part in _chunks(array):
+            digest.update(np.ascontiguousarray(part).tobytes())
     return digest.hexdigest()
+
+
+def _chunks(array: np.ndarray, more: int = 0) -> Iterator[np.ndarray]:
+    """Parts of an array, each with ``more`` of the next; of a map one part is in memory at once."""
+    for begin in range(0, len(array), _CHUNK):
+        yield array[begin : begin + _CHUNK + more]
+        give_back(array)
+
+
+def give_back(array: Any) -> None:
+    """Let the system have the pages of a mapped array that were read; they are read again."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    if isinstance(array, mmap.mmap):
+        array.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -61,15 +77,13 @@ class TokenStore:
     """Records of tokens grouped by user; arrays may be memory maps.
 
     The arrays are those of its files; users without records are allowed. ``metadata`` are JSON-able
-    facts, ``tokenizer_digest`` and ``vocab_size`` among them; ``names`` are the users', if kept:
-    (UTF-8 bytes, offsets). Refused are arrays whose shapes or end points do not fit together.
+    facts, ``tokenizer_digest`` and ``vocab_size`` among them. Refused are arrays that do not fit.
     """
 
     tokens: np.ndarray
     record_offsets: np.ndarray
     user_offsets: np.ndarray
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
-    names: tuple[np.ndarray, np.ndarray] | None = None
     path: Path | None = None
 
     def __post_init__(self) -> None:
@@ -79,9 +93,6 @@ class TokenStore:
             if offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != end:
                 found = offsets[[0, -1]].tolist() if offsets.ndim == 1 and len(offsets) else []
                 raise _check.reject(name, found, f"must run from 0 to {end}", _DAMAGED)
-        if self.names is not None and len(self.names[1]) != len(self.user_offsets):
-            found = len(self.names[1])
-            raise _check.reject("name_offsets", found, "must have one entry per user, + 1")
 
     @classmethod
     def open(cls, path: str | Path) -> TokenStore:
@@ -101,8 +112,8 @@ class TokenStore:
             rule = f"this mfopt reads version {FORMAT_VERSION}"
             way_out = "Build the store again with `mfopt data build`."
             raise _check.reject("format_version", version, rule, way_out)
-        tokens, records, users, *names = (map_array(folder / f"{name}.npy") for name in _ARRAYS)
-        return cls(tokens, records, users, metadata, (names[0], names[1]), folder)
+        tokens, records, users = (map_array(folder / f"{name}.npy") for name in ARRAYS)
+        return cls(tokens, records, users, metadata, folder)
 
     @classmethod
     def from_records(
@@ -164,14 +175,6 @@ class TokenStore:
             raise _check.reject("record", record, f"must lie in [0, {self.num_records})")
         return self.tokens[self.record_offsets[record] : self.record_offsets[record + 1]]
 
-    def user_name(self, user: int) -> str:
-        """The name under which ``user`` came in the source."""
-        self.records_of(user)
-        if self.names is None:
-            return f"user {user}"
-        data, offsets = self.names
-        return bytes(data[offsets[user] : offsets[user + 1]]).decode("utf-8")
-
     def records_per_user(self) -> np.ndarray:
         """(U,) int64."""
         return np.diff(self.user_offsets)
@@ -227,13 +230,11 @@ class TokenStore:
         """Read everything once: order of offsets, token range, content digest."""
         for name in ("record_offsets", "user_offsets"):
             offsets = getattr(self, name)
-            for begin in range(0, len(offsets), _CHUNK):
-                if np.any(np.diff(offsets[begin : begin + _CHUNK + 1]) < 0):
-                    raise _check.reject(name, str(self.path), "must not decrease")
-        for begin in range(0, len(self.tokens), _CHUNK):
-            largest = int(self.tokens[begin : begin + _CHUNK].max())
-            if largest >= self.vocab_size:
-                raise _check.reject("tokens", largest, f"must be below {self.vocab_size}")
+            if any(np.any(np.diff(part) < 0) for part in _chunks(offsets, more=1)):
+                raise _check.reject(name, str(self.path), "must not decrease")
+        largest = max((int(part.max()) for part in _chunks(self.tokens)), default=-1)
+        if largest >= self.vocab_size:
+            raise _check.reject("tokens", largest, f"must be below {self.vocab_size}")
         stated = self.metadata["content_digest"]
         if self.digest != stated:
             rule = f"metadata of {self.path} says {stated}: the data was changed or damaged"
