@@ -44,12 +44,6 @@ class RunSecret:
     def __repr__(self) -> str:
         return "RunSecret(...)"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RunSecret) and hmac.compare_digest(self._value, other._value)
-
-    def __hash__(self) -> int:
-        return hash(self._value)
-
     def to_bytes(self) -> bytes:
         """The secret itself and its checksum, 64 bytes, for a file of its owner."""
         return self._value + hashlib.sha256(self._value).digest()
