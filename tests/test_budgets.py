@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_754,
     "mfopt/_runtime": 1_517,
-    "mfopt/accounting": 16_523,
+    "mfopt/accounting": 16_450,
     "mfopt/calibration": 188,
     "mfopt/experiments": 6_995,
     "mfopt/factorization": 675,

@@ -52,15 +52,7 @@ def test_the_pieces_are_the_matrix_but_for_what_is_measured(small, bins):
     np.testing.assert_allclose(found, normal @ dense.T, rtol=0, atol=1e-13)
     np.testing.assert_allclose(pieces.square(bins), dense @ dense.T, rtol=0, atol=1e-12)
     vector = normal[0]
-    np.testing.assert_allclose(
-        nested.transposed_times(pieces, vector), dense.T @ vector, atol=1e-13
-    )
     np.testing.assert_allclose(pieces.solve(vector), np.linalg.solve(dense, vector), rtol=1e-9)
-    with jax.enable_x64(True):
-        square = nested.Square(jax.tree.map(jnp.asarray, pieces), jnp.diagonal(dense @ dense.T))
-        multiplied = jax.jit(nested.product)(jnp.asarray(normal), square / 4.0)
-    np.testing.assert_allclose(multiplied, normal @ dense @ dense.T / 4, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(_matrix(pieces / 2.0)[:bins, :bins], dense / 2, rtol=1e-15)
 
 
 def test_the_pair_in_pieces_is_above_the_modes_and_by_a_hair(small):
@@ -131,7 +123,7 @@ def test_a_pair_in_pieces_is_refused_where_it_is_not_that_of_its_matrix(small):
     dominating_pair.check(pair)
     for wrong in (
         pair._replace(gram=pair.gram * (1 + 1e-6)),
-        pair._replace(factor=pair.factor / 2),
+        pair._replace(factor=jax.tree.map(lambda part: part / 2, pair.factor)),
     ):
         with pytest.raises(ValueError, match="L Lᵀ = G"):
             dominating_pair.check(wrong)

@@ -35,13 +35,7 @@ import numpy as np
 from mfopt._runtime import _quick
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, log_hinge, privacy_loss
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
-from mfopt.accounting.monte_carlo.nested import (
-    Factor,
-    HierarchicalLowRank,
-    Square,
-    coloured,
-    product,
-)
+from mfopt.accounting.monte_carlo.nested import Factor, coloured
 from mfopt.strategies import Array
 
 MOST = 128  # modes that get components of their own
@@ -123,11 +117,13 @@ def nodes(bins: int, offset: Any = 0.5) -> jax.Array:
 
 
 @_quick.jit
-def placed(gram: Any, noise_multiplier: jax.Array, epsilon: jax.Array, offset: Any = 0.5) -> Placed:
+def placed(
+    gram: Array, noise_multiplier: jax.Array, epsilon: jax.Array, offset: Any = 0.5
+) -> Placed:
     """Components whose v_j = Σ_k W[j, k] m_k is a design point of the mode of node j (mod K).
 
     Args:
-      gram: G, (bins, bins), or what multiplies as it does (:class:`~.nested.Square`).
+      gram: G, (bins, bins).
       noise_multiplier, epsilon: σ near the one that is sought, and ε, the design points' loss.
       offset: of the nodes, in [0, 1).
 
@@ -140,20 +136,16 @@ def placed(gram: Any, noise_multiplier: jax.Array, epsilon: jax.Array, offset: A
     own = jnp.eye(bins)[chosen]
     scaled = gram / noise_multiplier**2
     modes = jnp.tile(own, (2, 1))
-    if isinstance(scaled, Square):
-        beside, squares = product(own, scaled), scaled.diagonal
-    else:
-        beside, squares = scaled[chosen], jnp.diagonal(scaled)
-    at_modes = jnp.tile(beside - squares / 2, (2, 1))  # row j: u at mode j
+    at_modes = jnp.tile(scaled[chosen] - jnp.diagonal(scaled) / 2, (2, 1))  # row j: u at mode j
 
     def outer(_: int, p: jax.Array) -> jax.Array:
-        move = product(p, scaled)  # row j: what the direction p_j adds to <m_k, X>/σ²
+        move = p @ scaled  # row j: what the direction p_j adds to <m_k, X>/σ²
         step = _step_lengths(modes, at_modes, move, epsilon)
         return (p + jax.nn.softmax(at_modes + step[:, None] * move, axis=1)) / 2
 
     begin = jnp.concatenate([own, jnp.full(own.shape, 1 / bins)])
     p = jax.lax.fori_loop(0, _OUTER, outer, begin)
-    length = _step_lengths(modes, at_modes, product(p, scaled), epsilon)
+    length = _step_lengths(modes, at_modes, p @ scaled, epsilon)
     return Placed(modes + length[:, None] * p, chosen)
 
 
@@ -198,12 +190,11 @@ class Tables(NamedTuple):
     proposal_square: Array
 
 
-def tables(gram: Any, weights: Array) -> Tables:
+def tables(gram: Array, weights: Array) -> Tables:
     """Products of size J×b×b."""
-    shifted = product(weights, gram)
+    shifted = weights @ gram
     overlaps = shifted @ weights.T
-    squares = gram.diagonal if isinstance(gram, Square) else gram.diagonal()
-    return Tables(shifted - squares / 2, overlaps - overlaps.diagonal() / 2)
+    return Tables(shifted - gram.diagonal() / 2, overlaps - overlaps.diagonal() / 2)
 
 
 def linear(factor: Factor, weights: Array, draws: Draws) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -342,14 +333,10 @@ class DesignPoints(NamedTuple):
           key: randomness of the nodes' offset.
         """
         offset = np.random.default_rng(np.asarray(jax.random.key_data(key))).random()
-        gram: Any = known.gram
-        diagonal = np.asarray(gram.diagonal())
-        if isinstance(known.factor, HierarchicalLowRank):
-            gram = Square(known.factor, jnp.asarray(diagonal))
-        found = placed(gram, float(noise_multiplier), float(epsilon), offset)
-        # by NumPy where it is a matrix: two products, once
-        by = gram if isinstance(gram, Square) else np.asarray(gram)
-        return cls(known, diagonal.mean(), found, tables(by, np.asarray(found.weights)))
+        found = placed(known.gram, float(noise_multiplier), float(epsilon), offset)
+        gram = np.asarray(known.gram)  # by NumPy: two products, once
+        of_all = tables(gram, np.asarray(found.weights))
+        return cls(known, gram.diagonal().mean(), found, of_all)
 
     def terms(self, key: jax.Array, size: int) -> Any:
         draws = draw(key, size, self.likelihood.bins)

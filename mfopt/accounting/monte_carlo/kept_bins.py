@@ -28,12 +28,7 @@ from mfopt.accounting.monte_carlo.likelihood import (
     SharedGaussianComponent,
     shared_component,
 )
-from mfopt.accounting.monte_carlo.nested import (
-    Factor,
-    HierarchicalLowRank,
-    coloured,
-    transposed_times,
-)
+from mfopt.accounting.monte_carlo.nested import Factor, HierarchicalLowRank, coloured
 from mfopt.strategies.fields import Array
 
 _ORDERS = clusters.MOST  # normalizers that one pass over S gives
@@ -166,7 +161,7 @@ def shared(pair: DominatingPair) -> SharedGaussianComponent | None:
             toward = factor.solve(ones)  # Lᵀ G⁻¹ 1
         else:
             solved = scipy.linalg.cho_solve(scipy.linalg.cho_factor(np.asarray(pair.gram)), ones)
-            toward = transposed_times(factor, solved)
+            toward = np.asarray(factor).T @ solved
     except scipy.linalg.LinAlgError:
         return None
     largest = float(np.max(np.asarray(pair.gram).diagonal()))

@@ -41,9 +41,6 @@ class HierarchicalLowRank(NamedTuple):
     rows: tuple[Array, ...]
     right: tuple[Array, ...]
 
-    def __truediv__(self, sigma: Any) -> HierarchicalLowRank:
-        return HierarchicalLowRank(tuple(part / sigma for part in self.rows), self.right)
-
     def dense(self, number: int) -> np.ndarray:
         """The rows of L̃ of a run of bins, (run, padded bins)."""
         rows, run = np.asarray(self.rows[number]), len(self.rows[0])
@@ -90,27 +87,6 @@ class HierarchicalLowRank(NamedTuple):
             parts.append(numbers.concatenate([own, *above], axis=1) @ rows.T)
         return numbers.concatenate(parts, axis=1)[:, :bins]
 
-    def back(self, x: Any, numbers: Any = jnp) -> Any:
-        """``x`` L̃, shape (samples, bins)."""
-        bins, run = x.shape[1], len(self.rows[0])
-        short = len(self.rows) * run - bins
-        x = numbers.pad(x, ((0, 0), (0, short))) if short else x
-        blocks = _blocks(len(self.rows))
-        parts, far = list[Any](), dict[_Block, Any]()
-        for number, rows in enumerate(self.rows):
-            part = x[:, run * number : run * (number + 1)] @ rows
-            parts.append(part[:, :run])
-            inside = [block for block in blocks if block.middle <= number < block.end]
-            for place, block in enumerate(inside):
-                used = run + RANK * place
-                far[block] = far.get(block, 0) + part[:, used : used + RANK]
-        for block, right in zip(blocks, self.right, strict=True):
-            given = far[block] @ right.T
-            for number in range(block.begin, block.middle):
-                cut = run * (number - block.begin)
-                parts[number] = parts[number] + given[:, cut : cut + run]
-        return numbers.concatenate(parts, axis=1)[:, :bins]
-
     def solve(self, vector: np.ndarray) -> np.ndarray:
         """L̃⁻¹ of one vector, (bins,)."""
         bins, run = len(vector), len(self.rows[0])
@@ -131,20 +107,6 @@ class HierarchicalLowRank(NamedTuple):
             triangle = rows[:, : end - begin]
             found[begin:end] = scipy.linalg.solve_triangular(triangle, left, lower=True)
         return found[:bins]
-
-
-class Square(NamedTuple):
-    """L̃ L̃ᵀ as what multiplies with it, by L̃ and its own diagonal."""
-
-    factor: HierarchicalLowRank
-    diagonal: Array
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.diagonal), len(self.diagonal)
-
-    def __truediv__(self, squared: Any) -> Square:
-        return Square(self.factor / jnp.sqrt(squared), self.diagonal / squared)
 
 
 Factor: TypeAlias = Array | HierarchicalLowRank
@@ -220,20 +182,3 @@ def coloured(normal: Any, factor: Factor) -> Any:
     if isinstance(factor, HierarchicalLowRank):
         return factor.colour(normal)
     return normal @ factor.T
-
-
-def product(x: Any, gram: Any) -> Any:
-    """``x`` G of a matrix or a :class:`Square`, shape (samples, bins)."""
-    if isinstance(gram, Square):
-        return gram.factor.colour(gram.factor.back(x))
-    return x @ gram
-
-
-def transposed_times(factor: Factor, vector: np.ndarray) -> np.ndarray:
-    """Lᵀ of one vector, shape (bins,)."""
-    if not isinstance(factor, HierarchicalLowRank):
-        return np.asarray(np.asarray(factor).T @ vector)
-    bins, run = len(vector), len(factor.rows[0])
-    cuts = range(0, bins, run)
-    parts = [vector[cut : cut + run] @ factor.dense(i)[: bins - cut] for i, cut in enumerate(cuts)]
-    return np.asarray(np.sum(parts, axis=0))[:bins]
