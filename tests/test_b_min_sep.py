@@ -16,6 +16,7 @@ from selection import before_release
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
+from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import band, chunked, circular_ceilings, separated_ceilings
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
@@ -305,3 +306,12 @@ def test_what_is_not_known_is_refused():
     values = [found.chain("chain", order)[0] for order in (1, 8, 64)]
     assert values == sorted(values) and math.isfinite(values[0]) and values[-1] == math.inf
     assert band.gram(jnp.asarray(of.exact.columns)).shape == (2, 12)
+
+
+def test_a_group_that_samples_say_too_little_of_has_the_bound_without_amplification():
+    mechanism = Mechanism(BMinSep(bins=12, epochs=2, separation=4), group_size=2)
+    found = account(mechanism, epsilon=4.0, delta=1e-7, samples=1024, seed=0)
+    # two units of six participations, one Gaussian release
+    assert found.noise_multiplier == pytest.approx(2 * 6**0.5 / gaussian.largest_mu(4.0, 1e-7))
+    assert found.status == "bound" and "too loose" in found.details["without_answer"][0]
+    assert 0.5 < found.lower_bound < 1.0  # what an attack attains at σ = 1 is 4e-8

@@ -13,7 +13,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.sampling import BallsInBins
-from mfopt.strategies import BLT, TimeScaled
+from mfopt.strategies import BLT, BandedToeplitz, SquareRoot, TimeScaled
 
 EPOCHS, BINS = 3, 150
 STEPS = np.linspace(0, 1, EPOCHS * BINS)
@@ -132,8 +132,15 @@ def test_a_pair_in_pieces_is_refused_where_it_is_not_that_of_its_matrix(small):
         dominating_pair.check(pair._replace(factor=broken))
 
 
-def test_the_strategy_is_taken_in_pieces_where_bins_are_many(small):
-    pair = dominating_pair.exact(C, BallsInBins(bins=BINS, epochs=EPOCHS))
-    assert isinstance(pair.factor, nested.HierarchicalLowRank)
-    assert BallsInBinsLoss(pair).work == nested.WORK
-    np.testing.assert_allclose(pair.gram, GRAM, rtol=1e-7)
+@pytest.mark.parametrize(
+    ("strategy", "in_pieces"),
+    [(C, True), (BandedToeplitz(np.array([1, 0.5, 0.2])), True), (SquareRoot(), False)],
+)
+def test_the_strategy_is_taken_in_pieces_where_bins_are_many(small, strategy, in_pieces):
+    pair = dominating_pair.exact(strategy, BallsInBins(bins=BINS, epochs=EPOCHS))
+    assert isinstance(pair.factor, nested.HierarchicalLowRank) == in_pieces
+    assert (BallsInBinsLoss(pair).work == nested.WORK) == in_pieces
+    modes = np.asarray(strategy.widened().materialize(EPOCHS * BINS))
+    modes = modes.reshape(-1, EPOCHS, BINS).sum(axis=1)
+    above = np.linalg.eigvalsh(pair.gram - modes.T @ modes)
+    assert above[0] > 0 and above[-1] < 1e-6 * np.trace(pair.gram) / BINS

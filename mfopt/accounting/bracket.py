@@ -18,7 +18,7 @@ _FINER = (10, 100, 1000)  # times, grids for lower ends alone
 _HELPS = 0.8  # part of its width, below which a bracket by finer grids is to come
 NARROW, NARROW_DELTA = 1e-3, 1e-2  # relative width up to which an answer is called exact
 # by how much a σ is tried to be too small
-_SHORTER = (3e-5, 1e-4, 4e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.35, 0.5, 0.75)
+_SHORTER = (3e-5, 1e-4, 4e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.35, 0.5, 0.75, 0.9)
 
 
 @dataclasses.dataclass(frozen=True)

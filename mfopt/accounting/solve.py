@@ -15,10 +15,10 @@ import scipy
 
 from mfopt._runtime import _check
 
-_SECANTS = 8
+_SECANTS = 12
 _STEPS = 200  # the upper end of a bracket holds after any number of them
 _HALVES, _SMALLEST = 1200, 1e-300  # steps at most; width of a bracket about 0
-_FARTHEST = 0.3  # of log x, in a step of a secant
+_FARTHEST = 0.6  # of log x, in a step of a secant
 
 
 def smallest(

@@ -1,18 +1,22 @@
-"""What the default learning rate loses on five data sets: a sweep over displacements.
+"""What the defaults lose on five data sets: displacements, clip norms and schedules swept.
 
     mfopt bench rates --out artifacts/bench-rates.json
 
 A GPT-2 of 234 thousand parameters is trained for 4 epochs × 8 steps under time-scaled BLT noise
 (ε = 8, δ = 1e-5, add-remove, user level) from one start, at the default displacement (--noise-move)
-times --factors, and beyond them until the best one is not the last. Data: code after pretraining on
-code (stdlib) and on docstrings (stdlib-code), docstrings of NumPy and SciPy after those of the
-standard library, scikit-learn's digits as letters, and walks on a random graph written as numbers,
-the last two without pretraining. Losses are on held-out users, means over --repeats seeds. ``lost``
-is (loss at the default - least loss) / (loss before - least loss): of what can be learned.
+times --factors, and beyond them until the best one is not the last; then with other clip norms at
+the default and the best of these, and with other schedules at the best and twice that. Data: code
+after pretraining on code (stdlib) and on docstrings (stdlib-code), docstrings of NumPy and SciPy
+after those of the standard library, scikit-learn's digits as letters, and walks on a random graph
+written as numbers, the last two without pretraining. Losses are on held-out users, means over
+--repeats seeds. ``lost`` is (loss at the default - least loss) / (loss before - least loss), of
+what can be learned, and ``lost_to`` the same against the least loss under each other setting
+(negative: that is worse than the default).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
@@ -65,6 +69,8 @@ bench = Bench(
     __doc__,
     data=choice(("stdlib", "stdlib-code", *MADE)),
     factors=([0.5, 0.7, 1.0, 1.4, 2.0], "Displacements over the default; a list."),
+    clip_norms=([0.25, 0.5, 2.0, 4.0], "Clip norms beside the default; a list."),
+    schedules=(["linear", "cooldown"], "Schedules beside the default; a list."),
     pretrain_steps=(120, "Steps on public text first."),
     repeats=(2, "Seeds of batches and noise."),
 )
@@ -81,19 +87,40 @@ def swept(data: str, folder: Path, options: Options) -> dict[str, Any]:
         (folder / f"{data}.jsonl").write_text("".join(lines))
         how["data"] = str(folder / f"{data}.jsonl")
     config = TrainConfig(factorization=str(folder / "blt.npz"), **how)
-    runs, losses, default = Runs(config), dict[float, float](), config.move
-    wanted = {1.0, *options.factors}
-    while wanted:
-        for factor in sorted(wanted):
-            at: dict[str, Any] = {"rate": 0.0, "move": factor * default, "selection": "random"}
-            each = [runs.run(seed=s, **at)[0]["held-out-users"] for s in range(options.repeats)]
-            before, losses[factor] = each[0][0][1], float(np.mean([e[-1][1] for e in each]))
-            print(f"{data} {factor * default:g}: {losses[factor]:.4f}", file=sys.stderr, flush=True)
-        best = min(losses, key=losses.__getitem__)
-        wanted = {best / 2, 2 * best} - {*losses} if best in (min(losses), max(losses)) else set()
-    lost = (losses[1.0] - losses[best]) / (before - losses[best])
-    row = {"before": before, "default": default, "best": best * default, "lost": lost}
-    return row | {"losses": {f"{x * default:g}": losses[x] for x in sorted(losses)}}
+    default = config.move
+    found: dict[str, dict[float, float]] = {}  # setting -> factor -> loss
+
+    def tried(name: str, factors: set[float], **setting: Any) -> tuple[float, float]:
+        """(least loss, its factor), with the loss before the first step kept in ``row``."""
+        runs, losses = Runs(dataclasses.replace(config, **setting)), found.setdefault(name, {})
+        while factors:
+            for x in sorted(factors):
+                at: dict[str, Any] = {"rate": 0.0, "move": x * default, "selection": "random"}
+                each = [runs.run(seed=s, **at)[0]["held-out-users"] for s in range(options.repeats)]
+                row["before"], losses[x] = each[0][0][1], float(np.mean([e[-1][1] for e in each]))
+                print(
+                    f"{data} {name} {x * default:g}: {losses[x]:.4f}", file=sys.stderr, flush=True
+                )
+            least, best = min((loss, x) for x, loss in losses.items())
+            at_end = not setting and best in (min(losses), max(losses))
+            factors = {best / 2, 2 * best} - {*losses} if at_end else set()
+        return least, best
+
+    row: dict[str, Any] = {"default": default}
+    least, best = tried("defaults", {1.0, *options.factors})
+    ends = {"defaults": (least, best)}
+    for norm in options.clip_norms:
+        name = f"clip norm {norm:g}"
+        ends[name] = tried(name, {1.0, best}, clip_norm=norm)
+    for name in options.schedules:
+        ends[name] = tried(name, {best, 2 * best}, schedule=name)
+    over, at_default = row["before"], found["defaults"][1.0]
+    lost = {name: (at_default - end) / (over - end) for name, (end, _) in ends.items()}
+    row |= {"best": best * default, "lost": lost["defaults"], "lost_to": lost}
+    losses = {
+        name: {f"{x * default:g}": each[x] for x in sorted(each)} for name, each in found.items()
+    }
+    return row | {"losses": losses}
 
 
 @bench.work

@@ -7,6 +7,7 @@ hockey-stick divergence is convex, so the largest norm bounds the mixture.
 from __future__ import annotations
 
 import abc
+from typing import ClassVar
 
 from mfopt._runtime import _check
 from mfopt.accounting.account import Accountant, Effort
@@ -24,6 +25,7 @@ from mfopt.accounting.monte_carlo.k_of_n import KOfNLaw
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.mechanism import Mechanism
+from mfopt.sampling import Scheme
 
 _ROUNDING = 1 + 1e-12  # of the largest norm
 
@@ -74,7 +76,7 @@ class KnownParticipations(Accountant):
 class KnownPattern(KnownParticipations):
     """The bins known: K units move C x by at most K times the largest pattern."""
 
-    schemes = (FreshBinsLaw.covers,)
+    schemes: ClassVar[tuple[type[Scheme], ...]] = (FreshBinsLaw.covers,)
 
     def longest(self, mechanism: Mechanism) -> float:
         return law(mechanism.sampling).loss(mechanism.strategy).sensitivity * _ROUNDING
@@ -85,3 +87,10 @@ class PatternAccountant(SampledAccountant):
 
     # a law is registered where it is defined
     schemes = (FreshBinsLaw.covers, BMinSepLaw.covers, KOfNLaw.covers)
+
+
+class KnownSeparatedPattern(KnownPattern):
+    """The steps known: asked last, since samples so far above the answer take minutes to plan."""
+
+    schemes = (BMinSepLaw.covers, KOfNLaw.covers)
+    free = False

@@ -138,21 +138,24 @@ class OneUnit(LossModel):
             frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             log_sigma = math.log(noise_multiplier)
             return max(frozen.evaluate(log_sigma).value, frozen.evaluate_add(log_sigma).value)
-        at = noise_multiplier, epsilon
-        return max(
-            self._with_constant(one, self._glanced(one, self._at(one, *at), key))
-            for one in (DIRECTIONS[:1] if self._rough else DIRECTIONS)
-        )
+        found: list[float] = []
+        for direction in DIRECTIONS[:1] if self._rough else DIRECTIONS:
+            point = self._at(direction, noise_multiplier, epsilon)
+            tilt = self.loss.least(direction, point)
+            # a ceiling below the other direction's estimate is enough
+            if not found or self._with_constant(direction, tilt.log_ceiling) > found[0]:
+                found.append(self._with_constant(direction, self._glanced(tilt, point, key)))
+        return max(found)
 
     @property
     def _frozen(self) -> bool:
-        """False where pilots estimate: with no use for the slope that is found as well then."""
-        return self.alone and not self._rough and self.loss.smooth
+        """False where pilots estimate: the slope is of no use, or design points take long."""
+        return self.alone and not self._rough and self.loss.smooth and not self.loss.many
 
-    def _glanced(self, direction: SampledDirection, point: Point, key: jax.Array) -> float:
+    def _glanced(self, tilt: Tilt, point: Point, key: jax.Array) -> float:
         """log δ̂ of what is sampled, by the proposal of least ceiling."""
         samples = self.least_samples // 4 if self._rough else _SEARCH_SAMPLES
-        return self.loss.pilot(self.loss.least(direction, point), point, samples, key).log_mean
+        return self.loss.pilot(tilt, point, samples, key).log_mean
 
     def _at(self, direction: SampledDirection, noise_multiplier: float, epsilon: float) -> Point:
         return Point(noise_multiplier, epsilon, self.companions[direction].payoff)
@@ -210,11 +213,12 @@ class OneUnit(LossModel):
 
     def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         known, key = None, chunked.subkey(trial.key, 0)
-        if self._frozen and not self.loss.many:
+        if self._frozen:
             frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             known = frozen.evaluate(math.log(noise_multiplier)).value
         elif self.alone and not self.loss.many:
-            known = self._glanced("remove", self._at("remove", noise_multiplier, epsilon), key)
+            point = self._at("remove", noise_multiplier, epsilon)
+            known = self._glanced(self.loss.least("remove", point), point, key)
         chosen: dict[SampledDirection, Chosen] = {}
         for position, direction in enumerate(DIRECTIONS, 1):
             point = self._at(direction, noise_multiplier, epsilon)
