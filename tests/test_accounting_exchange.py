@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from selection import few
+from selection import before_release
 
 from mfopt.accounting import Mechanism, account, events, phases
 from mfopt.accounting.closed_form import gaussian
@@ -158,7 +158,7 @@ def test_certain_participation_is_a_gaussian_release():
 
 @pytest.mark.parametrize(
     ("scheme", "strategy", "adjacency"),
-    few(
+    before_release(
         [
             (FixedBatch(20, 400, 40), None, "zero-out"),
             (FixedBatch(20, 400, 40), None, "replace"),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import plain_monte_carlo as plain
 import pytest
-from selection import few
+from selection import before_release
 from test_fresh_bins import all_patterns
 
 from mfopt.accounting import Mechanism, account
@@ -62,7 +62,7 @@ def test_where_one_bin_reaches_as_far_as_all_faint_thresholds_share_a_law(monkey
 
 @pytest.mark.parametrize(
     ("bins", "epochs", "sigma", "epsilon"),
-    few([(4, 3, 1.3, 1.0), (2, 5, 1.5, 0.5), (8, 2, 0.6, 2.0)], 0),
+    before_release([(4, 3, 1.3, 1.0), (2, 5, 1.5, 0.5), (8, 2, 0.6, 2.0)], 0),
 )
 def test_plain_sampling_in_both_directions(bins, epochs, sigma, epsilon):
     patterns = all_patterns(np.eye(bins * epochs), FreshBins(bins, epochs))
@@ -97,7 +97,7 @@ def test_one_throw_of_one_epoch_is_random_allocation():
         assert one == pytest.approx(AllocationProfile(16, 0.9**-2).log_delta(epsilon), abs=2e-3)
 
 
-@pytest.mark.parametrize("epochs", few([1, 3], 1))
+@pytest.mark.parametrize("epochs", before_release([1, 3], 1))
 def test_one_throw_is_balls_in_bins(epochs):
     loss = FreshBinsLaw(FreshBins(8, epochs, epochs)).loss(Identity())
     assert loss.free_bounds()[0] == Orthogonal(8, loss.free_bounds()[0].squared_norm)

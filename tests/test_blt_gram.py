@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from selection import few
+from selection import before_release
 
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import law
@@ -35,7 +35,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("epochs", "bins", "decay"), few(CASES, 1, 3, 5))
+@pytest.mark.parametrize(("epochs", "bins", "decay"), before_release(CASES, 1, 3, 5))
 def test_every_entry_is_within_the_stated_error(epochs, bins, decay):
     strategy, scheme = _case(epochs, bins, decay)
     modes = _modes(strategy, scheme)
@@ -49,7 +49,7 @@ def test_every_entry_is_within_the_stated_error(epochs, bins, decay):
     assert wrong > blt_gram.relative_error(scheme) or scheme.iterations == 2
 
 
-@pytest.mark.parametrize(("epochs", "bins", "size"), few([(3, 7, 3), (2, 70, 1)], 1))
+@pytest.mark.parametrize(("epochs", "bins", "size"), before_release([(3, 7, 3), (2, 70, 1)], 1))
 def test_groups_have_the_mean_modes_and_the_mean_norms(epochs, bins, size):
     strategy, scheme = _case(epochs, bins, [0.9, 0.3])
     gram = _modes(strategy, scheme).T @ _modes(strategy, scheme)
@@ -116,7 +116,7 @@ def test_many_epochs_need_no_modes():
 
 
 @pytest.fixture
-def few(monkeypatch):
+def before_release(monkeypatch):
     monkeypatch.setattr(time_scaled, "_MANY", 1)
     jax.clear_caches()
     yield

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from selection import few
+from selection import before_release
 
 from mfopt.errors import FailureError
 from mfopt.experiments.cache import Result
@@ -49,7 +49,8 @@ def written_out(descent, sigma):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "group"), few([(ELS, 4), (ELS, 2), (ULS, 1), (ULS, 2), (ULS, 4)], 1, 2, 4)
+    ("algorithm", "group"),
+    before_release([(ELS, 4), (ELS, 2), (ULS, 1), (ULS, 2), (ULS, 4)], 1, 2, 4),
 )
 def test_all_trials_at_once_are_the_algorithms_written_out(algorithm, group):
     descent = dataclasses.replace(SMALL, algorithm=algorithm, group=group)

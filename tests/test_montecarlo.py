@@ -15,7 +15,7 @@ import scipy.special
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import before_release, few
+from selection import before_release
 from test_strategies import EVERY_KIND, dense_modes, every_strategy
 
 from mfopt import strategies as S
@@ -129,7 +129,7 @@ def test_pair_is_refused_where_the_lemma_does_not_hold():
 # --- estimators against sampling in n dimensions -------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=few([IDENTITY, BLT, DENSE], 1))
+@pytest.fixture(scope="module", params=before_release([IDENTITY, BLT, DENSE], 1))
 def case(request):
     """A pair at a σ where δ is large, with both directions sampled in n dimensions."""
     pair, matrix = pair_of(request.param)
@@ -333,7 +333,7 @@ def test_no_sample_exceeds_the_range_bound(seed, scale, order, epsilon):
         assert np.all(np.isfinite(found.sums.log_wealth[1:]))
 
 
-@pytest.mark.parametrize("kind", few(["chain", "shift", "mean"], 2))
+@pytest.mark.parametrize("kind", before_release(["chain", "shift", "mean"], 2))
 def test_a_ceiling_that_does_not_hold_leaves_no_number(kind):
     """Control: a ceiling e^6 times too low is noticed, and no bound is given."""
     gram, factor = gram_and_factor(3, 1.0)

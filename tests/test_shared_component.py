@@ -8,7 +8,7 @@ import plain_monte_carlo
 import pytest
 import scipy
 from scipy.special import logsumexp
-from selection import before_release, few
+from selection import before_release
 from test_fresh_bins import all_patterns, drawn, modes_of, plain_loss
 from test_strategies import every_strategy
 
@@ -76,7 +76,7 @@ def test_the_hockey_stick_past_twenty_standard_deviations():
         assert value == pytest.approx(expected, abs=1e-8) and value >= expected
 
 
-@pytest.mark.parametrize("mu", few([1e-3, 0.3, 5.0], 1))
+@pytest.mark.parametrize("mu", before_release([1e-3, 0.3, 5.0], 1))
 def test_its_peak_is_the_largest_value_and_no_more(mu):
     for order in (0.3, 1.0, 9.0, 80.0):
         peak = GaussianPayoff(mu).log_peak(order)
@@ -99,7 +99,7 @@ def test_the_component_of_kept_bins_and_the_rest_are_the_whole(kind):
     assert np.linalg.eigvalsh(more).min() < 0
 
 
-@pytest.mark.parametrize("kind", few(["chain", "clusters", "shift", "mean"], 3))
+@pytest.mark.parametrize("kind", before_release(["chain", "clusters", "shift", "mean"], 3))
 def test_both_ways_have_one_mean(kind):
     """With and without the component, both directions; control: a shift 5% off."""
     pair = pair_of()

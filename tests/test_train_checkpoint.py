@@ -14,7 +14,7 @@ import optax
 import pytest
 import test_train_loop as loop_tests
 from safetensors.numpy import load_file
-from selection import few
+from selection import before_release
 from train_fixtures import bigram_model, synthetic_store
 
 from mfopt.errors import FailureError, UsageError
@@ -247,7 +247,7 @@ def flip(path, place):
 
 # the reader's own threads find its event loop closed when a read of damaged bytes has failed
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("every", few([False, True], 0))
+@pytest.mark.parametrize("every", before_release([False, True], 0))
 def test_a_flipped_bit_is_never_loaded(every, tmp_path):
     trainer, secret = trainer_for(), RunSecret.fresh()
     states = saved_twice(tmp_path / "whole", trainer, secret)

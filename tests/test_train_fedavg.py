@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from selection import few
+from selection import before_release
 from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
 from train_fixtures import bigram_model, layered_model, synthetic_store
 from train_oracles import norm_of, plus, verified
@@ -98,7 +98,7 @@ def moved(trainer, user):
 
 @pytest.mark.parametrize(
     "changes",
-    few(
+    before_release(
         [
             {"clip_norm": 1.0, "local_epochs": 2, "weight_cap": 3},
             {"clip_norm": 0.7, "per_layer": True, "estimator": "clipped", "weight_cap": 3},
@@ -275,7 +275,7 @@ def test_an_unclipped_or_doubly_weighted_user_is_caught(monkeypatch) -> None:
     assert "contributions within the bound" in faults(**how)
 
 
-@pytest.mark.parametrize("estimator", few(["fixed", "clipped"], 1))
+@pytest.mark.parametrize("estimator", before_release(["fixed", "clipped"], 1))
 def test_an_audit_of_canaries_has_no_finding(estimator) -> None:
     changes = {"local_epochs": 2, "estimator": estimator, "weight_cap": 2}
     found = audit(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from selection import few
+from selection import before_release
 from train_fixtures import RANK, WIDTH, layered_model
 
 from mfopt import sampling
@@ -303,10 +303,9 @@ PLANTED = {
     "batch cut unsaid": (kept(lambda drawn: drawn[:-1]), UNITS, {}),
     "a record of the neighbour": (a_record_of_the_neighbour, SUMS, {}),
 }  # fmt: skip
-RELEASE = pytest.mark.release
 
 
-@pytest.mark.parametrize("name", few(list(PLANTED), 0, 1, others=RELEASE))
+@pytest.mark.parametrize("name", before_release(list(PLANTED), 0, 1))
 def test_planted_bugs_are_found(name, monkeypatch):
     plant, finding, options = PLANTED[name]
     if plant.__code__.co_varnames[0] == "patch":
@@ -319,7 +318,7 @@ def test_planted_bugs_are_found(name, monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    few(
+    before_release(
         [
             {"mechanism": SAMPLED},
             {"microbatch": 1, "clip_norm": 0.3, "normalized": False},
@@ -329,7 +328,6 @@ def test_planted_bugs_are_found(name, monkeypatch):
             {"mechanism": SAMPLED, "batch_size": 300, "truncation": "double"},
         ],
         0,
-        others=RELEASE,
     ),
 )  # fmt: skip
 def test_a_correct_trainer_has_none(options):
@@ -444,7 +442,7 @@ def compared(scheme, rule=None, units=1600, first=1):
 
 @pytest.mark.parametrize(
     ("scheme", "rule", "finding"),
-    few(
+    before_release(
         [
             (BINS, some_stay, "participations follow another secret"),
             (BINS, by_number, "participations follow another secret"),
@@ -464,7 +462,7 @@ def test_a_sampler_that_is_not_the_scheme_is_found(scheme, rule, finding):
 
 @pytest.mark.parametrize(
     "scheme",
-    few(
+    before_release(
         [
             sampling.Poisson(0.1, 30),
             sampling.CyclicPoisson(0.4, 4, 8),
