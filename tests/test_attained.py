@@ -108,7 +108,7 @@ def test_attacks_on_separated_steps_lie_below_the_mixture(scheme, size: int) -> 
     if size == 2:
         modes = (modes[:, None] + modes).reshape(-1, n)
         weights = np.outer(weights, weights).ravel()
-    truth, _ = plain.mixture(modes, sigma, epsilon, chances=weights, samples=20_000)["remove"]
+    truth, _ = plain.mixture(modes, sigma, epsilon, chances=weights, samples=5_000)["remove"]
     mechanism = Mechanism(scheme, BandedToeplitz(np.array([1.0, 0.5])), group_size=size)
     below = math.exp(attained._attacks(mechanism)(sigma).log_delta_below(epsilon))
     assert 0.01 * truth < below < 0.95 * truth

@@ -75,7 +75,7 @@ def ends():
 def answers(every):
     """The number of devices, what no mesh may change, and what one may in its rounding."""
     cases = [(SCHEME, C, 600), THROWN_AFRESH][: 1 + every]
-    rounded = searches(cases) + (ends() if every else [])
+    rounded = searches(cases) + ends() if every else []
     exact = estimates(cases) + certified()
     return [jax.local_device_count(), *([float(x) for x in one] for one in (exact, rounded))]
 

@@ -10,7 +10,7 @@ import numpy as np
 import plain_monte_carlo as plain
 import pytest
 from scipy.special import logsumexp
-from selection import before_release, few
+from selection import before_release
 
 from mfopt._runtime._float64 import float64, scope
 from mfopt.accounting import Mechanism, account
@@ -324,7 +324,7 @@ def test_the_add_direction_is_sampled_where_the_loss_is(monkeypatch):
     assert errors[0] < 0.15 and errors[1] > 2 * errors[0]
 
 
-@pytest.mark.parametrize("bands", few([1, 3, 16, 20], 1))
+@pytest.mark.parametrize("bands", before_release([1, 3, 16, 20], 1))
 def test_a_product_with_bands_and_its_slope_are_those_of_the_dense_matrix(bands):
     n, rng = 45, np.random.default_rng(3)
     lower, x, weights = (
@@ -386,7 +386,7 @@ def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_
     assert abs(found(True, gram, other)[0] - expected) > 1e-4
 
 
-@pytest.mark.parametrize("epochs", few([1, 3], 1))
+@pytest.mark.parametrize("epochs", before_release([1, 3], 1))
 def test_one_throw_is_balls_in_bins(epochs):
     strategy = Banded.from_dense(drawn(5, epochs, 4), 4)
     once = FreshBinsLaw(FreshBins(5, epochs, epochs)).exact(strategy)

@@ -49,7 +49,7 @@ def test_cifar_is_read_from_its_binary_version(tmp_path) -> None:
     assert (data.train.x[:, 0, 0, 0] == 1).all() and data.train.x[:, 0, 0, 1:].max() < 0
     params, apply = pictures.model(data.train.x.shape[1:], 0, seed=0)
     assert optax.tree.size(params) == 550_570
-    assert apply(params, data.test.x[0]).shape == (10,)
+    assert jax.eval_shape(apply, params, data.test.x[0]).shape == (10,)
 
 
 def test_the_lstm_has_the_papers_size_and_learns_from_what_came_before() -> None:
