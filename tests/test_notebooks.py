@@ -67,14 +67,8 @@ def differences(old: list[str], new: list[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, marks=pytest.mark.ci if "optimize" in path.stem else pytest.mark.release)
-        for path in NOTEBOOKS
-    ],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.release
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_and_shows_what_it_computes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,7 @@ def test_eight_devices_share_everything_and_give_the_same_run(alone):
     assert_same(alone / "one.npz", alone / "plain.npz")
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_default_device_is_the_only_one_where_it_is_set(alone, monkeypatch):
     (facts,) = results(train(alone, "chosen.npz", devices=4, default_device=2))
     assert facts["devices"] == 4 and facts["used"] == [2]
