@@ -31,6 +31,13 @@ def start(*words: Any, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, *map(str, words)], **kept | options)
 
 
+def ended(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Python with these words, once it has ended in whatever way."""
+    child = start(*words, **options)
+    out, errors = child.communicate()
+    return subprocess.CompletedProcess(words, child.returncode, out, errors)
+
+
 def finish(*children: subprocess.Popen[str]) -> list[str]:
     """What each printed, once all have ended well; none is left behind."""
     try:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from mfopt_cli import display
 from mfopt_cli.main import COMMANDS, cli, main
 from mfopt_cli.options import StrategyName
+from processes import ended, start
 
 import mfopt
 from mfopt import words
@@ -320,7 +321,7 @@ def test_help_and_bad_usage_wait_for_nothing_large():
         "             'matplotlib', 'optax', 'torch'} & set(sys.modules)\n"
         "    assert (found or 0) == code and not large, (words, found, large)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = ended("-c", program)
     assert done.returncode == 0, done.stderr
     for name in COMMANDS:
         assert f"\n  {name} " in done.stdout
@@ -363,21 +364,12 @@ def test_displayed_numbers_are_never_rounded_down():
 # --- as a process --------------------------------------------------------------------------------
 
 
-def process(*arguments, cwd):
-    return subprocess.Popen(
-        [sys.executable, "-c", "from mfopt_cli.main import main; main()", *map(str, arguments)],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-
-
 @pytest.mark.ci
 def test_interrupt_saves_the_best_so_far_uncertified(tmp_path):
     words = "--buffers 2 --samples 20000 --optimizer adam --steps 100000 --out best.npz"
-    child = process(*TINY, *words.split(), cwd=tmp_path)
+    program = "from mfopt_cli.main import main; main()"
+    unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    child = start("-c", program, *TINY, *words.split(), cwd=tmp_path, env=unbuffered)
     overdue = threading.Timer(300, child.kill)  # ends the reading below if no step is ever shown
     overdue.start()
     assert any(" steps " in line for line in child.stderr)

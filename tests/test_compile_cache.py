@@ -1,11 +1,11 @@
 """JAX's compilation cache on the command line: where it is, and when there is none."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 from mfopt_cli import compile_cache
+from processes import ended
 
 _PROGRAM = """
 import sys
@@ -31,13 +31,8 @@ def _run(home, *arguments, **more):
         for name, value in os.environ.items()
         if not name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))
     }
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, *arguments],
-        env=inherited | {compile_cache.VARIABLE: str(home), **more},
-        cwd=home.parent,
-        capture_output=True,
-        text=True,
-    )
+    own = inherited | {compile_cache.VARIABLE: str(home), **more}
+    done = ended("-c", _PROGRAM, *arguments, env=own, cwd=home.parent)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     folder, hits = done.stdout.split()

@@ -1,9 +1,7 @@
 """Without an extra's packages: one line that names the extra, from the library and the commands."""
 
-import subprocess
-import sys
-
 import pytest
+from processes import ended
 
 BLOCK = """
 import importlib.abc, sys
@@ -18,11 +16,7 @@ INTEROP = ("jax_privacy", "opacus", "torch")
 
 
 def run(program, absent):
-    return subprocess.run(
-        [sys.executable, "-c", BLOCK.format(absent=absent) + program],
-        capture_output=True,
-        text=True,
-    )
+    return ended("-c", BLOCK.format(absent=absent) + program)
 
 
 @pytest.mark.parametrize(
