@@ -16,7 +16,6 @@ import jax
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from jax.experimental.compilation_cache import compilation_cache
 from mfopt_cli.commands.train import command
 from safetensors.numpy import load_file
 from selection import before_release
@@ -50,22 +49,18 @@ POISSON = {"sampling": "poisson:probability=0.3,iterations=6", "epsilon": 8.0, "
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-    """A compilation cache for this module: its runs share most of their compiled functions."""
-    folder = tmp_path_factory.mktemp("compiled")
+def compiled():
+    """All that is compiled is kept: runs share most of their functions, also from file to file."""
     names = {
-        "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
     before = {name: getattr(jax.config, name) for name in names}
     for name, value in names.items():
         jax.config.update(name, value)
-    compilation_cache.reset_cache()
     yield {name.upper(): str(value) for name, value in names.items()}
     for name, value in before.items():
         jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
