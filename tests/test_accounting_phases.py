@@ -197,7 +197,7 @@ def test_a_run_is_cut_only_where_its_first_steps_are_a_shorter_run(scheme, chang
     assert apart < 0.02 if scheme.prefix_closed else apart > 0.2
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_k_of_n_is_accounted_for_as_a_whole():
     """δ after half of it is above that of one participation in half as many steps."""
     mechanism = Mechanism(KOfN(4, 2), Identity())

@@ -96,7 +96,7 @@ ACCOUNTS = ("group-level-1", "group-level-2", "user-level-1", "user-level-2a", "
 ACCOUNTS += ("user-level-9", "privacy-unit-3", "privacy-unit-7")
 
 
-@pytest.mark.parametrize("name", before_release(ACCOUNTS, 0, *range(3, len(ACCOUNTS))))
+@pytest.mark.parametrize("name", before_release(ACCOUNTS, *range(3, len(ACCOUNTS))))
 def test_a_cell_of_each_figure_of_accounts_is_found_again(name, tmp_path):
     with (ROOT / "artifacts" / "figures" / f"{name}.csv").open(newline="") as file:
         rows = {
