@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from processes import start
 from safetensors.numpy import load_file
 from selection import before_release
 from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
@@ -140,22 +139,16 @@ def test_a_folder_is_held_by_one_run(data, tmp_path):  # noqa: F811
     execute(prepared)  # lets go at its end
     prepare(settings, resume=True).close()
     # a process that was killed holds nothing
-    child = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys, time\nfrom pathlib import Path\nfrom mfopt.training.folder import hold\n"
-            "lock = hold(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(60)",
-            str(tmp_path / "run"),
-        ],
-        stdout=subprocess.PIPE,
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom mfopt.training.folder import hold\n"
+        "lock = hold(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(60)"
     )
-    assert child.stdout.readline() == b"held\n"
+    child = start("-c", program, tmp_path / "run")
+    assert child.stdout.readline() == "held\n"
     with pytest.raises(UsageError, match=rf"process {child.pid} "):
         hold(tmp_path / "run")
     child.kill()
-    child.wait()
-    child.stdout.close()
+    child.communicate()
     hold(tmp_path / "run").release()
 
 
