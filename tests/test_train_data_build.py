@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 from matplotlib import image
+from processes import python
 from test_cli import run
 from test_train_data_store import as_dict
 from tokenizers import Tokenizer as Backend
@@ -298,3 +299,30 @@ def test_command_line_builds_the_embedded_corpus(tmp_path):
     first = tokenizer.decode(train.record(0))
     assert "def " in first
     assert next(iter(as_dict(train))).isidentifier()
+
+
+PEAK = """
+import sys
+from mfopt.training.data.build import build
+from mfopt.training.data.sources import JsonLines
+from mfopt.training.tokenizers import Tokenizer
+private, public = (JsonLines([path], "user", "text") for path in sys.argv[1:3])
+build(private, sys.argv[3], tokenizer=Tokenizer.load(sys.argv[4]), public=public)
+(line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(line.split()[1])
+"""
+
+
+@pytest.mark.release
+def test_memory_does_not_grow_with_the_users(tokenizer, tmp_path):
+    words, peaks = " ".join(PUBLIC).split(), []
+    tokenizer.save(tmp_path / "tokenizer.json")
+    public = write_rows(tmp_path / "public.jsonl")
+    for users in (10**5, 10**6):
+        path, out = tmp_path / f"{users}.jsonl", tmp_path / f"of-{users}"
+        with open(path, "w") as file:
+            for user in range(users):
+                text = " ".join(words[(7 * user + i) % len(words)] for i in range(12))
+                file.write(json.dumps({"user": f"user {user}", "text": f"{text} {user}"}) + "\n")
+        peaks.append(int(python("-c", PEAK, path, public, out, tmp_path / "tokenizer.json")))
+    assert peaks[1] < peaks[0] + 30_000, peaks  # kB

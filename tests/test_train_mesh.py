@@ -207,3 +207,33 @@ print("{}")
 @pytest.mark.ci
 def test_a_module_is_cut_as_its_own_metadata_say(tmp_path):
     finish(begun(tmp_path, "-c", ANNOTATED, devices=8))
+
+
+AUDITED = """
+import sys
+import jax, pytest
+sys.path.insert(0, sys.argv[1])
+import test_train_planted as planted
+from mfopt.noise import packing
+
+assert len(jax.devices()) == 8
+assert not planted.faults(planted.findings(microbatch=16))
+for name in ("noise state not advanced", "user's records clipped one by one"):
+    plant, finding, options = planted.PLANTED[name]
+    with pytest.MonkeyPatch.context() as patch:
+        if plant.__code__.co_varnames[0] == "patch":
+            plant(patch)
+            found = planted.findings(microbatch=16, **options)
+        else:
+            found = planted.findings(microbatch=16, alter=plant, **options)
+    assert finding in planted.faults(found), name
+with pytest.MonkeyPatch.context() as patch:  # every device draws the first one's noise
+    patch.setattr(packing, "offsets", lambda where, block: (0,) * len(block))
+    found = planted.faults(planted.findings(microbatch=16))
+    assert {"noise of different coordinates", "noise of different steps"} <= found
+"""
+
+
+@pytest.mark.release
+def test_an_audit_on_a_mesh_finds_what_is_planted_and_nothing_else(tmp_path):
+    finish(begun(tmp_path, "-c", AUDITED, CHILD.parent, devices=8))

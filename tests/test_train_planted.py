@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from selection import before_release
+from test_cli import run
 from train_fixtures import RANK, WIDTH, layered_model
 
 from mfopt import sampling
@@ -357,6 +358,21 @@ def test_no_false_alarms():
     low = np.mean(np.array(chances) < 0.05, axis=0)
     assert np.all(low <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / 400))
     assert np.mean(low) > 0.02  # control: not so large that nothing would be found
+
+
+def test_the_command_fails_where_a_bug_is_found(tmp_path, monkeypatch):
+    path = solved(ORDERED, 3.0, 1e-6).save(tmp_path / "one.npz")
+    bound_too_large(monkeypatch)
+    code, _, err = run("audit", path, "--canaries", 100, "--seed", 1, "--quiet")
+    assert code == 1 and err.startswith("mfopt: audit failed")
+    assert "contributions within the bound" in err
+
+
+@pytest.mark.release
+def test_no_false_alarms_of_whole_runs():
+    """Nor in 400 runs of a trainer, each under its own secret: sums, clipping, batches and all."""
+    for seed in range(400):
+        assert not faults(findings(seed=seed)), seed
 
 
 def test_what_is_no_number_is_a_fault():

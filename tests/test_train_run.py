@@ -26,7 +26,7 @@ import mfopt
 from mfopt.accounting.closed_form.group import one_unit_target
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import proofs
-from mfopt.training import config, metrics, privacy
+from mfopt.training import config, metrics, privacy, verification
 from mfopt.training.config import TrainConfig
 from mfopt.training.execute import execute
 from mfopt.training.folder import check_folder, secret_of
@@ -38,6 +38,7 @@ SMALL = {
     "layers": 1,
     "heads": 2,
     "records_per_user": 2,
+    "pretrain_steps": 0,
     "microbatch": 4,
     "checkpoint_every": 2,
     "evaluate_every": 3,
@@ -284,11 +285,13 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(tmp_path):
     [
         ([], {"data": "stdlib-code", "strategy": "blt", "epsilon": 8.0, "pretrain_steps": 300}),
         (["--data=x.jsonl", "--eps=3"], {"data": "x.jsonl", "epsilon": 3.0, "delta": 1e-5}),
-        (["--algorithm=els"], {"strategy": "identity", "epsilon": 8.0}),
+        (["--algorithm=els"], {"strategy": "blt", "epsilon": 8.0}),
+        (["--sampling=fresh-bins:bins=4,epochs=2", "--eps=3"],
+         {"strategy": "banded-toeplitz", "epsilon": 3.0, "delta": 1e-5}),
         (["--algorithm=none"], {"strategy": "identity", "epsilon": 0.0, "delta": 0.0}),
         (["--model=gpt2"], {"pretrain_steps": 0}),
         (["--sampling=poisson:probability=0.1,iterations=9", "--eps=1", "--delta=1e-5"],
-         {"data": "stdlib", "strategy": "identity", "pretrain_steps": 0}),
+         {"data": "stdlib-code", "strategy": "identity", "pretrain_steps": 300}),
     ],
 )  # fmt: skip
 def test_what_the_flags_leave_open_is_filled_in(words, expected):
@@ -500,11 +503,15 @@ def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkey
     assert smaller == list(one_unit_target(8.0, 1e-4, 2))
 
 
-def test_a_strategy_is_optimized_for_balls_in_bins_over_users_only(tmp_path):
-    bins = {**POISSON, "sampling": "balls-in-bins:bins=4,epochs=2"}
+def test_a_strategy_is_optimized_for_bins_only(tmp_path):
+    bins, fresh = (
+        {**POISSON, "sampling": f"{x}-bins:bins=4,epochs=2"} for x in ("balls-in", "fresh")
+    )
     assert TrainConfig(**bins, strategy="blt").optimizes
+    assert TrainConfig(**bins, strategy="blt", algorithm="els").optimizes
+    assert TrainConfig(**fresh, strategy="banded-toeplitz").optimizes
     assert not TrainConfig(**bins).optimizes
-    for settings in (POISSON, {**bins, "algorithm": "els"}, {"factorization": "x.npz"}):
+    for settings in (POISSON, fresh, {**bins, "algorithm": "none"}, {"factorization": "x.npz"}):
         with pytest.raises(UsageError, match="strategy"):
             TrainConfig(**settings, strategy="blt")
     # a file of another target in the output folder is not taken for this one
@@ -531,3 +538,22 @@ def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data,
     written = ["--config", str(tmp_path / "run" / "config.toml"), "--resume", "--quiet", "--json"]
     gone_on = runner.invoke(command, [*written, "--steps=3"], catch_exceptions=False)
     assert json.loads(gone_on.stdout)["steps"] == 3
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("scheme", ["balls-in-bins", "fresh-bins"])
+def test_records_of_a_user_get_a_c_that_was_optimized(data, tmp_path, scheme):
+    asked = {"sampling": f"{scheme}:bins=4,epochs=3", "epsilon": 8, "algorithm": "els"}
+    sums = []
+    for more in ([], ["--strategy=identity"]):
+        output = tmp_path / str(len(sums))
+        flags = flags_of(**SMALL, **asked, data=data, output=output)
+        said = CliRunner().invoke(
+            command, [*flags, *more, "--report-only", "--json"], catch_exceptions=False
+        )
+        facts = json.loads(said.stdout)
+        del facts["schema"], facts["command"]
+        assert facts["guarantee"]["details"]["accounted_group_size"] == 2
+        assert verification.verify(facts).holds
+        sums.append(facts["noise_against_signal"]["sum_noise_per_coordinate"])
+    assert sums[0] < sums[1]

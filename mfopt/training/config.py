@@ -24,6 +24,11 @@ from mfopt.training.units import RULES
 ALGORITHMS = ("uls", "els", "group", "fedavg", "none")
 ESTIMATORS = ("fixed", "clipped")
 STRATEGIES = ("identity", "blt", "toeplitz", "banded-toeplitz")
+# forms of C that are optimized for a sampling, the usual one first
+OPTIMIZED = {
+    "balls-in-bins": ("blt", "toeplitz", "banded-toeplitz"),
+    "fresh-bins": ("banded-toeplitz",),
+}
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adam-bc", "adafactor")
 SECTIONS = (
     *("privacy", "data", "algorithm", "federated", "batch", "clipping"),
@@ -104,7 +109,8 @@ class TrainConfig:
     )
     strategy: str = _privacy(
         "identity",
-        "Form of C to optimize for `sampling` (balls-in-bins), or identity: independent noise.",
+        "Form of C to optimize for `sampling` (balls-in-bins; banded-toeplitz for fresh-bins too), "
+        "or identity: independent noise.",
         choices=STRATEGIES,
     )
     epsilon: float = _privacy(
@@ -304,7 +310,8 @@ class TrainConfig:
         yield bool(self.factorization) == bool(self.sampling), "factorization", rule, way_out
         half = bool(self.epsilon) != bool(self.delta)
         yield half, "epsilon, delta", "belong together: give both", ""
-        rule = "is optimized here for user-level sampling by balls-in-bins only"
+        able = "; ".join(f"{kind}: {', '.join(forms)}" for kind, forms in OPTIMIZED.items())
+        rule = f"is not optimized for this sampling and algorithm ({able})"
         way_out = "Make the file with `mfopt optimize`, or use strategy = 'identity'."
         yield self.strategy != "identity" and not self.optimizes, "strategy", rule, way_out
         if self.sampling:
@@ -327,11 +334,9 @@ class TrainConfig:
     @property
     def optimizes(self) -> bool:
         """True if a factorization is made for this run before it starts."""
-        if self.strategy == "identity" or not (self.by_user and self.sampling):
+        if self.algorithm == "none" or not self.sampling:
             return False
-        from mfopt.accounting.monte_carlo import dominating_pair  # brings JAX: --help can spare it
-
-        return dominating_pair.covers(self.scheme())
+        return self.strategy in OPTIMIZED.get(self.scheme().kind, ())
 
     @property
     def rates(self) -> tuple[float, ...]:

@@ -88,10 +88,10 @@ class _TrainCommand(options.Command):
 def command(asked: Any) -> None:
     """Fine-tune a language model with the mechanism in FACTORIZATION.
 
-    Without a file or a sampling: a BLT for 8 epochs of 8 balls-in-bins iterations at (8, 1e-5),
-    a new model pretrained on docstrings, the embedded corpus stdlib-code; flags override each. The
-    data loader executes the sampling scheme of the file; anything that differs from what was
-    accounted for is refused. A stopped run, even by kill -9, resumes with --resume. --continue
+    Without a file: 8 epochs of 8 balls-in-bins iterations at (8, 1e-5), a C optimized for the
+    sampling, a new model pretrained on docstrings, the embedded corpus stdlib-code; flags override
+    each. The data loader executes the sampling scheme of the file; anything that differs from what
+    was accounted for is refused. A stopped run, even by kill -9, resumes with --resume. --continue
     begins another run, on the same data or other data, from the parameters of an earlier one, with
     its settings where flags name none; the report states what both cost together.
 
@@ -99,13 +99,11 @@ def command(asked: Any) -> None:
     Examples:
       mfopt train
       mfopt train --data posts.jsonl --eps 8
-      mfopt train --epochs 4 --iters 8 --strategy blt --eps 8 --delta 1e-5 \\
-          --pretrain-steps 300 --out run
+      mfopt train --epochs 4 --iters 8 --eps 8 --delta 1e-6 --out run
       mfopt train best.npz --pretrain-steps 300 --out run
       mfopt train best.npz --config run/config.toml --resume
       mfopt train --continue run --data new.jsonl --eps 2 --delta 1e-5 --out run-2
-      mfopt train --sampling poisson:probability=0.05,iterations=200 \\
-          --eps 8 --delta 1e-6 --algorithm els --records-per-user 4
+      mfopt train --algorithm els --sampling fresh-bins:bins=16,epochs=4 --out run
     """
     from mfopt.training import config as settings_of
     from mfopt.training import privacy
@@ -161,15 +159,17 @@ def _sampling(epochs: int | None, iters: int | None, sampling: str | None) -> st
 
 def _completed(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags of a run without a file, with a mechanism, data and ε where they name none."""
-    if flags["factorization"] or flags["sampling"]:
+    from mfopt.training.config import OPTIMIZED
+
+    if flags["factorization"]:
         return flags
     usual: dict[str, Any] = {"sampling": "balls-in-bins:bins=8,epochs=8", "data": "stdlib-code"}
-    if flags["model"] is None:
+    data = Path(flags["data"] or usual["data"])
+    if flags["model"] is None and ((data / "public").is_dir() or not data.is_dir()):
         usual["pretrain_steps"] = 300
-    if flags["algorithm"] in (None, "uls", "fedavg"):
-        usual["strategy"] = "blt"
     if flags["algorithm"] != "none":
-        usual |= {"epsilon": 8.0, "delta": 1e-5}
+        kind = (flags["sampling"] or usual["sampling"]).partition(":")[0]
+        usual |= {"strategy": OPTIMIZED.get(kind, ("identity",))[0], "epsilon": 8.0, "delta": 1e-5}
     return usual | {name: value for name, value in flags.items() if value is not None}
 
 
@@ -199,7 +199,6 @@ def _join(coordinator: str | None, processes: int | None, process: int | None) -
 
 def _with_factorization(settings: Any, progress: Report) -> Any:
     """The settings with a file for their sampling, epsilon and delta, made if it is not there."""
-
     import jax
 
     import mfopt
@@ -207,15 +206,17 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
     from mfopt.training.folder import make_folder
     from mfopt.training.mesh import wait_for_lead
 
-    path = Path(settings.output) / "factorization.npz"
+    path, scheme = Path(settings.output) / "factorization.npz", settings.scheme()
+    # the best C for a group is near that for one of its units at a share of ε
+    target = settings.training_epsilon / max(1, settings.group_size), settings.delta
     if not path.is_file() and jax.process_index() == 0:
         make_folder(path.parent)
         found = factorize(
-            settings.scheme(),
-            settings.training_epsilon,
-            settings.delta,
+            scheme,
+            *target,
             strategy=settings.strategy,
-            privacy_unit="user",
+            bands=min(16, scheme.most_bands or 16),
+            privacy_unit="user" if settings.by_user else "record",
             progress=progress,
         )
         if found.provenance["interrupted"]:
@@ -228,15 +229,15 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
     facts = found.strategy.describe()
     kind = facts.get("base", facts)["kind"]  # a time-scaled one is made where its base is asked for
     stated = (found.sampling, found.guarantee.epsilon, found.guarantee.delta, kind)
-    asked = (settings.scheme(), settings.training_epsilon, settings.delta, settings.strategy)
+    asked = (scheme, *target, settings.strategy)
     if stated != asked:
         rule = f"holds a factorization for {stated}, not for {asked}"
         way_out = "Choose another output folder."
         raise _check.reject("output", settings.output, rule, way_out)
-    # the file's own guarantee is the one that was asked for: nothing is left to account for
-    return dataclasses.replace(
-        settings, factorization=str(path), sampling="", strategy="identity", epsilon=0.0, delta=0.0
-    )
+    # for one unit the file's own guarantee is the one that was asked for
+    left = dict.fromkeys(("epsilon", "delta"), 0.0) if settings.group_size == 1 else {}
+    made = {"factorization": str(path), "sampling": "", "strategy": "identity"}
+    return dataclasses.replace(settings, **made, **left)
 
 
 def _lines(summary: dict[str, Any]) -> list[str]:

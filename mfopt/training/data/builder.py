@@ -30,7 +30,7 @@ from mfopt.training.data.store import token_dtype
 # among 10⁸ has probability below 1e-22.
 _KEY_BYTES = 16
 _TABLES = """
-PRAGMA cache_size = -16384;
+PRAGMA cache_size = -8192;
 CREATE TABLE IF NOT EXISTS users (id INTEGER PRIMARY KEY, name BLOB UNIQUE);
 CREATE TABLE IF NOT EXISTS records (
     id INTEGER PRIMARY KEY, user INTEGER NOT NULL, text BLOB, tokens BLOB NOT NULL

@@ -36,7 +36,7 @@ FORMAT_VERSION = 1
 METADATA = "metadata.json"
 PARTS = ("train", "held-out-users", "held-out-records", "public")
 ARRAYS = ("tokens", "record_offsets", "user_offsets")
-_CHUNK = 1 << 22
+_CHUNK = 1 << 18
 _DAMAGED = "The store is damaged; build it again."
 _MAKE_ONE = "Make one with `mfopt data build`."
 
