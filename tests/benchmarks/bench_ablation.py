@@ -31,7 +31,6 @@ from mfopt.accounting.monte_carlo import (
     design_point,
     dominating_pair,
     evidence,
-    fresh_bins,
     group,
     importance,
     kept_bins,
@@ -72,7 +71,7 @@ class Setting:
     def model(self) -> Any:
         """A new model of it: nothing is kept from one run to the next."""
         mechanism = Mechanism(self.scheme, self.strategy(), group_size=self.group_size)
-        module = fresh_bins if isinstance(self.scheme, FreshBins) else balls_in_bins
+        module = group if isinstance(self.scheme, FreshBins) else balls_in_bins
         return module.model(mechanism)
 
 
