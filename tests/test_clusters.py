@@ -9,11 +9,10 @@ import plain_monte_carlo as plain
 import pytest
 
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, clusters, kept_bins
+from mfopt.accounting.monte_carlo import chunked, clusters
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point
-from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 
 K = 4.5
 BINS = 4
@@ -127,25 +126,6 @@ def test_the_ceiling_falls_and_the_mean_stays():
     loss = BallsInBinsLoss(pair)
     here, there = (loss.at(found, Point(sigma, 2.0)) for sigma in (0.8, 0.85))
     assert there.kind == "clusters" and there.log_ceiling < here.log_ceiling
-
-
-@float64
-@pytest.mark.parametrize("bins", [2048, 2101])
-def test_squares_far_from_the_diagonal_bound_their_entries(bins):
-    """Of very many bins: never below what every entry gives, and hardly above."""
-    place = np.arange(bins)
-    apart = np.abs(place[:, None] - place)
-    size = 1 + 0.3 * np.sin(place / 300)
-    gram = np.outer(size, size) * (0.3 * np.exp(-apart / 400) + np.exp(-apart / 3) + 0.05)
-    spikes = np.random.default_rng(0).uniform(0, 0.5, bins)
-    smooth = gram - np.diag(spikes)
-    orders = np.arange(1, clusters.MOST + 1)
-    exact = [np.max(np.logaddexp.reduce(l * smooth, axis=0)) - math.log(bins) for l in orders]
-    found, beside = kept_bins._log_normalizers(KeptBins(gram, None), 1, spikes)
-    above = np.asarray(found) - exact
-    assert np.all(above > -1e-12) and 1e-6 < np.max(above) < 0.01
-    np.fill_diagonal(smooth, -np.inf)
-    assert float(beside) == np.max(smooth)
 
 
 @float64

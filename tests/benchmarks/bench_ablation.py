@@ -257,7 +257,6 @@ SWITCHES = {
     "σ by pilots with many bins": Switch(
         "many", ((sampled.OneUnit, "_by_pilots", lambda unit, *args: None),)
     ),
-    "far overlaps by squares": Switch("many", ((kept_bins, "_MANY", 10**9),), compiled=True),
     "fitted proposal of the estimate": Switch(
         "fresh", ((pattern_frozen.scipy.optimize, "minimize", _not_fitted),)
     ),

@@ -33,9 +33,6 @@ from mfopt.strategies.fields import Array
 
 _ORDERS = clusters.MOST  # normalizers that one pass over S gives
 _ROWS = 64  # of S, processed together
-# From so many bins on only overlaps of bins that are at most so far apart are examined one by one;
-# of all others the largest of each square of so many bins a side.
-_MANY, _NEAR, _SIDE = 2048, 256, 8
 # of moments: places, matrix products and terms at most
 _MOST_PLACES, _PRODUCTS, _TUPLES = 4, 512, 2**36
 
@@ -247,7 +244,7 @@ def _clusters(bins: KeptBins, diagonal: np.ndarray, common: float) -> PatternCha
 def _log_normalizers(known: KeptBins, first: int, spikes: Any = 0.0) -> tuple[jax.Array, jax.Array]:
     """log max_k mean_i e^(l·T[i,k]), T = S − diag(``spikes``), and the largest S off the diagonal.
 
-    For l = first, …, shape (_ORDERS,); of very many bins numbers that may be larger.
+    For l = first, …, shape (_ORDERS,).
     """
     bins = known.bins
     orders = first + jnp.arange(_ORDERS)
@@ -257,18 +254,14 @@ def _log_normalizers(known: KeptBins, first: int, spikes: Any = 0.0) -> tuple[ja
         own = rows[at] - jnp.broadcast_to(spikes, (bins,))[numbers]
         beside = jnp.max(rows.at[at].set(-jnp.inf))
         rows = rows.at[at].set(own)
-        exponents = _far(rows, numbers) if bins >= _MANY else [(rows, 1)]
-        top = functools.reduce(jnp.maximum, [jnp.max(x, axis=1) for x, _ in exponents])
-        ratios = [jnp.exp(x - top[:, None]) for x, _ in exponents]
+        top = jnp.max(rows, axis=1)
+        ratio = jnp.exp(rows - top[:, None])
 
-        def add(powers: list[jax.Array], _: None) -> tuple[list[jax.Array], jax.Array]:
-            masses = [w * jnp.sum(p, axis=1) for p, (_, w) in zip(powers, exponents, strict=True)]
-            following = [power * ratio for power, ratio in zip(powers, ratios, strict=True)]
-            return following, functools.reduce(jnp.add, masses)
+        def add(power: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            return power * ratio, jnp.sum(power, axis=1)
 
         # one exponential for all orders
-        begin = [ratio**first for ratio in ratios]
-        masses = jax.lax.scan(add, begin, None, length=_ORDERS)[1]
+        masses = jax.lax.scan(add, ratio**first, None, length=_ORDERS)[1]
         return jnp.max(orders[:, None] * top + jnp.log(masses), axis=1), beside
 
     # the last rows are examined again where there is no whole number of times so many
@@ -276,21 +269,3 @@ def _log_normalizers(known: KeptBins, first: int, spikes: Any = 0.0) -> tuple[ja
     numbers = jnp.minimum(jnp.arange(-(-bins // count) * count), bins - 1).reshape(-1, count)
     largest, beside = jax.lax.map(of_rows, numbers)
     return jnp.max(largest, axis=0) - jnp.log(bins), jnp.max(beside)
-
-
-def _far(rows: jax.Array, numbers: jax.Array) -> list[tuple[jax.Array, int]]:
-    """Exponents of some rows and how often each counts: the near ones once, and of each square of
-    the others the largest, as often as it is wide.
-
-    ``numbers`` are of neighbouring rows, in ascending order.
-    """
-    count, bins = rows.shape
-    squares = -(-bins // _SIDE)
-    rows = jnp.pad(rows, ((0, 0), (0, squares * _SIDE - bins)), constant_values=-jnp.inf)
-    width = (count + 2 * _NEAR) // _SIDE + 1
-    begin = jnp.clip((numbers[0] - _NEAR) // _SIDE, 0, squares - width)
-    near = jax.lax.dynamic_slice(rows, (0, begin * _SIDE), (count, width * _SIDE))
-    largest = jnp.max(rows.reshape(-1, _SIDE, squares, _SIDE), axis=(1, 3))
-    place = jnp.arange(squares)
-    far = jnp.where((begin <= place) & (place < begin + width), -jnp.inf, largest)
-    return [(near, 1), (jnp.repeat(far, _SIDE, axis=0), _SIDE)]
