@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_754,
     "mfopt/_runtime": 1_517,
-    "mfopt/accounting": 16_467,
+    "mfopt/accounting": 16_428,
     "mfopt/calibration": 188,
     "mfopt/experiments": 6_995,
     "mfopt/factorization": 675,

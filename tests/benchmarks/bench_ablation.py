@@ -248,9 +248,6 @@ SWITCHES = {
     "lesser direction by its ceiling": Switch(_ONE, ((sampled, "_ALONE", 1e-300),)),
     "clipping in the add direction": Switch(_ONE, ((losses, "_LOOSE", math.inf),)),
     "second start of design points": Switch("kept", ((design_point, "placed", _one_start),)),
-    "rough σ with groups of bins": Switch(
-        "kept many", ((balls_in_bins.BallsInBinsLoss, "coarse", lambda loss: loss),)
-    ),
     "hierarchical factor": Switch(
         "many", ((nested, "LEAST", 10**9), (dominating_pair, "_SPARE", 0.0))
     ),

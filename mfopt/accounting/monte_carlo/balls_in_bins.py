@@ -93,16 +93,6 @@ class BallsInBinsLoss(LikelihoodLoss):
         """Largest mode norm."""
         return math.sqrt(float(np.max(np.diagonal(np.asarray(self.pair.gram)))))
 
-    def coarse(self) -> SampledLoss:
-        bins = self.pair.bins
-        size = -(-bins // design_point.MOST)
-        if size == 1:
-            return self
-        cuts = np.arange(0, bins, size)
-        counts = np.diff(np.append(cuts, bins))
-        sums = np.add.reduceat(np.add.reduceat(np.asarray(self.pair.gram), cuts, 0), cuts, 1)
-        return BallsInBinsLoss(_mean_pair(sums / np.outer(counts, counts)))
-
     def frozen(
         self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
     ) -> FrozenSamples:

@@ -83,7 +83,7 @@ def calibrate(
     loss = loss_of(pair)
     key = chunked.subkey(chunked.seed_key(seed), _DOMAIN) if key is None else key
     if near is None:
-        near = rough(loss.coarse(), epsilon, delta, chunked.subkey(key, 0), start)
+        near = rough(loss, epsilon, delta, chunked.subkey(key, 0), start)
     frozen, log_sigma, at = _placed(loss, near, epsilon, delta, samples, key)
     direction, add = "remove", frozen.evaluate_add(log_sigma)
     if add.value > math.log(delta):

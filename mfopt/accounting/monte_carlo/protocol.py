@@ -118,10 +118,6 @@ class SampledLoss(abc.ABC):
     def start(self, epsilon: float, delta: float) -> float:
         """Initial σ of a search."""
 
-    def coarse(self) -> SampledLoss:
-        """A cheaper loss whose σ is within several percent of this one's: itself, by default."""
-        return self
-
     def group(self, size: int) -> SampledLoss | None:
         """The loss of so many units; None where no more is known than the profile of one."""
         return None
