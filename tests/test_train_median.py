@@ -19,6 +19,7 @@ from train_fixtures import synthetic_store
 from train_oracles import verified, write_store
 
 from mfopt.errors import UsageError
+from mfopt.sampling import FixedOrder
 from mfopt.training import config, median, privacy, verification
 from mfopt.training.execute import execute
 from mfopt.training.median import GRID, doubled_rank_errors, draw
@@ -91,7 +92,7 @@ def test_shares_add_up_to_no_more_than_the_target():
         stated = privacy.statement(account, execution_for(account, units))
         assert total * (1 - 1e-14) <= stated.epsilon <= total and stated.status == "bound"
         assert Fraction(stated.epsilon) >= Fraction(own.epsilon) + Fraction(total * part)
-    replaced = account_for(adjacency="replace")
+    replaced = account_for(FixedOrder(bins=4, epochs=2), adjacency="replace")
     with pytest.raises(UsageError, match="median_epsilon"):
         privacy.statement(replaced, execution_for(replaced, units))
 
