@@ -116,7 +116,7 @@ def test_many_epochs_need_no_modes():
 
 
 @pytest.fixture
-def before_release(monkeypatch):
+def few(monkeypatch):
     monkeypatch.setattr(time_scaled, "_MANY", 1)
     jax.clear_caches()
     yield

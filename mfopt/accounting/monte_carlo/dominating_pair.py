@@ -79,7 +79,7 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     """
     strategy, bins = _widened(strategy, scheme), cast(BallsInBins, scheme).bins
     if bins >= nested.LEAST or strategy.has_structured_gram(cast(BallsInBins, scheme)):
-        gram, relative = _overlaps(strategy, cast(BallsInBins, scheme))
+        gram, relative = _gram(strategy, cast(BallsInBins, scheme))
         largest = math.sqrt(float(np.max(np.diagonal(gram))))  # a norm, which no entry exceeds
         pair = above(gram, relative) if 0 < largest < math.inf else None
         del gram
@@ -98,13 +98,15 @@ def overlaps(strategy: Strategy, scheme: Scheme) -> tuple[np.ndarray, float]:
     Raises:
       UsageError: as :func:`exact`, but for the range of C.
     """
-    return _overlaps(_widened(strategy, scheme), cast(BallsInBins, scheme))
+    gram, error = _gram(_widened(strategy, scheme), cast(BallsInBins, scheme))
+    return gram, error + _ROUNDING
 
 
-def _overlaps(strategy: Strategy, scheme: BallsInBins) -> tuple[np.ndarray, float]:
-    known = strategy.has_structured_gram(scheme)
-    gram, error = strategy.structured_gram(scheme) if known else (strategy.gram(scheme), 0.0)
-    return np.asarray(gram), error + _ROUNDING
+def _gram(strategy: Strategy, scheme: BallsInBins) -> tuple[np.ndarray, float]:
+    if strategy.has_structured_gram(scheme):
+        gram, error = strategy.structured_gram(scheme)
+        return np.asarray(gram), error
+    return np.asarray(strategy.gram(scheme)), _ROUNDING
 
 
 def _widened(strategy: Strategy, scheme: Scheme) -> Strategy:
