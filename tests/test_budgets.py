@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_754,
     "mfopt/_runtime": 1_517,
-    "mfopt/accounting": 16_430,
+    "mfopt/accounting": 16_432,
     "mfopt/calibration": 188,
     "mfopt/experiments": 6_995,
     "mfopt/factorization": 675,
@@ -33,7 +33,7 @@ LINES = {
     "mfopt/torch": 1_661,
     "mfopt/training": 9_955,
     "cli": 4_666,
-    "tests": 35_307,
+    "tests": 35_308,
 }
 # of the main job
 MAIN_JOB = {

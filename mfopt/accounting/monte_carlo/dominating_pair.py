@@ -63,14 +63,15 @@ def covers(scheme: Scheme) -> bool:
 
 @float64
 def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
-    """The pair for accounting: the factor is the triangle of a QR of the modes, without jitter.
+    """The pair for accounting, without jitter.
 
     Parameters are taken to float64 first, whatever their width: the pair is that of C as stored,
-    not of C as rounded on the way. The modes are divided by their largest entry before G is
-    formed, so nothing is lost below the smallest float.
+    not of C as rounded on the way.
 
     With many bins, or where C has a Gram matrix by structure (:meth:`Strategy.structured_gram`),
-    the pair is that of a G̃ >= G, a hair above it (:func:`above`).
+    the pair is that of a G̃ >= G, a hair above it (:func:`above`). Else the factor is the triangle
+    of a QR of the modes, which are divided by their largest entry before, so that nothing is lost
+    below the smallest float.
 
     Raises:
       UsageError: where Lemma 3.2 does not apply (negative or non-finite entries of C), where C is
@@ -103,6 +104,7 @@ def overlaps(strategy: Strategy, scheme: Scheme) -> tuple[np.ndarray, float]:
 
 
 def _gram(strategy: Strategy, scheme: BallsInBins) -> tuple[np.ndarray, float]:
+    """G, and a bound on the relative error of its entries or of its norm."""
     if strategy.has_structured_gram(scheme):
         gram, error = strategy.structured_gram(scheme)
         return np.asarray(gram), error

@@ -120,9 +120,9 @@ class FaintProfile(RoundsProfile):
         )
 
     def _log_ceiling(self, epsilon: float) -> float:
-        square = math.expm1(self.rounds * self.mixture.log_square(self.noise_multiplier))
-        x = -math.expm1(-epsilon)
-        half = math.log(max(square, 1e-300) / (math.hypot(math.sqrt(square), x) + x) / 2)
+        exponent = self.rounds * self.mixture.log_square(self.noise_multiplier)
+        square, x = max(math.expm1(exponent), 1e-300), -math.expm1(-epsilon)
+        half = math.log(square / (math.hypot(math.sqrt(square), x) + x) / 2)
         return min(super()._log_ceiling(epsilon), half + epsilon + 1e-12)
 
 
