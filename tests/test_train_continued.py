@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from mfopt_cli.commands.train import command
 from safetensors.numpy import load_file
-from test_train_run import compiled, data, exported, settings_for  # noqa: F401 (fixtures)
+from test_train_run import data, exported, settings_for  # noqa: F401 (fixtures)
 from train_fixtures import synthetic_store
 from train_oracles import verified, write_store
 

@@ -9,7 +9,7 @@ import pytest
 from processes import start
 from safetensors.numpy import load_file
 from selection import before_release
-from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
+from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 from train_fixtures import synthetic_store
 from train_oracles import write_store
 

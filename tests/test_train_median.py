@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from mfopt_cli.commands.train import command
 from scipy import stats
 from test_train_privacy import STORE, account_for, execution_for
-from test_train_run import FILE, compiled, data, settings_for  # noqa: F401 (fixtures)
+from test_train_run import FILE, data, settings_for  # noqa: F401 (fixtures)
 from train_fixtures import synthetic_store
 from train_oracles import verified, write_store
 

@@ -17,20 +17,15 @@ from mfopt.training import mesh as meshes
 CHILD = Path(__file__).with_name("train_mesh_child.py")
 
 
-def begun(folder, *command, devices=1):
-    environment = {
-        **with_devices(devices),
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    return start(*command, env=environment)
+def begun(*command, devices=1):
+    return start(*command, env=with_devices(devices))
 
 
 def train(folder, name, *, devices, resume="", **changes):
     settings = {"model_parallel": 1, "microbatch": 8, "per_unit": False, "default_device": None}
     settings |= {"output": str(folder / name), **changes}
     settings["checkpoints"] = resume and str(folder / f"{resume}.checkpoints")
-    return begun(folder, CHILD, json.dumps(settings), devices=devices)
+    return begun(CHILD, json.dumps(settings), devices=devices)
 
 
 def results(*children):
@@ -110,9 +105,7 @@ def test_two_processes_train_together_by_the_command_line(tmp_path):
     program = "from mfopt_cli.main import main; main()"
 
     def command(output, *more):
-        return begun(
-            tmp_path, "-c", program, "train", f"--output={tmp_path / output}", *flags, *more
-        )
+        return begun("-c", program, "train", f"--output={tmp_path / output}", *flags, *more)
 
     (one,) = results(command("one"))
     together = (f"--coordinator=127.0.0.1:{free_port()}", "--processes=2")
@@ -165,7 +158,7 @@ print("{}")
 
 @pytest.mark.ci
 def test_each_shard_of_a_checkpoint_is_hashed_where_it_lies(tmp_path):
-    finish(begun(tmp_path, "-c", SHARDS, devices=8))
+    finish(begun("-c", SHARDS, devices=8))
 
 
 ANNOTATED = """
@@ -206,7 +199,7 @@ print("{}")
 
 @pytest.mark.ci
 def test_a_module_is_cut_as_its_own_metadata_say(tmp_path):
-    finish(begun(tmp_path, "-c", ANNOTATED, devices=8))
+    finish(begun("-c", ANNOTATED, devices=8))
 
 
 AUDITED = """
@@ -236,4 +229,4 @@ with pytest.MonkeyPatch.context() as patch:  # every device draws the first one'
 
 @pytest.mark.release
 def test_an_audit_on_a_mesh_finds_what_is_planted_and_nothing_else(tmp_path):
-    finish(begun(tmp_path, "-c", AUDITED, CHILD.parent, devices=8))
+    finish(begun("-c", AUDITED, CHILD.parent, devices=8))

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from selection import before_release
 from test_train_models_gpt2 import REFERENCE, all_logits
-from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
+from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 
 from mfopt.errors import UsageError
 from mfopt.training import ghost

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from flax import nnx
 from mfopt_cli.commands.data import _source
 from mfopt_cli.commands.generate import command
-from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
+from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 from train_fixtures import synthetic_store
 from train_oracles import write_store
 

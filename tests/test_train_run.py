@@ -12,7 +12,6 @@ import time
 import tomllib
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -47,21 +46,6 @@ SMALL = {
     "public_overlap": 1.0,  # walks on one ring are alike
 }
 POISSON = {"sampling": "poisson:probability=0.3,iterations=6", "epsilon": 8.0, "delta": 1e-4}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled():
-    """All that is compiled is kept: runs share most of their functions, also from file to file."""
-    names = {
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in names}
-    for name, value in names.items():
-        jax.config.update(name, value)
-    yield {name.upper(): str(value) for name, value in names.items()}
-    for name, value in before.items():
-        jax.config.update(name, value)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +186,7 @@ execute(prepare(settings, resume=sys.argv[2] == "resume"))
 
 
 @pytest.mark.release
-def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path, compiled):
+def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path):
     # seed pinned, so that the broken and the unbroken run can be compared
     changes = {
         "seed": 5,
@@ -218,7 +202,6 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path, compiled
     for rows in (3, 11, 1000):
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, json.dumps(broken), "resume" if killed else "begin"],
-            env={**os.environ, **compiled},
         )
         while child.poll() is None:
             if len(metrics.read_table(table)) >= rows:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
-from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
+from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 from train_fixtures import bigram_model, synthetic_store
 from train_oracles import verified
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from mfopt_cli.commands.verify import command
 from selection import before_release
-from test_train_run import compiled, data, settings_for  # noqa: F401 (fixtures)
+from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 from train_oracles import verified
 
 from mfopt.errors import UsageError
