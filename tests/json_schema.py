@@ -6,11 +6,11 @@ from pathlib import Path
 import jsonschema
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "docs" / "schema.json").read_text())
+jsonschema.Draft202012Validator.check_schema(SCHEMA)
 _VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
 def validate(found):
     """Raise AssertionError with the first place where ``found`` breaks the schema."""
-    _VALIDATOR.check_schema(SCHEMA)
     problem = next(iter(_VALIDATOR.iter_errors(found)), None)
     assert problem is None, f"{found.get('command')}: {problem.message}"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import platform
 
 import jax
 
 from mfopt._version import __version__, commit
+
+_commit = functools.cache(commit)  # a process runs one code
 
 
 def provenance(seed: int | None, command: str) -> dict[str, str]:
@@ -19,7 +22,7 @@ def provenance(seed: int | None, command: str) -> dict[str, str]:
     """
     return {
         "mfopt": __version__,
-        "commit": commit() or "unknown",
+        "commit": _commit() or "unknown",
         "jax": jax.__version__,
         "python": platform.python_version(),
         "command": command,
