@@ -149,27 +149,24 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
     """A whole number, also as 1e6, 10M or 1_000.
 
     More than ``most`` is refused where it is read, before any work: sizes beyond which work takes
-    days, for nothing. What else is wrong with a number is for the library to say.
+    days, for nothing. What else is wrong with a number is for the library to say, or at once for
+    ``rule``, also of a command that has then no use for it.
     """
 
     name = "integer"
 
-    def __init__(self, most: int | None = None) -> None:
-        self.most = most
+    def __init__(
+        self, most: int | None = None, rule: Callable[[str, Any], int] | None = None
+    ) -> None:
+        self.most, self.rule = most, rule
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
             number = whole(value)
         except ValueError as problem:
             self.fail(f"{value!r} {problem}", param, ctx)
-        return int(at_most(self.most, number, param))
-
-
-class Seed(Count):
-    """A seed: refused where it is read, also by commands that then draw nothing."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return _check.pinned((param and param.name) or "seed", super().convert(value, param, ctx))
+        found = int(at_most(self.most, number, param))
+        return self.rule((param and param.name) or "value", found) if self.rule else found
 
 
 class Words(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
@@ -356,7 +353,7 @@ def seed(text: str = "for reproduction; the certificate says so", **more: Any) -
     text = f"Pin the randomness, {text}."
     if "default" not in more:
         text += " Default: the operating system's entropy."
-    return option("--seed", Seed(), text, **more)
+    return option("--seed", Count(rule=_check.pinned), text, **more)
 
 
 def folder(name: str, path: Path, make: bool = True) -> Path:
@@ -374,7 +371,7 @@ def folder(name: str, path: Path, make: bool = True) -> Path:
 
 jobs = option(
     "--jobs",
-    Count(1024),
+    Count(1024, _check.integer),
     "Worker processes. [default: half the cores; `experiment all`: a process for each]",
 )
 cache = option(

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from mfopt._runtime import _check
 from mfopt_cli import display, options, sweeps
 from mfopt_cli.live import Live
 from mfopt_cli.options import COUNT, PATH, option
@@ -186,8 +185,6 @@ def _check_places(studies: Sequence[Any], asked: Any) -> None:
     from mfopt.experiments import manifest, plots
     from mfopt.experiments.studies import output
 
-    if asked.jobs is not None:
-        _check.integer("jobs", asked.jobs)
     for name in ("out", "artifacts"):
         if (folder := getattr(asked, name)) is not None:
             options.folder(name, folder)

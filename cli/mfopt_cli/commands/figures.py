@@ -65,8 +65,6 @@ def command(asked: Any) -> None:
         return
     if not asked.names:
         raise _check.reject("NAME", "", "name a figure, or all", "See `mfopt figures --list`.")
-    if asked.jobs is not None:
-        _check.integer("jobs", asked.jobs)
     store = Cache(asked.cache or default_folder())
     loud = not asked.quiet and not asked.as_json
     if asked.folder is not None:
