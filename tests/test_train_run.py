@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from commands import invoked, printed
 from mfopt_cli.commands.train import command
 from safetensors.numpy import load_file
 from selection import before_release
@@ -427,8 +428,10 @@ def test_the_command_line(data, tmp_path):
     runner = CliRunner()
     shown = runner.invoke(command, [*flags, "--show-config"])
     assert shown.exit_code == 0 and "width = 8" in shown.output
-    asked = runner.invoke(command, [*flags, "--report-only"])
+    asked = invoked("train", *flags, "--report-only", "--json")
     assert asked.exit_code == 0 and "epsilon, delta    8, 0.0001" in asked.stderr
+    (tmp_path / "printed.json").write_text(asked.stdout)
+    assert invoked("verify", tmp_path / "printed.json").exit_code == 0
     assert not (tmp_path / "run" / "checkpoints").exists()
     done = runner.invoke(command, [*flags, "--quiet"], catch_exceptions=False)
     assert done.exit_code == 0 and "2 steps done" in done.stdout
@@ -531,10 +534,7 @@ def test_records_of_a_user_get_a_c_that_was_optimized(data, tmp_path, scheme):
     for more in ([], ["--strategy=identity"]):
         output = tmp_path / str(len(sums))
         flags = flags_of(**SMALL, **asked, data=data, output=output)
-        said = CliRunner().invoke(
-            command, [*flags, *more, "--report-only", "--json"], catch_exceptions=False
-        )
-        facts = json.loads(said.stdout)
+        facts = printed("train", *flags, *more, "--report-only")
         del facts["schema"], facts["command"]
         assert facts["guarantee"]["details"]["accounted_group_size"] == 2
         assert verification.verify(facts).holds

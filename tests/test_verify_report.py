@@ -185,6 +185,9 @@ def test_the_command_line(data, tmp_path):  # noqa: F811
     assert "not signed" in said.stdout and "not verifiable" in said.stdout
     asked = json.loads(runner.invoke(command, [str(path), "--json"]).stdout)
     assert asked["holds"] and len(asked["checks"]) > 10
+    for name, exit_code in (("train", 0), ("train: all is covered", 1)):  # as JSON is printed
+        path.write_text(json.dumps({"schema": 1, "command": name, **facts}))
+        assert runner.invoke(command, [str(path), "--quiet"]).exit_code == exit_code
     pinned = report_of(data, tmp_path / "pinned", seed=3)
     assert pinned["pinned"] and not pinned["holds"]
     path.write_text(json.dumps(pinned))

@@ -107,6 +107,8 @@ def read(path: str | Path) -> dict[str, Any]:
         found = facts.get("format") if isinstance(facts, dict) else None
         rule = f"is of format {found}, and this mfopt reads {privacy.REPORT_FORMAT}"
         raise _check.reject("report", str(path), rule)
+    if facts.get("command") == "train" and type(facts.get("schema")) is int:
+        del facts["command"], facts["schema"]  # of `mfopt train --report-only --json`
     return facts
 
 
