@@ -116,6 +116,21 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
             verification.verify(written)
 
 
+def test_words_of_a_proof_are_those_of_an_accountant(data, tmp_path):  # noqa: F811
+    facts = report_of(data, tmp_path / "run")
+    other, own = facts["account"]["details"]["least_of"]  # of which one proof has one
+
+    def by_method(method):
+        return json.loads(json.dumps(facts).replace(own, method))
+
+    assert verification.verify(by_method(other)).holds
+    words = {"taken_on_trust": True, "least_of": [], "without_answer": ["it is too loose"]}
+    facts |= noted(facts, words)
+    lies = {"taken_on_trust": "by nobody"}, {"taken_on_trust": False}, {"least_of": [own, "magic"]}
+    lies += {"bracket": [{"all is covered": 0.0}, facts["account"]["epsilon"]]}, {"beta": "none"}
+    verified(facts, [by_method("judgement of experts"), *(noted(facts, lie) for lie in lies)])
+
+
 @pytest.mark.release
 def test_a_certified_file_is_proved_again(data, tmp_path):  # noqa: F811
     changes = {"factorization": str(FILE), "sampling": "", "epsilon": 0.0, "delta": 0.0}

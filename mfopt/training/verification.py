@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -21,12 +21,12 @@ from mfopt import sampling, strategies
 from mfopt._runtime import _check
 from mfopt._version import __version__
 from mfopt.accounting import account as account_of
-from mfopt.accounting import phases
+from mfopt.accounting import analysis, phases
 from mfopt.accounting.verify import BETA_SHARE
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization import load as load_factorization
-from mfopt.guarantee import Guarantee
+from mfopt.guarantee import CertificateKind, Guarantee
 from mfopt.noise import NoiseStream
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import median, privacy, signing
@@ -62,6 +62,7 @@ CLAIMS = (
     "its secret (sampling and noise keys, checkpoints) was random and is known to nobody else",
     "one unit holds all that one person contributed: a person with several is not seen here",
     "only what the report covers was released, and nothing was chosen by looking at private data",
+    "the account's draws went as its details say (tests, samples, accountants without an answer)",
 )
 # the statement about a run alone, and what it was accounted by
 Run = tuple[Guarantee, Factorization]
@@ -222,11 +223,40 @@ def _proved(account: Factorization, progress: Report) -> Check:
     if not (found.epsilon <= stated.epsilon and _as_certain(stated, found)):
         words = f"{words}, {stated.status}, wrong with chance {stated.failure_probability:g}"
         return Check("account", words, f"what can be proved here is {found}", False)
-    plain = {name: _plain(getattr(account, name).describe()) for name in ("sampling", "strategy")}
-    stray = sorted(stated.details.keys() - found.details.keys() - _DETAILS)
-    stray += [name for name, text in plain.items() if stated.details.get(name, text) != text]
-    words = f"{words}, proved again by {found.method}"
-    return Check("account", words, f"no proof says so in its details: {stray}", not stray)
+    stray, words = _strange(account, found), f"{words}, proved again by {found.method}"
+    return Check("account", words, f"no proof of it says {stray}", not stray)
+
+
+def _strange(account: Factorization, found: Guarantee) -> list[str]:
+    """Names and texts in the words of the account that no proof of its mechanism has."""
+    stated, details = account.guarantee, dict(account.guarantee.details)
+    named = sorted(details.keys() - found.details.keys() - _DETAILS)
+    for name in ("sampling", "strategy"):
+        text = _plain(getattr(account, name).describe())
+        named += [name] if details.pop(name, text) != text else []
+    named += ["taken_on_trust"] if details.pop("taken_on_trust", True) is not True else []
+    details.pop("without_answer", None)  # numbers of draws are in it: see CLAIMS
+    said = _texts(stated.method, *details.values())
+    said -= _texts(found.method, *found.details.values(), *get_args(CertificateKind))
+    if said:  # by other accountants, which were asked too
+        with contextlib.suppress(UsageError, FailureError):
+            of = analysis(account.mechanism, certificate=stated.certificate)
+            said -= _texts(*_methods(of, stated.noise_multiplier, stated.delta))
+    return named + sorted(said)
+
+
+def _texts(*values: Any) -> set[str]:
+    """Every text in JSON values, names of fields included, as JSON has it."""
+    return {*re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(values))}
+
+
+def _methods(of: Any, *at: float) -> list[str]:
+    """Methods of the proofs that an analysis may give; one without a name is asked at (σ, δ)."""
+    if hasattr(of, "parts"):
+        return [method for part in of.parts for method in _methods(part, *at)]
+    model = getattr(of, "model", of)
+    own = model.method if hasattr(model, "method") else of.epsilon(*at).method
+    return [own, *(bound.method for bound in getattr(model, "free_bounds", list)())]
 
 
 def _as_certain(stated: Guarantee, found: Guarantee) -> bool:
