@@ -104,8 +104,9 @@ def test_likelihood_is_that_of_all_patterns(case):
     of = All(*case)
     assert of.chances.sum() == pytest.approx(1, rel=1e-12)
     x = 2 * np.random.default_rng(1).normal(size=(5, of.scheme.iterations))
-    for power in (1, 1.7):
-        found = of.exact.log_ratio(jnp.asarray(x @ of.dense), power)
+    log_ratio = jax.jit(of.exact.log_ratio)
+    for power in (1.0, 1.7):
+        found = log_ratio(x @ of.dense, power)
         np.testing.assert_allclose(found, of.log_ratio(x, power), rtol=1e-12, atol=1e-12)
     lengths, mean = np.sum(of.modes**2, axis=1), of.chances @ of.modes
     assert float(of.exact.largest_square()) == pytest.approx(lengths.max(), rel=1e-12)
@@ -153,7 +154,7 @@ def test_loader_accountant_and_audit_draw_from_the_law(case):
         )
         assert fits(counts, of.chances) > 1e-3
         assert fits(counts, of.other) < 1e-6  # a control
-    places = np.asarray(of.exact.first(jax.random.key(5), units))
+    places = np.asarray(jax.jit(of.exact.first, static_argnums=1)(jax.random.key(5), units))
     counts = np.bincount(of.number(places), minlength=len(known))
     assert fits(counts, of.chances) > 1e-3
     products = of.exact.products(jnp.asarray(places[:30]))
@@ -233,9 +234,10 @@ def test_tilted_weights_have_the_renyi_moment_as_mean_and_stay_below_the_ceiling
         1: np.einsum("i,j,ij", of.chances, of.chances, pairs),
         2: np.einsum("i,j,k,ij,ik,jk", *[of.chances] * 3, pairs, pairs, pairs, optimize=True),
     }
+    draw = jax.jit(of.exact.draw)
     for order, moment in moments.items():
         log_ceiling, by = ceilings.chain("chain", order)
-        drawn = of.exact.draw(jax.random.split(key), noise, jnp.asarray(float(order)), by)
+        drawn = draw(jax.random.split(key), noise, float(order), by)
         weights = np.exp(np.asarray(drawn.log_normalizers))
         assert np.max(drawn.log_normalizers) <= log_ceiling + 1e-9
         assert weights.mean() == pytest.approx(moment, abs=4 * weights.std() / math.sqrt(size))

@@ -56,12 +56,15 @@ MODELS = {
 }
 
 
-def moved(params, seed=3):
+def moved(params):
     """Away from the zeros and ones that parameters start from."""
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    noisy = [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(structure, noisy)
+    rng = np.random.default_rng(3)
+    return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(x.dtype), host(params))
+
+
+def host(tree):
+    """Its leaves in numpy, whose operations are not compiled."""
+    return jax.tree.map(np.asarray, tree)
 
 
 def rows(records, units=5):
@@ -82,11 +85,8 @@ def sums(model, params, clipping, tokens, mask, **options):
 
 def difference(a, b):
     """Largest over leaves, in terms of the leaf's largest entry."""
-    each = [
-        float(jnp.max(jnp.abs(x - y)) / jnp.max(jnp.abs(y)))
-        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    ]
-    return max(each)
+    pairs = zip(*map(jax.tree.leaves, (host(a), host(b))), strict=True)
+    return max(np.max(np.abs(x - y)) / np.max(np.abs(y)) for x, y in pairs)
 
 
 # records of a unit, and whether each layer is clipped by itself
@@ -136,7 +136,7 @@ def test_no_unit_in_bfloat16_is_longer_than_the_clip_norm(monkeypatch):
         squares = [np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(alone[-1])]
         assert 0.0499 < np.sqrt(sum(squares)) <= 0.05
     together = sums(model, params, Clipping(0.05), tokens, mask).gradient
-    assert difference(together, jax.tree.map(lambda *leaves: sum(leaves), *alone)) < 1e-5
+    assert difference(together, jax.tree.map(lambda *leaves: sum(leaves), *map(host, alone))) < 1e-5
 
 
 def test_uses_are_found_in_the_program():
@@ -187,7 +187,7 @@ def test_a_unit_without_a_finite_gradient_adds_nothing(always):
     mask[1] = False
     without = sums(odd, params, Clipping(0.4), tokens, mask)
     assert difference(with_it.gradient, without.gradient) < 1e-6
-    assert bool(jnp.all(jnp.isfinite(with_it.gradient["wte"])))
+    assert np.all(np.isfinite(with_it.gradient["wte"]))
 
 
 @pytest.mark.parametrize("size", before_release([1.0, 1e2, 1e4], 2))
