@@ -52,6 +52,7 @@ def test_a_rare_large_loss_costs_a_group_nothing():
 BLURRED = [bench_settings.settings(number + 1)[number] for number in (662, 1283)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("setting", before_release(BLURRED, 0), ids=["one", "group"])
 def test_rounding_of_millions_of_rounds_is_no_part_of_the_answer(setting, monkeypatch):
     mechanism = bench_settings.make(setting)

@@ -162,6 +162,7 @@ def test_loader_accountant_and_audit_draw_from_the_law(case):
     np.testing.assert_allclose(products, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.ci
 def test_separation_of_one_is_poisson_sampling():
     scheme = BMinSep(8, 3, 1)
     assert scheme.probability == 1 / 8
@@ -247,6 +248,7 @@ def test_tilted_weights_have_the_renyi_moment_as_mean_and_stay_below_the_ceiling
         np.testing.assert_allclose(np.sum(mode * white, axis=1), drawn.along, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", before_release([list(case) for case in DRAWN], 0))
 def test_estimates_and_bounds_agree_with_plain_sampling(case):
     of, sigma, epsilon = All(*case), 1.1, 1.0
@@ -266,6 +268,7 @@ def test_estimates_and_bounds_agree_with_plain_sampling(case):
         assert bound.mean == pytest.approx(value, rel=0.1)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "found", before_release([BMinSepLaw(BMinSep(6, 2, 4)), KOfNLaw(KOfN(6, 2, 3))], 0)
 )

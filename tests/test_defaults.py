@@ -51,7 +51,7 @@ def rmse(strategy):
     return float(query_error.rmse(PrefixSums(), strategy, SCHEME.iterations, sigma))
 
 
-@pytest.mark.parametrize("iters", [1, 3])
+@pytest.mark.parametrize("iters", [1, pytest.param(3, marks=pytest.mark.ci)])
 def test_runs_of_a_few_iterations_have_as_few_buffers(iters, tmp_path):
     from mfopt_cli.main import main
 

@@ -79,10 +79,9 @@ def usual(work):
         pytest.param(
             setting,
             work,
-            marks=pytest.mark.release
-            if not work.endswith("time-scaled")
-            and (setting, work) != ("strict dtypes", "certified")
-            else (),
+            marks=pytest.mark.ci
+            if (setting, work) == ("strict dtypes", "certified")
+            else [pytest.mark.release] * (not work.endswith("time-scaled")),
         )
         for setting, work in itertools.product(SETTINGS, WORK)
     ],

@@ -152,6 +152,7 @@ def overshot(
     return max(best)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("number", before_release(range(22), 1, 4))
 def test_random_groups_are_within_five_percent_of_enumeration(number: int) -> None:
     mechanism, *mixture, sigma, epsilon = drawn(number)

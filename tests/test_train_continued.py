@@ -52,6 +52,7 @@ def settings_of(first, data, folder, **changes):  # noqa: F811
     return dataclasses.replace(first, data=str(data), output=str(folder), steps=0, **changes)
 
 
+@pytest.mark.ci
 def test_a_run_begins_where_another_ended_and_states_both(first, other_data, tmp_path) -> None:
     settings = settings_of(first, other_data, tmp_path / "second")
     prepared = prepare(settings)

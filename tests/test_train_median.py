@@ -111,6 +111,7 @@ def test_a_median_that_cannot_be_paid_for_is_refused(changes, match):
         settings_for("x", "y", **{"records_per_user": 0, "median_epsilon": 0.05} | changes)
 
 
+@pytest.mark.ci
 def test_a_run_draws_once_and_pays_once(data, tmp_path, monkeypatch):  # noqa: F811
     asked = {"algorithm": "els", "records_per_user": 0, "median_epsilon": 4.0, "evaluate_every": 0}
     settings = settings_for(data, tmp_path / "run", steps=2, **asked)

@@ -143,6 +143,7 @@ def test_an_export_is_a_folder_of_the_reference_implementation(kind, saved, tmp_
     assert load_file(tmp_path / WEIGHTS).keys() == load_file(folder / WEIGHTS).keys()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "lora"), before_release([("qwen3", False), ("gemma", True), ("qwen2", True)], 1)
 )
@@ -172,7 +173,8 @@ def test_norms_and_clipped_sums_are_those_of_the_gradients_one_by_one(
     assert 0 < float(fast.statistics.clipped) <= float(fast.statistics.units) == 4
 
 
-@pytest.mark.parametrize("lora", before_release([0, 2], 1))
+@pytest.mark.release
+@pytest.mark.parametrize("lora", [0, 2])
 def test_two_private_steps(lora, saved, data, tmp_path):  # noqa: F811
     folder = saved("qwen2")[0]
     changes = {"model": str(folder), "length": 16, "steps": 2, "lora_rank": lora}
