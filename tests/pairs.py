@@ -1,12 +1,23 @@
 """Estimators of bins that are kept, from a dominating pair: all of Y is sampled, nothing apart."""
 
 import jax
+import numpy as np
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import frozen, importance, kept_bins
 from mfopt.accounting.monte_carlo.design_point import DesignPoints
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
+
+
+def spiky(bins, spread, spike, seed=0):
+    """A pair in noise units of modes that overlap a little."""
+    rng = np.random.default_rng(seed)
+    own = np.diag(np.sqrt(spike * (0.7 + 0.6 * rng.random(bins))))
+    modes = np.concatenate([spread / bins**0.5 * rng.random((bins, bins)), own])
+    gram = modes.T @ modes
+    return DominatingPair(gram, np.linalg.cholesky(gram))
 
 
 def scaled(pair, sigma):

@@ -37,21 +37,13 @@ def test_options_of_one_kind_are_refused_where_kinds_are_chosen(more):
         mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, bands=3, **more)
 
 
-SIZE = {"epochs": 2, "iterations_per_epoch": 4, "epsilon": 1.0, "delta": 1e-3, "seed": 1}
-
-
 def test_options_of_a_scheme_reach_it(monkeypatch):
     monkeypatch.setattr("mfopt._api.optimized", lambda scheme, *_, **__: scheme)
-    separated = mfopt.factorize(**SIZE, sampling="b-min-sep", separation=3, bands=2)
+    size = {"epochs": 2, "iterations_per_epoch": 4, "epsilon": 1.0}
+    separated = mfopt.factorize(**size, sampling="b-min-sep", separation=3, bands=2)
     assert separated == BMinSep(bins=4, epochs=2, separation=3)
-    fresh = mfopt.factorize(**SIZE, sampling="fresh-bins", reassign_every=2)
+    fresh = mfopt.factorize(**size, sampling="fresh-bins", reassign_every=2)
     assert fresh == FreshBins(bins=4, epochs=2, rethrow=2)
-
-
-@pytest.mark.release
-def test_b_min_sep_is_certified():
-    options = {"sampling": "b-min-sep", "separation": 2, "strategy": "banded-sqrt", "bands": 2}
-    assert mfopt.factorize(**SIZE, **options).guarantee.status == "certified"
 
 
 def test_a_separation_holds_the_bands_where_none_is_named():

@@ -18,19 +18,6 @@ K = 4.5
 BINS = 4
 
 
-def spiky(bins=BINS, spike=1.5, seed=0):
-    """A pair in noise units of modes that overlap a little."""
-    rng = np.random.default_rng(seed)
-    modes = np.concatenate(
-        [
-            0.8 / bins**0.5 * rng.random((bins, bins)),
-            np.diag(np.sqrt(spike * (0.7 + 0.6 * rng.random(bins)))),
-        ]
-    )
-    gram = modes.T @ modes
-    return DominatingPair(gram, np.linalg.cholesky(gram))
-
-
 def log_normalizers(smooth, count):
     return np.array([math.log(np.exp(p * smooth).mean(0).max()) for p in range(1, count + 1)])
 
@@ -63,7 +50,7 @@ def drawn(gram, order, known):
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_clusters_are_the_tuples_of_the_chain(order):
     """Σ over partitions and bins is Σ over tuples, by how often each bin is drawn; (1) to (3)."""
-    gram = spiky().gram
+    gram = pairs.spiky(BINS, 0.8, 1.5).gram
     tuples, by_clusters = {}, {}
     for chosen in itertools.product(range(BINS), repeat=order + 1):
         total = sum(gram[i, k] for i, k in itertools.combinations(chosen, 2))
@@ -80,9 +67,8 @@ def test_clusters_are_the_tuples_of_the_chain(order):
 @pytest.mark.parametrize("order", [1, 3, 5])
 def test_no_draw_exceeds_the_sum_of_bounds(order, known):
     """(5), also where the later R are extrapolated."""
-    excess = [
-        float(high - given.log_sum) for given, _, _, high in drawn(spiky(3).gram, order, known)
-    ]
+    three = pairs.spiky(3, 0.8, 1.5).gram
+    excess = [float(high - given.log_sum) for given, _, _, high in drawn(three, order, known)]
     assert max(excess) <= 1e-12
     if known == 8:
         assert max(excess) > -0.7  # and it is no empty bound
@@ -97,7 +83,7 @@ def seen(pair, point, kind, order, samples=2**15, change=lambda tilt: tilt):
 
 @pytest.mark.parametrize("order", [1, 2, 4])
 def test_the_estimator_is_unbiased(order):
-    pair, point = spiky(), Point(1.0, 1.5)
+    pair, point = pairs.spiky(BINS, 0.8, 1.5), Point(1.0, 1.5)
     expected = plain.delta(pair, 1.0, 1.5, samples=2**18, seed=2)
     mean, error, _ = seen(pair, point, "clusters", order)
     assert abs(mean - expected.value) < K * math.hypot(error, expected.standard_error)
@@ -114,7 +100,7 @@ def test_the_estimator_is_unbiased(order):
 
 @float64
 def test_the_ceiling_falls_and_the_mean_stays():
-    pair, point = spiky(64, 1.0), Point(0.8, 2.0)
+    pair, point = pairs.spiky(64, 0.8, 1.0), Point(0.8, 2.0)
     chain = pairs.least_chain(pair, point)
     found = pairs.remove_tilts(pair, point)[0]
     assert found.kind == "clusters"

@@ -18,15 +18,6 @@ from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
 K = 4.5
 
 
-def spiky(bins=160, spike=2.0, seed=0):
-    """A pair in noise units of modes that overlap a little."""
-    rng = np.random.default_rng(seed)
-    own = np.diag(np.sqrt(spike * (0.7 + 0.6 * rng.random(bins))))
-    modes = np.concatenate([0.3 / bins**0.5 * rng.random((bins, bins)), own])
-    gram = modes.T @ modes
-    return DominatingPair(gram, np.linalg.cholesky(gram))
-
-
 @pytest.mark.parametrize(("height", "ratio"), [(-4.6, 0.3), (-2.0, 0.5), (-3.0, 2.0)])
 def test_what_is_clipped_is_the_integral(height, ratio):
     """(4) for k = 1."""
@@ -79,14 +70,14 @@ def test_gaps_are_counted_on_samples_of_the_clipped_proposal():
 
 @pytest.fixture(scope="module")
 def truth():
-    return plain.delta(spiky(), 1.0, 0.3, direction="add", samples=2**16, seed=3)
+    return plain.delta(pairs.spiky(160, 0.3, 2.0), 1.0, 0.3, direction="add", samples=2**16, seed=3)
 
 
 @pytest.mark.ci
 @float64
 def test_what_is_left_and_what_is_clipped_are_all(truth):
     """E min(f, B') below the truth by at most what is bounded; and it is below it."""
-    pair, point = spiky(), Point(1.0, 0.3)
+    pair, point = pairs.spiky(160, 0.3, 2.0), Point(1.0, 0.3)
     found = pairs.clipped_tilt(pair, point, chunked.seed_key(0))
     assert found is not None
     assert found.log_ceiling < pairs.mean_tilt(pair, point).log_ceiling - 0.4
@@ -111,7 +102,11 @@ def test_what_is_left_and_what_is_clipped_are_all(truth):
 @pytest.mark.ci
 @float64
 def test_a_loose_bound_is_clipped_and_holds(monkeypatch, truth):
-    pair, point, trial = spiky(), Point(1.0, 0.3), Trial(2**13, 1e-6, chunked.seed_key(4))
+    pair, point, trial = (
+        pairs.spiky(160, 0.3, 2.0),
+        Point(1.0, 0.3),
+        Trial(2**13, 1e-6, chunked.seed_key(4)),
+    )
     loss = BallsInBinsLoss(pair)
     monkeypatch.setattr(losses, "_LOOSE", 10.0)
     assert loss.choose("add", point, trial).tilt.kind == "mean"
@@ -137,7 +132,7 @@ def test_a_clipped_bound_takes_half_of_beta_for_each_part(monkeypatch):
     monkeypatch.setattr(
         losses, "upper_bound", lambda *at, **how: taken.append(how["beta"]) or bound(*at, **how)
     )
-    loss, point = BallsInBinsLoss(spiky(20)), Point(1.0, 0.3)
+    loss, point = BallsInBinsLoss(pairs.spiky(20, 0.3, 2.0)), Point(1.0, 0.3)
     clip = loss.at(Tilt("clipped", 1.5, 0.0, jensen_gap.JensenGapBound(0.4, 0.5, 0.1)), point)
     loss.bound(clip, point, 3, Trial(256, 1e-6, chunked.seed_key(4)))
     assert len(taken) == 2 and sum(taken) == pytest.approx(1e-6)
