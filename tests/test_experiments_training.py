@@ -1,5 +1,8 @@
 """The comparison of noises in training: fair by construction, summed up as it says."""
 
+import itertools
+import re
+
 import numpy as np
 import pytest
 from study_oracles import write_parts
@@ -12,6 +15,7 @@ from mfopt.experiments.runs import repeated
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED, TrainMechanismCell, TrainRunCell
 from mfopt.experiments.studies import engine, output
 from mfopt.experiments.studies.noise_in_training import (
+    FedAvgInTraining,
     NoiseInTraining,
     OptimizersInTraining,
     SamplingInTraining,
@@ -111,6 +115,51 @@ def test_mechanisms_run_the_same_batches_from_the_same_model(data, tmp_path):
     written = output.write(tmp_path, study, outcome, made, kinds)
     assert {path.name for path in written} == {f"{study.name}.{kind}" for kind in kinds}
     assert all(path.stat().st_size > 200 for path in written)
+
+
+@pytest.mark.ci
+def test_a_fedavg_arm_trains_as_fedavg_does(data, tmp_path):
+    study = FedAvgInTraining(
+        data=str(data), bins=2, epochs=1, strategies=("identity",), rates=(0.1,), seeds=(0,),
+        length=8, pretrain_steps=0, local_epochs=3,
+    ).check()  # fmt: skip
+    cache = Cache(tmp_path / "cells")
+    found = run_all(study.cells(), cache, jobs=1)
+    _, cell = (study.cell_at(arm, 0.1) for arm in study.arms())
+    for need in cell.needs:
+        cache.load(need).unpack(tmp_path)
+    own = {"algorithm": "fedavg", "local_epochs": 3, "local_rate": 0.2, "records_per_user": 2}
+    places = {"model": "pretrained", "factorization": "mechanism/mechanism.npz", "output": "run"}
+    config = TrainConfig(
+        **own, **{name: str(tmp_path / place) for name, place in places.items()}, seed=0,
+        data=str(data), length=8, optimizer="adam", learning_rate=0.1, tensorboard=False,
+    )  # fmt: skip
+    execute(prepare(config))
+    trained = metrics.read_table(tmp_path / "run" / "evaluation.csv")
+    (loss,) = (float(x["loss"]) for x in trained if x["part"] == REPORTED and x["step"] == "2")
+    by_user, federated = (found[each].record["runs"][0][REPORTED][-1] for each in study.cells())
+    assert federated == pytest.approx((2, loss), rel=1e-5) != pytest.approx(by_user, rel=1e-4)
+
+
+def test_arms_that_differ_in_two_things_are_compared_in_each():
+    study = FedAvgInTraining(rates=(0.1, 0.2, 0.4), seeds=(0, 1)).check()
+    ends = {"uls": {"identity": 4.0, "blt": 3.8}, "fedavg": {"identity": 4.1, "blt": 3.5}}
+    found = {}
+    for arm, rate in itertools.product(study.arms(), study.rates):
+        loss = ends[arm.algorithm][arm.noise] + abs(rate - 0.2)
+        cell = study.cell_at(arm, rate)
+        found[cell] = made_up(cell, lambda *_, x=loss: (x, x + 1))
+    assert len(found) == 12
+    outcome = study.outcome(found)
+    said = "\n".join(line for line in outcome.findings if "held-out-users" in line)
+    below = re.findall(r"users: (\S+, \S+) below (\S+, \S+) in . of 2 seeds, by (\S+)", said)
+    assert below == [
+        ("uls, blt", "uls, identity", "0.2000"),
+        ("fedavg, identity", "uls, identity", "-0.1000"),
+        ("fedavg, blt", "uls, blt", "0.3000"),
+        ("fedavg, blt", "fedavg, identity", "0.6000"),
+    ]
+    assert [curve.label for curve in outcome.panels[0].curves][3] == "DP-FedAvg, BLT noise"
 
 
 @pytest.mark.release

@@ -20,6 +20,7 @@ STUDIES: dict[str, str] = {
     "noise-in-training": f"{_HERE}.noise_in_training:NoiseInTraining",
     "optimizers-in-training": f"{_HERE}.noise_in_training:OptimizersInTraining",
     "sampling-in-training": f"{_HERE}.noise_in_training:SamplingInTraining",
+    "fedavg-in-training": f"{_HERE}.noise_in_training:FedAvgInTraining",
     "els-uls-training": f"{_HERE}.budgets:TrainingBudgets",
     "record-selection": f"{_HERE}.selection:RecordSelection",
     "clip-norms": f"{_HERE}.clip_norms:ClipNorms",

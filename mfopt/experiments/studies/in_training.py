@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from statistics import mean
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from mfopt.experiments.runs import training
 from mfopt.experiments.runs.training import CHOSEN_ON, REPORTED
 from mfopt.experiments.studies.engine import Found, Row
 from mfopt.experiments.studies.fine_tuning import OfText
-from mfopt.experiments.studies.rows import about, level, pick, spread
+from mfopt.experiments.studies.rows import about, level, spread
 
 LOSS = "loss on held-out users (nats per token)"
 # kinds of C, with what they are run under where this is not balls-in-bins
@@ -27,6 +27,7 @@ LABELS = {
     f"identity+{FRESH}": "independent noise, fresh bins",
     f"banded-toeplitz+{FRESH}": "banded noise, fresh bins",
 }
+ALGORITHMS = {"uls": "ULS", "fedavg": "DP-FedAvg"}
 EVALUATIONS, EVALUATED = 4, 500  # of a run after the first, and most records of each
 
 
@@ -35,6 +36,7 @@ class Way(NamedTuple):
 
     noise: str
     optimizer: str = "adam"
+    algorithm: str = "uls"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,7 @@ class TrainingStudy(OfText):
     )
     title = "User-level DP, ε = {0.epsilon:g}; bands: least to largest of the seeds"
     plot_columns = 2
-    compared: ClassVar[str] = "noise"  # the column that ways differ in
+    compared: ClassVar[tuple[str, ...]] = ("noise",)  # the columns that ways differ in
     chosen_is: ClassVar[str] = "rate"  # what is chosen for each, and its axis
     axis: ClassVar[str] = "learning rate"
     by_move: ClassVar[bool] = False  # whether a rate is how far the noise moves a parameter
@@ -58,10 +60,14 @@ class TrainingStudy(OfText):
     epochs: int = option(4, "Epochs.")
     records: int = option(2, "Records of a user in one participation.", name="--records-per-user")
 
+    def settings(self, arm: Way) -> dict[str, Any]:
+        """Settings of the trainer that arms differ in, beside the noise."""
+        return {"optimizer": arm.optimizer, "algorithm": arm.algorithm}
+
     def cell_at(self, arm: Way, rate: float) -> training.TrainRunCell:
         kind, _, sampling = arm.noise.partition("+")
         at = self.bins, self.epochs, self.epsilon, self.delta, sampling or BALLS
-        given = {"optimizer": arm.optimizer, "records_per_user": self.records}
+        given = self.settings(arm) | {"records_per_user": self.records}
         given |= {"length": self.length, "evaluate_records": EVALUATED}
         base = training.CorpusCell.at(self.data, self.length, pretrain_steps=self.pretrain_steps)
         mechanism, seeds = training.TrainMechanismCell(kind, *at), tuple(sorted(self.seeds))
@@ -89,22 +95,24 @@ class TrainingStudy(OfText):
                 row |= {"epsilon": self.epsilon, "delta": self.delta}
                 row["noise_multiplier"] = result.record["noise_multiplier"]
                 row |= {"learning_rate": at.rate, "tried": None if number else tried}
-                row["rate_bracketed"] = min(self.rates) < at.rate < max(self.rates)
+                row["rate_bracketed"] = not at.edge and len(at.tried) > 1
                 first = rows[number] if len(rows) >= len(self.seeds) else row
                 gains = {f"{part}_gain": first[part] - row[part] for part in ("users", "records")}
                 rows.append(row | gains)
         return rows
 
-    def by_arm(self, rows: list[Row]) -> dict[str, list[Row]]:
+    def by_arm(self, rows: list[Row]) -> dict[tuple[str, ...], list[Row]]:
         """The rows of each arm, of all seeds, by what arms differ in."""
-        names = dict.fromkeys(row[self.compared] for row in rows)
-        return {name: pick(rows, **{self.compared: name}) for name in names}
+        found: dict[tuple[str, ...], list[Row]] = {}
+        for row in rows:
+            found.setdefault(tuple(row[name] for name in self.compared), []).append(row)
+        return found
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         """Last loss by rate, and loss by step at the best rate."""
         rated, stepped = [], []
         for name, (row, *_) in self.by_arm(rows).items():
-            label = LABELS.get(name, name)
+            label = ", ".join((ALGORITHMS | LABELS).get(part, part) for part in name)
             at = {rate: [run[REPORTED] for run in runs] for rate, runs in row["tried"]}
             rated.append(spread(label, list(at), [[run[-1][1] for run in at[r]] for r in at]))
             chosen = [dict(run) for run in at[row["learning_rate"]]]
@@ -112,7 +120,8 @@ class TrainingStudy(OfText):
             stepped.append(spread(label, list(chosen[0]), by_step))
         data, before = rows[0]["data"], rows[0]["users_before"]
         label = "pretrained model, before private training"
-        rated.append(level(label, [rate for rate, _ in rows[0]["tried"]], before))
+        every = [rate for row in rows for rate, _ in row["tried"] or ()]
+        rated.append(level(label, every, before))
         stepped.append(level(label, (0, self.bins * self.epochs), before))
         title = f"{data}: at the {self.chosen_is} best for each"
         return [
@@ -125,17 +134,22 @@ class TrainingStudy(OfText):
         first, *others = best
         for name in others:
             mine = best[name]
-            for part, key in ((REPORTED, "users_gain"), (CHOSEN_ON, "records_gain")):
-                gains = np.array([row[key] for row in mine])
-                paired = " (95%, paired by seed)" if len(gains) > 1 else ""
-                said.append(
-                    f"{data}, {part}: {name} below {first} in {sum(gains > 0)} of "
-                    f"{len(gains)} seeds, by {about(gains)}{paired} nats"
-                )
+            # each thing that differs from the first arm's, against that and all else alike
+            for place in (i for i, part in enumerate(name) if part != first[i]):
+                usual = *name[:place], first[place], *name[place + 1 :]
+                for part, key in ((REPORTED, "users"), (CHOSEN_ON, "records")):
+                    pairs = zip(best[usual], mine, strict=True)
+                    gains = np.array([before[key] - after[key] for before, after in pairs])
+                    paired = " (95%, paired by seed)" if len(gains) > 1 else ""
+                    said.append(
+                        f"{data}, {part}: {', '.join(name)} below {', '.join(usual)} in "
+                        f"{sum(gains > 0)} of {len(gains)} seeds, by {about(gains)}{paired} nats"
+                    )
             fall = mine[0]["users_before"] - mean(row["users"] for row in mine)
-            said.append(f"{data}: {name} lowers the loss on held-out users by {fall:.3f} nats")
+            lowered = f"lowers the loss on held-out users by {fall:.3f} nats"
+            said.append(f"{data}: {', '.join(name)} {lowered}")
         for name, (row, *_) in best.items():
             if not row["rate_bracketed"]:
-                rate = f"the best {self.chosen_is} of {name}, {row['learning_rate']:g}"
+                rate = f"the best {self.chosen_is} of {', '.join(name)}, {row['learning_rate']:g}"
                 said.append(f"{data}: {rate}, is the last tried")
         return said

@@ -1,4 +1,4 @@
-"""Studies of noise, sampling and optimizers in whole training runs.
+"""Studies of noise, sampling, optimizers and algorithms in whole training runs.
 
 All ways to train of a study run at the same (ε, δ), from the same pretrained model, for as many
 steps of as many records, over one grid of learning rates; under one sampling scheme a seed assigns
@@ -10,11 +10,15 @@ Choosing learning rates in this way is not covered by the guarantee of a run.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
+from typing import Any
 
 from mfopt.experiments.options import option
-from mfopt.experiments.studies.in_training import LABELS, TrainingStudy, Way
+from mfopt.experiments.studies.in_training import ALGORITHMS, LABELS, TrainingStudy, Way
 from mfopt.training.config import OPTIMIZERS
+
+FORMS = "Forms of C, +fresh-bins for that sampling; the first is what others are measured against."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +34,7 @@ class NoiseInTraining(TrainingStudy):
         "records; records_gain=gain; privacy_unit=unit; sampling; noise_multiplier=σ; epsilon=ε"
     )
 
-    strategies: tuple[str, ...] = option(
-        ("identity", "blt"),
-        "Forms of C, +fresh-bins for that sampling; the first is what others are measured against.",
-        choices=tuple(LABELS),
-    )
+    strategies: tuple[str, ...] = option(("identity", "blt"), FORMS, choices=tuple(LABELS))
 
     def arms(self) -> Iterator[Way]:
         yield from map(Way, self.strategies)
@@ -48,11 +48,33 @@ class SamplingInTraining(NoiseInTraining):
     source = "this library, fresh bins"
 
     strategies: tuple[str, ...] = option(
-        ("blt", "banded-toeplitz+fresh-bins"),
-        "Forms of C, +fresh-bins for that sampling; the first is what others are measured against.",
-        choices=tuple(LABELS),
+        ("blt", "banded-toeplitz+fresh-bins"), FORMS, choices=tuple(LABELS)
     )
     epsilon: float = option(2.0, "ε of every statement.", name="--eps")
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAvgInTraining(NoiseInTraining):
+    """DP-FedAvg against user-level sampling: local steps of a user, or one gradient."""
+
+    name = "fedavg-in-training"
+    source = "McMahan, Ramage, Talwar and Zhang 2018, Algorithm 1 (in small, on other data)"
+    default_size = "embedded corpus, 2 algorithms, 2 mechanisms, 3 learning rates, 3 seeds"
+    time = "about 4 CPU-minutes"
+    columns = f"algorithm; {NoiseInTraining.columns}"
+    compared = ("algorithm", "noise")
+
+    extend: int = option(1, "Most rates to add beyond an end that is best.", least=0)
+    local_epochs: int = option(2, "DP-FedAvg: passes over a user's records.")
+    local_rate: float = option(0.2, "DP-FedAvg: learning rate of a step of one record.")
+
+    def arms(self) -> Iterator[Way]:
+        for algorithm, noise in itertools.product(ALGORITHMS, self.strategies):
+            yield Way(noise, algorithm=algorithm)
+
+    def settings(self, arm: Way) -> dict[str, Any]:
+        own = {"local_epochs": self.local_epochs, "local_rate": self.local_rate}
+        return super().settings(arm) | (own if arm.algorithm == "fedavg" else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +93,7 @@ class OptimizersInTraining(TrainingStudy):
         "optimizer; learning_rate=move; users_before=users: before; users=after; "
         "users_gain=gain; records; records_gain=gain; epsilon=ε"
     )
-    compared = "optimizer"
+    compared = ("optimizer",)
     axis = "move of a parameter by the noise"
     chosen_is = "move"
     by_move = True
