@@ -21,13 +21,12 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import scope
 from mfopt._runtime._pytree import pytree
 from mfopt.noise import NoiseStream
-from mfopt.noise.packing import offsets
 from mfopt.training import mesh as meshes
 from mfopt.training.batching import Batch, Sampler
 from mfopt.training.clipping import Clipping, NoClipping
@@ -276,27 +275,37 @@ class Trainer:
 
     def _tree_of(self, vector: jax.Array, like: PyTree) -> PyTree:
         """The tree of a vector of all parameters, on each device its share of either."""
-        flat, tree_of = jax.flatten_util.ravel_pytree(like)
         mesh = self._mesh
         if mesh.size == 1:
+            flat, tree_of = jax.flatten_util.ravel_pytree(like)
             return tree_of(vector[: flat.size])
+
+        places = jax.tree.leaves(self._where)
+        leaves, structure = jax.tree.flatten(like)
 
         # written out: left to the compiler, every array is pieced together from all neighbours
         def shares(part: jax.Array) -> PyTree:
-            whole = jax.lax.all_gather(part, mesh.axis_names, tiled=True)
-
-            def mine(leaf: jax.Array, where: NamedSharding) -> jax.Array:
-                block = where.shard_shape(leaf.shape)
-                return jax.lax.dynamic_slice(leaf, offsets(where, block), block)
-
-            return jax.tree.map(mine, tree_of(whole[: flat.size]), self._where)
+            found: list[jax.Array] = []
+            device, begin = jax.lax.axis_index(mesh.axis_names), 0
+            for leaf, where in zip(leaves, places, strict=True):
+                if found:  # the whole of one leaf at a time
+                    part, found[-1] = jax.lax.optimization_barrier((part, found[-1]))
+                mine = _window(part, begin // part.size - device, begin % part.size, leaf.size)
+                begin += leaf.size
+                mine, left = mine.reshape(leaf.shape), set(mesh.axis_names)
+                for axis, names in enumerate(where.spec):
+                    if names:  # every number is one device's, and 0 on the others
+                        mine = jax.lax.psum_scatter(mine, names, scatter_dimension=axis, tiled=True)
+                        left -= {names} if isinstance(names, str) else set(names)
+                found.append(jax.lax.psum(mine, tuple(left)) if left else mine)
+            return jax.tree.unflatten(structure, found)
 
         return jax.shard_map(
             shares,
             mesh=mesh,
             in_specs=PartitionSpec(mesh.axis_names),
             out_specs=jax.tree.map(lambda where: where.spec, self._where),
-            check_vma=False,  # what is gathered and cut again counts as equal on all devices
+            check_vma=False,  # what is summed counts as equal on all devices
         )(vector)
 
     def _rows(self, rows: np.ndarray) -> Any:
@@ -308,6 +317,17 @@ class Trainer:
     def _pin_totals(self, totals: Totals) -> Totals:
         where = (self._where, meshes.replicated(self._mesh))
         return Totals(*jax.lax.with_sharding_constraint(tuple(totals), where))
+
+
+def _window(part: jax.Array, ahead: jax.Array, begin: int, size: int) -> jax.Array:
+    """``size`` numbers from place ``begin``, ``ahead`` parts further on; 0 where they are others'.
+
+    ``part`` is one of the equal parts of a vector.
+    """
+    ahead = jnp.clip(ahead, -(size // part.size) - 2, 1)  # else places overflow in large models
+    place = ahead * part.size + begin + jnp.arange(size)
+    inside = jnp.clip(place, 0, part.size - 1)
+    return jnp.where(place == inside, part[inside], 0)
 
 
 def _vector(params: PyTree, mesh: Mesh | None = None) -> jax.ShapeDtypeStruct:
