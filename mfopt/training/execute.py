@@ -199,7 +199,7 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
     what was released, so that a run which stops for them tells nothing more about the data. (The
     loss of a private batch would.)
     """
-    config, model = prepared.config, meshes.whole(prepared.mesh, prepared.model)
+    config, model = prepared.config, meshes.by_layer(prepared.mesh, prepared.model)
     evaluator = Evaluator(prepared.model, config.length, mesh=prepared.mesh)
     # the row counts through the vocabulary
     tokens = np.arange(config.length, dtype=np.int32) % (model.vocab_size or 2)

@@ -124,6 +124,8 @@ class Trainer:
         execution: see :class:`Execution`.
         optimizer: any optax transformation; sees only noised means.
         mesh: where to run; None: one device of this process.
+        by_layer: gather parameters layer by layer and again for the backward pass of each
+            microbatch, which saves memory for communication; else once for many microbatches.
         keep_release: hand each noised mean out (costs one copy of the parameters).
     """
 
@@ -134,6 +136,7 @@ class Trainer:
         optimizer: optax.GradientTransformation,
         *,
         mesh: Mesh | None = None,
+        by_layer: bool = False,
         keep_release: bool = False,
     ) -> None:
         self.model, self.execution, self.optimizer = model, execution, optimizer
@@ -142,6 +145,9 @@ class Trainer:
         self._where = meshes.spread(self._mesh, model.params, model.partition)
         self._frozen = meshes.distribute(self._mesh, model.frozen, model.frozen_partition)
         self._state_where: PyTree = None
+        # users of DP-FedAvg have models of their own
+        self.by_layer = by_layer and not isinstance(execution.clipping, FedAvg)
+        used = meshes.by_layer(self._mesh, model) if self.by_layer else model
         clipping, self._estimate = execution.clipping, None
         if isinstance(clipping, FedAvg):
             normalizer, estimate = execution.normalizer, clipping.estimate
@@ -152,7 +158,7 @@ class Trainer:
 
             self._adder, self._estimate = adder(model, clipping), jax.jit(estimated)
         else:
-            self._adder = microbatch_adder(model, clipping)
+            self._adder = microbatch_adder(used, clipping)
         # its numbers are float64, those of the model and all programs here are what they are
         self._secure = execution.noise is not None and execution.noise.secure
         # microbatches of one compiled loop, from public numbers: those of nearly any step (small
@@ -248,7 +254,9 @@ class Trainer:
 
     def _added(self, totals: Totals, arrays: Any, tokens: Any, mask: Any, count: Any) -> Totals:
         """The sums with ``count`` more microbatches, of tokens (block, m, G, L), in one loop."""
-        params, frozen = meshes.gathered(self._mesh, self.model, arrays)  # once for the block
+        if not self.by_layer:  # once for the block
+            arrays = meshes.gathered(self._mesh, self.model, arrays)
+        params, frozen = arrays
 
         def more(i: jax.Array, totals: Totals) -> Totals:
             return self._pin_totals(self._adder(totals, params, frozen, tokens[i], mask[i]))

@@ -2,7 +2,8 @@
 
 Units are split over ``data``. Of everything else (parameters, frozen arrays, sums of gradients,
 optimizer state, noise) a device holds its share (:func:`spread`); a step gathers the parameters,
-over ``model`` as far as the model says how. Up to the rounding of sums results do not depend on it.
+all or layer by layer, over ``model`` as far as the model says how. Up to the rounding of sums
+results do not depend on it.
 Every process builds the same microbatch and hands over the rows of its own devices: hosts exchange
 no data, and all devices get equally many units, of equally many records each.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mfopt._runtime import _check
 from mfopt.training.models import Model, PyTree
+from mfopt.training.taps import ByLayer
 
 DATA, MODEL = "data", "model"
 
@@ -120,17 +123,24 @@ def gathered(mesh: Mesh, model: Model, arrays: tuple[PyTree, PyTree]) -> tuple[P
 
     The model says what lies over the model axis; all else becomes whole on every device.
     """
-    both = (model.params, model.partition), (model.frozen, model.frozen_partition)
-    return jax.lax.with_sharding_constraint(arrays, tuple(shardings(mesh, *each) for each in both))
+    return jax.lax.with_sharding_constraint(arrays, _layouts(mesh, model, shardings))
 
 
-def whole(mesh: Mesh, model: Model) -> Model:
-    """``model`` with a loss that takes the shares of its parameters and frozen arrays."""
+def by_layer(mesh: Mesh, model: Model) -> Model:
+    """``model`` with a loss that takes the shares of its parameters and frozen arrays.
 
-    def loss(params: PyTree, frozen: PyTree, *row: Any) -> jax.Array:
-        return model.loss(*gathered(mesh, model, (params, frozen)), *row)
+    It gathers each where it is used (:class:`mfopt.training.taps.ByLayer`).
+    """
+    if mesh.size == 1:
+        return model
+    layouts = (jax.tree.leaves(_layouts(mesh, model, rule)) for rule in (spread, shardings))
+    return dataclasses.replace(model, loss=ByLayer(model.loss, *map(tuple, layouts)))
 
-    return dataclasses.replace(model, loss=loss)
+
+def _layouts(mesh: Mesh, model: Model, rule: Callable[..., PyTree]) -> tuple[PyTree, PyTree]:
+    """Shardings of (parameters, frozen arrays), as ``rule`` says."""
+    params = rule(mesh, model.params, model.partition)
+    return params, rule(mesh, model.frozen, model.frozen_partition)
 
 
 def shardings(mesh: Mesh, tree: PyTree, partition: PyTree | None) -> PyTree:

@@ -176,7 +176,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         raise _check.reject("steps", config.steps, rule, way_out)
     shapes = initial_model.outline(config, train.vocab_size)
 
-    def affordable(model: Model) -> Execution:
+    def affordable(model: Model) -> tuple[Execution, bool]:
         work = sizes.work(model, config.length)
         most = sizes.RunCost(work, execution, config).fitting()
         fitting = dataclasses.replace(
@@ -188,15 +188,18 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         if guarantee is not None:  # before a model is pretrained
             privacy.with_grid(guarantee, found, model.num_params)
         cost.announce(progress)
-        return found
+        return found, cost.by_layer
 
+    by_layer = False
     if shapes is not None:
-        execution = affordable(shapes)
+        execution, by_layer = affordable(shapes)
     model = initial_model.initial_model(config, parts, progress, tokenizer)
     if earlier is not None:
         model = earlier.begin(model)
     if shapes is None:  # a function made it: nobody could tell before
-        execution = affordable(model)
+        execution, by_layer = affordable(model)
+    if by_layer:
+        tell("parameters are gathered layer by layer: all at once they do not fit on a device")
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
     # where updates are local all are formed one by one
     ghosts = account is not None and config.algorithm != "fedavg"
@@ -263,6 +266,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     }
     if earlier is not None:
         facts |= {"continues": earlier.digest, "base": earlier.base}
+    optimizer = optimizer_of(config, execution, rate)
     return Prepared(
         config=config,
         parts=parts,
@@ -271,7 +275,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         account=account,
         execution=execution,
         guarantee=guarantee,
-        trainer=Trainer(model, execution, optimizer_of(config, execution, rate), mesh=mesh),
+        trainer=Trainer(model, execution, optimizer, mesh=mesh, by_layer=by_layer),
         secret=secret,
         mesh=mesh,
         facts=facts,

@@ -42,7 +42,7 @@ class Work(NamedTuple):
     ``trained``, ``frozen``: parameters that are trained, and the others; ``record``: numbers that
     the backward pass of one record holds; ``products``: (size, positions in a record) of each
     parameter that meets activations in products only; ``largest``: numbers of the largest trained
-    array.
+    array; ``layer``: most parameters that are used at once, in a product or a recomputed block.
     """
 
     trained: float
@@ -50,6 +50,7 @@ class Work(NamedTuple):
     record: float
     products: tuple[tuple[int, int], ...]
     largest: float
+    layer: float
 
     def formed(self, records: int) -> float:
         """Parameters whose gradients are formed for each of several units of so many records."""
@@ -68,13 +69,17 @@ def work(model: Model, length: int) -> Work:
     )
     row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
     record = _held(model.loss, model.params, model.frozen, *row)
+    layer = max([*sizes, *frozen], default=0)
     blocks = [eqn for eqn in taps.program.jaxpr.eqns if eqn.primitive.name in _REMAT]
     if blocks:  # one at a time is recomputed in the backward pass, and held with its gradient
         block = max(blocks, key=lambda eqn: len(eqn.params["jaxpr"].eqns))
         again = jaxpr_as_fun(ClosedJaxpr(block.params["jaxpr"], ()))
         given = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in block.invars]
         record += 2 * _held(lambda given: again(*given), given)
-    return Work(sum(map(float, sizes)), float(sum(frozen)), record, products, max(sizes, default=0))
+        layer = max(layer, sum(x.size for x in given))
+    return Work(
+        sum(map(float, sizes)), float(sum(frozen)), record, products, max(sizes, default=0), layer
+    )
 
 
 def _held(function: Callable[..., Any], given: Any, *rest: Any) -> float:
@@ -98,14 +103,14 @@ class RunCost:
     execution: Execution
     config: TrainConfig
 
-    def memory(self, microbatch: int) -> float:
-        """Bytes at the peak of training, on each device.
+    def memory(self, microbatch: int, by_layer: bool = False) -> float:
+        """Bytes at the peak of training, on each device; ``by_layer``: as the trainer gathers.
 
         The model and its initial copy, the sum of gradients, one draw of noise and the update; the
         state and its copy while a checkpoint is written; and the gradient and records of each unit
         of a microbatch, 1.1 to 1.5 of XLA's own account at six shapes. Devices share all of this;
-        each has the parameters (later, the noise) whole beside it, and the gradient of what is
-        summed over them at once: an array, on a CPU all of them.
+        each has the parameters whole beside it (or of a layer), and the gradient of what is summed
+        over them at once: an array, on a CPU all of them.
         """
         devices, cpu = len(meshes.devices()), meshes.on_cpu()
         noise, clipping = self.execution.noise, self.execution.clipping
@@ -120,7 +125,8 @@ class RunCost:
         if devices == 1:
             return _BASE + 4 * (2 * state + 4 * trained + 2 * frozen + units)
         shared = (1 + cpu) * state + 3 * trained + frozen + units
-        whole, summed = trained + frozen, trained if cpu else self.work.largest
+        whole = self.work.layer if by_layer else trained + frozen
+        summed = trained if cpu else self.work.largest
         return _BASE / (devices if cpu else 1) + 4 * (shared / devices + whole + summed)
 
     def seconds(self, steps: int) -> float:
@@ -145,19 +151,33 @@ class RunCost:
         return _COMPILING + _sizes.here(done + steps * traffic * 1e-9)
 
     def fitting(self) -> int:
-        """The microbatch to take: what was asked for, or the usual one, halved until it fits."""
-        microbatch, devices = self.execution.sampler.microbatch, meshes.devices()
+        """The microbatch to take: what was asked for, or the usual one, halved until it fits.
+
+        If none does, the first that fits with parameters gathered layer by layer.
+        """
+        asked, devices = self.execution.sampler.microbatch, meshes.devices()
         if self.config.microbatch or jax.process_count() > 1:
-            return microbatch
-        if meshes.on_cpu():
-            free = _sizes.usable_memory() / len(devices)
-        else:
-            stats = devices[0].memory_stats() or {}
-            free = _SPARE * float(stats.get("bytes_limit", float("inf")))
+            return asked
         least = max(1, len(devices) // self.config.model_parallel)  # one unit on each
-        while microbatch > least and self.memory(microbatch) > free:
-            microbatch = max(1, microbatch // least // 2) * least
+        for by_layer in (False, True) if self._may_gather_by_layer else (False,):
+            microbatch = asked
+            while microbatch > least and self.memory(microbatch, by_layer) > _free():
+                microbatch = max(1, microbatch // least // 2) * least
+            if self.memory(microbatch, by_layer) <= _free():
+                break
         return microbatch
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether to gather layer by layer: only what does not fit otherwise, as it takes time."""
+        microbatch = self.execution.sampler.microbatch
+        return self._may_gather_by_layer and self.memory(microbatch) > _free()
+
+    @property
+    def _may_gather_by_layer(self) -> bool:
+        """Where communication is fast, and all devices have the memory that one says."""
+        single = jax.process_count() == 1 and not isinstance(self.execution.clipping, FedAvg)
+        return single and len(meshes.devices()) > 1 and not meshes.on_cpu()
 
     def require(self) -> None:
         """Refuse a run that does not fit into free memory, with the microbatch that would."""
@@ -186,3 +206,11 @@ class RunCost:
         steps = min(self.config.steps or self.execution.iterations, self.execution.iterations)
         note = "Ctrl-C ends it at a checkpoint, --resume continues"
         _sizes.announce(self.seconds(steps), report, of=f"{steps} steps", note=note)
+
+
+def _free() -> float:
+    """Bytes for a run on each device: a share of what a CPU has free, most of an accelerator's."""
+    devices = meshes.devices()
+    if meshes.on_cpu():
+        return _sizes.usable_memory() / len(devices)
+    return _SPARE * float((devices[0].memory_stats() or {}).get("bytes_limit", float("inf")))
