@@ -129,6 +129,10 @@ class _Parts(NamedTuple):
     moved: np.ndarray
     spread: np.ndarray
 
+    def by_column(self) -> _Parts:
+        """The last axis first, for one recursion over all its places at once."""
+        return _Parts(*(np.moveaxis(part, -1, 0) for part in self))
+
 
 @float64
 def ceilings(at: Separated) -> Ceilings:
@@ -222,6 +226,8 @@ def log_largest(
     factors = np.pad(factors, (0, past_end)).reshape(-1, size)
     prices = np.exp(-np.pad(cost, (0, past_end))).reshape(-1, size)
     t, k = np.arange(size)[None, :], np.arange(size)[:, None]  # t of a block, k of k'
+    # places of k' in the block before (0 for none, then p + 1) and in the next that are S from c
+    before, behind = np.arange(size + 1) < k + 2, np.arange(size + 1) >= k
     # (m, o) by the places of k' in a block (0 for none, then p + 1) and the next (c, or S for none)
     found = np.stack([np.ones((size + 1, size + 1)), np.zeros((size + 1, size + 1))])
     for q in range(len(prices) - 1, -1, -1):
@@ -232,53 +238,71 @@ def log_largest(
         ahead = factor * raised[np.clip(size + k - t, 0, size), begin + t]  # (next, t)
         past, ahead = np.pad(past, ((1, 0), (0, 0))), np.pad(ahead, ((0, 1), (0, 0)))
         # k' is in the block at c: steps before c see the block before too, those after it the next
-        left = _parts(chain, q, past, np.where(t < k, own, 0.0))  # (p, c)
-        right = _parts(chain, q, ahead, np.where(t >= k, own, 0.0))  # (next, c)
+        left = _parts(chain, q, past, np.where(t < k, own, 0.0)).by_column()  # (c, p)
+        right = _parts(chain, q, ahead, np.where(t >= k, own, 0.0)).by_column()  # (c, next)
+        each = _grown(left, right, chain.norms[q, 0], found[:, 1:], before, behind)
         new = np.empty_like(found)
-        for c in range(size):
-            one = _Parts(*(part[..., : c + 2, c] for part in left))
-            other = _Parts(*(part[..., c:, c] for part in right))
-            value = _grown(one, other, chain.norms[q, 0], found[:, c + 1, c:])
-            new[:, : c + 2, c], new[:, c + 2 :, c] = prices[q, c] * value, 0.0  # 0: too near
+        new[:, :, :size] = np.where(before, prices[q][:, None] * each, 0.0).swapaxes(1, 2)
         # or not in it: a step may see both
-        both = _parts(chain, q, past, ahead)
-        for p in range(size + 1):
-            one = _Parts(*(part[..., p, :] for part in both))
-            nothing = _Parts(*(np.zeros_like(part[..., :1]) for part in one))
-            new[:, p, size] = _grown(nothing, one, chain.norms[q, 0], found[:, 0])[:, 0]
+        both = _parts(chain, q, ahead, past).by_column()  # (p, next)
+        nothing = _Parts(*(np.zeros_like(part[..., :1]) for part in both))
+        new[:, :, size] = _grown(nothing, both, chain.norms[q, 0], found[:, :1])[:, :, 0]
         found = new
     return chain.log_mean + math.log(np.max(found[0, 0])), cost
 
 
-def _grown(one: _Parts, other: _Parts, norm: float, later: np.ndarray) -> np.ndarray:
-    """(m, o) of (3) for h_i + h_j, the largest over j, shape (2, places i).
+def _grown(
+    one: _Parts,
+    other: _Parts,
+    norm: float,
+    later: np.ndarray,
+    own: np.ndarray | bool = True,
+    known: np.ndarray | bool = True,
+) -> np.ndarray:
+    """(m, o) of (3) for h_i + h_j, the largest over j, shape (2, c, places i).
 
     √x <= (x/r + r)/2 with any r > 0: products of matrices, where the roots of all pairs would take
     ten times as long.
 
     Args:
-      one, other: of h_i and of h_j.
+      one, other: of h_i and of h_j, shapes (c, i) and (c, j), ``along`` with its own axis second.
       norm: |U|.
-      later: (m, o) of the next block for each j.
+      later: (m, o) of the next block for each j, shape (2, c, j) or (2, 1, j).
+      own, known: which i and which j there are for each c.
     """
     mean, rest = later
     r, moved, spread = (
-        _between(getattr(one, name), getattr(other, name))
+        _between(getattr(one, name), getattr(other, name), own, known)
         for name in ("variance", "moved", "spread")
     )
-    with_mean = np.stack([1 + one.first, one.variance / (2 * r)], axis=1)
+    with_mean = np.stack([1 + one.first, one.variance / (2 * r)], axis=2)
     after = other.first * mean + (other.variance / r + r) / 2 * rest
-    with_rest = np.stack([one.moved / (2 * moved), norm + one.spread / (2 * spread), *one.along], 1)
-    crossed = np.concatenate([later, other.along * mean / moved])
+    with_rest = np.stack([one.moved / (2 * moved), norm + one.spread / (2 * spread)], axis=2)
+    with_rest = np.concatenate([with_rest, np.moveaxis(one.along, 1, 2)], axis=2)
+    both = np.stack(np.broadcast_arrays(mean, rest, after)[:2], axis=1)
+    crossed = np.concatenate([both, other.along * (mean / moved)[:, None]], axis=1)
     again = (other.moved / moved + moved) / 2 * mean + (other.spread / spread + spread) / 2 * rest
-    found = with_mean @ later + after, with_rest @ crossed + again
-    return np.array([np.max(part, axis=1) for part in found])
+    found = with_mean @ both + after[:, None], with_rest @ crossed + again[:, None]
+    where = np.broadcast_to(known, after.shape)[:, None]
+    return np.array([np.max(part, axis=2, where=where, initial=-np.inf) for part in found])
 
 
-def _between(one: np.ndarray, other: np.ndarray) -> float:
-    """r for the roots of all x_i + x_j: the larger ones are at most 1.25 times as large."""
-    most, least = np.max(one) + np.max(other) + _SPARE, np.min(one) + np.min(other)
-    return float((most * max(least, most / 16)) ** 0.25)
+def _between(
+    one: np.ndarray, other: np.ndarray, own: np.ndarray | bool, known: np.ndarray | bool
+) -> np.ndarray:
+    """r for the roots of all x_i + x_j of each c: the larger ones are at most 1.25 times as large.
+
+    Shape (c, 1). Arguments are as for :func:`_grown`.
+    """
+
+    def ends(part: np.ndarray, there: np.ndarray | bool) -> tuple[np.ndarray, np.ndarray]:
+        most = np.max(part, axis=1, keepdims=True, where=there, initial=-np.inf)
+        return most, np.min(part, axis=1, keepdims=True, where=there, initial=np.inf)
+
+    highest, lowest = zip(ends(one, own), ends(other, known), strict=True)
+    most, least = highest[0] + highest[1] + _SPARE, lowest[0] + lowest[1]
+    result: np.ndarray = (most * np.maximum(least, most / 16)) ** 0.25
+    return result
 
 
 def _parts(chain: _Chain, q: int, one: np.ndarray, other: np.ndarray) -> _Parts:
