@@ -21,6 +21,7 @@ from mfopt.accounting.monte_carlo import (
     dominating_pair,
     importance,
     kept_bins,
+    likelihood,
     pattern_ceilings,
     pattern_frozen,
 )
@@ -29,6 +30,8 @@ from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
 from mfopt.accounting.monte_carlo.frozen import LogDelta
 from mfopt.accounting.monte_carlo.pattern_ceilings import ceilings
+from mfopt.accounting.monte_carlo.sampled import OneUnit
+from mfopt.accounting.verify import Engine
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.strategies import BLT, Banded, BandedSquareRoot, BandedToeplitz, Identity, TimeScaled
@@ -215,14 +218,41 @@ def test_a_group_is_not_answered_loosely():
         assert found.status == "certified" and found.epsilon < most
 
 
-@pytest.mark.parametrize("each", [8, 1])
-def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(each, monkeypatch):
+def test_chords_bound_what_is_not_found(monkeypatch):
+    """Every R_l against the chords: never below, and by little. Control: a concave R_l."""
+    scaled = loss_of(4, 6, 4).likelihood.scaled(SIGMA)
+    sparse, found = ceilings(scaled), []
+
+    def each(log_largest, by=None):
+        found.append(log_largest)
+        return likelihood.summed(log_largest, by)
+
+    monkeypatch.setattr(pattern_ceilings, "summed", each)
+    ceilings(scaled)
+    for kind, log_largest in zip(("chain", "typical"), found, strict=True):
+        orders = range(1, 41)
+        exact = np.cumsum([log_largest(l) for l in orders])
+        taken = np.array([sparse.chain(kind, l)[0] for l in orders])
+        assert np.all(taken >= exact * (1 - 1e-12)) and np.all(taken <= exact + 0.05)
+        assert np.all(taken[:8] == exact[:8])
+    concave = likelihood.summed(math.sqrt)
+    assert concave(9)[0] < sum(map(math.sqrt, range(1, 10)))
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_large_epsilon_has_one_sigma_whatever_the_seed(seed):
+    """Where one proposal for all σ serves at none, and a ceiling falls more slowly than δ."""
+    scheme, c = FreshBins(16, 8), BandedSquareRoot(4)
+    model = OneUnit(FreshBinsLaw(scheme).loss(c))
+    found = Engine(model, seed).noise_multiplier(64.0, 1e-4)
+    assert found.method == model.method and found.noise_multiplier < 0.36
+
+
+def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch):
     """By enumeration; values of the others are 0, which costs no more than is added to a bound."""
     bins, epochs, share, order = 4, 4, 0.5, 2
     monkeypatch.setattr(pattern_ceilings, "_RARE", share)
-    monkeypatch.setattr(
-        pattern_ceilings, "_EVERY_ORDER", each
-    )  # beyond: means of neighbouring orders
     loss, scheme = loss_of(4, bins, epochs), FreshBins(bins, epochs)
     scaled, matrix = loss.likelihood.scaled(SIGMA), drawn(bins, epochs, 4)
     picked = np.indices((bins,) * epochs).reshape(epochs, -1).T

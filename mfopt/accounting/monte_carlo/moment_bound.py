@@ -46,7 +46,7 @@ from mfopt.accounting.monte_carlo.likelihood import Ceilings
 from mfopt.accounting.monte_carlo.protocol import DIRECTIONS, SampledDirection
 from mfopt.errors import FailureError
 
-_POWERS, _FALLS = range(2, 25), (1, 2, 4, 8, 16, 32)  # k and t
+_POWERS, _FALLS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24), (1, 2, 4, 8, 16, 32)  # k and t
 _LOW, _HIGH = -8.0, 12.0  # log v at the ends of the grid; the upper one counts from ε
 _FARTHEST = 25.0
 _NODES, _CELL = 250, 1e-3  # of the linear programme; width in log v of the cells of the proof

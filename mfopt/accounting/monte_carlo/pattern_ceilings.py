@@ -7,7 +7,6 @@ of non-negative terms; the relative slack for rounding is that of :mod:`.evidenc
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -28,7 +27,6 @@ _PENALTIES = np.array([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
 _TILTS = np.geomspace(0.1, 100.0, 40)  # θ of Chernoff's bound, over the largest overlap
 _SLACK = 1e-9  # relative, of an overlap's rounding
 _LEAST = 1e-300  # least share of the largest product: smaller ones are rounded up to it
-_EVERY_ORDER = 8  # order beyond which every other ceiling is found, and the mean taken between
 _BLOCK = 16  # bins: a ceiling is 0.4% above that of single bins at most, at 128 bins and bands
 
 
@@ -58,20 +56,15 @@ def ceilings(patterns: Patterns) -> Ceilings:
     limit = float(found.threshold(math.log(_RARE)) * (1 + _SLACK))
     likely = slice(None)  # the penalties around the last best one, which changes slowly with l
 
-    @functools.cache
-    def by_penalty(l: int) -> np.ndarray:
+    def of_likely(l: int) -> float:
         nonlocal likely
-        # what is bounded is convex in l, a maximum of log E e^(l x) + l y
-        if l > _EVERY_ORDER and l % 2:
-            return np.asarray((by_penalty(l - 1) + by_penalty(l + 1)) / 2)
         over, by = np.full(len(_PENALTIES), np.inf), l * _PENALTIES[likely]
         over[likely] = by * limit * (1 + _SLACK) + found.log_largest(l, by)
         best = int(np.argmin(over))
         likely = slice(max(best - 1, 0), best + 2)
-        return over
+        return float(over[best])
 
-    of_typical = summed(lambda l: float(np.min(by_penalty(l))), limit)
-    first = {"typical": PatternChain(of_typical, MAX_ORDER, _RARE)}
+    first = {"typical": PatternChain(summed(of_likely, limit), MAX_ORDER, _RARE)}
     return Ceilings(first | chains, *squares)
 
 
