@@ -67,7 +67,7 @@ class Known(LossModel):
         self.answer, self.samples = answer, samples
         self.asked, self.keys, self.sizes, self.betas, self.pilots = [], [], [], [], 0
         self.pilot_keys = []
-        self.excess, self.free = 0.01, ()
+        self.excess, self.free, self.slow = 0.01, (), ()
 
     @staticmethod
     def truth(sigma, epsilon=1.0):
@@ -100,6 +100,9 @@ class Known(LossModel):
 
     def free_bounds(self):
         return self.free
+
+    def slow_bounds(self):
+        return self.slow
 
 
 QUESTIONS = {
@@ -305,7 +308,7 @@ def test_a_free_bound_that_is_no_number_is_not_believed(broken, monkeypatch):
 def test_where_samples_say_too_little_what_holds_without_them_is_given():
     refused = Known(lambda *_: (2 * DELTA, 0.0))  # every test of every round
     far = Known(lambda truth, number, key: (truth, 0.0))
-    far.excess = 2.0  # a bound would cost several percent: none is tried
+    far.excess = 8.0  # a bound would cost half of σ: none is tried
     for model in (far, refused):
         with pytest.raises(FailureError, match="not certified"):
             Engine(model, 0).noise_multiplier(1.0, DELTA)
@@ -314,6 +317,55 @@ def test_where_samples_say_too_little_what_holds_without_them_is_given():
         found = Engine(model, 0, told.append).noise_multiplier(1.0, DELTA)
         assert found.method == "free" and found.noise_multiplier == pytest.approx(4.238, abs=1e-3)
         assert found.beta == 0 and "proved without samples" in told[-1].note and told[-1].lasting
+
+
+def test_what_takes_long_without_samples_is_asked_where_they_say_too_little():
+    refused = Known(lambda *_: (2 * DELTA, 0.0))
+    loose = Known(lambda truth, number, key: (2 * truth, 0.0))  # a bound costs more than 5% of σ
+    loose.excess = math.log(4)
+    for model in (refused, loose):
+        model.free, model.slow = (Free(1e3),), (Free(1.2),)
+        found = Engine(model, 0).noise_multiplier(1.0, DELTA)
+        assert found.method == "free"
+        assert found.noise_multiplier == pytest.approx(3 * 1.2 ** (1 / SLOPE), rel=1e-9)
+        # the control: a lower answer by samples stands
+        model.slow = (Free(1e3),)
+        other = Engine(model, 0).noise_multiplier(1.0, DELTA)
+        assert (other.method == "known") == (model is loose)
+        assert other.noise_multiplier > 1.01 * found.noise_multiplier
+    tight = Known()
+    tight.free, tight.slow = (Free(1e3),), None  # is not asked
+    assert Engine(tight, 0).noise_multiplier(1.0, DELTA).method == "known"
+    # a statement, and δ
+    refused.free, refused.slow = (), (Free(1.2),)
+    assert Engine(refused, 0).certify(3.1, 1.0, DELTA).method == "free"
+    loose.free, loose.slow, loose.excess = (), (Free(1.2),), 1.0
+    assert Engine(loose, 0).delta(3.0, 1.0).delta == pytest.approx(1.2e-5)
+
+
+class Flat(Known):
+    """Bounds fall with σ three times more slowly than δ, from 100 times δ at σ = 3."""
+
+    def __init__(self):
+        super().__init__(lambda truth, number, key: (self.ceiling(self.asked[-1][0]), 0.0))
+
+    @staticmethod
+    def ceiling(sigma):
+        return 1e-4 * (3 / sigma) ** (SLOPE / 3)
+
+    def pilot(self, noise_multiplier, epsilon, trial):
+        log_mean = self.log_estimate(noise_multiplier, epsilon)
+        above = math.log(self.ceiling(noise_multiplier)) - log_mean
+        return Plan((Side(log_mean, lambda n, b: above, 1e-3, 2**15),))
+
+
+def test_a_search_follows_the_slope_of_its_bounds():
+    """Within a test: by the slope of δ̂ it would need more than there are rounds."""
+    model = Flat()
+    model.most_slack = 1.0
+    found = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    least = 3 * 10 ** (3 / SLOPE)
+    assert least <= found.noise_multiplier < 1.02 * least and found.tests == 1
 
 
 class Chance(Known):

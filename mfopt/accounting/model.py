@@ -150,7 +150,7 @@ class LossModel(abc.ABC):
     worth: float = 0.001
     safe: float = 3.0
     deterministic: bool = False
-    most_slack: float = 0.05
+    most_slack: float = 0.25
     most_slack_delta: float = 0.5
     flatter: float = 1.0
     details: Mapping[str, Any] = MappingProxyType({})
@@ -268,8 +268,13 @@ class LossModel(abc.ABC):
                 return Found(found[0], found[1] * target)
         value = solve.smallest(excess, start, relative=1e-3, **search)
         slope = (log_delta(value * 1.02) - log_delta(value)) / math.log(1.02)
-        return Found(value, slope if math.isfinite(slope) and slope < 0 else -1.0)
+        # a Gaussian tail's is twice log δ or steeper
+        return Found(value, slope if math.isfinite(slope) and slope < 0 else min(2 * target, -1.0))
 
     def free_bounds(self) -> Sequence[FreeBound]:
         """Deterministic bounds in closed form."""
+        return ()
+
+    def slow_bounds(self) -> Sequence[FreeBound]:
+        """Deterministic bounds that are asked for only where samples say little."""
         return ()

@@ -56,6 +56,8 @@ _COSTLY = 0.0025  # slack, relative to x, for which more samples than SAMPLES ar
 _HELPS = 0.96  # twice the samples should bring the slack below this part of it
 _WORTH_DELTA = 0.02
 _MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
+_OTHER = 4  # times or part of the slope of δ̂ that a bound's may have, as it is read off two pilots
+_LOOSE = 0.05  # of x above the estimate, from which on slow bounds without samples are asked too
 _ALLOWED = 1.3  # times what a round missed by, for the next one
 _ASKED = 2**13  # samples to begin with, where it is asked whether a test is worth it at all
 _FAR = 6.0  # standard errors beyond which a statement is not worth a test
@@ -97,6 +99,12 @@ class Verified:
     tests: int
     method: str
     estimate: Found | None = None
+
+    def loose(self, name: Free) -> bool:
+        """True if σ or ε is so far above its estimate that other bounds may be lower."""
+        return self.estimate is not None and bool(
+            getattr(self, name) > (1 + _LOOSE) * self.estimate.value
+        )
 
 
 class Engine:
@@ -178,6 +186,8 @@ class Engine:
             lambda plan, n: (plan.expected(n, beta) - plan.log_mean, _WORTH_DELTA, _WORTH_DELTA),
         )
         if not plan.expected(samples, beta) - plan.log_mean < self.model.most_slack_delta:
+            for bound in self.model.slow_bounds():
+                best = min(best, self._freely(bound, sigma, epsilon, 1.0), key=lambda v: v.delta)
             if best.delta < 1:
                 return best
             raise FailureError(
@@ -258,6 +268,10 @@ class Engine:
                     sigma, epsilon, delta, found_bounds, spent, samples, number, self.model.method
                 )
             last, above = samples, largest(found_bounds.both) + spent
+        for bound in self.model.slow_bounds():
+            found = self._freely(bound, sigma, epsilon, delta)
+            if accepts(found.bounds.both, 0.0, delta):
+                return found
         raise FailureError(refused.format(bound=above, delta=delta, why=""))
 
     # --- the procedure ---------------------------------------------------------------------------
@@ -271,30 +285,48 @@ class Engine:
         free: Callable[[FreeBound], float],
         find: Callable[[], Found],
     ) -> Verified:
+        """The least that is verified: by tests, or without samples where these say little."""
+
+        def shown(bound: FreeBound) -> tuple[float, Verified] | None:
+            x = free(bound) * (1 + ROUNDING)
+            found = self._freely(bound, *at(x), delta)
+            return (x, found) if accepts(found.bounds.both, 0.0, delta) else None
+
         fallback: tuple[float, Verified] | None = None
         for bound in self.model.free_bounds():
             self.progress(Progress("initial σ (closed form)"))
-            x = free(bound) * (1 + ROUNDING)
-            found = self._freely(bound, *at(x), delta)
-            if not accepts(found.bounds.both, 0.0, delta):
-                continue
-            if bound.exact or x == 0:  # no ε is less
-                return found
-            if fallback is None or x < fallback[0]:
-                fallback = x, found
+            this = shown(bound)
+            if this is not None and (bound.exact or this[0] == 0):  # no ε is less
+                return this[1]
+            if this is not None and (fallback is None or this[0] < fallback[0]):
+                fallback = this
         if self.model.deterministic and fallback is not None:
             return fallback[1]
+        searched: Verified | None = None
+        why: FailureError | None = None
         try:
-            return self._searched(name, delta, at, find, fallback)
+            searched = self._searched(name, delta, at, find, fallback)
         except FailureError as problem:
-            if fallback is None:
-                raise
-            why = str(problem).removeprefix("not certified: ").partition(". ")[0]
+            why = problem
+        if searched is None or searched.loose(name):
+            for bound in self.model.slow_bounds():
+                self.progress(Progress("bounding without samples"))
+                with contextlib.suppress(FailureError):  # it shows nothing for any x
+                    this = shown(bound)
+                    if this is not None and (fallback is None or this[0] < fallback[0]):
+                        fallback = this
+        if searched is not None and (fallback is None or getattr(searched, name) <= fallback[0]):
+            return searched
+        if fallback is None:
+            assert why is not None
+            raise why
+        if why is not None:
+            said = str(why).removeprefix("not certified: ").partition(". ")[0]
             note = (
-                f"{why}; {_words(name)} = {fallback[0]:.6g} is proved without samples and is used"
+                f"{said}; {_words(name)} = {fallback[0]:.6g} is proved without samples and is used"
             )
             self.progress(Progress("certifying", note=note, lasting=True))
-            return fallback[1]
+        return fallback[1]
 
     def _searched(
         self,
@@ -317,11 +349,13 @@ class Engine:
             estimate = find()
         if not self.model.sampled:
             return self._inflate(estimate, at, delta)
-        short = 0.0
+        begin, short = dataclasses.replace(estimate, slope=estimate.slope * self.model.flatter), 0.0
         for number in range(1, ROUNDS + 1):
-            accepted, short = self._round(name, number, estimate, at, delta, fallback, short)
+            accepted, begin, short = self._round(
+                name, number, estimate, begin, at, delta, fallback, short
+            )
             if accepted is not None:
-                return accepted
+                return dataclasses.replace(accepted, estimate=estimate)
         raise FailureError(
             f"not certified: no {_words(name)} within {100 * self.model.most_slack:g}% of the "
             f"estimate, {estimate.value:.6g}, was accepted in {ROUNDS} tests. "
@@ -350,36 +384,47 @@ class Engine:
         name: Free,
         number: int,
         estimate: Found,
+        begin: Found,
         at: Callable[[float], tuple[float, float]],
         delta: float,
         fallback: tuple[float, Verified] | None,
         short: float,
-    ) -> tuple[Verified | None, float]:
-        """One test, no more than several percent off; None where it refused.
+    ) -> tuple[Verified | None, Found, float]:
+        """One test, near ``begin``; None where it refused.
 
-        With it, by how much the bound that was refused missed, in log: what a pilot predicts falls
-        short where the ceiling falls with x more slowly than δ, and the next round allows for it
-        (``short``). Rounds may depend on earlier ones in any way: each has its own share of δ.
+        With it, where it was made and the slope of bounds there, for the next round to begin with,
+        and by how much bounds have missed, in log, which it allows for (``short``). Rounds may
+        depend on earlier ones in any way: each has its own share of δ.
         """
         beta, spent = delta * BETA_SHARE, number * delta * BETA_SHARE
         target = math.log(delta - spent)
-        slope = abs(estimate.slope) * self.model.flatter
-        centre, worth = estimate.value, self.model.worth
+        usual, slope = abs(estimate.slope), abs(begin.slope)
+        centre, worth = begin.value, self.model.worth
+        before: tuple[float, float] | None = None
 
-        def slack(plan: Plan, samples: int) -> float:
-            last = plan.expected(samples, beta, self.model.safe, pilot=samples // 2)
-            return (last - plan.log_mean) / slope
+        def bound(plan: Plan, samples: int) -> float:
+            return plan.expected(samples, beta, self.model.safe, pilot=samples // 2)
+
+        def slack(plan: Plan, samples: int, slope: float) -> float:
+            return (bound(plan, samples) - plan.log_mean) / slope
 
         with self._stage("planning the certificate"):
             for attempt in range(4):
-                plan, samples = self._plan(
-                    *at(centre),
-                    beta,
-                    lambda plan, n: (slack(plan, n), worth, max(worth, _COSTLY)),
-                    path=(number, attempt),
-                )
+
+                def judged(plan: Plan, n: int, slope: float = slope) -> tuple[float, ...]:
+                    return slack(plan, n, slope), worth, max(worth, _COSTLY)
+
+                path = number, attempt
+                plan, samples = self._plan(*at(centre), beta, judged, path=path)
+                height = bound(plan, samples)
+                if before is not None and abs(math.log(centre / before[0])) > 2 * _MOST_MOVE:
+                    # a ceiling may fall more slowly than δ̂, whose slope is no more than an estimate
+                    fall = (before[1] - height) / math.log(centre / before[0])
+                    if math.isfinite(fall):
+                        slope = min(max(fall, usual / _OTHER), usual * _OTHER)
+                before = centre, height
                 # the pilot belongs where the value that is tested will be
-                move = slack(plan, samples) + (plan.log_mean - target) / slope
+                move = (height - target) / slope
                 if not math.isfinite(move) or abs(move) < _MOST_MOVE:
                     break
                 centre *= math.exp(max(-0.3, min(move, 0.3)))
@@ -387,34 +432,34 @@ class Engine:
             wide = Trial(samples, beta, self._key(3, number))
             plan = self.model.widened(plan, *at(centre), wide)
         most_slack = self.model.most_slack
-        near = fallback is not None and fallback[0] <= (1 + most_slack) * centre
-        if not slack(plan, samples) < most_slack:
+        near = fallback is not None and fallback[0] <= (1 + _LOOSE) * centre
+        if not slack(plan, samples, usual) < most_slack:
             raise FailureError(
                 f"not certified: the Monte Carlo bound near {_words(name)} = {centre:.6g} is too "
                 f"loose: more than {100 * most_slack:g}%. Use more certify samples."
             )
-        # several percent beyond where the pilot says that δ is met, nothing is worth a test
-        truth = centre * math.exp((plan.log_mean - math.log(delta)) / slope)
+        # so far beyond where the pilot says that δ is met, nothing is worth a test
+        truth = centre * math.exp((plan.log_mean - math.log(delta)) / usual)
         ahead = plan.expected(samples, beta, self.model.safe + number - 1) - target + short
-        x = centre * math.exp(ahead / (slope if ahead > 0 else abs(estimate.slope)))
+        x = centre * math.exp(ahead / (slope if ahead > 0 else usual))
         x *= 1 + ROUNDING
         x = min(x, truth * (1 + most_slack))  # fixed before its test
         if fallback is not None and x >= fallback[0]:
-            return dataclasses.replace(fallback[1], estimate=estimate), 0.0
+            return fallback[1], begin, 0.0
         total = samples * len(plan.sides)
         with self._stage("certifying", total, f"{_words(name)} = {x:.6g}"):
             found = self.model.bounds(*at(x), plan, self._trial(samples, beta, number))
         if accepts(found.both, spent, delta):
             sigma, epsilon = at(x)
             accepted = Verified(
-                sigma, epsilon, delta, found, spent, samples, number, self.model.method, estimate
+                sigma, epsilon, delta, found, spent, samples, number, self.model.method
             )
-            return accepted, 0.0
+            return accepted, begin, 0.0
         if near and fallback is not None:
-            return fallback[1], 0.0
-        bound = largest(found.both)
-        missed = math.log(bound) - target if 0 < bound < math.inf else 0.0
-        return None, short + _ALLOWED * missed
+            return fallback[1], begin, 0.0
+        refused = largest(found.both)
+        missed = math.log(refused) - target if 0 < refused < math.inf else 0.0
+        return None, Found(x, -slope), short + _ALLOWED * missed
 
     @contextlib.contextmanager
     def _stage(self, stage: str, total: int | None = None, note: str = "") -> Iterator[None]:

@@ -256,7 +256,8 @@ def _methods(of: Any, *at: float) -> list[str]:
         return [method for part in of.parts for method in _methods(part, *at)]
     model = getattr(of, "model", of)
     own = model.method if hasattr(model, "method") else of.epsilon(*at).method
-    return [own, *(bound.method for bound in getattr(model, "free_bounds", list)())]
+    free: list[Any] = [getattr(model, name, list)() for name in ("free_bounds", "slow_bounds")]
+    return [own, *(bound.method for bounds in free for bound in bounds)]
 
 
 def _as_certain(stated: Guarantee, found: Guarantee) -> bool:

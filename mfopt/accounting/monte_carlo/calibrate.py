@@ -117,8 +117,8 @@ def rough(
         slope = at.slope
         # far above, where few samples tell, it may be an eighth of the true one, or positive: that
         # of a Gaussian tail is twice log δ or steeper
-        if at.relative_error > _SURE and not slope < at.value:
-            slope = min(at.value, -1.0)
+        if at.relative_error > _SURE and not slope < 2 * at.value:
+            slope = min(2 * at.value, -1.0)
         off = at.value - math.log(delta)
         if at.relative_error > _WEAK:
             off = max(-_SHORT * abs(slope), min(off, _SHORT * abs(slope)))

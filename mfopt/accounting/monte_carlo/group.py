@@ -242,7 +242,6 @@ def _near(sigma: float, epsilon: float, step: float) -> tuple[int, int]:
 class GroupUnits(OneUnit):
     """A group, estimated, verified and released as one unit is."""
 
-    most_slack = 0.25  # what holds otherwise, the whole profile or no amplification, costs more
     safe = 2.0
 
     def __init__(self, loss: Any, samples: int | None = None) -> None:

@@ -181,9 +181,9 @@ class SampledLoss(abc.ABC):
         how = f"{self.name}, {Unamplified.method}, largest {self.longest}"
         return (Unamplified(self.sensitivity, how),)
 
-    def deterministic_bounds(self) -> Sequence[FreeBound]:
-        """Every bound without samples, however slow: a deterministic certificate's choice."""
-        return self.free_bounds()
+    def slow_bounds(self) -> Sequence[FreeBound]:
+        """Further deterministic bounds, which take seconds."""
+        return ()
 
 
 class SampledLaw(abc.ABC):

@@ -33,6 +33,7 @@ from mfopt.accounting.monte_carlo.protocol import (
     SampledDirection,
     SampledLoss,
 )
+from mfopt.errors import FailureError
 from mfopt.guarantee import Status
 
 _SEARCH_SAMPLES = 4096
@@ -40,6 +41,8 @@ _SHARE = 1e-3  # β over δ of a bound that is imagined
 # Where σ is found by pilots: of log δ in log σ, about; so many steps of log σ at most, none longer,
 # and what is near enough for a certificate to begin at.
 _SLOPE, _STEPS, _STEP, _NEAR = -12.0, 3, 0.1, 0.015
+_SURE, _FIRM = 0.3, 0.1  # relative standard error of δ̂ on frozen samples up to which it is
+# believed, and up to which pilots need not improve on its σ
 _SERVES = 0.1  # of log σ and of ε: how far a proposal serves that takes long to choose
 _ALONE = 0.5  # a ceiling below this part of the other direction's δ̂ needs no samples
 _ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halved so often at most,
@@ -137,7 +140,10 @@ class OneUnit(LossModel):
         if self._frozen:
             frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             log_sigma = math.log(noise_multiplier)
-            return max(frozen.evaluate(log_sigma).value, frozen.evaluate_add(log_sigma).value)
+            both = frozen.evaluate(log_sigma), frozen.evaluate_add(log_sigma)
+            larger = max(both, key=lambda at: float(at.value))
+            if larger.relative_error < _SURE:
+                return float(larger.value)
         found: list[float] = []
         for direction in DIRECTIONS[:1] if self._rough else DIRECTIONS:
             point = self._at(direction, noise_multiplier, epsilon)
@@ -172,7 +178,14 @@ class OneUnit(LossModel):
             by_pilots = self._by_pilots(near, epsilon, delta, key)
             if by_pilots is not None:
                 return by_pilots
-        found = calibrate(self.loss, epsilon, delta, samples=samples, near=near, key=key)
+        try:
+            found = calibrate(self.loss, epsilon, delta, samples=samples, near=near, key=key)
+        except FailureError:  # one proposal for all σ may serve at none
+            return super().find_noise_multiplier(epsilon, delta, key)
+        if not found.relative_error * abs(found.slope) < _FIRM:
+            by_pilots = self._by_pilots(found.noise_multiplier, epsilon, delta, key)
+            if by_pilots is not None:
+                return by_pilots
         return Found(found.noise_multiplier, found.slope, found)
 
     def _by_pilots(self, near: float, epsilon: float, delta: float, key: jax.Array) -> Found | None:
@@ -215,7 +228,8 @@ class OneUnit(LossModel):
         known, key = None, chunked.subkey(trial.key, 0)
         if self._frozen:
             frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
-            known = frozen.evaluate(math.log(noise_multiplier)).value
+            at = frozen.evaluate(math.log(noise_multiplier))
+            known = at.value if at.relative_error < _SURE else None
         elif self.alone and not self.loss.many:
             point = self._at("remove", noise_multiplier, epsilon)
             known = self._glanced(self.loss.least("remove", point), point, key)
@@ -323,5 +337,8 @@ class OneUnit(LossModel):
     def free_bounds(self) -> Sequence[FreeBound]:
         if not self.alone:
             return ()
-        loss = self.loss
-        return loss.deterministic_bounds() if self.deterministic else loss.free_bounds()
+        slow = self.loss.slow_bounds() if self.deterministic else ()
+        return (*self.loss.free_bounds(), *slow)
+
+    def slow_bounds(self) -> Sequence[FreeBound]:
+        return self.loss.slow_bounds() if self.alone else ()
