@@ -22,9 +22,12 @@ from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo import chunked
+from mfopt.accounting.monte_carlo.equal_steps import EqualSteps
 from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.monte_carlo.free import Unamplified
 from mfopt.accounting.monte_carlo.sampled_chain import SampledChain
 from mfopt.accounting.verified import VerifiedAnalysis
+from mfopt.accounting.verify import Engine
 from mfopt.errors import UsageError
 from mfopt.experiments.group_methods import black_box_multiplier, group_methods
 from mfopt.sampling import FixedBatch, FixedOrder, Poisson
@@ -77,6 +80,35 @@ def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
             < found
             <= (1.03 if group_size == 2 else 1.1) * best
         )
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 16])
+def test_equal_steps_are_above_the_truth_and_meet_what_is_asked(group_size):
+    steps, delta = EqualSteps(Unamplified(1.0), group_size), 1e-8
+    for sigma, epsilon in ((4.0, 3.0), (20.0, 1.0)):
+        found = steps.log_deltas(sigma, epsilon)
+        truth = gaussian.log_delta(group_size / sigma, epsilon)
+        # the lemma, term by term
+        terms = [math.exp(j * epsilon / group_size) for j in range(group_size)]
+        one = gaussian.log_delta(1 / sigma, epsilon / group_size)
+        assert found == pytest.approx((min(one + math.log(sum(terms)), 0.0),) * 2, rel=1e-9)
+        assert found[0] >= truth * (1 + 1e-12)
+    sigma = steps.noise_multiplier(2.0, delta)
+    assert math.log(delta) - 1e-3 < max(steps.log_deltas(sigma, 2.0)) <= math.log(delta)
+    assert steps.epsilon(sigma, delta) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_a_group_has_what_holds_without_samples_where_these_say_too_little(monkeypatch):
+    loss, told = SampledGaussian(), []
+    monkeypatch.setattr(SampledGaussian, "slow_bounds", lambda _: [Unamplified(1.0)], raising=False)
+    monkeypatch.setattr(SampledGaussian, "start", lambda *_: 3.0, raising=False)
+    chain = SampledChain(loss, 2)
+    sampled = Engine(chain, 0).noise_multiplier(4.0, 1e-6)
+    assert sampled.method == chain.method  # no more is asked, however loose
+    chain.most_slack = -1.0
+    found = Engine(chain, 0, told.append).noise_multiplier(4.0, 1e-6)
+    assert found.method.endswith("equal steps") and found.beta == 0 and told[-1].lasting
+    assert 1 < found.noise_multiplier / sampled.noise_multiplier < 1.2
 
 
 def gaussian_chain(group_size):

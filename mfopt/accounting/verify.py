@@ -57,7 +57,6 @@ _HELPS = 0.96  # twice the samples should bring the slack below this part of it
 _WORTH_DELTA = 0.02
 _MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
 _OTHER = 4  # times or part of the slope of δ̂ that a bound's may have, as it is read off two pilots
-_LOOSE = 0.05  # of x above the estimate, from which on slow bounds without samples are asked too
 _ALLOWED = 1.3  # times what a round missed by, for the next one
 _ASKED = 2**13  # samples to begin with, where it is asked whether a test is worth it at all
 _FAR = 6.0  # standard errors beyond which a statement is not worth a test
@@ -99,12 +98,6 @@ class Verified:
     tests: int
     method: str
     estimate: Found | None = None
-
-    def loose(self, name: Free) -> bool:
-        """True if σ or ε is so far above its estimate that other bounds may be lower."""
-        return self.estimate is not None and bool(
-            getattr(self, name) > (1 + _LOOSE) * self.estimate.value
-        )
 
 
 class Engine:
@@ -308,7 +301,13 @@ class Engine:
             searched = self._searched(name, delta, at, find, fallback)
         except FailureError as problem:
             why = problem
-        if searched is None or searched.loose(name):
+        loose = (
+            searched is None
+            or searched.method != self.model.method
+            or searched.estimate is None
+            or getattr(searched, name) > (1 + self.model.loose) * searched.estimate.value
+        )
+        if loose:
             for bound in self.model.slow_bounds():
                 self.progress(Progress("bounding without samples"))
                 with contextlib.suppress(FailureError):  # it shows nothing for any x
@@ -405,14 +404,12 @@ class Engine:
         def bound(plan: Plan, samples: int) -> float:
             return plan.expected(samples, beta, self.model.safe, pilot=samples // 2)
 
-        def slack(plan: Plan, samples: int, slope: float) -> float:
-            return (bound(plan, samples) - plan.log_mean) / slope
-
         with self._stage("planning the certificate"):
             for attempt in range(4):
 
                 def judged(plan: Plan, n: int, slope: float = slope) -> tuple[float, ...]:
-                    return slack(plan, n, slope), worth, max(worth, _COSTLY)
+                    slack = (bound(plan, n) - plan.log_mean) / slope
+                    return slack, worth, max(worth, _COSTLY)
 
                 path = number, attempt
                 plan, samples = self._plan(*at(centre), beta, judged, path=path)
@@ -432,8 +429,10 @@ class Engine:
             wide = Trial(samples, beta, self._key(3, number))
             plan = self.model.widened(plan, *at(centre), wide)
         most_slack = self.model.most_slack
-        near = fallback is not None and fallback[0] <= (1 + _LOOSE) * centre
-        if not slack(plan, samples, usual) < most_slack:
+        near = (
+            fallback is not None and fallback[0] <= (1 + min(self.model.loose, most_slack)) * centre
+        )
+        if not (bound(plan, samples) - plan.log_mean) / usual < most_slack:
             raise FailureError(
                 f"not certified: the Monte Carlo bound near {_words(name)} = {centre:.6g} is too "
                 f"loose: more than {100 * most_slack:g}%. Use more certify samples."

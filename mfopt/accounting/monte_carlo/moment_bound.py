@@ -55,7 +55,7 @@ _LARGE, _ABOVE = 1e6, 1e-6  # of numbers in the linear programme; of what p is t
 _ROUNDING = 1e-9  # relative, of payoffs and of the bound
 _TERMS = 1e-13  # relative, of a sum of the terms of p
 _OVERLAP = 1e-12  # relative error of <m, m'> in noise units, of at least 1
-_WIDTH = 1e-4  # relative, of σ and ε
+_WIDTH, _HAIR = 1e-4, 1e-6  # relative, of σ and ε; of log δ
 
 
 class Moments(NamedTuple):
@@ -101,7 +101,8 @@ class MomentBound:
     def _least(
         log_deltas: Callable[[float], tuple[float, float]], start: float, delta: float, name: str
     ) -> float:
-        target = math.log(delta)
+        # another solution of a programme at the same x may be a hair above
+        target = math.log(delta) - _HAIR
 
         def excess(x: float) -> float:
             return float(np.max(log_deltas(x))) - target

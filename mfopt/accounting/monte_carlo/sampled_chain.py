@@ -20,8 +20,14 @@ import scipy
 from mfopt.accounting import chain
 from mfopt.accounting.model import Bounds, Found, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
+from mfopt.accounting.monte_carlo.equal_steps import EqualSteps
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
-from mfopt.accounting.monte_carlo.protocol import DIRECTIONS, SampledDirection, SampledLoss
+from mfopt.accounting.monte_carlo.protocol import (
+    DIRECTIONS,
+    FreeBound,
+    SampledDirection,
+    SampledLoss,
+)
 from mfopt.accounting.monte_carlo.sampled import Chosen, unseen
 
 _SHARES = np.geomspace(0.25, 2.0, 97)  # of ε/K: that a split may use, fewer of many steps
@@ -83,7 +89,8 @@ class SampledChain(LossModel):
 
     status = "certified"
     least_samples, worth, safe, flatter = 2**12, 0.004, 4.0, 0.65
-    most_slack, most_slack_delta = 4.0, 4.0  # what holds otherwise, no amplification, costs more
+    # what holds otherwise costs more
+    most_slack, most_slack_delta, loose = 4.0, 4.0, math.inf
 
     def __init__(self, loss: SampledLoss, group_size: int, samples: int | None = None) -> None:
         self.group_size, self.samples = group_size, samples
@@ -112,6 +119,9 @@ class SampledChain(LossModel):
     ) -> Found:
         # what is known without samples is far above, where they take long
         return super().find_epsilon(noise_multiplier, delta, key, start / 4)
+
+    def slow_bounds(self) -> Sequence[FreeBound]:
+        return [EqualSteps(bound, self.group_size) for bound in self.loss.slow_bounds()]
 
     # --- bounds ----------------------------------------------------------------------------------
 
