@@ -22,8 +22,8 @@ chance of releasing nothing (Rβ <= δ).
 β is δ/1000, which costs 0.1% of δ and little under the logarithm.
 
 What a bound shows without samples needs no test: an x at which a :class:`~.FreeBound` is <= δ is
-accepted as it is, so no σ is ever released above the exact unamplified one, and it is what remains
-where samples say too little.
+accepted as it is, and it is what remains where samples say too little. After r tests it must be <=
+δ − rβ, as what round r releases: the chance of ending there is in Pr[round r is reached] too.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Engine:
         known: float = math.inf,
     ):
         self.model, self.seed, self.progress, self.known = model, seed, progress, known
-        self._root = chunked.seed_key(seed)
+        self._root, self._tests = chunked.seed_key(seed), 0
         if model.samples is not None:
             _check.integer("certify samples", model.samples, at_least=256)
 
@@ -136,7 +136,7 @@ class Engine:
             "noise_multiplier",
             delta,
             at=lambda x: (x, epsilon),
-            free=lambda bound: bound.noise_multiplier(epsilon, delta),
+            free=lambda bound, delta: bound.noise_multiplier(epsilon, delta),
             find=lambda: self.model.find_noise_multiplier(epsilon, delta, self._key(0)),
         )
 
@@ -148,7 +148,7 @@ class Engine:
             "epsilon",
             delta,
             at=lambda x: (sigma, x),
-            free=lambda bound: bound.epsilon(sigma, delta),
+            free=lambda bound, delta: bound.epsilon(sigma, delta),
             find=lambda: self.model.find_epsilon(sigma, delta, self._key(0), start),
         )
 
@@ -275,15 +275,17 @@ class Engine:
         delta: float,
         *,
         at: Callable[[float], tuple[float, float]],
-        free: Callable[[FreeBound], float],
+        free: Callable[[FreeBound, float], float],
         find: Callable[[], Found],
     ) -> Verified:
         """The least that is verified: by tests, or without samples where these say little."""
+        self._tests = 0
 
         def shown(bound: FreeBound) -> tuple[float, Verified] | None:
-            x = free(bound) * (1 + ROUNDING)
+            spent = self._tests * delta * BETA_SHARE
+            x = free(bound, delta - spent) * (1 + ROUNDING)
             found = self._freely(bound, *at(x), delta)
-            return (x, found) if accepts(found.bounds.both, 0.0, delta) else None
+            return (x, found) if accepts(found.bounds.both, spent, delta) else None
 
         fallback: tuple[float, Verified] | None = None
         for bound in self.model.free_bounds():
@@ -296,35 +298,35 @@ class Engine:
         if self.model.deterministic and fallback is not None:
             return fallback[1]
         searched: Verified | None = None
-        why: FailureError | None = None
+        why = FailureError("not certified: no bound without samples leaves room for the tests")
         try:
             searched = self._searched(name, delta, at, find, fallback)
         except FailureError as problem:
             why = problem
-        loose = (
-            searched is None
-            or searched.method != self.model.method
-            or searched.estimate is None
-            or getattr(searched, name) > (1 + self.model.loose) * searched.estimate.value
+        best = searched if searched is not None and searched.tests > 0 else None
+        near = (
+            math.inf if searched is None or searched.estimate is None else searched.estimate.value
         )
-        if loose:
-            for bound in self.model.slow_bounds():
-                self.progress(Progress("bounding without samples"))
-                with contextlib.suppress(FailureError):  # it shows nothing for any x
-                    this = shown(bound)
-                    if this is not None and (fallback is None or this[0] < fallback[0]):
-                        fallback = this
-        if searched is not None and (fallback is None or getattr(searched, name) <= fallback[0]):
-            return searched
+        if best is not None and getattr(best, name) <= (1 + self.model.loose) * near:
+            return best
+        again = self.model.free_bounds() if self._tests else ()
+        if again:  # each test has its share of δ, whatever came of it
+            fallback = None
+        self.progress(Progress("bounding without samples"))
+        for bound in [*again, *self.model.slow_bounds()]:
+            with contextlib.suppress(FailureError):  # it shows nothing for any x
+                this = shown(bound)
+                if this is not None and (fallback is None or this[0] < fallback[0]):
+                    fallback = this
+        if best is not None and (fallback is None or getattr(best, name) <= fallback[0]):
+            return best
         if fallback is None:
-            assert why is not None
             raise why
-        if why is not None:
-            said = str(why).removeprefix("not certified: ").partition(". ")[0]
-            note = (
-                f"{said}; {_words(name)} = {fallback[0]:.6g} is proved without samples and is used"
-            )
-            self.progress(Progress("certifying", note=note, lasting=True))
+        if searched is not None:
+            return dataclasses.replace(fallback[1], estimate=searched.estimate)
+        said = str(why).removeprefix("not certified: ").partition(". ")[0]
+        note = f"{said}; {_words(name)} = {fallback[0]:.6g} is proved without samples and is used"
+        self.progress(Progress("certifying", note=note, lasting=True))
         return fallback[1]
 
     def _searched(
@@ -445,7 +447,7 @@ class Engine:
         x = min(x, truth * (1 + most_slack))  # fixed before its test
         if fallback is not None and x >= fallback[0]:
             return fallback[1], begin, 0.0
-        total = samples * len(plan.sides)
+        total, self._tests = samples * len(plan.sides), number
         with self._stage("certifying", total, f"{_words(name)} = {x:.6g}"):
             found = self.model.bounds(*at(x), plan, self._trial(samples, beta, number))
         if accepts(found.both, spent, delta):
