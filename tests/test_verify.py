@@ -325,6 +325,13 @@ def test_where_samples_say_too_little_what_holds_without_them_is_given():
         assert found.beta == 0 and "proved without samples" in told[-1].note and told[-1].lasting
 
 
+class Nothing(Free):
+    """Shows nothing for any σ."""
+
+    def noise_multiplier(self, epsilon, delta):
+        raise FailureError("no noise multiplier reaches the target")
+
+
 def test_what_takes_long_without_samples_is_asked_where_they_say_too_little():
     refused = Known(lambda *_: (2 * DELTA, 0.0))
     loose = Known(lambda truth, number, key: (2 * truth, 0.0))  # a bound costs more than 5% of σ
@@ -346,6 +353,11 @@ def test_what_takes_long_without_samples_is_asked_where_they_say_too_little():
     # a statement, and δ
     refused.free, refused.slow = (), (Free(1.2),)
     assert Engine(refused, 0).certify(3.1, 1.0, DELTA).method == "free"
+    with pytest.raises(FailureError, match="not certified"):
+        Engine(refused, 0).certify(3.01, 1.0, DELTA)
+    refused.slow = (Nothing(1.2),)
+    with pytest.raises(FailureError, match="was accepted in 3 tests"):
+        Engine(refused, 0).noise_multiplier(1.0, DELTA)
     loose.free, loose.slow, loose.excess = (), (Free(1.2),), 1.0
     assert Engine(loose, 0).delta(3.0, 1.0).delta == pytest.approx(1.2e-5)
 
@@ -373,6 +385,9 @@ def test_a_search_follows_the_slope_of_its_bounds():
     found = Engine(model, 0).noise_multiplier(1.0, DELTA)
     least = 3 * 10 ** (3 / SLOPE)
     assert least <= found.noise_multiplier < 1.02 * least and found.tests == 1
+    model.ceiling = lambda sigma: 1e-4  # has no slope
+    with pytest.raises(FailureError, match="not certified"):
+        Engine(model, 0).noise_multiplier(1.0, DELTA)
 
 
 class Chance(Known):
