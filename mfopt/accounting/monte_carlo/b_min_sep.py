@@ -12,7 +12,7 @@ from mfopt.accounting.monte_carlo import importance, separated_ceilings
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
 from mfopt.accounting.monte_carlo.pattern_law import PatternLaw, PatternLoss
-from mfopt.accounting.monte_carlo.protocol import SampledDirection, law
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.monte_carlo.separated import Separated
 from mfopt.sampling import BMinSep
 from mfopt.strategies import Strategy
@@ -27,17 +27,14 @@ class SeparatedLoss(PatternLoss):
     def estimated(cls, scaled: Any, /) -> Ceilings:
         return separated_ceilings.estimated(scaled)
 
-    def _tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
-        if direction == "add":
-            return super()._tilts(direction, point)
+    def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
         # a proven ceiling takes long: the order is found by estimates, and moved while it falls
-        _, proven, point = self._sampled(point)
         scaled = self.likelihood.scaled(point.noise_multiplier)
-        near = importance.remove_tilts(self.estimated(scaled).without(proven.common), point)
-        found = [importance.tilt(one.kind, one.order, proven, point) for one in near]
+        near = importance.remove_tilts(self.estimated(scaled).without(ceilings.common), point)
+        found = [importance.tilt(one.kind, one.order, ceilings, point) for one in near]
         for place, one in enumerate(found):
             while one.kind == "chain" and one.order > 1:
-                lower = importance.tilt(one.kind, one.order - 1, proven, point)
+                lower = importance.tilt(one.kind, one.order - 1, ceilings, point)
                 if lower.log_ceiling >= one.log_ceiling:
                     break
                 one = found[place] = lower

@@ -80,7 +80,8 @@ class LikelihoodLoss(SampledLoss):
         """Exact moments of the likelihood ratio, with what bounds the others."""
         _, ceilings, beside = self._sampled(point)
         known = self.tuples(point.noise_multiplier, ceilings.common)
-        return Moments(ceilings.of_all(), beside, known)
+        ceilings = ceilings.of_all()
+        return Moments(ceilings, beside, known, self.remove_tilts(ceilings, beside)[0])
 
     def slow_bounds(self) -> Sequence[FreeBound]:
         return (MomentBound(self),)
@@ -92,8 +93,12 @@ class LikelihoodLoss(SampledLoss):
     def _tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
         _, ceilings, point = self._sampled(point)
         if direction == "remove":
-            return importance.remove_tilts(ceilings, point)
+            return self.remove_tilts(ceilings, point)
         return (importance.mean_tilt(ceilings, point),)
+
+    def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
+        """As :func:`.importance.remove_tilts`, at what is sampled."""
+        return importance.remove_tilts(ceilings, point)
 
     def least(self, direction: SampledDirection, point: Point) -> Tilt:
         return self._tilts(direction, point)[0]

@@ -65,11 +65,13 @@ class Moments(NamedTuple):
       ceilings: of powers above those that are known, and of negative ones.
       point: with the payoff beside the shared component.
       known: E Λ^2, …, E Λ^K.
+      remove: the remove direction's proposal of the least of the ceilings.
     """
 
     ceilings: Ceilings
     point: Point
     known: tuple[float, ...]
+    remove: Tilt
 
 
 class MomentBound:
@@ -118,11 +120,8 @@ def _log_value(payoff: Payoff, t: jax.Array) -> jax.Array:
 @float64
 def divergence(moments: Moments, direction: SampledDirection) -> float:
     """Upper bound of H(P, Q) ("remove") or H(Q, P) ("add"), at most 1."""
-    ceilings, point, _ = moments
-    if direction == "remove":
-        tilt = importance.remove_tilts(ceilings, point)[0]
-    else:
-        tilt = importance.mean_tilt(ceilings, point)
+    ceilings, point = moments.ceilings, moments.point
+    tilt = moments.remove if direction == "remove" else importance.mean_tilt(ceilings, point)
     alone = ceiling_alone(tilt).value
     with np.errstate(over="ignore"):  # what is beyond range proves nothing
         problem = _Problem.of(moments, direction, tilt)
@@ -194,7 +193,7 @@ class _Problem(NamedTuple):
     @classmethod
     def of(cls, moments: Moments, direction: SampledDirection, tilt: Tilt) -> _Problem | None:
         """The problem; None where numbers are beyond range."""
-        ceilings, point, known = moments
+        ceilings, point, known, _ = moments
         remove, epsilon = direction == "remove", point.epsilon
         highest = min(epsilon + _HIGH, _FARTHEST)
         if not (epsilon + 1 < highest and math.isfinite(tilt.log_ceiling)):
