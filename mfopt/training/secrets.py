@@ -77,12 +77,6 @@ class RunSecret:
         return hmac.new(self.derive("seal"), message, hashlib.sha256).hexdigest()
 
 
-def stream(seed: int, step: int, unit: int) -> np.random.Generator:
-    """A generator for one unit at one step, counter-based as :func:`mfopt.sampling.generator`."""
-    key = np.frombuffer(hashlib.sha256(f"{seed}:{unit}".encode()).digest()[:16], dtype="<u8")
-    return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, step]))
-
-
 def uniform_hash(seed: int, step: int, *numbers: np.ndarray) -> np.ndarray:
     """A 64-bit pseudo-random number for each row of ``numbers``: uint64, the rows' shape.
 

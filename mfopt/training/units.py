@@ -14,7 +14,7 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt.training.data import TokenStore
-from mfopt.training.secrets import stream, uniform_hash
+from mfopt.training.secrets import uniform_hash
 
 Rule = Literal["random", "longest", "shortest", "highest-perplexity", "lowest-perplexity", "chunk"]
 RULES: tuple[str, ...] = get_args(Rule)
@@ -80,22 +80,14 @@ class UserUnits(Units):
         units = np.asarray(units, dtype=np.int64)
         shape = (len(units), self.records, self.length)
         if self.rule == "chunk":
-            tokens, mask = self._chunks(units, step)
+            rows, places = np.divmod(np.arange(len(units) * self.records), self.records)
+            shares = (uniform_hash(self._seed, step, units[rows], places) >> 11) * 2.0**-53
+            tokens, mask = self.store.random_chunks(units[rows], self.length, shares)
         else:
             how: dict[str, Any] = {"seed": self._seed, "step": step, "losses": self._losses}
             chosen = select(self.store, units, self.records, self.rule, **how)
             tokens, mask = self.store.batch(chosen.reshape(-1), self.length)
         return tokens.reshape(shape), mask.reshape(shape)
-
-    def _chunks(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
-        # one generator per unit: the store draws once per row, and rows must not depend on who
-        # else is in the microbatch
-        rows = [self.store.batch(np.empty(0, np.int64), self.length)]
-        for unit in units.tolist():
-            rng, numbers = stream(self._seed, step, unit), np.full(self.records, unit)
-            rows.append(self.store.random_chunks(numbers, self.length, rng))
-        tokens, mask = zip(*rows, strict=True)
-        return np.concatenate(tokens), np.concatenate(mask)
 
 
 class RecordUnits(Units):

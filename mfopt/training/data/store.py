@@ -203,27 +203,25 @@ class TokenStore:
         return self._gather(start, np.where(empty, 0, stop - start), length, pad_id)
 
     def random_chunks(
-        self, users: ArrayLike, length: int, rng: np.random.Generator
+        self, users: ArrayLike, length: int, shares: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """One chunk of each user's joined text, begun at random, across record borders.
 
-        A user's records are read as one document; the chunk is uniform over the windows of
-        ``length`` tokens that fit in it, and is the whole document where it is shorter (Chua et
-        al. 2024, section 5.1). One draw of ``rng`` is made per row, also for -1 and for users
-        without tokens, so that a row's chunk depends on no other user's data.
+        A user's records are read as one document; ``shares`` (B,), uniform on [0, 1), pick one of
+        the windows of ``length`` tokens that fit in it, or the whole document where it is shorter
+        (Chua et al. 2024, section 5.1).
 
         ``users``: (B,) user numbers; -1 stands for nobody (all padding). Returns as :meth:`batch`.
         """
         first, empty = self._numbers("users", users, self.num_users)
         length = _check.integer("length", length)
-        fractions = rng.random(len(first))
         if not self.num_users:
             return self._gather(first, first, length)
         begin = self.record_offsets[self.user_offsets[first]]
         end = self.record_offsets[self.user_offsets[first + 1]]
         total = np.where(empty, 0, end - begin)
         windows = np.maximum(total - length, 0) + 1
-        shift = np.minimum((fractions * windows).astype(np.int64), windows - 1)
+        shift = np.minimum((shares * windows).astype(np.int64), windows - 1)
         return self._gather(begin + shift, total - shift, length)
 
     def verify(self) -> None:
