@@ -15,7 +15,6 @@ import numpy as np
 from mfopt import query_error
 from mfopt._runtime import _check
 from mfopt._version import __version__
-from mfopt.accounting import account as account_of
 from mfopt.accounting.closed_form import group as lemma
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
@@ -41,11 +40,6 @@ def account_for(mechanism: Mechanism, guarantee: Guarantee) -> Factorization:
     """The account of a run: ``mechanism`` and its statement at one σ."""
     strategy, scheme = mechanism.strategy, mechanism.sampling
     return Factorization(strategy, guarantee.noise_multiplier, scheme, PrefixSums(), guarantee)
-
-
-def solved(mechanism: Mechanism, epsilon: float, delta: float) -> Factorization:
-    """The smallest σ for (ε, δ). Where the accountant samples, σ differs from call to call."""
-    return account_for(mechanism, account_of(mechanism, epsilon=epsilon, delta=delta))
 
 
 def statement(

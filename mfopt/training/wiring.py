@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from mfopt import accounting
 from mfopt._runtime import _check, _files
 from mfopt.accounting.closed_form.group import one_unit_target
 from mfopt.errors import FailureError
@@ -66,7 +67,12 @@ def account_of(
     if config.factorization:
         found = load_factorization(config.factorization)
         if not config.epsilon:
-            stated = _believed(found, config.trust, progress)
+            if not config.trust:
+                way_out = "Run `mfopt calibrate` for a σ that it can prove, or take the file on "
+                return _proved(found, progress, f"{way_out}trust (`trust=True`).")
+            marked = {} if found.proved_here else {"taken_on_trust": True}
+            details = found.guarantee.details | marked
+            stated = dataclasses.replace(found.guarantee, details=details)
             return dataclasses.replace(found, guarantee=stated)
         # the file's C at a target of the run's own: for groups, which the file is not made for
         strategy, scheme, digest = found.strategy, found.sampling, found.digest
@@ -83,7 +89,9 @@ def account_of(
     path = folder / ACCOUNT
     kept = resuming and path.is_file()
     if not kept and jax.process_index() == 0:
-        solved = privacy.solved(accounted, epsilon, delta)
+        solved = privacy.account_for(
+            accounted, accounting.account(accounted, epsilon=epsilon, delta=delta)
+        )
         text = json.dumps({"asked": asked, "guarantee": solved.guarantee.describe()}, indent=2)
         _files.write(path, text + "\n")
         proofs.note(solved)
@@ -91,21 +99,18 @@ def account_of(
     return _read(path, asked, accounted, (epsilon, delta), progress if kept else None)
 
 
-def _believed(found: Factorization, trust: bool, progress: Report) -> Guarantee:
-    """The guarantee of ``found`` as proved on this machine, or marked as taken on trust."""
-    guarantee = found.guarantee
-    if trust:
-        marked = {} if found.proved_here else {"taken_on_trust": True}
-        return dataclasses.replace(guarantee, details=guarantee.details | marked)
-    if jax.process_index() == 0:  # it alone writes the report
+def _proved(
+    found: Factorization, progress: Report | None, way_out: str, what: str = ""
+) -> Factorization:
+    """``found`` as proved on this machine; without ``progress`` it is proved already."""
+    if progress is not None and jax.process_index() == 0:  # it alone writes the report
         try:
-            guarantee = proofs.ensure(found, progress=progress)
+            proved = proofs.ensure(found, progress=progress)
+            found = dataclasses.replace(found, guarantee=proved)
         except FailureError as problem:
-            way_out = "or take the file on trust (`trust=True`)."
-            words = f"{problem} Run `mfopt calibrate` for a σ that it can prove, {way_out}"
-            raise FailureError(words) from None
+            raise FailureError(f"{what}{problem} {way_out}") from None
     meshes.wait_for_lead("proof")
-    return guarantee
+    return found
 
 
 def _read(
@@ -129,14 +134,7 @@ def _read(
         rule = f"differs from the run, whose account ({path}) is {stated}"
         way_out = "Resume with what the run was started with (its config.toml), or start a new run."
         raise _check.reject("resume", "epsilon, delta, sampling or unit", rule, way_out)
-    if progress is not None and jax.process_index() == 0:
-        try:
-            proved = proofs.ensure(account, progress=progress)
-            account = dataclasses.replace(account, guarantee=proved)
-        except FailureError as problem:
-            raise FailureError(f"{path} could not be proved: {problem} {_ANOTHER}") from None
-    meshes.wait_for_lead("proof of the account")
-    return account
+    return _proved(account, progress, _ANOTHER, f"{path} could not be proved: ")
 
 
 @dataclasses.dataclass(frozen=True)
