@@ -341,22 +341,13 @@ class _Expected:
 
     def largest_noise_multiplier(self, accuracy: float, start: float) -> float:
         """The largest σ at which that accuracy, or more, can be expected; infinite if all can."""
+        sigmas = (start * 2.0 ** np.arange(-10, 14, 2**-12)).tolist()
 
-        def reached(sigma: float) -> bool:
+        def missed(sigma: float) -> bool:
             mean, error = self.accuracy(sigma)
-            return mean + 3 * error >= accuracy
+            return mean + 3 * error < accuracy
 
-        low, high = start, start
-        while reached(high):
-            low, high = high, 2 * high
-            if high > 1e4 * start:
-                return float("inf")
-        while not reached(low):
-            low, high = low / 2, low
-        for _ in range(12):
-            middle = float(np.sqrt(low * high))
-            low, high = (middle, high) if reached(middle) else (low, middle)
-        return high
+        return float([*sigmas, np.inf][bisect.bisect_left(sigmas, True, key=missed)])
 
 
 def epsilon_from_guesses(
