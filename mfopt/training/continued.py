@@ -34,11 +34,6 @@ class Earlier:
     facts: dict[str, Any]
 
     @property
-    def runs(self) -> list[verification.Run]:
-        """Every run so far, the first one first."""
-        return verification.runs_of(self.report)
-
-    @property
     def base(self) -> str:
         """Digest of the model that the first of all runs began from."""
         return str(self.facts.get("base", self.facts["model"]))

@@ -18,7 +18,6 @@ import optax
 from flax import nnx
 
 from mfopt._runtime import _check, _files
-from mfopt.errors import UsageError
 from mfopt.progress import Progress, Report
 from mfopt.sampling import FixedOrder
 from mfopt.training import mesh as meshes
@@ -105,13 +104,6 @@ def maker_of(config: TrainConfig) -> Callable[..., Any]:
     return make
 
 
-def no_public_part(setting: str, value: float) -> UsageError:
-    """The refusal to use private data where public data is needed."""
-    way_out = "Build it with a public part, or "
-    way_out += "pretrain elsewhere and give `model`." if value else "give a number."
-    return _check.reject(setting, value, "the data has no public part", way_out)
-
-
 def digest_of(params: Any) -> str:
     """SHA-256 of the values of a pytree of arrays."""
     digest = hashlib.sha256()
@@ -171,8 +163,6 @@ def _pretrained(
     tokenizer: Tokenizer | None,
 ) -> None:
     """Make the pretrained model of these settings in ``target``, unless it is there bit for bit."""
-    if "public" not in parts:
-        raise no_public_part("pretrain_steps", config.pretrain_steps)
     public, record = parts["public"], target / "pretraining.json"
     base = _gpt2(config, public.vocab_size, config.model)
     base.check_fits(public.vocab_size, config.length)

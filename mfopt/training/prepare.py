@@ -32,7 +32,7 @@ from mfopt.training.secrets import RunSecret
 from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
 from mfopt.training.tokenizers import Tokenizer
 from mfopt.training.units import PERPLEXITY_RULES
-from mfopt.training.verification import composed
+from mfopt.training.verification import composed, runs_of
 from mfopt.training.wiring import Wiring, account_of
 
 RATE_WITHOUT_NOISE = 2e-3
@@ -101,7 +101,10 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
         free = ("clip_norm",) if config.median_epsilon else ("records_per_user", "clip_norm")
         wanted += [name for name in free if not getattr(config, name)]
         if wanted and "public" not in parts:
-            raise initial_model.no_public_part(wanted[0], getattr(config, wanted[0]))
+            value = getattr(config, wanted[0])
+            way_out = "Build it with a public part, or "
+            way_out += "pretrain elsewhere and give `model`." if value else "give a number."
+            raise _check.reject(wanted[0], value, "the data has no public part", way_out)
     if config.model and initial_model.made_elsewhere(config.model):
         initial_model.maker_of(config)
     elif config.model:
@@ -244,7 +247,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     if account is not None and guarantee is not None:
         guarantee = privacy.with_grid(guarantee, execution, model.num_params)
         if earlier is not None:
-            guarantee = composed([*earlier.runs, (guarantee, account)])
+            guarantee = composed([*runs_of(earlier.report), (guarantee, account)])
         of: dict[str, Any] = {"num_params": model.num_params, "steps_done": 0}
         of |= {"pinned": config.seed >= 0, "black_box": config.algorithm == "group"}
         public_report = privacy.report(account, execution, guarantee, **of)
