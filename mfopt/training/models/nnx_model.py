@@ -56,7 +56,6 @@ def from_nnx(
     name: str = "model",
     vocab_size: int | None = None,
     max_length: int | None = None,
-    partition: Callable[[tuple[str, ...]], Any] | None = None,
     export: Callable[[PyTree, PyTree, Any], None] | None = None,
 ) -> Model:
     """The :class:`Model` of ``module(tokens (L,)) -> logits (L, V)``.
@@ -69,8 +68,8 @@ def from_nnx(
         name: of the model, for reports.
         vocab_size, max_length: number of tokens and longest row of them, where there is a limit.
         export: writes (params, frozen, folder) in the module's own form.
-        partition: maps a parameter's path to its ``PartitionSpec``; None: as the module's own
-            metadata say (``nnx.with_partitioning``), of which only the axis ``model`` is heeded.
+
+    Parameters are cut over devices as the module's metadata say (``nnx.with_partitioning``).
 
     Raises:
         UsageError: ``trainable`` selects nothing.
@@ -102,9 +101,7 @@ def from_nnx(
 
     def specs(state: Any) -> PyTree:
         named = flatten(nnx.get_partition_spec(state))
-        if partition is None:
-            return nest({path: _over_model(spec) for path, spec in named.items()})
-        return nest({path: partition(tuple(map(str, path))) for path in named})
+        return nest({path: _over_model(spec) for path, spec in named.items()})
 
     return Model(
         params=nest(params),
