@@ -137,11 +137,7 @@ class Clipping:
 class NoClipping:
     """Leave gradients as they are: the non-private baseline. No guarantee of any kind."""
 
-    sensitivity_in_bounds, sensitivity = 1, float("inf")
-
-    def describe(self) -> dict[str, Any]:
-        """JSON-compatible description."""
-        return {"clip_norm": None}
+    sensitivity = float("inf")
 
 
 def sum_of_squares(leaf: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,6 @@ from mfopt.training.clipping import Clipping
 from mfopt.training.config import ESTIMATORS
 from mfopt.training.gradients import Adder, Statistics, Totals, mean_loss
 from mfopt.training.models import Model, PyTree
-
-Kind = Literal["fixed", "clipped"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +41,7 @@ class FedAvg(Clipping):
     local_batch: int = 1
     local_rate: float = 0.1
     weight_cap: int = 0
-    estimator: Kind = "fixed"
+    estimator: str = "fixed"
 
     def __post_init__(self) -> None:
         super().__post_init__()

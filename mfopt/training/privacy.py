@@ -308,7 +308,9 @@ def report(
         for name, x in arrays.items()  # JSON keeps every bit of a float
         if small
     }
-    clipped = execution.clipping.sensitivity_in_bounds > 1
+    clipping = execution.clipping
+    assert not isinstance(clipping, NoClipping)
+    clipped = clipping.sensitivity_in_bounds > 1
     return {
         "format": REPORT_FORMAT,
         "mfopt": __version__,
@@ -325,7 +327,7 @@ def report(
         "noise_multiplier_unit": ESTIMATE_UNIT if clipped else SIGMA_UNIT,
         "sampling": execution.sampler.describe(),
         "units": execution.units.describe(),
-        "clipping": execution.clipping.describe(),
+        "clipping": clipping.describe(),
         "normalizer": execution.normalizer,
         "iterations_covered": execution.iterations,
         "steps_done": steps_done,

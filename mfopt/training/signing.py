@@ -42,13 +42,12 @@ def _key(name: str, kind: str, path: str | Path, way_out: str = "", **how: Any) 
 
 def sign(facts: dict[str, Any], key: ed25519.Ed25519PrivateKey) -> dict[str, Any]:
     """``facts`` with a signature over everything else in them."""
-    body = {name: value for name, value in facts.items() if name != "signature"}
     signature = {
         "algorithm": "ed25519",
         "public_key": key.public_key().public_bytes_raw().hex(),
-        "value": key.sign(canonical(body)).hex(),
+        "value": key.sign(_signed(facts)).hex(),
     }
-    return {**body, "signature": signature}
+    return {**facts, "signature": signature}
 
 
 def signer(facts: dict[str, Any], public: ed25519.Ed25519PublicKey | None = None) -> str | None:
@@ -69,13 +68,12 @@ def signer(facts: dict[str, Any], public: ed25519.Ed25519PublicKey | None = None
     from cryptography.exceptions import InvalidSignature
 
     _, ed25519 = _libraries()
-    body = {name: value for name, value in facts.items() if name != "signature"}
     try:
         if signature["algorithm"] != "ed25519":
             raise ValueError("unknown algorithm")
         raw = bytes.fromhex(signature["public_key"])
         key = ed25519.Ed25519PublicKey.from_public_bytes(raw)
-        key.verify(bytes.fromhex(signature["value"]), canonical(body))
+        key.verify(bytes.fromhex(signature["value"]), _signed(facts))
     except (InvalidSignature, ValueError, KeyError, TypeError):
         rule = "is not one of this report: it was changed"
         raise _check.reject("signature", "(of the report)", rule) from None
@@ -89,8 +87,9 @@ def fingerprint(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()[:32]
 
 
-def canonical(body: dict[str, Any]) -> bytes:
-    """The bytes that are signed: JSON with sorted keys."""
+def _signed(facts: dict[str, Any]) -> bytes:
+    """The bytes that are signed: JSON with sorted keys, of all but the signature."""
+    body = {name: value for name, value in facts.items() if name != "signature"}
     return json.dumps(body, sort_keys=True).encode()
 
 
