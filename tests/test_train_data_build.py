@@ -135,7 +135,7 @@ class Deadly(JsonLines):
         for number, item in enumerate(super().read()):
             if where == "reading" and number == 150 + 100 * again: die()
             yield item
-if where == "grouping": builder._write_metadata = die
+if where == "grouping": builder.stores.content_digest = die
 if where == "publishing": module._files.replace_folder = die
 module.build(Deadly([data], "user", "text"), out, tokenizer=300,
     public=JsonLines([public], "user", "text"),

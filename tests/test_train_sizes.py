@@ -168,7 +168,7 @@ def test_microbatches_of_any_size_are_halved_until_they_fit(
     monkeypatch.setattr(_sizes, "usable_memory", lambda: devices * 6.0)
     monkeypatch.setattr(sizes.RunCost, "memory", lambda _, microbatch, by_layer: float(microbatch))
     cost = sizes.RunCost(None, execution(microbatch=given), config(model_parallel=copies))
-    assert cost.fitting() == taken
+    assert cost.fitting() == (taken, False)
 
 
 def test_a_billion_parameters_fit_on_eight_devices(monkeypatch):
@@ -185,18 +185,18 @@ def test_a_billion_parameters_fit_on_eight_devices(monkeypatch):
     assert 6.5e9 < cost.memory(8, by_layer=True) < 7.5e9 and 9e9 < cost.memory(8) < 12e9
     # parameters are gathered layer by layer where no microbatch fits otherwise
     many = dataclasses.replace(cost, execution=execution(records=1, strategy=four, microbatch=512))
-    assert many.fitting() == 512 and not many.by_layer
+    assert many.fitting() == (512, False)
     limit = 8.5e9
-    microbatch = many.fitting()
-    assert 8 <= microbatch < 64 and many.by_layer
+    microbatch, by_layer = many.fitting()
+    assert 8 <= microbatch < 64 and by_layer
     assert many.memory(microbatch, by_layer=True) <= 0.9 * limit < many.memory(8)
     # but not on CPUs, by several processes or in local updates
     local = SimpleNamespace(**vars(many.execution) | {"clipping": FedAvg(1.0, local_rate=0.1)})
-    assert not dataclasses.replace(many, execution=local).by_layer
+    assert not dataclasses.replace(many, execution=local).fitting()[1]
     for where, name, value in ((jax, "process_count", 2), (mesh, "on_cpu", True)):
         with monkeypatch.context() as patch:
             patch.setattr(where, name, lambda value=value: value)
-            assert not many.by_layer
+            assert not many.fitting()[1]
 
 
 def test_long_runs_are_announced_and_short_ones_are_not(monkeypatch):

@@ -80,7 +80,7 @@ def _execute(
     start = saved = int(state.step)
     if lead:
         mark_used(folder)  # before the first draw
-        _write_report(prepared, start)
+    _write_report(prepared, start)
     evaluate, public_loss, healthy = _evaluators(prepared)
     told, total = progress if lead else silent, prepared.steps
     with metrics.Recorder(config, start=start, total=total, progress=told, write=lead) as recorder:
@@ -131,8 +131,7 @@ def _execute(
                     where = f"after step {done} of {prepared.steps}, which is saved"
                     raise _signals.interrupted(signals[0], f"{where}; `{again}` resumes")
     checkpoints.wait()
-    _finish(prepared, state)
-    done = int(state.step)
+    stated, done = _finish(prepared, state), int(state.step)
     return {
         "steps": done,
         # how large the batches were is nobody's business either
@@ -141,7 +140,7 @@ def _execute(
         "evaluated_after": evaluated,
         "before": {part: result._asdict() for part, result in first.items()},
         "after": {part: result._asdict() for part, result in last.items()},
-        "privacy": _signed(prepared, done),
+        "privacy": stated,
         "output": str(folder),
     }
 
@@ -177,19 +176,19 @@ def _settled(history: list[float], patience: int) -> bool:
     return bool(patience and before) and min(before) <= min(after)
 
 
-def _finish(prepared: Prepared, state: TrainState) -> None:
-    """Write the report, the model and the plot of a run at ``state``."""
+def _finish(prepared: Prepared, state: TrainState) -> dict[str, Any] | None:
+    """Write the report, the model and the plot of a run at ``state``; return the report."""
     params = meshes.gather(prepared.mesh, released(state.params, state.optimizer))
+    folder, report = prepared.folder, _write_report(prepared, int(state.step))
     if jax.process_index() != 0:
-        return
-    folder = prepared.folder
-    _write_report(prepared, int(state.step))
+        return report
     export_model(prepared.model, params, folder / "model", force=True, tokenizer=prepared.tokenizer)
     if prepared.config.private_metrics:
         figure = metrics.loss_figure(folder)
         draw = functools.partial(figure.savefig, format="png")
         _files.write(folder / "loss.png", draw, private=True)
     metrics.write_summary(folder)
+    return report
 
 
 def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
@@ -225,14 +224,14 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
     return evaluate, lambda state: loss(state, "public").loss, healthy
 
 
-def _write_report(prepared: Prepared, done: int) -> None:
-    _files.write(prepared.folder / "config.toml", prepared.config.to_toml())
-    report = _signed(prepared, done)
-    if report is not None:
-        text = json.dumps(report, indent=2, sort_keys=True) + "\n"
-        _files.write(prepared.folder / REPORT, text)
-
-
-def _signed(prepared: Prepared, done: int) -> dict[str, Any] | None:
+def _write_report(prepared: Prepared, done: int) -> dict[str, Any] | None:
+    """The report, signed where a key is given; the first process writes it, and the settings."""
     report, key = prepared.report(done), prepared.config.sign_key
-    return signing.sign(report, signing.load_private(key)) if report and key else report
+    if report and key:
+        report = signing.sign(report, signing.load_private(key))
+    if jax.process_index() == 0:
+        _files.write(prepared.folder / "config.toml", prepared.config.to_toml())
+        if report is not None:
+            text = json.dumps(report, indent=2, sort_keys=True) + "\n"
+            _files.write(prepared.folder / REPORT, text)
+    return report

@@ -181,7 +181,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
 
     def affordable(model: Model) -> tuple[Execution, bool]:
         work = sizes.work(model, config.length)
-        most = sizes.RunCost(work, execution, config).fitting()
+        most, by_layer = sizes.RunCost(work, execution, config).fitting()
         fitting = dataclasses.replace(
             wired, config=dataclasses.replace(wired.config, microbatch=most)
         )
@@ -191,7 +191,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         if guarantee is not None:  # before a model is pretrained
             privacy.with_grid(guarantee, found, model.num_params)
         cost.announce(progress)
-        return found, cost.by_layer
+        return found, by_layer
 
     by_layer = False
     if shapes is not None:

@@ -150,34 +150,25 @@ class RunCost:
         done = (steps * operations + pretraining) / (_FASTER * _sizes.SPEED * 1e9)
         return _COMPILING + _sizes.here(done + steps * traffic * 1e-9)
 
-    def fitting(self) -> int:
-        """The microbatch to take: what was asked for, or the usual one, halved until it fits.
+    def fitting(self) -> tuple[int, bool]:
+        """(microbatch to take, whether to gather parameters layer by layer).
 
-        If none does, the first that fits with parameters gathered layer by layer.
+        What was asked for, or the usual one, halved until it fits; if none does, the first that
+        fits with parameters gathered layer by layer, which takes time.
         """
-        asked, devices = self.execution.sampler.microbatch, meshes.devices()
-        if self.config.microbatch or jax.process_count() > 1:
-            return asked
-        least = max(1, len(devices) // self.config.model_parallel)  # one unit on each
-        for by_layer in (False, True) if self._may_gather_by_layer else (False,):
+        asked, devices = self.execution.sampler.microbatch, len(meshes.devices())
+        single = jax.process_count() == 1 and not isinstance(self.execution.clipping, FedAvg)
+        # where communication is fast, and all devices have the memory that one says
+        ways = (False, True) if single and devices > 1 and not meshes.on_cpu() else (False,)
+        fixed = self.config.microbatch or jax.process_count() > 1
+        least = asked if fixed else max(1, devices // self.config.model_parallel)  # one on each
+        for by_layer in ways:
             microbatch = asked
             while microbatch > least and self.memory(microbatch, by_layer) > _free():
                 microbatch = max(1, microbatch // least // 2) * least
             if self.memory(microbatch, by_layer) <= _free():
                 break
-        return microbatch
-
-    @property
-    def by_layer(self) -> bool:
-        """Whether to gather layer by layer: only what does not fit otherwise, as it takes time."""
-        microbatch = self.execution.sampler.microbatch
-        return self._may_gather_by_layer and self.memory(microbatch) > _free()
-
-    @property
-    def _may_gather_by_layer(self) -> bool:
-        """Where communication is fast, and all devices have the memory that one says."""
-        single = jax.process_count() == 1 and not isinstance(self.execution.clipping, FedAvg)
-        return single and len(meshes.devices()) > 1 and not meshes.on_cpu()
+        return microbatch, by_layer
 
     def require(self) -> None:
         """Refuse a run that does not fit into free memory, with the microbatch that would."""

@@ -267,16 +267,13 @@ class _Part:
         self._end_user()
         for column in self._columns.values():
             column.close()
-        _write_metadata(self.folder, metadata)
-
-
-def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
-    arrays = [stores.map_array(folder / f"{name}.npy") for name in stores.ARRAYS]
-    facts = metadata | {
-        "format_version": stores.FORMAT_VERSION,
-        "num_users": len(arrays[2]) - 1,
-        "num_records": len(arrays[1]) - 1,
-        "num_tokens": len(arrays[0]),
-        "content_digest": stores.content_digest(*arrays),
-    }
-    _files.write(folder / stores.METADATA, json.dumps(facts, indent=2, sort_keys=True) + "\n")
+        arrays = [stores.map_array(self.folder / f"{name}.npy") for name in stores.ARRAYS]
+        facts = metadata | {
+            "format_version": stores.FORMAT_VERSION,
+            "num_users": len(arrays[2]) - 1,
+            "num_records": len(arrays[1]) - 1,
+            "num_tokens": len(arrays[0]),
+            "content_digest": stores.content_digest(*arrays),
+        }
+        text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
+        _files.write(self.folder / stores.METADATA, text)
