@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from train_fixtures import synthetic_store
 
-from mfopt import accounting, sampling
+from mfopt import sampling
 from mfopt.accounting.closed_form.group import black_box_group, one_unit_target
 from mfopt.errors import UsageError
 from mfopt.guarantee import Guarantee
@@ -213,8 +213,7 @@ def test_fixed_batches_protect_what_units_contribute():
     account = account_for(scheme, strategy=Identity())
     with pytest.raises(UsageError, match="does not compose"):
         privacy.statement(account, execution_for(account, users()))
-    mechanism = Mechanism(scheme, adjacency="zero-out", privacy_unit="user")
-    solved = privacy.account_for(mechanism, accounting.account(mechanism, epsilon=4, delta=1e-6))
+    solved = privacy.solved(Mechanism(scheme, adjacency="zero-out", privacy_unit="user"), 4, 1e-6)
     stated = privacy.statement(solved, execution_for(solved, users()))
     assert stated.adjacency == "zero-out" and stated.epsilon == 4.0
     other = dataclasses.replace(scheme, population=41)

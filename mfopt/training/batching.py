@@ -154,8 +154,7 @@ def displacement_probability(
     then has the whole ``population`` beside it, and the rest of the group.
 
     Args:
-      scheme, population: the sampling, and units in the data set, without the group.
-      batch_size, group_size: units of a batch, and K, units that change together.
+      scheme, population, batch_size, group_size: the latter K, which ``population`` is without.
     """
     return min(1.0, group_size * scheme.displacement(population + group_size, batch_size))
 

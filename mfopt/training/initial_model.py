@@ -57,8 +57,7 @@ def initial_model(
     """Initial model of a run: given, or pretrained on the public part.
 
     Args:
-      config, parts: settings of the run, and its token stores by name.
-      progress, tokenizer: callback for pretraining steps, and what is kept with the model.
+      config, parts, progress, tokenizer: of the run; the last is kept with a pretrained model.
     """
     vocab_size, source = parts["train"].vocab_size, config.model
     if made_elsewhere(source):

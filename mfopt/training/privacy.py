@@ -15,6 +15,7 @@ import numpy as np
 from mfopt import query_error
 from mfopt._runtime import _check
 from mfopt._version import __version__
+from mfopt.accounting import account as account_of
 from mfopt.accounting.closed_form import group as lemma
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
@@ -40,6 +41,11 @@ def account_for(mechanism: Mechanism, guarantee: Guarantee) -> Factorization:
     """The account of a run: ``mechanism`` and its statement at one σ."""
     strategy, scheme = mechanism.strategy, mechanism.sampling
     return Factorization(strategy, guarantee.noise_multiplier, scheme, PrefixSums(), guarantee)
+
+
+def solved(mechanism: Mechanism, epsilon: float, delta: float) -> Factorization:
+    """The smallest σ for (ε, δ). Where the accountant samples, σ differs from call to call."""
+    return account_for(mechanism, account_of(mechanism, epsilon=epsilon, delta=delta))
 
 
 def statement(
@@ -286,14 +292,11 @@ def report(
 
     It holds all that :mod:`mfopt.training.verification` needs to compute every number in it again.
 
-    ``steps_done`` may be anything up to n: the statement is about the whole sequence of noised
-    means, so it holds for every prefix.
-
     Args:
       account, execution, guarantee: the account, what runs, and the statement about it.
-      num_params, steps_done: numbers of trained parameters, and of steps that were run.
-      pinned: whether a seed was pinned, so that nothing is protected.
-      black_box: whether the statement is by :func:`black_box_group`.
+      num_params, steps_done: trained parameters, and steps that were run: the statement is about
+        all noised means, so it holds for every prefix.
+      pinned, black_box: a seed was pinned; the statement is by :func:`black_box_group`.
     """
     sizes = noise_against_signal(execution, num_params)
     not_covered, grid = NOT_COVERED, {}

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from mfopt import accounting
 from mfopt._runtime import _check, _files
 from mfopt.accounting.closed_form.group import one_unit_target
 from mfopt.errors import FailureError
@@ -89,9 +88,7 @@ def account_of(
     path = folder / ACCOUNT
     kept = resuming and path.is_file()
     if not kept and jax.process_index() == 0:
-        solved = privacy.account_for(
-            accounted, accounting.account(accounted, epsilon=epsilon, delta=delta)
-        )
+        solved = privacy.solved(accounted, epsilon, delta)
         text = json.dumps({"asked": asked, "guarantee": solved.guarantee.describe()}, indent=2)
         _files.write(path, text + "\n")
         proofs.note(solved)

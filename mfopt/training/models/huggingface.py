@@ -235,9 +235,8 @@ def export_model(
     written as ``model.safetensors``, one tensor per leaf, named by its path.
 
     Args:
-      model, params: the model, and its trainable parameters.
-      folder, force: where files are written, and whether what is there is replaced.
-      tokenizer: written beside the model as ``tokenizer.json``.
+      model, params, folder: the model, its trainable parameters, and where files are written.
+      force, tokenizer: replace what is there; written beside the model as ``tokenizer.json``.
     """
     folder = Path(folder)
     if folder.exists() and not force:
