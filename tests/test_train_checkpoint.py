@@ -75,7 +75,6 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, options, part):
     trainer, secret = trainer_for(), RunSecret.fresh()
     with Checkpoints(tmp_path / "c") as checkpoints:
         checkpoints.save(trainer.init(), secret, {})
-        checkpoints.close()
     with Checkpoints(tmp_path / "c") as checkpoints:
         other = trainer_for(**options)
         with pytest.raises(UsageError, match=f"its {part} are not"):
@@ -210,7 +209,8 @@ def test_the_writers_threads_say_nothing_of_a_full_disk(most, tmp_path, capfd):
 def test_late_calls_of_the_writers_threads_are_dropped_and_nothing_else(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
-    Checkpoints(tmp_path / "c").close()
+    with Checkpoints(tmp_path / "c"):
+        pass
 
     def found(error):
         return types.SimpleNamespace(exc_value=error)

@@ -50,9 +50,8 @@ class Sampler:
     """Draws the batches of a run from its sampling spec.
 
     Args:
-        scheme: the spec that was accounted for.
+        scheme, seed: the spec that was accounted for, and the secret key of the draws.
         population: number of units; public (it enters the default normalizer).
-        seed: secret key of the draws.
         microbatch: units per compiled gradient call.
         batch_size: fixed number of units per step; None: no truncation.
         truncation: what is paid where ``batch_size`` can truncate: "charge", more δ

@@ -77,15 +77,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         _say_it_once()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            self.close()
-        except FailureError:
-            if error is None:  # else it was told, and raised, before
-                raise
-
-    def close(self) -> None:
-        """:meth:`wait`, then let go of the folder."""
-        with self._told():
+        # where an error is under way it was told, and raised, before
+        with contextlib.suppress(*[FailureError] if error else []), self._told():
             try:
                 self._manager.wait_until_finished()
             finally:

@@ -94,10 +94,7 @@ def microbatch_adder(
 
 
 def taps_of(model: Model, length: int) -> Taps:
-    """Taps where a loss of ``length`` tokens multiplies parameters with activations.
-
-    They follow from shapes: nothing is computed.
-    """
+    """Taps of the loss of ``length`` tokens, from shapes alone: nothing is computed."""
     row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
     return find(model.loss, model.params, model.frozen, *row)
 

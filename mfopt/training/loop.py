@@ -147,7 +147,6 @@ class Trainer:
         self._state_where: PyTree = None
         # users of DP-FedAvg have models of their own
         self.by_layer = by_layer and not isinstance(execution.clipping, FedAvg)
-        used = meshes.by_layer(self._mesh, model) if self.by_layer else model
         clipping, self._estimate = execution.clipping, None
         if isinstance(clipping, FedAvg):
             normalizer, estimate = execution.normalizer, clipping.estimate
@@ -158,6 +157,7 @@ class Trainer:
 
             self._adder, self._estimate = adder(model, clipping), jax.jit(estimated)
         else:
+            used = meshes.by_layer(self._mesh, model) if by_layer else model
             self._adder = microbatch_adder(used, clipping)
         # its numbers are float64, those of the model and all programs here are what they are
         self._secure = execution.noise is not None and execution.noise.secure

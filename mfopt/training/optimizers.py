@@ -90,8 +90,7 @@ def fitting_rate(
       noise: standard deviation in a coordinate of the released mean, root mean square over steps.
       noise_of_sums: the same of the sums of all means up to a step.
       move: root mean square over the steps of a run.
-      momentum: of "momentum", which multiplies moves by 1 / (1 - momentum).
-      beta2: of "adam-bc".
+      momentum, beta2: of "momentum", which multiplies moves by 1 / (1 - momentum), and "adam-bc".
     """
     if not noise > 0 or not noise_of_sums > 0:
         raise _check.reject("noise", noise, "must be positive to fit a rate to it")

@@ -122,10 +122,6 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
     checked before a model is pretrained.
 
     ``resume``: resume the run in ``config.output``, whose secret is then used.
-
-    Raises:
-        UsageError: see :class:`Execution` and :func:`privacy.statement`; also where data, model and
-            output folder do not belong together.
     """
     new = preflight(config, resume=resume)
     lock = hold(Path(config.output))

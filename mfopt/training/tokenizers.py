@@ -55,14 +55,9 @@ class Tokenizer:
         if not file.is_file():
             rule = f"holds no {FILE_NAME}" if Path(path).is_dir() else "is not a file or folder"
             raise _check.reject("tokenizer", str(path), rule, _WAY_OUT)
+        # The library raises bare Exception for what is no tokenizer: nothing narrower exists.
         try:
-            text = file.read_text(encoding="utf-8")
-            json.loads(text)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise _check.reject("tokenizer", str(file), f"is not JSON: {error}") from None
-        # The library raises bare Exception for JSON that is no tokenizer: nothing narrower exists.
-        try:
-            backend = tokenizers.Tokenizer.from_str(text)
+            backend = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
         except Exception as error:
             raise _check.reject("tokenizer", str(file), f"is not a tokenizer: {error}") from error
         return cls(backend, end_of_text or _end_token(file.parent, backend))

@@ -65,9 +65,7 @@ def from_nnx(
             ``decode(tokens, at, cache)``, if it has one, is ``Model.decode``.
         trainable: an NNX filter: ``nnx.Param`` trains all parameters, ``nnx.LoRAParam`` the
             adapters only. All other state becomes ``frozen``.
-        name: of the model, for reports.
-        vocab_size, max_length: number of tokens and longest row of them, where there is a limit.
-        export: writes (params, frozen, folder) in the module's own form.
+        name, vocab_size, max_length, export: as in :class:`Model`.
 
     Parameters are cut over devices as the module's metadata say (``nnx.with_partitioning``).
 
