@@ -78,9 +78,9 @@ def test_tokenizer_training_is_reproducible_and_files_keep_the_digest(tokenizer,
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"{", "not JSON"),
+        (b"{", "not a tokenizer"),
         (b"{}", "not a tokenizer"),
-        (b"\xff", "not JSON"),
+        (b"\xff", "not a tokenizer"),
         (None, "holds no tokenizer"),
     ],
 )

@@ -65,8 +65,7 @@ def _single_or_0(name: str, value: float) -> None:
 
 def _below_1(name: str, value: float) -> None:
     if not 0 <= value < 1:
-        rule = "must be below 1" if name == "delta" else "must lie in [0, 1)"
-        raise _check.reject(name, value, rule)
+        raise _check.reject(name, value, "must lie in [0, 1)")
 
 
 def _seed(name: str, value: int) -> None:

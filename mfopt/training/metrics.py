@@ -169,12 +169,12 @@ class Recorder(contextlib.ExitStack):
     ) -> None:
         super().__init__()
         folder, self._private = Path(config.output), write and config.private_metrics
-        files: list[Any] = []
         if self._private:
             file, self._steps = open_table(folder / "metrics.csv", STEP_FIELDS, start)
             # an evaluation belongs to the state after so many steps, so that of `start` is kept
             other, self._evaluations = open_table(folder / "evaluation.csv", EVAL_FIELDS, start + 1)
-            files += [file, other]
+            for table in (file, other):
+                self.enter_context(table)
         self._events: Any = None
         if self._private and config.tensorboard:
             from tensorboardX import SummaryWriter
@@ -182,14 +182,11 @@ class Recorder(contextlib.ExitStack):
             events = folder / "tensorboard"
             events.mkdir(exist_ok=True)
             os.chmod(events, 0o700)
-            self._events = SummaryWriter(str(events), purge_step=start)
-            files.append(self._events)
-        for file in files:
-            self.enter_context(contextlib.closing(file))
+            self._events = self.enter_context(SummaryWriter(str(events), purge_step=start))
         self._total, self._report = total, progress
         self._clock = time.perf_counter()
 
-    def step(self, result: StepResult) -> dict[str, float]:
+    def step(self, result: StepResult) -> None:
         """Record one step."""
         result.statistics.units.block_until_ready()
         now = time.perf_counter()
@@ -205,7 +202,6 @@ class Recorder(contextlib.ExitStack):
                 for name in STEP_FIELDS[1:]:
                     self._events.add_scalar(f"train/{name}", row[name], result.step)
         self._report(Progress("training", result.step + 1, self._total, "steps", note=note))
-        return row
 
     def evaluations(self, step: int, results: Mapping[str, HeldOutLoss]) -> None:
         """Record losses on held-out parts after ``step`` steps."""

@@ -84,9 +84,9 @@ def statement(
         rule = f"the account is for σ = {account.noise_multiplier}"
         raise _check.reject("noise_multiplier", noise.noise_multiplier, rule)
     if noise.digest != account.digest:
-        rule = "is made by another strategy or without the sampling of the account"
+        own = account.digest[:12]
+        rule = f"is made by another strategy or without the sampling of the account ({own})"
         way_out = "Make the noise stream from the same file, or with sampling = the account's."
-        rule = f"{rule} ({account.digest[:12]})"
         raise _check.reject("noise", noise.digest[:12], rule, way_out)
     sampled = str(units.describe()["unit"])
     if guarantee.group_size == 1 and guarantee.privacy_unit not in (sampled, "example"):

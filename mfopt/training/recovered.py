@@ -179,7 +179,7 @@ class _Run:
         """(the noise, the sum of the contributions) of each step, at the tested coordinates."""
         trainer = self.trainer
         state = trainer.init(self.secret.key("noise"))
-        params = _copied(state.params)
+        params = jax.tree.map(jnp.copy, state.params)  # the loop reuses its buffers
         for result in trainer.run(state, n):
             batch = result.batch
             units, drawn = batch.units[batch.units >= 0], self.drawn[result.step]
@@ -199,7 +199,7 @@ class _Run:
                     one = trainer.sum(params, Batch(alone, 1, 0, batch.microbatch), result.step)
                     within = _norm(_leaves(one.gradient)) <= self.bound
                     holds["contributions within the bound"] &= within
-            release, after = _leaves(result.release), _copied(result.state.params)
+            release, after = _leaves(result.release), jax.tree.map(jnp.copy, result.state.params)
             apart = [
                 b - (a - _RATE * move)
                 for a, b, move in zip(_leaves(params), _leaves(after), release, strict=True)
@@ -261,10 +261,6 @@ class _Run:
         """The tested coordinates of a tree's leaves, in one vector."""
         pairs = zip(leaves, self.tested, strict=True)
         return np.concatenate([leaf.reshape(-1)[at] for leaf, at in pairs])
-
-
-def _copied(params: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
 
 
 def _leaves(tree: PyTree) -> list[np.ndarray]:

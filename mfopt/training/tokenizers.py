@@ -68,9 +68,7 @@ class Tokenizer:
         found = cls.load(path, metadata.get("end_of_text") or END_OF_TEXT)
         if found.digest != metadata["tokenizer_digest"]:
             rule = "is another tokenizer than the one that the data was built with"
-            way_out = (
-                "Build the data with this tokenizer, or put the data's own tokenizer.json there."
-            )
+            way_out = "Build the data with it, or put the data's own tokenizer.json there."
             raise _check.reject("tokenizer", str(path), rule, way_out)
         return found
 

@@ -181,10 +181,9 @@ class Wiring:
             raise _check.reject("noise", "secure", rule, "Use noise = 'float', or one device.")
         if self.account is None:
             return Execution(units, sampler, NoClipping(), None, normalizer)
-        clipping = Clipping(config.clip_norm, config.per_layer, config.normalized)
-        if config.algorithm == "fedavg":
-            fields = [field.name for field in dataclasses.fields(FedAvg)]
-            clipping = FedAvg(**{name: getattr(config, name) for name in fields})
+        kind = FedAvg if config.algorithm == "fedavg" else Clipping
+        fields = [field.name for field in dataclasses.fields(kind)]
+        clipping = kind(**{name: getattr(config, name) for name in fields})
         noise = NoiseStream(
             self.account.strategy,
             iterations=scheme.length,

@@ -8,7 +8,7 @@ regularization already.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -117,6 +117,18 @@ class Shape:
     def parts(self, adapters: Adapters) -> tuple[Any, Any]:
         """Attention and network of a block, of zeros."""
         raise NotImplementedError
+
+    def deviation(self, path: Sequence[str]) -> float:
+        """Standard deviation of a parameter before training, as in the reference implementation."""
+        return 0.02
+
+    def initial_value(
+        self, path: Sequence[str], shape: tuple[int, ...], rng: np.random.Generator
+    ) -> np.ndarray:
+        """A parameter before training, float32; no device and no compiler is involved."""
+        if path[-1] in ("scale", "bias"):
+            return np.full(shape, path[-1] == "scale" and not self.norm().shift, np.float32)
+        return np.float32(self.deviation(path)) * rng.standard_normal(shape, np.float32)
 
     @property
     def num_params(self) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 
 from mfopt._runtime import _check
@@ -86,11 +85,6 @@ class GPT2Config(Shape):
         return facts
 
     @property
-    def inner(self) -> int:
-        """Width of the hidden layer of a block."""
-        return 4 * self.n_embd if self.n_inner is None else self.n_inner
-
-    @property
     def sizes(self) -> tuple[int, int, int, int]:
         return self.vocab_size, self.n_embd, self.n_layer, self.n_positions
 
@@ -111,20 +105,10 @@ class GPT2Config(Shape):
             yield Tensor((*name.split("."), weight), f"transformer.{name}.weight")
             yield Tensor((*name.split("."), "bias"), f"transformer.{name}.bias")
 
-    def initial_value(
-        self, path: Sequence[str], shape: tuple[int, ...], rng: np.random.Generator
-    ) -> np.ndarray:
-        """A parameter before training, float32: normal, as in the published model.
-
-        ``rng`` is a numpy stream, so that neither a device nor a compiler is involved.
-        """
-        name = path[-1]
-        if name in ("scale", "bias"):
-            return np.full(shape, name == "scale", np.float32)
-        std = 0.01 if name == "wpe" else 0.02
+    def deviation(self, path: Sequence[str]) -> float:
         if "c_proj" in path:
-            std = 0.02 / (2 * self.n_layer) ** 0.5  # residual branches add up over the depth
-        return np.float32(std) * rng.standard_normal(shape, np.float32)
+            return 0.02 / (2 * self.n_layer) ** 0.5  # residual branches add up over the depth
+        return 0.01 if path[-1] == "wpe" else 0.02
 
 
 class Attention(nnx.Module):
@@ -146,8 +130,9 @@ class MLP(nnx.Module):
     """The two-layer network of a block, (L, d) -> (L, d)."""
 
     def __init__(self, config: GPT2Config, adapters: Adapters) -> None:
-        self.c_fc = Linear(config.n_embd, config.inner, adapters.get("mlp/c_fc"))
-        self.c_proj = Linear(config.inner, config.n_embd, adapters.get("mlp/c_proj"), out=True)
+        d, hidden = config.n_embd, config.n_inner or 4 * config.n_embd
+        self.c_fc = Linear(d, hidden, adapters.get("mlp/c_fc"))
+        self.c_proj = Linear(hidden, d, adapters.get("mlp/c_proj"), out=True)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.c_proj(jax.nn.gelu(self.c_fc(x), approximate=True))

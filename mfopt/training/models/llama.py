@@ -7,7 +7,7 @@ group of queries (Ainslie et al. 2023), and gated networks (Shazeer 2020).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -192,14 +192,6 @@ class LlamaConfig(Shape):
         """True if a linear layer has a bias."""
         qwen2 = self.model_type == "qwen2" and layer in TASKS["attn/c_attn"]
         return qwen2 or (self.attention_bias and layer.startswith("attn/"))
-
-    def initial_value(
-        self, path: Sequence[str], shape: tuple[int, ...], rng: np.random.Generator
-    ) -> np.ndarray:
-        """A parameter before training, float32: normal, as in the reference implementation."""
-        if path[-1] in ("scale", "bias"):
-            return np.full(shape, path[-1] == "scale" and not self.gemma, np.float32)
-        return np.float32(0.02) * rng.standard_normal(shape, np.float32)
 
 
 class GroupedAttention(nnx.Module):
