@@ -128,8 +128,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         Newer ones are taken out of the way: damaged ones set aside under another name, those after
         ``step`` removed, since the run will write them again.
 
-        ``like``: a state of the same run, for example the one before step 0: gives structure and
-        placement, and is not changed.
+        ``like``: a state of the same run, which gives structure and placement.
 
         Raises:
             UsageError: there is none, or it is of another secret, model, optimizer or noise.

@@ -120,8 +120,7 @@ class Trainer:
     """The compiled pieces of one run.
 
     Args:
-        model: parameters and loss; ``model.params`` are the initial ones.
-        execution: see :class:`Execution`.
+        model, execution: initial parameters and their loss, and see :class:`Execution`.
         optimizer: any optax transformation; sees only noised means.
         mesh: where to run; None: one device of this process.
         by_layer: gather parameters layer by layer and again for the backward pass of each
@@ -255,7 +254,8 @@ class Trainer:
     def _added(self, totals: Totals, arrays: Any, tokens: Any, mask: Any, count: Any) -> Totals:
         """The sums with ``count`` more microbatches, of tokens (block, m, G, L), in one loop."""
         if not self.by_layer:  # once for the block
-            arrays = meshes.gathered(self._mesh, self.model, arrays)
+            whole = meshes.layouts(self._mesh, self.model, meshes.shardings)
+            arrays = jax.lax.with_sharding_constraint(arrays, whole)
         params, frozen = arrays
 
         def more(i: jax.Array, totals: Totals) -> Totals:

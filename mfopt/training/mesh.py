@@ -118,14 +118,6 @@ def spread(mesh: Mesh, tree: PyTree, partition: PyTree | None = None) -> PyTree:
     return wanted if mesh.size == 1 else jax.tree.map(where, tree, wanted)
 
 
-def gathered(mesh: Mesh, model: Model, arrays: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-    """Traced (parameters, frozen arrays) of ``model`` as its loss needs them.
-
-    The model says what lies over the model axis; all else becomes whole on every device.
-    """
-    return jax.lax.with_sharding_constraint(arrays, _layouts(mesh, model, shardings))
-
-
 def by_layer(mesh: Mesh, model: Model) -> Model:
     """``model`` with a loss that takes the shares of its parameters and frozen arrays.
 
@@ -133,12 +125,15 @@ def by_layer(mesh: Mesh, model: Model) -> Model:
     """
     if mesh.size == 1:
         return model
-    layouts = (jax.tree.leaves(_layouts(mesh, model, rule)) for rule in (spread, shardings))
-    return dataclasses.replace(model, loss=ByLayer(model.loss, *map(tuple, layouts)))
+    found = (jax.tree.leaves(layouts(mesh, model, rule)) for rule in (spread, shardings))
+    return dataclasses.replace(model, loss=ByLayer(model.loss, *map(tuple, found)))
 
 
-def _layouts(mesh: Mesh, model: Model, rule: Callable[..., PyTree]) -> tuple[PyTree, PyTree]:
-    """Shardings of (parameters, frozen arrays), as ``rule`` says."""
+def layouts(mesh: Mesh, model: Model, rule: Callable[..., PyTree]) -> tuple[PyTree, PyTree]:
+    """Shardings of (parameters, frozen arrays) by a ``rule``: :func:`spread`, or as losses need.
+
+    That is by :func:`shardings`: what the model does not cut is whole on every device.
+    """
     params = rule(mesh, model.params, model.partition)
     return params, rule(mesh, model.frozen, model.frozen_partition)
 

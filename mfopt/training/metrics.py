@@ -116,7 +116,7 @@ def step_row(result: StepResult, seconds: float) -> dict[str, float]:
     return {
         "step": result.step,
         "loss": loss,
-        "perplexity": float(np.exp(min(loss, 700.0))) if loss == loss else loss,
+        "perplexity": HeldOutLoss(loss, int(sums["targets"])).perplexity,
         "clipped_fraction": sums["clipped"] / units,
         "gradient_norm": sums["norm"] / units,
         "units": sums["units"],
@@ -142,9 +142,8 @@ def open_table(path: Path, fields: tuple[str, ...], start: int = 0) -> tuple[Tex
     return stream, csv.DictWriter(stream, fields, extrasaction="ignore")
 
 
-def read_table(path: str | Path) -> list[dict[str, str]]:
+def read_table(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file, [] where there is none; a half-written last row is dropped."""
-    path = Path(path)
     if not path.is_file():
         return []
     with open(path, newline="") as stream:

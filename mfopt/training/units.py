@@ -101,10 +101,9 @@ class RecordUnits(Units):
     whatever ``rule`` is: sorted by content, an emptied record would move others to other batches.
 
     Args:
-        reserve: number the units user by user with ``group_size`` numbers each, also for users
-            with fewer records. Needed where a number decides the batch (fixed order) or where
-            the population is part of the account (fixed batch): then no user's data may move
-            another user's numbers. Schemes that draw each unit on its own need it not.
+        reserve: number the units user by user, with ``group_size`` numbers for each. Needed where
+            a number decides the batch (fixed order) or the population is part of the account
+            (fixed batch): then no user's data may move another user's numbers.
     """
 
     def __init__(

@@ -104,8 +104,8 @@ def read(path: str | Path) -> dict[str, Any]:
         why = problem.strerror if isinstance(problem, OSError) else "it is not JSON"
         way_out = "Give the privacy report of a run; `mfopt certify` proves a factorization file."
         raise _check.reject("report", str(path), f"cannot be read ({why})", way_out) from None
-    if not isinstance(facts, dict) or facts.get("format") != privacy.REPORT_FORMAT:
-        found = facts.get("format") if isinstance(facts, dict) else None
+    found = facts.get("format") if isinstance(facts, dict) else None
+    if found != privacy.REPORT_FORMAT:
         rule = f"is of format {found}, and this mfopt reads {privacy.REPORT_FORMAT}"
         raise _check.reject("report", str(path), rule)
     if facts.get("command") == "train" and type(facts.get("schema")) is int:

@@ -65,8 +65,7 @@ def build(
         source, out: the private data, whose users are the privacy units, and the folder to make.
         tokenizer: a tokenizer, or the vocabulary size of a byte-level BPE to be trained on
             ``public``. It is never trained on ``source``.
-        public: public text; becomes the part ``public``.
-        options: see :class:`Options`.
+        public, options: public text, which becomes the part ``public``; see :class:`Options`.
         force, restart: replace ``out`` where it exists, and forget an unfinished build.
         reuse: what becomes of an ``out`` that exists. "same": kept where this very build made it,
             else replaced; "alike": kept where it is of the same text, whatever the versions of

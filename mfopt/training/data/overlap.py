@@ -74,9 +74,7 @@ def copies(public: TokenStore, private: Sequence[TokenStore]) -> tuple[np.ndarra
 def refuse_copies(public: TokenStore, private: Sequence[TokenStore], most: float = MOST) -> Overlap:
     """Copies of records of ``private`` in ``public``; all with the same tokenizer.
 
-    Raises:
-        UsageError: they hold more than ``most`` of the public tokens: the public part is, or holds,
-            private data.
+    Refused are copies that hold more than ``most`` of the public tokens.
     """
     exact, near = copies(public, private)
     lengths = public.record_lengths()

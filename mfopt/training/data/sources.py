@@ -52,13 +52,6 @@ class Item(NamedTuple):
         return cls(user, text)
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
-    """Name, size and SHA-256 of a file."""
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
-
-
 class _Files:
     """Base of formats with one record per line or row."""
 
@@ -70,9 +63,13 @@ class _Files:
         self.user_column, self.text_column = user_column, text_column
 
     def describe(self) -> dict[str, Any]:
-        """Format, columns and a fingerprint of each file."""
+        """Format, columns, and the name, size and SHA-256 of each file."""
         columns = {name: getattr(self, name) for name in ("user_column", "text_column")}
-        files = [fingerprint(path) for path in self.paths]
+        files = []
+        for path in self.paths:
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            files.append({"name": path.name, "bytes": path.stat().st_size, "sha256": digest})
         return {"format": self.format, **columns, "files": files}
 
     def total(self) -> int:

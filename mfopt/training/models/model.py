@@ -25,8 +25,7 @@ class Model:
             one record. It must depend on that record alone (no batch statistics), must be
             differentiable in ``params``, and must be 0 with gradient 0 where ``mask`` is False
             throughout: such rows are padding.
-        frozen: pytree of arrays the loss needs and training leaves alone (a LoRA base). It is an
-            argument, not closed over, so that compilation does not embed it as a constant.
+        frozen: pytree of arrays the loss needs and training leaves alone (a LoRA base).
         name: for reports.
         vocab_size: tokens must be below it; None: unknown.
         max_length: longest record the model takes, tokens; None: any.
