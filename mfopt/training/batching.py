@@ -10,7 +10,7 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +18,6 @@ from mfopt._runtime import _check
 from mfopt.sampling import Scheme, UnitSampler
 from mfopt.sampling.sampler import pad
 from mfopt.training.secrets import uniform_hash
-
-Truncation = Literal["charge", "double"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +73,10 @@ class Sampler:
         *,
         microbatch: int,
         batch_size: int | None = None,
-        truncation: Truncation = "charge",
+        truncation: str = "charge",
         group_size: int = 1,
     ) -> None:
-        _check.choice("truncation", truncation, get_args(Truncation))
+        _check.choice("truncation", truncation, ("charge", "double"))
         drawn = UnitSampler(scheme, population, seed)
         self.scheme, self.population, self.drawn = drawn.scheme, drawn.population, drawn
         self.microbatch = _check.integer("microbatch", microbatch)

@@ -274,11 +274,10 @@ class TrainConfig:
         """Yield (whether it is broken, settings, rule, way out), for rules about several."""
         chosen = f"algorithm = {self.algorithm!r}"
         for field in dataclasses.fields(self):
-            federated = field.metadata["section"] == "federated"
-            ignored = federated and getattr(self, field.name) != field.default
-            way_out = "Use algorithm = 'fedavg', or leave it out."
-            broken = self.algorithm != "fedavg" and ignored
-            yield broken, field.name, f"has no effect on {chosen}", way_out
+            if field.metadata["section"] == "federated" and self.algorithm != "fedavg":
+                way_out = "Use algorithm = 'fedavg', or leave it out."
+                ignored = getattr(self, field.name) != field.default
+                yield ignored, field.name, f"has no effect on {chosen}", way_out
         for name in ("local_batch", "weight_cap"):
             rule = f"is more than `records_per_user` = {self.records_per_user}: no user reads so "
             more = getattr(self, name) > self.records_per_user > 0

@@ -76,6 +76,12 @@ def clipping_of(description: dict[str, Any]) -> Clipping:
     return FedAvg(**facts)
 
 
+def weights(counts: Any, cap: float) -> np.ndarray:
+    """w_k = min(n_k / ŵ, 1), float32 (K,): at most 1 whatever the counts."""
+    share = np.asarray(counts, np.float64) / _check.positive("cap", cap)
+    return np.minimum(share, 1.0).astype(np.float32)
+
+
 def adder(model: Model, fedavg: FedAvg) -> Adder:
     """Add the weighted sum of a microbatch's local updates, with the sign of a gradient.
 
@@ -83,7 +89,7 @@ def adder(model: Model, fedavg: FedAvg) -> Adder:
     ``targets`` of the statistics are of the first local epoch, each batch before its step.
     """
     cap, rate = fedavg.weight_cap or 1, fedavg.local_rate
-    weight_of = jnp.asarray(np.arange(cap + 1) / cap, jnp.float32)  # w_k by n_k up to ŵ
+    weight_of = jnp.asarray(weights(np.arange(cap + 1), cap), jnp.float32)
     clip = dataclasses.replace(fedavg, normalized=False)
 
     def add(

@@ -172,7 +172,7 @@ class Wiring:
             self.secret.seed("sampling"),
             microbatch=config.microbatch or each * devices,
             batch_size=config.batch_size or None,
-            truncation="double" if config.truncation == "double" else "charge",
+            truncation=config.truncation,
             group_size=units.group_size,
         )
         normalizer = config.normalizer or sampler.expected_batch
