@@ -207,8 +207,8 @@ class Trainer:
         if noise is not None and not self._secure:
             draws = noise.init(_vector(params, self._mesh), key=key)
         state = TrainState(jnp.int32(0), params, optimizer, draws)
-        placed: TrainState
-        placed, self._state_where = meshes.place_all(self._mesh, state)
+        self._state_where = meshes.layout_of(self._mesh, state)
+        placed: TrainState = meshes.place(state, self._state_where)
         if noise is None or not self._secure:
             return placed
         with scope():

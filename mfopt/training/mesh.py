@@ -82,8 +82,8 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def place_all(mesh: Mesh, tree: PyTree) -> tuple[PyTree, PyTree]:
-    """(``tree`` with every leaf laid out over ``mesh``, the shardings): as it is, or replicated."""
+def layout_of(mesh: Mesh, tree: PyTree) -> PyTree:
+    """A ``NamedSharding`` per leaf of ``tree``: as it lies on ``mesh``, or replicated."""
 
     def where(leaf: Any) -> NamedSharding:
         found = getattr(leaf, "sharding", None)
@@ -92,8 +92,7 @@ def place_all(mesh: Mesh, tree: PyTree) -> tuple[PyTree, PyTree]:
             return NamedSharding(mesh, found.spec)
         return replicated(mesh)
 
-    layout = jax.tree.map(where, tree)
-    return place(tree, layout), layout
+    return jax.tree.map(where, tree)
 
 
 def spread(mesh: Mesh, tree: PyTree, partition: PyTree | None = None) -> PyTree:

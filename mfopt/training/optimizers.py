@@ -137,10 +137,9 @@ def corrected_adam(
     than the standard error of the estimate v̂ of a Gaussian's variance φ̂.
 
     Args:
-      learning_rate: a number or a schedule.
+      learning_rate, beta1, beta2: a number or a schedule; decays of the two moments.
       noise_variance: of each coordinate of the released mean, by step, shape (n,). The last entry
         stands for all later steps.
-      beta1, beta2: decays of the two moments.
 
     Source: Tang, Shpilevskiy and Lécuyer 2024 (DP-AdamBC), with a fixed floor in place of k.
     """
