@@ -187,8 +187,7 @@ assert model.partition == {"embed": {"embedding": Spec(None, "model")}, "out": o
 mesh = meshes.make_mesh(2)
 params = meshes.distribute(mesh, model.params, model.partition)
 assert {x.addressable_shards[0].data.size for x in jax.tree.leaves(params)} == {128 // 8, 16 // 8}
-whole, _ = meshes.layouts(mesh, model, meshes.shardings)
-gather = jax.jit(lambda params: jax.lax.with_sharding_constraint(params, whole))
+gather = jax.jit(lambda x: x, out_shardings=meshes.layouts(mesh, model, meshes.shardings)[0])
 held = jax.tree.map(lambda x: x.addressable_shards[0].data.shape, gather(params))
 assert held == {"embed": {"embedding": (16, 4)}, "out": {"kernel": (4, 16), "bias": (16,)}}, held
 row = jnp.arange(6) % 5, jnp.ones(6, bool)
