@@ -10,12 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mfopt import Mechanism
 from mfopt import strategies as S
 from mfopt.accounting import verify
+from mfopt.accounting.analyses import least
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.model import Bounds, LossModel, Plan, Side, largest
 from mfopt.accounting.monte_carlo import composition, dominating_pair
 from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.accounting.verify import Engine
 from mfopt.calibration import certify, release
 from mfopt.errors import FailureError, UsageError
@@ -360,6 +363,24 @@ def test_what_takes_long_without_samples_is_asked_where_they_say_too_little():
         Engine(refused, 0).noise_multiplier(1.0, DELTA)
     loose.free, loose.slow, loose.excess = (), (Free(1.2),), 1.0
     assert Engine(loose, 0).delta(3.0, 1.0).delta == pytest.approx(1.2e-5)
+
+
+@pytest.mark.parametrize("question", ["noise_multiplier", "epsilon"])
+def test_tests_have_their_share_of_delta_beside_another_analysis(question):
+    """What that proves is reported after three refused tests: at what is left of δ, as δ."""
+    mechanism = Mechanism(SMALL)
+    given = (1.0 if question == "noise_multiplier" else 3.0, DELTA)
+    proved = VerifiedAnalysis(mechanism, Certain(lambda truth, *_: (truth, truth)))
+    for answer, tests in ((2 * DELTA, 3), (0.5 * DELTA, 1)):  # refused, and accepted further out
+        tested = VerifiedAnalysis(mechanism, Known(lambda *_, answer=answer: (answer, 0.0)), seed=0)
+        found = getattr(least([tested, proved]), question)(*given)
+        less = getattr(proved, question)(given[0], DELTA * (1 - tests / 1000))
+        assert getattr(found, question) == getattr(less, question) and found.delta == DELTA
+        assert ("without_answer" in found.details) == (tests == 3)
+    # the control: without tests nothing is charged
+    whole = getattr(proved, question)(*given)
+    assert getattr(least([proved]), question)(*given) == whole
+    assert getattr(whole, question) < getattr(less, question)
 
 
 class Flat(Known):

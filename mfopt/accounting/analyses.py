@@ -248,17 +248,36 @@ class LeastProfile:
 
 
 def _least(parts: Sequence[Analysis], asked: str, *given: float) -> Guarantee:
-    """Smallest of the bounds; an analysis that fails is skipped, unless all fail."""
+    """Smallest of the bounds; an analysis that fails is skipped, unless all fail.
+
+    Tests have their share of δ whatever is reported in the end (:mod:`.verify`): beside them the
+    others have to hold at δ less that.
+    """
     answers: list[Guarantee] = []
     failures: list[str] = []
     size = operator.attrgetter(asked)
-    for part in parts:
-        if answers and asked != "delta" and hasattr(part, "below"):
-            part = part.below(min(map(size, answers)))
+
+    def ask(part: Any, *given: float) -> list[Guarantee]:
         try:
-            answers.append(getattr(part, asked)(*given))
+            return [getattr(part, asked)(*given)]
         except FailureError as failure:
             failures.append(str(failure))
+            return []
+
+    spent, tested, others = 0.0, answers, [*parts]
+    for one in parts:
+        known = min(map(size, answers), default=math.inf)
+        part = one.below(known) if asked != "delta" and hasattr(one, "below") else one
+        found = ask(part, *given)
+        answers += found
+        share: float = getattr(part, "spent", 0.0)
+        if share:
+            spent, tested = share, found
+            others.remove(one)
+    if spent and asked != "delta":
+        *first, delta = given
+        again = [answer for one in others for answer in ask(one, *first, delta * (1 - spent))]
+        answers = [*tested, *(dataclasses.replace(answer, delta=delta) for answer in again)]
     if not answers:
         raise FailureError(failures[-1])
     smallest = min(size(answer) for answer in answers)

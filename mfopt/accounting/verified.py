@@ -11,7 +11,7 @@ from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.analyses import stated
 from mfopt.accounting.model import LossModel, Numbers
-from mfopt.accounting.verify import Engine, Verified, check_delta
+from mfopt.accounting.verify import BETA_SHARE, Engine, Verified, check_delta
 from mfopt.guarantee import Guarantee, reported_delta
 
 __all__ = ["LossModel", "Numbers", "VerifiedAnalysis"]
@@ -29,6 +29,7 @@ class VerifiedAnalysis:
     """
 
     known = math.inf  # σ or ε that is proved otherwise, as for :class:`.verify.Engine`
+    _last: Engine | None = None
 
     def __init__(
         self, mechanism: Any, model: LossModel, *, certify: bool = True, seed: int | None = None
@@ -41,8 +42,14 @@ class VerifiedAnalysis:
         found.known = known
         return found
 
+    @property
+    def spent(self) -> float:
+        """Share of δ of the tests that the last question took, whatever came of them."""
+        return 0.0 if self._last is None else self._last.tests * BETA_SHARE
+
     def _engine(self) -> Engine:
-        return Engine(self.model, self.seed, known=self.known)
+        self._last = Engine(self.model, self.seed, known=self.known)
+        return self._last
 
     @float64
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:

@@ -108,6 +108,9 @@ class Engine:
       seed: pinned seed of all samples, or None for the operating system's entropy.
       progress: callback for each stage.
       known: σ or ε that is proved otherwise: a search that cannot end below it stops.
+
+    Attributes:
+      tests: that the last search made, each of which has its share of δ.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class Engine:
         known: float = math.inf,
     ):
         self.model, self.seed, self.progress, self.known = model, seed, progress, known
-        self._root, self._tests = chunked.seed_key(seed), 0
+        self._root, self.tests = chunked.seed_key(seed), 0
         if model.samples is not None:
             _check.integer("certify samples", model.samples, at_least=256)
 
@@ -279,10 +282,10 @@ class Engine:
         find: Callable[[], Found],
     ) -> Verified:
         """The least that is verified: by tests, or without samples where these say little."""
-        self._tests = 0
+        self.tests = 0
 
         def shown(bound: FreeBound) -> tuple[float, Verified] | None:
-            spent = self._tests * delta * BETA_SHARE
+            spent = self.tests * delta * BETA_SHARE
             x = free(bound, delta - spent) * (1 + ROUNDING)
             found = self._freely(bound, *at(x), delta)
             return (x, found) if accepts(found.bounds.both, spent, delta) else None
@@ -309,7 +312,7 @@ class Engine:
         )
         if best is not None and getattr(best, name) <= (1 + self.model.loose) * near:
             return best
-        again = self.model.free_bounds() if self._tests else ()
+        again = self.model.free_bounds() if self.tests else ()
         if again:  # each test has its share of δ, whatever came of it
             fallback = None
         self.progress(Progress("bounding without samples"))
@@ -447,7 +450,7 @@ class Engine:
         x = min(x, truth * (1 + most_slack))  # fixed before its test
         if fallback is not None and x >= fallback[0]:
             return fallback[1], begin, 0.0
-        total, self._tests = samples * len(plan.sides), number
+        total, self.tests = samples * len(plan.sides), number
         with self._stage("certifying", total, f"{_words(name)} = {x:.6g}"):
             found = self.model.bounds(*at(x), plan, self._trial(samples, beta, number))
         if accepts(found.both, spent, delta):
