@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 LINES = {
     "mfopt": 1_754,
     "mfopt/_runtime": 1_517,
-    "mfopt/accounting": 16_598,
+    "mfopt/accounting": 16_619,
     "mfopt/calibration": 188,
     "mfopt/experiments": 7_031,
     "mfopt/factorization": 675,
@@ -33,7 +33,7 @@ LINES = {
     "mfopt/torch": 1_661,
     "mfopt/training": 10_017,
     "cli": 4_658,
-    "tests": 35_599,
+    "tests": 35_619,
 }
 # of the main job
 MAIN_JOB = {

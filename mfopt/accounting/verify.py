@@ -307,14 +307,11 @@ class Engine:
         except FailureError as problem:
             why = problem
         best = searched if searched is not None and searched.tests > 0 else None
-        near = (
-            math.inf if searched is None or searched.estimate is None else searched.estimate.value
-        )
+        near = searched.estimate.value if searched and searched.estimate else math.inf
         if best is not None and getattr(best, name) <= (1 + self.model.loose) * near:
             return best
         again = self.model.free_bounds() if self.tests else ()
-        if again:  # each test has its share of δ, whatever came of it
-            fallback = None
+        fallback = None if again else fallback  # each test has its share of δ, whatever came of it
         self.progress(Progress("bounding without samples"))
         for bound in [*again, *self.model.slow_bounds()]:
             with contextlib.suppress(FailureError):  # it shows nothing for any x
@@ -416,8 +413,7 @@ class Engine:
                     slack = (bound(plan, n) - plan.log_mean) / slope
                     return slack, worth, max(worth, _COSTLY)
 
-                path = number, attempt
-                plan, samples = self._plan(*at(centre), beta, judged, path=path)
+                plan, samples = self._plan(*at(centre), beta, judged, (number, attempt))
                 height = bound(plan, samples)
                 if before is not None and abs(math.log(centre / before[0])) > 2 * _MOST_MOVE:
                     # a ceiling may fall more slowly than δ̂, whose slope is no more than an estimate

@@ -16,12 +16,7 @@ _SPARE, _LEAST = 1e-6, 1e-280  # of log δ, that is asked below; δ of one unit,
 
 @dataclasses.dataclass(frozen=True)
 class EqualSteps:
-    """Groups of K: δ_K(ε) <= Σ_{j<K} e^(jε/K) δ(ε/K), see :mod:`.closed_form.group`.
-
-    Attributes:
-      unit: bound of one unit.
-      group_size: K.
-    """
+    """Groups of K: δ_K(ε) <= Σ_{j<K} e^(jε/K) δ(ε/K), see :mod:`.closed_form.group`."""
 
     unit: FreeBound
     group_size: int
