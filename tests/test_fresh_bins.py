@@ -24,15 +24,17 @@ from mfopt.accounting.monte_carlo import (
     likelihood,
     pattern_ceilings,
     pattern_frozen,
+    sampled,
 )
 from mfopt.accounting.monte_carlo import patterns as pattern
+from mfopt.accounting.monte_carlo.calibrate import Calibration
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
 from mfopt.accounting.monte_carlo.frozen import LogDelta
 from mfopt.accounting.monte_carlo.pattern_ceilings import ceilings
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.verify import Engine
-from mfopt.errors import UsageError
+from mfopt.errors import FailureError, UsageError
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.strategies import BLT, Banded, BandedSquareRoot, BandedToeplitz, Identity, TimeScaled
 from mfopt.training import attack
@@ -237,6 +239,39 @@ def test_chords_bound_what_is_not_found(monkeypatch):
         assert np.all(taken[:8] == exact[:8])
     concave = likelihood.summed(math.sqrt)
     assert concave(9)[0] < sum(map(math.sqrt, range(1, 10)))
+
+
+@pytest.mark.ci
+def test_an_estimate_that_sees_little_is_not_taken(monkeypatch):
+    """Neither its δ, whose error says so, nor the σ of a search by it."""
+    loss, at = loss_of(4, 4, 4), (2.0, 1e-4)
+    model, key = OneUnit(loss, calibrate_samples=2**12), jax.random.key(0)
+    sigma = model.find_noise_multiplier(*at, key).value
+    log_delta, told = model.log_estimate(sigma, 2.0), []
+    for off, name in ((math.log(1.3), "weak"), (None, "none")):
+
+        def calibrated(*_, off=off, **rest):
+            if off is None:
+                raise FailureError("too noisy")
+            return Calibration(sigma * math.exp(off / 3), 0.1, -12.0, "remove", 64)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sampled, "calibrate", calibrated)
+            found = model.find_noise_multiplier(*at, key).value
+            assert found == pytest.approx(sigma, rel=0.03), name
+    blind = LogDelta(log_delta - 30, -1.0, 1.0)
+
+    class Blind:
+        evaluate = evaluate_add = staticmethod(lambda log_sigma: blind)
+
+    choose = type(loss).choose
+    monkeypatch.setattr(type(loss), "frozen", lambda *_: Blind())
+    monkeypatch.setattr(
+        type(loss), "choose", lambda *given: told.append(given[-1]) or choose(*given)
+    )
+    assert model.log_estimate(sigma, 2.0) == pytest.approx(log_delta, abs=0.3)
+    model.pilot(sigma, 2.0, Trial(2**12, 1e-7, key))
+    assert told and told[0] is None
 
 
 @pytest.mark.release
