@@ -272,6 +272,7 @@ def test_a_moment_below_the_smallest_float_is_a_moment() -> None:
     assert 0 < answer.epsilon < gaussian.epsilon(8 / 30, 1e-6)
 
 
+@pytest.mark.ci
 def test_nothing_is_certified_that_cannot_be_below_what_is_known(monkeypatch):
     mechanism = Mechanism(BallsInBins(8, 2), group_size=3)
     model = group.model(mechanism)

@@ -313,6 +313,7 @@ def test_what_is_not_known_is_refused():
     assert band.gram(jnp.asarray(of.exact.columns)).shape == (2, 12)
 
 
+@pytest.mark.ci
 def test_a_group_that_samples_say_too_little_of_has_a_bound_without_samples():
     mechanism = Mechanism(BMinSep(bins=12, epochs=2, separation=4), group_size=2)
     found = account(mechanism, epsilon=4.0, delta=1e-7, samples=1024, seed=0)

@@ -61,6 +61,7 @@ def test_a_scheme_is_given_each_number_once():
         sampling.parse("poisson:probability=0.05,iterations=2,probability=0.5")
 
 
+@pytest.mark.ci
 def test_companions_compose():
     """σ with several is no less than with any of them alone, in either order."""
 

@@ -360,6 +360,7 @@ def test_no_false_alarms():
     assert np.mean(low) > 0.02  # control: not so large that nothing would be found
 
 
+@pytest.mark.ci
 def test_the_command_fails_where_a_bug_is_found(tmp_path, monkeypatch):
     path = solved(ORDERED, 3.0, 1e-6).save(tmp_path / "one.npz")
     bound_too_large(monkeypatch)
