@@ -31,7 +31,7 @@ LINES = {
     "mfopt/strategies": 2_415,
     "mfopt/testing": 1_171,
     "mfopt/torch": 1_661,
-    "mfopt/training": 10_017,
+    "mfopt/training": 10_021,
     "cli": 4_658,
     "tests": 35_658,
 }

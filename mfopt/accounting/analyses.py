@@ -264,7 +264,8 @@ def _least(parts: Sequence[Analysis], asked: str, *given: float) -> Guarantee:
             failures.append(str(failure))
             return []
 
-    spent, tested, others = 0.0, answers, [*parts]
+    spent, others = 0.0, [*parts]
+    tested: list[Guarantee] = []
     for one in parts:
         known = min(map(size, answers), default=math.inf)
         part = one.below(known) if asked != "delta" and hasattr(one, "below") else one
@@ -274,7 +275,7 @@ def _least(parts: Sequence[Analysis], asked: str, *given: float) -> Guarantee:
         if share:
             spent, tested = share, found
             others.remove(one)
-    if spent and asked != "delta":
+    if spent:
         *first, delta = given
         again = [answer for one in others for answer in ask(one, *first, delta * (1 - spent))]
         answers = [*tested, *(dataclasses.replace(answer, delta=delta) for answer in again)]

@@ -80,8 +80,7 @@ class VerifiedAnalysis:
         at = min(max(epsilon, _LEAST_EPSILON), _check.LARGEST_EPSILON)
         more = math.exp(epsilon) * math.expm1(at - epsilon) if at > epsilon else 0.0
         if self.certify:
-            verified = Engine(self.model, self.seed).delta(noise_multiplier, at)
-            found = self._verified(verified)
+            found = self._verified(self._engine().delta(noise_multiplier, at))
         else:
             sigma = _check.positive("noise_multiplier", noise_multiplier)
             log_delta = min(self.model.log_estimate(sigma, _check.epsilon("epsilon", at)), 0.0)

@@ -353,10 +353,11 @@ class _Expected:
 def epsilon_from_guesses(
     canaries: int, guesses: int, correct: int, delta: float, level: float
 ) -> float:
-    """Largest ε that so many correct guesses refute; 0 if none.
+    """Largest ε that so many correct guesses refute at significance ``level``; 0 if none.
 
     Args:
-      canaries, guesses, correct, delta, level: as for :func:`guesses_p_value`; significance.
+      canaries, guesses, correct, delta: as for :func:`guesses_p_value`.
+      level: significance of the test.
     """
 
     def refuted(epsilon: float) -> bool:
@@ -376,7 +377,8 @@ def guesses_p_value(
     f(v) + 2 m δ max_i (f(v-i) - f(v))/i.
 
     Args:
-      canaries, guesses, correct, epsilon, delta: numbers of each, and of the statement.
+      canaries, guesses, correct: canary users, guesses that were made, and those that were right.
+      epsilon, delta: of the statement.
     """
     # fewer than none cannot be right, so the tail is only needed down to 0
     tail = stats.binom.sf(np.arange(-1, correct), guesses, special.expit(epsilon))  # f(0..correct)

@@ -48,8 +48,9 @@ class Sampler:
     """Draws the batches of a run from its sampling spec.
 
     Args:
-        scheme, seed: the spec that was accounted for, and the secret key of the draws.
+        scheme: the spec that was accounted for.
         population: number of units; public (it enters the default normalizer).
+        seed: secret key of the draws.
         microbatch: units per compiled gradient call.
         batch_size: fixed number of units per step; None: no truncation.
         truncation: what is paid where ``batch_size`` can truncate: "charge", more δ
@@ -151,7 +152,8 @@ def displacement_probability(
     then has the whole ``population`` beside it, and the rest of the group.
 
     Args:
-      scheme, population, batch_size, group_size: the latter K, which ``population`` is without.
+      scheme, population: the sampling, and units in the data set, without the group.
+      batch_size, group_size: units of a batch, and K, units that change together.
     """
     return min(1.0, group_size * scheme.displacement(population + group_size, batch_size))
 
