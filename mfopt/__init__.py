@@ -91,8 +91,13 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # a checker sees the imports above, and misspelt names
 
     def __getattr__(name: str):
-        if name in _NAMES:
-            return getattr(importlib.import_module(_NAMES[name]), name)
-        if name in __all__ or name in _OPTIONAL:
-            return importlib.import_module(f"mfopt.{name}")
-        raise AttributeError(f"module 'mfopt' has no attribute {name!r}")
+        if name not in (*__all__, *_OPTIONAL):
+            raise AttributeError(f"module 'mfopt' has no attribute {name!r}")
+        from numpy import random
+
+        state = random.get_state()
+        try:
+            module = importlib.import_module(_NAMES.get(name, f"mfopt.{name}"))
+        finally:  # importing JAX draws from the stream that the host program may have seeded
+            random.set_state(state)
+        return getattr(module, name) if name in _NAMES else module

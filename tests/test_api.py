@@ -1,5 +1,9 @@
 """The front door in Python: what ``import mfopt`` offers, and that the commands do the same."""
 
+import subprocess
+import sys
+import textwrap
+
 import pytest
 from commands import printed
 from typed_user import main
@@ -69,3 +73,15 @@ def test_misspelt_names_are_refused():
         mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, sampling="shuffle")
     with pytest.raises(AttributeError, match="factorise"):
         _ = mfopt.factorise
+
+
+def test_imports_leave_the_hosts_random_stream_alone():
+    script = """
+        import numpy, mfopt
+        numpy.random.seed(3)
+        first = numpy.random.rand()
+        numpy.random.seed(3)
+        mfopt.factorize, mfopt.noise
+        assert numpy.random.rand() == first
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)

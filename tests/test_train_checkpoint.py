@@ -209,8 +209,7 @@ def test_the_writers_threads_say_nothing_of_a_full_disk(most, tmp_path, capfd):
 def test_late_calls_of_the_writers_threads_are_dropped_and_nothing_else(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
-    with Checkpoints(tmp_path / "c"):
-        pass
+    hook = sys.unraisablehook
 
     def found(error):
         return types.SimpleNamespace(exc_value=error)
@@ -221,12 +220,25 @@ def test_late_calls_of_the_writers_threads_are_dropped_and_nothing_else(tmp_path
         sys.unraisablehook(late)
         sys.unraisablehook(other)
 
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert told == [other]
-    sys.unraisablehook(late)  # in the main thread it is somebody's own loop
-    assert told == [other, late]
+    with Checkpoints(tmp_path / "c"):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert told == [other]
+        sys.unraisablehook(late)  # in the main thread it is somebody's own loop
+        assert told == [other, late]
+    assert sys.unraisablehook is hook
+
+
+def test_two_writers_and_a_hook_between_them_end_in_the_hosts(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    with Checkpoints(tmp_path / "a"):
+        inner = sys.unraisablehook
+        monkeypatch.setattr(sys, "unraisablehook", lambda found: inner(found))
+        with Checkpoints(tmp_path / "b"):
+            sys.unraisablehook(types.SimpleNamespace(exc_value=ValueError()))
+    assert len(told) == 1
 
 
 def saved_twice(folder, trainer, secret):

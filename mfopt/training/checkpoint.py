@@ -74,7 +74,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             file_options=ocp.options.FileOptions(path_permission_mode=_OWNER_ONLY),
         )
         self._manager = ocp.CheckpointManager(self.folder, options=options)
-        _say_it_once()
+        logging.getLogger("absl").addFilter(_is_not_told)  # the same filter twice is one
+        self._silenced = contextlib.ExitStack()
+        self._silenced.enter_context(_late_calls_dropped())
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # where an error is under way it was told, and raised, before
@@ -83,6 +85,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 self._manager.wait_until_finished()
             finally:
                 self._manager.close()
+                if error is None:  # after an error the writer's threads are still calling back
+                    self._silenced.close()
 
     def wait(self) -> None:
         """Return once what was saved is on disk; FailureError where it could not be written."""
@@ -235,29 +239,31 @@ def _damage_told() -> Iterator[None]:
         raise Damaged(_check.printable(str(problem).split("\n")[0][:200])) from None
 
 
-def _say_it_once() -> None:
+@contextlib.contextmanager
+def _late_calls_dropped() -> Iterator[None]:
     """Keep the writer's threads from printing what a :class:`FailureError` says in one line.
 
     When a disk is full, Orbax logs each thread's traceback before it raises the error, and what
     TensorStore has still under way calls back into an event loop that is closed by then.
     """
-    logging.getLogger("absl").addFilter(_is_not_told)  # the same filter twice is one
-    if sys.unraisablehook is not _without_late_calls:
-        global _unraisable
-        _unraisable, sys.unraisablehook = sys.unraisablehook, _without_late_calls
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        error = unraisable.exc_value
+        late = isinstance(error, RuntimeError) and "Event loop is" in str(error)
+        if not late or threading.current_thread() is threading.main_thread():
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        if sys.unraisablehook is hook:
+            sys.unraisablehook = before
 
 
 def _is_not_told(record: logging.LogRecord) -> bool:
     return record.exc_info is None or f"{os.sep}orbax{os.sep}" not in record.pathname
-
-
-def _without_late_calls(found: Any) -> None:
-    late = isinstance(found.exc_value, RuntimeError) and "Event loop is" in str(found.exc_value)
-    if not late or threading.current_thread() is threading.main_thread():
-        _unraisable(found)
-
-
-_unraisable = sys.unraisablehook
 
 
 def _name(secret: RunSecret) -> str:
