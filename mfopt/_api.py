@@ -30,9 +30,7 @@ def factorize(
     iterations_per_epoch: int,
     epsilon: float,
     delta: float = 1e-5,
-    sampling: Literal[
-        "balls-in-bins", "fresh-bins", "b-min-sep", "k-of-n", "auto"
-    ] = "balls-in-bins",
+    sampling: Literal["balls-in-bins", "fresh-bins", "b-min-sep", "auto"] = "balls-in-bins",
     reassign_every: int | None = None,
     separation: int | None = None,
     strategy: str | Sequence[str] | None = None,
@@ -55,15 +53,14 @@ def factorize(
       iterations_per_epoch: b, the number of bins; the guarantee covers E·b iterations.
       epsilon, delta: target.
       sampling: "balls-in-bins" assigns each unit once to one bin for all epochs, "fresh-bins" in
-        each epoch; "b-min-sep" samples independently, with a minimum separation; "k-of-n" draws
-        E iterations of the run for each unit, with one too; "auto" takes the one of the first two
-        with the lower error within ``memory``.
+        each epoch; "b-min-sep" samples independently, with a minimum separation; "auto" takes
+        the one of the first two with the lower error within ``memory``.
       reassign_every: epochs between two assignments of fresh bins; 1 by default.
-      separation: minimum number of iterations between two participations under b-min-sep and
-        k-of-n; half an epoch, or as many as ``bands``, by default.
+      separation: minimum number of iterations between two participations under b-min-sep;
+        half an epoch, or as many as ``bands``, by default.
       strategy: kind of C, or several of which the best is kept; by default "blt", for ε of 4 and
         more also "wave-blt"; "banded-toeplitz" under the other schemes.
-      buffers: noise buffers of "blt", "wave-blt" and "cyclic-blocks"; at most 4 by default.
+      buffers: noise buffers of "blt" and "wave-blt"; at most 4 by default.
       bands: bands of banded kinds; at most 16 by default (fewer where the scheme allows no more).
       memory: choose the kind of C within this many noise buffers (× model size), in place of
         ``strategy``, ``buffers`` and ``bands``.

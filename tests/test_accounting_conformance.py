@@ -16,7 +16,6 @@ from mfopt.sampling import (
     FixedBatch,
     FixedOrder,
     FreshBins,
-    KOfN,
     MinSeparation,
     Poisson,
     TruncatedPoisson,
@@ -83,15 +82,11 @@ CASES = {
     "b-min-sep": Case(
         2.0, *(Mechanism(BMinSep(8, n, 5), BANDED) for n in (2, 3)), "certified", 3e-2, 2**16
     ),
-    "k of n": Case(
-        2.0, *(Mechanism(KOfN(8, n, 4), BANDED) for n in (2, 3)), "certified", 3e-2, 2**16
-    ),
 }
 EXACT = {name: case for name, case in CASES.items() if case.tolerance < 1e-3}
 # certificates of many compiled parts
 SLOW = {
     "b-min-sep",
-    "k of n",
     "fresh bins",
     "cyclic poisson, pairs",
     "balls in bins, C = I",

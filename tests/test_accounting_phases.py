@@ -5,7 +5,6 @@ import math
 
 import dp_accounting
 import numpy as np
-import plain_monte_carlo as plain
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant
@@ -22,10 +21,9 @@ from mfopt.sampling import (
     FixedBatch,
     FixedOrder,
     FreshBins,
-    KOfN,
     Poisson,
 )
-from mfopt.strategies import BandedSquareRoot, Identity, Tree
+from mfopt.strategies import BandedSquareRoot, Tree
 
 POISSON = Phase(Mechanism(Poisson(0.02, 200)), 1.1)
 SECOND = Phase(Mechanism(Poisson(0.05, 100)), 1.6)
@@ -185,8 +183,6 @@ def patterns(scheme, steps):
         (FreshBins(2, 3), {"epochs": 2}),
         (BMinSep(4, 2, separation=2), {"epochs": 1}),
         (BMinSep(4, 2), {"epochs": 1}),
-        (KOfN(4, 2, separation=2), {"epochs": 1}),
-        (KOfN(4, 2), {"epochs": 1}),
         (Poisson(0.3, 6), {"iterations": 4}),
         (FixedBatch(10_000, 40_000, 6), {"iterations": 4}),
     ],
@@ -197,26 +193,7 @@ def test_a_run_is_cut_only_where_its_first_steps_are_a_shorter_run(scheme, chang
     assert apart < 0.02 if scheme.prefix_closed else apart > 0.2
 
 
-@pytest.mark.release
-def test_k_of_n_is_accounted_for_as_a_whole():
-    """δ after half of it is above that of one participation in half as many steps."""
-    mechanism = Mechanism(KOfN(4, 2), Identity())
-    effort = {"epsilon": 2.0, "samples": 2**14, "seed": 0, "certify": False}
-    ((steps, found),) = phases.over_training(mechanism, 0.6, **effort)
-    assert steps == 8 and found.status == "estimate"
-    # two participations in eight steps, uniform: law of those in the first four, by enumeration
-    pairs = [[i, j] for j in range(8) for i in range(j)]
-    means = np.zeros((len(pairs), 4))
-    for row, pair in zip(means, pairs, strict=True):
-        row[[i for i in pair if i < 4]] = 1.0
-    true, error = plain.mixture(means, 0.6, 2.0, samples=10**5)["remove"]
-    assert found.delta > true - 4 * error
-    one = Mechanism(KOfN(4, 1), Identity())
-    cut = account(one, noise_multiplier=0.6, **effort)
-    assert cut.delta < true - 4 * error  # what a shorter run would have said
-
-
-@pytest.mark.parametrize("scheme", [KOfN(1, 3), BMinSep(1, 3)])
-def test_one_bin_leaves_nothing_to_draw(scheme):
+def test_one_bin_leaves_nothing_to_draw():
+    scheme = BMinSep(1, 3)
     with pytest.raises(UsageError, match="bins = 1: leaves nothing to draw"):
         account(Mechanism(scheme, BandedSquareRoot(1)), noise_multiplier=1.0, epsilon=1.0)

@@ -54,7 +54,6 @@ def test_a_separation_holds_the_bands_where_none_is_named():
     assert bin_scheme("b-min-sep", 2, 8).separation == 4
     assert bin_scheme("b-min-sep", 2, 8, bands=6).separation == 6
     assert bin_scheme("b-min-sep", 2, 8, bands=20).separation == 7
-    assert bin_scheme("k-of-n", 2, 8, bands=20).separation == 5
 
 
 @pytest.mark.parametrize(

@@ -352,6 +352,15 @@ def test_files_of_the_first_version_load(saved, tmp_path):
     mfopt.load(forge(saved, tmp_path / "older.npz", older))
 
 
+@pytest.mark.parametrize(("part", "kind"), [("sampling", "k-of-n"), ("strategy", "cyclic-blocks")])
+def test_files_of_dropped_kinds_name_the_version_that_reads_them(part, kind, saved, tmp_path):
+    def older(metadata, arrays):
+        metadata[part]["kind"] = kind
+
+    path = forge(saved, tmp_path / "older.npz", older)
+    refused(path, f"'{kind}': is not in this version. mfopt 0.2.0 reads it")
+
+
 def test_newer_schema_says_what_to_do(saved, tmp_path):
     refused(forge(saved, tmp_path / "new.npz", FORGERIES["newer schema"]), "newer one")
 

@@ -101,7 +101,7 @@ def test_of_very_many_bins_c_is_searched_for_fewer_and_stretched(monkeypatch, tm
     # a kind that has no such likeness, and a start of its own, are searched with all of them
     names.clear()
     search(init=found.strategy)
-    search(strategy=("blt", "cyclic-blocks"), steps=2)
+    search(strategy=("blt", "cleared-blt"), steps=2)
     assert names and not any("16 bins" in name for name in names)
 
     # what is kept of an interrupted search, and of a killed one, is for what was asked for

@@ -28,8 +28,6 @@ def search_stub(calls, stop_at=None):
             found = S.BLT(np.full(buffers, 0.06), np.linspace(0.8, 0.5, buffers))
         elif strategy == "wave-blt":
             found = starts.wave(scheme.bins)
-        elif strategy == "cyclic-blocks":
-            found = starts.blocks(buffers, scheme.bins)
         else:
             found = S.BandedToeplitz(np.asarray(S.SquareRoot().toeplitz_coefs(N))[:bands])
         result = Optimized(found, 0.0, 1.0, "stub", np.zeros((0, 3)), 0.0)
@@ -48,12 +46,11 @@ def test_each_bound_is_kept_and_more_memory_is_never_worse(monkeypatch):
     assert [call[:2] for call in calls] == [
         ("blt", memory.MOST_BUFFERS),  # once: more buffers gain nothing
         ("wave-blt", starts.FEWEST_WAVE),
-        ("cyclic-blocks", 5),  # once: an epoch has four steps, so more blocks are none
         ("banded-toeplitz", 9),
         ("banded-toeplitz", 10),
         ("banded-toeplitz", 11),
     ]
-    assert all(isinstance(call[2], S.BLT) for call in calls[3:])
+    assert all(isinstance(call[2], S.BLT) for call in calls[2:])
     errors = [found[bound].rmse for bound in (8, 9, 10)]
     assert errors == sorted(errors, reverse=True)
     for bound, option in found.items():

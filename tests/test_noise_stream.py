@@ -97,7 +97,6 @@ def well_conditioned(n):
         S.BandedInverseRoot(0.7, 40),
         S.ClearedBLT(np.array([0.3, 0.1]), np.array([0.3, 0.9]), (64, 200), (2, 4)),
         S.Tree(),
-        S.CyclicBlocks(np.ones(24), root[:90] / 2, np.array([0.3]), np.array([0.4])),
         S.WaveBLT(np.array([0.3, 0.1]), np.array([0.3, 0.9]), 0.01, 0.998, 0.9, 0.01, -3.4),
         S.TimeScaled(blt, np.linspace(0.7, 1.4, n), np.linspace(2.0, 0.6, n)),
     ]

@@ -38,7 +38,7 @@ from mfopt.sampling import BallsInBins, FixedOrder
 SCHEME = BallsInBins(bins=6, epochs=3)
 N = SCHEME.iterations
 PREFIX = workloads.PrefixSums()
-KINDS = ("toeplitz", "banded-toeplitz", "blt", "cyclic-blocks", "wave-blt", "banded", "dense")
+KINDS = ("toeplitz", "banded-toeplitz", "blt", "cleared-blt", "wave-blt", "banded", "dense")
 KINDS += ("cleared-blt",)
 IDENTITY = types.SimpleNamespace(strategy=S.Identity())
 
@@ -317,14 +317,14 @@ def slow(monkeypatch):
 
 @pytest.mark.parametrize("samples", [256, 100])
 def test_a_slow_search_begins_on_a_part_of_its_samples(slow, samples):
-    found = optimized("cyclic-blocks", samples=samples, steps=30)
+    found = optimized("cleared-blt", samples=samples, steps=30)
     assert slow.samples[:2] == [64, samples] and len(found.history) <= 30
 
 
 def test_a_slow_search_keeps_what_its_part_found(slow):
     slow.interrupted = True
     with pytest.raises(runs.InterruptedOptimization) as stopped:
-        optimized("cyclic-blocks", samples=256, steps=30)
+        optimized("cleared-blt", samples=256, steps=30)
     found = stopped.value.best
     assert found.status == "interrupted" and math.isfinite(found.noise_multiplier)
 

@@ -30,12 +30,6 @@ def every_strategy(n, seed=0):
         S.BandedInverseSquareRoot(bands),
         S.BandedInverseRoot(0.7, bands),
         S.Tree(),
-        S.CyclicBlocks(
-            rng.uniform(0.1, 1.0, 3),
-            rng.uniform(0.1, 1.0, 4),  # the second block has one step
-            np.array([0.3, 0.02]),
-            np.array([0.5, 0.9]),
-        ),
         S.ClearedBLT(  # of three blocks of the second one has one step
             np.array([0.3, 0.1]), np.array([0.5, 0.9]), periods=(3, 5), blocks=(1, 3), gain=1.3
         ),
@@ -88,23 +82,6 @@ def test_a_wave_is_never_negative_and_what_could_be_is_refused():
             S.WaveBLT(nothing, nothing, **{**values, name: value}).check_entries(14)
     with pytest.raises(UsageError, match="equally long"):
         S.WaveBLT(np.ones(2), np.ones(1), **values)
-
-
-def test_cyclic_blocks_forget_within_a_period():
-    """Only exponentials reach further than a period, and most of one is always kept."""
-    n, period = 40, 8
-    read, feed = np.linspace(2.0, 1.0, period), np.array([0.5, 0.7])
-    nothing = np.zeros(1)
-    matrix = S.CyclicBlocks(feed, read, nothing, nothing).materialize(n)
-    lag = np.subtract.outer(np.arange(n), np.arange(n))
-    assert not np.any(matrix[lag >= period])
-    assert np.all(matrix[(lag >= 0) & (lag <= period - len(feed))] > 0)
-    # step 11 is the second of the block that begins at 10: read 4 behind that, at step 14
-    assert matrix[14, 11] == pytest.approx(feed[1] * read[4]) and matrix[18, 11] == 0
-    near = S.CyclicBlocks(feed, read, np.array([0.3]), np.array([0.5])).materialize(n)
-    np.testing.assert_allclose((near - matrix)[14, :14], 0.3 * 0.5 ** np.arange(13, -1, -1))
-    with pytest.raises(UsageError, match="period"):
-        S.CyclicBlocks(np.ones(3), np.ones(2), nothing, nothing)
 
 
 def test_a_cleared_blt_is_a_blt_until_its_blocks_begin_again():

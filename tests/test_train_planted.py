@@ -486,7 +486,6 @@ def test_a_sampler_that_is_not_the_scheme_is_found(scheme, rule, finding):
             sampling.FixedOrder(8, 3),
             sampling.FreshBins(8, 6, 2),
             sampling.BMinSep(8, 3, 4),
-            sampling.KOfN(8, 3, 4),
             sampling.FixedBatch(50, 800, 20),
         ],
         2,

@@ -123,7 +123,7 @@ class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime arg
     # what mfopt.optimize.kinds.every() gives without plugins: help does not wait for JAX
     # fmt: off
     names: tuple[str, ...] = (
-        "blt", "toeplitz", "banded-toeplitz", "cyclic-blocks", "cleared-blt", "wave-blt", "banded",
+        "blt", "toeplitz", "banded-toeplitz", "cleared-blt", "wave-blt", "banded",
         "dense", "sqrt", "banded-sqrt", "banded-inverse-sqrt", "identity", "tree",
     )
     # fmt: on

@@ -38,11 +38,10 @@ from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, patterns
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
-from mfopt.accounting.monte_carlo.k_of_n import KOfNLaw
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import BallsInBins, BMinSep, FreshBins, KOfN
+from mfopt.sampling import BallsInBins, BMinSep, FreshBins
 
 _GRAM = 1 - 1e-5  # of norms: Gram matrices are rounded up, at most by so much
 _UNSEEN = 1e-3  # share of sequences of rounds that a mixture may leave out
@@ -94,12 +93,6 @@ class _Lengths:
             rounds = found.throws
             squares, products, square = _squares(found)
             self.log_patterns = rounds * math.log(scheme.bins)
-        elif isinstance(scheme, KOfN):
-            steps = KOfNLaw(scheme).exact(mechanism.strategy)
-            # a pattern has one column of each of k equal rows: none overlap
-            rounds, self.log_patterns = scheme.epochs, steps.log_patterns
-            squares, (products, square) = np.asarray(steps.gram)[0], steps.mean()
-            squares, products = (np.tile(part, rounds) for part in (squares, products))
         else:
             rounds, self.log_patterns = 1, math.log(scheme.bins)
             if (orthogonal := balls_in_bins.orthogonal_norm(mechanism)) is None:
@@ -162,7 +155,7 @@ def _attacks(mechanism: Mechanism) -> Any:
     size = mechanism.group_size
     if isinstance(mechanism.sampling, BMinSep):
         return _by_counts(mechanism)
-    if isinstance(mechanism.sampling, BallsInBins | FreshBins | KOfN):
+    if isinstance(mechanism.sampling, BallsInBins | FreshBins):
         lengths = _Lengths(mechanism)
         return lambda sigma: lengths.attack(sigma, size)
     rounds = poisson.attack(mechanism.strategy, mechanism.sampling, size, mechanism.adjacency)

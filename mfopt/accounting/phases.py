@@ -289,7 +289,7 @@ def over_training(
     The first iterations of a run are the same mechanism with a leading block of C; points lie at
     whole epochs where the scheme has epochs (at whole assignment rounds where bins are reassigned),
     so that the guarantee at the end of an epoch holds within it. The end of the run is the only
-    point where the scheme's first steps are no shorter run (k of n: a unit may have taken part more
+    point where the scheme's first steps are no shorter run (a unit may have taken part more
     often by then than such a run says).
 
     Args:

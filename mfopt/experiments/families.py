@@ -159,7 +159,6 @@ cleared-blt-2-scaled+fresh-bins | cleared BLT 2 scaled, fresh bins | cleared-blt
 cleared-blt-4-scaled+fresh-bins | cleared BLT 4 scaled, fresh bins | cleared-blt | buffers=4 slow
 cleared-blt-8-scaled+fresh-bins | cleared BLT 8 scaled, fresh bins | cleared-blt | buffers=8 slow
 cleared-blt-16-scaled+fresh-bins | cleared BLT 16 scaled, fresh bins | cleared-blt | buffers=16 slow
-cyclic-blocks-5-scaled | cyclic blocks (5), time-scaled | cyclic-blocks | buffers=5
 wave-blt-4-scaled | BLT with a wave (4), time-scaled | wave-blt | buffers=4
 banded+amplified | banded | banded | bands
 dense | dense | dense | slow

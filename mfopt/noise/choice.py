@@ -83,7 +83,6 @@ def _blt(strategy: strategies.BLT, n: int, past: Past) -> Modal:
 
 
 @recursion.register(strategies.ClearedBLT)
-@recursion.register(strategies.CyclicBlocks)
 @recursion.register(strategies.WaveBLT)
 def _buffered(strategy: strategies.Buffered | strategies.WaveBLT, n: int, past: Past) -> Modal:
     read, decay, feed = (np.array(table) for table in strategy.tables(n))

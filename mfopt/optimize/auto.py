@@ -87,9 +87,6 @@ def candidates(epochs: int, iters: int, most: int) -> list[memory.Candidate]:
         found.append(memory.Candidate(kept, "blt", min(most, defaults.buffers(kept))))
     if min(most, kept.iterations) >= starts.FEWEST_WAVE:
         found.append(memory.Candidate(kept, "wave-blt", defaults.BUFFERS))
-    blocks = min(most, memory.MOST_BLOCKS, iters + 1, kept.iterations)
-    if blocks >= memory.FEWEST_BLOCKS:
-        found.append(memory.Candidate(kept, "cyclic-blocks", blocks))
     bands = min(most + 1, iters)
     if bands >= 2:
         found.append(memory.Candidate(afresh, "banded-toeplitz", bands))

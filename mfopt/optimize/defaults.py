@@ -4,7 +4,7 @@ Under balls-in-bins that is a BLT. From :data:`WAVE_FROM` on one with a wave, wh
 arrays, is below it: at four arrays, between diagonals that vary with time, by 0.6 to 0.9% of the
 error at ε = 4, 1.2 to 2.2% at 8 and 1.6 to 2.5% at 16 (8 × 32, 32 × 32 and 16 × 128; at ε = 2 by
 0.04 to 0.5%). There both are searched, and the better on fresh samples is kept. Fresh bins,
-b-min-sep and k-of-n have an account for banded C only.
+b-min-sep has an account for banded C only.
 """
 
 from __future__ import annotations

@@ -366,20 +366,6 @@ register(
 )
 register(
     Kind(
-        "cyclic-blocks",
-        scalable=True,
-        starts=lambda size: [starts.blocks(size.buffers, size.bins)],
-        convert=lambda strategy, size: starts.same_blocks(strategy, size.buffers, size.bins),
-        parameterize=parameterization.cyclic_blocks,
-        parameters=lambda size: 16,
-        working=lambda size: float(size.n) * (size.buffers + 2) ** 2,
-        samples=2**13,
-        steps=100,
-        tolerance=2e-5,
-    )
-)
-register(
-    Kind(
         "cleared-blt",
         scalable=True,
         starts=lambda size: [starts.cleared(size.buffers, size.bins)],

@@ -1,7 +1,7 @@
 """Lowest error within a number of noise buffers (× model size), and the value of one more buffer.
 
 A BLT keeps one array for each buffer and is near its optimum with a few; with a wave it begins to
-pay at four, the more the larger ε is, and cyclic blocks follow from five; a banded Toeplitz C keeps
+pay at four, the more the larger ε is; a banded Toeplitz C keeps
 one array for each band but the first and needs many. Strategies that regenerate past noise from
 the key are not candidates: they pay in time.
 """
@@ -28,7 +28,6 @@ from mfopt.strategies import Identity, Strategy
 from mfopt.workloads import PrefixSums, Workload
 
 MOST_BUFFERS = 6  # of a BLT: at 8 × 32 four are at most 0.2% better than two
-FEWEST_BLOCKS, MOST_BLOCKS = 5, 9  # arrays of cyclic blocks
 # A few bands see a few steps, a BLT of as many arrays the whole run. At 8 × 32 half an epoch's
 # bands are no better than four buffers at ε = 1 and 12% worse at 16, a quarter 2% and 39% worse.
 _FEWEST_BANDS, _LEAST_SHARE = 9, 0.5
@@ -109,7 +108,7 @@ def wanted(scheme: BinScheme, memory: int) -> dict[Candidate, int]:
 
     >>> from mfopt.sampling import BallsInBins
     >>> [(one.kind, one.size) for one in wanted(BallsInBins(bins=32, epochs=8), 4)]
-    [('blt', 3), ('blt', 4), ('wave-blt', 4), ('blt', 5), ('cyclic-blocks', 5)]
+    [('blt', 3), ('blt', 4), ('wave-blt', 4), ('blt', 5)]
     """
     bands = max(_FEWEST_BANDS, int(_LEAST_SHARE * scheme.bins) + 1)
     n = scheme.iterations  # no kind has more buffers
@@ -118,7 +117,6 @@ def wanted(scheme: BinScheme, memory: int) -> dict[Candidate, int]:
         for kind, size, least in (
             ("blt", min(bound, MOST_BUFFERS, n), 1),
             ("wave-blt", min(bound, starts.FEWEST_WAVE, n), starts.FEWEST_WAVE),
-            ("cyclic-blocks", min(bound, MOST_BLOCKS, scheme.bins + 1, n), FEWEST_BLOCKS),
             ("banded-toeplitz", min(bound + 1, n), bands),
         ):
             if size >= least:

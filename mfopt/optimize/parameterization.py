@@ -25,14 +25,12 @@ from mfopt.strategies import (
     Banded,
     BandedToeplitz,
     ClearedBLT,
-    CyclicBlocks,
     Dense,
     Strategy,
     Toeplitz,
     WaveBLT,
 )
 
-_READ_KNOTS, _FEED_KNOTS = 7, 4  # of cyclic blocks
 _FLOOR = 1e-12  # a zero entry starts here: exp() cannot reach 0, and the result is as good
 
 
@@ -200,50 +198,3 @@ class _BuildDense:
 
     def __call__(self, x: jax.Array) -> Strategy:
         return Dense(jnp.tril(jnp.exp(x.reshape(self.n, self.n))))
-
-
-@float64
-def cyclic_blocks(strategy: CyclicBlocks, n: int) -> Parameterization:
-    """log ω, the logit of λ, and the logarithms of read and feed at a few places of a period."""
-    period, length = len(strategy.read), len(strategy.feed)
-    build = _BuildCyclic(period, length, len(strategy.scale))
-    decay = np.clip(np.asarray(strategy.decay), _FLOOR, 1 - _FLOOR)
-    read, feed = (
-        np.log(np.maximum(np.asarray(values), _FLOOR))[places]
-        for values, places in ((strategy.read, build.read_at), (strategy.feed, build.feed_at))
-    )
-    scale = np.log(np.maximum(np.asarray(strategy.scale), _FLOOR))
-    start = [scale, np.log(decay) - np.log1p(-decay), read, feed]
-    return Parameterization(np.concatenate(start), build)
-
-
-@dataclasses.dataclass(frozen=True)
-class _BuildCyclic:
-    period: int
-    length: int
-    exponentials: int
-
-    @property
-    def read_at(self) -> np.ndarray:
-        """Dense at the beginning, where the weights fall fastest."""
-        far = np.rint(np.geomspace(4, max(self.period - 1, 4), _READ_KNOTS)).astype(int)
-        return np.unique(np.minimum([0, 1, 2, *far], self.period - 1))
-
-    @property
-    def feed_at(self) -> np.ndarray:
-        return np.unique(np.rint(np.linspace(0, self.length - 1, _FEED_KNOTS)).astype(int))
-
-    def __call__(self, x: jax.Array) -> Strategy:
-        cuts = np.cumsum([self.exponentials, self.exponentials, len(self.read_at)])
-        scale, decay, read, feed = jnp.split(x, cuts)
-        return CyclicBlocks(
-            jnp.exp(_between(self.feed_at, self.length) @ feed),
-            jnp.exp(_between(self.read_at, self.period) @ read),
-            jnp.exp(scale),
-            jax.nn.sigmoid(decay),
-        )
-
-
-def _between(places: np.ndarray, length: int) -> np.ndarray:
-    """W (length, places) with values = W · values at the places, linear in between."""
-    return np.stack([np.interp(np.arange(length), places, row) for row in np.eye(len(places))], 1)

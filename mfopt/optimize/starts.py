@@ -14,7 +14,6 @@ from mfopt.strategies import (
     Banded,
     BandedToeplitz,
     ClearedBLT,
-    CyclicBlocks,
     Dense,
     Strategy,
     Toeplitz,
@@ -99,23 +98,6 @@ def _one_more(blt: BLT) -> BLT:
     scale = scale.copy()
     scale[near] -= given
     return BLT(np.insert(scale, after, np.sum(given)), np.insert(decay, after, between), blt.gain)
-
-
-def blocks(buffers: int, bins: int) -> CyclicBlocks:
-    """One fast exponential, and the other buffers as blocks of an epoch, with a falling weight."""
-    count = min(max(buffers - 1, 1), bins)
-    length = -(-bins // count)
-    read = 0.45 / np.sqrt(np.arange(bins) + 4.0)
-    return CyclicBlocks(np.ones(length), read, np.array([0.3]), np.array([0.4]))
-
-
-def same_blocks(strategy: Strategy, buffers: int, bins: int) -> CyclicBlocks | None:
-    """``strategy`` where it has those blocks."""
-    if not isinstance(strategy, CyclicBlocks):
-        return None
-    wanted = blocks(buffers, bins)
-    same = strategy.feed.shape == wanted.feed.shape and strategy.read.shape == wanted.read.shape
-    return strategy if same else None
 
 
 def cleared(buffers: int, bins: int) -> ClearedBLT:

@@ -22,7 +22,6 @@ from mfopt.sampling.cyclic_poisson import CyclicPoisson
 from mfopt.sampling.fixed_batch import FixedBatch
 from mfopt.sampling.fixed_order import FixedOrder
 from mfopt.sampling.fresh_bins import FreshBins
-from mfopt.sampling.k_of_n import KOfN
 from mfopt.sampling.min_separation import MinSeparation
 from mfopt.sampling.named import bin_scheme
 from mfopt.sampling.poisson import Poisson
@@ -38,7 +37,6 @@ __all__ = [
     "FixedBatch",
     "FixedOrder",
     "FreshBins",
-    "KOfN",
     "MinSeparation",
     "Padded",
     "Poisson",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -99,41 +98,3 @@ class AssignedBins(BinScheme, abstract=True):
     def displacement(self, population: int, batch_size: int) -> float:
         # a unit meets one batch per assignment, with a binomial number of others in it
         return self._displaced(self.throws, 1 / self.bins, population, batch_size)
-
-
-@dataclasses.dataclass(frozen=True)
-class SeparatedBins(BinScheme, abstract=True):
-    """Scheme in which any two steps of a unit are at least ``separation`` apart.
-
-    A step has the expected batch of one of ``bins`` bins.
-    """
-
-    separation: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        most = self.largest_separation(self.bins, self.epochs)
-        if self.separation > max(most, 1):
-            raise _check.reject("separation", self.separation, *self._too_large(most))
-
-    @staticmethod
-    @abc.abstractmethod
-    def largest_separation(bins: int, epochs: int) -> int:
-        """Largest separation of a run of this size."""
-
-    @abc.abstractmethod
-    def _too_large(self, most: int) -> tuple[str, str]:
-        """The rule for a separation above ``most``, and the way out."""
-
-    def with_bins(self, bins: int) -> Self:
-        separation = max(1, min(self.separation, self.largest_separation(bins, self.epochs)))
-        return dataclasses.replace(self, bins=bins, separation=separation)
-
-    @property
-    def epoch_ends(self) -> tuple[int, ...]:
-        """None: a unit may take part more or less often than once in an epoch."""
-        return ()
-
-    @property
-    def most_bands(self) -> int:
-        return self.separation

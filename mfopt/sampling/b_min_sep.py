@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt.sampling._bins import SeparatedBins
+from mfopt.sampling._bins import BinScheme
 from mfopt.sampling._generator import generator
 
 
 @dataclasses.dataclass(frozen=True)
-class BMinSep(SeparatedBins):
+class BMinSep(BinScheme):
     """Let each available unit take part by chance, then rest for ``separation`` − 1 steps.
 
     Dong and Ganesh 2026, in its stationary form: a unit begins with the rest that it would have
@@ -30,20 +30,31 @@ class BMinSep(SeparatedBins):
       separation: S, less than ``bins`` (as many would be balls-in-bins).
     """
 
+    separation: int = 1
     kind: ClassVar[str] = "b-min-sep"
     independent: ClassVar[bool] = True
     prefix_closed: ClassVar[bool] = True
     mistaken_for: ClassVar[str] = "beginning with every unit available"
 
-    @staticmethod
-    def largest_separation(bins: int, epochs: int) -> int:
-        return bins - 1
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.separation > max(self.bins - 1, 1):
+            rule = f"must be less than the number of bins ({self.bins})"
+            way_out = "With as many, a unit takes part in a fixed cycle: use balls-in-bins."
+            raise _check.reject("separation", self.separation, rule, way_out)
 
-    def _too_large(self, most: int) -> tuple[str, str]:
-        return (
-            f"must be less than the number of bins ({self.bins})",
-            "With as many, a unit takes part in a fixed cycle: use balls-in-bins.",
-        )
+    def with_bins(self, bins: int) -> Self:
+        separation = max(1, min(self.separation, bins - 1))
+        return dataclasses.replace(self, bins=bins, separation=separation)
+
+    @property
+    def epoch_ends(self) -> tuple[int, ...]:
+        """None: a unit may take part more or less often than once in an epoch."""
+        return ()
+
+    @property
+    def most_bands(self) -> int:
+        return self.separation
 
     @property
     def probability(self) -> float:

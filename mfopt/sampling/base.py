@@ -19,6 +19,7 @@ import numpy as np
 import scipy
 
 from mfopt._runtime import _check, _plugins
+from mfopt.sampling import dropped
 
 Adjacency = Literal["add-remove", "zero-out", "replace"]
 
@@ -313,4 +314,6 @@ def parse(text: str) -> Scheme:
 def _named(kind: Any) -> type[Scheme]:
     if isinstance(kind, str) and kind not in _SCHEMES:
         _plugins.load()
+        if kind not in _SCHEMES:
+            dropped.refuse("sampling", kind)
     return _SCHEMES[_check.choice("sampling", kind, sorted(_SCHEMES))]

@@ -15,7 +15,6 @@ from mfopt.strategies.base import (
 from mfopt.strategies.blt import BLT
 from mfopt.strategies.buffered import Buffered
 from mfopt.strategies.cleared_blt import ClearedBLT
-from mfopt.strategies.cyclic_blocks import CyclicBlocks
 from mfopt.strategies.dense import Dense
 from mfopt.strategies.fields import Array, inner, parameter, setting
 from mfopt.strategies.fixed import (
@@ -40,7 +39,6 @@ __all__ = [
     "BandedToeplitz",
     "Buffered",
     "ClearedBLT",
-    "CyclicBlocks",
     "Dense",
     "Identity",
     "SquareRoot",

@@ -39,7 +39,7 @@ from mfopt._runtime import _check, _plugins
 from mfopt._runtime._float64 import compiled, float64, in_float64
 from mfopt._runtime._pytree import pytree
 from mfopt.errors import FailureError
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BallsInBins, dropped
 from mfopt.strategies import fields, series
 from mfopt.strategies.fields import Array, Inner, Parameter, inner, parameter, setting
 
@@ -466,6 +466,8 @@ def _kind_of(description: dict[str, Any]) -> type[Strategy]:
     kind = description.get("kind")
     if isinstance(kind, str) and kind not in _KINDS:
         _plugins.load()
+        if kind not in _KINDS:
+            dropped.refuse("strategy kind", kind)
     way_out = "A kind of your own is known once its module is imported."
     return _KINDS[_check.choice("strategy kind", kind, sorted(_KINDS), way_out)]
 

@@ -30,7 +30,7 @@ _MOST_MULTISETS = 512
 # schemes that resample in each iteration; give a unit one bin for the run; have a pair of their own
 _Coins = sampling.Poisson | sampling.CyclicPoisson | sampling.FixedBatch
 _OneBin = sampling.BallsInBins | sampling.FixedOrder
-_Pairs = sampling.FreshBins | sampling.BMinSep | sampling.KOfN
+_Pairs = sampling.FreshBins | sampling.BMinSep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,13 +155,6 @@ def _(scheme: sampling.BMinSep, units: int, rng: np.random.Generator) -> np.ndar
     while (alive := np.flatnonzero(step < scheme.iterations)).size:
         result[alive, step[alive]] = True
         step[alive] += scheme.separation + scheme.waits(len(alive), rng)
-    return result
-
-
-@participations.register
-def _(scheme: sampling.KOfN, units: int, rng: np.random.Generator) -> np.ndarray:
-    result = np.zeros((units, scheme.iterations), bool)
-    np.put_along_axis(result, scheme.assign(units, rng), True, axis=1)
     return result
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mfopt._runtime import _check
-from mfopt.sampling import BallsInBins, BMinSep, FixedOrder, FreshBins, KOfN, MinSeparation
+from mfopt.sampling import BallsInBins, BMinSep, FixedOrder, FreshBins, MinSeparation
 from mfopt_cli import answers, display, options, sweeps
 from mfopt_cli.accounts import shared
 from mfopt_cli.answers import Row, iterations
@@ -102,22 +102,6 @@ def b_min_sep(strategy: str, **arguments: Any) -> None:
           --noise-multiplier 3 --delta 1e-5
     """
     _answer(BMinSep, _BANDED, strategy, arguments, "separation")
-
-
-@click.command("k-of-n", cls=options.Command)
-@_separated
-def k_of_n(strategy: str, **arguments: Any) -> None:
-    """Exactly --epochs iterations for each unit; any banded C >= 0, certified by sampling.
-
-    Uniform over all sets of iterations of which any two are at least --separation apart, the last
-    iteration of the run being the first one's neighbour.
-
-    \b
-    Example:
-      mfopt account k-of-n --epochs 16 --iters 128 --separation 64 --strategy banded-sqrt:8 \\
-          --noise-multiplier 3 --delta 1e-5
-    """
-    _answer(KOfN, _BANDED, strategy, arguments, "separation")
 
 
 @click.command("fixed-order", cls=options.Command)

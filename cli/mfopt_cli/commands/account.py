@@ -367,7 +367,6 @@ for one in (
     schemes.balls_in_bins,
     schemes.fresh_bins,
     schemes.b_min_sep,
-    schemes.k_of_n,
     schemes.fixed_order,
     schemes.min_separation,
     schemes.concentration_filter,

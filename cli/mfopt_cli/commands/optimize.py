@@ -27,17 +27,16 @@ from mfopt_cli.options import COUNT, PATH, Count, option
     options.StrategyName(),
     f"Form of C: {', '.join(options.StrategyName.names)}. "
     "blt: a few buffers of memory, near the optimum [default: blt; for ε of 4 and more the better "
-    "of blt and wave-blt; banded-toeplitz with fresh-bins, b-min-sep and k-of-n].",
+    "of blt and wave-blt; banded-toeplitz with fresh-bins and b-min-sep].",
     metavar="KIND",
 )
 @option(
     "--sampling",
-    ("balls-in-bins", "fresh-bins", "b-min-sep", "k-of-n", "auto"),
+    ("balls-in-bins", "fresh-bins", "b-min-sep", "auto"),
     "Sampling scheme. balls-in-bins: one random bin per unit for all epochs; fresh-bins: a "
     "new bin in each epoch (lowest error at small ε; C needs at most --iters bands); b-min-sep: "
     "independent sampling with at least --separation iterations between participations (C needs "
-    "at most that many bands); k-of-n: exactly --epochs iterations per unit, uniform over the run "
-    "with the same two conditions; auto: the scheme of the first two and the form of C within "
+    "at most that many bands); auto: the scheme of the first two and the form of C within "
     "--memory with the lowest error, with a table of the candidates.",
 )
 @option(
@@ -51,22 +50,22 @@ from mfopt_cli.options import COUNT, PATH, Count, option
 @option(
     "--separation",
     COUNT,
-    "Minimum number of iterations between two participations of a unit, for b-min-sep and "
-    "k-of-n [default: half of --iters, or as many as --bands].",
-    needs={"sampling": "b-min-sep|k-of-n"},
+    "Minimum number of iterations between two participations of a unit, for b-min-sep "
+    "[default: half of --iters, or as many as --bands].",
+    needs={"sampling": "b-min-sep"},
 )
 @option(
     "--bands",
     COUNT,
     "Number of bands of banded strategies; by default at most --iters with fresh-bins, or "
-    "--separation with b-min-sep and k-of-n.",
+    "--separation with b-min-sep.",
     default=16,
 )
 @option(
     "--buffers",
     COUNT,
-    "Number of buffers of blt, wave-blt (at least 4), cyclic-blocks and cleared-blt; by "
-    "default at most the number of iterations.",
+    "Number of buffers of blt, wave-blt (at least 4) and cleared-blt; by default "
+    " at most the number of iterations.",
     default=4,
 )
 @option(
@@ -79,8 +78,7 @@ from mfopt_cli.options import COUNT, PATH, Count, option
     "--time-scale/--no-time-scale",
     None,
     "Let C vary with time: multiply it by a diagonal matrix on either side, for a lower error "
-    "at the same memory [default: on for blt, wave-blt, toeplitz, banded-toeplitz, cyclic-blocks, "
-    "cleared-blt].",
+    "at the same memory [default: on for blt, wave-blt, toeplitz, banded-toeplitz, cleared-blt].",
     default=None,
 )
 @option(
@@ -131,9 +129,8 @@ def command(asked: Any) -> int:
     The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is assigned
     once to one of --iters bins and takes part in that iteration of each epoch; under fresh-bins
     it is reassigned in each epoch; under b-min-sep it takes part once in --iters iterations on
-    average, with at least --separation iterations between participations; under k-of-n exactly
-    --epochs times in the run. σ is relative to the clip norm. Ctrl-C saves the best strategy so
-    far, marked uncertified (exit code 130).
+    average, with at least --separation iterations between participations. σ is relative to the
+    clip norm. Ctrl-C saves the best strategy so far, marked uncertified (exit code 130).
 
     \b
     Example:
@@ -299,7 +296,7 @@ def _check_chosen(option: str, asked: Any) -> None:
 # what each size is of, among the kinds that are known here; those of a plugin may take either
 _SIZED = {
     "bands": ("banded", "banded-toeplitz", "banded-sqrt", "banded-inverse-sqrt"),
-    "buffers": ("blt", "wave-blt", "cyclic-blocks", "cleared-blt"),
+    "buffers": ("blt", "wave-blt", "cleared-blt"),
 }
 
 

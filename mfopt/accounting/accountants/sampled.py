@@ -21,7 +21,6 @@ from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import group
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
-from mfopt.accounting.monte_carlo.k_of_n import KOfNLaw
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.mechanism import Mechanism
@@ -86,11 +85,11 @@ class PatternAccountant(SampledAccountant):
     """Any C >= 0 with at most as many bands as bins, or as the separation; and any group."""
 
     # a law is registered where it is defined
-    schemes = (FreshBinsLaw.covers, BMinSepLaw.covers, KOfNLaw.covers)
+    schemes = (FreshBinsLaw.covers, BMinSepLaw.covers)
 
 
 class KnownSeparatedPattern(KnownPattern):
     """The steps known: asked last, since samples so far above the answer take minutes to plan."""
 
-    schemes = (BMinSepLaw.covers, KOfNLaw.covers)
+    schemes = (BMinSepLaw.covers,)
     free = False

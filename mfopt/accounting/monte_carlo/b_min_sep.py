@@ -20,8 +20,12 @@ from mfopt.strategies import Strategy
 _LEAST_WAIT = -300.0  # log of the chance of no participation in a block: float64 ends beyond
 
 
-class SeparatedLoss(PatternLoss):
+class BMinSepLoss(PatternLoss):
     """One unit, any C >= 0 with at most as many bands as the separation."""
+
+    name = "b-min-sep"
+    shared: SharedGaussianComponent | None = None  # a unit may not take part at all
+    proven = staticmethod(separated_ceilings.ceilings)
 
     @classmethod
     def estimated(cls, scaled: Any, /) -> Ceilings:
@@ -41,26 +45,8 @@ class SeparatedLoss(PatternLoss):
         return sorted(found, key=lambda one: one.log_ceiling)
 
 
-class BMinSepLoss(SeparatedLoss):
-    """Coin flips with a rest after each participation."""
-
-    name = "b-min-sep"
-    shared: SharedGaussianComponent | None = None  # a unit may not take part at all
-    proven = staticmethod(separated_ceilings.ceilings)
-
-
-class SeparatedLaw(PatternLaw):
-    """δ̂ of a scheme that separates the steps of a unit."""
-
-    def _check_bands(self, bands: int) -> None:
-        super()._check_bands(bands)
-        if self.scheme.bins == 1:
-            rule = "leaves nothing to draw: every unit takes part in every step"
-            raise _check.reject("bins", 1, rule, "Use balls-in-bins.")
-
-
 @dataclasses.dataclass(frozen=True)
-class BMinSepLaw(SeparatedLaw):
+class BMinSepLaw(PatternLaw):
     """δ̂ of b-min-sep."""
 
     scheme: BMinSep
@@ -73,6 +59,12 @@ class BMinSepLaw(SeparatedLaw):
 
     def of(self, columns: Any, gram: Any) -> Separated:
         return Separated(columns, gram, self.scheme.bins, self.scheme.separation)
+
+    def _check_bands(self, bands: int) -> None:
+        super()._check_bands(bands)
+        if self.scheme.bins == 1:
+            rule = "leaves nothing to draw: every unit takes part in every step"
+            raise _check.reject("bins", 1, rule, "Use balls-in-bins.")
 
     def check(self, strategy: Strategy) -> int:
         bands, separation = super().check(strategy), self.scheme.separation

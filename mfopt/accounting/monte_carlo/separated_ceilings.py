@@ -205,7 +205,6 @@ def log_largest(
     order: int,
     tilt: np.ndarray,
     cost: np.ndarray | None = None,
-    marks: np.ndarray | None = None,
 ) -> tuple[float, np.ndarray]:
     """(log of an upper bound of J_l, c_l), see (2) of the module.
 
@@ -214,7 +213,6 @@ def log_largest(
       separation, probability, order: S, p and l.
       tilt, cost: a_l and c_l, shape (n,); by default a little more than what a participation adds
         to first order.
-      marks: factors >= 1 of e^(l D_t) − 1, shape (n,): see :mod:`.circular_ceilings`.
     """
     size, (bands, n) = separation, gram.shape
     past_end = -n % size  # units go on there, and no column is there
@@ -222,8 +220,6 @@ def log_largest(
     chain = _chain(np.pad(tilt, (0, past_end)), size, probability)
     if cost is None:
         cost = _COST * firsts(raised[:, size:][:bands], chain.law.ravel())[:n]
-    factors = np.ones(n) if marks is None else marks
-    factors = np.pad(factors, (0, past_end)).reshape(-1, size)
     prices = np.exp(-np.pad(cost, (0, past_end))).reshape(-1, size)
     t, k = np.arange(size)[None, :], np.arange(size)[:, None]  # t of a block, k of k'
     # places of k' in the block before (0 for none, then p + 1) and in the next that are S from c
@@ -232,10 +228,9 @@ def log_largest(
     found = np.stack([np.ones((size + 1, size + 1)), np.zeros((size + 1, size + 1))])
     for q in range(len(prices) - 1, -1, -1):
         begin = size * (1 + q)
-        factor = factors[q]
-        past = factor * raised[np.clip(size + t - k, 0, size), begin - size + k]  # (p, t)
-        own = factor * raised[np.abs(t - k), begin + np.minimum(t, k)]  # (c, t)
-        ahead = factor * raised[np.clip(size + k - t, 0, size), begin + t]  # (next, t)
+        past = raised[np.clip(size + t - k, 0, size), begin - size + k]  # (p, t)
+        own = raised[np.abs(t - k), begin + np.minimum(t, k)]  # (c, t)
+        ahead = raised[np.clip(size + k - t, 0, size), begin + t]  # (next, t)
         past, ahead = np.pad(past, ((1, 0), (0, 0))), np.pad(ahead, ((0, 1), (0, 0)))
         # k' is in the block at c: steps before c see the block before too, those after it the next
         left = _parts(chain, q, past, np.where(t < k, own, 0.0)).by_column()  # (c, p)
