@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from mfopt import accounting, calibration
+from mfopt import accounting, calibration, floor
 from mfopt._runtime import _check
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization.provenance import provenance
@@ -215,11 +215,15 @@ def certify(
     2.5
     """
     stated = factorization.guarantee
+    epsilon = stated.epsilon if epsilon is None else epsilon
+    delta = stated.delta if delta is None else delta
+    target = dataclasses.replace(stated, epsilon=epsilon, delta=delta, status="certified")
+    floor.refute(factorization.strategy, factorization.sampling, target)
     proof = calibration.certify(
         factorization.loss(),
         factorization.noise_multiplier,
-        stated.epsilon if epsilon is None else epsilon,
-        stated.delta if delta is None else delta,
+        epsilon,
+        delta,
         samples=samples,
         seed=seed,
         certificate=certificate,

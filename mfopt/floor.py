@@ -28,6 +28,10 @@ variance σ_g² (√1 + … + √E)/√(E − e + 1) in epoch e attains (2).
 above. Replaced contributions may change sign, which doubles the difference; a group of K units that
 contribute alike changes queries by K times as much. The bound grows by these factors. Its V needs
 as many coordinates as there are epochs, and a guarantee holds for any number.
+
+**Refutation.** A stated guarantee whose C and σ give less than (2) at epochs' ends is false. So is
+one below what the query after epoch e shows by itself, a Gaussian release that moves by e (times
+the factors above) with the standard deviation of that query.
 """
 
 from __future__ import annotations
@@ -39,12 +43,14 @@ import numpy as np
 
 from mfopt import query_error
 from mfopt.accounting.closed_form import gaussian
+from mfopt.errors import FailureError
 from mfopt.guarantee import Guarantee
 from mfopt.sampling import Scheme
 from mfopt.strategies import Strategy
-from mfopt.workloads import Workload
+from mfopt.workloads import PrefixSums, Workload
 
 _ROUNDING = 1e-9  # relative, of σ_g and the sum of roots: the bound is rounded down
+_ERRORS = 1e-4  # relative, of computed row variances: a refutation allows for as much
 
 
 class EpochEnds(NamedTuple):
@@ -76,8 +82,44 @@ def lower_bound(epochs: int, guarantee: Guarantee) -> float:
     """
     sigma = 1 / gaussian.largest_mu(guarantee.epsilon, guarantee.delta)
     factor = float(np.sum(np.sqrt(np.arange(1, epochs + 1)))) / math.sqrt(epochs)
-    moved = guarantee.group_size * (2 if guarantee.adjacency == "replace" else 1)
-    return (1 - _ROUNDING) * moved * sigma * factor
+    return (1 - _ROUNDING) * _moved(guarantee) * sigma * factor
+
+
+def _moved(guarantee: Guarantee) -> int:
+    """How much further a query moves than by one unit that is added."""
+    return guarantee.group_size * (2 if guarantee.adjacency == "replace" else 1)
+
+
+def refute(strategy: Strategy, scheme: Scheme, guarantee: Guarantee) -> None:
+    """Raise where a guarantee is proven false at the cost of the error of prefix sums.
+
+    Estimates claim nothing and are not examined. That a guarantee passes proves nothing.
+
+    Args:
+      strategy: C.
+      scheme: who takes part when.
+      guarantee: (ε, δ), and σ for C as stored.
+
+    Raises:
+      FailureError: the guarantee is false.
+    """
+    ends, n = scheme.epoch_ends, scheme.length
+    if guarantee.status == "estimate" or not len(ends):
+        return
+    variances = np.asarray(query_error.row_variances(PrefixSums(), strategy, n))[np.asarray(ends)]
+    deviations = guarantee.noise_multiplier * np.sqrt(variances) * (1 + _ERRORS)
+    mu = _moved(guarantee) * float(np.max(np.arange(1, len(ends) + 1) / deviations))
+    epsilon, delta = guarantee.epsilon, guarantee.delta
+    said = f"({epsilon:g}, {delta:g})-DP at σ = {guarantee.noise_multiplier:.6g} is FALSE"
+    attained = math.exp(gaussian.GaussianProfile(mu).log_delta_below(epsilon))
+    if attained > delta:
+        raise FailureError(f"{said}: at this ε a query at an epoch's end shows δ >= {attained:.3g}")
+    rmse = math.sqrt(float(np.mean(deviations**2)))
+    if 0 < delta < 1 and rmse < (least := lower_bound(len(ends), guarantee)):
+        raise FailureError(
+            f"{said}: the error at epochs' ends is {rmse:.6g}, and no mechanism with this "
+            f"guarantee has less than {least:.6g}"
+        )
 
 
 def epoch_ends(

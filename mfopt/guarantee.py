@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from typing import Any, Literal, get_args
 
@@ -13,6 +14,14 @@ from mfopt.words import round_up
 
 Status = Literal["exact", "certified", "bound", "estimate"]
 CertificateKind = Literal["monte-carlo", "deterministic"]
+
+# fields of a guarantee that are numbers >= 0, and the largest value of each
+_NUMBERS = {
+    "epsilon": math.inf,
+    "delta": 1.0,
+    "noise_multiplier": math.inf,
+    "failure_probability": 1.0,
+}
 
 
 def is_deterministic(certificate: CertificateKind, samples: int | None = None) -> bool:
@@ -72,17 +81,39 @@ class Guarantee:
     details: dict[str, object] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # epsilon may be infinite: an accountant may have no finite answer, and says so.
-        if not self.epsilon >= 0:
-            raise _check.reject("epsilon", self.epsilon, "must not be negative or NaN")
-        if not 0 <= self.delta <= 1:
-            raise _check.reject("delta", self.delta, "must lie in [0, 1]")
-        _check.integer("group_size", self.group_size)
+        # ε and σ may be infinite: an accountant may have no finite answer, and says so
+        for name, largest in _NUMBERS.items():
+            number = _check.real(name, getattr(self, name), at_most=largest)
+            object.__setattr__(self, name, number)
+        object.__setattr__(self, "group_size", _check.integer("group_size", self.group_size))
+        if not isinstance(self.method, str):
+            raise _check.reject("method", self.method, "must be a text")
         _check.word("privacy_unit", self.privacy_unit)
         _check.choice("adjacency", self.adjacency, get_args(Adjacency))
         _check.choice("status", self.status, get_args(Status))
         if not isinstance(self.details, dict):
             raise _check.reject("details", self.details, "must be a dictionary")
+        if "bracket" in self.details:
+            ends = self.details["bracket"]
+            if not isinstance(ends, list | tuple) or len(ends) != 2:
+                raise _check.reject("bracket", ends, "must be a lower and an upper end")
+            above = _check.real("upper end of the bracket", ends[1])
+            _check.real("lower end of the bracket", ends[0], at_most=above)
+
+    @classmethod
+    def from_description(cls, described: Any) -> Guarantee:
+        """The guarantee that :meth:`describe` gave, as a file holds it.
+
+        Raises:
+          UsageError: other fields, a field of another type, or a number that is not finite.
+        """
+        fields = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(described, dict) or sorted(described) != sorted(fields):
+            stated = sorted(described) if isinstance(described, dict) else described
+            raise _check.reject("guarantee", stated, f"must have the fields {', '.join(fields)}")
+        for name in _NUMBERS:
+            _check.finite(name, described[name])
+        return cls(**described)
 
     @property
     def certificate(self) -> CertificateKind:
@@ -93,8 +124,8 @@ class Guarantee:
     @property
     def lower_bound(self) -> float | None:
         """Proven lower bound of the number that was asked for, where one is known."""
-        bracket = self.details.get("bracket")
-        return float(bracket[0]) if isinstance(bracket, list | tuple) else None
+        bracket: Any = self.details.get("bracket")
+        return None if bracket is None else float(bracket[0])
 
     def with_lower_end(self, below: float, value: float) -> Guarantee:
         """The guarantee with a lower bound on record, the largest that is known.

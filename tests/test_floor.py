@@ -17,6 +17,7 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.unamplified import sensitivity
 from mfopt.calibration import calibrate
+from mfopt.errors import FailureError
 from mfopt.guarantee import Guarantee
 from mfopt.optimize import kinds
 from mfopt.workloads import Momentum, PrefixSums
@@ -199,3 +200,56 @@ def test_show_says_how_far_it_is_above(capsys):
     above = 100 * (found["rmse"] / found["floor"] - 1)
     said = f"{above:.1f}% above the lower bound, {found['floor']:.4f}"
     assert f"RMSE {found['rmse']:.4f}: {said}" in line
+
+
+# --- refutation ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", SCHEMES)
+def test_a_guarantee_below_the_floor_is_refuted(form):
+    scheme = SCHEMES[form]
+    answer = account(Mechanism(scheme), epsilon=EPSILON, delta=DELTA, seed=1)
+    floor.refute(strategies.Identity(), scheme, answer)
+    for changes in ({"epsilon": 0.2}, {"delta": 1e-60}, {"delta": 0.0}, {"group_size": 8}):
+        with pytest.raises(FailureError, match="FALSE"):
+            floor.refute(strategies.Identity(), scheme, dataclasses.replace(answer, **changes))
+    # an estimate claims nothing
+    estimate = dataclasses.replace(answer, epsilon=0.2, status="estimate")
+    floor.refute(strategies.Identity(), scheme, estimate)
+
+
+def test_one_accurate_query_refutes_where_the_mean_error_does_not():
+    # every epoch's noise is large and cancels in the last query alone
+    scheme = sampling.BallsInBins(1, 4)
+    inverse = np.eye(4)
+    inverse[3] = [-1.0, -1.0, -1.0, 0.1]
+    strategy = strategies.Dense(np.linalg.inv(inverse) / 20)
+    guarantee = stated(noise_multiplier=1.0, status="bound")
+    ends = floor.epoch_ends(PrefixSums(), strategy, scheme, guarantee)
+    assert ends.above > 0.1
+    with pytest.raises(FailureError, match="a query at an epoch's end shows δ"):
+        floor.refute(strategy, scheme, guarantee)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_files_with_a_false_guarantee_are_refused(path, tmp_path, capsys):
+    found = mfopt.load(path)
+    false = dataclasses.replace(found.guarantee, epsilon=found.guarantee.epsilon / 3)
+    forged = dataclasses.replace(found, guarantee=false)
+    with pytest.raises(FailureError, match="FALSE"):
+        forged.save(tmp_path / "false.npz")
+    with pytest.raises(FailureError, match="FALSE"):
+        mfopt.certify(forged)
+
+
+def test_the_commands_refuse_a_false_file(tmp_path, capsys, monkeypatch):
+    found = mfopt.load(FILES[0])
+    false = dataclasses.replace(found.guarantee, epsilon=found.guarantee.epsilon / 3)
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr(floor, "refute", lambda *arguments: None)
+        path = dataclasses.replace(found, guarantee=false).save(tmp_path / "false.npz")
+    for command in ("show", "certify"):
+        with pytest.raises(SystemExit) as ended:
+            main([command, str(path)])
+        assert ended.value.code == 1
+        assert "FALSE" in capsys.readouterr().err

@@ -127,8 +127,11 @@ def test_words_of_a_proof_are_those_of_an_accountant(data, tmp_path):  # noqa: F
     words = {"taken_on_trust": True, "least_of": [], "without_answer": ["it is too loose"]}
     facts |= noted(facts, words)
     lies = {"taken_on_trust": "by nobody"}, {"taken_on_trust": False}, {"least_of": [own, "magic"]}
-    lies += {"bracket": [{"all is covered": 0.0}, facts["account"]["epsilon"]]}, {"beta": "none"}
+    lies += ({"beta": "none"},)
     verified(facts, [by_method("judgement of experts"), *(noted(facts, lie) for lie in lies)])
+    bracket = [{"all is covered": 0.0}, facts["account"]["epsilon"]]
+    with pytest.raises(UsageError, match="lower end of the bracket"):
+        verification.verify(facts | noted(facts, {"bracket": bracket}))
 
 
 @pytest.mark.release

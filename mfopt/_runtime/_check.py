@@ -86,14 +86,33 @@ def file(name: str, value: Any) -> Path:
     return found
 
 
+def _float(name: str, value: Any) -> float:
+    """``value`` as a float: a number of Python, NumPy or JAX, neither text nor bool."""
+    shown = shortened(value) if isinstance(value, int) else value
+    if isinstance(value, str | bytes | bool) or str(getattr(value, "dtype", "")) == "bool":
+        raise reject(name, shown, "must be a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise reject(name, shown, "must be finite") from None
+    except (TypeError, ValueError):
+        raise reject(name, shown, "must be a number") from None
+
+
 def finite(name: str, value: SupportsFloat) -> float:
     """``value`` as a finite float."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise reject(name, value, "must be a number") from None
+    number = _float(name, value)
     if not math.isfinite(number):
         raise reject(name, value, "must be finite")
+    return number
+
+
+def real(name: str, value: SupportsFloat, *, at_most: float = math.inf) -> float:
+    """``value`` as a float in [0, ``at_most``], which may be infinite where that is."""
+    number = _float(name, value)
+    if not 0 <= number <= at_most:
+        rule = "must not be negative or NaN" if math.isinf(at_most) else ""
+        raise reject(name, value, rule or f"must lie in [0, {at_most:g}]")
     return number
 
 

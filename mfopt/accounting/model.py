@@ -262,7 +262,8 @@ class LossModel(abc.ABC):
             return log_delta(x) - target
 
         def height(x: float) -> float:  # nearly straight in log x, as a Gaussian tail's is
-            return math.log(target / min(log_delta(x), -_NEAR_ONE))
+            # -inf where the estimate underflows, which ends the search by secants
+            return math.log(-target) - math.log(-min(log_delta(x), -_NEAR_ONE))
 
         if near:
             found = solve.about(height, start, fall=2.0, relative=near)

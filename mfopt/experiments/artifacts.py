@@ -82,7 +82,7 @@ def _factorization(name: str, folder: Path, cache: Cache, **how: Any) -> list[Pa
     asked = (proven, sigma, sigma.source)
     found = run_all(asked, cache, **how)
     certified, estimate, source = (found[cell].record for cell in asked)
-    guarantee = Guarantee(**certified["guarantee"])
+    guarantee = Guarantee.from_description(certified["guarantee"])
     made = Factorization(
         strategy_of(found[proven]),
         guarantee.noise_multiplier,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import query_error, strategies, workloads
+from mfopt import floor, query_error, strategies, workloads
 from mfopt._runtime import _check, _files, _signals
 from mfopt._runtime._archive import MALFORMED, Archive, Header
 from mfopt.accounting.account import supporting
@@ -208,8 +208,8 @@ def keep(factorization: Factorization, path: Path, *, force: bool = False) -> Pa
 def load(path: str | Path) -> Factorization:
     """Read a file and check everything in it that can be recomputed. Nothing in it is executed.
 
-    That the guarantee was ever proved is not among it: :attr:`Factorization.proved_here` says
-    whether this machine did.
+    A guarantee that :func:`mfopt.floor.refute` proves false is refused. That the guarantee was ever
+    proved is not examined: :attr:`Factorization.proved_here` says whether this machine did.
 
     Raises:
       UsageError: ``path`` is none, or the file is missing.
@@ -370,11 +370,12 @@ def _restore(archive: Archive, metadata: dict[str, Any], sampling: Scheme) -> Fa
         noise_multiplier=float(archive.read("noise_multiplier")),
         sampling=sampling,
         workload=workloads.from_description(metadata["workload"], part("workload/")),
-        guarantee=Guarantee(**metadata["guarantee"]),
+        guarantee=Guarantee.from_description(metadata["guarantee"]),
         history=archive.read("history"),
         provenance=metadata["provenance"],
     )
     _prove(archive, metadata, factorization)
+    floor.refute(factorization.strategy, factorization.sampling, factorization.guarantee)
     return factorization
 
 

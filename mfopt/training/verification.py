@@ -169,7 +169,7 @@ def _rebuilt(
     facts: dict[str, Any], factorization: str | Path | None
 ) -> tuple[Guarantee, Factorization, Execution]:
     """(the statement, the account, the execution) that the report describes."""
-    accounted = Guarantee(**facts["account"])
+    accounted = Guarantee.from_description(facts["account"])
     plan, clip = facts["sampling"], facts["clipping"]
     scheme = sampling.from_description(plan["scheme"])
     if factorization is not None:
@@ -204,7 +204,7 @@ def _rebuilt(
         secure="noise" in facts,
     )
     execution = Execution(units, sampler, clipping, noise, float(facts["normalizer"]))
-    return Guarantee(**facts["guarantee"]), account, execution
+    return Guarantee.from_description(facts["guarantee"]), account, execution
 
 
 def _proved(account: Factorization, progress: Report) -> Check:

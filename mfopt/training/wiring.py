@@ -120,7 +120,7 @@ def _read(
     """The account in a run's file. With ``progress`` anybody may have written it: it is proved."""
     try:
         kept = json.loads(path.read_text())
-        account = privacy.account_for(accounted, Guarantee(**kept["guarantee"]))
+        account = privacy.account_for(accounted, Guarantee.from_description(kept["guarantee"]))
         _check.noise_multiplier(account.noise_multiplier)
         same = kept["asked"] == asked and account.mechanism == accounted
     except (OSError, ValueError, KeyError, TypeError) as problem:

@@ -25,8 +25,8 @@ from mfopt_cli import options
 def command(context: click.Context, name: str) -> int:
     """Run benchmark NAME with its own options.
 
-    NAME is one of ablation, account, all, calls, digits, draws, fuzz, kill, mutants, optima,
-    optimize, rates, schedules, seeds, settings, train.
+    NAME is one of ablation, account, accounts, all, calls, digits, draws, fuzz, kill, mutants,
+    optima, optimize, rates, schedules, seeds, settings, train.
     Compare ratios within one run; absolute times depend on the load of the machine.
 
     \b

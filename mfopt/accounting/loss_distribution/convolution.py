@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ class Composition(Tilting):
     @functools.cached_property
     def infinite(self) -> float:
         """P-mass with infinite total loss, a part of every δ."""
-        return -math.expm1(sum(count * math.log1p(-part.infinite) for part, count in self.parts))
+        return _chance_of_any((part.infinite, count) for part, count in self.parts)
 
     def convolve(
         self, tilt: float, like: Tilting | None = None, *, extended: bool = False
@@ -143,9 +143,7 @@ class Composition(Tilting):
             log_scale=base,
             log_lost=lost,
             infinite=self.infinite,
-            infinite_q=-math.expm1(
-                sum(count * math.log1p(-part.infinite_q) for part, count in self.parts)
-            ),
+            infinite_q=_chance_of_any((part.infinite_q, count) for part, count in self.parts),
             rounding=rounding,
             allowance=allowance,
             largest=highest,
@@ -157,6 +155,15 @@ class Composition(Tilting):
         if self.infinite > 0:
             log_delta = float(np.logaddexp(log_delta, math.log(self.infinite)))
         return min(log_delta, 0.0)
+
+
+def _chance_of_any(events: Iterable[tuple[float, int]]) -> float:
+    """Probability that any of independent events happens, each (probability, repetitions)."""
+    log_none = 0.0
+    for probability, repetitions in events:
+        # a sum of masses may round to 1 or a little above
+        log_none += repetitions * (math.log1p(-probability) if probability < 1 else -math.inf)
+    return -math.expm1(log_none)
 
 
 def _power(spectrum: np.ndarray, count: int) -> np.ndarray:
