@@ -1,7 +1,7 @@
 """A data set with users from the text on a Debian-like machine; nothing is downloaded.
 
 python notebooks/system_text.py changelogs corpus  # or manpages
-mfopt experiment noise-in-training --data corpus
+mfopt train --data corpus --eps 8
 
 changelogs: an entry is a record, its maintainer the user. manpages: a paragraph of the manual's
 sections 5 and 8 is a record, its page the user. Public: docstrings of Python's standard library.

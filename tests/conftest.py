@@ -16,7 +16,9 @@ from _pytest.doctest import DoctestModule
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What is compiled is hundreds of thousands of objects that stay: garbage is looked for rarely.
 gc.set_threshold(50_000, 50, 50)
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "benchmarks")]
+_TESTS = Path(__file__).parent
+sys.path[:0] = [str(_TESTS), str(_TESTS / "benchmarks")]
+sys.path.insert(2, str(_TESTS.parent / "artifacts" / "papers"))
 
 # Compiled modules are kept, also where that is turned off: each worker, and each process that a
 # test starts, would compile them all again, which takes seconds.

@@ -1,6 +1,5 @@
 """Arguments are looked at before any work: sizes beyond use, and words that could not be saved."""
 
-import dataclasses
 
 import pytest
 from commands import invoked
@@ -9,8 +8,6 @@ from test_vocabulary import EVERY, every, of
 
 from mfopt import optimize
 from mfopt.errors import UsageError
-from mfopt.experiments.options import options as fields_of
-from mfopt.experiments.studies import STUDIES, find
 from mfopt.guarantee import Guarantee
 from mfopt.sampling import BallsInBins
 
@@ -46,17 +43,6 @@ def test_every_option_whose_work_grows_with_it_has_a_limit():
         if param.type.most is None
     }
     assert without == {("optimize", "--samples")}
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_whole_numbers_of_a_study_have_limits(name):
-    """--width 1e9 was looked at in each cell."""
-    study = find(name)()
-    for field in fields_of(find(name)):
-        if field.metadata["option"]["kind"] is int and field.name not in ("seed", "seeds"):
-            huge = (10**9,) if isinstance(field.default, tuple) else 10**9
-            with pytest.raises(UsageError, match=f"^{field.name} = .*at most|are free"):
-                dataclasses.replace(study, **{field.name: huge}).check()
 
 
 @pytest.mark.parametrize("option", ["width", "layers", "heads", "pretrain-batch"])

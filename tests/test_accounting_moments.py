@@ -5,13 +5,13 @@ import math
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant
+from fedavg import PRINTED, ROUNDS
 from scipy import integrate
 
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import moments
 from mfopt.errors import UsageError
 from mfopt.experiments import concentration_filter as filter
-from mfopt.experiments.figures.mcmahan import PRINTED, ROUNDS
 from mfopt.sampling import Poisson
 
 # Table 2: σ of the average, S, users, expected users a round -> ε after 5000 rounds, δ = 1e-9

@@ -1,4 +1,4 @@
-"""A sample of the hostile calls that ``mfopt bench calls`` makes by the thousand."""
+"""A sample of the hostile calls that ``bench_calls.py`` makes by the thousand."""
 
 import shlex
 from pathlib import Path
@@ -44,8 +44,6 @@ ONCE = [
     "optimize --epochs 2 --iters 4 --eps 2 --strategy identity --seed -1 --out NEW.npz",
     "account balls-in-bins --epochs 2 --iters 4 --eps 2 --delta 1e-5 --estimate --seed -1",
     "account fedavg --iters 8 --probability 0.1 --noise-multiplier 1e300 --delta 1e-5",
-    "experiment mean-estimation --eps 1e300",
-    "figures user-level-1 --artifacts TEXT",
     "generate MISSING --texts 0",
     "generate MISSING --texts 1e300",
     "data build NEW --data stdlib --vocab-size 0",
@@ -69,7 +67,6 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, places):
         ("audit FOLDER", "RUN FOLDER: holds no config.toml"),
         ("optimize --epochs 2 --iters 4 --eps 2 --out FOLDER", "--out FOLDER: must end in"),
         ("certify FILE --out FOLDER", "--out FOLDER: must end in"),
-        ("experiment images --mechanisms nan", "--mechanisms nan: is not a family"),
         (
             "data build NEW --data FOLDER --public A --public B --format enron --vocab-size 300",
             "--public",

@@ -3,7 +3,6 @@
 import csv
 import math
 import re
-from collections import defaultdict
 from pathlib import Path
 
 import bench_optima
@@ -12,9 +11,6 @@ from selection import before_release
 
 from mfopt import workloads
 from mfopt.accounting.monte_carlo.protocol import law
-from mfopt.experiments.cache import Cache, Result
-from mfopt.experiments.figures import FIGURES
-from mfopt.experiments.figures.context import Context
 from mfopt.optimize import kinds, memory, optimize
 from mfopt.sampling import BallsInBins, FreshBins
 
@@ -60,7 +56,7 @@ FAMILIES = {"blt-4-scaled": "blt", "wave-blt-4-scaled": "wave-blt", "blt-2-scale
 
 @pytest.mark.parametrize("table", [cell[0] for cell in CELLS if "32x32" not in cell[0]])
 def test_tables_hold_the_best_values_known(table):
-    """One of which the check searches again, by `mfopt bench optima --check`."""
+    """One of which the check searches again, by `bench_optima.py --check`."""
     best, seen = bench_optima.known(), set()
     with (ROOT / "artifacts" / "tables" / table).open(newline="") as file:
         for row in csv.DictReader(file):
@@ -77,40 +73,6 @@ def test_every_table_has_a_cell_that_is_found_again():
     tables = {path.name for path in (ROOT / "artifacts" / "tables").glob("*.csv")}
     tables -= {name for name in tables if name.endswith("-sizes.csv")}  # beside its own
     assert tables == {cell[0] for cell in CELLS}
-
-
-class OneCell(Context):
-    """Context of figures that computes the first cell it is asked for, and has NaN for others."""
-
-    def run(self, cells):
-        first, *others = cells
-        unknown = Result(defaultdict(lambda: math.nan))
-        return super().run([first]) | dict.fromkeys(others, unknown)
-
-
-def of_panel(title):
-    return title.partition(";")[0]  # then come results
-
-
-ACCOUNTS = ("group-level-1", "group-level-2", "user-level-1", "user-level-2a", "user-level-2b")
-ACCOUNTS += ("user-level-9", "privacy-unit-3", "privacy-unit-7")
-
-
-@pytest.mark.parametrize("name", before_release(ACCOUNTS, *range(3, len(ACCOUNTS))))
-def test_a_cell_of_each_figure_of_accounts_is_found_again(name, tmp_path):
-    with (ROOT / "artifacts" / "figures" / f"{name}.csv").open(newline="") as file:
-        rows = {
-            (of_panel(row["panel"]), row["curve"], float(row["x"])): float(row["y"])
-            for row in csv.DictReader(file)
-        }
-    found = {
-        (of_panel(panel.title), curve.label, float(x)): y
-        for panel in FIGURES[name].build(OneCell(Cache(tmp_path), jobs=1)).panels
-        for curve in panel.curves
-        for x, y in zip(curve.x, curve.y, strict=True)
-        if math.isfinite(y)
-    }
-    assert found and {place: rows[place] for place in found} == pytest.approx(found, rel=LIMIT)
 
 
 def test_a_closed_form_of_the_comparison_is_found_again():

@@ -14,7 +14,6 @@ TABLES = {
     "mfopt/time_scaled_error.py",
     "mfopt/optimize/kinds.py",
     "mfopt/optimize/starts.py",
-    "mfopt/experiments/accounts.py",  # a published account of Poisson sampling alone
     "mfopt/training/attack.py",  # what tells two data sets apart, by scheme
     # the same for accounts: what two data sets attain
     "mfopt/accounting/attained.py",

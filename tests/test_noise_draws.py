@@ -245,7 +245,7 @@ def chi_square(steps, count, edges, **options):
 
 
 def test_chi_square_over_the_whole_range():
-    # 5·10⁶ draws; mfopt bench draws takes 10⁸
+    # 5·10⁶ draws
     edges = np.concatenate(
         [-np.linspace(4.7, 3.1, 9), special.ndtri(np.linspace(0.001, 0.999, 800))]
     )

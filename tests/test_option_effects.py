@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import operator
 import random
 import re
 
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 from commands import invoked
 from mfopt_cli import options
-from mfopt_cli.commands import experiment
 from mfopt_cli.main import main
 from option_effects import name_of, replaced, run, values
 from test_vocabulary import EVERY, of
@@ -57,7 +55,6 @@ BASE = {
     "account uls": [*DRAWN, *SIGMA],
     "data build": ["out", "--data=a.jsonl", "--public=b.jsonl", "--vocab-size=300", "--json"],
     "data stats": ["store", "--json"],
-    "figures": ["near-exact-2a", "--json"],
     "optimize": ["--epochs=2", "--iters=8", "--eps=2", "--seed=1", "--json"],
     "plot": ["sqrt.npz"],
     "report": ["sqrt.npz"],
@@ -66,7 +63,7 @@ BASE = {
         "--sampling=balls-in-bins:bins=4,epochs=2",
         *("--eps=8", "--delta=1e-4", "--algorithm=fedavg", "--show-config"),
     ],
-} | {" ".join(path): [] for path in EVERY if path[0] == "experiment"}
+}
 # ... and of one that takes seconds for each option
 SLOW = {
     "audit": ["sqrt.npz"],
@@ -82,13 +79,11 @@ SLOW = {
     "verify": ["report.json"],
 }
 ELSEWHERE = {
-    "bench": "options are those of the benchmark",
     "cache": "clears this user's folders: tests/test_first_minutes.py",
 }
 # values that no type tells
 OWN = {
     "--also": ["--also=pure:0.5"],
-    "--artifacts": ["--artifacts=made"],
     "--baseline": ["--baseline=dpsgd+poisson"],
     "--batch-limit": ["--batch-limit=60"],
     "--cache": ["--cache=cells"],
@@ -126,12 +121,6 @@ OWN = {
 OWN_OF = {
     ("certify", "--eps"): ["--eps=3"],
     ("compare", "--baseline"): ["--baseline=dpsgd+balls-in-bins"],
-    ("experiment", "--data"): ["--data=stdlib-code", "--data=stdlib", "--data=made"],
-    ("experiment", "--delta"): ["--delta=1e-3"],
-    ("experiment", "--model"): ["--model=gpt2"],
-    ("experiment images", "--cifar"): ["--cifar=cifar"],
-    ("experiment", "--executed"): ["--executed=dpsgd+balls-in-bins"],
-    ("experiment", "--mechanisms"): ["--mechanisms=dpsgd+balls-in-bins"],
     ("train", "--continue"): ["--continue=earlier"],
     ("train", "--delta"): ["--delta=1e-5"],
     ("train", "--lora-layers"): ["--lora-layers=mlp/c_fc"],
@@ -169,9 +158,6 @@ WITH = {
     ("data build", "--records"): ["--data=folder", "--public=folder", "--format=folder"],
     ("data stats", "--plot"): ["--json"],
     ("data stats", "--force"): ["--plot=taken.png"],
-    ("experiment", "--force"): ["--out=made"],
-    ("experiment images", "--mechanisms"): ["--executed=dpsgd+balls-in-bins"],
-    ("experiment images", "--executed"): ["--mechanisms=dpsgd+balls-in-bins"],
     ("optimize", "--reassign-every"): ["--sampling=fresh-bins"],
     ("optimize", "--separation"): ["--sampling=b-min-sep", "--bands=1"],
     ("optimize", "--bands"): ["--strategy=banded"],
@@ -189,9 +175,6 @@ QUIET_WORK = {
     ("data build", "--restart"): "an unfinished build: tests/test_train_data_build.py",
     ("data build", "--on-bad"): "stops at a bad line",
     ("data stats", "--verify"): "reads all, and finds nothing wrong",
-    ("experiment", "--force"): "what is there is looked for before the work, which is replaced",
-    ("figures", "--force"): "likewise",
-    ("figures", "--cache"): "where finished cells are kept",
     ("noise", "--repeats"): "steps that are timed",
     ("certify", "--certificate"): "the toy's bound takes no samples: tests/test_moment_bound.py",
     ("compare", "--force"): "nothing is in the way",
@@ -250,7 +233,6 @@ def inputs(tmp_path_factory):
     (folder / "earlier" / "config.toml").write_text("[model]\nwidth = 48\nheads = 2\n")
     np.save(folder / "w.npy", np.ones(8))
     for name, text in (
-        ("cifar/test_batch.bin", ""),
         ("gpt2/config.json", '{"model_type": "gpt2"}'),
     ):
         (folder / name).parent.mkdir()
@@ -281,19 +263,11 @@ def _light(inputs):
         asked(*what, **named)
         return found
 
-    def figure(*what, **named):
-        asked(*what[:1], *map(str, what[1:2]), what[-1].folder, **named)
-        return ["made"]
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mfopt.experiments.report.page", lambda *what: str(what))
         patch.setattr("mfopt.experiments.mechanism_plot.plot", lambda _, to: to.write_text(""))
         patch.setattr("mfopt.optimize.factorize", search)
         patch.setattr("mfopt.optimize.least_error", search)
-        patch.setattr("mfopt.experiments.figures.make", figure)
-        patch.setattr("mfopt.experiments.artifacts.rebuild", figure)
-        at = operator.attrgetter("out", "artifacts", "jobs", "cache", "force", "as_json", "quiet")
-        patch.setattr(experiment, "_run", lambda some, of, **_: asked(*some, *at(of)))
         yield
 
 
@@ -477,10 +451,7 @@ def toys(inputs):
     return functools.cache(lambda path: Toy(path, (BASE | SLOW)[path], inputs))
 
 
-LIGHT = [path for path in BASE if "experiment" not in path or path.endswith("mean-estimation")]
-commands = pytest.mark.parametrize(
-    "path", [pytest.param(path, marks=[pytest.mark.ci] * (path not in LIGHT)) for path in BASE]
-)
+commands = pytest.mark.parametrize("path", BASE)
 slow = pytest.mark.parametrize("path", SLOW)
 
 

@@ -122,7 +122,7 @@ def test_proposals_follow_where_sigma_moves():
 def test_a_sigma_beyond_numerical_range_is_no_answer_but_no_failure():
     """A tangent foresees any σ: where no proposal can be placed for it, the step is refused.
 
-    That others are taken is what searches of fresh bins end by: ``mfopt bench optima``.
+    That others are taken is what searches of fresh bins end by: ``bench_optima.py``.
     """
     scheme = FreshBins(bins=N // 2, epochs=2)
     target, mapping = objective_for(S.BandedToeplitz([1.0, 0.5, 0.3]), samples=64, scheme=scheme)

@@ -5,13 +5,13 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from audit import with_noise, without_clipping
 from scipy import stats
 from test_train_planted import Wrong, by_number
 from train_fixtures import layered_model
 
 from mfopt import sampling
 from mfopt.errors import UsageError
-from mfopt.experiments.auditing import with_noise, without_clipping
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, BandedToeplitz, Identity

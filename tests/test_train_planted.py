@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from audit import with_noise
 from selection import before_release
 from test_cli import run
 from train_fixtures import RANK, WIDTH, layered_model
 
 from mfopt import sampling
 from mfopt.errors import UsageError
-from mfopt.experiments.auditing import with_noise
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.sampling.sampler import pad

@@ -31,7 +31,7 @@ FILE = click.Path(path_type=Path)  # of an argument that must be there
 PATH = click.Path(path_type=Path)
 
 
-_WITHOUT_JAX = {"account", "bench", "data"}  # groups; accounts by sampling say so themselves
+_WITHOUT_JAX = {"account", "data"}  # groups; accounts by sampling say so themselves
 
 
 def _once(command: click.Command, ctx: click.Context, args: list[str]) -> None:
@@ -167,32 +167,6 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
             self.fail(f"{value!r} {problem}", param, ctx)
         found = int(at_most(self.most, number, param))
         return self.rule((param and param.name) or "value", found) if self.rule else found
-
-
-class Words(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
-    """One of some words, or a list ``a,b`` of them; any words where ``choices`` is empty."""
-
-    name = "words"
-
-    def __init__(self, choices: tuple[str, ...] = (), several: bool = False) -> None:
-        self.choices, self.several = choices, several
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Any:
-        """Words that begin as the last of a list does."""
-        before, comma, last = incomplete.rpartition(",") if self.several else ("", "", incomplete)
-        fit = [word for word in self.choices if word.startswith(last)]
-        return [CompletionItem(f"{before}{comma}{word}") for word in fit]
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        shown = "|".join(self.choices) or "WORD"
-        return f"{shown},.." if self.several else shown
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        parts = str(value).split(",") if self.several else [str(value)]
-        for part in parts:
-            if not part or (self.choices and part not in self.choices):
-                self.fail(f"{part!r} is none of {', '.join(self.choices)}", param, ctx)
-        return tuple(dict.fromkeys(parts)) if self.several else parts[0]
 
 
 def at_most(most: int | None, number: Any, param: click.Parameter | None) -> Any:
@@ -356,23 +330,10 @@ def seed(text: str = "for reproduction; the certificate says so", **more: Any) -
     return option("--seed", Count(rule=_check.pinned), text, **more)
 
 
-def folder(name: str, path: Path, make: bool = True) -> Path:
-    """``path``, of the option ``name``, as a folder to write into: made, unless told not to."""
-    if path.exists() and not path.is_dir():
-        raise _check.reject(name, str(path), "is not a folder", "Name another.")
-    try:
-        if make:
-            path.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        rule = f"cannot be made a folder ({problem.strerror})"
-        raise _check.reject(name, str(path), rule, "Name another.") from None
-    return path
-
-
 jobs = option(
     "--jobs",
     Count(1024, _check.integer),
-    "Worker processes. [default: half the cores; `experiment all`: a process for each]",
+    "Worker processes. [default: half the cores]",
 )
 cache = option(
     "--cache",

@@ -17,7 +17,7 @@ import sys
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import platformdirs
@@ -28,60 +28,60 @@ _FORMAT = 3  # of the files
 FILES = f"*-{'[0-9a-f]' * 40}.npz"  # pattern of their names
 MOST_BYTES = 2**30  # of the default folder
 _PACKAGE = Path(__file__).parent.parent
-# what no number in a cell depends on: the trainer counts for the cells that train
-_SHOWN = ("artifacts", "decision_plots", "manifest", "mechanism_plot", "plots", "report", "tables")
-_PRESENTATION = ("experiments/figures/", *(f"experiments/{name}.py" for name in _SHOWN))
-_TRAINING = ("train-", "audit", "study-")
-_STUDIES, _RUNS, _STUDY = "experiments/studies/", "experiments/runs/", "study-"
+# what no number in a cell of the package depends on
+_OMITTED = (
+    "training/",
+    "torch/",
+    *(f"experiments/{name}.py" for name in ("decision_plots", "mechanism_plot", "plots", "report")),
+)
 
 
 @functools.cache
-def code_digest(training: bool, studies: bool = False) -> str:
-    """SHA-256 of the source that a cell's numbers follow from: the library, and if asked for the
-    trainer with what it runs, and the studies' own cells.
+def code_digest(folder: Path | None = None) -> str:
+    """SHA-256 of the source that a cell's numbers follow from.
 
     Whole files, comments included: a result is computed again rather than trusted.
+
+    Args:
+      folder: of a cell that the package does not define: the whole package counts for it, and every
+        module beside its own.
     """
+    paths = [(path, path.relative_to(_PACKAGE).as_posix()) for path in _PACKAGE.rglob("*.py")]
+    if folder is None:
+        paths = [(path, name) for path, name in paths if not name.startswith(_OMITTED)]
+    else:
+        paths += [(path, path.name) for path in folder.glob("*.py")]
     sha = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        name = path.relative_to(_PACKAGE).as_posix()
-        skipped = _PRESENTATION if training else (*_PRESENTATION, "training/", _RUNS)
-        skipped = skipped if studies else (*skipped, _STUDIES)
-        if not name.startswith(skipped):
-            sha.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for path, name in sorted(paths):
+        sha.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return sha.hexdigest()
 
 
-def _own_code(settings: dict[str, Any]) -> str:
+def _strategy_code(settings: dict[str, Any]) -> str:
     """SHA-256 of the file that defines a user's own kind of strategy; "" for those of mfopt."""
     from mfopt.strategies import registered
 
     cls = registered().get(settings.get("kind", ""))
-    module = None if cls is None else sys.modules.get(cls.__module__)
-    file = getattr(module, "__file__", None)
-    if cls is None or file is None or cls.__module__.startswith("mfopt."):
-        return ""
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    file = None if cls is None else _defining_file(cls)
+    return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _defining_file(cls: type) -> Path | None:
+    """The file of a class that the package does not define; None of those of mfopt."""
+    if cls.__module__.startswith("mfopt."):
+        return None
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return None if file is None else Path(file)
 
 
 class Cell(abc.ABC):
     """One unit of work; subclasses are frozen dataclasses that workers can import.
 
     Attributes:
-      name: of its files; one that begins with "train-", "audit" or "study-" follows the trainer's
-        code too.
+      name: of its files.
     """
 
     name: ClassVar[str]
-
-    @classmethod
-    def of(cls, study: Any, **given: Any) -> Self:
-        """A cell of a study: what is not given is the study's field of that name, if it has one."""
-        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-            if field.name not in given and hasattr(study, field.name):
-                value = getattr(study, field.name)
-                given[field.name] = str(value) if isinstance(value, Path) else value
-        return cls(**given)
 
     @abc.abstractmethod
     def run(self, *needed: Result) -> Result:
@@ -92,11 +92,6 @@ class Cell(abc.ABC):
         """Cells whose results this one reads, in the order of its fields."""
         values = [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         return tuple(cell for value in values for cell in _cells(value))
-
-    @property
-    def setting(self) -> Cell:
-        """Equal for cells of one compiled program, which one process is best to compute."""
-        return self
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -110,9 +105,10 @@ class Cell(abc.ABC):
     def key(self) -> str:
         """Address of the result: of the cell, of all it needs, and of the code."""
         settings = self.settings
-        code = code_digest(self.name.startswith(_TRAINING), self.name.startswith(_STUDY))
+        file = _defining_file(type(self))
+        code = code_digest(None if file is None else file.parent) + _strategy_code(settings)
         text = json.dumps(settings, sort_keys=True)
-        sha = hashlib.sha256(f"{_FORMAT}|{code}{_own_code(settings)}|{self.name}|{text}".encode())
+        sha = hashlib.sha256(f"{_FORMAT}|{code}|{self.name}|{text}".encode())
         for cell in self.needs:
             sha.update(cell.key.encode())
         return sha.hexdigest()[:40]
@@ -152,28 +148,10 @@ def _described(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Result of a cell: a JSON-compatible record, and arrays, files among them (:func:`packed`)."""
+    """Result of a cell: a JSON-compatible record, and arrays."""
 
     record: dict[str, Any]
     arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-
-    def unpack(self, folder: Path) -> None:
-        """Write the files that it holds into ``folder``."""
-        for name, content in self.arrays.items():
-            path = folder / name.removeprefix("file/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.tobytes())
-
-
-def packed(folder: Path, name: str) -> dict[str, np.ndarray]:
-    """The files under ``folder`` as arrays of bytes, for a result that has it as ``name``."""
-    return {
-        f"file/{name}/{path.relative_to(folder).as_posix()}": np.frombuffer(
-            path.read_bytes(), dtype=np.uint8
-        )
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 class Cache:

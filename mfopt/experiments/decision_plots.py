@@ -251,22 +251,3 @@ def write(
     }
     drawn = dict(figures(setting, rows, sizes, baseline, parameters))
     return plots.write_files(stem, texts, drawn, kinds)
-
-
-def improvement_panel(setting: Comparison, rows: Sequence[Row], baseline: str) -> Panel:
-    """Percent by which each family's RMSE is below the baseline's, against ε."""
-    gains = improvements(rows, baseline)
-    curves = []
-    for family in dict.fromkeys(row.family for row in rows if row.family != baseline):
-        at = sorted(e for f, e in gains if f == family)
-        y, low, high = ([gains[family, e][k] for e in at] for k in range(3))
-        curves.append(Curve(families.label(family), at, y, low, high))
-    axis = f"RMSE below {families.label(baseline)} (%)\nhigher is better; bands: 95%"
-    values = [value for curve in curves for value in curve.y]
-    near = [value for value in values if value >= _LOWEST]
-    if len(near) == len(values) or len(near) < len(values) / 2:
-        return Panel(curves, where(setting), EPSILON, axis, zero_line=True)
-    curves = [curve for curve in curves if max(curve.y) >= _LOWEST]
-    limits = (min(_LOWEST, min(near)), max(*near, 0) + 3)
-    axis += f"; below {_LOWEST:g}% not shown"
-    return Panel(curves, where(setting), EPSILON, axis, zero_line=True, y_range=limits)

@@ -30,7 +30,6 @@ from mfopt.optimize import kinds, sizes
 from mfopt.sampling import BinScheme
 from mfopt.strategies import registered
 
-FRESH_BANDS = 16  # of the C of the studies under fresh bins
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # how C is found: in closed form, optimized in fixed order, in closed form with the best exponent
 FIXED, FIXED_ORDER, PUBLISHED, AMPLIFIED = "closed", "fixed-order", "published", "optimized"

@@ -17,7 +17,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFor
 
 from mfopt._runtime import _files
 from mfopt._runtime._files import write
-from mfopt.experiments.tables import csv_text
 
 # Okabe and Ito's colours, distinct for any colour vision; markers repeat the distinction.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
@@ -233,19 +232,6 @@ def apart(places: np.ndarray, texts: Sequence[str]) -> np.ndarray:
         ):
             named[index], last = True, index
     return named
-
-
-def csv_of(panels: Sequence[Panel]) -> str:
-    """The data of a figure: one row a point."""
-    header = ("panel", "curve", "x_label", "x", "y_label", "y", "low95", "high95")
-    rows: list[tuple[Any, ...]] = []
-    for panel in panels:
-        for curve in panel.curves:
-            blank: Sequence[Any] = [""] * len(curve.x)
-            points = zip(curve.x, curve.y, curve.low or blank, curve.high or blank, strict=True)
-            for x, y, *band in points:
-                rows.append((panel.title, curve.label, panel.x_label, x, panel.y_label, y, *band))
-    return csv_text(header, rows)
 
 
 def check_outputs(paths: Sequence[Path], *, force: bool) -> None:

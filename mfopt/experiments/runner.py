@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import contextvars
 import functools
 import graphlib
 import importlib
@@ -14,7 +13,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from mfopt._runtime import _check, _signals, _sizes
 from mfopt.experiments.cache import Cache, Cell, Result
@@ -44,8 +42,6 @@ def run_all(
       KeyboardInterrupt: as it came; what was unfinished is not kept, and a note says what is.
     """
     wanted = list(dict.fromkeys(cells))
-    if _asking.get():
-        raise _Asked(wanted)
     known = {cell: found for cell in wanted if (found := cache.load(cell)) is not None}
     missing = with_needs(wanted, lambda cell: cell in known or cache.load(cell) is not None)
     total = len(missing)
@@ -78,41 +74,9 @@ def _kept(cache: Cache, cell: Cell) -> Result:
     return found
 
 
-class _Asked(Exception):
-    """Stop before a run, with the cells that would have been run."""
-
-
-_asking = contextvars.ContextVar("asking", default=False)
-
-
-def first_cells(work: Callable[[], object]) -> list[Cell]:
-    """The cells that ``work`` hands to :func:`run_all` first, none of which is computed.
-
-    With them one pool of processes serves several pieces of work, each of which finds its cells in
-    the cache afterwards.
-    """
-    token = _asking.set(True)
-    try:
-        work()
-    except _Asked as asked:
-        return list(asked.args[0])
-    finally:
-        _asking.reset(token)
-    return []
-
-
 def usual_jobs() -> int:
     """Processes where none are asked for: one for every two cores."""
     return max(1, (os.cpu_count() or 2) // 2)
-
-
-def cores() -> int:
-    """Processes that fit side by side where each works on one core; one on an accelerator."""
-    import jax
-
-    if jax.default_backend() != "cpu":
-        return 1
-    return len(_places()) or usual_jobs()
 
 
 def _cells(done: int, total: int, cell: Cell | None = None) -> Progress:
@@ -155,17 +119,6 @@ def compute(cell: Cell, needed: list[Result]) -> Result:
         "made": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     return Result(record, result.arrays)
-
-
-def summed(results: Iterable[Result | None]) -> dict[str, Any]:
-    """Devices, seconds, processor seconds and last day of the results that are there."""
-    records = [result.record for result in results if result is not None]
-    sums = {
-        name: round(sum(record[name] for record in records), 1)
-        for name in ("seconds", "cpu_seconds")
-    }
-    devices = sorted({record["device"] for record in records}) or [device()]  # of none: this one
-    return {"device": devices, **sums, "made": max((r["made"] for r in records), default=None)}
 
 
 def device() -> str:
@@ -247,31 +200,22 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
             raise
 
 
-def _next(ready: list[Cell], last: Cell | None, running: Iterable[Cell]) -> Cell:
-    """The cell after ``last`` in a process: one of its program, or of none that another has."""
-    taken = [cell.setting for cell in running]
-    alike = [cell for cell in ready if last and cell.setting == last.setting]
-    return (alike or [cell for cell in ready if cell.setting not in taken] or ready)[0]
-
-
 def _in_processes(missing: list[Cell], cache: Cache, jobs: int, progress: Report) -> None:
     absent, done = frozenset(missing), 0
     order = graphlib.TopologicalSorter({cell: absent & {*cell.needs} for cell in missing})
     order.prepare()
     ready: list[Cell] = []
-    last: Cell | None = None  # done by the worker that waits
     running: dict[concurrent.futures.Future[None], Cell] = {}
     with workers(jobs) as pool:
         while order.is_active():
             ready += order.get_ready()
             # no more than are at work: waiting takes a lock of each
             while ready and len(running) < jobs:
-                cell = _next(ready, last, running.values())
-                ready.remove(cell)
+                cell = ready.pop(0)
                 running[pool.submit(_work, str(cache.folder), cell)] = cell
             first = concurrent.futures.FIRST_COMPLETED
             for future in concurrent.futures.wait(running, return_when=first).done:
-                cell = last = running.pop(future)
+                cell = running.pop(future)
                 future.result()
                 order.done(cell)
                 done += 1

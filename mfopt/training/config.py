@@ -39,7 +39,7 @@ _MADE_BY = "The file comes from `mfopt optimize`."
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
 # private data's own kind, which is what pretraining on the public part of "stdlib" makes
-# (``mfopt bench rates``). 0.012 was a default, which files hold beside any rate.
+# (artifacts/bench-rates.json). 0.012 was a default, which files hold beside any rate.
 NOISE_MOVE, NEAR_MOVE = 0.04, 0.003
 
 

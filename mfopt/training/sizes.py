@@ -1,7 +1,7 @@
 """Memory and time of a training run, estimated before it starts.
 
 Counted in float32 numbers and operations on them; what these cost was measured on two CPU cores
-(``mfopt bench train``), so the time is for a CPU, and a rough one.
+(``bench_train.py``), so the time is for a CPU, and a rough one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A sweep over group sizes by mfopt against calling dp_accounting once per K, in one run.
 
-    mfopt bench account --out artifacts/bench-account.json
+    python tests/benchmarks/bench_account.py --out artifacts/bench-account.json
 
 Both compute ε of DP-SGD for groups of K = 1..``--group-size`` examples (binomial mixture of
 Gaussians) from scratch for every K, dp_accounting directly with its default grid of 1e-4; times are
@@ -106,3 +106,7 @@ def sweep(options: Options) -> dict[str, Any]:
         "timed": rows,
     }
     return {"sweep": found, "calibration": calibrated(options), **machine("dp_accounting")}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

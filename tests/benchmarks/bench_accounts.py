@@ -1,6 +1,6 @@
 """Asks random small accounts, under every scheme, and reads what comes back.
 
-    mfopt bench accounts --accounts 2000 --seed 1
+    python tests/benchmarks/bench_accounts.py --accounts 2000 --seed 1
 
 An account is a scheme of at most 12 iterations, a C, a group of at most 3 units, an adjacency, and
 two of σ, ε and δ drawn over many orders of magnitude. It ends with a guarantee whose numbers are
@@ -129,3 +129,7 @@ def random_accounts(options: Options) -> tuple[dict[str, Any], int]:
         elif seconds > SECONDS:
             print(f"{number}: {seconds:.0f} s: {mechanism}, {question}", file=sys.stderr)
     return {"accounts": options.accounts, "ends": dict(ends), "faults": faults}, int(bool(faults))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

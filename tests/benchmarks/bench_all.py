@@ -1,7 +1,7 @@
 """mfopt against other packages in one run, and against what it was before: ratios that are kept.
 
-    mfopt bench all --reports artifacts/benchmarks
-    mfopt bench all --against artifacts/benchmarks
+    python tests/benchmarks/bench_all.py --reports artifacts/benchmarks
+    python tests/benchmarks/bench_all.py --against artifacts/benchmarks
 
 Each contest is CPU seconds of mfopt over those of another package for the same question, in turn in
 one process: what else runs on the machine meets both alike. Of --repeats ratios the median counts;
@@ -313,3 +313,7 @@ def compared(options: Options) -> tuple[dict[str, Any], bool]:
             file=sys.stderr,
         )
     return found, bool(told)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

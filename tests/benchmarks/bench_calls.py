@@ -1,6 +1,6 @@
 """Hostile calls of every command: no traceback, no success for what cannot be meant.
 
-    mfopt bench calls --count 1500 --out artifacts/bench-calls.json
+    python tests/benchmarks/bench_calls.py --count 1500 --out artifacts/bench-calls.json
 
 Calls are generated from the command tree itself, so a new command or option is attacked without an
 edit here: each is a call that works, with one or two of its values exchanged for something hostile
@@ -50,12 +50,7 @@ GOOD: dict[str, str] = {
     "plot": "FILE --out NEW.png",
     "report": "FILE --out NEW.html",
     "verify": "TEXT",
-    "bench": "no-such-benchmark",
     "compare": "--epochs 2 --iters 4 --eps 2 --include dpsgd+balls-in-bins --jobs 1 --cache CACHE",
-    "figures": "--list",
-    "experiment mean-estimation": "--users 16 --examples 4 --groups 1,2 --dimension 4 --steps 4 "
-    "--trials 4 --eps 1 --budgets 8 --at-budget 8 --withins 1 --clips 2 --lengths 0.1 --jobs 1 "
-    "--cache CACHE --out NEW",
     "account dpsgd": "--epochs 2 --iters 8 --eps 2 --delta 1e-5",
     "account banded": "--epochs 2 --iters 8 --bands 2 --eps 2 --delta 1e-5",
     "account balls-in-bins": "--epochs 2 --iters 4 --noise-multiplier 2 --delta 1e-5",
@@ -95,7 +90,7 @@ PATHS = (
 )
 # what commands import when they are run
 IMPORTED = (
-    "mfopt.experiments.artifacts",
+    "mfopt.experiments.decision_plots",
     "mfopt.experiments.report",
     "mfopt.training.audit",
     "mfopt.training.data.build",
@@ -414,4 +409,4 @@ def added(before: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, An
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

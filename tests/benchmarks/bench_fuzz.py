@@ -1,6 +1,6 @@
 """Damages factorization and noise-state files in every way and looks at what still loads.
 
-    mfopt bench fuzz --minutes 60 --out artifacts/bench-fuzz.json
+    python tests/benchmarks/bench_fuzz.py --minutes 60 --out artifacts/bench-fuzz.json
 
 Three ways, drawn by hypothesis: bytes (flipped, cut out, inserted, zeroed, blocks swapped), members
 of the zip (headers and data of arrays exchanged for other ones, members left out, doubled, renamed,
@@ -369,3 +369,7 @@ def damaged(options: Options) -> tuple[dict[str, Any], bool]:
         },
         "outcomes": dict(sorted(counts.items())),
     }, grown > 200
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """Ends whole commands at random moments, in every way there is, and looks at what is left.
 
-    mfopt bench kill --moments 200 --out artifacts/bench-kill.json
+    python tests/benchmarks/bench_kill.py --moments 200 --out artifacts/bench-kill.json
 
 Each moment runs `mfopt optimize`, `compare` or `train` at a tiny size in an empty folder and ends
 it by kill -9, SIGTERM, SIGHUP, Ctrl-C or a full disk (a limit on the size of files), at a point
@@ -393,3 +393,7 @@ def table(folder: Path) -> str:
 def complete(name: str, folder: Path) -> Any:
     expected = {"optimize": "one.npz", "compare": "comparison.json", "train": "run/loss.png"}
     return (folder / expected[name]).is_file()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

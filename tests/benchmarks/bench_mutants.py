@@ -1,6 +1,6 @@
 """Mutants of accept rules and bounds: each changes one line so that a reported ε or σ could fall.
 
-    mfopt bench mutants --out artifacts/bench-mutants.json
+    python tests/benchmarks/bench_mutants.py --out artifacts/bench-mutants.json
 
 ``mutants.txt`` beside this file lists them: ``[file] its tests``, then for each mutant its name,
 the tests that should fail (a ``-k`` expression for those of the file, or words for pytest) and
@@ -152,3 +152,7 @@ def survived(options: Options) -> tuple[dict[str, Any], int]:
         "harmless": harmless,
     }
     return facts, len(left)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

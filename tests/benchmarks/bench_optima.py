@@ -1,7 +1,7 @@
 """What searches end with, against the best value known for each cell.
 
-    mfopt bench optima --kinds blt,wave-blt --out optima.json
-    mfopt bench optima --check
+    python tests/benchmarks/bench_optima.py --kinds blt,wave-blt --out optima.json
+    python tests/benchmarks/bench_optima.py --check
 
 A cell is a kind of C, a sampling scheme with its shape, and ε (δ = 1e-5, prefix sums). Each seed is
 a search of its own; its C is judged by the RMSE at σ from fresh samples, the same for all
@@ -219,3 +219,7 @@ def searched(options: Options) -> tuple[dict[str, Any], bool]:
         "contained": contained,
     }
     return report, bool(failed or contained)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """What the main command takes: wall and CPU seconds and memory of whole processes, start to file.
 
-    mfopt bench optimize --out artifacts/bench-optimize.json
+    python tests/benchmarks/bench_optimize.py --out artifacts/bench-optimize.json
 
 cold is with nothing compiled before, as after an installation; warm is once more with what the cold
 one kept; --repeats of both, taking turns with each other. Sizes are run once each, cold. yardstick
@@ -105,3 +105,7 @@ def measured(options: Options) -> dict[str, Any]:
             found["sizes"][size] = optimized(folder, folder / size, *SIZES[size])
             print(size, found["sizes"][size], flush=True)
     return {**found, "yardstick": [*ticks, yardstick()]}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -18,7 +18,7 @@ has already are not examined again, so that a long run may be cut anywhere, but 
 something wrong where ``--again`` is given. The last line of a setting is the one that counts: that
 of ``--first 6610 --count 1`` with a log of its own takes the older one's place once it is added.
 
-    mfopt bench settings --count 10000 --log settings.jsonl --out artifacts/bench-settings.json
+    python tests/benchmarks/bench_settings.py --count 10000 --log settings.jsonl --out FILE
 """
 
 from __future__ import annotations
@@ -389,3 +389,7 @@ def examined(options: Options) -> tuple[dict[str, Any], bool]:
     # of all settings, those of earlier calls too
     bench.begun = time.perf_counter() - report["cpu_seconds"]["total"]
     return report, bool(report["wrong"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,7 +1,7 @@
 """Time of one training step: private algorithms against the non-private loop at equal compute.
 
-    mfopt bench train --models tiny,small --out artifacts/bench-train.json
-    mfopt bench train --models gpt2-small --lora-rank 32 --users 64 --compute-dtype bfloat16
+    python tests/benchmarks/bench_train.py --models tiny,small --out artifacts/bench-train.json
+    python tests/benchmarks/bench_train.py --models gpt2-small --lora-rank 32 --users 64
 
 All contenders take the same number of records of the same length in each step: ``none`` and
 ``uls`` the same users with the same G records, ``els`` as many records, one by one. The
@@ -166,3 +166,7 @@ def measured(options: Options) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - begun, 1),
         "results": results,
     }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -6,8 +6,8 @@
     @bench.work
     def measured(options): return report
 
-``mfopt bench NAME`` calls ``main``. The report is printed as JSON and written to ``--out``; work
-that returns (report, exit code) has that code.
+``python tests/benchmarks/bench_NAME.py`` calls ``main``. The report is printed as JSON and written
+to ``--out``; work that returns (report, exit code) has that code.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ import numpy as np
 from mfopt_cli.options import whole
 
 from mfopt._runtime import _files
+
+sys.path.append(str(Path(__file__).parents[2] / "artifacts" / "papers"))  # of the manifest
 
 Options = argparse.Namespace
 
@@ -63,7 +65,7 @@ def choice(known: Iterable[str], default: Sequence[str] = ()) -> tuple[Any, ...]
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads the words after ``mfopt bench NAME``, and refuses what no benchmark can do."""
+    """Reads a benchmark's options, and refuses what no benchmark can do."""
 
     def parse_args(self, *arguments: Any, **named: Any) -> Any:
         """Parse; an ``--out`` that cannot be written and numbers not above 0 are refused."""
@@ -97,7 +99,7 @@ class Bench:
     """
 
     def __init__(self, file: str, doc: str | None, **options: tuple[Any, ...]) -> None:
-        self.name = Path(file).stem.removeprefix("bench_")
+        self.script = Path(file).name
         self._doc, self._options = doc, options
         self._work: Callable[[Any], Any] | None = None
 
@@ -109,7 +111,7 @@ class Bench:
     def parser(self) -> Parser:
         """Its options, --seed among them where it has one, and --out."""
         words = Parser(
-            prog=f"mfopt bench {self.name}",
+            prog=f"python tests/benchmarks/{self.script}",
             description=self._doc,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -135,7 +137,7 @@ class Bench:
         # the words that run this once more, but for where its report goes
         pairs = zip(["", *given], given, strict=False)
         words = [w for before, w in pairs if before != "--out" and not re.match("--out(=|$)", w)]
-        self.how = shlex.join(["mfopt", "bench", self.name, *words])
+        self.how = shlex.join(["python", f"tests/benchmarks/{self.script}", *words])
         self.begun, self.out = time.perf_counter(), options.out
         self.seed = getattr(options, "seed", None)
         assert self._work is not None
@@ -150,7 +152,9 @@ class Bench:
         """Write what there is to --out and into the manifest of its folder, or of the one above."""
         if self.out is None:
             return
-        from mfopt.experiments import manifest, runner
+        import manifest
+
+        from mfopt.experiments.runner import device
 
         _files.write(self.out, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         out = self.out.resolve()
@@ -163,7 +167,7 @@ class Bench:
                     [out],
                     how=f"{self.how} --out artifacts/{name}" if beside else self.how,
                     seed=self.seed,
-                    device=[runner.device()],
+                    device=[device()],
                     seconds=time.perf_counter() - self.begun,
                 )
 
