@@ -1,6 +1,5 @@
 """Arguments are looked at before any work: sizes beyond use, and words that could not be saved."""
 
-
 import pytest
 from commands import invoked
 from mfopt_cli import options, sweeps

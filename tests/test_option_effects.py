@@ -232,9 +232,7 @@ def inputs(tmp_path_factory):
     (folder / "earlier").mkdir()
     (folder / "earlier" / "config.toml").write_text("[model]\nwidth = 48\nheads = 2\n")
     np.save(folder / "w.npy", np.ones(8))
-    for name, text in (
-        ("gpt2/config.json", '{"model_type": "gpt2"}'),
-    ):
+    for name, text in (("gpt2/config.json", '{"model_type": "gpt2"}'),):
         (folder / name).parent.mkdir()
         (folder / name).write_text(text)
     store = folder / "store"
