@@ -15,6 +15,8 @@ from mfopt.words import round_up
 Status = Literal["exact", "certified", "bound", "estimate"]
 CertificateKind = Literal["monte-carlo", "deterministic"]
 
+_LARGE_DELTA = 1e-3  # whatever the number of units
+
 # fields of a guarantee that are numbers >= 0, and the largest value of each
 _NUMBERS = {
     "epsilon": math.inf,
@@ -47,6 +49,32 @@ def reported_delta(delta: float) -> float:
     A smaller number would be printed as 0, which was not proved.
     """
     return min(max(delta, sys.float_info.min), 1.0)
+
+
+def questionable_delta(delta: float, population: int | None = None) -> str:
+    """One sentence where ``delta`` permits what a guarantee should exclude; empty elsewhere.
+
+    To publish each unit's data with probability δ is (0, δ)-DP: at δ >= 1/N one of N units is
+    published on average.
+
+    Args:
+      delta: δ of the statement.
+      population: N, the number of units; None where it is not known.
+
+    >>> questionable_delta(1e-5, 10_000)
+    ''
+    """
+    if population is not None and delta * population >= 1:
+        return (
+            f"δ = {delta:g} is not below 1/N for N = {population:,} units: publishing the data of "
+            f"a random unit would satisfy it. Use a δ well below {1 / population:.2g}"
+        )
+    if delta > _LARGE_DELTA:
+        return (
+            f"δ = {delta:g} is above {_LARGE_DELTA:g}: publishing each unit's data with that "
+            "probability would satisfy it. Use a δ well below 1/N for N units"
+        )
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,14 @@ import math
 
 import numpy as np
 import pytest
+from mfopt_cli.main import main
 
 from mfopt.errors import UsageError
-from mfopt.guarantee import Guarantee
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee, questionable_delta
+from mfopt.sampling import BallsInBins
+from mfopt.strategies import Identity
+from mfopt.workloads import PrefixSums
 
 GOOD = {"epsilon": 2.0, "delta": 1e-5, "noise_multiplier": 1.5}
 
@@ -63,3 +68,37 @@ def test_a_description_gives_the_guarantee_back():
         with pytest.raises(UsageError) as caught:
             Guarantee.from_description(described)
         assert "__init__" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("delta", "population", "said"),
+    [
+        (1e-5, None, ""),
+        (1e-3, None, ""),
+        (1e-5, 99_999, ""),
+        (1e-5, 100_000, "not below 1/N for N = 100,000"),
+        (1e-5, 10**7, "not below 1/N"),
+        (0.0011, None, "above 0.001"),
+        (0.0011, 100, "above 0.001"),
+        (0.999999, None, "above 0.001"),
+    ],
+)
+def test_a_delta_that_permits_publication_is_questioned(delta, population, said):
+    found = questionable_delta(delta, population)
+    assert said in found and bool(said) == bool(found)
+
+
+def test_the_doors_question_a_delta(capsys):
+    words = ["account", "dpsgd", "--batch-size", "100", "--iters", "10", "--noise-multiplier", "1"]
+    for delta, population, said in (("1e-5", "10000000", "1/N"), ("1e-5", "1000", "")):
+        main([*words, "--population", population, "--delta", delta])
+        shown = capsys.readouterr().err
+        assert (said in shown) if said else ("warning" not in shown)
+    main(["account", "dpsgd", "--probability", "0.1", *words[4:], "--eps", "0.1"])
+    assert "above 0.001" in capsys.readouterr().err
+
+    guarantee = Guarantee(2.0, 1e-3, 1.0)
+    file = Factorization(Identity(), 1.0, BallsInBins(2, 2), PrefixSums(), guarantee)
+    file.sampler(population=999)
+    with pytest.warns(UserWarning, match=r"1/N for N = 1,000 "):
+        file.sampler(population=1000)

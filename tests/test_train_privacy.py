@@ -286,6 +286,10 @@ def test_reports_are_public_and_readable():
     assert "blt, buffers 4, time-scaled" in privacy.report_text(scaled)
     pinned = privacy.report(account, execution, stated, num_params=100, steps_done=3, pinned=True)
     assert "NO GUARANTEE" in privacy.report_text(pinned) and not pinned["holds"]
+    weak = dataclasses.replace(stated, delta=1 / execution.units.population)
+    doubted = privacy.report(account, execution, weak, num_params=100, steps_done=3)
+    assert any("not below 1/N" in said for said in doubted["warnings"])
+    assert not any("1/N" in said for said in facts["warnings"])
     guess = dataclasses.replace(stated, status="estimate")
     guessed = privacy.report(account, execution, guess, num_params=100, steps_done=3)
     assert "estimate" in privacy.report_text(guessed) and not guessed["holds"]

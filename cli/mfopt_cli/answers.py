@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ import click
 
 from mfopt import words
 from mfopt._runtime import _check
+from mfopt.guarantee import questionable_delta
 from mfopt.progress import Progress
 from mfopt_cli import display, sweeps
 from mfopt_cli.live import Live
@@ -154,6 +155,7 @@ def run(
     if asked.plot is not None:
         check_plot(asked.plot, swept, asked.force)
     results: list[Row] = []
+    doubts: list[str] = []
     started = time.perf_counter()
     with Live(not asked.quiet and not asked.as_json) as live:
         for number, row in enumerate(rows):
@@ -161,7 +163,10 @@ def run(
             live(Progress(title, number, len(rows), "answers", note=note))
             found = compute(row)
             results += [one if swept is None else {swept: row[swept], **one} for one in found]
+            deltas = [one["delta"] for one in found if "delta" in one]
+            doubts += [questionable_delta(delta, row.get("population")) for delta in deltas]
     say_unused(effort or {}, bool(effort) and sampled(results))
+    say_doubt(doubts)
     if asked.plot is not None and swept is not None:
         _draw(results, swept, title, asked.plot, drawn)
     one = swept is None and len(results) == 1
@@ -191,6 +196,12 @@ def taken_effort(arguments: Row) -> Row:
         raise click.UsageError(rule)
     effort = {"samples": samples, "seed": seed, "certify": not estimate}
     return effort if certificate == "monte-carlo" else {**effort, "certificate": certificate}
+
+
+def say_doubt(texts: Iterable[str]) -> None:
+    """Print the first warning about a δ, once for a sweep."""
+    if text := next(filter(None, texts), ""):
+        click.echo(f"mfopt: warning: {text}", err=True)
 
 
 def say_unused(effort: Row, sampled: bool) -> None:

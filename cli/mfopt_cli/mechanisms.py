@@ -12,6 +12,7 @@ import click
 from mfopt import words
 from mfopt._runtime import _check
 from mfopt._version import ADVISED
+from mfopt.guarantee import questionable_delta
 from mfopt_cli import answers, display
 from mfopt_cli.live import COMPILING, Live
 
@@ -77,6 +78,7 @@ def prove(asked: Any, how: Callable[..., Any]) -> tuple[Any, Path | None]:
     goal = {name: getattr(asked, name) for name in ("epsilon", "delta", "certificate", "seed")}
     with Live(not asked.quiet and not asked.as_json, COMPILING) as live:
         new = how(found, samples=asked.certify_samples, progress=live, command=typed(), **goal)
+    answers.say_doubt([questionable_delta(new.guarantee.delta)])
     answers.say_unused({"samples": asked.certify_samples}, new.guarantee.details["samples"] > 0)
     return new, None if asked.out is None else keep(new, asked.out, force=asked.force)
 

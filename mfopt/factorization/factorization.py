@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, law
 from mfopt.errors import FailureError
 from mfopt.factorization import proofs
-from mfopt.guarantee import Guarantee
+from mfopt.guarantee import Guarantee, questionable_delta
 from mfopt.mechanism import Mechanism, content_digest, stream_digest
 from mfopt.sampling import Scheme, UnitSampler, from_description
 from mfopt.strategies import Strategy
@@ -126,10 +127,15 @@ class Factorization:
           seed: pins the batches, for experiments only; the default is a secret from the operating
             system.
 
+        Warns:
+          UserWarning: δ of the guarantee is large for so many units.
+
         Raises:
           UsageError: the scheme has nothing to draw, or no guarantee is known for a run of it.
         """
         sampler = UnitSampler(self.sampling, population, seed)
+        if text := questionable_delta(self.guarantee.delta, sampler.population):
+            warnings.warn(text, stacklevel=2)
         self.sampling.executed_adjacency(self.guarantee.adjacency)
         return sampler
 

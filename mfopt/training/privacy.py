@@ -18,7 +18,7 @@ from mfopt._version import __version__
 from mfopt.accounting import account as account_of
 from mfopt.accounting.closed_form import group as lemma
 from mfopt.factorization import Factorization
-from mfopt.guarantee import Guarantee
+from mfopt.guarantee import Guarantee, questionable_delta
 from mfopt.mechanism import Mechanism
 from mfopt.training.batching import charged_delta, smallest_batch_size
 from mfopt.training.clipping import NoClipping
@@ -223,9 +223,9 @@ def noise_by_step(
     return np.asarray(noise.stddev * np.sqrt(rows) / execution.normalizer)
 
 
-def warnings_of(execution: Execution, sizes: dict[str, float]) -> list[str]:
-    """Warnings from a run's public numbers that little or nothing can be learned."""
-    found = []
+def warnings_of(execution: Execution, sizes: dict[str, float], delta: float) -> list[str]:
+    """Warnings from a run's public numbers: of a weak δ, and that little can be learned."""
+    found = list(filter(None, [questionable_delta(delta, execution.units.population)]))
     noise, signal = sizes["noise_of_all_steps"], sizes["largest_signal_of_all_steps"]
     if not noise <= HOPELESS * signal:
         found.append(
@@ -336,7 +336,7 @@ def report(
         "steps_done": steps_done,
         "parameters": num_params,
         "noise_against_signal": sizes,
-        "warnings": warnings_of(execution, sizes),
+        "warnings": warnings_of(execution, sizes, guarantee.delta),
         "treated_as_public": list(PUBLIC),
         "not_covered": list(not_covered),
         **grid,

@@ -13,6 +13,7 @@ import click
 from mfopt import words
 from mfopt._runtime import _check, _signals
 from mfopt.errors import UsageError
+from mfopt.guarantee import questionable_delta
 from mfopt.progress import Progress, Report
 from mfopt_cli import answers, display, mechanisms, options
 from mfopt_cli.live import COMPILING, Live
@@ -152,6 +153,7 @@ def command(asked: Any) -> int:
     )
     _check.epsilon("epsilon", asked.epsilon)
     _check.probability("delta", asked.delta)
+    answers.say_doubt([questionable_delta(asked.delta)])
     if asked.init is not None:
         _check.file("init", asked.init)
     if scheme.most_bands and not options.typed("bands"):
