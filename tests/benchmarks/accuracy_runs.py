@@ -1,0 +1,417 @@
+"""DP training runs with correlated noise, many seeds and learning rates in one compiled program.
+
+A run adds σ·C⁻¹z to the sums of clipped per-example gradients (clip norm 1) and divides by the
+expected batch. Each mechanism executes its own sampling. Seeds are paired: mechanisms share starts
+and white noise z, and rates share batches too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+
+import mfopt
+from mfopt.sampling import Scheme
+
+LANES = 4  # runs of a seed that a call simulates, each with a schedule and a rate of its own
+
+
+class Mechanism(NamedTuple):
+    """Noise and sampling of a run.
+
+    Attributes:
+      label: name in reports.
+      inverse: C⁻¹, lower triangular, shape (n, n).
+      noise_multiplier: σ relative to the clip norm.
+      scheme: sampling that is executed.
+    """
+
+    label: str
+    inverse: np.ndarray
+    noise_multiplier: float
+    scheme: Scheme
+
+    @classmethod
+    def of(cls, label: str, strategy: Any, noise_multiplier: float, scheme: Scheme) -> Mechanism:
+        """The mechanism of a strategy C."""
+        dense = np.asarray(strategy.materialize(scheme.length), np.float64)
+        inverse = scipy.linalg.solve_triangular(dense, np.eye(scheme.length), lower=True)
+        return cls(label, inverse, noise_multiplier, scheme)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Mechanism:
+        """The mechanism of a factorization file."""
+        stored = mfopt.load(path)
+        return cls.of(Path(path).stem, stored.strategy, stored.noise_multiplier, stored.sampling)
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+class Task(NamedTuple):
+    """A model with its data. Parameters are vectors; a leading axis L runs over lanes.
+
+    Attributes:
+      population: training examples.
+      parameters: length of the parameter vector.
+      start: initial parameters from a NumPy generator, shape (parameters,).
+      clipped_sum: (parameters (L, P), example indices (B,), weights (B,)) -> weighted sum of
+        per-example gradients clipped to norm 1, shape (L, P).
+      loss: parameters (L, P) -> (test loss (L,), second reading (L,)): the rate of wrong labels, or
+        the loss again.
+      grid: exponent k of the rate 2^(k/2) from which a search begins, for each optimizer.
+    """
+
+    population: int
+    parameters: int
+    start: Callable[[np.random.Generator], np.ndarray]
+    clipped_sum: Callable[..., jax.Array]
+    loss: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+    grid: dict[str, int]
+
+
+def _digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """(1,437 training images, labels), (360 test images, labels); centred, with a constant."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    train, test, y, test_y = train_test_split(images, labels, test_size=0.2, random_state=1)
+    center = train.mean(axis=0)
+    x, test_x = (
+        np.pad((part - center) / 16, ((0, 0), (0, 1)), constant_values=1) for part in (train, test)
+    )
+    return (x.astype(np.float32), y), (test_x.astype(np.float32), test_y)
+
+
+def _clip(squared_norms: jax.Array, weights: jax.Array) -> jax.Array:
+    """Factors that clip gradients of these squared norms to 1, times the examples' weights."""
+    return weights * jax.lax.rsqrt(jnp.maximum(squared_norms, 1.0))
+
+
+def _cross_entropy(logits: jax.Array, labels: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    """Mean loss and rate of wrong labels of logits (L, B, classes)."""
+    log_probabilities = jax.nn.log_softmax(logits)
+    picked = log_probabilities[:, np.arange(len(labels)), labels]
+    return -picked.mean(axis=1), (logits.argmax(axis=2) != labels).mean(axis=1)
+
+
+def softmax() -> Task:
+    """Softmax regression on the digits, 650 parameters; clipping in closed form."""
+    (x, y), (test_x, test_y) = _digits()
+    targets, squares = np.eye(10, dtype=np.float32)[y], (x**2).sum(axis=1)
+
+    def weights_of(parameters):
+        return parameters.reshape(len(parameters), 65, 10)
+
+    def clipped_sum(parameters, indices, weights):
+        batch = jnp.asarray(x)[indices]
+        logits = jnp.einsum("bi,lio->lbo", batch, weights_of(parameters))
+        residuals = jax.nn.softmax(logits) - jnp.asarray(targets)[indices]
+        norms = jnp.sum(residuals**2, axis=2) * jnp.asarray(squares)[indices]
+        clipped = residuals * _clip(norms, weights)[:, :, None]
+        return jnp.einsum("bi,lbo->lio", batch, clipped).reshape(parameters.shape)
+
+    def loss(parameters):
+        logits = jnp.einsum("bi,lio->lbo", test_x, weights_of(parameters))
+        return _cross_entropy(logits, test_y)
+
+    grid = {"sgd": 4, "momentum": -2, "adam": -6}
+    return Task(len(x), 650, lambda rng: np.zeros(650, np.float32), clipped_sum, loss, grid)
+
+
+def mlp(hidden: int = 32) -> Task:
+    """A network 64-32-10 with tanh on the digits, 2,410 parameters; clipping in closed form."""
+    (x, y), (test_x, test_y) = _digits()
+    targets, squares = np.eye(10, dtype=np.float32)[y], (x**2).sum(axis=1)
+    cut = 65 * hidden
+    total = cut + (hidden + 1) * 10
+
+    def layers(parameters):
+        lanes = len(parameters)
+        inner = parameters[:, :cut].reshape(lanes, 65, hidden)
+        return inner, parameters[:, cut:].reshape(lanes, hidden + 1, 10)
+
+    def forward(parameters, batch):
+        inner, outer = layers(parameters)
+        activations = jnp.tanh(jnp.einsum("bi,lih->lbh", batch, inner))
+        return activations, outer, activations @ outer[:, :-1] + outer[:, -1:]
+
+    def clipped_sum(parameters, indices, weights):
+        batch = jnp.asarray(x)[indices]
+        activations, outer, logits = forward(parameters, batch)
+        residuals = jax.nn.softmax(logits) - jnp.asarray(targets)[indices]
+        back = (residuals @ outer[:, :-1].transpose(0, 2, 1)) * (1 - activations**2)
+        norms = jnp.sum(back**2, axis=2) * jnp.asarray(squares)[indices]
+        norms += jnp.sum(residuals**2, axis=2) * (1 + jnp.sum(activations**2, axis=2))
+        factors = _clip(norms, weights)[:, :, None]
+        residuals *= factors
+        sums = (
+            jnp.einsum("bi,lbh->lih", batch, back * factors),
+            activations.transpose(0, 2, 1) @ residuals,
+            residuals.sum(axis=1),
+        )
+        return jnp.concatenate([part.reshape(len(parameters), -1) for part in sums], axis=1)
+
+    def start(rng):
+        flat = np.zeros(total, np.float32)
+        flat[: 64 * hidden] = rng.standard_normal(64 * hidden) / 8
+        flat[cut : cut + hidden * 10] = rng.standard_normal(hidden * 10) / np.sqrt(hidden)
+        return flat
+
+    grid = {"sgd": 3, "momentum": -3, "adam": -9}
+    return Task(
+        len(x),
+        total,
+        start,
+        clipped_sum,
+        lambda parameters: _cross_entropy(forward(parameters, test_x)[2], test_y),
+        grid,
+    )
+
+
+def least_squares(dimensions: int = 128, population: int = 2048) -> Task:
+    """Least squares with a power-law spectrum; the loss is the excess over the known optimum.
+
+    Features are Gaussian with variances k^-1.2, the optimum has entries ± k^-0.6, labels have noise
+    of variance 0.04. Residuals and features are symmetric, so clipping moves no optimum.
+    """
+    rng = np.random.default_rng(65)
+    order = 1.0 + np.arange(dimensions)
+    spectrum = (order**-1.2).astype(np.float32)
+    optimum = (rng.choice([-1, 1], dimensions) * order**-0.6).astype(np.float32)
+    x = (rng.standard_normal((population, dimensions)) * np.sqrt(spectrum)).astype(np.float32)
+    y = x @ optimum + 0.2 * rng.standard_normal(population).astype(np.float32)
+    squares = (x**2).sum(axis=1)
+
+    def clipped_sum(parameters, indices, weights):
+        batch = jnp.asarray(x)[indices]
+        residuals = parameters @ batch.T - jnp.asarray(y)[indices]
+        return (residuals * _clip(residuals**2 * jnp.asarray(squares)[indices], weights)) @ batch
+
+    def loss(parameters):
+        excess = 0.5 * jnp.sum(spectrum * (parameters - optimum) ** 2, axis=1)
+        return excess, excess
+
+    grid = {"sgd": 1, "momentum": -5, "adam": -8}
+    begin = np.zeros(dimensions, np.float32)
+    return Task(population, dimensions, lambda rng: begin, clipped_sum, loss, grid)
+
+
+TASKS = {"softmax": softmax, "mlp": mlp, "least-squares": least_squares}
+OPTIMIZERS = ("sgd", "momentum", "adam")
+
+
+# --- schedules -----------------------------------------------------------------------------------
+
+
+def _warmup_stable_decay(steps: int) -> np.ndarray:
+    rise, fall = steps // 10, steps // 4
+    times = np.arange(steps)
+    return np.minimum(1.0, np.minimum((times + 1) / rise, (steps - times) / fall))
+
+
+SCHEDULES: dict[str, Callable[[int], np.ndarray]] = {
+    "constant": np.ones,
+    "linear": lambda steps: 1 - np.arange(steps) / steps,
+    "cosine": lambda steps: 0.5 * (1 + np.cos(np.pi * np.arange(steps) / steps)),
+    "warmup-stable-decay": _warmup_stable_decay,
+}
+READINGS = ("last", "averaged")  # the last iterate; the mean of the last epoch's iterates
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+def _update(optimizer: str, state: Any, gradients: jax.Array, step: jax.Array) -> tuple[Any, Any]:
+    """(optimizer state, direction to subtract at rate 1)."""
+    if optimizer == "sgd":
+        return state, gradients
+    if optimizer == "momentum":
+        velocity = 0.9 * state[0] + gradients
+        return (velocity, state[1]), velocity
+    first = 0.9 * state[0] + 0.1 * gradients
+    second = 0.999 * state[1] + 0.001 * gradients**2
+    age = step + 1.0
+    direction = (first / (1 - 0.9**age)) / (jnp.sqrt(second / (1 - 0.999**age)) + 1e-8)
+    return (first, second), direction
+
+
+@functools.cache
+def _program(name: str, optimizer: str) -> Callable[..., Any]:
+    """Compiled runs of one task and optimizer.
+
+    Arguments: starts (S, P), indices and weights (n, S, B), noise (n, S, P), rates and averaging
+    weights (n, L) and (n,), expected batch. Result: (2 readings, 2 measures, S, L).
+    """
+    task = TASKS[name]()
+
+    def simulate(starts, indices, weights, noise, rates, averaging, expected_batch):
+        lanes = rates.shape[1]
+        begin = jnp.repeat(starts[:, None], lanes, axis=1)
+
+        def step(carry, now):
+            parameters, state, average = carry
+            number, indices, weights, noise, rates, share = now
+            sums = jax.vmap(task.clipped_sum)(parameters, indices, weights)
+            gradients = (sums + noise[:, None]) / expected_batch
+            state, direction = _update(optimizer, state, gradients, number)
+            parameters = parameters - rates[:, None] * direction
+            return (parameters, state, average + share * parameters), None
+
+        zeros = jnp.zeros_like(begin)
+        state = {"sgd": (), "momentum": (zeros, ()), "adam": (zeros, zeros)}[optimizer]
+        numbers = jnp.arange(len(rates), dtype=jnp.float32)
+        steps = (numbers, indices, weights, noise, rates, averaging)
+        (parameters, _, average), _ = jax.lax.scan(step, (begin, state, zeros), steps)
+        return jnp.array([jax.vmap(task.loss)(model) for model in (parameters, average)])
+
+    return jax.jit(simulate)
+
+
+@functools.cache
+def _task(name: str) -> Task:
+    return TASKS[name]()
+
+
+@functools.lru_cache(maxsize=2)
+def _draws(name: str, steps: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Starts (S, P) and white noise (n, S, P): the same for all mechanisms."""
+    task = _task(name)
+    starts = np.stack([task.start(np.random.default_rng([0, seed])) for seed in range(seeds)])
+    shape = steps, task.parameters
+    draws = [np.random.default_rng([1, s]).standard_normal(shape, np.float32) for s in range(seeds)]
+    return starts, np.stack(draws, axis=1)
+
+
+def batches(scheme: Scheme, population: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and weights (1 for an example, 0 for padding) of all steps, shape (n, S, B)."""
+    mean = scheme.expected_batch(population)
+    width = 16 * int(np.ceil((mean + 5 * np.sqrt(mean)) / 16))
+    drawn = []
+    for seed in range(seeds):
+        draw = scheme.draws(population, seed)
+        drawn.append([np.array(draw(step)) for step in range(scheme.length)])
+    width = max(width, *(len(units) for run in drawn for units in run))
+    indices = np.zeros((scheme.length, seeds, width), np.int32)
+    weights = np.zeros(indices.shape, np.float32)
+    for seed, run in enumerate(drawn):
+        for step, units in enumerate(run):
+            indices[step, seed, : len(units)] = units
+            weights[step, seed, : len(units)] = 1
+    return indices, weights
+
+
+class Trainer:
+    """Runs of one mechanism on one task with one optimizer.
+
+    Args:
+      mechanism: noise and sampling.
+      task, optimizer: names.
+      seeds: number of paired seeds S.
+    """
+
+    def __init__(self, mechanism: Mechanism, task: str, optimizer: str, seeds: int) -> None:
+        self.task, self.optimizer = task, optimizer
+        scheme, population = mechanism.scheme, _task(task).population
+        starts, white = _draws(task, scheme.length, seeds)
+        factor = (mechanism.noise_multiplier * mechanism.inverse).astype(np.float32)
+        noise = (factor @ white.reshape(scheme.length, -1)).reshape(white.shape)
+        indices, weights = batches(scheme, population, seeds)
+        self._inputs = tuple(map(jnp.asarray, (starts, indices, weights, noise)))
+        self.expected_batch = scheme.expected_batch(population)
+        self.steps = scheme.length
+        epoch = min(self.steps, round(population / self.expected_batch))
+        averaging = np.zeros(self.steps, np.float32)
+        averaging[-epoch:] = 1 / epoch
+        self._averaging = jnp.asarray(averaging)
+
+    def losses(self, lanes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], np.ndarray]:
+        """Losses of each lane (schedule, k) at rate 2^(k/2), shape (2 readings, 2 measures, S)."""
+        program = _program(self.task, self.optimizer)
+        results = {}
+        for first in range(0, len(lanes), LANES):
+            chunk = lanes[first : first + LANES]
+            padded = [*chunk, *[chunk[-1]] * (LANES - len(chunk))]
+            shapes = [SCHEDULES[schedule](self.steps) * 2 ** (k / 2) for schedule, k in padded]
+            rates = jnp.asarray(np.stack(shapes, axis=1), jnp.float32)
+            values = program(*self._inputs, rates, self._averaging, self.expected_batch)
+            values = np.nan_to_num(np.asarray(values, np.float64), nan=np.inf, posinf=np.inf)
+            results.update({lane: values[..., at] for at, lane in enumerate(chunk)})
+        return results
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A mechanism at its best rate: the one of the lowest mean loss, never an end of the grid.
+
+    Attributes:
+      exponent: k of the rate 2^(k/2).
+      losses: test loss of each seed, shape (S,).
+      errors: rate of wrong labels of each seed, shape (S,).
+    """
+
+    exponent: int
+    losses: np.ndarray
+    errors: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """Mean test loss."""
+        return float(self.losses.mean())
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of the mean over seeds."""
+        return float(self.losses.std(ddof=1) / np.sqrt(len(self.losses)))
+
+
+def scores(
+    mechanism: Mechanism,
+    task: str,
+    optimizer: str,
+    schedules: Sequence[str],
+    seeds: int,
+    begin: dict[tuple[str, str], int] | None = None,
+) -> dict[tuple[str, str], Score]:
+    """Score of each (schedule, reading) on a grid of √2 that is extended until its best is inside.
+
+    Args:
+      mechanism: noise and sampling.
+      task, optimizer, schedules: names.
+      seeds: number of paired seeds.
+      begin: exponents to begin from, for example those that another mechanism ended with.
+    """
+    trainer = Trainer(mechanism, task, optimizer, seeds)
+    cells = [(schedule, reading) for schedule in schedules for reading in READINGS]
+    default = _task(task).grid[optimizer]
+    centers = dict.fromkeys(cells, default) | (begin or {})
+    losses: dict[tuple[str, int], np.ndarray] = {}
+    while True:
+        missing = dict.fromkeys(
+            (schedule, centers[schedule, reading] + shift)
+            for schedule, reading in cells
+            for shift in (-1, 0, 1)
+            if (schedule, centers[schedule, reading] + shift) not in losses
+        )
+        if not missing:
+            break
+        losses |= trainer.losses(list(missing))
+        for schedule, reading in cells:
+            at = READINGS.index(reading)
+            grid = {
+                k: values[at, 0].mean() for (name, k), values in losses.items() if name == schedule
+            }
+            centers[schedule, reading] = min(grid, key=lambda k: grid[k])
+    return {
+        (schedule, reading): Score(k, *losses[schedule, k][READINGS.index(reading)])
+        for (schedule, reading), k in centers.items()
+    }
