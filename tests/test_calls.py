@@ -29,7 +29,7 @@ ONCE = [
     "compare --epochs 1e20 --iters 4 --eps 2",
     "data stats CORPUS",
     "train --epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config --momentum 2",
-    "train --epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config --beta1 1",
+    "train --epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config --average 1",
     "train --epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config --heads 3",
     "account dpsgd --iterations 1e18 --probability 0.01 --noise-multiplier 1 --delta 1e-5",
     "account dpsgd --epochs 2 --iters 8 --eps 1e20 --delta 1e-5",

@@ -54,7 +54,7 @@ def test_frozen_weights_are_part_of_what_a_run_began_with(data, tmp_path):  # no
     changes = {"model": str(model), "lora_rank": 2, "steps": 1}
     settings = settings_for(data, tmp_path / "run", **changes)
     execute(prepare(settings))
-    second = settings_for(data, tmp_path / "second", model_seed=3, steps=1)
+    second = settings_for(data, tmp_path / "second", heads=1, steps=1)
     execute(prepare(second))
     other = settings_for(
         data, tmp_path / "run", model=str(tmp_path / "second" / "model"), lora_rank=2, steps=1

@@ -109,13 +109,11 @@ def test_normalized_clipping_is_a_learning_rate_over_the_clip_norm():
     assert_close(a, b)
 
 
-@pytest.mark.parametrize(
-    "name", before_release(["sgd", "momentum", "adam", "adamw", "adafactor"], 0, 2)
-)
+@pytest.mark.parametrize("name", before_release(["sgd", "momentum", "adam"], 0, 2))
 def test_optimizers_act_on_the_noised_mean(name):
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)
-    rate = schedule("cosine", 0.05, STEPS, warmup=2)
+    rate = schedule("cosine", 0.05, STEPS)
     optimizer = make_optimizer(TrainConfig("file.npz", optimizer=name), rate)
     results = run(model, execution_for(units), optimizer, keep_release=True)
     params, state = model.params, optimizer.init(model.params)

@@ -41,14 +41,13 @@ def correlated(n, size=4000, seed=0):
     return z - 0.8 * before, z
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw", "adam-bc"])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adam-bc"])
 def test_the_fitting_rate_makes_all_noise_move_alike(name):
-    n, settings = 400, TrainConfig("file.npz", optimizer=name, beta2=0.99)
+    n, settings = 400, TrainConfig("file.npz", optimizer=name)
     for noise in correlated(n):
         sums = np.cumsum(noise, axis=0)
         deviation = float(noise.std())
-        rate = fitting_rate(name, deviation, float(np.sqrt(np.mean(sums**2))), steps=n, beta2=0.99)
-        # Adam's second moment over the run's own length: the size of a step is known early
+        rate = fitting_rate(name, deviation, float(np.sqrt(np.mean(sums**2))), steps=n)
         known = np.full(n, deviation**2)
         path, _ = moved(make_optimizer(settings, rate, known), noise)
         size = np.sqrt(np.mean(path**2))
@@ -79,8 +78,6 @@ def test_every_schedule_is_its_formula():
     for name, shape in shapes.items():
         rates = [float(schedule(name, 0.5, n)(step)) for step in t]
         np.testing.assert_allclose(rates, 0.5 * shape, rtol=1e-5, err_msg=name)
-        warm = [float(schedule(name, 0.5, n + 4, warmup=4)(step)) for step in range(n + 4)]
-        np.testing.assert_allclose(warm, 0.5 * np.r_[0.25, 0.5, 0.75, 1, shape], rtol=1e-5)
     for steps in (1, 2, 3, 7):  # no step is taken at rate 0
         rates = [float(schedule("cooldown", 1.0, steps)(step)) for step in range(steps + 1)]
         assert min(rates[:-1]) > 0 and rates[-1] == 0 and rates[0] == 1

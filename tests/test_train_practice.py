@@ -160,7 +160,7 @@ def test_a_model_by_its_import_path(data, tmp_path):  # noqa: F811
 
 
 def test_adapters_have_their_layers_and_scale(data, tmp_path):  # noqa: F811
-    adapted = {"lora_rank": 2, "lora_layers": "attn/c_attn, mlp/c_fc", "lora_alpha": 8.0}
+    adapted = {"lora_rank": 2, "lora_layers": "attn/c_attn, mlp/c_fc"}
     prepared = prepare(settings_for(data, tmp_path / "run", **adapted))
     prepared.close()
     # A (8, 2) and B (2, 24); A (8, 2) and B (2, 32)
@@ -318,7 +318,7 @@ def test_rates_are_tried_on_public_data_only(data, tmp_path):  # noqa: F811
     for place, settings in (
         (data, {"epsilon": 1.0}),
         (data, {"width": 16}),
-        (data, {"beta1": 0.5}),
+        (data, {"momentum": 0.5}),
         (other, {}),
     ):
         (folder / "rates.json").write_text(json.dumps({**tried, "losses": [1.0, 3.0, 2.0]}))

@@ -112,8 +112,81 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
     rate = facts.pop("learning_rate")
     for other in (rate | {"note": "private"}, {"value": 0.1}, None):
         written = facts if other is None else facts | {"learning_rate": other}
-        with pytest.raises(UsageError, match="must have the keys beta2, chosen"):
+        with pytest.raises(UsageError, match=r"must have the fields beta2, chosen|not a privacy report"):
             verification.verify(written)
+
+
+def places(value, path=()):
+    """Path and value of every leaf of JSON; an empty table or list is one."""
+    if not isinstance(value, dict | list) or not value:
+        yield path, value
+        return
+    for name in value if isinstance(value, dict) else range(len(value)):
+        yield from places(value[name], (*path, name))
+
+
+def alterations(leaf):
+    """Other values of the same type, and of other types."""
+    if isinstance(leaf, bool):
+        return [not leaf, int(leaf), None]
+    if isinstance(leaf, int):
+        return [leaf + 1, float(leaf), True, None]
+    if isinstance(leaf, float):
+        return [1.01 * leaf or 0.01, 0.99 * leaf or -0.01, None, 1]
+    return ["x", None, 1] if isinstance(leaf, str) else ["x", 1]
+
+
+def with_leaf(facts, path, value):
+    changed = json.loads(json.dumps(facts))
+    place = changed
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    before_release(
+        [
+            {},
+            {"algorithm": "fedavg", "weight_cap": 2, "batch_size": 60},
+            {"algorithm": "els", "learning_rate": 0.0},
+            {"sampling": "", "factorization": str(FILE), "epsilon": 0.0, "delta": 0.0},
+        ],
+        0,
+    ),
+    ids=lambda c: "-".join(c),
+)
+def test_every_field_altered_is_refused_or_told(data, tmp_path, changes, monkeypatch):  # noqa: F811
+    facts = report_of(data, tmp_path / "run", **changes)
+    proved, prove = {}, verification.proofs.prove
+
+    def prove_once(mechanism, multiplier, stated, **rest):
+        key = mechanism.digest, multiplier, stated.delta, stated.status
+        if key not in proved:
+            proved[key] = prove(mechanism, multiplier, stated, **rest)
+        return proved[key]
+
+    monkeypatch.setattr(verification.proofs, "prove", prove_once)
+    assert verification.verify(facts).holds
+    believed, told = [], set()
+    for path, leaf in places(facts):
+        for value in alterations(leaf):
+            try:
+                found = verification.verify(with_leaf(facts, path, value))
+            except UsageError:
+                continue
+            names = [".".join(map(str, path[:end])) for end in range(1, len(path) + 1)]
+            if found.holds and not any(name in found.told for name in names):
+                believed.append((path, leaf, value))
+            elif found.holds:
+                told.add(names[-1])
+                same_type = type(value) is type(leaf) or None in (leaf, value)
+                assert same_type or names[1:2] == ["account.details"], (path, value)
+    assert not believed
+    assert "clipping.clip_norm" in told or "sampling.population" in told or "units.length" in told
+    assert not told & {"guarantee.epsilon", "noise_multiplier", "mechanism_digest"}
 
 
 def test_words_of_a_proof_are_those_of_an_accountant(data, tmp_path):  # noqa: F811
@@ -201,6 +274,7 @@ def test_the_command_line(data, tmp_path):  # noqa: F811
     assert shown.exit_code == 0
     said = runner.invoke(command, [str(path)], catch_exceptions=False)
     assert "not signed" in said.stdout and "not verifiable" in said.stdout
+    assert "computed here" in said.stdout and "told by the report" in said.stdout
     asked = json.loads(runner.invoke(command, [str(path), "--json"]).stdout)
     assert asked["holds"] and len(asked["checks"]) > 10
     for name, exit_code in (("train", 0), ("train: all is covered", 1)):  # as JSON is printed

@@ -29,13 +29,28 @@ OPTIMIZED = {
     "balls-in-bins": ("blt", "toeplitz", "banded-toeplitz"),
     "fresh-bins": ("banded-toeplitz",),
 }
-OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adam-bc", "adafactor")
+OPTIMIZERS = ("sgd", "momentum", "adam", "adam-bc")
 SECTIONS = (
     *("privacy", "data", "algorithm", "federated", "batch", "clipping"),
     *("optimizer", "model", "pretraining", "run"),
 )
 SCHEDULES = ("constant", "cooldown", "cosine", "linear")
 _MADE_BY = "The file comes from `mfopt optimize`."
+# settings of version 0.2, which files of its runs hold: table, the only value that is still meant,
+# and whether it counts in the fingerprint of a run
+_REMOVED: dict[str, tuple[str, Any, bool]] = {
+    "trust": ("privacy", False, False),
+    "delta_share": ("privacy", 0.1, True),
+    "warmup": ("optimizer", 0, True),
+    "beta1": ("optimizer", 0.9, True),
+    "beta2": ("optimizer", 0.999, True),
+    "weight_decay": ("optimizer", 0.0, True),
+    "model_seed": ("model", 0, True),
+    "lora_alpha": ("model", 0.0, True),
+    "pretrain_batch": ("pretraining", 16, True),
+    "keep": ("run", 2, False),
+    "checkpoint_minutes": ("run", 10.0, False),
+}
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
 # private data's own kind, which is what pretraining on the public part of "stdlib" makes
@@ -74,20 +89,19 @@ def _seed(name: str, value: int) -> None:
 
 
 _CHECKS: dict[Callable[[str, Any], Any], str] = {
-    _check.integer: "checkpoint_every keep evaluate_records model_parallel local_epochs",
+    _check.integer: "checkpoint_every evaluate_records model_parallel local_epochs",
     # larger models are counted too late: their shapes overflow, or take hours to trace
     functools.partial(_check.integer, at_most=2**10): "layers heads",
-    functools.partial(_check.integer, at_most=2**16): "width pretrain_batch",
+    functools.partial(_check.integer, at_most=2**16): "width",
     # a record of one token has nothing to predict
     functools.partial(_check.integer, at_least=2): "length",
-    functools.partial(_check.integer, at_least=0): "batch_size microbatch warmup lora_rank "
+    functools.partial(_check.integer, at_least=0): "batch_size microbatch lora_rank "
     "records_per_user pretrain_steps steps patience evaluate_every local_batch weight_cap",
     _check.single: "pretrain_rate local_rate",
-    _single_or_0: "clip_norm normalizer weight_decay learning_rate lora_alpha noise_move",
-    _check.non_negative: "epsilon delta delta_share checkpoint_minutes median_epsilon",
-    _below_1: "delta momentum beta1 beta2 average",
+    _single_or_0: "clip_norm normalizer learning_rate noise_move",
+    _check.non_negative: "epsilon delta median_epsilon",
+    _below_1: "delta momentum average",
     functools.partial(_check.probability, closed=True): "public_overlap",
-    _check.pinned: "model_seed",
     _seed: "seed",
 }
 
@@ -100,9 +114,6 @@ class TrainConfig:
     """
 
     factorization: str = _privacy("", "Factorization file (.npz): C, sigma, sampling.", run=True)
-    trust: bool = _privacy(
-        False, "Trust a file's guarantee; else it is proved, unless this machine has.", run=True
-    )
     sampling: str = _privacy(
         "", "Sampling in place of a file, such as poisson:probability=0.05,iterations=200."
     )
@@ -125,7 +136,6 @@ class TrainConfig:
         "small price in epsilon and delta (one device).",
         choices=("float", "secure"),
     )
-    delta_share: float = _privacy(0.1, "Largest share of delta that truncation may add.")
     data: str = _data(
         "stdlib",
         "Folder of `mfopt data build`, a JSON Lines file with the fields user and text, or an "
@@ -198,11 +208,7 @@ class TrainConfig:
         "Learning-rate schedule over all covered steps; cooldown falls to 0 in the second half.",
         choices=SCHEDULES,
     )
-    warmup: int = _optimizer(0, "Steps of linear warmup.")
     momentum: float = _optimizer(0.9, "Momentum coefficient (momentum).")
-    beta1: float = _optimizer(0.9, "First-moment decay (Adam variants).")
-    beta2: float = _optimizer(0.999, "Second-moment decay (Adam variants).")
-    weight_decay: float = _optimizer(0.0, "Weight decay (adamw).")
     average: float = _optimizer(
         0.0, "Decay of an exponential mean of the parameters, released in their place; 0: none."
     )
@@ -215,9 +221,7 @@ class TrainConfig:
     width: int = _model(64, "Width of a new model.")
     layers: int = _model(2, "Transformer blocks of a new model.")
     heads: int = _model(4, "Attention heads of a new model.")
-    model_seed: int = _model(0, "Seed of the initial parameters (public).")
     lora_rank: int = _model(0, "Train adapters of this rank; 0: all parameters.")
-    lora_alpha: float = _model(0.0, "Adapters are scaled by alpha / rank; 0: alpha is the rank.")
     lora_layers: str = _model(
         "attn/c_attn",
         "Layers with adapters, comma-separated: attn/c_attn (queries, keys, values), attn/c_proj, "
@@ -228,8 +232,7 @@ class TrainConfig:
     )
     remat: bool = _model(False, "Recompute blocks in the backward pass.")
     pretrain_steps: int = _pretraining(0, "Steps on the public part first, without privacy.")
-    pretrain_batch: int = _pretraining(16, "Public records per step.")
-    pretrain_rate: float = _pretraining(3e-3, "Learning rate (adamw, cosine).")
+    pretrain_rate: float = _pretraining(3e-3, "Learning rate (AdamW, cosine).")
     output: str = _run("run", "Folder of the run.")
     continue_from: str = _run(
         "",
@@ -238,8 +241,6 @@ class TrainConfig:
     )
     steps: int = _run(0, "Stop after this many steps; 0: all steps that the guarantee covers.")
     checkpoint_every: int = _run(50, "Steps between checkpoints.")
-    checkpoint_minutes: float = _run(10.0, "Minutes between checkpoints at most; 0: no limit.")
-    keep: int = _run(2, "Number of checkpoints to keep.")
     evaluate_every: int = _run(50, "Steps between evaluations; 0: first and last step only.")
     patience: int = _run(0, "Stop after so many evaluations without a lower public loss; 0: never.")
     evaluate_records: int = _run(1000, "Maximum number of held-out records per evaluation.")
@@ -364,7 +365,7 @@ class TrainConfig:
     @property
     def fingerprint(self) -> str:
         """Identifies all settings that change the numbers of a run."""
-        kept = {}
+        kept = {name: value for name, (_, value, counts) in _REMOVED.items() if counts}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             # newer settings count where they are not the default: older runs can be resumed
@@ -411,10 +412,15 @@ def _read(path: Path) -> dict[str, Any]:
         if section not in SECTIONS or not isinstance(table, dict):
             rule = f"is not a table of it (tables: {', '.join(SECTIONS)})"
             raise _check.reject("config", section, rule)
-        for name in table:
-            if section_of.get(name) != section:
-                known = [n for n, s in section_of.items() if s == section]
-                rule = f"is not a setting (of {section}: {known})"
+        for name, value in table.items():
+            former_section, former_default, _ = _REMOVED.get(name, ("", None, False))
+            if former_section == section:
+                if value != former_default:
+                    rule = f"must be {former_default!r}: other values are read by mfopt 0.2 only"
+                    raise _check.reject(f"config {section}.{name}", value, rule)
+            elif section_of.get(name) != section:
+                settings = [n for n, s in section_of.items() if s == section]
+                rule = f"is not a setting (of {section}: {settings})"
                 raise _check.reject("config", f"{section}.{name}", rule)
-        values |= table
+        values |= {name: value for name, value in table.items() if name in section_of}
     return values

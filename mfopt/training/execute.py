@@ -29,6 +29,7 @@ from mfopt.training.optimizers import released
 from mfopt.training.prepare import Prepared
 
 HELD_OUT = ("held-out-users", "held-out-records")
+_CHECKPOINT_SECONDS, _KEPT_CHECKPOINTS = 600, 2
 
 
 @pinned
@@ -48,7 +49,7 @@ def execute(
         private as the metrics), evaluations before and after, the privacy report.
     """
     try:
-        with Checkpoints(prepared.folder / CHECKPOINTS, prepared.config.keep) as checkpoints:
+        with Checkpoints(prepared.folder / CHECKPOINTS, _KEPT_CHECKPOINTS) as checkpoints:
             return _execute(prepared, checkpoints, resume_from, progress)
     finally:
         prepared.close()
@@ -106,8 +107,8 @@ def _execute(
                         f"after step {done} the parameters, or the loss of a public row with them, "
                         f"are not finite: training has diverged. {folder / 'model'} is that of "
                         f"step {int(good.step)}. Start a new run in another folder with a lower "
-                        f"learning rate (now {prepared.learning_rate:g}), with warm-up steps, or "
-                        "with a larger epsilon."
+                        f"learning rate (now {prepared.learning_rate:g}), or with a larger "
+                        "epsilon."
                     )
                 ends = done == prepared.steps
                 if ends or (config.evaluate_every and done % config.evaluate_every == 0):
@@ -117,7 +118,7 @@ def _execute(
                         history.append(public_loss(state))
                         ends |= _settled(history, config.patience)
                 waited = time.monotonic() - clock
-                late = alone and 0 < 60 * config.checkpoint_minutes < waited
+                late = alone and waited > _CHECKPOINT_SECONDS
                 if ends or late or done % config.checkpoint_every == 0:
                     save()
                     saved, clock = done, time.monotonic()

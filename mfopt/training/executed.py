@@ -142,8 +142,9 @@ def compare_signal(white: np.ndarray, signal: np.ndarray, arrays: Sequence[slice
 
 def _two_sided(law: Any, found: Any) -> Any:
     """Chance of a value as far out on either side; ``law``: a frozen distribution of scipy."""
-    below = law.sf(found - 1) if hasattr(law, "pmf") else law.sf(found)
-    return np.minimum(1.0, 2 * np.minimum(law.cdf(found), below))
+    discrete = isinstance(law.dist, stats.rv_discrete)
+    above = law.sf(found - 1) if discrete else law.sf(found)
+    return np.minimum(1.0, 2 * np.minimum(law.cdf(found), above))
 
 
 def _worst(*families: np.ndarray) -> float:

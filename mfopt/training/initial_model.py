@@ -36,15 +36,16 @@ from mfopt.training.models.huggingface import (
     read_config,
 )
 from mfopt.training.models.nnx_model import from_nnx
-from mfopt.training.optimizers import schedule
 from mfopt.training.tokenizers import Tokenizer
 from mfopt.training.units import Units
 
 _WARMUP_SHARE = 0.05
+PRETRAIN_BATCH = 16  # public records of a step
+_SEED = 0  # of initial parameters, and of the order of public records: public
 # settings that a pretrained model follows from, beside its data and initial values
 _PRETRAINED_BY = (
-    *("length", "width", "layers", "heads", "model_seed", "compute_dtype"),
-    *("pretrain_steps", "pretrain_batch", "pretrain_rate"),
+    *("length", "width", "layers", "heads", "compute_dtype"),
+    *("pretrain_steps", "pretrain_rate"),
 )
 
 
@@ -117,9 +118,9 @@ def _gpt2(
     config: TrainConfig, vocab_size: int, source: str, lora: LoRAConfig | None = None
 ) -> Model:
     if not source:
-        return gpt2_model(_shape(config, vocab_size), lora=lora, seed=config.model_seed)
+        return gpt2_model(_shape(config, vocab_size), lora=lora, seed=_SEED)
     how: dict[str, Any] = {"compute_dtype": config.compute_dtype, "remat": config.remat}
-    return load_pretrained(source, lora=lora, seed=config.model_seed, **how)
+    return load_pretrained(source, lora=lora, seed=_SEED, **how)
 
 
 def _shape(config: TrainConfig, vocab_size: int) -> GPT2Config:
@@ -131,14 +132,14 @@ def _lora(config: TrainConfig) -> LoRAConfig | None:
     if not config.lora_rank:
         return None
     layers = tuple(name.strip() for name in config.lora_layers.split(","))
-    return LoRAConfig(config.lora_rank, config.lora_alpha or None, layers)
+    return LoRAConfig(config.lora_rank, layers=layers)
 
 
 def _imported(config: TrainConfig, vocab_size: int) -> Model:
     """The model that ``config.model``, MODULE:FUNCTION, makes (``docs/training/models.md``)."""
     make = maker_of(config)
     with nnx.use_eager_sharding(False):  # where annotated parameters need no mesh to be made
-        made = make(vocab_size=vocab_size, length=config.length, seed=config.model_seed)
+        made = make(vocab_size=vocab_size, length=config.length, seed=_SEED)
     if not isinstance(made, Model | nnx.Module):
         given = f"gives a {type(made).__name__}: must be a Model or a Flax NNX module"
         raise _check.reject("model", config.model, given)
@@ -168,7 +169,8 @@ def _pretrained(
     private = [store for name, store in parts.items() if name != "public"]
     overlap.refuse_copies(public, private, config.public_overlap)
     facts = {name: getattr(config, name) for name in _PRETRAINED_BY}
-    facts |= {"data": public.digest, "model": digest_of(base.params)}
+    facts |= {"model_seed": _SEED, "pretrain_batch": PRETRAIN_BATCH, "data": public.digest}
+    facts["model"] = digest_of(base.params)
 
     def weights() -> str:
         return hashlib.sha256((target / "model.safetensors").read_bytes()).hexdigest()
@@ -206,9 +208,13 @@ def _pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Re
         rule = "is not marked as public, and pretraining adds no noise"
         raise _check.reject("store", str(store.path), rule)
     steps, highest = config.pretrain_steps, config.pretrain_rate
-    units = CorpusUnits(store, config.pretrain_batch, config.length, config.model_seed)
+    units = CorpusUnits(store, PRETRAIN_BATCH, config.length, _SEED)
     sampler = Sampler(FixedOrder(bins=1, epochs=steps), 1, 0, microbatch=1)
-    rate = schedule("cosine", highest, steps, warmup=max(1, int(_WARMUP_SHARE * steps)))
+    rise = max(1, int(_WARMUP_SHARE * steps))
+    # step t of the rise uses (t + 1) / rise of the rate, so that no step is wasted at 0
+    rates = optax.linear_schedule(highest / rise, highest, max(1, rise - 1))
+    decay = optax.cosine_decay_schedule(highest, max(1, steps - rise))
+    rate = optax.join_schedules([rates, decay], [rise])
     trainer = Trainer(
         model,
         Execution(units, sampler, NoClipping(), None, 1.0),

@@ -17,32 +17,28 @@ import optax
 from mfopt._runtime import _check
 from mfopt.training.config import NOISE_MOVE, TrainConfig
 
+BETA1, BETA2 = 0.9, 0.999  # decays of both moments of Adam
 
-def schedule(name: str, learning_rate: float, steps: int, warmup: int = 0) -> optax.Schedule:
-    """Learning rate by step: a linear rise over ``warmup`` steps, then ``name``.
+
+def schedule(name: str, learning_rate: float, steps: int) -> optax.Schedule:
+    """Learning rate by step.
 
     "constant" stays at ``learning_rate``; the others reach 0 at ``steps``, where no step is taken
     any more: "cooldown" stays for the first half and then falls in a line.
 
     Args:
-      name, learning_rate: one of "constant", "cooldown", "cosine", "linear", and the highest rate.
-      steps, warmup: all steps, and those of the rise.
+      name: one of "constant", "cooldown", "cosine", "linear".
+      learning_rate, steps: the highest rate, and the number of all steps.
     """
     rate = _check.positive("learning_rate", learning_rate)
-    warmup = _check.integer("warmup", warmup, at_least=0)
-    rest = max(1, _check.integer("steps", steps) - warmup)
+    steps = _check.integer("steps", steps)
     shapes = {
-        "cooldown": lambda: optax.linear_schedule(rate, 0.0, rest - rest // 2, rest // 2),
+        "cooldown": lambda: optax.linear_schedule(rate, 0.0, steps - steps // 2, steps // 2),
         "constant": lambda: optax.constant_schedule(rate),
-        "cosine": lambda: optax.cosine_decay_schedule(rate, rest),
-        "linear": lambda: optax.linear_schedule(rate, 0.0, rest),
+        "cosine": lambda: optax.cosine_decay_schedule(rate, steps),
+        "linear": lambda: optax.linear_schedule(rate, 0.0, steps),
     }
-    after = shapes[_check.choice("schedule", name, shapes)]()
-    if not warmup:
-        return after
-    # step t of the warm-up uses (t + 1) / warmup of the rate, so that no step is wasted at 0
-    rise = optax.linear_schedule(rate / warmup, rate, max(1, warmup - 1))
-    return optax.join_schedules([rise, after], [warmup])
+    return shapes[_check.choice("schedule", name, shapes)]()
 
 
 def make_optimizer(
@@ -55,15 +51,12 @@ def make_optimizer(
     ``noise_variance``: that of each coordinate of the mean, by step, shape (n,), which "adam-bc"
     takes out; None: there is no noise.
     """
-    betas = {"b1": settings.beta1, "b2": settings.beta2}
-    known = np.zeros(1) if noise_variance is None else noise_variance
+    variance = np.zeros(1) if noise_variance is None else noise_variance
     makers = {
         "sgd": lambda: optax.sgd(learning_rate),
         "momentum": lambda: optax.sgd(learning_rate, momentum=settings.momentum),
-        "adam": lambda: optax.adam(learning_rate, **betas),
-        "adamw": lambda: optax.adamw(learning_rate, **betas, weight_decay=settings.weight_decay),
-        "adam-bc": lambda: corrected_adam(learning_rate, known, *betas.values()),
-        "adafactor": lambda: optax.adafactor(learning_rate, multiply_by_parameter_scale=False),
+        "adam": lambda: optax.adam(learning_rate),
+        "adam-bc": lambda: corrected_adam(learning_rate, variance),
     }
     made = makers[settings.optimizer]()
     return averaged(made, settings.average) if settings.average else made
@@ -77,7 +70,7 @@ def fitting_rate(
     steps: int,
     move: float = NOISE_MOVE,
     momentum: float = 0.9,
-    beta2: float = 0.999,
+    beta2: float = BETA2,
 ) -> float:
     """The learning rate at which, held constant, the noise alone moves a parameter by ``move``.
 
@@ -127,8 +120,8 @@ class CorrectedState(NamedTuple):
 def corrected_adam(
     learning_rate: float | optax.Schedule,
     noise_variance: np.ndarray,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
+    beta1: float = BETA1,
+    beta2: float = BETA2,
 ) -> optax.GradientTransformation:
     """Adam whose second moment is freed of the known variance of the noise.
 

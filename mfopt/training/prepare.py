@@ -27,7 +27,7 @@ from mfopt.training.loop import Execution, Trainer
 from mfopt.training.metrics import Evaluator
 from mfopt.training.models import Model
 from mfopt.training.models.huggingface import read_config
-from mfopt.training.optimizers import make_optimizer, schedule
+from mfopt.training.optimizers import BETA2, make_optimizer, schedule
 from mfopt.training.secrets import RunSecret
 from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
 from mfopt.training.tokenizers import Tokenizer
@@ -135,136 +135,75 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
 
 
 def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFileLock) -> Prepared:
-    def tell(note: str) -> None:
-        progress(Progress("preparing", note=note, lasting=True))
-
     folder = Path(config.output)
     resuming = check_folder(folder, resume)
     mesh = meshes.make_mesh(config.model_parallel)
     earlier = continued.read(config, progress)
     parts, tokenizer = _open_data(config, folder, progress, resuming)
     train = parts["train"]
-    tokens = train.metadata.get("tokenizer_digest", "")
-    if earlier is not None and tokens != earlier.facts["tokenizer"]:  # they mean other text
-        rule = f"was built with another tokenizer than that of the run in {earlier.folder}"
-        raise _check.reject("data", tokens[:12], rule, "Build it with that run's tokenizer.")
+    if earlier is not None:
+        _check_tokenizer(train, earlier)
     secret = secret_of(config, folder, resuming)
-    if config.median_epsilon or not config.records_per_user:
-        if config.median_epsilon:
-            count, how = median.chosen(config, train, None if resuming else secret)
-        else:
-            count, how = sweep.usual_records(parts["public"]), "the median of the public users"
-        tell(f"{count} records of a user, {how}")
-        config = dataclasses.replace(config, records_per_user=count)
+    config = _with_records_per_user(config, parts, None if resuming else secret, progress)
     account = account_of(config, folder, progress, resuming=resuming)
-    # Which of a user's records are chosen changes no number that is checked here.
-    rule = "random" if config.selection in PERPLEXITY_RULES else config.selection
-    left = [name for name in ("microbatch", "clip_norm") if not getattr(config, name)]
-    if resuming and left:  # sums are rounded, and clipped, alike
-        begun = load(folder / "config.toml")
-        config = dataclasses.replace(config, **{name: getattr(begun, name) for name in left})
-    # what a step costs does not follow from the clip norm
-    wired = Wiring(
+    if resuming:
+        config = _with_settings_of_start(config, folder)
+    # what a step costs does not follow from the clip norm, which may not be chosen yet
+    wiring = Wiring(
         dataclasses.replace(config, clip_norm=config.clip_norm or 1.0), account, secret, mesh
     )
-    execution = wired.execution(wired.units(train, rule))
-    guarantee = wired.statement(execution)
+    # which of a user's records are chosen changes no number that is checked before training
+    rule = "random" if config.selection in PERPLEXITY_RULES else config.selection
+    execution = wiring.execution(wiring.units(train, rule))
+    guarantee = wiring.statement(execution)
     if config.steps > execution.iterations:
         rule = f"the account covers {execution.iterations} steps"
         way_out = "A longer run needs an account of its own."
         raise _check.reject("steps", config.steps, rule, way_out)
     shapes = initial_model.outline(config, train.vocab_size)
-
-    def affordable(model: Model) -> tuple[Execution, bool]:
-        work = sizes.work(model, config.length)
-        most, by_layer = sizes.RunCost(work, execution, config).fitting()
-        fitting = dataclasses.replace(
-            wired, config=dataclasses.replace(wired.config, microbatch=most)
-        )
-        found = fitting.execution(execution.units)
-        cost = sizes.RunCost(work, found, config)
-        cost.require()
-        if guarantee is not None:  # before a model is pretrained
-            privacy.with_grid(guarantee, found, model.num_params)
-        cost.announce(progress)
-        return found, by_layer
-
-    by_layer = False
+    # before a model is pretrained; one that a function makes is there before its sizes are known
+    model = shapes or _initial_model(config, parts, tokenizer, earlier, progress)
+    execution, by_layer = _affordable(model, wiring, execution, guarantee, config, progress)
     if shapes is not None:
-        execution, by_layer = affordable(shapes)
-    model = initial_model.initial_model(config, parts, progress, tokenizer)
-    if earlier is not None:
-        model = earlier.begin(model)
-    if shapes is None:  # a function made it: nobody could tell before
-        execution, by_layer = affordable(model)
-    if by_layer:
-        tell("parameters are gathered layer by layer: all at once they do not fit on a device")
+        model = _initial_model(config, parts, tokenizer, earlier, progress)
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
-    # where updates are local all are formed one by one
-    ghosts = account is not None and config.algorithm != "fedavg"
-    note = formed_one_by_one(model, config.length) if ghosts else None
-    if note and config.microbatch > 1:
-        tell(note)
+    _announce_formation(model, config, by_layer, account, progress)
     model.check_fits(train.vocab_size, config.length)
     if config.selection in PERPLEXITY_RULES:
-        params = meshes.distribute(mesh, model.params, model.partition)
-        evaluator = Evaluator(model, config.length, mesh=mesh)
-        losses, _ = evaluator.record_losses(params, train, np.arange(train.num_records))
-        units = wired.units(train, config.selection, losses)
+        units = wiring.units(train, config.selection, _initial_losses(model, mesh, train, config))
         execution = dataclasses.replace(execution, units=units)
     model_digest = initial_model.digest_of((model.params, model.frozen))
     if mesh.size > 1:  # of these, too, no device holds more than its share
-        held = {"params": model.params, "frozen": model.frozen}
-        model = dataclasses.replace(model, **jax.tree.map(np.array, held))
+        arrays = {"params": model.params, "frozen": model.frozen}
+        model = dataclasses.replace(model, **jax.tree.map(np.array, arrays))
     if account is not None and not config.clip_norm:
         norm, count = sweep.usual_norm(model, execution.units, parts["public"])
-        tell(f"clip norm {norm:.4g}, the median norm of {count} public gradients")
+        _tell(progress, f"clip norm {norm:.4g}, the median norm of {count} public gradients")
         config = dataclasses.replace(config, clip_norm=norm)
-        execution = dataclasses.replace(wired, config=config).execution(execution.units)
+        execution = dataclasses.replace(wiring, config=config).execution(execution.units)
+    facts = {
+        "settings": config.fingerprint,
+        "data": train.digest,
+        "model": model_digest,
+        "tokenizer": train.metadata.get("tokenizer_digest", ""),
+        "mechanism": account.digest if account else "",
+        "microbatch": config.microbatch,
+        "devices": [int(size) for size in mesh.devices.shape],
+    }
+    if earlier is not None:
+        facts |= {"continues": earlier.digest, "base": earlier.base}
     rate = learning_rate_of(config, execution)
     if config.sweep_rates:
-        rate = sweep.sweep(
-            model,
-            execution,
-            parts["public"],
-            config.rates,
-            lambda rate: optimizer_of(config, execution, rate),
-            steps=config.steps or execution.iterations,
-            folder=folder,
-            found_for={
-                "settings": config.fingerprint,
-                "mechanism": account.digest if account else "",
-                "public data": parts["public"].digest,
-                "model": model_digest,
-            },
-            progress=progress,
-        )
+        rate = _swept_rate(config, execution, model, parts["public"], facts, progress)
+    facts["learning_rate"] = rate
     public_report = None
     if account is not None and guarantee is not None:
         guarantee = privacy.with_grid(guarantee, execution, model.num_params)
         if earlier is not None:
             guarantee = composed([*runs_of(earlier.report), (guarantee, account)])
-        of: dict[str, Any] = {"num_params": model.num_params, "steps_done": 0}
-        of |= {"pinned": config.seed >= 0, "black_box": config.algorithm == "group"}
-        public_report = privacy.report(account, execution, guarantee, **of)
+        public_report = _report(config, account, execution, guarantee, model.num_params, rate)
         if earlier is not None:
             public_report["continues"] = earlier.report
-        way = next((name for name in privacy.CHOSEN if name and getattr(config, name)), "")
-        settings = {name: getattr(config, name) for name in ("optimizer", "momentum", "beta2")}
-        settings |= {"value": rate, "chosen": privacy.CHOSEN[way], "noise_move": config.move}
-        public_report["learning_rate"] = settings
-    facts = {
-        "settings": config.fingerprint,
-        "data": train.digest,
-        "model": model_digest,
-        "tokenizer": tokens,
-        "mechanism": account.digest if account else "",
-        "microbatch": config.microbatch,
-        "learning_rate": rate,
-        "devices": [int(size) for size in mesh.devices.shape],
-    }
-    if earlier is not None:
-        facts |= {"continues": earlier.digest, "base": earlier.base}
     optimizer = optimizer_of(config, execution, rate)
     return Prepared(
         config=config,
@@ -284,20 +223,182 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     )
 
 
+def _tell(progress: Report, note: str) -> None:
+    progress(Progress("preparing", note=note, lasting=True))
+
+
+def _initial_model(
+    config: TrainConfig,
+    parts: dict[str, TokenStore],
+    tokenizer: Tokenizer | None,
+    earlier: continued.Earlier | None,
+    progress: Report,
+) -> Model:
+    """The model before the first step: that of the settings, or where an earlier run ended."""
+    model = initial_model.initial_model(config, parts, progress, tokenizer)
+    return model if earlier is None else earlier.begin(model)
+
+
+def _check_tokenizer(train: TokenStore, earlier: continued.Earlier) -> None:
+    """Refuse data whose token numbers mean other text than those of the continued run."""
+    digest = train.metadata.get("tokenizer_digest", "")
+    if digest != earlier.facts["tokenizer"]:
+        rule = f"was built with another tokenizer than that of the run in {earlier.folder}"
+        raise _check.reject("data", digest[:12], rule, "Build it with that run's tokenizer.")
+
+
+def _with_records_per_user(
+    config: TrainConfig, parts: dict[str, TokenStore], secret: RunSecret | None, progress: Report
+) -> TrainConfig:
+    """``config`` with a number of records per user, where it leaves that to a median.
+
+    ``secret``: of a run that begins, for the private median; None where a run resumes, whose draw
+    is read.
+    """
+    if config.median_epsilon:
+        count, how = median.chosen(config, parts["train"], secret)
+    elif not config.records_per_user:
+        count, how = sweep.usual_records(parts["public"]), "the median of the public users"
+    else:
+        return config
+    _tell(progress, f"{count} records of a user, {how}")
+    return dataclasses.replace(config, records_per_user=count)
+
+
+def _with_settings_of_start(config: TrainConfig, folder: Path) -> TrainConfig:
+    """``config`` with what the run chose at its start, so that sums are rounded and clipped alike.
+
+    What ``config`` itself names is compared with the checkpoint's facts later.
+    """
+    unset = [name for name in ("microbatch", "clip_norm") if not getattr(config, name)]
+    if not unset:
+        return config
+    start = load(folder / "config.toml")
+    return dataclasses.replace(config, **{name: getattr(start, name) for name in unset})
+
+
+def _affordable(
+    model: Model,
+    wiring: Wiring,
+    execution: Execution,
+    guarantee: Guarantee | None,
+    config: TrainConfig,
+    progress: Report,
+) -> tuple[Execution, bool]:
+    """The execution with the largest microbatch that fits, and whether layers are gathered singly.
+
+    ``model`` may hold shapes in place of values. Refused is a run whose memory does not suffice,
+    or whose secure noise costs too much privacy for so many parameters.
+    """
+    work = sizes.work(model, config.length)
+    microbatch, by_layer = sizes.RunCost(work, execution, config).fitting()
+    fitting = dataclasses.replace(
+        wiring, config=dataclasses.replace(wiring.config, microbatch=microbatch)
+    ).execution(execution.units)
+    cost = sizes.RunCost(work, fitting, config)
+    cost.require()
+    if guarantee is not None:
+        privacy.with_grid(guarantee, fitting, model.num_params)
+    cost.announce(progress)
+    return fitting, by_layer
+
+
+def _announce_formation(
+    model: Model,
+    config: TrainConfig,
+    by_layer: bool,
+    account: Factorization | None,
+    progress: Report,
+) -> None:
+    """Notes on what makes the run's steps slow."""
+    if by_layer:
+        note = "parameters are gathered layer by layer: all at once they do not fit on a device"
+        _tell(progress, note)
+    # where updates are local all are formed one by one
+    ghosts = account is not None and config.algorithm != "fedavg" and config.microbatch > 1
+    note = formed_one_by_one(model, config.length) if ghosts else None
+    if note:
+        _tell(progress, note)
+
+
+def _initial_losses(model: Model, mesh: Mesh, train: TokenStore, config: TrainConfig) -> np.ndarray:
+    """Mean loss per token of each record under the initial model, float32 (records,)."""
+    params = meshes.distribute(mesh, model.params, model.partition)
+    evaluator = Evaluator(model, config.length, mesh=mesh)
+    losses, _ = evaluator.record_losses(params, train, np.arange(train.num_records))
+    return losses
+
+
+def _swept_rate(
+    config: TrainConfig,
+    execution: Execution,
+    model: Model,
+    public: TokenStore,
+    facts: dict[str, Any],
+    progress: Report,
+) -> float:
+    """The learning rate with the lowest loss on public data; ``facts`` of the run."""
+    return sweep.sweep(
+        model,
+        execution,
+        public,
+        config.rates,
+        lambda rate: optimizer_of(config, execution, rate),
+        steps=config.steps or execution.iterations,
+        folder=Path(config.output),
+        found_for={
+            "public data": public.digest,
+            **{name: facts[name] for name in ("settings", "mechanism", "model")},
+        },
+        progress=progress,
+    )
+
+
+def _report(
+    config: TrainConfig,
+    account: Factorization,
+    execution: Execution,
+    guarantee: Guarantee,
+    num_params: int,
+    rate: float,
+) -> dict[str, Any]:
+    """The privacy report before the first step."""
+    facts = privacy.report(
+        account,
+        execution,
+        guarantee,
+        num_params=num_params,
+        steps_done=0,
+        pinned=config.seed >= 0,
+        black_box=config.algorithm == "group",
+    )
+    decided_by = next((name for name in privacy.CHOSEN if name and getattr(config, name)), "")
+    facts["learning_rate"] = {
+        "value": rate,
+        "chosen": privacy.CHOSEN[decided_by],
+        "noise_move": config.move,
+        "optimizer": config.optimizer,
+        "momentum": config.momentum,
+        "beta2": BETA2,
+    }
+    return facts
+
+
 def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
     """The learning rate of a run: as set, or fitted to its noise; before any sweep."""
     if config.learning_rate:
         return config.learning_rate
     if execution.noise is None:
         return RATE_WITHOUT_NOISE
-    settings = {"move": config.move, "momentum": config.momentum, "beta2": config.beta2}
-    return privacy.fitted_rate(execution, config.optimizer, **settings)
+    return privacy.fitted_rate(
+        execution, config.optimizer, move=config.move, momentum=config.momentum
+    )
 
 
 def optimizer_of(config: TrainConfig, execution: Execution, rate: float) -> Any:
     """The optimizer of a run at a learning rate."""
     known = execution.noise is not None and config.optimizer == "adam-bc"
-    rates = schedule(config.schedule, rate, execution.iterations, config.warmup)
+    rates = schedule(config.schedule, rate, execution.iterations)
     return make_optimizer(config, rates, privacy.noise_by_step(execution) ** 2 if known else None)
 
 

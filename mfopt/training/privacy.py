@@ -392,8 +392,6 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("secure noise", f"from a cipher, by a proven law; {price}"))
     if "sensitivity_factor" in extra:
         rows.append(("truncation", "noise doubled, since one unit may displace another"))
-    if extra.get("taken_on_trust"):
-        rows.append(("TAKEN ON TRUST", "this machine has not proved the file's guarantee"))
     if facts["pinned"]:
         rows.append(("NO GUARANTEE", "the seed is pinned: whoever knows it can remove the noise"))
     if guarantee["status"] == "estimate":

@@ -21,6 +21,7 @@ from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.fedavg import FedAvg
 from mfopt.training.gradients import taps_of
+from mfopt.training.initial_model import PRETRAIN_BATCH
 from mfopt.training.loop import Execution
 from mfopt.training.models import Model
 
@@ -146,7 +147,7 @@ class RunCost:
             traffic += _GRADIENT * units * (work.trained if alone else work.formed(records))
             draws = (_SECURE_DRAW if noise.secure else _DRAW) * noise.recursion.draws(n)
             traffic += work.trained * (draws + _BUFFER * noise.recursion.slots)
-        pretraining = self.config.pretrain_steps * self.config.pretrain_batch * length * 6 * whole
+        pretraining = self.config.pretrain_steps * PRETRAIN_BATCH * length * 6 * whole
         done = (steps * operations + pretraining) / (_FASTER * _sizes.SPEED * 1e9)
         return _COMPILING + _sizes.here(done + steps * traffic * 1e-9)
 

@@ -1,7 +1,9 @@
-"""A privacy report read by somebody else: what follows from it is computed again, the rest named.
+"""A privacy report read by somebody else: what follows from it is computed, the rest is listed.
 
-This library's own accountants compute it (``docs/training/reports.md``). What no arithmetic can
-show (``CLAIMS``) stays a claim of whoever wrote, or signed, the report.
+A report holds *inputs*, public facts of a run that nothing in the report can show (``told``: its
+clip norm, its number of units, ...), and *results*, which this library's accountants compute from
+the inputs again (``checks``; ``docs/training/reports.md``). Every field is one or the other.
+``CLAIMS`` are about the run itself: they stay claims of whoever wrote, or signed, the report.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -40,16 +42,65 @@ from mfopt.workloads import PrefixSums
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-# in words; the numbers have checks of their own
-_NUMBER = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?")
-# fields that hold by themselves, or that the digest of the mechanism and the proof are about
-_BESIDE = ("noise_against_signal", "learning_rate", "signature", "continues")
-_RATE = {"value", "chosen", "noise_move", "optimizer", "momentum", "beta2"}
-_FOUND_ELSEWHERE = ("format", "mfopt", "account", "guarantee", "strategy_arrays", "steps_done")
-# what the classes of units write of themselves, by `unit`
-_UNITS = {
-    "user": {"unit", "records", "length", "selection", "median_epsilon"},
-    "record": {"unit", "group_size", "length", "selection", "median_epsilon", "reserve", "whole"},
+# numbers in the words of a warning, and how far two roundings to three digits may be apart
+_NUMBER, _ROUNDED = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"), 0.0101
+# parts of a report that are not written by `privacy.report`
+_OTHER_PARTS = ("learning_rate", "signature", "continues")
+# compared one by one, or by the proof of the account
+_COMPARED_APART = ("account", "guarantee", "warnings", "sampling", "noise_against_signal")
+# Inputs: fields that no computation here can show, and their types. ("": at the top.)
+_INPUTS: dict[str, dict[str, tuple[type, ...]]] = {
+    "": {
+        "mfopt": (str,),
+        "normalizer": (float,),
+        "parameters": (int,),
+        "steps_done": (int,),
+        "pinned": (bool,),
+        "black_box": (bool,),
+    },
+    "sampling": {
+        "population": (int,),
+        "batch_size": (int, type(None)),
+        "truncation": (str, type(None)),
+    },
+    "learning_rate": {
+        "value": (float,),
+        "chosen": (str,),
+        "noise_move": (float,),
+        "optimizer": (str,),
+        "momentum": (float,),
+        "beta2": (float,),
+    },
+}
+_CLIPPING: dict[str, tuple[type, ...]] = {
+    "clip_norm": (float,),
+    "per_layer": (bool,),
+    "normalized": (bool,),
+}
+_FEDAVG: dict[str, tuple[type, ...]] = _CLIPPING | {
+    "algorithm": (str,),
+    "local_epochs": (int,),
+    "local_batch": (int,),
+    "local_rate": (float,),
+    "weight_cap": (int,),
+    "estimator": (str,),
+    "sensitivity": (float,),
+}
+_UNIT: dict[str, tuple[type, ...]] = {
+    "unit": (str,),
+    "length": (int,),
+    "selection": (str,),
+    "median_epsilon": (float,),
+}
+_UNITS: dict[str, dict[str, tuple[type, ...]]] = {
+    "user": _UNIT | {"records": (int,)},
+    "record": _UNIT | {"group_size": (int,), "reserve": (bool,), "whole": (bool,)},
+}
+_GUARANTEE: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("epsilon", "delta", "noise_multiplier", "failure_probability"), (float,)),
+    **dict.fromkeys(("privacy_unit", "adjacency", "method", "status"), (str,)),
+    "group_size": (int,),
+    "details": (dict,),
 }
 # what is written of a proof, by any of this library's accountants
 _DETAILS = {
@@ -70,7 +121,7 @@ Run = tuple[Guarantee, Factorization]
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing in the report that was computed again."""
+    """One result in the report: as ``stated``, and as ``found`` by computing it here."""
 
     name: str
     stated: str
@@ -80,15 +131,19 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """Outcome: the checks, who signed, and what stays a claim."""
+    """Outcome: the results that were checked, the inputs (``told``), who signed, what is claimed.
+
+    ``told``: name of each input, with dots between the levels of the report, and its value.
+    """
 
     checks: tuple[Check, ...]
+    told: dict[str, Any]
     signer: str | None
     claims: tuple[str, ...]
 
     @property
     def holds(self) -> bool:
-        """True if the report claims a guarantee, and all that can be computed is as stated."""
+        """True if the report claims a guarantee, and every result is as computed here."""
         return all(check.holds for check in self.checks)
 
     def describe(self) -> dict[str, Any]:
@@ -133,6 +188,7 @@ def verify(
     """
     signer = signing.signer(facts, public_key)
     try:
+        told = _inputs(facts)
         stated, account, execution = _rebuilt(facts, factorization)
         progress(Progress("proving the account again"))
         checks = [_proved(account, progress), *_compared(facts, stated, account, execution)]
@@ -141,12 +197,54 @@ def verify(
             failed = ", ".join(check.name for check in earlier.checks if not check.holds)
             words = str(facts["continues"].get("statement"))
             checks.append(Check("earlier run", words, failed, earlier.holds))
+            told |= {f"continues.{name}": value for name, value in earlier.told.items()}
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, UsageError):
             raise
         rule = f"is not a privacy report of mfopt ({problem})"
         raise _check.reject("report", type(problem).__name__, rule) from None
-    return Verification(tuple(checks), signer, CLAIMS)
+    return Verification(tuple(checks), told, signer, CLAIMS)
+
+
+def _inputs(facts: dict[str, Any]) -> dict[str, Any]:
+    """Name and value of every input; UsageError where a field is unknown or of another type."""
+    of_units, of_clipping = facts["units"], facts["clipping"]
+    tables = dict(_INPUTS)
+    tables["units"] = _UNITS.get(of_units["unit"], {})
+    tables["clipping"] = _FEDAVG if "algorithm" in of_clipping else _CLIPPING
+    told = {}
+    for table, types in tables.items():
+        values = facts[table] if table else facts
+        prefix = f"{table}." if table else ""
+        for name, allowed in types.items():
+            _typed(f"{prefix}{name}", values[name] if table else facts[name], allowed)
+            told[f"{prefix}{name}"] = values[name]
+        if table:
+            _only(table, values, [*types, "scheme"] if table == "sampling" else types)
+    told.pop("clipping.sensitivity", None)  # computed
+    for name in ("account", "guarantee"):
+        _only(name, facts[name], _GUARANTEE)
+        for field, allowed in _GUARANTEE.items():
+            _typed(f"{name}.{field}", facts[name][field], allowed)
+    # of how the account was found; that its words are those of a proof is checked
+    for name, value in facts["account"]["details"].items():
+        if name not in ("sampling", "strategy"):
+            told[f"account.details.{name}"] = value
+    return told
+
+
+def _typed(name: str, value: Any, allowed: tuple[type, ...]) -> None:
+    if type(value) not in allowed:
+        words = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
+        raise _check.reject(f"report {name}", value, f"must be {words}")
+
+
+def _only(table: str, values: dict[str, Any], fields: Iterable[str]) -> None:
+    """Refuse a table of the report with other fields than these."""
+    if values.keys() != set(fields):
+        rule = f"must have the fields {', '.join(sorted(fields))}, and no other"
+        way_out = "Have the run's owner write the report again: `mfopt train --resume` does."
+        raise _check.reject(f"report {table}", sorted(values), rule, way_out)
 
 
 def runs_of(facts: dict[str, Any]) -> list[Run]:
@@ -295,11 +393,12 @@ def _compared(
         elif name == "details":
             yield _alike(name, mine, value)
         else:
-            yield Check(name.replace("_", " "), f"{mine}", f"{value}", mine == value)
+            yield Check(name.replace("_", " "), f"{mine}", f"{value}", _equal(mine, value))
     public = {name: facts[name] for name in ("steps_done", "pinned", "black_box")}
     expected = _plain(
         privacy.report(account, execution, stated, num_params=facts["parameters"], **public)
     )
+    _only("noise_against_signal", facts["noise_against_signal"], expected["noise_against_signal"])
     for name, value in expected.pop("noise_against_signal").items():
         mine = facts["noise_against_signal"][name]
         yield _alike(name, mine, value if math.isfinite(value) else None)
@@ -307,33 +406,46 @@ def _compared(
         chosen = max(execution.units.records, execution.units.group_size)
         words = f"{chosen}, a private median at epsilon {spent:g}"
         yield Check("records per user", words, f"one of {median.GRID}", chosen in median.GRID)
-    done, most = facts["steps_done"], execution.iterations
-    yield Check("steps", f"{done}", f"at most {most}", 0 <= int(done) <= most)
-    yield _learning_rate(facts.get("learning_rate", {}), execution)
-    other = sorted(facts.keys() - expected.keys() - set(_BESIDE))
+    done, covered = facts["steps_done"], execution.iterations
+    yield Check("steps done", f"{done}", f"at most {covered}", 0 <= done <= covered)
+    yield _learning_rate(facts["learning_rate"], execution)
+    other = sorted(facts.keys() - expected.keys() - {*_OTHER_PARTS, "noise_against_signal"})
     yield Check("fields", "those of a report", f"and {other}", not other)
     its, own = (re.findall(r"\d+", version)[:3] for version in (facts["mfopt"], __version__))
     newer = [*map(int, its)] > [*map(int, own)]
     yield Check("mfopt", facts["mfopt"], f"{__version__}, which is older", not newer)
-    warnings = [_NUMBER.sub("#", text) for text in expected.pop("warnings")]
-    mine = [_NUMBER.sub("#", text) for text in facts["warnings"]]
-    yield Check("warnings", f"{facts['warnings']}", f"{warnings}", mine == warnings)
-    units = expected.pop("units")
-    texts = {name: value for name, value in units.items() if not isinstance(value, int | float)}
-    known = units.keys() <= _UNITS.get(units["unit"], set())
-    known &= texts.pop("selection", RULES[0]) in RULES and [*texts] == ["unit"]
-    yield Check("units", f"{units}", f"those of {sorted(_UNITS)}", known)
+    words, warnings = facts["warnings"], expected["warnings"]
+    same = isinstance(words, list) and len(words) == len(warnings)
+    same = same and all(map(_same_warning, words, warnings))
+    yield Check("warnings", f"{words}", f"{warnings}", same)
+    yield _alike("sampling scheme", facts["sampling"]["scheme"], expected["sampling"]["scheme"])
+    rule = facts["units"]["selection"]
+    yield Check("rule of selection", rule, f"one of {RULES}", rule in RULES)
+    arrays = facts["strategy_arrays"]
+    if arrays is not None:  # every bit of C
+        same = arrays == expected["strategy_arrays"]
+        yield Check("strategy arrays", "as computed here" if same else "C", "another C", same)
+    # truncation is described where it can happen; else inputs only, compared with themselves
+    rebuilt = {name: expected[name] for name in ("sampling", "clipping", "units")}
+    stray = [name for name, value in rebuilt.items() if not _equal(facts[name], value)]
+    yield Check("inputs belong together", "units, sampling, clipping", f"not {stray}", not stray)
+    inputs = {*_INPUTS[""], *rebuilt, "strategy_arrays"}
     for name, value in expected.items():
-        if name not in _FOUND_ELSEWHERE:
+        if name not in inputs and name not in _COMPARED_APART:
             yield _alike(name, facts[name], value)
 
 
+def _same_warning(stated: Any, computed: str) -> bool:
+    """True if a warning has these words, and their numbers up to rounding on another machine."""
+    if not isinstance(stated, str) or _NUMBER.sub("#", stated) != _NUMBER.sub("#", computed):
+        return False
+    pairs = zip(_NUMBER.findall(stated), _NUMBER.findall(computed), strict=True)
+    numbers = [[float(text.rstrip(".")) for text in pair] for pair in pairs]
+    return all(math.isclose(first, second, rel_tol=_ROUNDED) for first, second in numbers)
+
+
 def _learning_rate(stated: dict[str, Any], execution: Execution) -> Check:
-    """Check of how the learning rate was chosen: computed again where the noise decided."""
-    if stated.keys() != _RATE:
-        rule = f"must have the keys {', '.join(sorted(_RATE))}, and no other"
-        way_out = "Have the run's owner write the report again: `mfopt train --resume` does."
-        raise _check.reject("learning_rate", sorted(stated), rule, way_out)
+    """Check of the learning rate: computed where the noise decided, else an input."""
     chosen, value = stated["chosen"], stated["value"]
     if chosen not in privacy.CHOSEN.values():
         return Check("learning rate", f"chosen {chosen}", "is no way to choose one", False)

@@ -66,13 +66,7 @@ def account_of(
     if config.factorization:
         found = load_factorization(config.factorization)
         if not config.epsilon:
-            if not config.trust:
-                way_out = "Run `mfopt calibrate` for a σ that it can prove, or take the file on "
-                return _proved(found, progress, f"{way_out}trust (`trust=True`).")
-            marked = {} if found.proved_here else {"taken_on_trust": True}
-            details = found.guarantee.details | marked
-            stated = dataclasses.replace(found.guarantee, details=details)
-            return dataclasses.replace(found, guarantee=stated)
+            return _proved(found, progress, "Run `mfopt calibrate` for a σ that it can prove.")
         # the file's C at a target of the run's own: for groups, which the file is not made for
         strategy, scheme, digest = found.strategy, found.sampling, found.digest
     epsilon, delta, group = config.training_epsilon, config.delta, config.group_size
@@ -199,6 +193,9 @@ class Wiring:
         if self.account is None:
             return None
         config = self.config
-        how: dict[str, Any] = {"privacy_unit": config.privacy_unit}
-        how |= {"delta_share": config.delta_share, "black_box": config.algorithm == "group"}
-        return privacy.statement(self.account, execution, **how)
+        return privacy.statement(
+            self.account,
+            execution,
+            privacy_unit=config.privacy_unit,
+            black_box=config.algorithm == "group",
+        )

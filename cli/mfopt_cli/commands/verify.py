@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 from mfopt.errors import FailureError
@@ -25,8 +27,9 @@ def command(
 ) -> None:
     """Verify the privacy report REPORT of a training run against its settings.
 
-    The mechanism, σ, ε, δ and the sizes of noise and signal are recomputed; what cannot be
-    verified from the report is listed. Exit code 1 if a number differs.
+    What follows from the report's inputs (the mechanism, σ, ε, δ, the sizes of noise and signal) is
+    computed again. The inputs themselves (clip norm, number of units, ...), which nothing in a
+    report can show, are listed as told. Exit code 1 if a result differs.
 
     \b
     Examples:
@@ -48,7 +51,9 @@ def command(
             (check.name, f"{check.stated}" if check.holds else f"{check.stated}: {check.found}")
             for check in found.checks
         ]
-        display.table(f"{report}: computed again", rows)
+        display.table(f"{report}: computed here", rows)
+        told = [(name, json.dumps(value)) for name, value in found.told.items()]
+        display.table(f"{report}: told by the report", told)
         display.print_text(
             f"signed by the key with fingerprint {found.signer}" if found.signer else "not signed"
         )
