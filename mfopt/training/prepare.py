@@ -316,9 +316,9 @@ def _announce_formation(
         _tell(progress, note)
     # where updates are local all are formed one by one
     ghosts = account is not None and config.algorithm != "fedavg" and config.microbatch > 1
-    note = formed_one_by_one(model, config.length) if ghosts else None
-    if note:
-        _tell(progress, note)
+    slow = formed_one_by_one(model, config.length) if ghosts else None
+    if slow:
+        _tell(progress, slow)
 
 
 def _initial_losses(model: Model, mesh: Mesh, train: TokenStore, config: TrainConfig) -> np.ndarray:
