@@ -11,7 +11,6 @@ from statements import stated
 
 from mfopt.accounting import Mechanism, account, phases
 from mfopt.accounting.phases import Phase
-from mfopt.experiments import concentration_filter as filtered
 from mfopt.sampling import (
     BallsInBins,
     CyclicPoisson,
@@ -36,7 +35,6 @@ CASES = {
     "balls-in-bins": (["--bins", "10", "--epochs", "2"], Mechanism(BallsInBins(10, 2))),
     "els": ([*RATE, "--group-size", "3"], Mechanism(Poisson(0.05, 40), group_size=3)),
     "uls": (RATE, Mechanism(Poisson(0.05, 40), privacy_unit="user")),
-    "group": ([*RATE, "--group-size", "3"], Mechanism(Poisson(0.05, 40), group_size=3)),
     "fixed-batch": (
         ["--batch-size", "20", "--population", "400", "--iterations", "40"],
         Mechanism(FixedBatch(20, 400, 40)),
@@ -82,12 +80,10 @@ def test_epsilon_from_sigma_and_sigma_from_epsilon_are_the_librarys(name, capsys
     assert back["epsilon"] == epsilon and back["delta"] == DELTA
 
 
-@pytest.mark.parametrize(
-    "name", ["dpsgd", "uls", "fedavg", pytest.param("group", marks=pytest.mark.ci)]
-)
+@pytest.mark.parametrize("name", ["dpsgd", "uls", "fedavg"])
 def test_table_names_the_guarantee(name, capsys):
     shown = run(capsys, name, *CASES[name][0], "--noise-multiplier", SIGMA, "--delta", DELTA)
-    for part in ("add-remove adjacency", "σ" if name != "group" else "noise_multiplier"):
+    for part in ("add-remove adjacency", "σ"):
         assert part in shown
     unit = "user" if name in ("uls", "fedavg") else "example"
     assert unit in shown and "NaN" not in shown and "nan" not in shown
@@ -122,19 +118,9 @@ def test_a_sigma_that_cannot_be_computed_with_is_refused(words, sigma, capsys):
     assert "--noise-multiplier" in said and "must lie between" in said
 
 
-@pytest.mark.ci
-def test_group_shows_every_method_and_what_is_beyond_range(capsys):
-    words = [*RATE, "--group-size", "8", "--delta", DELTA, "--noise-multiplier", "0.6"]
-    found = json.loads(run(capsys, "group", *words, "--floor", "1e-15", "--json"))["results"]
-    epsilons = {row["method"].split(",")[-1].strip(): row["epsilon"] for row in found}
-    assert epsilons["geometric form"] is None and len(found) == 5
-    assert "beyond numerical range" in run(capsys, "group", *words, "--floor", "1e-15")
-
-
 GOOD = {
     "dpsgd": {"--probability": "0.05", "--iterations": "40"},
     "els": {"--probability": "0.05", "--iterations": "40", "--group-size": "2"},
-    "group": {"--probability": "0.05", "--iterations": "40", "--group-size": "2"},
     "uls": {"--probability": "0.05", "--iterations": "40"},
     "banded": {"--probability": "0.05", "--iterations": "40", "--bands": "2"},
     "balls-in-bins": {"--bins": "4", "--epochs": "2", "--strategy": "sqrt"},
@@ -152,7 +138,7 @@ BAD = {
     "--delta nan",
     "dpsgd els fedavg banded uls": "--probability -0.1, --probability 1.5, --probability nan, "
     "--probability inf",
-    "els group balls-in-bins fixed-batch": "--group-size 0, --group-size -2, --group-size nan, "
+    "els balls-in-bins fixed-batch": "--group-size 0, --group-size -2, --group-size nan, "
     "--group-size inf, --group-size 1.5",
     "dpsgd": "--iterations 0, --iterations inf, --eps 1, --adjacency edge, --batch-size 1:3, "
     "--population 30, --iters 4",
@@ -165,7 +151,6 @@ BAD = {
     "--estimate --samples 300, --estimate --seed 3, --strategy identity:3",
     "fresh-bins": "--strategy sqrt",
     "b-min-sep": "--separation 4, --separation 0, --strategy banded-sqrt:3, --strategy sqrt",
-    "group": "--floor nan",
     "els": "--plot x.png, --group-size 5:1, --group-size 1:2 --plot x.unknown, "
     "--group-size 1,2 --iterations 2,3",
     "min-separation": "--separation 0",
@@ -303,19 +288,6 @@ def test_batches_with_a_limit(capsys):
     assert found["epsilon"] == account(mechanism, noise_multiplier=3.0, delta=1e-3).epsilon
     limit = ["--probability", ".05", "--iters", 40, "--batch-limit", 25]
     assert "--population" in refused(capsys, "dpsgd", *limit, *AT)
-
-
-def test_filter_against_plain(tmp_path, capsys):
-    words = ["--eps", 4, "--delta", "1e-6", "--iters", 20, "--population", 1000]
-    words += ["--batch-size", 100]
-    found = json.loads(run(capsys, "filter", *words, "--threshold", "0.1", "--json"))
-    expected = filtered.compare(4.0, 1e-6, 20, 1000, 100)
-    assert found["noise_ratio"] == expected.ratio(0.1)
-    assert found["break_even"] == expected.break_even
-    plot = tmp_path / "filter.png"
-    shown = run(capsys, "filter", *words, "--threshold", "0.1,1", "--plot", plot)
-    assert "noise_ratio" in shown and plot.read_bytes().startswith(b"\x89PNG")
-    refused(capsys, "filter", *words[:-2], "--batch-size", 2000)
 
 
 def test_a_run_of_phases(file, tmp_path, capsys):

@@ -29,7 +29,6 @@ from mfopt.accounting.monte_carlo.sampled_chain import SampledChain
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.accounting.verify import Engine
 from mfopt.errors import UsageError
-from mfopt.experiments.group_methods import black_box_multiplier, group_methods
 from mfopt.sampling import FixedBatch, FixedOrder, Poisson
 
 
@@ -200,39 +199,6 @@ def test_whole_profile_of_a_gaussian_loses_almost_nothing():
         exact = gaussian.epsilon(group_size / 4.0, 1e-6)
         assert exact <= found.epsilon <= 1.01 * exact
         assert found.status == "bound" and found.failure_probability == 0
-
-
-def test_whole_profile_lies_between_the_truth_and_the_lemma():
-    methods = group_methods(0.01, 500, 2.0, 1e-6, 4)
-    tight, whole, geometric, exponential, line = (found.epsilon for found in methods)
-    assert line < tight < whole < geometric < exponential
-    assert whole < 1.05 * tight
-    assert methods[-1].status == "estimate" and "no guarantee" in methods[-1].method
-
-
-@pytest.mark.release
-def test_sigma_for_a_group_by_every_method():
-    found = group_methods(0.01, 500, None, 1e-6, 4, epsilon=3.0)
-    assert [one.epsilon for one in found] == [3.0] * 5
-    tight, whole, geometric, exponential, line = (one.noise_multiplier for one in found)
-    assert line < tight < whole < geometric < exponential
-    assert [one.status for one in found] == ["exact", "bound", "bound", "bound", "estimate"]
-    for form, sigma in (("geometric", geometric), ("exponential", exponential)):
-        one = RoundsProfile(Mixture.binomial(1, 0.01), 500, sigma)
-        assert group.black_box_epsilon(one, 4, 1e-6, form=form) == pytest.approx(3.0, rel=1e-4)
-
-
-def test_lemma_without_a_sigma_is_infinite():
-    """40 examples at ε = 60 need a one-example δ of about 1e-32, far below the floor."""
-
-    def make(sigma, accuracy=None):
-        return GaussianProfile(1 / sigma)
-
-    assert math.isinf(black_box_multiplier(make, 40, 60.0, 1e-6, 1.0, floor=1e-15))
-    sigma = black_box_multiplier(make, 40, 60.0, 1e-6, 1.0)
-    needed = math.log(1e-6) - group.black_box_log_factor(1.5, 40, "geometric")
-    assert make(sigma).log_delta(1.5) == pytest.approx(needed, rel=1e-5)
-    assert make(sigma).log_delta(1.5) <= needed
 
 
 def test_splits_against_all_splits_by_enumeration():

@@ -43,7 +43,6 @@ BASE = {
     "account banded": ["--bands=2", *DRAWN, *SIGMA],
     "account dpsgd": [*DRAWN, *SIGMA],
     "account els": ["--group-size=3", *DRAWN, *SIGMA],
-    "account filter": ["--eps=2", "--delta=1e-6", "--iters=40", *DRAWN[:2], "--json"],
     "account fedavg": [*DRAWN, *SIGMA],
     "account fixed-batch": ["--group-size=3", *DRAWN, *SIGMA],
     "account fixed-order": ["--epochs=2", "--iters=10", "--strategy=sqrt", *SIGMA],
@@ -70,7 +69,6 @@ SLOW = {
     "account balls-in-bins": BINS,
     "account fresh-bins": BINS,
     "account b-min-sep": [*BINS, "--separation=2"],
-    "account group": ["--group-size=3", *DRAWN, *SIGMA],
     "calibrate": ["sqrt.npz", "--eps=1", "--seed=1", "--certify-samples=1024", "--json"],
     "certify": ["sqrt.npz", "--eps=4", "--seed=1", "--json"],
     "compare": ["--epochs=2", "--iters=4", "--eps=2", "--include=dpsgd,banded", "--samples=256"],
@@ -132,14 +130,11 @@ OWN_OF = {
 WITH = {
     ("account", "--eps"): ["!--noise-multiplier"],
     ("account run", "--eps"): ["!--delta"],
-    ("account filter", "--eps"): [],
     ("account", "--probability"): ["!--batch-size", "!--population"],
     ("account", "--iterations"): ["!--iters"],
     ("", "--force"): ["--out=sqrt.npz"],
     ("", "--plot"): ["--noise-multiplier=1,2"],
     ("account", "--force"): ["--noise-multiplier=1,2", "--plot=taken.png"],
-    ("account filter", "--plot"): ["--eps=1,2"],
-    ("account filter", "--force"): ["--eps=1,2", "--plot=taken.png"],
     ("account run", "--plot"): ["--json"],
     ("account run", "--force"): ["--plot=taken.png"],
     ("account balls-in-bins", "--certify-samples"): ["--strategy=banded-sqrt:2", "--seed=1"],
@@ -300,10 +295,6 @@ def _stubbed(inputs, monkeypatch):
         asked(stream.describe(), parameters)
         return Cost(parameters, "stub", 1, 1, 1.0, 1.0, 1.0, 1.0, False)
 
-    def group(*what, **given):
-        asked(*what, **given)
-        return [guarantee]
-
     def cells(wanted, cache, **_):
         asked(*wanted, cache.folder.name)
         record = dict.fromkeys(Row._fields, 1.0) | {"status": "estimate", "memory": 1}
@@ -338,7 +329,6 @@ def _stubbed(inputs, monkeypatch):
         "calibration.certify": proved,
         "calibration.release": released,
         "noise.measure.measure": timed,
-        "experiments.group_methods.group_methods": group,
         "experiments.comparison.run_all": cells,
         "experiments.comparison.timed": streamed,
     }.items():

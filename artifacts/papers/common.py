@@ -30,7 +30,6 @@ from mfopt.errors import FailureError
 from mfopt.experiments import comparison, plots, tables
 from mfopt.experiments.cache import Cache, Cell, Result, default_folder
 from mfopt.experiments.families import Comparison
-from mfopt.experiments.group_methods import lower_line
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.runner import device, run_all, with_needs
 from mfopt.progress import Progress
@@ -257,7 +256,8 @@ class GroupBaselineCell(Cell):
             epsilon = min(epsilon, moments.group_epsilon(*at, self.delta, self.group_size))
         # infinite is beyond numerical range, which says nothing about the privacy loss
         shown = None if math.isinf(epsilon) else epsilon
-        return Result({"epsilon": shown, "line": lower_line(*question)})
+        line = self.group_size * profile.epsilon(self.delta)
+        return Result({"epsilon": shown, "line": line})
 
 
 # ---- studies

@@ -132,9 +132,6 @@ def run(
     compute: Callable[[Row], list[Row]],
     title: str,
     effort: Row | None = None,
-    *,
-    show: Callable[[list[Row], str | None, str], None] | None = None,
-    drawn: str | None = None,
 ) -> None:
     """Evaluate all points with progress, then print a table or JSON and draw the plot.
 
@@ -144,8 +141,6 @@ def run(
       compute: a point of the sweep -> one row for each method.
       title: of the table, the plot and the progress.
       effort: of :func:`taken_effort`.
-      show: prints the results of a sweep of an argument, with this title; None: as a table.
-      drawn: what a plot shows; None: what was solved for.
     """
     asked = SimpleNamespace(**{name: arguments.pop(name) for name in PLACES})
     swept, rows = sweeps.points(arguments)
@@ -168,11 +163,11 @@ def run(
     say_unused(effort or {}, bool(effort) and sampled(results))
     say_doubt(doubts)
     if asked.plot is not None and swept is not None:
-        _draw(results, swept, title, asked.plot, drawn)
+        _draw(results, swept, title, asked.plot)
     one = swept is None and len(results) == 1
     facts = results[0] if one else {"swept": swept, "results": results}
     facts = {**facts, "seconds": time.perf_counter() - started}
-    tell(facts, lambda: (show or print_answers)(results, swept, title), asked)
+    tell(facts, lambda: print_answers(results, swept, title), asked)
 
 
 def tell(facts: Row, show: Callable[[], None], asked: Any) -> None:
@@ -301,17 +296,12 @@ def _status(row: Row) -> str:
     return said.get(row["status"], str(row["status"]))
 
 
-def _draw(
-    results: Sequence[Row], swept: str, title: str, path: Path, shown: str | None = None
-) -> None:
-    """Draw a quantity against the swept one, one line per method, to a file.
-
-    ``shown``: name of the quantity; None: what was solved for.
-    """
+def _draw(results: Sequence[Row], swept: str, title: str, path: Path) -> None:
+    """Draw what was solved for against the swept argument, one line per method, to a file."""
     given = {"eps": "epsilon"}.get(swept, swept)
     solved = [n for n in _ROUNDED_UP if n in results[0] and n != given]
     varying = [n for n in solved if len({row[n] for row in results}) > 1]
-    shown = shown or (varying[0] if varying else "epsilon")
+    shown = varying[0] if varying else "epsilon"
     name = _LABELS.get(shown, shown.replace("_", " "))
     finite = [row for row in results if math.isfinite(row[shown])]
     methods: dict[str, list[Row]] = {}

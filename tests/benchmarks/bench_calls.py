@@ -56,7 +56,6 @@ GOOD: dict[str, str] = {
     "account balls-in-bins": "--epochs 2 --iters 4 --noise-multiplier 2 --delta 1e-5",
     "account els": "--epochs 2 --iters 8 --group-size 2 --noise-multiplier 2 --delta 1e-5",
     "account uls": "--iters 8 --batch-size 10 --population 100 --eps 2 --delta 1e-5",
-    "account group": "--iters 8 --probability 0.1 --group-size 2 --noise-multiplier 2 --delta 1e-5",
     "account fixed-batch": "--iters 8 --batch-size 10 --population 100 --eps 2 --delta 1e-5",
     "account fedavg": "--iters 8 --probability 0.1 --noise-multiplier 2 --delta 1e-5",
     "data build": "NEW --data DATA --tokenizer MISSING",

@@ -1,4 +1,4 @@
-"""mfopt account for schemes with bins, a separation or a fixed order, and the filter."""
+"""mfopt account for schemes with bins, a separation or a fixed order."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import click
 
 from mfopt._runtime import _check
 from mfopt.sampling import BallsInBins, BMinSep, FixedOrder, FreshBins, MinSeparation
-from mfopt_cli import answers, display, options, sweeps
+from mfopt_cli import answers, options, sweeps
 from mfopt_cli.accounts import shared
-from mfopt_cli.answers import Row, iterations
+from mfopt_cli.answers import Row
 from mfopt_cli.options import apply, option
 
 _ANY = ("identity", "sqrt", "banded-sqrt")
@@ -228,55 +228,3 @@ def min_separation(strategy: str, **arguments: Any) -> None:
         return MinSeparation(n, row["separation"], row["max_participations"])
 
     answers.answer(arguments, scheme, f"min-separation, {strategy}", found)
-
-
-@click.command("filter", cls=options.Command)
-@sweeps.option("--eps", float, "Target ε of either algorithm, user level.", required=True)
-@sweeps.option("--delta", float, "Target δ of either algorithm.", required=True)
-@shared.length
-@sweeps.option("--population", int, "Number of users.", required=True)
-@sweeps.option("--batch-size", float, "Expected users in a step of plain DP-SGD.", required=True)
-@sweeps.option("--threshold", float, "τ over the clip norm: concentration of users' gradients.")
-@shared.results
-def concentration_filter(**arguments: Any) -> None:
-    """User-wise DP-SGD with a concentration filter against plain DP-SGD: which adds less noise.
-
-    Asi and Liu's filter takes all users in each step and helps where their averaged gradients lie
-    within τ of each other. The noise is that of the mean gradient; the ratio is proportional to
-    --threshold, and 1 at the break-even.
-
-    \b
-    Example:
-      mfopt account filter --eps 4 --delta 1e-6 --iters 1000 --population 100000 \\
-          --batch-size 1000 --threshold 0.01:1:x2
-    """
-    from mfopt.experiments import concentration_filter as filtered
-
-    def compute(row: Row) -> list[Row]:
-        found = filtered.compare(
-            row["eps"], row["delta"], iterations(row), row["population"], row["batch_size"]
-        )
-        threshold = row["threshold"]
-        return [
-            {
-                "noise_ratio": None if threshold is None else found.ratio(threshold),
-                "break_even": found.break_even,
-                "plain_multiplier": found.plain_multiplier,
-                "filter_multiplier": found.filter_multiplier,
-                "privacy_unit": "user",
-                "adjacency": "add-remove",
-                "protects": "(ε, δ) of the filter as published, not proven here",
-            }
-        ]
-
-    drawn = "break_even" if arguments["threshold"] is None else "noise_ratio"
-    answers.run(arguments, compute, "filter against plain DP-SGD", show=_compared, drawn=drawn)
-
-
-def _compared(results: list[Row], swept: str | None, title: str) -> None:
-    """Print what a filter and plain DP-SGD need."""
-    names = [*([] if swept is None else [swept]), "noise_ratio", "break_even"]
-    names += ["plain_multiplier", "filter_multiplier"]
-    names = [name for name in names if results[0].get(name) is not None]
-    display.print_text(f"{title}, noise of the mean gradient", style="bold")
-    display.columns(names, [[f"{row[name]:.6g}" for name in names] for row in results])

@@ -159,51 +159,6 @@ def uls(**arguments: Any) -> None:
     answer(arguments, _poisson, "ULS", privacy_unit="user")
 
 
-@command.command()
-@shared.noise
-@sweeps.option("--eps", float, "Target ε of the group, to find σ.")
-@sweeps.option("--delta", float, "δ of the guarantee for the group.", required=True)
-@shared.sampled
-@shared.length
-@sweeps.option("--group-size", int, "Size of the group of examples, K.", MOST_GROUP, required=True)
-@option(
-    "--floor",
-    float,
-    "Smallest one-example δ that the black-box lemma may use; other tools stop near 1e-15.",
-    default=0.0,
-)
-@shared.results
-def group(floor: float, **arguments: Any) -> None:
-    """Group ε (or σ) from one example's, by every method side by side.
-
-    The mixture of Gaussians (tight), the whole one-example profile, the textbook lemma in both
-    forms, and the line K·ε₁, which is no guarantee. Where the lemma needs a one-example δ below
-    --floor it has no finite answer: "beyond numerical range", null in the JSON output.
-
-    \b
-    Example:
-      mfopt account group --group-size 1,2,4,8 --noise-multiplier 1 --delta 1e-6 \\
-          --probability 0.01 --iters 2000
-    """
-    from mfopt.experiments import group_methods
-
-    def compute(row: Row) -> list[Row]:
-        return [
-            found.describe()
-            for found in group_methods.group_methods(
-                probability(row),
-                iterations(row),
-                row["noise_multiplier"],
-                row["delta"],
-                row["group_size"],
-                epsilon=row["eps"],
-                floor=floor,
-            )
-        ]
-
-    answers.run(arguments, compute, "group privacy of DP-SGD")
-
-
 @command.command("fixed-batch")
 @shared.noise
 @shared.target
@@ -369,7 +324,6 @@ for one in (
     schemes.b_min_sep,
     schemes.fixed_order,
     schemes.min_separation,
-    schemes.concentration_filter,
     run,
 ):
     command.add_command(one)
