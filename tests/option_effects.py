@@ -98,8 +98,6 @@ def values(param: click.Option) -> list[str]:
         return [f"{name}={choice}" for choice in kind.choices]
     if isinstance(kind, options.StrategyName):
         return [f"{name}={kind}" for kind in kind.names]
-    if isinstance(kind, options.Words) and kind.choices:
-        return [f"{name}={word}" for word in kind.choices]
     if isinstance(kind, options.Count | sweeps.Sweep) and getattr(kind, "kind", int) is int:
         return [f"{name}={number}" for number in (2, 1, 3, 5, 8, 32, 100, 512, "2,4")]
     if isinstance(kind, sweeps.Sweep) or kind is click.FLOAT:

@@ -447,7 +447,7 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
     assert text.count("with balls-in-bins") >= 2  # one sentence for each ε
     listed = list(csv.DictReader(io.StringIO((tmp_path / "c.csv").read_text())))
     assert len(listed) == 2 * len(FAMILIES)
-    for stem in ("c-rmse", "c-improvement", "c-memory"):
+    for stem in ("c-rmse", "c-memory"):
         assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
         assert (tmp_path / f"{stem}.svg").read_text().lstrip().startswith("<?xml")
     for r in listed:  # a lower bound is known where every unit takes part once in each epoch

@@ -362,7 +362,6 @@ class Toy:
         own = told(OWN_OF, self.path, name)
         typed = values(param)
         known = isinstance(param.type, click.Choice | options.StrategyName)
-        known |= bool(isinstance(param.type, options.Words) and param.type.choices)
         return own or (typed if known or name not in OWN else OWN[name])
 
     @functools.cache  # noqa: B019 - toys are few

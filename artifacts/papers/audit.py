@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import Found, Row, Study, main, pick, studies
+from matplotlib.figure import Figure
 from training_runs import TrainMechanismCell, unpack
 
 from mfopt.experiments.cache import Cell, Result
@@ -72,6 +73,12 @@ class TrainerAudit(Study):
             for cell in self.cells()
         ]
 
+    def figure(self, rows: list[Row]) -> Figure:
+        figure = super().figure(rows)
+        for axis in figure.axes:  # no fault
+            axis.axvline(1.0, color="0.6", linestyle=":", linewidth=1)
+        return figure
+
     def panels(self, rows: list[Row]) -> list[Panel]:
         """Panels of both lower bounds on ε against the size of each fault."""
         shown = {
@@ -85,7 +92,7 @@ class TrainerAudit(Study):
             sizes = [row["size"] for row in mine]
             curves = [Curve(x, sizes, [row[name] for row in mine]) for x, name in shown.items()]
             axes = FAULTS[fault], "lower bound on ε"
-            made.append(Panel(curves, title, *axes, log_y=True, vertical=1.0))
+            made.append(Panel(curves, title, *axes, log_y=True))
         return made
 
     def findings(self, rows: list[Row]) -> list[str]:

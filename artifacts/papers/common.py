@@ -20,6 +20,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import manifest
 import numpy as np
 import scipy.stats
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from mfopt._runtime import _sizes
 from mfopt._version import __version__
@@ -170,6 +172,42 @@ class Drawing(NamedTuple):
     table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None = None
 
 
+class Intervals(NamedTuple):
+    """Values with half the width of their 95% intervals, NaN for none, from the top down."""
+
+    title: str
+    values: Sequence[float]
+    halves: Sequence[float]
+
+
+def intervals_figure(
+    panels: Sequence[Intervals], names: Sequence[str], label: str, title: str, *, log: bool = False
+) -> Figure:
+    """A figure of named values, three panels in a row, names at the left of each row."""
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    size = 3.4 * columns + max(map(len, names)) / 14, (1.0 + 0.24 * len(names)) * rows + 0.8
+    # long names are wider in an SVG than where they are measured
+    layout = ConstrainedLayoutEngine(rect=(0.012, 0, 0.988, 1))
+    figure = Figure(figsize=size, layout=layout)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+    look = {"fmt": "o", "markersize": 5, "color": plots.COLOURS[0]}
+    for axis, panel in zip(axes, panels, strict=False):
+        axis.errorbar(panel.values, range(len(names)), xerr=panel.halves, **look)
+        axis.set_title(panel.title, fontsize="medium")
+        axis.set_xlabel(label)
+        if log:
+            axis.set_xscale("log")
+            plots.plain_ticks(axis.xaxis, panel.values)
+        axis.grid(True, which="major", color="0.9", linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_yticks(range(len(names)), names, fontsize="small")
+    axes[0].set_ylim(len(names) - 0.5, -0.5)
+    figure.suptitle(title, fontsize="medium")
+    return figure
+
+
 Builder = Callable[[Run], Drawing]
 
 
@@ -298,9 +336,13 @@ class Study(abc.ABC):
     def rows(self, found: Found) -> list[Row]:
         """One row for each arm; keys that begin with "_" are for panels and findings only."""
 
-    @abc.abstractmethod
     def panels(self, rows: list[Row]) -> list[Panel]:
         """Panels of the plot."""
+        raise NotImplementedError
+
+    def figure(self, rows: list[Row]) -> Figure:
+        """The plot."""
+        return plots.draw(self.panels(rows), title=self.title(rows), columns=self.plot_columns)
 
     @abc.abstractmethod
     def findings(self, rows: list[Row]) -> list[str]:
@@ -339,8 +381,8 @@ class Study(abc.ABC):
             "rows": public,
         }
         text = json.dumps(content, indent=2, allow_nan=False, default=str)
-        figure = plots.draw(self.panels(rows), title=self.title(rows), columns=self.plot_columns)
-        return plots.write_files(stem, {".json": f"{text}\n"}, {"": figure}, ("json", "svg"))
+        figures = {"": self.figure(rows)}
+        return plots.write_files(stem, {".json": f"{text}\n"}, figures, ("json", "svg"))
 
 
 def studies(script: str, *each: Study, folder: str = "studies/") -> dict[str, Artifact]:
@@ -506,12 +548,6 @@ def relative(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     """(mean over mean, half the width of its 95% interval) of paired losses."""
     value = float(one.mean() / other.mean())
     return value, interval((one - value * other) / other.mean())[1]
-
-
-def intervals(each: Sequence[tuple[float, float]]) -> Curve:
-    """Values, each with half of its interval, for a panel that names them from the top down."""
-    low, high = [x - reach for x, reach in each], [x + reach for x, reach in each]
-    return Curve("mean and 95% over seeds", [x for x, _ in each], range(len(each)), low, high)
 
 
 def spread(label: str, x: Sequence[float], each: Sequence[Sequence[float]]) -> Curve:

@@ -8,8 +8,20 @@ from typing import Any
 
 import numpy as np
 import optax
-from common import Found, Row, Swept, ends, interval, intervals, main, pick, studies
+from common import (
+    Found,
+    Intervals,
+    Row,
+    Swept,
+    ends,
+    interval,
+    intervals_figure,
+    main,
+    pick,
+    studies,
+)
 from image_runs import RunMechanism, load, model, train
+from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from mfopt import query_error, sampling
@@ -18,7 +30,6 @@ from mfopt.experiments import families
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.mechanisms import ProvenCell, strategy_of
-from mfopt.experiments.plots import Panel
 from mfopt.sampling import FixedOrder
 from mfopt.training.batching import charged_delta, displacement_probability, smallest_batch_size
 from mfopt.workloads import Momentum, linear_cooldown
@@ -214,16 +225,16 @@ class Images(ImageTask, Swept):
             rows.append(row | {name: result.record[name] for name in ("rmse", "last_error")})
         return rows
 
-    def panels(self, rows: list[Row]) -> list[Panel]:
-        axis = "test error (%, log scale)\nlower is better"
-        names = [row["mechanism"] for row in pick(rows, target=self.epsilons[0])]
+    def figure(self, rows: list[Row]) -> Figure:
         panels = []
         for epsilon in self.epsilons:
             here = pick(rows, target=epsilon)
-            each = [(100 * (1 - row["accuracy"]), 100 * row["accuracy_half95"]) for row in here]
-            drawn = [intervals(each)]
-            panels.append(Panel(drawn, f"ε = {epsilon:g}", axis, "", lines=False, names=names))
-        return panels
+            errors = [100 * (1 - row["accuracy"]) for row in here]
+            halves = [100 * row["accuracy_half95"] for row in here]
+            panels.append(Intervals(f"ε = {epsilon:g}", errors, halves))
+        names = [row["mechanism"] for row in pick(rows, target=self.epsilons[0])]
+        label = "test error (%, log scale)\nlower is better"
+        return intervals_figure(panels, names, label, self.title(rows), log=True)
 
     def findings(self, rows: list[Row]) -> list[str]:
         said = []

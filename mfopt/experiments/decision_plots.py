@@ -1,4 +1,4 @@
-"""Plots of a comparison: error for ε, for memory and for time, gain over a baseline; best first.
+"""Plots of a comparison: error for ε, for memory and for time; best first.
 
 At most eight curves are drawn; what is left out is in the CSV beside the plot.
 """
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from mfopt.experiments import comparison, families, plots
-from mfopt.experiments.comparison import DEFAULT_BASELINE, Z95, Row, improvements
+from mfopt.experiments.comparison import DEFAULT_BASELINE, Z95, Row
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.plots import EVERY, Curve, Panel, around
 from mfopt.experiments.recommendation import TIE
@@ -133,39 +133,6 @@ def _front_figure(
     return figure
 
 
-def gains_figure(setting: Comparison, rows: Sequence[Row], baseline: str) -> Figure:
-    """Percent by which each RMSE is below the baseline's, a panel for each ε; best mean on top.
-
-    What is more than 40% above the baseline stands at the edge as its number.
-    """
-    gains = improvements(rows, baseline)
-    of: dict[str, list[float]] = {}
-    for (family, _), gain in gains.items():
-        of.setdefault(family, []).append(max(gain.percent, _LOWEST))
-    order = sorted(of, key=lambda family: fmean(of[family]), reverse=True)
-    names, epsilons = [*map(families.label, order)], sorted({epsilon for _, epsilon in gains})
-    panels = []
-    for epsilon in epsilons:
-        at = [(gains.get((family, epsilon)), place) for place, family in enumerate(order)]
-        near = [(gain, place) for gain, place in at if gain and gain.percent >= _LOWEST]
-        x, low, high = ([gain[k] for gain, _ in near] for k in range(3))
-        curve = Curve("95% intervals", x, [place for _, place in near], low, high)
-        axes: dict[str, Any] = {"log_x": False, "lines": False, "vertical": 0.0, "names": names}
-        label = "RMSE below the baseline's (%)"
-        panels.append(Panel([curve], f"ε = {epsilon:g}", label, "", **axes))
-    title = f"Gain over {families.label(baseline)}, 95% intervals: {where(setting)}"
-    figure = plots.draw(panels, title=title)
-    most = max(*(gain.percent for gain in gains.values()), 0) + 4
-    for axis, epsilon in zip(figure.axes, epsilons, strict=True):
-        axis.set_xlim(_LOWEST, most)
-        for place, family in enumerate(order):
-            far = gains.get((family, epsilon))
-            if far and far.percent < _LOWEST:
-                text = f" {far.percent:,.0f}%"
-                axis.text(_LOWEST, place, text, fontsize="x-small", color="0.25", va="center")
-    return figure
-
-
 def pareto_front(rows: Sequence[Row], cost: Callable[[Row], float]) -> list[Row]:
     """Pareto front: rows by cost, each with less error, by more than a tie, than any that costs no
     more."""
@@ -214,8 +181,6 @@ def figures(
       setting, rows, sizes, baseline, parameters: as of :func:`write`.
     """
     yield "-rmse", error_figure(setting, rows, baseline)
-    if baseline is not None and len(setting.include) > 1:
-        yield "-improvement", gains_figure(setting, rows, baseline)
     yield "-memory", memory_figure(setting, sizes)
     if parameters is not None:
         yield "-time", time_figure(setting, rows, parameters)
@@ -230,7 +195,7 @@ def write(
     parameters: int | None = None,
     kinds: Collection[str] = EVERY,
 ) -> list[Path]:
-    """STEM.csv, .json, .txt and plots of RMSE, improvement over ``baseline``, memory and time.
+    """STEM.csv, .json, .txt and plots of RMSE, memory and time.
 
     STEM-sizes.csv has the rows of all sizes.
 

@@ -13,7 +13,6 @@ from mfopt.experiments.cache import Cell
 from mfopt.experiments.mechanisms import (
     B_MIN_SEP,
     BALLS,
-    ESTIMATED,
     FRESH,
     POISSON,
     SAMPLED,
@@ -42,7 +41,7 @@ class Family(NamedTuple):
       label: what a reader sees, at most 34 letters.
       kind: of C.
       sampling: "unamplified", "poisson", "b-min-sep", "balls-in-bins" or "fresh-bins".
-      found: see :data:`FIXED`.
+      search: how C is found, see :data:`FIXED`.
       scaled: whether C is put between two diagonals that vary with time.
       buffers: of a BLT.
       bands: whether there is a number of bands to choose.
@@ -54,7 +53,7 @@ class Family(NamedTuple):
     label: str
     kind: str
     sampling: str = BALLS
-    found: str = AMPLIFIED
+    search: str = AMPLIFIED
     scaled: bool = False
     buffers: int = 0
     bands: bool = False
@@ -62,63 +61,65 @@ class Family(NamedTuple):
     slow: bool = False
     form: str = ""
 
-    def candidates(self, s: Comparison, epsilon: float) -> list[tuple[int, SigmaCell]]:
+    def candidates(self, setting: Comparison, epsilon: float) -> list[tuple[int, SigmaCell]]:
         """Sizes to choose from at this ε, with the cell of their σ."""
-        goal = s.goal(epsilon, self.sampling)
+        goal = setting.goal(epsilon, self.sampling)
         return [
-            (width or self.buffers, SigmaCell(self._optimum(goal, width), goal, s.samples))
-            for width in self._widths(s)
+            (width or self.buffers, SigmaCell(self._optimum(goal, width), goal, setting.samples))
+            for width in self._widths(setting)
         ]
 
-    def _widths(self, s: Comparison) -> Sequence[int]:
+    def _widths(self, setting: Comparison) -> Sequence[int]:
         if not self.bands:
             return (0,)
         if self.sampling == FRESH:  # fewer bands are among more
-            return (max((w for w in s.widths if w <= s.bins), default=1),)
-        if self.found == AMPLIFIED:
+            return (max((w for w in setting.widths if w <= setting.bins), default=1),)
+        if self.search == AMPLIFIED:
             # one search for each ε is much work, and as many as an epoch has steps are the best of
             # all at a large ε
-            return (min(s.bins, max(s.widths)),)
+            return (min(setting.bins, max(setting.widths)),)
         # under cyclic Poisson sampling the rate within a group is 1 at bands = bins: nothing is
         # left to amplify
-        most = s.bins if self.sampling == POISSON else s.bins * s.epochs
+        widest = setting.bins if self.sampling == POISSON else setting.bins * setting.epochs
         if self.sampling == B_MIN_SEP:  # beyond half an epoch C has ever less to gain from it
-            most = s.bins // 2
-        least = 1 if self.found == FIXED_ORDER else 2
-        return [width for width in s.widths if least <= width <= most]
+            widest = setting.bins // 2
+        narrowest = 1 if self.search == FIXED_ORDER else 2
+        return [width for width in setting.widths if narrowest <= width <= widest]
 
     def _optimum(self, goal: Goal, width: int) -> Cell:
-        if self.found == FIXED or width == 1:
+        if self.search == FIXED or width == 1:
             return FixedCell("identity" if width == 1 else self.kind, max(width, 1))
-        if self.found == PUBLISHED:
+        if self.search == PUBLISHED:
             return PublishedCell(goal, self.form, width or 2)
-        if self.found == AMPLIFIED:
+        if self.search == AMPLIFIED:
             return AmplifiedCell(goal, self.kind, self.scaled, max(width, 1), self.buffers)
         size = goal.bins, goal.epochs, width, self.buffers
         return UnamplifiedCell(self.kind, *size, self.equal_columns)
 
-    def require(self, s: Comparison) -> None:
+    def require(self, setting: Comparison) -> None:
         """Refuse a search or an account that does not fit into the memory that is free."""
-        if scheme := self._scheme(s):
-            sizes.require(self.kind, scheme, **self._of_search(s))
+        if scheme := self._scheme(setting):
+            sizes.require(self.kind, scheme, **self._of_search(setting))
         else:
-            _sizes.require("bins", s.bins, lambda bins: self._of_vectors(bins * s.epochs))
+            _sizes.require(
+                "bins", setting.bins, lambda bins: self._of_vectors(bins * setting.epochs)
+            )
 
-    def memory(self, s: Comparison) -> float:
+    def memory(self, setting: Comparison) -> float:
         """Bytes that the largest cell takes."""
-        if scheme := self._scheme(s):
-            return sizes.memory(self.kind, scheme, **self._of_search(s))
-        return self._of_vectors(s.bins * s.epochs)
+        if scheme := self._scheme(setting):
+            return sizes.memory(self.kind, scheme, **self._of_search(setting))
+        return self._of_vectors(setting.bins * setting.epochs)
 
-    def _scheme(self, s: Comparison) -> BinScheme | None:
-        return s.goal(1.0, self.sampling).bin_scheme() if self.sampling in SAMPLED else None
+    def _scheme(self, setting: Comparison) -> BinScheme | None:
+        return setting.goal(1.0, self.sampling).bin_scheme() if self.sampling in SAMPLED else None
 
-    def _of_search(self, s: Comparison) -> dict[str, Any]:
-        samples = kinds.find(self.kind).samples if self.found == AMPLIFIED else 0
-        widest = max(self._widths(s), default=1) or 1
+    def _of_search(self, setting: Comparison) -> dict[str, Any]:
+        samples = kinds.find(self.kind).samples if self.search == AMPLIFIED else 0
+        widest = max(self._widths(setting), default=1) or 1
         return {
             "samples": samples,
-            "bands": min(widest, s.bins * s.epochs),
+            "bands": min(widest, setting.bins * setting.epochs),
             "buffers": max(8, self.buffers),
         }
 
@@ -127,73 +128,99 @@ class Family(NamedTuple):
         return 8.0 * n * (60 + (12 if self.kind == "dense" else 0) * n)
 
 
-# name | label | kind of C | how it is found where it is not optimized, and what else differs
-_TABLE = """
-dpsgd+unamplified | DP-SGD, unamplified | identity | closed
-dpsgd+poisson | DP-SGD, Poisson | identity | closed
-dpsgd+balls-in-bins | DP-SGD, balls-in-bins | identity | closed
-dpsgd+fresh-bins | DP-SGD, fresh bins | identity | closed
-banded+unamplified | banded, unamplified | banded | fixed-order bands free-columns
-banded+poisson | banded, cyclic Poisson | banded | fixed-order bands
-banded+balls-in-bins | banded, balls-in-bins | banded | fixed-order bands
-banded-toeplitz+unamplified | banded Toeplitz, unamplified | banded-toeplitz | fixed-order bands
-banded-toeplitz+poisson | banded Toeplitz, cyclic Poisson | banded-toeplitz | fixed-order bands
-banded-toeplitz+balls-in-bins | banded Toeplitz, balls-in-bins | banded-toeplitz | fixed-order bands
-banded-toeplitz+b-min-sep | banded Toeplitz, b-min-sep | banded-toeplitz | fixed-order bands slow
-blt-4+unamplified | BLT-4, unamplified | blt | fixed-order buffers=4
-dense+unamplified | dense multi-epoch, unamplified | dense | fixed-order slow
-blt-2 | BLT-2 | blt | buffers=2 slow
-blt-3 | BLT-3 | blt | buffers=3 slow
-blt-4 | BLT-4 | blt | buffers=4
-blt-5 | BLT-5 | blt | buffers=5 slow
-toeplitz | Toeplitz | toeplitz |
-blt-2-scaled | BLT-2, time-scaled | blt | buffers=2
-blt-3-scaled | BLT-3, time-scaled | blt | buffers=3 slow
-blt-4-scaled | BLT-4, time-scaled | blt | buffers=4
-blt-5-scaled | BLT-5, time-scaled | blt | buffers=5 slow
-toeplitz-scaled | Toeplitz, time-scaled | toeplitz |
-banded-toeplitz-scaled | banded Toeplitz, time-scaled | banded-toeplitz | bands
-banded-toeplitz-scaled+fresh-bins | banded Toeplitz scaled, fresh bins | banded-toeplitz | bands
-cleared-blt-2-scaled+fresh-bins | cleared BLT 2 scaled, fresh bins | cleared-blt | buffers=2 slow
-cleared-blt-4-scaled+fresh-bins | cleared BLT 4 scaled, fresh bins | cleared-blt | buffers=4 slow
-cleared-blt-8-scaled+fresh-bins | cleared BLT 8 scaled, fresh bins | cleared-blt | buffers=8 slow
-cleared-blt-16-scaled+fresh-bins | cleared BLT 16 scaled, fresh bins | cleared-blt | buffers=16 slow
-wave-blt-4-scaled | BLT with a wave (4), time-scaled | wave-blt | buffers=4
-banded+amplified | banded | banded | bands
-dense | dense | dense | slow
-sqrt | square root, balls-in-bins | sqrt | closed
-banded-sqrt | banded square root, balls-in-bins | banded-sqrt | closed bands
-banded-sqrt+poisson | banded square root, cyclic Poisson | banded-sqrt | closed bands
-banded-inverse-sqrt | banded inverse sqrt, balls-in-bins | banded-inverse-sqrt | closed bands
-normalized-sqrt | normalized sqrt, balls-in-bins | sqrt | published form=normalized-sqrt
-lambda-cgd | DP-λCGD, balls-in-bins | banded-inverse-sqrt | published form=lambda-cgd
-bifr | BIFR, balls-in-bins | banded-inverse-sqrt | published bands form=bifr
-tree | tree (Honaker), balls-in-bins | tree | closed
-"""
-
-
-def _family(line: str) -> tuple[str, Family]:
-    """(name, family) of a line; the name says the sampling, and whether C is time-scaled."""
-    name, label, kind, *words = (part.strip() for part in line.split("|"))
-    more = set(" ".join(words).split())
-    given = dict(word.split("=") for word in more if "=" in word)
-    sampling = name.partition("+")[2]
-    return name, Family(
-        label,
-        kind,
-        sampling if sampling in (UNAMPLIFIED, POISSON, *ESTIMATED) else BALLS,
-        next((word for word in (FIXED, FIXED_ORDER, PUBLISHED) if word in more), AMPLIFIED),
-        scaled="-scaled" in name,
-        buffers=int(given.get("buffers", 0)),
-        bands="bands" in more,
-        equal_columns="free-columns" not in more,
-        slow="slow" in more,
-        form=given.get("form", ""),
-    )
-
-
 # order is the order of tables
-FAMILIES = dict(map(_family, _TABLE.strip().splitlines()))
+FAMILIES = {
+    "dpsgd+unamplified": Family("DP-SGD, unamplified", "identity", UNAMPLIFIED, FIXED),
+    "dpsgd+poisson": Family("DP-SGD, Poisson", "identity", POISSON, FIXED),
+    "dpsgd+balls-in-bins": Family("DP-SGD, balls-in-bins", "identity", BALLS, FIXED),
+    "dpsgd+fresh-bins": Family("DP-SGD, fresh bins", "identity", FRESH, FIXED),
+    "banded+unamplified": Family(
+        "banded, unamplified", "banded", UNAMPLIFIED, FIXED_ORDER, bands=True, equal_columns=False
+    ),
+    "banded+poisson": Family("banded, cyclic Poisson", "banded", POISSON, FIXED_ORDER, bands=True),
+    "banded+balls-in-bins": Family(
+        "banded, balls-in-bins", "banded", BALLS, FIXED_ORDER, bands=True
+    ),
+    "banded-toeplitz+unamplified": Family(
+        "banded Toeplitz, unamplified", "banded-toeplitz", UNAMPLIFIED, FIXED_ORDER, bands=True
+    ),
+    "banded-toeplitz+poisson": Family(
+        "banded Toeplitz, cyclic Poisson", "banded-toeplitz", POISSON, FIXED_ORDER, bands=True
+    ),
+    "banded-toeplitz+balls-in-bins": Family(
+        "banded Toeplitz, balls-in-bins", "banded-toeplitz", BALLS, FIXED_ORDER, bands=True
+    ),
+    "banded-toeplitz+b-min-sep": Family(
+        "banded Toeplitz, b-min-sep",
+        "banded-toeplitz",
+        B_MIN_SEP,
+        FIXED_ORDER,
+        bands=True,
+        slow=True,
+    ),
+    "blt-4+unamplified": Family("BLT-4, unamplified", "blt", UNAMPLIFIED, FIXED_ORDER, buffers=4),
+    "dense+unamplified": Family(
+        "dense multi-epoch, unamplified", "dense", UNAMPLIFIED, FIXED_ORDER, slow=True
+    ),
+    "blt-2": Family("BLT-2", "blt", slow=True, buffers=2),
+    "blt-3": Family("BLT-3", "blt", slow=True, buffers=3),
+    "blt-4": Family("BLT-4", "blt", buffers=4),
+    "blt-5": Family("BLT-5", "blt", slow=True, buffers=5),
+    "toeplitz": Family("Toeplitz", "toeplitz"),
+    "blt-2-scaled": Family("BLT-2, time-scaled", "blt", scaled=True, buffers=2),
+    "blt-3-scaled": Family("BLT-3, time-scaled", "blt", scaled=True, slow=True, buffers=3),
+    "blt-4-scaled": Family("BLT-4, time-scaled", "blt", scaled=True, buffers=4),
+    "blt-5-scaled": Family("BLT-5, time-scaled", "blt", scaled=True, slow=True, buffers=5),
+    "toeplitz-scaled": Family("Toeplitz, time-scaled", "toeplitz", scaled=True),
+    "banded-toeplitz-scaled": Family(
+        "banded Toeplitz, time-scaled", "banded-toeplitz", scaled=True, bands=True
+    ),
+    "banded-toeplitz-scaled+fresh-bins": Family(
+        "banded Toeplitz scaled, fresh bins", "banded-toeplitz", FRESH, scaled=True, bands=True
+    ),
+    "cleared-blt-2-scaled+fresh-bins": Family(
+        "cleared BLT 2 scaled, fresh bins", "cleared-blt", FRESH, scaled=True, slow=True, buffers=2
+    ),
+    "cleared-blt-4-scaled+fresh-bins": Family(
+        "cleared BLT 4 scaled, fresh bins", "cleared-blt", FRESH, scaled=True, slow=True, buffers=4
+    ),
+    "cleared-blt-8-scaled+fresh-bins": Family(
+        "cleared BLT 8 scaled, fresh bins", "cleared-blt", FRESH, scaled=True, slow=True, buffers=8
+    ),
+    "cleared-blt-16-scaled+fresh-bins": Family(
+        "cleared BLT 16 scaled, fresh bins",
+        "cleared-blt",
+        FRESH,
+        scaled=True,
+        slow=True,
+        buffers=16,
+    ),
+    "wave-blt-4-scaled": Family(
+        "BLT with a wave (4), time-scaled", "wave-blt", scaled=True, buffers=4
+    ),
+    "banded+amplified": Family("banded", "banded", bands=True),
+    "dense": Family("dense", "dense", slow=True),
+    "sqrt": Family("square root, balls-in-bins", "sqrt", BALLS, FIXED),
+    "banded-sqrt": Family(
+        "banded square root, balls-in-bins", "banded-sqrt", BALLS, FIXED, bands=True
+    ),
+    "banded-sqrt+poisson": Family(
+        "banded square root, cyclic Poisson", "banded-sqrt", POISSON, FIXED, bands=True
+    ),
+    "banded-inverse-sqrt": Family(
+        "banded inverse sqrt, balls-in-bins", "banded-inverse-sqrt", BALLS, FIXED, bands=True
+    ),
+    "normalized-sqrt": Family(
+        "normalized sqrt, balls-in-bins", "sqrt", BALLS, PUBLISHED, form="normalized-sqrt"
+    ),
+    "lambda-cgd": Family(
+        "DP-λCGD, balls-in-bins", "banded-inverse-sqrt", BALLS, PUBLISHED, form="lambda-cgd"
+    ),
+    "bifr": Family(
+        "BIFR, balls-in-bins", "banded-inverse-sqrt", BALLS, PUBLISHED, bands=True, form="bifr"
+    ),
+    "tree": Family("tree (Honaker), balls-in-bins", "tree", BALLS, FIXED),
+}
 DEFAULT = tuple(name for name, family in FAMILIES.items() if not family.slow)
 
 
@@ -248,20 +275,20 @@ class Comparison(NamedTuple):
         return self
 
 
-def find(name: str, argument: str = "include") -> Family:
+def find(name: str) -> Family:
     """Return the family of that name, or that of a kind that a user has defined.
 
     Raises:
-      UsageError: neither; it was given as ``argument``.
+      UsageError: neither.
     """
     if name in FAMILIES:
         return FAMILIES[name]
-    if name not in _own_kinds():
-        known = f"Choose from {', '.join(FAMILIES)}."
-        raise _check.reject(argument, name, "is not a family", known)
+    if name not in _user_kinds():
+        way_out = f"Choose from {', '.join(FAMILIES)}."
+        raise _check.reject("include", name, "is not a family", way_out)
     if name in kinds.names():
         return Family(name, name, buffers=4)
-    return Family(name, name, found=FIXED)
+    return Family(name, name, search=FIXED)
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:
@@ -273,22 +300,22 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     chosen: list[str] = []
     for name in names:
         if name == "all":
-            found = list(FAMILIES)
-        elif name in FAMILIES or name in _own_kinds():
-            found = [name]
+            matching = list(FAMILIES)
+        elif name in FAMILIES or name in _user_kinds():
+            matching = [name]
         else:
-            found = [f for f in FAMILIES if f.split("+")[0] == name]
-            found = found or [f for f in FAMILIES if f.startswith(f"{name}-")]
-        if not found:
-            known = f"Choose from {', '.join(FAMILIES)}, all."
-            raise _check.reject("include", name, "is not a family", known)
-        chosen += found
+            matching = [f for f in FAMILIES if f.split("+")[0] == name]
+            matching = matching or [f for f in FAMILIES if f.startswith(f"{name}-")]
+        if not matching:
+            way_out = f"Choose from {', '.join(FAMILIES)}, all."
+            raise _check.reject("include", name, "is not a family", way_out)
+        chosen += matching
     return tuple(dict.fromkeys(chosen))
 
 
-def memory(s: Comparison) -> float:
+def memory(setting: Comparison) -> float:
     """Bytes that the largest cell takes, in a process of its own."""
-    return max(find(name).memory(s) for name in s.include)
+    return max(find(name).memory(setting) for name in setting.include)
 
 
 def label(name: str) -> str:
@@ -296,7 +323,8 @@ def label(name: str) -> str:
     return FAMILIES[name].label if name in FAMILIES else name
 
 
-def _own_kinds() -> set[str]:
+def _user_kinds() -> set[str]:
     """Kinds that a user has defined and that the optimizer, or nothing but a name, makes."""
-    own = {kind for kind, cls in registered().items() if not cls.__module__.startswith("mfopt.")}
-    return own & {*kinds.names(), *kinds.fixed_names()}
+    defined = registered().items()
+    user_kinds = {kind for kind, cls in defined if not cls.__module__.startswith("mfopt.")}
+    return user_kinds & {*kinds.names(), *kinds.fixed_names()}

@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from mfopt._runtime import _files
@@ -68,10 +67,7 @@ class Panel(NamedTuple):
       title, x_label, y_label: with units.
       log_x, log_y: logarithmic axes.
       zero_line: draw a line at y = 0.
-      lines: False draws points, and thin bars in place of bands.
-      vertical: place of a dotted line.
-      names: of the places 0, 1, ... on the vertical axis, from the top down, in place of numbers;
-        bars then lie along x. Panels of a row have them in common.
+      y_range: limits of the vertical axis.
     """
 
     curves: Sequence[Curve]
@@ -81,10 +77,7 @@ class Panel(NamedTuple):
     log_x: bool = True
     log_y: bool = False
     zero_line: bool = False
-    lines: bool = True
     y_range: tuple[float, float] | None = None
-    vertical: float | None = None
-    names: Sequence[str] = ()
 
 
 def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None) -> Figure:
@@ -92,35 +85,24 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
     columns = min(len(panels), 3) if columns is None else columns
     rows = -(-len(panels) // columns)
     labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
-    named = max(len(panel.names) for panel in panels)
-    width = max(6.4, (3.4 if named else 4.4) * columns)
+    width = max(6.4, 4.4 * columns)
     longest = max(len(label) for label in labels)
     # about 14 characters of the legend's font an inch, and the line before them
     entry = 0.6 + longest / 14
     legend_columns = max(1, min(len(labels), int(width / entry)))
     legend_rows = -(-len(labels) // legend_columns)
-    height = max(3.9, 1.0 + 0.24 * named) * rows + (0.25 * (1 + title.count("\n")) if title else 0)
-    width += max((len(name) for panel in panels for name in panel.names), default=0) / 14
-    # long names are wider in an SVG than where they are measured
-    kept = (0.012, 0, 0.988, 1) if named else (0, 0, 1, 1)
+    height = 3.9 * rows + (0.25 * (1 + title.count("\n")) if title else 0)
     size = width, height + 0.27 * legend_rows + 0.3
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(rect=kept))
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     handles: dict[str, Any] = {}
-    for number, (axis, panel) in enumerate(zip(axes, panels, strict=False)):
+    for axis, panel in zip(axes, panels, strict=False):
         _panel(axis, panel, labels, handles)
-        if panel.names:
-            axis.set_ylim(len(panel.names) - 0.5, -0.5)
-            beside = number % columns > 0 and panels[number - 1].names == panel.names
-            shown = [""] * len(panel.names) if beside else panel.names
-            axis.set_yticks(range(len(panel.names)), shown, fontsize="small")
     for axis in axes[len(panels) :]:
         axis.remove()
     if title:
         long = max(map(len, title.split("\n"))) > 11 * width  # letters that fit beside one another
         figure.suptitle(title, fontsize="medium" if long else "large")
-    if len(labels) == 1 and named:  # the names say what the points are
-        return figure
     look: dict[str, Any] = {"frameon": False, "loc": "outside lower center", "fontsize": "small"}
     figure.legend([handles[label] for label in labels], labels, ncols=legend_columns, **look)
     return figure
@@ -139,7 +121,7 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         covered = sum(_alike(curve, other, panel) for other in panel.curves[index + 1 :])
         usual = {
             "color": colour,
-            "linestyle": style if panel.lines else "",
+            "linestyle": style,
             "marker": mark,
             # one that lies behind others is seen beside them
             "markersize": 5 + 2 * covered,
@@ -148,18 +130,7 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         (handle,) = axis.plot(curve.x, curve.y, **{**usual, **curve.look})
         handles.setdefault(curve.label, handle)
         if curve.low is not None and curve.high is not None:
-            if panel.lines:
-                axis.fill_between(
-                    curve.x, curve.low, curve.high, color=colour, alpha=0.25, linewidth=0
-                )
-            else:
-                middle = np.asarray(curve.x if panel.names else curve.y)
-                reach = np.stack([middle - curve.low, np.asarray(curve.high) - middle])
-                bars: Any = {"xerr" if panel.names else "yerr": reach}
-                # without caps: beside other points an end would look like one
-                axis.errorbar(curve.x, curve.y, fmt="none", ecolor=colour, alpha=0.6, **bars)
-    if panel.vertical is not None:
-        axis.axvline(panel.vertical, color="0.6", linestyle=":", linewidth=1)
+            axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.25, linewidth=0)
     axis.set_title(panel.title, fontsize="medium")
     axis.set_xlabel(panel.x_label)
     axis.set_ylabel(panel.y_label)
@@ -170,11 +141,7 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         plain_ticks(axis.yaxis, panel.y_range or [v for c in panel.curves for v in c.y])
     if panel.log_x:
         axis.set_xscale("log")
-        places = [x for curve in panel.curves for x in curve.x]
-        if panel.names:
-            plain_ticks(axis.xaxis, places)
-        else:
-            named_ticks(axis, places)
+        named_ticks(axis, [x for curve in panel.curves for x in curve.x])
     axis.grid(True, which="major", color="0.9", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -182,7 +149,7 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
 
 def _alike(one: Curve, other: Curve, panel: Panel) -> bool:
     """Return True if two curves coincide within 1% of the panel's range."""
-    if not panel.lines or [*one.x] != [*other.x]:
+    if [*one.x] != [*other.x]:
         return False
     scale = np.log if panel.log_y else np.asarray
     every = scale(np.concatenate([curve.y for curve in panel.curves]))

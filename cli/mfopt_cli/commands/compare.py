@@ -47,7 +47,7 @@ from mfopt_cli.options import COUNT, Count, option
 @options.cache
 @options.out(
     "Stem of the files STEM.csv, STEM-sizes.csv, .json, .txt, and of the plots STEM-rmse, "
-    "STEM-improvement, STEM-memory and, with --params, STEM-time (.png and .svg)."
+    "STEM-memory and, with --params, STEM-time (.png and .svg)."
 )
 @option(
     "--wide",
@@ -152,9 +152,5 @@ def _check_outputs(out: Path, force: bool) -> None:
     if not out.name or out.is_dir():
         raise _check.reject("out", str(out), "must be a file name prefix, not a folder")
     ends = [".csv", "-sizes.csv", ".json", ".txt"]
-    ends += [
-        f"-{part}.{kind}"
-        for part in ("rmse", "improvement", "memory", "time")
-        for kind in plots.FORMATS
-    ]
+    ends += [f"-{part}.{kind}" for part in ("rmse", "memory", "time") for kind in plots.FORMATS]
     plots.check_outputs([out.with_name(f"{out.name}{end}") for end in ends], force=force)
