@@ -23,6 +23,8 @@ from mfopt_cli import display, sweeps
 from mfopt_cli.live import Live
 
 Row = dict[str, Any]
+_RATES = (1e-4, 1e-3, 1e-2, 0.1)  # false positive rates of a table
+_DRAWN_RATES = (1e-6, 1.0, 61)  # least, largest and number of those of a plot
 _NOISE_UNIT = "× clip norm, for C as stored"
 _ROUNDED_UP = ("epsilon", "delta", "noise_multiplier")
 _LABELS = {"epsilon": "ε", "delta": "δ", "noise_multiplier": "noise multiplier σ"}
@@ -115,16 +117,39 @@ def answer(
     from mfopt.accounting import Mechanism
 
     of |= {name: arguments.pop(name) for name in STATEMENT if name in arguments}
-    effort = taken_effort(arguments)
+    effort, curve = taken_effort(arguments), arguments.pop("curve")
 
     def compute(row: Row) -> list[Row]:
         sampling = scheme(row)
         made = strategy(sampling) if callable(strategy) else strategy
         matrix = {} if made is None else {"strategy": made}
         mechanism = Mechanism(sampling, group_size=row.get("group_size", 1), **matrix, **of)
-        return analyse(mechanism, row, **effort)
+        rows = analyse(mechanism, row, **effort)
+        if not curve:
+            return rows
 
-    run(arguments, compute, title, effort)
+        def answer_at(sigma: float, epsilon: float) -> Row:
+            question = {"noise_multiplier": sigma, "eps": epsilon, "delta": None}
+            return analyse(mechanism, {**row, **question}, **effort)[0]
+
+        return [{**each, "curve": _curve(each, answer_at)} for each in rows]
+
+    run(arguments, compute, title, effort, curve=curve)
+
+
+def _curve(row: Row, answer_at: Callable[[float, float], Row]) -> Row:
+    """What an attacker can do, by statements at the answer's σ and several ε."""
+    import numpy as np
+
+    from mfopt.accounting.tradeoff import SHARES, Tradeoff, answered
+    from mfopt.guarantee import Guarantee
+
+    stated, sigma = Guarantee(**row), row["noise_multiplier"]
+    largest = row["epsilon"] if 0 < row["epsilon"] < math.inf else 1.0
+    epsilons = [share * largest for share in SHARES]
+    others = answered(lambda epsilon: Guarantee(**answer_at(sigma, epsilon)), epsilons)
+    rates = np.append(np.geomspace(*_DRAWN_RATES), _RATES)
+    return Tradeoff([stated, *others]).describe(np.unique(rates))
 
 
 def run(
@@ -132,6 +157,8 @@ def run(
     compute: Callable[[Row], list[Row]],
     title: str,
     effort: Row | None = None,
+    *,
+    curve: bool = False,
 ) -> None:
     """Evaluate all points with progress, then print a table or JSON and draw the plot.
 
@@ -141,14 +168,17 @@ def run(
       compute: a point of the sweep -> one row for each method.
       title: of the table, the plot and the progress.
       effort: of :func:`taken_effort`.
+      curve: whether rows have a "curve", which a plot then shows.
     """
     asked = SimpleNamespace(**{name: arguments.pop(name) for name in PLACES})
     swept, rows = sweeps.points(arguments)
     given = [text for name, text in _NAMES.items() if arguments.get(name) is not None]
     if len(given) != 2:
         raise click.UsageError(f"give exactly two of {', '.join(_NAMES.values())}")
+    if curve and swept is not None:
+        raise click.UsageError("--curve is about one answer: remove it, or the sweep")
     if asked.plot is not None:
-        check_plot(asked.plot, swept, asked.force)
+        check_plot(asked.plot, "curve" if curve else swept, asked.force)
     results: list[Row] = []
     doubts: list[str] = []
     started = time.perf_counter()
@@ -164,6 +194,8 @@ def run(
     say_doubt(doubts)
     if asked.plot is not None and swept is not None:
         _draw(results, swept, title, asked.plot)
+    elif asked.plot is not None:
+        _draw_curve(results[0]["curve"], title, asked.plot)
     one = swept is None and len(results) == 1
     facts = results[0] if one else {"swept": swept, "results": results}
     facts = {**facts, "seconds": time.perf_counter() - started}
@@ -228,7 +260,8 @@ def check_plot(path: Path, swept: str | None, force: bool) -> None:
     from mfopt._runtime import _files
 
     if swept is None:
-        raise click.UsageError("--plot needs a sweep, for example --group-size 1:64")
+        rule = "--plot needs a sweep, for example --group-size 1:64, or --curve where there is one"
+        raise click.UsageError(rule)
     _files.check_output(path, force=force, name="plot", suffixes=(".png", ".svg", ".pdf"))
 
 
@@ -244,7 +277,22 @@ def _described(row: Row) -> list[tuple[str, str]]:
         ("at least", _lower_end(row)),
         ("method", row["method"]),
     ]
-    return [(name, value) for name, value in rows if value]
+    return [(name, value) for name, value in [*rows, *_attacker(row.get("curve"))] if value]
+
+
+def _attacker(curve: Row | None) -> list[tuple[str, str]]:
+    """Rows of a table: bounds of what an attacker can do."""
+    if curve is None:
+        return []
+    tpr = dict(zip(curve["false_positive_rates"], curve["true_positive_rates"], strict=True))
+    rows = [(f"TPR at FPR {rate:g}", f"<= {words.round_up(tpr[rate], 4)}") for rate in _RATES]
+    rows.append(("advantage", f"<= {words.round_up(curve['advantage'], 4)}  (TPR - FPR)"))
+    mu = curve["mu"]
+    shown = "not bounded" if mu is None else f"<= {words.round_up(mu, 4)}"
+    rows.append(("Gaussian μ", f"{shown}  (error rates of 0.001 and more)"))
+    if curve["failure_probability"]:
+        rows.append(("these hold", f"except with probability {curve['failure_probability']:.1e}"))
+    return rows
 
 
 def _lower_end(row: Row) -> str:
@@ -313,6 +361,23 @@ def _draw(results: Sequence[Row], swept: str, title: str, path: Path) -> None:
     lines: list[tuple[str, list[Row], Row]] = [(name, rows, {}) for name, rows in methods.items()]
     logs = _spans(results, swept), _spans(finite, shown)
     _write(lines, (swept, shown), (title, swept.replace("_", " "), name, *logs), path)
+
+
+def _draw_curve(curve: Row, title: str, path: Path) -> None:
+    """Draw the bound of the true positive rate against the false positive rate, to a file."""
+    rates = curve["false_positive_rates"]
+    keys = ("false_positive_rate", "true_positive_rate")
+    bound = [
+        dict(zip(keys, pair, strict=True))
+        for pair in zip(rates, curve["true_positive_rates"], strict=True)
+    ]
+    guess = [dict.fromkeys(keys, rate) for rate in rates]
+    lines: list[tuple[str, list[Row], Row]] = [
+        ("upper bound", bound, {"marker": ""}),
+        ("guessing", guess, {"marker": "", "linestyle": "--"}),
+    ]
+    about = (title, "false positive rate", "true positive rate", True, True)
+    _write(lines, keys, about, path)
 
 
 def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> None:

@@ -9,6 +9,7 @@ from mfopt.accounting.account import Accountant, Effort, account, analysis
 from mfopt.accounting.analyses import Analysis, DeterministicAnalysis
 from mfopt.accounting.closed_form.group import GroupProfile, black_box_epsilon
 from mfopt.accounting.monte_carlo.processes import over_processes
+from mfopt.accounting.tradeoff import Tradeoff, tradeoff
 from mfopt.accounting.unamplified import Sensitivity, sensitivity
 from mfopt.mechanism import Mechanism
 
@@ -20,10 +21,12 @@ __all__ = [
     "GroupProfile",
     "Mechanism",
     "Sensitivity",
+    "Tradeoff",
     "account",
     "accountants",
     "analysis",
     "black_box_epsilon",
     "over_processes",
     "sensitivity",
+    "tradeoff",
 ]

@@ -24,7 +24,7 @@ _binned = apply(
     shared.protects,
     shared.verified,
     options.certificate_kind,
-    shared.results,
+    shared.results_and_curve,
 )
 
 
@@ -110,7 +110,7 @@ def b_min_sep(strategy: str, **arguments: Any) -> None:
 @shared.bins
 @shared.protects
 @shared.strategy(_ANY)
-@shared.results
+@shared.results_and_curve
 def fixed_order(strategy: str, **arguments: Any) -> None:
     """Batches in an order fixed beforehand, the same in every epoch; any C, nothing amplified.
 
@@ -212,7 +212,7 @@ def _check_alone(other: Any, epsilon: float | None, delta: float) -> None:
 )
 @shared.protects
 @shared.strategy(_ANY)
-@shared.results
+@shared.results_and_curve
 def min_separation(strategy: str, **arguments: Any) -> None:
     """Any participation at least --separation iterations apart; any C, nothing amplified.
 

@@ -69,6 +69,15 @@ results = apply(
     options.force_of("plot"),
     options.output,
 )
+results_and_curve = apply(
+    option(
+        "--curve",
+        bool,
+        "Bounds of what an attacker can do: true positive rate at a false positive rate, advantage "
+        "and μ, from statements at several ε at this σ. --plot draws them.",
+    ),
+    results,
+)
 verified = apply(
     options.certify_samples_as("samples", aliases=("--samples",)),
     options.seed(),

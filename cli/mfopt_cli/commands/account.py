@@ -44,7 +44,7 @@ def command() -> None:
 )
 @shared.adjacency
 @options.unit
-@shared.results
+@shared.results_and_curve
 def dpsgd(**arguments: Any) -> None:
     """DP-SGD: independent noise, Poisson sampling.
 
@@ -75,7 +75,7 @@ def _truncated(row: Row) -> Poisson | TruncatedPoisson:
 @shared.by_rate
 @sweeps.option("--bands", int, "Bands of C, and groups of the data. [default: those of FILE]")
 @shared.protects
-@shared.results
+@shared.results_and_curve
 def banded(path: Path | None, **arguments: Any) -> None:
     """Banded C with cyclic Poisson sampling: the C of a FILE, or the banded square root.
 
@@ -122,7 +122,7 @@ def _cyclic(row: Row, file: Any) -> Any:
     "--group-size", int, "Maximum number of examples of one user, K.", MOST_GROUP, required=True
 )
 @shared.adjacency
-@shared.results
+@shared.results_and_curve
 def els(**arguments: Any) -> None:
     """Example-level sampling for user-level privacy: DP-SGD with up to K examples of a user.
 
@@ -145,7 +145,7 @@ def els(**arguments: Any) -> None:
 @command.command()
 @shared.by_rate
 @shared.adjacency
-@shared.results
+@shared.results_and_curve
 def uls(**arguments: Any) -> None:
     """User-level sampling: users are drawn, and one user's averaged gradient is clipped.
 
@@ -166,7 +166,7 @@ def uls(**arguments: Any) -> None:
 @sweeps.option("--population", int, "Size of the (larger) data set.", required=True)
 @shared.length
 @shared.protects
-@shared.results
+@shared.results_and_curve
 def fixed_batch(**arguments: Any) -> None:
     """DP-SGD with batches of fixed size, drawn without replacement.
 
