@@ -30,12 +30,11 @@ def dpsgd(bins: int, epochs: int, epsilon: float, delta: float) -> Mechanism:
     """DP-SGD with Poisson sampling of expected batches as large as one of ``bins`` bins."""
     scheme = Poisson(1 / bins, bins * epochs)
     sigma = mfopt.account(scheme, epsilon=epsilon, delta=delta).noise_multiplier
-    return Mechanism.of("DP-SGD, Poisson", Identity(), sigma, scheme)
+    return Mechanism.build("DP-SGD, Poisson", Identity(), sigma, scheme)
 
 
-def difference(score: Score, baseline: Score) -> tuple[float, float]:
-    """Mean paired difference of test losses and half its 95% interval (Student)."""
-    differences = score.losses - baseline.losses
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """Mean of paired differences and half its 95% interval (Student)."""
     error = differences.std(ddof=1) / np.sqrt(len(differences))
     return float(differences.mean()), float(error * scipy.stats.t.ppf(0.975, len(differences) - 1))
 
@@ -68,7 +67,7 @@ def evaluate(
             if show is not None:
                 show(task, mechanism, results, baseline, time.perf_counter() - started)
             for (schedule, reading), score in results.items():
-                change, half = difference(score, baseline[schedule, reading])
+                change, half = interval(score.losses - baseline[schedule, reading].losses)
                 rows.append(
                     {
                         "task": task,
@@ -90,7 +89,7 @@ def evaluate(
 
 def _show(task: str, mechanism: Mechanism, results: Any, baseline: Any, seconds: float) -> None:
     for (schedule, reading), score in results.items():
-        change, half = difference(score, baseline[schedule, reading])
+        change, half = interval(score.losses - baseline[schedule, reading].losses)
         print(
             f"{task:<13} {mechanism.label:<28} {schedule:<19} {reading:<8} "
             f"{score.mean:.4f} ± {score.standard_error:.4f}  {change:+.4f} ± {half:.4f}  "

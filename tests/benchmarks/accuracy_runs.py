@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import numpy as np
 import scipy
 
 import mfopt
-from mfopt.sampling import Scheme
+from mfopt.sampling import Scheme, from_description
 
 LANES = 4  # runs of a seed that a call simulates, each with a schedule and a rate of its own
 
@@ -40,7 +41,7 @@ class Mechanism(NamedTuple):
     scheme: Scheme
 
     @classmethod
-    def of(cls, label: str, strategy: Any, noise_multiplier: float, scheme: Scheme) -> Mechanism:
+    def build(cls, label: str, strategy: Any, noise_multiplier: float, scheme: Scheme) -> Mechanism:
         """The mechanism of a strategy C."""
         dense = np.asarray(strategy.materialize(scheme.length), np.float64)
         inverse = scipy.linalg.solve_triangular(dense, np.eye(scheme.length), lower=True)
@@ -50,7 +51,19 @@ class Mechanism(NamedTuple):
     def load(cls, path: str | Path) -> Mechanism:
         """The mechanism of a factorization file."""
         stored = mfopt.load(path)
-        return cls.of(Path(path).stem, stored.strategy, stored.noise_multiplier, stored.sampling)
+        return cls.build(Path(path).stem, stored.strategy, stored.noise_multiplier, stored.sampling)
+
+    def save(self, path: Path) -> None:
+        """Keep the arrays that runs need in an ``.npz`` file, which :meth:`read` reads."""
+        scheme = json.dumps(self.scheme.describe())
+        np.savez(path, inverse=self.inverse, noise_multiplier=self.noise_multiplier, scheme=scheme)
+
+    @classmethod
+    def read(cls, label: str, path: Path) -> Mechanism:
+        """The mechanism of a file of :meth:`save`."""
+        with np.load(path) as stored:
+            scheme = from_description(json.loads(str(stored["scheme"])))
+            return cls(label, stored["inverse"], float(stored["noise_multiplier"]), scheme)
 
 
 # --- tasks ---------------------------------------------------------------------------------------
@@ -78,7 +91,7 @@ class Task(NamedTuple):
     grid: dict[str, int]
 
 
-def _digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """(1,437 training images, labels), (360 test images, labels); centred, with a constant."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -106,22 +119,22 @@ def _cross_entropy(logits: jax.Array, labels: np.ndarray) -> tuple[jax.Array, ja
 
 def softmax() -> Task:
     """Softmax regression on the digits, 650 parameters; clipping in closed form."""
-    (x, y), (test_x, test_y) = _digits()
+    (x, y), (test_x, test_y) = digits()
     targets, squares = np.eye(10, dtype=np.float32)[y], (x**2).sum(axis=1)
 
-    def weights_of(parameters):
+    def as_matrix(parameters):
         return parameters.reshape(len(parameters), 65, 10)
 
     def clipped_sum(parameters, indices, weights):
         batch = jnp.asarray(x)[indices]
-        logits = jnp.einsum("bi,lio->lbo", batch, weights_of(parameters))
+        logits = jnp.einsum("bi,lio->lbo", batch, as_matrix(parameters))
         residuals = jax.nn.softmax(logits) - jnp.asarray(targets)[indices]
         norms = jnp.sum(residuals**2, axis=2) * jnp.asarray(squares)[indices]
         clipped = residuals * _clip(norms, weights)[:, :, None]
         return jnp.einsum("bi,lbo->lio", batch, clipped).reshape(parameters.shape)
 
     def loss(parameters):
-        logits = jnp.einsum("bi,lio->lbo", test_x, weights_of(parameters))
+        logits = jnp.einsum("bi,lio->lbo", test_x, as_matrix(parameters))
         return _cross_entropy(logits, test_y)
 
     grid = {"sgd": 4, "momentum": -2, "adam": -6}
@@ -130,7 +143,7 @@ def softmax() -> Task:
 
 def mlp(hidden: int = 32) -> Task:
     """A network 64-32-10 with tanh on the digits, 2,410 parameters; clipping in closed form."""
-    (x, y), (test_x, test_y) = _digits()
+    (x, y), (test_x, test_y) = digits()
     targets, squares = np.eye(10, dtype=np.float32)[y], (x**2).sum(axis=1)
     cut = 65 * hidden
     total = cut + (hidden + 1) * 10
@@ -178,6 +191,68 @@ def mlp(hidden: int = 32) -> Task:
     )
 
 
+def cnn(channels: int = 16) -> Task:
+    """A convolution 3 × 3 with stride 2 and tanh, then a linear layer, on the digits.
+
+    With 16 channels 2,730 parameters; per-example gradients of the convolution are formed.
+    """
+    (x, y), (test_x, test_y) = digits()
+    targets = np.eye(10, dtype=np.float32)[y]
+    cut, features = 10 * channels, 16 * channels
+    total = cut + (features + 1) * 10
+
+    def patches(images):
+        """The 16 patches of each image with a constant, shape (images, 16, 10)."""
+        padded = np.pad(images[:, :64].reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+        flat = windows[:, ::2, ::2].reshape(len(images), 16, 9)
+        return np.pad(flat, ((0, 0), (0, 0), (0, 1)), constant_values=1)
+
+    def forward(parameters, batch):
+        lanes = len(parameters)
+        kernels = parameters[:, :cut].reshape(lanes, 10, channels)
+        outer = parameters[:, cut:].reshape(lanes, features + 1, 10)
+        activations = jnp.tanh(jnp.einsum("bpi,lic->lbpc", batch, kernels))
+        flat = activations.reshape(lanes, len(batch), features)
+        return flat, outer, flat @ outer[:, :-1] + outer[:, -1:]
+
+    train, test = patches(x), patches(test_x)
+
+    def clipped_sum(parameters, indices, weights):
+        batch = jnp.asarray(train)[indices]
+        flat, outer, logits = forward(parameters, batch)
+        residuals = jax.nn.softmax(logits) - jnp.asarray(targets)[indices]
+        back = (residuals @ outer[:, :-1].transpose(0, 2, 1)) * (1 - flat**2)
+        back = back.reshape(*back.shape[:2], 16, channels)
+        kernels = jnp.einsum("bpi,lbpc->lbic", batch, back)
+        norms = jnp.sum(kernels**2, axis=(2, 3))
+        norms += jnp.sum(residuals**2, axis=2) * (1 + jnp.sum(flat**2, axis=2))
+        factors = _clip(norms, weights)
+        residuals *= factors[:, :, None]
+        sums = (
+            jnp.einsum("lb,lbic->lic", factors, kernels),
+            flat.transpose(0, 2, 1) @ residuals,
+            residuals.sum(axis=1),
+        )
+        return jnp.concatenate([part.reshape(len(parameters), -1) for part in sums], axis=1)
+
+    def start(rng):
+        flat = np.zeros(total, np.float32)
+        flat[: 9 * channels] = rng.standard_normal(9 * channels) / 3
+        flat[cut : cut + features * 10] = rng.standard_normal(features * 10) / np.sqrt(features)
+        return flat
+
+    grid = {"sgd": 0, "momentum": -6, "adam": -10}
+    return Task(
+        len(x),
+        total,
+        start,
+        clipped_sum,
+        lambda parameters: _cross_entropy(forward(parameters, test)[2], test_y),
+        grid,
+    )
+
+
 def least_squares(dimensions: int = 128, population: int = 2048) -> Task:
     """Least squares with a power-law spectrum; the loss is the excess over the known optimum.
 
@@ -206,7 +281,7 @@ def least_squares(dimensions: int = 128, population: int = 2048) -> Task:
     return Task(population, dimensions, lambda rng: begin, clipped_sum, loss, grid)
 
 
-TASKS = {"softmax": softmax, "mlp": mlp, "least-squares": least_squares}
+TASKS = {"softmax": softmax, "mlp": mlp, "cnn": cnn, "least-squares": least_squares}
 OPTIMIZERS = ("sgd", "momentum", "adam")
 
 
@@ -238,11 +313,11 @@ def _update(optimizer: str, state: Any, gradients: jax.Array, step: jax.Array) -
     if optimizer == "momentum":
         velocity = 0.9 * state[0] + gradients
         return (velocity, state[1]), velocity
-    first = 0.9 * state[0] + 0.1 * gradients
-    second = 0.999 * state[1] + 0.001 * gradients**2
+    mean = 0.9 * state[0] + 0.1 * gradients
+    square = 0.999 * state[1] + 0.001 * gradients**2
     age = step + 1.0
-    direction = (first / (1 - 0.9**age)) / (jnp.sqrt(second / (1 - 0.999**age)) + 1e-8)
-    return (first, second), direction
+    direction = (mean / (1 - 0.9**age)) / (jnp.sqrt(square / (1 - 0.999**age)) + 1e-8)
+    return (mean, square), direction
 
 
 @functools.cache
@@ -258,9 +333,9 @@ def _program(name: str, optimizer: str) -> Callable[..., Any]:
         lanes = rates.shape[1]
         begin = jnp.repeat(starts[:, None], lanes, axis=1)
 
-        def step(carry, now):
+        def step(carry, inputs):
             parameters, state, average = carry
-            number, indices, weights, noise, rates, share = now
+            number, indices, weights, noise, rates, share = inputs
             sums = jax.vmap(task.clipped_sum)(parameters, indices, weights)
             gradients = (sums + noise[:, None]) / expected_batch
             state, direction = _update(optimizer, state, gradients, number)
@@ -338,14 +413,14 @@ class Trainer:
         """Losses of each lane (schedule, k) at rate 2^(k/2), shape (2 readings, 2 measures, S)."""
         program = _program(self.task, self.optimizer)
         results = {}
-        for first in range(0, len(lanes), LANES):
-            chunk = lanes[first : first + LANES]
+        for start in range(0, len(lanes), LANES):
+            chunk = lanes[start : start + LANES]
             padded = [*chunk, *[chunk[-1]] * (LANES - len(chunk))]
             shapes = [SCHEDULES[schedule](self.steps) * 2 ** (k / 2) for schedule, k in padded]
             rates = jnp.asarray(np.stack(shapes, axis=1), jnp.float32)
             values = program(*self._inputs, rates, self._averaging, self.expected_batch)
             values = np.nan_to_num(np.asarray(values, np.float64), nan=np.inf, posinf=np.inf)
-            results.update({lane: values[..., at] for at, lane in enumerate(chunk)})
+            results.update({lane: values[..., column] for column, lane in enumerate(chunk)})
         return results
 
 
@@ -406,9 +481,9 @@ def scores(
             break
         losses |= trainer.losses(list(missing))
         for schedule, reading in cells:
-            at = READINGS.index(reading)
+            row = READINGS.index(reading)
             grid = {
-                k: values[at, 0].mean() for (name, k), values in losses.items() if name == schedule
+                k: values[row, 0].mean() for (name, k), values in losses.items() if name == schedule
             }
             centers[schedule, reading] = min(grid, key=lambda k: grid[k])
     return {

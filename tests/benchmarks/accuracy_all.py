@@ -1,0 +1,324 @@
+"""Test loss of mfopt and of its peers, each peer at its best size: the accuracy bench.
+
+    python tests/benchmarks/accuracy_all.py --out artifacts/accuracy
+
+trains 8 epochs × 32 iterations at δ = 1e-5 with 16 paired seeds, in cells of (task, optimizer, ε),
+a JSON file each. A mechanism that a file has with equal noise and sampling is not trained again:
+a stopped call resumes. ``summary.csv`` has each family at its size of the lowest mean loss, for
+each cell, schedule and reading, with paired differences to DP-SGD; ``accuracy.png`` shows them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import harness  # noqa: F401 - finds the module of the manifest
+import manifest
+import numpy as np
+from accuracy import dpsgd, interval
+from accuracy_runs import SCHEDULES, Mechanism, scores
+
+import mfopt
+from mfopt import optimize, sampling
+from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.calibration import calibrate
+from mfopt.experiments.runner import device
+from mfopt.optimize import unamplified
+from mfopt.sampling import Scheme
+from mfopt.strategies import Identity, Strategy
+
+EPOCHS, BINS, DELTA = 8, 32, 1e-5
+STEPS = EPOCHS * BINS
+EPSILONS = (0.5, 2.0, 8.0)
+SAMPLES = 2**14  # of an estimated σ
+DEFAULT, FRESH = "mfopt", "mfopt, fresh bins"
+BASELINE = "DP-SGD, Poisson"
+
+
+class Cell(NamedTuple):
+    """Runs that share seeds: every mechanism is compared within a cell."""
+
+    task: str
+    optimizer: str
+    epsilon: float
+
+    @property
+    def stem(self) -> str:
+        """Name of the cell's file."""
+        return f"{self.task}-{self.optimizer}-eps{self.epsilon:g}"
+
+
+CELLS = [
+    *(Cell(task, "sgd", epsilon) for epsilon in (2.0, 8.0, 0.5) for task in ("softmax", "mlp")),
+    *(Cell(task, name, 2.0) for name in ("momentum", "adam") for task in ("softmax", "mlp")),
+    *(Cell("least-squares", "sgd", epsilon) for epsilon in EPSILONS),
+    *(Cell("cnn", "sgd", epsilon) for epsilon in (2.0, 8.0, 0.5)),
+]
+
+
+# --- mechanisms ----------------------------------------------------------------------------------
+
+
+def _exact(label: str, strategy: Strategy, scheme: Scheme, epsilon: float) -> Mechanism:
+    stated = mfopt.account(mfopt.Mechanism(scheme, strategy), epsilon=epsilon, delta=DELTA)
+    return Mechanism.build(label, strategy, stated.noise_multiplier, scheme)
+
+
+def _estimated(label: str, strategy: Strategy, scheme: Scheme, epsilon: float) -> Mechanism:
+    loss = law(scheme).loss(strategy)
+    estimate = calibrate(loss, epsilon, DELTA, samples=SAMPLES, seed=0)
+    return Mechanism.build(label, strategy, estimate.noise_multiplier, scheme)
+
+
+def _banded(bands: int) -> Strategy:
+    """Banded Toeplitz C with the lowest error in a fixed order, as for cyclic Poisson sampling."""
+    order = sampling.FixedOrder(BINS, EPOCHS)
+    return unamplified.optimize(order, strategy="banded-toeplitz", bands=bands).strategy
+
+
+def _cyclic(bands: int) -> Callable[[str, float], Mechanism]:
+    scheme = sampling.CyclicPoisson(bands / BINS, bands, STEPS)
+    return lambda label, epsilon: _exact(label, _banded(bands), scheme, epsilon)
+
+
+def _b_min_sep(bands: int) -> Callable[[str, float], Mechanism]:
+    scheme = sampling.BMinSep(BINS, EPOCHS, 3 * BINS // 4)  # better than half an epoch at ε = 2
+    return lambda label, epsilon: _estimated(label, _banded(bands), scheme, epsilon)
+
+
+def _near_exact(kind: str, buffers: int = 4) -> Callable[[str, float], Mechanism]:
+    """C with the lowest RMSE of prefix sums under balls-in-bins, not scaled in time."""
+    scheme = sampling.BallsInBins(BINS, EPOCHS)
+
+    def build(label: str, epsilon: float) -> Mechanism:
+        best = optimize.optimize(
+            scheme, epsilon, DELTA, strategy=kind, buffers=buffers, loss="rmse", seed=0
+        )
+        return _estimated(label, best.strategy, scheme, epsilon)
+
+    return build
+
+
+def _fresh(label: str, epsilon: float) -> Mechanism:
+    return _exact(label, Identity(), sampling.FreshBins(BINS, EPOCHS), epsilon)
+
+
+PEERS: dict[tuple[str, str], Callable[[str, float], Mechanism]] = {
+    (BASELINE, ""): lambda label, epsilon: dpsgd(BINS, EPOCHS, epsilon, DELTA),
+    ("DP-SGD, fresh bins", ""): _fresh,
+    **{("banded, cyclic Poisson", f"{b} bands"): _cyclic(b) for b in (2, 4, 8, 16)},
+    **{("BLT, balls-in-bins", f"{k} buffers"): _near_exact("blt", k) for k in (2, 4)},
+    ("Toeplitz, balls-in-bins", ""): _near_exact("toeplitz"),
+    **{("banded, b-min-sep", f"{b} bands"): _b_min_sep(b) for b in (2, 4, 8, 16)},
+}
+OPTIONS = {DEFAULT: [], FRESH: ["--sampling", "fresh-bins"]}  # of `mfopt optimize`
+FAMILIES = [*OPTIONS, *dict.fromkeys(family for family, _ in PEERS)]
+
+
+def mechanisms(
+    folder: Path, epsilon: float, families: list[str]
+) -> Iterator[tuple[str, Mechanism]]:
+    """(family, mechanism) of every size, from files in ``folder`` or built and kept there."""
+    for (family, size), build in PEERS.items():
+        if family in families:
+            label = f"{family}, {size}" if size else family
+            path = folder / f"{label.replace(', ', '-').replace(' ', '-')}-eps{epsilon:g}.npz"
+            if not path.is_file():
+                build(label, epsilon).save(path)
+            yield family, Mechanism.read(label, path)
+    for family, words in OPTIONS.items():
+        if family in families:
+            path = folder / f"{family.replace(', ', '-').replace(' ', '-')}-eps{epsilon:g}.npz"
+            if not path.is_file():
+                command = [str(Path(sys.executable).parent / "mfopt"), "optimize"]
+                command += ["--epochs", f"{EPOCHS}", "--iters", f"{BINS}", "--eps", f"{epsilon}"]
+                command += ["--delta", f"{DELTA}", "--seed", "1", "--quiet", "--out", str(path)]
+                subprocess.run([*command, *words], check=True)
+            yield family, Mechanism.load(path)._replace(label=family)
+
+
+# --- cells ---------------------------------------------------------------------------------------
+
+
+def _digest(mechanism: Mechanism, seeds: int) -> str:
+    """Digest of what a mechanism's runs follow from."""
+    noise = (mechanism.noise_multiplier * mechanism.inverse).astype(np.float32).tobytes()
+    scheme = json.dumps(mechanism.scheme.describe(), sort_keys=True)
+    return hashlib.sha256(noise + f"{scheme} {seeds}".encode()).hexdigest()[:16]
+
+
+def train(cell: Cell, out: Path, folder: Path, families: list[str], seeds: int) -> None:
+    """Bring the cell's file up to date."""
+    path = out / f"{cell.stem}.json"
+    report: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    begin: dict[tuple[str, str], int] = {}
+    for family, mechanism in mechanisms(folder, cell.epsilon, families):
+        digest = _digest(mechanism, seeds)
+        if report.get(mechanism.label, {}).get("digest") == digest:
+            continue
+        started = time.perf_counter()
+        results = scores(mechanism, cell.task, cell.optimizer, [*SCHEDULES], seeds, begin)
+        begin = {key: score.exponent for key, score in results.items()}
+        report[mechanism.label] = {
+            "family": family,
+            "noise_multiplier": mechanism.noise_multiplier,
+            "sampling": mechanism.scheme.describe(),
+            "digest": digest,
+            "seconds": round(time.perf_counter() - started, 1),
+            "scores": [
+                {
+                    "schedule": schedule,
+                    "reading": reading,
+                    "rate": 2 ** (score.exponent / 2),
+                    "loss": score.mean,
+                    "standard_error": score.standard_error,
+                    "error_rate": float(score.errors.mean()),
+                    "losses": [float(f"{loss:.5g}") for loss in score.losses],
+                }
+                for (schedule, reading), score in results.items()
+            ],
+        }
+        path.write_text(json.dumps(report) + "\n")
+        print(cell.stem, mechanism.label, *(f"{s.mean:.4f}" for s in results.values()), flush=True)
+
+
+def summary(out: Path) -> list[dict[str, Any]]:
+    """Rows of every cell: each family at its best size, with differences to DP-SGD."""
+    rows = []
+    for cell in CELLS:
+        path = out / f"{cell.stem}.json"
+        report = json.loads(path.read_text()) if path.is_file() else {}
+        best: dict[tuple[str, str, str], Any] = {}
+        for label, entry in report.items():
+            for score in entry["scores"]:
+                key = score["schedule"], score["reading"], entry["family"]
+                if key not in best or score["loss"] < best[key]["loss"]:
+                    best[key] = {**score, "mechanism": label}
+        for (schedule, reading, family), score in best.items():
+            baseline = best[schedule, reading, BASELINE]
+            change, half = interval(np.subtract(score["losses"], baseline["losses"]))
+            rows.append(
+                {
+                    **cell._asdict(),
+                    "schedule": schedule,
+                    "reading": reading,
+                    "family": family,
+                    "mechanism": score["mechanism"],
+                    "rate": f"{score['rate']:.4g}",
+                    "loss": f"{score['loss']:.5f}",
+                    "standard_error": f"{score['standard_error']:.5f}",
+                    "error_rate": f"{score['error_rate']:.4f}",
+                    "difference_to_dpsgd": f"{change:.5f}",
+                    "half_interval": f"{half:.5f}",
+                    "change_percent": f"{100 * change / baseline['loss']:.2f}",
+                    "half_interval_percent": f"{100 * half / baseline['loss']:.2f}",
+                }
+            )
+    return rows
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Change of test loss against DP-SGD, by ε: models in columns, schedules in rows."""
+    import matplotlib.pyplot as plt
+
+    families = [family for family in FAMILIES if family != BASELINE]
+    colors = dict(zip(families, ["C3", "C0", "0.55", "C2", "C1", "C4", "C5"], strict=True))
+    figure, grid = plt.subplots(2, 2, figsize=(9.5, 6.2), sharex=True, sharey="row")
+    titles = {"softmax": "softmax regression", "mlp": "MLP 64-32-10"}
+    for line, schedule in zip(grid, ("constant", "linear"), strict=True):
+        for axes, (task, title) in zip(line, titles.items(), strict=True):
+            key = task, "sgd", schedule, "last"
+            cell = [
+                r for r in rows if (r["task"], r["optimizer"], r["schedule"], r["reading"]) == key
+            ]
+            for number, family in enumerate(families):
+                points = {r["epsilon"]: r for r in cell if r["family"] == family}
+                shift = 0.1 * (number - len(families) / 2 + 0.5)
+                mine = family in OPTIONS
+                axes.errorbar(
+                    [place + shift for place, eps in enumerate(EPSILONS) if eps in points],
+                    [float(points[eps]["change_percent"]) for eps in EPSILONS if eps in points],
+                    [
+                        float(points[eps]["half_interval_percent"])
+                        for eps in EPSILONS
+                        if eps in points
+                    ],
+                    fmt="D" if mine else "o",
+                    color=colors[family],
+                    markersize=7 if mine else 5,
+                    capsize=2,
+                    label=family,
+                )
+            losses = {r["epsilon"]: float(r["loss"]) for r in cell if r["family"] == BASELINE}
+            axes.set_xticks(
+                range(len(EPSILONS)),
+                [f"ε = {eps:g}\nDP-SGD: {losses.get(eps, np.nan):.3f}" for eps in EPSILONS],
+            )
+            axes.tick_params(labelbottom=True)
+            axes.axhline(0, color="black", linewidth=0.8)
+            axes.grid(axis="y", alpha=0.3)
+            axes.set_title(
+                f"{title}, {schedule} rate" if schedule == "constant" else f"{title}, linear decay"
+            )
+        line[0].set_ylabel("test loss against DP-SGD [%]")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncol=4, frameon=False)
+    figure.tight_layout(rect=(0, 0.09, 1, 1))
+    figure.savefig(path, dpi=140)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options of the command."""
+    words = argparse.ArgumentParser(
+        prog="python tests/benchmarks/accuracy_all.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    words.add_argument("--out", type=Path, default=Path("artifacts/accuracy"))
+    words.add_argument("--mechanisms", type=Path, default=Path("build/accuracy"), metavar="FOLDER")
+    words.add_argument("--seeds", type=int, default=16)
+    words.add_argument("--cells", default="", help="Train cells whose name has these letters only.")
+    words.add_argument("--families", help="Train these, separated by ';'. [default: all]")
+    words.add_argument("--no-training", action="store_true", help="Summarize and plot only.")
+    return words
+
+
+def main() -> None:
+    options = parser().parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.mechanisms.mkdir(parents=True, exist_ok=True)
+    families = options.families.split(";") if options.families else FAMILIES
+    for cell in CELLS:
+        if options.cells in cell.stem and not options.no_training:
+            train(cell, options.out, options.mechanisms, families, options.seeds)
+    rows = summary(options.out)
+    with (options.out / "summary.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    for suffix in ("png", "svg"):
+        plot(rows, options.out / f"accuracy.{suffix}")
+    if (options.out.parent / manifest.MANIFEST).is_file():
+        reports = [json.loads(path.read_text()) for path in options.out.glob("*.json")]
+        manifest.note(
+            options.out.parent,
+            options.out.name,
+            [*options.out.iterdir()],
+            how="python tests/benchmarks/accuracy_all.py --out artifacts/accuracy",
+            seed=0,
+            device=[device()],
+            seconds=sum(entry["seconds"] for report in reports for entry in report.values()),
+        )
+
+
+if __name__ == "__main__":
+    main()

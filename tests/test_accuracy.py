@@ -1,0 +1,73 @@
+"""The accuracy bench: clipping against per-example gradients, sampling, and the grid of rates."""
+
+import accuracy_runs as runs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mfopt.sampling import FreshBins, Poisson
+from mfopt.strategies import Identity
+
+
+def logits_of(name, parameters, image):
+    """Logits of one image by the model's definition, parameters in the bench's order."""
+    if name == "softmax":
+        return image @ parameters.reshape(65, 10)
+    if name == "mlp":
+        inner, outer = parameters[: 65 * 32].reshape(65, 32), parameters[65 * 32 :].reshape(33, 10)
+        return jnp.append(jnp.tanh(image @ inner), 1.0) @ outer
+    kernels, outer = parameters[:160].reshape(10, 16), parameters[160:].reshape(257, 10)
+    convolved = jax.lax.conv_general_dilated(
+        image[:64].reshape(1, 8, 8, 1),
+        kernels[:9].reshape(3, 3, 1, 16),
+        window_strides=(2, 2),
+        padding=((1, 1), (1, 1)),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    return jnp.append(jnp.tanh(convolved + kernels[9]).ravel(), 1.0) @ outer
+
+
+@pytest.mark.parametrize("name", ["softmax", "mlp", "cnn"])
+def test_sums_are_of_clipped_gradients(name):
+    task, rng = runs.TASKS[name](), np.random.default_rng(0)
+    models = np.stack([task.start(rng) for _ in range(2)])
+    models += 0.1 * rng.standard_normal(models.shape).astype(np.float32)
+    models[1] *= 20  # gradients of both sides of norm 1
+    (images, labels), _ = runs.digits()
+
+    def loss(parameters, image, label):
+        return -jax.nn.log_softmax(logits_of(name, parameters, image))[label]
+
+    gradients_of = jax.vmap(jax.grad(loss), (None, 0, 0))
+    gradients = np.stack([gradients_of(model, images[5:65], labels[5:65]) for model in models])
+    norms = np.linalg.norm(gradients, axis=2, keepdims=True)
+    assert norms.min() < 1 < norms.max()
+    expected = (gradients / np.maximum(norms, 1)).sum(axis=1)
+    weights = np.append(np.ones(60), 0.0)  # the last is padding
+    sums = task.clipped_sum(jnp.asarray(models), np.append(np.arange(5, 65), 80), weights)
+    assert np.asarray(sums) == pytest.approx(expected, abs=2e-4)
+
+
+def test_batches_are_those_of_the_scheme():
+    scheme = FreshBins(bins=4, epochs=3)
+    indices, weights = runs.batches(scheme, population=50, seeds=2)
+    for epoch in range(3):
+        steps = slice(4 * epoch, 4 * epoch + 4)
+        for seed in range(2):
+            units = indices[steps, seed][weights[steps, seed] > 0]
+            assert sorted(units) == [*range(50)]
+    assert not np.array_equal(indices[:4, 0], indices[:4, 1])
+
+
+def test_the_best_rate_is_inside_the_grid_and_noise_costs_loss():
+    scheme = Poisson(1 / 8, 64)
+    quiet, noisy = (runs.Mechanism.build("", Identity(), s, scheme) for s in (1e-6, 2.0))
+    cell = "linear", "last"
+    results = runs.scores(quiet, "least-squares", "sgd", ["linear"], 2, {cell: -9})
+    trainer = runs.Trainer(quiet, "least-squares", "sgd", 2)
+    best = results[cell]
+    beside = trainer.losses([("linear", best.exponent - 1), ("linear", best.exponent + 1)])
+    assert best.mean < min(values[0, 0].mean() for values in beside.values())
+    assert best.mean < 0.02  # of the optimum's 0, from 1.0 at the start
+    assert runs.scores(noisy, "least-squares", "sgd", ["linear"], 2)[cell].mean > best.mean
