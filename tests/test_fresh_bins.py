@@ -27,7 +27,7 @@ from mfopt.accounting.monte_carlo import (
     sampled,
 )
 from mfopt.accounting.monte_carlo import patterns as pattern
-from mfopt.accounting.monte_carlo.calibrate import Calibration
+from mfopt.accounting.monte_carlo.calibrate import Calibration, calibrate
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
 from mfopt.accounting.monte_carlo.frozen import LogDelta
@@ -35,9 +35,11 @@ from mfopt.accounting.monte_carlo.pattern_ceilings import ceilings
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.verify import Engine
 from mfopt.errors import FailureError, UsageError
+from mfopt.optimize import kinds, objective
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.strategies import BLT, Banded, BandedSquareRoot, BandedToeplitz, Identity, TimeScaled
 from mfopt.training import attack
+from mfopt.workloads import PrefixSums
 
 SIGMA = 1.3
 CASES = [(4, 3, 1, 2), (4, 3, 1, 4), (4, 4, 2, 3), (5, 4, 4, 5), (4, 3, 1, 1), (4, 1, 1, 3)]
@@ -556,3 +558,25 @@ def test_every_unit_takes_part_once_in_each_epoch_and_keeps_its_bin_until_the_ne
     assert abs(agree - 1 / 5) < 4 * math.sqrt(0.16 / population)
     # removing the last unit moves no other
     np.testing.assert_array_equal(scheme.sample(3, 399, 7), draw(3)[draw(3) < 399])
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+def test_a_second_moment_knows_about_sigma(epsilon):
+    """Without samples, within 3%: of many assignments the privacy loss is nearly Gaussian."""
+    scheme, c = FreshBins(bins=8, epochs=16), BandedToeplitz(np.array([1.0, 0.4, 0.2]))
+    loss = FreshBinsLoss(FreshBinsLaw(scheme).exact(c))
+    start = loss.start(epsilon, 1e-5)
+    sampled = calibrate(loss, epsilon, 1e-5, samples=2**12, seed=1).noise_multiplier
+    assert start == pytest.approx(sampled, rel=0.03)
+    surrogate = FreshBinsLaw(scheme).surrogate()
+    rmse = objective.LOSSES["rmse"](PrefixSums(), scheme.iterations)
+    mapping = kinds.of(c, scheme.iterations)
+    target = objective.AmplifiedObjective(
+        rmse, mapping, surrogate, epsilon, 1e-5, samples=64, seed=None
+    )
+    # where no σ is near, it is found all the same, and its slope is that of the value
+    found = target.placed(mapping.start, 1e3 * start)
+    assert found.at.noise_multiplier == pytest.approx(start, rel=2e-3)
+    step = np.array([1e-4, 0.0])
+    ends = [target(mapping.start + sign * step).value for sign in (1, -1)]
+    assert (ends[0] - ends[1]) / 2e-4 == pytest.approx(found.at.gradient[0], rel=1e-3, abs=1e-6)

@@ -70,7 +70,8 @@ def _amplified(cell: AmplifiedCell) -> float:
     if cell.scaled:
         entry = kinds.scaled(entry, Scaling())
     evaluations = min(entry.steps, _TANGENTS if entry.tangents else _GENERAL)
-    samples = cell.samples or entry.samples // law(scheme).frugal
+    enough = law(scheme).enough_samples(entry.parameters(size))
+    samples = cell.samples or int(min(entry.samples, enough))
     search = sizes.search_seconds(scheme, samples=samples, evaluations=evaluations)
     own = evaluations * _CUBE * float(n) ** 3 if cell.kind == "dense" else 0.0
     return search * (_MANY if many else 1.0) + own

@@ -331,7 +331,7 @@ register(
         working=lambda size: 4.0 * size.n * size.buffers,
         samples=2**13,
         steps=150,
-        tolerance=1e-5,
+        tolerance=1e-4,
     )
 )
 register(
@@ -368,14 +368,16 @@ register(
     Kind(
         "cleared-blt",
         scalable=True,
-        starts=lambda size: [starts.cleared(size.buffers, size.bins)],
+        starts=lambda size: [
+            starts.cleared(size.buffers, size.bins, weight) for weight in starts.CLEARED_WEIGHTS
+        ],
         convert=lambda strategy, size: starts.same_cleared(strategy, size.buffers, size.bins),
         parameterize=parameterization.cleared_blt,
-        parameters=lambda size: 6,
+        parameters=lambda size: 2 * len(starts.cleared(size.buffers, size.bins).periods),
         working=lambda size: float(size.n) * (size.buffers + 2) ** 2,
         samples=2**13,
         steps=100,
-        tolerance=2e-5,
+        tolerance=1e-4,
     )
 )
 register(

@@ -14,6 +14,7 @@ with a tangent in place of a proven majorant, so every step is checked against t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Hashable
@@ -159,18 +160,18 @@ class AmplifiedObjective:
         """
         quadratic = self.quadratic(parameters)
         found = _nothing(parameters)
-        try:
-            for _ in range(_ATTEMPTS):
-                if not (math.isfinite(sigma) and sigma > 0):
-                    if not anywhere:
+        known = math.isfinite(sigma) and sigma > 0
+        first: Callable[[np.ndarray], float] = (lambda _: sigma) if known else self._guessed
+        for find in ([first] if known or anywhere else []) + ([self._rough] if anywhere else []):
+            with contextlib.suppress(FailureError):  # no σ, or one beyond numerical range
+                near = find(parameters)
+                for _ in range(_ATTEMPTS):
+                    if not (math.isfinite(near) and near > 0):
                         break
-                    sigma = self._rough(parameters)
-                found = self._tangent(parameters, quadratic, self._place(quadratic, sigma))
-                if abs(found.drift) <= _CLOSE:
-                    break
-                sigma = found.at.noise_multiplier
-        except FailureError:  # there is no σ, or a tangent foresaw one beyond numerical range
-            return _nothing(parameters)
+                    found = self._tangent(parameters, quadratic, self._place(quadratic, near))
+                    if abs(found.drift) <= _CLOSE:
+                        return found
+                    near = found.at.noise_multiplier
         return found
 
     def follow(self, parameters: np.ndarray, near: Tangent, anywhere: bool = True) -> Tangent:
@@ -234,6 +235,10 @@ class AmplifiedObjective:
     def quadratic(self, parameters: np.ndarray) -> Any:
         """Sufficient statistic of σ for C at ``parameters``, a pytree."""
         return _quadratic(self._law, built(self._build, parameters))
+
+    @float64
+    def _guessed(self, parameters: np.ndarray) -> float:
+        return self._law.near(built(self._build, parameters)).start(self._epsilon, self._delta)
 
     @float64
     def _rough(self, parameters: np.ndarray) -> float:

@@ -31,6 +31,7 @@ from mfopt.workloads import PrefixSums, Workload
 
 _BACK = 0.3  # of the way to its start, from where a short search is begun a second time
 _PLAIN = 0.05  # gain of log error over a start that no fit to the samples explains: 0.03 was seen
+_UNFITTED = 256  # samples for each parameter from which on C does not fit them
 _SCOUT_STEPS = 12  # evaluations at most from one of several starts
 # seconds of an evaluation from which on a search begins on a part of its samples, and that part
 _SLOW, _PART = 4.0, 4
@@ -48,9 +49,10 @@ class Optimized:
 
     Attributes:
       strategy: the best C found, scaled so that its largest mode norm is 1.
-      loss: its objective value (log error for "rmse" and "max") on samples that the search has not
-        seen; of the bins that were searched with, where the scheme has more
-        (:func:`.sizes.searched`); so is σ.
+      loss: its objective value (log error for "rmse" and "max"), on samples that the search has
+        not seen where C has so many parameters that it could have fitted those of the search; of
+        the bins that were searched with, where the scheme has more (:func:`.sizes.searched`); so is
+        σ.
       noise_multiplier: σ for that C on the same samples, a starting point for calibration.
       status: why the optimization stopped.
       history: rows (seconds, loss, σ at a largest mode norm of 1), shape (evaluations, 3); of the
@@ -163,7 +165,7 @@ def optimize(
     for one in given:
         _check.kind("init", one, Strategy, "mfopt.load(path).strategy is one.")
     for entry in entries:
-        count = _check.integer("samples", job.samples(entry, samples), at_least=64)
+        count = _check.integer("samples", job.samples(entry, size, samples), at_least=64)
         sizes.require(
             entry.plain,
             scheme,
@@ -219,7 +221,8 @@ def _best(job: _Job, search: _Search, size: kinds.Size, after: int) -> StartedTr
     law(job.problem.scheme).check_shape(candidates[0])
     job.later = _budget(len(candidates), limit) + after
     trace = job.best_of(kind, candidates, limit, search.samples)
-    job.confirm(kind, candidates, trace, search.samples)
+    if search.samples < _UNFITTED * kind.parameters(size):
+        job.confirm(kind, candidates, trace, search.samples)
     return trace
 
 
@@ -271,9 +274,16 @@ def _own_starts(job: _Job, entry: Kind, size: kinds.Size) -> list[Strategy]:
             # the scheme has no account of such a C: what leads on from it begins where it would
             found[kind.name, stage.size] = made[0]
             continue
-        trace = job.best_of(kind, made, kind.warm_steps, job.samples(kind), stage=text)
+        near = job.near(kind, made, kind.warm_steps)
+        if near is not None:
+            found[kind.name, stage.size] = near
+            continue
+        samples = job.samples(kind, stage.size)
+        trace = job.best_of(kind, made, kind.warm_steps, samples, stage=text)
         found[kind.name, stage.size] = trace.searched()
-    return candidates(last)
+    made = candidates(last)
+    near = job.near(last.kind, made, last.kind.steps)
+    return made if near is None else [near]
 
 
 def _budget(candidates: int, steps: int) -> int:
@@ -317,7 +327,7 @@ class _Problem(NamedTuple):
     @property
     def grouped(self) -> bool:
         """True if the law is a coarse one."""
-        return self.law != law(self.scheme)
+        return self.law == law(self.scheme).coarse() != law(self.scheme)
 
 
 @dataclasses.dataclass
@@ -355,7 +365,7 @@ class _Job:
         twice = self.optimizer == "tangents" and kind.tangents and size.n <= kind.twice
         limit = kind.steps * (2 if twice else 1)
         limit = limit if steps is None else _check.integer("steps", steps)
-        count = self.samples(kind, samples)
+        count = self.samples(kind, size, samples)
         if given:
             starts = [one for source in given if (one := kind.convert(source, size)) is not None]
             return _Search(kind, starts, limit, count, _budget(len(starts), limit))
@@ -425,6 +435,21 @@ class _Job:
                 best.interrupted, best.status = True, "interrupted"
         best.history, best.begun = history, begun
         return best
+
+    def near(self, kind: Kind, candidates: list[Strategy], steps: int) -> Strategy | None:
+        """The optimum of the law's surrogate, found without samples; None where it has none."""
+        surrogate = self.problem.law.surrogate()
+        if surrogate is None or self.optimizer != "tangents" or not kind.tangents:
+            return None
+        problem, best = self.problem._replace(law=surrogate), None
+        for start in candidates:
+            mapping = kind.parameterize(start, self.problem.scheme.iterations)
+            target, trace = self._objective(problem, mapping, 64, self.seed), Trace()
+            text = f"{kind.name}, start in closed form"
+            self._run(target, kind, mapping.start, trace, steps, text, problem=problem)
+            if trace.best is not None and (best is None or trace.best_value < best[0]):
+                best = trace.best_value, built(mapping.build, trace.best)
+        return None if best is None else best[1]
 
     def _started(self, kind: Kind, build: Callable[[jax.Array], Strategy]) -> StartedTrace:
         """A trace for this problem."""
@@ -502,11 +527,13 @@ class _Job:
             return []
         return seen
 
-    def samples(self, kind: Kind, asked: int | None = None) -> int:
-        """Number of frozen samples, by default the kind's."""
+    def samples(self, kind: Kind, size: kinds.Size, asked: int | None = None) -> int:
+        """Number of frozen samples of a search at this size, unless the caller named one."""
+        if asked is not None:
+            return asked
         more = _MANY_SAMPLES if self.problem.grouped else 1
-        own = more * kind.samples // self.problem.law.frugal
-        return own if asked is None else asked
+        enough = self.problem.law.enough_samples(kind.parameters(size))
+        return int(min(more * kind.samples, enough))
 
     def accuracy(self, problem: _Problem, kind: Kind) -> float:
         """Tolerance, by default the kind's."""

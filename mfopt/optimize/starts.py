@@ -26,6 +26,7 @@ _SLOWEST = (3.0, 0.5)
 _FLOOR = 1e-12
 FEWEST_WAVE = 4  # arrays of a BLT with one: an exponential, and three for the wave
 _CLEARED = (4, 12)  # arrays from which a cleared BLT has two exponentials, and three
+CLEARED_WEIGHTS = 1.0, 0.1  # of the starts of a cleared BLT
 _SHARE = 0.2  # of its neighbours' weight that a new buffer gets
 
 
@@ -100,11 +101,12 @@ def _one_more(blt: BLT) -> BLT:
     return BLT(np.insert(scale, after, np.sum(given)), np.insert(decay, after, between), blt.gain)
 
 
-def cleared(buffers: int, bins: int) -> ClearedBLT:
+def cleared(buffers: int, bins: int, weight: float = 1.0) -> ClearedBLT:
     """Fast exponentials with short periods and few blocks; one that lasts has the other arrays.
 
     Near the optima of a C of 128 bands. With 8 arrays an exponential in six blocks of an epoch and
-    one in two blocks of a sixteenth come nearer to all bands than two in four blocks each.
+    one in two blocks of a sixteenth come nearer to all bands than two in four blocks each. At a
+    small ε the best ω are less: ``weight`` multiplies them.
     """
     few, middle = _CLEARED
     share, blocks, steps = [1], [buffers], [0.3 * bins]
@@ -116,7 +118,7 @@ def cleared(buffers: int, bins: int) -> ClearedBLT:
     scale = np.full(len(share), 0.25)
     scale[-1] = min(0.25, 2.4 / np.sqrt(bins))
     return ClearedBLT(
-        scale,
+        weight * scale,
         1 - 1 / np.maximum(steps, 1.5),
         tuple(periods),
         tuple(min(one, period) for one, period in zip(blocks, periods, strict=True)),

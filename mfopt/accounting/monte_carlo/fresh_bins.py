@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
 
 from mfopt._runtime import _sizes
+from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import pattern_ceilings
 from mfopt.accounting.monte_carlo import patterns as pattern
 from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins, Unamplified
@@ -15,7 +19,7 @@ from mfopt.accounting.monte_carlo.likelihood import SharedGaussianComponent
 from mfopt.accounting.monte_carlo.multisets import MultisetLoss
 from mfopt.accounting.monte_carlo.pattern_law import PatternLaw, PatternLoss
 from mfopt.accounting.monte_carlo.patterns import Patterns
-from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledLoss, law
+from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledLaw, SampledLoss, law
 from mfopt.sampling import FreshBins
 
 ONE_BIN = "fresh bins, one bin for all: Gaussian mechanism, the one pattern"
@@ -36,6 +40,10 @@ class FreshBinsLoss(PatternLoss):
     def tuples(self, noise_multiplier: float, common: float) -> tuple[float, ...]:
         scaled = self.likelihood.scaled(noise_multiplier)
         return (pattern_ceilings.second_moment(scaled, common),)
+
+    def start(self, epsilon: float, delta: float) -> float:
+        mu = gaussian.largest_mu(epsilon, delta)
+        return pattern_ceilings.gaussian_noise_multiplier(self.likelihood, mu)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         patterns = self.likelihood
@@ -71,6 +79,39 @@ class FreshBinsLaw(PatternLaw):
         # dense modes of one assignment, in the ceilings
         throws = self.scheme.throws
         _sizes.require("bins", self.scheme.bins, lambda bins: 8 * 3.0 * throws * bins**2)
+
+    def surrogate(self) -> SampledLaw | None:
+        return SecondMomentLaw(self.scheme)
+
+
+@dataclasses.dataclass(frozen=True)
+class SecondMomentLaw(FreshBinsLaw):
+    """δ of the Gaussian mechanism whose likelihood ratio has the same second moment.
+
+    Of many assignments the privacy loss is nearly Gaussian: at 4 × 32 and 16 × 128, ε from 0.5 to 8
+    σ is within some percent of fresh bins'. No samples are drawn, and nothing is proven.
+    """
+
+    divisible: ClassVar[bool] = False
+
+    def surrogate(self) -> SampledLaw | None:
+        return None
+
+    def draws(self, key: jax.Array, samples: int) -> Any:
+        return ()
+
+    def proposal(self, reduced: Any, noise_multiplier: Any, epsilon: Any) -> Any:
+        return ()
+
+    def frozen(self, reduced: Any, proposal: Any, draws: Any) -> Any:
+        return pattern.corners(reduced), pattern.within(reduced)
+
+    def log_delta(self, terms: Any, log_sigma: Any, epsilon: Any) -> jax.Array:
+        corner, inside = (part * jnp.exp(-2 * log_sigma) for part in terms)
+        mu = jnp.sqrt(pattern_ceilings.log_second_moment(corner, inside))
+        log_cdf = jax.scipy.stats.norm.logcdf
+        above, below = log_cdf(mu / 2 - epsilon / mu), epsilon + log_cdf(-mu / 2 - epsilon / mu)
+        return above + jnp.log(-jnp.expm1(below - above))
 
 
 law.register(FreshBins)(FreshBinsLaw)

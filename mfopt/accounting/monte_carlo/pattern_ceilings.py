@@ -8,13 +8,15 @@ of non-negative terms; the relative slack for rounding is that of :mod:`.evidenc
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
+from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range, summed
 from mfopt.accounting.monte_carlo.patterns import COUPLING, Patterns, corners, within
@@ -27,6 +29,7 @@ _PENALTIES = np.array([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
 _TILTS = np.geomspace(0.1, 100.0, 40)  # θ of Chernoff's bound, over the largest overlap
 _SLACK = 1e-9  # relative, of an overlap's rounding
 _LEAST = 1e-300  # least share of the largest product: smaller ones are rounded up to it
+_RANGE = 12.0  # of log σ in which the second moment is that of a Gaussian mechanism
 _BLOCK = 16  # bins: a ceiling is 0.4% above that of single bins at most, at 128 bins and bands
 
 
@@ -91,20 +94,60 @@ def _moments(patterns: Patterns) -> tuple[_Moments, float, tuple[float, ...]]:
 
 @float64
 def second_moment(patterns: Patterns, common: float) -> float:
-    """E e^(<m_k, m_k'> − c) over two independent patterns k and k', by a pass over the assignments.
+    """E e^(<m_k, m_k'> − c) over two independent patterns k and k', c = ``common``.
 
     Patterns and c are in noise units.
     """
     corner, inside, *_ = map(np.asarray, _parts(patterns))
-    bins, reach = patterns.bins, corner.shape[-1]
-    with np.errstate(over="ignore", invalid="ignore"):
-        own = np.exp(inside) / bins**2  # (K, k, k')
-        pairs = own[0]  # by the bins of the last assignment
-        for g in range(1, len(own)):
-            across = np.ones((bins, bins))  # of a bin with the next one of the other pattern
-            across[bins - reach :, :reach] = np.exp(corner[g - 1])
-            pairs = own[g] * (across.T @ pairs.T @ across)
-        return float(np.sum(pairs) * np.exp(-common))
+    return math.exp(float(log_second_moment(corner, inside)) - common)
+
+
+@_quick.jit
+def log_second_moment(corner: jax.Array, inside: jax.Array) -> jax.Array:
+    """log E e^<m_k, m_k'> over two independent patterns k and k', by a pass over the assignments.
+
+    Differentiable; infinite or NaN where exponentials leave float64.
+
+    Args:
+      corner, inside: overlaps in noise units, as :func:`.patterns.corners` and
+        :func:`.patterns.within` give them.
+    """
+    bins, reach = inside.shape[-1], corner.shape[-1]
+    own = jnp.exp(inside) / bins**2  # (K, k, k')
+
+    def step(pairs: jax.Array, assignment: tuple[jax.Array, jax.Array]) -> Any:
+        # by the bins (k, k') of an assignment; a late bin overlaps with an early one of the other
+        # pattern in the next
+        after, more = assignment
+        mass = jnp.sum(pairs)
+        pairs = pairs / mass
+        early = jnp.sum(pairs[bins - reach :], axis=1) @ more
+        both = more.T @ pairs[bins - reach :, bins - reach :] @ more
+        total = jnp.ones_like(pairs).at[:reach].add(early[:, None]).at[:, :reach].add(early)
+        return after * total.at[:reach, :reach].add(both), jnp.log(mass)
+
+    pairs, logs = jax.lax.scan(step, own[0], (own[1:], jnp.expm1(corner)))
+    return jnp.sum(logs) + jnp.log(jnp.sum(pairs))
+
+
+@float64
+def gaussian_noise_multiplier(patterns: Patterns, mu: float) -> float:
+    """About the σ at which the second moment is that of a Gaussian mechanism of noise 1/``mu``.
+
+    Of many assignments the privacy loss is nearly Gaussian, and this is σ for what μ stands for.
+    Patterns are at σ = 1.
+    """
+    corner, inside, *_ = map(np.asarray, _parts(patterns))
+
+    def excess(log_sigma: float) -> float:
+        square = math.exp(-2 * log_sigma)
+        found = float(log_second_moment(corner * square, inside * square))
+        return found - mu**2 if math.isfinite(found) else math.inf
+
+    # one pattern for all would have σ = |m|/μ
+    squares = np.max(np.diagonal(inside, axis1=1, axis2=2), axis=1)
+    high = math.log(np.sum(squares)) / 2 - math.log(mu) + 1.0
+    return math.exp(solve.root(excess, high - _RANGE, high, relative=1e-3))
 
 
 class _Moments(NamedTuple):

@@ -35,6 +35,7 @@ from mfopt.strategies.fields import Array
 COMPONENTS = 2
 _CHUNK = 2**17  # numbers of a chunk's antithetic pairs: a few MiB of arrays
 _PILOT = 256
+_ENOUGH = 1e-3  # of the logarithm of a second moment: what the pilot's samples tell apart
 _EXACT = 2**20  # numbers that are cached in float64
 _START = ((0.35, 0.65), (0.65, 0.35))  # of the order, the parts of α - 1 and γ
 _REACH = 3.0  # of the order, the largest α - 1 and γ: a component that no sample needs would leave
@@ -112,6 +113,12 @@ class PatternLikelihood(abc.ABC):
 def largest_square(patterns: PatternLikelihood) -> jax.Array:
     """max_k |m_k|², as one program."""
     return patterns.largest_square()
+
+
+@_quick.jit
+def _mean_square(patterns: PatternLikelihood) -> jax.Array:
+    """E_k |m_k|², as one program."""
+    return patterns.mean_square()
 
 
 class PatternProposal(NamedTuple):
@@ -293,7 +300,7 @@ def fit(
             jac=True,
             method="L-BFGS-B",
             bounds=[(-1.0, math.log1p(far)), (-far, far)] * COMPONENTS,
-            options={"maxfun": 12},
+            options={"maxfun": 12, "ftol": _ENOUGH},
         )
     return PatternProposal(jnp.exp(jnp.asarray(best[:, 0])), jnp.asarray(best[:, 1]))
 
@@ -348,7 +355,7 @@ class FrozenPatterns(NamedTuple):
           patterns, noise_multiplier, epsilon, ceilings: as for :func:`fit`.
         """
         proposal = fit(patterns, noise_multiplier, epsilon, ceilings)
-        return cls(patterns, patterns.mean_square(), proposal)
+        return cls(patterns, _mean_square(patterns), proposal)
 
     def terms(self, key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
         draws = draw(key, size, self.likelihood)

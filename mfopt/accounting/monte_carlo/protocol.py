@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -195,13 +196,11 @@ class SampledLaw(abc.ABC):
     Attributes:
       divisible: whether draws may be cut along the first axis of every array into equal parts,
         whose δ̂ have the whole's as their mean: a search spreads them over the local devices then.
-      frugal: by how much a search divides the usual number of frozen samples.
       disagreement: largest relative difference of σ on frozen samples between two proposals, each
         placed near the solution.
     """
 
     divisible: ClassVar[bool] = False
-    frugal: ClassVar[int] = 1
     disagreement: ClassVar[float] = 0.002
 
     @abc.abstractmethod
@@ -223,6 +222,14 @@ class SampledLaw(abc.ABC):
     def coarse(self) -> SampledLaw:
         """A cheaper law whose optimum is near this one's: itself, where none is known."""
         return self
+
+    def enough_samples(self, parameters: float) -> float:
+        """Frozen samples beyond which a search over so many parameters ends no lower."""
+        return math.inf
+
+    def surrogate(self) -> SampledLaw | None:
+        """A law without samples whose optimum is a start for a search, where one is known."""
+        return None
 
     def check_shape(self, strategy: Strategy) -> None:  # noqa: B027 - most take any C
         """Raise :class:`UsageError` for a form of C that no parameters would make covered."""
