@@ -206,11 +206,13 @@ def test_two_private_steps(lora, saved, data, tmp_path):  # noqa: F811
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": 2.0}}, "needs low_freq_factor <"),
         ({"rope_scaling": LINEAR | {"factor": 0}}, "rope_scaling factor = 0"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary"),
-        ({"use_sliding_window": True, "sliding_window": 8}, "sliding_window = True|window = 8"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"hidden_act": "relu"}, "hidden_act = 'relu': only 'silu' is supported"),
         ({"use_mrope": True}, "use_mrope = True: only False is supported"),
-        ({"final_logit_softcapping": 30.0}, "softcapping = 30.0: is not known here. Take it out"),
+        (
+            {"final_logit_softcapping": 30.0},
+            "softcapping = 30.0: only None is supported. Take it out",
+        ),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"num_hidden_layers": 3, "layer_types": None}, "lack the tensor model.layers.2"),
         ({"num_hidden_layers": 1, "layer_types": None}, "does not mention"),
@@ -228,6 +230,42 @@ def test_what_would_be_another_function_is_refused(change, words, saved, tmp_pat
     save_file(load_file(folder / WEIGHTS), tmp_path / WEIGHTS)
     with pytest.raises(UsageError, match=words):
         load_pretrained(tmp_path)
+
+
+def test_settings_of_no_effect_are_passed_over_and_unknown_ones_told(saved, tmp_path, recwarn):
+    folder, change = saved("qwen2")[0], {"_model_name_or_path": "a/b", "unk_token_id": 3}
+    change |= {"quantization_config": None, "id2label": {"0": "LABEL_0"}, "use_cache": True}
+    settings = json.loads((folder / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    read_config(tmp_path)
+    assert not [w for w in recwarn if issubclass(w.category, UserWarning)]
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"colour": "blue"}))
+    with pytest.warns(UserWarning, match="colour = 'blue', which is not known here"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen2"])
+def test_a_window_longer_than_the_records_is_no_obstacle(kind, saved, tmp_path):
+    folder = saved(kind)[0]
+    settings = json.loads((folder / "config.json").read_text()) | {"sliding_window": 6}
+    if kind == "qwen2":
+        settings |= {"use_sliding_window": True, "max_window_layers": 1}
+        settings["layer_types"] = ["full_attention", "sliding_attention"]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    save_file(load_file(folder / WEIGHTS), tmp_path / WEIGHTS)
+    windowed, full = load_pretrained(tmp_path), load_pretrained(folder)
+    windowed.check_fits(5, 6)
+    with pytest.raises(UsageError, match="at most 6 tokens"):
+        windowed.check_fits(5, 7)
+    row = np.arange(6, dtype=np.int32)
+    np.testing.assert_array_equal(
+        *(model.logits(model.params, model.frozen, row) for model in (windowed, full))
+    )
+    # what is exported keeps the window
+    windowed.export(windowed.params, windowed.frozen, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    names = ("sliding_window", "use_sliding_window", "layer_types")
+    assert [written.get(name) for name in names] == [settings.get(name) for name in names]
 
 
 def test_older_files_say_the_same(saved, tmp_path):

@@ -17,7 +17,7 @@ from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.sampling.sampler import pad
 from mfopt.strategies import BLT, Identity
-from mfopt.training import clipping, executed, ghost, loop, recovered
+from mfopt.training import clipping, executed, ghost, loop, recovered, units
 from mfopt.training.batching import Batch, Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
@@ -255,6 +255,75 @@ def a_record_of_the_neighbour(right, units, numbers, step):
     return tokens, mask
 
 
+class Bfloat16(NoiseStream):
+    """Rounds the noise to bfloat16."""
+
+    def next(self, state):
+        noise, state = super().next(state)
+        return noise.astype(jnp.bfloat16).astype(jnp.float32), state
+
+
+class Coarse(NoiseStream):
+    """Rounds the noise to multiples of σ / 1,000."""
+
+    def next(self, state):
+        noise, state = super().next(state)
+        step = self.stddev / 1000
+        return step * jnp.round(noise / step), state
+
+
+@in_place_of(Trainer, "run")
+def sums_divided_by_the_batch_drawn(right, trainer, state, stop=None):
+    """And the noise by the batch expected."""
+    stop = trainer.execution.iterations if stop is None else stop
+    for step in range(int(state.step), stop):
+        params, moments = (jax.tree.map(jnp.copy, x) for x in (state.params, state.optimizer))
+        batch = trainer.execution.sampler.batch(step)
+        total = trainer.sum(params, batch, step).gradient
+        (result,) = right(trainer, state, step + 1)
+        more = 1 / max(1, batch.drawn) - 1 / trainer.execution.normalizer
+        release = jax.tree.map(lambda mean, x, more=more: mean + more * x, result.release, total)
+        update, _ = trainer.optimizer.update(release, moments, params)
+        moved = jax.tree.map(jnp.add, params, update)
+        state = dataclasses.replace(result.state, params=moved)
+        yield dataclasses.replace(result, state=state, release=release)
+
+
+def a_record_more(patch):
+    """Records of a user are kept one more than accounted."""
+    right = units.select
+
+    def select(store, users, group_size, *rest, **how):
+        return right(store, users, group_size + 1, *rest, **how)
+
+    patch.setattr(units, "select", select)
+
+
+def unclipped_where(odd):
+    """Units are not clipped whose mask (G, L) is ``odd``."""
+
+    @in_place_of(loop, "microbatch_adder")
+    def plant(right, model, bound):
+        clipped, unclipped = (right(model, each) for each in (bound, Clipping(1e6)))
+
+        def added(totals, params, frozen, tokens, mask):
+            both = (add(totals, params, frozen, tokens, mask) for add in (unclipped, clipped))
+            return jax.tree.map(lambda a, b: jnp.where(odd(mask), a, b), *both)
+
+        return added
+
+    return plant
+
+
+@in_place_of(Clipping, "factors")
+def what_is_not_finite_contributes(right, bound, squares):
+    found = right(bound, squares)
+    each = jax.tree.map(lambda x: jnp.where(jnp.isfinite(found.norm), x, 1.0), found.each)
+    return found._replace(each=each)
+
+
+ELS = {"mechanism": dataclasses.replace(SAMPLED, privacy_unit="record"), "algorithm": "els"}
+CHANGE = "change of a release by one user"
 NOISE = "size of the noise"
 SUMS = "sums of clipped gradients"
 UNITS = "units that were drawn, each once"
@@ -303,6 +372,19 @@ PLANTED = {
     "a unit added twice": (kept(lambda drawn: np.append(drawn, drawn[:1])), UNITS, {}),
     "batch cut unsaid": (kept(lambda drawn: drawn[:-1]), UNITS, {}),
     "a record of the neighbour": (a_record_of_the_neighbour, SUMS, {}),
+    "sums divided by the batch drawn": (
+        sums_divided_by_the_batch_drawn, CHANGE, {"mechanism": SAMPLED}
+    ),
+    "G + 1 records kept": (a_record_more, "units of a user, at most as accounted", ELS),
+    "users with few records not clipped": (
+        unclipped_where(lambda mask: ~jnp.any(mask, axis=-1).all()), CHANGE, {"microbatch": 1}
+    ),
+    "users with padding not clipped": (
+        unclipped_where(lambda mask: ~mask.all()), CHANGE, {"microbatch": 1}
+    ),
+    "what is not finite contributes": (what_is_not_finite_contributes, CHANGE, {}),
+    "noise in bfloat16": (with_noise(kind=Bfloat16), "noise on a lattice", {}),
+    "noise in thousandths of σ": (with_noise(kind=Coarse), "noise on a lattice", {}),
 }  # fmt: skip
 
 
@@ -333,7 +415,7 @@ def test_planted_bugs_are_found(name, monkeypatch):
 )  # fmt: skip
 def test_a_correct_trainer_has_none(options):
     found = findings(**options)
-    assert not faults(found) and len(found) == 13
+    assert not faults(found) and len(found) == 18
 
 
 def test_no_false_alarms():

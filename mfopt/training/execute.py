@@ -183,7 +183,14 @@ def _finish(prepared: Prepared, state: TrainState) -> dict[str, Any] | None:
     folder, report = prepared.folder, _write_report(prepared, int(state.step))
     if jax.process_index() != 0:
         return report
-    export_model(prepared.model, params, folder / "model", force=True, tokenizer=prepared.tokenizer)
+    export_model(
+        prepared.model,
+        params,
+        folder / "model",
+        force=True,
+        tokenizer=prepared.tokenizer,
+        end_id=prepared.parts["train"].metadata.get("end_id"),
+    )
     if prepared.config.private_metrics:
         figure = metrics.loss_figure(folder)
         draw = functools.partial(figure.savefig, format="png")

@@ -22,7 +22,7 @@ from mfopt.training import attack
 from mfopt.training.batching import Sampler
 
 FALSE_ALARM = 1e-4  # of all tests of one audit together
-MOST = 32
+MOST = 40
 LEVEL = FALSE_ALARM / MOST
 _UNITS = 4000  # examined one by one
 _LAGS = 64
@@ -137,6 +137,8 @@ def compare_signal(white: np.ndarray, signal: np.ndarray, arrays: Sequence[slice
         there = lengths != 0  # what is not a number is there, and a fault
         along = np.sum(white[there, part] * signal[there, part], axis=1) / lengths[there]
         chances.append(_normal(along.sum(), np.ones(len(along))))
+        # sums that are scaled by what is drawn: too much in one step, too little in another
+        chances.append(_two_sided(stats.chi2(max(1, len(along))), np.sum(along**2)))
     return Finding("sums in the noise", _worst(np.array(chances)))
 
 

@@ -7,16 +7,18 @@ loss. What a correct trainer never does is tested without chance.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy import stats
 
 from mfopt._runtime import _sizes
 from mfopt.factorization import Factorization
@@ -32,6 +34,7 @@ from mfopt.training.initial_model import initial_model
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model, PyTree
 from mfopt.training.secrets import RunSecret
+from mfopt.training.units import RecordUnits
 from mfopt.training.wiring import Wiring
 
 Alter = Callable[[Execution], Execution]
@@ -43,27 +46,59 @@ _CLOSELY = 3  # steps whose sums are compared before the noise is added
 _LOUD, _QUIET = 100.0, 0.01  # times the loss; three of four records are loud
 # distance of two sums from rounding, in bounds a unit
 _ROUNDING = {"float32": 1e-3, "bfloat16": 5e-2}
+# rounding of a release in float32: of the noised sum, the division and the product with it
+_RELEASE_ROUNDING = 4 * 2.0**-24
+_OTHERS = 2  # units beside an odd user in a step
+_FEW_TOKENS = 8
+_LATTICE = 1 << 14  # numbers of a step's noise that are compared with each other
+# probability of the likeliest value of a float32 normal draw (3e-8), and of what is rounded to it
+_LIKELIEST = 2.0**-22
 _RATE = 1e-3  # of plain gradient descent: the optimizer is no part of the guarantee
 
 
 def _canary_users(
     account: Factorization, settings: TrainConfig, vocab_size: int, rng: np.random.Generator
-) -> TokenStore:
-    """Users of as many random records as a user may have, some of them in a step on average."""
-    scheme, records = account.sampling, settings.records_per_user
+) -> tuple[TokenStore, int]:
+    """(users of random records, some of them in a step on average; how many of the first are odd).
+
+    Odd users are what data can hold: too few records or too many, records that are short, empty,
+    of one token, or with a gradient that is not finite (``_not_finite``). All but the last have
+    gradients far above the clip norm, and their records are alike, so that gradients add up.
+    """
+    scheme, records, length = account.sampling, settings.records_per_user, settings.length
+    tokens = vocab_size - len(_not_finite(vocab_size))
+    # a statement about one record needs users with fewer than G
+    most = records - 1 if settings.privacy_unit == "record" else records
+    loud = rng.integers(0, tokens, 3 * length)
+    loud[0] = 1
+    counts = {0, 1, most - 1, most}
+    if settings.privacy_unit == "user":
+        counts |= {records + 1, 100 * records}
+    odd = [[loud[:length]] * count for count in sorted(counts) if count >= 0]
+    odd += [[loud[:1]], [loud[: max(2, length // 2)]] * max(1, most), [loud] * max(1, most)]
+    odd += [[[], loud[:length]][: max(1, most)]]
+    for number in _not_finite(vocab_size):
+        odd.append([[number, *loud[1:length]], loud[:length]][: max(1, most)])
     each = 1 if settings.by_user else records
-    weighted = settings.weight_cap > 0  # by their records: users with fewer, too
-    fixed = getattr(scheme, "population", None)  # of schemes that are for one number of units
-    if fixed is not None:
-        users = max(1, int(fixed) // each)
+    population = scheme.describe().get("population")  # of schemes that are for one number of units
+    if population is not None:
+        users = max(1, population // each)
     else:
         # where all take part too some are left out
-        users = max(_MOST + 1, math.ceil(_UNITS * 1000 / scheme.expected_batch(1000) / each))
-    tokens = rng.integers(0, vocab_size, (users, records, settings.length))
-    return TokenStore.from_records(
-        [list(user[: rng.integers(1, records + 1) if weighted else None]) for user in tokens],
-        vocab_size=vocab_size,
-    )
+        users = math.ceil(_UNITS * 1000 / scheme.expected_batch(1000) / each)
+        users = max(_MOST + 1, users, len(odd) + _OTHERS)
+    odd = odd[: max(0, users - _OTHERS)]
+    drawn = rng.integers(0, tokens, (users - len(odd), max(1, most), length))
+    weighted = settings.weight_cap > 0  # by their records: users with fewer, too
+    ordinary = [list(user[: rng.integers(1, most + 1) if weighted else None]) for user in drawn]
+    return TokenStore.from_records([*odd, *ordinary], vocab_size=vocab_size), len(odd)
+
+
+def _not_finite(vocab_size: int) -> dict[int, float]:
+    """First tokens of records, and what is no finite number, which their losses are times."""
+    if vocab_size < _FEW_TOKENS:
+        return {}
+    return {vocab_size - 1: math.nan, vocab_size - 2: math.inf}
 
 
 def findings(
@@ -87,14 +122,19 @@ def findings(
         model = initial_model(fresh, {"train": store}, silent)
     quiet = model.loss
 
-    # gradients far above any bound, or far below, by a record's first token
+    vocab_size = min(_VOCABULARY, model.vocab_size or _VOCABULARY)
+
+    # gradients far above any bound, or far below, or not finite, by a record's first token
     def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-        return jnp.where(tokens[0] % 4 > 0, _LOUD, _QUIET) * quiet(params, frozen, tokens, mask)
+        factor = jnp.where(tokens[0] % 4 > 0, _LOUD, _QUIET)
+        for token, value in _not_finite(vocab_size).items():
+            factor = jnp.where(mask[0] & (tokens[0] == token), value, factor)
+        return factor * quiet(params, frozen, tokens, mask)
 
     model = dataclasses.replace(model, loss=loss)
-    known = min(_VOCABULARY, model.vocab_size or _VOCABULARY)
-    model.check_fits(known, settings.length)
-    store = _canary_users(account, settings, known, np.random.default_rng(secret.seed("records")))
+    model.check_fits(vocab_size, settings.length)
+    rng = np.random.default_rng(secret.seed("records"))
+    store, odd = _canary_users(account, settings, vocab_size, rng)
     mesh = meshes.make_mesh(math.gcd(settings.model_parallel, len(meshes.devices())))
     devices, cut = meshes.data_parallel(mesh), settings.batch_size
     if cut and account.sampling.independent:  # to batches of few units too
@@ -107,21 +147,22 @@ def findings(
     )
     wired = Wiring(settings, account, secret, mesh)
     execution = alter(wired.execution(wired.units(store, "random")))
-    own = sizes.RunCost(sizes.work(model, settings.length), execution, settings)
-    own.require()
+    cost = sizes.RunCost(sizes.work(model, settings.length), execution, settings)
+    cost.require()
     n = min(_STEPS, account.sampling.length)
-    _sizes.announce(2 * own.seconds(n), progress, of=f"{n} steps in the run's own model")
+    _sizes.announce(2 * cost.seconds(n), progress, of=f"{n} steps in the run's own model")
     trainer = Trainer(model, execution, optax.sgd(_RATE), mesh=mesh, keep_release=True)
-    return _Run(account, settings, store, trainer, secret).findings(n, progress)
+    return _Run(account, settings, store, odd, trainer, secret).findings(n, progress)
 
 
 @dataclasses.dataclass
 class _Run:
-    """The definition beside a trainer, on the same canary users."""
+    """The definition beside a trainer, on the same canary users, of which the first are ``odd``."""
 
     account: Factorization
     settings: TrainConfig
     store: TokenStore
+    odd: int
     trainer: Trainer
     secret: RunSecret
 
@@ -143,7 +184,8 @@ class _Run:
 
         def mean(params: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
             losses = jax.vmap(model.loss, (None, None, 0, 0))(params, model.frozen, tokens, mask)
-            return jnp.mean(losses.astype(jnp.float32))
+            there = jnp.any(mask, axis=-1)
+            return jnp.sum(jnp.where(there, losses.astype(jnp.float32), 0)) / jnp.sum(there)
 
         self._gradient = jax.jit(jax.grad(mean))
         counts = [leaf.size for leaf in jax.tree.leaves(model.params)]
@@ -158,6 +200,8 @@ class _Run:
     def findings(self, n: int, progress: Report) -> list[Finding]:
         """Findings of ``n`` steps."""
         holds: dict[str, bool] = defaultdict(lambda: True)
+        lattice = self._lattice()
+        self._pairs(holds)
         found = []
         for step, each in enumerate(self._steps(n, holds)):
             found.append(each)
@@ -171,6 +215,7 @@ class _Run:
         white, signal = first @ noise, first @ totals
         return [
             *(certain(name, held) for name, held in holds.items()),
+            lattice,
             executed.compare_signal(white, signal, self.arrays),
             *executed.compare_noise(white, self.arrays, first[0, 0] * other),
         ]
@@ -187,7 +232,7 @@ class _Run:
             holds["units that were drawn, each once"] &= bool(
                 len(units) == len(np.unique(units)) == most and np.isin(units, drawn).all()
             )
-            total = self._total(params, units if most < len(drawn) else drawn, result.step)
+            total = self._total(params, units if most < len(drawn) else drawn, result.step, holds)
             if result.step < _CLOSELY:
                 summed = _leaves(trainer.sum(params, batch, result.step).gradient)
                 rounding = _ROUNDING[self.settings.compute_dtype] * max(1, most)
@@ -210,19 +255,103 @@ class _Run:
             yield self.normalizer * self._at(release) - signal, signal
             params = after
 
-    def _total(self, params: PyTree, units: np.ndarray, step: int) -> list[np.ndarray]:
+    def _pairs(self, holds: dict[str, bool]) -> None:
+        """Check what each odd user changes in a whole release: others, noise and batch as before.
+
+        It must be that user's contribution by the definition, divided by the normalizer, and no
+        longer than the sensitivity.
+        """
+        execution, settings = self.trainer.execution, self.settings
+        units = execution.units
+        others = np.arange(units.population)[-_OTHERS:]
+        params = self.trainer.init(self.secret.key("noise")).params
+        before, sum_before = self._released(others), self._total(params, others, 0, holds)
+        group = settings.group_size
+        limit = self.bound * group * (2 if settings.estimator == "clipped" else 1)
+        for user in range(self.odd):
+            numbers = np.setdiff1d(self._numbers_of(user), others)
+            if settings.privacy_unit == "record":
+                numbers = numbers[:1]
+            holds["units of a user, at most as accounted"] &= len(numbers) <= group
+            both = np.union1d(numbers, others)
+            if settings.batch_size and len(both) > settings.batch_size:
+                continue
+            after, sum_after = self._released(both), self._total(params, both, 0, holds)
+            change = [self.normalizer * (b - a) for a, b in zip(before, after, strict=True)]
+            expected = [b - a for a, b in zip(sum_before, sum_after, strict=True)]
+            apart = [a - b for a, b in zip(change, expected, strict=True)]
+            # a release is float32: with noise in it more is rounded away than of a sum
+            rounded = _RELEASE_ROUNDING * self.normalizer * _norm(after)
+            rounding = _ROUNDING[settings.compute_dtype] * len(both) * self.bound
+            holds["change of a release by one user"] &= _norm(apart) <= rounding + rounded
+            holds["largest change of a release"] &= _norm(change) <= limit + rounded
+
+    def _lattice(self) -> Finding:
+        """Test that the noise of a step without any unit takes as many values as float32 has.
+
+        A draw repeats one of m earlier ones with probability at most m times that of its most
+        likely value; rounded to fewer bits, or to a coarse grid, it does much more often.
+        """
+        values = self._at(self._released(np.empty(0, np.int64)))[:_LATTICE]
+        repeated = len(values) - len(np.unique(values))
+        chance = stats.binom.sf(repeated - 1, len(values), len(values) * _LIKELIEST)
+        return Finding("noise on a lattice", executed.capped(chance))
+
+    def _released(self, units: np.ndarray) -> list[np.ndarray]:
+        """The release of step 0, if these were the units that the scheme chose."""
+        execution = self.trainer.execution
+        sampler = copy.copy(execution.sampler)
+        sampler.drawn = {0: units}  # type: ignore[assignment]
+        trainer = self.trainer.over(execution.units, sampler)
+        result = next(trainer.run(trainer.init(self.secret.key("noise")), 1))
+        return _leaves(result.release)
+
+    def _numbers_of(self, user: int) -> np.ndarray:
+        """The numbers of a user's units."""
+        units = self.trainer.execution.units
+        if not isinstance(units, RecordUnits):
+            return np.array([user])
+        begin, end = self.store.user_offsets[user : user + 2]
+        return np.flatnonzero((units.selected >= begin) & (units.selected < end))
+
+    def _rows(self, unit: int, step: int, holds: dict[str, bool]) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens (G, L) and mask of a unit in a step: which records, in which order, is drawn."""
+        units, most = self.trainer.execution.units, self.settings.records_per_user
+        if isinstance(units, RecordUnits):
+            records, most = units.selected[[unit]], 1
+        else:
+            records = np.asarray(self.store.records_of(unit))
+        tokens, mask = self.store.batch(records, self.settings.length)
+        texts = [row[there].tobytes() for row, there in zip(tokens, mask, strict=True)]
+        read, read_mask = (part[0] for part in units.fetch(np.array([unit]), step))
+        of_records = Counter(texts)
+        of_records.subtract(
+            row[there].tobytes() for row, there in zip(read, read_mask, strict=True) if there.any()
+        )
+        empty = of_records.pop(b"", 0)
+        count = int(read_mask.any(axis=-1).sum())
+        expected = min(len(texts), most)
+        its_own = all(left >= 0 for left in of_records.values())
+        its_own &= max(0, expected - empty) <= count <= expected
+        holds["records of a unit, at most as accounted"] &= its_own
+        return (read, read_mask) if its_own else (tokens[:most], mask[:most])
+
+    def _total(
+        self, params: PyTree, units: np.ndarray, step: int, holds: dict[str, bool]
+    ) -> list[np.ndarray]:
         """Sum of the clipped gradients or updates of ``units``, float64, by the definition."""
         settings, weights = self.settings, 0.0
         total = [np.zeros(leaf.shape) for leaf in jax.tree.leaves(params)]
-        selected = getattr(self.trainer.execution.units, "selected", None)
         for unit in units.tolist():
-            records = self.store.records_of(unit) if selected is None else selected[[unit]]
-            rows = self.store.batch(np.asarray(records), settings.length)
+            rows = self._rows(unit, step, holds)
+            count = int(rows[1].any(axis=-1).sum())
+            if not count:
+                continue
             if settings.algorithm == "fedavg":
-                leaves = self._moved(params, self._ordered(rows[0], unit, step))
+                leaves = self._moved(params, *rows)
             else:
                 leaves = self._clipped(_leaves(self._gradient(params, *rows)))
-            weight = min(1.0, len(rows[0]) / (settings.weight_cap or 1))
+            weight = min(1.0, count / (settings.weight_cap or 1))
             weights += weight
             for i, leaf in enumerate(leaves):
                 total[i] += weight * self.bound / settings.clip_norm * leaf
@@ -231,6 +360,9 @@ class _Run:
         return total
 
     def _clipped(self, leaves: list[np.ndarray]) -> list[np.ndarray]:
+        """``leaves`` within the clip norm; zeros if any is not finite."""
+        if not math.isfinite(_norm(leaves)):
+            return [np.zeros_like(leaf) for leaf in leaves]
         bound, clipped = self.settings.clip_norm / math.sqrt(len(self.layers)), [*leaves]
         for layer in self.layers:
             factor = bound / max(bound, _norm([leaves[i] for i in layer]))
@@ -238,21 +370,17 @@ class _Run:
                 clipped[i] = factor * leaves[i]
         return clipped
 
-    def _ordered(self, tokens: np.ndarray, unit: int, step: int) -> np.ndarray:
-        """A user's records in the order of the step, which is drawn; as they are if others came."""
-        fetched, mask = self.trainer.execution.units.fetch(np.array([unit]), step)
-        came: np.ndarray = fetched[0][mask[0].any(axis=-1)]
-        return came if sorted(came.tolist()) == sorted(tokens.tolist()) else tokens
-
-    def _moved(self, params: PyTree, tokens: np.ndarray) -> list[np.ndarray]:
+    def _moved(self, params: PyTree, tokens: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
         """-Δ of a user: local gradient descent, clipped after every step."""
         settings, structure = self.settings, jax.tree.structure(params)
         begin, size = _leaves(params), settings.local_batch or len(tokens)
         moved = [np.zeros(leaf.shape) for leaf in begin]
         for at in [*range(0, len(tokens), size)] * settings.local_epochs:
-            here = [np.float32(leaf - move) for leaf, move in zip(begin, moved, strict=True)]
-            rows, mask = tokens[at : at + size], np.ones_like(tokens[at : at + size], bool)
-            slope = _leaves(self._gradient(jax.tree.unflatten(structure, here), rows, mask))
+            if not mask[at : at + size].any():
+                continue
+            position = [np.float32(leaf - move) for leaf, move in zip(begin, moved, strict=True)]
+            rows = tokens[at : at + size], mask[at : at + size]
+            slope = _leaves(self._gradient(jax.tree.unflatten(structure, position), *rows))
             moved = [a + settings.local_rate * b for a, b in zip(moved, slope, strict=True)]
             moved = self._clipped(moved)
         return moved

@@ -226,6 +226,8 @@ def _inputs(facts: dict[str, Any]) -> dict[str, Any]:
         _only(name, facts[name], _GUARANTEE)
         for field, allowed in _GUARANTEE.items():
             _typed(f"{name}.{field}", facts[name][field], allowed)
+    # of a group, the name of what it is a group of
+    told["account.privacy_unit"] = facts["account"]["privacy_unit"]
     # of how the account was found; that its words are those of a proof is checked
     for name, value in facts["account"]["details"].items():
         if name not in ("sampling", "strategy"):

@@ -8,6 +8,7 @@ regularization already.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,72 @@ LINEAR_LAYERS = tuple(TASKS)
 
 # of each block: keys and values, (L, heads, head size)
 Cache = list[tuple[jax.Array, jax.Array]]
+
+
+# Settings of a `config.json` that change the function computed, and values at which they do not.
+CHANGES_FUNCTION: dict[str, tuple[Any, ...]] = {
+    "quantization_config": (None,),
+    "add_cross_attention": (None, False),
+    "is_encoder_decoder": (None, False),
+    "pruned_heads": (None, {}),
+    **dict.fromkeys(
+        ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"), (None,)
+    ),
+    **dict.fromkeys(
+        ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+        (None,),
+    ),
+    **dict.fromkeys(("clip_qkv", "no_rope_layers", "no_rope_layer_interval"), (None,)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "rope_local_base_freq"), (None,)),
+    **dict.fromkeys(("use_qk_norm", "qk_layernorm", "use_parallel_residual"), (None, False)),
+}
+# Settings that say how a model was made, or is to be stored, drawn from or split over devices; and
+# dropout, which is off here.
+_WITHOUT_EFFECT = {
+    *("architectures", "dtype", "torch_dtype", "torchscript", "use_bfloat16", "use_cache"),
+    *("transformers_version", "initializer_range", "pretraining_tp", "is_llama_config"),
+    *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout"),
+    *("output_attentions", "output_hidden_states", "return_dict", "chunk_size_feed_forward"),
+    *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "tokenizer_class"),
+    *("task_specific_params", "prefix", "tie_encoder_decoder", "cross_attention_hidden_size"),
+    *("is_decoder", "tf_legacy_loss", "max_window_layers", "n_ctx", "transformers.js_config"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"),
+    *("cls_token_id", "mask_token_id", "decoder_start_token_id", "gradient_checkpointing"),
+    # defaults of generation, which older files hold
+    *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "temperature"),
+    *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "bad_words_ids"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences"),
+    *("num_beam_groups", "diversity_penalty", "output_scores", "return_dict_in_generate"),
+    *("forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "suppress_tokens"),
+    *("begin_suppress_tokens", "exponential_decay_length_penalty"),
+}
+_REMOVE = "Take it out if it changes nothing for records of the length that you train on."
+
+
+def check_settings(
+    settings: Mapping[str, Any], fields: set[str], required: Mapping[str, tuple[Any, ...]]
+) -> None:
+    """Refuse settings of a ``config.json`` with which the weights compute another function.
+
+    A setting that is not known here is warned about, unless it is null or its name begins with "_".
+
+    Args:
+        settings: the file's content.
+        fields: settings that the model here follows.
+        required: those that it does not follow, with the values at which it need not.
+    """
+    required = CHANGES_FUNCTION | dict(required)
+    for name, value in settings.items():
+        if name in required:
+            if value not in required[name]:
+                rule = f"only {required[name][-1]!r} is supported"
+                raise _check.reject(f"config.json {name}", value, rule, _REMOVE)
+        elif value is not None and name not in fields | _WITHOUT_EFFECT and name[:1] != "_":
+            warnings.warn(
+                f"config.json has {name} = {_check.printable(repr(value)[:80])}, which is not "
+                "known here and is passed over: compare the model's loss with another tool's",
+                stacklevel=2,
+            )
 
 
 class Tensor(NamedTuple):

@@ -14,7 +14,16 @@ import jax
 from flax import nnx
 
 from mfopt._runtime import _check
-from mfopt.training.models.decoder import Adapters, Linear, LoRAConfig, Norm, Shape, Tensor, attend
+from mfopt.training.models.decoder import (
+    Adapters,
+    Linear,
+    LoRAConfig,
+    Norm,
+    Shape,
+    Tensor,
+    attend,
+    check_settings,
+)
 
 __all__ = ["GPT2Config", "LoRAConfig"]
 
@@ -66,12 +75,10 @@ class GPT2Config(Shape):
     @classmethod
     def read(cls, found: dict[str, Any]) -> GPT2Config:
         """The shape that a ``config.json`` says."""
-        for name, value in _REQUIRED.items():
-            if found.get(name, value) != value:
-                rule = f"only {value!r} is supported"
-                raise _check.reject(f"config.json {name}", found[name], rule)
-        known = (*_SHAPE, "layer_norm_epsilon")
-        return cls(**{name: found[name] for name in known if name in found})
+        fields = {*_SHAPE, "layer_norm_epsilon"}
+        settings = {name: value for name, value in found.items() if not name.startswith("summary_")}
+        check_settings(settings, fields, {name: (value,) for name, value in _REQUIRED.items()})
+        return cls(**{name: found[name] for name in fields if name in found})
 
     def facts(self) -> dict[str, Any]:
         """What a ``config.json`` says of the shape."""

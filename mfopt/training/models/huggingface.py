@@ -218,8 +218,11 @@ def save_pretrained(folder: str | Path, config: Config, params: PyTree) -> None:
     _files.write(
         folder / WEIGHTS, lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"})
     )
-    facts = config.facts() | {"dtype": "float32"}
-    _files.write(folder / "config.json", json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    _write_json(folder / "config.json", config.facts() | {"dtype": "float32"})
+
+
+def _write_json(path: Path, facts: dict[str, Any]) -> None:
+    _files.write(path, json.dumps(facts, indent=2, sort_keys=True) + "\n")
 
 
 def export_model(
@@ -228,6 +231,7 @@ def export_model(
     folder: str | Path,
     force: bool = False,
     tokenizer: Tokenizer | None = None,
+    end_id: int | None = None,
 ) -> Path:
     """Write ``params`` of ``model`` into ``folder``; returns it.
 
@@ -236,7 +240,9 @@ def export_model(
 
     Args:
       model, params, folder: the model, its trainable parameters, and where files are written.
-      force, tokenizer: replace what is there; written beside the model as ``tokenizer.json``.
+      force: replace what is there.
+      tokenizer: written beside the model as ``tokenizer.json``.
+      end_id: the token that ended the records it was trained on, where generation then stops.
     """
     folder = Path(folder)
     if folder.exists() and not force:
@@ -255,5 +261,18 @@ def export_model(
             save_file(arrays, part / WEIGHTS)
         if tokenizer is not None:
             tokenizer.save(part / FILE_NAME)
+            facts = {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": tokenizer.end_of_text,
+            }
+            _write_json(part / "tokenizer_config.json", facts)
+        if end_id is not None and (part / "config.json").is_file():
+            config = _json_object(part / "config.json")
+            ends = config.get("eos_token_id")
+            ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+            ends = [end_id, *(end for end in ends if end != end_id)]
+            ending = {"eos_token_id": ends if len(ends) > 1 else end_id}
+            _write_json(part / "config.json", config | ending)
+            _write_json(part / "generation_config.json", ending)
         os.chmod(part, 0o755)
     return folder

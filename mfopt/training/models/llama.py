@@ -7,6 +7,7 @@ group of queries (Ainslie et al. 2023), and gated networks (Shazeer 2020).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,16 @@ import numpy as np
 from flax import nnx
 
 from mfopt._runtime import _check
-from mfopt.training.models.decoder import TASKS, Adapters, Linear, Norm, Shape, Tensor, attend
+from mfopt.training.models.decoder import (
+    TASKS,
+    Adapters,
+    Linear,
+    Norm,
+    Shape,
+    Tensor,
+    attend,
+    check_settings,
+)
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -29,28 +39,23 @@ _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
 )
-_OURS = {"compute_dtype", "remat", "token_ids"}  # fields that config.json does not have
-_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
+_OURS = {"compute_dtype", "remat", "carried"}  # fields that config.json does not have
+# read by other loaders of an exported file only
+_CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+_WINDOW = ("use_sliding_window", "layer_types", "max_window_layers")
 # Values of settings that change the function computed, with which it is the one here.
 _REQUIRED: dict[str, tuple[Any, ...]] = {
     "rope_interleaved": (False,),
     "use_mrope": (False,),
-    "sliding_window": (None,),
-    "use_sliding_window": (False,),
     "use_bidirectional_attention": (None, False),
     "mlp_bias": (False,),
     "partial_rotary_factor": (None, 1.0),
     "hidden_activation": (None, "gelu_pytorch_tanh"),
 }
-# Settings that say how a model was made, or is to be stored, drawn from or split over devices.
-_WITHOUT_EFFECT = {
-    *("_name_or_path", "architectures", "dtype", "is_llama_config", "torch_dtype"),
-    *("transformers_version", "initializer_range", "use_cache", "pretraining_tp"),
-    *("attention_dropout", "max_window_layers"),
-}
 # Ways to stretch the rotary positions, with the numbers that each has.
 _STRETCHED = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _ROPES = {"linear": _STRETCHED[:1], "llama3": _STRETCHED}
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _WAY_OUT = "Take it out if it changes nothing for records of the length that you train on."
 
 
@@ -65,7 +70,9 @@ class LlamaConfig(Shape):
         rope_theta, rope_scaling: base of the wavelengths of the rotary positions, and (name, value)
             of how these are stretched, ``rope_type`` first; empty: they are not.
         attention_bias: all four matrices of attention have biases.
-        token_ids: (name, value) of special tokens, which only loaders of the file read.
+        sliding_window: positions that a token attends to at most; longer records are refused, so
+            that attention is full.
+        carried: (name, value) of settings that only other loaders of the file read.
         compute_dtype, remat: as in :class:`~mfopt.training.models.decoder.Shape`.
     """
 
@@ -83,7 +90,8 @@ class LlamaConfig(Shape):
     rope_scaling: tuple[tuple[str, Any], ...] = ()
     tie_word_embeddings: bool = False
     attention_bias: bool = False
-    token_ids: tuple[tuple[str, Any], ...] = ()
+    sliding_window: int | None = None
+    carried: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         _check.choice("model_type", self.model_type, FAMILIES)
@@ -91,6 +99,8 @@ class LlamaConfig(Shape):
             _check.kind(name, getattr(self, name), bool)
         for name in _SIZES:
             _check.integer(name, getattr(self, name))
+        if self.sliding_window is not None:
+            _check.integer("sliding_window", self.sliding_window)
         for name in ("rms_norm_eps", "rope_theta"):
             _check.positive(name, getattr(self, name))
         for name, value in self.rope_scaling[1:]:
@@ -109,25 +119,26 @@ class LlamaConfig(Shape):
 
     @classmethod
     def read(cls, found: dict[str, Any]) -> LlamaConfig:
-        """The shape that a ``config.json`` says; what is not known of it is refused."""
+        """The shape that a ``config.json`` says; refused is one of another function."""
         found = dict(found)
         gemma, layers = found["model_type"] == "gemma", found.get("num_hidden_layers")
         # older files have the base of the positions outside
         rope = (found.pop("rope_parameters", None) or {}) | (found.pop("rope_scaling", None) or {})
         found["rope_scaling"] = _scaling(rope)  # takes its numbers out
+        for name in rope.keys() - {"rope_theta", "partial_rotary_factor"}:
+            raise _check.reject(f"config.json {name}", rope[name], "is not known here", _WAY_OUT)
         found |= rope
         if found.get("use_sliding_window") is False:
             found["sliding_window"] = None
         activations = ("gelu", "gelu_pytorch_tanh") if gemma else ("silu",)
+        required = _REQUIRED | {"hidden_act": activations}
         every = ["full_attention"] * (layers if isinstance(layers, int) else 0)
-        required = _REQUIRED | {"hidden_act": activations, "layer_types": (None, every)}
+        kinds = found.get("layer_types")
+        windowed = found.get("sliding_window") is not None
+        if not (windowed and isinstance(kinds, list) and {*kinds} <= _LAYER_TYPES):
+            required["layer_types"] = (None, every)
         fields = {field.name for field in dataclasses.fields(cls)} - _OURS
-        for name, value in found.items():
-            if name in required and value not in required[name]:
-                rule = f"only {required[name][-1]!r} is supported"
-                raise _check.reject(f"config.json {name}", value, rule, _WAY_OUT)
-            if name not in {*required, *fields, *_KEPT, *_WITHOUT_EFFECT}:
-                raise _check.reject(f"config.json {name}", value, "is not known here", _WAY_OUT)
+        check_settings(found, fields | {"use_sliding_window", "layer_types"}, required)
         known = {name: found[name] for name in fields if found.get(name) is not None}
         for name in _SIZES:
             if name not in known and name not in ("num_key_value_heads", "head_dim"):
@@ -135,8 +146,11 @@ class LlamaConfig(Shape):
         heads = _check.integer("num_attention_heads", known["num_attention_heads"])
         size = _check.integer("hidden_size", known["hidden_size"]) // heads
         usual = {"num_key_value_heads": heads, "head_dim": size, "tie_word_embeddings": gemma}
-        ids = tuple((name, found[name]) for name in _KEPT if name in found)
-        return cls(**usual | known, token_ids=ids)
+        names = (*_CARRIED, *_WINDOW) if windowed else _CARRIED
+        carried = {name: found[name] for name in names if name in found}
+        if "layer_types" in carried:
+            carried["layer_types"] = tuple(carried["layer_types"])
+        return cls(**usual | known, carried=tuple(carried.items()))
 
     def facts(self) -> dict[str, Any]:
         """What a ``config.json`` says of the shape."""
@@ -144,7 +158,7 @@ class LlamaConfig(Shape):
         facts = {name: value for name, value in facts.items() if name not in _OURS}
         facts["hidden_act"] = "gelu_pytorch_tanh" if self.gemma else "silu"
         facts["rope_scaling"] = dict(self.rope_scaling) or None
-        return facts | dict(self.token_ids) | {"architectures": [FAMILIES[self.model_type]]}
+        return facts | dict(self.carried) | {"architectures": [FAMILIES[self.model_type]]}
 
     @property
     def gemma(self) -> bool:
@@ -154,7 +168,8 @@ class LlamaConfig(Shape):
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         shape = self.vocab_size, self.hidden_size
-        return *shape, self.num_hidden_layers, self.max_position_embeddings
+        longest = min(self.max_position_embeddings, self.sliding_window or math.inf)
+        return *shape, self.num_hidden_layers, int(longest)
 
     @property
     def scale(self) -> float:
