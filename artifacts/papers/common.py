@@ -202,7 +202,10 @@ def intervals_figure(
         axis.grid(True, which="major", color="0.9", linewidth=0.8)
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_yticks(range(len(names)), names, fontsize="small")
+        axis.tick_params(axis="y", labelsize="small")
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    axes[0].set_yticks(range(len(names)), names)
     axes[0].set_ylim(len(names) - 0.5, -0.5)
     figure.suptitle(title, fontsize="medium")
     return figure

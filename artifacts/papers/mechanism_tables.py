@@ -136,7 +136,7 @@ def gains_figure(setting: Comparison, rows: Sequence[comparison.Row], baseline: 
         values = [gain.percent if gain else math.nan for gain in close]
         halves = [(gain.high - gain.low) / 2 if gain else math.nan for gain in close]
         panels.append(Intervals(f"ε = {epsilon:g}", values, halves))
-    label, where = families.label(baseline), decision_plots.where(setting)
+    label, where = families.label(baseline), decision_plots.run_size(setting)
     names = [families.label(family) for family in order]
     title = f"Gain over {label}, 95% intervals: {where}"
     figure = intervals_figure(panels, names, "RMSE below the baseline's (%)", title)

@@ -15,7 +15,7 @@ from scipy import stats
 
 from mfopt.experiments import families
 from mfopt.experiments.comparison import Row, improvements
-from mfopt.experiments.decision_plots import EPSILON, where
+from mfopt.experiments.decision_plots import EPSILON, run_size
 from mfopt.experiments.families import WIDTHS, Comparison
 from mfopt.experiments.mechanisms import AmplifiedCell, Goal, SigmaCell
 from mfopt.experiments.plots import Curve, Panel, around
@@ -45,11 +45,11 @@ def improvement_panel(setting: Comparison, rows: Sequence[Row], baseline: str) -
     values = [value for curve in curves for value in curve.y]
     near = [value for value in values if value >= LOWEST]
     if len(near) == len(values) or len(near) < len(values) / 2:
-        return Panel(curves, where(setting), EPSILON, axis, zero_line=True)
+        return Panel(curves, run_size(setting), EPSILON, axis, zero_line=True)
     curves = [curve for curve in curves if max(curve.y) >= LOWEST]
     limits = (min(LOWEST, min(near)), max(*near, 0) + 3)
     axis += f"; below {LOWEST:g}% not shown"
-    return Panel(curves, where(setting), EPSILON, axis, zero_line=True, y_range=limits)
+    return Panel(curves, run_size(setting), EPSILON, axis, zero_line=True, y_range=limits)
 
 
 def improvements_figure(

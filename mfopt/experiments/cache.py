@@ -114,15 +114,11 @@ class Cell(abc.ABC):
         return sha.hexdigest()[:40]
 
     def in_words(self) -> str:
-        """Return what is computed, for a line of progress: its form of C, scheme, sizes and ε."""
-        given = [{**c.settings, **c.settings.get("goal", {})} for c in (*self.needs, self)]
-        facts = {key: value for one in given for key, value in one.items()}
-        said = [str(facts[key]) for key in ("kind", "sampling") if key in facts]
-        run = ("epochs", "bins")
-        said += [" × ".join(str(facts[key]) for key in run)] if {*run} <= facts.keys() else []
-        said += [f"ε = {facts['epsilon']}"] if "epsilon" in facts else []
-        name = {"sigma": "σ"}.get(self.name, self.name.replace("-", " "))
-        return f"{name}: {', '.join(said)}" if said else name
+        """What is computed, for a line of progress: form of C, scheme, sizes and ε."""
+        settings = [{**c.settings, **c.settings.get("goal", {})} for c in (*self.needs, self)]
+        facts = {key: value for setting in settings for key, value in setting.items()}
+        shown = ("kind", "sampling", "epochs", "bins", "epsilon")
+        return f"{self.name}: " + ", ".join(f"{k} {facts[k]}" for k in shown if k in facts)
 
     def __str__(self) -> str:
         return f"{self.name} " + " ".join(f"{k}={v}" for k, v in self.settings.items())
@@ -204,8 +200,8 @@ def default_folder() -> Path:
 
     The latter is bounded: what was made first is removed beyond :data:`MOST_BYTES`.
     """
-    if given := os.environ.get("MFOPT_CACHE"):
-        return Path(given)
+    if named_folder := os.environ.get("MFOPT_CACHE"):
+        return Path(named_folder)
     folder = platformdirs.user_cache_path("mfopt", appauthor=False) / "experiments"
     _files.trim(folder, FILES, MOST_BYTES)
     return folder

@@ -62,16 +62,16 @@ def plan(setting: Comparison) -> dict[tuple[str, float], list[tuple[int, SigmaCe
     """Candidate sizes with the cell of their σ, for each family and ε."""
     setting.check()
     return {
-        (family, epsilon): found
+        (family, epsilon): candidates
         for family in setting.include
         for epsilon in setting.epsilons
-        if (found := families.find(family).candidates(setting, epsilon))
+        if (candidates := families.find(family).candidates(setting, epsilon))
     }
 
 
-def compare(setting: Comparison, cache: Cache, **how: Any) -> list[Row]:
+def compare(setting: Comparison, cache: Cache, **options: Any) -> list[Row]:
     """One row per family and ε, each at its best size; ``how`` is as for :func:`every_size`."""
-    return best(every_size(setting, cache, **how))
+    return best(every_size(setting, cache, **options))
 
 
 def best(sizes: Mapping[tuple[str, float], Sequence[Row]]) -> list[Row]:
@@ -94,18 +94,21 @@ def every_size(
       UsageError: more processes than have room in memory.
     """
     planned = plan(setting)
-    wanted = [cell for candidates in planned.values() for _, cell in candidates]
-    each = families.memory(setting)
+    cells = [cell for candidates in planned.values() for _, cell in candidates]
+    bytes_each = families.memory(setting)
     if jobs is None:
-        jobs = min(usual_jobs(), max(int(_sizes.usable_memory() // each), 1))
-    elif left := [cell for cell in wanted if not cache.has(cell)]:
-        asked = min(_check.integer("jobs", jobs), len(left))
-        _sizes.require("jobs", asked, lambda jobs: jobs * each)
-    results = run_all(wanted, cache, jobs=jobs, progress=progress, cost=costs.seconds)
+        jobs = min(usual_jobs(), max(int(_sizes.usable_memory() // bytes_each), 1))
+    elif missing := [cell for cell in cells if not cache.has(cell)]:
+        processes = min(_check.integer("jobs", jobs), len(missing))
+        _sizes.require("jobs", processes, lambda jobs: jobs * bytes_each)
+    results = run_all(cells, cache, jobs=jobs, progress=progress, cost=costs.seconds)
     names = {*Row._fields} - {"family", "epsilon", "size", "noise_seconds"}
     return {
-        key: [Row(*key, size, **{n: results[cell].record[n] for n in names}) for size, cell in each]
-        for key, each in planned.items()
+        key: [
+            Row(*key, size, **{n: results[cell].record[n] for n in names})
+            for size, cell in candidates
+        ]
+        for key, candidates in planned.items()
     }
 
 
@@ -135,21 +138,21 @@ def timed(
     n = setting.bins * setting.epochs
     planned = plan(setting)
     seconds: dict[tuple[type, int, float], float] = {}
-    found = []
+    rows_timed = []
     for done, row in enumerate(rows):
         stage = f"timing the noise of {parameters:,} parameters"
         progress(Progress(stage, done, len(rows), "mechanisms", note=row.family))
         sigma = dict(planned[row.family, row.epsilon])[row.size]
-        held = cache.load(sigma.source)
-        assert held is not None, "its σ was found from it"
-        strategy = strategy_of(held)
+        optimum = cache.load(sigma.source)
+        assert optimum is not None, "its σ was found from it"
+        strategy = strategy_of(optimum)
         recursion = choose(strategy, n)
         key = (type(recursion), recursion.slots, recursion.draws(n))
         if key not in seconds:
             stream = NoiseStream(strategy, iterations=n, noise_multiplier=1.0, clip_norm=1.0)
             seconds[key] = measure(stream, parameters).run_seconds / n
-        found.append(row._replace(noise_seconds=seconds[key]))
-    return found
+        rows_timed.append(row._replace(noise_seconds=seconds[key]))
+    return rows_timed
 
 
 class Change(NamedTuple):
@@ -167,7 +170,7 @@ def improvement(row: Row, baseline: Row) -> Change:
     return Change(*(100 * (1 - ratio * end) for end in (1, 1 + spread, 1 - spread)))
 
 
-def least(rows: Sequence[Row]) -> dict[float, float]:
+def lowest_rmse(rows: Sequence[Row]) -> dict[float, float]:
     """The least RMSE at each ε."""
     return {
         epsilon: min(row.rmse for row in rows if row.epsilon == epsilon)
@@ -204,13 +207,13 @@ def table(rows: Sequence[Row], baseline: str | None = None) -> tuple[list[str], 
     A star marks the least at that ε, a number in parentheses the best size; behind them stands
     the change against ``baseline``.
     """
-    found = by_key(rows)
+    by_place = by_key(rows)
     epsilons = list(dict.fromkeys(row.epsilon for row in rows))
     gains = improvements(rows, baseline) if baseline else {}
-    lowest = least(rows)
+    lowest = lowest_rmse(rows)
 
     def cell(key: tuple[str, float]) -> str:
-        if (row := found.get(key)) is None:
+        if (row := by_place.get(key)) is None:
             return "-"
         mark = "*" if row.rmse == lowest[row.epsilon] else ""
         size = f" ({row.size})" if row.size else ""

@@ -66,15 +66,15 @@ def _amplified(cell: AmplifiedCell) -> float:
     entry, goal = kinds.find(cell.kind), cell.goal
     n, scheme = goal.iterations, goal.bin_scheme()
     size = kinds.Size(n, goal.bins, max(cell.bands, 1), max(cell.buffers, 1))
-    many = entry.parameters(size) >= n - 1
+    is_high_dimensional = entry.parameters(size) >= n - 1
     if cell.scaled:
         entry = kinds.scaled(entry, Scaling())
     evaluations = min(entry.steps, _TANGENTS if entry.tangents else _GENERAL)
     enough = law(scheme).enough_samples(entry.parameters(size))
     samples = cell.samples or int(min(entry.samples, enough))
     search = sizes.search_seconds(scheme, samples=samples, evaluations=evaluations)
-    own = evaluations * _CUBE * float(n) ** 3 if cell.kind == "dense" else 0.0
-    return search * (_MANY if many else 1.0) + own
+    factorizations = evaluations * _CUBE * float(n) ** 3 if cell.kind == "dense" else 0.0
+    return search * (_MANY if is_high_dimensional else 1.0) + factorizations
 
 
 def _unamplified(cell: UnamplifiedCell) -> float:

@@ -27,7 +27,7 @@ EPSILON = "privacy budget ε (log scale)"
 _LOWEST = -40.0  # percent: a far worse mechanism would squeeze all the others into one line
 
 
-def where(setting: Comparison) -> str:
+def run_size(setting: Comparison) -> str:
     """The size of a run and its δ, in words."""
     return f"{setting.epochs} epochs × {setting.bins} iterations, δ = {setting.delta:g}"
 
@@ -37,23 +37,23 @@ def error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None)
 
     Below each ε stands the least RMSE of all.
     """
-    chosen, least = best_families(rows, baseline), comparison.least(rows)
+    chosen, lowest = best_families(rows, baseline), comparison.lowest_rmse(rows)
     curves = []
     for name in chosen:
         mine = sorted((row for row in rows if row.family == name), key=lambda row: row.epsilon)
-        above = np.array([100 * row.rmse / least[row.epsilon] for row in mine])
+        above = np.array([100 * row.rmse / lowest[row.epsilon] for row in mine])
         half = Z95 * above * [row.relative_error for row in mine]
-        at = [row.epsilon for row in mine]
-        curves.append(around(families.label(name), at, above - 100, half))
+        epsilons = [row.epsilon for row in mine]
+        curves.append(around(families.label(name), epsilons, above - 100, half))
     left_out = len({row.family for row in rows}) - len(chosen)
-    rest = f"; {left_out} more are in the CSV" if left_out else ""
+    note = f"; {left_out} more are in the CSV" if left_out else ""
     x_label = f"{EPSILON}\nand the least RMSE, in clip norms"
     y_label = "RMSE of prefix sums above the least (%)\nlower is better"
     top = min(1.05 * max(max(curve.y) for curve in curves) + 0.5, -_LOWEST)
-    title = f"{where(setting)}{rest}"
+    title = f"{run_size(setting)}{note}"
     figure = plots.draw([Panel(curves, title, x_label, y_label, y_range=(-0.5, top))])
     figure.axes[0].xaxis.set_major_formatter(
-        FuncFormatter(lambda at, _: f"{at:g}\n{least[at]:.4g}" if at in least else "")
+        FuncFormatter(lambda x, _: f"{x:g}\n{lowest[x]:.4g}" if x in lowest else "")
     )
     return figure
 
@@ -71,7 +71,7 @@ def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
         [row for row in sizes if row.draws > 1],
         lambda row: row.memory,
         "",
-        f"Error and memory: {where(setting)}\nnamed: the front, with its buffers{best}",
+        f"Error and memory: {run_size(setting)}\nnamed: the front, with its buffers{best}",
         "noise buffers, × model size\n(log scale from 1 on)",
     )
 
@@ -83,14 +83,14 @@ def time_figure(setting: Comparison, rows: Sequence[Row], parameters: int) -> Fi
         [],
         lambda row: 1e3 * (row.noise_seconds or math.nan),
         " ms",
-        f"Error and time of the noise: {where(setting)}; measured on this machine",
+        f"Error and time of the noise: {run_size(setting)}; measured on this machine",
         f"noise of a step of\n{parameters:,} parameters (ms, log scale)",
     )
 
 
 def _front_figure(
     rows: Sequence[Row],
-    apart: Sequence[Row],
+    regenerating: Sequence[Row],
     cost: Callable[[Row], float],
     unit: str,
     title: str,
@@ -103,23 +103,25 @@ def _front_figure(
         return Curve(label, [cost(row) for row in some], [row.rmse for row in some], look=look)
 
     panels = []
-    for epsilon in sorted({row.epsilon for row in (*rows, *apart)}):
-        here, aside = ([r for r in some if r.epsilon == epsilon] for some in (rows, apart))
-        front = pareto_front(here, cost)
-        curves = [points("others", here, color="0.75", markersize=4)]
+    for epsilon in sorted({row.epsilon for row in (*rows, *regenerating)}):
+        kept_rows, aside = (
+            [row for row in chosen if row.epsilon == epsilon] for chosen in (rows, regenerating)
+        )
+        front = pareto_front(kept_rows, cost)
+        curves = [points("others", kept_rows, color="0.75", markersize=4)]
         if aside:
-            again = "regenerate past draws"
-            curves.append(points(again, aside, color="0.75", markersize=4, marker="x"))
+            label = "regenerate past draws"
+            curves.append(points(label, aside, color="0.75", markersize=4, marker="x"))
         line = {"linestyle": "-", "marker": "", "drawstyle": "steps-post", "color": "0.3"}
         curves.append(points("front", front, **line, linewidth=1))
         curves += [points(f"{_sized(row)}: {cost(row):.4g}{unit}", [row]) for row in front]
         # the whole front, and of the rest what is not far above it
-        most = max(row.rmse for row in (*here, *aside))
-        top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, most))
+        highest = max(row.rmse for row in (*kept_rows, *aside))
+        top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, highest))
         words = f"ε = {epsilon:g}", x_label, "RMSE of prefix sums\n(clip norms, log scale)"
         limits = 0.93 * front[-1].rmse, top
         panels.append(Panel(curves, *words, log_x=False, log_y=True, y_range=limits))
-    figure, costs = plots.draw(panels, title=title), [cost(row) for row in (*rows, *apart)]
+    figure, costs = plots.draw(panels, title=title), [cost(row) for row in (*rows, *regenerating)]
     for axis in figure.axes:
         if min(costs) > 0:
             axis.set_xscale("log")
@@ -149,10 +151,10 @@ def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]
 
     Of those that differ in their size alone there is one, the best.
     """
-    least = comparison.least(rows)
+    lowest = comparison.lowest_rmse(rows)
     excess: dict[str, list[float]] = {}
     for row in rows:
-        excess.setdefault(row.family, []).append(math.log(row.rmse / least[row.epsilon]))
+        excess.setdefault(row.family, []).append(math.log(row.rmse / lowest[row.epsilon]))
     order = sorted(excess, key=lambda name: fmean(excess[name]))
     one_each = {
         families.find(name)._replace(label="", buffers=0, slow=False): name for name in order[::-1]

@@ -247,8 +247,8 @@ class Comparison(NamedTuple):
 
     def goal(self, epsilon: float, sampling: str) -> Goal:
         """Goal of a mechanism at one ε and sampling."""
-        at = self.bins, self.epochs, float(epsilon), self.delta, sampling
-        return Goal(*at, seed=self.seed)
+        place = self.bins, self.epochs, float(epsilon), self.delta, sampling
+        return Goal(*place, seed=self.seed)
 
     def proven(self, family: str, epsilon: float, samples: int | None = None) -> ProvenCell:
         """The C of least RMSE of a family, with a σ that is proved by so many samples."""

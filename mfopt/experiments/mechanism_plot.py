@@ -29,16 +29,16 @@ def draw(factorization: Factorization) -> Figure:
     return plots.draw(panels(factorization), title=title, columns=2)
 
 
-def apart(factorization: Factorization) -> list[Figure]:
+def separate_figures(factorization: Factorization) -> list[Figure]:
     """The panels as figures, each readable on a narrow screen."""
     return [plots.draw([panel]) for panel in panels(factorization)]
 
 
 def panels(factorization: Factorization) -> list[Panel]:
     """Coefficients of C and C⁻¹, the error of each query, and the optimization where there was."""
-    first = np.eye(1, factorization.iterations)[0]
-    column = np.asarray(factorization.strategy.multiply(first))
-    inverse = np.abs(factorization.strategy.solve(first))
+    impulse = np.eye(1, factorization.iterations)[0]
+    column = np.asarray(factorization.strategy.multiply(impulse))
+    inverse = np.abs(factorization.strategy.solve(impulse))
     deviation = factorization.noise_multiplier * np.sqrt(factorization.row_variances)
     count = len(deviation)
     errors = [
@@ -46,20 +46,20 @@ def panels(factorization: Factorization) -> list[Panel]:
         Curve("root mean square", (1, count), [factorization.rmse] * 2),
     ]
     title = f"error per step, {factorization.workload.kind} workload"
-    most = 1.05 * max(*deviation.tolist(), factorization.rmse)
+    top = 1.05 * max(*deviation.tolist(), factorization.rmse)
     axes = "iteration", "standard deviation (clip norms)"
-    found = [
+    drawn = [
         _coefficients(column, "C", "first column of C"),
         _coefficients(inverse, "|C⁻¹|", "first column of C⁻¹, absolute value"),
-        Panel(errors, title, *axes, log_x=False, y_range=(0.0, most)),
+        Panel(errors, title, *axes, log_x=False, y_range=(0.0, top)),
     ]
     if len(factorization.history):
         best = np.fmin.accumulate(np.exp(factorization.history[:, 1])).tolist()
         curve = Curve("best so far", range(1, len(best) + 1), best)
         limits = 0.99 * best[-1], 1.25 * best[-1]
         axes = "evaluation", "error on frozen samples"
-        found.append(Panel([curve], "optimization", *axes, log_x=False, y_range=limits))
-    return found
+        drawn.append(Panel([curve], "optimization", *axes, log_x=False, y_range=limits))
+    return drawn
 
 
 def _coefficients(values: np.ndarray, name: str, title: str) -> Panel:

@@ -89,8 +89,8 @@ class Goal:
         if self.sampling == B_MIN_SEP:
             return BMinSep(self.bins, self.epochs, max(bands, 3 * self.bins // 4))
         if self.sampling != POISSON:
-            known = f"{UNAMPLIFIED}, {POISSON}, {B_MIN_SEP}, {BALLS} or {FRESH}"
-            raise _check.reject("sampling", self.sampling, f"must be {known}")
+            names = f"{UNAMPLIFIED}, {POISSON}, {B_MIN_SEP}, {BALLS} or {FRESH}"
+            raise _check.reject("sampling", self.sampling, f"must be {names}")
         # a group of 1/bands of the units gives the same expected batch at bands times the rate;
         # with more bands than that leaves a rate for, the accountant of Poisson sampling refuses
         grouped = 1 < bands <= self.bins
@@ -128,11 +128,11 @@ class UnamplifiedCell(Cell):
     def needs(self) -> tuple[Cell, ...]:
         if self.kind != "dense":
             return ()
-        at = self.bins, self.epochs, min(32, self.bins)
-        return (UnamplifiedCell("banded", *at),)
+        size = self.bins, self.epochs, min(32, self.bins)
+        return (UnamplifiedCell("banded", *size),)
 
     def run(self, *needed: Result) -> Result:
-        found = unamplified.optimize(
+        outcome = unamplified.optimize(
             FixedOrder(self.bins, self.epochs),
             strategy=self.kind,
             bands=max(self.bands, 1),
@@ -142,7 +142,7 @@ class UnamplifiedCell(Cell):
             tolerance=_TOLERANCE,
         )
         return with_strategy(
-            found.strategy, evaluations=len(found.trace.history), status=found.trace.status
+            outcome.strategy, evaluations=len(outcome.trace.history), status=outcome.trace.status
         )
 
 
@@ -193,7 +193,7 @@ class AmplifiedCell(Cell):
 
     def run(self, *needed: Result) -> Result:
         goal = self.goal
-        found = optimize(
+        outcome = optimize(
             goal.bin_scheme(),
             goal.epsilon,
             goal.delta,
@@ -206,10 +206,10 @@ class AmplifiedCell(Cell):
             init=[strategy_of(start) for start in needed] or None,
         )
         return with_strategy(
-            found.strategy,
-            evaluations=len(found.history),
-            status=found.status,
-            start_sigma=found.noise_multiplier,
+            outcome.strategy,
+            evaluations=len(outcome.history),
+            status=outcome.status,
+            start_sigma=outcome.noise_multiplier,
         )
 
 
@@ -236,16 +236,17 @@ class SigmaCell(Cell):
         relative_error = 0.0
         if sampled is not None and not any(bound.exact for bound in sampled.free_bounds()):
             # σ on the samples that C was found with, where there is one: no pilot is then taken
-            near = source.record.get("start_sigma")
-            found = calibrate(
+            start = source.record.get("start_sigma")
+            outcome = calibrate(
                 sampled,
                 goal.epsilon,
                 goal.delta,
                 samples=self.samples,
                 seed=goal.seed,
-                near=near if near is not None and math.isfinite(near) else None,
+                near=start if start is not None and math.isfinite(start) else None,
             )
-            sigma, relative_error, status = found.noise_multiplier, found.relative_error, "estimate"
+            sigma, relative_error = outcome.noise_multiplier, outcome.relative_error
+            status = "estimate"
         else:
             mechanism = Mechanism(scheme, strategy)
             guarantee = account(mechanism, epsilon=goal.epsilon, delta=goal.delta)
@@ -293,14 +294,14 @@ class ProvenCell(Cell):
         source, goal = needed[len(self.sizes) + best], self.goal
         strategy = strategy_of(source)
         mechanism = Mechanism(goal.scheme(strategy), strategy)
-        found = account(
+        outcome = account(
             mechanism, epsilon=goal.epsilon, delta=goal.delta, seed=goal.seed, samples=self.samples
         )
         record = {
             "strategy": source.record["strategy"],
             "size": self.sizes[best],
             "scheme": mechanism.sampling.describe(),
-            "guarantee": found.describe(),
+            "guarantee": outcome.describe(),
         }
         return Result(record, source.arrays)
 

@@ -112,14 +112,15 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
     if panel.zero_line:
         axis.axhline(0, color="0.6", linewidth=1, zorder=1)
     for index, curve in enumerate(panel.curves):
-        place = labels.index(curve.like or curve.label)
-        colour = COLOURS[place % len(COLOURS)]
-        style = "--" if curve.like else DASHES[place // len(COLOURS) % len(DASHES)]
+        colour_index = labels.index(curve.like or curve.label)
+        colour = COLOURS[colour_index % len(COLOURS)]
+        style = "--" if curve.like else DASHES[colour_index // len(COLOURS) % len(DASHES)]
         # shifted in each round through the colours, so that no colour meets a marker twice
-        at = labels.index(curve.label)
-        mark = MARKERS[(at + 3 * (at // len(COLOURS))) % len(MARKERS)] if len(curve.x) <= 30 else ""
-        covered = sum(_alike(curve, other, panel) for other in panel.curves[index + 1 :])
-        usual = {
+        marker_index = labels.index(curve.label)
+        marker_index += 3 * (marker_index // len(COLOURS))
+        mark = MARKERS[marker_index % len(MARKERS)] if len(curve.x) <= 30 else ""
+        covered = sum(_alike(curve, later, panel) for later in panel.curves[index + 1 :])
+        look = {
             "color": colour,
             "linestyle": style,
             "marker": mark,
@@ -127,7 +128,7 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
             "markersize": 5 + 2 * covered,
             "linewidth": 1.6 + 1.6 * covered,
         }
-        (handle,) = axis.plot(curve.x, curve.y, **{**usual, **curve.look})
+        (handle,) = axis.plot(curve.x, curve.y, **{**look, **curve.look})
         handles.setdefault(curve.label, handle)
         if curve.low is not None and curve.high is not None:
             axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.25, linewidth=0)
@@ -147,23 +148,23 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _alike(one: Curve, other: Curve, panel: Panel) -> bool:
+def _alike(curve: Curve, later: Curve, panel: Panel) -> bool:
     """Return True if two curves coincide within 1% of the panel's range."""
-    if [*one.x] != [*other.x]:
+    if [*curve.x] != [*later.x]:
         return False
     scale = np.log if panel.log_y else np.asarray
-    every = scale(np.concatenate([curve.y for curve in panel.curves]))
-    gap = np.abs(scale(np.array(one.y)) - scale(np.array(other.y)))
-    return bool(gap.max() <= 0.01 * np.ptp(every))
+    values = scale(np.concatenate([curve.y for curve in panel.curves]))
+    gap = np.abs(scale(np.array(curve.y)) - scale(np.array(later.y)))
+    return bool(gap.max() <= 0.01 * np.ptp(values))
 
 
-def named_ticks(axis: Axes, given: Iterable[float]) -> None:
+def named_ticks(axis: Axes, places: Iterable[float]) -> None:
     """A tick at each value of a logarithmic x where these are few, with a number if it has room."""
-    values = sorted({float(x) for x in given})
+    values = sorted({float(x) for x in places})
     if len(values) <= 9:
         texts = [f"{value:g}" for value in values]
-        named = apart(np.log(values), texts)
-        labels = [text if keep else "" for text, keep in zip(texts, named, strict=True)]
+        labelled = labels_with_room(np.log(values), texts)
+        labels = [text if keep else "" for text, keep in zip(texts, labelled, strict=True)]
         axis.set_xticks(values, labels)
         axis.xaxis.set_minor_locator(NullLocator())
 
@@ -181,24 +182,24 @@ def plain_ticks(axis: Axis, values: Sequence[float]) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def apart(places: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+def labels_with_room(places: np.ndarray, texts: Sequence[str]) -> np.ndarray:
     """Mask of the ascending places to label: both ends, and those with room beside earlier labels.
 
-    >>> apart(np.array([0.0, 5.0, 5.2, 9.9, 10.0]), ["0", "5", "5.2", "9.9", "10"])
+    >>> labels_with_room(np.array([0.0, 5.0, 5.2, 9.9, 10.0]), ["0", "5", "5.2", "9.9", "10"])
     array([ True,  True, False, False,  True])
     """
-    named = np.zeros(len(places), bool)
-    named[[0, -1]] = True
+    labelled = np.zeros(len(places), bool)
+    labelled[[0, -1]] = True
     shares = (places - places[0]) / max(places[-1] - places[0], 1e-300)
-    last = 0
+    labelled_before = 0
     for index in range(1, len(places) - 1):
         if all(
-            abs(shares[index] - shares[other])
-            >= _LETTER * (len(texts[index]) + len(texts[other])) / 2
-            for other in (last, -1)
+            abs(shares[index] - shares[neighbour])
+            >= _LETTER * (len(texts[index]) + len(texts[neighbour])) / 2
+            for neighbour in (labelled_before, -1)
         ):
-            named[index], last = True, index
-    return named
+            labelled[index], labelled_before = True, index
+    return labelled
 
 
 def check_outputs(paths: Sequence[Path], *, force: bool) -> None:
@@ -222,11 +223,11 @@ def write_files(
       kinds: suffixes of the files that are wanted.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
-    place = {end: stem.with_name(f"{stem.name}{end}") for end in (*texts, *figures)}
-    asked = [end for end in texts if end.rpartition(".")[2] in kinds]
-    written = [write(place[end], texts[end]) for end in asked]
+    paths = {end: stem.with_name(f"{stem.name}{end}") for end in (*texts, *figures)}
+    chosen = [end for end in texts if end.rpartition(".")[2] in kinds]
+    written = [write(paths[end], texts[end]) for end in chosen]
     for part, figure in figures.items():
-        written += save(figure, place[part], kinds)
+        written += save(figure, paths[part], kinds)
     return written
 
 

@@ -68,14 +68,14 @@ class PublishedCell(Cell):
             return with_strategy(strategy(self.kind, n))
 
         def log_rmse(exponent: float) -> float:
-            made = strategy(self.kind, n, self.bands, exponent)
-            loss = law(goal.bin_scheme()).loss(made)
-            found = calibrate(loss, goal.epsilon, goal.delta, samples=_SAMPLES, seed=goal.seed)
-            at_one = float(query_error.rmse(PrefixSums(), made, n))
-            return math.log(found.noise_multiplier * at_one)
+            candidate = strategy(self.kind, n, self.bands, exponent)
+            loss = law(goal.bin_scheme()).loss(candidate)
+            calibrated = calibrate(loss, goal.epsilon, goal.delta, samples=_SAMPLES, seed=goal.seed)
+            at_one = float(query_error.rmse(PrefixSums(), candidate, n))
+            return math.log(calibrated.noise_multiplier * at_one)
 
-        found = scipy.optimize.minimize_scalar(
+        optimum = scipy.optimize.minimize_scalar(
             log_rmse, bounds=(_LEAST, _MOST), method="bounded", options={"xatol": _WIDTH}
         )
-        made = strategy(self.kind, n, self.bands, float(found.x))
-        return with_strategy(made, exponent=float(found.x), evaluations=int(found.nfev))
+        candidate = strategy(self.kind, n, self.bands, float(optimum.x))
+        return with_strategy(candidate, exponent=float(optimum.x), evaluations=int(optimum.nfev))

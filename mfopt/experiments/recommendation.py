@@ -53,24 +53,24 @@ class Recommendation(NamedTuple):
             return f"{sentence}; nothing here is better"
         lower = improvement(self.best, self.light).percent
         sentence += f"; {lower:.1f}% lower with more: {_named(self.best)}"
-        same = _scheme(self.best) == _scheme(self.light)
-        return sentence if same else f"{sentence} with {SAMPLING[_scheme(self.best)]}"
+        same_sampling = _scheme(self.best) == _scheme(self.light)
+        return sentence if same_sampling else f"{sentence} with {SAMPLING[_scheme(self.best)]}"
 
 
 def recommend(rows: Sequence[Row]) -> list[Recommendation]:
     """Recommendations for each ε, from the rows of a comparison."""
-    found = []
+    recommendations = []
     for epsilon in dict.fromkeys(row.epsilon for row in rows):
-        here = sorted((row for row in rows if row.epsilon == epsilon), key=lambda row: row.rmse)
-        cheap = [row for row in here if row.memory <= LITTLE and row.draws <= 1] or here[:1]
+        ranked = sorted((row for row in rows if row.epsilon == epsilon), key=lambda row: row.rmse)
+        cheap = [row for row in ranked if row.memory <= LITTLE and row.draws <= 1] or ranked[:1]
         tied = [row for row in cheap if row.rmse <= cheap[0].rmse * (1 + TIE)]
         light = min(tied, key=lambda row: (row.memory, row.rmse))
         rivals: dict[str, Row] = {}
-        for row in here:
+        for row in ranked:
             if _scheme(row) != _scheme(light):
                 rivals.setdefault(_scheme(row), row)
-        found.append(Recommendation(epsilon, here[0], light, rivals))
-    return found
+        recommendations.append(Recommendation(epsilon, ranked[0], light, rivals))
+    return recommendations
 
 
 def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
@@ -82,14 +82,14 @@ def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
     """
     parts = []
     for epsilon in dict.fromkeys(row.epsilon for row in rows):
-        here = sorted((row for row in rows if row.epsilon == epsilon), key=lambda row: row.rmse)
-        base = next((row for row in here if row.family == baseline), None)
-        timed = any(row.noise_seconds is not None for row in here)
+        ranked = sorted((row for row in rows if row.epsilon == epsilon), key=lambda row: row.rmse)
+        base = next((row for row in ranked if row.family == baseline), None)
+        timed = any(row.noise_seconds is not None for row in ranked)
         lines = [
             f"{f'ε = {epsilon:g}':<42}{'RMSE':>10}"
             f"{'' if base is None else 'change':>9}{'buffers':>8}{'time' if timed else 'draws':>8}"
         ]
-        for row in here:
+        for row in ranked:
             size = f" ({row.size})" if row.size and families.find(row.family).bands else ""
             change = "" if base is None else _change(improvement(row, base).percent)
             draws = "" if row.draws <= 1 else f"{row.draws:,.0f}"

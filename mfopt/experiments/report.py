@@ -42,103 +42,109 @@ class Alternative(NamedTuple):
     memory: int
 
 
-def alternatives(found: Factorization) -> list[Alternative]:
+def alternatives(factorization: Factorization) -> list[Alternative]:
     """Independent noise and the same C without amplification: what takes no search and no samples.
 
     Only for schemes with bins; with independent noise in the same batches if bins are assigned
     once, where σ takes no time.
     """
-    scheme: Any = found.sampling
+    scheme: Any = factorization.sampling
     if scheme.public_order or not hasattr(scheme, "bins"):
         return []
-    n, stated = found.iterations, found.guarantee
+    n, stated = factorization.iterations, factorization.guarantee
 
     def independent(name: str, sampling: Any) -> Alternative:
         mechanism = Mechanism(sampling, Identity())
         sigma = account(mechanism, epsilon=stated.epsilon, delta=stated.delta).noise_multiplier
-        rmse = float(np.asarray(query_error.rmse(found.workload, Identity(), n, sigma)))
+        rmse = float(np.asarray(query_error.rmse(factorization.workload, Identity(), n, sigma)))
         return Alternative(name, sigma, rmse, 0)
 
-    plain = found.loss().sensitivity / gaussian.largest_mu(stated.epsilon, stated.delta)
-    same = [independent("independent noise (DP-SGD), same batches", scheme)]
+    plain = factorization.loss().sensitivity / gaussian.largest_mu(stated.epsilon, stated.delta)
+    same_batches = [independent("independent noise (DP-SGD), same batches", scheme)]
     return [
-        *(same if covers(scheme) else []),
+        *(same_batches if covers(scheme) else []),
         independent("independent noise (DP-SGD), Poisson batches", Poisson(1 / scheme.bins, n)),
         Alternative(
             "this C, fixed order of batches (no amplification)",
             plain,
-            found.rmse * plain / found.noise_multiplier,
-            choose(found.strategy, n).slots,
+            factorization.rmse * plain / factorization.noise_multiplier,
+            choose(factorization.strategy, n).slots,
         ),
     ]
 
 
-def page(found: Factorization, name: str = "mechanism.npz") -> str:
+def page(factorization: Factorization, name: str = "mechanism.npz") -> str:
     """The page as text."""
-    stated, recursion = found.guarantee, choose(found.strategy, found.iterations)
-    draws, sigma = recursion.draws(found.iterations), words.round_up(found.noise_multiplier, 6)
-    made = "1 white draw" if draws <= 1 else f"{draws:,.0f} white draws"
-    cost = f"{recursion.slots} noise buffers (× model size), {made} a step"
+    stated, n = factorization.guarantee, factorization.iterations
+    recursion, sigma = choose(factorization.strategy, n), factorization.noise_multiplier
+    draws = recursion.draws(n)
+    drawn = "1 white draw" if draws <= 1 else f"{draws:,.0f} white draws"
+    cost = f"{recursion.slots} noise buffers (× model size), {drawn} a step"
     title = (
-        f"{words.described(found.strategy.describe())}: ({stated.epsilon:g}, {stated.delta:g})-DP"
+        f"{words.described(factorization.strategy.describe())}: "
+        f"({stated.epsilon:g}, {stated.delta:g})-DP"
     )
-    near = [word for word in ("Shuffling", found.sampling.mistaken_for) if word]
+    mistakes = [word for word in ("Shuffling", factorization.sampling.mistaken_for) if word]
     sampling = (
-        f"<p>{text(found.sampling.words())}.</p><p>The guarantee is about this sampling and "
-        f"no other. {', '.join(near)}, or Poisson sampling have "
+        f"<p>{text(factorization.sampling.words())}.</p><p>The guarantee is about this sampling "
+        f"and no other. {', '.join(mistakes)}, or Poisson sampling have "
         "guarantees of their own. Batches have random sizes: divide by a fixed public "
-        f"number. At most {found.iterations:,} steps; every prefix of the run is covered.</p>"
+        f"number. At most {n:,} steps; every prefix of the run is covered.</p>"
     )
     costs = [
-        ("RMSE of the queries", f"{found.rmse:.5g} clip norms, per coordinate"),
-        ("largest error of a query", f"{found.max_error:.5g} clip norms"),
-        ("workload", words.described(found.workload.describe())),
-        ("noise multiplier σ", f"{sigma} × clip norm"),
+        ("RMSE of the queries", f"{factorization.rmse:.5g} clip norms, per coordinate"),
+        ("largest error of a query", f"{factorization.max_error:.5g} clip norms"),
+        ("workload", words.described(factorization.workload.describe())),
+        ("noise multiplier σ", f"{words.round_up(sigma, 6)} × clip norm"),
         ("noise", cost),
     ]
-    figures = "".join(f"<figure>{svg(each)}</figure>" for each in mechanism_plot.apart(found))
+    drawings = mechanism_plot.separate_figures(factorization)
+    figures = "".join(f"<figure>{svg(drawing)}</figure>" for drawing in drawings)
     parts = {
-        "What is guaranteed": _guarantee(found),
+        "What is guaranteed": _guarantee(factorization),
         "The sampling you must execute": sampling,
         "Error and cost": f"{facts(costs)}<div class=figures>{figures}</div>",
-        "At the same ε and δ": _compared(found, recursion.slots, alternatives(found)),
+        "At the same ε and δ": _compared(
+            factorization, recursion.slots, alternatives(factorization)
+        ),
         "Load it": f"<pre>{text(_CODE.format(repr(name)))}</pre>",
-        "Where it comes from": facts(_origin(found)),
+        "Where it comes from": facts(_origin(factorization)),
     }
     return whole(title, [section(heading, body) for heading, body in parts.items() if body])
 
 
-def _guarantee(found: Factorization) -> str:
-    stated = found.guarantee
+def _guarantee(factorization: Factorization) -> str:
+    stated = factorization.guarantee
     unit = stated.privacy_unit
     if stated.group_size > 1:
         unit = f"group of {stated.group_size} ({stated.privacy_unit})"
-    of = f"one {unit}, {stated.adjacency} adjacency"
+    protected = f"one {unit}, {stated.adjacency} adjacency"
     if stated.adjacency == "add-remove":
-        of = f"adding or removing one {unit}"
-    here = "no: the file says so. `mfopt certify` proves it here"
-    if found.proved_here:
-        here = f"yes (that the unit is one {unit} is its maker's word)"
+        protected = f"adding or removing one {unit}"
+    proof = "no: the file says so. `mfopt certify` proves it here"
+    if factorization.proved_here:
+        proof = f"yes (that the unit is one {unit} is its maker's word)"
     return facts(
         [
             ("ε, δ", f"{words.round_up(stated.epsilon, 6)}, {words.delta(stated.delta)}"),
-            ("for", of),
+            ("for", protected),
             ("status", f"{stated.status}: {_STATUS[stated.status]}"),
             ("method", stated.method),
             ("failure probability", f"{stated.failure_probability:.2g}"),
-            ("proved on this machine", here),
+            ("proved on this machine", proof),
         ]
     )
 
 
-def _compared(found: Factorization, slots: int, others: Sequence[Alternative]) -> str:
-    if not others:
+def _compared(factorization: Factorization, slots: int, alternatives: Sequence[Alternative]) -> str:
+    if not alternatives:
         return ""
-    here = Alternative("this mechanism", found.noise_multiplier, found.rmse, slots)
-    longest = max(option.rmse for option in (here, *others))
+    sigma = factorization.noise_multiplier
+    current = Alternative("this mechanism", sigma, factorization.rmse, slots)
+    longest = max(option.rmse for option in (current, *alternatives))
     rows = []
-    for option in (here, *others):
-        change = "" if option is here else f"{100 * (option.rmse / here.rmse - 1):+.0f}%"
+    for option in (current, *alternatives):
+        change = "" if option is current else f"{100 * (option.rmse / current.rmse - 1):+.0f}%"
         sigma = words.round_up(option.noise_multiplier, 4)
         width = max(1.0, 100 * option.rmse / longest)
         rows.append(
@@ -164,7 +170,7 @@ state = stream.init(parameters)  # a secret key from the operating system
 step_noise, state = stream.next(state)  # add it to the sum of clipped gradients"""
 
 
-def _origin(found: Factorization) -> list[tuple[str, str]]:
-    facts = {key.replace("_", " "): value for key, value in found.provenance.items()}
+def _origin(factorization: Factorization) -> list[tuple[str, str]]:
+    facts = {key.replace("_", " "): value for key, value in factorization.provenance.items()}
     shown = [(k, f"{v:.6g}" if isinstance(v, float) else str(v)) for k, v in facts.items()]
-    return [*shown, ("digest", found.digest), ("page made by", f"mfopt {__version__}")]
+    return [*shown, ("digest", factorization.digest), ("page made by", f"mfopt {__version__}")]

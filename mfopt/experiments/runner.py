@@ -41,9 +41,9 @@ def run_all(
       FailureError, UsageError: what a cell raised; cells that finished before it are kept.
       KeyboardInterrupt: as it came; what was unfinished is not kept, and a note says what is.
     """
-    wanted = list(dict.fromkeys(cells))
-    known = {cell: found for cell in wanted if (found := cache.load(cell)) is not None}
-    missing = with_needs(wanted, lambda cell: cell in known or cache.load(cell) is not None)
+    distinct = list(dict.fromkeys(cells))
+    cached = {cell: result for cell in distinct if (result := cache.load(cell)) is not None}
+    missing = with_needs(distinct, lambda cell: cell in cached or cache.load(cell) is not None)
     total = len(missing)
     progress = _signals.heard(progress)
     progress(_cells(0, total))
@@ -64,14 +64,14 @@ def run_all(
         kept = sum(cache.has(cell) for cell in missing)
         stop.add_note(f"{kept} of {total} cells are kept: the same command resumes")
         raise
-    return {cell: known[cell] if cell in known else _kept(cache, cell) for cell in wanted}
+    return {cell: cached[cell] if cell in cached else _kept(cache, cell) for cell in distinct}
 
 
 def _kept(cache: Cache, cell: Cell) -> Result:
     """The result of a cell that was computed; FailureError where it is gone."""
-    if (found := cache.load(cell)) is None:
+    if (result := cache.load(cell)) is None:
         raise _check.FailureError(f"the cache {cache.folder} lost the result of {cell}")
-    return found
+    return result
 
 
 def usual_jobs() -> int:
@@ -87,17 +87,17 @@ def with_needs(
     cells: Iterable[Cell], but: Callable[[Cell], bool] = lambda cell: False
 ) -> list[Cell]:
     """The cells and all that they are made from, each once, needs first; ``but`` says which not."""
-    found: dict[Cell, None] = {}
+    ordered: dict[Cell, None] = {}
 
     def add(cell: Cell) -> None:
-        if cell not in found and not but(cell):
+        if cell not in ordered and not but(cell):
             for needed in cell.needs:
                 add(needed)
-            found[cell] = None
+            ordered[cell] = None
 
     for cell in cells:
         add(cell)
-    return list(found)
+    return list(ordered)
 
 
 def _work(folder: str, cell: Cell) -> None:
@@ -138,8 +138,8 @@ def _own_modules() -> list[str]:
     from mfopt.strategies import registered
 
     names = {cls.__module__ for cls in registered().values()}
-    own = {name for name in names if not name.startswith("mfopt.") and name != "__main__"}
-    return sorted(name for name in own if getattr(sys.modules.get(name), "__spec__", None))
+    user_modules = {name for name in names if not name.startswith("mfopt.") and name != "__main__"}
+    return sorted(name for name in user_modules if getattr(sys.modules.get(name), "__spec__", None))
 
 
 @functools.cache
@@ -181,11 +181,11 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     """
     # spawn: a forked JAX deadlocks
     context = multiprocessing.get_context("spawn")
-    own = context.SimpleQueue()
+    core_shares = context.SimpleQueue()
     for share in shares(jobs):
-        own.put(share)
+        core_shares.put(share)
     with concurrent.futures.ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=_begin, initargs=(_own_modules(), own)
+        jobs, mp_context=context, initializer=_begin, initargs=(_own_modules(), core_shares)
     ) as pool:
         try:
             yield pool
@@ -213,8 +213,8 @@ def _in_processes(missing: list[Cell], cache: Cache, jobs: int, progress: Report
             while ready and len(running) < jobs:
                 cell = ready.pop(0)
                 running[pool.submit(_work, str(cache.folder), cell)] = cell
-            first = concurrent.futures.FIRST_COMPLETED
-            for future in concurrent.futures.wait(running, return_when=first).done:
+            until_first = concurrent.futures.FIRST_COMPLETED
+            for future in concurrent.futures.wait(running, return_when=until_first).done:
                 cell = running.pop(future)
                 future.result()
                 order.done(cell)

@@ -33,12 +33,12 @@ def aligned(header: Sequence[str], rows: Iterable[Sequence[Any]], least: int = 0
     one  0.1235
     two       -
     """
-    every = [[*map(shown, row)] for row in (header, *rows)]
-    first, *each = (max(map(len, column)) for column in zip(*every, strict=True))
+    lines = [[*map(shown, row)] for row in (header, *rows)]
+    width, *each = (max(map(len, column)) for column in zip(*lines, strict=True))
     widths = [max(width + 2, least) for width in each]
     return "\n".join(
-        f"{name:<{first}}" + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
-        for name, *cells in every
+        f"{name:<{width}}" + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
+        for name, *cells in lines
     )
 
 
