@@ -96,10 +96,9 @@ class Cell(abc.ABC):
     @property
     def settings(self) -> dict[str, Any]:
         """The other fields, JSON-able, but those that have their defaults."""
-        given: dict[str, Any] = json.loads(
-            json.dumps(_given(self), allow_nan=False, default=_described)
-        )
-        return given
+        text = json.dumps(_non_defaults(self), allow_nan=False, default=_described)
+        settings: dict[str, Any] = json.loads(text)
+        return settings
 
     @property
     def key(self) -> str:
@@ -129,7 +128,7 @@ def _cells(value: Any) -> tuple[Cell, ...]:
     return tuple(v for v in (value if type(value) is tuple else (value,)) if isinstance(v, Cell))
 
 
-def _given(record: Any) -> dict[str, Any]:
+def _non_defaults(record: Any) -> dict[str, Any]:
     """Fields that are no cells and differ from their defaults."""
     values = {f.name: (getattr(record, f.name), f.default) for f in dataclasses.fields(record)}
     return {
@@ -139,7 +138,7 @@ def _given(record: Any) -> dict[str, Any]:
 
 def _described(value: Any) -> Any:
     """A scheme, or a record of settings, in JSON."""
-    return value.describe() if hasattr(value, "describe") else _given(value)
+    return value.describe() if hasattr(value, "describe") else _non_defaults(value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -139,8 +139,9 @@ def _guarantee(factorization: Factorization) -> str:
 def _compared(factorization: Factorization, slots: int, alternatives: Sequence[Alternative]) -> str:
     if not alternatives:
         return ""
-    sigma = factorization.noise_multiplier
-    current = Alternative("this mechanism", sigma, factorization.rmse, slots)
+    current = Alternative(
+        "this mechanism", factorization.noise_multiplier, factorization.rmse, slots
+    )
     longest = max(option.rmse for option in (current, *alternatives))
     rows = []
     for option in (current, *alternatives):
