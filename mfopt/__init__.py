@@ -12,7 +12,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 from mfopt._version import __version__
-from mfopt.errors import FailureError, UsageError
+from mfopt.errors import (
+    FailureError,
+    InterruptedFactorization,
+    UncertifiedError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from mfopt import (
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
         errors,
         experiments,
         factorization,
+        final_model,
         guarantee,
         mechanism,
         noise,
@@ -58,7 +64,9 @@ __all__ = [
     "Factorization",
     "FailureError",
     "Guarantee",
+    "InterruptedFactorization",
     "Mechanism",
+    "UncertifiedError",
     "UsageError",
     "__version__",
     "account",
@@ -70,6 +78,7 @@ __all__ = [
     "experiments",
     "factorization",
     "factorize",
+    "final_model",
     "guarantee",
     "load",
     "mechanism",

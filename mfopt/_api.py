@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 from mfopt import accounting, calibration, floor
 from mfopt._runtime import _check
+from mfopt.errors import InterruptedFactorization, UncertifiedError
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization.provenance import provenance
+from mfopt.final_model import Schedule
 from mfopt.guarantee import CertificateKind, Guarantee
 from mfopt.mechanism import Mechanism
+from mfopt.optimize import Objective, Search, least_error
 from mfopt.optimize import factorize as optimized
-from mfopt.optimize import least_error
 from mfopt.optimize.auto import MEMORY
 from mfopt.progress import Report, silent
 from mfopt.sampling import Scheme, bin_scheme
@@ -38,10 +40,15 @@ def factorize(
     bands: int | None = None,
     memory: int | None = None,
     workload: Workload | None = None,
+    objective: Literal["robust", "final", "rmse", "max"] | None = None,
+    schedule: Schedule | None = None,
+    search: Search | None = None,
     privacy_unit: str = "example",
     seed: int | None = None,
+    certify_samples: int | None = None,
     certificate: CertificateKind = "monte-carlo",
     progress: Report = silent,
+    command: str = "mfopt.factorize",
 ) -> Factorization:
     """Find the strategy matrix C with the lowest error at (ε, δ) and certify the smallest σ for it.
 
@@ -53,39 +60,48 @@ def factorize(
       iterations_per_epoch: b, the number of bins; the guarantee covers E·b iterations.
       epsilon, delta: target.
       sampling: "balls-in-bins" assigns each unit once to one bin for all epochs, "fresh-bins" in
-        each epoch; "b-min-sep" samples independently, with a minimum separation; "auto" takes
-        the one of the first two with the lower error within ``memory``.
+        each epoch; "b-min-sep" samples independently, with a minimum separation; "auto" takes the
+        one of the first two with the lower error within ``memory``.
       reassign_every: epochs between two assignments of fresh bins; 1 by default.
-      separation: minimum number of iterations between two participations under b-min-sep;
-        half an epoch, or as many as ``bands``, by default.
+      separation: minimum number of iterations between two participations under b-min-sep; half an
+        epoch, or as many as ``bands``, by default.
       strategy: kind of C, or several of which the best is kept; by default "blt", for ε of 4 and
-        more also "wave-blt"; "banded-toeplitz" under the other schemes.
-      buffers: noise buffers of "blt" and "wave-blt"; at most 4 by default.
+        more also "wave-blt"; "cleared-blt" under fresh bins and "banded-toeplitz" under b-min-sep.
+      buffers: noise buffers of "blt", "wave-blt" and "cleared-blt"; at most 4 by default.
       bands: bands of banded kinds; at most 16 by default (fewer where the scheme allows no more).
       memory: choose the kind of C within this many noise buffers (× model size), in place of
         ``strategy``, ``buffers`` and ``bands``.
       workload: queries whose error is minimized; prefix sums by default.
+      objective: error that is minimized. "robust" mixes the errors of prefix sums and of the final
+        model under constant and linearly decaying learning rates: the default for prefix sums.
+        "final" is the final model's alone; "rmse" and "max" are the workload's.
+      schedule: learning rates that the model will be trained with, for "robust" and "final":
+        "constant", "averaged", "linear", "cosine", or one rate for each iteration.
+      search: samples, evaluations, start and time scaling of the search.
       privacy_unit: name of the privacy unit.
       seed: pinned seed, for reproduction only; the certificate says so.
+      certify_samples: iid samples of the certificate; by default as many as are worth it.
       certificate: "deterministic" certifies σ without samples, with failure probability 0.
       progress: callback for stages and evaluations.
+      command: what to put on record as the maker.
 
     Returns:
       C, σ (relative to the clip norm) and the guarantee; ``result.save(path)`` writes the file.
 
     Raises:
       UsageError: an argument out of range, or options that exclude each other.
-      FailureError: no σ could be certified.
+      UncertifiedError: no σ could be certified; its ``best`` holds C.
+      InterruptedFactorization: at a KeyboardInterrupt, with the best C so far.
 
     >>> made = factorize(epochs=2, iterations_per_epoch=8, epsilon=2.0, strategy="identity")
     >>> print(made.iterations, made.guarantee.epsilon, made.guarantee.status)
     16 2.0 certified
     """
     auto = _check.choice("sampling", sampling, (*NAMES, "auto")) == "auto"
-    for option, given in (("reassign_every", reassign_every), ("separation", separation)):
-        if auto and given is not None:
+    for option, value in (("reassign_every", reassign_every), ("separation", separation)):
+        if auto and value is not None:
             rule = 'belongs to one scheme, and sampling="auto" compares two, at their defaults'
-            raise _check.reject(option, given, rule, "Leave it out, or name the sampling.")
+            raise _check.reject(option, value, rule, "Leave it out, or name the sampling.")
     scheme = bin_scheme(
         "balls-in-bins" if auto else sampling,
         epochs,
@@ -94,44 +110,64 @@ def factorize(
         separation=separation,
         bands=1 if bands is None else bands,
     )
-    record = provenance(seed, "mfopt.factorize")
+    search = search or Search()
     if memory is not None or auto:
-        for name, value in (("strategy", strategy), ("buffers", buffers), ("bands", bands)):
+        sizes = {"strategy": strategy, "buffers": buffers, "bands": bands}
+        for name, value in (sizes | search.of_one_kind()).items():
             if value is not None:
                 rule = "has no effect where C is chosen by `memory` or `sampling`"
                 raise _check.reject(name, value, rule, f"Leave out {name}, or these.")
+        if not auto and scheme.most_bands is not None:
+            rule = f"has no effect with sampling={sampling!r}"
+            raise _check.reject("memory", memory, rule, 'Use "balls-in-bins" or "auto".')
+    shared: dict[str, Any] = {
+        "workload": workload,
+        "privacy_unit": privacy_unit,
+        "provenance": provenance(seed, command),
+        "seed": seed,
+        "certify_samples": certify_samples,
+        "certificate": certificate,
+        "progress": progress,
+    }
     if auto:
-        return least_error(
+        if search.time_scale is not None:
+            shared["time_scale"] = search.time_scale
+        made = least_error(
             epochs,
             iterations_per_epoch,
             epsilon,
             delta,
-            workload=workload,
-            privacy_unit=privacy_unit,
-            provenance=record,
-            seed=seed,
-            certificate=certificate,
-            progress=progress,
+            loss=Objective.chosen(objective, schedule, workload),
             most=MEMORY if memory is None else memory,
+            **shared,
         )
-    options: dict[str, Any] = {} if buffers is None else {"buffers": buffers}
-    if bands is None:  # more bands than the scheme allows have no account
-        bands = min(16, scheme.most_bands or iterations_per_epoch)
-    return optimized(
+        return _certified(made)
+    options = {name: value for name, value in search.of_one_kind().items() if value is not None}
+    if buffers is not None:
+        options["buffers"] = buffers
+    made = optimized(
         scheme,
         epsilon,
         delta,
         strategy=strategy,
         bands=bands,
         memory=memory,
-        workload=workload,
-        privacy_unit=privacy_unit,
-        provenance=record,
-        seed=seed,
-        certificate=certificate,
-        progress=progress,
+        objective=objective,
+        schedule=schedule,
+        time_scale=search.time_scale,
+        **shared,
         **options,
     )
+    return _certified(made)
+
+
+def _certified(made: Factorization) -> Factorization:
+    """``made``, unless its guarantee is an estimate only."""
+    if made.guarantee.status == "certified":
+        return made
+    if made.provenance.get("interrupted"):
+        raise InterruptedFactorization(made)
+    raise UncertifiedError(made.not_certified or "no σ could be certified", made)
 
 
 def account(

@@ -1,6 +1,6 @@
-"""The two errors that mfopt raises on purpose. Anything else that escapes it is a fault in it.
+"""The errors that mfopt raises on purpose. Anything else that escapes it is a fault in it.
 
-Both derive from the built-in exception that callers would expect, so ``except ValueError`` works.
+They derive from the built-in exception that callers would expect, so ``except ValueError`` works.
 """
 
 from __future__ import annotations
@@ -25,3 +25,27 @@ class UsageError(ValueError):
 
 class FailureError(RuntimeError):
     """Valid input, but no result can be given (not certified, out of range, ...). Exit code 1."""
+
+
+class UncertifiedError(FailureError):
+    """A search ended, and no σ could be certified for its C.
+
+    Attributes:
+      best: the C, with an *estimate* for a guarantee; not for training.
+    """
+
+    def __init__(self, message: str, best: Any) -> None:
+        super().__init__(message)
+        self.best = best
+
+
+class InterruptedFactorization(KeyboardInterrupt):
+    """Interrupt of :func:`mfopt.factorize` by the user.
+
+    Attributes:
+      best: the best C so far, with an *estimate* for a guarantee; not for training.
+    """
+
+    def __init__(self, best: Any) -> None:
+        super().__init__("interrupted; the best C so far, not certified, is in .best")
+        self.best = best

@@ -15,7 +15,7 @@ from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate
 from mfopt.errors import UsageError
 from mfopt.optimize import auto, defaults, memory, run, starts
-from mfopt.sampling import BallsInBins, FreshBins
+from mfopt.sampling import BallsInBins, BMinSep, FreshBins
 from mfopt.workloads import PrefixSums
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +30,10 @@ def test_a_wave_is_tried_where_it_pays():
     assert defaults.kinds(few, 16.0, starts.FEWEST_WAVE - 1) == ("blt",)
     assert defaults.kinds(many, 16.0, 4) == ("blt",)
     assert defaults.kinds(BallsInBins(2, 129), 16.0, 4) == ("blt",)
-    assert defaults.kinds(FreshBins(128, 2), 16.0, 4) == ("banded-toeplitz",)
+    assert defaults.kinds(FreshBins(128, 2), 16.0, 4) == ("cleared-blt",)
+    # a band of an epoch keeps no more
+    assert defaults.kinds(FreshBins(5, 2), 16.0, 4) == ("banded-toeplitz",)
+    assert defaults.kinds(BMinSep(128, 2, 64), 16.0, 4) == ("banded-toeplitz",)
 
 
 def searched(strategy=BOTH, **options):
@@ -153,7 +156,7 @@ def test_the_library_takes_the_usual_form(monkeypatch):
         ("balls-in-bins", ("blt",)),
         ("balls-in-bins", BOTH),
         ("balls-in-bins", ("blt",)),
-        ("fresh-bins", ("banded-toeplitz",)),
+        ("fresh-bins", ("cleared-blt",)),
     ]
 
 

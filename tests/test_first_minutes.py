@@ -17,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_too_many_bands_for_fresh_bins_are_named():
-    words = "optimize --epochs 2 --iters 8 --eps 2 --sampling fresh-bins --bands 99 --out x.npz"
+    words = "optimize --epochs 2 --iters 8 --eps 2 --sampling fresh-bins --bands 99"
+    words += " --strategy banded-toeplitz --out x.npz"
     done = invoked(*words.split())
     assert done.exit_code == 2
     said = done.output

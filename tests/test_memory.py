@@ -11,6 +11,7 @@ from mfopt.calibration import Calibration, calibrate
 from mfopt.errors import UsageError
 from mfopt.noise.choice import choose
 from mfopt.optimize import memory, starts
+from mfopt.optimize.objective import Objective
 from mfopt.optimize.run import InterruptedOptimization, Optimized
 from mfopt.sampling import BallsInBins
 from mfopt.workloads import PrefixSums
@@ -86,7 +87,7 @@ def test_what_leaves_no_choice_is_refused(capsys):
         optimize.factorize(SCHEME, 2.0, 1e-4, memory=2, buffers=3)
     for extra in ("--strategy toeplitz", "--buffers 4", "--steps 5", "--optimizer adam"):
         words = f"optimize --epochs 2 --iters 4 --eps 2 --memory 2 {extra}"
-        assert "--memory 2" in failure(capsys, *words.split())
+        assert "chosen by --memory" in failure(capsys, *words.split())
 
 
 @pytest.mark.ci
@@ -102,9 +103,11 @@ def test_the_command_says_what_one_array_is_worth(monkeypatch, tmp_path, capsys)
     assert "at most 2 noise buffers; with 1: " in text and "; with 3: " in text
     found = mfopt.load(path)
     assert found.guarantee.status == "certified" and found.strategy.buffers == 2
-    errors = found.provenance["memory"]["estimated_rmse"]
+    errors = found.provenance["memory"]["estimated_error"]
+    minimized = Objective().loss(PrefixSums(), found.iterations)
     assert set(errors) == {"1", "2", "3"} and found.provenance["memory"]["at_most"] == 2
-    assert errors["2"] == pytest.approx(found.rmse, rel=0.03)
+    error = np.exp(float(minimized(found.strategy, found.noise_multiplier)))
+    assert errors["2"] == pytest.approx(error, rel=0.03)
 
 
 @pytest.mark.parametrize(("bins", "samples"), [(256, 2**15), (512, 2**17)])
@@ -119,5 +122,5 @@ def test_all_c_of_a_scheme_are_compared_on_as_many_samples(monkeypatch, bins, sa
     monkeypatch.setattr(memory, "calibrate", calibrated)
     for bands in (2, 3):
         made = Optimized(S.BandedSquareRoot(bands), 0.0, 1.0, "stub", np.zeros((0, 3)), 0.0)
-        memory.scored(made, BallsInBins(bins, 1), 2.0, 1e-4, PrefixSums())
+        memory.scored(made, BallsInBins(bins, 1), 2.0, 1e-4, PrefixSums(), Objective())
     assert asked == [(samples, memory._SEED)] * 2

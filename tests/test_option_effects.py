@@ -21,7 +21,7 @@ from mfopt_cli.main import main
 from option_effects import name_of, replaced, run, values
 from test_vocabulary import EVERY, of
 
-import mfopt.optimize
+import mfopt._api
 from mfopt.calibration import Certificate
 from mfopt.experiments.cache import Result
 from mfopt.experiments.comparison import Row
@@ -34,7 +34,7 @@ from mfopt.training.audit import Audit
 from mfopt.training.verification import Verification
 from mfopt.workloads import PrefixSums
 
-FACTORIZE = mfopt.optimize.factorize
+FACTORIZE = mfopt._api.factorize
 SIGMA = ["--noise-multiplier=2", "--delta=1e-5", "--json"]
 DRAWN = ["--batch-size=50", "--population=1000", "--iters=40"]
 BINS = ["--epochs=2", "--iters=4", "--noise-multiplier=2", "--delta=1e-3", "--json"]
@@ -107,6 +107,7 @@ OWN = {
     "--probability": ["--probability=0.1"],
     "--public": ["--public=c.jsonl"],
     "--sampling": ["--sampling=fresh-bins", "--sampling=poisson:probability=0.1,iterations=8"],
+    "--schedule": ["--schedule=linear"],
     "--seed": ["--seed=5"],
     "--strategy": ["--strategy=identity", "--strategy=banded-sqrt:2"],
     "--text-column": ["--text-column=other"],
@@ -242,7 +243,7 @@ def said(x):
 
 
 def asked(*what, **named):
-    named = {name: value for name, value in named.items() if name not in ("progress", "provenance")}
+    named = {name: value for name, value in named.items() if name not in ("progress", "command")}
     shown = [said(x) for x in what] + [f"{name}={said(x)}" for name, x in named.items()]
     click.echo(re.sub(r"0x[0-9a-f]+", "", "\n".join(shown)), err=True)
 
@@ -259,8 +260,7 @@ def _light(inputs):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mfopt.experiments.report.page", lambda *what: str(what))
         patch.setattr("mfopt.experiments.mechanism_plot.plot", lambda _, to: to.write_text(""))
-        patch.setattr("mfopt.optimize.factorize", search)
-        patch.setattr("mfopt.optimize.least_error", search)
+        patch.setattr("mfopt._api.factorize", search)
         yield
 
 
@@ -314,7 +314,7 @@ def _stubbed(inputs, monkeypatch):
 
     def verified(facts, *, public_key, **given):
         asked(**given)
-        return Verification((), public_key, ())
+        return Verification((), {}, public_key, ())
 
     for name, stub in {
         "training.audit.audit": audited,
@@ -492,7 +492,7 @@ def test_every_option_of_slow_commands_does_something(path, toys):
 @pytest.mark.release
 def test_every_option_of_a_search_changes_what_is_found(inputs, monkeypatch):
     """The search itself, of 8 bins: an argument that arrives may still be dropped there."""
-    monkeypatch.setattr("mfopt.optimize.factorize", FACTORIZE)
+    monkeypatch.setattr("mfopt._api.factorize", FACTORIZE)
     few = ["--samples=256", "--certify-samples=1024", "--steps=8", "--out=x.npz"]
     toy = Toy("optimize", [*BASE["optimize"], *few], inputs)
     for name in toy.options:

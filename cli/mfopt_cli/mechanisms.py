@@ -49,6 +49,21 @@ def workload(asked: Any, n: int) -> Any:
     return workloads.Momentum(default if momentum is None else momentum, rates)
 
 
+def schedule(text: str | None) -> Any:
+    """The learning rates of ``--schedule``: a name, or the array of a file."""
+    if text is None or not text.endswith(".npy"):
+        return text
+    from mfopt import final_model
+
+    return final_model.load(text)
+
+
+def final_model_error(factorization: Any) -> str:
+    """Final-model error, with its unit."""
+    error = factorization.final_model_error
+    return f"{error:.4f}  (σ of independent noise that disturbs the final model as much)"
+
+
 def typed() -> str:
     """Command line, as it was typed: what a result's record names as its maker."""
     return " ".join(["mfopt", *sys.argv[1:]])
@@ -117,7 +132,15 @@ def above_floor(factorization: Any) -> list[tuple[str, str]]:
 def summary(factorization: Any) -> dict[str, Any]:
     """JSON output of a factorization."""
     guarantee, ends = factorization.guarantee, epoch_ends(factorization)
-    own = ("rmse", "max_error", "noise_multiplier", "proved_here", "digest", "provenance")
+    own = (
+        "rmse",
+        "max_error",
+        "final_model_error",
+        "noise_multiplier",
+        "proved_here",
+        "digest",
+        "provenance",
+    )
     stated = guarantee.describe()
     for name in ("group_size", "details"):
         del stated[name]

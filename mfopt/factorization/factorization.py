@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import floor, query_error, strategies, workloads
+from mfopt import final_model, floor, query_error, strategies, workloads
 from mfopt._runtime import _check, _files, _signals
 from mfopt._runtime._archive import MALFORMED, Archive, Header
 from mfopt.accounting.account import supporting
@@ -43,6 +43,8 @@ _ROUNDING = 1e-6  # relative: what a number that is computed again may differ by
 _FLOAT = np.dtype("<f8")
 # of files written by version 0.1.0; a file may lack arrays of noise/, which nothing here reads
 _RENAMED = {"noise/scale": "noise/blt_scale", "noise/decay": "noise/blt_decay"}
+
+_LATER = {"final_model_error"}  # facts that files of 0.2.0 and earlier lack
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,6 +112,14 @@ class Factorization:
     def max_error(self) -> float:
         """Largest standard deviation of any query, in clip norms."""
         return float(self.noise_multiplier * np.sqrt(np.max(self.row_variances)))
+
+    @property
+    def final_model_error(self) -> float:
+        """Noise multiplier of independent noise that disturbs the final model as much.
+
+        See :mod:`mfopt.final_model`, whose default schedules count alike.
+        """
+        return final_model.error(self.strategy, self.iterations, self.noise_multiplier)
 
     @property
     def digest(self) -> str:
@@ -351,6 +361,7 @@ def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict
         "guarantee": factorization.guarantee.describe(),
         "rmse": factorization.rmse,
         "max_error": factorization.max_error,
+        "final_model_error": factorization.final_model_error,
         "mechanism_digest": factorization.digest,
         "units": "sigma and errors are in clip norms, per coordinate; noise is added to sums",
         "provenance": _printable(factorization.provenance),
@@ -399,6 +410,8 @@ def _prove(archive: Archive, metadata: dict[str, Any], factorization: Factorizat
         given = name.startswith(("strategy/", "workload/", "history"))  # C, A: what it was built of
         if not given and not _equal(archive.read(name), value):
             raise ValueError(f"its {name!r} does not belong to its C, σ and sampling")
+    for name in _LATER - metadata.keys():
+        del expected[name]
     if metadata.keys() != expected.keys():
         raise ValueError(f"its metadata has {sorted(metadata)}, not {sorted(expected)}")
     for name, value in expected.items():

@@ -6,14 +6,16 @@ the cores that compiled code is to use. The command line sets it.
 """
 
 from mfopt.optimize.auto import least_error
-from mfopt.optimize.objective import Loss, log_max_error, log_rmse
-from mfopt.optimize.pipeline import factorize
+from mfopt.optimize.objective import Loss, Objective, log_max_error, log_rmse
+from mfopt.optimize.pipeline import Search, factorize
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 
 __all__ = [
     "InterruptedOptimization",
     "Loss",
+    "Objective",
     "Optimized",
+    "Search",
     "factorize",
     "least_error",
     "log_max_error",

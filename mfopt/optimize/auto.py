@@ -14,9 +14,12 @@ under which a file cannot be executed with correlated noise of every kind here.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from mfopt._runtime import _check
 from mfopt.accounting.verify import check_delta
@@ -24,6 +27,7 @@ from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import CertificateKind
 from mfopt.optimize import defaults, memory, starts
+from mfopt.optimize.objective import Objective
 from mfopt.optimize.pipeline import check_proof, on_record
 from mfopt.optimize.run import InterruptedOptimization, Optimized
 from mfopt.optimize.time_scale import Scaling
@@ -52,15 +56,16 @@ class Tried(NamedTuple):
     problem: str = ""
 
     @property
-    def rmse(self) -> float:
-        """Estimated RMSE; infinite where there is none."""
-        return math.inf if self.scored is None else self.scored.rmse
+    def error(self) -> float:
+        """Estimated error, of the kind that is minimized; infinite where there is none."""
+        return math.inf if self.scored is None else self.scored.error
 
     def describe(self) -> dict[str, Any]:
         """Record of the outcome, JSON values only."""
         sampling, kind, size = self.candidate
         record: dict[str, Any] = {"sampling": sampling.describe(), "strategy": kind, "size": size}
         if self.scored is not None:
+            record["estimated_error"] = self.scored.error
             record["estimated_rmse"] = self.scored.rmse
             record["estimated_noise_multiplier"] = self.scored.noise_multiplier
             record["memory"] = self.scored.memory
@@ -103,6 +108,7 @@ def least_error(
     *,
     most: int = MEMORY,
     workload: Workload | None = None,
+    loss: Objective | None = None,
     time_scale: bool | Scaling = True,
     certify_samples: int | None = None,
     seed: int | None = None,
@@ -123,6 +129,7 @@ def least_error(
       epsilon, delta: add-remove target for one unit.
       most: noise buffers (× model size) that streaming may keep.
       workload: A; prefix sums by default.
+      loss: the error that is minimized, by which mechanisms are ranked; "robust" by default.
       time_scale: whether C is put between two diagonals that vary with time.
       certify_samples, certificate: as for :func:`.factorize`.
       seed: pins all samples.
@@ -141,14 +148,20 @@ def least_error(
     check_delta(delta)
     check_proof(certify_samples, seed, privacy_unit, certificate)
     most = _check.integer("memory", most, at_least=0)
-    workload = workload or PrefixSums()
+    workload, loss = workload or PrefixSums(), loss or Objective()
     wanted = candidates(epochs, iters, most)
     memory.announce(wanted, time_scale, progress, "mechanisms")
     tried: list[Tried] = []
     unfinished: tuple[Optimized, BinScheme] | None = None
     interrupted = False
     blt: Strategy | None = None
-    how: dict[str, Any] = {"workload": workload, "time_scale": time_scale, "seed": seed}
+    how: dict[str, Any] = {
+        "workload": workload,
+        "loss": loss,
+        "time_scale": time_scale,
+        "seed": seed,
+    }
+    certified_error = functools.partial(certified, loss)
     for candidate in wanted:
         begun = time.perf_counter()
         told = within(memory.quiet(progress), candidate.words())
@@ -156,7 +169,7 @@ def least_error(
         try:
             found = candidate.search((epsilon, delta), blt, progress=told, **how)
             told(Progress("estimating its error on fresh samples"))
-            scored = memory.scored(found, candidate.scheme, epsilon, delta, workload)
+            scored = memory.scored(found, candidate.scheme, epsilon, delta, workload, loss)
         except KeyboardInterrupt as stop:
             interrupted = True
             best = stop.best if isinstance(stop, InterruptedOptimization) else found
@@ -170,28 +183,33 @@ def least_error(
             tried.append(Tried(candidate, scored, time.perf_counter() - begun))
             blt = found.strategy if candidate.kind == "blt" else blt
         progress(Progress(candidate.words(), note=_note(tried[-1]), lasting=True))
-    ranked = sorted((one for one in tried if one.scored is not None), key=lambda one: one.rmse)
+    ranked = sorted((one for one in tried if one.scored is not None), key=lambda one: one.error)
     chosen = [
-        (one.scored.found, one.candidate.scheme, one.rmse)
+        (one.scored.found, one.candidate.scheme, one.error)
         for one in ranked
         if one.scored is not None
     ]
     if unfinished is not None:
         # an unfinished search's own samples flatter it by next to nothing
         value = math.exp(unfinished[0].loss) if math.isfinite(unfinished[0].loss) else math.inf
-        if not ranked or value < ranked[0].rmse:
+        if not ranked or value < ranked[0].error:
             chosen.insert(0, (*unfinished, value))
     if not chosen:
         if interrupted:
             raise FailureError("interrupted before anything was tried; nothing to keep")
         raise FailureError("nothing that was tried has an answer: " + tried[-1].problem)
-    record = {**(provenance or {}), "tried": [one.describe() for one in tried], "at_most": most}
+    record = {
+        **(provenance or {}),
+        "objective": loss.describe(),
+        "tried": [one.describe() for one in tried],
+        "at_most": most,
+    }
     refused: list[str] = []
     kept: list[Factorization] = []
     proved: list[Factorization] = []
-    for found, scheme, rmse in chosen:
+    for found, scheme, estimated in chosen:
         # a certificate may cost more than was estimated, up to all of the amplification
-        if proved and not rmse < min(one.rmse for one in proved):
+        if proved and not estimated < min(map(certified_error, proved)):
             break
         try:
             made = on_record(
@@ -213,7 +231,7 @@ def least_error(
             why = str(problem)
         else:
             if interrupted or made.provenance["interrupted"]:
-                return min(proved, key=lambda one: one.rmse, default=made)
+                return min(proved, key=certified_error, default=made)
             if made.guarantee.status == "certified":
                 proved.append(made)
                 continue
@@ -223,14 +241,21 @@ def least_error(
         note = f"{refused[-1]} The next best is certified instead."
         progress(Progress("certifying", note=note, lasting=True))
     if proved or kept:
-        return min(proved, key=lambda one: one.rmse, default=(kept or proved)[0])
+        return min(proved, key=certified_error, default=(kept or proved)[0])
     raise FailureError("nothing that was tried could be certified: " + refused[0])
+
+
+def certified(loss: Objective, made: Factorization) -> float:
+    """Error of a certified mechanism, of the kind that is minimized."""
+    log_error = loss.loss(made.workload, made.iterations)(made.strategy, made.noise_multiplier)
+    return math.exp(float(np.asarray(log_error)))
 
 
 def _note(one: Tried) -> str:
     if one.scored is None:
         return f"{one.candidate.words()}: left out: {one.problem}"
+    scored = one.scored
     return (
-        f"{one.candidate.words()}: RMSE {one.rmse:.4g} at σ {one.scored.noise_multiplier:.4g}, "
-        f"{one.scored.memory} buffers (estimated)"
+        f"{one.candidate.words()}: RMSE {scored.rmse:.4g} at σ {scored.noise_multiplier:.4g}, "
+        f"{scored.memory} buffers (estimated)"
     )

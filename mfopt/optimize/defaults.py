@@ -3,17 +3,19 @@
 Under balls-in-bins that is a BLT. From :data:`WAVE_FROM` on one with a wave, which keeps as many
 arrays, is below it: at four arrays, between diagonals that vary with time, by 0.6 to 0.9% of the
 error at ε = 4, 1.2 to 2.2% at 8 and 1.6 to 2.5% at 16 (8 × 32, 32 × 32 and 16 × 128; at ε = 2 by
-0.04 to 0.5%). There both are searched, and the better on fresh samples is kept. Fresh bins,
-b-min-sep has an account for banded C only.
+0.04 to 0.5%). There both are searched, and the better on fresh samples is kept. Fresh bins and
+b-min-sep have an account for banded C only: under fresh bins that is a cleared BLT where it keeps
+fewer arrays than a band of an epoch would.
 """
 
 from __future__ import annotations
 
 from mfopt.optimize import starts
-from mfopt.sampling import BinScheme
+from mfopt.sampling import BinScheme, FreshBins
 from mfopt.strategies import time_scaled
 
 BUFFERS = 4  # of a BLT and of one with a wave: more gain next to nothing
+BANDS = 16
 WAVE_FROM = 4.0  # ε; below it a second search gains less than it costs
 
 
@@ -25,6 +27,16 @@ def buffers(scheme: BinScheme) -> int:
     (3, 4)
     """
     return min(BUFFERS, scheme.iterations)
+
+
+def bands(scheme: BinScheme) -> int:
+    """Default number of bands of a banded C: as many as the scheme has an account for.
+
+    >>> from mfopt.sampling import BallsInBins, FreshBins
+    >>> bands(BallsInBins(bins=32, epochs=8)), bands(FreshBins(bins=8, epochs=8))
+    (16, 8)
+    """
+    return min(BANDS, scheme.most_bands or scheme.bins)
 
 
 def kinds(scheme: BinScheme, epsilon: float, buffers: int) -> tuple[str, ...]:
@@ -39,8 +51,10 @@ def kinds(scheme: BinScheme, epsilon: float, buffers: int) -> tuple[str, ...]:
     >>> kinds(BallsInBins(bins=32, epochs=8), 2.0, 4), kinds(BallsInBins(bins=32, epochs=8), 8.0, 4)
     (('blt',), ('wave-blt', 'blt'))
     >>> kinds(FreshBins(bins=32, epochs=8), 8.0, 4)
-    ('banded-toeplitz',)
+    ('cleared-blt',)
     """
+    if isinstance(scheme, FreshBins) and scheme.bins > buffers + 1:
+        return ("cleared-blt",)
     if scheme.most_bands is not None:
         return ("banded-toeplitz",)
     # of many, only a BLT without a wave has a G from its buffers

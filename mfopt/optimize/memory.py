@@ -8,6 +8,7 @@ the key are not candidates: they pay in time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
 from mfopt.noise.choice import choose
 from mfopt.optimize import kinds, sizes, starts
+from mfopt.optimize.objective import Objective
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Progress, Report, silent, within
@@ -45,12 +47,14 @@ class WithinMemory(NamedTuple):
       memory: noise buffers (× model size) that streaming keeps.
       found: C, and the search that found it.
       noise_multiplier: σ, estimated on samples that no search has seen; not certified.
+      error: the error that was minimized, estimated too; the lowest is the best.
       rmse: of prefix sums or the workload's queries, in clip norms per coordinate; estimated too.
     """
 
     memory: int
     found: Optimized
     noise_multiplier: float
+    error: float
     rmse: float
 
 
@@ -82,7 +86,8 @@ class Candidate(NamedTuple):
           target: ε and δ.
           blt: what a BLT of more buffers or a banded C starts from, where one is known.
           time_scale: whether C is put between two diagonals, where its kind can be.
-          how: ``workload``, ``seed`` and ``progress`` of :func:`mfopt.optimize.optimize`.
+          how: ``workload``, ``loss``, ``seed`` and ``progress`` of
+            :func:`mfopt.optimize.optimize`.
         """
         if self.kind == "identity":
             return Optimized(Identity())
@@ -132,6 +137,7 @@ def options(
     memory: int,
     *,
     workload: Workload | None = None,
+    loss: Objective | None = None,
     time_scale: bool | Scaling = True,
     seed: int | None = None,
     progress: Report = silent,
@@ -143,6 +149,7 @@ def options(
       epsilon, delta: add-remove target for one unit.
       memory: noise buffers (× model size), 0 or more; with 0 there is independent noise only.
       workload: A; prefix sums by default.
+      loss: the error that is minimized; "robust" by default.
       time_scale: whether C is put between two diagonals that vary with time.
       seed: pins the searches' samples.
       progress: callback for every evaluation.
@@ -152,13 +159,18 @@ def options(
       InterruptedOptimization: at a KeyboardInterrupt, with the best C so far.
     """
     memory = _check.integer("memory", memory, at_least=0)
-    workload = workload or PrefixSums()
+    workload, loss = workload or PrefixSums(), loss or Objective()
     every = wanted(scheme, memory)
     announce(every, time_scale, progress, "searches")
     found: dict[int, WithinMemory] = {}
     blt: Strategy | None = None
-    target = scheme, epsilon, delta, workload
-    how: dict[str, Any] = {"workload": workload, "time_scale": time_scale, "seed": seed}
+    target = scheme, epsilon, delta, workload, loss
+    how: dict[str, Any] = {
+        "workload": workload,
+        "loss": loss,
+        "time_scale": time_scale,
+        "seed": seed,
+    }
     try:
         for bound in range(max(memory - 1, 0), memory + 2):
             tried = [] if bound else [scored(Optimized(Identity()), *target)]
@@ -172,13 +184,13 @@ def options(
                     note = f"{one.words()}: RMSE {tried[-1].rmse:.5g} (estimated)"
                     progress(Progress(one.words(), note=note, lasting=True))
             earlier = [found[bound - 1]] if bound - 1 in found else []
-            found[bound] = min([*earlier, *tried], key=lambda option: option.rmse)
+            found[bound] = min([*earlier, *tried], key=lambda option: option.error)
     except KeyboardInterrupt as stop:
         fits = [option for bound, option in found.items() if bound <= memory]
         best = stop.best if isinstance(stop, InterruptedOptimization) else None
         if not fits or (best is not None and _memory(best.strategy, scheme) <= memory):
             raise
-        raise InterruptedOptimization(min(fits, key=lambda option: option.rmse).found) from stop
+        raise InterruptedOptimization(min(fits, key=lambda option: option.error).found) from stop
     return found
 
 
@@ -223,7 +235,12 @@ def _memory(strategy: Strategy, scheme: BinScheme) -> int:
 
 @float64
 def scored(
-    one: Optimized, scheme: BinScheme, epsilon: float, delta: float, workload: Workload
+    one: Optimized,
+    scheme: BinScheme,
+    epsilon: float,
+    delta: float,
+    workload: Workload,
+    loss: Objective,
 ) -> WithinMemory:
     """σ and RMSE of a search's C, exact or on the same fresh samples for all C of a scheme.
 
@@ -234,13 +251,18 @@ def scored(
       scheme: bins and epochs.
       epsilon, delta: add-remove target for one unit.
       workload: A.
+      loss: the error that was minimized.
     """
-    loss = law(scheme).loss(one.strategy)
-    exact = [bound for bound in loss.free_bounds() if bound.exact]
+    privacy_loss = law(scheme).loss(one.strategy)
+    exact = [bound for bound in privacy_loss.free_bounds() if bound.exact]
     if exact:
         sigma = exact[0].noise_multiplier(epsilon, delta)
     else:
         samples = _SAMPLES * (4 if scheme.bins >= _MANY_BINS else 1)
-        sigma = calibrate(loss, epsilon, delta, samples=samples, seed=_SEED).noise_multiplier
-    rmse = float(np.asarray(query_error.rmse(workload, one.strategy, scheme.iterations, sigma)))
-    return WithinMemory(_memory(one.strategy, scheme), one, sigma, rmse)
+        sigma = calibrate(
+            privacy_loss, epsilon, delta, samples=samples, seed=_SEED
+        ).noise_multiplier
+    n = scheme.iterations
+    rmse = float(np.asarray(query_error.rmse(workload, one.strategy, n, sigma)))
+    error = math.exp(float(np.asarray(loss.loss(workload, n)(one.strategy, sigma))))
+    return WithinMemory(_memory(one.strategy, scheme), one, sigma, error, rmse)

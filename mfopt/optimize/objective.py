@@ -15,6 +15,7 @@ with a tangent in place of a proven majorant, so every step is checked against t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable
@@ -24,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt import query_error
+from mfopt import final_model, query_error
 from mfopt._runtime import _check, _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, sharding
@@ -34,7 +35,7 @@ from mfopt.errors import FailureError
 from mfopt.optimize import implicit
 from mfopt.optimize.parameterization import Parameterization, built
 from mfopt.strategies import Strategy
-from mfopt.workloads import Workload
+from mfopt.workloads import PrefixSums, Workload
 
 Loss = Callable[[Strategy, jax.Array], jax.Array]
 """A differentiable function of (strategy, σ); it is minimized as it stands."""
@@ -60,7 +61,66 @@ def log_max_error(workload: Workload, n: int) -> Loss:
     return lambda strategy, sigma: jnp.log(query_error.max_error(workload, strategy, n, sigma))
 
 
-LOSSES = {"rmse": log_rmse, "max": log_max_error}
+OBJECTIVES = ("robust", "final", "rmse", "max")
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """Which error of (C, σ) is minimized.
+
+    Attributes:
+      name: "robust" mixes the workload's mean squared error and the final model's
+        (:class:`mfopt.final_model.MixedError`), "final" is the final model's alone; "rmse" and
+        "max" are the workload's.
+      schedule: learning rates that the final model is trained with; None stands for
+        :data:`mfopt.final_model.DEFAULT_SCHEDULES`, each counted alike.
+
+    Raises:
+      UsageError: another name, or a schedule for an error that has none.
+    """
+
+    name: str = "robust"
+    schedule: final_model.Schedule | None = None
+
+    def __post_init__(self) -> None:
+        _check.choice("objective", self.name, OBJECTIVES)
+        if self.schedule is not None and self.name in ("rmse", "max"):
+            rule = f"has no effect with `objective={self.name}`"
+            raise _check.reject("schedule", self.schedule, rule, "Leave one of them out.")
+        if isinstance(self.schedule, str):
+            _check.choice("schedule", self.schedule, final_model.SCHEDULES)
+
+    @classmethod
+    def chosen(
+        cls, name: str | None, schedule: final_model.Schedule | None, workload: Workload | None
+    ) -> Objective:
+        """The objective asked for; by default "robust", and "rmse" of a workload of one's own."""
+        if name is None:
+            own_workload = workload is not None and workload != PrefixSums()
+            name = "rmse" if own_workload and schedule is None else "robust"
+        return cls(name, schedule)
+
+    @property
+    def any_length(self) -> bool:
+        """True where it is defined for every number of iterations."""
+        return self.schedule is None or isinstance(self.schedule, str)
+
+    def loss(self, workload: Workload, n: int) -> Loss:
+        """What is minimized for n iterations of this workload."""
+        if self.name == "rmse":
+            return log_rmse(workload, n)
+        if self.name == "max":
+            return log_max_error(workload, n)
+        schedules = final_model.DEFAULT_SCHEDULES if self.schedule is None else (self.schedule,)
+        share = final_model.WORKLOAD_SHARE if self.name == "robust" else 0.0
+        return final_model.MixedError(workload, n, schedules, share)
+
+    def describe(self) -> dict[str, Any]:
+        """Record of it, JSON values only."""
+        schedule = self.schedule
+        if schedule is not None and not isinstance(schedule, str):
+            schedule = "rates of its own"
+        return {"name": self.name, "schedule": schedule}
 
 
 class Evaluation(NamedTuple):

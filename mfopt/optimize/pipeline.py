@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,14 +15,40 @@ from mfopt.accounting.verify import check_delta
 from mfopt.calibration import calibrate, release
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
+from mfopt.final_model import Schedule
 from mfopt.guarantee import CertificateKind, Guarantee, is_deterministic
 from mfopt.optimize import defaults, kinds, sizes
 from mfopt.optimize.memory import options as within_memory
+from mfopt.optimize.objective import Objective
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
 from mfopt.sampling import BinScheme, Scheme
+from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """How one kind of C is searched; None stands for the kind's own default.
+
+    Attributes:
+      time_scale: whether C is put between two diagonals that vary with time, and how they may.
+      samples: frozen Monte Carlo samples.
+      optimizer, steps: see :func:`mfopt.optimize.optimize`.
+      init: strategy to start from.
+    """
+
+    time_scale: bool | Scaling | None = None
+    samples: int | None = None
+    optimizer: str | None = None
+    steps: int | None = None
+    init: Strategy | None = None
+
+    def of_one_kind(self) -> dict[str, Any]:
+        """What only a search of one kind can have, by name."""
+        return {name: getattr(self, name) for name in ("samples", "optimizer", "steps", "init")}
+
 
 _BANDED = ("banded-toeplitz", "banded", "banded-sqrt")
 
@@ -32,9 +59,11 @@ def factorize(
     delta: float = 1e-5,
     *,
     strategy: str | Sequence[str] | None = None,
-    bands: int = 16,
+    bands: int | None = None,
     memory: int | None = None,
     workload: Workload | None = None,
+    objective: str | None = None,
+    schedule: Schedule | None = None,
     time_scale: bool | Scaling | None = None,
     certify_samples: int | None = None,
     seed: int | None = None,
@@ -52,8 +81,11 @@ def factorize(
     search whose C has no certificate, and ``provenance["not_certified"]`` says why.
 
     Args:
-      scheme, epsilon, delta, bands, workload, seed: as for :func:`mfopt.optimize.optimize`, which
-        also takes ``options``.
+      scheme, epsilon, delta, workload, seed: as for :func:`mfopt.optimize.optimize`, which also
+        takes ``options``.
+      bands: of banded kinds; by default :func:`mfopt.optimize.defaults.bands`.
+      objective, schedule: what is minimized, see :class:`mfopt.optimize.objective.Objective`; by
+        default "robust", and "rmse" of a workload other than prefix sums.
       strategy: as there, or one of the fixed kinds; by default those of
         :func:`mfopt.optimize.defaults.kinds`. Where several were searched
         ``provenance["forms"]`` is the loss of each on fresh samples (log error for "rmse"
@@ -82,10 +114,12 @@ def factorize(
     check_delta(delta)
     check_proof(certify_samples, seed, privacy_unit, certificate)
     _check.kind("scheme", scheme, Scheme, "BallsInBins(bins=128, epochs=16) is one.")
-    workload = _check.kind("workload", workload or PrefixSums(), Workload)
+    workload = _check.kind("workload", PrefixSums() if workload is None else workload, Workload)
     if memory is not None and options:
         raise _check.reject("memory", memory, f"leaves no choice of {', '.join(sorted(options))}")
     buffers = _check.integer("buffers", options.get("buffers", defaults.buffers(scheme)))
+    bands = defaults.bands(scheme) if bands is None else _check.integer("bands", bands)
+    loss = options.pop("loss", None) or Objective.chosen(objective, schedule, workload)
     forms = asked or defaults.kinds(scheme, epsilon, buffers)
     searched = memory is not None or len(forms) > 1 or forms[0] in kinds.names()
     if time_scale is None:
@@ -115,6 +149,7 @@ def factorize(
                     delta,
                     memory,
                     workload=workload,
+                    loss=loss,
                     time_scale=time_scale,
                     seed=seed,
                     progress=progress,
@@ -128,6 +163,7 @@ def factorize(
                     strategy=forms,
                     bands=bands,
                     workload=workload,
+                    loss=loss,
                     time_scale=time_scale,
                     seed=seed,
                     progress=progress,
@@ -138,11 +174,13 @@ def factorize(
     else:
         found = Optimized(kinds.fixed(forms[0], bands=bands))
     record = dict(provenance or {})
+    if searched and isinstance(loss, Objective):
+        record["objective"] = loss.describe()
     if memory is not None and bounds:
         record["memory"] = {
             "at_most": memory,
             "kept": bounds[memory].memory,
-            "estimated_rmse": {str(bound): option.rmse for bound, option in bounds.items()},
+            "estimated_error": {str(bound): option.error for bound, option in bounds.items()},
         }
     return on_record(
         found,

@@ -94,7 +94,7 @@ def optimize(
     bands: int = 16,
     buffers: int | None = None,
     workload: Workload | None = None,
-    loss: str | objective.Loss = "rmse",
+    loss: str | objective.Objective | objective.Loss = "rmse",
     samples: int | None = None,
     time_scale: bool | Scaling = False,
     optimizer: str = "tangents",
@@ -113,7 +113,8 @@ def optimize(
         them on fresh samples is kept.
       bands, buffers: size of banded kinds and of BLT; by default :func:`defaults.buffers`.
       workload: A; prefix sums by default.
-      loss: "rmse", "max", or a differentiable function of (strategy, σ) to minimize.
+      loss: an :class:`.objective.Objective` or its name, or a differentiable function of
+        (strategy, σ) to minimize.
       samples: frozen Monte Carlo samples; more for kinds with more parameters by default.
       time_scale: whether C is put between two diagonals that vary with time, and how they may.
       optimizer: "tangents" (:mod:`mfopt.optimize.search`, and L-BFGS for the kinds for which that
@@ -145,14 +146,16 @@ def optimize(
     workload, searched, few = workload or PrefixSums(), scheme, None
     given = [init] if isinstance(init, Strategy) else list(init or [])
     if isinstance(loss, str):
-        _check.choice("objective", loss, sorted(objective.LOSSES))
-        if law(scheme).coarse() != law(scheme) and workload == PrefixSums():  # of any length
+        loss = objective.Objective(loss)
+    if isinstance(loss, objective.Objective):
+        of_any_length = workload == PrefixSums() and loss.any_length
+        if law(scheme).coarse() != law(scheme) and of_any_length:
             if not given and all(entry.stretch is not None for entry in entries):
                 searched = sizes.searched(scheme)
             smaller = dataclasses.replace(scheme, bins=min(_FEW_BINS, scheme.bins))
-            of_few = objective.LOSSES[loss](workload, smaller.iterations)
+            of_few = loss.loss(workload, smaller.iterations)
             few = _Problem(smaller, law(smaller), of_few, smaller)
-        loss = objective.LOSSES[loss](workload, searched.iterations)
+        loss = loss.loss(workload, searched.iterations)
     n = searched.iterations
     bands = min(_check.integer("bands", bands), n)
     if buffers is None:

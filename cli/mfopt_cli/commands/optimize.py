@@ -28,7 +28,7 @@ from mfopt_cli.options import COUNT, PATH, Count, option
     options.StrategyName(),
     f"Form of C: {', '.join(options.StrategyName.names)}. "
     "blt: a few buffers of memory, near the optimum [default: blt; for ε of 4 and more the better "
-    "of blt and wave-blt; banded-toeplitz with fresh-bins and b-min-sep].",
+    "of blt and wave-blt; cleared-blt with fresh-bins, banded-toeplitz with b-min-sep].",
     metavar="KIND",
 )
 @option(
@@ -58,16 +58,14 @@ from mfopt_cli.options import COUNT, PATH, Count, option
 @option(
     "--bands",
     COUNT,
-    "Number of bands of banded strategies; by default at most --iters with fresh-bins, or "
-    "--separation with b-min-sep.",
-    default=16,
+    "Number of bands of banded strategies [default: at most 16, at most --iters, and at most "
+    "--separation with b-min-sep].",
 )
 @option(
     "--buffers",
     COUNT,
-    "Number of buffers of blt, wave-blt (at least 4) and cleared-blt; by default "
-    " at most the number of iterations.",
-    default=4,
+    "Number of buffers of blt, wave-blt (at least 4) and cleared-blt [default: 4, at most the "
+    "number of iterations].",
 )
 @option(
     "--memory",
@@ -103,8 +101,17 @@ from mfopt_cli.options import COUNT, PATH, Count, option
 @option("--cooldown", str, "Learning-rate cooldown START:STOP:FINAL in steps, e.g. 500:2000:0.05.")
 @option(
     "--objective",
-    ("rmse", "max"),
-    "Error to minimize: root mean square, or largest standard deviation of a query.",
+    click.Choice(("robust", "final", "rmse", "max")),
+    "Error to minimize. robust: of prefix sums and of the final model under constant and linearly "
+    "decaying learning rates; final: of the final model alone; rmse: root mean square of the "
+    "workload's queries; max: largest standard deviation of a query [default: robust; rmse for "
+    "another --workload].",
+)
+@option(
+    "--schedule",
+    str,
+    "Learning-rate schedule to optimize for, with --objective robust or final: constant, averaged "
+    "(constant, last iterates averaged), linear, cosine, or a .npy file of n rates.",
 )
 @option("--samples", COUNT, "Frozen Monte Carlo samples [default: by strategy].")
 @options.certify_samples
@@ -112,8 +119,8 @@ from mfopt_cli.options import COUNT, PATH, Count, option
 @option(
     "--optimizer",
     str,
-    "tangents (few Monte Carlo evaluations), lbfgs, or an optax optimizer: adam, sgd, ….",
-    default="tangents",
+    "tangents (few Monte Carlo evaluations), lbfgs, or an optax optimizer: adam, sgd, … "
+    "[default: tangents].",
 )
 @option("--steps", COUNT, "Maximum number of objective evaluations [default: by strategy].")
 @options.seed()
@@ -136,51 +143,13 @@ def command(asked: Any) -> int:
     \b
     Example:
       mfopt optimize --epochs 16 --iters 128 --eps 2
-      mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling fresh-bins --bands 8
+      mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling fresh-bins
       mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling auto --memory 8
     """
-    from mfopt.sampling import bin_scheme
-
-    started, given = time.perf_counter(), vars(asked)
-    everywhere = asked.sampling == "auto"
-    scheme = bin_scheme(
-        "balls-in-bins" if everywhere else asked.sampling,
-        asked.epochs,
-        asked.iters,
-        reassign_every=asked.rethrow,
-        separation=asked.separation,
-        bands=asked.bands,
-    )
-    _check.epsilon("epsilon", asked.epsilon)
-    _check.probability("delta", asked.delta)
+    started = time.perf_counter()
+    forms = _forms_to_search(asked)
     answers.say_doubt([questionable_delta(asked.delta)])
-    if asked.init is not None:
-        _check.file("init", asked.init)
-    if scheme.most_bands and not options.typed("bands"):
-        asked.bands = min(asked.bands, scheme.most_bands)  # more have no account there
-    if not options.typed("buffers"):
-        asked.buffers = min(asked.buffers, scheme.iterations)
-    for name in ("bands", "buffers"):
-        _check.integer(name, getattr(asked, name))
-    forms: tuple[str, ...]  # one of which the file will hold
-    if asked.memory is not None or everywhere:
-        forms = ("auto",) if everywhere else (f"memory{asked.memory}",)
-        if scheme.most_bands is not None:
-            raise click.UsageError("--memory works with --sampling balls-in-bins or auto only")
-        named = "--sampling auto" if everywhere else f"--memory {asked.memory}"
-        _check_chosen(named, asked)
-        searched = False
-    else:
-        from mfopt.optimize import defaults
-
-        forms = (
-            (asked.strategy,)
-            if asked.strategy
-            else defaults.kinds(scheme, asked.epsilon, asked.buffers)
-        )
-        searched = not asked.init  # it could begin with a file
-        _check_sizes(forms)
-    from mfopt.factorization import load
+    searches_one_kind = forms[0] not in ("auto", f"memory{asked.memory}")
 
     def named_after(form: str) -> Path:
         return asked.out or Path(
@@ -188,46 +157,41 @@ def command(asked: Any) -> int:
         )
 
     for form in forms[: 1 if asked.out else None]:
-        _check_free(named_after(form), asked.force, form if searched else None)
+        may_resume = searches_one_kind and not asked.init
+        _check_free(named_after(form), asked.force, form if may_resume else None)
 
+    import mfopt
+    from mfopt.errors import UncertifiedError
     from mfopt.factorization.provenance import provenance
-    from mfopt.optimize import factorize, kinds, least_error
     from mfopt.optimize.autosave import BestSoFar
 
-    settings: dict[str, Any] = {}
-    if asked.memory is not None or everywhere:
-        settings = {"time_scale": _scaling("blt", asked.time_scale, asked.knots)}
-        if asked.memory is not None:
-            settings["most" if everywhere else "memory"] = asked.memory
-    elif set(forms) <= set(kinds.names()):
-        settings = {
-            **{name: given[name] for name in ("samples", "optimizer", "steps")},
-            "buffers": asked.buffers,
-            "time_scale": _scaling(forms[0], asked.time_scale, asked.knots),
-            "loss": asked.objective,
-            "init": load(asked.init).strategy if asked.init else None,
-        }
-    elif asked.time_scale or _some(given, "init", "steps", "samples", "knots"):
-        raise click.UsageError(
-            f"--init, --steps, --samples, --time-scale and --knots have no effect with {forms[0]}"
-        )
-    record: dict[str, Any] = {
-        "workload": mechanisms.workload(asked, scheme.iterations),
-        "privacy_unit": asked.privacy_unit,
-        "provenance": provenance(asked.seed, mechanisms.typed()),
-    }
+    workload = mechanisms.workload(asked, asked.epochs * asked.iters)
     with Live(not asked.quiet and not asked.as_json, COMPILING) as live:
-        listener = _with_values(live, asked.objective)
         so_far = BestSoFar(
-            named_after("-or-".join(forms)), asked.epsilon, asked.delta, listener=listener, **record
+            named_after("-or-".join(forms)),
+            asked.epsilon,
+            asked.delta,
+            workload=workload,
+            privacy_unit=asked.privacy_unit,
+            provenance=provenance(asked.seed, mechanisms.typed()),
+            listener=_with_values(live, asked.objective),
         )
-        settings |= {name: given[name] for name in ("certify_samples", "certificate", "seed")}
-        settings |= record | {"progress": so_far}
-        if everywhere:
-            found = least_error(asked.epochs, asked.iters, asked.epsilon, asked.delta, **settings)
-        else:
-            settings |= {"strategy": asked.strategy, "bands": asked.bands}
-            found = factorize(scheme, asked.epsilon, asked.delta, **settings)
+        same = ("epsilon", "delta", "sampling", "separation", "strategy", "buffers", "bands")
+        same += ("memory", "objective", "privacy_unit", "seed", "certify_samples", "certificate")
+        try:
+            found = mfopt.factorize(
+                epochs=asked.epochs,
+                iterations_per_epoch=asked.iters,
+                reassign_every=asked.rethrow,
+                workload=workload,
+                schedule=mechanisms.schedule(asked.schedule),
+                search=_search(asked, forms),
+                progress=so_far,
+                command=mechanisms.typed(),
+                **{name: getattr(asked, name) for name in same},
+            )
+        except (UncertifiedError, mfopt.InterruptedFactorization) as stopped:
+            found = stopped.best
     wanted = named_after(_kept(found) if len(forms) > 1 else forms[0])
     path = mechanisms.keep(found, wanted, force=asked.force)
     so_far.discard()
@@ -258,6 +222,54 @@ def command(asked: Any) -> int:
     return _signals.exit_code()
 
 
+def _forms_to_search(asked: Any) -> tuple[str, ...]:
+    """Forms of C, one of which the file will hold; refuses, before any work, what has no effect."""
+    from mfopt.sampling import bin_scheme
+
+    scheme = bin_scheme(
+        "balls-in-bins" if asked.sampling == "auto" else asked.sampling,
+        asked.epochs,
+        asked.iters,
+        reassign_every=asked.rethrow,
+        separation=asked.separation,
+        bands=1 if asked.bands is None else asked.bands,
+    )
+    _check.epsilon("epsilon", asked.epsilon)
+    _check.probability("delta", asked.delta)
+    for name in ("bands", "buffers"):
+        if getattr(asked, name) is not None:
+            _check.integer(name, getattr(asked, name))
+    if asked.init is not None:
+        _check.file("init", asked.init)
+    if asked.sampling == "auto":
+        return ("auto",)
+    if asked.memory is not None:
+        return (f"memory{asked.memory}",)
+    from mfopt.optimize import defaults
+
+    buffers = defaults.buffers(scheme) if asked.buffers is None else asked.buffers
+    forms = (asked.strategy,) if asked.strategy else defaults.kinds(scheme, asked.epsilon, buffers)
+    _check_sizes(forms)
+    return forms
+
+
+def _search(asked: Any, forms: tuple[str, ...]) -> Any:
+    """How C is searched for, as a value of the library."""
+    from mfopt.factorization import load
+    from mfopt.optimize import Search, kinds
+
+    fixed = set(forms) & set(kinds.every()) - set(kinds.names())
+    settings = {name: getattr(asked, name) for name in ("samples", "optimizer", "steps")}
+    if fixed and (asked.time_scale or asked.init or asked.knots or any(settings.values())):
+        rule = "--init, --steps, --samples, --optimizer, --time-scale and --knots have no effect"
+        raise click.UsageError(f"{rule} with {forms[0]}")
+    scaling = asked.time_scale
+    if asked.knots is not None:
+        scaling = _scaling(forms[0], asked.time_scale, asked.knots)
+    init = load(asked.init).strategy if asked.init else None
+    return Search(time_scale=scaling, init=init, **settings)
+
+
 def _check_free(path: Path, force: bool, searched: str | None) -> None:
     """Refuse to overwrite a file, and say how to resume the search that left it there.
 
@@ -280,21 +292,6 @@ def _check_free(path: Path, force: bool, searched: str | None) -> None:
         raise _check.reject("out", str(path), problem.rule, f"{way_out}. {unproved}") from None
 
 
-def _some(given: dict[str, Any], *names: str) -> bool:
-    """Return True if any of these options has a value."""
-    return any(given[name] is not None for name in names)
-
-
-def _check_chosen(option: str, asked: Any) -> None:
-    """Refuse options of a single search where the kinds themselves are searched."""
-    named = [name for name in ("strategy", "bands", "buffers") if options.typed(name)]
-    if named or _some(vars(asked), "init", "steps", "samples") or asked.objective != "rmse":
-        words = ", ".join(f"--{name}" for name in named) or "the options of a single search"
-        raise click.UsageError(f"{option} chooses the form of C itself: leave out {words}")
-    if asked.optimizer != "tangents":
-        raise click.UsageError(f"{option} works with the default --optimizer only")
-
-
 # what each size is of, among the kinds that are known here; those of a plugin may take either
 _SIZED = {
     "bands": ("banded", "banded-toeplitz", "banded-sqrt", "banded-inverse-sqrt"),
@@ -312,21 +309,20 @@ def _check_sizes(forms: tuple[str, ...]) -> None:
             raise click.UsageError(rule)
 
 
-def _scaling(strategy: str, wanted: bool | None, knots: int | None) -> Any:
-    """Freedom of the two diagonals, or False for none."""
+def _scaling(form: str, wanted: bool | None, knots: int) -> Any:
+    """Freedom of the two diagonals with so many knots."""
     from mfopt.optimize import kinds
     from mfopt.optimize.time_scale import Scaling
 
-    if wanted is None:
-        wanted = kinds.find(strategy).scalable
-    if not wanted and knots is not None:
-        raise click.UsageError(f"--knots has no effect with {strategy} without --time-scale")
-    return (Scaling() if knots is None else Scaling(knots)) if wanted else False
+    scalable = form not in kinds.names() or kinds.find(form).scalable
+    if wanted is False or (wanted is None and not scalable):
+        raise click.UsageError(f"--knots has no effect with {form} without --time-scale")
+    return Scaling(knots)
 
 
-def _with_values(live: Live, objective: str) -> Report:
+def _with_values(live: Live, objective: str | None) -> Report:
     """Progress with the best error and σ so far, where the work is a search."""
-    name = {"rmse": "RMSE", "max": "max error"}[objective]
+    name = {"rmse": "RMSE", "max": "max error"}.get(objective or "", "error")
 
     def report(event: Progress) -> None:
         trace = getattr(event, "trace", None)
@@ -355,8 +351,10 @@ def _report(found: Any, path: Path, seconds: float) -> None:
         [
             ("noise multiplier σ", sigma),
             ("RMSE", f"{found.rmse:.4f}  (clip norms, per coordinate)"),
+            ("final-model error", mechanisms.final_model_error(found)),
             ("guarantee", mechanisms.statement(found.guarantee)),
-            *_baselines(found, norm),
+            *_baselines(found),
+            *_fresh_bins(found),
             *mechanisms.above_floor(found),
             *_forms(found),
             *_memory(found),
@@ -367,26 +365,37 @@ def _report(found: Any, path: Path, seconds: float) -> None:
     )
 
 
-def _baselines(found: Any, norm: float) -> list[tuple[str, str]]:
-    """Rows of the same C without amplification, and of independent noise with the same batching."""
-    from mfopt import query_error
-    from mfopt.accounting.closed_form import gaussian
-    from mfopt.accounting.monte_carlo.dominating_pair import covers
-    from mfopt.accounting.monte_carlo.free import Orthogonal
+def _baselines(found: Any) -> list[tuple[str, str]]:
+    """Row of what DP-SGD has: independent noise, Poisson sampling with the same expected batch."""
+    import mfopt
+    from mfopt import query_error, sampling
     from mfopt.strategies import Identity
 
-    def versus(rmse: float, sigma: float) -> str:
-        return f"RMSE {rmse:.4f} at σ = {sigma:.4f}: {words.against(found.rmse, rmse)} here"
+    scheme, stated = found.sampling, found.guarantee
+    poisson = sampling.Poisson(probability=1 / scheme.bins, iterations=found.iterations)
+    target = {"epsilon": stated.epsilon, "delta": stated.delta}
+    sigma = mfopt.account(poisson, **target).noise_multiplier
+    rmse = float(query_error.rmse(found.workload, Identity(), found.iterations, sigma))
+    changes = words.against(found.rmse, rmse), words.against(found.final_model_error, sigma)
+    errors = f"RMSE {rmse:.4f} ({changes[0]} here), final-model error {sigma:.4f} ({changes[1]})"
+    return [("DP-SGD, Poisson", errors)]
 
-    target, scheme = (found.guarantee.epsilon, found.guarantee.delta), found.sampling
-    plain = norm / gaussian.largest_mu(*target)
-    ratio = found.rmse / found.noise_multiplier
-    rows = [("without amplification", versus(plain * ratio, plain))]
-    if covers(scheme):  # where σ of independent noise costs no samples
-        sgd = Orthogonal(scheme.bins, float(scheme.epochs)).noise_multiplier(*target)
-        rmse = float(query_error.rmse(found.workload, Identity(), found.iterations, sgd))
-        rows.append(("DP-SGD, same batching", versus(rmse, sgd)))
-    return rows
+
+# (ε, certified RMSE of fresh bins with a cleared BLT over that of balls-in-bins with a BLT), both
+# time-scaled with 4 buffers, at 16 × 128: docs/benchmarks/fresh-bins.md
+_FRESH_BINS = ((0.5, 0.984), (2.0, 0.951), (8.0, 0.889), (16.0, 0.857))
+
+
+def _fresh_bins(found: Any) -> list[tuple[str, str]]:
+    """Row of what assigning units to new bins in each epoch would gain."""
+    import numpy as np
+
+    scheme = found.sampling
+    if scheme.kind != "balls-in-bins" or scheme.epochs == 1:
+        return []
+    ratio = float(np.interp(np.log(found.guarantee.epsilon), *np.log(_FRESH_BINS).T))
+    gain = f"about {100 * -np.expm1(ratio):.0f}% less error"
+    return [("fresh bins", f"{gain} if units may be reassigned each epoch: --sampling fresh-bins")]
 
 
 def _kept(found: Any) -> str:

@@ -34,6 +34,7 @@ def command(path: Path, as_json: bool) -> None:
         ("noise multiplier σ", sigma),
         ("RMSE", f"{found.rmse:.6g}  (clip norms, per coordinate)"),
         ("max error", f"{found.max_error:.6g}"),
+        ("final-model error", mechanisms.final_model_error(found)),
         *mechanisms.above_floor(found),
         ("guarantee", mechanisms.statement(found.guarantee)),
         ("proved here", mechanisms.proved(found, path)),
