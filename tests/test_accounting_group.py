@@ -224,6 +224,14 @@ def test_splits_against_all_splits_by_enumeration():
     assert math.isinf(profile.epsilon(1e-30))
 
 
+def test_between_two_splits_stands_their_chord():
+    profile = GroupProfile(np.array([0.0, 1.0]), np.log([0.5, 0.1]), 1)
+    share = math.expm1(0.5) / math.expm1(1.0)
+    chord = 0.5 * (1 - share) + 0.1 * share
+    assert profile.log_delta(0.5) == pytest.approx(math.log(chord), rel=1e-9)
+    assert profile.epsilon(chord) == pytest.approx(0.5, rel=1e-9)
+
+
 def test_lemma_forms():
     for epsilon, count in ((0.3, 4), (1e-14, 7), (2.0, 600), (0.0, 3)):
         direct = sum(math.exp(min(j * epsilon - 700, 0)) for j in range(count))

@@ -138,6 +138,19 @@ def test_the_beginning_of_a_tree_is_no_smaller_tree():
 def test_what_does_not_compose_is_refused():
     with pytest.raises(UsageError, match="composed for one unit"):
         Phase(Mechanism(BallsInBins(4, 2), group_size=2), 1.0)
+    pair = Mechanism(CyclicPoisson(0.2, 3, 60), BandedSquareRoot(3), group_size=2)
+    exchanged = Mechanism(Poisson(0.1, 3), group_size=2, adjacency="replace")
+    for chained in (pair, exchanged):
+        with pytest.raises(UsageError, match="not a composition of rounds"):
+            Phase(chained, 1.0)
+    with pytest.raises(UsageError, match="replace"):
+        Phase(Mechanism(BallsInBins(4, 2), adjacency="replace"), 1.0)
+    with pytest.raises(UsageError, match="one of ε and δ"):
+        phases.compose([POISSON])
+    with pytest.raises(UsageError, match="give phases"):
+        phases.compose([], delta=1e-5)
+    with pytest.raises(UsageError, match="noise_multiplier"):
+        next(phases.over_training(POISSON.mechanism, delta=1e-5))
     user = Phase(Mechanism(Poisson(0.1, 3), privacy_unit="user"), 1.0)
     with pytest.raises(UsageError, match="the first phase has example"):
         phases.compose([POISSON, user], delta=1e-5)

@@ -283,6 +283,23 @@ def test_coefficients_that_are_off_are_paid_for():
     assert good < 1e-11 and bad > good + 0.5e-9 * secure._LARGEST_DRAW
 
 
+def test_every_error_is_added_to_the_shift():
+    """The documented sum, term by term, for C = 1, 1/2 below: its C⁻¹ is exact in float64."""
+    a, epsilon = 0.5, 2.0**-53
+    strategy = S.BandedToeplitz(np.array([1.0, a]))
+    powers = a ** np.arange(N)
+    norm, largest_draw = 1 + a, 1.01 * secure.CUT
+    # one product of a past output with 1 + 5 roundings, in a step that has one to feed back
+    arithmetic = 6 * a * largest_draw * np.linalg.norm(powers[:-1])
+    of_responses = 6 * a * np.sum(powers[:-1])
+    residual = N * (N + 2) * 2.0**-20 * (norm + np.sum(powers))  # the responses are exact
+    expected = norm * (1.26 * secure.UNIT + epsilon * arithmetic)
+    expected += largest_draw * epsilon * (residual + norm * of_responses)
+    expected += 2.01 * 2.0**51 * 4 * epsilon * secure.UNIT
+    found = secure.largest_shift(strategy, make(strategy).recursion, N)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
 def test_bounds_at_the_size_of_a_run_are_small():
     n = 512
     for strategy in (
