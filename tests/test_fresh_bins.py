@@ -417,7 +417,7 @@ def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_
 
     @float64
     def found(kept, gram, columns=None):
-        proposal = pattern_frozen.PatternProposal(jnp.array([1.5, 1.1]), jnp.array([0.3, 0.8]))
+        proposal = pattern_frozen.PatternProposal(jnp.array(1.5), jnp.array(0.3))
         draws = made_from.draws(chunked.seed_key(6), 512)
 
         def value(gram):

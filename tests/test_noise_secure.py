@@ -297,7 +297,7 @@ def test_every_error_is_added_to_the_shift():
     expected += largest_draw * epsilon * (residual + norm * of_responses)
     expected += 2.01 * 2.0**51 * 4 * epsilon * secure.UNIT
     found = secure.largest_shift(strategy, make(strategy).recursion, N)
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert found == pytest.approx(expected, rel=1e-12, abs=0)
 
 
 def test_bounds_at_the_size_of_a_run_are_small():

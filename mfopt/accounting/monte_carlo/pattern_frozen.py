@@ -1,11 +1,11 @@
 """δ̂ on frozen samples where bins are assigned more than once: for calibration and optimization.
 
-Samples come from R = Σ_j E_k N(α_j m_k + γ_j m̄, σ²I)/J, m̄ the mean mode: a unit's own columns are
-overshot by α, and all others are raised alike by γ. R over Q is a chain as P over Q is, with
-exponents α Z - α² |M|²/2 - αγ <M, m̄> and transitions T^{α²}, so a sample costs 1 + J forward
-passes. Any (α, γ) is unbiased; no bound on the weights is proven. They are fitted to samples of the
-certificate's proposal (:mod:`.importance`), which misses nothing: the second moment of P(1 -
-e^{ε-Y})₊/R under R is the mean of the same ratio under its numerator.
+Samples come from R = E_k N(α m_k + γ m̄, σ²I), m̄ the mean mode: a unit's own columns are overshot by
+α, and all others are raised alike by γ. R over Q is a chain as P over Q is, with exponents α Z -
+α² |M|²/2 - αγ <M, m̄> and transitions T^{α²}, so a sample costs two forward passes. Any (α, γ) is
+unbiased; no bound on the weights is proven. They follow from the order s of the certificate's chain
+(:mod:`.importance`), whose shift by s further patterns they imitate: about a third of it is on the
+unit's own columns.
 """
 
 from __future__ import annotations
@@ -13,32 +13,26 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._pytree import STATIC
-from mfopt.accounting.monte_carlo import band, chunked
+from mfopt.accounting.monte_carlo import band
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.importance import remove_tilts
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, Drawn
 from mfopt.strategies.fields import Array
 
-COMPONENTS = 2
 _CHUNK = 2**17  # numbers of a chunk's antithetic pairs: a few MiB of arrays
-_PILOT = 256
-_ENOUGH = 1e-3  # of the logarithm of a second moment: what the pilot's samples tell apart
 _EXACT = 2**20  # numbers that are cached in float64
-_START = ((0.35, 0.65), (0.65, 0.35))  # of the order, the parts of α - 1 and γ
-_REACH = 3.0  # of the order, the largest α - 1 and γ: a component that no sample needs would leave
+_OWN, _REST = 0.35, 0.65  # of the order, the parts of α - 1 and γ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +116,7 @@ def _mean_square(patterns: PatternLikelihood) -> jax.Array:
 
 
 class PatternProposal(NamedTuple):
-    """α and γ of the components, each of shape (J,)."""
+    """α and γ, each of shape ()."""
 
     alpha: jax.Array
     gamma: jax.Array
@@ -132,12 +126,10 @@ class PatternDraws(NamedTuple):
     """Frozen randomness; every row serves z and -z.
 
     Attributes:
-      component: shape (pairs,).
       pattern: as the likelihood draws them, one for each row.
       normal: shape (pairs, n), float32: an estimate needs no more.
     """
 
-    component: jax.Array
     pattern: jax.Array
     normal: jax.Array
 
@@ -169,7 +161,6 @@ def draw(key: jax.Array, samples: int, likelihood: PatternLikelihood) -> Pattern
     count = -(-pairs // chunks) * chunks  # in chunks of one size
     pattern_key, noise_key = jax.random.split(key)
     return PatternDraws(
-        jnp.arange(count) % COMPONENTS,
         likelihood.first(pattern_key, count),
         jax.random.normal(noise_key, (count, likelihood.dimension), jnp.float32),
     )
@@ -179,14 +170,12 @@ def _ratio(
     scaled: PatternLikelihood, proposal: PatternProposal, of_mean: tuple[jax.Array, jax.Array]
 ) -> Callable[[jax.Array], jax.Array]:
     """Z -> log R/Q, in noise units; ``of_mean`` is what :meth:`mean` gives."""
-    toward, square = of_mean
-    parts = [(scaled.ratio(a), g) for a, g in zip(proposal.alpha, proposal.gamma, strict=True)]
+    (toward, square), gamma = of_mean, proposal.gamma
+    ratio = scaled.ratio(proposal.alpha)
 
     def log_ratio(exponents: jax.Array) -> jax.Array:
-        mean = scaled.average(exponents)
-        own = [of(exponents - gamma * toward) - gamma**2 * square / 2 for of, gamma in parts]
-        logs = jnp.stack(own) + proposal.gamma[:, None] * mean
-        return jax.scipy.special.logsumexp(logs, axis=0) - np.log(len(own))
+        own = ratio(exponents - gamma * toward) - gamma**2 * square / 2
+        return own + gamma * scaled.average(exponents)
 
     return log_ratio
 
@@ -195,8 +184,8 @@ def terms(
     patterns: PatternLikelihood, proposal: PatternProposal, draws: PatternDraws
 ) -> PatternTerms:
     """Terms of one chunk of draws, in float64."""
-    alpha, gamma = (part[draws.component][:, None] for part in map(jnp.asarray, proposal))
-    centre = alpha * patterns.products(draws.pattern) + gamma * patterns.mean()[0]
+    centre = proposal.alpha * patterns.products(draws.pattern)
+    centre += proposal.gamma * patterns.mean()[0]
     return PatternTerms(patterns, proposal, centre, patterns.noise(draws.normal.astype(float)))
 
 
@@ -262,13 +251,13 @@ def log_delta(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> 
 
 
 @float64
-def fit(
+def placed(
     patterns: PatternLikelihood,
     noise_multiplier: float,
     epsilon: float,
     ceilings: Callable[[Any], Ceilings],
 ) -> PatternProposal:
-    """The (α, γ) of least variance at this σ and ε, from the same pilot samples at every call.
+    """The proposal for this σ and ε, by the order of the certificate's chain there.
 
     Args:
       patterns: at σ = 1.
@@ -279,54 +268,7 @@ def fit(
     # of all patterns: found in one pass
     tilts = remove_tilts(ceilings(scaled).of_all(), Point(noise_multiplier, epsilon))
     order = next((tilt.order for tilt in tilts if tilt.kind == "chain"), 1)
-    exponents, log_weight = _pilot(scaled, float(order), epsilon, chunked.seed_key(0))
-    start = np.array([(math.log1p(order * own), order * rest) for own, rest in _START])[:COMPONENTS]
-    best = start
-    if np.any(np.isfinite(np.asarray(log_weight))):
-        least = math.inf
-
-        def function(flat: np.ndarray) -> tuple[float, np.ndarray]:
-            nonlocal best, least
-            at = flat.reshape(-1, 2)
-            value, slope = _second_moment(jnp.asarray(at), scaled, exponents, log_weight)
-            if float(value) < least:
-                least, best = float(value), at.copy()
-            return float(value), np.asarray(slope).reshape(-1)
-
-        far = _REACH * order
-        scipy.optimize.minimize(
-            function,
-            start.reshape(-1),
-            jac=True,
-            method="L-BFGS-B",
-            bounds=[(-1.0, math.log1p(far)), (-far, far)] * COMPONENTS,
-            options={"maxfun": 12, "ftol": _ENOUGH},
-        )
-    return PatternProposal(jnp.exp(jnp.asarray(best[:, 0])), jnp.asarray(best[:, 1]))
-
-
-@_quick.jit
-def _pilot(
-    scaled: PatternLikelihood, order: jax.Array, epsilon: jax.Array, key: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """(Z, log of weight times target) of samples from the certificate's chain."""
-    *draw_keys, noise_key = jax.random.split(key, 3)
-    moved = scaled.noise(jax.random.normal(noise_key, (_PILOT, scaled.dimension)))
-    drawn = scaled.draw(jnp.stack(draw_keys), moved, order, None)
-    exponents = drawn.products + moved
-    loss = scaled.log_ratio(exponents)
-    hinge = log_hinge(loss - epsilon)
-    return exponents, drawn.log_normalizers - order * loss + hinge + loss + hinge
-
-
-@jax.jit
-@jax.value_and_grad
-def _second_moment(
-    parameters: jax.Array, scaled: PatternLikelihood, exponents: jax.Array, log_weight: jax.Array
-) -> jax.Array:
-    proposal = PatternProposal(jnp.exp(parameters[:, 0]), parameters[:, 1])
-    ratio = _ratio(scaled, proposal, scaled.mean())(exponents)
-    return jax.scipy.special.logsumexp(log_weight - ratio)
+    return PatternProposal(*(jnp.asarray(part) for part in (1 + _OWN * order, _REST * order)))
 
 
 class FrozenPatterns(NamedTuple):
@@ -349,12 +291,12 @@ class FrozenPatterns(NamedTuple):
         epsilon: float,
         ceilings: Callable[[Any], Ceilings],
     ) -> FrozenPatterns:
-        """A proposal that is fitted at this σ and ε.
+        """With the proposal for this σ and ε.
 
         Args:
-          patterns, noise_multiplier, epsilon, ceilings: as for :func:`fit`.
+          patterns, noise_multiplier, epsilon, ceilings: as for :func:`placed`.
         """
-        proposal = fit(patterns, noise_multiplier, epsilon, ceilings)
+        proposal = placed(patterns, noise_multiplier, epsilon, ceilings)
         return cls(patterns, _mean_square(patterns), proposal)
 
     def terms(self, key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:

@@ -189,7 +189,7 @@ class PatternLaw(SampledLaw):
 
     def proposal(self, reduced: Any, noise_multiplier: Any, epsilon: Any) -> PatternProposal:
         at = float(noise_multiplier), float(epsilon)
-        return pattern_frozen.fit(reduced, *at, self.losses.estimated)
+        return pattern_frozen.placed(reduced, *at, self.losses.estimated)
 
     def frozen(self, reduced: Any, proposal: PatternProposal, draws: PatternDraws) -> PatternTerms:
         return pattern_frozen.all_terms(reduced, proposal, draws)
