@@ -77,6 +77,30 @@ def questionable_delta(delta: float, population: int | None = None) -> str:
     return ""
 
 
+def statement(guarantee: Guarantee, *, pinned: bool, allow_uncertified: bool) -> str:
+    """What a run may say of its privacy: the guarantee, or "none" and the reason.
+
+    Args:
+      guarantee: of the factorization that is run.
+      pinned: whether a seed pins batches or noise.
+      allow_uncertified: whether the caller asked for a run without a guarantee.
+
+    Raises:
+      UsageError: there is no guarantee, and ``allow_uncertified`` is not set.
+    """
+    if pinned:
+        name, value, words = "seed", "pinned", "none: seed pinned"
+    elif guarantee.status == "estimate":
+        name, value, words = "factorization", "an estimate", "none: not certified"
+    else:
+        return str(guarantee)
+    if not allow_uncertified:
+        way_out = "Leave the seed out, or certify the file (`mfopt certify`); for experiments and "
+        way_out += "tests say `allow_uncertified=True`."
+        raise _check.reject(name, value, f"the guarantee of such a run is {words}", way_out)
+    return words
+
+
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
     """(ε, δ)-DP of one mechanism, with everything needed to read the two numbers.

@@ -24,7 +24,13 @@ def main(path: str, rate: float = 0.5, seed: int | None = None) -> float:
 
     factorization = mfopt.load(path)
     model, optimizer, loader = make_private(
-        model, optimizer, data, factorization, max_grad_norm=1.0, seed=seed
+        model,
+        optimizer,
+        data,
+        factorization,
+        max_grad_norm=1.0,
+        seed=seed,
+        allow_uncertified=seed is not None,
     )
     for _ in range(factorization.sampling.epochs):
         for batch, target in loader:  # of a batch of nobody the step is noise only

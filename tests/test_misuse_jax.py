@@ -27,7 +27,9 @@ REFUSED, NANS, HARMLESS = {}, {}, {}
 
 
 def factorization(sigma=2.0):
-    return stated(BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), SCHEME, sigma)
+    return stated(
+        BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), SCHEME, sigma, status="certified"
+    )
 
 
 def loss(params, example):
@@ -61,8 +63,8 @@ def expected():
     return list(released())
 
 
-RUN = PrivateRun(factorization(), RECORDS, CLIP)
-PARTS = PrivateRun(factorization(), RECORDS, CLIP, microbatch=2)
+RUN = PrivateRun(factorization(), RECORDS, CLIP, allow_uncertified=True)
+PARTS = PrivateRun(factorization(), RECORDS, CLIP, microbatch=2, allow_uncertified=True)
 
 
 @jax.jit
@@ -360,6 +362,16 @@ def the_state_of_another_factorization():
     step(other.init(PARAMS), Loop(taken=0).batches[0])
 
 
+@refused("the guarantee of such a run is none: seed pinned.*allow_uncertified=True")
+def a_pinned_seed():
+    PrivateRun(factorization(), RECORDS, CLIP).init(PARAMS, seed=SEED)
+
+
+@refused("factorization = 'an estimate'.*none: not certified")
+def an_estimate():
+    PrivateRun(stated(factorization().strategy, SCHEME), RECORDS, CLIP)
+
+
 @refused("NoiseState = 'a copy': .*show the key.*mode 0600")
 def a_state_in_a_pickle():
     pickle.dumps({"params": PARAMS, "run": Loop().state})
@@ -456,6 +468,8 @@ def test_a_saved_run_goes_on(expected):
     own = np.concatenate([batch.units[batch.mask] for batch in loop.batches])
     assert len(units) == 2 * RECORDS and not np.array_equal(units, own)
     assert "secret" in repr(fresh) and not fresh.noise.pinned
+    assert RUN.guarantee(fresh) == str(factorization().guarantee)
+    assert RUN.guarantee(state) == "none: seed pinned"
 
 
 @pytest.mark.ci

@@ -46,7 +46,7 @@ def test_a_strategy_is_described_in_words_everywhere(saved, capsys):
     assert run(path, "--params", "1e3", "--repeats", "1") == 0
     assert words in capsys.readouterr().out
     found = load(path)
-    assert words in repr(from_factorization(found, clip_norm=1.0))
+    assert words in repr(from_factorization(found, clip_norm=1.0, allow_uncertified=True))
     assert words in mechanism_plot.draw(found).get_suptitle()
 
 

@@ -18,6 +18,7 @@ from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
 from mfopt._runtime._pytree import pytree
 from mfopt.factorization import Factorization
+from mfopt.guarantee import statement
 from mfopt.jax.batches import Batches, StepBatch, tag_of
 from mfopt.noise import NoiseState
 from mfopt.sampling import UnitSampler
@@ -69,7 +70,7 @@ class PrivateRun:
     gradient for any optimizer, and all that follows is post-processing. Keep the state out of what
     takes steps back (``optax.apply_if_finite``): put that around the optimizer only.
 
-    Formal guarantee: ``factorization.guarantee``, where a unit is one example, if each gradient is
+    Formal guarantee: ``run.guarantee(state)``, where a unit is one example, if each gradient is
     that of the unit in its slot alone, as it is in :meth:`gradient`. A batch that is not the next
     step's, whole and as it was drawn, raises, or gives NaN inside jit, and so does a step past the
     last. A state that is used twice inside jit gives the same noise twice: as for
@@ -82,6 +83,8 @@ class PrivateRun:
       microbatch: units whose gradients are held at once; a batch then has a leading axis of
         microbatches. The whole batch if left out.
       normalizer: what noised sums are divided by, a public number; the expected batch if left out.
+      allow_uncertified: take pinned seeds, and a factorization that is an estimate: for experiments
+        and tests, whose runs have no guarantee.
       options: of :class:`mfopt.noise.NoiseStream` (``secure``, ``buffer_dtype``, ``past``).
 
     >>> from mfopt import optimize, sampling
@@ -102,10 +105,12 @@ class PrivateRun:
         *,
         microbatch: int | None = None,
         normalizer: float | None = None,
+        allow_uncertified: bool = False,
         **options: Any,
     ) -> None:
-        self.factorization = factorization
-        self.stream = noise.from_factorization(factorization, clip_norm=clip_norm, **options)
+        self.factorization, self.allow_uncertified = factorization, allow_uncertified
+        options |= {"clip_norm": clip_norm, "allow_uncertified": allow_uncertified}
+        self.stream = noise.from_factorization(factorization, **options)
         self.clipping = Clipping(self.stream.clip_norm)
         self.microbatch = None if microbatch is None else _check.integer("microbatch", microbatch)
         expected = factorization.sampler(population, 0).expected_batch
@@ -123,12 +128,20 @@ class PrivateRun:
 
         Args:
           params: what is trained: floating-point arrays, or their shapes.
-          seed: pins noise and batches, for experiments and tests: such a run protects nothing.
+          seed: pins noise and batches: such a run protects nothing, and needs
+            ``allow_uncertified``.
 
         Raises:
           UsageError: as :meth:`mfopt.noise.NoiseStream.init`.
         """
+        allowed = {"allow_uncertified": self.allow_uncertified}
+        statement(self.factorization.guarantee, pinned=seed is not None, **allowed)
         return self._between(self.stream.init(params, seed=seed))
+
+    def guarantee(self, state: PrivateState) -> str:
+        """What a run may say of its privacy: the guarantee, or "none" and the reason."""
+        pinned = state.noise.pinned
+        return statement(self.factorization.guarantee, pinned=pinned, allow_uncertified=True)
 
     def batches(self, state: PrivateState) -> Batches:
         """The batches of the run, from the state's step on; outside of jit."""

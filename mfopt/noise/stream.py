@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mfopt import words
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
+from mfopt.guarantee import statement
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys, secure
 from mfopt.noise.choice import Past, choose
@@ -549,11 +550,14 @@ class NoiseStream:
         return jnp.zeros(full, self.buffer_dtype, device=where)
 
 
-def from_factorization(factorization: Any, *, clip_norm: float, **options: Any) -> NoiseStream:
+def from_factorization(
+    factorization: Any, *, clip_norm: float, allow_uncertified: bool = False, **options: Any
+) -> NoiseStream:
     """The stream of a :class:`mfopt.factorization.Factorization`.
 
     ``clip_norm`` is the bound that the training code clips to: the standard deviation of z is
     the factorization's noise multiplier times it. ``options`` are those of :class:`NoiseStream`.
+    An estimate, which proves nothing, is taken with ``allow_uncertified=True`` only.
 
     >>> from mfopt import optimize, sampling
     >>> made = optimize.factorize(sampling.BallsInBins(bins=8, epochs=2), 2.0, strategy="identity")
@@ -562,12 +566,14 @@ def from_factorization(factorization: Any, *, clip_norm: float, **options: Any) 
     (16, True)
 
     Raises:
-      UsageError: what is given is no factorization, and as :class:`NoiseStream` does.
+      UsageError: what is given is no factorization, or an estimate, and as :class:`NoiseStream`
+        does.
     """
-    if not all(hasattr(factorization, x) for x in ("strategy", "sampling", "noise_multiplier")):
+    if not all(hasattr(factorization, x) for x in ("strategy", "sampling", "guarantee")):
         rule = "must be a Factorization"
         way_out = "mfopt.load(path) gives that of a file."
         raise _check.reject("factorization", type(factorization).__name__, rule, way_out)
+    statement(factorization.guarantee, pinned=False, allow_uncertified=allow_uncertified)
     return NoiseStream(
         factorization.strategy,
         iterations=factorization.sampling.length,

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mfopt._runtime import _check
@@ -25,7 +23,7 @@ def place() -> tuple[int, int]:
 
 
 def refuse_layers(module: torch.nn.Module) -> None:
-    """Raise :class:`UsageError` for layers that mix examples or keep what is not noised."""
+    """Raise :class:`UsageError` for layers that add up or show gradients by themselves."""
     for name, layer in module.named_modules():
         rule, way_out = _fault(layer)
         if rule:
@@ -42,52 +40,9 @@ def _fault(layer: torch.nn.Module) -> tuple[str, str]:
     if type(layer).__name__ == "FullyShardedDataParallel":
         rule = "adds up gradients before they are clipped"
         return rule, "Use fully_shard (FSDP2) and PrivateRun."
-    if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-        way_out = "Use torch.nn.GroupNorm, or opacus.validators.ModuleValidator.fix(module)."
-        return "mixes examples, so that no example's gradient is its own", way_out
-    if isinstance(layer, _InstanceNorm) and layer.training and layer.track_running_stats:
-        return "keeps statistics of batches without noise", "Set track_running_stats=False."
-    if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):
-        if layer.max_norm is not None:
-            return "rescales the rows that a batch has, without noise", "Leave out max_norm."
-        if layer.sparse:
-            return "gives sparse gradients, which show what a batch has", "Set sparse=False."
+    if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) and layer.sparse:
+        return "gives sparse gradients, which show what a batch has", "Set sparse=False."
     return "", ""
-
-
-def memory_of(module: torch.nn.Module) -> dict[str, tuple[str, Any, int]]:
-    """(kind, value, version) by name of what layers keep: buffers, other tensors and numbers."""
-    found: dict[str, tuple[str, Any, int]] = {
-        name: ("a buffer", b, b._version) for name, b in module.named_buffers()
-    }
-    for name, layer in module.named_modules():
-        for key, value in vars(layer).items():
-            if isinstance(value, float | torch.Tensor):
-                place = f"{name}.{key}".lstrip(".")
-                found[place] = ("an attribute", value, getattr(value, "_version", 0))
-    return found
-
-
-def refuse_memory(module: torch.nn.Module, before: dict[str, Any]) -> None:
-    """Raise :class:`UsageError` where a forward pass changed what layers kept ``before``.
-
-    An attribute that a first pass makes, as a table of positions, is no memory of a batch unless it
-    changes.
-    """
-    after = memory_of(module)
-    for name in sorted({*before, *after}):
-        kind, *found = after.get(name) or before[name]
-        if name in before and name in after:
-            was, now = before[name][1], found[0]
-            same = was is now and before[name][2] == found[1]
-            same = same or (isinstance(was, float) and isinstance(now, float) and was == now)
-        else:
-            same = kind == "an attribute"
-        if not same:
-            rule = "was changed by the forward pass: it may hold what a batch has, without noise"
-            way_out = "Freeze it in training, or keep it out of the model; "
-            way_out += "and load the model again."
-            raise _check.reject(f"module.{name}", kind, rule, way_out)
 
 
 def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) -> None:

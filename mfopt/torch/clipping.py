@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from mfopt._runtime import _check
 from mfopt.noise.for_torch import refuse_narrow
-from mfopt.torch import checks
+from mfopt.torch import checks, probe
 
 # as in the trainer: float32 norms are rounded, and what is added must stay below the bound; and
 # float32 loses the squares of entries below 1e-19
@@ -37,6 +37,7 @@ def add_clipped(
     sum_of: Callable[[torch.Tensor], torch.Tensor],
     *,
     microbatch: int | None = None,
+    probed: Any = None,
 ) -> torch.Tensor:
     """Add Σ clip(gradient of one example) to ``sum_of(parameter)`` for every trainable parameter.
 
@@ -54,6 +55,8 @@ def add_clipped(
       max_grad_norm: bound on one example's norm, in l2.
       sum_of: gives the tensor, of its shape, that a parameter's sum is added to.
       microbatch: examples whose gradients are held at once; all of them if left out.
+      probed: asks for a probe (:mod:`mfopt.torch.probe`) of this pass, which leaves this object out
+        of what must not change: the one that keeps the sums.
 
     Returns:
       The mean loss, detached: not private.
@@ -61,7 +64,8 @@ def add_clipped(
     Raises:
       UsageError: no module, a loss that is no scalar or does not call the module that it is given,
         no trainable parameters or such as are narrower than float32 (their sums would be too),
-        layers that mix examples or keep what they see, or tensors of unequal length.
+        layers that add up gradients by themselves, or tensors of unequal length; what a probe shows
+        to remember examples.
     """
     bound = _check.positive("max_grad_norm", max_grad_norm)
     trained = trained_in(module)
@@ -74,8 +78,16 @@ def add_clipped(
     tensors, structure = _split(batch)
     place = next(iter(trained.values())).device
     tensors = [leaf.to(place) for leaf in tensors]
-    frozen = {name: p for name, p in module.named_parameters() if name not in trained}
-    fixed = {name: _whole(p) for name, p in frozen.items()} | dict(module.named_buffers())
+    names = {p: name for name, p in module.named_parameters()}
+    frozen = {name: _whole(p) for p, name in names.items() if name not in trained}
+    buffers = dict(module.named_buffers())
+    # once in each layer: PyTorch would not put back what it finds twice in one
+    places = {
+        f"{prefix}.{name}".lstrip("."): names[p]
+        for prefix, layer in module.named_modules()
+        for name, p in layer._parameters.items()
+        if p is not None
+    }
     calls = [0]
 
     def of_one(parameters: dict[str, torch.Tensor] | None, *example: torch.Tensor) -> torch.Tensor:
@@ -85,7 +97,9 @@ def add_clipped(
             calls[0] += 1
             if parameters is None:
                 return module(*args, **kwargs)
-            return functional_call(module, {**parameters, **fixed}, args, kwargs)
+            values = {**parameters, **frozen}
+            placed = {place: values[name] for place, name in places.items()}
+            return functional_call(module, {**placed, **buffers}, args, kwargs, tie_weights=False)
 
         value = loss(call, alone)
         if not isinstance(value, torch.Tensor) or value.ndim:
@@ -110,9 +124,16 @@ def add_clipped(
         for example in zip(*parts, strict=True):
             with torch.enable_grad():
                 value = of_one(None, *example)
-                # of the module as it is: layers that keep their weights in lists see these
-                made = torch.autograd.grad(value, list(trained.values()), materialize_grads=True)
-            rows.append(made)
+                try:  # of the module as it is: layers that keep their weights in lists see these
+                    of = list(trained.values())
+                    rows.append(torch.autograd.grad(value, of, materialize_grads=True))
+                except RuntimeError as problem:
+                    if "heckpoint" not in str(problem) or ".grad()" not in str(problem):
+                        raise
+                    rule = "recomputes by reentrant checkpoints, which give no gradient of an "
+                    rule += "example"
+                    name = type(module).__name__
+                    raise _check.reject("module", name, rule, _REENTRANT) from None
             losses.append(value.detach())
         stacked = map(torch.stack, zip(*rows, strict=True))
         return dict(zip(trained, stacked, strict=True)), torch.stack(losses)
@@ -130,33 +151,16 @@ def add_clipped(
             rule = f"has no rule for torch.vmap ({why.splitlines()[0][:200]}), as it must here"
             way_out = "Use a ZeroRedundancyOptimizer and no fully_shard."
             raise _check.reject(where, "in a model of fully_shard", rule, way_out)
-        try:
-            found = one_by_one(parts)
-        except RuntimeError as problem:
-            if "heckpoint" in str(problem) and ".grad()" in str(problem):
-                rule = "recomputes by reentrant checkpoints, which give no gradient of an example"
-                raise _check.reject("module", type(module).__name__, rule, _REENTRANT) from None
-            raise
+        found = one_by_one(parts)
         if module not in _one_by_one:
-            checks.refuse_memory(module, before)  # which is what vmap may have stumbled over
             _one_by_one.add(module)
             text = f"{where} has no rule for torch.vmap ({why.splitlines()[0][:200]}): gradients "
             warnings.warn(f"{text}are computed one example after the other", stacklevel=4)
         return found
 
-    sums = [sum_of(p) for p in trained.values()]
-    examples = tensors[0].shape[0]
-    if not examples:
-        return torch.zeros(())
-    block = examples if microbatch is None else _check.integer("microbatch", microbatch)
-    loss_sum = torch.zeros((), device=tensors[0].device)
-    for parts in zip(*(torch.split(leaf, block) for leaf in tensors), strict=True):
-        before = checks.memory_of(module)
-        gradients, losses = each(parts)
-        checks.refuse_memory(module, before)  # before anything of the batch is added
-        loss_sum += losses.detach().sum()
+    def add(gradients: dict[str, torch.Tensor], sums: list[torch.Tensor]) -> None:
         with torch.no_grad(), _in_full(trained.values()):
-            flat = [gradients[name].reshape(len(losses), -1) for name in trained]
+            flat = [gradients[name].reshape(len(gradients[name]), -1) for name in trained]
             norm = torch.stack([norms(g) for g in flat]).norm(dim=0)
             factor = _MARGIN * bound / norm.clamp(min=bound)
             usable = torch.isfinite(norm)
@@ -165,6 +169,34 @@ def add_clipped(
                 if not whole:  # 0 times infinity would be no number
                     g = torch.where(usable[:, None], g, 0.0)
                 _add_scaled(total, factor.to(g.dtype), g)
+
+    def alone() -> list[torch.Tensor]:
+        """The clipped gradient of the first example, with random numbers of its own."""
+        contribution = [torch.zeros_like(total) for total in sums]
+        with probe.seeded(tensors):  # by vmap, what is kept would be unusable after it
+            gradients, _ = (each if spread else one_by_one)(tuple(leaf[:1] for leaf in tensors))
+        add(gradients, contribution)
+        return contribution
+
+    def state() -> probe.Contents:
+        return probe.contents([probed], module=module, loss=loss)
+
+    sums = [sum_of(p) for p in trained.values()]
+    examples = tensors[0].shape[0]
+    if not examples:
+        return torch.zeros(())
+    if probed is not None:
+        before, contribution, kept = state(), alone(), state()
+        probe.refuse_changes(before, kept, made=True)
+    block = examples if microbatch is None else _check.integer("microbatch", microbatch)
+    loss_sum = torch.zeros((), device=tensors[0].device)
+    for parts in zip(*(torch.split(leaf, block) for leaf in tensors), strict=True):
+        gradients, losses = each(parts)
+        loss_sum += losses.detach().sum()
+        add(gradients, sums)
+    if probed is not None:
+        probe.refuse_changes(kept, state())
+        probe.refuse_difference(contribution, alone(), bound)
     return loss_sum / examples
 
 

@@ -43,8 +43,8 @@ class PrivateTrainer(Trainer):
     Args:
       arguments, named: as for ``Trainer``; a train_dataset with numbered records is needed.
       microbatch: examples whose gradients are held at once; all of a batch if left out.
-      factorization, normalizer, seed, key_folder: as for :class:`~mfopt.torch.PrivateRun`, which is
-        the attribute ``run``.
+      factorization, normalizer, seed, allow_uncertified, key_folder: as for
+        :class:`~mfopt.torch.PrivateRun`, which is the attribute ``run``.
 
     Raises:
       UsageError: arguments that would change a step, more epochs or steps than the factorization
@@ -58,6 +58,7 @@ class PrivateTrainer(Trainer):
         microbatch: int | None = None,
         normalizer: float | None = None,
         seed: int | None = None,
+        allow_uncertified: bool = False,
         key_folder: str | os.PathLike[str] = KEY_FOLDER,
         **named: Any,
     ) -> None:
@@ -78,6 +79,7 @@ class PrivateTrainer(Trainer):
             args.max_grad_norm,
             normalizer=normalizer,
             seed=seed,
+            allow_uncertified=allow_uncertified,
             key_folder=key_folder,
         )
         self.microbatch = microbatch

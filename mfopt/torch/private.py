@@ -14,7 +14,7 @@ from mfopt._runtime import _check, _extras
 from mfopt.factorization import Factorization
 from mfopt.noise import for_opacus
 from mfopt.noise.sealed import KEY_FOLDER
-from mfopt.torch import checks
+from mfopt.torch import checks, probe
 from mfopt.torch.loader import dataset_of
 from mfopt.torch.run import PrivateRun, refuse_private
 
@@ -46,6 +46,7 @@ def make_private(
     batch_first: bool = True,
     normalizer: float | None = None,
     seed: int | None = None,
+    allow_uncertified: bool = False,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     key_folder: str | os.PathLike[str] = KEY_FOLDER,
     **loader_options: Any,
@@ -74,7 +75,8 @@ def make_private(
     Args:
       module, optimizer: as for Opacus; the optimizer unused so far.
       dataset: with numbered records, or a plain DataLoader of such, whose batch size is not used.
-      factorization, max_grad_norm, normalizer, seed, key_folder: as for :class:`PrivateRun`.
+      factorization, max_grad_norm, normalizer, seed, allow_uncertified, key_folder: as for
+        :class:`PrivateRun`.
       criterion: for ``grad_sample_mode="ghost"``, the loss that Opacus wraps.
       grad_sample_mode: "hooks", "ew", "functorch" or "ghost".
       loss_reduction: of the loss that the module is trained on; with "sum" nothing is divided.
@@ -110,6 +112,7 @@ def make_private(
         max_grad_norm,
         normalizer=normalizer,
         seed=seed,
+        allow_uncertified=allow_uncertified,
         key_folder=key_folder,
     )
     if run.ranks > 1 and not isinstance(module, Distributed):
@@ -141,7 +144,7 @@ def make_private(
     run.start_noise(private.params)
     for_opacus.install(private, run)
     checks.watch_scaler(private)
-    _watch_layers(wrapped)
+    _probe_passes(wrapped, run, 0 if batch_first else 1)
     _watch_steps(wrapped, private, run)
     if grad_sample_mode == "ghost":
         _refuse_autocast(wrapped)
@@ -159,21 +162,17 @@ def make_private(
     return (wrapped, private, *rest)
 
 
-def _watch_layers(module: Any) -> None:
-    """Refuse training passes through layers, or that change buffers, which escape the noise."""
-    before: dict[str, Any] = {}
+def _probe_passes(module: Any, run: PrivateRun, axis: int) -> None:
+    """Probe passes in training; and refuse layers that add up gradients by themselves."""
 
-    def before_forward(*_: Any) -> None:
-        if module.training:
+    def before_forward(_: Any, *arguments: Any) -> None:
+        inner = module._module
+        if module.training and torch.is_grad_enabled():
             checks.refuse_layers(module)
-            before.update(checks.memory_of(module))
+            if run.is_probed(inner, probe.examples_in(arguments, axis)):
+                probe.refuse_mixing(inner, arguments, axis, run)
 
-    def after_forward(*_: Any) -> None:
-        if module.training:
-            checks.refuse_memory(module, before)
-
-    module.register_forward_pre_hook(before_forward)
-    module.register_forward_hook(after_forward)
+    module.register_forward_pre_hook(before_forward, with_kwargs=True)
 
 
 def _watch_steps(module: Any, optimizer: Any, run: PrivateRun) -> None:

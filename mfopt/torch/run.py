@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch.utils.data import default_collate
 from mfopt import noise
 from mfopt._runtime import _check
 from mfopt.factorization import Factorization
+from mfopt.guarantee import statement
 from mfopt.noise.for_torch import (
     STATE,
     SilentNoise,
@@ -24,7 +26,7 @@ from mfopt.noise.for_torch import (
 from mfopt.noise.sealed import KEY_FOLDER, KeyFile
 from mfopt.noise.state import no_copy
 from mfopt.sampling import UnitSampler
-from mfopt.torch import checks, clipping, loader
+from mfopt.torch import checks, clipping, loader, probe
 
 _attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -53,7 +55,7 @@ class PrivateRun:
     The optimizer's ``state_dict`` holds the run, sealed: the key lies in a file of ``key_folder``,
     readable by its owner only, and is **as secret as the data**. Load after ``attach``.
 
-    Formal guarantee: ``factorization.guarantee``, where a unit is one element of the data set, if
+    Formal guarantee: ``print(run.guarantee)``, where a unit is one element of the data set, if
     the file is right: ``factorization.proved_here`` says whether this machine proved it. Units have
     positions: under a fixed order that is a guarantee for zero-out, not add-remove. What can be
     seen is refused: a batch that is not released before the next, a step without its batch or its
@@ -68,7 +70,9 @@ class PrivateRun:
       population: number of units in the data set.
       max_grad_norm: bound on the norm of one unit's contribution to a step's sum.
       normalizer: what noised sums are divided by, a public number; the expected batch if left out.
-      seed: pins batches and noise, for experiments and tests: such a run protects nothing.
+      seed: pins batches and noise: such a run protects nothing.
+      allow_uncertified: take a seed, or a factorization that is an estimate: for experiments and
+        tests. ``guarantee`` then says "none".
       clipped_by_caller: sums of clipped gradients come from the caller's code, in ``grad``.
       key_folder: where the key of the optimizer's states is kept.
       options: of :class:`mfopt.noise.NoiseStream` (``buffer_dtype``, ``past``).
@@ -82,12 +86,17 @@ class PrivateRun:
         *,
         normalizer: float | None = None,
         seed: int | None = None,
+        allow_uncertified: bool = False,
         clipped_by_caller: bool = False,
         key_folder: str | os.PathLike[str] = KEY_FOLDER,
         **options: Any,
     ) -> None:
         self.factorization = factorization
-        self.stream = noise.from_factorization(factorization, clip_norm=max_grad_norm, **options)
+        options |= {"clip_norm": max_grad_norm, "allow_uncertified": allow_uncertified}
+        self.stream = noise.from_factorization(factorization, **options)
+        self._seed = seed
+        if not allow_uncertified:
+            statement(factorization.guarantee, pinned=seed is not None, allow_uncertified=False)
         self.rank, self.ranks = checks.place()
         self.sampler = factorization.sampler(population, seed)
         if self.ranks > 1:
@@ -108,8 +117,9 @@ class PrivateRun:
         self.examples: int | None = None  # in the sum of this step; None where nobody counts them
         self.clipped_by_caller = clipped_by_caller
         self.keys = KeyFile(key_folder)
-        self._seed = seed
         self._parameters: list[torch.Tensor] = []
+        self._probes = 0  # passes that were probed
+        self._modes: tuple[bool, ...] = ()  # of the layers in the last pass, whether they train
         self._sums: list[torch.Tensor] | None = None  # of this step, one for each parameter
         # drops what was summed of a step that was not released
         self.forget: Callable[[], None] = self._drop
@@ -118,6 +128,12 @@ class PrivateRun:
 
     def __repr__(self) -> str:
         return f"PrivateRun({self.sampler!r}, step {self.step} of {self.stream.iterations})"
+
+    @property
+    def guarantee(self) -> str:
+        """What the run may say of its privacy: the guarantee, or "none" and the reason."""
+        pinned = self._seed is not None or self.sampler.pinned
+        return statement(self.factorization.guarantee, pinned=pinned, allow_uncertified=True)
 
     @property
     def step(self) -> int:
@@ -172,13 +188,36 @@ class PrivateRun:
             raise _check.reject("clipped_by_caller", True, rule, "Leave it out to use backward.")
         clipping.trained_in(module)
         checks.refuse_uncovered(module, self._parameters)
+        examples = clipping.examples_in(batch)
+        probed = self if self.examples is None and self.is_probed(module, examples) else None
         # also where it is broken off: what it had added by then is in the sum
-        self.count(clipping.examples_in(batch))
+        self.count(examples)
         self._sums = self._sums or [whole_zeros(p) for p in self._parameters]
         sums = {id(p): total for p, total in zip(self._parameters, self._sums, strict=True)}
-        return clipping.add_clipped(
-            module, loss, batch, self.stream.clip_norm, lambda p: sums[id(p)], microbatch=microbatch
-        )
+        bound = self.stream.clip_norm
+        try:
+            return clipping.add_clipped(
+                module,
+                loss,
+                batch,
+                bound,
+                lambda p: sums[id(p)],
+                microbatch=microbatch,
+                probed=probed,
+            )
+        except _check.UsageError:
+            self._drop()  # a sum that was refused is not released later
+            raise
+
+    def is_probed(self, module: torch.nn.Module, examples: int) -> bool:
+        """Whether a pass is probed: the first two, those in another mode, and drawn ones."""
+        if not examples:
+            return False
+        modes = tuple(layer.training for layer in module.modules())
+        drawn = probe.is_drawn(self.sampler.state_dict()["seed"], self.step)
+        drawn |= modes != self._modes or self._probes < 2
+        self._modes, self._probes = modes, self._probes + drawn
+        return drawn
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Make ``optimizer.step()`` use the noised and normalized sum of this step.
@@ -352,32 +391,33 @@ class PrivateRun:
             way_out = "Take batches from the returned loader only, and step after each one."
             raise _check.reject("loader", since, rule, way_out)
         if self.step < self.stream.iterations:
-            self._check_examples(self.sizes.get(self.step, 0))
+            self._check_examples(self.sizes.get(self.step, 0), sums)
         noise.add_to(sums)
         self.sizes.pop(self.step - 1, None)
         self.examples = None
 
-    def _check_examples(self, drawn: int) -> None:
-        """Refuse a sum of other examples than this step's."""
-        # a loader's function may leave out records; where batches are fetched ahead by a loader
-        # that was made from this one, their number alone tells which batch was taken
-        told = self.given is not None or not self.ahead
-        found = self.examples
-        if self.clipped_by_caller or (found or 0) == drawn:
-            return
-        if found is None:
+    def _check_examples(self, drawn: int, sums: list[torch.Tensor]) -> None:
+        """Refuse a sum of other examples than the ``drawn`` ones of this step."""
+        if self.clipped_by_caller:
+            norm = math.hypot(*(float(clipping.norms(x.reshape(1, -1))) for x in sums))
+            if not norm <= (bound := drawn * self.stream.clip_norm) * (1 + 2**-10):
+                rule = (
+                    f"has norm {norm:.6g}, more than {drawn} examples of the clip norm, {bound:g}"
+                )
+                way_out = "Scale each example's gradient to norm max_grad_norm before adding them."
+                raise _check.reject("grad", "a sum that was not clipped", rule, way_out)
+        elif self.examples is None and drawn:
             rule = f"are in the sum, and {drawn} were drawn for the step: it would be noise only"
             way_out = "Call run.backward(module, loss, batch), or with Opacus loss.backward(), "
             way_out += "before step(), and no zero_grad() between; or clip and sum yourself and "
             way_out += "say `clipped_by_caller=True`."
             raise _check.reject("examples", 0, rule, way_out)
-        if told and found < drawn:
-            return
-        rule = f"are in the sum, and {drawn} were drawn for the step: it would hold a batch twice, "
-        rule += "or another step's"
-        way_out = "Add up each batch once, and step for an empty one too; after a pass that "
-        way_out += "failed, call zero_grad() first."
-        raise _check.reject("examples", found, rule, way_out)
+        elif (self.examples or 0) != drawn:
+            rule = f"are in the sum, and {drawn} were drawn for the step: it would hold rows of "
+            rule += "several units, a batch twice, or another step's"
+            way_out = "Add up each batch once, with one row for each unit, and step for an empty "
+            way_out += "one too; after a pass that failed, call zero_grad() first."
+            raise _check.reject("examples", self.examples, rule, way_out)
 
     def state_dict(self) -> dict[str, Any]:
         """Noise and batches of the run, sealed, for PyTorch checkpoints."""

@@ -1,0 +1,202 @@
+"""A black-box probe of sensitivity: what a private pass keeps, and what moves a contribution.
+
+Probed are a run's first two batches and about one in a hundred later ones, drawn by the run's
+secret. The state of model and loss after the pass must be that before it, and an example's
+contribution must depend neither on its companions nor on earlier batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import functools
+import hashlib
+import re
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils import data
+
+from mfopt._runtime import _check
+from mfopt.noise.for_torch import fingerprint
+from mfopt.torch import checks
+
+RATE = 100  # steps of which one is probed, on average
+_TOLERANCE = 1e-3  # of the clip norm, or of an output: what rounding may change
+_VALUES = (int, float, complex, str, bytes, np.generic, torch.dtype, torch.device)
+_OUTSIDE = (type, types.ModuleType, data.Dataset, data.DataLoader, torch.Generator)
+
+Contents = dict[str, Any]
+
+
+def is_drawn(secret: str, step: int) -> bool:
+    """Whether a step is probed: about one in ``RATE``, unknown without the run's secret."""
+    words = hashlib.sha256(f"mfopt probe {secret} {step}".encode()).digest()
+    return int.from_bytes(words[:8], "little") % RATE == 0
+
+
+def contents(ignored: Iterable[Any] = (), **roots: Any) -> Contents:
+    """Value, or a fingerprint of it, of all that can be reached from ``roots``, by its path.
+
+    Attributes, containers, tensors, arrays, and of functions what they enclose and the globals they
+    name. Left out are ``ignored`` objects, data sets, loaders and modules of Python.
+    """
+    left, seen = deque(roots.items()), {id(x): x for x in ignored}  # alive: no number comes twice
+    state: Contents = {}
+    while left:
+        path, value = left.popleft()
+        if isinstance(value, _VALUES):
+            state[path] = repr(value)
+            continue
+        if id(value) in seen or isinstance(value, _OUTSIDE):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            state[path] = _content(value)
+        elif isinstance(value, np.ndarray):
+            state[path] = (value.shape, hash(value.tobytes()))
+        elif isinstance(value, Mapping):
+            left.extend((f"{path}[{key!r:.40}]", part) for key, part in list(value.items()))
+        elif isinstance(value, list | tuple | deque | set | frozenset):
+            state[path] = len(value)
+            if all(isinstance(part, _VALUES) for part in value):
+                state[path] = repr(value)
+            else:
+                left.extend((f"{path}[{i}]", part) for i, part in enumerate(value))
+        else:
+            left.extend((f"{path}.{name}", part) for name, part in _parts(value).items())
+    return state
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """What an object is made of, by name."""
+    if isinstance(value, functools.partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    if isinstance(value, types.MethodType):
+        return {"self": value.__self__, "func": value.__func__}
+    if isinstance(value, types.FunctionType):
+        code, enclosed = value.__code__, value.__closure__ or ()
+        parts = {name: value.__globals__.get(name) for name in code.co_names}
+        for name, cell in zip(code.co_freevars, enclosed, strict=True):
+            with contextlib.suppress(ValueError):  # not assigned yet
+                parts[name] = cell.cell_contents
+        return {**parts, "defaults": (value.__defaults__, value.__kwdefaults__)}
+    names: list[str] = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
+    slots = {name: getattr(value, name, None) for name in names}
+    return {**slots, **getattr(value, "__dict__", {})}
+
+
+def _content(tensor: torch.Tensor) -> Any:
+    part = checks.local(tensor.detach())
+    # kept beyond a pass by vmap, or without numbers of its own
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(part)
+    if wrapped or part.layout != torch.strided or part.is_meta:
+        return id(tensor), tensor._version
+    return tuple(part.shape), fingerprint([part])
+
+
+def refuse_changes(before: Contents, after: Contents, *, made: bool = False) -> None:
+    """Raise :class:`UsageError` where a pass changed what can be reached.
+
+    Args:
+      before, after: :func:`contents` at two moments.
+      made: whether new entries are allowed: a first pass may fill a table of positions.
+    """
+    paths = before.keys() & after.keys() if made else before.keys() | after.keys()
+    changed = sorted(x for x in paths if before.get(x, ...) != after.get(x, ...))
+    if made:
+        changed = [x for x in changed if before[x] != "False"]  # that something was made
+    if changed:
+        rule = "was changed by a private pass: it may hold what a batch has, without noise"
+        way_out = "Freeze it in training, use GroupNorm in place of BatchNorm, or keep it out of "
+        way_out += "model and loss; and load the model again."
+        path = re.sub(r"\._(?:modules|buffers|parameters)\['([^']*)'\]", r".\1", changed[0])
+        raise _check.reject(path, "state", rule, way_out)
+
+
+@contextlib.contextmanager
+def seeded(tensors: Iterable[torch.Tensor], seed: int = 0) -> Iterator[None]:
+    """PyTorch's random numbers begin at ``seed`` inside, and go on as before after it."""
+    devices = {x.device for x in tensors if x.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)):
+        torch.manual_seed(seed)
+        yield
+
+
+def refuse_difference(one: list[torch.Tensor], other: list[torch.Tensor], bound: float) -> None:
+    """Raise :class:`UsageError` unless two contributions of one example are equal to rounding."""
+    squares = [(a - b).double().square().sum() for a, b in zip(one, other, strict=True)]
+    distance = float(torch.stack([x.cpu() for x in squares]).sum().sqrt())
+    if not distance <= _TOLERANCE * bound:
+        rule = f"moved by {distance / bound:.3g} clip norms from before its batch to after it: "
+        rule += "model or loss remember other examples"
+        way_out = "Keep nothing from pass to pass in model and loss."
+        raise _check.reject("contribution of an example", "not its own", rule, way_out)
+
+
+class _WithoutDropout(TorchFunctionMode):
+    def __torch_function__(
+        self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if "dropout" in getattr(function, "__name__", ""):
+            return args[0]
+        kwargs = dict(kwargs or {})
+        if "dropout_p" in kwargs:
+            kwargs["dropout_p"] = 0.0
+        return function(*args, **kwargs)
+
+
+def examples_in(arguments: Any, axis: int) -> int:
+    """Length along ``axis`` of the first tensor in a tree."""
+    tensors = [x for x in pytree.tree_leaves(arguments) if isinstance(x, torch.Tensor)]
+    return tensors[0].shape[axis] if tensors and tensors[0].ndim > axis else 0
+
+
+def refuse_mixing(
+    module: torch.nn.Module, arguments: tuple[Any, Any], axis: int, ignored: Any
+) -> None:
+    """Raise :class:`UsageError` where a forward pass mixes examples or keeps what it sees.
+
+    Outputs for a batch are compared with those without its first example, both without dropout; a
+    model that draws other random numbers is asked only for what it keeps.
+
+    Args:
+      module: called with ``arguments``, without gradients.
+      arguments: positional and named ones; tensors of examples have one length along ``axis``.
+      axis: along which examples lie, in ``arguments`` and outputs.
+      ignored: object that is left out of what must not change.
+    """
+    examples, (positional, named) = examples_in(arguments, axis), arguments
+
+    def others(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.ndim > axis and value.shape[axis] == examples:
+            return value.narrow(axis, 1, examples - 1)
+        return value
+
+    before = contents([ignored], module=module)
+    with torch.no_grad(), seeded(module.parameters()), _WithoutDropout():
+        state = torch.get_rng_state()
+        whole = pytree.tree_map(others, module(*positional, **named))
+        passed = contents([ignored], module=module)
+        refuse_changes(before, passed, made=True)
+        if examples < 2:
+            return
+        positional, named = pytree.tree_map(others, arguments)
+        part = module(*positional, **named)
+        is_random = not torch.equal(state, torch.get_rng_state())
+    refuse_changes(passed, contents([ignored], module=module))
+    for one, other in zip(pytree.tree_leaves(whole), pytree.tree_leaves(part), strict=True):
+        if is_random or not isinstance(one, torch.Tensor) or not one.is_floating_point():
+            continue
+        scale = one.abs().max().clamp(min=1.0) if one.numel() else 1.0
+        if one.shape != other.shape or not torch.all((one - other).abs() <= _TOLERANCE * scale):
+            rule = "leaving one out changes the outputs of the others: the model mixes examples, "
+            rule += "so that no example's gradient is its own"
+            way_out = "Use GroupNorm in place of BatchNorm, and no mean over a batch."
+            raise _check.reject("module", type(module).__name__, rule, way_out)
