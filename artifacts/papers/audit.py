@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common import Found, Row, Study, main, pick, studies
+from common import Results, Row, Study, main, pick, studies
 from matplotlib.figure import Figure
 from training_runs import TrainMechanismCell, unpack
 
@@ -62,14 +62,14 @@ class TrainerAudit(Study):
         faults = [(NOISE, size) for size in self.noise] + [(NORM, size) for size in self.norms]
         return [AuditCell(mechanism, fault, size, *how) for fault, size in faults]
 
-    def rows(self, found: Found) -> list[Row]:
+    def rows(self, results: Results) -> list[Row]:
         """The outcome of each audit, in the order of its cell."""
         return [
             {"fault": cell.fault, "size": cell.size}
-            | {name: found[cell].record[name] for name in _REPORTED}
+            | {name: results[cell].record[name] for name in _REPORTED}
             | {"privacy_unit": "user", "adjacency": "add-remove", "sampling": BALLS}
             | {"epsilon": self.epsilon, "delta": self.delta}
-            | {"noise_multiplier": found[cell].record["noise_multiplier_claimed"]}
+            | {"noise_multiplier": results[cell].record["noise_multiplier_claimed"]}
             for cell in self.cells()
         ]
 
@@ -123,7 +123,7 @@ class AuditCell(Cell):
         with tempfile.TemporaryDirectory() as folder:
             unpack(needed[0], Path(folder))
             account = mfopt.load(Path(folder) / "mechanism" / "mechanism.npz")
-        found = audit(
+        report = audit(
             account,
             canaries=self.canaries,
             confidence=self.confidence,
@@ -131,7 +131,7 @@ class AuditCell(Cell):
             microbatch=250,
             alter=(with_noise if self.fault == NOISE else without_clipping)(self.size),
         )
-        return Result(dataclasses.asdict(found) | {"passed": found.passed})
+        return Result(dataclasses.asdict(report) | {"passed": report.passed})
 
 
 def with_noise(factor: float = 1.0, kind: Any = None) -> Callable[[Execution], Execution]:
@@ -163,8 +163,8 @@ def without_clipping(norm: float) -> Callable[[Execution], Execution]:
         """Says that it clips."""
 
         def factors(self, squares: Any) -> Factors:
-            found = super().factors(squares)
-            return found._replace(each=jax.tree.map(lambda factor: norm * factor, found.each))
+            factors = super().factors(squares)
+            return factors._replace(each=jax.tree.map(lambda factor: norm * factor, factors.each))
 
     return lambda execution: dataclasses.replace(
         execution, clipping=Unclipped(**dataclasses.asdict(execution.clipping))

@@ -306,7 +306,7 @@ class GroupBaselineCell(Cell):
 # what every row of every study says of its privacy: None where there is none (a baseline)
 PRIVACY = ("privacy_unit", "adjacency", "sampling", "epsilon", "delta", "noise_multiplier")
 Row = dict[str, Any]
-Found = Mapping[Any, Result]
+Results = Mapping[Any, Result]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,12 +331,12 @@ class Study(abc.ABC):
     def cells(self) -> Iterable[Any]:
         """Cells that :meth:`rows` reads; those that they need are found automatically."""
 
-    def more(self, found: Found) -> Iterable[Any]:
+    def more(self, results: Results) -> Iterable[Any]:
         """Cells that these results ask for: rates beyond an end that was best. None at last."""
         return ()
 
     @abc.abstractmethod
-    def rows(self, found: Found) -> list[Row]:
+    def rows(self, results: Results) -> list[Row]:
         """One row for each arm; keys that begin with "_" are for panels and findings only."""
 
     def panels(self, rows: list[Row]) -> list[Panel]:
@@ -353,12 +353,12 @@ class Study(abc.ABC):
 
     def results(self, run: Run) -> dict[Any, Result]:
         """Results of its cells, and of those that the results ask for."""
-        found: dict[Any, Result] = {}
+        results: dict[Any, Result] = {}
         missing = list(self.cells())
         while missing:
-            found |= run.results(missing)
-            missing = [cell for cell in self.more(found) if cell not in found]
-        return found
+            results |= run.results(missing)
+            missing = [cell for cell in self.more(results) if cell not in results]
+        return results
 
     def write(self, run: Run, command: str, stem: Path) -> list[Path]:
         """STEM.json (settings, rows, findings) and STEM.svg; the findings are printed."""
@@ -482,24 +482,24 @@ class Swept(Study):
     def cells(self) -> Iterable[Any]:
         return [self.cell_at(arm, rate) for arm in self.arms() for rate in self.rates]
 
-    def more(self, found: Found) -> Iterable[Any]:
+    def more(self, results: Results) -> Iterable[Any]:
         for arm in self.arms():
-            if (rate := self.chosen(found, arm).missing) is not None:
+            if (rate := self.chosen(results, arm).missing) is not None:
                 yield self.cell_at(arm, rate)
 
-    def chosen(self, found: Found, arm: Any) -> ChosenRate:
+    def chosen(self, results: Results, arm: Any) -> ChosenRate:
         """The rate of an arm, and the one to try next."""
 
         def loss(rate: float) -> float | None:
-            result = found.get(self.cell_at(arm, rate))
+            result = results.get(self.cell_at(arm, rate))
             return None if result is None else self.judged(result, rate)
 
         return choose(self.rates, loss, extend=self.extend)
 
-    def best(self, found: Found, arm: Any) -> tuple[ChosenRate, Result]:
+    def best(self, results: Results, arm: Any) -> tuple[ChosenRate, Result]:
         """The rate of an arm, and the result of the cell that has it."""
-        at = self.chosen(found, arm)
-        return at, found[self.cell_at(arm, at.rate)]
+        at = self.chosen(results, arm)
+        return at, results[self.cell_at(arm, at.rate)]
 
 
 # ---- rows in curves and words

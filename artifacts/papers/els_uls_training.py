@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from common import Found, Row, alike, apart, curve, ends, level, main, pick, studies
+from common import Results, Row, alike, apart, curve, ends, level, main, pick, studies
 from fine_tuning import OF_SEEDS, Arm, FineTuning
 from means import ELS, ULS
 
@@ -39,8 +39,8 @@ class TrainingBudgets(FineTuning):
                 units = budget / (1 if algorithm == ELS else group)
                 yield Arm(algorithm, group, float(units), epsilon)
 
-    def rows(self, found: Found) -> list[Row]:
-        return [self.row(found, arm) | {"algorithm": arm.label} for arm in self.arms()]
+    def rows(self, results: Results) -> list[Row]:
+        return [self.row(results, arm) | {"algorithm": arm.label} for arm in self.arms()]
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         # one ε is no axis: then G is, and an algorithm is one curve

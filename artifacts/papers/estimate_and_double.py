@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from common import Found, Row, interval, main, pick, relative, studies
+from common import Results, Row, interval, main, pick, relative, studies
 from means import ULS, Descent, MeanStudy, tuned
 
 from mfopt.experiments.plots import Panel, around
@@ -123,19 +123,19 @@ class EstimateAndDouble(MeanStudy):
     def cells(self) -> Iterable[Descent]:
         return [self.at(e, place) for e in self.epsilons for place in self.places()]
 
-    def choices(self, found: Found, epsilon: float) -> dict[str, Choice]:
+    def choices(self, results: Results, epsilon: float) -> dict[str, Choice]:
         """Choice of each strategy at each budget, with the losses of every trial there."""
-        at = {place: found[self.at(epsilon, place)] for place in self.places()}
+        at = {place: results[self.at(epsilon, place)] for place in self.places()}
         loss = {place: tuned(result.arrays["errors"]) for place, result in at.items()}
         noise = {m: at[self.groups[0], m].record["noise_multiplier"] / m for m in self.cohorts}
         first = self.at(epsilon, self.places()[0])
         return choices(loss, noise, lipschitz(first, self.groups, self.probed))
 
-    def rows(self, found: Found) -> list[Row]:
+    def rows(self, results: Results) -> list[Row]:
         budgets = sorted({group * cohort for group, cohort in self.places()})
         rows: list[Row] = []
         for epsilon in self.epsilons:
-            chosen = self.choices(found, epsilon)
+            chosen = self.choices(results, epsilon)
             best = chosen[BEST].losses
             for name, (k, budget) in itertools.product(STRATEGIES, enumerate(budgets)):
                 halves, losses = chosen[name]

@@ -50,8 +50,8 @@ def _table(run: Run, asked: Sequence[tuple[Any, ...]], title: str) -> Drawing:
         scheme = Poisson(cohort / users, rounds)
         cells[one] = AccountCell(scheme, noise_multiplier=noise, delta=delta)
         by_moments[one] = moments.epsilon(noise, scheme.probability, rounds, delta)
-    found = run.records(cells)
-    rows = [(*one, by_moments[one], found[one]["epsilon"]) for one in asked]
+    results = run.records(cells)
+    rows = [(*one, by_moments[one], results[one]["epsilon"]) for one in asked]
     return Drawing(title=title, table=(_HEADER, rows))
 
 

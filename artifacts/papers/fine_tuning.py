@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from common import Found, Row, Swept
+from common import Results, Row, Swept
 from means import ELS, ULS
 from training_runs import CHOSEN_ON, REPORTED, CorpusCell, TrainRunCell
 
@@ -123,12 +123,12 @@ class FineTuning(OfText):
         how: Any = {"units": arm.units, "steps": self.steps, "selection": arm.selection}
         return TrainRunCell(self.base, None, tuple(given.items()), rate, self.seeds, **how)
 
-    def rows(self, found: Found) -> list[Row]:
-        return [self.row(found, arm) for arm in self.arms()]
+    def rows(self, results: Results) -> list[Row]:
+        return [self.row(results, arm) for arm in self.arms()]
 
-    def row(self, found: Found, arm: Arm) -> Row:
+    def row(self, results: Results, arm: Arm) -> Row:
         """Row of an arm at its best rate; losses in nats per token."""
-        at, result = self.best(found, arm)
+        at, result = self.best(results, arm)
         record, losses = result.record, last(result, REPORTED)
         sampled = "records" if arm.algorithm == ELS else "users"
         promised = record["guarantee"] or dict.fromkeys(("privacy_unit", "adjacency"))

@@ -36,11 +36,11 @@ def kept(run: Run) -> Drawing:
         cells[epsilon, length] = SigmaCell(
             AmplifiedCell(goal, "banded-toeplitz", bands=BANDS), goal
         )
-    found = run.records(cells)
+    results = run.records(cells)
     errors, excess = [], []
     for epsilon in EPSILONS:
-        rmse = np.array([found[epsilon, each]["rmse"] for each in lengths])
-        spread = Z95 * np.array([found[epsilon, each]["relative_error"] for each in lengths])
+        rmse = np.array([results[epsilon, each]["rmse"] for each in lengths])
+        spread = Z95 * np.array([results[epsilon, each]["relative_error"] for each in lengths])
         label, above = f"ε = {epsilon:g}", rmse / rmse[0]
         errors.append(around(label, lengths, rmse, rmse * spread))
         # L = 1 is what the others are compared with
@@ -71,12 +71,12 @@ def certified(run: Run) -> Drawing:
     }
     ours = Comparison(bins, epochs, BUDGETS, DELTA, tuple(forms.values()), (bins,))
     proven = {(form, e): ours.proven(form, e) for form in ours.include for e in BUDGETS}
-    found = run.records(proven)
+    results = run.records(proven)
     at_one = run.records({key: cell.sigmas[0] for key, cell in proven.items()})
     rmse = {
         label: np.array(
             [
-                found[form, e]["guarantee"]["noise_multiplier"] * at_one[form, e]["rmse_at_one"]
+                results[form, e]["guarantee"]["noise_multiplier"] * at_one[form, e]["rmse_at_one"]
                 for e in BUDGETS
             ]
         )

@@ -37,13 +37,13 @@ def group_lines(
         for k in groups:
             cells["tight", sigma, k] = AccountCell(scheme, k, noise_multiplier=sigma, delta=DELTA)
             cells["lemma", sigma, k] = GroupBaselineCell(scheme, k, sigma, DELTA)
-    found = run.records(cells)
+    results = run.records(cells)
 
     lines: dict[tuple[str, float], Line] = {}
     for name in ("tight", "lemma", "line"):
         method, value = ("lemma", "line") if name == "line" else (name, "epsilon")
         for sigma in sigmas:
-            every = [(k, found[method, sigma, k][value]) for k in groups]
+            every = [(k, results[method, sigma, k][value]) for k in groups]
             lines[name, sigma] = [(k, e) for k, e in every if e is not None]
     return lines
 
@@ -57,18 +57,20 @@ def _groups(scheme: Any, sigmas: tuple[float, ...], title: str) -> Builder:
     """ε of a group against its size, for each σ: exact, by the black-box lemma, and K·ε₁."""
 
     def build(run: Run) -> Drawing:
-        found = group_lines(run, scheme, sigmas, GROUPS)
+        results = group_lines(run, scheme, sigmas, GROUPS)
         panels = []
         for sigma in sigmas:
-            black = found["lemma", sigma]
+            black = results["lemma", sigma]
             missing = f"numbers end at K = {black[-1][0]}" if black else "no number"
             ended = "" if len(black) == len(GROUPS) else f"; black box: {missing}"
             panels.append(
                 Panel(
                     [
-                        along("mixture of Gaussians (tight)", found["tight", sigma]),
+                        along("mixture of Gaussians (tight)", results["tight", sigma]),
                         along("black-box group privacy", black),
-                        along("K·ε₁ (a line to compare with, no guarantee)", found["line", sigma]),
+                        along(
+                            "K·ε₁ (a line to compare with, no guarantee)", results["line", sigma]
+                        ),
                     ],
                     f"σ = {sigma:g}{ended}",
                     "group size K (examples, log scale)",

@@ -263,11 +263,11 @@ def train(
     examples = jax.tree.map(jnp.asarray, data.train)
     params = run(start, states, examples, jnp.asarray(units), jnp.asarray(relative, jnp.float32))
     measure = jax.jit(jax.vmap(jax.vmap(measured, (0, None)), (0, None)))
-    found: dict[str, np.ndarray] = {}
+    results: dict[str, np.ndarray] = {}
     for part in ("validation", "test"):
         for name, values in zip(MEASURED, measure(params, getattr(data, part)), strict=True):
-            found[f"{part}_{name}"] = np.asarray(values, np.float64)
-    return found
+            results[f"{part}_{name}"] = np.asarray(values, np.float64)
+    return results
 
 
 def _loss(logits: jax.Array, label: jax.Array) -> jax.Array:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import optax
 from common import (
-    Found,
     Intervals,
+    Results,
     Row,
     Swept,
     ends,
@@ -210,10 +210,10 @@ class Images(ImageTask, Swept):
     def judged(self, result: Result, rate: float) -> float:
         return float(_at(result, rate, "validation_loss").mean())
 
-    def rows(self, found: Found) -> list[Row]:
+    def rows(self, results: Results) -> list[Row]:
         rows = []
         for arm in self.arms():
-            (epsilon, family, execution), (at, result) = arm, self.best(found, arm)
+            (epsilon, family, execution), (at, result) = arm, self.best(results, arm)
             how = "" if execution == AS_ACCOUNTED else f": {execution}"
             row: Row = {"mechanism": f"{families.label(family)}{how}", "family": family}
             row |= {"execution": execution, "target": epsilon}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from common import Found, Row, apart, curve, ends, main, pick, studies
+from common import Results, Row, apart, curve, ends, main, pick, studies
 from fine_tuning import OF_SEEDS, PLAIN, Arm, FineTuning
 from means import ULS
 
@@ -36,8 +36,8 @@ class Adapters(FineTuning):
             for rank in (0, *self.ranks):
                 yield Arm(algorithm, self.group, float(self.cohort), epsilon, rank=rank)
 
-    def rows(self, found: Found) -> list[Row]:
-        rows = super().rows(found)
+    def rows(self, results: Results) -> list[Row]:
+        rows = super().rows(results)
         return [row | {"trained": f"rank {r}" if (r := row["rank"]) else "all"} for row in rows]
 
     def panels(self, rows: list[Row]) -> list[Panel]:

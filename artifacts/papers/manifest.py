@@ -30,12 +30,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        found = json.loads(path.read_text()) if path.is_file() else {}
+        content = json.loads(path.read_text()) if path.is_file() else {}
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise _check.reject("manifest", str(path), "is not one JSON object", "Name another folder.")
-    return found
+    return content
 
 
 def note(folder: Path, name: str, files: Sequence[Path], *, how: str, **facts: Any) -> None:

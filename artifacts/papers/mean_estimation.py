@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from common import Found, Row, curve, interval, main, pick, relative, studies
+from common import Results, Row, curve, interval, main, pick, relative, studies
 from means import ELS, ULS, Descent, MeanStudy, tuned
 
 from mfopt.experiments.plots import Panel
@@ -52,14 +52,14 @@ class MeanEstimation(MeanStudy):
     def cells(self) -> Iterable[Descent]:
         return [cell for *_, cell in self.arms()]
 
-    def rows(self, found: Found) -> list[Row]:
+    def rows(self, results: Results) -> list[Row]:
         rows: list[Row] = []
         for panel, x, label, cell in self.arms():
-            losses = tuned(found[cell].arrays["errors"])
+            losses = tuned(results[cell].arrays["errors"])
             mean, half = interval(losses)
             row = {"panel": panel, "value": x, "algorithm": label, "squared_error": mean}
             row |= {"low95": mean - half, "high95": mean + half, **cell.privacy()}
-            row["noise_multiplier"] = found[cell].record["noise_multiplier"]
+            row["noise_multiplier"] = results[cell].record["noise_multiplier"]
             rows.append(row | {"_losses": losses})
         return rows
 

@@ -179,24 +179,24 @@ def batches(descent: Descent) -> np.ndarray:
 
 
 def poisson(
-    make: np.random.Generator, rounds: int, units: int, probability: float
+    generator: np.random.Generator, rounds: int, units: int, probability: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """(round, unit) of every participation, in order: each unit in each round independently.
 
     Gaps between successes of independent trials are geometric: nothing is drawn for the others.
 
     Args:
-      make: randomness.
+      generator: randomness.
       rounds: steps of all trials, one after the other.
       units, probability: how many, and of a participation.
     """
-    total, last, found = rounds * units, -1, []
+    total, last, blocks = rounds * units, -1, []
     while last < total:
         block = int((total - last) * probability * 1.01) + 64
-        places = last + np.cumsum(make.geometric(probability, size=block))
-        found.append(places)
+        places = last + np.cumsum(generator.geometric(probability, size=block))
+        blocks.append(places)
         last = int(places[-1])
-    places = np.concatenate(found)
+    places = np.concatenate(blocks)
     return np.divmod(places[places < total], units)
 
 

@@ -115,14 +115,14 @@ def samples(run: Run) -> Drawing:
         cells[epsilon, MOST_SAMPLES, 0] = error(
             dataclasses.replace(last, samples=MOST_SAMPLES, start=last)
         )
-    found = run.records(cells)
+    results = run.records(cells)
     # of the mean over seeds, by Student's t
     reach = float(stats.t.ppf(0.975, len(SEEDS) - 1)) / math.sqrt(len(SEEDS))
     curves = []
     for epsilon in SAMPLE_EPSILONS:
-        least = found[epsilon, MOST_SAMPLES, 0]["rmse"]
+        least = results[epsilon, MOST_SAMPLES, 0]["rmse"]
         losses = np.array(
-            [[100 * (found[epsilon, n, s]["rmse"] / least - 1) for s in SEEDS] for n in SAMPLES]
+            [[100 * (results[epsilon, n, s]["rmse"] / least - 1) for s in SEEDS] for n in SAMPLES]
         )
         half = reach * losses.std(1, ddof=1)
         curves.append(around(f"ε = {epsilon:g}", SAMPLES, losses.mean(1), half))

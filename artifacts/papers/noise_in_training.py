@@ -17,7 +17,7 @@ from statistics import mean
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from common import Found, Row, about, level, main, spread, studies
+from common import Results, Row, about, level, main, spread, studies
 from fine_tuning import OfText
 from training_runs import CHOSEN_ON, REPORTED, CorpusCell, TrainMechanismCell, TrainRunCell
 
@@ -92,13 +92,13 @@ class TrainingStudy(OfText):
         where = base, mechanism, tuple(given.items())
         return TrainRunCell(*where, rate, seeds, self.by_move, every=every)
 
-    def rows(self, found: Found) -> list[Row]:
+    def rows(self, results: Results) -> list[Row]:
         """A row for each seed of each arm, at the arm's best rate; losses in nats per token."""
         rows: list[Row] = []
         for arm in self.arms():
-            at, result = self.best(found, arm)
+            at, result = self.best(results, arm)
             # every evaluation of every run, once: on the row of the first seed
-            tried = [(r, found[self.cell_at(arm, r)].record["runs"]) for r in at.tried]
+            tried = [(r, results[self.cell_at(arm, r)].record["runs"]) for r in at.tried]
             runs = result.record["runs"]
             sampling = arm.noise.sampling
             for number, (seed, losses) in enumerate(zip(sorted(self.seeds), runs, strict=True)):
@@ -121,10 +121,10 @@ class TrainingStudy(OfText):
 
     def by_arm(self, rows: list[Row]) -> dict[tuple[str, ...], list[Row]]:
         """The rows of each arm, of all seeds, by what arms differ in."""
-        found: dict[tuple[str, ...], list[Row]] = {}
+        results: dict[tuple[str, ...], list[Row]] = {}
         for row in rows:
-            found.setdefault(tuple(row[name] for name in self.compared), []).append(row)
-        return found
+            results.setdefault(tuple(row[name] for name in self.compared), []).append(row)
+        return results
 
     def panels(self, rows: list[Row]) -> list[Panel]:
         """Last loss by rate, and loss by step at the best rate."""

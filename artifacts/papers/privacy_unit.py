@@ -79,13 +79,13 @@ def noise(*epsilons: float) -> Builder:
     def build(run: Run) -> Drawing:
         panels = []
         for epsilon in epsilons:
-            found = {k: compare(epsilon, DELTA, STEPS, USERS, RECORDS / k) for k in PER_USER}
+            results = {k: compare(epsilon, DELTA, STEPS, USERS, RECORDS / k) for k in PER_USER}
             # the filter uses all users in each step, whatever k is: one curve
-            slope = found[PER_USER[0]].filter_noise_per_threshold
+            slope = results[PER_USER[0]].filter_noise_per_threshold
             curves = [Curve("with filter (all users)", THRESHOLDS, [slope * t for t in THRESHOLDS])]
             for k in PER_USER:
                 label = f"user-wise DP-SGD, k = {k} records per user"
-                curves.append(Curve(label, THRESHOLDS, [found[k].plain_noise] * len(THRESHOLDS)))
+                curves.append(Curve(label, THRESHOLDS, [results[k].plain_noise] * len(THRESHOLDS)))
             axis = "concentration over clip norm, τ/C (log scale)"
             label = "noise on the mean gradient\n(clip norms, log scale)"
             panels.append(Panel(curves, f"ε = {epsilon:g}", axis, label, log_y=True))

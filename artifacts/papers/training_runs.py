@@ -253,7 +253,7 @@ class TrainMechanismCell(Cell):
 
     def run(self, *needed: Result) -> Result:
         goal = Goal(self.bins, self.epochs, self.epsilon, self.delta, self.sampling)
-        found = factorize(
+        factorization = factorize(
             goal.bin_scheme(),
             self.epsilon,
             self.delta,
@@ -262,15 +262,15 @@ class TrainMechanismCell(Cell):
             privacy_unit="user",
             seed=0,
         )
-        if found.provenance["interrupted"]:
+        if factorization.provenance["interrupted"]:
             raise KeyboardInterrupt  # what was kept is no result of this cell
-        if found.guarantee.status != "certified":
-            raise _check.FailureError(found.not_certified)
+        if factorization.guarantee.status != "certified":
+            raise _check.FailureError(factorization.not_certified)
         with tempfile.TemporaryDirectory() as folder:
-            found.save(Path(folder) / "mechanism.npz")
+            factorization.save(Path(folder) / "mechanism.npz")
             arrays = packed(Path(folder), "mechanism")
-        record = {"noise_multiplier": found.noise_multiplier, "rmse": found.rmse}
-        return Result(record | {"guarantee": found.guarantee.describe()}, arrays)
+        record = {"noise_multiplier": factorization.noise_multiplier, "rmse": factorization.rmse}
+        return Result(record | {"guarantee": factorization.guarantee.describe()}, arrays)
 
 
 @dataclasses.dataclass(frozen=True)

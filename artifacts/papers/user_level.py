@@ -44,10 +44,10 @@ def _variance(record: dict[str, Any], units: int) -> float:
 
 def groups(run: Run) -> Drawing:
     """Figure 1: ε of ELS against the group size."""
-    found = group_lines(run, Poisson(0.01, 2000), GROUP_SIGMAS, GROUPS)
+    results = group_lines(run, Poisson(0.01, 2000), GROUP_SIGMAS, GROUPS)
     label = "mixture of Gaussians, σ = {:g}".format
-    tight = [along(label(s), found["tight", s]) for s in GROUP_SIGMAS]
-    black = [along(f"black box, σ = {s:g}", found["lemma", s], label(s)) for s in GROUP_SIGMAS]
+    tight = [along(label(s), results["tight", s]) for s in GROUP_SIGMAS]
+    black = [along(f"black box, σ = {s:g}", results["lemma", s], label(s)) for s in GROUP_SIGMAS]
     panel = Panel(
         [*tight, *black],
         "ELS, 2,000 rounds at probability 1/100",
@@ -60,9 +60,10 @@ def groups(run: Run) -> Drawing:
 
 def variance_by_group(run: Run) -> Drawing:
     """Figure 2(a): the group size hardly matters for ELS at a fixed batch of 64."""
-    found = run.records({(e, g): _els(e, 64, g) for e in EPSILONS for g in GROUPS})
+    results = run.records({(e, g): _els(e, 64, g) for e in EPSILONS for g in GROUPS})
     curves = [
-        Curve(f"ε = {e:g}", GROUPS, [_variance(found[e, g], 64) for g in GROUPS]) for e in EPSILONS
+        Curve(f"ε = {e:g}", GROUPS, [_variance(results[e, g], 64) for g in GROUPS])
+        for e in EPSILONS
     ]
     return Drawing(
         [Panel(curves, "ELS, batch 64", "examples per user G (log scale)", VARIANCE, log_y=True)]
@@ -75,11 +76,11 @@ def variances(*cohorts: int) -> Builder:
     def build(run: Run) -> Drawing:
         at = [(m, e) for m in cohorts for e in EPSILONS]
         cells = {(m, e, g): _els(e, m * g, EXAMPLES) for m, e in at for g in GROUPS}
-        found = run.records(cells | {(m, e, 0): _uls(e, m) for m, e in at})
+        results = run.records(cells | {(m, e, 0): _uls(e, m) for m, e in at})
         panels = []
         for m, e in at:
-            batches, user = [m * g for g in GROUPS], _variance(found[m, e, 0], m)
-            example = [_variance(found[m, e, g], m * g) for g in GROUPS]
+            batches, user = [m * g for g in GROUPS], _variance(results[m, e, 0], m)
+            example = [_variance(results[m, e, g], m * g) for g in GROUPS]
             curves = [
                 Curve("ELS", batches, example),
                 Curve("ULS, L_ULS = L_ELS", batches, [user] * len(batches)),
