@@ -6,6 +6,7 @@ import math
 from types import SimpleNamespace
 
 import dp_accounting
+import group_lemma
 import jax
 import numpy as np
 import pytest
@@ -28,7 +29,6 @@ from mfopt.accounting.monte_carlo.free import Unamplified
 from mfopt.accounting.monte_carlo.sampled_chain import SampledChain
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.accounting.verify import Engine
-from mfopt.errors import UsageError
 from mfopt.sampling import FixedBatch, FixedOrder, Poisson
 
 
@@ -119,12 +119,12 @@ def gaussian_chain(group_size):
 def test_black_box_is_infinite_where_the_mixture_is_finite():
     """Ganesh 2024, section 1: 2,000 rounds, p = 1/100; accountants that stop at δ = 1e-15."""
     one = RoundsProfile(Mixture.binomial(1, 0.01), 2000, 1.0)
-    assert math.isinf(group.black_box_epsilon(one, 8, 1e-6, floor=1e-15))
+    assert math.isinf(group_lemma.black_box_epsilon(one, 8, 1e-6, floor=1e-15))
     mechanism = Mechanism(Poisson(0.01, 2000), group_size=8)
     tight = account(mechanism, noise_multiplier=1.0, delta=1e-6).epsilon
     assert tight == pytest.approx(34.8907, rel=1e-4)
     # with δ's resolved far below that floor the lemma gives a number, and it is far above
-    resolved = group.black_box_epsilon(one, 8, 1e-6)
+    resolved = group_lemma.black_box_epsilon(one, 8, 1e-6)
     assert math.isinf(resolved) or resolved > 5 * tight
 
 
@@ -132,7 +132,7 @@ def test_black_box_by_moments_has_a_number_where_probabilities_end():
     """At the setting of Ganesh's Figure 1; dp_accounting's Rényi orders converted by the lemma."""
     at = (2.0, 0.01, 2000, 1e-6)
     one = moments.epsilon(*at, conversion="improved")
-    assert moments.group_epsilon(*at, 1) == pytest.approx(one, rel=0.02)
+    assert group_lemma.group_epsilon(*at, 1) == pytest.approx(one, rel=0.02)
     accountant = dp_accounting.rdp.RdpAccountant(
         [*range(2, 64), *range(64, 1024, 8)], NeighboringRelation.ADD_OR_REMOVE_ONE
     )
@@ -140,9 +140,9 @@ def test_black_box_by_moments_has_a_number_where_probabilities_end():
         dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(2.0)), 2000
     )
     for size in (8, 16, 32):
-        found = moments.group_epsilon(*at, size)
+        found = group_lemma.group_epsilon(*at, size)
         # the lemma with dp_accounting's δ of one unit, as far as float64 tells it from 0
-        log_delta = math.log(1e-6) - group.black_box_log_factor(found / size, size, "geometric")
+        log_delta = math.log(1e-6) - group.black_box_log_factor(found / size, size)
         if log_delta > -700:
             assert accountant.get_epsilon(math.exp(log_delta)) == pytest.approx(
                 found / size, rel=5e-3
@@ -151,20 +151,20 @@ def test_black_box_by_moments_has_a_number_where_probabilities_end():
             Mechanism(Poisson(0.01, 2000), group_size=size), noise_multiplier=2.0, delta=1e-6
         )
         assert tight.epsilon < found
-    assert moments.group_epsilon(*at, 16) == pytest.approx(39.76, abs=0.05)
-    assert moments.group_epsilon(*at, 32) == pytest.approx(402.9, abs=0.5)
-    assert moments.group_epsilon(2.0, 0.0, 2000, 1e-6, 4) == 0.0
+    assert group_lemma.group_epsilon(*at, 16) == pytest.approx(39.76, abs=0.05)
+    assert group_lemma.group_epsilon(*at, 32) == pytest.approx(402.9, abs=0.5)
+    assert group_lemma.group_epsilon(2.0, 0.0, 2000, 1e-6, 4) == 0.0
 
 
 def test_moments_of_one_unit_at_0_are_no_group_at_0():
     """Of a release of all units the group's ε is known: that of a Gaussian of K/z."""
     exact = gaussian.epsilon(100 / 7000, 1e-4)
-    assert 0.029 < exact < moments.group_epsilon(7000.0, 1.0, 1, 1e-4, 100) < 10 * exact
+    assert 0.029 < exact < group_lemma.group_epsilon(7000.0, 1.0, 1, 1e-4, 100) < 10 * exact
     for noise in np.geomspace(500, 1e8, 40):
         exact = gaussian.epsilon(100 / noise, 1e-4)
-        assert moments.group_epsilon(noise, 1.0, 1, 1e-4, 100) >= exact
+        assert group_lemma.group_epsilon(noise, 1.0, 1, 1e-4, 100) >= exact
     # control: where K δ₁ <= δ it is 0
-    assert moments.group_epsilon(1e8, 1.0, 1, 0.1, 4) == 0.0
+    assert group_lemma.group_epsilon(1e8, 1.0, 1, 0.1, 4) == 0.0
 
 
 @pytest.mark.ci
@@ -237,20 +237,15 @@ def test_lemma_forms():
         direct = sum(math.exp(min(j * epsilon - 700, 0)) for j in range(count))
         if count * epsilon < 500:
             direct = math.log(sum(math.exp(j * epsilon) for j in range(count)))
-            assert group.black_box_log_factor(epsilon, count, "geometric") == pytest.approx(direct)
-        geometric = group.black_box_log_factor(epsilon, count, "geometric")
-        assert group.black_box_log_factor(epsilon, count, "exponential") >= geometric
+            assert group.black_box_log_factor(epsilon, count) == pytest.approx(direct)
     # at K = 1 the lemma is the identity, which the misprinted form is not
-    assert group.black_box_log_factor(0.7, 1, "geometric") == pytest.approx(0, abs=1e-12)
+    assert group.black_box_log_factor(0.7, 1) == pytest.approx(0, abs=1e-12)
     profile = GaussianProfile(0.5)
-    assert group.black_box_epsilon(profile, 1, 1e-6) == pytest.approx(profile.epsilon(1e-6))
-    for form in ("geometric", "exponential"):
-        found = group.black_box_epsilon(profile, 3, 1e-6, form=form)
-        each = found / 3
-        total = profile.log_delta(each) + group.black_box_log_factor(each, 3, form)
-        assert total <= math.log(1e-6) and found > gaussian.epsilon(1.5, 1e-6)
-    with pytest.raises(UsageError, match="form"):
-        group.black_box_epsilon(profile, 3, 1e-6, form="other")
+    assert group_lemma.black_box_epsilon(profile, 1, 1e-6) == pytest.approx(profile.epsilon(1e-6))
+    found = group_lemma.black_box_epsilon(profile, 3, 1e-6)
+    each = found / 3
+    total = profile.log_delta(each) + group.black_box_log_factor(each, 3)
+    assert total <= math.log(1e-6) and found > gaussian.epsilon(1.5, 1e-6)
 
 
 def test_the_second_moment_of_a_million_units_is_bounded_in_little_memory():

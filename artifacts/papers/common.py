@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import group_lemma
 import manifest
 import numpy as np
 import scipy.stats
@@ -25,9 +26,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from mfopt._runtime import _sizes
 from mfopt._version import __version__
-from mfopt.accounting import Mechanism, account, analysis, black_box_epsilon
+from mfopt.accounting import Mechanism, account, analysis
 from mfopt.accounting.analyses import DeterministicAnalysis
-from mfopt.accounting.closed_form import moments
 from mfopt.errors import FailureError
 from mfopt.experiments import comparison, plots, tables
 from mfopt.experiments.cache import Cache, Cell, Result, default_folder
@@ -291,10 +291,10 @@ class GroupBaselineCell(Cell):
         assert isinstance(one_unit, DeterministicAnalysis)
         profile = one_unit.profile(self.noise_multiplier)
         question = profile, self.group_size, self.delta
-        epsilon = black_box_epsilon(*question, floor=BLACK_BOX_FLOOR)
+        epsilon = group_lemma.black_box_epsilon(*question, floor=BLACK_BOX_FLOOR)
         if isinstance(self.scheme, Poisson):
             at = (self.noise_multiplier, self.scheme.probability, self.scheme.iterations)
-            epsilon = min(epsilon, moments.group_epsilon(*at, self.delta, self.group_size))
+            epsilon = min(epsilon, group_lemma.group_epsilon(*at, self.delta, self.group_size))
         # infinite is beyond numerical range, which says nothing about the privacy loss
         shown = None if math.isinf(epsilon) else epsilon
         line = self.group_size * profile.epsilon(self.delta)

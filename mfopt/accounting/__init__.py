@@ -7,7 +7,7 @@ nothing is rounded towards less privacy.
 from mfopt.accounting import accountants
 from mfopt.accounting.account import Accountant, Effort, account, analysis
 from mfopt.accounting.analyses import Analysis, DeterministicAnalysis
-from mfopt.accounting.closed_form.group import GroupProfile, black_box_epsilon
+from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.monte_carlo.processes import over_processes
 from mfopt.accounting.tradeoff import Tradeoff, tradeoff
 from mfopt.accounting.unamplified import Sensitivity, sensitivity
@@ -25,7 +25,6 @@ __all__ = [
     "account",
     "accountants",
     "analysis",
-    "black_box_epsilon",
     "over_processes",
     "sensitivity",
     "tradeoff",

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime._float64 import compiled, float64
+from mfopt._runtime._float64 import compiled
 from mfopt.sampling import BallsInBins
 from mfopt.strategies.base import Strategy, check_values
 from mfopt.strategies.fields import Array, parameter
@@ -43,12 +43,6 @@ class Banded(Strategy):
     def check_size(self, n: int) -> int:
         most = self.columns.shape[1]
         return self._known(super().check_size(n), most, f"this banded strategy has {most} columns")
-
-    @float64
-    def column_normalized(self, n: int) -> Banded:
-        """The same C with each column of the n×n matrix scaled to Euclidean norm 1."""
-        entries = self.entries(n)
-        return Banded(entries / jnp.sqrt(jnp.sum(entries**2, axis=0)))
 
     def entries(self, n: int) -> Array:
         """``columns`` cut to n and with the unused corner set to 0, shape (bands, n)."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import scipy
@@ -24,10 +24,7 @@ from mfopt._runtime import _check
 from mfopt.accounting import solve
 from mfopt.guarantee import Guarantee
 
-_POINTS = 21  # at which the textbook lemma is tried before its ε is refined
 _MOST_RUNS = 64  # of equal steps, that a split is made of
-SMALLEST_DELTA = 1e-250  # what the library's own profiles resolve
-Form = Literal["geometric", "exponential"]
 
 
 class Profile(Protocol):
@@ -145,57 +142,13 @@ def _log_sum(epsilon: float, terms: int) -> float:
     return (terms - 1) * epsilon + math.log(ratio)
 
 
-def black_box_log_factor(epsilon: float, group_size: int, form: Form) -> float:
-    """log of δ_K / δ in the textbook group privacy lemma, at ε_K = K ε.
+def black_box_log_factor(epsilon: float, group_size: int) -> float:
+    """log of δ_K / δ in the textbook group privacy lemma, at ε_K = K ε: log Σ_{j<K} e^{jε}.
 
-    "geometric": Σ_{j<K} e^{jε} = (e^{Kε} - 1)/(e^ε - 1), as Ganesh 2024 (Lemma 1.1) and
-    Chua et al. 2024 (section 2) use it; the latter prints e^{kε-1}/(e^ε-1), which is not 1 at
-    k = 1. "exponential": K e^{Kε}, as in Vadhan 2017 (Lemma 2.2), looser.
+    (e^{Kε} - 1)/(e^ε - 1), as Ganesh 2024 (Lemma 1.1) and Chua et al. 2024 (section 2) use it; the
+    latter prints e^{kε-1}/(e^ε-1), which is not 1 at k = 1.
     """
-    if form == "exponential":
-        return math.log(group_size) + group_size * epsilon
-    if form != "geometric":
-        raise _check.reject("form", form, "must be 'geometric' or 'exponential'")
     return _log_sum(epsilon, group_size)
-
-
-def black_box_epsilon(
-    profile: Profile, group_size: int, delta: float, *, form: Form = "geometric", floor: float = 0.0
-) -> float:
-    """ε of a group by the textbook lemma from the best single point of the one-unit profile.
-
-    A baseline: any mechanism has it, and it is exponential in K. ``floor`` is the smallest δ
-    that the one-unit accountant resolves (1e-15 for accountants that work with plain float64
-    probabilities); below it nothing is known.
-
-    Args:
-      profile: one unit's.
-      group_size, delta: K, and δ of the group.
-      form: "geometric" or "exponential", see :func:`black_box_log_factor`.
-      floor: as above.
-
-    Returns:
-      ε, or infinity where the lemma needs a one-unit δ below ``floor``: beyond numerical range,
-      and no statement that the privacy loss is infinite.
-    """
-    target = math.log(_check.probability("delta", delta))
-    group_size = _check.integer("group_size", group_size)
-
-    def excess(epsilon: float) -> float:
-        return profile.log_delta(epsilon) + black_box_log_factor(epsilon, group_size, form) - target
-
-    if excess(0.0) <= 0:
-        return 0.0
-    # nothing is known below the floor, so the search may not pass the ε at which it is reached
-    largest = max(profile.epsilon(max(floor, SMALLEST_DELTA)), 1e-8)
-    # one unit needs less than δ; past that the left side need not be monotone
-    least = min(max(profile.epsilon(delta), 1e-6), largest)
-    points = np.linspace(least, largest, _POINTS)
-    guess = next((float(point) for point in points if excess(float(point)) <= 0), None)
-    if guess is None:
-        return math.inf
-    one = solve.smallest(excess, guess, name="epsilon", relative=1e-7, largest=largest)
-    return group_size * one
 
 
 def black_box_group(guarantee: Guarantee, group_size: int) -> Guarantee:
@@ -206,7 +159,7 @@ def black_box_group(guarantee: Guarantee, group_size: int) -> Guarantee:
     """
     if group_size == 1:
         return guarantee
-    log_factor = black_box_log_factor(guarantee.epsilon, group_size, "geometric")
+    log_factor = black_box_log_factor(guarantee.epsilon, group_size)
     log_delta = math.log(guarantee.delta) + log_factor
     if log_delta >= 0:
         rule = f"black-box group privacy of {guarantee} gives a δ above 1, which says nothing"
@@ -225,4 +178,4 @@ def black_box_group(guarantee: Guarantee, group_size: int) -> Guarantee:
 def one_unit_target(epsilon: float, delta: float, group_size: int) -> tuple[float, float]:
     """(ε, δ) of one unit from which :func:`black_box_group` gives (``epsilon``, ``delta``)."""
     one = epsilon / group_size
-    return one, delta * math.exp(-black_box_log_factor(one, group_size, "geometric"))
+    return one, delta * math.exp(-black_box_log_factor(one, group_size))

@@ -146,42 +146,6 @@ def epsilon(
     return max(float(np.min(values)), 0.0)
 
 
-def group_epsilon(
-    noise_scale: float, probability: float, rounds: int, delta: float, group_size: int
-) -> float:
-    """ε of a group of K by the textbook lemma, from the moments of one unit.
-
-    One unit's log δ₁ at ε₁ is the least over orders of a line in ε₁ (as for ``improved``), so
-    nothing is too small for it. The lemma (:mod:`.group`) asks for log δ₁ + (K-1) ε₁ -
-    log(1 - e^{-ε₁}) <= log δ; with one order λ > K - 1 the first two terms fall by λ - K + 1 per
-    unit of ε₁. The last term is bounded by its value at some smaller ε₁: where the others alone
-    meet the target or, if that is at 0, the best of a few. At ε = 0 the lemma asks for K δ₁ <= δ.
-
-    Args:
-      noise_scale: z, the noise over the sensitivity of one unit.
-      probability: q, chance that a unit takes part in a round.
-      rounds, delta, group_size: T, δ of the group, in (0, 1), and K.
-    """
-    delta = _check.probability("delta", delta)
-    size = _check.integer("group_size", group_size)
-    rounds = _check.integer("rounds", rounds)
-    if probability == 0:
-        return 0.0
-    orders = np.unique(np.round(np.geomspace(size, 64 * size + 2048, 240)))
-    total = rounds * log_moments(noise_scale, probability, tuple(orders.tolist()))
-    alpha = orders + 1
-    at_zero = total + orders * np.log1p(-1 / alpha) - np.log(alpha) - math.log(delta)
-    if float(np.min(at_zero)) + math.log(size) <= 0:
-        return 0.0
-    one = float(np.min(at_zero / (orders - size + 1)))
-    least = [one] if one > 0 else np.geomspace(1e-9, 1.0, 91).tolist()
-
-    def found(at: float) -> float:
-        return max(float(np.min((at_zero - math.log(-math.expm1(-at))) / (orders - size + 1))), at)
-
-    return size * min(map(found, least))
-
-
 def fedavg(
     noise_scale: float | None,
     probability: float,
