@@ -26,6 +26,7 @@ from mfopt.sampling import (
     CyclicPoisson,
     FixedBatch,
     FixedOrder,
+    FreshBins,
     MinSeparation,
     Poisson,
     TruncatedPoisson,
@@ -76,19 +77,15 @@ def test_attacks_of_groups_are_what_their_data_sets_attain(scheme, adjacency, pa
 def test_attacks_on_bins_lie_below_the_exact_profile(epsilon: float) -> None:
     mechanism, sigma = Mechanism(BallsInBins(8, 4)), 0.5
     exact = AllocationProfile(8, 4 / sigma**2).log_delta(epsilon, "remove")
-    lengths = attained._Lengths(mechanism)
-    below = lengths.attack(sigma, 1).log_delta_below(epsilon)
+    below = attained.attacks(mechanism)(sigma).log_delta_below(epsilon)
     assert below <= exact
-    assert math.isclose(lengths.norm, 2.0, rel_tol=1e-6) and math.isclose(
-        lengths.along, 2 / math.sqrt(8), rel_tol=1e-6
-    )
     if epsilon == 30.0:  # far out the bins hardly help, and longer modes would be seen
         assert below > exact - 1
-        assert lengths.attack(sigma / 1.05, 1).log_delta_below(epsilon) > exact
+        assert attained.attacks(mechanism)(sigma / 1.05).log_delta_below(epsilon) > exact
 
 
 def test_epsilon_and_delta_of_an_attack_agree() -> None:
-    attack = attained._Lengths(Mechanism(BallsInBins(8, 4))).attack(0.5, 2)
+    attack = attained.attacks(Mechanism(BallsInBins(8, 4), group_size=2))(0.5)
     for epsilon in (5.0, 40.0):
         delta = math.exp(attack.log_delta_below(epsilon))
         assert attack.epsilon_below(delta) == pytest.approx(epsilon, rel=1e-6)
@@ -109,8 +106,8 @@ def test_attacks_on_separated_steps_lie_below_the_mixture(size: int) -> None:
         weights = np.outer(weights, weights).ravel()
     truth, _ = plain.mixture(modes, sigma, epsilon, chances=weights, samples=5_000)["remove"]
     mechanism = Mechanism(scheme, BandedToeplitz(np.array([1.0, 0.5])), group_size=size)
-    below = math.exp(attained._attacks(mechanism)(sigma).log_delta_below(epsilon))
-    assert 0.01 * truth < below < 0.95 * truth
+    below = math.exp(attained.attacks(mechanism)(sigma).log_delta_below(epsilon))
+    assert 0.9 * truth < below < truth * 1.01
 
 
 @pytest.mark.parametrize(
@@ -136,6 +133,15 @@ def test_every_bound_has_a_lower_end(mechanism: Mechanism, gap: float) -> None:
     delta = account(mechanism, noise_multiplier=sigma, epsilon=found.epsilon)
     below, above = delta.details["bracket"]
     assert 0 < below < above == delta.delta
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("scheme", "share"), [(BallsInBins(8, 4), 0.9), (FreshBins(8, 4), 0.7)])
+def test_certified_answers_have_a_lower_end_where_columns_differ(scheme, share) -> None:  # type: ignore[no-untyped-def]
+    mechanism = Mechanism(scheme, Dense(np.diag(np.linspace(0.2, 1.0, 32))))
+    found = account(mechanism, noise_multiplier=1.0, delta=1e-5, seed=1)
+    assert share * found.epsilon < found.lower_bound < found.epsilon
+    assert found.details["bracket"] == [found.lower_bound, found.epsilon]
 
 
 def test_batches_that_are_always_full_are_attacked_where_columns_are_long() -> None:

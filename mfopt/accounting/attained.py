@@ -6,17 +6,13 @@ Rounds that do not overlap: one mixture of Gaussians a round, or a pair of them,
 
     (1) H(P, Q) >= P(∪ A_k) − e^ε Q(∪ A_k) >= Σ_k w_k δ_G(ε − log w_k; μ_k),
 
-since P(∪ A_k) >= Σ_k w_k Φ(μ_k − s_k) and Q(∪ A_k) <= Σ_k Φ(−s_k), s_k = t_k/(σ |m_k|). With N
-equally likely patterns of a unit, of at least μ each: K units fall in N^K ways, of √K μ at least as
-overlaps are not negative, or into one pattern together, K μ. With any unit vector u, {<u, X> > t}
-gives
-
-    (2) H(P, Q) >= δ_G(ε; K min_k <m_k, u>/σ);
-
-u is that of the mean mode. Where a unit takes part at least j times with chance w and each time
-moves <u, X> by at least a, (1) holds with the set {<u, X> > t}, w^K for w_k and K j a/σ for μ_k.
-δ_G is that of a Gaussian release. C >= 0 is attained by contributions of one vector, so all of this
-is. Without sampling: the norm of C x in one explicit pattern.
+since P(∪ A_k) >= Σ_k w_k Φ(μ_k − s_k) and Q(∪ A_k) <= Σ_k Φ(−s_k), s_k = t_k/(σ |m_k|). Any part
+of the patterns serves: with N equally likely patterns of a unit, the longest ones of all shares are
+tried. K units fall in N^K ways, of √K μ at least as overlaps are not negative, or into one pattern
+together, K μ. Bins and separated steps: the statistic <X, u> along the mean mode u, whose shift has
+a law of one dimension (:mod:`.projection`). δ_G is that of a Gaussian release. C >= 0 is attained
+by contributions of one vector, so all of this is. Without sampling: the norm of C x in one explicit
+pattern.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ import scipy
 
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
-from mfopt.accounting import bracket
+from mfopt.accounting import bracket, projection
 from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.mixture import Mixture
@@ -82,36 +78,44 @@ class _Best:
         return max(bracket.known(ask, delta, near, nothing=0.0) for ask in asked)
 
 
-class _Lengths:
-    """What bins say of a unit: log N, min_k |m_k| and min_k <m_k, u>, for σ = 1."""
+class _Bins:
+    """What bins say of a unit, for σ = 1.
+
+    Attributes:
+      squares: |m_k|² of each bin in each assignment but for overlaps, shape (assignments, bins).
+      law: of the shift along the mean mode.
+    """
 
     @float64
     def __init__(self, mechanism: Mechanism) -> None:
         scheme: Any = mechanism.sampling
+        rounds = 1
         if isinstance(scheme, FreshBins):
             found = FreshBinsLaw(scheme).exact(mechanism.strategy)
             rounds = found.throws
             squares, products, square = _squares(found)
-            self.log_patterns = rounds * math.log(scheme.bins)
+        elif (orthogonal := balls_in_bins.orthogonal_norm(mechanism)) is None:
+            gram, _ = dominating_pair.overlaps(mechanism.strategy, scheme)
+            squares, products, square = np.diagonal(gram), np.mean(gram, axis=0), np.mean(gram)
         else:
-            rounds, self.log_patterns = 1, math.log(scheme.bins)
-            if (orthogonal := balls_in_bins.orthogonal_norm(mechanism)) is None:
-                gram, _ = dominating_pair.overlaps(mechanism.strategy, scheme)
-                squares, products, square = np.diagonal(gram), np.mean(gram, axis=0), np.mean(gram)
-            else:
-                squares, products = np.array([orthogonal]), np.array([orthogonal / scheme.bins])
-                square = products[0]
-        # overlaps of assignments, which are not negative, only lengthen a pattern
-        least = float(np.sum(np.min(np.asarray(squares).reshape(rounds, -1), axis=1)))
-        along = float(np.sum(np.min(np.asarray(products).reshape(rounds, -1), axis=1)))
-        self.norm, self.along = math.sqrt(least), along / math.sqrt(float(square))
+            squares = np.full(scheme.bins, orthogonal)
+            products, square = squares / scheme.bins, orthogonal / scheme.bins
+        self.squares = -np.sort(-np.asarray(squares).reshape(rounds, -1), axis=1)
+        along = np.asarray(products).reshape(rounds, -1) / math.sqrt(float(square))
+        self.law = projection.of_sum([*along * _GRAM])
 
-    def attack(self, sigma: float, group_size: int) -> _Best:
+    def attack(self, sigma: float, group_size: int, law: projection.ShiftLaw) -> _Best:
         """All attacks at one σ, by one unit of the group or by all."""
-        mu, k, log_n = self.norm / sigma * _GRAM, group_size, self.log_patterns
-        apart = (_Separate(math.sqrt(j) * mu, j * log_n, 0.0) for j in {1, k})
-        together = _Separate(k * mu, k * log_n, (1 - k) * log_n)
-        return _Best((*apart, together, GaussianProfile(k * self.along / sigma * _GRAM)))
+        rounds, bins = self.squares.shape
+        k, log_n = group_size, rounds * math.log(bins)
+        parts: list[Any] = [law.profile(sigma)]
+        for count in {max(bins >> halvings, 1) for halvings in range(bins.bit_length())}:
+            # overlaps of assignments, which are not negative, only lengthen a pattern
+            mu = math.sqrt(float(np.sum(self.squares[:, count - 1]))) / sigma * _GRAM
+            log_share = rounds * math.log(count / bins)
+            parts += [_Separate(math.sqrt(j) * mu, j * log_n, j * log_share) for j in {1, k}]
+            parts.append(_Separate(k * mu, k * log_n, log_share + (1 - k) * log_n))
+        return _Best(tuple(parts))
 
 
 @_quick.jit
@@ -122,11 +126,10 @@ def _squares(of: patterns.Patterns) -> tuple[Any, ...]:
 def with_lower_end(mechanism: Mechanism, found: Guarantee, asked: str) -> Guarantee:
     """``found`` with a lower bound of what was ``asked`` for in ``details["bracket"]``.
 
-    For bounds, and for groups whatever their account is called; as found where nothing is known.
+    For bounds and certified answers; as found where nothing is known.
     """
     value = getattr(found, asked)
-    loose = found.status == "bound" or (found.status == "certified" and found.group_size > 1)
-    if not loose or not 0 < value < math.inf:
+    if found.status not in ("bound", "certified") or not 0 < value < math.inf:
         return found
     try:
         below = _below(mechanism, found, asked)
@@ -136,7 +139,7 @@ def with_lower_end(mechanism: Mechanism, found: Guarantee, asked: str) -> Guaran
 
 
 def _below(mechanism: Mechanism, found: Guarantee, asked: str) -> float:
-    make = _attacks(mechanism)
+    make = attacks(mechanism)
     sigma, epsilon, delta = found.noise_multiplier, found.epsilon, found.delta
     if make is None or not sigma > 0:
         return 0.0
@@ -150,14 +153,15 @@ def _below(mechanism: Mechanism, found: Guarantee, asked: str) -> float:
     return bracket.of_sigma(make, sigma, epsilon, delta).below
 
 
-def _attacks(mechanism: Mechanism) -> Any:
+def attacks(mechanism: Mechanism) -> Any:
     """σ -> what some data sets attain there; None where nothing is known."""
     size = mechanism.group_size
     if isinstance(mechanism.sampling, BMinSep):
-        return _by_counts(mechanism)
+        return _separated(mechanism).of_group(size).profile
     if isinstance(mechanism.sampling, BallsInBins | FreshBins):
-        lengths = _Lengths(mechanism)
-        return lambda sigma: lengths.attack(sigma, size)
+        bins = _Bins(mechanism)
+        law = bins.law.of_group(size)
+        return lambda sigma: bins.attack(sigma, size, law)
     rounds = poisson.attack(mechanism.strategy, mechanism.sampling, size, mechanism.adjacency)
     if rounds is None or rounds.mixture.trivial:
         return None
@@ -173,26 +177,12 @@ def _attacks(mechanism: Mechanism) -> Any:
 
 
 @float64
-def _by_counts(mechanism: Mechanism) -> Any:
-    """As :func:`_attacks`, by the number of participations of a unit under b-min-sep."""
+def _separated(mechanism: Mechanism) -> projection.ShiftLaw:
+    """Law of a unit's shift along the mean mode under b-min-sep."""
     scheme: Any = mechanism.sampling
-    n, separation, p = scheme.iterations, scheme.separation, scheme.probability
-    # of a unit that becomes available at a step after so many participations
-    chance = np.zeros((n + separation, -(-n // separation) + 1))
-    chance[:separation, 0] = [1.0, *[p] * (separation - 1)]
-    chance /= 1 + (separation - 1) * p
-    for step in range(n):
-        chance[step + 1] += (1 - p) * chance[step]
-        chance[step + separation, 1:] += p * chance[step, :-1]
-    law = np.sum(chance[n:], axis=0)
     products, square = BMinSepLaw(scheme).exact(mechanism.strategy).mean()
-    each = mechanism.group_size * float(np.min(products)) / math.sqrt(float(square)) * _GRAM
-    with np.errstate(divide="ignore"):
-        logs = mechanism.group_size * np.log(np.cumsum(law[::-1])[::-1] * _GRAM)
-    counts = [j for j in range(1, logs.size) if logs[j] > -math.inf]
-    return lambda sigma: _Best(
-        tuple(_Separate(j * each / sigma, -float(logs[j]), float(logs[j])) for j in counts)
-    )
+    along = np.asarray(products) / math.sqrt(float(square)) * _GRAM
+    return projection.of_separated(along, scheme.separation, scheme.probability)
 
 
 def _typical(one: Mixture, rounds: int, sigma: float) -> _Separate:
