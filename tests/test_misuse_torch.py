@@ -1,6 +1,7 @@
 """Wrong loops in PyTorch and Opacus: each is refused with its way out, or shown to be harmless."""
 
 import contextlib
+import copy
 import os
 from pathlib import Path
 
@@ -556,12 +557,12 @@ def a_readable_checkpoint():
     for buffer in noise._buffers():
         for row in buffer.reshape(-1, buffer.shape[-1]):
             assert row.numpy().tobytes() not in found
-    (file,) = Path("mfopt-keys").iterdir()
-    assert os.stat(file).st_mode & 0o777 == 0o600
+    for file in Path("mfopt-keys").iterdir():
+        assert os.stat(file).st_mode & 0o777 == 0o600
     assert os.stat("mfopt-keys").st_mode & 0o777 == 0o700
     loop.steps(3)
     loop.optimizer.state_dict()
-    assert len(list(Path("mfopt-keys").iterdir())) == 1
+    assert {file.suffix for file in Path("mfopt-keys").iterdir()} == {".key", ".ledger"}
 
 
 def saved_state():
@@ -579,6 +580,46 @@ def an_earlier_state_of_the_same_run():
     loop.optimizer.load_state_dict(state)
 
 
+@refused("state = 'step 3': was released already, with another sum: 4 steps.*newest state")
+def an_older_checkpoint_at_another_rate():
+    loop = Loop(seed=None)
+    loop.steps(2)
+    states = loop.model.state_dict(), loop.optimizer.state_dict()
+    states = copy.deepcopy(states)
+    loop.steps(2)
+    loop = Loop(seed=None)
+    loop.model.load_state_dict(states[0])
+    loop.optimizer.load_state_dict(states[1])
+    loop.optimizer.param_groups[0]["lr"] = 5.0
+    loop.steps(2)
+
+
+@refused("belongs to a run that is alive")
+def two_live_runs_of_one_key():
+    loop = Loop(seed=None)
+    loop.steps(2)
+    Loop(seed=None).optimizer.load_state_dict(loop.optimizer.state_dict())
+
+
+@harmless
+def an_older_checkpoint_repeated():
+    loop = Loop(seed=None)
+    loop.steps(2)
+    states = copy.deepcopy((loop.model.state_dict(), loop.optimizer.state_dict()))
+    loop.steps(2)
+    ended = [p.detach().clone() for p in loop.model.parameters()]
+    loop = Loop(seed=None)
+    loop.model.load_state_dict(states[0])
+    (ledger,) = Path("mfopt-keys").glob("*.ledger")
+    whole = ledger.read_text()
+    ledger.write_text(whole[:-20])  # killed while it wrote
+    loop.optimizer.load_state_dict(states[1])
+    loop.steps(2)
+    run_tests.same(loop.model, ended)
+    assert ledger.read_text() == whole[:-20] + "\n" + whole.splitlines(keepends=True)[-1]
+    assert [line.split()[0] for line in whole.splitlines()] == list("0123")
+
+
 @refused("does not hold .*key_folder")
 def a_checkpoint_without_its_key():
     state = saved_state()
@@ -588,7 +629,7 @@ def a_checkpoint_without_its_key():
 @refused("can be read by others")
 def a_key_that_all_may_read():
     state = saved_state()
-    (file,) = Path("mfopt-keys").iterdir()
+    (file,) = Path("mfopt-keys").glob("*.key")
     file.chmod(0o644)
     Loop().optimizer.load_state_dict(state)
 

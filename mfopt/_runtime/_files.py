@@ -272,7 +272,7 @@ def _open_part(path: Path, mode: int) -> tuple[Path, int]:
     descriptor = os.open(
         part, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode
     )
-    _lock(descriptor)
+    lock(descriptor)
     return part, descriptor
 
 
@@ -290,8 +290,11 @@ def _place(part: Path, path: Path, force: bool) -> None:
         os.replace(part, path)
 
 
-def _lock(descriptor: int) -> bool:
-    """Take the lock; False if it is held. It ends with the process, however that ends."""
+def lock(descriptor: int) -> bool:
+    """Take the lock of an open file; False if it is held.
+
+    It ends when the file is closed, and with the process, however that ends.
+    """
     if fcntl is None:
         return True
     try:
@@ -305,7 +308,7 @@ def _locked_folder(folder: Path) -> int | None:
     if fcntl is None:
         return None
     descriptor = os.open(folder, os.O_RDONLY)
-    _lock(descriptor)
+    lock(descriptor)
     return descriptor
 
 
@@ -320,7 +323,7 @@ def _remove_abandoned(part: Path) -> None:
         return
     descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        if _lock(descriptor):
+        if lock(descriptor):
             _remove(part)
     finally:
         os.close(descriptor)

@@ -89,6 +89,11 @@ class KeyFile:
         self._handle, self._key = handle, key
         return torch.load(io.BytesIO(data.data), weights_only=True)
 
+    @property
+    def ledger(self) -> Path | None:
+        """Where the key has its ledger (:mod:`mfopt.noise.ledger`); None before it is stored."""
+        return self.folder / f"{self._handle}.ledger" if self._handle else None
+
     def _path(self, handle: str) -> Path:
         return self.folder / f"{handle}.key"
 

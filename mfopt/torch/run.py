@@ -20,9 +20,11 @@ from mfopt.noise.for_torch import (
     STATE,
     SilentNoise,
     TorchNoise,
+    fingerprint,
     refuse_narrow,
     split_state,
 )
+from mfopt.noise.ledger import Ledger
 from mfopt.noise.sealed import KEY_FOLDER, KeyFile
 from mfopt.noise.state import no_copy
 from mfopt.sampling import UnitSampler
@@ -116,7 +118,7 @@ class PrivateRun:
         self.sizes: dict[int, int] = {}
         self.examples: int | None = None  # in the sum of this step; None where nobody counts them
         self.clipped_by_caller = clipped_by_caller
-        self.keys = KeyFile(key_folder)
+        self.keys, self.ledger = KeyFile(key_folder), Ledger()
         self._parameters: list[torch.Tensor] = []
         self._probes = 0  # passes that were probed
         self._modes: tuple[bool, ...] = ()  # of the layers in the last pass, whether they train
@@ -392,6 +394,8 @@ class PrivateRun:
             raise _check.reject("loader", since, rule, way_out)
         if self.step < self.stream.iterations:
             self._check_examples(self.sizes.get(self.step, 0), sums)
+        if isinstance(noise, TorchNoise) and not noise.pinned:
+            self.ledger.release(noise.step, fingerprint(sums))
         noise.add_to(sums)
         self.sizes.pop(self.step - 1, None)
         self.examples = None
@@ -428,7 +432,11 @@ class PrivateRun:
                 way_out = "Call consolidate_state_dict(to=rank) in all processes just before."
                 raise _check.reject("optimizer", f"at step {self.step}", rule, way_out)
             noise = self._joined
-        return self.keys.seal({"noise": noise, "sampler": self.sampler.state_dict()})
+        sealed = self.keys.seal({"noise": noise, "sampler": self.sampler.state_dict()})
+        path = None if noise.get("pinned", True) else self.keys.ledger
+        if path is not None:
+            self.ledger.store(path)
+        return sealed
 
     def check_state_dict(self, state: Any) -> None:
         """Raise the errors of :meth:`load_state_dict`; changes nothing."""
@@ -445,14 +453,18 @@ class PrivateRun:
         """Resume a run: its batches, its noise, its step.
 
         Raises:
-          UsageError: a state of another factorization, population or parameters; one whose key
-            ``key_folder`` does not hold; other steps or batches in other processes.
+          UsageError: a state of a run that is alive, in this process or another; a state of
+            another factorization, population or parameters; one whose key ``key_folder`` does not
+            hold; other steps or batches in other processes.
         """
         state = self.keys.open(state)
         self.check_state_dict(state)
         if self.ranks > 1:
             batches = {**state["sampler"], "rank": 0, "ranks": self.ranks}
             checks.require_same("state", f"of step {state['noise']['step']}", batches)
+        path = None if self.rank or state["noise"].get("pinned", True) else self.keys.ledger
+        if path is not None:
+            self.ledger.resume(path)
         self.started().load_state_dict(state["noise"])
         self._joined = None
         self.sampler = self._part_of(state["sampler"])
