@@ -21,7 +21,7 @@ from tokenizers import models
 from mfopt.errors import FailureError, UsageError
 from mfopt.training.data import HoldOut, TokenStore, open_parts
 from mfopt.training.data.build import Options, build
-from mfopt.training.data.sources import JsonLines
+from mfopt.training.data.sources import JsonLines, format_of
 from mfopt.training.data.stats import plot, summary
 from mfopt.training.tokenizers import END_OF_TEXT, Tokenizer
 
@@ -31,6 +31,9 @@ PUBLIC = ["the cat sat on the mat", "the dog sat on the log", "naïve ☃ text\n
 @pytest.fixture(scope="module")
 def tokenizer():
     return Tokenizer.train(PUBLIC, 300)
+
+
+SKIP = Options(on_bad="skip")  # of the rows below a fiftieth is broken
 
 
 def write_rows(path, count=400, users=17, seed=0):
@@ -98,7 +101,8 @@ def test_a_tokenizer_without_end_is_refused():
 
 def test_a_build_against_a_loop(tmp_path, tokenizer):
     path = write_rows(tmp_path / "rows.jsonl")
-    report = build(JsonLines([path], "user", "text"), tmp_path / "out", tokenizer=tokenizer)
+    source = JsonLines([path], "user", "text")
+    report = build(source, tmp_path / "out", tokenizer=tokenizer, options=SKIP)
     expected = {}
     for line in path.read_text().splitlines():
         if line != "broken":
@@ -123,7 +127,7 @@ CHILD = """
 import os, signal, sys
 from mfopt.training.data import HoldOut, build as module
 from mfopt.training.data import build, builder
-from mfopt.training.data.sources import JsonLines
+from mfopt.training.data.sources import JsonLines, format_of
 module = sys.modules["mfopt.training.data.build"]
 where, data, public, out = sys.argv[1:]
 module._COMMIT_SECONDS, module._BATCH_TEXTS = 0.0, 8
@@ -139,7 +143,7 @@ if where == "grouping": builder.stores.content_digest = die
 if where == "publishing": module._files.replace_folder = die
 module.build(Deadly([data], "user", "text"), out, tokenizer=300,
     public=JsonLines([public], "user", "text"),
-    options=module.Options(hold_out=HoldOut(users=0.2, records=0.2)))
+    options=module.Options("skip", HoldOut(users=0.2, records=0.2)))
 """
 
 
@@ -149,7 +153,7 @@ def test_a_build_killed_at_any_moment_goes_on(tmp_path, where, kills):
     data = write_rows(tmp_path / "rows.jsonl")
     public = write_rows(tmp_path / "public.jsonl", seed=1)
     sources = [JsonLines([path], "user", "text") for path in (data, public)]
-    options = Options(hold_out=HoldOut(users=0.2, records=0.2))
+    options = Options("skip", HoldOut(users=0.2, records=0.2))
 
     def finish(out):
         return build(sources[0], tmp_path / out, tokenizer=300, public=sources[1], options=options)
@@ -179,7 +183,7 @@ def test_another_build_is_not_mixed_with_an_unfinished_one(tmp_path, tokenizer):
     source = JsonLines([changed], "user", "text")
     with pytest.raises(UsageError, match=r"differs in source.*restart=True"):
         build(source, tmp_path / "out", tokenizer=tokenizer)
-    build(source, tmp_path / "out", tokenizer=tokenizer, restart=True)
+    build(source, tmp_path / "out", tokenizer=tokenizer, restart=True, options=SKIP)
     assert open_parts(tmp_path / "out")["train"].num_records == 392
 
 
@@ -201,6 +205,27 @@ def test_refusals_before_any_work(tmp_path, tokenizer):
         with pytest.raises(UsageError, match="held-out"):
             HoldOut(**shares)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["precious", "rows.jsonl"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_more_than_a_hundredth_of_bad_lines_is_skipped_on_purpose_only(tmp_path, tokenizer, kind):
+    def rows(good, bad):
+        path = tmp_path / f"rows-{good}-{bad}.{kind}"
+        if kind == "csv":
+            path.write_text("user,text\n" + "ann,good\n" * good + ",no user\n" * bad)
+        else:
+            lines = [{"user": "ann", "text": "good"}] * good + [{"text": "no user"}] * bad
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return format_of(path)([path], "user", "text")
+
+    out = tmp_path / "out"
+    with pytest.raises(UsageError, match=r"2 of 101 lines .*2 × user is (missing|empty).*skip_bad"):
+        build(rows(99, 2), out, tokenizer=tokenizer)
+    assert not out.exists()
+    # what was read is not read again
+    report = build(rows(99, 2), out, tokenizer=tokenizer, options=Options(on_bad="skip"))
+    assert report["reading"]["train"]["records"] == 99
+    build(rows(99, 1), tmp_path / "few", tokenizer=tokenizer)
 
 
 def test_bad_lines_can_be_fatal(tmp_path, tokenizer):
@@ -239,7 +264,7 @@ def test_command_line_from_files_to_statistics(tmp_path):
     data = write_rows(tmp_path / "rows.jsonl")
     public = write_rows(tmp_path / "public.jsonl", seed=1)
     out = tmp_path / "out"
-    command = ["data", "build", out, "--data", data]
+    command = ["data", "build", out, "--data", data, "--on-bad", "skip"]
     code, text, _ = run(*command, "--public", public, "--vocab-size", 300)
     assert code == 0 and "8 bad, skipped: not JSON" in text
     tokens = open_parts(out)["train"].num_tokens
@@ -304,7 +329,7 @@ def test_command_line_builds_the_embedded_corpus(tmp_path):
 PEAK = """
 import sys
 from mfopt.training.data.build import build
-from mfopt.training.data.sources import JsonLines
+from mfopt.training.data.sources import JsonLines, format_of
 from mfopt.training.tokenizers import Tokenizer
 private, public = (JsonLines([path], "user", "text") for path in sys.argv[1:3])
 build(private, sys.argv[3], tokenizer=Tokenizer.load(sys.argv[4]), public=public)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 from collections import Counter
@@ -77,6 +78,18 @@ def test_tables_give_the_rows_that_were_written(tmp_path, kind, write, suffix):
     assert kind(files, "who", "what").describe() != before
     with pytest.raises(UsageError, match="is not a file"):
         kind([tmp_path / "nowhere"], "who", "what")
+
+
+def test_one_name_is_one_user_however_it_is_written(tmp_path):
+    names = ["Jos\u00e9", "Jose\u0301", " Jos\u00e9\t", "jos\u00e9"]
+    path = write_jsonl(tmp_path / "a.jsonl", [(name, "text") for name in names])
+    source = JsonLines([path], "who", "what")
+    assert [user for user, _ in records(source)] == ["Jos\u00e9"] * 3 + ["jos\u00e9"]
+    # a byte order mark is no part of the first record, and elsewhere it is no JSON
+    marked = tmp_path / "marked.jsonl"
+    marked.write_bytes(codecs.BOM_UTF8 + path.read_bytes() + codecs.BOM_UTF8 + path.read_bytes())
+    source = JsonLines([marked], "who", "what")
+    assert len(records(source)) == 7 and reasons(source) == {"not JSON": 1}
 
 
 def test_bad_json_lines_are_told_apart(tmp_path):

@@ -286,3 +286,26 @@ def test_records_cost_no_python_objects(tmp_path):
         assert tracemalloc.get_traced_memory()[1] > 2_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_chunks_hold_every_token_once_and_none_alone():
+    rng = np.random.default_rng(4)
+    users = [
+        [rng.integers(0, 50, n) for n in rng.integers(0, 40, rng.integers(0, 5))] for _ in range(40)
+    ]
+    store = TokenStore.from_records(users, vocab_size=50)
+    for length in (2, 7, 40):
+        chunks = store.in_chunks(length)
+        assert chunks.num_users == store.num_users and chunks.digest == store.digest
+        for user, records in enumerate(users):
+            cut = [chunks.record(number) for number in chunks.records_of(user)]
+            np.testing.assert_array_equal(
+                *(np.concatenate([np.empty(0), *each]) for each in (records, cut))
+            )
+            assert len(cut) == sum(max(1, -(-len(record) // length)) for record in records)
+        sizes = chunks.record_lengths()
+        assert sizes.max() <= length
+        if length > 2:  # three tokens in rows of two
+            assert np.sum(sizes == 1) == np.sum(store.record_lengths() == 1)
+    with pytest.raises(UsageError, match="length"):
+        store.in_chunks(1)

@@ -44,6 +44,7 @@ SMALL = {
     "evaluate_every": 3,
     "tensorboard": False,
     "learning_rate": 0.01,
+    "long_records": "cut",
     "public_overlap": 1.0,  # walks on one ring are alike
 }
 POISSON = {"sampling": "poisson:probability=0.3,iterations=6", "epsilon": 8.0, "delta": 1e-4}
@@ -220,6 +221,37 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path):
         for row in (*a, *b):
             row.pop("tokens_per_second", None)
         assert a == b
+
+
+def test_all_tokens_are_read_and_a_screen_says_so(data, tmp_path):
+    told = []
+
+    def prepared_for(name, **changes):
+        told.clear()
+        settings = settings_for(data, tmp_path / name, **changes)
+        prepared = prepare(settings, progress=lambda progress: told.append(progress.note or ""))
+        prepared.close()
+        return prepared
+
+    cut = prepared_for("cut")
+    over = int(np.maximum(cut.parts["train"].record_lengths() - 8, 0).sum())
+    assert over and any("train: 19 users" in x and f"{over:,} (" in x for x in told), told
+    chunks = prepared_for("chunks", long_records="chunks")
+    assert any("train: 19 users" in x and "all read in" in x for x in told), told
+    for name, store in chunks.parts.items():
+        assert store.num_tokens == cut.parts[name].num_tokens
+        assert store.record_lengths().max() <= 8, name
+    assert chunks.execution.units.population == cut.execution.units.population
+    assert chunks.guarantee.epsilon == cut.guarantee.epsilon
+    # a record that is the unit of the statement stays whole
+    record = {"algorithm": "els", "privacy_unit": "record", "records_per_user": 9}
+    whole = prepared_for("record", long_records="chunks", **record)
+    assert whole.parts["train"].num_records == cut.parts["train"].num_records
+    # and a run that begins with one way does not resume with the other
+    execute(prepare(settings_for(data, tmp_path / "cut", steps=1)))
+    other = settings_for(data, tmp_path / "cut", long_records="chunks")
+    with pytest.raises(UsageError, match="resume"):
+        execute(prepare(other, resume=True))
 
 
 @pytest.mark.ci
@@ -412,6 +444,8 @@ def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
     before = settings.to_toml().replace("[optimizer]\n", "[optimizer]\nwarmup = 0\nbeta2 = 0.999\n")
     path.write_text(before)
     assert config.load(path) == settings
+    path.write_text(before.replace('long_records = "chunks"\n', ""))
+    assert config.load(path).long_records == "cut"
     path.write_text(before.replace("warmup = 0", "warmup = 3"))
     with pytest.raises(UsageError, match=r"optimizer.warmup = 3: must be 0: .* mfopt 0.2"):
         config.load(path)

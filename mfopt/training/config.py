@@ -58,6 +58,10 @@ _REMOVED: dict[str, tuple[str, Any, bool]] = {
 NOISE_MOVE, NEAR_MOVE = 0.04, 0.003
 
 
+# settings that older files lack, and what their runs did
+_FORMER = {"noise": "float", "median_epsilon": 0.0, "long_records": "cut"}
+
+
 def _setting(
     section: str, default: Any, help: str, *, choices: tuple[str, ...] = (), run: bool = False
 ) -> Any:
@@ -142,7 +146,16 @@ class TrainConfig:
         "embedded corpus: stdlib (code, after code), stdlib-code (code, after docstrings).",
         run=True,
     )
-    length: int = _data(64, "Tokens read of each record.")
+    length: int = _data(64, "Tokens of a row: most that are read of a record at once.")
+    long_records: str = _data(
+        "chunks",
+        "Records of more than `length` tokens: cut into several records, so that all is read, or "
+        "cut off behind the first `length` (always so where the privacy unit is a record).",
+        choices=("chunks", "cut"),
+    )
+    skip_bad: bool = _data(
+        False, "Skip lines that are no record even if they are more than 1% of the file.", run=True
+    )
     public_overlap: float = _data(
         0.1, "Largest share of public tokens in copies of private records.", run=True
     )
@@ -319,6 +332,11 @@ class TrainConfig:
         yield missing, "epsilon, delta", "are needed with `sampling`", ""
 
     @property
+    def in_chunks(self) -> bool:
+        """True if long records are cut into several; one that is the privacy unit stays whole."""
+        return self.long_records == "chunks" and self.privacy_unit == "user"
+
+    @property
     def by_user(self) -> bool:
         """True if users are sampled, with noise."""
         return self.algorithm in ("uls", "fedavg")
@@ -368,10 +386,10 @@ class TrainConfig:
         kept = {name: value for name, (_, value, counts) in _REMOVED.items() if counts}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            # newer settings count where they are not the default: older runs can be resumed
-            newer = field.metadata["section"] == "federated"
-            newer |= field.name in ("noise", "median_epsilon")
-            if not field.metadata["run"] and not (newer and value == field.default):
+            # newer settings count where they are not what was done before: older runs can resume
+            former = _FORMER.get(field.name, field.default)
+            newer = field.metadata["section"] == "federated" or field.name in _FORMER
+            if not field.metadata["run"] and not (newer and value == former):
                 kept[field.name] = value
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
@@ -422,5 +440,7 @@ def _read(path: Path) -> dict[str, Any]:
                 settings = [n for n, s in section_of.items() if s == section]
                 rule = f"is not a setting (of {section}: {settings})"
                 raise _check.reject("config", f"{section}.{name}", rule)
+            if name in _REMOVED:  # written by version 0.2
+                values.setdefault("long_records", _FORMER["long_records"])
         values |= {name: value for name, value in table.items() if name in section_of}
     return values

@@ -171,6 +171,8 @@ def _pretrained(
     facts = {name: getattr(config, name) for name in _PRETRAINED_BY}
     facts |= {"model_seed": _SEED, "pretrain_batch": PRETRAIN_BATCH, "data": public.digest}
     facts["model"] = digest_of(base.params)
+    if config.in_chunks:
+        facts["long_records"] = config.long_records
 
     def weights() -> str:
         return hashlib.sha256((target / "model.safetensors").read_bytes()).hexdigest()

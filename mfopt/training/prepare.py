@@ -19,7 +19,7 @@ from mfopt.progress import Progress, Report, silent, within
 from mfopt.training import continued, initial_model, median, privacy, signing, sizes, sweep
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig, load
-from mfopt.training.data import EMBEDDED, TokenStore, open_parts, verify_all
+from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen, verify_all
 from mfopt.training.data.stdlib import build_lines, build_stdlib, check_lines
 from mfopt.training.folder import check_folder, drop_folder, hold, make_folder, secret_of
 from mfopt.training.gradients import formed_one_by_one
@@ -139,7 +139,11 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     resuming = check_folder(folder, resume)
     mesh = meshes.make_mesh(config.model_parallel)
     earlier = continued.read(config, progress)
-    parts, tokenizer = _open_data(config, folder, progress, resuming)
+    parts, tokenizer = _open_data(config, progress, resuming)
+    for line in screen.lines(parts, folder_of_data(config), config):
+        _tell(progress, line)
+    if config.in_chunks:
+        parts = {name: store.in_chunks(config.length) for name, store in parts.items()}
     train = parts["train"]
     if earlier is not None:
         _check_tokenizer(train, earlier)
@@ -402,13 +406,19 @@ def optimizer_of(config: TrainConfig, execution: Execution, rate: float) -> Any:
     return make_optimizer(config, rates, privacy.noise_by_step(execution) ** 2 if known else None)
 
 
+def folder_of_data(config: TrainConfig) -> Path:
+    """Where the token stores of a run are: in the folder given, or built in the run's own."""
+    data = Path(config.data)
+    built = config.data in EMBEDDED or data.is_file()
+    return Path(config.output) / "corpus" if built else data
+
+
 def _open_data(
-    config: TrainConfig, folder: Path, progress: Report, resuming: bool
+    config: TrainConfig, progress: Report, resuming: bool
 ) -> tuple[dict[str, TokenStore], Tokenizer | None]:
     """The stores, every bit of them compared with their digests, and their one tokenizer."""
-    place = Path(config.data)
-    if config.data in EMBEDDED or place.is_file():
-        file, place = place, folder / "corpus"
+    file, place = Path(config.data), folder_of_data(config)
+    if place != file:
         if jax.process_index() == 0:
             told: dict[str, Any] = {"progress": within(progress, f"corpus of {config.data}")}
             told["reuse"] = "alike" if resuming else "same"
@@ -416,6 +426,7 @@ def _open_data(
                 build_stdlib(place, public=EMBEDDED[config.data], **told)
             else:
                 own = config.model and not initial_model.made_elsewhere(config.model)
+                told["skip_bad"] = config.skip_bad
                 build_lines(file, place, config.model if own else None, **told)
         meshes.wait_for_lead("corpus")
     parts = open_parts(place)

@@ -53,8 +53,9 @@ def command() -> None:
 )
 @option(
     "--on-bad",
-    ("skip", "fail"),
-    "Handling of a line that is not a valid record: count it, or stop.",
+    ("few", "skip", "fail"),
+    "Handling of lines that are not a valid record: skip up to 1% and reject more, skip any "
+    "number, or stop at the first.",
 )
 @option("--held-out-users", float, "Share of users for evaluation only.")
 @option("--held-out-records", float, "Share of the other users' records for evaluation only.")
@@ -139,12 +140,10 @@ def _source(paths: tuple[str, ...], asked: Any, name: str = "data") -> Any:
 
     kind = asked.kind
     if kind == "auto":
-        suffixes = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+        formats = {path: sources.format_of(path) for path in paths}
         kinds = {
-            "folder"
-            if Path(path).is_dir()
-            else suffixes.get(Path(path.lower().removesuffix(".gz")).suffix)
-            for path in paths
+            "folder" if Path(path).is_dir() else found.format if found else None
+            for path, found in formats.items()
         }
         if len(kinds) != 1 or None in kinds:
             rule = "has no suffix that determines one format"

@@ -30,20 +30,30 @@ _BATCH_TEXTS = 256
 _BATCH_CHARACTERS = 1 << 20
 _COMMIT_SECONDS = 5.0
 _EXAMPLES = 10
+ON_BAD = ("few", "skip", "fail")
+_FEW = 0.01  # of all lines
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of ``mfopt data build``; ``drop_duplicates`` is within a user, never across users."""
+    """Options of ``mfopt data build``.
 
-    on_bad: str = "skip"
+    Args:
+      on_bad: of lines that are no record "few" skips up to a hundredth of all and refuses more,
+        "skip" skips any number, "fail" refuses the first.
+      hold_out, end, public_overlap: see :class:`HoldOut`; whether records end in the end token;
+        largest share of public tokens in copies of private records.
+      drop_duplicates: drop repeated texts, within a user, never across users.
+    """
+
+    on_bad: str = "few"
     hold_out: HoldOut = dataclasses.field(default_factory=HoldOut)
     drop_duplicates: bool = False
     end: bool = True
     public_overlap: float = overlap.MOST
 
     def __post_init__(self) -> None:
-        _check.choice("on_bad", self.on_bad, ("skip", "fail"))
+        _check.choice("on_bad", self.on_bad, ON_BAD)
         _check.probability("public_overlap", self.public_overlap, closed=True)
 
 
@@ -96,7 +106,8 @@ def build(
         "source": source.describe(),
         "public": None if public is None else public.describe(),
         "tokenizer": tokenizer if own is None else own.digest,
-        "options": dataclasses.asdict(options),
+        # what is skipped follows from the source
+        "options": {k: v for k, v in dataclasses.asdict(options).items() if k != "on_bad"},
     }
     if reuse and target.exists():
         made = _plan_in(target / REPORT)
@@ -120,9 +131,8 @@ def build(
         with TokenStoreBuilder(work / name, tokenizer.vocab_size) as builder:
             counts = _fill(builder, origin, tokenizer, chosen, name, progress)
             if not counts["records"]:
-                left_out = sorted({**counts["filtered"], **counts["bad"]}.items())
-                reasons = ", ".join(f"{count:,} × {reason}" for reason, count in left_out)
-                why = f"no record can be used for the part {name} ({reasons or 'there is none'}); "
+                left_out = reasons({**counts["filtered"], **counts["bad"]})
+                why = f"no record can be used for the part {name} ({left_out or 'there is none'}); "
                 why += "nothing written. Check `user_column`, `text_column` and the format."
                 raise FailureError(why)
             metadata = {
@@ -265,4 +275,15 @@ def _fill(
         add()
         builder.commit(state | {"whole": True})
     counts = {kind: state[kind] for kind in ("bad", "filtered", "examples")}
+    bad, lines = sum(state["bad"].values()), builder.num_records + sum(state["bad"].values())
+    if options.on_bad == "few" and builder.num_records and bad > _FEW * lines:
+        first = ", ".join(state["examples"][:3])
+        rule = f"{bad:,} of {lines:,} lines are no record: {reasons(state['bad'])}; first {first}"
+        way_out = "Mend them, or skip them all: `skip_bad` (of `mfopt data build` --on-bad skip)."
+        raise _check.reject("data", name, rule, way_out)
     return counts | {"records": builder.num_records}
+
+
+def reasons(counts: Mapping[str, int]) -> str:
+    """Counts by reason, in words."""
+    return ", ".join(f"{count:,} × {reason}" for reason, count in sorted(counts.items()))

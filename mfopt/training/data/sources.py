@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import hashlib
@@ -9,6 +10,7 @@ import io
 import json
 import os
 import re
+import unicodedata
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -36,7 +38,11 @@ class Item(NamedTuple):
 
     @classmethod
     def of(cls, user: Any, text: Any) -> Item:
-        """A record, or the reason why the values cannot be one."""
+        """A record, or the reason why the values cannot be one.
+
+        One person is one user however the name is encoded: it is taken in Unicode's composed form
+        (NFC), without space around it.
+        """
         if isinstance(user, int) and not isinstance(user, bool):
             user = str(user)
         for name, value in (("user", user), ("text", text)):
@@ -49,7 +55,7 @@ class Item(NamedTuple):
             (user + text).encode("utf-8")
         except UnicodeEncodeError:
             return cls(reason="not UTF-8")
-        return cls(user, text)
+        return cls(unicodedata.normalize("NFC", user.strip()), text)
 
 
 class _Files:
@@ -108,7 +114,9 @@ class JsonLines(_Files):
             try:
                 while line := file.readline():
                     if line.strip():
-                        yield self._parsed(line)._replace(done=raw.tell(), where=f"byte {begin}")
+                        # a byte order mark is no part of the first record
+                        text = line.removeprefix(codecs.BOM_UTF8) if begin == 0 else line
+                        yield self._parsed(text)._replace(done=raw.tell(), where=f"byte {begin}")
                     begin += len(line)
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise _check.reject("data", str(path), f"is damaged: {error}") from None
@@ -193,6 +201,22 @@ class Parquet(_Tables):
                 rows += batch.num_rows
                 share = rows / max(file.metadata.num_rows, 1)
                 yield batch, int(path.stat().st_size * share)
+
+
+_BY_SUFFIX: dict[str, type[_Files]] = {
+    ".jsonl": JsonLines,
+    ".ndjson": JsonLines,
+    ".csv": Csv,
+    ".parquet": Parquet,
+}
+
+
+def format_of(path: str | Path) -> type[_Files] | None:
+    """The format that a file's name ends in; None: no known one."""
+    name = str(path).lower()
+    suffix = Path(name.removesuffix(".gz")).suffix
+    found = _BY_SUFFIX.get(suffix)
+    return None if name.endswith(".gz") and found is not JsonLines else found
 
 
 class HuggingFace(_Tables):

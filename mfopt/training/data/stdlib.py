@@ -8,6 +8,7 @@ package never stand on both sides. The Python version is recorded with the store
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import platform
 import sysconfig
@@ -20,7 +21,7 @@ from typing import Any
 from mfopt._runtime import _check
 from mfopt.training.data.build import Options, build
 from mfopt.training.data.builder import HoldOut
-from mfopt.training.data.sources import FileTree, Item, JsonLines, walk
+from mfopt.training.data.sources import FileTree, Item, format_of, walk
 from mfopt.training.tokenizers import Tokenizer
 
 # Tests, demonstrations, bundled applications, and what is installed beside the library.
@@ -124,20 +125,35 @@ def build_stdlib(out: str | Path, *, public: str = "public", **rest: Any) -> dic
 
 
 def check_lines(path: str | Path) -> None:
-    """Refuse a file that is not JSON Lines by its name."""
-    if not str(path).lower().removesuffix(".gz").endswith((".jsonl", ".ndjson")):
-        rule = "must be a folder, or a JSON Lines file: .jsonl, .ndjson, or either with .gz"
+    """Refuse a file whose name tells no format that is read here."""
+    if format_of(path) is None:
+        rule = "must be a folder or a file: .jsonl, .ndjson (either with .gz too), .csv or .parquet"
         raise _check.reject("data", str(path), rule, "Build a folder with `mfopt data build`.")
 
 
 def build_lines(
-    path: str | Path, out: str | Path, tokenizer: str | None = None, **rest: Any
+    path: str | Path,
+    out: str | Path,
+    tokenizer: str | None = None,
+    *,
+    skip_bad: bool = False,
+    **rest: Any,
 ) -> dict[str, Any]:
-    """Build the stores of a JSON Lines file with the fields ``user`` and ``text``.
+    """Build the stores of a file (:func:`format_of`) with the columns ``user`` and ``text``.
 
-    The rest is as for :func:`build_stdlib`, whose docstrings are the public part. ``tokenizer``:
-    folder of a model with its own; None: one that is trained.
+    The rest is as for :func:`build_stdlib`, whose docstrings are the public part.
+
+    Args:
+      path, out: the file, and the folder to make.
+      tokenizer: folder of a model with its own; None: one is trained.
+      skip_bad: skip lines that are no record even if they are more than a hundredth.
     """
-    own = 2048 if tokenizer is None else Tokenizer.load(tokenizer)
-    rest |= {"tokenizer": own, "options": _HELD_OUT, "public": StandardLibrary("prose")}
-    return build(JsonLines([path], "user", "text"), out, **rest)
+    check_lines(path)
+    source = format_of(path)
+    assert source is not None
+    rest |= {
+        "tokenizer": 2048 if tokenizer is None else Tokenizer.load(tokenizer),
+        "options": dataclasses.replace(_HELD_OUT, on_bad="skip" if skip_bad else "few"),
+        "public": StandardLibrary("prose"),
+    }
+    return build(source([path], "user", "text"), out, **rest)

@@ -202,6 +202,24 @@ class TokenStore:
         start, stop = self.record_offsets[first], self.record_offsets[first + 1]
         return self._gather(start, np.where(empty, 0, stop - start), length, pad_id)
 
+    def in_chunks(self, length: int) -> TokenStore:
+        """The same tokens, each record of more than ``length`` cut into records of at most that.
+
+        A record of n tokens becomes ceil(n / length) of nearly equal sizes, so that all are read
+        and none has a single token. Users, and the digest, are those of this store.
+        """
+        length = _check.integer("length", length, at_least=2)
+        begin, sizes = np.asarray(self.record_offsets[:-1]), self.record_lengths()
+        counts = np.maximum(1, -(-sizes // length))
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        place = np.arange(ends[-1]) - np.repeat(ends[:-1], counts)  # of a chunk in its record
+        of_record = [np.repeat(values, counts) for values in (begin, sizes, counts)]
+        offsets = of_record[0] + place * of_record[1] // of_record[2]
+        offsets = np.append(offsets, self.record_offsets[-1])
+        chunks = TokenStore(self.tokens, offsets, ends[self.user_offsets], self.metadata, self.path)
+        chunks.digest = self.digest
+        return chunks
+
     def random_chunks(
         self, users: ArrayLike, length: int, shares: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,63 @@
+"""What a run reads of its data, in a few lines for its owner, before it trains.
+
+The numbers are computed from the data without noise, and as private as the data.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mfopt.training.data.build import REPORT, reasons
+from mfopt.training.data.store import TokenStore
+
+if TYPE_CHECKING:
+    from mfopt.training.config import TrainConfig
+
+
+def lines(parts: dict[str, TokenStore], folder: Path, config: TrainConfig) -> list[str]:
+    """Lines kept and skipped of each text, and users, records and tokens of each part.
+
+    Args:
+        parts: the stores, with whole records.
+        folder: where they are; what was skipped stands in its ``report.json``.
+        config: settings that decide what is read.
+    """
+    shown = _reading(folder)
+    for name, store in parts.items():
+        sizes = store.record_lengths()
+        users = f"{np.count_nonzero(store.records_per_user()):,} users"
+        text = f"{name}: {users}, {store.num_records:,} records, {store.num_tokens:,} tokens"
+        over = int(np.maximum(sizes - config.length, 0).sum())
+        count = int(np.count_nonzero(sizes > config.length))
+        if not over:
+            text += ", all read"
+        elif config.in_chunks:
+            chunks = int(np.maximum(1, -(-sizes // config.length)).sum())
+            text += f", all read in {chunks:,} rows of at most {config.length}"
+            text += f" ({count:,} records are cut into several)"
+        else:
+            text += f"; {over:,} ({over / store.num_tokens:.0%}) are never read: {count:,} records"
+            text += f" have more than {config.length} tokens"
+        shown.append(text)
+    return shown
+
+
+def _reading(folder: Path) -> list[str]:
+    """What was kept and skipped when the stores were built; nothing where no report says it."""
+    try:
+        reading = json.loads((folder / REPORT).read_text(encoding="utf-8"))["reading"]
+        shown = []
+        for name, counts in reading.items():
+            bad, filtered = counts["bad"], counts["filtered"]
+            text = f"text of {name}: {counts['records']:,} lines or records kept"
+            for word, why in (("skipped", bad), ("left out by rule", filtered)):
+                if why:
+                    text += f"; {sum(why.values()):,} {word} ({reasons(why)})"
+            shown.append(text)
+        return shown
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []
