@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from mfopt._runtime import _check
-from mfopt.errors import FailureError
+from mfopt.errors import FailureError, UsageError
 from mfopt.progress import silent
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
@@ -32,8 +32,9 @@ def command(asked: Any) -> None:
     own model, wired from its own settings, is compared step by step with the definition: its
     clipped sums, the noise in its releases, its participations. In a second one canary users with
     worst-case gradients take part, each with probability 1/2, and an attacker who sees every
-    noised mean guesses who did: an empirical lower bound on ε. Exit code 1 if a test fails; a
-    correct trainer fails with probability at most 1e-4, whatever --confidence is.
+    noised mean guesses who did: an empirical lower bound on ε. Where RUN's secret and data are at
+    hand its last steps are executed again from a checkpoint and compared bit for bit. Exit code 1
+    if a test fails; a correct trainer fails with probability at most 1e-4, for any --confidence.
 
     \b
     Examples:
@@ -42,10 +43,12 @@ def command(asked: Any) -> None:
       mfopt audit --config c.toml --canaries 20000
       mfopt audit best.npz --config c.toml
     """
-    from mfopt.training import executed
+    from mfopt.training import executed, replay
     from mfopt.training.audit import audit
 
     account, settings, population = _subject(asked.run, asked.config)
+    folder = Path(asked.run) if asked.run is not None and Path(asked.run).is_dir() else None
+    executed_again, why_not = None, "not a run's folder"
     with Live(not asked.quiet and not asked.as_json) as live:
         result = audit(
             account,
@@ -56,10 +59,17 @@ def command(asked: Any) -> None:
             population=population,
             progress=live,
         )
+        if folder is not None:
+            try:
+                executed_again = replay.replay(folder, progress=live)
+            except UsageError as problem:  # its data are elsewhere, or it has one checkpoint
+                why_not = str(problem)
     faults = [finding for finding in result.sampling if finding.fault]
     if asked.as_json:
         tests = [dataclasses.asdict(f) | {"deviation": f.deviation} for f in result.sampling]
         facts = {"passed": result.passed, "sampling": tests}
+        again = executed_again
+        facts["replay"] = {"not": why_not} if again is None else dataclasses.asdict(again)
         display.json_object(dataclasses.asdict(result) | facts)
     elif not asked.quiet:
         passed = (
@@ -78,12 +88,17 @@ def command(asked: Any) -> None:
             "confidence": f"{result.confidence:g}",
             "tests": "; ".join(f"{f.name}: {_chance(f)}" for f in faults) or passed,
         }
+        if folder is not None:
+            rows["executed again"] = str(executed_again or f"not: {why_not}")
         title = f"{asked.run or asked.config}: audit with {result.canaries} canaries"
         display.table(title, rows.items())
     if faults:
         names = ", ".join(finding.name for finding in faults)
         rule = "audit failed: the trainer does not execute what was accounted for"
         raise FailureError(f"{rule} ({names})")
+    if executed_again is not None and executed_again.differences:
+        names = ", ".join(executed_again.differences)
+        raise FailureError(f"audit failed: executed again, the run ends with another {names}")
 
 
 def _chance(finding: Any) -> str:
@@ -104,7 +119,7 @@ def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:
     """(account, settings or None, population of the run if known)."""
 
     import mfopt
-    from mfopt.training import config, verification, wiring
+    from mfopt.training import config, replay, verification, wiring
 
     folder = Path(run) if run is not None and Path(run).is_dir() else None
     if folder is not None:
@@ -119,11 +134,7 @@ def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:
             raise _check.reject("run", None, "give a run's folder, a factorization, or --config")
         return mfopt.load(run), None, None
     given = {} if folder or run is None else {"factorization": run, "sampling": ""}
-    settings = config.load(path, given)
-    if folder is not None and settings.factorization:
-        own = folder / "factorization.npz"
-        moved = not Path(settings.factorization).is_file() and own.is_file()
-        settings = dataclasses.replace(settings, factorization=str(own)) if moved else settings
+    settings = replay.settings_of_run(folder) if folder else config.load(path, given)
     with tempfile.TemporaryDirectory() as empty:
         kept = folder is not None
         account = wiring.account_of(settings, folder or Path(empty), silent, resuming=kept)

@@ -1,0 +1,122 @@
+"""The last steps of a run that happened, executed again from a checkpoint and compared bit for bit.
+
+With the run's secret and data everything in it is determined: batches, contributions, sums, noise,
+updates and what is exported. A run that was executed by another program than this one, resumed with
+other data, or changed afterwards ends elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import filecmp
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mfopt._runtime import _check
+from mfopt.progress import Report, silent
+from mfopt.training.checkpoint import Checkpoints
+from mfopt.training.config import TrainConfig, load
+from mfopt.training.execute import execute
+from mfopt.training.folder import CHECKPOINTS, REPORT, hold
+from mfopt.training.loop import TrainState
+from mfopt.training.prepare import prepare
+
+MODEL = "model"
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Steps ``begin`` .. ``end`` - 1 of a run were executed again; ``differences``: in what."""
+
+    begin: int
+    end: int
+    differences: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """One line."""
+        outcome = ", ".join(self.differences)
+        outcome = f"DIFFERENT: {outcome}" if outcome else "the same, bit for bit"
+        return f"steps {self.begin + 1} to {self.end}, from a checkpoint, with the data: {outcome}"
+
+
+def settings_of_run(folder: Path) -> TrainConfig:
+    """The settings of the run in ``folder``, which may have been moved with its factorization."""
+    settings = load(folder / "config.toml")
+    factorization = folder / "factorization.npz"
+    stated = settings.factorization
+    if stated and not Path(stated).is_file() and factorization.is_file():
+        return dataclasses.replace(settings, factorization=str(factorization))
+    return settings
+
+
+def replay(folder: str | Path, progress: Report = silent) -> Replay:
+    """Execute the last steps of the run in ``folder`` again, between its two newest checkpoints.
+
+    They run in a copy of the folder, by :func:`~mfopt.training.execute.execute`, as a resumed run
+    does; the folder itself is not changed, and the copy is deleted.
+
+    Raises:
+        UsageError: the run has fewer than two checkpoints or is at work, or its data, model or
+            account are not there as they were.
+    """
+    folder = Path(folder)
+    settings = settings_of_run(folder)
+    lock = hold(folder)
+    try:
+        names = [path.name for path in (folder / CHECKPOINTS).glob("*") if path.name.isdigit()]
+        steps = sorted(map(int, names))
+        if len(steps) < 2:
+            rule = "has fewer than two checkpoints, so that no step can be executed again"
+            raise _check.reject("run", str(folder), rule)
+        begin, end = steps[-2:]
+        with tempfile.TemporaryDirectory(prefix=".replay-", dir=folder) as temporary:
+            copy, last = Path(temporary) / "run", Path(temporary) / "last"
+            left_out = shutil.ignore_patterns(".replay-*", "lock*", "tensorboard", MODEL)
+            shutil.copytree(folder, copy, ignore=left_out)
+            last.mkdir(mode=0o700)
+            shutil.move(copy / CHECKPOINTS / str(end), last / str(end))
+            changes: dict[str, Any] = {"output": str(copy), "steps": end, "patience": 0}
+            changes |= {"tensorboard": False, "sign_key": ""}
+            prepared = prepare(
+                dataclasses.replace(settings, **changes), resume=True, progress=progress
+            )
+            execute(prepared, progress=progress)
+            like, secret = prepared.trainer.init(), prepared.secret
+            with Checkpoints(last) as before, Checkpoints(copy / CHECKPOINTS) as after:
+                states = [each.restore(like, secret, end).state for each in (before, after)]
+            differences = [*_of_states(*states), *_of_files(folder, copy)]
+        return Replay(begin, end, tuple(differences))
+    finally:
+        lock.release()
+
+
+def _of_states(before: TrainState, after: TrainState) -> list[str]:
+    """Names of the parts of two states that are not the same bit for bit."""
+    parts = {"parameters": "params", "state of the optimizer": "optimizer", "noise": "noise"}
+    found = []
+    for name, field in parts.items():
+        leaves = [jax.tree.leaves(getattr(state, field)) for state in (before, after)]
+        pairs = zip(*leaves, strict=True)
+        if any(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs):
+            found.append(name)
+    return found
+
+
+def _of_files(folder: Path, copy: Path) -> list[str]:
+    """Names of what was exported and is not the same."""
+    reports = [json.loads((place / REPORT).read_text()) for place in (folder, copy)]
+    if reports[0]["steps_done"] != reports[1]["steps_done"]:
+        return []  # it was stopped: nothing was exported at its last checkpoint
+    names = sorted(path.name for path in (copy / MODEL).iterdir())
+    same, _, _ = filecmp.cmpfiles(folder / MODEL, copy / MODEL, names, shallow=False)
+    found = ["exported model"] if len(same) < len(names) else []
+    for report in reports:
+        report.pop("signature", None)
+        report.pop("mfopt", None)
+    return [*found, "privacy report"] if reports[0] != reports[1] else found

@@ -1,0 +1,62 @@
+"""A run that happened is executed again: the same bit for bit, unless it was another program's."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from test_train_run import data, settings_for  # noqa: F401 (fixtures)
+
+from mfopt.errors import UsageError
+from mfopt.sampling.sampler import pad
+from mfopt.training.batching import Batch, Sampler
+from mfopt.training.execute import execute
+from mfopt.training.prepare import prepare
+from mfopt.training.replay import replay
+
+
+def ran(data, folder, **changes):  # noqa: F811
+    execute(prepare(settings_for(data, folder, **changes)))
+    return folder
+
+
+def test_a_run_is_executed_again_bit_for_bit(data, tmp_path):  # noqa: F811
+    folder = ran(data, tmp_path / "run")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    found = replay(folder)
+    assert (found.begin, found.end, found.differences) == (4, 6, ())
+    assert "the same, bit for bit" in str(found)
+    # nothing of the run is changed
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    # an export or a report that is not the run's
+    model = folder / "model" / "model.safetensors"
+    arrays = load_file(model)
+    name = next(iter(arrays))
+    arrays[name] = np.nextafter(arrays[name], np.float32(1))
+    save_file(arrays, model)
+    report = json.loads((folder / "privacy-report.json").read_text())
+    (folder / "privacy-report.json").write_text(json.dumps(report | {"normalizer": 99.0}))
+    assert replay(folder).differences == ("exported model", "privacy report")
+
+
+def test_a_run_of_another_program_ends_elsewhere(data, tmp_path, monkeypatch):  # noqa: F811
+    def every_other(sampler, step):  # half of the units that were drawn
+        drawn = sampler.drawn[step]
+        units = pad(drawn[::2], sampler.microbatch, fill=-1).reshape(-1)
+        return Batch(units, len(drawn), 0, sampler.microbatch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sampler, "batch", every_other)
+        folder = ran(data, tmp_path / "run")
+    found = replay(folder)
+    assert "parameters" in found.differences and "noise" not in found.differences
+    assert "DIFFERENT: parameters" in str(found)
+
+
+def test_what_cannot_be_executed_again_is_refused(data, tmp_path):  # noqa: F811
+    folder = ran(data, tmp_path / "run", steps=1, checkpoint_every=50)
+    assert replay(folder).begin == 0  # the state before the first step is a checkpoint
+    for path in (folder / "checkpoints").glob("0"):
+        path.rename(tmp_path / "first")
+    with pytest.raises(UsageError, match="fewer than two checkpoints"):
+        replay(folder)
