@@ -92,7 +92,7 @@ def test_a_file_is_no_embedded_corpus_of_its_name(data, tmp_path, monkeypatch): 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stdlib").write_text("no lines")
     assert preflight(settings_for("stdlib", tmp_path / "one"))
-    with pytest.raises(UsageError, match="JSON Lines file"):
+    with pytest.raises(UsageError, match="must be a folder or a file"):
         preflight(settings_for("./stdlib", tmp_path / "two"))
 
 
