@@ -244,7 +244,7 @@ def scored(
 ) -> WithinMemory:
     """σ and RMSE of a search's C, exact or on the same fresh samples for all C of a scheme.
 
-    How many samples depends on the number of bins alone: C that are compared must share them.
+    How many samples depends on the scheme alone: C that are compared must share them.
 
     Args:
       one: the search's result.
@@ -258,7 +258,8 @@ def scored(
     if exact:
         sigma = exact[0].noise_multiplier(epsilon, delta)
     else:
-        samples = _SAMPLES * (4 if scheme.bins >= _MANY_BINS else 1)
+        usual = _SAMPLES * (4 if scheme.bins >= _MANY_BINS else 1)
+        samples = privacy_loss.calibrate_samples if privacy_loss.costly else usual
         sigma = calibrate(
             privacy_loss, epsilon, delta, samples=samples, seed=_SEED
         ).noise_multiplier

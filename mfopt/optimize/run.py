@@ -50,9 +50,9 @@ class Optimized:
     Attributes:
       strategy: the best C found, scaled so that its largest mode norm is 1.
       loss: its objective value (log error for "rmse" and "max"), on samples that the search has
-        not seen where C has so many parameters that it could have fitted those of the search; of
-        the bins that were searched with, where the scheme has more (:func:`.sizes.searched`); so is
-        σ.
+        not seen where C has so many parameters that it could have fitted those of the search; in
+        closed form where the law has a surrogate that suffices; of the bins that were searched
+        with, where the scheme has more (:func:`.sizes.searched`); so is σ.
       noise_multiplier: σ for that C on the same samples, a starting point for calibration.
       status: why the optimization stopped.
       history: rows (seconds, loss, σ at a largest mode norm of 1), shape (evaluations, 3); of the
@@ -222,6 +222,11 @@ def _best(job: _Job, search: _Search, size: kinds.Size, after: int) -> StartedTr
     job.later = search.most + after
     candidates = search.starts or _own_starts(job, kind, size)
     law(job.problem.scheme).check_shape(candidates[0])
+    near = None if search.starts else job.near(kind, candidates, limit)
+    if near is not None:
+        if job.problem.law.surrogate_suffices(job.epsilon):
+            return near
+        candidates = [near.searched()]
     job.later = _budget(len(candidates), limit) + after
     trace = job.best_of(kind, candidates, limit, search.samples)
     if search.samples < _UNFITTED * kind.parameters(size):
@@ -279,14 +284,12 @@ def _own_starts(job: _Job, entry: Kind, size: kinds.Size) -> list[Strategy]:
             continue
         near = job.near(kind, made, kind.warm_steps)
         if near is not None:
-            found[kind.name, stage.size] = near
+            found[kind.name, stage.size] = near.searched()
             continue
         samples = job.samples(kind, stage.size)
         trace = job.best_of(kind, made, kind.warm_steps, samples, stage=text)
         found[kind.name, stage.size] = trace.searched()
-    made = candidates(last)
-    near = job.near(last.kind, made, last.kind.steps)
-    return made if near is None else [near]
+    return candidates(last)
 
 
 def _budget(candidates: int, steps: int) -> int:
@@ -439,20 +442,20 @@ class _Job:
         best.history, best.begun = history, begun
         return best
 
-    def near(self, kind: Kind, candidates: list[Strategy], steps: int) -> Strategy | None:
-        """The optimum of the law's surrogate, found without samples; None where it has none."""
+    def near(self, kind: Kind, candidates: list[Strategy], steps: int) -> StartedTrace | None:
+        """Search the law's surrogate, without samples; None where it has none, or no σ."""
         surrogate = self.problem.law.surrogate()
         if surrogate is None or self.optimizer != "tangents" or not kind.tangents:
             return None
-        problem, best = self.problem._replace(law=surrogate), None
+        problem, traces = self.problem._replace(law=surrogate), list[StartedTrace]()
         for start in candidates:
             mapping = kind.parameterize(start, self.problem.scheme.iterations)
-            target, trace = self._objective(problem, mapping, 64, self.seed), Trace()
-            text = f"{kind.name}, start in closed form"
-            self._run(target, kind, mapping.start, trace, steps, text, problem=problem)
-            if trace.best is not None and (best is None or trace.best_value < best[0]):
-                best = trace.best_value, built(mapping.build, trace.best)
-        return None if best is None else best[1]
+            target = self._objective(problem, mapping, 64, self.seed)
+            traces.append(self._started(kind, mapping.build))
+            text = f"{kind.name}, in closed form"
+            self._run(target, kind, mapping.start, traces[-1], steps, text, problem=problem)
+        usable = [trace for trace in traces if trace.best is not None]
+        return min(usable, key=lambda trace: trace.best_value, default=None)
 
     def _started(self, kind: Kind, build: Callable[[jax.Array], Strategy]) -> StartedTrace:
         """A trace for this problem."""

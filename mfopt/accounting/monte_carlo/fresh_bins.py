@@ -22,6 +22,7 @@ from mfopt.accounting.monte_carlo.patterns import Patterns
 from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledLaw, SampledLoss, law
 from mfopt.sampling import FreshBins
 
+_ASSIGNMENTS = 8  # from which on the second moment knows the optimum
 ONE_BIN = "fresh bins, one bin for all: Gaussian mechanism, the one pattern"
 
 
@@ -82,6 +83,10 @@ class FreshBinsLaw(PatternLaw):
 
     def surrogate(self) -> SampledLaw | None:
         return SecondMomentLaw(self.scheme)
+
+    def surrogate_suffices(self, epsilon: float) -> bool:
+        # on samples C ended at most 0.1% lower at 8 × 32, no lower at 16 × 128; ε from 0.5 to 8
+        return self.scheme.throws >= max(_ASSIGNMENTS, epsilon)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -231,6 +231,10 @@ class SampledLaw(abc.ABC):
         """A law without samples whose optimum is a start for a search, where one is known."""
         return None
 
+    def surrogate_suffices(self, epsilon: float) -> bool:
+        """True where samples would not move the surrogate's optimum: its σ is still a guess."""
+        return False
+
     def check_shape(self, strategy: Strategy) -> None:  # noqa: B027 - most take any C
         """Raise :class:`UsageError` for a form of C that no parameters would make covered."""
 
