@@ -47,6 +47,7 @@ class PatternLoss(LikelihoodLoss):
     calibrate_samples, least_samples = 2**13, 2**15
     worth = 0.0025
     glance = 1024
+    costly = True
 
     def __init__(self, likelihood: Any) -> None:
         self._likelihood = likelihood

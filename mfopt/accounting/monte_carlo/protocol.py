@@ -106,6 +106,11 @@ class SampledLoss(abc.ABC):
         return False
 
     @property
+    def costly(self) -> bool:
+        """True where :meth:`frozen` takes longer than pilots near σ."""
+        return False
+
+    @property
     @abc.abstractmethod
     def sensitivity(self) -> float:
         """Largest norm that one unit adds to C x, were its participations known."""

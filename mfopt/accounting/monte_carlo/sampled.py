@@ -156,7 +156,12 @@ class OneUnit(LossModel):
     @property
     def _frozen(self) -> bool:
         """False where pilots estimate: the slope is of no use, or design points take long."""
-        return self.alone and not self._rough and self.loss.smooth and not self.loss.many
+        return self.alone and not self._rough and self.loss.smooth and not self._pilots
+
+    @property
+    def _pilots(self) -> bool:
+        """True where what a bound will be drawn from finds σ better, or near σ for less."""
+        return self.loss.many or (self._near is not None and self.loss.costly)
 
     def _glanced(self, tilt: Tilt, point: Point, key: jax.Array) -> float:
         """log δ̂ of what is sampled, by the proposal of least ceiling."""
@@ -173,7 +178,7 @@ class OneUnit(LossModel):
         if not self.alone:
             return super().find_noise_multiplier(epsilon, delta, key)
         samples, near = self._calibrate_samples, self._near
-        if self.loss.many and (near is not None or not self.loss.smooth):
+        if self._pilots and (near is not None or not self.loss.smooth):
             near = near or rough(self.loss, epsilon, delta, chunked.subkey(key, 0))
             by_pilots = self._by_pilots(near, epsilon, delta, key)
             if by_pilots is not None:
@@ -230,7 +235,7 @@ class OneUnit(LossModel):
             frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
             at = frozen.evaluate(math.log(noise_multiplier))
             known = at.value if at.relative_error < _SURE else None
-        elif self.alone and not self.loss.many:
+        elif self.alone and not self._pilots:
             point = self._at("remove", noise_multiplier, epsilon)
             known = self._glanced(self.loss.least("remove", point), point, key)
         chosen: dict[SampledDirection, Chosen] = {}
@@ -254,8 +259,8 @@ class OneUnit(LossModel):
         return self._planned(chosen, trial)
 
     def _known_tilt(self, direction: SampledDirection, point: Point) -> Tilt | None:
-        """The proposal that was chosen near here, where to choose takes long: with many modes."""
-        if not self.loss.many or direction not in self._tilts:
+        """The proposal that was chosen near here, where to choose takes long."""
+        if not self._pilots or direction not in self._tilts:
             return None
         there, tilt = self._tilts[direction]
         moved = abs(math.log(point.noise_multiplier / there.noise_multiplier))
