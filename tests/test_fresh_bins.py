@@ -569,7 +569,7 @@ def test_a_second_moment_knows_about_sigma(epsilon):
     sampled = calibrate(loss, epsilon, 1e-5, samples=2**12, seed=1).noise_multiplier
     assert start == pytest.approx(sampled, rel=0.03)
     surrogate = FreshBinsLaw(scheme).surrogate()
-    rmse = objective.LOSSES["rmse"](PrefixSums(), scheme.iterations)
+    rmse = objective.log_rmse(PrefixSums(), scheme.iterations)
     mapping = kinds.of(c, scheme.iterations)
     target = objective.AmplifiedObjective(
         rmse, mapping, surrogate, epsilon, 1e-5, samples=64, seed=None
