@@ -97,6 +97,9 @@ def factorize(
     >>> print(made.iterations, made.guarantee.epsilon, made.guarantee.status)
     16 2.0 certified
     """
+    seed = None if seed is None else _check.seed("seed", seed)
+    if workload is not None:
+        _check.kind("workload", workload, Workload)
     auto = _check.choice("sampling", sampling, (*NAMES, "auto")) == "auto"
     for option, value in (("reassign_every", reassign_every), ("separation", separation)):
         if auto and value is not None:
@@ -218,6 +221,12 @@ def account(
     )
 
 
+def _checked(factorization: Any, seed: Any) -> tuple[Factorization, int | None]:
+    """Both arguments in their own types."""
+    _check.kind("factorization", factorization, Factorization, "mfopt.load reads one from a file.")
+    return factorization, None if seed is None else _check.seed("seed", seed)
+
+
 def certify(
     factorization: Factorization,
     *,
@@ -250,6 +259,7 @@ def certify(
     >>> certify(made, epsilon=2.5).guarantee.epsilon
     2.5
     """
+    factorization, seed = _checked(factorization, seed)
     stated = factorization.guarantee
     epsilon = stated.epsilon if epsilon is None else epsilon
     delta = stated.delta if delta is None else delta
@@ -304,6 +314,7 @@ def calibrate(
     >>> calibrate(made, epsilon=1.0).noise_multiplier > made.noise_multiplier
     True
     """
+    factorization, seed = _checked(factorization, seed)
     proof, estimate = calibration.release(
         factorization.loss(),
         epsilon,

@@ -111,6 +111,17 @@ class Group(click.Group):
             raise messages.Refused(rule)
         return super().resolve_command(ctx, args)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the whole first sentence of each command, which click would cut to a line."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [
+            (name, each.get_short_help_str(1000))
+            for name, each in commands
+            if each and not each.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _once(self, ctx, args)
         return super().parse_args(ctx, args)

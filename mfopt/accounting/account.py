@@ -53,7 +53,9 @@ class Effort:
 
     def __post_init__(self) -> None:
         if self.samples is not None:
-            _check.integer("samples", self.samples)
+            object.__setattr__(self, "samples", _check.integer("samples", self.samples))
+        if self.seed is not None:  # a NumPy integer could not be written as JSON
+            object.__setattr__(self, "seed", _check.seed("seed", self.seed))
         if self.deterministic and not self.certify:
             rule = "has no effect with `certify=False`, which asks for an estimate"
             raise _check.reject("certificate", self.certificate, rule)
