@@ -384,6 +384,30 @@ def test_a_recommendation_weighs_error_against_memory_and_time() -> None:
     )
 
 
+def test_a_recommendation_is_of_any_size_within_the_memory_by_final_model_error() -> None:
+    def sized(family: str, rmse: float, model: float, memory: int, draws: float = 1.0) -> Row:
+        one = row(family, rmse, memory, draws=draws, size=memory + 1)
+        return one._replace(final_model_error=model)
+
+    rows = [
+        sized("dpsgd+poisson", 12.0, 1.0, 0),
+        sized("banded+poisson", 7.7, 0.7, 7),
+        sized("banded+poisson", 6.9, 0.65, 15),  # the best of its family: beyond the memory
+        sized("blt-4", 6.5, 0.9, 4),  # lower in RMSE alone
+        sized("toeplitz", 6.0, 0.5, 0, draws=40.0),
+    ]
+    (eight,) = recommendation.recommend(rows)
+    assert eight.light is rows[1] and eight.best is rows[4]
+    assert "banded (8 bands), final-model error 0.70 (RMSE 7.70) at 7 buffers" in eight.text()
+    assert "28.6% lower with more: Toeplitz" in eight.text()  # 1 - 0.5 / 0.7
+    (sixteen,) = recommendation.recommend(rows, memory=15)
+    (none,) = recommendation.recommend(rows, memory=0)
+    assert sixteen.light is rows[2] and none.light is rows[0]
+    # one past draw made again costs no memory and little time
+    (drawn,) = recommendation.recommend([*rows, sized("lambda-cgd", 8.0, 0.6, 0, draws=2.0)], 0)
+    assert drawn.light.family == "lambda-cgd"
+
+
 def test_fresh_bins_are_a_row_a_search_of_their_own_and_a_sentence() -> None:
     fresh = families.find("banded-toeplitz-scaled+fresh-bins")
     setting = Comparison(32, 4, (1.0,), widths=(1, 8, 16, 64))
@@ -415,9 +439,10 @@ def test_a_block_for_each_epsilon_fits_eighty_columns() -> None:
     text = recommendation.blocks(rows, "banded+poisson")
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80 and len(lines) == 2 * (len(families.FAMILIES) + 1) + 1
-    assert lines[0].startswith("ε = 0.5") and lines[0].split()[-4:] == [
+    assert lines[0].startswith("ε = 0.5") and lines[0].split()[-5:] == [
         "RMSE",
         "change",
+        "model",
         "buffers",
         "draws",
     ]

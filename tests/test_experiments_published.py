@@ -11,7 +11,7 @@ from mfopt import strategies as S
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
 from mfopt.experiments import published
-from mfopt.experiments.mechanisms import Goal
+from mfopt.experiments.mechanisms import Goal, SigmaCell
 from mfopt.noise.choice import choose
 from mfopt.workloads import PrefixSums
 
@@ -61,11 +61,16 @@ def test_the_banded_inverse_square_root_is_a_half():
 
 def test_the_exponent_is_the_best_for_the_goal():
     goal = Goal(6, 3, 2.0, 1e-5)
-    found = published.PublishedCell(goal, "lambda-cgd").run().record["exponent"]
+    cell = published.PublishedCell(goal, "lambda-cgd")
+    result = cell.run()
+    found = result.record["exponent"]
 
     def rmse(exponent):
         made = published.strategy("lambda-cgd", 18, exponent=exponent)
         sigma = calibrate(law(goal.bin_scheme()).loss(made), 2.0, 1e-5, samples=2**12, seed=1)
         return sigma.noise_multiplier * float(query_error.rmse(PrefixSums(), made, 18))
 
+    # the draw before is made again, not kept
+    streamed = SigmaCell(cell, goal, 2**10).run(result).record
+    assert (streamed["memory"], round(streamed["draws"], 2)) == (0, 1.94)
     assert rmse(found) <= 1.003 * min(rmse(x) for x in (found - 0.1, found + 0.1, 0.05))

@@ -120,6 +120,7 @@ OWN = {
 OWN_OF = {
     ("certify", "--eps"): ["--eps=3"],
     ("compare", "--baseline"): ["--baseline=dpsgd+balls-in-bins"],
+    ("compare", "--memory"): ["--memory=0"],
     ("train", "--continue"): ["--continue=earlier"],
     ("train", "--delta"): ["--delta=1e-5"],
     ("train", "--lora-layers"): ["--lora-layers=mlp/c_fc"],

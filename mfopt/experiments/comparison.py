@@ -43,6 +43,8 @@ class Row(NamedTuple):
         (:func:`timed`).
       above_floor: part by which RMSE at epochs' ends is above its lower bound for any C and any
         sampling, where one is known (:mod:`mfopt.floor`).
+      final_model_error: noise multiplier of independent noise that disturbs the final model as
+        much (:mod:`mfopt.final_model`).
     """
 
     family: str
@@ -56,6 +58,7 @@ class Row(NamedTuple):
     draws: float = 1.0
     noise_seconds: float | None = None
     above_floor: float | None = None
+    final_model_error: float | None = None
 
 
 def plan(setting: Comparison) -> dict[tuple[str, float], list[tuple[int, SigmaCell]]]:
@@ -146,10 +149,13 @@ def timed(
         optimum = cache.load(sigma.source)
         assert optimum is not None, "its σ was found from it"
         strategy = strategy_of(optimum)
-        recursion = choose(strategy, n)
+        past = optimum.record.get("past", "auto")
+        recursion = choose(strategy, n, past)
         key = (type(recursion), recursion.slots, recursion.draws(n))
         if key not in seconds:
-            stream = NoiseStream(strategy, iterations=n, noise_multiplier=1.0, clip_norm=1.0)
+            stream = NoiseStream(
+                strategy, iterations=n, noise_multiplier=1.0, clip_norm=1.0, past=past
+            )
             seconds[key] = measure(stream, parameters).run_seconds / n
         rows_timed.append(row._replace(noise_seconds=seconds[key]))
     return rows_timed
@@ -245,7 +251,7 @@ def text_table(rows: Sequence[Row], baseline: str | None = None) -> str:
 
 def _entries(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows as dictionaries, without what no row has."""
-    optional = "noise_seconds", "above_floor"
+    optional = "noise_seconds", "above_floor", "final_model_error"
     absent = {name for name in optional if all(getattr(row, name) is None for row in rows)}
     return [{k: v for k, v in row._asdict().items() if k not in absent} for row in rows]
 

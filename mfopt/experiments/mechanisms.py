@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import floor, query_error, strategies
+from mfopt import final_model, floor, query_error, strategies
 from mfopt._runtime import _check
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo.protocol import law
@@ -231,7 +231,8 @@ class SigmaCell(Cell):
         (source,), goal = needed, self.goal
         strategy, n = strategy_of(source), goal.iterations
         at_one = float(query_error.rmse(PrefixSums(), strategy, n))
-        recursion, scheme = choose(strategy, n), goal.scheme(strategy)
+        recursion = choose(strategy, n, source.record.get("past", "auto"))
+        scheme = goal.scheme(strategy)
         sampled = law(scheme).loss(strategy) if goal.sampling in ESTIMATED else None
         relative_error = 0.0
         if sampled is not None and not any(bound.exact for bound in sampled.free_bounds()):
@@ -256,6 +257,7 @@ class SigmaCell(Cell):
         return Result(
             {
                 "above_floor": ends and ends.above,
+                "final_model_error": final_model.error(strategy, n, sigma),
                 "noise_multiplier": sigma,
                 "rmse": sigma * at_one,
                 "rmse_at_one": at_one,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import scipy
@@ -78,4 +79,7 @@ class PublishedCell(Cell):
             log_rmse, bounds=(_LEAST, _MOST), method="bounded", options={"xatol": _WIDTH}
         )
         candidate = strategy(self.kind, n, self.bands, float(optimum.x))
-        return with_strategy(candidate, exponent=float(optimum.x), evaluations=int(optimum.nfev))
+        found: dict[str, Any] = {"exponent": float(optimum.x), "evaluations": int(optimum.nfev)}
+        if self.kind == "lambda-cgd":  # as published: the draw before is made again, not kept
+            found["past"] = "regenerate"
+        return with_strategy(candidate, **found)

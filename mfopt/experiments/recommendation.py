@@ -10,6 +10,7 @@ from mfopt.experiments.comparison import Row, improvement, number
 from mfopt.experiments.mechanisms import B_MIN_SEP, BALLS, FRESH, POISSON, UNAMPLIFIED
 
 LITTLE = 8  # noise buffers that count as little memory
+FEW_DRAWS = 2  # white draws of a step that no time is lost for: one past draw made again
 TIE = 0.0025  # relative: errors so close count as equal, and the least memory decides
 # what must be executed, in the words of `mfopt train --sampling`
 SAMPLING = {
@@ -25,9 +26,9 @@ class Recommendation(NamedTuple):
     """Recommended mechanism at one ε.
 
     Attributes:
-      best: the row of lowest error.
-      light: of those that keep little memory and regenerate no draw, the row of lowest error, and
-        of least memory where errors are practically equal.
+      best: the row of lowest :func:`error`.
+      light: of those within the memory that regenerate at most one draw a step, the row of lowest
+        error, and of least memory where errors are practically equal.
       rivals: the best of those run under any other sampling than ``light``'s, by sampling.
     """
 
@@ -44,27 +45,42 @@ class Recommendation(NamedTuple):
         if self.light.above_floor is not None:
             sentence += f", {100 * self.light.above_floor:.1f}% above the floor at epochs' ends"
         for sampling, row in self.rivals.items():
-            change = improvement(self.light, row).percent
+            change = _percent_below(self.light, row)
             # one with bins too is named below where it is the best
             if row is not self.best or sampling in (POISSON, UNAMPLIFIED):
                 side = "below" if change >= 0 else "above"
                 sentence += f", {abs(change):.1f}% {side} the best {_AGAINST[sampling]}"
-        if self.best.rmse >= self.light.rmse * (1 - TIE):
+        if error(self.best) >= error(self.light) * (1 - TIE):
             return f"{sentence}; nothing here is better"
-        lower = improvement(self.best, self.light).percent
+        lower = _percent_below(self.best, self.light)
         sentence += f"; {lower:.1f}% lower with more: {_named(self.best)}"
         same_sampling = _scheme(self.best) == _scheme(self.light)
         return sentence if same_sampling else f"{sentence} with {SAMPLING[_scheme(self.best)]}"
 
 
-def recommend(rows: Sequence[Row]) -> list[Recommendation]:
-    """Recommendations for each ε, from the rows of a comparison."""
+def error(row: Row) -> float:
+    """What rows are ranked by: final-model error, or RMSE where the comparison has no other."""
+    return row.rmse if row.final_model_error is None else row.final_model_error
+
+
+def _percent_below(row: Row, other: Row) -> float:
+    return 100 * (1 - error(row) / error(other))
+
+
+def recommend(rows: Sequence[Row], memory: int = LITTLE) -> list[Recommendation]:
+    """Recommendations for each ε.
+
+    Args:
+      rows: of every size that was tried: the best within the memory is seldom the best of all.
+      memory: noise buffers (× model size) that there is room for.
+    """
     recommendations = []
     for epsilon in dict.fromkeys(row.epsilon for row in rows):
-        ranked = sorted((row for row in rows if row.epsilon == epsilon), key=lambda row: row.rmse)
-        cheap = [row for row in ranked if row.memory <= LITTLE and row.draws <= 1] or ranked[:1]
-        tied = [row for row in cheap if row.rmse <= cheap[0].rmse * (1 + TIE)]
-        light = min(tied, key=lambda row: (row.memory, row.rmse))
+        ranked = sorted((row for row in rows if row.epsilon == epsilon), key=error)
+        cheap = [row for row in ranked if row.memory <= memory and row.draws <= FEW_DRAWS]
+        cheap = cheap or ranked[:1]
+        tied = [row for row in cheap if error(row) <= error(cheap[0]) * (1 + TIE)]
+        light = min(tied, key=lambda row: (row.memory, error(row)))
         rivals: dict[str, Row] = {}
         for row in ranked:
             if _scheme(row) != _scheme(light):
@@ -76,6 +92,7 @@ def recommend(rows: Sequence[Row]) -> list[Recommendation]:
 def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
     """A table for each ε, best first, at most 80 columns wide.
 
+    ``model`` is the final-model error (:mod:`mfopt.final_model`).
     ``buffers`` is the memory of the noise (× model size), ``draws`` the model-sized white draws of
     a step where it is more than one: what no memory is paid for with. Where the time of a step's
     noise was measured, it stands in the place of the draws, which it includes.
@@ -86,8 +103,8 @@ def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
         base = next((row for row in ranked if row.family == baseline), None)
         timed = any(row.noise_seconds is not None for row in ranked)
         lines = [
-            f"{f'ε = {epsilon:g}':<42}{'RMSE':>10}"
-            f"{'' if base is None else 'change':>9}{'buffers':>8}{'time' if timed else 'draws':>8}"
+            f"{f'ε = {epsilon:g}':<40}{'RMSE':>9}{'' if base is None else 'change':>8}"
+            f"{'model':>7}{'buffers':>8}{'time' if timed else 'draws':>8}"
         ]
         for row in ranked:
             size = f" ({row.size})" if row.size and families.find(row.family).bands else ""
@@ -96,7 +113,9 @@ def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
             if timed:
                 draws = "" if row.noise_seconds is None else _time(row.noise_seconds)
             name = f"{families.label(row.family)}{size}"
-            lines.append(f"{name:<42}{number(row.rmse):>10}{change:>9}{row.memory:>8}{draws:>8}")
+            model = "" if row.final_model_error is None else number(row.final_model_error)
+            cost = f"{model:>7}{row.memory:>8}{draws:>8}"
+            lines.append(f"{name:<40}{number(row.rmse):>9}{change:>8}{cost}")
         parts.append("\n".join(line.rstrip() for line in lines))
     return "\n\n".join(parts)
 
@@ -105,7 +124,8 @@ def _change(percent: float) -> str:
     """RMSE below the baseline's in percent, or how many times it is above."""
     if percent > -100:
         return f"{round(-percent, 1) + 0.0:+.1f}%"  # never -0.0
-    return f"×{1 - percent / 100:.3g}"
+    times = 1 - percent / 100
+    return f"×{times:.3g}" if times < 1000 else f"×{times:.0e}"
 
 
 def _time(seconds: float) -> str:
@@ -126,7 +146,10 @@ def _named(row: Row) -> str:
     # the sampling is said where it matters
     name = families.label(row.family).partition(", ")
     kept = name[0] if name[2] in _SAMPLED else "".join(name)
-    return f"{kept}{size}, RMSE {number(row.rmse)} at {cost}"
+    errors = f"RMSE {number(row.rmse)}"
+    if row.final_model_error is not None:
+        errors = f"final-model error {number(row.final_model_error)} ({errors})"
+    return f"{kept}{size}, {errors} at {cost}"
 
 
 _SAMPLED = ("unamplified", "Poisson", "cyclic Poisson", "b-min-sep", "balls-in-bins", "fresh bins")

@@ -35,6 +35,12 @@ from mfopt_cli.options import COUNT, Count, option
     str,
     "Family that improvements are relative to. [default: banded+poisson, if included]",
 )
+@option(
+    "--memory",
+    COUNT,
+    "Noise buffers (× model size) that there is room for: what is recommended keeps no more.",
+    default=8,
+)
 @option("--samples", Count(2**24), "Samples of each Monte Carlo estimate of σ.", default=2**15)
 @option(
     "--params",
@@ -94,6 +100,7 @@ def command(asked: Any) -> None:
         names = ", ".join(setting.include)
         raise click.UsageError(f"--bands has no effect with --include {names}; remove it")
     _check.integer("samples", asked.samples, at_least=64)
+    _check.integer("memory", asked.memory, at_least=0)
     _check.pinned("seed", asked.seed)
     if params is not None:
         _check.integer("params", params)
@@ -112,10 +119,24 @@ def command(asked: Any) -> None:
     with Live(not asked.quiet and not asked.as_json) as live:
         found = comparison.every_size(setting, store, jobs=asked.jobs, progress=live)
         rows = [min(candidates, key=lambda row: row.rmse) for candidates in found.values()]
-        if params is not None:
-            rows = comparison.timed(setting, rows, store, params, progress=live)
-    if out is not None:
         sizes = [row for candidates in found.values() for row in candidates]
+        advices = recommendation.recommend(sizes, asked.memory)
+        if params is not None:
+            named = [row for advice in advices for row in (advice.light, advice.best)]
+            chosen_rows = list(dict.fromkeys([*rows, *named]))
+            timed = comparison.timed(setting, chosen_rows, store, params, progress=live)
+            by_row = dict(zip(chosen_rows, timed, strict=True))
+            rows = [by_row[row] for row in rows]
+            advices = [
+                recommendation.Recommendation(
+                    advice.epsilon,
+                    by_row[advice.best],
+                    by_row[advice.light],
+                    {name: by_row.get(row, row) for name, row in advice.rivals.items()},
+                )
+                for advice in advices
+            ]
+    if out is not None:
         for path in decision_plots.write(out, setting, rows, sizes, baseline, params):
             if not asked.quiet and not asked.as_json:
                 click.echo(f"wrote {path}", err=True)
@@ -135,13 +156,15 @@ def command(asked: Any) -> None:
         else:
             display.print_text(recommendation.blocks(rows, baseline))
         click.echo()
-        for advice in recommendation.recommend(rows):
+        for advice in advices:
             display.print_text(advice.text())
         display.print_text(
-            "(buffers: memory of the noise, × model size; draws: white draws of a step, where past "
-            "ones are regenerated instead of kept)"
+            "(model: error of the final model, as the σ of independent noise; buffers: memory of "
+            "the noise, × model size; draws: white draws of a step, where past ones are "
+            "regenerated instead of kept)"
             if params is None
-            else "(buffers: memory of the noise, × model size; time: noise of a step of "
+            else "(model: error of the final model, as the σ of independent noise; buffers: memory of "
+            "the noise, × model size; time: noise of a step of "
             f"{params:,} parameters on this machine, mean over the run)"
         )
 
