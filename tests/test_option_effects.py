@@ -120,7 +120,6 @@ OWN = {
 OWN_OF = {
     ("certify", "--eps"): ["--eps=3"],
     ("compare", "--baseline"): ["--baseline=dpsgd+balls-in-bins"],
-    ("compare", "--memory"): ["--memory=0"],
     ("train", "--continue"): ["--continue=earlier"],
     ("train", "--delta"): ["--delta=1e-5"],
     ("train", "--lora-layers"): ["--lora-layers=mlp/c_fc"],
@@ -175,6 +174,7 @@ QUIET_WORK = {
     ("noise", "--repeats"): "steps that are timed",
     ("certify", "--certificate"): "the toy's bound takes no samples: tests/test_moment_bound.py",
     ("compare", "--force"): "nothing is in the way",
+    ("compare", "--memory"): "what is recommended: tests/test_experiments_compare.py",
     **{
         ("train", name): "of a run: tests/test_train_run.py"
         for name in ("--resume", "--resume-from", "--report-only", "--json", "--quiet")

@@ -163,8 +163,8 @@ def command(asked: Any) -> None:
             "the noise, × model size; draws: white draws of a step, where past ones are "
             "regenerated instead of kept)"
             if params is None
-            else "(model: error of the final model, as the σ of independent noise; buffers: memory of "
-            "the noise, × model size; time: noise of a step of "
+            else "(model: error of the final model, as the σ of independent noise; buffers: memory "
+            "of the noise, × model size; time: noise of a step of "
             f"{params:,} parameters on this machine, mean over the run)"
         )
 
