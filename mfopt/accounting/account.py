@@ -116,7 +116,10 @@ class Accountant(abc.ABC):
 
 def registered() -> dict[str, tuple[Accountant, ...]]:
     """The accountants of every kind of scheme that has some, in the order of registration."""
-    return {kind: tuple(one() for one in found.values()) for kind, found in _REGISTERED.items()}
+    return {
+        kind: tuple(accountant() for accountant in accountants.values())
+        for kind, accountants in _REGISTERED.items()
+    }
 
 
 def supporting(mechanism: Mechanism) -> list[Accountant]:
@@ -128,8 +131,8 @@ def supporting(mechanism: Mechanism) -> list[Accountant]:
     kind = mechanism.sampling.kind
     if kind not in _REGISTERED:
         _plugins.load()
-    known = registered().get(kind, ())
-    if all(accountant.free for accountant in known):
+    candidates = registered().get(kind, ())
+    if all(accountant.free for accountant in candidates):
         rule, covered = "no accountant is registered for this scheme", sorted(_REGISTERED)
         way_out = (
             f"There are some for {', '.join(covered)}; see mfopt.accounting.account.Accountant."
@@ -138,7 +141,7 @@ def supporting(mechanism: Mechanism) -> list[Accountant]:
     fit: list[Accountant] = []
     refusals: list[UsageError] = []
     sampled = False
-    for accountant in known:
+    for accountant in candidates:
         try:
             accountant.check(mechanism)
         except UsageError as refusal:
@@ -208,16 +211,16 @@ def account(
     >>> round(account(mechanism, noise_multiplier=1.0, delta=1e-5).epsilon, 4)
     4.3772
     """
-    given = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta}
-    if sum(value is not None for value in given.values()) != 2:
-        names, values = ", ".join(given), tuple(given.values())
+    statement = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta}
+    if sum(value is not None for value in statement.values()) != 2:
+        names, values = ", ".join(statement), tuple(statement.values())
         raise _check.reject(names, values, "give exactly two of three")
     if noise_multiplier is not None:  # before an analysis, which may take long to make
         _check.noise_multiplier(noise_multiplier)
     if delta is not None:
         _check.probability("delta", delta)
-    asked = next(name for name, value in given.items() if value is None)
-    rest = [value for value in given.values() if value is not None]
+    asked = next(name for name, value in statement.items() if value is None)
+    rest = [value for value in statement.values() if value is not None]
 
     def answer(found: Analysis) -> Guarantee:
         return with_lower_end(mechanism, getattr(found, asked)(*rest), asked)
@@ -227,9 +230,13 @@ def account(
     # a sampled account may take over ten CPU seconds: 40 for 100 units in 8 bins
     many = mechanism.group_size >= 64 and getattr(mechanism.sampling, "bins", 0) >= 8
     costly = certify and samples is None and many
-    if free := [one for one in supporting(mechanism) if one.free] if costly else []:
+    if (
+        free := [accountant for accountant in supporting(mechanism) if accountant.free]
+        if costly
+        else []
+    ):
         with contextlib.suppress(FailureError):
-            found = answer(least([one.analysis(mechanism, effort) for one in free]))
+            found = answer(least([accountant.analysis(mechanism, effort) for accountant in free]))
             if (found.lower_bound or 0.0) >= (1 - _CLOSE[asked]) * getattr(found, asked):
                 return found
     return answer(analysis(mechanism, **dataclasses.asdict(effort)))

@@ -167,10 +167,10 @@ def attacks(mechanism: Mechanism) -> Any:
         return None
 
     def profile(sigma: float) -> _Best:
-        one, scaled = rounds.mixture, sigma / rounds.scale
-        parts: list[Any] = [RoundsProfile(one, rounds.rounds, scaled)]
-        if isinstance(one, Mixture) and one.missing * rounds.rounds < _UNSEEN:
-            parts.append(_typical(one, rounds.rounds, scaled))
+        mixture, scaled = rounds.mixture, sigma / rounds.scale
+        parts: list[Any] = [RoundsProfile(mixture, rounds.rounds, scaled)]
+        if isinstance(mixture, Mixture) and mixture.missing * rounds.rounds < _UNSEEN:
+            parts.append(_typical(mixture, rounds.rounds, scaled))
         return _Best(tuple(parts))
 
     return profile
@@ -198,6 +198,6 @@ def _typical(one: Mixture, rounds: int, sigma: float) -> _Separate:
         return rounds * float(scipy.special.logsumexp(log_weights + exponents)) + math.log(4)
 
     unlikely = min(log_moment(-rate * log_weights) / rate for rate in rates)
-    least = max(-log_moment(-rate * squares / top) / rate for rate in 100 * rates) * top
-    mu = math.sqrt(max(least, 1e-60)) * (1 - 1e-9) / sigma
+    smallest_square = max(-log_moment(-rate * squares / top) / rate for rate in 100 * rates) * top
+    mu = math.sqrt(max(smallest_square, 1e-60)) * (1 - 1e-9) / sigma
     return _Separate(mu, unlikely * (1 + 1e-9), math.log(0.5 - _UNSEEN))

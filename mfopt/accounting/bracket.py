@@ -95,10 +95,10 @@ def _narrowed(bracket: Callable[[Any], Bracket], profile: Any) -> Bracket:
     for finer in _FINER:
         if best.narrow or best.below == 0:
             break
-        found = bracket(dataclasses.replace(profile, accuracy=profile.accuracy / finer))
+        narrower = bracket(dataclasses.replace(profile, accuracy=profile.accuracy / finer))
         missing = best.above - best.below
-        if found.below > best.below:
-            best = found
+        if narrower.below > best.below:
+            best = narrower
         if best.above - best.below > _HELPS * missing:
             break
     return best

@@ -70,20 +70,20 @@ class Phase:
         mechanism, scheme = self.mechanism, self.mechanism.sampling
         if (composed := _PUBLIC.get(type(scheme))) is not None:
             return composed(mechanism.strategy, scheme, mechanism.group_size, mechanism.adjacency)
-        known = ROUNDS.get(type(scheme))
-        if known is None:
+        accountant = ROUNDS.get(type(scheme))
+        if accountant is None:
             refuse_replacement(mechanism)
             protocol.law(scheme)  # refuses what has none
             if mechanism.group_size != 1:
                 rule = f"a phase of {scheme.kind} is composed for one unit"
                 raise _check.reject("group_size", mechanism.group_size, rule)
             return None
-        if known.chained(mechanism):
+        if accountant.chained(mechanism):
             under = f"under {scheme.kind} and {mechanism.adjacency!r}"
             rule = f"a group's account {under} is not a composition of rounds"
             way_out = "Compose for one unit, or account for the phases one by one."
             raise _check.reject("group_size", mechanism.group_size, rule, way_out)
-        return known.rounds(mechanism)
+        return accountant.rounds(mechanism)
 
 
 def compose(
@@ -223,17 +223,17 @@ def _discretized(
         for law, (part, _) in zip(laws, parts, strict=True)
     ]
     step = min(grid.step for grid in grids)
-    made: list[tuple[Any, int]] = []
+    discretized: list[tuple[Any, int]] = []
     for (part, sigma), law, grid, tail in zip(parts, laws, grids, tails, strict=True):
-        one = part.mixture
+        mixture = part.mixture
         if below:
             cut = Resolution(grid.spacing, tail, (grid.least, grid.largest))
-            cells = one.cells_below(sigma, Steps(step), cut, add=law.add)
-            made.append((cells.balanced(step, part.rounds).on(step), part.rounds))
+            cells = mixture.cells_below(sigma, Steps(step), cut, add=law.add)
+            discretized.append((cells.balanced(step, part.rounds).on(step), part.rounds))
         else:
             cut = Resolution(grid.spacing, tail)
-            made.append((one.discretize(sigma, step, cut), part.rounds))
-    return Composition(tuple(made))
+            discretized.append((mixture.discretize(sigma, step, cut), part.rounds))
+    return Composition(tuple(discretized))
 
 
 def _value(parts: _Parts, add: bool, epsilon: float | None, log_delta: float) -> float:
@@ -317,8 +317,8 @@ def over_training(
         done = sum(one.mechanism.iterations for one in before)
         for part in _beginnings(phase.mechanism, share):
             cut = dataclasses.replace(phase, mechanism=part)
-            found = compose([*before, cut], epsilon=epsilon, delta=delta, **effort)
-            yield done + part.iterations, found
+            guarantee = compose([*before, cut], epsilon=epsilon, delta=delta, **effort)
+            yield done + part.iterations, guarantee
         before.append(phase)
 
 

@@ -70,9 +70,9 @@ def attained(strategy: Strategy, scheme: FixedOrder | MinSeparation) -> float:
     becomes that of X s, as X is positive semidefinite.
     """
     strategy, n = strategy.widened(), scheme.iterations
-    known = sensitivity(strategy, scheme)
-    if known.exact:
-        return known.value * (1 - 8 * n * float(np.finfo(np.float64).eps))
+    bound = sensitivity(strategy, scheme)
+    if bound.exact:
+        return bound.value * (1 - 8 * n * float(np.finfo(np.float64).eps))
     apart, most = _BY_SCHEME[type(scheme)][1](scheme)
     products, best = _products(strategy, n), 0.0
     for start in range(min(apart, n)):
@@ -265,9 +265,9 @@ def _best_prefix(weights: np.ndarray, separation: int, most: int) -> list[np.nda
         earlier = np.zeros((rows, n))
         if separation < n:
             earlier[:, separation:] = previous[:, 1 : n - separation + 1]
-        taken = weights + earlier
+        with_this = weights + earlier
         current = np.zeros((rows, n + 1))
-        current[:, 1:] = np.maximum.accumulate(taken, axis=1)
+        current[:, 1:] = np.maximum.accumulate(with_this, axis=1)
         tables.append(np.maximum(current, previous))
     return tables
 

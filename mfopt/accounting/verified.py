@@ -65,8 +65,8 @@ class VerifiedAnalysis:
         if self.certify:
             return self._verified(self._engine().noise_multiplier(epsilon, delta))
         epsilon, delta = _check.epsilon("epsilon", epsilon), check_delta(delta)
-        found = self.model.sought_noise_multiplier(epsilon, delta)
-        return self._estimate(found.value, epsilon, delta)
+        estimate = self.model.sought_noise_multiplier(epsilon, delta)
+        return self._estimate(estimate.value, epsilon, delta)
 
     @float64
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:

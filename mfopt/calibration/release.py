@@ -154,8 +154,8 @@ def release(
     """
     deterministic = is_deterministic(certificate, samples)
     model = OneUnit(loss_of(pair), samples, near=near, deterministic=deterministic)
-    found = Engine(model, seed, progress).noise_multiplier(epsilon, delta)
-    return _certificate(found, seed), _calibration(found)
+    verified = Engine(model, seed, progress).noise_multiplier(epsilon, delta)
+    return _certificate(verified, seed), _calibration(verified)
 
 
 def _certificate(found: Verified, seed: int | None) -> Certificate:

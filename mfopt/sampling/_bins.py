@@ -75,18 +75,18 @@ class AssignedBins(BinScheme, abstract=True):
 
     def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
         # one assignment is kept, in the order that groups units by bin
-        kept: list[tuple[int, np.ndarray, np.ndarray]] = []
+        assigned: list[tuple[int, np.ndarray, np.ndarray]] = []
         lasts = self.epochs // self.throws
 
         def drawn(step: int) -> np.ndarray:
             epoch, place = divmod(self._step(step), self.bins)
             throw = epoch // lasts
-            if not kept or kept[0][0] != throw:
+            if not assigned or assigned[0][0] != throw:
                 bins = self.assign(population, generator(seed, self._stream(throw)))
                 order = np.argsort(bins, kind="stable")
                 border = np.searchsorted(bins[order], np.arange(self.bins + 1))
-                kept[:] = [(throw, order, border)]
-            _, order, border = kept[0]
+                assigned[:] = [(throw, order, border)]
+            _, order, border = assigned[0]
             return order[border[place] : border[place + 1]]
 
         return drawn

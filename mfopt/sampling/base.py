@@ -78,15 +78,18 @@ class Scheme(abc.ABC):
                 f"scheme {cls.__qualname__} must declare a kind of its own: a name without spaces, "
                 "':', ',' and '=', for files and the command line"
             )
-        known = _SCHEMES.get(kind)
+        earlier = _SCHEMES.get(kind)
         # the same class again: redefined in a notebook, or recreated by dataclass(slots=True)
-        if known is not None and (known.__module__, known.__qualname__) != (
+        if earlier is not None and (
+            earlier.__module__,
+            earlier.__qualname__,
+        ) != (
             cls.__module__,
             cls.__qualname__,
         ):
             raise TypeError(
-                f"scheme {cls.__qualname__}: the kind {kind!r} is taken by {known.__module__}."
-                f"{known.__qualname__}, and a file could not tell the two apart"
+                f"scheme {cls.__qualname__}: the kind {kind!r} is taken by {earlier.__module__}."
+                f"{earlier.__qualname__}, and a file could not tell the two apart"
             )
         if not isinstance(getattr(cls, "independent", None), bool):
             raise TypeError(
@@ -218,8 +221,8 @@ class Scheme(abc.ABC):
 
     def _integer(self, name: str, *, at_least: int = 1) -> None:
         # stored as plain int and float so that the description is JSON-able whatever was given
-        most = MOST_ITERATIONS if name == "iterations" else _check.MOST
-        value = _check.integer(name, getattr(self, name), at_least=at_least, at_most=most)
+        largest = MOST_ITERATIONS if name == "iterations" else _check.MOST
+        value = _check.integer(name, getattr(self, name), at_least=at_least, at_most=largest)
         object.__setattr__(self, name, value)
 
     def _stated(self, own: int, population: int) -> int:
@@ -280,12 +283,12 @@ def parse(text: str) -> Scheme:
     >>> sampling.parse("poisson:probability=0.05,iterations=200")
     Poisson(probability=0.05, iterations=200)
     """
-    kind, _, rest = text.partition(":")
+    kind, _, fields_text = text.partition(":")
     scheme = _named(kind.strip())
     types = typing.get_type_hints(scheme)
     names = [field.name for field in dataclasses.fields(scheme)]
     values: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
+    for item in filter(None, fields_text.split(",")):
         name, _, value = (part.strip() for part in item.partition("="))
         if name not in names:
             raise _check.reject(

@@ -142,8 +142,8 @@ class UnitSampler:
             raise _check.reject("state", type(state).__name__, "must come from state_dict")
         for name, kind in (("scheme", dict), ("pinned", bool)):
             if not isinstance(state[name], kind):
-                found = type(state[name]).__name__
-                raise _check.reject(f"state: {name}", found, f"must be a {kind.__name__}")
+                type_name = type(state[name]).__name__
+                raise _check.reject(f"state: {name}", type_name, f"must be a {kind.__name__}")
         try:
             seed = int(state["seed"], 16)
         except (TypeError, ValueError):
@@ -247,6 +247,6 @@ class Users:
         if units.size and not (units.min() >= 0 and units.max() < self.population):
             raise _check.reject("units", units.tolist(), f"there are {self.population} users")
         limit = None if most is None else _check.integer("most", most)
-        found = [self._order[self._border[u] : self._border[u + 1]][:limit] for u in units]
-        owner = np.repeat(np.arange(len(units)), [len(part) for part in found])
-        return np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64), owner
+        by_unit = [self._order[self._border[u] : self._border[u + 1]][:limit] for u in units]
+        owner = np.repeat(np.arange(len(units)), [len(part) for part in by_unit])
+        return np.concatenate([np.zeros(0, np.int64), *by_unit]).astype(np.int64), owner

@@ -58,17 +58,19 @@ class RoundsAccountant(Accountant):
         self.rounds(mechanism)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        found = self.rounds(mechanism)
+        rounds = self.rounds(mechanism)
         chained = self.chained(mechanism)
-        certain = found.mixture.components == 1 and not found.mixture.trivial
-        if found.exact and certain and not chained:
-            moved = found.scale * found.mixture.largest * math.sqrt(found.rounds)
+        certain = rounds.mixture.components == 1 and not rounds.mixture.trivial
+        if rounds.exact and certain and not chained:
+            moved = rounds.scale * rounds.mixture.largest * math.sqrt(rounds.rounds)
             method = "Gaussian mechanism, every unit in every batch: closed form"
             return gaussian_release(mechanism, moved * (1 + 1e-14), method, exact=True)
-        details = {"rounds": found.rounds, "column_norm": found.scale}
+        details = {"rounds": rounds.rounds, "column_norm": rounds.scale}
         method = f"privacy loss distribution of {self.of}"
-        one = RoundsAnalysis(mechanism, method, "exact" if found.exact else "bound", details, found)
-        if not chained or found.mixture.trivial:
+        one = RoundsAnalysis(
+            mechanism, method, "exact" if rounds.exact else "bound", details, rounds
+        )
+        if not chained or rounds.mixture.trivial:
             return one
         unit = DeterministicUnit(one.profile, one.guess)
         chain = Chain(unit, mechanism.group_size, self.of)
@@ -151,10 +153,10 @@ class FreeRounds(Accountant):
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         one = ROUNDS[type(mechanism.sampling)]
-        found = one.rounds(mechanism)
+        rounds = one.rounds(mechanism)
         # most that one unit moves a round, in column norms, what is drawn known
         exchanged = ("replace", "add-remove") if one.exchanges else ("replace",)
         moved = (2.0 if mechanism.adjacency in exchanged else 1.0) * mechanism.group_size
         # the last term covers the rounding of the product
-        moved *= found.scale * math.sqrt(found.rounds) * (1 + 1e-14)
+        moved *= rounds.scale * math.sqrt(rounds.rounds) * (1 + 1e-14)
         return gaussian_release(mechanism, moved, WITHOUT_AMPLIFICATION)

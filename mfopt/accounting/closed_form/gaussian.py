@@ -62,8 +62,8 @@ def epsilon(mu: float, delta: float) -> float:
     high = mu * mu / 2 + mu
     while log_delta(mu, high) > target:
         high *= 2
-    found = solve.root(lambda e: log_delta(mu, e) - target, 0.0, high)
-    return _private_side(found, 1e-14, lambda e: log_delta(mu, e) <= target)
+    solution = solve.root(lambda e: log_delta(mu, e) - target, 0.0, high)
+    return _private_side(solution, 1e-14, lambda e: log_delta(mu, e) <= target)
 
 
 def largest_mu(epsilon: float, delta: float) -> float:
@@ -74,8 +74,8 @@ def largest_mu(epsilon: float, delta: float) -> float:
         low, high = high, 2 * high
     while log_delta(low, epsilon) > target:
         low, high = low / 2, low
-    found = solve.root(lambda m: log_delta(m, epsilon) - target, low, high)
-    return _private_side(found, -1e-14, lambda m: log_delta(m, epsilon) <= target)
+    solution = solve.root(lambda m: log_delta(m, epsilon) - target, low, high)
+    return _private_side(solution, -1e-14, lambda m: log_delta(m, epsilon) <= target)
 
 
 def _private_side(value: float, relative: float, satisfied) -> float:  # type: ignore[no-untyped-def]
@@ -103,8 +103,8 @@ class GaussianProfile:
 
     def log_delta_below(self, epsilon: float) -> float:
         """Lower bound of log δ(ε): the closed form's own rounding."""
-        found = self.log_delta(epsilon)
-        return found - 1e-12 * max(abs(found), 1.0)
+        log_delta = self.log_delta(epsilon)
+        return log_delta - 1e-12 * max(abs(log_delta), 1.0)
 
     def epsilon_below(self, target: float, near: float | None = None) -> float:
         """Lower bound of the smallest ε with δ(ε) <= ``target``."""

@@ -112,8 +112,8 @@ class GroupProfile:
 
     def _smallest_start(self) -> float:
         """A log probability so small that every step takes the last point."""
-        least = min(float(self.log_deltas[-1]), 0.0)
-        return least - self.group_size * float(self.epsilons[-1]) - 50
+        smallest = min(float(self.log_deltas[-1]), 0.0)
+        return smallest - self.group_size * float(self.epsilons[-1]) - 50
 
     def _around(
         self, below: Callable[[tuple[float, float]], bool]
@@ -177,5 +177,5 @@ def black_box_group(guarantee: Guarantee, group_size: int) -> Guarantee:
 
 def one_unit_target(epsilon: float, delta: float, group_size: int) -> tuple[float, float]:
     """(ε, δ) of one unit from which :func:`black_box_group` gives (``epsilon``, ``delta``)."""
-    one = epsilon / group_size
-    return one, delta * math.exp(-black_box_log_factor(one, group_size))
+    unit_epsilon = epsilon / group_size
+    return unit_epsilon, delta * math.exp(-black_box_log_factor(unit_epsilon, group_size))

@@ -58,8 +58,8 @@ class NearlyLinear:
         if not whole < 1:
             return cls(math.inf, math.inf)
         pairs = 0.5 * (1 - 1 / rounds) * whole**2 * math.exp(whole)
-        rest = 0.5 * math.sqrt(pairs + rounds * excess) * (1 + _ROUNDING)
-        return cls(math.sqrt(rounds * square), rest + _FAINTEST)
+        remainder = 0.5 * math.sqrt(pairs + rounds * excess) * (1 + _ROUNDING)
+        return cls(math.sqrt(rounds * square), remainder + _FAINTEST)
 
     def tight(self, epsilon: float) -> bool:
         """True if the upper and the lower bound of log δ(ε) agree to the tolerance."""
@@ -107,8 +107,8 @@ class NearlyLinear:
         """Lower bound of log δ(ε), ε >= 0; -∞ where none better is known."""
         if not self.deviation < math.inf or epsilon > 1:
             return -math.inf
-        found = self._hinge(math.expm1(epsilon), -1) - self.rest
-        return math.log(found) - 1e-12 if found > 0 else -math.inf
+        lower = self._hinge(math.expm1(epsilon), -1) - self.rest
+        return math.log(lower) - 1e-12 if lower > 0 else -math.inf
 
     def _hinge(self, x: float, side: int) -> float:
         """E (L - x)₊, rounded up (``side`` 1) or down (-1)."""
