@@ -177,7 +177,8 @@ class PrivateRun:
           state: of the run.
 
         Raises:
-          UsageError: ``data`` has not as many rows as there are units; and as :meth:`mean`.
+          UsageError: ``data`` has not as many rows as there are units; ``function`` changes
+            ``params``, as batch norm and dropout of NNX do; and as :meth:`mean`.
         """
         rows = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
         if rows != {(self.population,)}:
@@ -185,9 +186,18 @@ class PrivateRun:
             raise _check.reject("data", sorted(rows), rule)
         _check.kind("batch", batch, StepBatch, "run.batches(state) gives them.")
 
+        def gradient_of(params: PyTree, example: Any) -> PyTree:
+            values = jax.tree.leaves(params)
+            gradient = function(params, example)
+            if list(map(id, values)) != list(map(id, jax.tree.leaves(params))):
+                rule = "changes the parameters that it is given, of one example: the change is lost"
+                way_out = "Use no batch norm; give dropout a key for each example, in the data."
+                raise _check.reject("function", repr(function), rule, way_out)
+            return gradient
+
         def one(state: PrivateState, part: StepBatch) -> tuple[PrivateState, None]:
             examples = jax.tree.map(lambda leaf: jnp.asarray(leaf)[part.units], data)
-            return self.add(jax.vmap(function, (None, 0))(params, examples), part, state), None
+            return self.add(jax.vmap(gradient_of, (None, 0))(params, examples), part, state), None
 
         if np.ndim(batch.units) == 1:
             state, _ = one(state, batch)
