@@ -219,3 +219,23 @@ def test_audits() -> None:
     caught = [found["noise", 0.5], found["norm", 1.5]]
     assert all(a["epsilon_lower"] < claim < a["epsilon_profile"] for a in caught)
     assert max(a["epsilon_lower"] for a in found.values()) < 3.8  # which the page says of all
+
+
+# README: what precedes the RMSE of a family at ε = 2
+_PEERS = {
+    "toeplitz": r"Choquette-Choo et al\. 2024: RMSE ([\d.]+)",
+    "bifr": r"its abstract implies: ([\d.]+)",
+    "banded-inverse-sqrt": r"inverse square root \(([\d.]+)",
+    "banded+poisson": r"cyclic Poisson sampling \(([\d.]+)",
+}
+
+
+@pytest.mark.parametrize("family", _PEERS)
+def test_peers_in_the_readme_are_those_of_the_comparison(family: str) -> None:
+    (best,) = (
+        row
+        for row in rows("tables/comparison-16x128.csv")
+        if row["family"] == family and float(row["epsilon"]) == 2
+    )
+    text = " ".join((FOLDER.parent / "README.md").read_text("utf-8").split())
+    assert re.findall(_PEERS[family], text) == [said(float(best["rmse"]))]
