@@ -232,7 +232,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     families = [family for family in FAMILIES if family != BASELINE]
     colors = dict(zip(families, ["C3", "C0", "0.55", "C2", "C1", "C4", "C5"], strict=True))
-    figure, grid = plt.subplots(2, 2, figsize=(9.5, 6.2), sharex=True, sharey="row")
+    figure, grid = plt.subplots(2, 2, figsize=(9.5, 6.2), sharey="row")
     titles = {"softmax": "softmax regression", "mlp": "MLP 64-32-10"}
     for line, schedule in zip(grid, ("constant", "linear"), strict=True):
         for axes, (task, title) in zip(line, titles.items(), strict=True):
@@ -263,7 +263,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                 range(len(EPSILONS)),
                 [f"ε = {eps:g}\nDP-SGD: {losses.get(eps, np.nan):.3f}" for eps in EPSILONS],
             )
-            axes.tick_params(labelbottom=True)
+            axes.set_xlim(-0.5, len(EPSILONS) - 0.5)
             axes.axhline(0, color="black", linewidth=0.8)
             axes.grid(axis="y", alpha=0.3)
             axes.set_title(
