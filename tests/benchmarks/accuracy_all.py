@@ -2,8 +2,8 @@
 
     python tests/benchmarks/accuracy_all.py --out artifacts/accuracy
 
-trains 8 epochs × 32 iterations at δ = 1e-5 with 16 paired seeds, in cells of (task, optimizer, ε),
-a JSON file each. A mechanism that a file has with equal noise and sampling is not trained again:
+trains 8 epochs × 32 iterations at δ = 1e-5 with paired seeds, in cells of (task, optimizer, ε),
+in results.json. A mechanism that it has with equal noise and sampling is not trained again:
 a stopped call resumes. ``summary.csv`` has each family at its size of the lowest mean loss, for
 each cell, schedule and reading, with paired differences to DP-SGD; ``accuracy.png`` shows them.
 """
@@ -157,9 +157,10 @@ def _digest(mechanism: Mechanism, seeds: int) -> str:
 
 
 def train(cell: Cell, out: Path, folder: Path, families: list[str], seeds: int) -> None:
-    """Bring the cell's file up to date."""
-    path = out / f"{cell.stem}.json"
-    report: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    """Bring the cell's results up to date."""
+    path = out / "results.json"
+    reports: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    report = reports.setdefault(cell.stem, {})
     begin: dict[tuple[str, str], int] = {}
     for family, mechanism in mechanisms(folder, cell.epsilon, families):
         digest = _digest(mechanism, seeds)
@@ -187,16 +188,16 @@ def train(cell: Cell, out: Path, folder: Path, families: list[str], seeds: int) 
                 for (schedule, reading), score in results.items()
             ],
         }
-        path.write_text(json.dumps(report) + "\n")
+        path.write_text(json.dumps(reports) + "\n")
         print(cell.stem, mechanism.label, *(f"{s.mean:.4f}" for s in results.values()), flush=True)
 
 
 def summary(out: Path) -> list[dict[str, Any]]:
     """Rows of every cell: each family at its best size, with differences to DP-SGD."""
     rows = []
+    reports = json.loads((out / "results.json").read_text())
     for cell in CELLS:
-        path = out / f"{cell.stem}.json"
-        report = json.loads(path.read_text()) if path.is_file() else {}
+        report = reports.get(cell.stem, {})
         best: dict[tuple[str, str, str], Any] = {}
         for label, entry in report.items():
             for score in entry["scores"]:
@@ -305,10 +306,9 @@ def main() -> None:
         writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    for suffix in ("png", "svg"):
-        plot(rows, options.out / f"accuracy.{suffix}")
+    plot(rows, options.out / "accuracy.png")
     if (options.out.parent / manifest.MANIFEST).is_file():
-        reports = [json.loads(path.read_text()) for path in options.out.glob("*.json")]
+        reports = json.loads((options.out / "results.json").read_text())
         manifest.note(
             options.out.parent,
             options.out.name,
@@ -316,7 +316,9 @@ def main() -> None:
             how="python tests/benchmarks/accuracy_all.py --out artifacts/accuracy",
             seed=0,
             device=[device()],
-            seconds=sum(entry["seconds"] for report in reports for entry in report.values()),
+            seconds=sum(
+                entry["seconds"] for report in reports.values() for entry in report.values()
+            ),
         )
 
 
