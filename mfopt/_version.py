@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 ADVISED = ("0.1.0",)  # versions that could state a wrong ε: docs/advisories.md
 
 

@@ -66,7 +66,7 @@ OBJECTIVES = ("robust", "final", "rmse", "max")
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """Which error of (C, σ) is minimized.
+    """Error of (C, σ) to minimize.
 
     Attributes:
       name: "robust" mixes the workload's mean squared error and the final model's
@@ -106,7 +106,7 @@ class Objective:
         return self.schedule is None or isinstance(self.schedule, str)
 
     def loss(self, workload: Workload, n: int) -> Loss:
-        """What is minimized for n iterations of this workload."""
+        """Loss to minimize for n iterations of this workload."""
         if self.name == "rmse":
             return log_rmse(workload, n)
         if self.name == "max":

@@ -30,7 +30,7 @@ from mfopt.workloads import PrefixSums, Workload
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """How one kind of C is searched; None stands for the kind's own default.
+    """Options of a search of one kind of C; None stands for the kind's own default.
 
     Attributes:
       time_scale: whether C is put between two diagonals that vary with time, and how they may.
@@ -46,7 +46,7 @@ class Search:
     init: Strategy | None = None
 
     def of_one_kind(self) -> dict[str, Any]:
-        """What only a search of one kind can have, by name."""
+        """Options that only a search of one kind can have, by name."""
         return {name: getattr(self, name) for name in ("samples", "optimizer", "steps", "init")}
 
 

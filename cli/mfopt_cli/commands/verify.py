@@ -52,7 +52,7 @@ def command(
             for check in found.checks
         ]
         display.table(f"{report}: computed here", rows)
-        told = [(name, json.dumps(value)) for name, value in found.told.items()]
+        told = [(name, str(value)) for name, value in found.told.items()]
         display.table(f"{report}: told by the report", told)
         display.print_text(
             f"signed by the key with fingerprint {found.signer}" if found.signer else "not signed"
