@@ -18,7 +18,7 @@ of independent noise that would disturb the final model as much.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ AVERAGED = 8  # "averaged" is the mean of the iterates of the last 1/8 of a run
 # two models and four schedules, 0.6 has the smallest largest loss over the best of each.
 WORKLOAD_SHARE = 0.6
 
-_SHAPES = {
+_SHAPES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "constant": lambda left: np.ones_like(left),
     "averaged": lambda left: np.ones_like(left),
     "linear": lambda left: left,

@@ -37,7 +37,7 @@ from mfopt.optimize.parameterization import Parameterization, built
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
 
-Loss = Callable[[Strategy, jax.Array], jax.Array]
+Loss = Callable[[Strategy, Any], jax.Array]
 """A differentiable function of (strategy, σ); it is minimized as it stands."""
 
 Model = Callable[[np.ndarray], tuple[float, np.ndarray]]

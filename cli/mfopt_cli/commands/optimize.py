@@ -176,8 +176,8 @@ def command(asked: Any) -> int:
             provenance=provenance(asked.seed, mechanisms.typed()),
             listener=_with_values(live, asked.objective),
         )
-        same = ("epsilon", "delta", "sampling", "separation", "strategy", "buffers", "bands")
-        same += ("memory", "objective", "privacy_unit", "seed", "certify_samples", "certificate")
+        same = "epsilon delta sampling separation strategy buffers bands memory objective"
+        same += " privacy_unit seed certify_samples certificate"
         try:
             found = mfopt.factorize(
                 epochs=asked.epochs,
@@ -188,7 +188,7 @@ def command(asked: Any) -> int:
                 search=_search(asked, forms),
                 progress=so_far,
                 command=mechanisms.typed(),
-                **{name: getattr(asked, name) for name in same},
+                **{name: getattr(asked, name) for name in same.split()},
             )
         except (UncertifiedError, mfopt.InterruptedFactorization) as stopped:
             found = stopped.best
