@@ -61,7 +61,6 @@ CELLS = [
     *(Cell(task, "sgd", epsilon) for epsilon in (2.0, 8.0, 0.5) for task in ("softmax", "mlp")),
     *(Cell(task, name, 2.0) for name in ("momentum", "adam") for task in ("softmax", "mlp")),
     *(Cell("least-squares", "sgd", epsilon) for epsilon in EPSILONS),
-    *(Cell("cnn", "sgd", epsilon) for epsilon in (2.0, 8.0, 0.5)),
 ]
 
 
