@@ -44,7 +44,7 @@ def test_every_option_whose_work_grows_with_it_has_a_limit():
     assert without == {("optimize", "--samples")}
 
 
-@pytest.mark.parametrize("option", ["width", "layers", "heads", "pretrain-batch"])
+@pytest.mark.parametrize("option", ["width", "layers", "heads"])
 def test_a_model_beyond_use_is_refused_before_it_is_made(option, tmp_path):
     """Its shapes overflowed in a traceback, or it was traced for hours; a folder was left."""
     words = ["train", "--sampling=balls-in-bins:bins=2,epochs=1", "--eps=8", "--delta=1e-3"]

@@ -75,8 +75,9 @@ def test_optimize_prints_a_table_and_names_its_file(tmp_path, monkeypatch):
         "RMSE",
         "certified",
         "(2, 0.001)-DP",
-        "DP-SGD",
-        "without amplification",
+        "DP-SGD, Poisson",
+        "final-model error",
+        "fresh bins",
         path.name,
     ):
         assert said in out, said

@@ -11,10 +11,13 @@ from test_strategies import EVERY_KIND, every_strategy
 
 from mfopt import strategies as S
 from mfopt.errors import UsageError
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee
 from mfopt.noise import NoiseExhaustedError, NoiseStream, _draws, _keys, from_factorization
 from mfopt.noise.choice import choose
 from mfopt.noise.packing import SingleLeaf
 from mfopt.sampling import BallsInBins
+from mfopt.workloads import PrefixSums
 
 PARAMS = {"a": np.zeros((3, 4), np.float32), "b": np.zeros((), np.float32)}
 
@@ -225,13 +228,11 @@ def test_scale_is_noise_multiplier_times_clip_norm():
 
 
 def test_from_factorization_reads_what_it_needs():
-    class Record:
-        strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
-        sampling = BallsInBins(5, 1)
-        noise_multiplier = 3.0
-
-    stream = from_factorization(Record(), clip_norm=2.0, buffer_dtype=jnp.bfloat16)
-    assert (stream.iterations, stream.stddev, stream.sampling) == (5, 6.0, Record.sampling)
+    strategy, sampling = S.BandedToeplitz(np.array([1.0, 0.5])), BallsInBins(5, 1)
+    stated = Guarantee(2.0, 1e-5, 3.0, method="for this test", status="certified")
+    record = Factorization(strategy, 3.0, sampling, PrefixSums(), stated)
+    stream = from_factorization(record, clip_norm=2.0, buffer_dtype=jnp.bfloat16)
+    assert (stream.iterations, stream.stddev, stream.sampling) == (5, 6.0, sampling)
     assert stream.describe()["buffer_dtype"] == "bfloat16"
 
 

@@ -126,8 +126,8 @@ def test_a_sigma_beyond_numerical_range_is_no_answer_but_no_failure():
     """
     scheme = FreshBins(bins=N // 2, epochs=2)
     target, mapping = objective_for(S.BandedToeplitz([1.0, 0.5, 0.3]), samples=64, scheme=scheme)
-    assert not any(target.placed(mapping.start, sigma).at.usable for sigma in (1e-2, 1e-9))
-    assert not target.placed(mapping.start, anywhere=False).at.usable
+    for sigma in (1e-2, 1e-9, math.nan):
+        assert not target.placed(mapping.start, sigma, anywhere=False).at.usable
 
 
 # --- the search ----------------------------------------------------------------------------------

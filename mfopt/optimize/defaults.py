@@ -53,7 +53,7 @@ def kinds(scheme: BinScheme, epsilon: float, buffers: int) -> tuple[str, ...]:
     >>> kinds(FreshBins(bins=32, epochs=8), 8.0, 4)
     ('cleared-blt',)
     """
-    if isinstance(scheme, FreshBins) and scheme.bins > buffers + 1:
+    if scheme.kind == FreshBins.kind and scheme.bins > buffers + 1:
         return ("cleared-blt",)
     if scheme.most_bands is not None:
         return ("banded-toeplitz",)

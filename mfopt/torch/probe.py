@@ -31,6 +31,7 @@ RATE = 100  # steps of which one is probed, on average
 _TOLERANCE = 1e-3  # of the clip norm, or of an output: what rounding may change
 _VALUES = (int, float, complex, str, bytes, np.generic, torch.dtype, torch.device)
 _OUTSIDE = (type, types.ModuleType, data.Dataset, data.DataLoader, torch.Generator)
+_TRAINERS = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 Contents = dict[str, Any]
 
@@ -54,7 +55,7 @@ def contents(ignored: Iterable[Any] = (), **roots: Any) -> Contents:
         if isinstance(value, _VALUES):
             state[path] = repr(value)
             continue
-        if id(value) in seen or isinstance(value, _OUTSIDE):
+        if id(value) in seen or isinstance(value, _OUTSIDE) or _is_trainer(value):
             continue
         seen[id(value)] = value
         if isinstance(value, torch.Tensor):
@@ -72,6 +73,12 @@ def contents(ignored: Iterable[Any] = (), **roots: Any) -> Contents:
         else:
             left.extend((f"{path}.{name}", part) for name, part in _parts(value).items())
     return state
+
+
+def _is_trainer(value: Any) -> bool:
+    """True for what a framework keeps of a run (loops, progress bars, loggers): no model's state."""
+    package = type(value).__module__.partition(".")[0]
+    return package in _TRAINERS and not isinstance(value, torch.nn.Module)
 
 
 def _parts(value: Any) -> dict[str, Any]:

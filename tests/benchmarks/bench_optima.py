@@ -93,6 +93,7 @@ def every() -> list[Cell]:
 def rmse(cell: Cell, seed: int) -> tuple[float, str]:
     """(RMSE at σ from fresh samples, why the search stopped) of one seed."""
     from mfopt.optimize import kinds, memory, optimize
+    from mfopt.optimize.objective import Objective
     from mfopt.sampling import BallsInBins, FreshBins
     from mfopt.workloads import PrefixSums
 
@@ -111,7 +112,8 @@ def rmse(cell: Cell, seed: int) -> tuple[float, str]:
         seed=seed,
         **options | VARIANTS.get(variant, {}),
     )
-    return memory.scored(found, scheme, cell.epsilon, DELTA, PrefixSums()).rmse, found.status
+    scored = memory.scored(found, scheme, cell.epsilon, DELTA, PrefixSums(), Objective("rmse"))
+    return scored.rmse, found.status
 
 
 def known() -> dict[Cell, tuple[float, str]]:

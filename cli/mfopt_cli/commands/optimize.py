@@ -421,7 +421,7 @@ def _memory(found: Any) -> list[tuple[str, str]]:
     if looked_at is None:
         return []
     most = looked_at["at_most"]
-    errors = {int(bound): rmse for bound, rmse in looked_at["estimated_rmse"].items()}
+    errors = {int(bound): error for bound, error in looked_at["estimated_error"].items()}
     others = [
         f"with {bound}: {100 * (rmse / errors[most] - 1):+.2f}% error"
         for bound, rmse in sorted(errors.items())
@@ -435,17 +435,17 @@ def _memory(found: Any) -> list[tuple[str, str]]:
 def _tried(found: Any) -> list[tuple[str, str]]:
     """Rows of the mechanisms tried, lowest error first."""
     tried = found.provenance.get("tried", [])
-    ranked = sorted(tried, key=lambda one: one.get("estimated_rmse", math.inf))
-    least = ranked[0].get("estimated_rmse", math.nan) if ranked else math.nan
+    ranked = sorted(tried, key=lambda one: one.get("estimated_error", math.inf))
+    lowest = ranked[0].get("estimated_error", math.nan) if ranked else math.nan
     rows: list[tuple[str, str]] = []
     for one in ranked:
         size = f" ({one['size']})" if one["size"] else ""
         came = one.get("problem", "")
         if not came:
-            change = 100 * (one["estimated_rmse"] / least - 1)
+            change = 100 * (one["estimated_error"] / lowest - 1)
             count = one["memory"]
             came = (
-                f"RMSE {one['estimated_rmse']:.4f} ({change:+.2f}%), "
+                f"error {change:+.2f}%, RMSE {one['estimated_rmse']:.4f}, "
                 f"{count} array{'s' * (count != 1)} of noise memory"
             )
         name = f"{one['sampling']['kind']}, {one['strategy']}{size}"

@@ -279,7 +279,7 @@ def _fill(
     if options.on_bad == "few" and builder.num_records and bad > _FEW * lines:
         first = ", ".join(state["examples"][:3])
         rule = f"{bad:,} of {lines:,} lines are no record: {reasons(state['bad'])}; first {first}"
-        way_out = "Mend them, or skip them all: `skip_bad` (of `mfopt data build` --on-bad skip)."
+        way_out = "Mend them, or skip them all: `skip_bad` (`mfopt data build --on-bad skip`)."
         raise _check.reject("data", name, rule, way_out)
     return counts | {"records": builder.num_records}
 
