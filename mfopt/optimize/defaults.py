@@ -18,6 +18,9 @@ BUFFERS = 4  # of a BLT and of one with a wave: more gain next to nothing
 BANDS = 16
 WAVE_FROM = 4.0  # ε; below it a second search gains less than it costs
 
+# banded kinds that keep few arrays, by scheme
+_BUFFERED = {FreshBins.kind: "cleared-blt"}
+
 
 def buffers(scheme: BinScheme) -> int:
     """Default number of buffers of a BLT, at most the number of iterations.
@@ -53,10 +56,9 @@ def kinds(scheme: BinScheme, epsilon: float, buffers: int) -> tuple[str, ...]:
     >>> kinds(FreshBins(bins=32, epochs=8), 8.0, 4)
     ('cleared-blt',)
     """
-    if scheme.kind == FreshBins.kind and scheme.bins > buffers + 1:
-        return ("cleared-blt",)
     if scheme.most_bands is not None:
-        return ("banded-toeplitz",)
+        buffered = _BUFFERED.get(scheme.kind) if scheme.bins > buffers + 1 else None
+        return (buffered or "banded-toeplitz",)
     # of many, only a BLT without a wave has a G from its buffers
     few = not time_scaled.many(scheme)
     waves = few and buffers >= starts.FEWEST_WAVE

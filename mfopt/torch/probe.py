@@ -37,7 +37,7 @@ Contents = dict[str, Any]
 
 
 def is_drawn(secret: str, step: int) -> bool:
-    """Whether a step is probed: about one in ``RATE``, unknown without the run's secret."""
+    """True if a step is probed: about one in ``RATE``, unknown without the run's secret."""
     words = hashlib.sha256(f"mfopt probe {secret} {step}".encode()).digest()
     return int.from_bytes(words[:8], "little") % RATE == 0
 
@@ -76,13 +76,13 @@ def contents(ignored: Iterable[Any] = (), **roots: Any) -> Contents:
 
 
 def _is_trainer(value: Any) -> bool:
-    """True for what a framework keeps of a run (loops, progress bars, loggers): no model's state."""
+    """True for what a framework keeps of a run: loops, loggers, progress bars, no model."""
     package = type(value).__module__.partition(".")[0]
     return package in _TRAINERS and not isinstance(value, torch.nn.Module)
 
 
 def _parts(value: Any) -> dict[str, Any]:
-    """What an object is made of, by name."""
+    """Parts of an object, by name."""
     if isinstance(value, functools.partial):
         return {"func": value.func, "args": value.args, "keywords": value.keywords}
     if isinstance(value, types.MethodType):

@@ -39,7 +39,7 @@ def devices() -> list[jax.Device]:
 
 
 def on_cpu() -> bool:
-    """Whether training is on CPUs."""
+    """True if training is on CPUs."""
     return bool(devices()[0].platform == "cpu")
 
 

@@ -407,7 +407,7 @@ def optimizer_of(config: TrainConfig, execution: Execution, rate: float) -> Any:
 
 
 def folder_of_data(config: TrainConfig) -> Path:
-    """Where the token stores of a run are: in the folder given, or built in the run's own."""
+    """Folders of the token stores of a run: in the folder given, or built in the run's own."""
     data = Path(config.data)
     built = config.data in EMBEDDED or data.is_file()
     return Path(config.output) / "corpus" if built else data
