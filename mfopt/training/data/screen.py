@@ -47,7 +47,7 @@ def lines(parts: dict[str, TokenStore], folder: Path, config: TrainConfig) -> li
 
 
 def _reading(folder: Path) -> list[str]:
-    """Counts of what was kept and skipped when the stores were built; nothing where no report says it."""
+    """Lines that say what was kept and skipped in building the stores; none without a report."""
     try:
         reading = json.loads((folder / REPORT).read_text(encoding="utf-8"))["reading"]
         shown = []
