@@ -25,11 +25,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.linalg import solve_triangular
 
 from mfopt import query_error
 from mfopt._runtime import _archive, _check
 from mfopt._runtime._float64 import compiled
-from mfopt.strategies import Array, Identity, Strategy
+from mfopt.strategies import Array, Identity, Strategy, TimeScaled, ToeplitzStrategy, series
 from mfopt.workloads import Workload
 
 CURVATURES = np.geomspace(0.1, 100, 10)  # h·Σ η
@@ -121,8 +122,26 @@ def _directions(schedule: Schedule, n: int) -> np.ndarray:
 @compiled("n")
 def _squared(strategy: Strategy, rows: Array, n: int) -> Array:
     """‖W C⁻¹‖_F² for ``rows`` W, shape (k, n); differentiable in the strategy."""
-    _, transposed = jax.vjp(lambda noise: jnp.asarray(strategy.solve(noise)), jnp.zeros(n))
-    return jnp.sum(jax.vmap(lambda row: transposed(row)[0])(jnp.asarray(rows)) ** 2)
+    return jnp.sum(_transposed(strategy, jnp.asarray(rows).T, n) ** 2)
+
+
+@functools.singledispatch
+def _transposed(strategy: Strategy, columns: jax.Array, n: int) -> jax.Array:
+    """C⁻ᵀ times ``columns``, shape (n, k), by the class of the strategy."""
+    matrix = jnp.asarray(strategy.materialize(n))
+    return solve_triangular(matrix, columns, lower=True, trans=1)
+
+
+@_transposed.register
+def _toeplitz(strategy: ToeplitzStrategy, columns: jax.Array, n: int) -> jax.Array:
+    # the transpose of a Toeplitz matrix is itself, both its sides reversed
+    return series.convolve(jnp.asarray(strategy.inverse_coefs(n)), columns[::-1])[::-1]
+
+
+@_transposed.register
+def _time_scaled(strategy: TimeScaled, columns: jax.Array, n: int) -> jax.Array:
+    left, right = (jnp.asarray(diagonal)[:, None] for diagonal in strategy.diagonals(n))
+    return _transposed(strategy.base, columns / right, n) / left
 
 
 def error(

@@ -226,7 +226,7 @@ def _best(job: _Job, search: _Search, size: kinds.Size, after: int) -> StartedTr
     if near is not None:
         if job.problem.law.surrogate_suffices(job.epsilon):
             return near
-        candidates = [near.searched()]
+        candidates = [near.searched(), *candidates]
     job.later = _budget(len(candidates), limit) + after
     trace = job.best_of(kind, candidates, limit, search.samples)
     if search.samples < _UNFITTED * kind.parameters(size):
