@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,7 +27,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from mfopt import query_error
-from mfopt._runtime import _archive, _check
+from mfopt._runtime import _check
 from mfopt._runtime._float64 import compiled
 from mfopt.strategies import Array, Identity, Strategy, TimeScaled, ToeplitzStrategy, series
 from mfopt.workloads import Workload
@@ -79,19 +78,6 @@ def learning_rates(schedule: Schedule, n: int) -> np.ndarray:
         rule = f"must be {n} finite learning rates >= 0, one for each iteration, and not all 0"
         raise _check.reject("schedule", f"shape {rates.shape}", rule)
     return rates
-
-
-def load(path: str | Path) -> np.ndarray:
-    """Learning rates from a ``.npy`` file of shape (n,)."""
-    try:
-        with open(path, "rb") as stream:
-            values = np.load(stream, allow_pickle=False)
-    except _archive.MALFORMED as error:
-        rule = f"is not a readable .npy array ({error})"
-        raise _check.reject("schedule", str(path), rule) from None
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
-        raise _check.reject("schedule", str(path), "must hold one array of real numbers")
-    return values
 
 
 def directions(schedules: Sequence[Schedule], n: int) -> np.ndarray:

@@ -215,20 +215,11 @@ def linear_cooldown(n: int, start: int, stop: int, final: float) -> np.ndarray:
 
 def load(path: str | Path, n: int) -> ToeplitzWorkload | DenseWorkload:
     """A user's own workload from a ``.npy`` file: (n,) Toeplitz coefficients or (n, n) matrix."""
-    try:
-        with open(path, "rb") as stream:
-            values = np.load(stream, allow_pickle=False)
-    except _archive.MALFORMED as error:
-        raise _check.reject(
-            "workload", str(path), f"is not a readable .npy array ({error})"
-        ) from None
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
-        raise _check.reject("workload", str(path), "must hold one array of real numbers")
+    values = _archive.array(path, "workload")
     if values.ndim not in (1, 2) or len(values) != n:
         rule = f"must have shape ({n},) or ({n}, {n})"
         way_out = "n is epochs × iterations per epoch."
         raise _check.reject("workload", f"{path} {values.shape}", rule, way_out)
-    values = values.astype(np.float64)
     return ToeplitzWorkload(values) if values.ndim == 1 else DenseWorkload(values)
 
 

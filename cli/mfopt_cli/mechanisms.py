@@ -53,9 +53,9 @@ def schedule(text: str | None) -> Any:
     """The learning rates of ``--schedule``: a name, or the array of a file."""
     if text is None or not text.endswith(".npy"):
         return text
-    from mfopt import final_model
+    from mfopt._runtime import _archive
 
-    return final_model.load(text)
+    return _archive.array(text, "schedule")
 
 
 def final_model_error(factorization: Any) -> str:

@@ -19,6 +19,8 @@ from typing import IO, NamedTuple, Self
 
 import numpy as np
 
+from mfopt._runtime import _check
+
 _CHUNK = 2**20  # bytes
 _DEFLATES = 64  # how many times its size a file may claim, beyond _FREE bytes
 _FREE = 2**22
@@ -146,3 +148,19 @@ def _read_header(stream: IO[bytes]) -> tuple[Header, int]:
     if fortran or dtype.kind not in "fiuU" or not dtype.isnative:
         raise ValueError(f"it has an array of {dtype}{' by columns' if fortran else ''}")
     return Header(dtype, shape), stream.tell()
+
+
+def array(path: str | Path, name: str) -> np.ndarray:
+    """Real numbers of a user's ``.npy`` file, float64; ``name``: argument that errors name.
+
+    Raises:
+      UsageError: the file cannot be read, or holds something else.
+    """
+    try:
+        with open(path, "rb") as stream:
+            values = np.load(stream, allow_pickle=False)
+    except MALFORMED as error:
+        raise _check.reject(name, str(path), f"is not a readable .npy array ({error})") from None
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
+        raise _check.reject(name, str(path), "must hold one array of real numbers")
+    return values.astype(np.float64)
