@@ -96,12 +96,11 @@ def directions(schedules: Sequence[Schedule], n: int) -> np.ndarray:
 def _directions(schedule: Schedule, n: int) -> np.ndarray:
     rates = learning_rates(schedule, n)
     curvatures = CURVATURES / rates.sum()
-    passed = np.cumsum(rates)  # Σ_{r<=s} η_r
+    forgotten = np.exp(-np.outer(curvatures, np.cumsum(rates)))  # by step t: exp(-h·Σ_{r<=t} η_r)
     last = -(-n // AVERAGED) if isinstance(schedule, str) and schedule == "averaged" else 1
-    moved = np.zeros((len(curvatures), n))
-    for end in range(n - last, n):  # the iterate after step `end`
-        left = passed[end] - passed[: end + 1]
-        moved[:, : end + 1] += rates[: end + 1] * np.exp(-np.outer(curvatures, left)) / last
+    ends = np.where(np.arange(n) >= n - last, forgotten / last, 0)
+    later = np.cumsum(ends[:, ::-1], axis=1)[:, ::-1]  # of the iterates that a step is part of
+    moved = rates * later / forgotten
     return np.sqrt(curvatures)[:, None] * moved
 
 

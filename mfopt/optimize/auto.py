@@ -27,7 +27,7 @@ from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import CertificateKind
 from mfopt.optimize import defaults, memory, starts
-from mfopt.optimize.objective import Objective
+from mfopt.optimize.objective import Loss, Objective
 from mfopt.optimize.pipeline import check_proof, on_record
 from mfopt.optimize.run import InterruptedOptimization, Optimized
 from mfopt.optimize.time_scale import Scaling
@@ -161,7 +161,7 @@ def least_error(
         "time_scale": time_scale,
         "seed": seed,
     }
-    certified_error = functools.partial(certified, loss)
+    certified_error = functools.partial(certified, loss.loss(workload, epochs * iters))
     for candidate in wanted:
         begun = time.perf_counter()
         told = within(memory.quiet(progress), candidate.words())
@@ -245,10 +245,9 @@ def least_error(
     raise FailureError("nothing that was tried could be certified: " + refused[0])
 
 
-def certified(loss: Objective, made: Factorization) -> float:
+def certified(loss: Loss, made: Factorization) -> float:
     """Error of a certified mechanism, of the kind that is minimized."""
-    log_error = loss.loss(made.workload, made.iterations)(made.strategy, made.noise_multiplier)
-    return math.exp(float(np.asarray(log_error)))
+    return math.exp(float(np.asarray(loss(made.strategy, made.noise_multiplier))))
 
 
 def _note(one: Tried) -> str:

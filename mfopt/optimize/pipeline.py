@@ -119,7 +119,7 @@ def factorize(
         raise _check.reject("memory", memory, f"leaves no choice of {', '.join(sorted(options))}")
     buffers = _check.integer("buffers", options.get("buffers", defaults.buffers(scheme)))
     bands = defaults.bands(scheme) if bands is None else _check.integer("bands", bands)
-    loss = options.pop("loss", None) or Objective.chosen(objective, schedule, workload)
+    loss = Objective.chosen(objective, schedule, workload)
     forms = asked or defaults.kinds(scheme, epsilon, buffers)
     searched = memory is not None or len(forms) > 1 or forms[0] in kinds.names()
     if time_scale is None:
@@ -174,7 +174,7 @@ def factorize(
     else:
         found = Optimized(kinds.fixed(forms[0], bands=bands))
     record = dict(provenance or {})
-    if searched and isinstance(loss, Objective):
+    if searched:
         record["objective"] = loss.describe()
     if memory is not None and bounds:
         record["memory"] = {
