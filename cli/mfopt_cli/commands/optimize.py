@@ -442,10 +442,11 @@ def _tried(found: Any) -> list[tuple[str, str]]:
         size = f" ({one['size']})" if one["size"] else ""
         came = one.get("problem", "")
         if not came:
-            change = 100 * (one["estimated_error"] / lowest - 1)
+            error = one["estimated_error"]
+            change = f"({100 * (error / lowest - 1):+.2f}%)"
             count = one["memory"]
             came = (
-                f"error {change:+.2f}%, RMSE {one['estimated_rmse']:.4f}, "
+                f"RMSE {one['estimated_rmse']:.4f}, minimized error {error:.4f} {change}, "
                 f"{count} array{'s' * (count != 1)} of noise memory"
             )
         name = f"{one['sampling']['kind']}, {one['strategy']}{size}"
