@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from mfopt import accounting, calibration, floor
+from mfopt import accounting, floor
 from mfopt._runtime import _check
+from mfopt.accounting import Effort
 from mfopt.errors import InterruptedFactorization, UncertifiedError
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization.provenance import provenance
@@ -21,9 +22,20 @@ from mfopt.optimize import Objective, Search, least_error
 from mfopt.optimize import factorize as optimized
 from mfopt.optimize.auto import MEMORY
 from mfopt.progress import Report, silent
-from mfopt.sampling import Scheme, bin_scheme
-from mfopt.sampling.named import NAMES
+from mfopt.sampling import BallsInBins, CyclicPoisson, Scheme, named_scheme
+from mfopt.sampling.named import NAMES, groups
 from mfopt.workloads import Workload
+
+SamplingName = Literal[
+    "balls-in-bins",
+    "fresh-bins",
+    "b-min-sep",
+    "poisson",
+    "cyclic-poisson",
+    "fixed-order",
+    "min-separation",
+    "auto",
+]
 
 
 def factorize(
@@ -32,9 +44,10 @@ def factorize(
     iterations_per_epoch: int,
     epsilon: float,
     delta: float = 1e-5,
-    sampling: Literal["balls-in-bins", "fresh-bins", "b-min-sep", "auto"] = "balls-in-bins",
+    sampling: SamplingName = "balls-in-bins",
     reassign_every: int | None = None,
     separation: int | None = None,
+    max_participations: int | None = None,
     strategy: str | Sequence[str] | None = None,
     buffers: int | None = None,
     bands: int | None = None,
@@ -60,15 +73,21 @@ def factorize(
       iterations_per_epoch: b, the number of bins; the guarantee covers E·b iterations.
       epsilon, delta: target.
       sampling: "balls-in-bins" assigns each unit once to one bin for all epochs, "fresh-bins" in
-        each epoch; "b-min-sep" samples independently, with a minimum separation; "auto" takes the
-        one of the first two with the lower error within ``memory``.
+        each epoch; "b-min-sep" samples independently, with a minimum separation; "poisson" and
+        "cyclic-poisson" sample each iteration independently, of all units or of one group in
+        turn, with an expected batch of one in ``iterations_per_epoch`` units; "fixed-order" and
+        "min-separation" draw nothing and amplify nothing; "auto" takes the one of the first two
+        with the lower error within ``memory``.
       reassign_every: epochs between two assignments of fresh bins; 1 by default.
-      separation: minimum number of iterations between two participations under b-min-sep; half an
-        epoch, or as many as ``bands``, by default.
+      separation: minimum number of iterations between two participations under b-min-sep (half an
+        epoch, or as many as ``bands``, by default) and min-separation (an epoch by default).
+      max_participations: of one unit under min-separation; ``epochs`` by default.
       strategy: kind of C, or several of which the best is kept; by default "blt", for ε of 4 and
-        more also "wave-blt"; "cleared-blt" under fresh bins and "banded-toeplitz" under b-min-sep.
+        more also "wave-blt"; "cleared-blt" under fresh bins, "banded-toeplitz" under b-min-sep and
+        cyclic Poisson, and "identity" under Poisson sampling.
       buffers: noise buffers of "blt", "wave-blt" and "cleared-blt"; at most 4 by default.
       bands: bands of banded kinds; at most 16 by default (fewer where the scheme allows no more).
+        Cyclic Poisson sampling has as many groups; by default the best of 1, 2, 4, … bands.
       memory: choose the kind of C within this many noise buffers (× model size), in place of
         ``strategy``, ``buffers`` and ``bands``.
       workload: queries whose error is minimized; prefix sums by default.
@@ -80,7 +99,8 @@ def factorize(
       search: samples, evaluations, start and time scaling of the search.
       privacy_unit: name of the privacy unit.
       seed: pinned seed, for reproduction only; the certificate says so.
-      certify_samples: iid samples of the certificate; by default as many as are worth it.
+      certify_samples: iid samples of the certificate; by default as many as are worth it, and none
+        where σ is known in closed form.
       certificate: "deterministic" certifies σ without samples, with failure probability 0.
       progress: callback for stages and evaluations.
       command: what to put on record as the maker.
@@ -101,18 +121,22 @@ def factorize(
     if workload is not None:
         _check.kind("workload", workload, Workload)
     auto = _check.choice("sampling", sampling, (*NAMES, "auto")) == "auto"
-    for option, value in (("reassign_every", reassign_every), ("separation", separation)):
+    of_scheme = {
+        "reassign_every": reassign_every,
+        "separation": separation,
+        "max_participations": max_participations,
+    }
+    for option, value in of_scheme.items():
         if auto and value is not None:
             rule = 'belongs to one scheme, and sampling="auto" compares two, at their defaults'
             raise _check.reject(option, value, rule, "Leave it out, or name the sampling.")
-    scheme = bin_scheme(
-        "balls-in-bins" if auto else sampling,
-        epochs,
-        iterations_per_epoch,
-        reassign_every=reassign_every,
-        separation=separation,
-        bands=1 if bands is None else bands,
+    name = "balls-in-bins" if auto else sampling
+    scheme = named_scheme(
+        name, epochs, iterations_per_epoch, bands=1 if bands is None else bands, **of_scheme
     )
+    schemes: Scheme | Sequence[Scheme] = scheme
+    if isinstance(scheme, CyclicPoisson) and bands is None:
+        schemes = groups(epochs, iterations_per_epoch)
     search = search or Search()
     if memory is not None or auto:
         sizes = {"strategy": strategy, "buffers": buffers, "bands": bands}
@@ -120,9 +144,9 @@ def factorize(
             if value is not None:
                 rule = "has no effect where C is chosen by `memory` or `sampling`"
                 raise _check.reject(name, value, rule, f"Leave out {name}, or these.")
-        if not auto and scheme.most_bands is not None:
-            rule = f"has no effect with sampling={sampling!r}"
-            raise _check.reject("memory", memory, rule, 'Use "balls-in-bins" or "auto".')
+        if not auto and not isinstance(scheme, BallsInBins):
+            rule = f"has no effect with `sampling={sampling}`"
+            raise _check.reject("memory", memory, rule, "Use balls-in-bins or auto.")
     shared: dict[str, Any] = {
         "workload": workload,
         "privacy_unit": privacy_unit,
@@ -149,7 +173,7 @@ def factorize(
     if buffers is not None:
         options["buffers"] = buffers
     made = optimized(
-        scheme,
+        schemes,
         epsilon,
         delta,
         strategy=strategy,
@@ -166,10 +190,10 @@ def factorize(
 
 def _certified(made: Factorization) -> Factorization:
     """``made``, unless its guarantee is an estimate only."""
-    if made.guarantee.status == "certified":
-        return made
     if made.provenance.get("interrupted"):
         raise InterruptedFactorization(made)
+    if made.guarantee.status != "estimate":
+        return made
     raise UncertifiedError(made.not_certified or "no σ could be certified", made)
 
 
@@ -265,17 +289,10 @@ def certify(
     delta = stated.delta if delta is None else delta
     target = dataclasses.replace(stated, epsilon=epsilon, delta=delta, status="certified")
     floor.refute(factorization.strategy, factorization.sampling, target)
-    proof = calibration.certify(
-        factorization.loss(),
-        factorization.noise_multiplier,
-        epsilon,
-        delta,
-        samples=samples,
-        seed=seed,
-        certificate=certificate,
-        progress=progress,
-    )
-    guarantee = proof.guarantee(stated.privacy_unit)
+    effort = Effort(samples, seed, certificate=certificate)
+    sigma, mechanism = factorization.noise_multiplier, factorization.mechanism
+    proof = proofs.prove(mechanism, sigma, target, effort=effort, progress=progress)
+    guarantee = dataclasses.replace(proof, epsilon=target.epsilon)  # it may have proved less
     record = {**factorization.provenance, "certified_by": provenance(seed, command)}
     proved = dataclasses.replace(factorization, guarantee=guarantee, provenance=record)
     if seed is None:  # a file may have been made to pass with a seed that was known before
@@ -315,24 +332,18 @@ def calibrate(
     True
     """
     factorization, seed = _checked(factorization, seed)
-    proof, estimate = calibration.release(
-        factorization.loss(),
+    guarantee, facts = proofs.calibrated(
+        factorization.mechanism,
         epsilon,
         delta,
-        samples=samples,
-        seed=seed,
-        certificate=certificate,
+        effort=Effort(samples, seed, certificate=certificate),
         progress=progress,
     )
-    record = {
-        **factorization.provenance,
-        "calibrated_by": provenance(seed, command),
-        "estimated_noise_multiplier": estimate.noise_multiplier,
-    }
+    record = {**factorization.provenance, "calibrated_by": provenance(seed, command), **facts}
     found = dataclasses.replace(
         factorization,
-        noise_multiplier=proof.noise_multiplier,
-        guarantee=proof.guarantee(factorization.guarantee.privacy_unit),
+        noise_multiplier=guarantee.noise_multiplier,
+        guarantee=guarantee,
         provenance=record,
     )
     if seed is None:  # a C may have been made to pass with a seed that was known before

@@ -9,7 +9,7 @@ from commands import printed
 from typed_user import main
 
 import mfopt
-from mfopt.sampling import BMinSep, FreshBins, bin_scheme
+from mfopt.sampling import BMinSep, FreshBins, named_scheme
 
 
 def test_a_users_script_runs_and_names_its_maker(tmp_path):
@@ -52,9 +52,9 @@ def test_options_of_a_scheme_reach_it(monkeypatch):
 
 
 def test_a_separation_holds_the_bands_where_none_is_named():
-    assert bin_scheme("b-min-sep", 2, 8).separation == 4
-    assert bin_scheme("b-min-sep", 2, 8, bands=6).separation == 6
-    assert bin_scheme("b-min-sep", 2, 8, bands=20).separation == 7
+    assert named_scheme("b-min-sep", 2, 8).separation == 4
+    assert named_scheme("b-min-sep", 2, 8, bands=6).separation == 6
+    assert named_scheme("b-min-sep", 2, 8, bands=20).separation == 7
 
 
 @pytest.mark.parametrize(

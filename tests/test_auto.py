@@ -76,7 +76,8 @@ def proved(monkeypatch):
     """
     records, failing = [], []
 
-    def prove(found, scheme, *_, provenance, interrupted, **__):
+    def prove(searched, *_):
+        found, scheme, provenance, interrupted, _ = searched
         rmse, status = ERRORS[scheme.kind, found.strategy.kind], "certified"
         come = failing.pop(0) if failing else None
         if isinstance(come, float):

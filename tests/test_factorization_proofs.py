@@ -252,10 +252,10 @@ def test_other_statements_are_accounted_for(certified, monkeypatch):
     for epsilon, status in [(2.1, "bound"), (1.0, "estimate"), (np.nan, "bound")]:
         found = Guarantee(2.0, 1e-3, 1.0, status=status)
         object.__setattr__(found, "epsilon", epsilon)
-        monkeypatch.setattr(proofs, "analysis", lambda _, found=found: Answer(found))
+        monkeypatch.setattr(proofs, "analysis", lambda _, found=found, **effort: Answer(found))
         with pytest.raises(FailureError, match="could not prove"):
             proofs.ensure(pair)
-    monkeypatch.setattr(proofs, "analysis", lambda _: Answer(pair.guarantee))
+    monkeypatch.setattr(proofs, "analysis", lambda _, **effort: Answer(pair.guarantee))
     assert proofs.ensure(pair).group_size == 2 and pair.proved_here
 
 

@@ -156,6 +156,7 @@ WITH = {
     ("data stats", "--force"): ["--plot=taken.png"],
     ("optimize", "--reassign-every"): ["--sampling=fresh-bins"],
     ("optimize", "--separation"): ["--sampling=b-min-sep", "--bands=1"],
+    ("optimize", "--max-participations"): ["--sampling=min-separation"],
     ("optimize", "--bands"): ["--strategy=banded"],
     ("optimize", "--init"): ["--strategy=banded-toeplitz", "--bands=2"],
     ("optimize", "--momentum"): ["--workload=momentum"],

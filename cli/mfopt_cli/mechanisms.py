@@ -94,7 +94,9 @@ def prove(asked: Any, how: Callable[..., Any]) -> tuple[Any, Path | None]:
     with Live(not asked.quiet and not asked.as_json, COMPILING) as live:
         new = how(found, samples=asked.certify_samples, progress=live, command=typed(), **goal)
     answers.say_doubt([questionable_delta(new.guarantee.delta)])
-    answers.say_unused({"samples": asked.certify_samples}, new.guarantee.details["samples"] > 0)
+    answers.say_unused(
+        {"samples": asked.certify_samples}, bool(new.guarantee.details.get("samples"))
+    )
     return new, None if asked.out is None else keep(new, asked.out, force=asked.force)
 
 
@@ -147,7 +149,7 @@ def summary(factorization: Any) -> dict[str, Any]:
     return stated | {
         **{name: getattr(factorization, name) for name in own},
         "epoch_ends": ends and ends._asdict(),
-        "certified": guarantee.status == "certified",
+        "certified": guarantee.status != "estimate",
         "advisory": advisory(factorization),
         "certificate": guarantee.details.get("certificate"),
         "strategy": factorization.strategy.describe(),
@@ -183,6 +185,8 @@ def statement(guarantee: Any) -> str:
         f"{guarantee.failure_probability:.1e}, included in δ"
         if guarantee.failure_probability
         else "certified (deterministic, rounded up)",
+        "exact": "exact, rounded up",
+        "bound": "an upper bound",
         "estimate": "NOT CERTIFIED, an estimate only",
     }
     return (

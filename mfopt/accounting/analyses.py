@@ -85,6 +85,20 @@ class DeterministicAnalysis(abc.ABC):
         between = functools.partial(bracket.of_delta, profile, found, epsilon)
         return self._guarantee(sigma, epsilon, found, between)
 
+    def certified(self, noise_multiplier: float, epsilon: float, delta: float) -> Guarantee:
+        """The statement itself, as a search for σ has verified it: not by way of a smallest ε.
+
+        Raises:
+          FailureError: δ is larger at this σ and ε.
+        """
+        attained = self.delta(noise_multiplier, epsilon)
+        if not self.profile(noise_multiplier).log_delta(epsilon) <= math.log(delta):
+            rule = f"not certified: at noise multiplier {noise_multiplier:.6g} and ε = {epsilon:g} "
+            rule += f"δ is up to {attained.delta:.4g}, above {delta:g}"
+            raise FailureError(f"{rule}. Ask for a larger δ or ε.")
+        details = {name: value for name, value in attained.details.items() if name != "bracket"}
+        return dataclasses.replace(attained, delta=delta, details=details)
+
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
         target = math.log(delta)

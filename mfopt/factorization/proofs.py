@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 import mfopt
 from mfopt._runtime import _notes, _plugins
 from mfopt._version import __version__
-from mfopt.accounting import Analysis, analysis
-from mfopt.accounting.monte_carlo.protocol import SampledLoss, law
+from mfopt.accounting import Analysis, DeterministicAnalysis, Effort, account, analysis
+from mfopt.accounting.monte_carlo.protocol import is_sampled, law
 from mfopt.accounting.verified import VerifiedAnalysis
-from mfopt.calibration import certify
+from mfopt.calibration import certify, release
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism, content_digest
@@ -119,7 +119,12 @@ def ensure(factorization: Factorization, *, progress: Report = silent) -> Guaran
 
 
 def prove(
-    mechanism: Mechanism, noise_multiplier: float, stated: Guarantee, *, progress: Report = silent
+    mechanism: Mechanism,
+    noise_multiplier: float,
+    stated: Guarantee,
+    *,
+    effort: Effort | None = None,
+    progress: Report = silent,
 ) -> Guarantee:
     """Prove what is stated of a mechanism with fresh randomness; what was proved.
 
@@ -130,25 +135,77 @@ def prove(
       mechanism: C, sampling, unit, group size and adjacency.
       noise_multiplier: σ relative to the clip norm, for C as stored.
       stated: the statement.
+      effort: samples, seed and kind of certificate; by default of the kind that is stated.
       progress: callback for the samples.
 
     Raises:
       FailureError: it could not be proved.
       UsageError: no accountant knows the mechanism.
     """
+    effort = Effort(certificate=stated.certificate) if effort is None else effort
     plain = stated.group_size == 1 and stated.adjacency == "add-remove"
-    loss = _sampled(mechanism) if plain else None
-    if loss is None:
-        return _by_any(analysis(mechanism), noise_multiplier, stated)
+    if not (plain and is_sampled(mechanism.sampling)):
+        return _by_any(analysis(mechanism, **_fields(effort)), noise_multiplier, stated)
     proof = certify(
-        loss,
+        law(mechanism.sampling).loss(mechanism.strategy),
         noise_multiplier,
         stated.epsilon,
         stated.delta,
-        certificate=stated.certificate,
+        samples=effort.samples,
+        seed=effort.seed,
+        certificate=effort.certificate,
         progress=progress,
     )
     return proof.guarantee(mechanism.privacy_unit)
+
+
+def calibrated(
+    mechanism: Mechanism,
+    epsilon: float,
+    delta: float,
+    *,
+    effort: Effort,
+    near: float | None = None,
+    progress: Report = silent,
+) -> tuple[Guarantee, dict[str, Any]]:
+    """Smallest σ that is proved at (ε, δ), and facts for the record of its factorization.
+
+    Args:
+      mechanism: C, sampling and unit; one unit, add-remove adjacency.
+      epsilon, delta: target.
+      effort: samples, seed and kind of certificate; no effect where σ takes no samples.
+      near: σ within some percent, from whoever searched for C.
+      progress: callback for each stage.
+
+    Raises:
+      FailureError: no σ could be proved.
+    """
+    if not is_sampled(mechanism.sampling):
+        found = account(mechanism, epsilon=epsilon, delta=delta)
+        if not found.noise_multiplier > 0:
+            raise FailureError(f"{found.method}: there is no mechanism to calibrate")
+        norm = found.details.get("sensitivity", found.details.get("column_norm"))
+        return found, {} if norm is None else {"mode_norm": norm}
+    loss = law(mechanism.sampling).loss(mechanism.strategy)
+    proof, estimate = release(
+        loss,
+        epsilon,
+        delta,
+        samples=effort.samples,
+        near=near,
+        seed=effort.seed,
+        certificate=effort.certificate,
+        progress=progress,
+    )
+    return proof.guarantee(mechanism.privacy_unit), {
+        "mode_norm": loss.sensitivity,  # for the report: of many bins it takes long
+        "estimated_noise_multiplier": estimate.noise_multiplier,
+        "estimate_relative_error": estimate.relative_error,
+    }
+
+
+def _fields(effort: Effort) -> dict[str, Any]:
+    return {field.name: getattr(effort, field.name) for field in dataclasses.fields(effort)}
 
 
 def _by_any(of: Analysis, noise_multiplier: float, stated: Guarantee) -> Guarantee:
@@ -160,7 +217,7 @@ def _by_any(of: Analysis, noise_multiplier: float, stated: Guarantee) -> Guarant
     sigma, epsilon, delta = noise_multiplier, stated.epsilon, stated.delta
     for part in getattr(of, "parts", (of,)):
         try:
-            if isinstance(part, VerifiedAnalysis):
+            if isinstance(part, VerifiedAnalysis | DeterministicAnalysis):
                 found = part.certified(sigma, epsilon, delta)
             else:
                 found = part.epsilon(sigma, delta)
@@ -171,13 +228,6 @@ def _by_any(of: Analysis, noise_multiplier: float, stated: Guarantee) -> Guarant
                 return found
             why = f"what could be proved is {found}."
     raise FailureError(why)
-
-
-def _sampled(mechanism: Mechanism) -> SampledLoss | None:
-    """One unit's sampled loss; None where the scheme has none."""
-    if law.dispatch(type(mechanism.sampling)) is law.dispatch(object):
-        return None
-    return law(mechanism.sampling).loss(mechanism.strategy)
 
 
 def statement(factorization: Factorization) -> str:

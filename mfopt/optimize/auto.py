@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import CertificateKind
 from mfopt.optimize import defaults, memory, starts
 from mfopt.optimize.objective import Loss, Objective
-from mfopt.optimize.pipeline import check_proof, on_record
+from mfopt.optimize.pipeline import Searched, Target, on_record
 from mfopt.optimize.run import InterruptedOptimization, Optimized
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Progress, Report, silent, within
@@ -144,9 +143,9 @@ def least_error(
       UsageError: an argument out of range.
       FailureError: nothing that was tried has an answer.
     """
-    _check.epsilon("epsilon", epsilon)
-    check_delta(delta)
-    check_proof(certify_samples, seed, privacy_unit, certificate)
+    target = Target(
+        epsilon, delta, privacy_unit, certify_samples, seed=seed, certificate=certificate
+    )
     most = _check.integer("memory", most, at_least=0)
     workload, loss = workload or PrefixSums(), loss or Objective()
     wanted = candidates(epochs, iters, most)
@@ -212,21 +211,9 @@ def least_error(
         if proved and not estimated < min(map(certified_error, proved)):
             break
         try:
-            made = on_record(
-                found,
-                scheme,
-                epsilon,
-                delta,
-                workload=workload,
-                certify_samples=certify_samples,
-                seed=seed,
-                certificate=certificate,
-                privacy_unit=privacy_unit,
-                provenance={**record, **({"not_certified": list(refused)} if refused else {})},
-                progress=progress,
-                interrupted=interrupted,
-                keep=True,
-            )
+            facts = {**record, **({"not_certified": list(refused)} if refused else {})}
+            searched = Searched(found, scheme, facts, interrupted, keep=True)
+            made = on_record(searched, target, workload, progress)
         except FailureError as problem:
             why = str(problem)
         else:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy
 
@@ -53,6 +56,23 @@ class FixedBands:
         """Entries of C, shape (bands, n)."""
         raw = self._raw(x)
         return raw * self._scale(x, self._norms(raw)[0])
+
+    def traced(self, x: jax.Array) -> jax.Array:
+        """:meth:`build` for compiled code, differentiable."""
+        row = np.arange(self.bands)[:, None] + np.arange(self.n)
+        raw = jnp.where(row < self.n, x[self.shares :].reshape(self.bands, self.n), 0)
+        target: Any = self._columns(np.zeros(0)) if self.equal or self.overlapping else None
+        if target is None:
+            logits = x[: self.n].reshape(self.most, self.separation)
+            target = jax.nn.softmax(logits, axis=0).reshape(-1)
+        squares = jnp.sum(raw**2, axis=0)
+        if self.overlapping:
+            place = row * self.separation + np.arange(self.n) % self.separation
+            modes = jnp.zeros(int(place.max()) + 1).at[place.ravel()].add(raw.ravel())
+            modes = jnp.pad(modes, (0, -len(modes) % self.separation))
+            squares = jnp.sum(modes.reshape(-1, self.separation) ** 2, axis=0)
+            squares = jnp.tile(squares, self.most)
+        return raw * jnp.sqrt(target / squares)
 
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def __call__(self, x: np.ndarray) -> Evaluation:

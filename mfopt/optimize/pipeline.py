@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mfopt._runtime import _check, _signals
-from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.accounting.account import Effort
+from mfopt.accounting.monte_carlo.protocol import is_sampled, law
 from mfopt.accounting.verify import check_delta
-from mfopt.calibration import calibrate, release
+from mfopt.calibration import calibrate
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
 from mfopt.final_model import Schedule
 from mfopt.guarantee import CertificateKind, Guarantee, is_deterministic
-from mfopt.optimize import defaults, kinds, sizes
+from mfopt.mechanism import Mechanism
+from mfopt.optimize import closed_form, defaults, kinds, sizes
+from mfopt.optimize.memory import WithinMemory
 from mfopt.optimize.memory import options as within_memory
 from mfopt.optimize.objective import Objective
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
@@ -53,8 +57,44 @@ class Search:
 _BANDED = ("banded-toeplitz", "banded", "banded-sqrt")
 
 
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Statement that a σ is certified for, and effort that is put into it.
+
+    Attributes:
+      epsilon, delta: of one unit, add-remove adjacency.
+      privacy_unit: what the statement protects, by name.
+      samples: iid samples of the certificate; None for as many as are worth it.
+      seed: pinned seed of all samples, or None for the operating system's entropy.
+      certificate: "deterministic" draws no samples for σ and has failure probability 0.
+
+    Raises:
+      UsageError: a field out of range.
+    """
+
+    epsilon: float
+    delta: float = 1e-5
+    privacy_unit: str = "example"
+    samples: int | None = None
+    seed: int | None = None
+    certificate: CertificateKind = "monte-carlo"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", _check.epsilon("epsilon", self.epsilon))
+        object.__setattr__(self, "delta", check_delta(self.delta))
+        if self.samples is not None:
+            _check.integer("certify samples", self.samples, at_least=256)
+        _check.word("privacy_unit", self.privacy_unit)
+        is_deterministic(self.effort.certificate, self.samples)
+
+    @property
+    def effort(self) -> Effort:
+        """Effort of an account or certificate."""
+        return Effort(self.samples, self.seed, certificate=self.certificate)
+
+
 def factorize(
-    scheme: BinScheme,
+    scheme: Scheme | Sequence[Scheme],
     epsilon: float,
     delta: float = 1e-5,
     *,
@@ -80,9 +120,14 @@ def factorize(
     it with an *estimate* for a guarantee; ``provenance["interrupted"]`` is then true. So does a
     search whose C has no certificate, and ``provenance["not_certified"]`` says why.
 
+    Under a scheme whose σ takes no samples C is found by :mod:`mfopt.optimize.closed_form`, and
+    its guarantee is that of the account.
+
     Args:
-      scheme, epsilon, delta, workload, seed: as for :func:`mfopt.optimize.optimize`, which also
-        takes ``options``.
+      scheme: sampling; or several for which no samples are drawn, which are tried in turn until
+        the error rises.
+      epsilon, delta, workload, seed: as for :func:`mfopt.optimize.optimize`, which also takes
+        ``options``; without samples ``buffers`` and ``steps`` are those that have an effect.
       bands: of banded kinds; by default :func:`mfopt.optimize.defaults.bands`.
       objective, schedule: what is minimized, see :class:`mfopt.optimize.objective.Objective`; by
         default "robust", and "rmse" of a workload other than prefix sums.
@@ -110,71 +155,67 @@ def factorize(
     certified 16 identity
     """
     asked = None if strategy is None else kinds.asked(strategy)
-    _check.epsilon("epsilon", epsilon)
-    check_delta(delta)
-    check_proof(certify_samples, seed, privacy_unit, certificate)
-    _check.kind("scheme", scheme, Scheme, "BallsInBins(bins=128, epochs=16) is one.")
+    target = Target(
+        epsilon, delta, privacy_unit, certify_samples, seed=seed, certificate=certificate
+    )
+    schemes: tuple[Any, ...] = tuple(scheme) if isinstance(scheme, tuple | list) else (scheme,)
+    for each in schemes or (None,):
+        _check.kind("scheme", each, Scheme, "BallsInBins(bins=128, epochs=16) is one.")
+    first: Scheme = schemes[0]
     workload = _check.kind("workload", PrefixSums() if workload is None else workload, Workload)
-    if memory is not None and options:
-        raise _check.reject("memory", memory, f"leaves no choice of {', '.join(sorted(options))}")
-    buffers = _check.integer("buffers", options.get("buffers", defaults.buffers(scheme)))
-    bands = defaults.bands(scheme) if bands is None else _check.integer("bands", bands)
     loss = Objective.chosen(objective, schedule, workload)
-    forms = asked or defaults.kinds(scheme, epsilon, buffers)
-    searched = memory is not None or len(forms) > 1 or forms[0] in kinds.names()
-    if time_scale is None:
-        time_scale = memory is not None or (
-            searched and all(kinds.find(form).scalable for form in forms)
+    record = dict(provenance or {})
+    if not is_sampled(first):
+        unused = {**options, "memory": memory, "time_scale": time_scale or None}
+        steps, buffers = unused.pop("steps", None), unused.pop("buffers", None)
+        _refuse_unused(unused, first)
+        question = closed_form.Question(
+            target.epsilon,
+            target.delta,
+            asked or default_kinds(first, target.epsilon),
+            functools.partial(loss.loss, workload),
+            bands,
+            buffers,
+            steps,
         )
-    most = scheme.most_bands
-    if most is not None and bands > most and set(forms) & set(_BANDED):
-        rule = f"must be at most {most} with {scheme.kind.replace('-bins', ' bins')}"
-        raise _check.reject("bands", bands, rule, "More bands have no account there.")
-    for form in forms:
-        sizes.require(
-            form,
-            scheme,
-            samples=0,
-            bands=bands,
-            buffers=options.get("buffers", 1),
-            scaled=bool(time_scale),
-        )
-    interrupted, bounds = False, {}
-    if searched:
+        chosen, best, tried = question.first_of(schemes, progress)
+        record["objective"] = loss.describe()
+        if len(tried) > 1:
+            record["groups"] = tried
+        return on_record(Searched(best, chosen, record), target, workload, progress)
+    if len(schemes) > 1 or not isinstance(first, BinScheme):
+        rule = "several are tried in turn only where σ takes no samples"
+        raise _check.reject("scheme", [each.kind for each in schemes], rule)
+    plan = _Plan.of(first, target, asked, bands, memory, time_scale, options)
+    interrupted = False
+    bounds: dict[int, WithinMemory] = {}
+    how: dict[str, Any] = {
+        "workload": workload,
+        "loss": loss,
+        "time_scale": plan.time_scale,
+        "seed": seed,
+        "progress": progress,
+    }
+    if not plan.searched:
+        found = Optimized(kinds.fixed(plan.forms[0], bands=plan.bands))
+    else:
         try:
             if memory is not None:
-                bounds = within_memory(
-                    scheme,
-                    epsilon,
-                    delta,
-                    memory,
-                    workload=workload,
-                    loss=loss,
-                    time_scale=time_scale,
-                    seed=seed,
-                    progress=progress,
-                )
+                bounds = within_memory(first, epsilon, delta, memory, **how)
                 found = bounds[memory].found
             else:
                 found = optimize(
-                    scheme,
+                    first,
                     epsilon,
                     delta,
-                    strategy=forms,
-                    bands=bands,
-                    workload=workload,
-                    loss=loss,
-                    time_scale=time_scale,
-                    seed=seed,
-                    progress=progress,
+                    strategy=plan.forms,
+                    bands=plan.bands,
+                    **how,
                     **options,
                 )
         except InterruptedOptimization as stopped:
             found, interrupted = stopped.best, True
-    else:
-        found = Optimized(kinds.fixed(forms[0], bands=bands))
-    record = dict(provenance or {})
-    if searched:
+    if plan.searched:
         record["objective"] = loss.describe()
     if memory is not None and bounds:
         record["memory"] = {
@@ -182,74 +223,126 @@ def factorize(
             "kept": bounds[memory].memory,
             "estimated_error": {str(bound): option.error for bound, option in bounds.items()},
         }
-    return on_record(
-        found,
-        scheme,
-        epsilon,
-        delta,
-        workload=workload,
-        certify_samples=certify_samples,
-        seed=seed,
-        certificate=certificate,
-        privacy_unit=privacy_unit,
-        provenance=record,
-        progress=progress,
-        interrupted=interrupted,
-        keep=searched,
-    )
+    searched = Searched(found, first, record, interrupted, keep=plan.searched)
+    return on_record(searched, target, workload, progress)
 
 
-def check_proof(
-    certify_samples: int | None,
-    seed: int | None,
-    privacy_unit: str,
-    certificate: CertificateKind = "monte-carlo",
-) -> None:
-    """Refuse, before a search, a target whose certificate would be refused.
+def default_kinds(scheme: Scheme, epsilon: float, buffers: int | None = None) -> tuple[str, ...]:
+    """Kinds of C that are searched under a scheme if none is named, the best of which is kept.
 
     Args:
-      certify_samples, seed, privacy_unit, certificate: as for :func:`factorize`.
+      scheme: sampling.
+      epsilon: of the target.
+      buffers: of a BLT, where they are named.
+
+    >>> from mfopt.sampling import FixedOrder, Poisson
+    >>> default_kinds(Poisson(0.1, 20), 8.0), default_kinds(FixedOrder(bins=8, epochs=4), 8.0)
+    (('identity',), ('blt',))
     """
-    is_deterministic(certificate, certify_samples)
-    if certify_samples is not None:
-        _check.integer("certify samples", certify_samples, at_least=256)
-    if seed is not None:
-        _check.seed("seed", seed)
-    _check.word("privacy_unit", privacy_unit)
+    if not is_sampled(scheme):
+        return closed_form.default_kinds(scheme)
+    assert isinstance(scheme, BinScheme)
+    return defaults.kinds(scheme, epsilon, defaults.buffers(scheme) if buffers is None else buffers)
+
+
+def _refuse_unused(options: Mapping[str, Any], scheme: Scheme) -> None:
+    """Refuse options of a search by samples."""
+    for name, value in options.items():
+        if value is not None:
+            rule = f"has no effect under {scheme.kind}, where no samples are drawn"
+            raise _check.reject(name, value, rule, "Leave it out.")
+
+
+class _Plan(NamedTuple):
+    """What is searched under bins, checked before any work.
+
+    Attributes:
+      forms: kinds of C, one of which is kept.
+      bands: of banded kinds.
+      time_scale: whether C is put between two diagonals.
+      searched: whether there is anything to search.
+    """
+
+    forms: tuple[str, ...]
+    bands: int
+    time_scale: bool | Scaling
+    searched: bool
+
+    @classmethod
+    def of(
+        cls,
+        scheme: BinScheme,
+        target: Target,
+        forms: tuple[str, ...] | None,
+        bands: int | None,
+        memory: int | None,
+        time_scale: bool | Scaling | None,
+        options: Mapping[str, Any],
+    ) -> _Plan:
+        """The plan for these arguments of :func:`factorize`; None stands for a default."""
+        if memory is not None and options:
+            rule = f"leaves no choice of {', '.join(sorted(options))}"
+            raise _check.reject("memory", memory, rule)
+        buffers = _check.integer("buffers", options.get("buffers", defaults.buffers(scheme)))
+        bands = defaults.bands(scheme) if bands is None else _check.integer("bands", bands)
+        forms = forms or default_kinds(scheme, target.epsilon, buffers)
+        searched = memory is not None or len(forms) > 1 or forms[0] in kinds.names()
+        if time_scale is None:
+            time_scale = memory is not None or (
+                searched and all(kinds.find(form).scalable for form in forms)
+            )
+        most = scheme.most_bands
+        if most is not None and bands > most and set(forms) & set(_BANDED):
+            rule = f"must be at most {most} with {scheme.kind.replace('-bins', ' bins')}"
+            raise _check.reject("bands", bands, rule, "More bands have no account there.")
+        for form in forms:
+            sizes.require(
+                form,
+                scheme,
+                samples=0,
+                bands=bands,
+                buffers=options.get("buffers", 1),
+                scaled=bool(time_scale),
+            )
+        return cls(forms, bands, time_scale, searched)
+
+
+class Searched(NamedTuple):
+    """C of a search, to be certified and put on record.
+
+    Attributes:
+      found: the search's result.
+      scheme: its sampling.
+      record: provenance so far.
+      interrupted: whether the search was; C then gets an estimate, where its σ takes samples.
+      keep: whether C gets an estimate also where no σ could be certified, and
+        ``provenance["not_certified"]`` why.
+    """
+
+    found: Optimized
+    scheme: Scheme
+    record: dict[str, Any]
+    interrupted: bool = False
+    keep: bool = False
 
 
 def on_record(
-    found: Optimized,
-    scheme: BinScheme,
-    epsilon: float,
-    delta: float,
-    *,
-    workload: Workload,
-    certify_samples: int | None = None,
-    seed: int | None = None,
-    certificate: CertificateKind = "monte-carlo",
-    privacy_unit: str = "example",
-    provenance: dict[str, Any] | None = None,
-    progress: Report = silent,
-    interrupted: bool = False,
-    keep: bool = False,
+    searched: Searched, target: Target, workload: Workload, progress: Report = silent
 ) -> Factorization:
     """Certify the smallest σ of an optimized C and record both, ready to save.
 
     Args:
-      found: the search's result.
-      scheme, epsilon, delta, workload: as for :func:`factorize`.
-      certify_samples, seed, certificate, progress: as for :func:`factorize`.
-      privacy_unit, provenance: as for :func:`factorize`.
-      interrupted: whether the search was; C then gets an estimate, as at an interrupt here.
-      keep: whether C gets an estimate also where no σ could be certified, and
-        ``provenance["not_certified"]`` why.
+      searched: C.
+      target: statement and effort.
+      workload: A.
+      progress: callback of the certificate's stages.
 
     Raises:
       FailureError: no σ could be certified, and C is not to be kept; or it has no estimate either.
     """
+    found, scheme, record, interrupted, keep = searched
     record = {
-        **(provenance or {}),
+        **record,
         "optimizer_status": found.status,
         "optimizer_seconds": round(found.seconds, 3),
         "evaluations": len(found.history),
@@ -257,24 +350,20 @@ def on_record(
     if found.forms:
         record["forms"] = found.forms
     guarantee = None
-    if not interrupted:
+    mechanism = Mechanism(scheme, found.strategy, privacy_unit=target.privacy_unit)
+    if not interrupted or not is_sampled(scheme):
         try:
-            loss = law(scheme).loss(found.strategy)
-            record["mode_norm"] = loss.sensitivity  # for the report: of many bins it takes long
-            proof, estimate = release(
-                # the engine's samples are its own, also where the seed is the optimizer's
-                loss,
-                epsilon,
-                delta,
-                samples=certify_samples,
-                near=found.noise_multiplier if np.isfinite(found.noise_multiplier) else None,
-                seed=seed,
-                certificate=certificate,
+            near = found.noise_multiplier if np.isfinite(found.noise_multiplier) else None
+            # the engine's samples are its own, also where the seed is the optimizer's
+            guarantee, facts = proofs.calibrated(
+                mechanism,
+                target.epsilon,
+                target.delta,
+                effort=target.effort,
+                near=near,
                 progress=_signals.heard(progress),
             )
-            guarantee = proof.guarantee(privacy_unit)
-            record["estimated_noise_multiplier"] = estimate.noise_multiplier
-            record["estimate_relative_error"] = estimate.relative_error
+            record |= facts
         except KeyboardInterrupt:
             interrupted = True
         except FailureError as problem:
@@ -283,7 +372,7 @@ def on_record(
             record["not_certified"] = [*record.get("not_certified", []), str(problem)]
     if guarantee is None:
         why = "interrupted" if interrupted else "no certificate"
-        guarantee = _estimate(found, scheme, epsilon, delta, privacy_unit, why)
+        guarantee = _estimate(found, scheme, target, why)
     record["interrupted"] = interrupted
     made = Factorization(
         found.strategy,
@@ -298,24 +387,22 @@ def on_record(
     return made
 
 
-def _estimate(
-    found: Optimized, scheme: BinScheme, epsilon: float, delta: float, privacy_unit: str, why: str
-) -> Guarantee:
+def _estimate(found: Optimized, scheme: Scheme, target: Target, why: str) -> Guarantee:
     """The uncertified statement of a run without certificate, from a quick fresh estimate of σ."""
     sampled = law(scheme).loss(found.strategy)
     sigma, details = found.noise_multiplier, {}
     # where not even that can be sampled, the search's own σ says what it was
     with contextlib.suppress(FailureError):
-        estimate = calibrate(sampled, epsilon, delta, samples=2**13)
+        estimate = calibrate(sampled, target.epsilon, target.delta, samples=2**13)
         sigma = estimate.noise_multiplier
         details = {"relative_error": estimate.relative_error, "samples": estimate.samples}
     if not np.isfinite(sigma):
         raise FailureError(f"{why}, and no usable strategy was found; nothing to keep")
     return Guarantee(
-        epsilon=epsilon,
-        delta=delta,
+        epsilon=target.epsilon,
+        delta=target.delta,
         noise_multiplier=sigma,
-        privacy_unit=privacy_unit,
+        privacy_unit=target.privacy_unit,
         adjacency="add-remove",
         method=f"{sampled.name} Monte Carlo, importance sampling ({why}, not certified)",
         status="estimate",

@@ -1,19 +1,21 @@
-"""C optimized for fixed participation, without amplification: the literature's baselines.
+"""C optimized where σ is a norm of C times a number: fixed participation, and cyclic Poisson.
 
-A unit takes part once an epoch, in the same iteration of each (:class:`FixedOrder`). The
-sensitivity is then a norm of columns of C, so ‖A C⁻¹‖_F of prefix sums A is minimized over C whose
-sensitivity is 1. Every kind keeps that constraint by its parameterization:
+Iterations of one unit are at least so far apart and at most so many (:class:`Participation`). The
+sensitivity is then a norm of columns of C, so an error of (C, 1) is minimized over C whose
+sensitivity is 1. Under cyclic Poisson sampling σ is proportional to the largest column norm, so
+that one participation counts there. Every kind keeps the constraint by its parameterization:
 
 - "banded" (Choquette-Choo et al. 2023): columns of one norm, or modes of norm 1 where more bands
   than separation make a unit's columns overlap. With columns of one norm the problem is convex
   in CᵀC, and C is a smooth function of CᵀC, so there is no second optimum to stall in: only
   slow convergence.
-- "banded-toeplitz": free coefficients, divided by their largest mode norm; "blt": ω and λ free, the
-  same division (Dvijotham et al. 2024, for several participations McMahan and Xiao et al. 2024).
+- "banded-toeplitz" and "toeplitz": coefficients that do not increase, divided by the norm of the
+  earliest and densest participation; "blt": ω and λ free, the same division (Dvijotham et al. 2024,
+  for several participations McMahan and Xiao et al. 2024).
 - "dense": the multi-epoch optimum, convex in X = CᵀC (Choquette-Choo et al. 2022), where the
   columns of one unit are orthogonal.
 
-The value is RMSE at sensitivity 1: multiply by the Gaussian mechanism's σ for (ε, δ).
+The error is that of (C, σ) with σ at sensitivity 1: it grows with σ, and its optimum does not move.
 """
 
 from __future__ import annotations
@@ -35,26 +37,68 @@ from mfopt._runtime._float64 import float64
 from mfopt.accounting import unamplified as sensitivities
 from mfopt.optimize import parameterization, starts
 from mfopt.optimize.fixed_bands import FixedBands
-from mfopt.optimize.objective import Evaluation
+from mfopt.optimize.objective import Evaluation, Loss, log_rmse
 from mfopt.optimize.optimizers import Trace, descend
-from mfopt.sampling import FixedOrder
-from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, Strategy
+from mfopt.sampling import CyclicPoisson, FixedOrder, MinSeparation, Scheme
+from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, Strategy, Toeplitz
 from mfopt.strategies.fixed import square_root_coefs
 from mfopt.workloads import PrefixSums
 
-KINDS = ("banded", "banded-toeplitz", "blt", "dense")
+KINDS = ("banded", "banded-toeplitz", "blt", "dense", "toeplitz")
 _STEPS = 1000
 _TOLERANCE = 1e-8  # relative decrease of the loss in a step at which the search ends
 _ROUGH = 1e-5  # the same, of where the search of a banded C begins
 _FLOOR = 1e-8
 
 
+class Participation(NamedTuple):
+    """Iterations in which one unit may take part.
+
+    Attributes:
+      iterations: n.
+      separation: between two of a unit at least.
+      most: of a unit at most.
+      periodic: whether a unit takes part in all iterations of one class modulo ``separation``, so
+        that each class has its own budget.
+    """
+
+    iterations: int
+    separation: int
+    most: int
+    periodic: bool = False
+
+    @classmethod
+    def of(cls, scheme: Scheme) -> Participation:
+        """Participation under a scheme whose σ is a norm of C times a number.
+
+        Raises:
+          UsageError: no such scheme.
+        """
+        n = scheme.iterations
+        # by exact class: a subclass may let units take part otherwise
+        if type(scheme) is FixedOrder:
+            return cls(n, scheme.bins, scheme.epochs, True)
+        if type(scheme) is MinSeparation:
+            return cls(n, scheme.separation, scheme.participations)
+        if type(scheme) is CyclicPoisson:  # each iteration is accounted for by its column
+            return cls(n, scheme.bands, 1)
+        rule = "must be FixedOrder, MinSeparation or CyclicPoisson"
+        raise _check.reject("scheme", type(scheme).__name__, rule)
+
+    def norm(self, strategy: Strategy, scheme: Scheme) -> float:
+        """Sensitivity of C, or its largest column norm: σ is proportional to it."""
+        if isinstance(scheme, CyclicPoisson):
+            return float(np.max(sensitivities.column_norms(strategy, self.iterations)))
+        return sensitivities.sensitivity(strategy, scheme).value
+
+
 class UnamplifiedOptimum(NamedTuple):
-    """An optimized C without amplification.
+    """An optimized C.
 
     Attributes:
       strategy: C, scaled so that its sensitivity is 1.
-      sensitivity: as recomputed by :mod:`mfopt.accounting.unamplified`.
+      sensitivity: as recomputed by :mod:`mfopt.accounting.unamplified`; under cyclic Poisson
+        sampling the largest column norm.
       rmse: sensitivity · ‖A C⁻¹‖_F/√n: RMSE per unit of (noise over sensitivity).
       trace: history and the reason for stopping.
     """
@@ -67,7 +111,7 @@ class UnamplifiedOptimum(NamedTuple):
 
 @float64
 def optimize(
-    scheme: FixedOrder,
+    scheme: Scheme,
     *,
     strategy: str = "banded",
     bands: int = 16,
@@ -76,48 +120,79 @@ def optimize(
     equal_columns: bool = True,
     steps: int = _STEPS,
     tolerance: float = _TOLERANCE,
+    loss: Loss | None = None,
+    trace: Trace | None = None,
 ) -> UnamplifiedOptimum:
-    """Return the C with the smallest sensitivity · ‖A C⁻¹‖_F under ``scheme``.
+    """Return the C of sensitivity 1 with the lowest error under ``scheme``.
 
     Args:
-      scheme: participation; its sensitivity is what is normalized.
+      scheme: :class:`FixedOrder`, :class:`MinSeparation` or :class:`CyclicPoisson`.
       strategy: one of :data:`KINDS`.
       bands: of the banded kinds.
       buffers: of a BLT.
       init: what a dense C starts from; by default the identity.
-      equal_columns: give all columns of a banded or dense C one norm, as cyclic Poisson sampling
-        needs; False lets the epochs share a unit's budget unequally, for a lower error.
+      equal_columns: give all columns of a banded or dense C one norm, as all schemes but a fixed
+        order need; False lets the epochs share a unit's budget unequally, for a lower error.
       steps: evaluations at most.
       tolerance: relative decrease of the loss in a step at which the search ends.
+      loss: of (C, 1), which is minimized; log RMSE of prefix sums if left out.
+      trace: record of the evaluations.
 
     Raises:
-      UsageError: unknown kind, or a start without a smooth way from it.
+      UsageError: unknown kind or scheme, more bands than a scheme permits, an error that a kind is
+        not optimized for, or a start without a smooth way from it.
     """
-    _check.kind("scheme", scheme, FixedOrder)
+    participation = Participation.of(scheme)
     _check.choice("strategy", strategy, KINDS)
-    n = scheme.iterations
-    bands = min(_check.integer("bands", bands), n)
-    trace = Trace()
+    n = participation.iterations
+    bands = n if strategy == "toeplitz" else min(_check.integer("bands", bands), n)
+    trace = Trace() if trace is None else trace
+    plain = loss is None or loss == log_rmse(PrefixSums(), n)
+    minimized = log_rmse(PrefixSums(), n) if loss is None else loss
     found: Strategy
     if strategy == "dense":
-        found = _dense(scheme, init, equal_columns, steps, tolerance, trace)
+        _require_dense(scheme, plain)
+        found = _dense(participation, init, equal_columns, steps, tolerance, trace)
     elif strategy == "banded":
-        found = _banded(scheme, bands, equal_columns, steps, tolerance, trace)
+        shape = _shape(participation, bands, equal_columns)
+        entries = _banded(shape, steps, tolerance, trace)
+        if not plain:
+            entries = _for_loss(minimized, shape, entries, steps, tolerance, trace)
+        found = Banded(shape.build(entries))
     else:
-        build, start = _blt(scheme, buffers) if strategy == "blt" else _toeplitz(scheme, bands)
-        loss = _quick.jit(
-            jax.value_and_grad(lambda x: jnp.log(query_error.rmse(PrefixSums(), build(x), n)))
+        build, start = (
+            _blt(participation, buffers)
+            if strategy == "blt"
+            else _toeplitz(participation, bands, Toeplitz if strategy == "toeplitz" else None)
         )
-
-        def evaluate(x: np.ndarray) -> Evaluation:
-            value, gradient = loss(jnp.asarray(x))
-            return Evaluation(float(value), np.asarray(gradient), math.nan)
-
-        best = _descend(evaluate, start, steps, tolerance, trace)
+        best = _descend(_traced(minimized, build), start, steps, tolerance, trace)
         found = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
-    value = sensitivities.sensitivity(found, scheme).value
-    plain = float(query_error.rmse(PrefixSums(), found, n))
-    return UnamplifiedOptimum(found, value, value * plain, trace)
+    value = participation.norm(found, scheme)
+    rmse = float(query_error.rmse(PrefixSums(), found, n))
+    return UnamplifiedOptimum(found, value, value * rmse, trace)
+
+
+def _require_dense(scheme: Scheme, plain: bool) -> None:
+    """Refuse a dense C where its problem is not convex, or not known."""
+    if not isinstance(scheme, FixedOrder):
+        rule = f"is not optimized under {scheme.kind}"
+        raise _check.reject("strategy", "dense", rule, "Use banded or toeplitz, or a fixed order.")
+    if not plain:
+        rule = "is optimized for the RMSE of prefix sums in a fixed order"
+        raise _check.reject("strategy", "dense", rule, "Use `objective=rmse`, or banded.")
+
+
+def _traced(
+    loss: Loss, build: Callable[[jax.Array], Strategy]
+) -> Callable[[np.ndarray], Evaluation]:
+    """The loss of (C, 1) at parameters, with its gradient."""
+    compiled = _quick.jit(jax.value_and_grad(lambda x: loss(build(x), 1.0)))
+
+    def evaluate(x: np.ndarray) -> Evaluation:
+        value, gradient = compiled(jnp.asarray(x))
+        return Evaluation(float(value), np.asarray(gradient), 1.0)
+
+    return evaluate
 
 
 def _descend(
@@ -136,31 +211,45 @@ def _descend(
     return start if trace.best is None else trace.best
 
 
-def _banded(
-    scheme: FixedOrder,
-    bands: int,
-    equal_columns: bool,
-    steps: int,
-    tolerance: float,
-    trace: Trace,
-) -> Banded:
-    """The entries themselves, bounded below.
+def _shape(participation: Participation, bands: int, equal_columns: bool) -> FixedBands:
+    """Shape of a banded C, and what it is normalized by."""
+    n, separation, most, periodic = participation
+    if not periodic and bands > separation:
+        rule = f"must be at most {separation}, so that a unit's columns do not overlap"
+        raise _check.reject("bands", bands, rule, "Use blt or toeplitz for a longer memory.")
+    return FixedBands(bands, n, separation, most, equal_columns or not periodic)
+
+
+def _banded(shape: FixedBands, steps: int, tolerance: float, trace: Trace) -> np.ndarray:
+    """Parameters of the banded C of lowest RMSE: the entries themselves, bounded below.
 
     Entries >= 0 is what balls-in-bins needs; no bound was seen active at an optimum. Their
     logarithms would need no bound but converge three times slower.
     """
-    n = scheme.iterations
-    shape = FixedBands(bands, n, scheme.bins, scheme.epochs, equal_columns)
     # equal entries in each row are a few percent off, and cost next to nothing
-    start = _constant(dataclasses.replace(shape, equal=True), square_root_coefs(bands))
-    if not equal_columns:
+    entries = _constant(dataclasses.replace(shape, equal=True), square_root_coefs(shape.bands))
+    if not shape.equal:
         # the optimum of a diagonal C: errors of early steps stay in more prefix sums
-        start = start * np.arange(n, 0, -1) ** 0.25
-    lowest = np.zeros((bands, n))
+        entries = entries * np.arange(shape.n, 0, -1) ** 0.25
+    bounds = _bounds(shape)
+    first = np.maximum(shape.parameters(entries), bounds)
+    return _descend(shape, first, steps, tolerance, trace, bounds)
+
+
+def _bounds(shape: FixedBands) -> np.ndarray:
+    """Lower bounds of the parameters."""
+    lowest = np.zeros((shape.bands, shape.n))
     lowest[0] = _FLOOR
-    bounds = np.concatenate([np.full(shape.shares, -np.inf), lowest.ravel()])
-    first = np.maximum(shape.parameters(start), bounds)
-    return Banded(shape.build(_descend(shape, first, steps, tolerance, trace, bounds)))
+    return np.concatenate([np.full(shape.shares, -np.inf), lowest.ravel()])
+
+
+def _for_loss(
+    loss: Loss, shape: FixedBands, start: np.ndarray, steps: int, tolerance: float, trace: Trace
+) -> np.ndarray:
+    """Parameters of the banded C of lowest ``loss``, from those of lowest RMSE."""
+    trace.restart()
+    evaluate = _traced(loss, lambda x: Banded(shape.traced(x)))
+    return _descend(evaluate, start, steps, max(tolerance, _TOLERANCE), trace, _bounds(shape))
 
 
 def _constant(shape: FixedBands, coefs: np.ndarray) -> np.ndarray:
@@ -175,7 +264,9 @@ def _constant(shape: FixedBands, coefs: np.ndarray) -> np.ndarray:
     return np.tile(best[:, None], shape.n)
 
 
-def _toeplitz(scheme: FixedOrder, bands: int) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
+def _toeplitz(
+    participation: Participation, bands: int, form: type[Toeplitz] | None
+) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
     """Ratios of neighbouring coefficients in (0, 1): non-negative and decreasing by construction.
 
     The earliest and densest participation is then the worst one (Kalinin and Lampert 2024), a
@@ -187,34 +278,39 @@ def _toeplitz(scheme: FixedOrder, bands: int) -> tuple[Callable[[jax.Array], Str
     def build(x: jax.Array) -> Strategy:
         logs = jnp.cumsum(jax.nn.log_sigmoid(x))
         unscaled = jnp.concatenate([jnp.ones(1), jnp.exp(logs)])
-        column = jnp.pad(unscaled, (0, scheme.iterations - bands))
-        return BandedToeplitz(unscaled / _worst_norm(column, scheme))
+        column = jnp.pad(unscaled, (0, participation.iterations - bands))
+        return (form or BandedToeplitz)(unscaled / _worst_norm(column, participation))
 
     return build, np.log(ratios) - np.log1p(-ratios)
 
 
-def _blt(scheme: FixedOrder, buffers: int) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
+def _blt(
+    participation: Participation, buffers: int
+) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
     """log ω and the logit of λ; coefficients decrease where Σω <= 1, as at every optimum seen."""
-    n = scheme.iterations
-    inside = parameterization.blt(starts.spread_blts(buffers, scheme.bins)[0], n)
+    n = participation.iterations
+    inside = parameterization.blt(starts.spread_blts(buffers, participation.separation)[0], n)
 
     def build(x: jax.Array) -> Strategy:
         unscaled: Any = inside.build(x)
         column = jnp.asarray(unscaled.toeplitz_coefs(n))
-        return BLT(unscaled.scale, unscaled.decay, unscaled.gain / _worst_norm(column, scheme))
+        return BLT(
+            unscaled.scale, unscaled.decay, unscaled.gain / _worst_norm(column, participation)
+        )
 
     return build, inside.start
 
 
-def _worst_norm(column: jax.Array, scheme: FixedOrder) -> jax.Array:
+def _worst_norm(column: jax.Array, participation: Participation) -> jax.Array:
     """Norm of C x for the earliest participation, of the first column (n,) of a Toeplitz C."""
-    shifts = range(0, scheme.iterations, scheme.bins)
-    worst = sum(jnp.pad(column[: scheme.iterations - i], (i, 0)) for i in shifts)
+    n, separation, most, _ = participation
+    shifts = range(0, n, separation)[:most]
+    worst = sum(jnp.pad(column[: n - i], (i, 0)) for i in shifts)
     return jnp.asarray(jnp.linalg.norm(jnp.asarray(worst)))
 
 
 def _dense(
-    scheme: FixedOrder,
+    participation: Participation,
     init: Strategy | None,
     equal_columns: bool,
     steps: int,
@@ -226,7 +322,7 @@ def _dense(
     With orthogonal columns the sensitivity² is the sum of a unit's diagonal entries, which is
     kept at 1: the constraints are linear and the problem is convex, so its optimum is global.
     """
-    bins, epochs, n = scheme.bins, scheme.epochs, scheme.iterations
+    n, bins, epochs, _ = participation
     lag = np.subtract.outer(np.arange(n), np.arange(n))
     free = np.flatnonzero(((lag > 0) & (lag % bins != 0)).ravel())
 

@@ -23,7 +23,7 @@ from mfopt.sampling.fixed_batch import FixedBatch
 from mfopt.sampling.fixed_order import FixedOrder
 from mfopt.sampling.fresh_bins import FreshBins
 from mfopt.sampling.min_separation import MinSeparation
-from mfopt.sampling.named import bin_scheme
+from mfopt.sampling.named import named_scheme
 from mfopt.sampling.poisson import Poisson
 from mfopt.sampling.sampler import Padded, UnitSampler, Users
 from mfopt.sampling.truncated_poisson import TruncatedPoisson
@@ -44,9 +44,9 @@ __all__ = [
     "TruncatedPoisson",
     "UnitSampler",
     "Users",
-    "bin_scheme",
     "from_description",
     "generator",
+    "named_scheme",
     "parse",
     "registered",
     "require",

@@ -1,50 +1,82 @@
-"""Schemes with bins by name, as commands and the front door are asked for them."""
+"""Schemes by name, with sizes in epochs and iterations, as the front door is asked for them."""
 
 from __future__ import annotations
 
 from mfopt._runtime import _check
-from mfopt.sampling._bins import BinScheme
 from mfopt.sampling.b_min_sep import BMinSep
 from mfopt.sampling.balls_in_bins import BallsInBins
+from mfopt.sampling.base import Scheme
+from mfopt.sampling.cyclic_poisson import CyclicPoisson
+from mfopt.sampling.fixed_order import FixedOrder
 from mfopt.sampling.fresh_bins import FreshBins
+from mfopt.sampling.min_separation import MinSeparation
+from mfopt.sampling.poisson import Poisson
 
-NAMES = (BallsInBins.kind, FreshBins.kind, BMinSep.kind)
+NAMES = (
+    BallsInBins.kind,
+    FreshBins.kind,
+    BMinSep.kind,
+    Poisson.kind,
+    CyclicPoisson.kind,
+    FixedOrder.kind,
+    MinSeparation.kind,
+)
+# options that some schemes have, and theirs alone
+OWNERS = {
+    "reassign_every": (FreshBins.kind,),
+    "separation": (BMinSep.kind, MinSeparation.kind),
+    "max_participations": (MinSeparation.kind,),
+}
 
 
-def bin_scheme(
-    name: str,
-    epochs: int,
-    bins: int,
-    *,
-    reassign_every: int | None = None,
-    separation: int | None = None,
-    bands: int = 1,
-) -> BinScheme:
-    """Return the scheme of that name.
+def named_scheme(
+    name: str, epochs: int, bins: int, *, bands: int = 1, **options: int | None
+) -> Scheme:
+    """Return the scheme of that name, with an expected batch of one in ``bins`` units.
 
     Args:
-      name: "balls-in-bins", "fresh-bins" or "b-min-sep".
+      name: one of :data:`NAMES`.
       epochs: passes over the data.
       bins: iterations of an epoch.
-      reassign_every: epochs between two assignments of fresh bins; 1 by default.
-      separation: of b-min-sep; half of ``bins``, or as many as ``bands``, by default.
-      bands: of the C to be used.
+      bands: of the C to be used; cyclic Poisson sampling has as many groups.
+      options: ``reassign_every``, epochs between two assignments of fresh bins, 1 by default;
+        ``separation`` of b-min-sep, by default half of ``bins`` or as many as ``bands``, and of
+        min-separation, by default ``bins``; ``max_participations`` of min-separation, by default
+        ``epochs``. None stands for the default.
 
     Raises:
-      UsageError: an unknown name, or an option of another scheme.
+      UsageError: an unknown name, an option of another scheme, or a number out of range.
+
+    >>> named_scheme("cyclic-poisson", 16, 128, bands=4)
+    CyclicPoisson(probability=0.03125, bands=4, iterations=2048)
     """
     _check.choice("sampling", name, NAMES)
-    for option, value, owner in (
-        ("reassign_every", reassign_every, FreshBins.kind),
-        ("separation", separation, BMinSep.kind),
-    ):
-        if value is not None and name != owner:
-            rule = f"has no effect under {name}"
-            raise _check.reject(option, value, rule, f'Leave it out, or use sampling="{owner}".')
+    chosen = {option: value for option, value in options.items() if value is not None}
+    for option, value in chosen.items():
+        owners = OWNERS[option]
+        if name not in owners:
+            way_out = f'Leave it out, or use sampling="{owners[0]}".'
+            raise _check.reject(option, value, f"has no effect under {name}", way_out)
     if name == FreshBins.kind:
-        return FreshBins(bins, epochs, 1 if reassign_every is None else reassign_every)
+        return FreshBins(bins, epochs, chosen.get("reassign_every", 1))
     if name == BMinSep.kind:
-        if separation is None:
-            separation = max(1, min(max(bins // 2, bands), bins - 1))
-        return BMinSep(bins, epochs, separation)
-    return BallsInBins(bins, epochs)
+        usual = max(1, min(max(bins // 2, bands), bins - 1))
+        return BMinSep(bins, epochs, chosen.get("separation", usual))
+    if name in (BallsInBins.kind, FixedOrder.kind):
+        return (BallsInBins if name == BallsInBins.kind else FixedOrder)(bins, epochs)
+    n = FixedOrder(bins, epochs).iterations  # checks both numbers
+    if name == MinSeparation.kind:
+        most = chosen.get("max_participations", epochs)
+        return MinSeparation(n, chosen.get("separation", bins), most)
+    if name == Poisson.kind:
+        return Poisson(1 / bins, n)
+    if _check.integer("bands", bands) > bins:
+        rule = f"must be at most {bins}, the iterations of an epoch: a group is drawn whole then"
+        raise _check.reject("bands", bands, rule)
+    return CyclicPoisson(bands / bins, bands, n)
+
+
+def groups(epochs: int, bins: int) -> tuple[Scheme, ...]:
+    """Cyclic Poisson sampling of 1, 2, 4, … groups, as many as an epoch has iterations at most."""
+    widths = [2**k for k in range(bins.bit_length()) if 2**k <= bins]
+    return tuple(named_scheme(CyclicPoisson.kind, epochs, bins, bands=width) for width in widths)

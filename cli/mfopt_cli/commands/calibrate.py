@@ -29,7 +29,7 @@ def command(asked: Any) -> int:
             **mechanisms.summary(new),
             "path": saved and str(saved),
             "seconds": time.perf_counter() - started,
-            "estimated_noise_multiplier": new.provenance["estimated_noise_multiplier"],
+            "estimated_noise_multiplier": new.provenance.get("estimated_noise_multiplier"),
         }
         display.json_object(facts)
     elif not asked.quiet:

@@ -28,15 +28,24 @@ def command(asked: Any) -> int:
         about = {"certified": True, "path": str(saved or asked.path)}
         display.json_object(stated.describe() | about)
     elif not asked.quiet:
-        numbers = stated.details
-        drawn = f"{numbers['samples']}, Rényi order s = {numbers.get('order')}"
         sigma = words.round_up(proved.noise_multiplier, 6)
         rows = [
             ("guarantee", mechanisms.statement(stated)),
             ("noise multiplier σ", f"{sigma}  (× clip norm)"),
-            ("bound, remove", f"{words.round_up(numbers['remove'])}"),
-            ("bound, add", f"{words.round_up(numbers['add'])}"),
-            ("samples", drawn if numbers["samples"] else "none needed"),
+            ("method", stated.method),
+            *_bounds(stated.details),
         ]
         display.table(str(asked.path), rows)
     return 0 if saved == asked.out else 1
+
+
+def _bounds(numbers: dict[str, Any]) -> list[tuple[str, str]]:
+    """Rows of the bounds of δ in both directions, where the proof has them."""
+    if "remove" not in numbers:
+        return []
+    drawn = f"{numbers['samples']}, Rényi order s = {numbers.get('order')}"
+    return [
+        ("bound, remove", f"{words.round_up(numbers['remove'])}"),
+        ("bound, add", f"{words.round_up(numbers['add'])}"),
+        ("samples", drawn if numbers["samples"] else "none needed"),
+    ]

@@ -15,6 +15,7 @@ from mfopt._runtime import _check, _signals
 from mfopt.errors import UsageError
 from mfopt.guarantee import questionable_delta
 from mfopt.progress import Progress, Report
+from mfopt.sampling.named import NAMES
 from mfopt_cli import answers, display, mechanisms, options
 from mfopt_cli.live import COMPILING, Live
 from mfopt_cli.options import COUNT, PATH, Count, option
@@ -28,17 +29,19 @@ from mfopt_cli.options import COUNT, PATH, Count, option
     options.StrategyName(),
     f"Form of C: {', '.join(options.StrategyName.names)}. "
     "blt: a few buffers of memory, near the optimum [default: blt; for ε of 4 and more the better "
-    "of blt and wave-blt; cleared-blt with fresh-bins, banded-toeplitz with b-min-sep].",
+    "of blt and wave-blt; cleared-blt with fresh-bins, banded-toeplitz with b-min-sep and "
+    "cyclic-poisson, identity with poisson].",
     metavar="KIND",
 )
 @option(
     "--sampling",
-    ("balls-in-bins", "fresh-bins", "b-min-sep", "auto"),
+    (*NAMES, "auto"),
     "Sampling scheme. balls-in-bins: one random bin per unit for all epochs; fresh-bins: a "
     "new bin in each epoch (lowest error at small ε; C needs at most --iters bands); b-min-sep: "
     "independent sampling with at least --separation iterations between participations (C needs "
     "at most that many bands); auto: the scheme of the first two and the form of C within "
     "--memory with the lowest error, with a table of the candidates.",
+    metavar="SCHEME",
 )
 @option(
     "--reassign-every",
@@ -52,14 +55,20 @@ from mfopt_cli.options import COUNT, PATH, Count, option
     "--separation",
     COUNT,
     "Minimum number of iterations between two participations of a unit, for b-min-sep "
-    "[default: half of --iters, or as many as --bands].",
-    needs={"sampling": "b-min-sep"},
+    "[default: half of --iters, or as many as --bands] and min-separation [default: --iters].",
+    needs={"sampling": "b-min-sep|min-separation"},
+)
+@option(
+    "--max-participations",
+    COUNT,
+    "Maximum number of participations of a unit, for min-separation [default: --epochs].",
+    needs={"sampling": "min-separation"},
 )
 @option(
     "--bands",
     COUNT,
     "Number of bands of banded strategies [default: at most 16, at most --iters, and at most "
-    "--separation with b-min-sep].",
+    "--separation with b-min-sep; with cyclic-poisson the best of 1, 2, 4, …].",
 )
 @option(
     "--buffers",
@@ -137,38 +146,58 @@ def command(asked: Any) -> int:
     The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is assigned
     once to one of --iters bins and takes part in that iteration of each epoch; under fresh-bins
     it is reassigned in each epoch; under b-min-sep it takes part once in --iters iterations on
-    average, with at least --separation iterations between participations. σ is relative to the
-    clip norm. Ctrl-C saves the best strategy so far, marked uncertified (exit code 130).
+    average, with at least --separation iterations between participations. Under the other schemes
+    σ has an account in closed form. σ is relative to the clip norm. Ctrl-C saves the best strategy
+    so far, marked uncertified (exit code 130).
 
     \b
     Example:
       mfopt optimize --epochs 16 --iters 128 --eps 2
       mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling fresh-bins
       mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling auto --memory 8
+      mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling cyclic-poisson
     """
     started = time.perf_counter()
     forms = _forms_to_search(asked)
     answers.say_doubt([questionable_delta(asked.delta)])
-    searches_one_kind = forms[0] not in ("auto", f"memory{asked.memory}")
 
     def named_after(form: str) -> Path:
         return asked.out or Path(
             f"mfopt-{form}-{asked.epochs}x{asked.iters}-eps{asked.epsilon:g}.npz"
         )
 
+    searches_one_kind = forms[0] not in ("auto", f"memory{asked.memory}")
     for form in forms[: 1 if asked.out else None]:
         may_resume = searches_one_kind and not asked.init
         _check_free(named_after(form), asked.force, form if may_resume else None)
+    made, so_far = _made(asked, forms, named_after("-or-".join(forms)))
+    wanted = named_after(_kept(made) if len(forms) > 1 else forms[0])
+    path = mechanisms.keep(made, wanted, force=asked.force)
+    so_far.discard()
+    answers.say_unused(
+        {"samples": asked.certify_samples}, bool(made.guarantee.details.get("samples"))
+    )
+    seconds = time.perf_counter() - started
+    if asked.as_json:
+        display.json_object({**mechanisms.summary(made), "path": str(path), "seconds": seconds})
+    elif not asked.quiet:
+        _report(made, path, seconds)
+    return _exit_code(made, path, saved_as_wanted=path == wanted)
 
+
+def _made(asked: Any, forms: tuple[str, ...], path: Path) -> tuple[Any, Any]:
+    """(factorization, the best C so far beside ``path``); also of a search that was stopped."""
     import mfopt
     from mfopt.errors import UncertifiedError
     from mfopt.factorization.provenance import provenance
     from mfopt.optimize.autosave import BestSoFar
 
     workload = mechanisms.workload(asked, asked.epochs * asked.iters)
+    same = "epsilon delta sampling separation max_participations strategy buffers bands memory"
+    same += " objective privacy_unit seed certify_samples certificate"
     with Live(not asked.quiet and not asked.as_json, COMPILING) as live:
         so_far = BestSoFar(
-            named_after("-or-".join(forms)),
+            path,
             asked.epsilon,
             asked.delta,
             workload=workload,
@@ -176,10 +205,8 @@ def command(asked: Any) -> int:
             provenance=provenance(asked.seed, mechanisms.typed()),
             listener=_with_values(live, asked.objective),
         )
-        same = "epsilon delta sampling separation strategy buffers bands memory objective"
-        same += " privacy_unit seed certify_samples certificate"
         try:
-            found = mfopt.factorize(
+            made = mfopt.factorize(
                 epochs=asked.epochs,
                 iterations_per_epoch=asked.iters,
                 reassign_every=asked.rethrow,
@@ -191,48 +218,44 @@ def command(asked: Any) -> int:
                 **{name: getattr(asked, name) for name in same.split()},
             )
         except (UncertifiedError, mfopt.InterruptedFactorization) as stopped:
-            found = stopped.best
-    wanted = named_after(_kept(found) if len(forms) > 1 else forms[0])
-    path = mechanisms.keep(found, wanted, force=asked.force)
-    so_far.discard()
-    answers.say_unused(
-        {"samples": asked.certify_samples}, found.guarantee.details.get("samples") != 0
-    )
-    seconds = time.perf_counter() - started
-    if asked.as_json:
-        display.json_object({**mechanisms.summary(found), "path": str(path), "seconds": seconds})
-    elif not asked.quiet:
-        _report(found, path, seconds)
-    if found.guarantee.status == "certified":
-        return 0 if path == wanted else 1
-    if not found.provenance["interrupted"]:
-        why = found.not_certified
+            made = stopped.best
+    return made, so_far
+
+
+def _exit_code(made: Any, path: Path, *, saved_as_wanted: bool) -> int:
+    """Exit code of the command, with a line on what the file is not."""
+    if made.provenance.get("interrupted"):
+        proved = made.guarantee.status != "estimate"
         click.echo(
-            f"mfopt: {why} C is saved and its σ is NOT CERTIFIED: `mfopt calibrate {path} "
-            "--eps EPS --delta DELTA` finds one without a search for another target, or for this "
-            "one with more --certify-samples.",
+            "interrupted: the best strategy so far is saved"
+            + ("." if proved else " and its σ is NOT CERTIFIED. ")
+            + ("" if proved else f"Run `mfopt certify {path}` before training."),
             err=True,
         )
-        return 1
+        return _signals.exit_code()
+    if made.guarantee.status != "estimate":
+        return 0 if saved_as_wanted else 1
     click.echo(
-        "interrupted: the best strategy so far is saved and its σ is NOT CERTIFIED. "
-        f"Run `mfopt certify {path}` before training.",
+        f"mfopt: {made.not_certified} C is saved and its σ is NOT CERTIFIED: `mfopt calibrate "
+        f"{path} --eps EPS --delta DELTA` finds one without a search for another target, or for "
+        "this one with more --certify-samples.",
         err=True,
     )
-    return _signals.exit_code()
+    return 1
 
 
 def _forms_to_search(asked: Any) -> tuple[str, ...]:
     """Forms of C, one of which the file will hold; refuses, before any work, what has no effect."""
-    from mfopt.sampling import bin_scheme
+    from mfopt.sampling import named_scheme
 
-    scheme = bin_scheme(
+    scheme = named_scheme(
         "balls-in-bins" if asked.sampling == "auto" else asked.sampling,
         asked.epochs,
         asked.iters,
+        bands=1 if asked.bands is None else asked.bands,
         reassign_every=asked.rethrow,
         separation=asked.separation,
-        bands=1 if asked.bands is None else asked.bands,
+        max_participations=asked.max_participations,
     )
     _check.epsilon("epsilon", asked.epsilon)
     _check.probability("delta", asked.delta)
@@ -245,10 +268,11 @@ def _forms_to_search(asked: Any) -> tuple[str, ...]:
         return ("auto",)
     if asked.memory is not None:
         return (f"memory{asked.memory}",)
-    from mfopt.optimize import defaults
+    from mfopt.optimize.pipeline import default_kinds
 
-    buffers = defaults.buffers(scheme) if asked.buffers is None else asked.buffers
-    forms = (asked.strategy,) if asked.strategy else defaults.kinds(scheme, asked.epsilon, buffers)
+    forms: tuple[str, ...] = (asked.strategy,)
+    if asked.strategy is None:
+        forms = default_kinds(scheme, asked.epsilon, asked.buffers)
     _check_sizes(forms)
     return forms
 
@@ -336,7 +360,7 @@ def _with_values(live: Live, objective: str | None) -> Report:
 
 def _report(found: Any, path: Path, seconds: float) -> None:
     # in a fixed, public order the sensitivity of C >= 0 is the largest norm of what a unit adds
-    norm = found.provenance.get("mode_norm") or found.loss().sensitivity
+    norm = found.provenance.get("mode_norm", 1.0)
     sigma = f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
     # a kind whose definition fixes its scale, or very many bins; the norm itself is a hair above
     if abs(norm - 1) > 1e-6:
@@ -357,6 +381,7 @@ def _report(found: Any, path: Path, seconds: float) -> None:
             *_fresh_bins(found),
             *mechanisms.above_floor(found),
             *_forms(found),
+            *_groups(found),
             *_memory(found),
             *_tried(found),
             ("search", found.provenance["optimizer_status"]),
@@ -372,7 +397,10 @@ def _baselines(found: Any) -> list[tuple[str, str]]:
     from mfopt.strategies import Identity
 
     scheme, stated = found.sampling, found.guarantee
-    poisson = sampling.Poisson(probability=1 / scheme.bins, iterations=found.iterations)
+    if isinstance(scheme, sampling.Poisson | sampling.MinSeparation):
+        return []  # the same, or without a batch to compare with
+    share = scheme.expected_batch(_MANY) / _MANY
+    poisson = sampling.Poisson(probability=share, iterations=found.iterations)
     target = {"epsilon": stated.epsilon, "delta": stated.delta}
     sigma = mfopt.account(poisson, **target).noise_multiplier
     rmse = float(query_error.rmse(found.workload, Identity(), found.iterations, sigma))
@@ -380,6 +408,8 @@ def _baselines(found: Any) -> list[tuple[str, str]]:
     errors = f"RMSE {rmse:.4f} ({changes[0]} here), final-model error {sigma:.4f} ({changes[1]})"
     return [("DP-SGD, Poisson", errors)]
 
+
+_MANY = 2**40  # units, of whose mean batch the share is taken
 
 # (ε, certified RMSE of fresh bins with a cleared BLT over that of balls-in-bins with a BLT), both
 # time-scaled with 4 buffers, at 16 × 128: docs/benchmarks/fresh-bins.md
@@ -413,6 +443,19 @@ def _forms(found: Any) -> list[tuple[str, str]]:
         f"{kind}: {100 * math.expm1(loss - kept):+.2f}% error" for kind, loss in losses.items()
     ]
     return [("form of C", "; ".join([f"{_kept(found)} is better", *others]))]
+
+
+def _groups(found: Any) -> list[tuple[str, str]]:
+    """Row of the other numbers of bands under cyclic Poisson sampling, with their error."""
+    groups = found.provenance.get("groups", [])
+    kept = getattr(found.sampling, "bands", 0)
+    errors = {entry["size"]: entry["error"] for entry in groups}
+    others = [
+        f"{size}: {100 * (error / errors[kept] - 1):+.2f}% error"
+        for size, error in errors.items()
+        if size != kept
+    ]
+    return [("bands", "; ".join([f"{kept} are best", *others]))] if others else []
 
 
 def _memory(found: Any) -> list[tuple[str, str]]:

@@ -300,6 +300,11 @@ def law(scheme: Any) -> SampledLaw:
     raise _check.reject("sampling", scheme, rule, f"There is one for {', '.join(known) or 'none'}.")
 
 
+def is_sampled(scheme: Any) -> bool:
+    """True for a scheme with a sampled law: σ of one unit is found by samples, or bounded."""
+    return law.dispatch(type(scheme)) is not law.dispatch(object)
+
+
 @functools.singledispatch
 def loss_of(given: Any) -> SampledLoss:
     """``given`` as a :class:`SampledLoss`: itself, or a dominating pair.

@@ -1,0 +1,192 @@
+"""Search for C under schemes whose σ is a norm of C times a number: no samples, one optimum.
+
+Poisson sampling and batches of a fixed or limited size are accounted for C = I, cyclic Poisson
+sampling for a C of as many bands as groups, a fixed order and a minimum separation for any C. (ε,
+δ) fixes the number only, so that the C of lowest error is the same for all (ε, δ).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mfopt._runtime import _check, _signals, _sizes
+from mfopt._runtime._float64 import float64
+from mfopt.accounting import Mechanism, account
+from mfopt.noise.choice import choose
+from mfopt.optimize import defaults, kinds, unamplified
+from mfopt.optimize.objective import Loss
+from mfopt.optimize.optimizers import Step, Trace
+from mfopt.optimize.run import InterruptedOptimization, Optimized
+from mfopt.progress import Report
+from mfopt.sampling import CyclicPoisson, FixedOrder, MinSeparation, Scheme
+from mfopt.strategies import Identity
+
+_STEPS, _TOLERANCE = 1000, 1e-7
+_BANDED = ("banded-toeplitz", "banded")
+# kinds that are optimized under each scheme; under others C = I alone has an account
+_OPTIMIZED: dict[type[Scheme], tuple[str, ...]] = {
+    CyclicPoisson: _BANDED,
+    FixedOrder: ("blt", "toeplitz", *_BANDED, "dense"),
+    MinSeparation: ("blt", "toeplitz", *_BANDED),
+}
+_BYTES_A_STEP, _BYTES_A_PAIR = 480.0, 96.0  # vectors over the run; matrices of a dense C
+
+
+def default_kinds(scheme: Scheme) -> tuple[str, ...]:
+    """Kind of C that is searched under a scheme if none is named."""
+    return (_OPTIMIZED.get(type(scheme), ("identity",))[0],)
+
+
+def default_bands(scheme: Scheme) -> int:
+    """Number of bands of a banded C if none is named."""
+    if type(scheme) not in _OPTIMIZED:
+        return 1
+    participation = unamplified.Participation.of(scheme)
+    if isinstance(scheme, CyclicPoisson):
+        return participation.separation
+    return min(defaults.BANDS, participation.separation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Search for C without samples.
+
+    Attributes:
+      epsilon, delta: target.
+      forms: kinds of C, the best of which is kept.
+      bands, buffers: sizes of kinds that have such a number; None for the scheme's default.
+      loss: error of (C, σ) to minimize, for n iterations.
+      steps: evaluations at most, of each kind; None for the default.
+    """
+
+    epsilon: float
+    delta: float
+    forms: tuple[str, ...]
+    loss: Callable[[int], Loss]
+    bands: int | None = None
+    buffers: int | None = None
+    steps: int | None = None
+
+    def check(self, scheme: Scheme) -> None:
+        """Refuse what the scheme has no account for, and what does not fit into memory."""
+        able = _OPTIMIZED.get(type(scheme), ())
+        for form in self.forms:
+            if form in kinds.names() and form not in able:
+                rule = f"is not optimized under {scheme.kind}"
+                others = [*able, *([] if able else ["identity"])]
+                way_out = f"Use {', '.join(others)}."
+                if not able:
+                    way_out += " cyclic-poisson takes a banded C."
+                raise _check.reject("strategy", form, rule, way_out)
+        square = _BYTES_A_PAIR if {"dense", "tree"} & set(self.forms) else 0.0
+        need = _BYTES_A_STEP
+        _sizes.require("iterations", scheme.iterations, lambda n: n * (need + square * n))
+
+    @float64
+    def search(self, scheme: Scheme, progress: Report) -> Optimized:
+        """The C of lowest error under ``scheme``, scaled to sensitivity or column norm 1.
+
+        Raises:
+          UsageError: no account of such a C is known under the scheme.
+          InterruptedOptimization: at a KeyboardInterrupt, with the best C so far.
+        """
+        self.check(scheme)
+        loss, at_one = self.loss(scheme.iterations), self._sigma_at_one(scheme)
+        best: Optimized | None = None
+        losses: dict[str, float] = {}
+        for form in self.forms:
+            trace = Trace(progress=self._listener(form, at_one, progress))
+            try:
+                found = self._of_kind(form, scheme, loss, at_one, trace)
+            except KeyboardInterrupt:
+                if best is None:
+                    raise
+                raise InterruptedOptimization(best) from None
+            losses[form] = found.loss
+            if best is None or found.loss < best.loss:
+                best = found
+        assert best is not None
+        return dataclasses.replace(best, forms=losses if len(losses) > 1 else {})
+
+    def _of_kind(
+        self, form: str, scheme: Scheme, loss: Loss, at_one: float, trace: Trace
+    ) -> Optimized:
+        bands = default_bands(scheme) if self.bands is None else self.bands
+        if form not in kinds.names() or (bands == 1 and form in _BANDED):
+            strategy = kinds.fixed(form, bands=bands) if form not in _BANDED else Identity()
+            mechanism = Mechanism(scheme, strategy)
+            sigma = account(mechanism, epsilon=self.epsilon, delta=self.delta).noise_multiplier
+            value = float(np.asarray(loss(strategy, sigma)))
+            return Optimized(strategy, value, sigma)
+        n = scheme.iterations
+        optimum = unamplified.optimize(
+            scheme,
+            strategy=form,
+            bands=bands,
+            buffers=min(defaults.BUFFERS, n) if self.buffers is None else self.buffers,
+            equal_columns=False,
+            steps=_STEPS if self.steps is None else _check.integer("steps", self.steps),
+            tolerance=_TOLERANCE,
+            loss=loss,
+            trace=trace,
+        )
+        rows = np.array(trace.history).reshape(-1, 3)
+        history = np.stack([rows[:, 0], rows[:, 1] + math.log(at_one), at_one * rows[:, 2]], axis=1)
+        sigma = at_one * optimum.sensitivity
+        value = float(np.asarray(loss(optimum.strategy, sigma)))
+        seconds = float(rows[-1, 0]) if len(rows) else 0.0
+        status = trace.status
+        if "convergence" in status:  # in SciPy's words
+            status = f"converged (relative tolerance {_TOLERANCE:g})"
+        return Optimized(optimum.strategy, value, sigma, status, history, seconds)
+
+    def _sigma_at_one(self, scheme: Scheme) -> float:
+        """σ of a C with sensitivity, or largest column norm, 1."""
+        independent = account(
+            Mechanism(scheme, Identity()), epsilon=self.epsilon, delta=self.delta
+        ).noise_multiplier
+        if type(scheme) not in _OPTIMIZED:
+            return independent
+        return independent / math.sqrt(unamplified.Participation.of(scheme).most)
+
+    def _listener(self, form: str, at_one: float, progress: Report) -> Callable[[Trace], None]:
+        tell = _signals.heard(progress)
+        most = _STEPS if self.steps is None else self.steps
+
+        def report(trace: Trace) -> None:
+            done, stage = len(trace.history), f"optimizing, {form}"
+            value = trace.best_value + math.log(at_one)
+            shown = dataclasses.replace(trace, best_value=value, best_sigma=at_one)
+            tell(Step(stage, done, max(most, done), "steps", at_most=True, trace=shown))
+
+        return report
+
+    def first_of(
+        self, schemes: Sequence[Scheme], progress: Report
+    ) -> tuple[Scheme, Optimized, list[dict[str, Any]]]:
+        """Search schemes in turn until the error rises: (scheme, C, record of each)."""
+        scheme, best = schemes[0], self.search(schemes[0], progress)
+        tried = [self._record(scheme, best)]
+        for candidate in schemes[1:]:
+            found = self.search(candidate, progress)
+            tried.append(self._record(candidate, found))
+            if not found.loss < best.loss:
+                break
+            scheme, best = candidate, found
+        return scheme, best, tried
+
+    def _record(self, scheme: Scheme, found: Optimized) -> dict[str, Any]:
+        """What came of one scheme, JSON values only."""
+        return {
+            "sampling": scheme.describe(),
+            "strategy": found.strategy.kind,
+            "size": getattr(scheme, "bands", 0),
+            "error": math.exp(found.loss),
+            "noise_multiplier": found.noise_multiplier,
+            "memory": choose(found.strategy, scheme.iterations).slots,
+        }

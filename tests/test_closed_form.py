@@ -1,0 +1,205 @@
+"""Front door under schemes whose σ takes no samples, against dense and third-party oracles."""
+
+import functools
+import itertools
+
+import dp_accounting
+import numpy as np
+import pytest
+from commands import printed
+from dp_accounting.pld import privacy_loss_distribution as pld
+
+import mfopt
+from mfopt.sampling import CyclicPoisson, FixedOrder, MinSeparation, Poisson, named_scheme
+from mfopt.strategies import BandedSquareRoot, Identity, SquareRoot
+
+EPOCHS, ITERS, EPSILON, DELTA = 3, 4, 2.0, 1e-5
+N = EPOCHS * ITERS
+FIXED = ("identity", "sqrt", "banded-sqrt", "banded-inverse-sqrt", "tree")
+CASES = [
+    ("fixed-order", kind, {}) for kind in (*FIXED, "blt", "toeplitz", "banded-toeplitz", "banded")
+] + [
+    ("fixed-order", "dense", {"objective": "rmse"}),
+    ("fixed-order", "banded", {"bands": 6}),
+    ("min-separation", "banded", {"bands": 2, "separation": 2, "max_participations": 3}),
+    *[
+        ("min-separation", kind, {"separation": 3, "max_participations": 2})
+        for kind in (*FIXED, "blt", "toeplitz", "banded-toeplitz")
+    ],
+    ("poisson", "identity", {}),
+    *[("cyclic-poisson", kind, {"bands": 2}) for kind in ("banded-toeplitz", "banded")],
+    ("cyclic-poisson", "banded-sqrt", {"bands": 3}),
+]
+SIZE = {"epochs": EPOCHS, "iterations_per_epoch": ITERS, "epsilon": EPSILON, "delta": DELTA}
+
+
+@functools.cache
+def made(sampling, kind, options):
+    return mfopt.factorize(**SIZE, sampling=sampling, strategy=kind, **dict(options))
+
+
+def patterns(scheme):
+    """All sets of iterations in which one unit may take part, the largest ones."""
+    if isinstance(scheme, FixedOrder):
+        return [range(i, N, scheme.bins) for i in range(scheme.bins)]
+    assert isinstance(scheme, MinSeparation)
+    return [
+        chosen
+        for count in range(1, scheme.max_participations + 1)
+        for chosen in itertools.combinations(range(N), count)
+        if all(b - a >= scheme.separation for a, b in itertools.pairwise(chosen))
+    ]
+
+
+def sensitivity(matrix, scheme):
+    """Largest |C x| over patterns and signs of contributions, of vectors of norm 1."""
+    products = matrix.T @ matrix
+    return max(np.abs(products[np.ix_(chosen, chosen)]).sum() for chosen in patterns(scheme)) ** 0.5
+
+
+def poisson_epsilon(sigma, probability, rounds):
+    """ε of Poisson-sampled Gaussian rounds by dp_accounting."""
+    one = pld.from_gaussian_mechanism(
+        sigma, sampling_prob=probability, value_discretization_interval=1e-4
+    )
+    return one.self_compose(rounds).get_epsilon_for_delta(DELTA)
+
+
+@pytest.mark.parametrize(("sampling", "kind", "options"), CASES)
+def test_sigma_and_error_are_those_of_independent_oracles(sampling, kind, options):
+    found = made(sampling, kind, tuple(options.items()))
+    scheme, matrix = found.sampling, np.asarray(found.strategy.materialize(N))
+    assert scheme.kind == sampling and found.strategy.kind == kind
+    sigma, stated = found.noise_multiplier, found.guarantee
+    assert (stated.epsilon, stated.delta, stated.status in ("exact", "bound")) == (
+        EPSILON,
+        DELTA,
+        True,
+    )
+    if isinstance(scheme, FixedOrder | MinSeparation):
+        norm = sensitivity(matrix, scheme)
+        event = dp_accounting.GaussianDpEvent(sigma / norm)
+        accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4)
+        epsilon = accountant.compose(event).get_epsilon(DELTA)
+    else:
+        bands = getattr(scheme, "bands", 1)
+        assert not np.any(np.tril(matrix, -bands))
+        norm = np.linalg.norm(matrix, axis=0).max()
+        assert scheme.probability == bands / ITERS
+        epsilon = poisson_epsilon(sigma / norm, scheme.probability, -(-N // bands))
+    assert EPSILON * (1 - 2e-3) < epsilon < EPSILON * (1 + 1e-3)
+    prefix = np.tril(np.ones((N, N)))
+    rmse = sigma * np.linalg.norm(prefix @ np.linalg.inv(matrix)) / N**0.5
+    assert found.rmse == pytest.approx(rmse, rel=1e-9)
+
+
+def error(found):
+    """Minimized error of a factorization: robust, of prefix sums."""
+    from mfopt.optimize import Objective
+    from mfopt.workloads import PrefixSums
+
+    loss = Objective().loss(PrefixSums(), N)
+    return float(np.exp(loss(found.strategy, found.noise_multiplier)))
+
+
+def test_optimized_is_below_what_is_not_and_more_freedom_below_less():
+    for sampling, options in (
+        ("fixed-order", ()),
+        ("min-separation", (("separation", 3), ("max_participations", 2))),
+    ):
+        toeplitz, blt, *fixed = (
+            error(made(sampling, kind, options)) for kind in ("toeplitz", "blt", "sqrt", "identity")
+        )
+        assert toeplitz < blt < min(fixed)
+    banded, toeplitz = (
+        error(made("cyclic-poisson", kind, (("bands", 2),)))
+        for kind in ("banded", "banded-toeplitz")
+    )
+    assert banded < toeplitz
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 30.0])
+def test_the_number_of_groups_is_the_best_of_powers_of_two(epsilon):
+    size = {**SIZE, "epsilon": epsilon}
+    best = mfopt.factorize(**size, sampling="cyclic-poisson")
+    every = [mfopt.factorize(**size, sampling="cyclic-poisson", bands=w) for w in (1, 2, 4)]
+    assert error(best) == min(map(error, every))
+    assert best.sampling.bands == {1.0: 1, 30.0: 4}[epsilon]
+    assert {entry["size"] for entry in best.provenance["groups"]} >= {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "options"),
+    [
+        ("poisson", {}),
+        ("cyclic-poisson", {"bands": 2}),
+        ("fixed-order", {"strategy": "sqrt"}),
+        ("min-separation", {"strategy": "sqrt", "separation": 3}),
+    ],
+)
+def test_a_file_certifies_itself_and_no_more(tmp_path, sampling, options):
+    found = mfopt.factorize(**SIZE, sampling=sampling, **options)
+    path = found.save(tmp_path / "found.npz")
+    read = mfopt.load(path)
+    assert read.digest == found.digest and read.guarantee == found.guarantee and read.proved_here
+    shown = printed("show", path)
+    assert shown["certified"] and shown["proved_here"] and shown["sampling"]["kind"] == sampling
+    again = printed("certify", path)
+    assert (again["epsilon"], again["status"], again["failure_probability"]) == (
+        EPSILON,
+        found.guarantee.status,
+        0,
+    )
+    with pytest.raises(mfopt.FailureError, match="not certified"):
+        mfopt.certify(read, epsilon=EPSILON * 0.999)
+    tighter = mfopt.calibrate(read, epsilon=1.0)
+    account = mfopt.account(tighter, delta=DELTA)
+    assert tighter.noise_multiplier > found.noise_multiplier
+    assert account.epsilon == pytest.approx(1.0, abs=1e-3)
+    assert mfopt.certify(tighter).guarantee.epsilon == 1.0
+
+
+def test_batches_of_a_file_are_those_of_its_sampling():
+    poisson = mfopt.factorize(**SIZE, sampling="poisson")
+    sampler = poisson.sampler(100, seed=1)
+    direct = Poisson(1 / ITERS, N)
+    assert all(np.array_equal(sampler[t], direct.sample(t, 100, 1)) for t in range(N))
+    with pytest.raises(mfopt.UsageError, match="condition on participations"):
+        mfopt.factorize(**SIZE, sampling="min-separation", strategy="sqrt").sampler(100)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sampling": "poisson", "strategy": "blt"}, "strategy.*poisson.*identity"),
+        ({"sampling": "poisson", "strategy": "sqrt"}, "CyclicPoisson"),
+        ({"sampling": "cyclic-poisson", "strategy": "toeplitz"}, "strategy.*banded"),
+        ({"sampling": "cyclic-poisson", "bands": 5}, "bands.*at most 4"),
+        ({"sampling": "fixed-order", "strategy": "dense"}, "objective=rmse"),
+        ({"sampling": "min-separation", "strategy": "dense"}, "strategy.*min-separation"),
+        (
+            {"sampling": "min-separation", "strategy": "banded", "separation": 2, "bands": 3},
+            "bands.*at most 2",
+        ),
+        ({"sampling": "fixed-order", "separation": 2}, "separation.*fixed-order"),
+        ({"sampling": "b-min-sep", "max_participations": 2}, "max_participations"),
+        ({"sampling": "fixed-order", "memory": 2}, "memory.*fixed-order"),
+        ({"sampling": "fixed-order", "search": mfopt.optimize.Search(samples=64)}, "samples"),
+        ({"sampling": "fixed-order", "search": mfopt.optimize.Search(time_scale=True)}, "time_sc"),
+    ],
+)
+def test_what_has_no_account_or_no_effect_is_refused(options, said):
+    with pytest.raises(mfopt.UsageError, match=f"(?s){said}"):
+        mfopt.factorize(**SIZE, **options)
+
+
+def test_every_scheme_is_taken_by_the_door_for_objects():
+    for scheme in (CyclicPoisson(0.3, 2, 8), MinSeparation(9, 2, 3), Poisson(0.1, 7)):
+        found = mfopt.optimize.factorize(scheme, 2.0, 1e-5)
+        assert found.sampling == scheme and found.guarantee.status == "exact"
+
+
+def test_names_have_defaults_of_their_own():
+    assert named_scheme("min-separation", 3, 4) == MinSeparation(12, 4, 3)
+    assert named_scheme("fixed-order", 3, 4) == FixedOrder(4, 3)
+    assert Identity().kind != SquareRoot().kind != BandedSquareRoot(2).kind
