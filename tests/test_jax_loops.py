@@ -130,6 +130,25 @@ def test_sums_that_are_not_as_the_parameters_are_refused_and_use_no_noise(sums, 
     close(found, noises(PARAMS, 3, 1)[0])
 
 
+def test_noise_that_is_added_to_some_sums_only_is_refused():
+    transformation = optax.conditionally_transform(add_noise(make()), lambda step: step % 2 == 0)
+    state = transformation.init(PARAMS)
+    for update in (transformation.update, jax.jit(transformation.update)):
+        with pytest.raises(UsageError, match=r"inside conditionally_transform.*without noise"):
+            update(PARAMS, state)
+
+
+@pytest.mark.parametrize("key", [None, np.arange(8, dtype=np.uint32)], ids=["new", "own"])
+def test_noise_of_a_step_is_for_one_sum(key):
+    optimizer = add_noise(make(), key=key)
+    update, state = jax.jit(optimizer.update), optimizer.init(PARAMS)
+    first, after = update(PARAMS, state)
+    close(update(PARAMS, state)[0], first)
+    other = jax.tree.map(lambda leaf: leaf + 1, PARAMS)
+    assert all(np.isnan(leaf).all() for leaf in update(other, state)[0].values())
+    assert all(np.isfinite(leaf).all() for leaf in update(other, after)[0].values())
+
+
 def test_what_is_no_factorization_or_no_type_is_refused():
     with pytest.raises(UsageError, match=r"factorization = 'str'.*mfopt\.load"):
         from_factorization("factorization.npz", clip_norm=1.0)

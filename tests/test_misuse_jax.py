@@ -3,12 +3,14 @@
 import copy
 import dataclasses
 import pickle
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from processes import python
 from statements import stated
 
 from mfopt import noise
@@ -393,6 +395,124 @@ def a_state_twice_outside_of_jit():
     batch = loop.batches[0]
     for _ in range(2):
         RUN.mean(per_example(PARAMS, batch.units), batch, loop.state)
+
+
+class Counted(Loop):
+    """A run whose noise is not pinned, at a step with a batch, and gradients of other sums."""
+
+    def __init__(self):
+        self.state = RUN.init(PARAMS)
+        self.batches = RUN.batches(self.state)
+        self.state = next(self.until(self.batches))
+
+    def until(self, batches, state=None):
+        """The state before the first batch of two and more."""
+        state = self.state if state is None else state
+        for batch in batches:
+            if batch.mask.sum() > 1:
+                self.batch = batch
+                yield state
+            _, state = step(state, batch)
+
+    def again(self, state, scale=-1.0):
+        """The mean of the same batch by another state of the same step."""
+        mean, _ = step(self.state, self.batch)
+        assert np.isfinite(mean["w"]).all()
+        return [step(state, self.batch, scale)[0]]
+
+
+@nan
+def a_state_twice_in_a_compiled_step():
+    loop = Counted()
+    return loop.again(loop.state)
+
+
+@nan
+def a_copy_of_the_arrays_of_a_state():
+    loop = Counted()
+    return loop.again(jax.tree.map(jnp.copy, loop.state))
+
+
+@nan
+def a_state_twice_in_one_program():
+    loop = Counted()
+
+    @jax.jit
+    def both(state, batch):
+        return [step(state, batch, scale)[0] for scale in (1.0, -1.0)]
+
+    means = both(loop.state, loop.batch)
+    right = [np.isfinite(mean["w"]).all() for mean in means]
+    assert sum(right) == 1  # of the one that came first
+    return [means[right.index(False)]]
+
+
+@nan
+def copies_of_a_state_under_vmap():
+    loop = Counted()
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), loop.state)
+    models = jax.vmap(lambda state, scale: step(state, loop.batch, scale)[0])
+    means = models(states, jnp.array([1.0, -1.0]))
+    assert np.isfinite(means["w"][0]).all()
+    return [jax.tree.map(lambda leaf: leaf[1], means)]
+
+
+@refused("state = 'not mapped': is one for 2 sums under vmap")
+def models_under_vmap_with_one_state():
+    loop = Counted()
+    jax.vmap(lambda scale: step(loop.state, loop.batch, scale)[0])(jnp.array([1.0, -1.0]))
+
+
+@nan
+def a_run_from_an_older_file():
+    loop = Counted()
+    RUN.save("state.npz", loop.state)
+    return loop.again(RUN.load("state.npz", PARAMS))
+
+
+@refused("step 0.*was released already, with another sum")
+def an_older_state_outside_of_jit():
+    stream = noise.from_factorization(factorization(), clip_norm=CLIP)
+    state = stream.init(PARAMS)
+    noise.save_state("state.npz", stream, state)
+    stream.release(PARAMS, state)
+    stream.next(noise.load_state("state.npz", stream, PARAMS))
+
+
+def in_a_process_of_its_own(before="", after=""):
+    """Load state.npz in another process, which says what it makes of it."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import test_misuse_jax as t, jax
+{before}
+try:
+    state = t.RUN.load("state.npz", t.PARAMS)
+    batch = t.RUN.batches(state)[int(state.noise.step)]
+    print(jax.numpy.isfinite(t.step(state, batch, -1.0)[0]["w"]).all())
+except t.UsageError as error:
+    print(error)
+"""
+    return python("-c", code)
+
+
+def test_a_ledger_outlives_the_process():
+    loop = Counted()
+    RUN.save("state.npz", loop.state)
+    (ledger,) = Path("mfopt-keys").iterdir()
+    assert ledger.stat().st_mode & 0o777 == 0o600
+    assert "belongs to a run that is alive" in in_a_process_of_its_own()
+    step(loop.state, loop.batch)
+    taken = ledger.read_text()
+    assert len(taken.splitlines()) == loop.batch.step + 1
+    # as another process sees it once this one has ended
+    fresh = "from pathlib import Path; from mfopt.noise import ledger; import shutil, os\n"
+    fresh += f"p = Path({str(ledger)!r}); shutil.copy(p, 'copy'); os.replace('copy', p)"
+    assert in_a_process_of_its_own(fresh).endswith("False\n")
+    ledger.unlink()
+    assert "Copy that file from where the run was made" in in_a_process_of_its_own()
+    ledger.touch(mode=0o600)  # said to be the newest
+    assert in_a_process_of_its_own().endswith("True\n")
 
 
 @refused("belongs to another factorization")

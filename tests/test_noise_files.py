@@ -28,8 +28,15 @@ def make(strategy=None, n=6, **options):
 def advanced(stream, steps=2):
     state = stream.init(PARAMS)
     for _ in range(steps):
-        _, state = stream.next(state)
+        _, state = stream.release(PARAMS, state)
     return state
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Where ledgers are stored."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
 
 
 @pytest.mark.parametrize("buffer_dtype", [None, jnp.bfloat16])
@@ -38,10 +45,10 @@ def test_a_run_goes_on_from_a_file_with_the_same_noise(tmp_path, buffer_dtype):
     state = advanced(stream)
     path = tmp_path / "state.npz"
     save_state(path, stream, state)
-    expected, _ = stream.next(state)
+    expected, _ = stream.release(PARAMS, state)
     restored = load_state(path, make(buffer_dtype=buffer_dtype), PARAMS)
     assert int(restored.step) == 2 and not restored.pinned
-    noise, _ = stream.next(restored)
+    noise, _ = stream.release(PARAMS, restored)
     jax.tree.map(np.testing.assert_array_equal, noise, expected)
 
 
@@ -54,7 +61,7 @@ def test_only_the_owner_can_read_a_state_file(tmp_path):
     finally:
         os.umask(old)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [p.name for p in tmp_path.iterdir()] == ["state.npz"]
+    assert {p.name for p in tmp_path.iterdir()} == {"state.npz", "here"}
     with np.load(path, allow_pickle=False) as file:
         assert json.loads(str(file["header"]))["notice"].startswith("SECRET")
     path.chmod(0o640)
@@ -222,14 +229,18 @@ def test_flax_bytes_go_on_with_the_same_noise(inside):
     if inside == "optimizer":
         optimizer = optax.chain(add_noise(stream), optax.adam(0.1))
         whole = optimizer.init(PARAMS)
-        saved = serialization.to_bytes((state, *whole[1:]))
+        with owner_only():
+            saved = serialization.to_bytes((state, *whole[1:]))
         restored = serialization.from_bytes(optimizer.init(PARAMS), saved)[0]
     else:
-        saved = serialization.to_bytes(state)
+        with pytest.raises(UsageError, match=r"umask 0022.*owner_only"):
+            serialization.to_bytes(state)
+        with owner_only():
+            saved = serialization.to_bytes(state)
         restored = serialization.from_bytes(stream.init(PARAMS), saved)
     assert int(restored.step) == 2
-    expected, _ = stream.next(state)
-    jax.tree.map(np.testing.assert_array_equal, stream.next(restored)[0], expected)
+    expected, _ = stream.release(PARAMS, state)
+    jax.tree.map(np.testing.assert_array_equal, stream.release(PARAMS, restored)[0], expected)
     other = make(S.BLT(np.array([0.2, 0.1]), np.array([0.5, 0.9])), buffer_dtype=jnp.bfloat16)
     if inside == "alone":
         with pytest.raises(UsageError, match="another factorization"):
@@ -243,6 +254,10 @@ def test_orbax_goes_on_with_the_same_noise_and_for_its_owner_only(tmp_path):
     orbax = pytest.importorskip("orbax.checkpoint")
     stream = make(BLT)
     state = advanced(stream)
+    refused = pytest.raises(UsageError, match=r"umask 0022.*owner_only")
+    with orbax.StandardCheckpointer() as checkpointer, refused:
+        checkpointer.save(tmp_path / "open", {"run": state})
+    assert not list(tmp_path.glob("open*/**/d/*"))
     with owner_only(), orbax.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "noise", state)
         checkpointer.wait_until_finished()
@@ -250,8 +265,8 @@ def test_orbax_goes_on_with_the_same_noise_and_for_its_owner_only(tmp_path):
         assert path.stat().st_mode & 0o077 == 0, path
     with orbax.StandardCheckpointer() as checkpointer:
         restored = checkpointer.restore(tmp_path / "noise", stream.init(PARAMS))
-    expected, _ = stream.next(state)
-    jax.tree.map(np.testing.assert_array_equal, stream.next(restored)[0], expected)
+    expected, _ = stream.release(PARAMS, state)
+    jax.tree.map(np.testing.assert_array_equal, stream.release(PARAMS, restored)[0], expected)
     other = make(S.BLT(np.array([0.2, 0.1]), np.array([0.5, 0.9])))
     with orbax.StandardCheckpointer() as checkpointer:
         foreign = checkpointer.restore(tmp_path / "noise", other.init(PARAMS))

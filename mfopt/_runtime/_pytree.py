@@ -20,13 +20,18 @@ STATIC = {"static": True}  # metadata of a field that is part of the structure
 
 
 def pytree(cls: type[T]) -> type[T]:
-    """Register a dataclass: fields with :data:`STATIC` are structure, all others are children."""
+    """Register a dataclass: fields with :data:`STATIC` are structure, all others are children.
+
+    A method ``before_flatten`` is called whenever an object is taken apart, and may refuse it.
+    """
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     static = [f.name for f in fields if f.metadata.get("static")]
     children = [f.name for f in fields if not f.metadata.get("static")]
     keys = [jax.tree_util.GetAttrKey(name) for name in children]
+    before_flatten = getattr(cls, "before_flatten", lambda _: None)
 
     def flatten(made: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        before_flatten(made)
         return tuple(getattr(made, n) for n in children), tuple(getattr(made, n) for n in static)
 
     def flatten_with_keys(made: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

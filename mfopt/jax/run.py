@@ -20,7 +20,7 @@ from mfopt._runtime._pytree import pytree
 from mfopt.factorization import Factorization
 from mfopt.guarantee import statement
 from mfopt.jax.batches import Batches, StepBatch, tag_of
-from mfopt.noise import NoiseState
+from mfopt.noise import NoiseState, uses
 from mfopt.sampling import UnitSampler
 from mfopt.training.clipping import Clipping, sum_of_squares
 
@@ -73,8 +73,8 @@ class PrivateRun:
     Formal guarantee: ``run.guarantee(state)``, where a unit is one example, if each gradient is
     that of the unit in its slot alone, as it is in :meth:`gradient`. A batch that is not the next
     step's, whole and as it was drawn, raises, or gives NaN inside jit, and so does a step past the
-    last. A state that is used twice inside jit gives the same noise twice: as for
-    :class:`~mfopt.noise.NoiseStream`, that is not seen.
+    last, and the second use of a state, of a copy or of an older file for another sum
+    (:class:`~mfopt.noise.NoiseStream`).
 
     Args:
       factorization: C, σ and the sampling scheme.
@@ -328,8 +328,7 @@ def _key_of(state: PrivateState) -> np.ndarray:
     if isinstance(state.noise.key, jax.core.Tracer):
         rule = "batches are drawn outside of jit"
         raise _check.reject("state", "traced", rule, "Pass them in: batches(state).stacked().")
-    # of a copy: a view of memory that a step is to reuse would hide that the state was used
-    return np.asarray(jnp.array(state.noise.key, copy=True))
+    return uses.on_host(state.noise.key)
 
 
 def _refuse(right: Any, name: str, value: str, rule: str, way_out: str) -> None:

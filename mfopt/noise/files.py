@@ -21,6 +21,7 @@ import numpy as np
 from mfopt._runtime import _check, _files
 from mfopt._runtime._archive import MALFORMED, Archive
 from mfopt.mechanism import stream_digest
+from mfopt.noise import ledger
 from mfopt.noise._draws import KEY_WORDS
 from mfopt.noise.state import Layout, NoiseState, check_arrays
 from mfopt.noise.stream import NoiseStream
@@ -56,9 +57,8 @@ def save_state(
 ) -> None:
     """Write ``state`` to ``path``, readable by the owner only.
 
-    A run that resumes from a file repeats the same noise from that step on. If steps after
-    the file was written were released already, their data must be the same as before, or the
-    difference of the two outputs shows it.
+    The ledger of its key (:mod:`mfopt.noise.ledger`) is stored too, where that is not yet. A run
+    that resumes from a file may repeat steps that were released after it, for the same sums.
 
     Args:
       path: of the ``.npz``.
@@ -86,6 +86,7 @@ def save_state(
             "step": int(state.step),
             "parameters": names,
             "shapes": [list(shape) for shape in state.layout.shapes],
+            **({"ledger": str(ledger.store(arrays["key"]))} if state.counted else {}),
         },
         arrays,
         force=force,
@@ -111,9 +112,14 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -
         rule += f"{header.get('parameters')} of shapes {header.get('shapes')}"
         raise _check.reject("params", dict(zip(names, shapes, strict=True)), rule)
     check_saved(header, arrays, stream, layout.shapes)
-    stored = {i: arrays[n] for i in range(len(names)) if (n := f"buffer/{i}") in arrays}
-    buffers = stream.buffers_from_leaves(layout, stored)
-    return stream._state(layout, arrays["key"], header["step"], buffers, header["pinned"])
+    kept = {i: arrays[n] for i in range(len(names)) if (n := f"buffer/{i}") in arrays}
+    buffers = stream.buffers_from_leaves(layout, kept)
+    pinned = header["pinned"]
+    if not pinned:
+        stored = header.get("ledger")
+        ledger.resume(arrays["key"], stored, older=stored is None)
+    at = layout, arrays["key"], header["step"], buffers
+    return stream.state_of(*at, pinned=pinned, counted=not pinned)
 
 
 def leaf_names(layout: Layout) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from mfopt._runtime import _check, _extras
 from mfopt.noise.for_torch import STATE, SilentNoise, TorchNoise, refuse_narrow, split_state
-from mfopt.noise.sealed import KEY_FOLDER, KeyFile, SealedNoise
+from mfopt.noise.ledger import KEY_FOLDER
+from mfopt.noise.sealed import KeyFile, SealedNoise
 from mfopt.noise.stream import NoiseStream
 
 with _extras.required():

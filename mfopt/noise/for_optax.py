@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import optax
 
 from mfopt._runtime import _check
-from mfopt.noise import _keys
+from mfopt.noise import _keys, ledger, uses
 from mfopt.noise.state import NoiseState
 from mfopt.noise.stream import NoiseStream
+
+_SOMETIMES = {"conditionally_transform", "maybe_transform", "maybe_update"}
 
 
 def add_noise(
@@ -42,10 +45,17 @@ def add_noise(
                 way_out = "Make one add_noise for each, without a key or with keys of their own."
                 raise _check.reject("key", "(not shown)", rule, way_out)
             used = True
-        return state
+        if key is None:
+            return state
+        ledger.begin(_keys.given(key))
+        return dataclasses.replace(state, counted=True)
 
     def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         del params
+        if uses.called_by("optax", _SOMETIMES):
+            rule = "lets sums pass without noise where its condition is false"
+            way_out = "Put it around what comes after add_noise."
+            raise _check.reject("add_noise", "inside conditionally_transform", rule, way_out)
         return stream.release(updates, state)
 
     return optax.GradientTransformation(init, update)

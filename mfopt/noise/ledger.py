@@ -4,16 +4,74 @@ Beside the key that seals a run's states lies ``<handle>.ledger``, mode 0600, to
 adds a line: its number and a digest of the sum that its noise was added to. A run that resumes from
 an older state may repeat these steps, with the same sums; another sum with the same noise would
 show the data by the difference, and is refused. The file is locked as long as its run lives.
+
+A state of JAX is a value, and can be copied: it finds its ledger by a hash of its key.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
+import threading
 import weakref
 from pathlib import Path
 
+import numpy as np
+
 from mfopt._runtime import _check, _files
+
+KEY_FOLDER = "mfopt-keys"
+_by_handle: dict[str, Ledger] = {}  # of the keys of JAX states in this process
+LOCK = threading.RLock()  # the callbacks of a compiled program come from its threads
+
+
+def path_of(key: np.ndarray) -> Path:
+    """Where the ledger of a JAX state's key is stored: ``mfopt-keys/<hash of the key>.ledger``."""
+    digest = hashlib.sha256(b"mfopt ledger" + key.astype("<u4").tobytes()).hexdigest()
+    return Path(KEY_FOLDER).absolute() / f"{digest[:16]}.ledger"
+
+
+def begin(key: np.ndarray) -> Ledger:
+    """The ledger of a key in this process; a new one, in memory, where there is none."""
+    path = path_of(key)
+    with LOCK:
+        return resume(key) if path.is_file() else _by_handle.setdefault(path.stem, Ledger())
+
+
+def resume(key: np.ndarray, stored: str | None = None, *, older: bool = False) -> Ledger:
+    """The ledger of a key that this process has, or that it reads from the file of another one.
+
+    Args:
+      key: uint32 (8,).
+      stored: where it was when the state was written.
+      older: take a key without a ledger, of a version that wrote none, and begin one.
+
+    Raises:
+      UsageError: there is no file of it; and as :meth:`Ledger.resume`.
+    """
+    path = path_of(key)
+    with LOCK:
+        if path.stem in _by_handle:
+            return _by_handle[path.stem]
+        if stored is not None and Path(stored).is_file():
+            path = Path(stored)
+        if not older and not path.is_file():
+            rule = f"comes from a file, and {path} is not there, which says what was released"
+            way_out = "Copy that file from where the run was made; or, for a state that an older "
+            way_out += "version or other code wrote and that no run has continued, make it empty, "
+            way_out += "mode 0600."
+            raise _check.reject("state", f"ledger {path.stem}", rule, way_out)
+        ledger = Ledger()
+        ledger.resume(path)
+        return _by_handle.setdefault(path_of(key).stem, ledger)
+
+
+def store(key: np.ndarray) -> Path:
+    """Where the ledger of a key is, which is stored from now on."""
+    with LOCK:
+        kept = begin(key)
+        return kept.store(path_of(key))
 
 
 class Ledger:
@@ -24,12 +82,14 @@ class Ledger:
         self._path: Path | None = None
         self._descriptor = -1  # of the file, once there is one
 
-    def store(self, path: Path) -> None:
-        """Begin the file of a key that is stored from now on; nothing where it has one."""
+    def store(self, path: Path) -> Path:
+        """The file of a key that is stored from now on: at ``path`` unless it has one."""
         if self._path is None:
             self._open(path)
             lines = (f"{step} {digest}\n" for step, digest in self._digests.items())
             os.write(self._descriptor, "".join(lines).encode())
+        assert self._path is not None
+        return self._path
 
     def resume(self, path: Path) -> None:
         """Continue the ledger of a stored key.
@@ -49,6 +109,7 @@ class Ledger:
 
     def _open(self, path: Path) -> None:
         """Make the file, for its owner only, or open it, and lock it while this object lives."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             _files.require_secret("ledger", path, "It says what the run released")

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from mfopt._runtime import _check, _files
+from mfopt.noise.ledger import KEY_FOLDER
 
-KEY_FOLDER = "mfopt-keys"
 _FORMAT = "mfopt checkpoint key 1"
 _NOTICE = (
     "SECRET. Whoever reads this file and a checkpoint of the run can remove its noise. "

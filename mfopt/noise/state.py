@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import sys
 from typing import Any
 
@@ -13,6 +14,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mfopt._runtime import _check
 from mfopt._runtime._pytree import STATIC, pytree
+from mfopt.noise import ledger, uses
+
+_ORBAX = "orbax.checkpoint", {"save", "save_pytree", "save_pytree_async"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +102,7 @@ class NoiseState:
       digest: of the factorization (static).
       settings: what else must agree (static).
       pinned: whether the seed was pinned: such noise is reproducible and protects nothing (static).
+      counted: whether a ledger notes the steps of its key (static): not where the caller gave it.
     """
 
     key: Any
@@ -108,9 +113,28 @@ class NoiseState:
     digest: str = dataclasses.field(metadata=STATIC)
     settings: str = dataclasses.field(metadata=STATIC)
     pinned: bool = dataclasses.field(metadata=STATIC)
+    counted: bool = dataclasses.field(metadata=STATIC)
 
     def __post_init__(self) -> None:
         _register_with_flax()
+
+    def before_flatten(self) -> None:
+        """Refuse that Orbax writes this for others than its owner, and store the ledger."""
+        if "orbax.checkpoint" in sys.modules and self.counted and uses.called_by(*_ORBAX):
+            self._note_save()
+
+    def _note_save(self) -> None:
+        key = self.key  # no array where JAX takes a tree of other things apart
+        known = isinstance(key, jax.Array | np.ndarray) and not isinstance(key, jax.core.Tracer)
+        if not (known and self.counted):
+            return
+        mask = os.umask(0o077)
+        os.umask(mask)
+        if mask & 0o077 != 0o077:
+            rule = "holds the key of the noise, and its file would be for others to read"
+            way_out = "Write it inside `with mfopt.noise.owner_only():`."
+            raise _check.reject("state", f"written with umask {mask:04o}", rule, way_out)
+        ledger.store(uses.on_host(key))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise no_copy(self)
@@ -157,13 +181,16 @@ def _register_with_flax() -> None:
     flax = None if _known_to_flax else sys.modules.get("flax.serialization")
     if flax is None or not hasattr(flax, "register_serialization_state"):
         return
-    flax.register_serialization_state(
-        NoiseState, lambda state: {**parts_of(state), "pinned": state.pinned}, _from_flax
-    )
+    flax.register_serialization_state(NoiseState, _to_flax, _from_flax)
     _known_to_flax = True
 
 
 _known_to_flax = False
+
+
+def _to_flax(state: NoiseState) -> dict[str, Any]:
+    state._note_save()
+    return {**parts_of(state), "pinned": state.pinned}
 
 
 def _from_flax(target: NoiseState, found: dict[str, Any]) -> NoiseState:

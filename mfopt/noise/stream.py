@@ -16,7 +16,7 @@ from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
 from mfopt.guarantee import statement
 from mfopt.mechanism import release_digest
-from mfopt.noise import _draws, _kernels, _keys, secure
+from mfopt.noise import _draws, _kernels, _keys, ledger, secure, uses
 from mfopt.noise.choice import Past, choose
 from mfopt.noise.packing import LeafGroup, Packing, SingleLeaf, grouped
 from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark, parts_of
@@ -60,11 +60,10 @@ class NoiseStream:
     the parameters are laid out by a ``NamedSharding``, so are the buffers; each device then makes
     its own part without communication, and the numbers are the same for every layout.
 
-    **No silent reuse.** Outside of jit, a step past ``iterations`` raises
-    :class:`NoiseExhaustedError`, and a state can be used once: ``next`` consumes it. Inside jit a
-    step past ``iterations`` gives NaN only, in the noise and in all later states. What this
-    cannot see: a state that is copied, or used twice inside jit, gives the same noise twice, and
-    the difference of the two outputs shows the data.
+    **No silent reuse.** A step past ``iterations`` raises :class:`NoiseExhaustedError`, and so does
+    (:class:`UsageError`) the second use of a state, or of a copy, for another sum; inside jit both
+    give NaN, and the reason is logged (logger ``mfopt``). For that every step asks the host for
+    the ledger of its key (:mod:`mfopt.noise.ledger`). Who gives a ``key`` keeps count without it.
 
     Formal guarantee: with z ~ N(0, I), the noise of steps 0..n-1 is
     N(0, (noise_multiplier · clip_norm)² (CᵀC)⁻¹), independent across parameters, up to the
@@ -238,11 +237,31 @@ class NoiseStream:
         if self.secure:
             self.secure_cost(layout.size)
         buffers = tuple(map(self._zeros, grouped(layout.shapes, layout.shardings)))
-        return self._state(layout, words, 0, buffers, seed is not None)
+        counted = seed is None and key is None
+        if counted:
+            ledger.begin(words)
+        return self.state_of(layout, words, 0, buffers, pinned=seed is not None, counted=counted)
 
-    def _state(
-        self, layout: Layout, key: np.ndarray, step: int, buffers: tuple[Any, ...], pinned: bool
+    def state_of(
+        self,
+        layout: Layout,
+        key: np.ndarray,
+        step: int,
+        buffers: tuple[Any, ...],
+        *,
+        pinned: bool,
+        counted: bool,
     ) -> NoiseState:
+        """The state with these contents; for what makes states and reads them from files.
+
+        Args:
+          layout: of the parameters.
+          key: uint32 (8,).
+          step: steps done.
+          buffers: as packed by :meth:`buffers_from_leaves`.
+          pinned: whether the key follows from a seed.
+          counted: whether its ledger is asked at each step.
+        """
         return NoiseState(
             key=_on_devices_of(layout, key),
             step=np.asarray(step, np.int32),
@@ -252,6 +271,7 @@ class NoiseStream:
             digest=self.digest,
             settings=self.settings,
             pinned=pinned,
+            counted=counted,
         )
 
     @pinned
@@ -268,7 +288,7 @@ class NoiseStream:
             way_out = "Use release(sums, state), which rounds them and adds it."
             raise _check.reject("stream", "secure", rule, way_out)
         self.check_state(state)
-        return self._step(state, None)
+        return self._step(state, None, np.zeros(uses.WORDS, np.uint32))
 
     @pinned
     def release(self, sums: Any, state: NoiseState) -> tuple[Any, NoiseState]:
@@ -289,10 +309,11 @@ class NoiseStream:
         leaves = self.leaves_like(state, sums)  # before a draw is used up
         if narrow := [str(t) for x in leaves if (t := jnp.result_type(x)).itemsize < 4]:
             raise _check.reject("sums", narrow[0], TOO_NARROW, "Add up g.astype(jnp.float32).")
+        digest = uses.fingerprint(leaves) if state.counted else None
         if not self.secure:
-            noise, state = self._step(state, None)
+            noise, state = self._step(state, None, digest)
             return jax.tree.map(_added, sums, noise), state
-        made, state = self._step(state, tuple(leaves))
+        made, state = self._step(state, tuple(leaves), digest)
         return jax.tree.map(lambda s, m: m.astype(jnp.result_type(s)), sums, made), state
 
     @staticmethod
@@ -320,14 +341,19 @@ class NoiseStream:
             raise _check.reject(name, "of whole numbers", "must be of a floating-point type")
         return leaves
 
-    def _step(self, state: NoiseState, sums: Any) -> tuple[Any, NoiseState]:
-        """One step inside or outside of jit: noise, or noised sums; of a state that was checked."""
+    def _step(self, state: NoiseState, sums: Any, digest: Any) -> tuple[Any, NoiseState]:
+        """One step inside or outside of jit: noise, or noised sums; of a state that was checked.
+
+        ``digest``: of the sums that the noise is for, or zeros (:mod:`mfopt.noise.uses`).
+        """
         if isinstance(state.step, jax.core.Tracer):
             traced = state.step
             # past the end, and with the buffers of another stream, all is NaN once and for all
             own = mark(state.layout, self.digest, self.settings)
             mine = jnp.all(jnp.asarray(state.mark) == own)
             valid = mine & (traced >= 0) & (traced < self.iterations)
+            if state.counted:
+                valid &= uses.permitted(state.key, traced, digest)
             noise, key, buffers = self._advance(**self._inputs(state, traced, valid, sums))
             return noise, dataclasses.replace(state, step=traced + 1, key=key, buffers=buffers)
         if _keys.tracing():
@@ -338,6 +364,8 @@ class NoiseStream:
         step = int(state.step)
         if step >= self.iterations:
             raise NoiseExhaustedError.after(self.iterations)
+        if state.counted:
+            uses.record(uses.on_host(state.key), step, np.asarray(digest))
         inputs = self._inputs(state, np.int32(step), np.bool_(True), sums)
         noise, key, buffers = self._advance_jitted(**inputs)
         after = np.asarray(step + 1, np.int32)

@@ -9,7 +9,7 @@ import torch
 
 from mfopt._runtime import _check, _extras
 from mfopt.factorization import Factorization
-from mfopt.noise.sealed import KEY_FOLDER
+from mfopt.noise.ledger import KEY_FOLDER
 from mfopt.torch.run import PrivateRun
 
 with _extras.required():

@@ -13,7 +13,7 @@ import torch
 from mfopt._runtime import _check, _extras
 from mfopt.factorization import Factorization
 from mfopt.noise import for_opacus
-from mfopt.noise.sealed import KEY_FOLDER
+from mfopt.noise.ledger import KEY_FOLDER
 from mfopt.torch import checks, probe
 from mfopt.torch.loader import dataset_of
 from mfopt.torch.run import PrivateRun, refuse_private

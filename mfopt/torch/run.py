@@ -24,8 +24,8 @@ from mfopt.noise.for_torch import (
     refuse_narrow,
     split_state,
 )
-from mfopt.noise.ledger import Ledger
-from mfopt.noise.sealed import KEY_FOLDER, KeyFile
+from mfopt.noise.ledger import KEY_FOLDER, Ledger
+from mfopt.noise.sealed import KeyFile
 from mfopt.noise.state import no_copy
 from mfopt.sampling import UnitSampler
 from mfopt.torch import checks, clipping, loader, probe
