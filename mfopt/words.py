@@ -5,6 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+# what each status of a guarantee means
+STATUS = {
+    "exact": "computed up to a rounding, always towards a larger ε",
+    "certified": "proven, except with the failure probability below over the random numbers of the "
+    "proof itself, which is included in δ",
+    "bound": "proven with certainty; the true loss may be smaller",
+    "estimate": "an estimate: it proves NOTHING. Run `mfopt certify` before training",
+}
+
 
 def round_up(value: float, digits: int = 5) -> str:
     """``value`` with ``digits`` significant digits, rounded away from zero: for σ, ε, δ.

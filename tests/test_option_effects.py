@@ -58,6 +58,7 @@ BASE = {
     "plot": ["sqrt.npz"],
     "report": ["sqrt.npz"],
     "show": ["sqrt.npz"],
+    "statement": ["sqrt.npz"],
     "train": [
         "--sampling=balls-in-bins:bins=4,epochs=2",
         *("--eps=8", "--delta=1e-4", "--algorithm=fedavg", "--show-config"),
@@ -152,6 +153,8 @@ WITH = {
     ("data build", "--tokenizer"): ["!--vocab-size"],
     ("data build", "--end-of-text"): ["!--vocab-size", "--tokenizer=store"],
     ("data build", "--records"): ["--data=folder", "--public=folder", "--format=folder"],
+    ("statement", "--out"): ["--format=html"],
+    ("statement", "--force"): ["--format=html", "--out=taken.html"],
     ("data stats", "--plot"): ["--json"],
     ("data stats", "--force"): ["--plot=taken.png"],
     ("optimize", "--reassign-every"): ["--sampling=fresh-bins"],

@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "noise": "Memory and time per step of a file's noise on this machine.",
     "plot": "Coefficients, error per step and optimization history of a file.",
     "report": "One HTML page about a file: guarantee, sampling, error, cost, alternatives.",
+    "statement": "One page in plain words about a file or a run, for a privacy officer.",
     "cache": "Folders that mfopt keeps on this machine, and clearing them.",
     "compare": "σ, RMSE and memory of every mechanism side by side.",
     "account": "(ε, δ) from σ, or σ from (ε, δ), for every mechanism with an accountant.",

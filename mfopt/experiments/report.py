@@ -24,14 +24,6 @@ from mfopt.noise.choice import choose
 from mfopt.sampling import Poisson
 from mfopt.strategies import Identity
 
-_STATUS = {
-    "exact": "exact up to a discretization that is rounded to the private side",
-    "certified": "proven, except with the failure probability below over the accountant's own "
-    "random numbers, which is included in δ",
-    "bound": "proven with certainty; the true loss may be smaller",
-    "estimate": "an estimate: it proves NOTHING. Run `mfopt certify` before training",
-}
-
 
 class Alternative(NamedTuple):
     """Another mechanism at the same (ε, δ); its RMSE is in clip norms, its memory in buffers."""
@@ -128,7 +120,7 @@ def _guarantee(factorization: Factorization) -> str:
         [
             ("ε, δ", f"{words.round_up(stated.epsilon, 6)}, {words.delta(stated.delta)}"),
             ("for", protected),
-            ("status", f"{stated.status}: {_STATUS[stated.status]}"),
+            ("status", f"{stated.status}: {words.STATUS[stated.status]}"),
             ("method", stated.method),
             ("failure probability", f"{stated.failure_probability:.2g}"),
             ("proved on this machine", proof),

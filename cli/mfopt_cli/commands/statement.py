@@ -1,0 +1,69 @@
+"""mfopt statement: one page about a guarantee, in plain words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mfopt._runtime import _check
+from mfopt_cli import display, options
+from mfopt_cli.options import COUNT, option
+
+_SUFFIXES = {"markdown": (".md", ".txt"), "html": (".html", ".htm")}
+
+
+@options.command("statement")
+@click.argument("path", metavar="FILE|RUN", type=options.PATH)
+@option(
+    "--format",
+    ("markdown", "html"),
+    "Form of the page.",
+    "form",
+)
+@option("--units", COUNT, "Number of units in the data, N: δ must be far below 1/N.")
+@options.out("File for the page [default: standard output].")
+@options.force_of("out")
+@options.json_flag
+def command(asked: Any) -> None:
+    """Write a privacy statement for a reader who knows no differential privacy.
+
+    FILE is a factorization file or a privacy report, RUN the folder of a training run. The page
+    says whom the guarantee protects, what an attacker can do at most, who proved it, what is
+    trusted and what is not covered.
+
+    \b
+    Example:
+      mfopt statement mfopt-blt-16x128-eps2.npz --units 60000 --format html --out statement.html
+    """
+    from mfopt._runtime import _files
+
+    if asked.out is not None:
+        suffixes = _SUFFIXES[asked.form]
+        _files.check_output(asked.out, force=asked.force, name="out", suffixes=suffixes)
+    statement = _statement(asked.path, asked.units)
+    page = statement.html() if asked.form == "html" else statement.markdown()
+    if asked.out is not None:
+        _files.write(asked.out, page, force=asked.force)
+    if asked.as_json:
+        path = None if asked.out is None else str(asked.out)
+        display.json_object({**statement.describe(), "page": page, "path": path})
+    elif asked.out is None:
+        display.print_text(page.rstrip("\n"))
+    else:
+        display.print_text(f"saved {asked.out}")
+
+
+def _statement(path: Path, units: int | None) -> Any:
+    """The statement about a file or the folder of a run."""
+    from mfopt.experiments import statement
+    from mfopt.factorization import load
+
+    if path.is_dir():
+        path = _check.file("path", path / "privacy-report.json")
+    if path.suffix == ".json":
+        from mfopt.training import verification
+
+        return statement.of_report(verification.read(path), units)
+    return statement.of_factorization(load(path), units)

@@ -1,0 +1,311 @@
+"""Privacy statement: one page about a guarantee for a reader who knows no differential privacy.
+
+Every number is a field of the guarantee, or follows from it by :mod:`mfopt.accounting.tradeoff`;
+bounds are rounded up. Where nothing is promised the page says so first and states no bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mfopt import words
+from mfopt._runtime import _check
+from mfopt._runtime._page import section, text, whole
+from mfopt._version import __version__
+from mfopt.accounting.tradeoff import Tradeoff
+from mfopt.factorization import Factorization
+from mfopt.guarantee import Guarantee, questionable_delta
+from mfopt.sampling import from_description
+
+FALSE_POSITIVE_RATES = (1e-4, 1e-3, 1e-2, 0.1)
+_ATTACKER = "What an attacker can do at most"
+_NEIGHBOURS = {
+    "add-remove": "the second one lacks the data of one {unit}",
+    "zero-out": "in the second one, what one {unit} contributes is replaced by zeros: whether the "
+    "{unit} took part at all is not protected",
+    "replace": "in the second one, the data of one {unit} is replaced by any other data",
+}
+_TRUSTED = (
+    "**The program.** Training executes what is described here, by unchanged code.",
+    "**Clipping.** Before noise is added, what each {sampled} contributes is scaled down to a "
+    "fixed size, the clip norm. Clipping a whole batch instead voids the statement.",
+    "**Sampling.** Each step uses a part of the data that is drawn in exactly this way: "
+    "{sampling}. Shuffled batches are another way, and not covered.",
+    "**Keys.** The random keys of noise and sampling stay secret. Who knows them can subtract the "
+    "noise.",
+    "**The data.** One {unit} holds all that a person contributed. A person with several is "
+    "protected less than stated.",
+    "**Arithmetic.** The proof is about exact numbers, and a computer rounds. {rounding}",
+)
+_NOT_COVERED = (
+    "What the model teaches about people in general: it would do so without any one {unit}, too.",
+    "Other releases from the same data (other models, statistics, reports): the losses add up.",
+    "Choices made by looking at the private data: settings, when to stop, which model to publish.",
+    "The data itself, logs and checkpoints: who can read them needs no attack.",
+    "How long the computation took.",
+)
+
+# a paragraph, or the items of a list
+Part = str | tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """One page.
+
+    Attributes:
+      title: heading of the page.
+      holds: whether anything is promised.
+      sections: heading -> paragraphs and lists, with ``**`` and backquotes as the only markup.
+      rates: (false positive rate, largest true positive rate) of any attacker; empty where nothing
+        is promised.
+      facts: numbers of the page, JSON-able.
+    """
+
+    title: str
+    holds: bool
+    sections: dict[str, tuple[Part, ...]]
+    rates: tuple[tuple[float, float], ...]
+    facts: dict[str, Any]
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description: the numbers of the page."""
+        return self.facts | {"holds": self.holds, "title": self.title}
+
+    def markdown(self) -> str:
+        """The page as Markdown."""
+        blocks = [f"# {self.title}"]
+        for heading, parts in self.sections.items():
+            blocks.append(f"## {heading}")
+            for part in parts:
+                blocks.append(part if isinstance(part, str) else _lines("* {}", part))
+            if heading == _ATTACKER and self.rates:
+                names, *rows = self._table()
+                cells = [names, ("---", "---"), *rows]
+                blocks.append("\n".join(f"| {' | '.join(row)} |" for row in cells))
+        return "\n\n".join(blocks) + "\n"
+
+    def html(self) -> str:
+        """The page as HTML, whole in itself."""
+        sections = []
+        for heading, parts in self.sections.items():
+            body = "".join(
+                f"<p>{_marked(part)}</p>"
+                if isinstance(part, str)
+                else f"<ul>{''.join(f'<li>{_marked(item)}</li>' for item in part)}</ul>"
+                for part in parts
+            )
+            if heading == _ATTACKER and self.rates:
+                rows = "".join(
+                    f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>"
+                    for row in self._table()
+                )
+                body += f"<table>{rows}</table>"
+            sections.append(section(heading, body))
+        return whole(self.title, sections)
+
+    def _table(self) -> list[tuple[str, str]]:
+        """Rows of the attacker's rates, names first."""
+        bounds = [(_percent(alpha), f"at most {_percent(rate)}") for alpha, rate in self.rates]
+        return [("wrongly named", "rightly named"), *bounds]
+
+
+def of_factorization(factorization: Factorization, units: int | None = None) -> Statement:
+    """Statement about a file: what a run of it protects.
+
+    Args:
+      factorization: C, σ, sampling and guarantee.
+      units: number of units in the data, to hold δ against; None where it is not known.
+    """
+    proof = "This machine did not prove it: `mfopt certify` does, for the file."
+    if factorization.proved_here:
+        proof = "The proof ran on this machine."
+    steps = (
+        f"The statement is about a run of at most {factorization.iterations:,} steps. A file does "
+        "not tell whether one took place."
+    )
+    return _statement(
+        factorization.guarantee,
+        factorization.sampling.words(),
+        units,
+        proof=proof,
+        executed=steps,
+        facts={"digest": factorization.digest, "proved_here": factorization.proved_here},
+    )
+
+
+def of_report(report: dict[str, Any], units: int | None = None) -> Statement:
+    """Statement about a run of the trainer.
+
+    Args:
+      report: privacy report, as :func:`mfopt.training.verification.read` gives it. Its numbers are
+        not computed again here.
+      units: number of protected units; by default the number of sampled units in the report.
+
+    Raises:
+      UsageError: a field is missing or of another type.
+    """
+    try:
+        guarantee = Guarantee.from_description(report["guarantee"])
+        sampled = _check.word("unit", report["units"]["unit"])
+        population = _check.integer("population", report["sampling"]["population"])
+        clip_norm = _check.positive("clip_norm", report["clipping"]["clip_norm"])
+        done = _check.integer("steps_done", report["steps_done"], at_least=0)
+        covered = _check.integer("iterations_covered", report["iterations_covered"])
+        sampling = from_description(report["sampling"]["scheme"]).words()
+        executed = (
+            f"{done:,} steps of the {covered:,} that the statement covers.",
+            f"{population:,} units in the data, sampled one {sampled} at a time.",
+            f"Clip norm {clip_norm:g}; noise multiplier "
+            f"{words.round_up(guarantee.noise_multiplier, 6)}.",
+            *(f"Warning: {_check.printable(str(warning))}." for warning in report["warnings"]),
+        )
+        facts = {"digest": str(report["mechanism_digest"]), "steps_done": done}
+        pinned, signed = report["pinned"] is not False, "signature" in report
+    except (KeyError, TypeError, AttributeError) as problem:
+        rule = f"is not whole ({type(problem).__name__}: {problem})"
+        raise _check.reject("report", "", rule, "Give one that `mfopt train` wrote.") from None
+    proof = (
+        f"This is what the run's own report says; it is {'signed' if signed else 'not signed'}. "
+        "`mfopt verify` computes its numbers again. That the run executed what it says is the word "
+        "of whoever ran it."
+    )
+    return _statement(
+        guarantee,
+        sampling,
+        population if units is None else units,
+        proof=proof,
+        executed=executed,
+        facts=facts,
+        sampled=sampled,
+        pinned=pinned,
+    )
+
+
+def _statement(
+    guarantee: Guarantee,
+    sampling: str,
+    units: int | None,
+    *,
+    proof: str,
+    executed: Part,
+    facts: dict[str, Any],
+    sampled: str = "",
+    pinned: bool = False,
+) -> Statement:
+    unit, group = guarantee.privacy_unit, guarantee.group_size
+    protected = unit if group == 1 else f"group of up to {group} {unit}s"
+    refusal = ""
+    if pinned:
+        refusal = "The random numbers of the run were chosen beforehand (a pinned seed). Who knows "
+        refusal += "them can subtract the noise."
+    elif guarantee.status == "estimate":
+        refusal = "The numbers are an estimate, and an estimate proves nothing."
+    elif not math.isfinite(guarantee.epsilon) or guarantee.delta >= 1:
+        refusal = "An infinite ε, or a δ of 1, allows everything."
+    rates: tuple[tuple[float, float], ...] = ()
+    attacker: tuple[Part, ...] = (f"Anything. {refusal}",)
+    if not refusal:
+        curve = Tradeoff([guarantee])
+        largest = curve.true_positive_rate(FALSE_POSITIVE_RATES).tolist()
+        rates = tuple(zip(FALSE_POSITIVE_RATES, largest, strict=True))
+        attacker = _attacker(protected, curve.advantage)
+    if units is not None:
+        units = _check.integer("units", units)
+    doubt = questionable_delta(guarantee.delta, units)
+    rounding = "A specialized attack could use that; it is not counted here."
+    if "epsilon_before_grid" in guarantee.details:
+        rounding = "Noise was drawn on a grid to close this; ε and δ include what that costs."
+    names = {
+        "unit": protected,
+        "sampled": sampled or unit,
+        "sampling": sampling,
+        "rounding": rounding,
+    }
+    failure = f"Failure probability of the proof: {guarantee.failure_probability:.2g}."
+    sections: dict[str, tuple[Part, ...]] = {
+        "In short": (
+            _in_short(protected, refusal, rates),
+            *((f"**Warning:** {doubt}.",) if doubt else ()),
+        ),
+        "Whom it protects": (
+            f"One {protected}. Two data sets are compared: the real one, and a neighbour; "
+            f"{_NEIGHBOURS[guarantee.adjacency].format(unit=protected)} "
+            f"({guarantee.adjacency} adjacency). The promise is that what is released looks "
+            "almost the same for both, so that it tells little about which is the real one.",
+        ),
+        "How strong it is": _strength(guarantee, unit, units),
+        _ATTACKER: attacker,
+        "What was proved, and by whom": (
+            f"{guarantee.status}: {words.STATUS[guarantee.status]}. Method: {guarantee.method}. "
+            f"{failure} {proof}",
+        ),
+        "What was executed": (executed,),
+        "What is trusted": (tuple(item.format(**names) for item in _TRUSTED),),
+        "What is not covered": (tuple(item.format(**names) for item in _NOT_COVERED),),
+        "Record": (f"Mechanism {facts['digest']}. Written by mfopt {__version__}.",),
+    }
+    title = "No privacy is promised" if refusal else f"Privacy statement for one {protected}"
+    numbers = guarantee.describe() | {
+        "units": units,
+        "warning": doubt or None,
+        "false_positive_rates": [alpha for alpha, _ in rates],
+        "true_positive_rates": [rate for _, rate in rates],
+    }
+    return Statement(title, not refusal, sections, rates, numbers | facts)
+
+
+def _in_short(protected: str, refusal: str, rates: Sequence[tuple[float, float]]) -> str:
+    if refusal:
+        return f"**Nothing is promised.** {refusal} Numbers below are no protection."
+    alpha, rate = rates[2]
+    sentence = (
+        f"What is released limits what anybody can learn about any one {protected}. An attacker "
+        f"who wrongly names {_percent(alpha)} of those whose data was not used rightly names at "
+        f"most {_percent(rate)} of those whose data was. Guessing names {_percent(alpha)}."
+    )
+    return sentence if rate < 0.5 else f"{sentence} **That is a weak promise.**"
+
+
+def _strength(guarantee: Guarantee, unit: str, units: int | None) -> tuple[Part, ...]:
+    epsilon, delta = guarantee.epsilon, guarantee.delta
+    factor = math.exp(epsilon) if epsilon < 700 else math.inf
+    published = "" if units is None else f" With {units:,} of them that is {delta * units:.2g}."
+    return (
+        (
+            f"ε = {words.round_up(epsilon, 6)}: whatever is released is at most "
+            f"{words.round_up(factor, 3)} times (e to the power ε) as likely with one of the two "
+            "data sets as with the other. 0 would be perfect; the smaller, the stronger.",
+            f"δ = {words.delta(delta)}: a probability that is allowed on top. A program that "
+            "publishes the data of everybody with this probability is within it, and so is one "
+            f"that publishes each {unit} with this probability, on average δ times their number."
+            f"{published} It must be far below 1.",
+        ),
+    )
+
+
+def _attacker(protected: str, advantage: float) -> tuple[Part, ...]:
+    return (
+        "An attacker sees everything that is released, knows all settings and the data of "
+        f"everybody else, and decides whether the data of one {protected} was used. No attack, "
+        "however clever, is better than the table; real ones are worse. By guessing, both columns "
+        "are equal. Where used and not used are equally likely beforehand, the attacker is right "
+        f"at most {_percent((1 + advantage) / 2)} of the time.",
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{words.round_up(100 * share, 3)}%"
+
+
+def _lines(form: str, items: Sequence[str]) -> str:
+    return "\n".join(form.format(item) for item in items)
+
+
+def _marked(paragraph: str) -> str:
+    """HTML of a paragraph."""
+    return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", text(paragraph))

@@ -1,0 +1,121 @@
+"""Privacy statements: their numbers are the guarantee's, and what promises nothing says so."""
+
+import dataclasses
+import json
+import math
+import re
+
+import pytest
+from commands import failure, printed
+from mfopt_cli.main import main
+from test_report import Page, made
+from test_train_run import data  # noqa: F401 (fixture)
+from test_verify_report import report_of
+
+import mfopt
+from mfopt import words
+from mfopt.errors import UsageError
+from mfopt.experiments import statement
+from mfopt.guarantee import Guarantee
+from mfopt.strategies import Identity
+from mfopt.workloads import PrefixSums
+
+
+def guaranteed(**changes):
+    """A file's statement; ``changes`` are those of its guarantee."""
+    found = made()
+    stated = dataclasses.replace(found.guarantee, **changes)
+    return dataclasses.replace(found, guarantee=stated)
+
+
+def test_every_number_is_the_guarantees():
+    for epsilon, delta in ((0.5, 1e-6), (2.0000001, 1.00000001e-5), (8.0, 1e-9)):
+        found = guaranteed(epsilon=epsilon, delta=delta)
+        page = statement.of_factorization(found, units=1000)
+        text, facts = page.markdown(), page.describe()
+        assert page.holds and facts["holds"]
+        assert (facts["epsilon"], facts["delta"]) == (epsilon, delta)
+        said = re.search(r"ε = ([\d.]+): .* at most ([\d.e+]+) times", text)
+        assert float(said[1]) >= epsilon and float(said[2]) >= math.exp(epsilon)
+        assert f"δ = {words.delta(delta)}" in text and facts["digest"] in text
+        for alpha, rate in page.rates:
+            allowed = min(
+                delta + math.exp(epsilon) * alpha,
+                1 - math.exp(-epsilon) * (1 - delta - alpha),
+            )
+            assert allowed <= rate <= allowed * (1 + 1e-9)
+            row = re.search(rf"^\| {100 * alpha:g}% \| at most ([\d.]+)% \|$", text, re.M)
+            assert float(row[1]) >= 100 * rate  # rounded up
+        assert "Warning" not in text and "**Nothing is promised.**" not in text
+
+
+def test_a_weak_delta_and_a_weak_epsilon_are_named():
+    weak = statement.of_factorization(guaranteed(), units=100_000)
+    assert "**Warning:**" in weak.markdown() and "not below 1/N" in weak.describe()["warning"]
+    assert statement.of_factorization(guaranteed(), units=99_000).describe()["warning"] is None
+    assert "weak promise" in statement.of_factorization(guaranteed(epsilon=8.0)).markdown()
+    assert "weak promise" not in statement.of_factorization(guaranteed()).markdown()
+    with pytest.raises(UsageError, match="units"):
+        statement.of_factorization(guaranteed(), units=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"status": "estimate"}, "proves nothing"), ({"delta": 1.0}, "allows everything")],
+)
+def test_what_proves_nothing_promises_nothing(changes, said):
+    page = statement.of_factorization(guaranteed(**changes))
+    text = page.markdown()
+    assert not page.holds and page.rates == () and page.title == "No privacy is promised"
+    assert "**Nothing is promised.**" in text and said in text and "rightly named" not in text
+
+
+def test_units_and_neighbours_are_in_words():
+    page = statement.of_factorization(guaranteed(privacy_unit="user", group_size=3)).markdown()
+    assert "group of up to 3 users" in page and "lacks the data" in page
+    zero = statement.of_factorization(guaranteed(adjacency="add-remove")).markdown()
+    assert "took part at all is not protected" not in zero
+    scheme = mfopt.sampling.FixedOrder(4, 2)
+    stated = Guarantee(1.0, 1e-5, 3.0, adjacency="zero-out", method="none", status="exact")
+    order = mfopt.Factorization(Identity(), 3.0, scheme, PrefixSums(), stated)
+    assert "took part at all is not protected" in statement.of_factorization(order).markdown()
+
+
+def test_the_page_is_whole_and_escapes():
+    page = statement.of_factorization(guaranteed(method="a <method>"))
+    html = Page(page.html())
+    assert html.open == [] and html.addresses == []
+    assert "a <method>" in html.text and "<method>" not in page.html()
+    assert "**" not in html.text and "rightly named" in html.text
+
+
+def test_the_command_prints_writes_and_refuses(tmp_path, capsys):
+    path = made().save(tmp_path / "m.npz")
+    found = printed("statement", path, "--units", 10)
+    assert found["epsilon"] == 2.0 and found["units"] == 10 and found["path"] is None
+    assert found["page"].startswith("# Privacy statement for one example")
+    out = tmp_path / "m.html"
+    main(["statement", str(path), "--format", "html", "--out", str(out)])
+    assert out.read_text().startswith("<!doctype html>") and "saved" in capsys.readouterr().out
+    assert "--force" in failure(capsys, "statement", path, "--format", "html", "--out", out)
+    assert ".md" in failure(capsys, "statement", path, "--out", tmp_path / "x.pdf")
+    assert "privacy-report.json" in failure(capsys, "statement", tmp_path)
+
+
+def test_a_runs_report_says_what_was_executed(data, tmp_path, capsys):  # noqa: F811
+    facts = report_of(data, tmp_path / "run") | {"steps_done": 1}
+    pinned = statement.of_report(facts | {"pinned": True})
+    assert not pinned.holds and "pinned seed" in pinned.markdown() and pinned.rates == ()
+    page = statement.of_report(facts)
+    text, population = page.markdown(), facts["sampling"]["population"]
+    assert page.holds and page.describe()["epsilon"] == facts["guarantee"]["epsilon"]
+    assert f"1 steps of the {facts['iterations_covered']:,}" in text
+    assert f"{population:,} units in the data" in text and "not signed" in text
+    assert page.describe()["units"] == population
+    for broken in ({}, {"guarantee": {}}, facts | {"units": 3}, facts | {"steps_done": "1"}):
+        with pytest.raises(UsageError):
+            statement.of_report(broken)
+    folder = tmp_path / "finished"
+    folder.mkdir()
+    (folder / "privacy-report.json").write_text(json.dumps(facts | {"pinned": True}))
+    assert printed("statement", folder)["holds"] is False
