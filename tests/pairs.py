@@ -1,11 +1,9 @@
 """Estimators of bins that are kept, from a dominating pair: all of Y is sampled, nothing apart."""
 
-import jax
 import numpy as np
 
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.monte_carlo import frozen, importance, kept_bins
-from mfopt.accounting.monte_carlo.design_point import DesignPoints
+from mfopt.accounting.monte_carlo import importance, kept_bins
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
@@ -59,9 +57,3 @@ def beyond(pair, made, point, beta, key):
 
 def total(pair, made, point, samples, key):
     return importance.total(scaled(pair, point.noise_multiplier), made, point, samples, key)
-
-
-def frozen_samples(pair, sigma, epsilon, samples, key):
-    with jax.enable_x64(True):
-        points = DesignPoints.at(KeptBins(*pair), sigma, epsilon, key)
-    return frozen.FrozenSamples(points, epsilon, samples, key)

@@ -212,15 +212,9 @@ def test_tilted_weights_have_the_renyi_moment_as_mean_and_stay_below_the_ceiling
 def test_estimates_and_bounds_agree_with_plain_sampling(case):
     of, sigma, epsilon = All(*case), 1.1, 1.0
     loss = law(of.scheme).loss(of.strategy)
-    frozen = loss.frozen(sigma, epsilon, 2**14, chunked.seed_key(1))
-    at = frozen.evaluate(math.log(sigma))
-    add = frozen.evaluate_add(math.log(sigma))
-    seen = math.exp(at.value), math.exp(add.value)
-    errors = at.relative_error * seen[0], add.relative_error * seen[1]
     point = Point(sigma, epsilon)
     truth = plain.mixture(of.modes, sigma, epsilon, chances=of.chances, samples=2**18)
-    for number, (direction, (value, error)) in enumerate(truth.items()):
-        assert abs(seen[number] - value) <= 4 * math.hypot(error, errors[number])
+    for direction, (value, error) in truth.items():
         tilt = loss.least(direction, point)
         bound = loss.bound(tilt, point, 8, Trial(2**14, 1e-3, chunked.seed_key(2)))
         assert value - 4 * error <= bound.value <= bound.ceiling * (1 + 1e-6)

@@ -12,7 +12,7 @@ import pytest
 from scipy.special import logsumexp
 from selection import before_release
 
-from mfopt._runtime._float64 import float64, scope
+from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import (
@@ -24,17 +24,15 @@ from mfopt.accounting.monte_carlo import (
     likelihood,
     pattern_ceilings,
     pattern_frozen,
-    sampled,
 )
 from mfopt.accounting.monte_carlo import patterns as pattern
-from mfopt.accounting.monte_carlo.calibrate import Calibration, calibrate
+from mfopt.accounting.monte_carlo.calibrate import calibrate
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
-from mfopt.accounting.monte_carlo.frozen import LogDelta
 from mfopt.accounting.monte_carlo.pattern_ceilings import ceilings
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.verify import Engine
-from mfopt.errors import FailureError, UsageError
+from mfopt.errors import UsageError
 from mfopt.optimize import kinds, objective
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.strategies import BLT, Banded, BandedSquareRoot, BandedToeplitz, Identity, TimeScaled
@@ -243,39 +241,6 @@ def test_chords_bound_what_is_not_found(monkeypatch):
     assert concave(9)[0] < sum(map(math.sqrt, range(1, 10)))
 
 
-@pytest.mark.ci
-def test_an_estimate_that_sees_little_is_not_taken(monkeypatch):
-    """Neither its δ, whose error says so, nor the σ of a search by it."""
-    loss, at = loss_of(4, 4, 4), (2.0, 1e-4)
-    model, key = OneUnit(loss, calibrate_samples=2**12), jax.random.key(0)
-    sigma = model.find_noise_multiplier(*at, key).value
-    log_delta, told = model.log_estimate(sigma, 2.0), []
-    for off, name in ((math.log(1.3), "weak"), (None, "none")):
-
-        def calibrated(*_, off=off, **rest):
-            if off is None:
-                raise FailureError("too noisy")
-            return Calibration(sigma * math.exp(off / 3), 0.1, -12.0, "remove", 64)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(sampled, "calibrate", calibrated)
-            found = model.find_noise_multiplier(*at, key).value
-            assert found == pytest.approx(sigma, rel=0.03), name
-    blind = LogDelta(log_delta - 30, -1.0, 1.0)
-
-    class Blind:
-        evaluate = evaluate_add = staticmethod(lambda log_sigma: blind)
-
-    choose = type(loss).choose
-    monkeypatch.setattr(type(loss), "frozen", lambda *_: Blind())
-    monkeypatch.setattr(
-        type(loss), "choose", lambda *given: told.append(given[-1]) or choose(*given)
-    )
-    assert model.log_estimate(sigma, 2.0) == pytest.approx(log_delta, abs=0.3)
-    model.pilot(sigma, 2.0, Trial(2**12, 1e-7, key))
-    assert told and told[0] is None
-
-
 @pytest.mark.release
 def test_a_large_epsilon_has_the_sigma_of_other_seeds():
     """Where one proposal for all σ serves at none, and a ceiling falls more slowly than δ."""
@@ -343,44 +308,6 @@ def test_values_clipped_in_the_add_direction_and_the_rest_are_the_whole(strong):
     assert np.max(found) < 1.3 * mean
     wrong = clipped.tilt.detail._replace(high=0.9 * clipped.tilt.detail.low)
     assert np.all(np.isnan(bounds(clipped.tilt._replace(detail=wrong), 2)))
-
-
-def test_no_number_is_not_a_small_delta():
-    nothing = LogDelta.joined(np.array([[-np.inf, 0, 0, 0.0]]), 8)
-    assert nothing.value == -math.inf
-    lost = LogDelta.joined(np.array([[-3.0, 1, 1, -1.0], [np.nan, 1, 1, -1.0]]), 8)
-    assert math.isnan(lost.value) and not lost.relative_error < math.inf
-
-
-@pytest.mark.ci
-def test_the_frozen_estimate_is_unbiased_and_knows_its_slope(small):
-    loss, point, known = small
-    frozen = loss.frozen(point.noise_multiplier, EPSILON, 2**14, chunked.seed_key(5))
-    theta = math.log(point.noise_multiplier)
-    at = frozen.evaluate(theta)
-    mean, error = known["remove"]
-    assert abs(math.exp(at.value) - mean) < 4 * math.hypot(at.relative_error * mean, error)
-    ahead, behind = (frozen.evaluate(theta + h).value for h in (1e-4, -1e-4))
-    np.testing.assert_allclose(at.slope, (ahead - behind) / 2e-4, rtol=1e-3)
-    np.testing.assert_allclose(
-        math.exp(frozen.evaluate_add(theta).value), known["add"][0], rtol=0.04
-    )
-
-
-def test_the_add_direction_is_sampled_where_the_loss_is(monkeypatch):
-    """Not where its ceiling is least: that gave the σ of an estimate an error of 1%, unseen."""
-    errors = []
-    for halvings in (importance._HALVINGS, 0):  # control: the t of least ceiling
-        monkeypatch.setattr(importance, "_HALVINGS", halvings)
-        with scope():
-            scaled = FreshBinsLaw(FreshBins(64, 8)).exact(BandedSquareRoot(16)).scaled(1.0)
-            noise = scaled.noise(jax.random.normal(jax.random.key(1), (1024, 512)))
-            log_f = importance.log_values_add(
-                scaled, scaled.mean(), scaled.mean_square(), noise, 8.0
-            )
-        pairs = np.exp(np.asarray(log_f)).reshape(2, -1).mean(axis=0)
-        errors.append(pairs.std() / pairs.mean() / math.sqrt(len(pairs)))
-    assert errors[0] < 0.15 and errors[1] > 2 * errors[0]
 
 
 @pytest.mark.parametrize("bands", before_release([1, 3, 16, 20], 1))
@@ -502,7 +429,7 @@ def test_an_overlap_beyond_float64_is_refused_and_the_free_bound_holds():
 
 
 def test_so_much_noise_that_no_amplification_gives_zero_is_answered_without_samples(monkeypatch):
-    monkeypatch.setattr(FreshBinsLoss, "frozen", None)
+    monkeypatch.setattr(FreshBinsLoss, "pilot", None)
     mechanism = Mechanism(FreshBins(4, 3), BandedToeplitz(np.array([1.0, 0.5])))
     found = account(mechanism, noise_multiplier=1e9, delta=1e-5)
     assert found.epsilon == 0 and found.status == "bound"

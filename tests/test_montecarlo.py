@@ -7,6 +7,7 @@ comparison with something wrong in it must fail.
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pairs
 import plain_monte_carlo as plain
@@ -20,10 +21,11 @@ from test_strategies import EVERY_KIND, dense_modes, every_strategy
 
 from mfopt import strategies as S
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.monte_carlo import betting, chunked, dominating_pair, frozen, importance
+from mfopt.accounting.monte_carlo import betting, chunked, dominating_pair, importance
 from mfopt.accounting.monte_carlo import calibrate as calibration
 from mfopt.accounting.monte_carlo import design_point as design_points
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLoss
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.evidence import Point, Trial, ceiling_alone
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.errors import UsageError
@@ -47,10 +49,14 @@ def pair_of(kind, scheme=SMALL):
 
 
 def design_point(pair, sigma, epsilon, samples=2**15, seed=2, placed=None):
-    """(mean, standard error) of the importance sampler, shifts placed at another σ if asked."""
-    frozen = pairs.frozen_samples(pair, placed or sigma, epsilon, samples, chunked.seed_key(seed))
-    at = frozen.evaluate(math.log(sigma))
-    return math.exp(at.value), at.relative_error * math.exp(at.value)
+    """(mean, standard error) of a search's sampler, shifts placed at another σ if asked."""
+    with jax.enable_x64(True):
+        proposal = design_points.placed(pair.gram, placed or sigma, epsilon)
+        draws = design_points.draw(chunked.seed_key(seed), samples, pair.bins)
+        terms = design_points.exponents(DominatingPair(*map(jnp.asarray, pair)), proposal, draws)
+        log_values = design_points.log_values(terms, math.log(sigma), epsilon)
+    antithetic = np.exp(np.asarray(log_values)).reshape(2, -1).mean(axis=0)
+    return antithetic.mean(), antithetic.std(ddof=1) / math.sqrt(antithetic.size)
 
 
 def tilted_remove(pair, sigma, epsilon, order, samples=2**16, seed=3):
@@ -157,22 +163,6 @@ def test_design_points_are_unbiased_wherever_they_are_placed(case):
     assert apart(design_point(pair, 1.05 * sigma, EPSILON), truth["remove"]) > K
 
 
-def test_design_point_add_direction(case):
-    pair, sigma, truth = case
-    values = [
-        math.exp(
-            pairs.frozen_samples(pair, sigma, EPSILON, 2**12, chunked.seed_key(seed))
-            .evaluate_add(math.log(scale * sigma))
-            .value
-        )
-        for scale in (1.0, 1.05)
-        for seed in range(16)
-    ]
-    for found, right in ((values[:16], True), (values[16:], False)):
-        estimate = np.mean(found), np.std(found, ddof=1) / 4
-        assert (apart(estimate, truth["add"]) < K) == right
-
-
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_tilted_estimator_is_unbiased_at_every_order(case, order):
     pair, sigma, truth = case
@@ -231,26 +221,14 @@ KNOWN = {
 }
 
 
-def solved(pair, epsilon, direction, near):
-    """σ of one direction at δ = 1e-5, the search started 5% off."""
-    frozen = pairs.frozen_samples(pair, near, epsilon, 2**15, chunked.seed_key(6))
-    start = math.log(1.05 * near)
-    evaluate = frozen.evaluate_add if direction == "add" else frozen.evaluate
-    return math.exp(calibration._solve(evaluate, start, 1e-5, evaluate(start))[0])
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_noise_multipliers(name):
     # two independent implementations agree on these to 0.1%
     strategy, remove, add = KNOWN[name]
     pair = dominating_pair.exact(strategy, BIG)
-    assert solved(pair, 2.0, "remove", remove) == pytest.approx(remove, rel=0.003)
-    if add > 2:
-        assert solved(pair, 2.0, "add", add) == pytest.approx(add, rel=0.003)
-    else:  # nearly orthogonal modes have no good proposal for this direction, and it says so
-        frozen = pairs.frozen_samples(pair, add, 2.0, 2**15, chunked.seed_key(6))
-        assert frozen.evaluate_add(math.log(add)).relative_error > 0.1
+    found = calibration.calibrate(pair, 2.0, 1e-5, samples=2**13, seed=6, near=1.05 * remove)
+    assert found.noise_multiplier == pytest.approx(remove, rel=0.003) and add < remove
 
 
 def two_bins():
@@ -436,69 +414,3 @@ def test_sample_counts_are_rounded_up_never_down():
     for samples in (1000, size + 1):
         found = plain.delta(pair, 3.5, EPSILON, samples=samples, seed=0)
         assert samples <= found.samples < samples + size
-        frozen = pairs.frozen_samples(pair, 3.5, EPSILON, samples, chunked.seed_key(0))
-        assert samples <= frozen.samples
-
-
-def test_samples_beyond_the_budget_are_made_again_not_kept(monkeypatch):
-    pair, key = pair_of(BLT)[0], chunked.seed_key(14)
-    monkeypatch.setattr(chunked, "chunk_size", lambda samples, bins: 512)
-    kept = pairs.frozen_samples(pair, 3.5, EPSILON, 2048, key)
-    monkeypatch.setattr(chunked, "MEMORY_BUDGET", 1000)
-    again = pairs.frozen_samples(pair, 3.5, EPSILON, 2048, key)
-    assert kept._terms is not None and again._terms is None
-    for log_sigma in (1.2, 1.25, 1.2):
-        np.testing.assert_array_equal(again.evaluate(log_sigma), kept.evaluate(log_sigma))
-    assert again.evaluate_add(1.2) == kept.evaluate_add(1.2)
-
-
-def test_nodes_are_every_bin_equally_often_and_ascend():
-    for bins, count in [(7, 3), (10, 4), (12, 12), (300, 128)]:
-        with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(design_points, "MOST", count)
-            offsets = (np.arange(4 * bins) + 0.5) / (4 * bins)
-            chosen = np.array([design_points.nodes(bins, offset) for offset in offsets])
-        assert chosen.shape == (4 * bins, count) and np.all(np.diff(chosen) > 0)
-        seen = np.bincount(chosen.ravel(), minlength=bins)
-        np.testing.assert_allclose(seen, 4 * count, atol=2)
-
-
-@pytest.fixture
-def few_nodes(monkeypatch):
-    """Four modes get components of their own."""
-    monkeypatch.setattr(design_points, "MOST", 4)
-    jax.clear_caches()  # the number of nodes is static
-    yield
-    monkeypatch.undo()
-    jax.clear_caches()
-
-
-@pytest.mark.release
-def test_the_mean_over_offsets_is_unbiased_where_an_offset_alone_is_not(few_nodes):
-    # every other mode is half as long: an offset sees the long ones or the short ones only
-    rng = np.random.default_rng(5)
-    modes = rng.random((12, 8)) * np.tile([1.0, 0.5], 4)
-    pair = dominating_pair.DominatingPair(modes.T @ modes, np.linalg.qr(modes, mode="r").T)
-    sigma = 2.0
-    truth = plain.delta(pair, sigma, EPSILON, samples=2**17, seed=3)
-
-    def estimated(offset):
-        with jax.enable_x64(True):
-            placed = design_points.placed(pair.gram, sigma, EPSILON, offset)
-            draws = design_points.draw(jax.random.key(4), 2**15, 8)
-            terms = design_points.exponents(pair, placed, draws)
-            values = np.exp(design_points.log_values(terms, math.log(sigma), EPSILON))
-        return values.mean(), values.std() / math.sqrt(len(values))
-
-    (first, one), (second, other) = estimated(0.2), estimated(0.7)
-    exact = truth.value, truth.standard_error
-    assert apart(((first + second) / 2, math.hypot(one, other) / 2), exact) < K
-    assert apart((first, one), exact) > K and apart((second, other), exact) > K
-
-
-def test_the_size_of_kept_samples_is_counted_in_full():
-    for bins in (1, 5):
-        pair = dominating_pair.exact(S.Identity(), BallsInBins(bins, 1))
-        kept = pairs.frozen_samples(pair, 1.0, 1.0, 2048, chunked.seed_key(0))
-        size = sum(x.nbytes for x in jax.tree.leaves(kept._terms))
-        assert size == frozen.kept_bytes(2048, bins)

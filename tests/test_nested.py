@@ -101,10 +101,6 @@ def test_every_estimator_says_the_same_of_both_forms(small):
             made = pairs.tilt(kind, order, pair, point)
             sums, _ = pairs.total(pair, made, point, 512, key)
             yield from (float(sums.total), float(sums.square))
-        frozen = pairs.frozen_samples(pair, 0.8, 2.0, 512, key)
-        yield from frozen.evaluate(np.log(0.8))[:2]
-        yield from frozen.evaluate_add(np.log(0.8))[:2]
-
         # beside the shared component
         loss = BallsInBinsLoss.__new__(BallsInBinsLoss)
         object.__setattr__(loss, "pair", pair)  # unchecked: that is what is told apart

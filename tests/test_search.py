@@ -288,11 +288,11 @@ def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, ep
     sigma = share * np.linalg.norm(modes[:, 0])
 
     def whole(parts, component, nodes):
-        tables, loss_linear, proposal_linear = parts
+        (loss_linear, loss_square), (proposal_linear, proposal_square) = parts
         x, values = jnp.exp(-jnp.log(sigma)), []
         for sign in (1, -1):
-            u = x**2 * tables.loss_square[component] + sign * x * loss_linear
-            w = x**2 * tables.proposal_square[component] + sign * x * proposal_linear
+            u = x**2 * loss_square[component] + sign * x * loss_linear
+            w = x**2 * proposal_square[component] + sign * x * proposal_linear
             loss, ratio = (dominating_pair.privacy_loss(y) for y in (u, w))
             density = dominating_pair.privacy_loss(u[:, nodes])
             values.append(density - ratio + dominating_pair.log_hinge(loss - epsilon))
@@ -300,21 +300,18 @@ def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, ep
         return jax.scipy.special.logsumexp(values) - jnp.log(len(values))
 
     def in_blocks(parts, component, nodes):
-        tables, *linear = parts
-        terms = design_point.joined(tables, (component, *linear), nodes)
+        terms = design_point.joined(component, nodes, *parts)
         return design_point.log_delta(terms, jnp.log(sigma), epsilon)
 
     with jax.enable_x64(True):
         pair = dominating_pair.jittered(jnp.asarray(modes.T @ modes))
-        placed = design_point.placed(pair.gram, sigma, epsilon, 0.5)
+        placed = design_point.placed(pair.gram, sigma, epsilon)
         draws = design_point.draw(jax.random.key(0), 2 * 4013, bins)  # many blocks
 
         def both(log_delta, draws):
-            tables = design_point.tables(pair.gram, placed.weights)
-            component, *linear = design_point.linear(pair.factor, placed.weights, draws)
-            return jax.jit(jax.value_and_grad(log_delta))(
-                (tables, *linear), component, placed.nodes
-            )
+            terms = design_point.exponents(pair, placed, draws)
+            parts = [(part.linear, part.square) for part in (terms.loss, terms.proposal)]
+            return jax.jit(jax.value_and_grad(log_delta))(parts, terms.component, placed.nodes)
 
         fast, slow = both(in_blocks, draws), both(whole, draws)
         assert math.isfinite(slow[0]) and float(fast[0]) == pytest.approx(float(slow[0]), rel=1e-12)

@@ -18,7 +18,7 @@ import scipy
 
 from mfopt.accounting.closed_form.group import GroupProfile, Profile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE
-from mfopt.accounting.model import LARGEST_EPSILON, Bounds, Found, LossModel, Plan
+from mfopt.accounting.model import LARGEST_EPSILON, Bounds, Estimate, LossModel, Plan
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import DIRECTIONS
 from mfopt.errors import FailureError
@@ -90,7 +90,7 @@ class Chain(LossModel):
 
     def find_epsilon(
         self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
-    ) -> Found:
+    ) -> Estimate:
         # a group's δ is at least one unit's, at each ε that a search looks at
         log_delta, _ = self.unit.log_estimates(noise_multiplier, LARGEST_EPSILON)
         if log_delta > math.log(delta) + 1e-3:  # another grid may give a bit less

@@ -15,6 +15,7 @@ import jax
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import FreeBound
+from mfopt.errors import FailureError
 from mfopt.guarantee import Status
 
 Numbers: TypeAlias = dict[str, Any]
@@ -110,12 +111,22 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """An estimate of x to begin with: log δ̂ = log δ there, falling by ``slope`` in log x."""
+class Estimate:
+    """An estimate of σ or ε to begin a search with; it proves nothing.
+
+    Attributes:
+      value: where log δ̂ = log δ.
+      slope: of log δ̂ there, in the logarithm of the value.
+      error: relative standard error of the value; 0 where it is unknown.
+      direction: the direction that decides, "remove" or "add"; "both" where it is unknown.
+      samples: of the last evaluation; 0 where it is unknown.
+    """
 
     value: float
     slope: float
-    detail: Any = None
+    error: float = 0.0
+    direction: str = "both"
+    samples: int = 0
 
 
 class LossModel(abc.ABC):
@@ -199,13 +210,13 @@ class LossModel(abc.ABC):
         """
         return plan
 
-    def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Found:
+    def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Estimate:
         """An estimate of σ."""
         return self.sought_noise_multiplier(epsilon, delta)
 
     def find_epsilon(
         self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
-    ) -> Found:
+    ) -> Estimate:
         """An estimate of ε.
 
         Args:
@@ -215,21 +226,27 @@ class LossModel(abc.ABC):
         """
         return self.sought_epsilon(noise_multiplier, delta, start, coarsely=self.sampled)
 
-    def sought_noise_multiplier(self, epsilon: float, delta: float) -> Found:
+    def sought_noise_multiplier(self, epsilon: float, delta: float) -> Estimate:
         """σ at which :meth:`log_estimate` is log δ."""
-        found = self._find(
-            lambda sigma: self.log_estimate(sigma, epsilon),
-            self.guess(epsilon, delta),
-            delta,
-            near=1e-2 if self.sampled else 1e-3,
-            name="noise multiplier",
-        )
+
+        def log_delta(sigma: float) -> float:
+            try:
+                return self.log_estimate(sigma, epsilon)
+            except FailureError:  # beyond numerical range: far too little noise
+                if sigma < start:
+                    return 0.0
+                raise
+
+        start = self.guess(epsilon, delta)
+        near = 1e-2 if self.sampled else 1e-3
+        estimate = self._find(log_delta, start, delta, near=near, name="noise multiplier")
         # by secants it may be a hair too small; where tests follow, a pilot moves it
-        return found if self.sampled else dataclasses.replace(found, value=found.value * (1 + 1e-4))
+        margin = 0.0 if self.sampled else 1e-4
+        return dataclasses.replace(estimate, value=estimate.value * (1 + margin))
 
     def sought_epsilon(
         self, noise_multiplier: float, delta: float, start: float = 2.0, coarsely: bool = False
-    ) -> Found:
+    ) -> Estimate:
         """ε at which :meth:`log_estimate` is log δ.
 
         Args:
@@ -254,7 +271,7 @@ class LossModel(abc.ABC):
         delta: float,
         near: float = 0.0,
         **search: Any,
-    ) -> Found:
+    ) -> Estimate:
         target = math.log(delta)
         log_delta = functools.cache(log_delta)  # the slope begins at the answer
 
@@ -266,13 +283,15 @@ class LossModel(abc.ABC):
             return math.log(-target) - math.log(-min(log_delta(x), -_NEAR_ONE))
 
         if near:
-            found = solve.about(height, start, fall=2.0, relative=near)
-            if found is not None:
-                return Found(found[0], found[1] * target)
+            crossing = solve.about(height, start, fall=2.0, relative=near)
+            if crossing is not None:
+                return Estimate(crossing[0], crossing[1] * target)
         value = solve.smallest(excess, start, relative=1e-3, **search)
         slope = (log_delta(value * 1.02) - log_delta(value)) / math.log(1.02)
         # a Gaussian tail's is twice log δ or steeper
-        return Found(value, slope if math.isfinite(slope) and slope < 0 else min(2 * target, -1.0))
+        return Estimate(
+            value, slope if math.isfinite(slope) and slope < 0 else min(2 * target, -1.0)
+        )
 
     def free_bounds(self) -> Sequence[FreeBound]:
         """Deterministic bounds in closed form."""

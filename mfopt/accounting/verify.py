@@ -37,7 +37,7 @@ from typing import Literal
 import jax
 
 from mfopt._runtime import _check
-from mfopt.accounting.model import Bounds, Found, LossModel, Plan, largest
+from mfopt.accounting.model import Bounds, Estimate, LossModel, Plan, largest
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import FreeBound
@@ -97,7 +97,7 @@ class Verified:
     samples: int
     tests: int
     method: str
-    estimate: Found | None = None
+    estimate: Estimate | None = None
 
 
 class Engine:
@@ -279,7 +279,7 @@ class Engine:
         *,
         at: Callable[[float], tuple[float, float]],
         free: Callable[[FreeBound, float], float],
-        find: Callable[[], Found],
+        find: Callable[[], Estimate],
     ) -> Verified:
         """The least that is verified: by tests, or without samples where these say little."""
         self.tests = 0
@@ -334,7 +334,7 @@ class Engine:
         name: Free,
         delta: float,
         at: Callable[[float], tuple[float, float]],
-        find: Callable[[], Found],
+        find: Callable[[], Estimate],
         fallback: tuple[float, Verified] | None,
     ) -> Verified:
         """Return the smallest σ or ε verified near an estimate, by tests on fresh samples.
@@ -384,13 +384,13 @@ class Engine:
         self,
         name: Free,
         number: int,
-        estimate: Found,
-        begin: Found,
+        estimate: Estimate,
+        begin: Estimate,
         at: Callable[[float], tuple[float, float]],
         delta: float,
         fallback: tuple[float, Verified] | None,
         short: float,
-    ) -> tuple[Verified | None, Found, float]:
+    ) -> tuple[Verified | None, Estimate, float]:
         """One test, near ``begin``; None where it refused.
 
         With it, where it was made and the slope of bounds there, for the next round to begin with,
@@ -459,7 +459,7 @@ class Engine:
             return fallback[1], begin, 0.0
         refused = largest(found.both)
         missed = math.log(refused) - target if 0 < refused < math.inf else 0.0
-        return None, Found(x, -slope), short + _ALLOWED * missed
+        return None, Estimate(x, -slope), short + _ALLOWED * missed
 
     @contextlib.contextmanager
     def _stage(self, stage: str, total: int | None = None, note: str = "") -> Iterator[None]:
@@ -508,7 +508,7 @@ class Engine:
         return max(self.model.least_samples, affordable)
 
     def _inflate(
-        self, estimate: Found, at: Callable[[float], tuple[float, float]], delta: float
+        self, estimate: Estimate, at: Callable[[float], tuple[float, float]], delta: float
     ) -> Verified:
         """Verify by a deterministic bound at growing x until the target is met."""
         x, slope, missed = estimate.value, abs(estimate.slope), math.inf

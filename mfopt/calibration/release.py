@@ -10,7 +10,6 @@ import dataclasses
 import math
 
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.model import Found
 from mfopt.accounting.monte_carlo.calibrate import Calibration
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, loss_of
@@ -177,6 +176,6 @@ def _certificate(found: Verified, seed: int | None) -> Certificate:
 
 
 def _calibration(found: Verified) -> Calibration:
-    if isinstance(found.estimate, Found) and isinstance(found.estimate.detail, Calibration):
-        return found.estimate.detail
+    if found.estimate is not None:
+        return Calibration.of(found.estimate)
     return Calibration(found.noise_multiplier, 0.0, -math.inf, "both", 0)

@@ -259,10 +259,7 @@ def scored(
         sigma = exact[0].noise_multiplier(epsilon, delta)
     else:
         usual = _SAMPLES * (4 if scheme.bins >= _MANY_BINS else 1)
-        samples = privacy_loss.calibrate_samples if privacy_loss.costly else usual
-        sigma = calibrate(
-            privacy_loss, epsilon, delta, samples=samples, seed=_SEED
-        ).noise_multiplier
+        sigma = calibrate(privacy_loss, epsilon, delta, samples=usual, seed=_SEED).noise_multiplier
     n = scheme.iterations
     rmse = float(np.asarray(query_error.rmse(workload, one.strategy, n, sigma)))
     error = math.exp(float(np.asarray(loss.loss(workload, n)(one.strategy, sigma))))

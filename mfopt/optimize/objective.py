@@ -29,8 +29,8 @@ from mfopt import final_model, query_error
 from mfopt._runtime import _check, _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, sharding
-from mfopt.accounting.monte_carlo.calibrate import rough
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
+from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.errors import FailureError
 from mfopt.optimize import implicit
 from mfopt.optimize.parameterization import Parameterization, built
@@ -191,9 +191,7 @@ class AmplifiedObjective:
         self._law = scheme if isinstance(scheme, SampledLaw) else law(scheme)
         self._epsilon, self._delta = epsilon, delta
         samples = _check.integer("samples", samples, at_least=64)
-        key = chunked.seed_key(seed)
-        self._calibration_key = chunked.subkey(key, 1)
-        draws = self._law.draws(chunked.subkey(key, 0), samples)
+        draws = self._law.draws(chunked.subkey(chunked.seed_key(seed), 0), samples)
         self._devices = implicit.devices(self._law, draws)
         self._draws = sharding.placed(draws, self._devices)
         known = loss if isinstance(loss, Hashable) else functools.partial(loss)
@@ -303,7 +301,8 @@ class AmplifiedObjective:
     @float64
     def _rough(self, parameters: np.ndarray) -> float:
         loss = self._law.near(built(self._build, parameters))
-        return rough(loss, self._epsilon, self._delta, self._calibration_key)
+        model = OneUnit(loss, rough=True)
+        return model.sought_noise_multiplier(self._epsilon, self._delta).value
 
     def _foreseen(self, tangent: Tangent, quadratic: Any) -> float:
         """σ by a tangent; NaN where that is none."""

@@ -14,7 +14,7 @@ import jax
 
 from mfopt import strategies
 from mfopt._runtime import _check, _sizes
-from mfopt.accounting.monte_carlo import chunked, design_point, dominating_pair, frozen, nested
+from mfopt.accounting.monte_carlo import chunked, design_point, dominating_pair, nested
 from mfopt.accounting.monte_carlo.protocol import SampledLoss
 from mfopt.accounting.verify import MOST_WORK, SAMPLES
 from mfopt.optimize import kinds
@@ -84,8 +84,8 @@ def memory(
     each = dominating_pair.STRUCTURED if structured else 12.0
     modes = 0.0 if structured else 2 * n * (bins + (epochs if scaled else 0))
     pair = modes + each * float(bins) ** 2 + 5 * whole
-    # draws that are kept to find σ, and chunks of a certificate
-    pair += frozen.kept_bytes(SampledLoss.calibrate_samples, bins) / 8 + chunked.MEMORY_BUDGET / 8
+    # chunks of a certificate
+    pair += chunked.MEMORY_BUDGET / 8
     if not samples:
         return _BASE + 8 * (pair + 30 * n)
     entry, size = kinds.find(kind), Size(bins * epochs, bins, bands, buffers)

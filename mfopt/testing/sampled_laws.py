@@ -80,10 +80,9 @@ def check_sampled_law(
     _scaling(sampled, strategy, point, samples, key)
     log_law = _law(sampled, strategy, point, samples, key)
     loss = sampled.loss(strategy)
-    reference = _frozen(loss, point, samples, key)
-    _agree("the law's estimate", log_law, "the loss's", reference)
+    _starts(loss, epsilon)
     found = {d: _proposals(loss, d, point, samples, chunked.subkey(key, 7)) for d in DIRECTIONS}
-    _agree("the estimate", reference, "a proposal of the remove direction", found["remove"])
+    _agree("the law's estimate", log_law, "a proposal of the remove direction", found["remove"])
     _free(loss, point, found)
     if scheme.executable:
         _executed(loss, scheme, strategy, point, seed)
@@ -231,24 +230,10 @@ def _law(
     return means[0]
 
 
-def _frozen(loss: SampledLoss, point: Point, samples: int, key: jax.Array) -> _Mean:
-    """The loss's own estimate, with its standard error."""
-    sigma, epsilon = point.noise_multiplier, point.epsilon
+def _starts(loss: SampledLoss, epsilon: float) -> None:
     begin = loss.start(epsilon, 1e-5)
     rule(math.isfinite(begin) and begin > 0, f"`start` gives σ = {begin}")
     rule(loss.work >= 1, "`work` must be at least 1")
-    frozen = loss.frozen(sigma, epsilon, 4 * samples, chunked.subkey(key, 5))
-    rule(frozen.samples >= 4 * samples, "`frozen` must take at least the samples asked for")
-    at, h = frozen.evaluate(math.log(sigma)), 1e-5
-    ends = [frozen.evaluate(math.log(sigma) + step).value for step in (-h, h)]
-    numeric = (ends[1] - ends[0]) / (2 * h)
-    rule(
-        at.slope < 0 and abs(at.slope - numeric) <= 1e-3 * abs(numeric),
-        f"the slope of `frozen` is {at.slope:.6g}, by differences {numeric:.6g}",
-    )
-    rule(0 < at.relative_error < 0.2, f"its relative error is {at.relative_error}")
-    value = math.exp(at.value)
-    return _Mean(value, at.relative_error * value)
 
 
 def _mean(pilot: Pilot) -> _Mean:

@@ -1,4 +1,4 @@
-"""Balls-in-bins as a sampled privacy loss: the Gram matrix, design points and tilts behind it."""
+"""Balls-in-bins as a sampled privacy loss: the Gram matrix and the tilts behind it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from mfopt.accounting.chain import Chain, DeterministicUnit
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import design_point, dominating_pair, kept_bins, multisets, nested
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
-from mfopt.accounting.monte_carlo.design_point import DesignPoints
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.free import Orthogonal
-from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits, largest_row, without_samples
 from mfopt.accounting.monte_carlo.group import model as group_model
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
@@ -31,7 +29,7 @@ from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledLaw, Sampled
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Array, Strategy
 
-_WORTH, _FEW = 0.005, 2**13  # with many bins: of σ, and samples where it is only begun with
+_WORTH = 0.005  # of σ, with many bins
 _OVERLAP = 1e-6  # relative, far above the rounding of an overlap
 _MOST = 2**17  # numbers in a sample of a group: above, samples take too long
 _VERY_MANY = 4096  # bins from which on a sample takes so long that less of σ is worth it
@@ -43,7 +41,6 @@ class BallsInBinsLoss(LikelihoodLoss):
 
     pair: DominatingPair
     name: ClassVar[str] = "balls-in-bins"
-    estimator: ClassVar[str] = "design-point importance sampling"
     least_samples: ClassVar[int] = 2**14  # clusters spread so little that they are often enough
 
     def __post_init__(self) -> None:
@@ -66,39 +63,27 @@ class BallsInBinsLoss(LikelihoodLoss):
         return kept_bins.tuples(np.asarray(self.pair.gram) / noise_multiplier**2 - common)
 
     @property
+    def _in_pieces(self) -> bool:
+        return isinstance(self.pair.factor, nested.HierarchicalLowRank)
+
+    @property
     def work(self) -> int:
-        if self.many:
+        if self._in_pieces:
             return nested.WORK
         # the noise of a sample takes the square of that, which counts where bins are many
         return self.pair.bins * max(1, self.pair.bins // design_point.MOST)
 
-    @property
-    def calibrate_samples(self) -> int:  # type: ignore[override]
-        return _FEW if self.many else super().calibrate_samples
-
     # with many bins a sample costs so much that the least number is nearly always enough
     @property
     def worth(self) -> float:
-        if not self.many:
+        if not self._in_pieces:
             return super().worth
         return _WORTH * math.sqrt(max(1.0, self.pair.bins / _VERY_MANY))
-
-    @property
-    def many(self) -> bool:
-        # at 4,096 bins estimates of σ by design points lie 3% apart
-        return isinstance(self.pair.factor, nested.HierarchicalLowRank)
 
     @property
     def sensitivity(self) -> float:
         """Largest mode norm."""
         return math.sqrt(float(np.max(np.diagonal(np.asarray(self.pair.gram)))))
-
-    def frozen(
-        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
-    ) -> FrozenSamples:
-        with _float64.scope():
-            points = DesignPoints.at(self.likelihood, noise_multiplier, epsilon, key)
-        return FrozenSamples(points, epsilon, samples, key)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         squared = dominating_pair.orthogonal_norm(self.pair)
@@ -136,7 +121,7 @@ class BallsInBinsLaw(SampledLaw):
         return GroupedLaw(self.scheme, -(-self.scheme.bins // design_point.MOST))
 
     def draws(self, key: jax.Array, samples: int) -> design_point.Draws:
-        return _draws(key, samples, self.scheme.bins)
+        return design_point.draw(key, samples, self.scheme.bins)
 
     def quadratic(self, strategy: Strategy) -> jax.Array:
         """G."""
@@ -160,7 +145,7 @@ class BallsInBinsLaw(SampledLaw):
     def proposal(
         self, reduced: DominatingPair, noise_multiplier: Any, epsilon: Any
     ) -> design_point.Placed:
-        return design_point.placed(jnp.asarray(reduced.gram), noise_multiplier, epsilon, 0.5)
+        return design_point.placed(jnp.asarray(reduced.gram), noise_multiplier, epsilon)
 
     def frozen(
         self, reduced: DominatingPair, proposal: design_point.Placed, draws: design_point.Draws
@@ -172,19 +157,6 @@ class BallsInBinsLaw(SampledLaw):
 
 
 law.register(BallsInBins)(BallsInBinsLaw)
-
-
-def _draws(key: jax.Array, samples: int, modes: int) -> design_point.Draws:
-    """Frozen draws by NumPy: compiling JAX's sampler would cost more than it saves.
-
-    Float64, because the gradient through the factor of a nearly singular G amplifies rounding:
-    searches on float32 draws ended up to 0.2% above the optimum in σ.
-    """
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    pairs, count = (samples + 1) // 2, design_point.node_count(modes)
-    component = design_point.components(rng.integers(2 * count), pairs, count)
-    normal = rng.normal(size=(pairs, modes))
-    return design_point.Draws(*jax.device_put((component, normal)))
 
 
 class Groups(NamedTuple):
@@ -235,7 +207,7 @@ class GroupedLaw(SampledLaw):
         return BallsInBinsLoss(_mean_pair(self.quadratic(strategy).means))
 
     def draws(self, key: jax.Array, samples: int) -> design_point.Draws:
-        return _draws(key, samples, -(-self.scheme.bins // self.size))
+        return design_point.draw(key, samples, -(-self.scheme.bins // self.size))
 
     def quadratic(self, strategy: Strategy) -> Groups:
         return Groups(*strategy.grouped_gram(self.scheme, self.size))

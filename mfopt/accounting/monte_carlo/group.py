@@ -40,7 +40,7 @@ from mfopt.accounting.monte_carlo import chunked, count_mixture
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
 from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins, guess_noise_multiplier
-from mfopt.accounting.monte_carlo.protocol import FrozenEstimate, SampledDirection, SampledLoss, law
+from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss, law
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.monte_carlo.sampled_chain import SampledChain
 
@@ -51,7 +51,6 @@ _GLANCE = 2048  # samples that choose a split
 _VERY_MANY = 2048  # bins above which eigenvalues take too long
 _USUAL = 2**17
 _WORTH = 0.004  # slack of σ or ε above which more samples are drawn: each takes long
-_MOST_SAMPLES = 3 * 2**13  # a test of 2^14 is made whatever it costs
 _EASY, _SHARE = 2**13, 1 / 8  # work up to which all samples are drawn, and the least part of them
 CALIBRATE_SAMPLES = 2**12
 
@@ -104,7 +103,6 @@ class GroupLoss(SampledLoss):
 
     name = "balls-in-bins"
     estimator = "groups by their bin counts, importance sampling"
-    many, smooth = True, False  # pilots alone estimate δ
     most_work = 2**28  # a few CPU seconds
 
     @property
@@ -217,11 +215,6 @@ class GroupLoss(SampledLoss):
         tilt = self._placed(self._pair(part, min(trial.beta / 4, 1e-9)), direction, point)
         return self.pilot(tilt, point, self._fewer(_GLANCE), trial.key)
 
-    def frozen(
-        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
-    ) -> FrozenEstimate:
-        return super().frozen(noise_multiplier, epsilon, self._fewer(samples), key)
-
     def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
         return count_mixture.pilot(tilt.detail, tilt, point, samples, key)
 
@@ -246,8 +239,7 @@ class GroupUnits(OneUnit):
 
     def __init__(self, loss: Any, samples: int | None = None) -> None:
         super().__init__(loss, samples, calibrate_samples=CALIBRATE_SAMPLES, rough=True)
-        least = 0 if loss.many else _MOST_SAMPLES * self.work
-        self.worth, self.most_work = _WORTH, max(loss.most_work, least)
+        self.worth, self.most_work = _WORTH, loss.most_work
         of = "exact mixture" if loss.exact else loss.mixture
         self.method = f"{loss.name}, groups by their bin counts: {of}, estimate-verify-release"
 

@@ -81,7 +81,7 @@ import numpy as np
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked, jensen_gap
-from mfopt.accounting.monte_carlo.dominating_pair import add_tilt, log_hinge
+from mfopt.accounting.monte_carlo.dominating_pair import add_tilt
 from mfopt.accounting.monte_carlo.evidence import HockeyStickPayoff, Point, Sums, Tilt, Trial, sums
 from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.monte_carlo.jensen_gap import JensenGapBound
@@ -92,7 +92,6 @@ _SMOOTH_POINTS = 2
 _RISING = 3  # orders of higher ceilings after which none is lower
 _WIDTH = 1e-3  # of the bracket of log order: a ceiling is flat about its least
 _OUTSIDE = 1e-6  # of a ceiling: a proposal that leaves out more is not tried
-_HALVINGS = 12  # of the bracket of t, 2^-12 of which is far below what a proposal feels
 _CEILING = operator.attrgetter("log_ceiling")  # of a tilt
 _SHIFT_WORTH = 3.0  # log: a proposal is tried where its ceiling is at most so far above another's
 
@@ -386,52 +385,6 @@ def _gap_kernel(
     below = ~(found > edges[0] + jensen_gap.ROUNDING)  # with what is no number
     half = found <= edges[1] - jensen_gap.ROUNDING
     return GapSums(jnp.sum(found), jnp.sum(found**2), jnp.sum(below), jnp.sum(half))
-
-
-def log_values_add(
-    likelihood: Likelihood,
-    of_mean: tuple[jax.Array, jax.Array],
-    mean_square: Any,
-    noise: jax.Array,
-    epsilon: jax.Array,
-) -> jax.Array:
-    """log f of the add direction from samples X of N(−t m̄, I), shape (2·pairs,): z first, then −z.
-
-    Any t is unbiased. The t of least ceiling, :func:`.dominating_pair.add_tilt`, supposes a gap of
-    0 in Jensen's inequality and seldom gets to where −Y is above ε if there are many patterns: at
-    16 × 128, ε = 8, 128 bands the error of δ̂ there is 12 times that of t with a mean Y of −ε. That
-    t is found on the first :func:`placing` pairs, which are not counted.
-
-    Args:
-      likelihood, of_mean, mean_square: in noise units, what :meth:`.Likelihood.mean` gives and ḡ.
-      noise: of every entry, shape (placing + pairs, entries).
-      epsilon: ε of the hockey-stick divergence.
-    """
-    toward, square = of_mean
-    rows = placing(len(noise))
-    some, noise = noise[:rows], noise[rows:]
-
-    def halved(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        middle = (ends[0] + ends[1]) / 2
-        exponents = jnp.concatenate([some, -some]) - middle * toward
-        short = jnp.mean(likelihood.log_ratio(exponents)) > -epsilon
-        return jnp.where(short, middle, ends[0]), jnp.where(short, ends[1], middle)
-
-    least = add_tilt(square, mean_square, epsilon)
-    ends = jax.lax.fori_loop(0, _HALVINGS, halved, (least, 2 * (least + epsilon / square)))
-    t = jax.lax.stop_gradient(ends[0])
-
-    def of(sign: int) -> jax.Array:
-        exponents = sign * noise - t * toward
-        log_weight = t * likelihood.average(exponents) + t**2 * square / 2
-        return log_weight + log_hinge(-epsilon - likelihood.log_ratio(exponents))
-
-    return jnp.concatenate([of(1), of(-1)])
-
-
-def placing(pairs: int) -> int:
-    """How many of ``pairs`` :func:`log_values_add` places its proposal by."""
-    return min(16, pairs // 4)
 
 
 def pick(exponents: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -239,7 +239,6 @@ class MultisetLoss(LikelihoodLoss):
     exact = True
     least_samples = 2**14
     glance = 2048
-    most_work = 2**28  # a few CPU seconds
 
     def __init__(self, group: Multisets, one: SharedGaussianComponent | None, name: str) -> None:
         self._group, self._one, self.name = group, one, name  # type: ignore[misc]
@@ -247,6 +246,11 @@ class MultisetLoss(LikelihoodLoss):
     @property
     def likelihood(self) -> Multisets:
         return self._group
+
+    @property
+    def most_work(self) -> int:
+        """Samples times work, at most: a few CPU seconds, and a test of 2^14 whatever it costs."""
+        return max(2**28, 3 * 2**13 * self.work)
 
     @classmethod
     def of(cls, one: LikelihoodLoss, group_size: int) -> MultisetLoss | None:

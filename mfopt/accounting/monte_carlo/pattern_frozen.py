@@ -109,12 +109,6 @@ def largest_square(patterns: PatternLikelihood) -> jax.Array:
     return patterns.largest_square()
 
 
-@_quick.jit
-def _mean_square(patterns: PatternLikelihood) -> jax.Array:
-    """E_k |m_k|², as one program."""
-    return patterns.mean_square()
-
-
 class PatternProposal(NamedTuple):
     """α and γ, each of shape ()."""
 
@@ -269,43 +263,3 @@ def placed(
     tilts = remove_tilts(ceilings(scaled).of_all(), Point(noise_multiplier, epsilon))
     order = next((tilt.order for tilt in tilts if tilt.kind == "chain"), 1)
     return PatternProposal(*(jnp.asarray(part) for part in (1 + _OWN * order, _REST * order)))
-
-
-class FrozenPatterns(NamedTuple):
-    """Frozen samples of one mechanism (:class:`.frozen.FrozenEstimator`).
-
-    Attributes:
-      likelihood, mean_square: the patterns at σ = 1, and ḡ.
-      proposal: where samples are put.
-    """
-
-    likelihood: PatternLikelihood
-    mean_square: Any
-    proposal: PatternProposal
-
-    @classmethod
-    def at(
-        cls,
-        patterns: PatternLikelihood,
-        noise_multiplier: float,
-        epsilon: float,
-        ceilings: Callable[[Any], Ceilings],
-    ) -> FrozenPatterns:
-        """With the proposal for this σ and ε.
-
-        Args:
-          patterns, noise_multiplier, epsilon, ceilings: as for :func:`placed`.
-        """
-        proposal = placed(patterns, noise_multiplier, epsilon, ceilings)
-        return cls(patterns, _mean_square(patterns), proposal)
-
-    def terms(self, key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-        draws = draw(key, size, self.likelihood)
-        made = terms(self.likelihood, self.proposal, draws)
-        return made.centre, made.noise
-
-    def noise(self, terms: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return terms[1]
-
-    def log_values(self, terms: Any, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
-        return log_values(self.likelihood, self.proposal, log_sigma, epsilon)(*terms)

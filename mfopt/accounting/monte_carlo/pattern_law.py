@@ -20,11 +20,9 @@ from mfopt._runtime import _check, _float64, _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import unamplified
 from mfopt.accounting.monte_carlo import band, dominating_pair, pattern_frozen
-from mfopt.accounting.monte_carlo.frozen import FrozenSamples
 from mfopt.accounting.monte_carlo.likelihood import Ceilings
 from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
 from mfopt.accounting.monte_carlo.pattern_frozen import (
-    FrozenPatterns,
     PatternDraws,
     PatternProposal,
     PatternTerms,
@@ -44,10 +42,9 @@ class PatternLoss(LikelihoodLoss):
 
     longest = "pattern"
     # a sample costs several times what it does where bins are assigned once, and says more
-    calibrate_samples, least_samples = 2**13, 2**15
+    least_samples = 2**15
     worth = 0.0025
     glance = 1024
-    costly = True
 
     def __init__(self, likelihood: Any) -> None:
         self._likelihood = likelihood
@@ -74,13 +71,6 @@ class PatternLoss(LikelihoodLoss):
         """Largest norm of a pattern."""
         with _float64.scope():
             return math.sqrt(float(pattern_frozen.largest_square(self.likelihood)))
-
-    def frozen(
-        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
-    ) -> FrozenSamples:
-        with _float64.scope():
-            at = FrozenPatterns.at(self.likelihood, noise_multiplier, epsilon, self.estimated)
-        return FrozenSamples(at, epsilon, samples, key)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,25 +26,10 @@ import jax.numpy as jnp
 from mfopt._runtime import _check
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
 from mfopt.accounting.monte_carlo.free import Unamplified
-from mfopt.accounting.monte_carlo.frozen import FrozenPilots
 from mfopt.strategies import Strategy
 
 SampledDirection = Literal["remove", "add"]
 DIRECTIONS: tuple[SampledDirection, SampledDirection] = ("remove", "add")
-
-
-class FrozenEstimate(Protocol):
-    """log δ̂ on fixed samples: smooth and decreasing in log σ. An estimate, no bound."""
-
-    @property
-    def samples(self) -> int:
-        """Number of frozen samples."""
-
-    def evaluate(self, log_sigma: float) -> Any:
-        """``value``, ``slope`` in log σ and ``relative_error`` of the remove direction."""
-
-    def evaluate_add(self, log_sigma: float) -> Any:
-        """The same of the add direction."""
 
 
 class FreeBound(Protocol):
@@ -77,7 +62,7 @@ class SampledLoss(abc.ABC):
     Attributes:
       name: of the scheme, for the record.
       longest: what :attr:`sensitivity` is the norm of, likewise.
-      estimator: what :meth:`frozen` is, for the record.
+      estimator: what the estimates are, for the record.
       chunk_parts: that a usual chunk of samples is made into, where one sample takes long.
       calibrate_samples: of the estimate of σ that a certificate starts from.
       least_samples: of the last test of a certificate, in each direction.
@@ -87,28 +72,13 @@ class SampledLoss(abc.ABC):
     longest: ClassVar[str] = "mode"
     estimator: ClassVar[str] = "importance sampling"
     chunk_parts = 1
-    calibrate_samples: ClassVar[int] = 2**15
+    calibrate_samples: ClassVar[int] = 2**13
     least_samples: ClassVar[int] = 2**16
-
-    @property
-    def smooth(self) -> bool:
-        """True where :meth:`frozen` serves at other σ than its own: pilots do not."""
-        return type(self).frozen is not SampledLoss.frozen
 
     @property
     def worth(self) -> float:
         """Relative slack of σ above which a certificate draws more than the minimum of samples."""
         return 0.001
-
-    @property
-    def many(self) -> bool:
-        """True for so many modes that bounded values estimate δ better than :meth:`frozen`."""
-        return False
-
-    @property
-    def costly(self) -> bool:
-        """True where :meth:`frozen` takes longer than pilots near σ."""
-        return False
 
     @property
     @abc.abstractmethod
@@ -127,18 +97,6 @@ class SampledLoss(abc.ABC):
     def group(self, size: int) -> SampledLoss | None:
         """The loss of so many units; None where no more is known than the profile of one."""
         return None
-
-    def frozen(
-        self, noise_multiplier: float, epsilon: float, samples: int, key: jax.Array
-    ) -> FrozenEstimate:
-        """An estimate whose proposal is placed at this σ and ε: by default by pilots.
-
-        Args:
-          noise_multiplier: σ near the one that is sought; any is unbiased.
-          epsilon: ε of the estimate.
-          samples, key: at least so many, and randomness.
-        """
-        return FrozenPilots(self, noise_multiplier, epsilon, samples, key)
 
     @abc.abstractmethod
     def choose(

@@ -6,6 +6,7 @@ What it is composed with enters as δ₂, one for each direction: H = E δ₂(ε
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,9 +14,9 @@ from typing import NamedTuple
 import jax
 
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.model import Bounds, Found, LossModel, Plan, Side
+from mfopt.accounting import solve
+from mfopt.accounting.model import Bounds, Estimate, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
-from mfopt.accounting.monte_carlo.calibrate import Calibration, calibrate, rough
 from mfopt.accounting.monte_carlo.evidence import (
     HockeyStickPayoff,
     Payoff,
@@ -33,17 +34,11 @@ from mfopt.accounting.monte_carlo.protocol import (
     SampledDirection,
     SampledLoss,
 )
-from mfopt.errors import FailureError
 from mfopt.guarantee import Status
 
 _SEARCH_SAMPLES = 4096
-_SHARE = 1e-3  # β over δ of a bound that is imagined
-# Where σ is found by pilots: of log δ in log σ, about; so many steps of log σ at most, none longer,
-# and what is near enough for a certificate to begin at.
-_SLOPE, _STEPS, _STEP, _NEAR = -12.0, 3, 0.1, 0.015
-_SURE, _FIRM = 0.3, 0.1  # relative standard error of δ̂ on frozen samples up to which it is
-# believed, and up to which pilots need not improve on its σ
-_SERVES = 0.1  # of log σ and of ε: how far a proposal serves that takes long to choose
+_FALL, _REFINED = 12.0, 1e-5  # of log δ̂ in log σ, about; relative accuracy of σ on its samples
+_SERVES = 0.1  # of log σ and of ε: how far a proposal serves
 _ALONE = 0.5  # a ceiling below this part of the other direction's δ̂ needs no samples
 _ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halved so often at most,
 # while its bound stays below the other's by so many standard errors, down to so many
@@ -136,32 +131,15 @@ class OneUnit(LossModel):
 
     @float64
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
-        key = chunked.seed_key(0)
-        if self._frozen:
-            frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
-            log_sigma = math.log(noise_multiplier)
-            both = frozen.evaluate(log_sigma), frozen.evaluate_add(log_sigma)
-            larger = max(both, key=lambda at: float(at.value))
-            if larger.relative_error < _SURE:
-                return float(larger.value)
-        found: list[float] = []
+        estimates: list[float] = []
         for direction in DIRECTIONS[:1] if self._rough else DIRECTIONS:
             point = self._at(direction, noise_multiplier, epsilon)
             tilt = self.loss.least(direction, point)
             # a ceiling below the other direction's estimate is enough
-            if not found or self._with_constant(direction, tilt.log_ceiling) > found[0]:
-                found.append(self._with_constant(direction, self._glanced(tilt, point, key)))
-        return max(found)
-
-    @property
-    def _frozen(self) -> bool:
-        """False where pilots estimate: the slope is of no use, or design points take long."""
-        return self.alone and not self._rough and self.loss.smooth and not self._pilots
-
-    @property
-    def _pilots(self) -> bool:
-        """True where what a bound will be drawn from finds σ better, or near σ for less."""
-        return self.loss.many or (self._near is not None and self.loss.costly)
+            if not estimates or self._with_constant(direction, tilt.log_ceiling) > estimates[0]:
+                log_mean = self._glanced(tilt, point, chunked.seed_key(0))
+                estimates.append(self._with_constant(direction, log_mean))
+        return max(estimates)
 
     def _glanced(self, tilt: Tilt, point: Point, key: jax.Array) -> float:
         """log δ̂ of what is sampled, by the proposal of least ceiling."""
@@ -174,55 +152,62 @@ class OneUnit(LossModel):
     def guess(self, epsilon: float, delta: float) -> float:
         return self.loss.start(epsilon, delta)
 
-    def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Found:
-        if not self.alone:
-            return super().find_noise_multiplier(epsilon, delta, key)
-        samples, near = self._calibrate_samples, self._near
-        if self._pilots and (near is not None or not self.loss.smooth):
-            near = near or rough(self.loss, epsilon, delta, chunked.subkey(key, 0))
-            by_pilots = self._by_pilots(near, epsilon, delta, key)
-            if by_pilots is not None:
-                return by_pilots
-        try:
-            found = calibrate(self.loss, epsilon, delta, samples=samples, near=near, key=key)
-        except FailureError:  # one proposal for all σ may serve at none
-            return super().find_noise_multiplier(epsilon, delta, key)
-        if not found.relative_error * abs(found.slope) < _FIRM:
-            by_pilots = self._by_pilots(found.noise_multiplier, epsilon, delta, key)
-            if by_pilots is not None:
-                return by_pilots
-        return Found(found.noise_multiplier, found.slope, found)
+    @float64
+    def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Estimate:
+        if self._near is not None:
+            estimate = self._refined(self._near, epsilon, delta, key)
+            if estimate is not None:
+                return estimate
+        rough = self.sought_noise_multiplier(epsilon, delta)
+        # the same samples at every σ may see nothing, where fresh proposals at each do
+        return self._refined(rough.value, epsilon, delta, key) or rough
 
-    def _by_pilots(self, near: float, epsilon: float, delta: float, key: jax.Array) -> Found | None:
-        """σ by what a bound will be drawn from, at a few σ: for a loss of many modes.
+    def _refined(
+        self, sigma: float, epsilon: float, delta: float, key: jax.Array
+    ) -> Estimate | None:
+        """σ near ``sigma`` at which the larger direction is met; None where samples see nothing."""
+        estimate: Estimate | None = None
+        for direction in DIRECTIONS[:1] if self._rough else DIRECTIONS:
+            start = sigma if estimate is None else estimate.value
+            solved = self._solved(direction, start, epsilon, delta, key, estimate is not None)
+            estimate = solved or estimate
+        return estimate
 
-        None where that does not lead to it.
+    def _solved(
+        self,
+        direction: SampledDirection,
+        sigma: float,
+        epsilon: float,
+        delta: float,
+        key: jax.Array,
+        known: bool,
+    ) -> Estimate | None:
+        """σ near ``sigma`` at which one direction is met, by the same samples at every σ.
+
+        None where they do not lead to it, and where the direction is met at ``sigma`` already,
+        with the other one ``known`` to be.
         """
-        trial = Trial(self.least_samples, delta * _SHARE, chunked.subkey(key, 0))
-        log_sigma, point = math.log(near), self._at("remove", near, epsilon)
-        taken = self.loss.choose("remove", point, trial)
-        self._tilts["remove"] = point, taken.tilt
-        value, slope = taken.log_mean - math.log(delta), _SLOPE
-        for number in range(1, _STEPS + 1):
-            if not math.isfinite(value):  # no sample was above 0
-                return None
-            step = max(-_STEP, min(value / -slope, _STEP))
-            if number > 1 and abs(step) < _NEAR:
-                break
-            # far enough apart for a slope to be read off
-            step = math.copysign(max(abs(step), _NEAR), step) if number == 1 else step
-            log_sigma += step
-            point = self._at("remove", math.exp(log_sigma), epsilon)
-            tilt = self.loss.at(taken.tilt, point)
-            # on the same samples from the second step on, for the slope
-            taken = self.loss.pilot(tilt, point, taken.samples, trial.key)
-            before, value = value, taken.log_mean - math.log(delta)
-            slope = min((value - before) / step, _SLOPE / 4)
-        if not abs(value) < _STEP * -slope:
+        tilt = self.loss.least(direction, self._at(direction, sigma, epsilon))
+        if known and self._with_constant(direction, tilt.log_ceiling) <= math.log(delta):
             return None
-        sigma = math.exp(log_sigma - value / slope)
-        error = taken.deviation / math.sqrt(taken.samples) / -slope
-        return Found(sigma, slope, Calibration(sigma, error, slope, "remove", taken.samples))
+        pilot: Pilot | None = None
+
+        @functools.cache
+        def excess(sigma: float) -> float:
+            nonlocal pilot
+            point = self._at(direction, sigma, epsilon)
+            moved = self.loss.at(tilt, point)
+            pilot = self.loss.pilot(moved, point, self._calibrate_samples, key)
+            return self._with_constant(direction, pilot.log_mean) - math.log(delta)
+
+        if known and excess(sigma) <= 0:
+            return None
+        crossing = solve.about(excess, sigma, fall=_FALL, relative=_REFINED)
+        if crossing is None or pilot is None or not pilot.deviation < math.inf:
+            return None
+        value, fall = crossing
+        error = pilot.deviation / math.sqrt(pilot.samples) / fall
+        return Estimate(value, -fall, error, direction, pilot.samples)
 
     def require(self, noise_multiplier: float, epsilon: float) -> None:
         self.loss.least("remove", self._at("remove", noise_multiplier, epsilon))
@@ -230,28 +215,22 @@ class OneUnit(LossModel):
     # --- bounds ----------------------------------------------------------------------------------
 
     def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
-        known, key = None, chunked.subkey(trial.key, 0)
-        if self._frozen:
-            frozen = self.loss.frozen(noise_multiplier, epsilon, _SEARCH_SAMPLES, key)
-            at = frozen.evaluate(math.log(noise_multiplier))
-            known = at.value if at.relative_error < _SURE else None
-        elif self.alone and not self._pilots:
-            point = self._at("remove", noise_multiplier, epsilon)
-            known = self._glanced(self.loss.least("remove", point), point, key)
         chosen: dict[SampledDirection, Chosen] = {}
         for position, direction in enumerate(DIRECTIONS, 1):
             point = self._at(direction, noise_multiplier, epsilon)
+            least = self.loss.least(direction, point)
             if direction == "add":
-                least = self.loss.least(direction, point)
                 remove = self._side("remove", chosen["remove"])
                 if least.log_ceiling <= remove.log_mean + math.log(_ALONE):
                     chosen[direction] = Chosen(unseen(least), False)
                     continue
             tilt = self._known_tilt(direction, point)
             if tilt is None:
-                key = chunked.subkey(trial.key, position, 0)
-                about = known if direction == "remove" else None
-                tilt = self.loss.choose(direction, point, trial._replace(key=key), about).tilt
+                about = None
+                if direction == "remove":
+                    about = self._glanced(least, point, chunked.subkey(trial.key, 0))
+                own = trial._replace(key=chunked.subkey(trial.key, position, 0))
+                tilt = self.loss.choose(direction, point, own, about).tilt
                 self._tilts[direction] = point, tilt
             # the choice was the best looking of a few: what it costs is seen on samples of its own
             size, key = max(trial.samples // 2, 256), chunked.subkey(trial.key, position, 1)
@@ -259,8 +238,8 @@ class OneUnit(LossModel):
         return self._planned(chosen, trial)
 
     def _known_tilt(self, direction: SampledDirection, point: Point) -> Tilt | None:
-        """The proposal that was chosen near here, where to choose takes long."""
-        if not self._pilots or direction not in self._tilts:
+        """The proposal that was chosen near here: to choose takes long."""
+        if direction not in self._tilts:
             return None
         there, tilt = self._tilts[direction]
         moved = abs(math.log(point.noise_multiplier / there.noise_multiplier))

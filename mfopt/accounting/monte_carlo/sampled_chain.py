@@ -18,7 +18,7 @@ import numpy as np
 import scipy
 
 from mfopt.accounting import chain
-from mfopt.accounting.model import Bounds, Found, LossModel, Plan, Side
+from mfopt.accounting.model import Bounds, Estimate, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.equal_steps import EqualSteps
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
@@ -116,7 +116,7 @@ class SampledChain(LossModel):
 
     def find_epsilon(
         self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
-    ) -> Found:
+    ) -> Estimate:
         # what is known without samples is far above, where they take long
         return super().find_epsilon(noise_multiplier, delta, key, start / 4)
 

@@ -7,17 +7,14 @@ to the rounding of its order. On one device everything is as if this module were
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-from mfopt._runtime import _quick
 
 Devices = tuple[Any, ...]
 _SPLIT, _SAME = PartitionSpec("samples"), PartitionSpec()
@@ -66,54 +63,6 @@ def mapped(function: Callable[..., Any], over: Devices) -> Callable[..., Any]:
         return inner(parts, *same)
 
     return call
-
-
-def rounds(chunks: Sequence[Any], over: Devices) -> list[Any]:
-    """Arguments of :func:`each`: chunks by the round, one for each device.
-
-    The last round is filled up with its last chunk; whoever reads the results passes over those.
-    """
-    if len(over) == 1:
-        return list(chunks)
-    made = []
-    for first in range(0, len(chunks), len(over)):
-        some = list(chunks[first : first + len(over)])
-        some += some[-1:] * (len(over) - len(some))
-        made.append(placed(jax.tree.map(lambda *leaves: jnp.stack(leaves), *some), over))
-    return made
-
-
-def each(
-    function: Callable[..., Any], over: Devices, chunks: Any, *same: Any, static: Any = ()
-) -> Any:
-    """``function(chunk, *same, *static)`` of every chunk of a round, one on each device.
-
-    Args:
-      function: compiled; one that can be hashed.
-      over: devices.
-      chunks: one of :func:`rounds`, or what this returned.
-      same: arguments that are the same for all chunks, pytrees of arrays.
-      static: a tuple of arguments that are static in compiled code.
-    """
-    if len(over) == 1:
-        return function(chunks, *same, *static)
-    return _each(function, over, static, chunks, same)
-
-
-def results(made: Sequence[Any], over: Devices, count: int) -> np.ndarray:
-    """Results of the first ``count`` chunks, on the host, from the rounds of :func:`each`."""
-    arrays = [np.asarray(one) for one in made]
-    return np.array(arrays) if len(over) == 1 else np.concatenate(arrays)[:count]
-
-
-@functools.partial(_quick.jit, static_argnums=(0, 1, 2))
-def _each(
-    function: Callable[..., Any], over: Devices, static: tuple[Any, ...], chunks: Any, same: Any
-) -> Any:
-    def one(chunks: Any, *same: Any) -> Any:
-        return stacked(function(unstacked(chunks), *same, *static))
-
-    return mapped(one, over)(chunks, *same)
 
 
 def stacked(tree: Any) -> Any:
