@@ -92,10 +92,10 @@ def factorize(
         ``strategy``, ``buffers`` and ``bands``.
       workload: queries whose error is minimized; prefix sums by default.
       objective: error that is minimized. "robust" mixes the errors of prefix sums and of the final
-        model under constant and linearly decaying learning rates: the default for prefix sums.
+        model under four learning-rate schedules: the default for prefix sums.
         "final" is the final model's alone; "rmse" and "max" are the workload's.
       schedule: learning rates that the model will be trained with, for "robust" and "final":
-        "constant", "averaged", "linear", "cosine", or one rate for each iteration.
+        "constant", "averaged", "linear", "cosine", "wsd", or one rate for each iteration.
       search: samples, evaluations, start and time scaling of the search.
       privacy_unit: name of the privacy unit.
       seed: pinned seed, for reproduction only; the certificate says so.

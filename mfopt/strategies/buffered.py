@@ -71,6 +71,16 @@ class Buffered(Exponentials):
     def solve(self, y: Array) -> Array:
         return self._stream(jnp.asarray(y) / jnp.asarray(self.gain), forward=False)
 
+    @compiled()
+    def solve_transposed(self, y: Array) -> Array:
+        """C⁻ᵀ y, shape (n, ...).
+
+        The transposed recursion runs back in time, and reads where the other feeds.
+        """
+        y = jnp.asarray(y) / jnp.asarray(self.gain)
+        read, decay, feed = (jnp.asarray(table)[::-1] for table in self.tables(y.shape[0]))
+        return _run((feed, decay, read), y[::-1], forward=False)[::-1]
+
     @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:
         return self.weighted_modes(jnp.ones(scheme.iterations), scheme)
@@ -84,23 +94,28 @@ class Buffered(Exponentials):
 
     def _stream(self, x: jax.Array, *, forward: bool) -> jax.Array:
         """C/g times ``x``, or its inverse, step by step; shape (n, ...)."""
-        flat = x.reshape(x.shape[0], -1)
-
-        def step(state: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-            read, decay, feed, entering = at
-            past = read @ state
-            out = entering + past if forward else entering - past
-            kept = entering if forward else out  # the buffers hold what C is applied to
-            return decay[:, None] * state + feed[:, None] * kept[None, :], out
-
         tables = tuple(jnp.asarray(table) for table in self.tables(x.shape[0]))
-        empty = jnp.zeros((tables[0].shape[1], flat.shape[1]), flat.dtype)
-        result: jax.Array = jax.lax.scan(step, empty, (*tables, flat))[1]
-        return result.reshape(x.shape)
+        return _run(tables, x, forward=forward)
 
     def check_entries(self, n: int) -> None:
         self.check_shares("every λ must lie in [0, 1]", "decay")
         super().check_entries(n)
+
+
+def _run(tables: tuple[jax.Array, ...], x: jax.Array, *, forward: bool) -> jax.Array:
+    """The recursion of :meth:`Buffered.tables` without its gain, or its inverse; shape (n, ...)."""
+    flat = x.reshape(x.shape[0], -1)
+
+    def step(state: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        read, decay, feed, entering = at
+        past = read @ state
+        out = entering + past if forward else entering - past
+        kept = entering if forward else out  # the buffers hold what C is applied to
+        return decay[:, None] * state + feed[:, None] * kept[None, :], out
+
+    empty = jnp.zeros((tables[0].shape[1], flat.shape[1]), flat.dtype)
+    result: jax.Array = jax.lax.scan(step, empty, (*tables, flat))[1]
+    return result.reshape(x.shape)
 
 
 def ages(n: int, period: int, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -119,8 +119,18 @@ PEERS: dict[tuple[str, str], Callable[[str, float], Mechanism]] = {
     ("Toeplitz, balls-in-bins", ""): _near_exact("toeplitz"),
     **{("banded, b-min-sep", f"{b} bands"): _b_min_sep(b) for b in (2, 4, 8, 16)},
 }
-OPTIONS = {DEFAULT: [], FRESH: ["--sampling", "fresh-bins"]}  # of `mfopt optimize`
-FAMILIES = [*OPTIONS, *dict.fromkeys(family for family, _ in PEERS)]
+# (family, schedule that C is for) -> options of `mfopt optimize`
+OPTIONS: dict[tuple[str, str], list[str]] = {
+    (DEFAULT, ""): [],
+    (FRESH, ""): ["--sampling", "fresh-bins"],
+    **{
+        (f"{family}, --schedule", schedule): [*words, "--schedule", schedule]
+        for family, words in ((DEFAULT, []), (FRESH, ["--sampling", "fresh-bins"]))
+        for schedule in ("constant", "averaged", "linear", "wsd")
+    },
+}
+FAMILIES = [*dict.fromkeys(family for family, _ in (*OPTIONS, *PEERS))]
+SHOWN = [family for family in FAMILIES if family != BASELINE and "--schedule" not in family]
 
 
 def mechanisms(
@@ -134,15 +144,16 @@ def mechanisms(
             if not path.is_file():
                 build(label, epsilon).save(path)
             yield family, Mechanism.read(label, path)
-    for family, words in OPTIONS.items():
+    for (family, schedule), words in OPTIONS.items():
         if family in families:
-            path = folder / f"{family.replace(', ', '-').replace(' ', '-')}-eps{epsilon:g}.npz"
+            label = f"{family} {schedule}" if schedule else family
+            path = folder / f"{label.replace(', ', '-').replace(' ', '-')}-eps{epsilon:g}.npz"
             if not path.is_file():
                 command = [str(Path(sys.executable).parent / "mfopt"), "optimize"]
                 command += ["--epochs", f"{EPOCHS}", "--iters", f"{BINS}", "--eps", f"{epsilon}"]
                 command += ["--delta", f"{DELTA}", "--seed", "1", "--quiet", "--out", str(path)]
                 subprocess.run([*command, *words], check=True)
-            yield family, Mechanism.load(path)._replace(label=family)
+            yield family, Mechanism.load(path)._replace(label=label)
 
 
 # --- cells ---------------------------------------------------------------------------------------
@@ -230,8 +241,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Change of test loss against DP-SGD, by ε: models in columns, schedules in rows."""
     import matplotlib.pyplot as plt
 
-    families = [family for family in FAMILIES if family != BASELINE]
-    colors = dict(zip(families, ["C3", "C0", "0.55", "C2", "C1", "C4", "C5"], strict=True))
+    colors = dict(zip(SHOWN, ["C3", "C0", "0.55", "C2", "C1", "C4", "C5"], strict=True))
     figure, grid = plt.subplots(2, 2, figsize=(9.5, 6.2), sharey="row")
     titles = {"softmax": "softmax regression", "mlp": "MLP 64-32-10"}
     for line, schedule in zip(grid, ("constant", "linear"), strict=True):
@@ -240,10 +250,10 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             cell = [
                 r for r in rows if (r["task"], r["optimizer"], r["schedule"], r["reading"]) == key
             ]
-            for number, family in enumerate(families):
+            for number, family in enumerate(SHOWN):
                 points = {r["epsilon"]: r for r in cell if r["family"] == family}
-                shift = 0.1 * (number - len(families) / 2 + 0.5)
-                mine = family in OPTIONS
+                shift = 0.1 * (number - len(SHOWN) / 2 + 0.5)
+                mine = family in (DEFAULT, FRESH)
                 axes.errorbar(
                     [place + shift for place, eps in enumerate(EPSILONS) if eps in points],
                     [float(points[eps]["change_percent"]) for eps in EPSILONS if eps in points],

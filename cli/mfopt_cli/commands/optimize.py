@@ -111,8 +111,8 @@ from mfopt_cli.options import COUNT, PATH, Count, option
 @option(
     "--objective",
     click.Choice(("robust", "final", "rmse", "max")),
-    "Error to minimize. robust: of prefix sums and of the final model under constant and linearly "
-    "decaying learning rates; final: of the final model alone; rmse: root mean square of the "
+    "Error to minimize. robust: of prefix sums and of the final model under four learning-rate "
+    "schedules; final: of the final model alone; rmse: root mean square of the "
     "workload's queries; max: largest standard deviation of a query [default: robust; rmse for "
     "another --workload].",
 )
@@ -120,7 +120,8 @@ from mfopt_cli.options import COUNT, PATH, Count, option
     "--schedule",
     str,
     "Learning-rate schedule to optimize for, with --objective robust or final: constant, averaged "
-    "(constant, last iterates averaged), linear, cosine, or a .npy file of n rates.",
+    "(constant, last iterates averaged), linear, cosine, wsd (warm-up, stable, decay), or a "
+    ".npy file of n rates.",
 )
 @option("--samples", COUNT, "Frozen Monte Carlo samples [default: by strategy].")
 @options.certify_samples
