@@ -62,7 +62,7 @@ def test_runs_of_a_few_iterations_have_as_few_buffers(iters, tmp_path):
     assert defaults.buffers(scheme) == iters and defaults.buffers(BallsInBins(4, 2)) == 4
     sizes = [one.size for one in memory.wanted(scheme, 5) if one.kind != "banded-toeplitz"]
     assert sizes and max(sizes) <= iters
-    kept = [one for one in auto.candidates(1, iters, 15) if one.scheme.kind == "balls-in-bins"]
+    kept = [one for one in auto.candidates(1, iters, 2.0, 15) if one.scheme.kind == "balls-in-bins"]
     assert max(one.size for one in kept) <= iters
     found = optimize.optimize(scheme, 2.0, 1e-3, samples=64, steps=1, seed=1)
     assert found.strategy.buffers == iters

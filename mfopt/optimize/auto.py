@@ -3,9 +3,8 @@
 Every search ends with an estimate of its RMSE, on the same fresh samples for all; the lowest is
 certified, and the next one if that fails. Candidates are:
 
-* balls-in-bins with the kinds that keep few buffers (:mod:`mfopt.optimize.memory`),
-* fresh bins with a banded Toeplitz C of as many bands as the memory and the bins allow, and with a
-  cleared BLT where that sees further back,
+* balls-in-bins and fresh bins with the kinds of C that are searched there by default
+  (:mod:`mfopt.optimize.defaults`), as large as the memory allows and pays,
 * independent noise under both.
 
 Kinds that regenerate past noise from the key are left out, as they pay in time, and so are schemes
@@ -25,7 +24,7 @@ from mfopt._runtime import _check
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import CertificateKind
-from mfopt.optimize import defaults, memory, starts
+from mfopt.optimize import defaults, memory
 from mfopt.optimize.objective import Loss, Objective
 from mfopt.optimize.pipeline import Searched, Target, on_record
 from mfopt.optimize.run import InterruptedOptimization, Optimized
@@ -73,29 +72,30 @@ class Tried(NamedTuple):
         return {**record, "seconds": round(self.seconds, 3)}
 
 
-def candidates(epochs: int, iters: int, most: int) -> list[memory.Candidate]:
+def candidates(epochs: int, iters: int, epsilon: float, most: int) -> list[memory.Candidate]:
     """Candidates that keep at most ``most`` noise buffers (× model size), each after those it
     starts from.
 
     Args:
       epochs: E.
       iters: iterations of an epoch, b.
+      epsilon: of the target.
       most: arrays that streaming the noise may keep.
 
-    >>> [one.words() for one in candidates(4, 32, 1)][3:]
-    ['fresh-bins, banded-toeplitz (2 bands)', 'fresh-bins, cleared-blt (1 buffers)']
+    >>> [one.words() for one in candidates(4, 32, 2.0, 1)][2:]
+    ['balls-in-bins, blt (1 buffers)', 'fresh-bins, cleared-blt (1 buffers)']
     """
     kept, afresh = BallsInBins(iters, epochs), FreshBins(iters, epochs)
     found = [memory.Candidate(kept, "identity"), memory.Candidate(afresh, "identity")]
-    if most >= 1:
-        found.append(memory.Candidate(kept, "blt", min(most, defaults.buffers(kept))))
-    if min(most, kept.iterations) >= starts.FEWEST_WAVE:
-        found.append(memory.Candidate(kept, "wave-blt", defaults.BUFFERS))
-    bands = min(most + 1, iters)
-    if bands >= 2:
-        found.append(memory.Candidate(afresh, "banded-toeplitz", bands))
-    if 2 <= bands < iters:
-        found.append(memory.Candidate(afresh, "cleared-blt", min(most, MOST_CLEARED)))
+    if most == 0:
+        return found
+    for scheme, largest in ((kept, defaults.buffers(kept)), (afresh, MOST_CLEARED)):
+        buffers = min(most, largest)
+        for kind in reversed(defaults.kinds(scheme, epsilon, buffers)):
+            bands = min(most + 1, iters)
+            size = bands if kind == "banded-toeplitz" else buffers
+            if kind != "banded-toeplitz" or bands > 1:
+                found.append(memory.Candidate(scheme, kind, size))
     return found
 
 
@@ -148,7 +148,7 @@ def least_error(
     )
     most = _check.integer("memory", most, at_least=0)
     workload, loss = workload or PrefixSums(), loss or Objective()
-    wanted = candidates(epochs, iters, most)
+    wanted = candidates(epochs, iters, target.epsilon, most)
     memory.announce(wanted, time_scale, progress, "mechanisms")
     tried: list[Tried] = []
     unfinished: tuple[Optimized, BinScheme] | None = None

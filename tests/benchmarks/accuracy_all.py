@@ -36,6 +36,7 @@ from mfopt.optimize import unamplified
 from mfopt.sampling import Scheme
 from mfopt.strategies import Identity, Strategy
 
+PAGE = Path("docs/benchmarks/accuracy.md")
 EPOCHS, BINS, DELTA = 8, 32, 1e-5
 STEPS = EPOCHS * BINS
 EPSILONS = (0.5, 2.0, 8.0)
@@ -60,6 +61,7 @@ class Cell(NamedTuple):
 CELLS = [
     *(Cell(task, "sgd", epsilon) for epsilon in (2.0, 8.0, 0.5) for task in ("softmax", "mlp")),
     *(Cell(task, name, 2.0) for name in ("momentum", "adam") for task in ("softmax", "mlp")),
+    Cell("cnn", "sgd", 2.0),
     *(Cell("least-squares", "sgd", epsilon) for epsilon in EPSILONS),
 ]
 
@@ -286,6 +288,42 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=140)
 
 
+def with_tables(page: str, rows: list[dict[str, Any]]) -> str:
+    """The page with the tables of its cells made again: losses with SGD, the lowest in bold.
+
+    A table follows the line that names its task and ε.
+    """
+    columns = {
+        "constant": ("constant", "last"),
+        "averaged": ("constant", "averaged"),
+        "linear": ("linear", "last"),
+        "cosine": ("cosine", "last"),
+        "warm-up–stable–decay": ("warmup-stable-decay", "last"),
+    }
+    for title, task in (("Softmax regression", "softmax"), ("MLP", "mlp")):
+        for epsilon in EPSILONS:
+            losses = {
+                (row["family"], row["schedule"], row["reading"]): f"{float(row['loss']):.4f}"[1:]
+                for row in rows
+                if (row["task"], row["optimizer"]) == (task, "sgd")
+                and float(row["epsilon"]) == epsilon
+            }
+            lines = ["| " + " | ".join(("mechanism", *columns)) + " |", "| --- " * 6 + "|"]
+            for family in FAMILIES:
+                cells = []
+                for key in columns.values():
+                    lowest = min(losses[other, *key] for other in FAMILIES)
+                    loss = losses[family, *key]
+                    cells.append(f"**{loss}**" if loss == lowest else loss)
+                lines.append(
+                    "| " + " | ".join((family.replace("--schedule", "own schedule"), *cells)) + " |"
+                )
+            heading = f"{title}, ε = {epsilon:g}:\n\n"
+            before, _, after = page.partition(heading)
+            page = before + heading + "\n".join(lines) + "\n\n" + after.partition("\n\n")[2]
+    return page
+
+
 def parser() -> argparse.ArgumentParser:
     """Options of the command."""
     words = argparse.ArgumentParser(
@@ -316,6 +354,8 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     plot(rows, options.out / "accuracy.png")
+    if options.out == Path("artifacts/accuracy"):
+        PAGE.write_text(with_tables(PAGE.read_text(), rows))
     if (options.out.parent / manifest.MANIFEST).is_file():
         reports = json.loads((options.out / "results.json").read_text())
         manifest.note(
