@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 from mfopt import accounting, floor
 from mfopt._runtime import _check
-from mfopt.accounting import Effort
 from mfopt.errors import InterruptedFactorization, UncertifiedError
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization.provenance import provenance
-from mfopt.final_model import Schedule
+from mfopt.final_model import Schedule, learning_rates
 from mfopt.guarantee import CertificateKind, Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.optimize import Objective, Search, least_error
 from mfopt.optimize import factorize as optimized
 from mfopt.optimize.auto import MEMORY
+from mfopt.optimize.pipeline import Target
 from mfopt.progress import Report, silent
 from mfopt.sampling import BallsInBins, CyclicPoisson, Scheme, named_scheme
 from mfopt.sampling.named import NAMES, groups
@@ -117,75 +117,108 @@ def factorize(
     >>> print(made.iterations, made.guarantee.epsilon, made.guarantee.status)
     16 2.0 certified
     """
-    seed = None if seed is None else _check.seed("seed", seed)
-    if workload is not None:
-        _check.kind("workload", workload, Workload)
-    auto = _check.choice("sampling", sampling, (*NAMES, "auto")) == "auto"
-    of_scheme = {
+    sizes: dict[str, Any] = {"buffers": buffers, "bands": bands}
+    of_scheme: dict[str, Any] = {
         "reassign_every": reassign_every,
         "separation": separation,
         "max_participations": max_participations,
     }
-    for option, value in of_scheme.items():
-        if auto and value is not None:
-            rule = 'belongs to one scheme, and sampling="auto" compares two, at their defaults'
-            raise _check.reject(option, value, rule, "Leave it out, or name the sampling.")
-    name = "balls-in-bins" if auto else sampling
-    scheme = named_scheme(
-        name, epochs, iterations_per_epoch, bands=1 if bands is None else bands, **of_scheme
-    )
-    schemes: Scheme | Sequence[Scheme] = scheme
-    if isinstance(scheme, CyclicPoisson) and bands is None:
-        schemes = groups(epochs, iterations_per_epoch)
-    search = search or Search()
-    if memory is not None or auto:
-        sizes = {"strategy": strategy, "buffers": buffers, "bands": bands}
-        for name, value in (sizes | search.of_one_kind()).items():
-            if value is not None:
-                rule = "has no effect where C is chosen by `memory` or `sampling`"
-                raise _check.reject(name, value, rule, f"Leave out {name}, or these.")
-        if not auto and not isinstance(scheme, BallsInBins):
-            rule = f"has no effect with `sampling={sampling}`"
-            raise _check.reject("memory", memory, rule, "Use balls-in-bins or auto.")
-    shared: dict[str, Any] = {
-        "workload": workload,
-        "privacy_unit": privacy_unit,
-        "provenance": provenance(seed, command),
-        "seed": seed,
-        "certify_samples": certify_samples,
-        "certificate": certificate,
-        "progress": progress,
-    }
-    if auto:
-        if search.time_scale is not None:
-            shared["time_scale"] = search.time_scale
-        made = least_error(
-            epochs,
-            iterations_per_epoch,
-            epsilon,
-            delta,
-            loss=Objective.chosen(objective, schedule, workload),
-            most=MEMORY if memory is None else memory,
+    with _check.named(_NAMES):
+        epochs = _check.integer("epochs", epochs)
+        iterations_per_epoch = _check.integer("iterations_per_epoch", iterations_per_epoch)
+        for numbers in (sizes, of_scheme):
+            numbers |= {k: _check.optional(_check.integer, k, v) for k, v in numbers.items()}
+        memory = _check.optional(_check.integer, "memory", memory, at_least=0)
+        auto = _check.choice("sampling", sampling, (*NAMES, "auto")) == "auto"
+        target = Target(epsilon, delta, privacy_unit, certify_samples, seed, certificate)
+        _check.optional(_check.kind, "workload", workload, wanted=Workload, way_out=_WORKLOADS)
+        search = _check.kind("search", search or Search(), Search, _SEARCHES)
+        loss = Objective.chosen(objective, schedule, workload)
+        _require_calls(progress, command)
+        schemes = _schemes(sampling, epochs, iterations_per_epoch, sizes["bands"], of_scheme)
+        if schedule is not None and not isinstance(schedule, str):
+            learning_rates(schedule, epochs * iterations_per_epoch)
+        if memory is not None or auto:
+            chosen = {"strategy": strategy, **sizes, **search.of_one_kind()}
+            _refuse_choices(chosen, memory, sampling)
+        shared: dict[str, Any] = {
+            "workload": workload,
+            "privacy_unit": target.privacy_unit,
+            "provenance": provenance(target.seed, command),
+            "seed": target.seed,
+            "certify_samples": target.samples,
+            "certificate": target.certificate,
+            "progress": progress,
+        }
+        if auto:
+            if search.time_scale is not None:
+                shared["time_scale"] = search.time_scale
+            most = MEMORY if memory is None else memory
+            size = epochs, iterations_per_epoch
+            made = least_error(*size, target.epsilon, target.delta, loss=loss, most=most, **shared)
+            return _certified(made)
+        options = sizes | search.of_one_kind()
+        del options["bands"]
+        made = optimized(
+            schemes,
+            target.epsilon,
+            target.delta,
+            strategy=strategy,
+            bands=sizes["bands"],
+            memory=memory,
+            objective=objective,
+            schedule=schedule,
+            time_scale=search.time_scale,
             **shared,
+            **{name: value for name, value in options.items() if value is not None},
         )
         return _certified(made)
-    options = {name: value for name, value in search.of_one_kind().items() if value is not None}
-    if buffers is not None:
-        options["buffers"] = buffers
-    made = optimized(
-        schemes,
-        epsilon,
-        delta,
-        strategy=strategy,
-        bands=bands,
-        memory=memory,
-        objective=objective,
-        schedule=schedule,
-        time_scale=search.time_scale,
-        **shared,
-        **options,
-    )
-    return _certified(made)
+
+
+# names inside the library -> arguments of the front door
+_NAMES = {
+    "bins": "iterations_per_epoch",
+    "rethrow": "reassign_every",
+    "certify samples": "certify_samples",
+    "iterations": "epochs × iterations_per_epoch",
+    "n": "epochs × iterations_per_epoch",
+}
+_PROOF_NAMES = {"certify samples": "samples"}
+_SEARCHES = "mfopt.optimize.Search(steps=50) is one."
+_WORKLOADS = "mfopt.workloads.ToeplitzWorkload(coefs) makes one of an array."
+
+
+def _schemes(
+    sampling: str, epochs: int, bins: int, bands: int | None, options: dict[str, int | None]
+) -> Scheme | Sequence[Scheme]:
+    """The scheme of that name, or those that are tried in turn."""
+    if sampling == "auto":
+        for option, value in options.items():
+            if value is not None:
+                rule = 'belongs to one scheme, and sampling="auto" compares two, at their defaults'
+                raise _check.reject(option, value, rule, "Leave it out, or name the sampling.")
+        sampling = BallsInBins.kind
+    scheme = named_scheme(sampling, epochs, bins, bands=1 if bands is None else bands, **options)
+    return groups(epochs, bins) if isinstance(scheme, CyclicPoisson) and bands is None else scheme
+
+
+def _refuse_choices(chosen: dict[str, Any], memory: int | None, sampling: str) -> None:
+    """Refuse what names a C that ``memory`` or ``sampling`` is to choose."""
+    for name, value in chosen.items():
+        if value is not None:
+            rule = "has no effect where C is chosen by `memory` or `sampling`"
+            raise _check.reject(name, value, rule, f"Leave out {name}, or these.")
+    if sampling not in ("auto", BallsInBins.kind):
+        rule = f"has no effect with `sampling={sampling}`"
+        raise _check.reject("memory", memory, rule, "Use balls-in-bins or auto.")
+
+
+def _require_calls(progress: Any, command: Any) -> None:
+    """Refuse a listener that cannot be called, and a maker that is no text."""
+    if not callable(progress):
+        rule = "must be a function of a mfopt.progress.Progress"
+        raise _check.reject("progress", progress, rule)
+    _check.kind("command", command, str)
 
 
 def _certified(made: Factorization) -> Factorization:
@@ -234,21 +267,26 @@ def account(
         mechanism = mechanism.mechanism
     elif isinstance(mechanism, Scheme):
         mechanism = Mechanism(mechanism)
-    return accounting.account(
-        mechanism,
-        noise_multiplier=noise_multiplier,
-        epsilon=epsilon,
-        delta=delta,
-        samples=samples,
-        seed=seed,
-        certificate=certificate,
-    )
+    way_out = "A scheme of mfopt.sampling and mfopt.load(path) are taken, too."
+    _check.kind("mechanism", mechanism, Mechanism, way_out)
+    with _check.named(_PROOF_NAMES):
+        return accounting.account(
+            mechanism,
+            noise_multiplier=noise_multiplier,
+            epsilon=epsilon,
+            delta=delta,
+            samples=samples,
+            seed=seed,
+            certificate=certificate,
+        )
 
 
-def _checked(factorization: Any, seed: Any) -> tuple[Factorization, int | None]:
-    """Both arguments in their own types."""
-    _check.kind("factorization", factorization, Factorization, "mfopt.load reads one from a file.")
-    return factorization, None if seed is None else _check.seed("seed", seed)
+def _checked(factorization: Any, progress: Any, command: Any) -> Factorization:
+    """The factorization, where all three have their types."""
+    _require_calls(progress, command)
+    way_out = "mfopt.load reads one from a file."
+    found: Factorization = _check.kind("factorization", factorization, Factorization, way_out)
+    return found
 
 
 def certify(
@@ -283,16 +321,26 @@ def certify(
     >>> certify(made, epsilon=2.5).guarantee.epsilon
     2.5
     """
-    factorization, seed = _checked(factorization, seed)
-    stated = factorization.guarantee
-    epsilon = stated.epsilon if epsilon is None else epsilon
-    delta = stated.delta if delta is None else delta
-    target = dataclasses.replace(stated, epsilon=epsilon, delta=delta, status="certified")
-    floor.refute(factorization.strategy, factorization.sampling, target)
-    effort = Effort(samples, seed, certificate=certificate)
-    sigma, mechanism = factorization.noise_multiplier, factorization.mechanism
-    proof = proofs.prove(mechanism, sigma, target, effort=effort, progress=progress)
-    guarantee = dataclasses.replace(proof, epsilon=target.epsilon)  # it may have proved less
+    factorization = _checked(factorization, progress, command)
+    stated, sigma = factorization.guarantee, factorization.noise_multiplier
+    with _check.named(_PROOF_NAMES):
+        goal = Target(
+            stated.epsilon if epsilon is None else epsilon,
+            stated.delta if delta is None else delta,
+            stated.privacy_unit,
+            samples,
+            seed,
+            certificate,
+        )
+        seed = goal.seed
+        target = dataclasses.replace(
+            stated, epsilon=goal.epsilon, delta=goal.delta, status="certified"
+        )
+        floor.refute(factorization.strategy, factorization.sampling, target)
+        proof = proofs.prove(
+            factorization.mechanism, sigma, target, effort=goal.effort, progress=progress
+        )
+    guarantee = dataclasses.replace(proof, epsilon=goal.epsilon)  # it may have proved less
     record = {**factorization.provenance, "certified_by": provenance(seed, command)}
     proved = dataclasses.replace(factorization, guarantee=guarantee, provenance=record)
     if seed is None:  # a file may have been made to pass with a seed that was known before
@@ -331,14 +379,18 @@ def calibrate(
     >>> calibrate(made, epsilon=1.0).noise_multiplier > made.noise_multiplier
     True
     """
-    factorization, seed = _checked(factorization, seed)
-    guarantee, facts = proofs.calibrated(
-        factorization.mechanism,
-        epsilon,
-        delta,
-        effort=Effort(samples, seed, certificate=certificate),
-        progress=progress,
-    )
+    factorization = _checked(factorization, progress, command)
+    unit = factorization.guarantee.privacy_unit
+    with _check.named(_PROOF_NAMES):
+        target = Target(epsilon, delta, unit, samples, seed, certificate)
+        seed = target.seed
+        guarantee, facts = proofs.calibrated(
+            factorization.mechanism,
+            target.epsilon,
+            target.delta,
+            effort=target.effort,
+            progress=progress,
+        )
     record = {**factorization.provenance, "calibrated_by": provenance(seed, command), **facts}
     found = dataclasses.replace(
         factorization,

@@ -7,8 +7,10 @@ compilation or preparation as work.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,24 @@ Report = Callable[[Progress], None]
 
 def silent(_: Progress) -> None:
     """Listener that ignores every report."""
+
+
+_LISTENER: contextvars.ContextVar[Report] = contextvars.ContextVar("listener", default=silent)
+
+
+@contextlib.contextmanager
+def listening(report: Report) -> Iterator[None]:
+    """Tell ``report`` of work inside the block that has no listener of its own."""
+    token = _LISTENER.set(report)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+def ambient(event: Progress) -> None:
+    """Listener that passes reports on to that of :func:`listening`, if there is one."""
+    _LISTENER.get()(event)
 
 
 def within(report: Report, prefix: str) -> Report:

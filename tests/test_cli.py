@@ -162,10 +162,10 @@ BAD = {
     "few samples": ("samples", {"--strategy": "toeplitz", "--samples": "3"}),
     "no steps": ("steps", {"--strategy": "blt", "--steps": "0"}),
     "steps for a fixed strategy": ("--steps", {"--steps": "5"}),
-    "bands of a blt": ("--bands has no effect with blt", {"--strategy": "blt", "--bands": "3"}),
-    "bands of none": ("--bands has no effect", {"--strategy": "identity", "--bands": "3"}),
+    "bands of a blt": ("--bands 3: has no effect with blt", {"--strategy": "blt", "--bands": "3"}),
+    "bands of none": ("--bands 3: has no effect", {"--strategy": "identity", "--bands": "3"}),
     "buffers of none": (
-        "--buffers has no effect with toep",
+        "--buffers 3: has no effect with toep",
         {"--strategy": "toeplitz", "--buffers": "3"},
     ),
     "momentum of prefix sums": (

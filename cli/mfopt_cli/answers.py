@@ -18,7 +18,7 @@ import click
 from mfopt import words
 from mfopt._runtime import _check
 from mfopt.guarantee import questionable_delta
-from mfopt.progress import Progress
+from mfopt.progress import Progress, Report, listening, within
 from mfopt_cli import display, sweeps
 from mfopt_cli.live import Live
 
@@ -184,9 +184,15 @@ def run(
     started = time.perf_counter()
     with Live(not asked.quiet and not asked.as_json) as live:
         for number, row in enumerate(rows):
-            note = "" if swept is None else f"{swept} = {row[swept]:g}"
-            live(Progress(title, number, len(rows), "answers", note=note))
-            found = compute(row)
+            if swept is None:
+                live(Progress(title))
+                report: Report = live
+            else:
+                note = f"{swept} = {row[swept]:g}"
+                live(Progress(title, number, len(rows), "answers", note=note))
+                report = within(live, note)
+            with listening(report):
+                found = compute(row)
             results += [one if swept is None else {swept: row[swept], **one} for one in found]
             deltas = [one["delta"] for one in found if "delta" in one]
             doubts += [questionable_delta(delta, row.get("population")) for delta in deltas]

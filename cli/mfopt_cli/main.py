@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from typing import Any
 
 import click
@@ -91,14 +92,33 @@ def main(arguments: list[str] | None = None) -> Any:
     """
     _open_streams()
     display.speak_plainly()
+    messages.COMPLETE.clear()
     # Threads of NumPy's BLAS would wait awake for 25 ms on the cores of compiled code: on two busy
     # cores a warm main command takes 8.8 CPU seconds so, and 6.8 where they sleep at once.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `mfopt ... | head`: nobody reads on
+        _close_output()
+        sys.exit(1)
+    except OSError as error:  # of standard output: any other has become a message
+        _close_output()
+        saved = "".join(f"; {path} is complete" for path in messages.COMPLETE)
+        click.echo(f"mfopt: standard output: {error.strerror}{saved}", err=True)
+        sys.exit(1)
+    if isinstance(code, int) and code:
+        sys.exit(code)
+    return code
+
+
+def _run(arguments: list[str] | None) -> Any:
+    """Run the command; its errors become messages and exit codes, but for those of its output."""
+    try:
         with _signals.as_interrupts():
-            code = cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)
+            return cli.main(args=arguments, prog_name="mfopt", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        messages.show(error)
         messages.json_error(
             arguments, error.format_message(), error.exit_code, getattr(error, "ctx", None)
         )
@@ -109,10 +129,9 @@ def main(arguments: list[str] | None = None) -> Any:
         # what the work that was stopped has to say: what is kept, and how to go on
         notes = getattr(stop.__cause__ or stop, "__notes__", ())  # click raises Abort from it
         _end(": ".join(("interrupted", *notes)), _signals.exit_code(), arguments)
-    except BrokenPipeError:  # `mfopt ... | head`: nobody reads on
-        _close_output()
-        sys.exit(1)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) or _is_of_output(error):
+            raise
         _end(str(error), 1, arguments)
     except MemoryError as error:
         _end(f"out of memory{f': {error}' if str(error) else ''}", 1, arguments)
@@ -128,9 +147,6 @@ def main(arguments: list[str] | None = None) -> Any:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         _end(f"out of memory: {str(error).splitlines()[0]}", 1, arguments)
-    if isinstance(code, int) and code:
-        sys.exit(code)
-    return code
 
 
 def _open_streams() -> None:
@@ -157,6 +173,13 @@ def _show_version(ctx: click.Context) -> None:
 def _close_output() -> None:
     # the interpreter flushes standard output on its way out, and would complain once more
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_of_output(error: OSError) -> bool:
+    """True for an error of what a command prints, not of a file that it reads or writes."""
+    return any(
+        frame.f_code is click.echo.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
 
 
 def _no_device() -> bool:

@@ -13,7 +13,7 @@ from mfopt import words
 from mfopt._runtime import _check
 from mfopt._version import ADVISED
 from mfopt.guarantee import questionable_delta
-from mfopt_cli import answers, display
+from mfopt_cli import answers, display, messages
 from mfopt_cli.live import COMPILING, Live
 
 
@@ -74,6 +74,7 @@ def keep(factorization: Any, path: Path, *, force: bool) -> Path:
     from mfopt.factorization import keep
 
     saved = keep(factorization, path, force=force)
+    messages.COMPLETE.append(str(saved))
     if saved != path:
         click.echo(
             f"mfopt: {path} could not be written (it appeared meanwhile, or the disk is full): "

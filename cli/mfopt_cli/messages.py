@@ -7,6 +7,7 @@ typed.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -16,15 +17,19 @@ import click
 
 from mfopt._runtime import _check
 from mfopt.errors import UsageError
-from mfopt_cli.option import Option
+from mfopt_cli.option import WORDS, Option
 
 SCHEMA = 1  # of the JSON output; a key that is taken away or means another thing raises it
+
+COMPLETE: list[str] = []  # results of the running command that are written, whatever else fails
 
 # Names in Python -> how the commands call the same thing, first the one that a command may have.
 _MEANINGS = {
     "bins": ("iters",),
+    "epochs × iterations_per_epoch": ("iters",),
     "epsilon": ("eps",),
     "iterations": ("iters",),
+    "iterations_per_epoch": ("iters",),
     "length": ("iters",),
     "loss": ("objective",),
     "output": ("out",),
@@ -32,8 +37,12 @@ _MEANINGS = {
     "path": ("run", "factorization"),
     "privacy_unit": ("unit",),
     "parameters": ("params",),
+    "samples": ("certify_samples",),
     "z": ("noise_multiplier",),
 }
+
+
+_LENGTHS = ("iterations", "length", "epochs × iterations_per_epoch")  # n of the library
 
 
 class Refused(click.ClickException):
@@ -54,6 +63,16 @@ class Failed(click.ClickException):
         click.echo(f"mfopt: {_check.printable(self.message)}", err=True)
 
 
+def show(error: click.ClickException) -> None:
+    """Print an error in a line, also one that click has found."""
+    if not isinstance(error, click.UsageError):
+        error.show()
+        return
+    text = _check.printable(error.format_message().rstrip("."))
+    path = error.ctx.command_path if error.ctx else "mfopt"
+    click.echo(f"mfopt: error: {text}. See {path} --help.", err=True)
+
+
 def of_usage(problem: UsageError, ctx: click.Context | None) -> str:
     """One message for a refused argument, by the name that was typed."""
     if problem.argument is None:
@@ -65,12 +84,25 @@ def of_usage(problem: UsageError, ctx: click.Context | None) -> str:
     if names_several:
         pairs = zip(names, value, strict=True)
         shown, value = ", ".join(f"{flag(n, ctx) or n} {v!r}" for n, v in pairs), None
+    if isinstance(value, float) and math.isinf(value):
+        value = typed_text(names[0], ctx) or value  # 1e309, say
     if isinstance(value, str):
         said = f" {value}" if value else ""  # the rule speaks of one that is empty
     else:
         said = "" if value is None else f" {value!r}"
     tail = f" {problem.way_out}" if problem.way_out else ""
     return f"{shown}{said}: {translate(f'{problem.rule}.{tail}', ctx)}"
+
+
+def typed_text(name: str, ctx: click.Context | None) -> str | None:
+    """The value of an option as it was typed, where it was."""
+    said, words = flag(name, ctx), [] if ctx is None else list(ctx.meta.get(WORDS, ()))
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        if word == said:
+            return following
+        if word.startswith(f"{said}="):
+            return word.partition("=")[2]
+    return None
 
 
 def translate(text: str, ctx: click.Context | None) -> str:
@@ -95,12 +127,15 @@ def flag(name: str, ctx: click.Context | None) -> str | None:
         for opt in param.opts:
             parameters.setdefault(opt.lstrip("-").replace("-", "_"), param)
     plain = name.replace(" ", "_").replace("-", "_")
-    candidates = [parameters.get(word) for word in (plain, *_MEANINGS.get(plain, ()))]
+    candidates = [parameters.get(word) for word in (plain, *_MEANINGS.get(name, ()))]
     options = [found for found in candidates if isinstance(found, Option)]
     # what was typed, or else what help shows
     for found in sorted(options, key=lambda option: (not option.given(ctx), option.hidden)):
-        if plain in ("iterations", "length") and found.main == "--iters":
-            return "--epochs × --iters"  # n of the library
+        if (
+            plain in ("iterations", "length", "epochs_×_iterations_per_epoch")
+            and found.main == "--iters"
+        ):
+            return "--epochs × --iters"
         return found.typed(ctx)
     others = [found for found in candidates if isinstance(found, click.Argument)]
     return others[0].make_metavar(ctx).strip("[]") if others else None

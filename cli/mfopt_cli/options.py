@@ -27,7 +27,18 @@ from mfopt_cli.option import Option as Option
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-FILE = click.Path(path_type=Path)  # of an argument that must be there
+
+class _ExistingFile(click.Path):
+    """A path that must not be empty: "" would be the working folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not value.strip():
+            name = (param and param.name) or "path"
+            raise _check.reject(name, None, "is empty", "Give the path of a file.")
+        return super().convert(value, param, ctx)
+
+
+FILE = _ExistingFile(path_type=Path)  # of an argument that must be there
 PATH = click.Path(path_type=Path)
 
 

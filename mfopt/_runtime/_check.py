@@ -6,10 +6,11 @@ argument's public name.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -33,6 +34,30 @@ def reject(name: str, value: Any, rule: str, way_out: str = "") -> UsageError:
     error = UsageError(f"{name} = {value!r}: {rule}.{tail}")
     error.argument, error.value, error.rule, error.way_out = name, value, rule, way_out
     return error
+
+
+@contextlib.contextmanager
+def named(names: Mapping[str, str]) -> Iterator[None]:
+    """Name refused arguments as the caller knows them.
+
+    Args:
+      names: name inside the block -> name of the caller's argument.
+    """
+    try:
+        yield
+    except UsageError as problem:
+        if problem.argument is None:
+            raise
+        parts = [part.strip() for part in problem.argument.split(",")]
+        typed = ", ".join(names.get(part, part) for part in parts)
+        if typed == problem.argument:
+            raise
+        raise reject(typed, problem.value, problem.rule, problem.way_out) from None
+
+
+def optional(check: Callable[..., Any], name: str, value: Any, **limits: Any) -> Any:
+    """None, or ``value`` as ``check`` gives it."""
+    return None if value is None else check(name, value, **limits)
 
 
 def printable(text: str) -> str:

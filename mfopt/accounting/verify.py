@@ -42,7 +42,7 @@ from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import FreeBound
 from mfopt.errors import FailureError
-from mfopt.progress import Progress, Report, silent
+from mfopt.progress import Progress, Report, ambient
 
 Free = Literal["noise_multiplier", "epsilon"]
 
@@ -117,7 +117,7 @@ class Engine:
         self,
         model: LossModel,
         seed: int | None = None,
-        progress: Report = silent,
+        progress: Report = ambient,
         known: float = math.inf,
     ):
         self.model, self.seed, self.progress, self.known = model, seed, progress, known

@@ -179,10 +179,10 @@ def asked(strategy: str | Sequence[str]) -> tuple[str, ...]:
     Raises:
       UsageError: none, or an unknown one.
     """
-    named = (strategy,) if isinstance(strategy, str) else tuple(dict.fromkeys(strategy))
+    named = strategy if isinstance(strategy, list | tuple) else (strategy,)
     if not named:
         raise _check.reject("strategy", strategy, "names no kind", '"blt" is one.')
-    return tuple(check(name) for name in named)
+    return tuple(dict.fromkeys(check(name) for name in named))
 
 
 def find(name: str) -> Kind:

@@ -27,8 +27,8 @@ from mfopt.optimize.objective import Objective
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
-from mfopt.sampling import BinScheme, Scheme
-from mfopt.strategies import Strategy
+from mfopt.sampling import BinScheme, CyclicPoisson, Scheme
+from mfopt.strategies import Strategy, registered
 from mfopt.workloads import PrefixSums, Workload
 
 
@@ -49,12 +49,30 @@ class Search:
     steps: int | None = None
     init: Strategy | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.time_scale, bool | Scaling | None):
+            rule = "must be True, False or a Scaling"
+            raise _check.reject("time_scale", self.time_scale, rule)
+        for name, least in (("samples", 64), ("steps", 1)):
+            if (value := getattr(self, name)) is not None:
+                number = _check.integer(name, value, at_least=least)
+                object.__setattr__(self, name, number)
+        if self.optimizer is not None:
+            _check.word("optimizer", self.optimizer)
+        if self.init is not None:
+            _check.kind("init", self.init, Strategy, "mfopt.load(path).strategy is one.")
+
     def of_one_kind(self) -> dict[str, Any]:
         """Options that only a search of one kind can have, by name."""
         return {name: getattr(self, name) for name in ("samples", "optimizer", "steps", "init")}
 
 
 _BANDED = ("banded-toeplitz", "banded", "banded-sqrt")
+# kinds that have a size of each name
+_SIZED = {
+    "bands": ("banded", "banded-toeplitz", "banded-sqrt", "banded-inverse-sqrt"),
+    "buffers": ("blt", "wave-blt", "cleared-blt"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +100,11 @@ class Target:
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", _check.epsilon("epsilon", self.epsilon))
         object.__setattr__(self, "delta", check_delta(self.delta))
-        if self.samples is not None:
-            _check.integer("certify samples", self.samples, at_least=256)
+        samples = _check.optional(_check.integer, "certify samples", self.samples, at_least=256)
+        object.__setattr__(self, "samples", samples)
+        object.__setattr__(self, "seed", _check.optional(_check.seed, "seed", self.seed))
         _check.word("privacy_unit", self.privacy_unit)
-        is_deterministic(self.effort.certificate, self.samples)
+        is_deterministic(self.certificate, self.samples)
 
     @property
     def effort(self) -> Effort:
@@ -165,6 +184,11 @@ def factorize(
     workload = _check.kind("workload", PrefixSums() if workload is None else workload, Workload)
     loss = Objective.chosen(objective, schedule, workload)
     record = dict(provenance or {})
+    forms = asked or default_kinds(first, target.epsilon, options.get("buffers"))
+    if memory is None:
+        bands_are_groups = isinstance(first, CyclicPoisson)
+        _require_sized(forms, None if bands_are_groups else bands, options.get("buffers"))
+        _require_searched(forms, {**options, "time_scale": time_scale or None})
     if not is_sampled(first):
         unused = {**options, "memory": memory, "time_scale": time_scale or None}
         steps, buffers = unused.pop("steps", None), unused.pop("buffers", None)
@@ -172,7 +196,7 @@ def factorize(
         question = closed_form.Question(
             target.epsilon,
             target.delta,
-            asked or default_kinds(first, target.epsilon),
+            forms,
             functools.partial(loss.loss, workload),
             bands,
             buffers,
@@ -186,7 +210,7 @@ def factorize(
     if len(schemes) > 1 or not isinstance(first, BinScheme):
         rule = "several are tried in turn only where σ takes no samples"
         raise _check.reject("scheme", [each.kind for each in schemes], rule)
-    plan = _Plan.of(first, target, asked, bands, memory, time_scale, options)
+    plan = _Plan.of(first, forms, bands, memory, time_scale, options)
     interrupted = False
     bounds: dict[int, WithinMemory] = {}
     how: dict[str, Any] = {
@@ -245,6 +269,27 @@ def default_kinds(scheme: Scheme, epsilon: float, buffers: int | None = None) ->
     return defaults.kinds(scheme, epsilon, defaults.buffers(scheme) if buffers is None else buffers)
 
 
+def _require_sized(forms: tuple[str, ...], bands: int | None, buffers: int | None) -> None:
+    """Refuse a size that none of the kinds has; kinds of a plugin may have either."""
+    built_in = {name for name, cls in registered().items() if cls.__module__.startswith("mfopt.")}
+    for name, value in (("bands", bands), ("buffers", buffers)):
+        sized = _SIZED[name]
+        if value is not None and set(forms) <= built_in and not set(forms) & set(sized):
+            rule = f"has no effect with {' or '.join(forms)}"
+            way_out = f"Leave it out, or use {', '.join(sized[:-1])} or {sized[-1]}."
+            raise _check.reject(name, value, rule, way_out)
+
+
+def _require_searched(forms: tuple[str, ...], options: Mapping[str, Any]) -> None:
+    """Refuse options of a search where no kind has free parameters."""
+    if set(forms) & set(kinds.names()):
+        return
+    for name, value in options.items():
+        if value is not None and name != "buffers":
+            rule = f"has no effect with {' or '.join(forms)}, where nothing is searched"
+            raise _check.reject(name, value, rule, "Leave it out.")
+
+
 def _refuse_unused(options: Mapping[str, Any], scheme: Scheme) -> None:
     """Refuse options of a search by samples."""
     for name, value in options.items():
@@ -272,8 +317,7 @@ class _Plan(NamedTuple):
     def of(
         cls,
         scheme: BinScheme,
-        target: Target,
-        forms: tuple[str, ...] | None,
+        forms: tuple[str, ...],
         bands: int | None,
         memory: int | None,
         time_scale: bool | Scaling | None,
@@ -283,9 +327,8 @@ class _Plan(NamedTuple):
         if memory is not None and options:
             rule = f"leaves no choice of {', '.join(sorted(options))}"
             raise _check.reject("memory", memory, rule)
-        buffers = _check.integer("buffers", options.get("buffers", defaults.buffers(scheme)))
+        _check.integer("buffers", options.get("buffers", 1))
         bands = defaults.bands(scheme) if bands is None else _check.integer("bands", bands)
-        forms = forms or default_kinds(scheme, target.epsilon, buffers)
         searched = memory is not None or len(forms) > 1 or forms[0] in kinds.names()
         if time_scale is None:
             time_scale = memory is not None or (

@@ -24,7 +24,7 @@ class BinScheme(Scheme, abstract=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.iterations > MOST_ITERATIONS:
-            rule = f"bins × epochs must be at most {MOST_ITERATIONS} iterations"
+            rule = f"their product must be at most {MOST_ITERATIONS}"
             raise _check.reject("bins, epochs", (self.bins, self.epochs), rule)
 
     @property

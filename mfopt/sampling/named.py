@@ -57,8 +57,9 @@ def named_scheme(
         if name not in owners:
             way_out = f'Leave it out, or use sampling="{owners[0]}".'
             raise _check.reject(option, value, f"has no effect under {name}", way_out)
-    if name == FreshBins.kind:
-        return FreshBins(bins, epochs, chosen.get("reassign_every", 1))
+    with _check.named({"rethrow": "reassign_every"}):
+        if name == FreshBins.kind:
+            return FreshBins(bins, epochs, chosen.get("reassign_every", 1))
     if name == BMinSep.kind:
         usual = max(1, min(max(bins // 2, bands), bins - 1))
         return BMinSep(bins, epochs, chosen.get("separation", usual))

@@ -274,20 +274,15 @@ def _forms_to_search(asked: Any) -> tuple[str, ...]:
     forms: tuple[str, ...] = (asked.strategy,)
     if asked.strategy is None:
         forms = default_kinds(scheme, asked.epsilon, asked.buffers)
-    _check_sizes(forms)
     return forms
 
 
 def _search(asked: Any, forms: tuple[str, ...]) -> Any:
     """How C is searched for, as a value of the library."""
     from mfopt.factorization import load
-    from mfopt.optimize import Search, kinds
+    from mfopt.optimize import Search
 
-    fixed = set(forms) & set(kinds.every()) - set(kinds.names())
     settings = {name: getattr(asked, name) for name in ("samples", "optimizer", "steps")}
-    if fixed and (asked.time_scale or asked.init or asked.knots or any(settings.values())):
-        rule = "--init, --steps, --samples, --optimizer, --time-scale and --knots have no effect"
-        raise click.UsageError(f"{rule} with {forms[0]}")
     scaling = asked.time_scale
     if asked.knots is not None:
         scaling = _scaling(forms[0], asked.time_scale, asked.knots)
@@ -317,29 +312,13 @@ def _check_free(path: Path, force: bool, searched: str | None) -> None:
         raise _check.reject("out", str(path), problem.rule, f"{way_out}. {unproved}") from None
 
 
-# what each size is of, among the kinds that are known here; those of a plugin may take either
-_SIZED = {
-    "bands": ("banded", "banded-toeplitz", "banded-sqrt", "banded-inverse-sqrt"),
-    "buffers": ("blt", "wave-blt", "cleared-blt"),
-}
-
-
-def _check_sizes(forms: tuple[str, ...]) -> None:
-    """Refuse a size that was given and that none of the forms has."""
-    known = set(forms) <= set(options.StrategyName.names)
-    for name, sized in _SIZED.items():
-        if options.typed(name) and known and not set(forms) & set(sized):
-            rule = f"--{name} has no effect with {' or '.join(forms)}; remove it, or give "
-            rule += f"--strategy {', '.join(sized[:-1])} or {sized[-1]}"
-            raise click.UsageError(rule)
-
-
 def _scaling(form: str, wanted: bool | None, knots: int) -> Any:
     """Freedom of the two diagonals with so many knots."""
     from mfopt.optimize import kinds
     from mfopt.optimize.time_scale import Scaling
 
-    scalable = form not in kinds.names() or kinds.find(form).scalable
+    named = form in kinds.every()  # or else kinds are chosen by memory
+    scalable = not named or (form in kinds.names() and kinds.find(form).scalable)
     if wanted is False or (wanted is None and not scalable):
         raise click.UsageError(f"--knots has no effect with {form} without --time-scale")
     return Scaling(knots)
@@ -398,10 +377,12 @@ def _baselines(found: Any) -> list[tuple[str, str]]:
     from mfopt.strategies import Identity
 
     scheme, stated = found.sampling, found.guarantee
-    if isinstance(scheme, sampling.Poisson | sampling.MinSeparation):
-        return []  # the same, or without a batch to compare with
+    if not scheme.executable:  # no batch to compare with
+        return []
     share = scheme.expected_batch(_MANY) / _MANY
     poisson = sampling.Poisson(probability=share, iterations=found.iterations)
+    if poisson == scheme:
+        return []
     target = {"epsilon": stated.epsilon, "delta": stated.delta}
     sigma = mfopt.account(poisson, **target).noise_multiplier
     rmse = float(query_error.rmse(found.workload, Identity(), found.iterations, sigma))

@@ -215,7 +215,6 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
             scheme,
             *target,
             strategy=settings.strategy,
-            bands=min(16, scheme.most_bands or 16),
             privacy_unit="user" if settings.by_user else "record",
             progress=progress,
         )

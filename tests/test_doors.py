@@ -1,0 +1,313 @@
+"""The command line and Python: the same mechanism, or the same refusal, for the same question."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import random
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from commands import failure
+from mfopt_cli.main import cli
+
+import mfopt
+from mfopt import _api, errors
+from mfopt.factorization import proofs
+from mfopt.optimize import Search, closed_form, kinds, pipeline
+from mfopt.optimize.time_scale import Scaling
+from mfopt.progress import Progress, ambient, listening
+from mfopt.sampling import BallsInBins
+from mfopt.sampling.named import NAMES
+from mfopt.workloads import PrefixSums
+
+SAMPLINGS = (*NAMES, "auto")
+SHAPES = ((1, 4), (2, 8), (3, 5), (2, 1))
+# options of the command line -> the argument in Python
+ARGUMENTS = {
+    "--reassign-every": "reassign_every",
+    "--separation": "separation",
+    "--max-participations": "max_participations",
+    "--strategy": "strategy",
+    "--buffers": "buffers",
+    "--bands": "bands",
+    "--memory": "memory",
+    "--objective": "objective",
+    "--schedule": "schedule",
+    "--delta": "delta",
+    "--unit": "privacy_unit",
+    "--seed": "seed",
+    "--certify-samples": "certify_samples",
+    "--certificate": "certificate",
+}
+SEARCHES = {"--samples": "samples", "--steps": "steps", "--optimizer": "optimizer"}
+VALUES = {
+    "--reassign-every": (1, 2, 3),
+    "--separation": (1, 2, 4, 9),
+    "--max-participations": (1, 2, 50),
+    "--strategy": (*kinds.every(), None),
+    "--buffers": (0, 1, 3, 4, 100),
+    "--bands": (0, 1, 2, 4, 8, 40),
+    "--memory": (0, 1, 4),
+    "--objective": ("robust", "final", "rmse", "max"),
+    "--schedule": ("constant", "cosine"),
+    "--delta": (1e-3, 1e-9, 2.0, 0.0),
+    "--unit": ("user",),
+    "--seed": (0, 7),
+    "--certify-samples": (16, 512),
+    "--certificate": ("monte-carlo", "deterministic"),
+    "--samples": (2, 128),
+    "--steps": (0, 5),
+    "--optimizer": ("lbfgs",),
+    "--time-scale": (True, False),
+    "--knots": (1, 5),
+}
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """What the library would work on, recorded in place of the work."""
+    calls = []
+
+    def ended(*facts):
+        calls.append(facts)
+        raise errors.FailureError("stub")
+
+    def described(name, *arguments, progress=None, provenance=None, **options):
+        ended(name, arguments, options)
+
+    def closed(question, schemes, progress):
+        ended("closed form", dataclasses.replace(question, loss=None), schemes)
+
+    def proved(mechanism, *target, effort, **_):
+        ended("proof", mechanism.digest(1.0), mechanism.privacy_unit, target, effort)
+
+    monkeypatch.setattr(_api, "least_error", functools.partial(described, "auto"))
+    for name in ("optimize", "within_memory"):
+        monkeypatch.setattr(pipeline, name, functools.partial(described, name))
+    monkeypatch.setattr(closed_form.Question, "first_of", closed)
+    monkeypatch.setattr(proofs, "calibrated", proved)
+    return calls
+
+
+def questions(count, seed):
+    """Random options of ``optimize``, with one or two beyond sampling, strategy and shape."""
+    rng = random.Random(seed)
+    for sampling, shape in itertools.islice(
+        itertools.cycle(itertools.product(SAMPLINGS, SHAPES)), count
+    ):
+        options = {"--sampling": sampling}
+        for name in rng.sample(sorted(VALUES), rng.randint(0, 3)):
+            value = rng.choice(VALUES[name])
+            if value is not None:
+                options[name] = value
+        yield shape, rng.choice((0.5, 2.0, 8.0)), options
+
+
+def words(shape, epsilon, options):
+    line = ["optimize", "--epochs", shape[0], "--iters", shape[1], "--eps", epsilon]
+    for name, value in options.items():
+        if name == "--time-scale":
+            line.append(name if value else "--no-time-scale")
+        else:
+            line += [name, value]
+    return [*map(str, line), "--quiet"]
+
+
+def called(shape, epsilon, options):
+    named = {ARGUMENTS[name]: value for name, value in options.items() if name in ARGUMENTS}
+    searched = {SEARCHES[name]: value for name, value in options.items() if name in SEARCHES}
+    scale = options.get("--time-scale")
+    if "--knots" in options:
+        scale = Scaling(options["--knots"])
+    size = {"epochs": shape[0], "iterations_per_epoch": shape[1], "epsilon": epsilon}
+    sampling = options["--sampling"]
+    search = Search(time_scale=scale, **searched)
+    return mfopt.factorize(**size, sampling=sampling, search=search, workload=PrefixSums(), **named)
+
+
+def refusal(function, *arguments, **options):
+    """The UsageError of a call; None where it ends otherwise, as calls may."""
+    try:
+        function(*arguments, **options)
+    except mfopt.UsageError as problem:
+        return problem
+    except errors.FailureError:
+        return None
+    return None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_doors_ask_the_library_for_the_same_or_refuse_the_same(
+    seed, work, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    refused = answered = 0
+    for question in questions(72, seed):
+        options = question[2]
+        problem = refusal(called, *question)
+        expected, work[:] = list(work), []
+        shown = CliRunner().invoke(cli, words(*question), prog_name="mfopt")
+        assert shown.exception is None or isinstance(shown.exception, SystemExit), shown.exception
+        asked, work[:] = list(work), []
+        assert shown.exit_code == (1 if problem is None else 2), (question, problem, shown.output)
+        if problem is None:
+            answered += 1
+            assert asked == expected, question
+        else:  # which of several wrong options is named may differ
+            refused += 1
+            typed = [*options, "--epochs", "--iters"]
+            assert any(name in shown.output for name in typed), (problem, shown.output)
+    assert min(refused, answered) > 15  # a control: both happen
+
+
+@pytest.mark.parametrize(
+    ("sampling", "strategy", "more"),
+    [
+        *(("fixed-order", kind, {}) for kind in ("blt", "banded-sqrt", "tree", "toeplitz")),
+        ("min-separation", "blt", {"separation": 3, "max-participations": 2}),
+        ("poisson", None, {}),
+        ("cyclic-poisson", None, {}),
+        ("cyclic-poisson", "banded", {"bands": 2}),
+        ("balls-in-bins", "identity", {}),
+        ("fresh-bins", "identity", {"reassign-every": 2}),
+        ("balls-in-bins", "banded-sqrt", {"certificate": "deterministic"}),
+    ],
+)
+def test_both_doors_make_the_same_mechanism(sampling, strategy, more, tmp_path):
+    named = {name.replace("-", "_"): value for name, value in more.items()}
+    made = mfopt.factorize(
+        epochs=2,
+        iterations_per_epoch=6,
+        epsilon=2.0,
+        sampling=sampling,
+        strategy=strategy,
+        **named,
+    )
+    options = {"sampling": sampling, **({"strategy": strategy} if strategy else {}), **more}
+    line = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    size = ["--epochs", "2", "--iters", "6", "--eps", "2", "--out", str(tmp_path / "made.npz")]
+    shown = CliRunner().invoke(cli, ["optimize", *size, *line, "--json"], prog_name="mfopt")
+    assert shown.exit_code == 0, shown.output
+    facts = json.loads(shown.stdout)
+    assert facts["digest"] == made.digest and facts["rmse"] == made.rmse
+    assert facts["status"] == made.guarantee.status
+
+
+HOSTILE = (
+    *(None, True, False, 0, -1, 1, 2, 3, 2**31, 2**70, 0.5, 1.0, -0.0, 1e309, float("nan")),
+    *("", "2", "blt", "x", "identity", "poisson", "\n", b"2", [], {}, (), object(), 1j),
+    *(np.int64(3), np.float32(2), np.bool_(True), np.ones(3), np.array(2), np.zeros((0, 2))),
+    *(["blt", 5], ("identity", "sqrt"), SimpleNamespace(), BallsInBins(4, 2), len, int),
+)
+CALLS = {
+    "factorize": {
+        **dict.fromkeys(("reassign_every", "separation", "max_participations", "strategy")),
+        **dict.fromkeys(("buffers", "bands", "memory", "workload", "objective", "schedule")),
+        **dict.fromkeys(("search", "seed", "certify_samples")),
+        "epochs": 2,
+        "iterations_per_epoch": 4,
+        "epsilon": 2.0,
+        "delta": 1e-5,
+        "sampling": "balls-in-bins",
+        "privacy_unit": "example",
+        "certificate": "monte-carlo",
+    },
+    "account": {
+        "mechanism": BallsInBins(4, 2),
+        "noise_multiplier": None,
+        "epsilon": 2.0,
+        "delta": 1e-5,
+        "samples": None,
+        "seed": None,
+        "certificate": "monte-carlo",
+    },
+    "certify": {"epsilon": None, "delta": None, "samples": None, "seed": None},
+    "calibrate": {"epsilon": 3.0, "delta": 1e-5, "samples": None, "seed": None},
+    "load": {"path": "x.npz"},
+}
+
+
+@pytest.fixture(scope="module")
+def made():
+    return mfopt.optimize.factorize(BallsInBins(4, 2), 2.0, strategy="identity")
+
+
+def test_hostile_arguments_are_refused_by_the_name_that_was_typed(made, work):
+    rng = random.Random(1)
+    outcomes = {"refused": 0, "taken": 0}
+    for number in range(1000):
+        name = sorted(CALLS)[number % len(CALLS)]
+        arguments = dict(CALLS[name])
+        if name in ("certify", "calibrate"):
+            arguments["factorization"] = made
+        for argument in rng.sample(sorted(arguments), min(rng.randint(1, 2), len(arguments))):
+            arguments[argument] = rng.choice(HOSTILE)
+        mechanism = (arguments.pop("mechanism"),) if name == "account" else ()
+        problem = refusal(getattr(mfopt, name), *mechanism, **arguments)
+        outcomes["taken" if problem is None else "refused"] += 1
+        typed = {*arguments, "mechanism", "noise_multiplier", "epsilon", "delta"}
+        typed.add("epochs × iterations_per_epoch")
+        parts = () if problem is None else (problem.argument or "epsilon").split(", ")
+        assert typed.issuperset(parts), (name, problem)
+    assert outcomes["refused"] > 500 and outcomes["taken"] > 25
+
+
+def test_numbers_of_numpy_are_taken_and_can_be_saved(tmp_path):
+    made = mfopt.factorize(
+        epochs=np.int64(2),
+        iterations_per_epoch=np.int32(4),
+        epsilon=np.float32(2),
+        delta=np.float64(1e-5),
+        strategy="identity",
+        seed=np.int64(3),
+    )
+    assert mfopt.load(made.save(tmp_path / "made.npz")).provenance["seed"] == "pinned 3"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /dev/full")
+def test_a_full_output_says_what_is_complete(unbuffered, tmp_path):
+    import os
+    import subprocess
+
+    line = "optimize --epochs 2 --iters 4 --eps 2 --sampling poisson --out made.npz --json"
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(
+            [sys.executable, "-m", "mfopt", *line.split()],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert found.returncode == 1 and "Traceback" not in found.stderr
+    assert found.stderr.endswith("made.npz is complete\n"), found.stderr
+    assert mfopt.load(tmp_path / "made.npz").guarantee.status == "exact"
+
+
+def test_usage_errors_have_one_style(capsys):
+    for line in ("optimize --eps 2", "optimize --nothing", "account dpsgd --eps 2", "show", "nix"):
+        said = failure(capsys, *line.split())
+        assert said.startswith("mfopt: error: ") and said.count("\n") == 1, said
+
+
+def test_progress_of_one_answer_counts_samples(monkeypatch):
+    import mfopt.accounting
+
+    def answered(mechanism, **_):
+        ambient(Progress("certifying", 4096, 65536, "samples"))
+        return mfopt.account(BallsInBins(4, 2), noise_multiplier=2.0, delta=1e-5)
+
+    monkeypatch.setattr(mfopt.accounting, "account", answered)
+    line = "account fixed-order --epochs 2 --iters 4 --noise-multiplier 2 --delta 1e-5"
+    shown = CliRunner().invoke(cli, line.split(), prog_name="mfopt")
+    assert "4,096 of 65,536 samples" in shown.stderr and "answers" not in shown.stderr
+    heard = []
+    with listening(heard.append):
+        ambient(Progress("inside"))
+    ambient(Progress("outside"))
+    assert [event.stage for event in heard] == ["inside"]
