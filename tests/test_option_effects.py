@@ -126,7 +126,6 @@ OWN_OF = {
     ("train", "--lora-layers"): ["--lora-layers=mlp/c_fc"],
     ("train", "--model"): ["--model=here"],
     ("train", "--sign-key"): ["--sign-key=here"],
-    ("train", "--sweep-rates"): ["--sweep-rates=0.1,0.2"],
 }
 # options -> words without which they say nothing
 WITH = {

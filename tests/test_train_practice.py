@@ -6,7 +6,6 @@ import json
 import shutil
 from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from mfopt.training.execute import _settled, execute
 from mfopt.training.generation import generate
 from mfopt.training.models import Model
 from mfopt.training.prepare import preflight, prepare
-from mfopt.training.sweep import _parts, _rehearsal
 from mfopt.training.tokenizers import Tokenizer
 
 ROWS = [{"user": f"u{i % 3}", "text": f"words of {i}"} for i in range(50)]
@@ -234,102 +232,3 @@ def test_early_stopping_looks_at_public_data_only(data, tmp_path):  # noqa: F811
     write_store(synthetic_store(num_users=20), alone / "train")
     with pytest.raises(UsageError, match="no public part"):
         prepare(settings_for(alone, tmp_path / "other", patience=1))
-
-
-def copied(data, folder):  # noqa: F811
-    """The data without its public part."""
-    for name in ("train", "held-out-users"):
-        shutil.copytree(data / name, folder / name)
-    return folder
-
-
-def test_clip_norm_and_records_of_a_user_from_public_data(data, tmp_path):  # noqa: F811
-    data = copied(data, tmp_path / "more")
-    write_store(synthetic_store(num_users=30, seed=2, public=True), data / "public")
-    changes = {"clip_norm": 0.0, "records_per_user": 0, "normalized": False, "learning_rate": 0.0}
-    settings, told = settings_for(data, tmp_path / "run", **changes), []
-    prepared = prepare(settings, progress=told.append)
-    public, model = prepared.parts["public"], prepared.model
-    # by the definitions: every user's number of records, and each gradient by itself
-    counts = [len(public.records_of(user)) for user in range(public.num_users)]
-    group = prepared.config.records_per_user
-    assert group == int(np.median(counts)) > 1
-    each = jax.vmap(model.loss, (None, None, 0, 0))
-    slope_of = jax.jit(jax.grad(lambda params, *rows: jnp.mean(each(params, model.frozen, *rows))))
-    norms = []
-    for first in range(0, public.num_records - group + 1, group):
-        if (first // group) % 5:
-            tokens, mask = public.batch(np.arange(first, first + group), 8)
-            slope = slope_of(model.params, tokens, mask)
-            norms.append(np.sqrt(sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(slope))))
-    bound = prepared.execution.clipping.clip_norm
-    assert bound == prepared.config.clip_norm == pytest.approx(np.median(norms), rel=1e-4) != 1
-    assert prepared.execution.noise.clip_norm == bound
-    fixed = {"clip_norm": bound, "records_per_user": group}
-    other = prepare(settings_for(data, tmp_path / "same", **changes | fixed))
-    assert other.learning_rate == prepared.learning_rate
-    assert other.facts | {"settings": 0} == prepared.facts | {"settings": 0}
-    assert other.facts["settings"] == prepared.facts["settings"]
-    other.close()
-    assert sum("median" in (each.note or "") for each in told) == 2
-    summary = execute(prepared)
-    assert summary["privacy"]["clipping"]["clip_norm"] == bound
-    # a run that goes on has what it was begun with
-    again = prepare(settings, resume=True)
-    assert again.facts == prepared.facts
-    again.close()
-    kept = prepare(settings_for(data, tmp_path / "els", algorithm="els", records_per_user=0))
-    kept.close()
-    assert kept.account.mechanism.group_size == group
-    with pytest.raises(UsageError, match="is not chosen for"):
-        settings_for(data, tmp_path / "no", **changes | {"algorithm": "fedavg"})
-    alone = copied(data, tmp_path / "alone")
-    for name in ("clip_norm", "records_per_user"):
-        with pytest.raises(UsageError, match=f"{name} = 0.*Build it with a public part, or give a"):
-            prepare(settings_for(alone, tmp_path / "other", **{name: changes[name]}))
-
-
-@pytest.mark.release
-def test_rates_are_tried_on_public_data_only(data, tmp_path):  # noqa: F811
-    changes = {"learning_rate": 0.0, "sweep_rates": "1e9,1e-7,0.01"}
-    folder, told = tmp_path / "run", []
-    prepared = prepare(settings_for(data, folder, **changes), progress=told.append)
-    tried = json.loads((folder / "rates.json").read_text())
-    assert tried["rates"] == [1e-7, 0.01, 1e9] and tried["best"] == prepared.learning_rate == 0.01
-    assert tried["losses"][1] < tried["losses"][0]
-    assert prepared.report(0)["learning_rate"]["chosen"].startswith("on public data")
-    assert any("learning rate 0.01, by public loss" in (told_.note or "") for told_ in told)
-    # the noise in a mean is the private run's, and no private record was read
-    units, left_out, _ = _parts(prepared.parts["public"], prepared.execution.units)
-    rehearsal = _rehearsal(prepared.execution, units)
-    assert units.population > left_out.num_users > 0 and left_out.num_records > 0
-    mean = prepared.execution.noise.stddev / prepared.execution.normalizer
-    assert rehearsal.noise.stddev / rehearsal.normalizer == pytest.approx(mean, rel=1e-6)
-    prepared.close()
-    # a run that goes on does not try again
-    (folder / "rates.json").write_text(json.dumps({**tried, "losses": [1.0, 3.0, 2.0]}))
-    again = prepare(settings_for(data, folder, **changes), resume=True)
-    assert again.learning_rate == 1e-7
-    again.close()
-    # a rate that was found for something else is not this run's
-    other = tmp_path / "other"
-    write_store(synthetic_store(num_users=9, seed=3, public=True), other / "public")
-    copied(data, other)
-    for place, settings in (
-        (data, {"epsilon": 1.0}),
-        (data, {"width": 16}),
-        (data, {"momentum": 0.5}),
-        (other, {}),
-    ):
-        (folder / "rates.json").write_text(json.dumps({**tried, "losses": [1.0, 3.0, 2.0]}))
-        another = prepare(settings_for(place, folder, **changes, **settings))
-        another.close()
-        assert another.learning_rate != 1e-7, settings
-        assert json.loads((folder / "rates.json").read_text())["for"] != tried["for"]
-    for wrong in ("0.1", "0.1,x", "0.1,-1", "0.1,nan"):
-        with pytest.raises(UsageError, match="sweep_rates"):
-            settings_for(data, tmp_path / "no", learning_rate=0.0, sweep_rates=wrong)
-    with pytest.raises(UsageError, match="so is `sweep_rates`"):
-        settings_for(data, tmp_path / "no", sweep_rates="0.1,0.2")
-    with pytest.raises(UsageError, match="noise_move"):
-        settings_for(data, tmp_path / "no", noise_move=0.1)

@@ -36,7 +36,7 @@ SECTIONS = (
 )
 SCHEDULES = ("constant", "cooldown", "cosine", "linear")
 _MADE_BY = "The file comes from `mfopt optimize`."
-# settings of version 0.2, which files of its runs hold: table, the only value that is still meant,
+# former settings, which files of older runs hold: table, the only value that is still meant,
 # and whether it counts in the fingerprint of a run
 _REMOVED: dict[str, tuple[str, Any, bool]] = {
     "trust": ("privacy", False, False),
@@ -48,6 +48,7 @@ _REMOVED: dict[str, tuple[str, Any, bool]] = {
     "model_seed": ("model", 0, True),
     "lora_alpha": ("model", 0.0, True),
     "pretrain_batch": ("pretraining", 16, True),
+    "sweep_rates": ("optimizer", "", True),
     "keep": ("run", 2, False),
     "checkpoint_minutes": ("run", 10.0, False),
 }
@@ -101,8 +102,8 @@ _CHECKS: dict[Callable[[str, Any], Any], str] = {
     functools.partial(_check.integer, at_least=2): "length",
     functools.partial(_check.integer, at_least=0): "batch_size microbatch lora_rank "
     "records_per_user pretrain_steps steps patience evaluate_every local_batch weight_cap",
-    _check.single: "pretrain_rate local_rate",
-    _single_or_0: "clip_norm normalizer learning_rate noise_move",
+    _check.single: "pretrain_rate local_rate clip_norm",
+    _single_or_0: "normalizer learning_rate noise_move",
     _check.non_negative: "epsilon delta median_epsilon",
     _below_1: "delta momentum average",
     functools.partial(_check.probability, closed=True): "public_overlap",
@@ -167,8 +168,8 @@ class TrainConfig:
     )
     records_per_user: int = _algorithm(
         4,
-        "G: records of a user per participation (uls, fedavg), or kept in all (els, group); 0: the "
-        "median of the public users, or a private one at `median_epsilon`.",
+        "G: records of a user per participation (uls, fedavg), or kept in all (els, group); 0: a "
+        "private median, at `median_epsilon`.",
     )
     median_epsilon: float = _algorithm(
         0.0,
@@ -199,9 +200,7 @@ class TrainConfig:
         "charge", "Truncation costs a larger delta, or doubled noise.", choices=("charge", "double")
     )
     normalizer: float = _batch(0.0, "Divisor of each sum; 0: units expected in a step.")
-    clip_norm: float = _clipping(
-        1.0, "Bound on a unit's gradient or update; 0: the median norm of public gradients."
-    )
+    clip_norm: float = _clipping(1.0, "Bound on a unit's gradient or update.")
     per_layer: bool = _clipping(False, "Clip each layer separately.")
     normalized: bool = _clipping(True, "Divide clipped gradients by the clip norm.")
     optimizer: str = _optimizer("adam-bc", "Optimizer of noised gradients.", choices=OPTIMIZERS)
@@ -212,9 +211,6 @@ class TrainConfig:
         0.0,
         "Automatic learning rate: target RMS displacement of a parameter by the noise alone; 0: "
         f"{NOISE_MOVE}, and {NEAR_MOVE} for stdlib after pretraining.",
-    )
-    sweep_rates: str = _optimizer(
-        "", "Learning rates to try on public data under the run's noise, such as 0.003,0.006."
     )
     schedule: str = _optimizer(
         "constant",
@@ -302,19 +298,14 @@ class TrainConfig:
         by_record = self.algorithm == "none" or self.privacy_unit == "record"
         rule = f"protects users ({chosen}, `privacy_unit` = {self.privacy_unit!r})"
         yield self.median_epsilon and by_record, "median_epsilon", rule, "Leave it out."
-        updates = not self.clip_norm and self.algorithm == "fedavg"
-        yield updates, "clip_norm", f"is not chosen for updates ({chosen})", "Give a bound."
+        undecided = not self.records_per_user and not self.median_epsilon
+        yield undecided, "records_per_user", "is drawn at `median_epsilon`, which is 0", ""
         private = self.algorithm != "none"
         begun = self.continue_from and (self.pretrain_steps or not private)
         rule = "begins from private parameters: no pretraining, and not without privacy"
         yield begun, "continue_from", rule, ""
         yield not private and self.noise == "secure", "noise", f"has no effect on {chosen}", ""
-        few = self.sweep_rates and not self.rates
-        rule = "must be two or more positive numbers with commas between them"
-        yield few, "sweep_rates", rule, ""
-        rule = "is given, and so is `sweep_rates`"
-        yield self.sweep_rates and self.learning_rate, "learning_rate", rule, ""
-        moved = self.noise_move not in (0, 0.012) and (self.learning_rate or self.sweep_rates)
+        moved = self.noise_move not in (0, 0.012) and self.learning_rate
         yield moved, "noise_move", "fits the learning rate, and that is given", ""
         uneven = not self.model and self.width % self.heads
         yield uneven, "heads", f"must divide `width` = {self.width}", ""
@@ -354,15 +345,6 @@ class TrainConfig:
         if self.algorithm == "none" or not self.sampling:
             return False
         return self.strategy in OPTIMIZED.get(self.scheme().kind, ())
-
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """The numbers in ``sweep_rates``, increasing; none if not two or more above 0."""
-        try:
-            rates = tuple(sorted({float(word) for word in self.sweep_rates.split(",")}))
-        except ValueError:
-            return ()
-        return rates if len(rates) > 1 and all(0 < rate < math.inf for rate in rates) else ()
 
     @property
     def move(self) -> float:
@@ -434,7 +416,9 @@ def _read(path: Path) -> dict[str, Any]:
             former_section, former_default, _ = _REMOVED.get(name, ("", None, False))
             if former_section == section:
                 if value != former_default:
-                    rule = f"must be {former_default!r}: other values are read by mfopt 0.2 only"
+                    rule = (
+                        f"must be {former_default!r}: other values are read by older versions only"
+                    )
                     raise _check.reject(f"config {section}.{name}", value, rule)
             elif section_of.get(name) != section:
                 settings = [n for n, s in section_of.items() if s == section]

@@ -16,7 +16,7 @@ from mfopt._runtime._float64 import pinned
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
-from mfopt.training import continued, initial_model, median, privacy, signing, sizes, sweep
+from mfopt.training import continued, initial_model, median, privacy, signing, sizes
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen, verify_all
@@ -95,16 +95,11 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
         check_lines(config.data)
     else:
         parts = open_parts(config.data, "data")
-        wanted = [
-            name for name in ("pretrain_steps", "patience", "sweep_rates") if getattr(config, name)
-        ]
-        free = ("clip_norm",) if config.median_epsilon else ("records_per_user", "clip_norm")
-        wanted += [name for name in free if not getattr(config, name)]
-        if wanted and "public" not in parts:
-            value = getattr(config, wanted[0])
-            way_out = "Build it with a public part, or "
-            way_out += "pretrain elsewhere and give `model`." if value else "give a number."
-            raise _check.reject(wanted[0], value, "the data has no public part", way_out)
+        for name in ("pretrain_steps", "patience"):
+            if getattr(config, name) and "public" not in parts:
+                way_out = "Build it with a public part, or pretrain elsewhere and give `model`."
+                rule = "the data has no public part"
+                raise _check.reject(name, getattr(config, name), rule, way_out)
     if config.model and initial_model.made_elsewhere(config.model):
         initial_model.maker_of(config)
     elif config.model:
@@ -148,14 +143,11 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     if earlier is not None:
         _check_tokenizer(train, earlier)
     secret = secret_of(config, folder, resuming)
-    config = _with_records_per_user(config, parts, None if resuming else secret, progress)
+    config = _with_records_per_user(config, train, None if resuming else secret, progress)
     account = account_of(config, folder, progress, resuming=resuming)
     if resuming:
         config = _with_settings_of_start(config, folder)
-    # what a step costs does not follow from the clip norm, which may not be chosen yet
-    wiring = Wiring(
-        dataclasses.replace(config, clip_norm=config.clip_norm or 1.0), account, secret, mesh
-    )
+    wiring = Wiring(config, account, secret, mesh)
     # which of a user's records are chosen changes no number that is checked before training
     rule = "random" if config.selection in PERPLEXITY_RULES else config.selection
     execution = wiring.execution(wiring.units(train, rule))
@@ -180,11 +172,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     if mesh.size > 1:  # of these, too, no device holds more than its share
         arrays = {"params": model.params, "frozen": model.frozen}
         model = dataclasses.replace(model, **jax.tree.map(np.array, arrays))
-    if account is not None and not config.clip_norm:
-        norm, count = sweep.usual_norm(model, execution.units, parts["public"])
-        _tell(progress, f"clip norm {norm:.4g}, the median norm of {count} public gradients")
-        config = dataclasses.replace(config, clip_norm=norm)
-        execution = dataclasses.replace(wiring, config=config).execution(execution.units)
     facts = {
         "settings": config.fingerprint,
         "data": train.digest,
@@ -197,8 +184,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     if earlier is not None:
         facts |= {"continues": earlier.digest, "base": earlier.base}
     rate = learning_rate_of(config, execution)
-    if config.sweep_rates:
-        rate = _swept_rate(config, execution, model, parts["public"], facts, progress)
     facts["learning_rate"] = rate
     public_report = None
     if account is not None and guarantee is not None:
@@ -252,33 +237,27 @@ def _check_tokenizer(train: TokenStore, earlier: continued.Earlier) -> None:
 
 
 def _with_records_per_user(
-    config: TrainConfig, parts: dict[str, TokenStore], secret: RunSecret | None, progress: Report
+    config: TrainConfig, train: TokenStore, secret: RunSecret | None, progress: Report
 ) -> TrainConfig:
-    """``config`` with a number of records per user, where it leaves that to a median.
+    """``config`` with a number of records per user, where it leaves that to a private median.
 
-    ``secret``: of a run that begins, for the private median; None where a run resumes, whose draw
-    is read.
+    ``secret``: of a run that begins; None where a run resumes, whose draw is read.
     """
-    if config.median_epsilon:
-        count, how = median.chosen(config, parts["train"], secret)
-    elif not config.records_per_user:
-        count, how = sweep.usual_records(parts["public"]), "the median of the public users"
-    else:
+    if not config.median_epsilon:
         return config
+    count, how = median.chosen(config, train, secret)
     _tell(progress, f"{count} records of a user, {how}")
     return dataclasses.replace(config, records_per_user=count)
 
 
 def _with_settings_of_start(config: TrainConfig, folder: Path) -> TrainConfig:
-    """``config`` with what the run chose at its start, so that sums are rounded and clipped alike.
+    """``config`` with the microbatch chosen at the run's start, so that sums are rounded alike.
 
     What ``config`` itself names is compared with the checkpoint's facts later.
     """
-    unset = [name for name in ("microbatch", "clip_norm") if not getattr(config, name)]
-    if not unset:
+    if config.microbatch:
         return config
-    start = load(folder / "config.toml")
-    return dataclasses.replace(config, **{name: getattr(start, name) for name in unset})
+    return dataclasses.replace(config, microbatch=load(folder / "config.toml").microbatch)
 
 
 def _affordable(
@@ -333,31 +312,6 @@ def _initial_losses(model: Model, mesh: Mesh, train: TokenStore, config: TrainCo
     return losses
 
 
-def _swept_rate(
-    config: TrainConfig,
-    execution: Execution,
-    model: Model,
-    public: TokenStore,
-    facts: dict[str, Any],
-    progress: Report,
-) -> float:
-    """The learning rate with the lowest loss on public data; ``facts`` of the run."""
-    return sweep.sweep(
-        model,
-        execution,
-        public,
-        config.rates,
-        lambda rate: optimizer_of(config, execution, rate),
-        steps=config.steps or execution.iterations,
-        folder=Path(config.output),
-        found_for={
-            "public data": public.digest,
-            **{name: facts[name] for name in ("settings", "mechanism", "model")},
-        },
-        progress=progress,
-    )
-
-
 def _report(
     config: TrainConfig,
     account: Factorization,
@@ -376,10 +330,9 @@ def _report(
         pinned=config.seed >= 0,
         black_box=config.algorithm == "group",
     )
-    decided_by = next((name for name in privacy.CHOSEN if name and getattr(config, name)), "")
     facts["learning_rate"] = {
         "value": rate,
-        "chosen": privacy.CHOSEN[decided_by],
+        "chosen": privacy.CHOSEN["learning_rate" if config.learning_rate else ""],
         "noise_move": config.move,
         "optimizer": config.optimizer,
         "momentum": config.momentum,
@@ -389,7 +342,7 @@ def _report(
 
 
 def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
-    """The learning rate of a run: as set, or fitted to its noise; before any sweep."""
+    """The learning rate of a run: as set, or fitted to its noise."""
     if config.learning_rate:
         return config.learning_rate
     if execution.noise is None:
