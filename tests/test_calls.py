@@ -68,7 +68,7 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, places):
         ("optimize --epochs 2 --iters 4 --eps 2 --out FOLDER", "--out FOLDER: must end in"),
         ("certify FILE --out FOLDER", "--out FOLDER: must end in"),
         (
-            "data build NEW --data FOLDER --public A --public B --format enron --vocab-size 300",
+            "data build NEW --data FOLDER --public A --public B --format folder --vocab-size 300",
             "--public",
         ),
         ("data build NEW --data TEXT --format jsonl --tokenizer MISSING/", "--vocab-size 2048"),

@@ -32,7 +32,7 @@ def command() -> None:
 )
 @option(
     "--format",
-    ("auto", "jsonl", "parquet", "csv", "huggingface", "folder", "enron"),
+    ("auto", "jsonl", "parquet", "csv", "huggingface", "folder"),
     "auto: by file suffix (.gz too for jsonl); a folder as `datasets` saves it, or else one "
     "file or folder per user.",
     "kind",
@@ -79,7 +79,6 @@ def build(asked: Any) -> None:
     \b
     Examples:
       mfopt data build corpus --data stdlib
-      mfopt data build mails --data maildir --format enron --tokenizer gpt2/
       mfopt data build chats --data a.jsonl --data b.jsonl --user-column author \\
           --tokenizer gpt2/tokenizer.json --held-out-users 0.1
     """
@@ -136,7 +135,7 @@ command.add_command(build)
 
 
 def _source(paths: tuple[str, ...], asked: Any, name: str = "data") -> Any:
-    from mfopt.training.data import enron, sources
+    from mfopt.training.data import sources
 
     kind = asked.kind
     if kind == "auto":
@@ -152,17 +151,15 @@ def _source(paths: tuple[str, ...], asked: Any, name: str = "data") -> Any:
         saved = ("state.json", "dataset_dict.json")
         if kind == "folder" and any((Path(paths[0]) / name).is_file() for name in saved):
             kind = "huggingface"
-    if kind in ("folder", "enron"):
+    if kind == "folder":
         _leave_default(
             asked, f"has no effect with --format {kind}", user_column="user", text_column="text"
         )
     if kind != "folder":
         _leave_default(asked, "has an effect only with --format folder", records="file")
-    if kind in ("folder", "enron", "huggingface"):
+    if kind in ("folder", "huggingface"):
         if len(paths) != 1:
             raise _check.reject(name, list(paths), f"must be one folder for --format {kind}")
-        if kind == "enron":
-            return enron.Enron(paths[0])
         if kind == "huggingface":
             return sources.HuggingFace(paths[0], asked.user_column, asked.text_column)
         return sources.Folder(paths[0], asked.records)
@@ -191,9 +188,8 @@ def _print(report: dict[str, Any]) -> None:
             f"records among {found['records']:,}, {found['share']:.1%} of the tokens"
         )
     for name, counts in report["reading"].items():
-        for kind, words in (("filtered", "left out by rule"), ("bad", "bad, skipped")):
-            for reason, count in sorted(counts[kind].items()):
-                display.print_text(f"{name}: {count:,} {words}: {reason}")
+        for reason, count in sorted(counts["bad"].items()):
+            display.print_text(f"{name}: {count:,} bad, skipped: {reason}")
         if counts["duplicates"]:
             display.print_text(
                 f"{name}: {counts['duplicates']:,} repeated texts of one user dropped"

@@ -131,7 +131,7 @@ def build(
         with TokenStoreBuilder(work / name, tokenizer.vocab_size) as builder:
             counts = _fill(builder, origin, tokenizer, chosen, name, progress)
             if not counts["records"]:
-                left_out = reasons({**counts["filtered"], **counts["bad"]})
+                left_out = reasons(counts["bad"])
                 why = f"no record can be used for the part {name} ({left_out or 'there is none'}); "
                 why += "nothing written. Check `user_column`, `text_column` and the format."
                 raise FailureError(why)
@@ -236,7 +236,7 @@ def _fill(
     progress: Report,
 ) -> dict[str, Any]:
     """Read the rest of ``source`` into the spool; the counts of the whole reading."""
-    state: dict[str, Any] = {"bad": {}, "filtered": {}, "examples": [], "items": 0, "whole": False}
+    state: dict[str, Any] = {"bad": {}, "examples": [], "items": 0, "whole": False}
     state |= builder.progress
     pending: list[Item] = []
 
@@ -258,12 +258,11 @@ def _fill(
                 pending.append(item)
                 characters += len(item.text or "")
             else:
-                found = state["filtered" if item.filtered else "bad"]
-                found[item.reason] = found.get(item.reason, 0) + 1
-                if options.on_bad == "fail" and not item.filtered:
+                state["bad"][item.reason] = state["bad"].get(item.reason, 0) + 1
+                if options.on_bad == "fail":
                     way_out = "Mend it, or skip bad lines."
                     raise _check.reject("data", item.where, item.reason, way_out)
-                if len(state["examples"]) < _EXAMPLES and not item.filtered:
+                if len(state["examples"]) < _EXAMPLES:
                     state["examples"].append(f"{item.where}: {item.reason}")
             late = time.monotonic() - committed > _COMMIT_SECONDS
             if late or len(pending) >= _BATCH_TEXTS or characters >= _BATCH_CHARACTERS:
@@ -274,7 +273,7 @@ def _fill(
                 committed = time.monotonic()
         add()
         builder.commit(state | {"whole": True})
-    counts = {kind: state[kind] for kind in ("bad", "filtered", "examples")}
+    counts = {kind: state[kind] for kind in ("bad", "examples")}
     bad, lines = sum(state["bad"].values()), builder.num_records + sum(state["bad"].values())
     if options.on_bad == "few" and builder.num_records and bad > _FEW * lines:
         first = ", ".join(state["examples"][:3])

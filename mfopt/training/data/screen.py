@@ -52,11 +52,9 @@ def _reading(folder: Path) -> list[str]:
         reading = json.loads((folder / REPORT).read_text(encoding="utf-8"))["reading"]
         shown = []
         for name, counts in reading.items():
-            bad, filtered = counts["bad"], counts["filtered"]
             text = f"text of {name}: {counts['records']:,} lines or records kept"
-            for word, why in (("skipped", bad), ("left out by rule", filtered)):
-                if why:
-                    text += f"; {sum(why.values()):,} {word} ({reasons(why)})"
+            if bad := counts["bad"]:
+                text += f"; {sum(bad.values()):,} skipped ({reasons(bad)})"
             shown.append(text)
         return shown
     except (OSError, ValueError, LookupError, TypeError, AttributeError):

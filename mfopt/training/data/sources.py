@@ -25,14 +25,12 @@ _LONGEST_FIELD = 1 << 26
 class Item(NamedTuple):
     """One step of a source: a record, or the reason why there is none.
 
-    ``filtered``: it is sound and left out by rule (a forwarded mail), not broken. ``done``:
-    progress so far, in the source's unit; ``where``: the place of the item, for people.
+    ``done``: progress so far, in the source's unit; ``where``: the place of the item, for people.
     """
 
     user: str | None = None
     text: str | None = None
     reason: str | None = None
-    filtered: bool = False
     done: int = 0
     where: str = ""
 

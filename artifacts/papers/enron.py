@@ -1,18 +1,22 @@
-"""The Enron maildir as user data, parsed as in Chua et al. 2024, appendix B.1.
+"""The Enron maildir as JSON Lines, parsed as in Chua et al. 2024, appendix B.1.
+
+    python artifacts/papers/enron.py maildir > mails.jsonl
 
 The privacy unit is the sender; a mail gives one record per receiver, those of Cc and Bcc included.
 Left out are forwarded mails, and those in which any 20 words of the body come twice
-(``docs/training/data.md``).
+(``docs/papers/studies.md``).
 """
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mfopt.training.data.sources import FileTree, Item
+from mfopt.training.data.sources import walk
 
 _NGRAM = 20  # words
 _HEADER = re.compile(
@@ -68,16 +72,9 @@ def parse(mail: str) -> dict[str, Any]:
     }
 
 
-class Enron(FileTree):
-    """The maildir: one file per mail, one record per receiver, the sender as user."""
-
-    format = "enron"
-
-    def __init__(self, folder: str | Path) -> None:
-        super().__init__(folder, ngram=_NGRAM)
-
-    def items(self, path: Path) -> Iterator[Item]:
-        """The records of one mail."""
+def records(folder: Path) -> Iterator[dict[str, str]]:
+    """Records of the maildir: one file per mail, one record per receiver, the sender as user."""
+    for path in walk(folder):
         data = path.read_bytes()
         try:
             mail = data.decode("utf-8")
@@ -85,22 +82,18 @@ class Enron(FileTree):
             mail = data.decode("latin-1")  # mails of that time name no charset; every byte is valid
         try:
             fields = parse(mail)
-        except ValueError as error:
-            yield Item(reason=str(error))
-            return
-        reason = None
-        if _FORWARDED_SUBJECT.match(fields["subject"]) or _FORWARDED_BODY.search(fields["body"]):
-            reason = "forwarded"
-        elif not fields["body"]:
-            reason = "empty body"
-        elif repeats_ngram(fields["body"]):
-            reason = f"repeated {_NGRAM}-gram"
-        if reason:
-            yield Item(reason=reason, filtered=True)
-            return
+        except ValueError:
+            continue
+        body = fields["body"]
+        forwarded = _FORWARDED_SUBJECT.match(fields["subject"]) or _FORWARDED_BODY.search(body)
+        if forwarded or not body or repeats_ngram(body):
+            continue
         for receiver in fields["receivers"]:
-            text = (
-                f"Date: {fields['date']}\nFrom: {fields['sender']}\nTo: {receiver}\n"
-                f"Subject: {fields['subject']}\n\n{fields['body']}\n"
-            )
-            yield Item.of(fields["sender"], text)
+            head = f"Date: {fields['date']}\nFrom: {fields['sender']}\nTo: {receiver}\n"
+            text = f"{head}Subject: {fields['subject']}\n\n{body}\n"
+            yield {"user": fields["sender"], "text": text}
+
+
+if __name__ == "__main__":
+    for record in records(Path(sys.argv[1])):
+        print(json.dumps(record))
