@@ -154,8 +154,6 @@ WITH = {
     ("data build", "--records"): ["--data=folder", "--public=folder", "--format=folder"],
     ("statement", "--out"): ["--format=html"],
     ("statement", "--force"): ["--format=html", "--out=taken.html"],
-    ("data stats", "--plot"): ["--json"],
-    ("data stats", "--force"): ["--plot=taken.png"],
     ("optimize", "--reassign-every"): ["--sampling=fresh-bins"],
     ("optimize", "--separation"): ["--sampling=b-min-sep", "--bands=1"],
     ("optimize", "--max-participations"): ["--sampling=min-separation"],

@@ -200,25 +200,20 @@ def _print(report: dict[str, Any]) -> None:
 
 @command.command()
 @click.argument("path", type=click.Path())
-@option("--plot", click.Path(), "Write histograms to this PNG, SVG or PDF.")
 @option("--verify", bool, "Read everything and check the content digests.")
-@options.force_of("plot")
 @options.json_flag
-def stats(path: str, plot: str | None, verify: bool, force: bool, as_json: bool) -> None:
+def stats(path: str, verify: bool, as_json: bool) -> None:
     """Records per user and tokens per record of the stores in PATH.
 
     These numbers come from the data without noise: no privacy guarantee covers them.
 
     \b
     Example:
-      mfopt data stats corpus --plot corpus.png
+      mfopt data stats corpus
     """
-    from mfopt._runtime._files import check_output
     from mfopt.training.data import open_parts
     from mfopt.training.data import stats as statistics
 
-    if plot is not None:
-        check_output(plot, force=force, name="plot", suffixes=(".png", ".svg", ".pdf"))
     stores = open_parts(path)
     if verify:
         for store in stores.values():
@@ -229,8 +224,6 @@ def stats(path: str, plot: str | None, verify: bool, force: bool, as_json: bool)
     else:
         for name, facts in found.items():
             _describe(name, facts)
-    if plot is not None:
-        statistics.plot(stores, plot, title=Path(path).name)
 
 
 def _describe(name: str, facts: dict[str, Any]) -> None:
