@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 EXTRAS = {
     **dict.fromkeys(
-        ("cryptography", "flax", "orbax", "pyarrow", "safetensors", "tensorboardX", "tokenizers"),
+        ("flax", "orbax", "pyarrow", "safetensors", "tensorboardX", "tokenizers"),
         "train",
     ),
     **dict.fromkeys(("jax_privacy", "opacus", "torch"), "interop"),

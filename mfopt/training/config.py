@@ -49,6 +49,7 @@ _REMOVED: dict[str, tuple[str, Any, bool]] = {
     "lora_alpha": ("model", 0.0, True),
     "pretrain_batch": ("pretraining", 16, True),
     "sweep_rates": ("optimizer", "", True),
+    "sign_key": ("run", "", False),
     "keep": ("run", 2, False),
     "checkpoint_minutes": ("run", 10.0, False),
 }
@@ -254,7 +255,6 @@ class TrainConfig:
     patience: int = _run(0, "Stop after so many evaluations without a lower public loss; 0: never.")
     evaluate_records: int = _run(1000, "Maximum number of held-out records per evaluation.")
     private_metrics: bool = _run(True, "Write metrics such as the loss; these are not private.")
-    sign_key: str = _run("", "PEM file of an Ed25519 private key that signs the privacy report.")
     tensorboard: bool = _run(True, "Write TensorBoard events.")
     model_parallel: int = _run(1, "Devices that share one copy of the parameters.", run=False)
     seed: int = _run(

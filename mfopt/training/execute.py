@@ -19,7 +19,7 @@ from mfopt._runtime._float64 import pinned
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import mesh as meshes
-from mfopt.training import metrics, signing
+from mfopt.training import metrics
 from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.folder import CHECKPOINTS, REPORT, mark_used
 from mfopt.training.loop import TrainState
@@ -233,10 +233,8 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
 
 
 def _write_report(prepared: Prepared, done: int) -> dict[str, Any] | None:
-    """The report, signed where a key is given; the first process writes it, and the settings."""
-    report, key = prepared.report(done), prepared.config.sign_key
-    if report and key:
-        report = signing.sign(report, signing.load_private(key))
+    """The report; the first process writes it, and the settings."""
+    report = prepared.report(done)
     if jax.process_index() == 0:
         _files.write(prepared.folder / "config.toml", prepared.config.to_toml())
         if report is not None:

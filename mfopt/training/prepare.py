@@ -16,7 +16,7 @@ from mfopt._runtime._float64 import pinned
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
-from mfopt.training import continued, initial_model, median, privacy, signing, sizes
+from mfopt.training import continued, initial_model, median, privacy, sizes
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen, verify_all
@@ -104,8 +104,6 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
         initial_model.maker_of(config)
     elif config.model:
         read_config(config.model)
-    if config.sign_key:
-        signing.load_private(config.sign_key)
     return make_folder(Path(config.output))
 
 

@@ -82,7 +82,7 @@ def replay(folder: str | Path, progress: Report = silent) -> Replay:
             last.mkdir(mode=0o700)
             shutil.move(copy / CHECKPOINTS / str(end), last / str(end))
             changes: dict[str, Any] = {"output": str(copy), "steps": end, "patience": 0}
-            changes |= {"tensorboard": False, "sign_key": ""}
+            changes["tensorboard"] = False
             prepared = prepare(
                 dataclasses.replace(settings, **changes), resume=True, progress=progress
             )
@@ -117,6 +117,5 @@ def _of_files(folder: Path, copy: Path) -> list[str]:
     same, _, _ = filecmp.cmpfiles(folder / MODEL, copy / MODEL, names, shallow=False)
     found = ["exported model"] if len(same) < len(names) else []
     for report in reports:
-        report.pop("signature", None)
         report.pop("mfopt", None)
     return [*found, "privacy report"] if reports[0] != reports[1] else found

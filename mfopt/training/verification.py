@@ -3,7 +3,7 @@
 A report holds *inputs*, public facts of a run that nothing in the report can show (``told``: its
 clip norm, its number of units, ...), and *results*, which this library's accountants compute from
 the inputs again (``checks``; ``docs/training/reports.md``). Every field is one or the other.
-``CLAIMS`` are about the run itself: they stay claims of whoever wrote, or signed, the report.
+``CLAIMS`` are about the run itself: they stay claims of whoever wrote the report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -31,16 +31,13 @@ from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import CertificateKind, Guarantee
 from mfopt.noise import NoiseStream
 from mfopt.progress import Progress, Report, silent
-from mfopt.training import median, privacy, signing
+from mfopt.training import median, privacy
 from mfopt.training.batching import Sampler
 from mfopt.training.fedavg import clipping_of
 from mfopt.training.loop import Execution
 from mfopt.training.units import RULES, Units
 from mfopt.words import round_up
 from mfopt.workloads import PrefixSums
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 # numbers in the words of a warning, and how far two roundings to three digits may be apart
 _NUMBER, _ROUNDED = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"), 0.0101
@@ -131,14 +128,13 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """Outcome: the results that were checked, the inputs (``told``), who signed, what is claimed.
+    """Outcome: the results that were checked, the inputs (``told``), what is claimed.
 
     ``told``: name of each input, with dots between the levels of the report, and its value.
     """
 
     checks: tuple[Check, ...]
     told: dict[str, Any]
-    signer: str | None
     claims: tuple[str, ...]
 
     @property
@@ -171,7 +167,6 @@ def read(path: str | Path) -> dict[str, Any]:
 def verify(
     facts: dict[str, Any],
     *,
-    public_key: Ed25519PublicKey | None = None,
     factorization: str | Path | None = None,
     progress: Report = silent,
 ) -> Verification:
@@ -179,14 +174,12 @@ def verify(
 
     Args:
         facts: the report.
-        public_key: the key that it must be signed with.
         factorization: file with C, for a C that is too large for a report.
         progress: callback for the account, which takes longest.
 
     Raises:
-        UsageError: the report is malformed, its signature is wrong, or C is missing.
+        UsageError: the report is malformed, or C is missing.
     """
-    signer = signing.signer(facts, public_key)
     try:
         told = _inputs(facts)
         stated, account, execution = _rebuilt(facts, factorization)
@@ -203,7 +196,7 @@ def verify(
             raise
         rule = f"is not a privacy report of mfopt ({problem})"
         raise _check.reject("report", type(problem).__name__, rule) from None
-    return Verification(tuple(checks), told, signer, CLAIMS)
+    return Verification(tuple(checks), told, CLAIMS)
 
 
 def _inputs(facts: dict[str, Any]) -> dict[str, Any]:
@@ -226,6 +219,8 @@ def _inputs(facts: dict[str, Any]) -> dict[str, Any]:
         _only(name, facts[name], _GUARANTEE)
         for field, allowed in _GUARANTEE.items():
             _typed(f"{name}.{field}", facts[name][field], allowed)
+    if "signature" in facts:  # of version 0.2
+        told["signature"] = facts["signature"]
     # of a group, the name of what it is a group of
     told["account.privacy_unit"] = facts["account"]["privacy_unit"]
     # of how the account was found; that its words are those of a proof is checked
