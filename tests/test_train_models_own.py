@@ -13,23 +13,6 @@ from mfopt.training.models import Model, next_token_loss, num_targets
 from mfopt.training.models.nnx_model import from_nnx
 
 
-class Coder(nnx.Module):
-    """Has a method of another meaning."""
-
-    def __init__(self):
-        self.table = nnx.Param(jnp.zeros((4, 4)))
-
-    def __call__(self, tokens):
-        return self.decode(tokens)
-
-    def decode(self, codes):
-        return self.table[codes]
-
-
-def test_another_method_of_that_name_is_no_cache():
-    assert from_nnx(Coder()).decode is None
-
-
 def test_loss_against_a_loop():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(6, 5))

@@ -224,8 +224,9 @@ class TrainConfig:
     )
     model: str = _model(
         "",
-        "Local Hugging Face folder of a GPT-2, Llama, Mistral, Qwen or Gemma, or MODULE:FUNCTION "
-        "that makes a Flax NNX model; empty: a new GPT-2 of the sizes below.",
+        "Local Hugging Face folder of a GPT-2, Llama, Mistral, Qwen, Gemma, Phi 3, OLMo 2, SmolLM "
+        "or Pythia, or MODULE:FUNCTION that makes a Flax NNX model; empty: a new GPT-2 of the "
+        "sizes below.",
         run=True,
     )
     width: int = _model(64, "Width of a new model.")

@@ -1,4 +1,4 @@
-"""Text generation from a trained model, token by token, with a cache where the model has one."""
+"""Text generation from a trained model, token by token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
-from mfopt.training.models.model import Model, PyTree
+from mfopt.training.models.model import Model
 
 
 def generate(
@@ -45,30 +45,19 @@ def generate(
     length = min(model.max_length or 256, len(text) + tokens)
 
     @jax.jit
-    def scored(own: tuple[Any, Any], row: Any, at: Any, last: Any, cache: Any) -> tuple[Any, Any]:
-        if model.decode is None:
-            found = logits(*own, row)
-        else:
-            found, cache = model.decode(*own, row, at, cache)
-        return found[last].astype(jnp.float32), cache
+    def scored(arrays: tuple[Any, Any], row: Any, last: Any) -> Any:
+        return logits(*arrays, row)[last].astype(jnp.float32)
 
     @pinned
-    def following(cache: PyTree) -> tuple[np.ndarray, PyTree]:
-        if cache is None:
-            # what comes after the last token is not seen by a causal model
-            row, at, last = np.zeros(length, np.int32), 0, len(text[-length:]) - 1
-            row[: last + 1] = text[-length:]
-        else:
-            row, at, last = np.array(text[-1:], np.int32), len(text) - 1, 0
-        where = np.int32(at), np.int32(last)
-        scores, cache = scored((model.params, model.frozen), row, *where, cache)
-        # a text that has left the window moves against the positions of what is cached
-        return np.asarray(scores, np.float64), cache if len(text) < length else None
+    def following() -> np.ndarray:
+        # what comes after the last token is not seen by a causal model
+        row, last = np.zeros(length, np.int32), len(text[-length:]) - 1
+        row[: last + 1] = text[-length:]
+        return np.asarray(scored((model.params, model.frozen), row, np.int32(last)), np.float64)
 
     rng = np.random.default_rng(_check.seed("seed", seed))
-    cache = None
     for _ in range(tokens):
-        scores, cache = following(cache)
+        scores = following()
         if temperature:
             # the largest of the scores with Gumbel noise is a draw from their softmax
             scores = scores / temperature + rng.gumbel(size=scores.shape)

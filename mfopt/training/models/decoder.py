@@ -1,4 +1,4 @@
-"""A causal decoder as Flax NNX modules: what GPT-2 and the Llama family have in common.
+"""A causal decoder as Flax NNX modules: what GPT-2 and the other families have in common.
 
 Parameters are made as zeros that take no memory; values are read or drawn afterwards. Dropout is
 left out: private training clips the gradient of a fixed function of the record, and noise is
@@ -21,7 +21,7 @@ from mfopt._runtime import _check, _extras
 with _extras.required():
     from flax import nnx
 
-# the linear layers of a block of GPT-2, and what has the same task in the Llama family
+# the linear layers of a block of GPT-2, and what has the same task in the other families
 TASKS = {
     "attn/c_attn": ("attn/q_proj", "attn/k_proj", "attn/v_proj"),
     "attn/c_proj": ("attn/o_proj",),
@@ -29,10 +29,6 @@ TASKS = {
     "mlp/c_proj": ("mlp/down_proj",),
 }
 LINEAR_LAYERS = tuple(TASKS)
-
-# of each block: keys and values, (L, heads, head size)
-Cache = list[tuple[jax.Array, jax.Array]]
-
 
 # Settings of a `config.json` that change the function computed, and values at which they do not.
 CHANGES_FUNCTION: dict[str, tuple[Any, ...]] = {
@@ -57,6 +53,7 @@ _WITHOUT_EFFECT = {
     *("architectures", "dtype", "torch_dtype", "torchscript", "use_bfloat16", "use_cache"),
     *("transformers_version", "initializer_range", "pretraining_tp", "is_llama_config"),
     *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout"),
+    *("classifier_dropout", "cache_implementation"),
     *("output_attentions", "output_hidden_states", "return_dict", "chunk_size_feed_forward"),
     *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "tokenizer_class"),
     *("task_specific_params", "prefix", "tie_encoder_decoder", "cross_attention_hidden_size"),
@@ -86,7 +83,7 @@ def check_settings(
         fields: settings that the model here follows.
         required: those that it does not follow, with the values at which it need not.
     """
-    required = CHANGES_FUNCTION | dict(required)
+    required = {k: v for k, v in CHANGES_FUNCTION.items() if k not in fields} | dict(required)
     for name, value in settings.items():
         if name in required:
             if value not in required[name]:
@@ -101,11 +98,15 @@ def check_settings(
 
 
 class Tensor(NamedTuple):
-    """A parameter: its path in the module, its name in the file, whether the file transposes it."""
+    """A parameter: its path in the module, its name in the file, whether the file transposes it.
+
+    ``rows``: where its outputs are along the first axis of the file's tensor; None: they are all.
+    """
 
     path: tuple[str, ...]
     name: str
     turned: bool = False
+    rows: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,10 +157,12 @@ class Shape:
         compute_dtype: type of activations, "float32" or "bfloat16"; parameters stay float32, and
             the loss is computed in float32.
         remat: recompute each block in the backward pass, which saves memory for time.
+        logits_cap: c of c tanh(x / c) on the logits; None: they are as they are.
     """
 
     compute_dtype: str = "float32"
     remat: bool = False
+    logits_cap: float | None = None
 
     learned = False  # each position has an embedding of its own
     tie_word_embeddings = True  # the output layer is the embedding transposed
@@ -173,6 +176,16 @@ class Shape:
         raise NotImplementedError
 
     @property
+    def norms(self) -> tuple[str, ...]:
+        """Norms of a :class:`Block`."""
+        return "ln_1", "ln_2"
+
+    @property
+    def parallel(self) -> bool:
+        """True if both halves of a block read the same input."""
+        return False
+
+    @property
     def scale(self) -> float:
         """Factor on the embedding."""
         return 1.0
@@ -181,8 +194,8 @@ class Shape:
         """A norm over the width."""
         raise NotImplementedError
 
-    def parts(self, adapters: Adapters) -> tuple[Any, Any]:
-        """Attention and network of a block, of zeros."""
+    def parts(self, adapters: Adapters, number: int) -> tuple[Any, Any]:
+        """Attention and network of block ``number``, of zeros."""
         raise NotImplementedError
 
     def deviation(self, path: Sequence[str]) -> float:
@@ -256,40 +269,54 @@ class Linear(nnx.Module):
 
 
 def attend(
-    query: jax.Array, key: jax.Array, value: jax.Array, at: Any, cache: Any
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Causal attention: what is mixed, (T, heads * head size), and the keys and values.
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    scale: float | None = None,
+    cap: float | None = None,
+) -> jax.Array:
+    """Causal attention: what is mixed, (L, heads * head size).
 
     Args:
-        query, key, value: of T tokens, (T, heads, head size); a head of keys and values serves a
-            group of queries where there are fewer.
-        at, cache: position of the first token; keys and values of a text, (L, heads, head size),
-            into which those of these tokens are written, None if these tokens are the text.
+        query, key, value: (L, heads, head size); a head of keys and values serves a group of
+            queries where there are fewer.
+        scale: factor on products of queries and keys; None: 1 / √(head size).
+        cap: c of c tanh(x / c) on them; None: none.
     """
-    if cache is None:
-        # Padding comes after the text, so the causal mask alone keeps it out of real positions.
-        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-    else:
-        key, value = (
-            jax.lax.dynamic_update_slice_in_dim(kept, new, at, 0)
-            for kept, new in zip(cache, (key, value), strict=True)
-        )
-        seen = jnp.arange(len(key)) <= at + jnp.arange(len(query))[:, None]
-        mixed = jax.nn.dot_product_attention(query, key, value, mask=seen[None, None])
-    return mixed.reshape(len(query), -1), (key, value)
+    # Padding comes after the text, so the causal mask alone keeps it out of real positions.
+    if cap is None:
+        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True, scale=scale)
+        return mixed.reshape(len(query), -1)
+    group = query.shape[1] // key.shape[1]
+    key, value = (jnp.repeat(rows, group, axis=1) for rows in (key, value))
+    products = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=jnp.float32)
+    capped = cap * jnp.tanh(products * (scale or query.shape[-1] ** -0.5) / cap)
+    causal = jnp.tril(jnp.ones(capped.shape[1:], bool))
+    shares = jax.nn.softmax(jnp.where(causal, capped, -jnp.inf)).astype(value.dtype)
+    return jnp.einsum("hqk,khd->qhd", shares, value).reshape(len(query), -1)
 
 
 class Block(nnx.Module):
-    """One transformer block: x (L, d) -> (L, d), and its part of the cache."""
+    """One transformer block: x (L, d) -> (L, d).
 
-    def __init__(self, shape: Shape, adapters: Adapters) -> None:
-        self.ln_1, self.ln_2 = shape.norm(), shape.norm()
-        self.attn, self.mlp = shape.parts(adapters)
+    It has some of four norms: "ln_1" before attention and "post_1" after it, "ln_2" before the
+    network and "post_2" after it.
+    """
 
-    def __call__(self, x: jax.Array, at: Any = 0, cache: Any = None) -> tuple[jax.Array, Any]:
-        mixed, cache = self.attn(self.ln_1(x), at, cache)
-        x = x + mixed
-        return x + self.mlp(self.ln_2(x)), cache
+    def __init__(self, shape: Shape, adapters: Adapters, number: int) -> None:
+        for name in shape.norms:
+            setattr(self, name, shape.norm())
+        self.attn, self.mlp = shape.parts(adapters, number)
+        self.parallel = shape.parallel
+
+    def _normal(self, name: str, x: jax.Array) -> jax.Array:
+        norm = getattr(self, name, None)
+        return x if norm is None else norm(x)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        mixed = x + self._normal("post_1", self.attn(self._normal("ln_1", x)))
+        read = x if self.parallel else mixed
+        return mixed + self._normal("post_2", self.mlp(self._normal("ln_2", read)))
 
 
 class Decoder(nnx.Module):
@@ -298,23 +325,15 @@ class Decoder(nnx.Module):
     def __init__(self, shape: Shape, adapters: Adapters) -> None:
         vocab_size, width, blocks, self.positions = shape.sizes
         self.scale, self.remat, self.dtype = shape.scale, shape.remat, shape.compute_dtype
+        self.cap = shape.logits_cap
         self.wte = parameter(vocab_size, width, cut=(None, "model"))
         self.wpe = parameter(self.positions, width) if shape.learned else None
-        self.h = nnx.List([Block(shape, adapters) for _ in range(blocks)])
+        self.h = nnx.List([Block(shape, adapters, number) for number in range(blocks)])
         self.ln_f = shape.norm()
         tied = shape.tie_word_embeddings
         self.lm_head = None if tied else parameter(vocab_size, width, cut=(None, "model"))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        return self.decode(tokens)[0]
-
-    def decode(
-        self, tokens: jax.Array, at: jax.Array | int = 0, cache: Cache | None = None
-    ) -> tuple[jax.Array, Cache]:
-        """The logits of ``tokens`` at position ``at`` of a text, and the text's cache with them.
-
-        ``cache`` has the tokens before, and room for these; None: they are the text, at 0.
-        """
         (length,) = tokens.shape
         if length > self.positions:
             rule = f"the model has {self.positions} positions"
@@ -324,21 +343,17 @@ class Decoder(nnx.Module):
         if self.scale != 1:
             x = self.scale * x
         if self.wpe is not None:
-            x = x + (self.wpe[:length] if cache is None else self.wpe[at + jnp.arange(length)])
-        x, kept = x.astype(dtype), []
-        for number, block in enumerate(self.h):
-            if cache is None:
-                x, found = _recomputed(block, x) if self.remat else block(x)
-            else:
-                x, found = block(x, at, cache[number])
-            kept.append(found)
+            x = x + self.wpe[:length]
+        x = x.astype(dtype)
+        for block in self.h:
+            x = _recomputed(block, x) if self.remat else block(x)
         table = self.wte if self.lm_head is None else self.lm_head
         x = self.ln_f(x)
         logits = jnp.matmul(x, table[...].T.astype(dtype), preferred_element_type=jnp.float32)
-        return logits, kept
+        return logits if self.cap is None else self.cap * jnp.tanh(logits / self.cap)
 
 
-def _recomputed(block: Block, x: jax.Array) -> tuple[jax.Array, Any]:
+def _recomputed(block: Block, x: jax.Array) -> jax.Array:
     graph, state = nnx.split(block)
-    again = jax.checkpoint(lambda state, x: nnx.merge(graph, state)(x))
-    return again(state, x)
+    recompute = jax.checkpoint(lambda state, x: nnx.merge(graph, state)(x))
+    return recompute(state, x)

@@ -98,7 +98,7 @@ class GPT2Config(Shape):
     def norm(self) -> Norm:
         return Norm(self.n_embd, self.layer_norm_epsilon, bias=True)
 
-    def parts(self, adapters: Adapters) -> tuple[Any, Any]:
+    def parts(self, adapters: Adapters, number: int) -> tuple[Any, Any]:
         return Attention(self, adapters), MLP(self, adapters)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -119,18 +119,17 @@ class GPT2Config(Shape):
 
 
 class Attention(nnx.Module):
-    """Causal self-attention of one sequence, (L, d) -> (L, d), and keys and values."""
+    """Causal self-attention of one sequence, (L, d) -> (L, d)."""
 
     def __init__(self, config: GPT2Config, adapters: Adapters) -> None:
         d, self.n_head = config.n_embd, config.n_head
         self.c_attn = Linear(d, 3 * d, adapters.get("attn/c_attn"))
         self.c_proj = Linear(d, d, adapters.get("attn/c_proj"), out=True)
 
-    def __call__(self, x: jax.Array, at: Any, cache: Any) -> tuple[jax.Array, Any]:
+    def __call__(self, x: jax.Array) -> jax.Array:
         length, width = x.shape
         heads = self.c_attn(x).reshape(length, 3, self.n_head, width // self.n_head)
-        mixed, cache = attend(heads[:, 0], heads[:, 1], heads[:, 2], at, cache)
-        return self.c_proj(mixed), cache
+        return self.c_proj(attend(heads[:, 0], heads[:, 1], heads[:, 2]))
 
 
 class MLP(nnx.Module):

@@ -19,8 +19,8 @@ import numpy as np
 from mfopt._runtime import _check, _extras, _files
 from mfopt._runtime._float64 import pinned
 from mfopt.training.models.decoder import TASKS, Decoder, LoRAConfig
+from mfopt.training.models.families import FAMILIES, FamilyConfig
 from mfopt.training.models.gpt2 import GPT2Config
-from mfopt.training.models.llama import FAMILIES, LlamaConfig
 from mfopt.training.models.model import Model, PyTree
 from mfopt.training.models.nnx_model import from_nnx, nest, pick
 from mfopt.training.tokenizers import FILE_NAME, Tokenizer
@@ -31,11 +31,14 @@ with _extras.required():
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save_file
 
-Config = GPT2Config | LlamaConfig
+Config = GPT2Config | FamilyConfig
 WEIGHTS = "model.safetensors"
 _A_FOLDER = "Name the folder of a model or of a run."
 # tensors of older files that follow from others
-_DERIVED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", "lm_head.weight")
+_DERIVED = (
+    *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
+    *(".rotary_emb.inv_freq", "lm_head.weight"),
+)
 
 
 def gpt2_model(
@@ -61,7 +64,7 @@ def gpt2_model(
     model, plain, adapters = gpt2_shapes(config, lora), {}, {}
     shapes = model.params if lora is None else model.frozen
     adapted = _adapted(config, lora)
-    for path, *_ in config.tensors():
+    for path in [tensor.path for tensor in config.tensors()]:
         shape = pick(shapes, path).shape
         if base is None:
             plain[path] = jnp.asarray(config.initial_value(path, shape, draws))
@@ -139,7 +142,7 @@ def read_config(folder: str | Path) -> Config:
     way_out = "Another model is given as MODULE:FUNCTION, which makes a Flax NNX module."
     known = ("gpt2", *FAMILIES)
     family = _check.choice("config.json model_type", found.get("model_type"), known, way_out)
-    return GPT2Config.read(found) if family == "gpt2" else LlamaConfig.read(found)
+    return GPT2Config.read(found) if family == "gpt2" else FamilyConfig.read(found)
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -168,15 +171,18 @@ def load_pretrained(
     config = dataclasses.replace(read_config(folder), compute_dtype=compute_dtype, remat=remat)
     where = _locate(Path(folder))
     older = "transformer." if "wte.weight" in where else ""  # a prefix that first files lack
-    names = {tensor: tensor.name.removeprefix(older) for tensor in config.tensors()}
     values: dict[tuple[Any, ...], Any] = {}
-    for tensor, name in names.items():
+    names = set()
+    for tensor in config.tensors():
+        name = tensor.name.removeprefix(older)
+        names.add(name)
         if name not in where:
             raise _check.reject("folder", str(folder), f"its weights lack the tensor {name}")
         with safe_open(where[name], framework="flax") as tensors:
             value = tensors.get_tensor(name).astype(jnp.float32)
+        value = value if tensor.rows is None else value[tensor.rows]
         values[tensor.path] = value.T if tensor.turned else value
-    for name in where.keys() - set(names.values()):
+    for name in where.keys() - names:
         if not name.endswith(_DERIVED):
             rule = f"its weights hold {name}, which config.json does not mention"
             raise _check.reject("folder", str(folder), rule)
@@ -211,10 +217,17 @@ def save_pretrained(folder: str | Path, config: Config, params: PyTree) -> None:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for path, name, turned in config.tensors():
+    tensors: dict[str, np.ndarray] = {}
+    for path, name, turned, rows in config.tensors():
         value = np.asarray(pick(params, path), np.float32)
-        tensors[name] = np.ascontiguousarray(value.T if turned else value)
+        value = np.ascontiguousarray(value.T if turned else value)
+        if rows is not None:  # one of several in a tensor
+            whole = tensors.get(name, np.empty((0, *value.shape[1:]), np.float32))
+            more = max(0, rows.max() + 1 - len(whole))
+            whole = np.append(whole, np.empty((more, *value.shape[1:]), np.float32), axis=0)
+            whole[rows] = value
+            value = whole
+        tensors[name] = value
     _files.write(
         folder / WEIGHTS, lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"})
     )

@@ -30,9 +30,6 @@ class Model:
         vocab_size: tokens must be below it; None: unknown.
         max_length: longest record the model takes, tokens; None: any.
         logits: ``logits(params, frozen, tokens (L,)) -> (L, V)``, where the model has such.
-        decode: ``decode(params, frozen, tokens (T,), at, cache) -> (logits (T, V), cache)``, where
-            the model has such: of tokens at position ``at`` of a text whose earlier ones made the
-            cache; None: they are the text, at 0.
         export: ``export(params, frozen, folder)`` writes the model alone; None: parameters are
             written as one safetensors file.
         partition: pytree like ``params`` of ``jax.sharding.PartitionSpec`` over a ``model`` axis;
@@ -55,7 +52,6 @@ class Model:
     vocab_size: int | None = None
     max_length: int | None = None
     logits: Callable[[PyTree, PyTree, jax.Array], jax.Array] | None = None
-    decode: Callable[..., tuple[jax.Array, PyTree]] | None = None
     export: Callable[[PyTree, PyTree, Any], None] | None = None
     partition: PyTree | None = None
     frozen_partition: PyTree | None = None

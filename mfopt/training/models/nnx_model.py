@@ -6,7 +6,6 @@ checkpointer and sharding rule understands; it is put together again when the lo
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -61,8 +60,7 @@ def from_nnx(
     """The :class:`Model` of ``module(tokens (L,)) -> logits (L, V)``.
 
     Args:
-        module: any NNX module with that call. Its forward pass must not change its state. A method
-            ``decode(tokens, at, cache)``, if it has one, is ``Model.decode``.
+        module: any NNX module with that call. Its forward pass must not change its state.
         trainable: an NNX filter: ``nnx.Param`` trains all parameters, ``nnx.LoRAParam`` the
             adapters only. All other state becomes ``frozen``.
         name, vocab_size, max_length, export: as in :class:`Model`.
@@ -87,15 +85,8 @@ def from_nnx(
     def logits(params: PyTree, frozen: PyTree, tokens: jax.Array) -> jax.Array:
         return merged(params, frozen)(tokens)
 
-    def decode(params: PyTree, frozen: PyTree, *rest: Any) -> tuple[jax.Array, PyTree]:
-        return merged(params, frozen).decode(*rest)
-
     def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
         return next_token_loss(logits(params, frozen, tokens), tokens, mask)
-
-    # the method that Model.decode calls, not another of its name
-    own = getattr(module, "decode", None)
-    own = callable(own) and [*inspect.signature(own).parameters] == ["tokens", "at", "cache"]
 
     def specs(state: Any) -> PyTree:
         named = flatten(nnx.get_partition_spec(state))
@@ -109,7 +100,6 @@ def from_nnx(
         vocab_size=vocab_size,
         max_length=max_length,
         logits=logits,
-        decode=decode if own else None,
         export=export,
         partition=specs(chosen),
         frozen_partition=specs(rest),
