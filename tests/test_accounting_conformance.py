@@ -143,7 +143,7 @@ def test_every_accountant_of_the_project_has_a_case():
 def test_both_directions_are_covered(case):
     found = analysis(case.mechanism)
     # of the scheme's own accountant, without the bound that holds anyway
-    profile = getattr(found, "parts", (found,))[-1].profile(case.sigma)
+    profile = getattr(found, "parts", (found,))[-1].bound.profile(case.sigma)
     scheme = case.mechanism.sampling
     one_gaussian = scheme.kind in ("fixed-order", "min-separation")
     one_gaussian |= getattr(scheme, "probability", 0) == 1  # every unit in every batch

@@ -16,7 +16,9 @@ from jax_privacy.accounting import accountants
 from jax_privacy.accounting import analysis as jax_privacy
 
 from mfopt.accounting import Mechanism, account
-from mfopt.accounting.chain import Chain, DeterministicUnit
+from mfopt.accounting.analyses import DeterministicAnalysis
+from mfopt.accounting.bound import GaussianBound
+from mfopt.accounting.chain import GroupBound
 from mfopt.accounting.closed_form import gaussian, group, moments
 from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.closed_form.group import GroupProfile
@@ -25,10 +27,9 @@ from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.equal_steps import EqualSteps
 from mfopt.accounting.monte_carlo.evidence import Trial
-from mfopt.accounting.monte_carlo.free import Unamplified
 from mfopt.accounting.monte_carlo.sampled_chain import SampledChain
-from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.accounting.verify import Engine
+from mfopt.errors import FailureError
 from mfopt.sampling import FixedBatch, FixedOrder, Poisson
 
 
@@ -72,7 +73,7 @@ def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
     keys = [key for asked in loss.asked.values() for _, key in asked]
     assert len(set(map(tuple, keys))) == len(keys)
     # above the truth, and near that of a split into shares of the exact profile, which has more
-    exact = gaussian_chain(group_size).bounds(2.0, 4.0, None, trial).both
+    exact = np.exp(gaussian_chain(group_size).log_deltas(2.0, 4.0))
     for found, best in zip(both, exact, strict=True):
         assert (
             math.exp(gaussian.log_delta(group_size / 2.0, 4.0))
@@ -83,7 +84,7 @@ def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
 
 @pytest.mark.parametrize("group_size", [1, 2, 16])
 def test_equal_steps_are_above_the_truth_and_meet_what_is_asked(group_size):
-    steps, delta = EqualSteps(Unamplified(1.0), group_size), 1e-8
+    steps, delta = EqualSteps(GaussianBound(1.0), group_size), 1e-8
     for sigma, epsilon in ((4.0, 3.0), (20.0, 1.0)):
         found = steps.log_deltas(sigma, epsilon)
         truth = gaussian.log_delta(group_size / sigma, epsilon)
@@ -99,7 +100,9 @@ def test_equal_steps_are_above_the_truth_and_meet_what_is_asked(group_size):
 
 def test_a_group_has_what_holds_without_samples_where_these_say_too_little(monkeypatch):
     loss, told = SampledGaussian(), []
-    monkeypatch.setattr(SampledGaussian, "slow_bounds", lambda _: [Unamplified(1.0)], raising=False)
+    monkeypatch.setattr(
+        SampledGaussian, "slow_bounds", lambda _: [GaussianBound(1.0)], raising=False
+    )
     monkeypatch.setattr(SampledGaussian, "start", lambda *_: 3.0, raising=False)
     chain = SampledChain(loss, 2)
     sampled = Engine(chain, 0).noise_multiplier(4.0, 1e-6)
@@ -111,8 +114,35 @@ def test_a_group_has_what_holds_without_samples_where_these_say_too_little(monke
 
 
 def gaussian_chain(group_size):
-    unit = DeterministicUnit(lambda sigma, _: GaussianProfile(1 / sigma), lambda *_: 1.0)
-    return Chain(unit, group_size, "a Gaussian")
+    return GroupBound(GaussianBound(1.0), group_size, "a Gaussian")
+
+
+class OneSided(GaussianProfile):
+    """Larger in the direction ``side``, by a factor or without a number."""
+
+    side, more = "add", math.log(3)
+
+    def log_delta(self, epsilon, direction=None):
+        own = super().log_delta(epsilon)
+        return own + self.more if direction in (self.side, None) else own
+
+
+@pytest.mark.parametrize("side", ["remove", "add"])
+def test_a_group_is_bounded_in_both_directions_and_by_numbers(side, monkeypatch):
+    monkeypatch.setattr(GaussianBound, "profile", lambda _, sigma, accuracy=0: OneSided(1 / sigma))
+    monkeypatch.setattr(OneSided, "side", side)
+    grouped = GroupBound(GaussianBound(1.0), 2, "one-sided")
+    both = dict(zip(("remove", "add"), grouped.log_deltas(4.0, 2.0), strict=True))
+    larger = both.pop(side)
+    assert larger > max(both.values()) + 0.5
+    assert grouped.profile(4.0).log_delta(2.0) == larger
+    epsilon = grouped.epsilon(4.0, math.exp(larger))
+    assert 2.0 * (1 - 1e-9) <= epsilon <= 2.0 * (1 + 2e-4)
+    assert grouped.noise_multiplier(2.0, math.exp(larger)) == pytest.approx(4.0, rel=2e-4)
+    monkeypatch.setattr(OneSided, "more", math.nan)
+    for ask in (grouped.epsilon, grouped.noise_multiplier):
+        with pytest.raises(FailureError):
+            ask(4.0, 1e-3)
 
 
 @pytest.mark.release
@@ -192,7 +222,7 @@ def test_agrees_with_jax_privacy_on_both_samplings():
 def test_whole_profile_of_a_gaussian_loses_almost_nothing():
     """The trade-off function of a Gaussian composes to that of K times the shift, exactly."""
     for group_size in (2, 5):
-        chain = VerifiedAnalysis(
+        chain = DeterministicAnalysis(
             Mechanism(FixedOrder(1, 1), group_size=group_size), gaussian_chain(group_size)
         )
         found = chain.epsilon(4.0, 1e-6)

@@ -9,9 +9,8 @@ from scipy import stats
 
 import mfopt
 from mfopt import sampling
-from mfopt.accounting import Accountant, Effort, Mechanism, account, analysis
+from mfopt.accounting import Accountant, Effort, Mechanism, SampledAnalysis, account, analysis
 from mfopt.accounting.accountants.unamplified import gaussian_release
-from mfopt.accounting.analyses import GaussianAnalysis
 from mfopt.accounting.closed_form import gaussian
 from mfopt.errors import FailureError, UsageError
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, FixedOrder, Poisson
@@ -70,17 +69,25 @@ class Tight(Accountant):
         return gaussian_release(mechanism, math.sqrt(mechanism.iterations), "tight", exact=True)
 
 
-class Sampled:
+class Sampled(SampledAnalysis):
     """An answer that holds with a probability; far too small, so that it shows when it is asked."""
 
-    def __init__(self, mechanism, value):
-        self.mechanism, self.value = mechanism, value
+    def __init__(self, mechanism, value, spent=None):
+        self.mechanism, self.value, self.spent = mechanism, value, spent
 
-    def epsilon(self, noise_multiplier, delta):
+    def epsilon(self, noise_multiplier, delta, budget=None):
+        if self.spent is not None:
+            budget.spent = self.spent
         if self.value is None:
             raise FailureError("the sampled account found none")
         found = gaussian_release(self.mechanism, 1.0, f"sampled {self.value}")
         return dataclasses.replace(found.epsilon(noise_multiplier, delta), epsilon=self.value)
+
+    def delta(self, noise_multiplier, epsilon):
+        raise FailureError("the sampled account found none")
+
+    def noise_multiplier(self, epsilon, delta, budget=None):
+        raise FailureError("the sampled account found none")
 
 
 def test_the_least_valid_answer_is_taken_and_named():
@@ -188,17 +195,41 @@ def test_no_account_is_worse_than_no_amplification(mechanism, norm, epsilon):
     assert found.noise_multiplier <= most * (1 + 1e-9)
 
 
-def test_profiles_of_several_are_the_least_at_every_point():
-    from mfopt.accounting.analyses import least
+@pytest.mark.parametrize(
+    ("spent", "charged"), [(None, 3e-3), (0.0, 0.0), (1e-3, 1e-3)], ids=["silent", "none", "one"]
+)
+@pytest.mark.parametrize("value", [None, 100.0], ids=["refused", "answered"])
+def test_tests_of_a_third_party_have_their_share_of_delta(spent, charged, value, monkeypatch):
+    """Beside them, refused or not, what holds anyway is asked at δ less what they have spent."""
+    table = sys.modules["mfopt.accounting.account"]._REGISTERED
+    monkeypatch.setitem(table, Everyone.kind, {"tight": Tight})
 
-    mechanism = Mechanism(FixedOrder(4, 1))
-    one, two = (
-        GaussianAnalysis(mechanism, name, "bound", {}, s) for name, s in (("a", 1), ("b", 2))
-    )
-    both = least([two, one])
-    for epsilon in (0.0, 0.5, 3.0):
-        expected = one.profile(1.5).log_delta(epsilon)
-        assert both.profile(1.5).log_delta(epsilon) == expected
-        assert both.profile(1.5).log_delta(epsilon, "add") == expected
-    assert both.profile(1.5).epsilon(1e-5) == one.epsilon(1.5, 1e-5).epsilon
-    assert both.epsilon(1.5, 1e-5).method == "a"
+    class OneSampled(Loose):
+        schemes, sampled = (), True
+
+        def analysis(self, mechanism, effort):
+            return Sampled(mechanism, value, spent)
+
+    table[Everyone.kind]["sampled"] = OneSampled
+    found = account(Mechanism(Everyone(9)), noise_multiplier=3.0, delta=1e-5)
+    assert found.method == "tight" and found.delta == 1e-5
+    expected = gaussian.epsilon(1.0, 1e-5 * (1 - charged))
+    assert found.epsilon == pytest.approx(expected, rel=1e-12)
+    # a δ includes the failure probability of its tests: nothing beside it is charged
+    beside = account(Mechanism(Everyone(9)), noise_multiplier=3.0, epsilon=1.0)
+    assert math.log(beside.delta) == pytest.approx(gaussian.log_delta(1.0, 1.0), rel=1e-12)
+
+
+def test_a_sampled_accountant_has_to_say_what_its_tests_spend(monkeypatch):
+    table = sys.modules["mfopt.accounting.account"]._REGISTERED
+    monkeypatch.setitem(table, Everyone.kind, {})
+
+    class Silent(Loose):
+        schemes, sampled = (), True
+
+        def analysis(self, mechanism, effort):
+            return object()
+
+    table[Everyone.kind]["silent"] = Silent
+    with pytest.raises(TypeError, match=r"Silent.analysis: object must be .*SampledAnalysis"):
+        account(Mechanism(Everyone(9)), noise_multiplier=3.0, delta=1e-5)

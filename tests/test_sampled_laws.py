@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mfopt.accounting.bound import GaussianBound
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLaw, BallsInBinsLoss
-from mfopt.accounting.monte_carlo.free import Unamplified
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, BMinSep, FreshBins, Poisson
@@ -127,7 +127,7 @@ BROKEN = {
         "did not halve|does not hold elsewhere",
     ),
     "free": (
-        law_with("free_bounds", lambda self: (Unamplified(0.2 * self.sensitivity),)),
+        law_with("free_bounds", lambda self: (GaussianBound(0.2 * self.sensitivity),)),
         "samples show",
     ),
     "none free": (law_with("free_bounds", lambda self: ()), "must be a free bound"),

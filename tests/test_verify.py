@@ -13,11 +13,13 @@ import pytest
 from mfopt import Mechanism
 from mfopt import strategies as S
 from mfopt.accounting import verify
-from mfopt.accounting.analyses import least
+from mfopt.accounting.analyses import DeterministicAnalysis, least
+from mfopt.accounting.bound import DeterministicBound
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.model import Bounds, LossModel, Plan, Side, largest
 from mfopt.accounting.monte_carlo import composition, dominating_pair
 from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.profile import Profile
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.accounting.verify import Engine
 from mfopt.calibration import certify, release
@@ -188,29 +190,6 @@ def test_tests_take_fresh_samples_and_the_failure_probability_that_is_charged(qu
     assert model.betas == [pytest.approx(DELTA / 1000)] * len(model.keys)
 
 
-class Certain(Known):
-    """The same, its bounds computed and not sampled."""
-
-    sampled = False
-
-
-def test_deterministic_bounds_are_looked_at_in_both_directions():
-    for number, place in (("noise_multiplier", 0), ("epsilon", 1)):
-        for both in (lambda truth: (truth, truth / 9), lambda truth: (truth / 9, truth)):
-            model = Certain(lambda truth, *_, both=both: both(1.1 * truth))
-            found = QUESTIONS[number](model)
-            assert 1.1 * Known.truth(*model.asked[-1]) <= DELTA and found.beta == 0
-            assert (found.noise_multiplier, found.epsilon)[place] == model.asked[-1][place]
-            delta = Engine(model, 0).delta(3.0, 1.0).delta
-            assert delta == pytest.approx(1.1 * DELTA)
-            with pytest.raises(FailureError, match="not certified"):
-                Engine(model, 0).certify(3.0, 1.0, DELTA)
-        for value in NO_BOUND:
-            for both in ((value, 0.0), (0.0, value)):
-                with pytest.raises(FailureError, match="not verified"):
-                    QUESTIONS[number](Certain(lambda *_, both=both: both))
-
-
 @pytest.mark.parametrize("wrong", [False, True], ids=["as it is", "without the stop"])
 def test_bad_values_are_released_no_more_often_than_beta(wrong, monkeypatch):
     """Bounds that fail with probability exactly β, and a pilot so hopeful that the value is bad.
@@ -365,12 +344,33 @@ def test_what_takes_long_without_samples_is_asked_where_they_say_too_little():
     assert Engine(loose, 0).delta(3.0, 1.0).delta == pytest.approx(1.2e-5)
 
 
+class KnownProfile(Profile):
+    def __init__(self, sigma):
+        self.sigma = sigma
+
+    def log_delta(self, epsilon, direction=None):
+        return math.log(Known.truth(self.sigma, epsilon))
+
+    def epsilon(self, delta):
+        return Free(1.0).epsilon(self.sigma, delta)
+
+
+class KnownBound(DeterministicBound):
+    method, exact = "proved", False
+
+    def profile(self, noise_multiplier, accuracy=0.0):
+        return KnownProfile(noise_multiplier)
+
+    def guess(self, epsilon, delta):
+        return 3.0
+
+
 @pytest.mark.parametrize("question", ["noise_multiplier", "epsilon"])
 def test_tests_have_their_share_of_delta_beside_another_analysis(question):
     """What that proves is reported after three refused tests: at what is left of δ, as δ."""
     mechanism = Mechanism(SMALL)
     given = (1.0 if question == "noise_multiplier" else 3.0, DELTA)
-    proved = VerifiedAnalysis(mechanism, Certain(lambda truth, *_: (truth, truth)))
+    proved = DeterministicAnalysis(mechanism, KnownBound())
     for answer, tests in ((2 * DELTA, 3), (0.5 * DELTA, 1)):  # refused, and accepted further out
         tested = VerifiedAnalysis(mechanism, Known(lambda *_, answer=answer: (answer, 0.0)), seed=0)
         found = getattr(least([tested, proved]), question)(*given)

@@ -7,7 +7,8 @@ import numpy as np
 from mfopt._runtime import _check
 from mfopt.accounting import solve
 from mfopt.accounting.closed_form import moments
-from mfopt.accounting.closed_form.group import Profile, black_box_log_factor
+from mfopt.accounting.closed_form.group import black_box_log_factor
+from mfopt.accounting.profile import Profile
 
 _POINTS = 21  # at which the lemma is tried before its ε is refined
 SMALLEST_DELTA = 1e-250  # what the library's own profiles resolve

@@ -6,9 +6,11 @@ nothing is rounded towards less privacy.
 
 from mfopt.accounting import accountants
 from mfopt.accounting.account import Accountant, Effort, account, analysis
-from mfopt.accounting.analyses import Analysis, DeterministicAnalysis
+from mfopt.accounting.analyses import Analysis, Budget, DeterministicAnalysis, SampledAnalysis
+from mfopt.accounting.bound import DeterministicBound
 from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.monte_carlo.processes import over_processes
+from mfopt.accounting.profile import Profile
 from mfopt.accounting.tradeoff import Tradeoff, tradeoff
 from mfopt.accounting.unamplified import Sensitivity, sensitivity
 from mfopt.mechanism import Mechanism
@@ -16,10 +18,14 @@ from mfopt.mechanism import Mechanism
 __all__ = [
     "Accountant",
     "Analysis",
+    "Budget",
     "DeterministicAnalysis",
+    "DeterministicBound",
     "Effort",
     "GroupProfile",
     "Mechanism",
+    "Profile",
+    "SampledAnalysis",
     "Sensitivity",
     "Tradeoff",
     "account",

@@ -23,7 +23,13 @@ import dataclasses
 from typing import Any, ClassVar
 
 from mfopt._runtime import _check, _plugins, _sizes
-from mfopt.accounting.analyses import Analysis, least
+from mfopt.accounting.analyses import (
+    Analysis,
+    DeterministicAnalysis,
+    Least,
+    SampledAnalysis,
+    least,
+)
 from mfopt.accounting.attained import with_lower_end
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import CertificateKind, Guarantee, is_deterministic
@@ -179,7 +185,20 @@ def analysis(
     _require(mechanism)
     # bounds that hold anyway are asked first: they are cheap
     fit = sorted(supporting(mechanism), key=lambda accountant: not accountant.free)
-    return least([accountant.analysis(mechanism, effort) for accountant in fit])
+    return least([_analysed(accountant, mechanism, effort) for accountant in fit])
+
+
+def _analysed(accountant: Accountant, mechanism: Mechanism, effort: Effort) -> Analysis:
+    """The analysis of an accountant; a sampled one has to say what its tests spend.
+
+    Raises:
+      TypeError: it does not.
+    """
+    made = accountant.analysis(mechanism, effort)
+    if accountant.sampled and not isinstance(made, SampledAnalysis | DeterministicAnalysis | Least):
+        named = f"{type(accountant).__qualname__}.analysis: {type(made).__qualname__}"
+        raise TypeError(f"{named} must be an mfopt.accounting.SampledAnalysis")
+    return made
 
 
 def account(
@@ -236,7 +255,7 @@ def account(
         else []
     ):
         with contextlib.suppress(FailureError):
-            found = answer(least([accountant.analysis(mechanism, effort) for accountant in free]))
+            found = answer(least([_analysed(accountant, mechanism, effort) for accountant in free]))
             if (found.lower_bound or 0.0) >= (1 - _CLOSE[asked]) * getattr(found, asked):
                 return found
     return answer(analysis(mechanism, **dataclasses.asdict(effort)))

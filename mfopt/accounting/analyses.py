@@ -12,20 +12,17 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from mfopt._runtime import _check
 from mfopt.accounting import bracket
-from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.closed_form.group import Profile
-from mfopt.accounting.loss_distribution import poisson, rounds
-from mfopt.accounting.loss_distribution.rounds import Direction, RoundsProfile
+from mfopt.accounting.bound import DeterministicBound
 from mfopt.errors import FailureError
 from mfopt.guarantee import Guarantee, Status, reported_delta
 from mfopt.mechanism import Mechanism
 
-# Relative width of σ: what a search returns is at most this much above the smallest σ.
-SIGMA_TOLERANCE = 1e-5
+BETA_SHARE = 1 / 1000  # β of one test, over δ
+TESTS = 3  # of one question, at most
 
 
 class Analysis(Protocol):
@@ -45,45 +42,77 @@ class Analysis(Protocol):
         """The smallest σ for (ε, δ), rounded up."""
 
 
+@dataclasses.dataclass
+class Budget:
+    """δ of a question to a sampled analysis, and what its tests have spent of it.
+
+    Attributes:
+      delta: δ of the question.
+      proved: σ or ε that is proved otherwise: nothing larger is of use.
+      spent: share of δ that tests have spent, whatever came of them. An analysis that says nothing
+        is charged as if it had made all tests.
+    """
+
+    delta: float
+    proved: float = math.inf
+    spent: float = TESTS * BETA_SHARE
+
+
+class SampledAnalysis(abc.ABC):
+    """Bounds for one mechanism that hold with a probability over the accountant's own samples.
+
+    The analysis of an accountant that is ``sampled``. Whoever refuses a question has used his
+    samples all the same: tests are charged to the budget that a question comes with.
+    """
+
+    mechanism: Mechanism
+
+    @abc.abstractmethod
+    def epsilon(
+        self, noise_multiplier: float, delta: float, budget: Budget | None = None
+    ) -> Guarantee:
+        """The smallest ε at this σ and δ; ``budget.spent`` is set, also where it raises."""
+
+    @abc.abstractmethod
+    def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
+        """The smallest δ at this σ and ε, all failure probabilities included."""
+
+    @abc.abstractmethod
+    def noise_multiplier(
+        self, epsilon: float, delta: float, budget: Budget | None = None
+    ) -> Guarantee:
+        """The smallest σ for (ε, δ); ``budget.spent`` is set, also where it raises."""
+
+
 @dataclasses.dataclass(frozen=True)
-class DeterministicAnalysis(abc.ABC):
-    """A deterministic analysis.
+class DeterministicAnalysis:
+    """A deterministic bound of one mechanism, as guarantees.
 
     Attributes:
       mechanism: what is analysed.
-      method: in words short enough for a table.
-      status: "exact" up to discretization, or "bound".
+      bound: its privacy profile at every σ.
       details: public numbers of the analysis.
     """
 
     mechanism: Mechanism
-    method: str
-    status: Status
-    details: dict[str, Any]
-
-    @abc.abstractmethod
-    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> Profile:
-        """The privacy profile at this σ, to a relative accuracy of ε."""
-
-    @abc.abstractmethod
-    def guess(self, epsilon: float, delta: float) -> float:
-        """Initial σ of a search."""
+    bound: DeterministicBound
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         sigma = _check.positive("noise_multiplier", noise_multiplier)
         delta = _check.probability("delta", delta)
-        profile = self.profile(sigma)
-        found = profile.epsilon(delta)
-        between = functools.partial(bracket.of_epsilon, profile, found, delta)
-        return self._guarantee(sigma, found, delta, between)
+        profile = self.bound.profile(sigma)
+        epsilon = self.bound.epsilon(sigma, delta)
+        between = functools.partial(bracket.of_epsilon, profile, epsilon, delta)
+        return self._guarantee(sigma, epsilon, delta, between)
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Guarantee:
         sigma = _check.positive("noise_multiplier", noise_multiplier)
         epsilon = _check.non_negative("epsilon", epsilon)
-        profile = self.profile(sigma)
-        found = reported_delta(math.exp(profile.log_delta(epsilon)))
-        between = functools.partial(bracket.of_delta, profile, found, epsilon)
-        return self._guarantee(sigma, epsilon, found, between)
+        profile = self.bound.profile(sigma)
+        delta = reported_delta(math.exp(profile.log_delta(epsilon)))
+        between = functools.partial(bracket.of_delta, profile, delta, epsilon)
+        return self._guarantee(sigma, epsilon, delta, between)
 
     def certified(self, noise_multiplier: float, epsilon: float, delta: float) -> Guarantee:
         """The statement itself, as a search for σ has verified it: not by way of a smallest ε.
@@ -92,7 +121,7 @@ class DeterministicAnalysis(abc.ABC):
           FailureError: δ is larger at this σ and ε.
         """
         attained = self.delta(noise_multiplier, epsilon)
-        if not self.profile(noise_multiplier).log_delta(epsilon) <= math.log(delta):
+        if not self.bound.profile(noise_multiplier).log_delta(epsilon) <= math.log(delta):
             rule = f"not certified: at noise multiplier {noise_multiplier:.6g} and ε = {epsilon:g} "
             rule += f"δ is up to {attained.delta:.4g}, above {delta:g}"
             raise FailureError(f"{rule}. Ask for a larger δ or ε.")
@@ -101,26 +130,30 @@ class DeterministicAnalysis(abc.ABC):
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
-        target = math.log(delta)
-
-        def excess(sigma: float, accuracy: float) -> float:
-            return self.profile(sigma, accuracy).log_delta(epsilon) - target
-
-        guess = self.guess(epsilon, delta)
-        sigma = rounds.smallest_sigma(excess, guess, relative=SIGMA_TOLERANCE)
-        between = functools.partial(bracket.of_sigma, self.profile, sigma, epsilon, delta)
-        return self._guarantee(sigma, epsilon, delta, between)
+        if (reason := self.bound.without_noise(delta)) is not None:
+            numbers = 0.0, epsilon, delta
+            return self._guarantee(*numbers, lambda: bracket.Bracket(0.0, 0.0), reason)
+        sigma = self.bound.noise_multiplier(epsilon, delta) * (1 + self.bound.margin)
+        at = self.bound.profile, sigma, epsilon, delta, self.bound.tolerance
+        return self._guarantee(sigma, epsilon, delta, functools.partial(bracket.of_sigma, *at))
 
     def _guarantee(
-        self, sigma: float, epsilon: float, delta: float, between: Callable[[], bracket.Bracket]
+        self,
+        sigma: float,
+        epsilon: float,
+        delta: float,
+        between: Callable[[], bracket.Bracket],
+        method: str | None = None,
     ) -> Guarantee:
         numbers = sigma, epsilon, delta
-        made = stated(self.mechanism, numbers, self.method, self.status, self.details)
-        if self.status != "exact":
-            return made
-        found = between()
-        made = made.with_lower_end(found.below, found.above)
-        return made if found.narrow else dataclasses.replace(made, status="bound")
+        status: Status = "exact" if self.bound.exact else "bound"
+        method = method or self.bound.method
+        guarantee = stated(self.mechanism, numbers, method, status, self.details)
+        if status == "bound":
+            return guarantee
+        ends = between()
+        guarantee = guarantee.with_lower_end(ends.below, ends.above)
+        return guarantee if ends.narrow else dataclasses.replace(guarantee, status="bound")
 
 
 def stated(
@@ -158,64 +191,12 @@ def stated(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class GaussianAnalysis(DeterministicAnalysis):
-    """One Gaussian release: closed form."""
-
-    sensitivity: float = 1.0
-
-    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> Profile:
-        return gaussian.GaussianProfile(self.sensitivity / noise_multiplier)
-
-    def guess(self, epsilon: float, delta: float) -> float:
-        return self.sensitivity / gaussian.largest_mu(epsilon, delta)
-
-    def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
-        epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
-        sigma = self.guess(epsilon, delta)
-        step = 1e-15
-        while self.profile(sigma).log_delta(epsilon) > math.log(delta):
-            sigma, step = sigma * (1 + step), 2 * step
-        below = sigma * (1 - 1e-12)
-        return self._guarantee(sigma, epsilon, delta, lambda: bracket.Bracket(below, sigma))
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundsAnalysis(DeterministicAnalysis):
-    """Independent rounds with a random sensitivity: privacy loss distributions."""
-
-    composed: poisson.Rounds
-
-    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> RoundsProfile:
-        sigma = noise_multiplier / self.composed.scale
-        return RoundsProfile(self.composed.mixture, self.composed.rounds, sigma, accuracy)
-
-    def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
-        _check.epsilon("epsilon", epsilon)
-        chance = self.profile(1.0).log_chance
-        if chance > math.log(_check.probability("delta", delta)):
-            return super().noise_multiplier(epsilon, delta)
-        method = "no noise is needed: δ is above the chance of taking part at all"
-        free = dataclasses.replace(self, method=f"{method}, {math.exp(chance):.3g}")
-        return free._guarantee(0.0, epsilon, delta, lambda: bracket.Bracket(0.0, 0.0))
-
-    def guess(self, epsilon: float, delta: float) -> float:
-        mixture, count = self.composed.mixture, self.composed.rounds
-        return self.composed.scale * max(rounds.guess(mixture, count, epsilon, delta), 1e-3)
-
-
 def least(parts: Sequence[Analysis]) -> Analysis:
     """Combine analyses into one that reports the smallest of their valid bounds.
 
     What one of them fails to answer, the others do.
     """
-    if len(parts) == 1:
-        return parts[0]
-    if all(isinstance(part, DeterministicAnalysis) for part in parts):
-        last = cast(DeterministicAnalysis, parts[-1])
-        about = last.mechanism, last.method, last.status, last.details
-        return LeastDeterministic(*about, tuple(parts))
-    return Least(parts[0].mechanism, tuple(parts))
+    return parts[0] if len(parts) == 1 else Least(parts[0].mechanism, tuple(parts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,64 +216,44 @@ class Least:
         return _least(self.parts, "noise_multiplier", epsilon, delta)
 
 
-@dataclasses.dataclass(frozen=True)
-class LeastDeterministic(Least, DeterministicAnalysis):
-    """Smallest bound of several deterministic analyses; its profile is their pointwise minimum."""
-
-    def profile(self, noise_multiplier: float, accuracy: float = rounds.FINE) -> LeastProfile:
-        return LeastProfile(tuple(one.profile(noise_multiplier, accuracy) for one in self.parts))
-
-    def guess(self, epsilon: float, delta: float) -> float:
-        return float(self.parts[-1].guess(epsilon, delta))
-
-
-@dataclasses.dataclass(frozen=True)
-class LeastProfile:
-    """Pointwise minimum of several profiles: each bounds δ from above, so the minimum does."""
-
-    parts: tuple[Any, ...]
-
-    def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
-        """Upper bound of log δ(ε), the larger of both directions unless one is named."""
-        return min(float(one.log_delta(epsilon, direction)) for one in self.parts)
-
-    def epsilon(self, delta: float) -> float:
-        """Smallest ε >= 0 for which any of the profiles proves δ(ε) <= ``delta``."""
-        return min(float(one.epsilon(delta)) for one in self.parts)
-
-
-def _least(parts: Sequence[Analysis], asked: str, *given: float) -> Guarantee:
+def _least(parts: Sequence[Any], question: str, *given: float) -> Guarantee:
     """Smallest of the bounds; an analysis that fails is skipped, unless all fail.
 
     Tests have their share of δ whatever is reported in the end (:mod:`.verify`): beside them the
     others have to hold at δ less that.
-    """
-    answers: list[Guarantee] = []
-    failures: list[str] = []
-    size = operator.attrgetter(asked)
 
-    def ask(part: Any, *given: float) -> list[Guarantee]:
+    Args:
+      parts: the analyses.
+      question: name of the method that is asked.
+      given: its arguments, δ the last where it is one.
+    """
+    failures: list[str] = []
+    size = operator.attrgetter(question)
+
+    def ask(part: Any, *given: Any) -> list[Guarantee]:
         try:
-            return [getattr(part, asked)(*given)]
+            return [getattr(part, question)(*given)]
         except FailureError as failure:
             failures.append(str(failure))
             return []
 
-    spent, others = 0.0, [*parts]
+    answers: list[Guarantee] = []
     tested: list[Guarantee] = []
-    for one in parts:
-        known = min(map(size, answers), default=math.inf)
-        part = one.below(known) if asked != "delta" and hasattr(one, "below") else one
-        found = ask(part, *given)
-        answers += found
-        share: float = getattr(part, "spent", 0.0)
-        if share:
-            spent, tested = share, found
-            others.remove(one)
+    spent = 0.0
+    for part in parts:
+        # a δ includes the failure probability of its tests, and is charged with no more
+        if isinstance(part, SampledAnalysis) and question != "delta":
+            budget = Budget(given[-1], min(map(size, answers), default=math.inf))
+            tested += ask(part, *given, budget)
+            spent = budget.spent
+        else:
+            answers += ask(part, *given)
     if spent:
         *first, delta = given
-        again = [answer for one in others for answer in ask(one, *first, delta * (1 - spent))]
-        answers = [*tested, *(dataclasses.replace(answer, delta=delta) for answer in again)]
+        others = [part for part in parts if not isinstance(part, SampledAnalysis)]
+        again = [answer for part in others for answer in ask(part, *first, delta * (1 - spent))]
+        answers = [dataclasses.replace(answer, delta=delta) for answer in again]
+    answers += tested
     if not answers:
         raise FailureError(failures[-1])
     smallest = min(size(answer) for answer in answers)
@@ -303,6 +264,6 @@ def _least(parts: Sequence[Analysis], asked: str, *given: float) -> Guarantee:
     if failures:
         details["without_answer"] = failures
     best = dataclasses.replace(best, details=details)
-    known = [low for answer in answers if (low := answer.lower_bound) is not None]
+    lower = [low for answer in answers if (low := answer.lower_bound) is not None]
     # whichever of them proved it, less than this it cannot be
-    return best.with_lower_end(max(known), size(best)) if known else best
+    return best.with_lower_end(max(lower), size(best)) if lower else best

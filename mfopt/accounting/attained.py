@@ -34,6 +34,7 @@ from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, patterns
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
+from mfopt.accounting.profile import LowerProfile
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
@@ -45,7 +46,7 @@ _PLANNED = 0.97  # of an ε, below which a lower end is computed again, on grids
 
 
 @dataclasses.dataclass(frozen=True)
-class _Separate:
+class _Separate(LowerProfile):
     """e^``log_chance`` δ_G(ε + ``above``; ``mu``): (1) of the module's text."""
 
     mu: float
@@ -64,7 +65,7 @@ class _Separate:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Best:
+class _Best(LowerProfile):
     """The larger of several lower bounds: profiles that some data sets attain, at one σ."""
 
     parts: tuple[Any, ...]

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from mfopt.accounting.profile import LowerProfile
 from mfopt.errors import FailureError
 
 _FINER = (10, 100, 1000)  # times, grids for lower ends alone
@@ -35,50 +36,56 @@ class Bracket:
         return self.below >= self.above * (1 - self.tolerance)
 
 
-def of_epsilon(profile: Any, epsilon: float, delta: float) -> Bracket:
+def of_epsilon(profile: LowerProfile, epsilon: float, delta: float) -> Bracket:
     """The bracket of an ε that ``profile`` gave for ``delta``; from 0 if it has no lower bound."""
-    if epsilon == 0 or not hasattr(profile, "epsilon_below"):
-        return Bracket(0.0, epsilon)
+    if epsilon == 0:
+        return Bracket(0.0, 0.0)
 
-    def bracket(finer: Any) -> Bracket:
+    def bracket(finer: LowerProfile) -> Bracket:
         below = known(finer.epsilon_below, delta, epsilon, nothing=0.0)
         return Bracket(min(below, epsilon), epsilon)
 
     return _narrowed(bracket, profile)
 
 
-def of_delta(profile: Any, delta: float, epsilon: float) -> Bracket:
+def of_delta(profile: LowerProfile, delta: float, epsilon: float) -> Bracket:
     """The bracket of a δ that ``profile`` gave at ``epsilon``."""
-    if delta == 0 or not hasattr(profile, "log_delta_below"):
-        return Bracket(0.0, delta, NARROW_DELTA)
+    if delta == 0:
+        return Bracket(0.0, 0.0, NARROW_DELTA)
 
-    def bracket(finer: Any) -> Bracket:
+    def bracket(finer: LowerProfile) -> Bracket:
         below = math.exp(known(finer.log_delta_below, epsilon, nothing=-math.inf))
         return Bracket(min(below, delta), delta, NARROW_DELTA)
 
     return _narrowed(bracket, profile)
 
 
-def of_sigma(make: Callable[[float], Any], sigma: float, epsilon: float, delta: float) -> Bracket:
+def of_sigma(
+    make: Callable[[float], LowerProfile],
+    sigma: float,
+    epsilon: float,
+    delta: float,
+    finest: float = _SHORTER[0],
+) -> Bracket:
     """The bracket of a σ found for (ε, δ): the least σ is above one that is proven too small.
 
     Args:
-      make: σ -> its profile; one with ``log_delta_below`` gives a bracket that does not begin at
-        0.
+      make: σ -> its profile, with lower bounds.
       sigma: the answer, safe for the target.
       epsilon, delta: the target.
+      finest: least share of σ by which one is tried to be too small.
     """
-    if not (sigma > 0 and hasattr(make(sigma), "log_delta_below")):
+    if not sigma > 0:
         return Bracket(0.0, sigma)
 
-    def bracket(like: Any) -> Bracket:
+    def bracket(like: LowerProfile) -> Bracket:
         def log_delta_below(at: float) -> float:
-            finer = make(at)
-            if hasattr(like, "accuracy"):
+            finer: Any = make(at)
+            if like.accuracy is not None:
                 finer = dataclasses.replace(finer, accuracy=like.accuracy)
             return float(finer.log_delta_below(epsilon))
 
-        for share in _SHORTER:
+        for share in (*([finest] if finest < _SHORTER[0] else []), *_SHORTER):
             below = sigma * (1 - share)
             if known(log_delta_below, below, nothing=-math.inf) > math.log(delta):
                 return Bracket(below, sigma)
@@ -87,10 +94,10 @@ def of_sigma(make: Callable[[float], Any], sigma: float, epsilon: float, delta: 
     return _narrowed(bracket, make(sigma))
 
 
-def _narrowed(bracket: Callable[[Any], Bracket], profile: Any) -> Bracket:
+def _narrowed(bracket: Callable[[LowerProfile], Bracket], profile: Any) -> Bracket:
     """The bracket by ``profile``, by finer grids while it is wide and they narrow it."""
     best = bracket(profile)
-    if not hasattr(profile, "accuracy"):
+    if profile.accuracy is None:
         return best
     for finer in _FINER:
         if best.narrow or best.below == 0:

@@ -12,18 +12,19 @@ import functools
 import math
 from collections.abc import Callable
 
-import jax
 import numpy as np
 import scipy
 
-from mfopt.accounting.closed_form.group import GroupProfile, Profile
+from mfopt.accounting import solve
+from mfopt.accounting.bound import DeterministicBound
+from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE
-from mfopt.accounting.model import LARGEST_EPSILON, Bounds, Estimate, LossModel, Plan
-from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.model import LARGEST_EPSILON
 from mfopt.accounting.monte_carlo.protocol import DIRECTIONS
+from mfopt.accounting.profile import Direction, Profile
 from mfopt.errors import FailureError
-from mfopt.guarantee import Status
 
+_WIDTH = 1e-4  # relative, of σ and ε
 _LINES = 384  # shares of ε that a split may use
 _KNOTS = math.log(1.25)  # between the ε of two knots, in log
 _LEAST_EPSILON = 1e-6  # of a knot
@@ -32,85 +33,106 @@ _FAINT, _FAINTEST = -1e3, math.log(1e-300)  # log of an estimate of 0, and the l
 
 
 @dataclasses.dataclass(frozen=True)
-class DeterministicUnit:
-    """A deterministic one-unit profile.
-
-    Attributes:
-      profile: (σ, accuracy) -> the profile.
-      start: (ε, δ) -> a σ to begin a search at.
-    """
-
-    profile: Callable[[float, float], Profile]
-    start: Callable[[float, float], float]
-
-    def log_estimates(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        """log δ of the remove and of the add direction, on a coarse grid."""
-        log_delta = functools.partial(self.profile(noise_multiplier, COARSE).log_delta, epsilon)
-        return log_delta("remove"), log_delta("add")
-
-
-class Chain(LossModel):
+class GroupBound(DeterministicBound):
     """Groups of K units.
 
-    Args:
-      unit: the one-unit profile.
+    Attributes:
+      unit: bound of one unit.
       group_size: K.
       name: what the unit's profile is, for the record.
     """
 
-    status: Status = "bound"
-    sampled = False
+    unit: DeterministicBound
+    group_size: int
+    name: str
+    exact = False
+    tolerance = _WIDTH
 
-    def __init__(self, unit: DeterministicUnit, group_size: int, name: str) -> None:
-        self.unit, self.group_size = unit, group_size
-        self.method = f"group privacy from the whole profile of {name}"
-        self.estimator = f"group privacy from the estimated profile of {name}"
-        self._shares = np.unique(np.minimum(np.linspace(0, 2.5, _LINES) / group_size, 1.0))
-        self._knot = functools.lru_cache(maxsize=256)(self._values)  # of σ, and a knot's number
+    @property
+    def method(self) -> str:  # type: ignore[override]
+        return f"group privacy from the whole profile of {self.name}"
 
-    def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
-        return max(self._split(side, noise_multiplier, epsilon)[2] for side in (0, 1))
-
-    def bounds(
-        self, noise_multiplier: float, epsilon: float, plan: Plan | None, trial: Trial
-    ) -> Bounds:
-        fine = self.unit.profile(noise_multiplier, FINE)
-        splits = [self._split(side, noise_multiplier, epsilon) for side in (0, 1)]
-
-        def bound(side: int, split: int) -> float:
-            shares, spent, _ = splits[split]
-            points, places = np.unique(shares, return_inverse=True)
-            logs = [fine.log_delta(float(point) * epsilon, DIRECTIONS[side]) for point in points]
-            log_total = scipy.special.logsumexp(spent + np.maximum(logs, _FAINTEST)[places])
-            return math.exp(min(float(log_total), 0.0))
-
-        remove, add = bound(0, 0), bound(1, 1)
-        # a curve may be far off where the losses of a direction end
-        return Bounds(remove, add if add <= remove else min(add, bound(1, 0)), {})
-
-    def find_epsilon(
-        self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
-    ) -> Estimate:
-        # a group's δ is at least one unit's, at each ε that a search looks at
-        log_delta, _ = self.unit.log_estimates(noise_multiplier, LARGEST_EPSILON)
-        if log_delta > math.log(delta) + 1e-3:  # another grid may give a bit less
-            raise FailureError(
-                f"group privacy: no ε up to {LARGEST_EPSILON:g} at σ = {noise_multiplier:g}. "
-                "Ask for a larger σ or δ."
-            )
-        return super().find_epsilon(noise_multiplier, delta, key, start)
+    def profile(self, noise_multiplier: float, accuracy: float = FINE) -> GroupedProfile:
+        return GroupedProfile(self.unit, self.group_size, noise_multiplier, accuracy)
 
     def guess(self, epsilon: float, delta: float) -> float:
-        return self.unit.start(epsilon / self.group_size, delta / self.group_size)
+        return self.unit.guess(epsilon / self.group_size, delta / self.group_size)
 
-    def _values(self, sigma: float, knot: int) -> tuple[float, float]:
-        return self.unit.log_estimates(sigma, epsilon_at(knot))
 
-    def _split(
-        self, side: int, sigma: float, epsilon: float
-    ) -> tuple[np.ndarray, np.ndarray, float]:
-        at = self._shares, self.group_size, epsilon
-        return best_split(*at, lambda knot: self._knot(sigma, knot)[side])
+@dataclasses.dataclass(frozen=True)
+class GroupedProfile(Profile):
+    """Profile of a group by that of one unit: a split on a coarse grid, bounded on a fine one."""
+
+    unit: DeterministicBound
+    group_size: int
+    noise_multiplier: float
+    accuracy: float = FINE
+
+    def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
+        """Upper bound of log δ(ε), ε >= 0, the larger of both directions unless one is named."""
+        if direction == "remove":
+            return self._bound(epsilon, "remove", "remove")
+        # a curve may be far off where the losses of a direction end
+        remove = self._bound(epsilon, "remove", "remove") if direction is None else -math.inf
+        add = self._bound(epsilon, "add", "add")
+        if not add <= remove:
+            add = min(add, self._bound(epsilon, "add", "remove"))
+        return float(np.max([remove, add]))  # what is no number stays none
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest ε >= 0 with δ(ε) <= ``delta``, to relative 1e-4.
+
+        Raises:
+          FailureError: there is none that a search looks at.
+        """
+        target = math.log(delta)
+        # a group's δ is at least one unit's; another grid may give a bit less
+        if self._coarse.log_delta(LARGEST_EPSILON, "remove") > target + 1e-3:
+            raise FailureError(
+                f"group privacy: no ε up to {LARGEST_EPSILON:g} at σ = {self.noise_multiplier:g}. "
+                "Ask for a larger σ or δ."
+            )
+        search = functools.partial(
+            solve.smallest, name="epsilon", least=_WIDTH, largest=LARGEST_EPSILON
+        )
+        estimate = search(lambda epsilon: self._estimate(epsilon) - target, 2.0, relative=1e-3)
+        return search(
+            lambda epsilon: self.log_delta(epsilon) - target,
+            estimate,
+            relative=_WIDTH,
+            growth=1.001,
+        )
+
+    def _estimate(self, epsilon: float) -> float:
+        """About log δ(ε), by the coarse grid's curve alone."""
+        return max(self._split(epsilon, direction)[2] for direction in DIRECTIONS)
+
+    def _bound(self, epsilon: float, direction: Direction, split: Direction) -> float:
+        """Upper bound of one direction's log δ(ε), by the best split of another or the same."""
+        shares, spent, _ = self._split(epsilon, split)
+        points, places = np.unique(shares, return_inverse=True)
+        logs = [self._fine.log_delta(float(point) * epsilon, direction) for point in points]
+        log_total = scipy.special.logsumexp(spent + np.maximum(logs, _FAINTEST)[places])
+        return min(float(log_total), 0.0)
+
+    def _split(self, epsilon: float, direction: Direction) -> tuple[np.ndarray, np.ndarray, float]:
+        shares = np.unique(np.minimum(np.linspace(0, 2.5, _LINES) / self.group_size, 1.0))
+        return best_split(
+            shares, self.group_size, epsilon, lambda knot: self._knot(knot, direction)
+        )
+
+    @functools.cached_property
+    def _fine(self) -> Profile:
+        return self.unit.profile(self.noise_multiplier, self.accuracy)
+
+    @functools.cached_property
+    def _coarse(self) -> Profile:
+        return self.unit.profile(self.noise_multiplier, COARSE)
+
+    @functools.cached_property
+    def _knot(self) -> Callable[[int, Direction], float]:
+        """log δ of one unit at the knot of this number, in one direction: computed once."""
+        return functools.cache(lambda knot, side: self._coarse.log_delta(epsilon_at(knot), side))
 
 
 def best_split(

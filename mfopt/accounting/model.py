@@ -135,7 +135,6 @@ class LossModel(abc.ABC):
     Attributes:
       method, status: of what ``bounds`` gives.
       estimator: what ``log_estimate`` is.
-      sampled: whether ``bounds`` hold only with a probability.
       work: numbers that one sample takes.
       most_work: samples times work, at most, that are taken without being asked for.
       samples: samples of a test, where they were asked for; else as many as are worth it.
@@ -154,7 +153,6 @@ class LossModel(abc.ABC):
     method: str
     status: Status
     estimator: str
-    sampled: bool = True
     work: int = 1
     most_work: int = 2**31
     samples: int | None = None
@@ -224,7 +222,7 @@ class LossModel(abc.ABC):
           key: randomness, where samples are drawn.
           start: an ε to begin at.
         """
-        return self.sought_epsilon(noise_multiplier, delta, start, coarsely=self.sampled)
+        return self.sought_epsilon(noise_multiplier, delta, start, coarsely=True)
 
     def sought_noise_multiplier(self, epsilon: float, delta: float) -> Estimate:
         """σ at which :meth:`log_estimate` is log δ."""
@@ -238,11 +236,7 @@ class LossModel(abc.ABC):
                 raise
 
         start = self.guess(epsilon, delta)
-        near = 1e-2 if self.sampled else 1e-3
-        estimate = self._find(log_delta, start, delta, near=near, name="noise multiplier")
-        # by secants it may be a hair too small; where tests follow, a pilot moves it
-        margin = 0.0 if self.sampled else 1e-4
-        return dataclasses.replace(estimate, value=estimate.value * (1 + margin))
+        return self._find(log_delta, start, delta, near=1e-2, name="noise multiplier")
 
     def sought_epsilon(
         self, noise_multiplier: float, delta: float, start: float = 2.0, coarsely: bool = False

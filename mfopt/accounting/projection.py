@@ -20,6 +20,7 @@ import numpy as np
 import scipy
 
 from mfopt.accounting import solve
+from mfopt.accounting.profile import LowerProfile
 
 _CELLS = 2**13  # of a grid of shifts
 _GROUP_CELLS = 2**10  # the same where laws of several units are added
@@ -65,7 +66,7 @@ class ShiftLaw:
 
 
 @dataclasses.dataclass(frozen=True)
-class ProjectedProfile:
+class ProjectedProfile(LowerProfile):
     """(1) of the module's text at the best threshold.
 
     Attributes:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.analyses import stated
+from mfopt.accounting.analyses import BETA_SHARE, Budget, SampledAnalysis, stated
 from mfopt.accounting.model import LossModel, Numbers
-from mfopt.accounting.verify import BETA_SHARE, Engine, Verified, check_delta
+from mfopt.accounting.verify import Engine, Verified, check_delta
 from mfopt.guarantee import Guarantee, reported_delta
 
 __all__ = ["LossModel", "Numbers", "VerifiedAnalysis"]
@@ -19,7 +20,7 @@ __all__ = ["LossModel", "Numbers", "VerifiedAnalysis"]
 _LEAST_EPSILON = 1e-9
 
 
-class VerifiedAnalysis:
+class VerifiedAnalysis(SampledAnalysis):
     """ε, δ or σ of a :class:`LossModel`, as a :class:`Guarantee`.
 
     Args:
@@ -28,42 +29,40 @@ class VerifiedAnalysis:
       seed: of all samples; the operating system's entropy unless pinned.
     """
 
-    known = math.inf  # σ or ε that is proved otherwise, as for :class:`.verify.Engine`
-    _last: Engine | None = None
-
     def __init__(
         self, mechanism: Any, model: LossModel, *, certify: bool = True, seed: int | None = None
     ) -> None:
         self.mechanism, self.model, self.certify, self.seed = mechanism, model, certify, seed
 
-    def below(self, known: float) -> VerifiedAnalysis:
-        """The same, where only a σ or ε below ``known`` is of use."""
-        found = copy.copy(self)
-        found.known = known
-        return found
-
-    @property
-    def spent(self) -> float:
-        """Share of δ of the tests that the last question took, whatever came of them."""
-        return 0.0 if self._last is None else self._last.tests * BETA_SHARE
-
-    def _engine(self) -> Engine:
-        self._last = Engine(self.model, self.seed, known=self.known)
-        return self._last
+    @contextlib.contextmanager
+    def _engine(self, budget: Budget | None = None) -> Iterator[Engine]:
+        """The engine of one question, whose tests are charged to the budget."""
+        engine = Engine(self.model, self.seed, known=math.inf if budget is None else budget.proved)
+        try:
+            yield engine
+        finally:
+            if budget is not None:
+                budget.spent = engine.tests * BETA_SHARE
 
     @float64
-    def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
+    def epsilon(
+        self, noise_multiplier: float, delta: float, budget: Budget | None = None
+    ) -> Guarantee:
         """The smallest ε that is verified at this σ and δ."""
-        if self.certify:
-            return self._verified(self._engine().epsilon(noise_multiplier, delta))
+        with self._engine(budget) as engine:
+            if self.certify:
+                return self._verified(engine.epsilon(noise_multiplier, delta))
         sigma, delta = _check.positive("noise_multiplier", noise_multiplier), check_delta(delta)
         return self._estimate(sigma, self.model.sought_epsilon(sigma, delta).value, delta)
 
     @float64
-    def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
+    def noise_multiplier(
+        self, epsilon: float, delta: float, budget: Budget | None = None
+    ) -> Guarantee:
         """The smallest σ that is verified for (ε, δ)."""
-        if self.certify:
-            return self._verified(self._engine().noise_multiplier(epsilon, delta))
+        with self._engine(budget) as engine:
+            if self.certify:
+                return self._verified(engine.noise_multiplier(epsilon, delta))
         epsilon, delta = _check.epsilon("epsilon", epsilon), check_delta(delta)
         estimate = self.model.sought_noise_multiplier(epsilon, delta)
         return self._estimate(estimate.value, epsilon, delta)
@@ -80,7 +79,7 @@ class VerifiedAnalysis:
         at = min(max(epsilon, _LEAST_EPSILON), _check.LARGEST_EPSILON)
         more = math.exp(epsilon) * math.expm1(at - epsilon) if at > epsilon else 0.0
         if self.certify:
-            found = self._verified(self._engine().delta(noise_multiplier, at))
+            found = self._verified(Engine(self.model, self.seed).delta(noise_multiplier, at))
         else:
             sigma = _check.positive("noise_multiplier", noise_multiplier)
             log_delta = min(self.model.log_estimate(sigma, _check.epsilon("epsilon", at)), 0.0)
@@ -91,13 +90,14 @@ class VerifiedAnalysis:
     @float64
     def certified(self, noise_multiplier: float, epsilon: float, delta: float) -> Guarantee:
         """The statement itself. Raises as :meth:`.verify.Engine.certify`."""
-        return self._verified(self._engine().certify(noise_multiplier, epsilon, delta))
+        engine = Engine(self.model, self.seed)
+        return self._verified(engine.certify(noise_multiplier, epsilon, delta))
 
     def _details(self) -> Numbers:
         model = self.model
         if model.deterministic:
             return {**model.details, "certificate": "deterministic"}
-        return {**model.details, **({"seed": self.seed} if model.sampled else {})}
+        return {**model.details, "seed": self.seed}
 
     def _verified(self, found: Verified) -> Guarantee:
         details, bounds, status = self._details(), found.bounds, self.model.status

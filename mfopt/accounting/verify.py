@@ -37,20 +37,20 @@ from typing import Literal
 import jax
 
 from mfopt._runtime import _check
+from mfopt.accounting.analyses import BETA_SHARE, TESTS
 from mfopt.accounting.model import Bounds, Estimate, LossModel, Plan, largest
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.monte_carlo.free import ROUNDING
 from mfopt.accounting.monte_carlo.protocol import FreeBound
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, ambient
 
 Free = Literal["noise_multiplier", "epsilon"]
 
-BETA_SHARE = 1 / 1000  # β over δ
-ROUNDS = 3
+ROUNDS = TESTS
 SAMPLES = 2**18
 MOST_SAMPLES, MOST_WORK = 2**22, LossModel.most_work
-ROUNDING = 2.0**-40  # relative: x is nudged up so that no later rounding can lower it
 LEAST_DELTA = 1e-280
 _COSTLY = 0.0025  # slack, relative to x, for which more samples than SAMPLES are taken
 _HELPS = 0.96  # twice the samples should bring the slack below this part of it
@@ -146,7 +146,7 @@ class Engine:
     def epsilon(self, noise_multiplier: float, delta: float) -> Verified:
         """The smallest ε that is verified for σ and δ. Raises as :meth:`noise_multiplier`."""
         sigma, delta = _check.positive("noise_multiplier", noise_multiplier), check_delta(delta)
-        start = self.known if self.model.sampled and math.isfinite(self.known) else 2.0
+        start = self.known if math.isfinite(self.known) else 2.0
         return self._smallest(
             "epsilon",
             delta,
@@ -169,10 +169,6 @@ class Engine:
         # or no share of δ is left for β
         if self.model.deterministic or best.method in exact or best.delta < LEAST_DELTA:
             return best
-        if not self.model.sampled:
-            found = self.model.bounds(sigma, epsilon, None, self._trial())
-            total = min(largest(found.both), 1.0)
-            return Verified(sigma, epsilon, total, found, 0.0, 0, 1, self.model.method)
         log_delta = min(self.model.log_estimate(sigma, epsilon), 0.0)
         beta = max(math.exp(log_delta), LEAST_DELTA) * BETA_SHARE
         plan, samples = self._plan(
@@ -225,13 +221,6 @@ class Engine:
         if self.model.deterministic:
             why = " by every bound without samples: --certificate monte-carlo may prove it"
             raise FailureError(refused.format(bound=least, delta=delta, why=why))
-        if not self.model.sampled:
-            found_bounds = self.model.bounds(sigma, epsilon, None, self._trial())
-            if accepts(found_bounds.both, 0.0, delta):
-                return Verified(sigma, epsilon, delta, found_bounds, 0.0, 0, 1, self.model.method)
-            raise FailureError(
-                refused.format(bound=largest(found_bounds.both), delta=delta, why="")
-            )
         beta, most = delta * BETA_SHARE, self._most_samples()
         last, above = 0, math.inf
         for number in range(1, ROUNDS + 1):
@@ -344,12 +333,10 @@ class Engine:
         """
         if fallback is not None and at(fallback[0])[1] > _LARGE:
             self.model.require(*at(fallback[0]))  # before a search that cannot end well
-        if math.isfinite(self.known) and self.model.sampled:
+        if math.isfinite(self.known):
             self._require_better(*at(self.known), delta)
         with self._stage("calibrating on fresh samples"):
             estimate = find()
-        if not self.model.sampled:
-            return self._inflate(estimate, at, delta)
         begin, short = dataclasses.replace(estimate, slope=estimate.slope * self.model.flatter), 0.0
         for number in range(1, ROUNDS + 1):
             accepted, begin, short = self._round(
@@ -507,29 +494,6 @@ class Engine:
         affordable = min(MOST_SAMPLES, self.model.most_work // self.model.work)
         return max(self.model.least_samples, affordable)
 
-    def _inflate(
-        self, estimate: Estimate, at: Callable[[float], tuple[float, float]], delta: float
-    ) -> Verified:
-        """Verify by a deterministic bound at growing x until the target is met."""
-        x, slope, missed = estimate.value, abs(estimate.slope), math.inf
-        for attempt in range(1, 9):
-            found = self.model.bounds(*at(x), None, self._trial())
-            if accepts(found.both, 0.0, delta):
-                sigma, epsilon = at(x)
-                return Verified(
-                    sigma, epsilon, delta, found, 0.0, 0, attempt, self.model.method, estimate
-                )
-            total = largest(found.both)
-            if not math.isfinite(total):
-                break
-            # the next attempt starts where this one's excess would just vanish, and a bit beyond
-            missed = math.log(total / delta)
-            x *= math.exp(min(1.2 * missed / slope, 0.5) + 1e-3 * attempt)
-        raise FailureError(
-            f"not verified: the bound on δ at {x:.5g} still misses {delta:g} by a factor "
-            f"{math.exp(min(missed, 700.0)):.3g}. Ask for a larger δ."
-        )
-
     @staticmethod
     def _freely(bound: FreeBound, sigma: float, epsilon: float, delta: float) -> Verified:
         logs = bound.log_deltas(sigma, epsilon)
@@ -538,8 +502,8 @@ class Engine:
         stated = min(largest(found.both), 1.0) if delta == 1.0 else delta
         return Verified(sigma, epsilon, stated, found, 0.0, 0, 0, bound.method)
 
-    def _trial(self, samples: int = 0, beta: float = 0.0, *path: int) -> Trial:
-        """Fresh randomness for a test; none for a deterministic model."""
+    def _trial(self, samples: int, beta: float, *path: int) -> Trial:
+        """Fresh randomness for a test."""
         return Trial(samples, beta, self._key(2, *path))
 
     def _key(self, *path: int) -> jax.Array:

@@ -24,7 +24,7 @@ from mfopt._runtime import _check
 from mfopt._version import __version__
 from mfopt.accounting import account as account_of
 from mfopt.accounting import analysis, phases
-from mfopt.accounting.verify import BETA_SHARE
+from mfopt.accounting.analyses import BETA_SHARE
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization import load as load_factorization

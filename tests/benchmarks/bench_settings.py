@@ -149,7 +149,7 @@ def check(setting: Setting) -> Setting:
 def _epsilon(setting: Setting, sigma: float) -> float:
     """What ``account`` would say, without the other end of its bracket, which takes as long."""
     found: Any = analysis(make(setting))
-    return float(found.profile(sigma).epsilon(setting["delta"]))
+    return float(found.parts[-1].bound.profile(sigma).epsilon(setting["delta"]))
 
 
 def _worse(setting: Setting) -> dict[str, Setting]:

@@ -16,7 +16,15 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from mfopt.accounting import Accountant, DeterministicAnalysis, Effort, Mechanism, sensitivity
+from mfopt.accounting import (
+    Accountant,
+    DeterministicAnalysis,
+    DeterministicBound,
+    Effort,
+    Mechanism,
+    Profile,
+    sensitivity,
+)
 from mfopt.accounting.closed_form import gaussian
 from mfopt.errors import UsageError
 from mfopt.sampling import FixedOrder
@@ -24,7 +32,7 @@ from third_party.lottery import Lottery
 
 
 @dataclasses.dataclass(frozen=True)
-class LotteryProfile:
+class LotteryProfile(Profile):
     """δ(ε) at one σ; ``mu`` is the norm of the largest mode over σ."""
 
     probability: float
@@ -60,13 +68,16 @@ class LotteryProfile:
 
 
 @dataclasses.dataclass(frozen=True)
-class LotteryAnalysis(DeterministicAnalysis):
-    """All three questions follow from the profile."""
+class LotteryBound(DeterministicBound):
+    """σ and ε follow from the profile at each σ; ``norm`` is that of the largest mode."""
 
-    norm: float = 1.0
+    probability: float
+    norm: float
+    method = "lottery, amplified Gaussian mechanism"
+    exact = False
 
     def profile(self, noise_multiplier: float, accuracy: float = 0.0) -> LotteryProfile:
-        return LotteryProfile(self.mechanism.sampling.probability, self.norm / noise_multiplier)
+        return LotteryProfile(self.probability, self.norm / noise_multiplier)
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.norm / gaussian.largest_mu(epsilon, delta)
@@ -85,9 +96,8 @@ class LotteryAccountant(Accountant):
         if mechanism.adjacency == "replace":
             raise UsageError("adjacency = 'replace': use 'add-remove' or 'zero-out'.")
 
-    def analysis(self, mechanism: Mechanism, effort: Effort) -> LotteryAnalysis:
+    def analysis(self, mechanism: Mechanism, effort: Effort) -> DeterministicAnalysis:
         scheme = mechanism.sampling
         norm = sensitivity(mechanism.strategy, FixedOrder(scheme.bins, scheme.epochs)).value
-        return LotteryAnalysis(
-            mechanism, "lottery, amplified Gaussian mechanism", "bound", {"mode_norm": norm}, norm
-        )
+        bound = LotteryBound(scheme.probability, norm)
+        return DeterministicAnalysis(mechanism, bound, {"mode_norm": norm})

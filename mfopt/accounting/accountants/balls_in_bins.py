@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
-from mfopt._runtime import _check
-from mfopt.accounting import bracket, unamplified
+from mfopt.accounting import unamplified
 from mfopt.accounting.account import Effort
 from mfopt.accounting.accountants.sampled import KnownParticipations, SampledAccountant
 from mfopt.accounting.analyses import Analysis, DeterministicAnalysis, least
-from mfopt.accounting.loss_distribution.allocation import AllocationProfile
-from mfopt.accounting.loss_distribution.rounds import FINE
+from mfopt.accounting.bound import DeterministicBound
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import balls_in_bins
 from mfopt.accounting.monte_carlo.free import Orthogonal
-from mfopt.accounting.verified import VerifiedAnalysis
-from mfopt.accounting.verify import ROUNDING
-from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import BallsInBins, FixedOrder
 
@@ -28,7 +22,7 @@ class BallsInBinsAccountant(SampledAccountant):
 
     schemes = (BallsInBins,)
 
-    def model(self, mechanism: Mechanism, effort: Effort) -> LossModel:
+    def model(self, mechanism: Mechanism, effort: Effort) -> LossModel | DeterministicBound:
         return balls_in_bins.model(mechanism, effort.samples, effort.deterministic)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
@@ -40,35 +34,11 @@ class BallsInBinsAccountant(SampledAccountant):
         if squared is None:
             return super().analysis(mechanism, effort)
         scheme: Any = mechanism.sampling
-        exact = OrthogonalAnalysis(
-            mechanism,
-            "balls-in-bins with orthogonal modes, sum of lognormals",
-            "exact",
-            {"mode_norm": math.sqrt(squared)},
-            Orthogonal(scheme.bins, squared),
+        exact = DeterministicAnalysis(
+            mechanism, Orthogonal(scheme.bins, squared), {"mode_norm": math.sqrt(squared)}
         )
         # what no grid of losses covers still has the bound that holds anyway
         return least([KnownBins().analysis(mechanism, effort), exact])
-
-
-@dataclasses.dataclass(frozen=True)
-class OrthogonalAnalysis(DeterministicAnalysis):
-    """Orthogonal modes, with the σ that the release engine gives for them."""
-
-    exact: Orthogonal
-
-    def profile(self, noise_multiplier: float, accuracy: float = FINE) -> AllocationProfile:
-        return self.exact.profile(noise_multiplier, accuracy)
-
-    def guess(self, epsilon: float, delta: float) -> float:
-        return self.exact.noise_multiplier(epsilon, delta)
-
-    def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
-        epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
-        sigma = self.exact.noise_multiplier(epsilon, delta) * (1 + ROUNDING)
-        return self._guarantee(
-            sigma, epsilon, delta, lambda: bracket.of_sigma(self.profile, sigma, epsilon, delta)
-        )
 
 
 class KnownBins(KnownParticipations):
@@ -88,4 +58,4 @@ class WholeProfile(KnownBins):
     schemes = (BallsInBins,)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        return VerifiedAnalysis(mechanism, balls_in_bins.whole_profile(mechanism))
+        return DeterministicAnalysis(mechanism, balls_in_bins.whole_profile(mechanism))

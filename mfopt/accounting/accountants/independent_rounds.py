@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 from mfopt._runtime import _check
 from mfopt.accounting.account import Accountant, Effort
 from mfopt.accounting.accountants.unamplified import gaussian_release
-from mfopt.accounting.analyses import Analysis, RoundsAnalysis
-from mfopt.accounting.chain import Chain, DeterministicUnit
+from mfopt.accounting.analyses import Analysis, DeterministicAnalysis
+from mfopt.accounting.bound import DeterministicBound, RoundsBound
+from mfopt.accounting.chain import GroupBound
 from mfopt.accounting.loss_distribution import poisson
-from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson, Scheme, TruncatedPoisson
 
@@ -67,14 +67,10 @@ class RoundsAccountant(Accountant):
             return gaussian_release(mechanism, moved * (1 + 1e-14), method, exact=True)
         details = {"rounds": rounds.rounds, "column_norm": rounds.scale}
         method = f"privacy loss distribution of {self.of}"
-        one = RoundsAnalysis(
-            mechanism, method, "exact" if rounds.exact else "bound", details, rounds
-        )
-        if not chained or rounds.mixture.trivial:
-            return one
-        unit = DeterministicUnit(one.profile, one.guess)
-        chain = Chain(unit, mechanism.group_size, self.of)
-        return VerifiedAnalysis(mechanism, chain, certify=effort.certify, seed=effort.seed)
+        bound: DeterministicBound = RoundsBound(rounds, method, rounds.exact)
+        if chained and not rounds.mixture.trivial:
+            bound = GroupBound(bound, mechanism.group_size, self.of)
+        return DeterministicAnalysis(mechanism, bound, details)
 
 
 class PoissonRounds(RoundsAccountant):

@@ -16,7 +16,8 @@ from mfopt.accounting.accountants.independent_rounds import (
     refuse_replacement,
 )
 from mfopt.accounting.accountants.unamplified import gaussian_release
-from mfopt.accounting.analyses import Analysis
+from mfopt.accounting.analyses import Analysis, DeterministicAnalysis
+from mfopt.accounting.bound import DeterministicBound
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import group
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
@@ -38,13 +39,15 @@ class SampledAccountant(Accountant):
         refuse_replacement(mechanism)
         law(mechanism.sampling).check(mechanism.strategy)
 
-    def model(self, mechanism: Mechanism, effort: Effort) -> LossModel:
+    def model(self, mechanism: Mechanism, effort: Effort) -> LossModel | DeterministicBound:
         """What is verified."""
         return group.model(mechanism, effort.samples, effort.deterministic)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         effort.check_group(mechanism.group_size)
         model = self.model(mechanism, effort)
+        if isinstance(model, DeterministicBound):
+            return DeterministicAnalysis(mechanism, model)
         # an exact bound leaves no samples to spare
         certify = effort.certify or any(bound.exact for bound in model.free_bounds())
         return VerifiedAnalysis(mechanism, model, certify=certify, seed=effort.seed)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mfopt.accounting import unamplified
 from mfopt.accounting.account import Accountant, Effort
-from mfopt.accounting.analyses import GaussianAnalysis
+from mfopt.accounting.analyses import DeterministicAnalysis
+from mfopt.accounting.bound import GaussianBound
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import FixedOrder, MinSeparation
 
@@ -17,7 +18,7 @@ class PublicParticipation(Accountant):
     def check(self, mechanism: Mechanism) -> None:
         """Accept every C: each has a sensitivity, which refuses an n that needs too much memory."""
 
-    def analysis(self, mechanism: Mechanism, effort: Effort) -> GaussianAnalysis:
+    def analysis(self, mechanism: Mechanism, effort: Effort) -> DeterministicAnalysis:
         one = unamplified.sensitivity(mechanism.strategy, mechanism.sampling)
         # units of a group may share their iterations; a replaced unit moves by twice the norm
         factor = mechanism.group_size * (2 if mechanism.adjacency == "replace" else 1)
@@ -28,7 +29,7 @@ class PublicParticipation(Accountant):
 
 def gaussian_release(
     mechanism: Mechanism, sensitivity: float, method: str, *, exact: bool = False
-) -> GaussianAnalysis:
+) -> DeterministicAnalysis:
     """One Gaussian release that moves by at most ``sensitivity``, in clip norms.
 
     Args:
@@ -38,6 +39,5 @@ def gaussian_release(
       exact: whether some pair of data sets attains the sensitivity, so that the answer is no mere
         bound.
     """
-    return GaussianAnalysis(
-        mechanism, method, "exact" if exact else "bound", {"sensitivity": sensitivity}, sensitivity
-    )
+    bound = GaussianBound(sensitivity, method, exact)
+    return DeterministicAnalysis(mechanism, bound, {"sensitivity": sensitivity})

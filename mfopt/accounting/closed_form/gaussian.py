@@ -16,6 +16,7 @@ import scipy
 
 from mfopt._runtime import _check
 from mfopt.accounting import solve
+from mfopt.accounting.profile import Direction, Profile
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(80)
@@ -88,24 +89,24 @@ def _private_side(value: float, relative: float, satisfied) -> float:  # type: i
 
 
 @dataclasses.dataclass(frozen=True)
-class GaussianProfile:
+class GaussianProfile(Profile):
     """Privacy profile of a release of sensitivity ``mu`` noise deviations, alike both ways."""
 
     mu: float
 
-    def log_delta(self, epsilon: float, direction: str | None = None) -> float:
+    def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
         """log δ(ε), the same in both directions, finite far below the smallest float."""
         return log_delta(self.mu, _check.non_negative("epsilon", epsilon))
 
-    def epsilon(self, target: float) -> float:
-        """Smallest ε with δ(ε) <= ``target``."""
-        return epsilon(self.mu, _check.probability("delta", target))
+    def epsilon(self, delta: float) -> float:
+        """Smallest ε with δ(ε) <= ``delta``."""
+        return epsilon(self.mu, _check.probability("delta", delta))
 
     def log_delta_below(self, epsilon: float) -> float:
         """Lower bound of log δ(ε): the closed form's own rounding."""
         log_delta = self.log_delta(epsilon)
         return log_delta - 1e-12 * max(abs(log_delta), 1.0)
 
-    def epsilon_below(self, target: float, near: float | None = None) -> float:
-        """Lower bound of the smallest ε with δ(ε) <= ``target``."""
-        return self.epsilon(target) * (1 - 1e-12)
+    def epsilon_below(self, delta: float, near: float | None = None) -> float:
+        """Lower bound of the smallest ε with δ(ε) <= ``delta``."""
+        return self.epsilon(delta) * (1 - 1e-12)

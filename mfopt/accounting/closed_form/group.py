@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
 
 import numpy as np
 import scipy
@@ -25,16 +24,6 @@ from mfopt.accounting import solve
 from mfopt.guarantee import Guarantee
 
 _MOST_RUNS = 64  # of equal steps, that a split is made of
-
-
-class Profile(Protocol):
-    """δ(ε) of one mechanism at one σ, an upper bound in every adjacency direction asked for."""
-
-    def log_delta(self, epsilon: float, direction: Any = None) -> float:
-        """log δ(ε), ε >= 0, the larger of both directions unless "remove" or "add" is named."""
-
-    def epsilon(self, delta: float) -> float:
-        """Smallest ε >= 0 with δ(ε) <= ``delta``."""
 
 
 @dataclasses.dataclass(frozen=True)

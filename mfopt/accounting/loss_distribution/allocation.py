@@ -28,8 +28,9 @@ from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution import Composition, LossDistribution, distribution
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses
 from mfopt.accounting.loss_distribution.grid import near
-from mfopt.accounting.loss_distribution.rounds import FINE, Direction
+from mfopt.accounting.loss_distribution.rounds import FINE
 from mfopt.accounting.loss_distribution.tilting import LOG_WINDOW_TAIL
+from mfopt.accounting.profile import Direction, Profile
 from mfopt.errors import FailureError
 
 _MOST_CELLS = 1 << 21
@@ -41,7 +42,7 @@ _LARGEST = 300.0  # up to here by convolution; beyond it the largest X alone dec
 
 
 @dataclasses.dataclass(frozen=True)
-class AllocationProfile:
+class AllocationProfile(Profile):
     """Privacy profile of one unit in one of ``bins`` orthogonal modes;
     values are upper bounds unless they are called below.
 

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal
 
 from mfopt._runtime import _check
 from mfopt.accounting import solve
@@ -21,9 +20,9 @@ from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Compo
 from mfopt.accounting.loss_distribution.grid import Grid, Law
 from mfopt.accounting.loss_distribution.mixture import Resolution, Round
 from mfopt.accounting.loss_distribution.stages import Steps
+from mfopt.accounting.profile import Direction, Profile
 from mfopt.errors import FailureError
 
-Direction = Literal["remove", "add"]
 COARSE, FINE = 1e-3, 2e-5  # relative accuracy aimed at for ε: in searches, and for reported numbers
 # Truncated probability relative to the δ in question: e^-16 = 1e-7.
 _TRUNCATED = 16.0
@@ -33,7 +32,7 @@ _PLANS = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundsProfile:
+class RoundsProfile(Profile):
     """δ(ε) and ε(δ) of ``rounds`` compositions of one mixture-of-Gaussians round.
 
     Both directions are covered: "remove" compares the mixture with the plain Gaussian, "add"

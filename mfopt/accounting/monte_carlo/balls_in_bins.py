@@ -14,13 +14,14 @@ import numpy as np
 
 from mfopt._runtime import _float64, _quick
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.chain import Chain, DeterministicUnit
+from mfopt.accounting.bound import DeterministicBound
+from mfopt.accounting.chain import GroupBound
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import design_point, dominating_pair, kept_bins, multisets, nested
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.free import Orthogonal
-from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits, largest_row, without_samples
+from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits, largest_row
 from mfopt.accounting.monte_carlo.group import model as group_model
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
@@ -287,12 +288,7 @@ def orthogonal_norm(mechanism: Any) -> float | None:
     return dominating_pair.orthogonal_norm(dominating_pair.exact(strategy, scheme))
 
 
-def allocation(bins: int, squared_norm: float) -> DeterministicUnit:
-    """The exact one-unit profile of orthogonal modes."""
-    return without_samples(Orthogonal(bins, squared_norm), math.sqrt(squared_norm))
-
-
-def whole_profile(mechanism: Any) -> LossModel:
+def whole_profile(mechanism: Any) -> GroupBound:
     """A group by the one-unit profile of orthogonal modes: a bound without samples.
 
     G <= g·I with g the largest row sum of G >= 0 (Gershgorin), so the pair of any C >= 0 is a
@@ -303,8 +299,8 @@ def whole_profile(mechanism: Any) -> LossModel:
         rows = largest_row(*dominating_pair.overlaps(mechanism.strategy, mechanism.sampling))
         dominating_pair.check_range(math.sqrt(rows))
         squared_norm = dominating_pair.rounded_norm(rows)
-    one = allocation(mechanism.sampling.bins, squared_norm)
-    return Chain(one, mechanism.group_size, "balls-in-bins with orthogonal modes")
+    unit = Orthogonal(mechanism.sampling.bins, squared_norm)
+    return GroupBound(unit, mechanism.group_size, "balls-in-bins with orthogonal modes")
 
 
 def is_costly(mechanism: Any) -> bool:
@@ -313,7 +309,9 @@ def is_costly(mechanism: Any) -> bool:
     return size > 1 and not multisets.few(bins, size) and CountPair(bins, size, 1).work > _MOST
 
 
-def model(mechanism: Any, samples: int | None = None, deterministic: bool = False) -> LossModel:
+def model(
+    mechanism: Any, samples: int | None = None, deterministic: bool = False
+) -> LossModel | DeterministicBound:
     """The model of a mechanism that is verified rather than computed: a general C, or a group.
 
     Raises:

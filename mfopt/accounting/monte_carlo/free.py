@@ -7,6 +7,7 @@ import math
 
 from mfopt._runtime import _check
 from mfopt.accounting import solve
+from mfopt.accounting.bound import DeterministicBound, GaussianBound
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.assignment import LEAST, BinAssignment
@@ -18,44 +19,14 @@ from mfopt.accounting.loss_distribution.rounds import (
 )
 from mfopt.errors import FailureError
 
+ROUNDING = 2.0**-40  # relative: σ is nudged up so that no later rounding can lower it
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
 _FAINT = 1e-4  # χ of all assignments, below which no grid is fine enough for losses
 _GRIDS = 1e-4  # of log δ: by less do two grids at the same σ and ε differ
 
 
 @dataclasses.dataclass(frozen=True)
-class Unamplified:
-    """Bound without amplification: the Gaussian mechanism of the largest mode.
-
-    P is a mixture of the N(m_i, σ²I), and H is jointly convex, so both directions lie below the
-    divergence of the longest mode from 0, whose norm is the ``sensitivity``.
-    """
-
-    sensitivity: float
-    method: str = "bounded without amplification: Gaussian mechanism"
-    exact: bool = False
-
-    def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        found = gaussian.log_delta(self._up / noise_multiplier, epsilon)
-        return found, found
-
-    def noise_multiplier(self, epsilon: float, delta: float) -> float:
-        sigma, target = self._up / gaussian.largest_mu(epsilon, delta), math.log(delta)
-        step = 1e-15
-        while max(self.log_deltas(sigma, epsilon)) > target:
-            sigma, step = sigma * (1 + step), 2 * step
-        return sigma
-
-    def epsilon(self, noise_multiplier: float, delta: float) -> float:
-        return gaussian.epsilon(self._up / noise_multiplier, delta)
-
-    @property
-    def _up(self) -> float:
-        return self.sensitivity * (1 + _NUDGE)
-
-
-@dataclasses.dataclass(frozen=True)
-class Orthogonal:
+class Orthogonal(DeterministicBound):
     """Modes that never overlap, all of one length (C = I): a sum of independent lognormals.
 
     :class:`~mfopt.accounting.loss_distribution.allocation.AllocationProfile` bounds its profile
@@ -70,29 +41,16 @@ class Orthogonal:
     squared_norm: float
     method: str = "balls-in-bins with orthogonal modes, sum of lognormals"
     exact: bool = True
+    tolerance = 1e-7
+    margin = ROUNDING
 
     def profile(self, noise_multiplier: float, accuracy: float = FINE) -> AllocationProfile:
         """The privacy profile at one σ."""
         sigma = _check.positive("noise_multiplier", noise_multiplier)
         return AllocationProfile(self.bins, self.squared_norm / sigma**2, accuracy)
 
-    def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        profile = self.profile(noise_multiplier)
-        return profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
-
-    def noise_multiplier(self, epsilon: float, delta: float) -> float:
-        target = math.log(delta)
-
-        def excess(sigma: float, accuracy: float) -> float:
-            profile = self.profile(sigma, accuracy)
-            both = profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
-            return max(both) - target
-
-        start = guess_noise_multiplier(math.sqrt(self.squared_norm), self.bins, epsilon, delta)
-        return smallest_sigma(excess, start, relative=1e-7)
-
-    def epsilon(self, noise_multiplier: float, delta: float) -> float:
-        return self.profile(noise_multiplier).epsilon(delta)
+    def guess(self, epsilon: float, delta: float) -> float:
+        return guess_noise_multiplier(math.sqrt(self.squared_norm), self.bins, epsilon, delta)
 
 
 class FaintProfile(RoundsProfile):
@@ -127,7 +85,7 @@ class FaintProfile(RoundsProfile):
 
 
 @dataclasses.dataclass(frozen=True)
-class ReassignedBins:
+class ReassignedBins(DeterministicBound):
     """Orthogonal modes of one length, reassigned in rounds: the losses of the rounds add up.
 
     A composition of :class:`~mfopt.accounting.loss_distribution.assignment.BinAssignment`, an upper
@@ -157,9 +115,9 @@ class ReassignedBins:
         kind = FaintProfile if faint else RoundsProfile
         return kind(one, self.throws, scaled, accuracy)
 
-    def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-        profile = self.profile(noise_multiplier)
-        return profile.log_delta(epsilon, "remove"), profile.log_delta(epsilon, "add")
+    def guess(self, epsilon: float, delta: float) -> float:
+        norm = math.sqrt(self.throws * self.squared_norm)
+        return guess_noise_multiplier(norm, self.bins, epsilon, delta)
 
     def noise_multiplier(self, epsilon: float, delta: float) -> float:
         target = math.log(delta) - _GRIDS
@@ -170,7 +128,8 @@ class ReassignedBins:
         try:
             start = guess(BinAssignment(self.bins), self.throws, epsilon, delta)
         except FailureError:  # it would take less noise than assignments are known for
-            return self._plain.noise_multiplier(epsilon, delta)
+            norm = math.sqrt(self.throws * self.squared_norm)
+            return unamplified(norm, self.method).noise_multiplier(epsilon, delta)
         return smallest_sigma(excess, start * math.sqrt(self.squared_norm), relative=1e-5)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> float:
@@ -178,9 +137,15 @@ class ReassignedBins:
         grids = _GRIDS if type(profile) is RoundsProfile else 0.0
         return profile.epsilon(delta * math.exp(-grids))
 
-    @property
-    def _plain(self) -> Unamplified:
-        return Unamplified(math.sqrt(self.throws * self.squared_norm), self.method)
+
+def unamplified(norm: float, method: str, exact: bool = False) -> GaussianBound:
+    """Bound without amplification: the Gaussian mechanism of the longest mode.
+
+    Args:
+      norm: of the longest mode.
+      method, exact: as of the bound.
+    """
+    return GaussianBound(norm * (1 + _NUDGE), method, exact)
 
 
 def guess_noise_multiplier(norm: float, bins: int, epsilon: float, delta: float) -> float:

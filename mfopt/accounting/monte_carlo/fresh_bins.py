@@ -14,7 +14,7 @@ from mfopt._runtime import _sizes
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import pattern_ceilings
 from mfopt.accounting.monte_carlo import patterns as pattern
-from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins, Unamplified
+from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins, unamplified
 from mfopt.accounting.monte_carlo.likelihood import SharedGaussianComponent
 from mfopt.accounting.monte_carlo.multisets import MultisetLoss
 from mfopt.accounting.monte_carlo.pattern_law import PatternLaw, PatternLoss
@@ -49,7 +49,7 @@ class FreshBinsLoss(PatternLoss):
     def free_bounds(self) -> Sequence[FreeBound]:
         patterns = self.likelihood
         if patterns.bins == 1:  # nothing is drawn
-            return (Unamplified(self.sensitivity, ONE_BIN, exact=True),)
+            return (unamplified(self.sensitivity, ONE_BIN, exact=True),)
         squared = pattern.orthogonal_norm(patterns)
         if squared is None:
             return super().free_bounds()

@@ -34,12 +34,13 @@ import jax
 import numpy as np
 
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.chain import Chain, DeterministicUnit
+from mfopt.accounting.bound import DeterministicBound
+from mfopt.accounting.chain import GroupBound
 from mfopt.accounting.model import LossModel
 from mfopt.accounting.monte_carlo import chunked, count_mixture
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
-from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins, guess_noise_multiplier
+from mfopt.accounting.monte_carlo.free import ReassignedBins, guess_noise_multiplier
 from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss, law
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.monte_carlo.sampled_chain import SampledChain
@@ -244,13 +245,9 @@ class GroupUnits(OneUnit):
         self.method = f"{loss.name}, groups by their bin counts: {of}, estimate-verify-release"
 
 
-def without_samples(known: Orthogonal | ReassignedBins, sensitivity: float) -> DeterministicUnit:
-    """The one-unit profile of a bound that takes no samples; ``sensitivity`` in clip norms."""
-    start = functools.partial(guess_noise_multiplier, sensitivity, known.bins)
-    return DeterministicUnit(known.profile, start)
-
-
-def model(mechanism: Any, samples: int | None = None, deterministic: bool = False) -> LossModel:
+def model(
+    mechanism: Any, samples: int | None = None, deterministic: bool = False
+) -> LossModel | DeterministicBound:
     """The model of a mechanism that is verified: one unit, or a group of them.
 
     Args:
@@ -267,6 +264,6 @@ def model(mechanism: Any, samples: int | None = None, deterministic: bool = Fals
     if size > 1:
         free = [known for known in loss.free_bounds() if isinstance(known, ReassignedBins)]
         if free:
-            return Chain(without_samples(free[0], loss.sensitivity), size, loss.name)
+            return GroupBound(free[0], size, loss.name)
         return SampledChain(loss, size, samples)
     return OneUnit(loss, samples, deterministic=deterministic)

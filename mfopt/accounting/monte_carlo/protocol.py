@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from mfopt._runtime import _check
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
-from mfopt.accounting.monte_carlo.free import Unamplified
+from mfopt.accounting.monte_carlo.free import unamplified
 from mfopt.strategies import Strategy
 
 SampledDirection = Literal["remove", "add"]
@@ -142,8 +142,8 @@ class SampledLoss(abc.ABC):
 
     def free_bounds(self) -> Sequence[FreeBound]:
         """Deterministic bounds in closed form, among them the mechanism without amplification."""
-        how = f"{self.name}, {Unamplified.method}, largest {self.longest}"
-        return (Unamplified(self.sensitivity, how),)
+        how = f"bounded without amplification: Gaussian mechanism, largest {self.longest}"
+        return (unamplified(self.sensitivity, f"{self.name}, {how}"),)
 
     def slow_bounds(self) -> Sequence[FreeBound]:
         """Further deterministic bounds, which take seconds."""
