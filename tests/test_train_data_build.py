@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 import signal
@@ -10,8 +11,10 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as arrow
 import pytest
 from processes import python
+from pyarrow import parquet
 from test_cli import run
 from test_train_data_store import as_dict
 from tokenizers import Tokenizer as Backend
@@ -342,3 +345,68 @@ def test_memory_does_not_grow_with_the_users(tokenizer, tmp_path):
                 file.write(json.dumps({"user": f"user {user}", "text": f"{text} {user}"}) + "\n")
         peaks.append(int(python("-c", PEAK, path, public, out, tmp_path / "tokenizer.json")))
     assert peaks[1] < peaks[0] + 30_000, peaks  # kB
+
+
+PROMPTS = [
+    {"user": f"u{n % 3}", "prompt": f"Add 1 to {n}:", "completion": f" {n + 1}"} for n in range(9)
+]
+CHATS = [
+    {
+        "user": f"u{n % 3}",
+        "messages": [
+            {"role": "user", "content": f"Is {n} <|im_end|> even?"},
+            {"role": "assistant", "content": "yes" if n % 2 == 0 else "no"},
+        ],
+    }
+    for n in range(9)
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_of_a_prompt_and_its_completion_the_completion_is_learned(tmp_path, kind, tokenizer):
+    path = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    elif kind == "csv":
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, PROMPTS[0])
+            writer.writeheader()
+            writer.writerows(PROMPTS)
+    else:
+        parquet.write_table(arrow.Table.from_pylist(PROMPTS), path)
+    build(format_of(path)([path], "user", "text"), tmp_path / "out", tokenizer=tokenizer)
+    store = open_parts(tmp_path / "out")["train"]
+    store.verify()
+    tokens, mask = store.batch(np.arange(9), 64)
+    rows = [row for user in range(3) for row in PROMPTS[user::3]]
+    for row, found, learned in zip(rows, tokens, mask, strict=True):
+        prompt = tokenizer.encode(row["prompt"], end=False)
+        whole = [*prompt, *tokenizer.encode(row["completion"])]
+        assert found[: len(whole)].tolist() == whole
+        # the last token of the prompt is where the first one of the completion is predicted
+        assert np.flatnonzero(learned).tolist() == [*range(len(prompt) - 1, len(whole))]
+    chunks, _ = store.in_chunks(4).batch([0], 4)
+    assert chunks.max() < tokenizer.vocab_size
+
+
+def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path, tokenizer):
+    path = tmp_path / "chats.jsonl"
+    rows = [*CHATS, {"user": "a", "messages": "b"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = JsonLines([path], "user", "text")
+    with pytest.raises(UsageError, match="im_start"):
+        build(source, tmp_path / "out", tokenizer=tokenizer)
+    tokenizer = Tokenizer.train(PUBLIC, 300)
+    tokenizer.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    skipping = Options(on_bad="skip")
+    report = build(source, tmp_path / "out", tokenizer=tokenizer, options=skipping, restart=True)
+    assert report["reading"]["train"]["bad"] == {"text is not text": 1}
+    start, end = (tokenizer.backend.token_to_id(f"<|im_{word}|>") for word in ("start", "end"))
+    tokens, mask = open_parts(tmp_path / "out")["train"].batch(np.arange(9), 128)
+    for row, found, learned in zip(
+        [x for u in range(3) for x in CHATS[u::3]], tokens, mask, strict=True
+    ):
+        # a user cannot spell a special token out
+        assert (found == start).sum() == (found == end).sum() == 2
+        said = row["messages"][1]["content"]
+        assert tokenizer.decode(found[learned][1:]) == f"{said}\n"

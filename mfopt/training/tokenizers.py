@@ -9,11 +9,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mfopt._runtime import _check, _extras, _files
+
+CONTEXT = np.uint32(1 << 31)  # added to a token that is read and not predicted
+_CHAT_START = "<|im_start|>"
 
 with _extras.required():
     import tokenizers
@@ -23,6 +26,17 @@ END_OF_TEXT = "<|endoftext|>"
 _MOST_ENTRIES = 2**20  # the trainer reserves memory for all of them; GPT-2 has 50,257
 FILE_NAME = "tokenizer.json"
 _WAY_OUT = "Name the model's own, or train one on public text: `vocab_size=2048` with `public`."
+
+
+class Piece(NamedTuple):
+    """Part of a record. ``predicted``: it is learned; ``special``: it spells special tokens."""
+
+    text: str
+    predicted: bool = True
+    special: bool = False
+
+
+Content = str | tuple[Piece, ...]  # of a record
 
 
 class Tokenizer:
@@ -105,18 +119,43 @@ class Tokenizer:
         canonical = json.dumps(json.loads(self.backend.to_str()), sort_keys=True)
         return hashlib.sha256(f"{canonical}\0{self.end_of_text}".encode()).hexdigest()
 
-    def encode_batch(self, texts: Sequence[str], end: bool = True) -> list[np.ndarray]:
+    def encode_batch(self, texts: Sequence[Content], end: bool = True) -> list[np.ndarray]:
         """The tokens of each text, with the end token behind them where ``end``.
 
         A text that spells a special token out gets its ordinary bytes: a user cannot write an
-        end of text.
+        end of text. Tokens of pieces that are not predicted are ``CONTEXT`` larger, but for the
+        last one before a predicted piece, and pieces that end in special tokens get no other end.
         """
         tail = [self.end_id] if end else []
         self.backend.encode_special_tokens = True
-        encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(one.ids + tail, np.int64) for one in encoded]
+        plain = [text if isinstance(text, str) else "" for text in texts]
+        encoded = self.backend.encode_batch_fast(plain, add_special_tokens=False)
+        return [
+            np.array(tokens.ids + tail, np.int64)
+            if isinstance(text, str)
+            else self._encode_pieces(text, tail)
+            for text, tokens in zip(texts, encoded, strict=True)
+        ]
 
-    def encode(self, text: str, end: bool = True) -> np.ndarray:
+    def _encode_pieces(self, pieces: Sequence[Piece], tail: list[int]) -> np.ndarray:
+        spelled = any(piece.special for piece in pieces)
+        if spelled and self.backend.token_to_id(_CHAT_START) is None:
+            rule = f"chats are written with {_CHAT_START}, which this tokenizer does not have"
+            way_out = "Write them by the model's own template, as prompt and completion."
+            raise _check.reject("messages", pieces[0].text, rule, way_out)
+        tokens: list[int] = []
+        predicted: list[bool] = []
+        for number, piece in enumerate(pieces, 1):
+            self.backend.encode_special_tokens = not piece.special
+            ids = self.backend.encode(piece.text, add_special_tokens=False).ids
+            ids += tail if number == len(pieces) and not piece.special else []
+            tokens += ids
+            predicted += [piece.predicted] * len(ids)
+        learned = np.array(predicted, bool)
+        learned[:-1] |= learned[1:]  # the token before a prediction is where it is made
+        return np.array(tokens, np.int64) + np.where(learned, 0, CONTEXT)
+
+    def encode(self, text: Content, end: bool = True) -> np.ndarray:
         """The tokens of one text, int64."""
         return self.encode_batch([text], end)[0]
 

@@ -23,7 +23,7 @@ from mfopt.training.data import overlap
 from mfopt.training.data.builder import HoldOut, TokenStoreBuilder
 from mfopt.training.data.sources import Item, Source
 from mfopt.training.data.store import open_parts, verify_all
-from mfopt.training.tokenizers import FILE_NAME, Tokenizer
+from mfopt.training.tokenizers import FILE_NAME, Content, Tokenizer
 
 REPORT = "report.json"
 _BATCH_TEXTS = 256
@@ -128,7 +128,8 @@ def build(
     final.mkdir(mode=0o700)  # private text: its owner's alone
     report: dict[str, Any] = {"plan": plan, "tokenizer_digest": tokenizer.digest, "reading": {}}
     for name, (origin, chosen) in parts.items():
-        with TokenStoreBuilder(work / name, tokenizer.vocab_size) as builder:
+        spool = TokenStoreBuilder(work / name, tokenizer.vocab_size, context=origin.context)
+        with spool as builder:
             counts = _fill(builder, origin, tokenizer, chosen, name, progress)
             if not counts["records"]:
                 left_out = reasons(counts["bad"])
@@ -220,7 +221,7 @@ def _trained(path: Path, vocab_size: Any, public: Any, progress: Report) -> Toke
         for item in public.read():
             progress(Progress("reading for the tokenizer", item.done, total, public.unit))
             if item.text is not None:
-                yield item.text
+                yield _joined(item.text)
 
     if not path.is_file():
         Tokenizer.train(texts(), vocab_size).save(path)
@@ -245,7 +246,7 @@ def _fill(
         builder.add(
             [item.user or "" for item in pending],
             tokenizer.encode_batch(texts, options.end),
-            texts if options.drop_duplicates else (),
+            [_joined(text) for text in texts] if options.drop_duplicates else (),
         )
         pending.clear()
 
@@ -256,7 +257,7 @@ def _fill(
             state["items"] += 1
             if item.reason is None:
                 pending.append(item)
-                characters += len(item.text or "")
+                characters += len(_joined(item.text or ""))
             else:
                 state["bad"][item.reason] = state["bad"].get(item.reason, 0) + 1
                 if options.on_bad == "fail":
@@ -281,6 +282,10 @@ def _fill(
         way_out = "Mend them, or skip them all: `skip_bad` (`mfopt data build --on-bad skip`)."
         raise _check.reject("data", name, rule, way_out)
     return counts | {"records": builder.num_records}
+
+
+def _joined(content: Content) -> str:
+    return content if isinstance(content, str) else "".join(piece.text for piece in content)
 
 
 def reasons(counts: Mapping[str, int]) -> str:

@@ -25,6 +25,7 @@ from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training.data import store as stores
 from mfopt.training.data.store import token_dtype
+from mfopt.training.tokenizers import CONTEXT
 
 # Texts are recognized by 128-bit digests, and a user's hold-out follows from one: a chance meeting
 # among 10⁸ has probability below 1e-22.
@@ -80,12 +81,13 @@ class HoldOut:
 class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
     """Collect records in a spool folder and write them as stores grouped by user.
 
-    Refused is a spool that is damaged, or was begun with another ``vocab_size``.
+    Refused is a spool that is damaged, or was begun with another ``vocab_size``. ``context``: some
+    tokens are read and not predicted.
     """
 
-    def __init__(self, spool: str | Path, vocab_size: int) -> None:
+    def __init__(self, spool: str | Path, vocab_size: int, *, context: bool = False) -> None:
         self.spool, self.vocab_size = Path(spool), vocab_size
-        self.dtype = token_dtype(vocab_size)
+        self.dtype = np.dtype(np.uint32) if context else token_dtype(vocab_size)
         self.spool.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._base = sqlite3.connect(self.spool / "records.sqlite")
         try:
@@ -128,8 +130,9 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         if not records:
             return
         tokens = np.concatenate(records)
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
-            raise _check.reject("tokens", int(tokens.max()), f"must be below {self.vocab_size}")
+        largest = int((tokens % CONTEXT).max(initial=0))
+        if not (tokens.min(initial=0) >= 0 and largest < self.vocab_size):
+            raise _check.reject("tokens", largest, f"must be below {self.vocab_size}")
         names = [user.encode("utf-8", "replace") for user in users]
         digests = [key(text.encode("utf-8", "surrogatepass")) for text in texts]
         keys: Sequence[bytes | None] = digests or [None] * len(users)

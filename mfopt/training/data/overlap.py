@@ -16,6 +16,7 @@ import numpy as np
 from mfopt._runtime import _check
 from mfopt.training.data.store import TokenStore, give_back
 from mfopt.training.secrets import uniform_hash
+from mfopt.training.tokenizers import CONTEXT
 
 WINDOW = 8  # tokens of a run
 SHORTEST = 16  # tokens of a record that is examined
@@ -103,7 +104,7 @@ def _blocks(store: TokenStore) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndar
         end = int(np.searchsorted(borders, borders[first] + _BLOCK, side="right")) - 1
         end = min(max(end, first + 1), count)
         offsets = borders[first : end + 1]
-        tokens = np.asarray(store.tokens[offsets[0] : offsets[-1]])
+        tokens = np.asarray(store.tokens[offsets[0] : offsets[-1]]) % CONTEXT
         offsets = offsets - offsets[0]
         lengths = np.diff(offsets)
         long = np.flatnonzero(lengths >= SHORTEST)

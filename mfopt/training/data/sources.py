@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import functools
 import gzip
 import hashlib
 import io
@@ -12,12 +13,15 @@ import os
 import re
 import unicodedata
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mfopt._runtime import _check
+from mfopt.training.tokenizers import Content, Piece
 
+COMPLETION, CHAT = ("prompt", "completion"), ("messages",)
+_MESSAGE, _ROLES = ("role", "content"), ("system", "user", "assistant", "tool")
 # A line of a CSV file whose quotes do not match swallows what follows: no field is that long.
 _LONGEST_FIELD = 1 << 26
 
@@ -29,10 +33,22 @@ class Item(NamedTuple):
     """
 
     user: str | None = None
-    text: str | None = None
+    text: Content | None = None
     reason: str | None = None
     done: int = 0
     where: str = ""
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any], user: str, columns: Sequence[str]) -> Item:
+        """:meth:`of` a row with a column of text, with prompt and completion, or with messages."""
+        content: Any = row.get(columns[0])
+        if columns == CHAT:
+            content = _chat(content)
+        elif columns == COMPLETION:
+            content = tuple(row.get(name) for name in columns)
+            if all(isinstance(part, str) for part in content):
+                content = (Piece(content[0], predicted=False), Piece(content[1]))
+        return cls.of(row.get(user), content)
 
     @classmethod
     def of(cls, user: Any, text: Any) -> Item:
@@ -43,21 +59,40 @@ class Item(NamedTuple):
         """
         if isinstance(user, int) and not isinstance(user, bool):
             user = str(user)
-        for name, value in (("user", user), ("text", text)):
+        pieces = isinstance(text, tuple) and all(isinstance(part, Piece) for part in text)
+        learned = "".join(part.text for part in text if part.predicted) if pieces else text
+        for name, value in (("user", user), ("text", learned)):
             if not isinstance(value, str):
                 other = "neither text nor integer" if name == "user" else "not text"
                 return cls(reason=f"{name} is {'missing' if value is None else other}")
             if not value.strip():
                 return cls(reason=f"{name} is empty")
         try:
-            (user + text).encode("utf-8")
+            (user + "".join(part.text for part in text) if pieces else user + text).encode("utf-8")
         except UnicodeEncodeError:
             return cls(reason="not UTF-8")
         return cls(unicodedata.normalize("NFC", user.strip()), text)
 
 
+def _chat(messages: Any) -> Any:
+    """Pieces of a chat in ChatML, of which the assistant's are learned; else what was given."""
+    pieces: list[Piece] = []
+    for message in messages if isinstance(messages, list) else [None]:
+        role, text = (message.get(x) if isinstance(message, dict) else None for x in _MESSAGE)
+        if role not in _ROLES or not isinstance(text, str):
+            return None if messages is None else False  # which is no text
+        learned = role == "assistant"
+        pieces.append(Piece(f"<|im_start|>{role}\n", predicted=False, special=True))
+        pieces += [Piece(text, learned), Piece("<|im_end|>\n", learned, special=True)]
+    return tuple(pieces)
+
+
 class _Files:
-    """Base of formats with one record per line or row."""
+    """Base of formats with one record per line or row.
+
+    The first row decides whether records have a column of text, a prompt and a completion, or chat
+    messages.
+    """
 
     unit = "B"
     format = ""
@@ -76,6 +111,22 @@ class _Files:
             files.append({"name": path.name, "bytes": path.stat().st_size, "sha256": digest})
         return {"format": self.format, **columns, "files": files}
 
+    @functools.cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the text of a record is in, by the first row of the first file."""
+        named = self._names(self.paths[0])
+        kinds = [(self.text_column,), COMPLETION, CHAT]
+        return next((kind for kind in kinds if {*kind} <= {*named}), kinds[0])
+
+    @property
+    def context(self) -> bool:
+        """True if some of the text is read and not predicted."""
+        return self.columns in (COMPLETION, CHAT)
+
+    def _names(self, path: Path) -> Sequence[str]:
+        """Names of the columns of a file."""
+        raise NotImplementedError
+
     def total(self) -> int:
         """Bytes of all files."""
         return sum(path.stat().st_size for path in self.paths)
@@ -92,12 +143,13 @@ class _Files:
     def _read_file(self, path: Path) -> Iterator[Item]:
         raise NotImplementedError
 
-    def _columns(self, path: Path, names: Sequence[str]) -> list[int]:
-        """The places of the two columns among ``names``."""
-        for column in (self.user_column, self.text_column):
+    def _columns(self, path: Path) -> list[str]:
+        """The columns to read; refused is a file without one."""
+        names, wanted = self._names(path), [self.user_column, *self.columns]
+        for column in wanted:
             if column not in names:
                 raise _check.reject("column", column, f"{path.name} has columns {list(names)}")
-        return [names.index(self.user_column), names.index(self.text_column)]
+        return wanted
 
 
 class JsonLines(_Files):
@@ -128,7 +180,16 @@ class JsonLines(_Files):
             return Item(reason="not JSON")
         if not isinstance(value, dict):
             return Item(reason="not a JSON object")
-        return Item.of(value.get(self.user_column), value.get(self.text_column))
+        return Item.of_row(value, self.user_column, self.columns)
+
+    def _names(self, path: Path) -> Sequence[str]:
+        opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
+        try:
+            with opener(path, "rb") as file:
+                first = json.loads(file.readline().removeprefix(codecs.BOM_UTF8))
+        except (ValueError, RecursionError, OSError, EOFError, zlib.error):
+            return ()  # reading says what is wrong with it
+        return (*first,) if isinstance(first, dict) else ()
 
 
 class Csv(_Files):
@@ -145,19 +206,24 @@ class Csv(_Files):
         ):
             rows = csv.reader(file)
             header = next(rows, [])
-            places = self._columns(path, header)
+            self._columns(path)
             while True:
                 item = Item(reason="wrong number of columns")
                 try:
                     if not (row := next(rows)):
                         continue
                     if len(row) == len(header):
-                        item = Item.of(*(row[place] for place in places))
+                        named = dict(zip(header, row, strict=True))
+                        item = Item.of_row(named, self.user_column, self.columns)
                 except StopIteration:
                     return
                 except csv.Error as error:
                     item = Item(reason=f"not CSV ({error})")
                 yield item._replace(done=raw.tell(), where=f"line {rows.line_num}")
+
+    def _names(self, path: Path) -> Sequence[str]:
+        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            return next(csv.reader(file), [])
 
 
 class _Tables(_Files):
@@ -175,11 +241,10 @@ class _Tables(_Files):
         row = 0
         try:
             for batch, done in self._batches(path):
-                names = (self.user_column, self.text_column)
-                columns = [batch.column(name).to_pylist() for name in names]
-                for user, text in zip(*columns, strict=True):
+                for values in batch.select([self.user_column, *self.columns]).to_pylist():
                     row += 1
-                    yield Item.of(user, text)._replace(done=done, where=f"row {row}")
+                    item = Item.of_row(values, self.user_column, self.columns)
+                    yield item._replace(done=done, where=f"row {row}")
         except arrow.ArrowInvalid as error:
             raise _check.reject("data", str(path), f"is not {self.kind}: {error}") from None
 
@@ -193,12 +258,17 @@ class Parquet(_Tables):
         from pyarrow import parquet
 
         with parquet.ParquetFile(path) as file:
-            self._columns(path, file.schema_arrow.names)
-            columns, rows = [self.user_column, self.text_column], 0
+            columns, rows = self._columns(path), 0
             for batch in file.iter_batches(1024, columns=columns):
                 rows += batch.num_rows
                 share = rows / max(file.metadata.num_rows, 1)
                 yield batch, int(path.stat().st_size * share)
+
+    def _names(self, path: Path) -> Sequence[str]:
+        from pyarrow import parquet
+
+        names: list[str] = parquet.read_schema(path).names
+        return names
 
 
 _BY_SUFFIX: dict[str, type[_Files]] = {
@@ -239,10 +309,16 @@ class HuggingFace(_Tables):
         import pyarrow as arrow
 
         with arrow.memory_map(str(path)) as file:
-            batches = arrow.ipc.open_stream(file)
-            self._columns(path, batches.schema.names)
-            for batch in batches:
+            self._columns(path)
+            for batch in arrow.ipc.open_stream(file):
                 yield batch, min(path.stat().st_size, file.tell())
+
+    def _names(self, path: Path) -> Sequence[str]:
+        import pyarrow as arrow
+
+        with arrow.memory_map(str(path)) as file:
+            names: list[str] = arrow.ipc.open_stream(file).schema.names
+        return names
 
 
 def walk(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
@@ -268,6 +344,7 @@ class FileTree:
 
     unit = "files"
     format = ""
+    context = False
 
     def __init__(self, folder: str | Path, **facts: Any) -> None:
         self.folder, self._facts = Path(folder), facts

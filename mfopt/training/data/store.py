@@ -3,7 +3,8 @@
 A store is a folder of plain ``.npy`` arrays and one JSON file, readable with numpy alone:
 
 ====================  ==============  ========================================================
-``tokens.npy``        (T,) uint16/32  every record's tokens, one after the other
+``tokens.npy``        (T,) uint16/32  every record's tokens, one after the other; 2^31 is added
+                                      to those that are read and not predicted (a prompt's)
 ``record_offsets.npy``  (R+1,) int64  record r is ``tokens[record_offsets[r]:record_offsets[r+1]]``
 ``user_offsets.npy``  (U+1,) int64    user u has records ``user_offsets[u]:user_offsets[u+1]``
 ``user_names.npy``    (N,) uint8      UTF-8 names, one after the other
@@ -31,6 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mfopt._runtime import _check
+from mfopt.training.tokenizers import CONTEXT
 
 FORMAT_VERSION = 1
 METADATA = "metadata.json"
@@ -43,7 +45,7 @@ _MAKE_ONE = "Make one with `mfopt data build`."
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
     """The narrowest token type: uint16 up to 65,536 entries, else uint32."""
-    _check.integer("vocab_size", vocab_size)
+    _check.integer("vocab_size", vocab_size, at_most=int(CONTEXT))
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
@@ -194,7 +196,8 @@ class TokenStore:
         ``records``: (B,) record numbers; -1 stands for an empty record (all padding).
 
         Returns:
-            (tokens (B, L) int32, mask (B, L) bool); mask is True on real tokens.
+            (tokens (B, L) int32, mask (B, L) bool); mask is True on real tokens that are predicted
+            or begin a prediction.
         """
         first, empty = self._numbers("records", records, self.num_records)
         if not self.num_records:
@@ -248,7 +251,7 @@ class TokenStore:
             offsets = getattr(self, name)
             if any(np.any(np.diff(part) < 0) for part in _chunks(offsets, more=1)):
                 raise _check.reject(name, str(self.path), "must not decrease")
-        largest = max((int(part.max()) for part in _chunks(self.tokens)), default=-1)
+        largest = max((int((part % CONTEXT).max()) for part in _chunks(self.tokens)), default=-1)
         if largest >= self.vocab_size:
             raise _check.reject("tokens", largest, f"must be below {self.vocab_size}")
         stated = self.metadata["content_digest"]
@@ -277,7 +280,8 @@ class TokenStore:
         if not self.num_tokens:
             return np.full(mask.shape, pad_id, np.int32), mask
         index = np.where(mask, start[:, None] + position, 0)
-        return np.where(mask, self.tokens[index], pad_id).astype(np.int32), mask
+        tokens = np.where(mask, self.tokens[index], pad_id)
+        return (tokens % CONTEXT).astype(np.int32), mask & (tokens < CONTEXT)
 
 
 def verify_all(stores: Mapping[str, TokenStore]) -> None:
