@@ -319,7 +319,7 @@ def slow(monkeypatch):
 @pytest.mark.parametrize("samples", [256, 100])
 def test_a_slow_search_begins_on_a_part_of_its_samples(slow, samples):
     found = optimized("cleared-blt", samples=samples, steps=30)
-    assert slow.samples[:2] == [64, samples] and len(found.history) <= 2 * 30
+    assert slow.samples[:2] == [64, samples] and len(found.history) <= 2 * 12 + 30
 
 
 def test_a_slow_search_keeps_what_its_part_found(slow):
