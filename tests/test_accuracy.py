@@ -1,5 +1,8 @@
 """The accuracy bench: clipping against per-example gradients, sampling, and the grid of rates."""
 
+import csv
+
+import accuracy_all
 import accuracy_runs as runs
 import jax
 import jax.numpy as jnp
@@ -71,3 +74,13 @@ def test_the_best_rate_is_inside_the_grid_and_noise_costs_loss():
     assert best.mean < min(values[0, 0].mean() for values in beside.values())
     assert best.mean < 0.02  # of the optimum's 0, from 1.0 at the start
     assert runs.scores(noisy, "least-squares", "sgd", ["linear"], 2)[cell].mean > best.mean
+
+
+def test_the_page_has_the_tables_of_the_summary():
+    with open("artifacts/accuracy/summary.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    page = accuracy_all.PAGE.read_text()
+    assert accuracy_all.with_tables(page, rows) == page
+    # a control: another loss changes the page
+    changed = [{**row, "loss": f"{float(row['loss']) + 0.01:.5f}"} for row in rows]
+    assert accuracy_all.with_tables(page, changed) != page

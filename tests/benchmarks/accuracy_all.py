@@ -132,7 +132,8 @@ OPTIONS: dict[tuple[str, str], list[str]] = {
     },
 }
 FAMILIES = [*dict.fromkeys(family for family, _ in (*OPTIONS, *PEERS))]
-SHOWN = [family for family in FAMILIES if family != BASELINE and "--schedule" not in family]
+GIVEN = f"{FRESH}, --schedule"
+SHOWN = [GIVEN, *(f for f in FAMILIES if f != BASELINE and "--schedule" not in f)]
 
 
 def mechanisms(
@@ -243,7 +244,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Change of test loss against DP-SGD, by ε: models in columns, schedules in rows."""
     import matplotlib.pyplot as plt
 
-    colors = dict(zip(SHOWN, ["C3", "C0", "0.55", "C2", "C1", "C4", "C5"], strict=True))
+    colors = dict(zip(SHOWN, ["C6", "C3", "C0", "0.55", "C2", "C1", "C4", "C5"], strict=True))
     figure, grid = plt.subplots(2, 2, figsize=(9.5, 6.2), sharey="row")
     titles = {"softmax": "softmax regression", "mlp": "MLP 64-32-10"}
     for line, schedule in zip(grid, ("constant", "linear"), strict=True):
@@ -255,7 +256,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             for number, family in enumerate(SHOWN):
                 points = {r["epsilon"]: r for r in cell if r["family"] == family}
                 shift = 0.1 * (number - len(SHOWN) / 2 + 0.5)
-                mine = family in (DEFAULT, FRESH)
+                mine = family in (GIVEN, DEFAULT, FRESH)
                 axes.errorbar(
                     [place + shift for place, eps in enumerate(EPSILONS) if eps in points],
                     [float(points[eps]["change_percent"]) for eps in EPSILONS if eps in points],
@@ -268,7 +269,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                     color=colors[family],
                     markersize=7 if mine else 5,
                     capsize=2,
-                    label=family,
+                    label=family.replace("--schedule", "own schedule"),
                 )
             losses = {r["epsilon"]: float(r["loss"]) for r in cell if r["family"] == BASELINE}
             axes.set_xticks(
@@ -300,8 +301,8 @@ def with_tables(page: str, rows: list[dict[str, Any]]) -> str:
         "cosine": ("cosine", "last"),
         "warm-up–stable–decay": ("warmup-stable-decay", "last"),
     }
-    for title, task in (("Softmax regression", "softmax"), ("MLP", "mlp")):
-        for epsilon in EPSILONS:
+    for title, task in (("Softmax regression", "softmax"), ("MLP", "mlp"), ("CNN", "cnn")):
+        for epsilon in EPSILONS if task != "cnn" else (2.0,):
             losses = {
                 (row["family"], row["schedule"], row["reading"]): f"{float(row['loss']):.4f}"[1:]
                 for row in rows
