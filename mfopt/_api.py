@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from mfopt import accounting, floor
+from mfopt import accounting
 from mfopt._runtime import _check
 from mfopt.errors import InterruptedFactorization, UncertifiedError
 from mfopt.factorization import Factorization, proofs
@@ -336,7 +336,7 @@ def certify(
         target = dataclasses.replace(
             stated, epsilon=goal.epsilon, delta=goal.delta, status="certified"
         )
-        floor.refute(factorization.strategy, factorization.sampling, target)
+        proofs.refute(factorization.mechanism, target)
         proof = proofs.prove(
             factorization.mechanism, sigma, target, effort=goal.effort, progress=progress
         )

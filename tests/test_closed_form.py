@@ -1,5 +1,6 @@
 """Front door under schemes whose σ takes no samples, against dense and third-party oracles."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -10,7 +11,17 @@ from commands import printed
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 import mfopt
-from mfopt.sampling import CyclicPoisson, FixedOrder, MinSeparation, Poisson, named_scheme
+from mfopt.accounting import Mechanism, account
+from mfopt.factorization import proofs
+from mfopt.sampling import (
+    BallsInBins,
+    BMinSep,
+    CyclicPoisson,
+    FixedOrder,
+    MinSeparation,
+    Poisson,
+    named_scheme,
+)
 from mfopt.strategies import BandedSquareRoot, Identity, SquareRoot
 
 EPOCHS, ITERS, EPSILON, DELTA = 3, 4, 2.0, 1e-5
@@ -150,7 +161,7 @@ def test_a_file_certifies_itself_and_no_more(tmp_path, sampling, options):
         found.guarantee.status,
         0,
     )
-    with pytest.raises(mfopt.FailureError, match="not certified"):
+    with pytest.raises(mfopt.FailureError, match="FALSE"):
         mfopt.certify(read, epsilon=EPSILON * 0.999)
     tighter = mfopt.calibrate(read, epsilon=1.0)
     account = mfopt.account(tighter, delta=DELTA)
@@ -159,11 +170,54 @@ def test_a_file_certifies_itself_and_no_more(tmp_path, sampling, options):
     assert mfopt.certify(tighter).guarantee.epsilon == 1.0
 
 
+@pytest.mark.parametrize(
+    ("scheme", "strategy", "share"),
+    [
+        (Poisson(0.2, 8), Identity(), 0.99),
+        (CyclicPoisson(0.5, 2, 8), BandedSquareRoot(2), 0.99),
+        (FixedOrder(4, 2), SquareRoot(), 0.999),
+        (MinSeparation(8, 3, 2), SquareRoot(), 0.999),
+        (BallsInBins(4, 2), BandedSquareRoot(2), 0.7),
+        (BMinSep(4, 2, 2), BandedSquareRoot(2), 0.5),
+    ],
+)
+def test_a_false_guarantee_is_refuted_and_a_true_one_is_not(scheme, strategy, share):
+    mechanism = Mechanism(scheme, strategy)
+    true = account(mechanism, epsilon=EPSILON, delta=DELTA, certificate="deterministic")
+    if isinstance(scheme, BallsInBins | BMinSep):  # without samples σ is far above the least
+        true = account(mechanism, epsilon=EPSILON, delta=DELTA, certify=False)
+        true = dataclasses.replace(true, status="bound")
+    proofs.refute(mechanism, true)
+    false = dataclasses.replace(true, epsilon=EPSILON * share)
+    with pytest.raises(mfopt.FailureError, match="FALSE"):
+        proofs.refute(mechanism, false)
+    proofs.refute(mechanism, dataclasses.replace(false, status="estimate"))
+    with pytest.raises(mfopt.FailureError, match="FALSE"):
+        proofs.refute(mechanism, dataclasses.replace(true, delta=0.0))
+
+
 def test_batches_of_a_file_are_those_of_its_sampling():
+    torch = pytest.importorskip("torch")
+    from mfopt.torch import PrivateRun
+
     poisson = mfopt.factorize(**SIZE, sampling="poisson")
     sampler = poisson.sampler(100, seed=1)
     direct = Poisson(1 / ITERS, N)
     assert all(np.array_equal(sampler[t], direct.sample(t, 100, 1)) for t in range(N))
+    run = PrivateRun(poisson, 40, max_grad_norm=1.0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.attach(optimizer)
+    sizes = []
+    data = torch.utils.data.TensorDataset(torch.ones(40, 2), torch.ones(40, 1))
+    for _ in range(EPOCHS):
+        for batch in run.loader(data):
+            sizes.append(len(batch[0]))
+            run.backward(model, lambda m, b: ((m(b[0]) - b[1]) ** 2).mean(), batch)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(sizes) == N and len(set(sizes)) > 1 and run.normalizer == 10
+    assert sizes == [len(run.sampler[t]) for t in range(N)]
     with pytest.raises(mfopt.UsageError, match="condition on participations"):
         mfopt.factorize(**SIZE, sampling="min-separation", strategy="sqrt").sampler(100)
 

@@ -18,6 +18,7 @@ from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.unamplified import sensitivity
 from mfopt.calibration import calibrate
 from mfopt.errors import FailureError
+from mfopt.factorization import proofs
 from mfopt.guarantee import Guarantee
 from mfopt.optimize import kinds
 from mfopt.workloads import Momentum, PrefixSums
@@ -246,7 +247,7 @@ def test_the_commands_refuse_a_false_file(tmp_path, capsys, monkeypatch):
     found = mfopt.load(FILES[0])
     false = dataclasses.replace(found.guarantee, epsilon=found.guarantee.epsilon / 3)
     with monkeypatch.context() as unchecked:
-        unchecked.setattr(floor, "refute", lambda *arguments: None)
+        unchecked.setattr(proofs, "refute", lambda *arguments: None)
         path = dataclasses.replace(found, guarantee=false).save(tmp_path / "false.npz")
     for command in ("show", "certify"):
         with pytest.raises(SystemExit) as ended:

@@ -42,6 +42,7 @@ from mfopt.sampling import BallsInBins, BMinSep, FreshBins
 
 _GRAM = 1 - 1e-5  # of norms: Gram matrices are rounded up, at most by so much
 _UNSEEN = 1e-3  # share of sequences of rounds that a mixture may leave out
+_MOST_BINS, _ROUNDING = 1024, 1e-9  # of a refutation: overlaps of more take long; of log δ
 _PLANNED = 0.97  # of an ε, below which a lower end is computed again, on grids planned for it
 
 
@@ -152,6 +153,33 @@ def _below(mechanism: Mechanism, found: Guarantee, asked: str) -> float:
     if asked == "delta":
         return math.exp(make(sigma).log_delta_below(epsilon))
     return bracket.of_sigma(make, sigma, epsilon, delta).below
+
+
+def refute(mechanism: Mechanism, stated: Guarantee) -> None:
+    """Raise where some data sets attain a larger δ than is stated. That nothing is raised proves
+    nothing.
+
+    Args:
+      mechanism: C, sampling, unit, group size and adjacency.
+      stated: of it; estimates claim nothing and are not examined.
+
+    Raises:
+      FailureError: the guarantee is false.
+    """
+    sigma, epsilon, delta = stated.noise_multiplier, stated.epsilon, stated.delta
+    claims = stated.status != "estimate" and sigma > 0 and math.isfinite(epsilon)
+    if not claims or getattr(mechanism.sampling, "bins", 0) > _MOST_BINS:
+        return
+    try:
+        make = attacks(mechanism)
+        log_delta = -math.inf if make is None else float(make(sigma).log_delta_below(epsilon))
+    except (FailureError, UsageError):  # nothing is known
+        return
+    if log_delta > (math.log(delta) if delta > 0 else -math.inf) + _ROUNDING:
+        raise FailureError(
+            f"({epsilon:g}, {delta:g})-DP at σ = {sigma:.6g} is FALSE: at this ε some data sets "
+            f"show δ >= {math.exp(log_delta):.3g}"
+        )
 
 
 def attacks(mechanism: Mechanism) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mfopt import final_model, floor, query_error, strategies, workloads
+from mfopt import final_model, query_error, strategies, workloads
 from mfopt._runtime import _check, _files, _signals
 from mfopt._runtime._archive import MALFORMED, Archive, Header
 from mfopt.accounting.account import supporting
@@ -224,8 +224,9 @@ def keep(factorization: Factorization, path: Path, *, force: bool = False) -> Pa
 def load(path: str | Path) -> Factorization:
     """Read a file and check everything in it that can be recomputed. Nothing in it is executed.
 
-    A guarantee that :func:`mfopt.floor.refute` proves false is refused. That the guarantee was ever
-    proved is not examined: :attr:`Factorization.proved_here` says whether this machine did.
+    A guarantee that :func:`mfopt.factorization.proofs.refute` proves false is refused. That the
+    guarantee was ever proved is not examined: :attr:`Factorization.proved_here` says whether this
+    machine did.
 
     Raises:
       UsageError: ``path`` is none, or the file is missing.
@@ -392,7 +393,7 @@ def _restore(archive: Archive, metadata: dict[str, Any], sampling: Scheme) -> Fa
         provenance=metadata["provenance"],
     )
     _prove(archive, metadata, factorization)
-    floor.refute(factorization.strategy, factorization.sampling, factorization.guarantee)
+    proofs.refute(factorization.mechanism, factorization.guarantee)
     return factorization
 
 

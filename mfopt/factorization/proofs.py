@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mfopt
+from mfopt import floor
 from mfopt._runtime import _notes, _plugins
 from mfopt._version import __version__
-from mfopt.accounting import Analysis, DeterministicAnalysis, Effort, account, analysis
+from mfopt.accounting import Analysis, DeterministicAnalysis, Effort, account, analysis, attained
 from mfopt.accounting.monte_carlo.protocol import is_sampled, law
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.calibration import certify, release
@@ -116,6 +117,20 @@ def ensure(factorization: Factorization, *, progress: Report = silent) -> Guaran
         ) from None
     note(factorization, found)
     return _worded(stated, vars(found))
+
+
+def refute(mechanism: Mechanism, stated: Guarantee) -> None:
+    """Raise where a guarantee is proven false, by the error of its noise or by explicit data sets.
+
+    Args:
+      mechanism: C, sampling, unit, group size and adjacency.
+      stated: of it, with its σ.
+
+    Raises:
+      FailureError: it is false.
+    """
+    floor.refute(mechanism.strategy, mechanism.sampling, stated)
+    attained.refute(mechanism, stated)
 
 
 def prove(
