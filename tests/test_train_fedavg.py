@@ -16,7 +16,6 @@ from train_oracles import norm_of, plus, verified
 
 from mfopt.errors import UsageError
 from mfopt.mechanism import Mechanism
-from mfopt.noise import NoiseStream
 from mfopt.sampling import FixedOrder, Poisson
 from mfopt.strategies import BLT, Identity
 from mfopt.training import fedavg, recovered
@@ -67,11 +66,10 @@ def trainer_of(model, store, alter=lambda execution: execution, **changes):
 
 
 def summed(trainer, users):
-    """The sum over these users, before noise, and Σ min(n_k, ŵ)."""
+    """The sum over these users, before noise."""
     units = np.full(-(-len(users) // 2) * 2 or 2, -1)
     units[: len(users)] = users
-    totals = trainer.sum(trainer.model.params, Batch(units, len(users), 0, 2), 0)
-    return totals.gradient, float(totals.statistics.weight)
+    return trainer.sum(trainer.model.params, Batch(units, len(users), 0, 2), 0).gradient
 
 
 def moved(trainer, user):
@@ -101,9 +99,9 @@ def moved(trainer, user):
     before_release(
         [
             {"clip_norm": 1.0, "local_epochs": 2, "weight_cap": 3},
-            {"clip_norm": 0.7, "per_layer": True, "estimator": "clipped", "weight_cap": 3},
+            {"clip_norm": 0.7, "per_layer": True, "weight_cap": 3},
             {"clip_norm": 50.0, "local_epochs": 3, "local_batch": 1, "normalizer": 20.0},
-            {"clip_norm": 0.5, "local_batch": 0, "estimator": "clipped", "normalizer": 30.0},
+            {"clip_norm": 0.5, "local_batch": 0, "normalizer": 30.0},
         ],
         0,
         1,
@@ -112,18 +110,13 @@ def moved(trainer, user):
 )
 def test_a_step_against_a_plain_loop(model, store, changes) -> None:
     trainer = trainer_of(model, store, **changes)
-    how, normalizer = trainer.execution.clipping, trainer.execution.normalizer
-    total, weights = jax.tree.map(np.zeros_like, model.params), 0.0
+    how = trainer.execution.clipping
+    total = jax.tree.map(np.zeros_like, model.params)
     for user in range(USERS):
         delta, records = moved(trainer, user)
         weight = min(1.0, records / how.weight_cap) if how.weight_cap else float(records > 0)
-        total, weights = plus(total, delta, -weight), weights + weight
-    if how.estimator == "clipped":
-        shrink = normalizer / max(normalizer, weights)
-        assert changes.get("normalizer") == 30.0 or shrink < 1
-        total = jax.tree.map(lambda leaf: leaf * shrink, total)
-    found, weight = summed(trainer, np.arange(USERS))
-    assert weight == pytest.approx(weights * max(1, how.weight_cap))
+        total = plus(total, delta, -weight)
+    found = summed(trainer, np.arange(USERS))
     assert norm_of(plus(found, total, -1.0)) <= 1e-6 * norm_of(total)
 
 
@@ -153,41 +146,24 @@ def largest_move(trainer) -> float:
     """Largest change of a sum by one user, over batches of 1 to all and everyone left out."""
     found = []
     for count in range(1, USERS + 1):
-        whole = summed(trainer, np.arange(count))[0]
+        whole = summed(trainer, np.arange(count))
         for user in range(count):
-            part = summed(trainer, np.delete(np.arange(count), user))[0]
+            part = summed(trainer, np.delete(np.arange(count), user))
             found.append(norm_of(plus(whole, part, -1.0)))
     return max(found)
 
 
-@pytest.mark.parametrize("estimator", ["fixed", "clipped"])
-def test_one_user_moves_a_sum_by_at_most_the_sensitivity(model, store, estimator, monkeypatch):
-    """Lemma 1, with updates all at the bound; a sum that is not weighted at most 1 is beyond it."""
-    how = {"clip_norm": 0.4, "local_rate": 50.0, "weight_cap": 2, "estimator": estimator}
+def test_one_user_moves_a_sum_by_at_most_the_sensitivity(model, store, monkeypatch):
+    """With updates all at the bound; a sum that is not weighted at most 1 is beyond it."""
+    how = {"clip_norm": 0.4, "local_rate": 50.0, "weight_cap": 2}
     trainer = trainer_of(model, store, normalizer=3.0, **how)
     clipping, noise = trainer.execution.clipping, trainer.execution.noise
-    assert clipping.sensitivity == (0.8 if estimator == "clipped" else 0.4)
+    assert clipping.sensitivity == 0.4
     assert noise.clip_norm == clipping.sensitivity
     assert 0.4 * clipping.sensitivity < largest_move(trainer) <= clipping.sensitivity
     # control: weights that are not cut at 1
     monkeypatch.setattr(fedavg, "weights", lambda counts, cap: 3.0 * counts / cap)
     assert largest_move(trainer_of(model, store, normalizer=3.0, **how)) > clipping.sensitivity
-
-
-def test_noise_for_another_sensitivity_is_refused(model, store) -> None:
-    def half(execution):
-        noise = NoiseStream(
-            ACCOUNT.strategy,
-            iterations=3,
-            noise_multiplier=ACCOUNT.noise_multiplier,
-            clip_norm=1.0,
-            sampling=ACCOUNT.sampling,
-        )
-        return dataclasses.replace(execution, noise=noise)
-
-    trainer_of(model, store, half)
-    with pytest.raises(UsageError, match=r"clip_norm.*up to 2"):
-        trainer_of(model, store, half, estimator="clipped")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +174,6 @@ def test_noise_for_another_sensitivity_is_refused(model, store) -> None:
         ("local_rate", 0.0, "local_rate"),
         ("local_batch", 5, "records_per_user"),
         ("weight_cap", 5, "records_per_user"),
-        ("estimator", "mean", "fixed, clipped"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(name, value, match) -> None:
@@ -216,15 +191,14 @@ def test_runs_from_before_these_settings_go_on() -> None:
 
 @pytest.mark.ci
 def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path) -> None:  # noqa: F811
-    changes = {"algorithm": "fedavg", "local_epochs": 2, "estimator": "clipped", "per_layer": True}
+    changes = {"algorithm": "fedavg", "local_epochs": 2, "per_layer": True}
     changes |= {"learning_rate": 0.0, "weight_cap": 2, "records_per_user": 3}
     settings = settings_for(data, tmp_path / "run", **changes)
     done = execute(prepare(settings))
     facts = json.loads((tmp_path / "run" / "privacy-report.json").read_text())
-    assert facts["clipping"]["sensitivity"] == 2.0 and "twice" in facts["noise_multiplier_unit"]
+    assert facts["clipping"]["sensitivity"] == 1.0
     assert done["privacy"]["guarantee"]["privacy_unit"] == "user"
-    lies = [{"estimator": "fixed"}, {"sensitivity": 1.0}]
-    lies.append(lies[0] | lies[1])
+    lies = [{"estimator": "clipped"}, {"sensitivity": 0.5}]
     verified(facts, [{"clipping": facts["clipping"] | lie} for lie in lies])
     # a run that was stopped goes on, and with other local steps it does not
     again = dataclasses.replace(settings, local_epochs=1)
@@ -254,7 +228,7 @@ def altered(**changes):
 
 @pytest.mark.ci
 def test_the_audit_knows_the_definition() -> None:
-    how = {"local_epochs": 2, "weight_cap": 2, "estimator": "clipped", "normalizer": 2.0}
+    how = {"local_epochs": 2, "weight_cap": 2, "normalizer": 2.0}
     how |= {"local_batch": 2, "local_rate": 0.01, "per_layer": True}
     assert not faults(**how)
     assert "sums of clipped gradients" in faults(altered(local_epochs=1), **how)
@@ -278,9 +252,8 @@ def test_an_unclipped_or_doubly_weighted_user_is_caught(monkeypatch) -> None:
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("estimator", ["fixed", "clipped"])
-def test_an_audit_of_canaries_has_no_finding(estimator) -> None:
-    changes = {"local_epochs": 2, "estimator": estimator, "weight_cap": 2}
+def test_an_audit_of_canaries_has_no_finding() -> None:
+    changes = {"local_epochs": 2, "weight_cap": 2}
     found = audit(
         ACCOUNT, SETTINGS, canaries=300, seed=3, model=layered_model(), microbatch=8, **changes
     )

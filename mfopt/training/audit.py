@@ -196,7 +196,7 @@ def audit(
         findings.append(dataclasses.replace(one, name=f"{one.name}, of canaries"))
     findings += of_model
     # an attacker sees less than in the account
-    less = execution.sampler.can_truncate or settings.estimator == "clipped"
+    less = execution.sampler.can_truncate
     return _judge(
         scores, present, account, settings, claimed, findings, confidence=confidence, less=less
     )

@@ -86,14 +86,9 @@ class Clipping:
         return 1.0 if self.normalized else self.clip_norm
 
     @property
-    def sensitivity_in_bounds(self) -> int:
-        """Largest change of a step's sum by one unit, in bounds."""
-        return 1
-
-    @property
     def sensitivity(self) -> float:
         """Largest change of a step's sum by one unit: what a noise multiplier is relative to."""
-        return self.sensitivity_in_bounds * self.bound
+        return self.bound
 
     def describe(self) -> dict[str, Any]:
         """JSON-compatible description."""

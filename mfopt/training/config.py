@@ -22,7 +22,6 @@ from mfopt.sampling import Scheme
 from mfopt.training.units import RULES
 
 ALGORITHMS = ("uls", "els", "group", "fedavg", "none")
-ESTIMATORS = ("fixed", "clipped")
 STRATEGIES = ("identity", "blt", "toeplitz", "banded-toeplitz")
 # forms of C that are optimized for a sampling, the usual one first
 OPTIMIZED = {
@@ -49,6 +48,7 @@ _REMOVED: dict[str, tuple[str, Any, bool]] = {
     "lora_alpha": ("model", 0.0, True),
     "pretrain_batch": ("pretraining", 16, True),
     "sweep_rates": ("optimizer", "", True),
+    "estimator": ("federated", "fixed", False),
     "sign_key": ("run", "", False),
     "keep": ("run", 2, False),
     "checkpoint_minutes": ("run", 10.0, False),
@@ -183,12 +183,6 @@ class TrainConfig:
     local_rate: float = _federated(0.1, "fedavg: learning rate of the local steps.")
     weight_cap: int = _federated(
         0, "fedavg: records that give a user weight 1, fewer give less; 0: all users weigh alike."
-    )
-    estimator: str = _federated(
-        "fixed",
-        "fedavg: divide sums by the normalizer, or by the sum of weights where that is larger "
-        "(clipped: twice the noise).",
-        choices=ESTIMATORS,
     )
     microbatch: int = _batch(
         0,

@@ -2,12 +2,8 @@
 
 McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1 (``docs/training/algorithms.md``). A step's sum is
 Σ w_k Δ_k, of updates Δ_k = θ - θ⁰ clipped to norm S after each local step, and with weights
-w_k = min(n_k / ŵ, 1) for the n_k records that the user reads. With a public N (``normalizer``),
-
-* the *fixed* denominator divides it by N: one user moves it by S / N, as ‖w_k Δ_k‖ <= S;
-* the *clipped* denominator divides by max(N, Σ w_k). One user moves it by up to 2 S / N (Lemma 1):
-  their own share, and what their weight takes from the others' (‖Σ w_j Δ_j‖ <= S Σ w_j). The sum is
-  multiplied by N / max(N, Σ w_k), gets noise for its sensitivity 2 S, and is divided by N.
+w_k = min(n_k / ŵ, 1) for the n_k records that the user reads. It is divided by a public N
+(``normalizer``): one user moves it by S / N, as ‖w_k Δ_k‖ <= S.
 
 A user without records has weight 0 and adds nothing, so the bounds hold for adding, removing and
 emptying a user alike. The optimizer is given -Δ in place of a gradient (Reddi et al. 2021).
@@ -25,23 +21,18 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt.training.clipping import Clipping
-from mfopt.training.config import ESTIMATORS
 from mfopt.training.gradients import Adder, Statistics, Totals, mean_loss
 from mfopt.training.models import Model, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class FedAvg(Clipping):
-    """Clipping of users' local updates, which it makes; fields as in the settings of a run.
-
-    Formal guarantee: one user more or less moves :meth:`estimate` by at most :attr:`sensitivity`.
-    """
+    """Clipping of users' local updates, which it makes; fields as in the settings of a run."""
 
     local_epochs: int = 1
     local_batch: int = 1
     local_rate: float = 0.1
     weight_cap: int = 0
-    estimator: str = "fixed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,22 +40,11 @@ class FedAvg(Clipping):
         _check.integer("local_batch", self.local_batch, at_least=0)
         _check.positive("local_rate", self.local_rate)
         _check.integer("weight_cap", self.weight_cap, at_least=0)
-        _check.choice("estimator", self.estimator, ESTIMATORS)
-
-    @property
-    def sensitivity_in_bounds(self) -> int:
-        """Largest change of a step's sum, in bounds on one user's update: 1 or 2."""
-        return 2 if self.estimator == "clipped" else 1
 
     def describe(self) -> dict[str, Any]:
-        return {"algorithm": "fedavg", **super().describe(), "sensitivity": self.sensitivity}
-
-    def estimate(self, total: PyTree, weight: jax.Array, normalizer: float) -> PyTree:
-        """A step's sum as noise is added to it, from Σ w_k Δ_k and Σ min(n_k, ŵ)."""
-        if self.estimator == "fixed":
-            return total
-        by = jnp.maximum(normalizer, weight / (self.weight_cap or 1))
-        return jax.tree.map(lambda leaf: leaf * (normalizer / by), total)
+        # the only one since version 0.3, of two
+        facts = {"algorithm": "fedavg", **super().describe(), "estimator": "fixed"}
+        return facts | {"sensitivity": self.sensitivity}
 
 
 def clipping_of(description: dict[str, Any]) -> Clipping:
@@ -72,7 +52,8 @@ def clipping_of(description: dict[str, Any]) -> Clipping:
     facts = dict(description)
     if facts.pop("algorithm", None) != "fedavg":
         return Clipping(**description)
-    facts.pop("sensitivity")  # follows from the rest
+    for name in ("sensitivity", "estimator"):  # the report's are compared with those that follow
+        facts.pop(name)
     return FedAvg(**facts)
 
 
@@ -125,7 +106,6 @@ def adder(model: Model, fedavg: FedAvg) -> Adder:
                 update = jax.tree.map(lambda leaf: leaf / fedavg.clip_norm, update)
             # a loss that breaks its promise on padding must still not leak through an empty slot
             update = jax.tree.map(lambda leaf: jnp.where(present, leaf, 0.0), update)
-            counted = jnp.minimum(records, cap)
             statistics = Statistics(
                 units=present,
                 clipped=present & jnp.any(active),
@@ -133,9 +113,8 @@ def adder(model: Model, fedavg: FedAvg) -> Adder:
                 loss=jnp.sum(sums[0][0]),
                 targets=jnp.sum(sums[1][0]),
                 tokens=jnp.sum(mask),
-                weight=counted,  # whole numbers: their sum is exact
             )
-            return update, weight_of[counted], statistics
+            return update, weight_of[jnp.minimum(records, cap)], statistics
 
         updates, weight, statistics = jax.vmap(user)(tokens, mask)
         statistics = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32)), statistics)

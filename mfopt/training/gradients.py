@@ -26,8 +26,7 @@ class Statistics(NamedTuple):
     """Sums over the units of a step. Computed from the data without noise: not private.
 
     ``loss`` and ``targets``: Σ loss·targets and Σ targets over records, so that their quotient is
-    the mean loss per token. ``norm``: Σ of gradient norms before clipping. ``weight``: Σ of what
-    weights are made from (:mod:`mfopt.training.fedavg`).
+    the mean loss per token. ``norm``: Σ of gradient norms before clipping.
     """
 
     units: jax.Array
@@ -36,7 +35,6 @@ class Statistics(NamedTuple):
     loss: jax.Array
     targets: jax.Array
     tokens: jax.Array
-    weight: jax.Array
 
 
 class Totals(NamedTuple):
@@ -169,7 +167,6 @@ def _clipped_sum(
             loss=sums[0],
             targets=sums[1],
             tokens=jnp.sum(mask),
-            weight=present,
         )
         weighted = {i: ghost.weighted(part, each[i]) for i, part in parts.items()}
         return bounded, weighted, statistics

@@ -146,15 +146,9 @@ class Trainer:
         self._state_where: PyTree = None
         # users of DP-FedAvg have models of their own
         self.by_layer = by_layer and not isinstance(execution.clipping, FedAvg)
-        clipping, self._estimate = execution.clipping, None
+        clipping = execution.clipping
         if isinstance(clipping, FedAvg):
-            normalizer, estimate = execution.normalizer, clipping.estimate
-
-            def estimated(totals: Totals) -> Totals:
-                found = estimate(totals.gradient, totals.statistics.weight, normalizer)
-                return self._pin_totals(totals._replace(gradient=found))
-
-            self._adder, self._estimate = adder(model, clipping), jax.jit(estimated)
+            self._adder = adder(model, clipping)
         else:
             used = meshes.by_layer(self._mesh, model) if by_layer else model
             self._adder = microbatch_adder(used, clipping)
@@ -243,13 +237,13 @@ class Trainer:
             yield StepResult(step, state, totals.statistics, batch, release)
 
     def sum(self, params: PyTree, batch: Batch, step: int) -> Totals:
-        """Σ clip(gradient of unit) over a batch (FedAvg: its estimate), before noise: sensitive."""
+        """Σ clip(gradient or update of unit) over a batch, before noise: sensitive."""
         totals: Totals = self._zero(params)
         for units in batch.blocks(self._block):
             tokens, mask = self.execution.units.fetch(units.reshape(-1), step)
             rows = [self._rows(x.reshape(*units.shape, *x.shape[1:])) for x in (tokens, mask)]
             totals = self._add(totals, (params, self._frozen), *rows, len(units))
-        return totals if self._estimate is None else self._estimate(totals)
+        return totals
 
     def _added(self, totals: Totals, arrays: Any, tokens: Any, mask: Any, count: Any) -> Totals:
         """The sums with ``count`` more microbatches, of tokens (block, m, G, L), in one loop."""

@@ -199,8 +199,6 @@ def noise_against_signal(execution: Execution, num_params: int) -> dict[str, flo
     clipping, normalizer = execution.clipping, execution.normalizer
     assert not isinstance(clipping, NoClipping)
     signal = clipping.bound * sampler.expected_batch / normalizer
-    if clipping.sensitivity_in_bounds > 1:  # the clipped denominator: a mean of updates
-        signal = min(signal, clipping.bound)
     return {
         "noise_per_coordinate": float(np.sqrt(np.mean(coordinate**2))),
         "noise_norm": float(np.sqrt(np.mean(coordinate**2) * num_params)),
@@ -265,7 +263,6 @@ CHOSEN = {
     "sweep_rates": "on public data, under the run's noise",
 }
 SIGMA_UNIT = "relative to the clip norm, for C as stored"
-ESTIMATE_UNIT = "relative to twice the clip norm (clipped denominator), for C as stored"
 PUBLIC = ("number of units", "all settings")
 NOT_COVERED = (
     "metrics, TensorBoard events, plots and evaluations on held-out users: computed without noise",
@@ -313,7 +310,6 @@ def report(
     }
     clipping = execution.clipping
     assert not isinstance(clipping, NoClipping)
-    clipped = clipping.sensitivity_in_bounds > 1
     return {
         "format": REPORT_FORMAT,
         "mfopt": __version__,
@@ -327,7 +323,7 @@ def report(
         "strategy": account.strategy.describe(),
         "strategy_arrays": stored if small else None,
         "noise_multiplier": account.noise_multiplier,
-        "noise_multiplier_unit": ESTIMATE_UNIT if clipped else SIGMA_UNIT,
+        "noise_multiplier_unit": SIGMA_UNIT,
         "sampling": execution.sampler.describe(),
         "units": execution.units.describe(),
         "clipping": clipping.describe(),
@@ -369,8 +365,7 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         weight = f"weights min(n/{cap}, 1)" if cap else "equal weights"
         words = (
             f"update of {clip['local_epochs']} local epochs in steps of {batch} records at rate "
-            f"{clip['local_rate']:g}, clipped to {clip['clip_norm']:g}; {weight}, "
-            f"{clip['estimator']} denominator: sensitivity {clip['sensitivity']:g}"
+            f"{clip['local_rate']:g}, clipped to {clip['clip_norm']:g}; {weight}"
         )
         rows.append(("contribution", words))
     extra = guarantee["details"]

@@ -174,7 +174,6 @@ class _Run:
         self.bound = 1.0 if settings.normalized else settings.clip_norm
         displaces = settings.batch_size and not scheme.public_order
         doubled = 2.0 if displaces and settings.truncation == "double" else 1.0
-        doubled *= 2.0 if settings.estimator == "clipped" else 1.0
         self.sigma = doubled * account.noise_multiplier * self.bound
         model, groups = trainer.model, defaultdict(list)
         for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(model.params)):
@@ -267,7 +266,7 @@ class _Run:
         params = self.trainer.init(self.secret.key("noise")).params
         before, sum_before = self._released(others), self._total(params, others, 0, holds)
         group = settings.group_size
-        limit = self.bound * group * (2 if settings.estimator == "clipped" else 1)
+        limit = self.bound * group
         for user in range(self.odd):
             numbers = np.setdiff1d(self._numbers_of(user), others)
             if settings.privacy_unit == "record":
@@ -340,7 +339,7 @@ class _Run:
         self, params: PyTree, units: np.ndarray, step: int, holds: dict[str, bool]
     ) -> list[np.ndarray]:
         """Sum of the clipped gradients or updates of ``units``, float64, by the definition."""
-        settings, weights = self.settings, 0.0
+        settings = self.settings
         total = [np.zeros(leaf.shape) for leaf in jax.tree.leaves(params)]
         for unit in units.tolist():
             rows = self._rows(unit, step, holds)
@@ -352,11 +351,8 @@ class _Run:
             else:
                 leaves = self._clipped(_leaves(self._gradient(params, *rows)))
             weight = min(1.0, count / (settings.weight_cap or 1))
-            weights += weight
             for i, leaf in enumerate(leaves):
                 total[i] += weight * self.bound / settings.clip_norm * leaf
-        if settings.estimator == "clipped":
-            total = [leaf * self.normalizer / max(self.normalizer, weights) for leaf in total]
         return total
 
     def _clipped(self, leaves: list[np.ndarray]) -> list[np.ndarray]:
