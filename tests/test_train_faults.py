@@ -98,18 +98,18 @@ def test_private_records_are_found_in_a_public_part():
     near = [private[0][:30] + [1] * 10, [2] * 6 + private[1][5:38]]
     stores = [TokenStore.from_records([[text] for text in private])]
     alike = TokenStore.from_records([public + private[5:8] + near])
-    exact, altered = map(np.flatnonzero, copies(alike, stores))
-    assert exact.tolist() == [40, 41, 42] and altered.tolist() == [43, 44]
+    examined, copied = map(np.flatnonzero, copies(alike, stores))
+    assert examined.tolist() == [*range(45)] and copied.tolist() == [40, 41, 42, 43, 44]
     found = refuse_copies(alike, stores, 1.0)
-    assert (found.records, found.exact, found.near) == (45, 3, 2)
+    assert (found.records, found.copies) == (45, 5)
     assert found.share == pytest.approx((3 * 40 + 40 + 39) / (43 * 40 + 40 + 39))
     clean = refuse_copies(TokenStore.from_records([public]), stores)
-    assert (clean.exact, clean.near, clean.share) == (0, 0, 0.0)
+    assert (clean.copies, clean.share) == (0, 0.0)
     # short ones and halves of a text are no copies
     alike = TokenStore.from_records([[private[0][:15], private[1][:17] + texts(1)[0][:23]]])
     found = refuse_copies(alike, stores, 1.0)
-    assert found.near == found.exact == 0
-    with pytest.raises(UsageError, match=r"60 exact and 0 near copies"):
+    assert found.copies == 0
+    with pytest.raises(UsageError, match=r"60 copies"):
         refuse_copies(stores[0], stores)
 
 
@@ -121,7 +121,7 @@ def test_private_data_given_as_public_is_not_pretrained_on(tmp_path):
     settings = settings_for(
         tmp_path / "data", tmp_path / "run", pretrain_steps=1, public_overlap=0.1
     )
-    with pytest.raises(UsageError, match="near copies"):
+    with pytest.raises(UsageError, match="of private records among"):
         prepare(settings)
     unmarked = synthetic_store(num_users=30, seed=5)
     write_store(synthetic_store(num_users=30), tmp_path / "unmarked" / "train")

@@ -184,8 +184,8 @@ def _print(report: dict[str, Any]) -> None:
     if "overlap" in report:
         found = report["overlap"]
         display.print_text(
-            f"public: {found['exact']:,} exact and {found['near']:,} near copies of private "
-            f"records among {found['records']:,}, {found['share']:.1%} of the tokens"
+            f"public: {found['copies']:,} copies of private records among {found['records']:,}, "
+            f"{found['share']:.1%} of the tokens"
         )
     for name, counts in report["reading"].items():
         for reason, count in sorted(counts["bad"].items()):
