@@ -22,7 +22,7 @@ STATIC = {"static": True}  # metadata of a field that is part of the structure
 def pytree(cls: type[T]) -> type[T]:
     """Register a dataclass: fields with :data:`STATIC` are structure, all others are children.
 
-    A method ``before_flatten`` is called whenever an object is taken apart, and may refuse it.
+    A method ``before_flatten`` is called whenever an object is taken apart.
     """
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     static = [f.name for f in fields if f.metadata.get("static")]

@@ -20,6 +20,7 @@ from mfopt._runtime._pytree import pytree
 from mfopt.factorization import Factorization
 from mfopt.guarantee import statement
 from mfopt.jax.batches import Batches, StepBatch, tag_of
+from mfopt.jax.program import GradientProgram, Product
 from mfopt.noise import NoiseState, uses
 from mfopt.sampling import UnitSampler
 from mfopt.training.clipping import Clipping, sum_of_squares
@@ -71,10 +72,10 @@ class PrivateRun:
     takes steps back (``optax.apply_if_finite``): put that around the optimizer only.
 
     Formal guarantee: ``run.guarantee(state)``, where a unit is one example, if each gradient is
-    that of the unit in its slot alone, as it is in :meth:`gradient`. A batch that is not the next
-    step's, whole and as it was drawn, raises, or gives NaN inside jit, and so does a step past the
-    last, and the second use of a state, of a copy or of an older file for another sum
-    (:class:`~mfopt.noise.NoiseStream`).
+    that of the unit in its slot alone, as it is in :meth:`gradient`, which reads what is traced. A
+    batch that is not the next step's, whole and as it was drawn, raises, or gives NaN inside jit,
+    and so does a step past the last, and the second use of a state, of a copy or of an older file
+    for another sum (:class:`~mfopt.noise.NoiseStream`).
 
     Args:
       factorization: C, σ and the sampling scheme.
@@ -166,19 +167,23 @@ class PrivateRun:
         data: PyTree,
         batch: StepBatch,
         state: PrivateState,
+        *,
+        public: PyTree = None,
     ) -> tuple[PyTree, PrivateState]:
         """(noised mean gradient of the batch, next state), microbatch by microbatch.
 
         Args:
-          function: ``function(params, example)``, the gradient of one example.
+          function: ``function(params, example)``, the gradient of one example; with ``public`` its
+            third argument. Other arrays of numbers that it uses must be the same in all steps.
           params: first argument of it.
           data: arrays with one unit in each row; an example is a row of each.
           batch: the next one of :meth:`batches`.
           state: of the run.
+          public: what changes from step to step and follows from public or released values alone.
 
         Raises:
           UsageError: ``data`` has not as many rows as there are units; ``function`` changes
-            ``params``, as batch norm and dropout of NNX do; and as :meth:`mean`.
+            ``params``, as batch norm and dropout of NNX do, or calls the host; and as :meth:`mean`.
         """
         rows = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
         if rows != {(self.population,)}:
@@ -186,24 +191,28 @@ class PrivateRun:
             raise _check.reject("data", sorted(rows), rule)
         _check.kind("batch", batch, StepBatch, "run.batches(state) gives them.")
 
-        def gradient_of(params: PyTree, example: Any) -> PyTree:
-            values = jax.tree.leaves(params)
-            gradient = function(params, example)
-            if list(map(id, values)) != list(map(id, jax.tree.leaves(params))):
-                rule = "changes the parameters that it is given, of one example: the change is lost"
-                way_out = "Use no batch norm; give dropout a key for each example, in the data."
-                raise _check.reject("function", repr(function), rule, way_out)
-            return gradient
+        data = jax.tree.map(jnp.asarray, data)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
+        rest = () if public is None else (public,)
+        program = GradientProgram.of(function, params, shapes, *rest)
+        whole = {np.shape(leaf) for leaf in jax.tree.leaves(data)}
+        if whole & {np.shape(array) for array in program.program.consts}:
+            rule = "uses an array as large as the data: each gradient would be of all examples"
+            way_out = "Use the example that it is given, and no other."
+            raise _check.reject("function", repr(function), rule, way_out)
+        each = jax.vmap(program, (None, 0, *[None] * len(rest)))
+        self.stream.check_state(state.noise)
+        self.stream.leaves_like(state.noise, program.gradients, "gradients")
 
         def one(state: PrivateState, part: StepBatch) -> tuple[PrivateState, None]:
-            examples = jax.tree.map(lambda leaf: jnp.asarray(leaf)[part.units], data)
-            return self.add(jax.vmap(gradient_of, (None, 0))(params, examples), part, state), None
+            examples = jax.tree.map(lambda leaf: leaf[part.units], data)
+            return self._with(each(params, examples, *rest), part, state), None
 
         if np.ndim(batch.units) == 1:
             state, _ = one(state, batch)
         else:
             state, _ = jax.lax.scan(one, state, batch)
-        return self.release(state)
+        return self._release(state, program.constants)
 
     def mean(
         self, gradients: PyTree, batch: StepBatch, state: PrivateState
@@ -223,7 +232,6 @@ class PrivateRun:
         """
         return self.release(self.add(gradients, batch, state))
 
-    @pinned
     def add(self, gradients: PyTree, batch: StepBatch, state: PrivateState) -> PrivateState:
         """State with one more microbatch in its sum; raises as :meth:`mean`.
 
@@ -237,6 +245,11 @@ class PrivateRun:
             raise _check.reject("batch", f"units of shape {units}", rule, way_out)
         self.stream.check_state(state.noise)
         each = self.stream.leaves_like(state.noise, gradients, "gradients", units)
+        return self._with(each, batch, state)
+
+    @pinned
+    def _with(self, each: list[Any], batch: StepBatch, state: PrivateState) -> PrivateState:
+        """State with the microbatch of these gradients, arrays or products, in its sum."""
         batch = jax.tree.map(jnp.asarray, batch)
         sums, own = self._added(state, each, batch)
         _refuse(
@@ -260,13 +273,17 @@ class PrivateRun:
         def added(state: PrivateState, each: list[Any], batch: StepBatch) -> tuple[list[Any], Any]:
             own = tag_of(batch, state.noise.key) == batch.tag
             own &= (batch.step == state.noise.step) & (batch.part == state.part)
-            squares = [jax.vmap(sum_of_squares)(leaf.astype(jnp.float32)) for leaf in each]
+            squares = [jax.vmap(_square)(leaf) for leaf in each]
             factors = jax.vmap(self.clipping.factors)(squares).each
 
             def one(total: Any, leaf: Any, factor: Any) -> Any:
-                factor = jnp.where(batch.mask, factor, 0.0).reshape(-1, *[1] * (leaf.ndim - 1))
-                # where, not a product alone: 0 times infinity is no number
-                part = jnp.where(factor > 0, leaf.astype(jnp.float32) * factor, 0.0).sum(0)
+                factor = jnp.where(batch.mask, factor, 0.0)
+                if isinstance(leaf, Product):
+                    part = leaf.total(factor)
+                else:
+                    factor = factor.reshape(-1, *[1] * (leaf.ndim - 1))
+                    # where, not a product alone: 0 times infinity is no number
+                    part = jnp.where(factor > 0, leaf.astype(jnp.float32) * factor, 0.0).sum(0)
                 return jnp.where(own, total + part.astype(total.dtype), jnp.nan)
 
             totals = jax.tree.leaves(state.sums)
@@ -274,13 +291,16 @@ class PrivateRun:
 
         return jax.jit(added)  # outside of jit too: not compiled operation by operation
 
-    @pinned
     def release(self, state: PrivateState) -> tuple[PyTree, PrivateState]:
         """(noised mean of what was added since the last step, next state); raises as :meth:`mean`.
 
         Raises:
           UsageError: the batch of the step is not there, or not whole; inside jit that gives NaN.
         """
+        return self._release(state, None)
+
+    @pinned
+    def _release(self, state: PrivateState, constants: Any) -> tuple[PyTree, PrivateState]:
         whole = state.part == state.parts
         _refuse(
             whole,
@@ -290,7 +310,7 @@ class PrivateRun:
             "Add every part of the step's batch before, an empty one too.",
         )
         sums = jax.tree.map(lambda leaf: jnp.where(whole, leaf, jnp.nan), state.sums)
-        noised, after = self.stream.release(sums, state.noise)
+        noised, after = self.stream.release(sums, state.noise, constants)
         mean = jax.tree.map(lambda leaf: leaf / self.normalizer, noised)
         return mean, self._between(after)
 
@@ -329,6 +349,13 @@ def _key_of(state: PrivateState) -> np.ndarray:
         rule = "batches are drawn outside of jit"
         raise _check.reject("state", "traced", rule, "Pass them in: batches(state).stacked().")
     return uses.on_host(state.noise.key)
+
+
+def _square(leaf: Any) -> Any:
+    """Squared norm of one example's gradient of one leaf."""
+    if isinstance(leaf, Product):
+        return leaf.square()
+    return sum_of_squares(leaf.astype(jnp.float32))
 
 
 def _refuse(right: Any, name: str, value: str, rule: str, way_out: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import optax
 
 from mfopt._runtime import _check
-from mfopt.noise import _keys, ledger, uses
+from mfopt.noise import _keys, ledger
 from mfopt.noise.state import NoiseState
 from mfopt.noise.stream import NoiseStream
 
@@ -52,10 +53,20 @@ def add_noise(
 
     def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         del params
-        if uses.called_by("optax", _SOMETIMES):
+        if _sometimes_called():
             rule = "lets sums pass without noise where its condition is false"
             way_out = "Put it around what comes after add_noise."
             raise _check.reject("add_noise", "inside conditionally_transform", rule, way_out)
         return stream.release(updates, state)
 
     return optax.GradientTransformation(init, update)
+
+
+def _sometimes_called() -> bool:
+    """Whether what calls is optax's wrapper that lets sums pass as they are at times."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if _SOMETIMES & set(frame.f_code.co_qualname.split(".")):
+            return str(frame.f_globals.get("__name__")).startswith("optax")
+        frame = frame.f_back
+    return False

@@ -67,6 +67,11 @@ def resume(key: np.ndarray, stored: str | None = None, *, older: bool = False) -
         return _by_handle.setdefault(path_of(key).stem, ledger)
 
 
+def is_counted(key: np.ndarray) -> bool:
+    """Whether this process has a ledger of the key."""
+    return path_of(key).stem in _by_handle
+
+
 def store(key: np.ndarray) -> Path:
     """Where the ledger of a key is, which is stored from now on."""
     with LOCK:
@@ -79,8 +84,10 @@ class Ledger:
 
     def __init__(self) -> None:
         self._digests: dict[int, str] = {}
+        self._constants = ""
         self._path: Path | None = None
         self._descriptor = -1  # of the file, once there is one
+        self._process = os.getpid()
 
     def store(self, path: Path) -> Path:
         """The file of a key that is stored from now on: at ``path`` unless it has one."""
@@ -125,12 +132,31 @@ class Ledger:
         self._path, self._descriptor = path, descriptor
         weakref.finalize(self, os.close, descriptor)
 
+    def hold(self, constants: str) -> None:
+        """Note a digest of the arrays that the gradients of this run depend on, in this process.
+
+        Raises:
+          UsageError: it is another one than before: arrays beside the parameters have changed.
+        """
+        self._constants = self._constants or constants
+        if constants != self._constants:
+            rule = "depends on arrays beside parameters and example that are not those of the first"
+            rule += " step: they may hold other examples, without noise"
+            way_out = "Keep them as they are; or, if they follow from public or released values "
+            way_out += "alone, give them as `public`."
+            raise _check.reject("function", "of the gradient of an example", rule, way_out)
+
     def release(self, step: int, digest: str) -> None:
         """Note that ``step`` is released with the sum of this digest.
 
         Raises:
-          UsageError: it was released with another sum.
+          UsageError: it was released with another sum; or this is a copy of the process.
         """
+        if os.getpid() != self._process:
+            rule = "is a copy of the process that the run lives in: both would release the same"
+            rule += " noise"
+            way_out = "Train in one of them; or make the run after the fork."
+            raise _check.reject("process", os.getpid(), rule, way_out)
         if step not in self._digests:
             self._digests[step] = digest
             if self._path is not None:

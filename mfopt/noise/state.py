@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -15,8 +17,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mfopt._runtime import _check
 from mfopt._runtime._pytree import STATIC, pytree
 from mfopt.noise import ledger, uses
-
-_ORBAX = "orbax.checkpoint", {"save", "save_pytree", "save_pytree_async"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,22 +119,8 @@ class NoiseState:
         _register_with_flax()
 
     def before_flatten(self) -> None:
-        """Refuse that Orbax writes this for others than its owner, and store the ledger."""
-        if "orbax.checkpoint" in sys.modules and self.counted and uses.called_by(*_ORBAX):
-            self._note_save()
-
-    def _note_save(self) -> None:
-        key = self.key  # no array where JAX takes a tree of other things apart
-        known = isinstance(key, jax.Array | np.ndarray) and not isinstance(key, jax.core.Tracer)
-        if not (known and self.counted):
-            return
-        mask = os.umask(0o077)
-        os.umask(mask)
-        if mask & 0o077 != 0o077:
-            rule = "holds the key of the noise, and its file would be for others to read"
-            way_out = "Write it inside `with mfopt.noise.owner_only():`."
-            raise _check.reject("state", f"written with umask {mask:04o}", rule, way_out)
-        ledger.store(uses.on_host(key))
+        """Called by JAX, and so by what saves pytrees, before it takes a state apart."""
+        _register_with_orbax()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise no_copy(self)
@@ -189,7 +175,7 @@ _known_to_flax = False
 
 
 def _to_flax(state: NoiseState) -> dict[str, Any]:
-    state._note_save()
+    check_saving([state.key])
     return {**parts_of(state), "pinned": state.pinned}
 
 
@@ -215,3 +201,46 @@ def _from_flax(target: NoiseState, found: dict[str, Any]) -> NoiseState:
         buffers=tuple(placed.get(f"buffer/{i}") for i in range(len(target.buffers))),
         pinned=pinned,
     )
+
+
+def check_saving(arrays: Iterable[Any]) -> None:
+    """Called before ``arrays`` go to a file: store the ledgers of the keys among them.
+
+    Raises:
+      UsageError: others than the owner could read the file.
+    """
+    for array in arrays:
+        if getattr(array, "dtype", None) != np.uint32 or np.shape(array)[-1:] != (8,):
+            continue
+        for key in uses.on_host(array).reshape(-1, 8):
+            if not ledger.is_counted(key):
+                continue
+            mask = os.umask(0o077)
+            os.umask(mask)
+            if mask & 0o077 != 0o077:
+                rule = "holds the key of the noise, and its file would be for others to read"
+                way_out = "Write it inside `with mfopt.noise.owner_only():`."
+                raise _check.reject("state", f"written with umask {mask:04o}", rule, way_out)
+            ledger.store(key)
+
+
+def _register_with_orbax() -> None:
+    """Have Orbax show what it writes: it takes a state apart, down to arrays without a class."""
+    handlers = getattr(sys.modules.get("orbax.checkpoint"), "type_handlers", None)
+    if handlers is None or handlers.ArrayHandler in _watched:
+        return
+    for handler in (handlers.ArrayHandler, handlers.NumpyHandler):
+        handler.serialize = _watching(handler.serialize)
+        _watched.add(handler)
+
+
+_watched: set[Any] = set()
+
+
+def _watching(serialize: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(serialize)
+    async def watched(self: Any, values: Any, *rest: Any, **named: Any) -> Any:
+        check_saving(values)
+        return await serialize(self, values, *rest, **named)
+
+    return watched

@@ -291,11 +291,14 @@ class NoiseStream:
         return self._step(state, None, np.zeros(uses.WORDS, np.uint32))
 
     @pinned
-    def release(self, sums: Any, state: NoiseState) -> tuple[Any, NoiseState]:
+    def release(
+        self, sums: Any, state: NoiseState, constants: Any = None
+    ) -> tuple[Any, NoiseState]:
         """(sums of clipped gradients plus the noise of this step, next state).
 
         The sum is formed in the wider of the types of noise and gradient and then cut to the type
-        of the gradient. With ``secure`` it is formed on the grid, in float64.
+        of the gradient. With ``secure`` it is formed on the grid, in float64. ``constants``, uint32
+        (3,), is a digest of what must be the same in all steps (:mod:`mfopt.noise.uses`).
 
         Raises: as :meth:`next`, and
           UsageError: ``sums`` has another structure or other shapes than the parameters (noise that
@@ -309,7 +312,10 @@ class NoiseStream:
         leaves = self.leaves_like(state, sums)  # before a draw is used up
         if narrow := [str(t) for x in leaves if (t := jnp.result_type(x)).itemsize < 4]:
             raise _check.reject("sums", narrow[0], TOO_NARROW, "Add up g.astype(jnp.float32).")
-        digest = uses.fingerprint(leaves) if state.counted else None
+        digest = None
+        if state.counted:
+            rest = np.zeros(3, np.uint32) if constants is None else constants
+            digest = jnp.concatenate([uses.fingerprint(leaves), rest])
         if not self.secure:
             noise, state = self._step(state, None, digest)
             return jax.tree.map(_added, sums, noise), state

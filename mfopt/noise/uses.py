@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-import sys
 from typing import Any
 
 import jax
@@ -21,19 +20,20 @@ from jax.custom_batching import custom_vmap
 from mfopt._runtime import _check
 from mfopt.noise import ledger
 
-WORDS = 3
+WORDS = 6  # of a use: a digest of the sum, and one of what its gradients depend on
 _ODD = np.uint32(0x9E3779B9)
 
 
 @jax.jit
 def fingerprint(leaves: list[Any]) -> jax.Array:
-    """A digest of the bits of float32 and float64 arrays: uint32 (3,), the first word is 1.
+    """A digest of the bits of floating-point arrays: uint32 (3,), the first word is 1.
 
     It tells mistakes, not forgery: sums over all bits, weighted by their places, modulo 2³².
     """
     zero, totals = np.uint32(0), [np.uint32(0)] * 2
     for number, leaf in enumerate(leaves):
-        bits = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(leaf), jnp.uint32)
+        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        bits = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(wide), jnp.uint32)
         place, stride = jnp.full(bits.shape, number, jnp.uint32) * _ODD, 1
         for axis in reversed(range(bits.ndim)):
             place += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * np.uint32(stride)
@@ -61,13 +61,15 @@ def record(key: np.ndarray, step: int, digest: np.ndarray) -> None:
     Args:
       key: uint32 (8,).
       step: whose noise is made.
-      digest: :func:`fingerprint` of the sum that it is for; zeros where that is not known, which
-        equals no other use.
+      digest: :func:`fingerprint` of the sum that it is for, and of the arrays that its gradients
+        depend on; zeros where one is not known. A sum that is not known equals no other.
     """
-    known = hashlib.sha256(digest.astype("<u4").tobytes()).hexdigest()[:32]
-    text = known if digest[0] else secrets.token_hex(16)
+    sums, constants = (hashlib.sha256(x.astype("<u4").tobytes()) for x in (digest[:3], digest[3:]))
     with ledger.LOCK:
-        ledger.resume(key).release(step, text)
+        kept = ledger.resume(key)
+        if digest[3]:
+            kept.hold(constants.hexdigest())
+        kept.release(step, sums.hexdigest()[:32] if digest[0] else secrets.token_hex(16))
 
 
 @custom_vmap
@@ -100,14 +102,3 @@ def _answers(key: Any, step: Any, digest: Any) -> np.ndarray:
             logging.getLogger("mfopt").error("the noise of this step is NaN: %s", error)
             answers.append(False)
     return np.array(answers).reshape(steps.shape)
-
-
-def called_by(package: str, names: set[str]) -> bool:
-    """Whether a function of ``package`` is being called whose qualified name has one of these."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        of = str(frame.f_globals.get("__name__", ""))
-        if of.startswith(package) and names & set(frame.f_code.co_qualname.split(".")):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False

@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
 PyTree = Any
-_CALLS = ("jit", "pjit", "closed_call", "core_call")
+CALLS = ("jit", "pjit", "closed_call", "core_call")
 _MODES = ("FILL_OR_DROP", "PROMISE_IN_BOUNDS", "CLIP")
 
 
@@ -248,14 +248,14 @@ class _Walk:
         self, eqn: Any, inputs: list[Any], held: list[View | None], about: Any
     ) -> tuple[list[Any], list[View | None]]:
         views, name = [view for view in held if view], eqn.primitive.name
-        if views and name in _CALLS:
+        if views and name in CALLS:
             inner = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
             return self.run(inner.jaxpr, inner.consts, inputs, held)
         if views and name == "convert_element_type":
-            return _alone(eqn, inputs, about), [views[0]]
+            return evaluate(eqn, inputs, about), [views[0]]
         if views and name == "transpose":
             axes = tuple(views[0].axes[axis] for axis in eqn.params["permutation"])
-            return _alone(eqn, inputs, about), [View(views[0].leaf, axes)]
+            return evaluate(eqn, inputs, about), [View(views[0].leaf, axes)]
         out = self._gathered(eqn, inputs, held, about)
         kept: list[View | None] = [None] * len(out)
         held = [view if view and view.leaf in self._tapped else None for view in held]
@@ -277,13 +277,13 @@ class _Walk:
     ) -> list[Any]:
         """The results of one equation, whose shares are gathered for it alone."""
         if self._by_layer is None or not any(held):
-            return _alone(eqn, inputs, about)
+            return evaluate(eqn, inputs, about)
         gather = self._by_layer.gather
 
         @jax.checkpoint  # what is gathered is not kept, and gathered again in the backward pass
         def alone(*inputs: Any) -> list[Any]:
             pairs = zip(inputs, held, strict=True)
-            return _alone(eqn, [gather(x, view) if view else x for x, view in pairs], about)
+            return evaluate(eqn, [gather(x, view) if view else x for x, view in pairs], about)
 
         return alone(*_together(*inputs))
 
@@ -300,7 +300,7 @@ def _together(*values: jax.Array) -> Any:
 _together.defjvp(lambda values, tangents: (_together(*values), tangents), symbolic_zeros=True)
 
 
-def _alone(eqn: Any, inputs: list[Any], about: Any) -> list[Any]:
+def evaluate(eqn: Any, inputs: list[Any], about: Any) -> list[Any]:
     """The results of one equation, by JAX's own evaluation."""
     values = {v: x for v, x in zip(eqn.invars, inputs, strict=True) if not isinstance(v, Literal)}
     one = Jaxpr([], list(values), list(eqn.outvars), [eqn], eqn.effects, debug_info=about)

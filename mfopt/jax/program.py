@@ -1,0 +1,245 @@
+"""The gradient of one example as JAX traced it: what it does, and its matrices as products.
+
+A traced gradient is a function of parameters and example alone, and ``jax.vmap`` keeps examples
+apart, unless it calls the host or brings a batching rule of its own: such programs are refused.
+
+Where the gradient of a matrix is the last product of a program, Σ_t u_tᵀ v_t, that product is left
+out, and the clipped sum over all examples is one product of all u with all v: the gradient of a
+single example is never formed (:mod:`mfopt.training.ghost`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from mfopt._runtime import _check
+from mfopt._runtime._pytree import STATIC, pytree
+from mfopt.noise import uses
+from mfopt.training import ghost
+from mfopt.training.clipping import sum_of_squares
+from mfopt.training.taps import CALLS, evaluate
+
+PyTree = Any
+_HOST = {"pure_callback", "io_callback", "infeed", "outfeed", "ffi_call", "custom_vmap_call"}
+
+
+@pytree
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """The gradient of one leaf of one example, Σ_t u_tᵀ v_t, which is not formed.
+
+    Attributes:
+      u, v: (positions, rows) and (positions, columns), float32; v has entries of at most 1.
+      shape: of the product's axes, those of the rows first.
+      order: of these axes in the leaf.
+    """
+
+    u: jax.Array
+    v: jax.Array
+    shape: tuple[int, ...] = dataclasses.field(metadata=STATIC)
+    order: tuple[int, ...] = dataclasses.field(metadata=STATIC)
+
+    @classmethod
+    def of(cls, u: jax.Array, v: jax.Array, shape: tuple[int, ...], order: Any) -> Product:
+        """The product, with the scale of each v_t in u_t.
+
+        So what is lost below the smallest float32 is lost of the product's entries, as in those of
+        a gradient that is formed, and not of a factor whose partner is large.
+
+        Args:
+          u: (positions, rows).
+          v: (positions, columns).
+          shape: of the product's axes, those of the rows first.
+          order: of these axes in the leaf.
+        """
+        u, v = u.astype(jnp.float32), v.astype(jnp.float32)
+        scale = jnp.max(jnp.abs(v), axis=1, keepdims=True, initial=0.0)
+        scale = jnp.where(scale == 0, 1.0, scale)
+        return cls(u * scale, v / scale, shape, tuple(order))
+
+    def square(self) -> jax.Array:
+        """Squared norm, for rounding not below its true value."""
+        if len(self.u) == 1:
+            return sum_of_squares(self.u) * sum_of_squares(self.v)
+        return ghost.square([ghost.Part(self.u, self.v, turned=False)])
+
+    def total(self, factors: jax.Array) -> jax.Array:
+        """Σ of the gradients of all examples, each times its factor; of leaves with these in front.
+
+        An example of factor 0 adds 0 whatever it holds.
+        """
+        kept = (factors > 0)[:, None, None]
+        u = jnp.where(kept, self.u, 0.0)
+        v = jnp.where(kept, self.v * factors[:, None, None], 0.0)
+        u, v = (side.reshape(-1, side.shape[-1]) for side in (u, v))
+        summed = jnp.matmul(u.T, v, precision=jax.lax.Precision.HIGHEST)
+        return summed.reshape(self.shape).transpose(self.order)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Late:
+    """A product that is formed where something other than a leaf of the gradient needs it.
+
+    Attributes:
+      form: gives it, once.
+      inputs: the two sides.
+      contracted: axes of each that are summed over.
+      order: of the product's axes, after transpositions.
+    """
+
+    form: Callable[[], jax.Array]
+    inputs: tuple[jax.Array, jax.Array]
+    contracted: tuple[tuple[int, ...], tuple[int, ...]]
+    order: tuple[int, ...]
+
+    def transposed(self, permutation: Sequence[int]) -> _Late:
+        """The same with its axes permuted."""
+        return dataclasses.replace(self, order=tuple(self.order[axis] for axis in permutation))
+
+    def formed(self) -> jax.Array:
+        """The product as an array."""
+        return self.form().transpose(self.order)
+
+    def leaf(self, trained: int) -> Product | jax.Array:
+        """What stands for a leaf of the gradient: a product where that is cheaper."""
+        sides: list[jax.Array] = []
+        shape: list[int] = []
+        for side, axes in zip(self.inputs, self.contracted, strict=True):
+            free = [axis for axis in range(side.ndim) if axis not in axes]
+            positions = math.prod(side.shape[axis] for axis in axes)
+            sides.append(side.transpose((*axes, *free)).reshape(positions, -1))
+            shape += [side.shape[axis] for axis in free]
+        size = math.prod(shape)
+        if positions > 1 and not ghost.pays(positions, size, trained):
+            return self.formed()
+        return Product.of(sides[0], sides[1], tuple(shape), self.order)
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientProgram:
+    """``function(params, example)``, a pytree of gradients, as it was traced.
+
+    Attributes:
+      program: of the leaves of all arguments.
+      gradients: the pytree of what comes out, shapes and types.
+      held: arrays of ``params`` that are not trained.
+    """
+
+    program: ClosedJaxpr
+    gradients: PyTree
+    held: list[jax.Array]
+
+    @classmethod
+    def of(cls, function: Callable[..., PyTree], params: PyTree, *rest: PyTree) -> GradientProgram:
+        """Trace ``function(params, *rest)``, where ``rest`` is an example and what is public.
+
+        Raises:
+          UsageError: it calls the host, has batching rules of its own, or changes what it is given
+            or uses.
+        """
+
+        def gradient(params: PyTree, *rest: PyTree) -> PyTree:
+            values = jax.tree.leaves(params)
+            gradients = function(params, *rest)
+            if list(map(id, values)) != list(map(id, jax.tree.leaves(params))):
+                rule = "changes the parameters that it is given, of one example: the change is lost"
+                way_out = "Use no batch norm; give dropout a key for each example, in the data."
+                raise _check.reject("function", repr(function), rule, way_out)
+            return gradients
+
+        try:
+            program, gradients = jax.make_jaxpr(gradient, return_shape=True)(params, *rest)
+        except Exception as error:
+            if type(error).__name__ != "TraceContextError":  # of NNX
+                raise
+            rule = "changes a module or a stream of keys that it was not given"
+            way_out = "Use no batch norm; give dropout a key for each example, in the data."
+            raise _check.reject("function", repr(function), rule, way_out) from error
+        for name in sorted(_HOST & _primitives(program.jaxpr)):
+            rule = f"uses {name}, in which examples can meet: no gradient is surely its own"
+            way_out = "Use operations of JAX alone, or make the gradients yourself (run.mean)."
+            raise _check.reject("function", repr(function), rule, way_out)
+        nnx: Any = sys.modules.get("flax.nnx")
+        is_module = nnx is not None and isinstance(params, nnx.Module)
+        held = jax.tree.leaves(nnx.state(params, nnx.Not(nnx.Param))) if is_module else []
+        return cls(program, gradients, held)
+
+    @property
+    def constants(self) -> jax.Array:
+        """A digest of the arrays that gradients depend on beside the arguments: uint32 (3,).
+
+        Not of numbers, whole numbers and keys: a rate, a step and random bits may change.
+        """
+        arrays = [jnp.asarray(x) for x in (*self.program.consts, *self.held)]
+        arrays = [x for x in arrays if x.size > 1 and jnp.issubdtype(x.dtype, jnp.floating)]
+        if any(isinstance(x, jax.core.Tracer) for x in arrays):
+            return uses.fingerprint(arrays)
+        with jax.ensure_compile_time_eval():  # what is compiled in is read once
+            return uses.fingerprint(arrays)
+
+    def __call__(self, *arguments: PyTree) -> list[Product | jax.Array]:
+        """The gradient of one example, leaf by leaf; under ``jax.vmap`` over examples."""
+        leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
+        trained = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.gradients))
+        outs = _run(self.program.jaxpr, self.program.consts, leaves)
+        return [leaf.leaf(trained) if isinstance(leaf, _Late) else leaf for leaf in outs]
+
+
+def _run(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """The results of a program; products are late."""
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    values |= dict(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        inputs, name = [read(atom) for atom in eqn.invars], eqn.primitive.name
+        if name in CALLS:
+            inner = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
+            outs = _run(inner.jaxpr, inner.consts, inputs)
+        elif name == "transpose" and isinstance(inputs[0], _Late):
+            outs = [inputs[0].transposed(eqn.params["permutation"])]
+        else:
+            inputs = [x.formed() if isinstance(x, _Late) else x for x in inputs]
+            form = functools.partial(evaluate, eqn, inputs, jaxpr.debug_info)
+            outs = [_late(eqn, inputs, form)] if _is_product(eqn) else form()
+        values.update(zip(eqn.outvars, outs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _is_product(eqn: Any) -> bool:
+    return eqn.primitive.name == "dot_general" and not any(eqn.params["dimension_numbers"][1])
+
+
+def _late(eqn: Any, inputs: list[Any], form: Callable[[], list[Any]]) -> _Late:
+    contracted, _ = eqn.params["dimension_numbers"]
+    form_once = functools.cache(lambda: form()[0])
+    return _Late(form_once, tuple(inputs), contracted, tuple(range(eqn.outvars[0].aval.ndim)))
+
+
+def _primitives(jaxpr: Jaxpr) -> set[str]:
+    """Names of all operations of a program and of those inside it."""
+    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    inner = (
+        part
+        for eqn in jaxpr.eqns
+        for part in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: isinstance(x, Jaxpr | ClosedJaxpr)
+        )
+    )
+    for part in inner:
+        if isinstance(part, ClosedJaxpr):
+            part = part.jaxpr
+        if isinstance(part, Jaxpr):
+            names |= _primitives(part)
+    return names
