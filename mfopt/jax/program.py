@@ -87,7 +87,7 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class _Late:
-    """A product that is formed where something other than a leaf of the gradient needs it.
+    """A product that is computed where something other than a leaf of the gradient needs it.
 
     Attributes:
       form: gives it, once.
@@ -110,7 +110,7 @@ class _Late:
         return self.form().transpose(self.order)
 
     def leaf(self, trained: int) -> Product | jax.Array:
-        """What stands for a leaf of the gradient: a product where that is cheaper."""
+        """A leaf of the gradient: a product where that is cheaper."""
         sides: list[jax.Array] = []
         shape: list[int] = []
         for side, axes in zip(self.inputs, self.contracted, strict=True):

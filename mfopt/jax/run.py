@@ -140,7 +140,7 @@ class PrivateRun:
         return self._between(self.stream.init(params, seed=seed))
 
     def guarantee(self, state: PrivateState) -> str:
-        """What a run may say of its privacy: the guarantee, or "none" and the reason."""
+        """Statement that a run may make of its privacy: the guarantee, or "none" and the reason."""
         pinned = state.noise.pinned
         return statement(self.factorization.guarantee, pinned=pinned, allow_uncertified=True)
 

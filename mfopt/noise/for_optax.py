@@ -63,7 +63,7 @@ def add_noise(
 
 
 def _sometimes_called() -> bool:
-    """Whether what calls is optax's wrapper that lets sums pass as they are at times."""
+    """Return True inside optax's wrapper that lets sums pass as they are at times."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if _SOMETIMES & set(frame.f_code.co_qualname.split(".")):

@@ -27,7 +27,7 @@ LOCK = threading.RLock()  # the callbacks of a compiled program come from its th
 
 
 def path_of(key: np.ndarray) -> Path:
-    """Where the ledger of a JAX state's key is stored: ``mfopt-keys/<hash of the key>.ledger``."""
+    """Path of the ledger of a JAX state's key: ``mfopt-keys/<hash of the key>.ledger``."""
     digest = hashlib.sha256(b"mfopt ledger" + key.astype("<u4").tobytes()).hexdigest()
     return Path(KEY_FOLDER).absolute() / f"{digest[:16]}.ledger"
 
@@ -68,12 +68,12 @@ def resume(key: np.ndarray, stored: str | None = None, *, older: bool = False) -
 
 
 def is_counted(key: np.ndarray) -> bool:
-    """Whether this process has a ledger of the key."""
+    """Return True if this process has a ledger of the key."""
     return path_of(key).stem in _by_handle
 
 
 def store(key: np.ndarray) -> Path:
-    """Where the ledger of a key is, which is stored from now on."""
+    """Path of the ledger of a key, which is stored from now on."""
     with LOCK:
         kept = begin(key)
         return kept.store(path_of(key))

@@ -298,7 +298,7 @@ def _run(shape: tuple[int, ...], block: tuple[int, ...]) -> int:
 
 
 def offsets(sharding: NamedSharding | None, block: tuple[int, ...]) -> tuple[Any, ...]:
-    """Where this device's block of a leaf begins; inside a ``shard_map`` of the mesh."""
+    """Start of this device's block of a leaf; inside a ``shard_map`` of the mesh."""
     spec = () if sharding is None else sharding.spec
     axes = (*spec, *[None] * (len(block) - len(spec)))
     return tuple(

@@ -42,7 +42,7 @@ class NoiseExhaustedError(_check.FailureError):
 
 
 class _Step(NamedTuple):
-    """What all leaves of a step share: key, number from 0, scale of the draws, coefficients."""
+    """Values that all leaves of a step share: key, its number, scale of draws, coefficients."""
 
     key: Any
     number: Any

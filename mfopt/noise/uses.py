@@ -74,7 +74,7 @@ def record(key: np.ndarray, step: int, digest: np.ndarray) -> None:
 
 @custom_vmap
 def permitted(key: Any, step: Any, digest: Any) -> jax.Array:
-    """Whether :func:`record` accepts a use, bool of no dimension; asks the host, at each run."""
+    """Answer of :func:`record` to a use, a bool of no dimension, from the host at each run."""
     answer = jax.ShapeDtypeStruct((), np.bool_)
     return jax.pure_callback(_answers, answer, key, step, digest, vmap_method="broadcast_all")
 
