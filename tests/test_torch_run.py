@@ -508,7 +508,7 @@ def test_gradients_that_are_not_finite_add_nothing():
 
 @pytest.mark.parametrize("numbers", [1, 128, 300, 10**6])
 def test_norms_of_long_gradients_do_not_drift(numbers):
-    from mfopt.torch.clipping import norms
+    from mfopt.torch.per_example import norms
 
     rows = torch.full((2, numbers), 1 / 3)
     rows[1, ::2] = 0.7
@@ -596,34 +596,6 @@ def test_ghost_clipping_under_autocast_is_refused():
         optimizer.step()
         if len(x):
             break
-
-
-def test_no_matrix_product_comes_after_the_gradients(monkeypatch):
-    """Where TF32 is on, what goes into a product is cut to 10 bits."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    from mfopt.torch.clipping import _add_scaled, norms
-
-    seen = []
-
-    class Names(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(function.overloadpacket.__name__)
-            return function(*args, **(kwargs or {}))
-
-    products = {"mm", "mv", "bmm", "dot", "addmm", "addmv", "baddbmm"}
-    rows, factor = torch.randn(7, 300), torch.rand(7)
-    monkeypatch.setattr("mfopt.torch.clipping._AT_ONCE", 600)  # two rows at once
-    total = torch.ones(30, 10)
-    with Names():
-        norms(rows)
-        _add_scaled(total, factor, rows)
-    assert seen and not products & set(seen)
-    exact = 1 + (factor.double() @ rows.double()).view(30, 10)
-    np.testing.assert_allclose(total, exact, rtol=1e-5, atol=1e-6)
-    with Names():
-        factor @ rows  # control
-    assert products & set(seen)
 
 
 def test_batches_of_nobody_keep_the_structure_of_a_batch():

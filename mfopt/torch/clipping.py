@@ -1,27 +1,25 @@
-"""Sums of clipped gradients, one for each example, by ``torch.func``."""
+"""Sums of clipped gradients, one for each example."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from mfopt._runtime import _check
 from mfopt.noise.for_torch import refuse_narrow
-from mfopt.torch import checks, probe
+from mfopt.torch import checks, per_example, probe
 
 # as in the trainer: float32 norms are rounded, and what is added must stay below the bound; and
 # float32 loses the squares of entries below 1e-19
 _MARGIN = 1.0 - 2.0**-18
 _LEAST = 1e-10
-_BLOCK = 128  # numbers whose squares are added up one after the other
-_AT_ONCE = 2**20  # numbers of scaled gradients held beside the gradients
 _REENTRANT = (
     "Give use_reentrant=False: torch.utils.checkpoint.checkpoint(..., use_reentrant=False), "
     'gradient_checkpointing_kwargs={"use_reentrant": False} in transformers.'
@@ -113,13 +111,10 @@ def add_clipped(
             raise _check.reject("loss", called, rule, way_out)
         return value
 
-    together = vmap(
-        grad_and_value(of_one), in_dims=(None, *(0 for _ in tensors)), randomness="different"
-    )
     detached = {name: _whole(p) for name, p in trained.items()}
     spread = any(map(checks.is_shard, trained.values()))
 
-    def one_by_one(parts: tuple[torch.Tensor, ...]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    def one_by_one(parts: tuple[torch.Tensor, ...]) -> tuple[per_example.Gradients, torch.Tensor]:
         rows, losses = [], []
         for example in zip(*parts, strict=True):
             with torch.enable_grad():
@@ -135,14 +130,14 @@ def add_clipped(
                     name = type(module).__name__
                     raise _check.reject("module", name, rule, _REENTRANT) from None
             losses.append(value.detach())
-        stacked = map(torch.stack, zip(*rows, strict=True))
-        return dict(zip(trained, stacked, strict=True)), torch.stack(losses)
+        stacked = [per_example.Rows(torch.stack(x)) for x in zip(*rows, strict=True)]
+        return {name: [x] for name, x in zip(trained, stacked, strict=True)}, torch.stack(losses)
 
-    def each(parts: tuple[torch.Tensor, ...]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    def each(parts: tuple[torch.Tensor, ...]) -> tuple[per_example.Gradients, torch.Tensor]:
         if module not in _one_by_one:
             with _entered(module) as layers, _unhooked(module if spread else None):
                 try:
-                    return together(detached, *parts)
+                    return per_example.gradients(of_one, module, detached, names, parts)
                 except torch.OutOfMemoryError:
                     raise
                 except RuntimeError as problem:
@@ -158,17 +153,22 @@ def add_clipped(
             warnings.warn(f"{text}are computed one example after the other", stacklevel=4)
         return found
 
-    def add(gradients: dict[str, torch.Tensor], sums: list[torch.Tensor]) -> None:
-        with torch.no_grad(), _in_full(trained.values()):
-            flat = [gradients[name].reshape(len(gradients[name]), -1) for name in trained]
-            norm = torch.stack([norms(g) for g in flat]).norm(dim=0)
+    def add(gradients: per_example.Gradients, sums: list[torch.Tensor]) -> None:
+        with torch.no_grad(), per_example.full_precision({place.type}):
+            joined = [
+                (total, per_example.merged(gradients[k]))
+                for total, k in zip(sums, trained, strict=True)
+            ]
+            bounds = [per_example.norm_bounds(x) for _, x in joined if x]
+            if not bounds:
+                return
+            norm, rounding = (torch.stack(x).norm(dim=0) for x in zip(*bounds, strict=True))
+            norm += rounding
             factor = _MARGIN * bound / norm.clamp(min=bound)
-            usable = torch.isfinite(norm)
-            factor, whole = torch.where(usable, factor, 0.0), bool(usable.all())
-            for total, g in zip(sums, flat, strict=True):
-                if not whole:  # 0 times infinity would be no number
-                    g = torch.where(usable[:, None], g, 0.0)
-                _add_scaled(total, factor.to(g.dtype), g)
+            factor = torch.where(torch.isfinite(norm), factor, 0.0)
+            for total, parts in joined:
+                for part in parts:
+                    part.add_to(total, factor)
 
     def alone() -> list[torch.Tensor]:
         """The clipped gradient of the first example, with random numbers of its own."""
@@ -182,13 +182,13 @@ def add_clipped(
         return probe.contents([probed], module=module, loss=loss)
 
     sums = [sum_of(p) for p in trained.values()]
-    examples = tensors[0].shape[0]
-    if not examples:
+    count = len(tensors[0])
+    if not count:
         return torch.zeros(())
     if probed is not None:
         before, contribution, kept = state(), alone(), state()
         probe.refuse_changes(before, kept, made=True)
-    block = examples if microbatch is None else _check.integer("microbatch", microbatch)
+    block = count if microbatch is None else _check.integer("microbatch", microbatch)
     loss_sum = torch.zeros((), device=tensors[0].device)
     for parts in zip(*(torch.split(leaf, block) for leaf in tensors), strict=True):
         gradients, losses = each(parts)
@@ -197,7 +197,7 @@ def add_clipped(
     if probed is not None:
         probe.refuse_changes(kept, state())
         probe.refuse_difference(contribution, alone(), bound)
-    return loss_sum / examples
+    return loss_sum / count
 
 
 def trained_in(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -276,38 +276,3 @@ def _unhooked(module: torch.nn.Module | None) -> Iterator[None]:
         for hooks, before in kept:
             hooks.clear()
             hooks.update(before)
-
-
-@contextlib.contextmanager
-def _in_full(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Without the caller's autocast, which would round norms and sums to 16 bits."""
-    with contextlib.ExitStack() as stack:
-        for kind in {p.device.type for p in parameters}:
-            if torch.amp.is_autocast_available(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-def _add_scaled(total: torch.Tensor, factor: torch.Tensor, rows: torch.Tensor) -> None:
-    """Add Σ factor[i] rows[i] of (m, n) to ``total``.
-
-    Not by a matrix product: settings of the process (TF32, bfloat16 on CPUs) may round what goes
-    into one, and a row would count for more than its clipped norm.
-    """
-    count = max(1, _AT_ONCE // max(1, rows.shape[1]))
-    for part, scale in zip(torch.split(rows, count), torch.split(factor, count), strict=True):
-        total += (scale[:, None] * part).sum(0).view_as(total)
-
-
-def norms(rows: torch.Tensor) -> torch.Tensor:
-    """Norm of each row of (m, n), to 2⁻²⁰: block by block.
-
-    PyTorch adds up a row's squares in a few running sums on a CPU, and is up to 0.6% off, to either
-    side, for 10⁷ numbers and 3.5% for 5·10⁷.
-    """
-    cut = rows.shape[1] // _BLOCK * _BLOCK
-    result: torch.Tensor = rows[:, cut:].norm(dim=1)
-    if cut:
-        blocks = rows[:, :cut].reshape(len(rows), -1, _BLOCK).norm(dim=2)
-        result = torch.hypot(norms(blocks), result)
-    return result

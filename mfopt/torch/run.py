@@ -28,7 +28,7 @@ from mfopt.noise.ledger import KEY_FOLDER, Ledger
 from mfopt.noise.sealed import KeyFile
 from mfopt.noise.state import no_copy
 from mfopt.sampling import UnitSampler
-from mfopt.torch import checks, clipping, loader, probe
+from mfopt.torch import checks, clipping, loader, per_example, probe
 
 _attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -403,7 +403,7 @@ class PrivateRun:
     def _check_examples(self, drawn: int, sums: list[torch.Tensor]) -> None:
         """Refuse a sum of other examples than the ``drawn`` ones of this step."""
         if self.clipped_by_caller:
-            norm = math.hypot(*(float(clipping.norms(x.reshape(1, -1))) for x in sums))
+            norm = math.hypot(*(float(per_example.norms(x.reshape(1, -1))) for x in sums))
             if not norm <= (bound := drawn * self.stream.clip_norm) * (1 + 2**-10):
                 rule = (
                     f"has norm {norm:.6g}, more than {drawn} examples of the clip norm, {bound:g}"
