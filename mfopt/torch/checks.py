@@ -102,12 +102,12 @@ def require_same(name: str, value: Any, facts: Any) -> None:
 
 
 def is_shard(tensor: torch.Tensor) -> bool:
-    """Whether this process has a part of a ``DTensor``."""
+    """True if this process has a part of a ``DTensor``."""
     return hasattr(tensor, "full_tensor")
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """What this process has of a tensor."""
+    """The part of a tensor that this process has."""
     return tensor.to_local() if is_shard(tensor) else tensor
 
 

@@ -130,7 +130,7 @@ def add_clipped(
                     name = type(module).__name__
                     raise _check.reject("module", name, rule, _REENTRANT) from None
             losses.append(value.detach())
-        stacked = [per_example.Rows(torch.stack(x)) for x in zip(*rows, strict=True)]
+        stacked = [per_example.GradientRows(torch.stack(x)) for x in zip(*rows, strict=True)]
         return {name: [x] for name, x in zip(trained, stacked, strict=True)}, torch.stack(losses)
 
     def each(parts: tuple[torch.Tensor, ...]) -> tuple[per_example.Gradients, torch.Tensor]:

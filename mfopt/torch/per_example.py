@@ -23,10 +23,10 @@ _AT_ONCE = 2**20  # numbers of scaled gradients held beside the gradients
 _MATRIX = 2**24  # numbers of products of uses, or of gradients, held while norms are computed
 _ROUNDING = 2.0**-22  # of float32 products, relative to the norms of what is multiplied
 
-Gradients = dict[str, list["Rows | Products"]]
+Gradients = dict[str, list["GradientRows | Products"]]
 
 
-class Rows:
+class GradientRows:
     """A gradient for each example: (examples, numbers)."""
 
     def __init__(self, gradients: torch.Tensor) -> None:
@@ -60,7 +60,7 @@ class Products:
 
     @property
     def is_indexed(self) -> bool:
-        """Whether ``left`` are rows of the identity."""
+        """True if ``left`` are rows of the identity."""
         return not self.left.is_floating_point()
 
     def lengths(self) -> torch.Tensor:
@@ -83,13 +83,13 @@ class Products:
         pieces = zip(*(torch.split(x, count) for x in self._pair), strict=True)
         return torch.cat([norms((a.mT @ right).flatten(1)) for a, right in pieces])
 
-    def dense(self) -> Rows:
+    def dense(self) -> GradientRows:
         """The gradients themselves."""
         if not self.is_indexed:
-            return Rows(self.left.mT @ self.right)
+            return GradientRows(self.left.mT @ self.right)
         examples = len(self.left)
         offsets = torch.arange(examples, device=self.left.device)[:, None] * self.height
-        return Rows(
+        return GradientRows(
             _scatter(self.left + offsets, self.right, examples * self.height).view(examples, -1)
         )
 
@@ -107,12 +107,12 @@ class Products:
         return self.left, self.right
 
 
-def merged(gradients: Sequence[Rows | Products]) -> Sequence[Rows | Products]:
+def merged(gradients: Sequence[GradientRows | Products]) -> Sequence[GradientRows | Products]:
     """Gradients of one parameter from its uses: rows, or at most one product of each kind."""
-    rows = [x.values for x in gradients if isinstance(x, Rows)]
+    rows = [x.values for x in gradients if isinstance(x, GradientRows)]
     products = [x for x in gradients if isinstance(x, Products)]
     if rows:
-        return [Rows(sum([*(x.dense().values for x in products), *rows[1:]], rows[0]))]
+        return [GradientRows(sum([*(x.dense().values for x in products), *rows[1:]], rows[0]))]
     joined = []
     for is_indexed in (False, True):
         if kind := [x for x in products if x.is_indexed == is_indexed]:
@@ -123,7 +123,7 @@ def merged(gradients: Sequence[Rows | Products]) -> Sequence[Rows | Products]:
     return joined
 
 
-def norm_bounds(gradients: Sequence[Rows | Products]) -> tuple[torch.Tensor, torch.Tensor]:
+def norm_bounds(gradients: Sequence[GradientRows | Products]) -> tuple[torch.Tensor, torch.Tensor]:
     """Norm of each example's gradient of one parameter, and what rounding may add to it later.
 
     By the cheaper of the inner products of all uses and the gradients themselves. The norm is
@@ -134,7 +134,7 @@ def norm_bounds(gradients: Sequence[Rows | Products]) -> tuple[torch.Tensor, tor
     """
     products = [x for x in gradients if isinstance(x, Products)]
     for rows in gradients:
-        if isinstance(rows, Rows):
+        if isinstance(rows, GradientRows):
             return rows.norms()
     lengths = torch.stack([x.lengths() for x in products]).sum(0)
     uses = sum(x.left.shape[1] for x in products)
@@ -227,13 +227,15 @@ class _Layer:
         """The gradient of the weight from :meth:`factors`."""
         return Products(outputs, inputs, len(self.weight))
 
-    def gradients(self, x: torch.Tensor, d: torch.Tensor) -> Iterator[tuple[str, Rows | Products]]:
+    def gradients(
+        self, x: torch.Tensor, d: torch.Tensor
+    ) -> Iterator[tuple[str, GradientRows | Products]]:
         """Names and gradients of weight and bias; ``d``: gradients of outputs."""
         kind = self.weight.dtype
         outputs, inputs = (y.to(kind) if y.is_floating_point() else y for y in self.factors(x, d))
         yield self.names["weight"], self.product(outputs, inputs)
         if "bias" in self.names:
-            yield self.names["bias"], Rows(outputs.sum(1))
+            yield self.names["bias"], GradientRows(outputs.sum(1))
 
 
 class _Transposed(_Layer):
@@ -379,7 +381,7 @@ def gradients(
     names: Mapping[Any, str],
     batch: Sequence[torch.Tensor],
 ) -> tuple[Gradients, torch.Tensor]:
-    """Each example's gradients by parameter, and its loss.
+    """Gradients of each example, by parameter, and its loss.
 
     Args:
       loss: of (values by name, *tensors of one example), a scalar; calls ``module``.
@@ -410,7 +412,7 @@ def gradients(
         for layer in layers:
             del layer.layer.forward
     result: Gradients = {
-        k: [] if g is None else [Rows(g)] for k, g in zip(copies, rows, strict=True)
+        k: [] if g is None else [GradientRows(g)] for k, g in zip(copies, rows, strict=True)
     }
     with full_precision({losses.device.type}):
         for layer, x, d in calls:

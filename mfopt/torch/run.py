@@ -133,7 +133,7 @@ class PrivateRun:
 
     @property
     def guarantee(self) -> str:
-        """What the run may say of its privacy: the guarantee, or "none" and the reason."""
+        """Guarantee of the run, or "none" and the reason."""
         pinned = self._seed is not None or self.sampler.pinned
         return statement(self.factorization.guarantee, pinned=pinned, allow_uncertified=True)
 
@@ -212,7 +212,7 @@ class PrivateRun:
             raise
 
     def is_probed(self, module: torch.nn.Module, examples: int) -> bool:
-        """Whether a pass is probed: the first two, those in another mode, and drawn ones."""
+        """True if a pass is probed: the first two, those in another mode, and drawn ones."""
         if not examples:
             return False
         modes = tuple(layer.training for layer in module.modules())

@@ -1,6 +1,6 @@
 """A step of ``PrivateRun`` against a plain one (forward, backward, SGD), in turn in one process.
 
-    python tests/benchmarks/bench_torch.py --rounds 20 --out FILE
+    python tests/benchmarks/bench_torch.py --repeats 20 --out FILE
 
 Models: an MLP of 407,714 parameters, a wide one, both for batches of 128, and an encoder layer of
 width 256 for 32 sequences of 64. The private step clips, adds the noise of a BLT with two buffers
@@ -117,7 +117,7 @@ def compared(name: str, rounds: int) -> dict[str, Any]:
 bench = Bench(
     __file__,
     __doc__,
-    rounds=(20, "Steps of each kind."),
+    repeats=(20, "Steps of each kind."),
     models=choice(MODELS),
 )
 parser, main = bench.parser, bench.main
@@ -126,7 +126,7 @@ parser, main = bench.parser, bench.main
 @bench.work
 def measured(options: Options) -> dict[str, Any]:
     """Ratios by model."""
-    results = {name: compared(name, options.rounds) for name in options.models}
+    results = {name: compared(name, options.repeats) for name in options.models}
     return {**machine("torch"), "threads": torch.get_num_threads(), "models": results}
 
 
