@@ -21,7 +21,6 @@ from mfopt.accounting.bound import GaussianBound
 from mfopt.accounting.chain import GroupBound
 from mfopt.accounting.closed_form import gaussian, group, moments
 from mfopt.accounting.closed_form.gaussian import GaussianProfile
-from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo import chunked
@@ -234,7 +233,6 @@ def test_whole_profile_of_a_gaussian_loses_almost_nothing():
 def test_splits_against_all_splits_by_enumeration():
     epsilons = np.linspace(0, 1.5, 7)
     log_deltas = np.array([gaussian.log_delta(0.4, e) for e in epsilons])
-    profile = GroupProfile(epsilons, log_deltas, 3)
     for target in (0.5, 1.0, 2.0):
         best = 0.0
         for split in itertools.product(range(7), repeat=3):
@@ -245,21 +243,11 @@ def test_splits_against_all_splits_by_enumeration():
                 total += math.exp(spent + log_deltas[line])
                 spent += epsilons[line]
             best = min(best, math.log(total))
-        lines = profile.lines_within(target)
-        assert sum(epsilons[lines]) <= target + 1e-12
-        assert profile.log_delta(target) <= best + 1e-9  # chords may help, never hurt
-        assert profile.log_delta(target) >= gaussian.log_delta(1.2, target)
-    delta = math.exp(profile.log_delta(1.0))
-    assert profile.epsilon(delta) == pytest.approx(1.0, rel=1e-6)
-    assert math.isinf(profile.epsilon(1e-30))
-
-
-def test_between_two_splits_stands_their_chord():
-    profile = GroupProfile(np.array([0.0, 1.0]), np.log([0.5, 0.1]), 1)
-    share = math.expm1(0.5) / math.expm1(1.0)
-    chord = 0.5 * (1 - share) + 0.1 * share
-    assert profile.log_delta(0.5) == pytest.approx(math.log(chord), rel=1e-9)
-    assert profile.epsilon(chord) == pytest.approx(0.5, rel=1e-9)
+        split = list(group.best_split(epsilons, log_deltas, 3, target))
+        assert sum(epsilons[split]) <= target + 1e-12
+        weights = np.cumsum(epsilons[split]) - epsilons[split]
+        total = scipy.special.logsumexp(weights + log_deltas[split])
+        assert total == pytest.approx(best, abs=1e-9)
 
 
 def test_lemma_forms():

@@ -8,7 +8,6 @@ from mfopt.accounting import accountants
 from mfopt.accounting.account import Accountant, Effort, account, analysis
 from mfopt.accounting.analyses import Analysis, Budget, DeterministicAnalysis, SampledAnalysis
 from mfopt.accounting.bound import DeterministicBound
-from mfopt.accounting.closed_form.group import GroupProfile
 from mfopt.accounting.monte_carlo.processes import over_processes
 from mfopt.accounting.profile import Profile
 from mfopt.accounting.tradeoff import Tradeoff, tradeoff
@@ -22,7 +21,6 @@ __all__ = [
     "DeterministicAnalysis",
     "DeterministicBound",
     "Effort",
-    "GroupProfile",
     "Mechanism",
     "Profile",
     "SampledAnalysis",

@@ -81,7 +81,7 @@ class _Best(LowerProfile):
 
 
 class _Bins:
-    """What bins say of a unit, for σ = 1.
+    """Norms of the modes of bins, and the law of a unit's shift, for σ = 1.
 
     Attributes:
       squares: |m_k|² of each bin in each assignment but for overlaps, shape (assignments, bins).
@@ -107,7 +107,7 @@ class _Bins:
         self.law = projection.of_sum([*along * _GRAM])
 
     def attack(self, sigma: float, group_size: int, law: projection.ShiftLaw) -> _Best:
-        """All attacks at one σ, by one unit of the group or by all."""
+        """Lower bounds by all attacks at one σ, by one unit of the group or by all."""
         rounds, bins = self.squares.shape
         k, log_n = group_size, rounds * math.log(bins)
         parts: list[Any] = [law.profile(sigma)]

@@ -17,7 +17,7 @@ import scipy
 
 from mfopt.accounting import solve
 from mfopt.accounting.bound import DeterministicBound
-from mfopt.accounting.closed_form.group import GroupProfile
+from mfopt.accounting.closed_form import group
 from mfopt.accounting.loss_distribution.rounds import COARSE, FINE
 from mfopt.accounting.model import LARGEST_EPSILON
 from mfopt.accounting.monte_carlo.protocol import DIRECTIONS
@@ -156,7 +156,7 @@ def best_split(
         values = np.nan_to_num([value(int(knot)) for knot in knots], posinf=0.0, neginf=_FAINT)
         curve = scipy.interpolate.PchipInterpolator(np.exp(knots * _KNOTS), values)
         logs = np.minimum(curve(np.exp(points[known] * _KNOTS)), 0.0)
-        lines = GroupProfile(shares[known] * epsilon, logs, group_size).lines_within(epsilon)
+        lines = group.best_split(shares[known] * epsilon, logs, group_size, epsilon)
         if 0 < known[0] == known[np.min(lines)]:
             low -= len(knots) // 3
         elif known[np.max(lines)] == known[-1] < len(points) - 1:

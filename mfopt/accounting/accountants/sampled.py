@@ -40,7 +40,7 @@ class SampledAccountant(Accountant):
         law(mechanism.sampling).check(mechanism.strategy)
 
     def model(self, mechanism: Mechanism, effort: Effort) -> LossModel | DeterministicBound:
-        """What is verified."""
+        """The loss model that is verified, or a bound that needs no samples."""
         return group.model(mechanism, effort.samples, effort.deterministic)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:

@@ -35,7 +35,7 @@ _MOST_SQUARED = 2048  # sensitivities whose products are added up
 
 
 class Resolution(NamedTuple):
-    """How finely, and how far out, a round is cut into cells.
+    """Width and extent of the cells that a round is cut into.
 
     Attributes:
       spacing: width of the cells of x, in noise standard deviations.

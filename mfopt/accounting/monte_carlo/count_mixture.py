@@ -302,7 +302,7 @@ def _masses(edges: np.ndarray, root: float, count: np.ndarray) -> np.ndarray:
 
 
 class _Proposal(NamedTuple):
-    """What the remove direction's ceiling follows from, and its tables."""
+    """Tables of the remove direction's proposal, with its ceiling."""
 
     edges: np.ndarray
     log_g: np.ndarray

@@ -24,7 +24,7 @@ class EqualSteps:
 
     @property
     def method(self) -> str:
-        """Of the unit's bound, and this."""
+        """Method of the unit's bound, and of this one."""
         return f"{self.unit.method}; group privacy in equal steps"
 
     def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:

@@ -57,7 +57,7 @@ CALIBRATE_SAMPLES = 2**12
 
 
 def largest_row(gram: np.ndarray, error: float) -> float:
-    """No eigenvalue of G is above it (Gershgorin); ``error`` is that of rows' sums, relatively."""
+    """Upper bound of the eigenvalues of G (Gershgorin); ``error`` is that of row sums, relative."""
     return float(np.max(np.sum(np.abs(gram), axis=1))) / (1 - error)
 
 
@@ -130,7 +130,7 @@ class GroupLoss(SampledLoss):
 
     @property
     def mixture(self) -> str:
-        """What it is where it is not exact, for the record."""
+        """Name of the mixture where it is not exact, for the record."""
         if any(shift for _, shift in self.parts):
             return "mixture and a Gaussian release of what overlaps"
         return "mixture of orthogonal modes above"

@@ -77,7 +77,7 @@ class KeptBins(NamedTuple):
         return jnp.asarray(self.gram)[chosen] / self.sigma**2
 
     def overlaps(self) -> tuple[jax.Array, jax.Array]:
-        """As :meth:`.patterns.Patterns.overlaps`."""
+        """Overlaps of the modes, in the form of :meth:`.patterns.Patterns.overlaps`."""
         return self.rows(jnp.arange(self.bins))[None], jnp.zeros((0, 0, 0))
 
     def diagonal(self, offset: int = 0) -> Any:

@@ -69,7 +69,7 @@ class Drawn(NamedTuple):
 
     @classmethod
     def nothing(cls, noise: jax.Array) -> Drawn:
-        """No pattern yet, for ``noise`` of shape (size, entries)."""
+        """Empty patterns, for ``noise`` of shape (size, entries)."""
         return cls(jnp.zeros_like(noise), *(jnp.zeros(len(noise)),) * 3)
 
 
@@ -200,7 +200,7 @@ class Ceilings:
         )
 
     def of_all(self) -> Ceilings:
-        """Those alone that leave out no pattern: what bounds moments of the likelihood ratio."""
+        """Ceilings that leave out no pattern, which bound moments of the likelihood ratio."""
         chains = {kind: chain for kind, chain in self.chains.items() if not chain.outside}
         return dataclasses.replace(self, chains=chains)
 

@@ -97,7 +97,7 @@ class LikelihoodLoss(SampledLoss):
         return (importance.mean_tilt(ceilings, point),)
 
     def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
-        """As :func:`.importance.remove_tilts`, at what is sampled."""
+        """Proposals of :func:`.importance.remove_tilts` for the residual that is sampled."""
         return importance.remove_tilts(ceilings, point)
 
     def least(self, direction: SampledDirection, point: Point) -> Tilt:

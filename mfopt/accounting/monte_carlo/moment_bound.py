@@ -59,7 +59,7 @@ _WIDTH, _HAIR = 1e-4, 1e-6  # relative, of σ and ε; of log δ
 
 
 class Moments(NamedTuple):
-    """What is known of Λ at one σ.
+    """Moments of Λ at one σ, and ceilings of others.
 
     Attributes:
       ceilings: of powers above those that are known, and of negative ones.

@@ -78,7 +78,7 @@ class Multisets(NamedTuple):
 
     @classmethod
     def of(cls, whole: KeptBins | Patterns, group_size: int) -> Multisets:
-        """All multisets of ``group_size`` bins."""
+        """Likelihood ratio over all multisets of ``group_size`` bins."""
         bins, reach = whole.bins, whole.reach
         falls = itertools.combinations_with_replacement(range(bins), group_size)
         counts = np.array([np.bincount(fall, minlength=bins) for fall in falls], float)

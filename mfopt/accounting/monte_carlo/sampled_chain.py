@@ -191,7 +191,7 @@ class SampledChain(LossModel):
         return Bounds(remove, add, {})
 
     def _add(self, point: Point, trial: Trial, enough: float, before: Chosen | None) -> Chosen:
-        """What a bound of the add direction is drawn from, with no need to be below so much.
+        """Proposal for a bound of the add direction, with no need to be below ``enough``.
 
         The proposal of the point ``before`` where that serves: to choose one takes as long as
         the bound.
