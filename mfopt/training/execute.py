@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import time
 from collections.abc import Callable
@@ -178,7 +177,7 @@ def _settled(history: list[float], patience: int) -> bool:
 
 
 def _finish(prepared: Prepared, state: TrainState) -> dict[str, Any] | None:
-    """Write the report, the model and the plot of a run at ``state``; return the report."""
+    """Write the report and the model of a run at ``state``; return the report."""
     params = meshes.gather(prepared.mesh, released(state.params, state.optimizer))
     folder, report = prepared.folder, _write_report(prepared, int(state.step))
     if jax.process_index() != 0:
@@ -191,11 +190,6 @@ def _finish(prepared: Prepared, state: TrainState) -> dict[str, Any] | None:
         tokenizer=prepared.tokenizer,
         end_id=prepared.parts["train"].metadata.get("end_id"),
     )
-    if prepared.config.private_metrics:
-        figure = metrics.loss_figure(folder)
-        draw = functools.partial(figure.savefig, format="png")
-        _files.write(folder / "loss.png", draw, private=True)
-    metrics.write_summary(folder)
     return report
 
 

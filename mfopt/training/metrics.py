@@ -1,4 +1,4 @@
-"""Losses and progress of a run: bar, CSV, TensorBoard, plot, and one page of what it did.
+"""Losses and progress of a run: bar, CSV and TensorBoard.
 
 All are computed from the data, held-out parts included, without noise, and *not* covered by the
 guarantee: readable by their owner only, and with ``private_metrics = false`` not written.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import html
 import io
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -22,16 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from mfopt import words
 from mfopt._runtime import _files
-from mfopt._runtime._page import facts, section, svg, text, whole
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import mesh as meshes
-from mfopt.training.config import TrainConfig, load
+from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
 from mfopt.training.loop import StepResult
 from mfopt.training.models import Model, PyTree, num_targets
-from mfopt.training.privacy import report_rows
 
 STEP_FIELDS = (
     *("step", "loss", "perplexity", "clipped_fraction", "gradient_norm"),
@@ -214,61 +209,3 @@ class Recorder(contextlib.ExitStack):
             note = f"after {step} steps: {part} {found}"
             self._report(Progress("training", step, self._total, "steps", note=note, lasting=True))
         self._clock = time.perf_counter()
-
-
-def loss_figure(folder: Path) -> Any:
-    """Loss against step, from the run's CSV files: a matplotlib figure."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.subplots()
-
-    def draw(rows: list[dict[str, str]], shift: int, **style: Any) -> None:
-        at = [float(row["step"]) + shift for row in rows]
-        axes.plot(at, [float(row["loss"]) for row in rows], **style)
-
-    steps, evaluations = (read_table(folder / f"{name}.csv") for name in ("metrics", "evaluation"))
-    if steps:
-        label = "training batches (not private)"
-        draw(steps, 1, color="0.7", linewidth=0.8, label=label)
-    for part in dict.fromkeys(row["part"] for row in evaluations):
-        mine = [row for row in evaluations if row["part"] == part]
-        draw(mine, 0, marker="o", markersize=3, label=part)
-    axes.set(xlabel="steps", ylabel="loss per token (nats)")
-    if steps or evaluations:
-        axes.legend()
-    return figure
-
-
-def write_summary(folder: Path) -> Path:
-    """``summary.html`` of the run in ``folder``, from the files there; owner-only permissions."""
-    path, settings = folder / "privacy-report.json", load(folder / "config.toml")
-    if path.is_file():
-        report = json.loads(path.read_text(encoding="utf-8"))
-        stated, rate = report["guarantee"], report["learning_rate"]
-        epsilon, delta = (words.round_up(stated[name], 6) for name in ("epsilon", "delta"))
-        title = f"A run under ({epsilon}, {delta})-DP"
-        if not report["holds"]:
-            title = "A run WITHOUT A GUARANTEE"
-        rows = [
-            ("statement", report["statement"] if report["holds"] else "NONE: see below"),
-            *report_rows(report),
-            ("learning rate", f"{rate['value']:.6g}, chosen {rate['chosen']}"),
-            ("to check it", "`mfopt verify privacy-report.json`"),
-        ]
-        items = "".join(f"<li>{text(item)}</li>" for item in report["not_covered"])
-        rest = [section("What the guarantee does not cover", f"<ul>{items}</ul>")]
-    else:
-        title, rows, rest = "A run without privacy", [("statement", "Nothing is guaranteed.")], []
-    parts = [section("What is guaranteed, and what was done", facts(rows))]
-    if settings.private_metrics:
-        found, ends = read_table(folder / "evaluation.csv"), []
-        for part in dict.fromkeys(row["part"] for row in found):
-            mine = [row for row in found if row["part"] == part]
-            shown = [f"{float(row['loss']):.4f} after {row['step']}" for row in (mine[0], mine[-1])]
-            ends.append((part, f"{', '.join(shown)} steps (nats per token)"))
-        note = "<p>Computed from private data without noise: not to be shown.</p>"
-        drawn = f"<figure>{svg(loss_figure(folder))}</figure>"
-        parts.append(section("Loss", note + facts(ends) + drawn))
-    parts += [*rest, section("Settings", f"<pre>{html.escape(settings.to_toml())}</pre>")]
-    return _files.write(folder / "summary.html", whole(title, parts), private=True)
