@@ -94,29 +94,6 @@ def test_a_file_is_no_embedded_corpus_of_its_name(data, tmp_path, monkeypatch): 
         preflight(settings_for("./stdlib", tmp_path / "two"))
 
 
-def test_a_saved_data_set_is_read(tmp_path):
-    arrow = pytest.importorskip("pyarrow")
-    folder = tmp_path / "saved" / "train"
-    folder.mkdir(parents=True)
-    names = [f"data-{part:05}-of-00002.arrow" for part in range(2)]
-    for part, name in enumerate(names):
-        table = arrow.Table.from_pylist(ROWS[25 * part : 25 * (part + 1)])
-        with arrow.ipc.new_stream(str(folder / name), table.schema) as stream:
-            stream.write_table(table, max_chunksize=10)
-    state = {"_data_files": [{"filename": name} for name in names]}
-    (folder / "state.json").write_text(json.dumps(state))
-    source = _source((str(folder),), GIVEN)
-    assert read(source) == [(row["user"], row["text"]) for row in ROWS]
-    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    with pytest.raises(UsageError, match="splits train"):
-        _source((str(tmp_path / "saved"),), GIVEN)
-    with pytest.raises(UsageError, match="columns"):
-        read(sources.HuggingFace(folder, "author", "text"))
-    (folder / names[0]).write_bytes(b"no arrow at all")
-    with pytest.raises(UsageError, match="Arrow"):
-        read(source)
-
-
 class Bigram(nnx.Module):
     def __init__(self, vocab_size, rngs, ahead=False):
         self.table = nnx.Embed(vocab_size, vocab_size, rngs=rngs)

@@ -197,38 +197,3 @@ def test_a_billion_parameters_fit_on_eight_devices(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(where, name, lambda value=value: value)
             assert not many.fitting()[1]
-
-
-def test_long_runs_are_announced_and_short_ones_are_not(monkeypatch):
-    monkeypatch.setattr(_sizes, "speed", lambda: _sizes.SPEED)
-    told = []
-    settings = config()
-    tiny = work(settings)
-    sizes.RunCost(tiny, execution(iterations=100), settings).announce(told.append)
-    assert told == []
-    large = config(width=768, layers=12, heads=12, length=1024)
-    sizes.RunCost(work(large, 50257), execution(), large).announce(told.append)
-    assert told[0].lasting and "1000 steps may take about" in told[0].note and " d " in told[0].note
-    # measured: 0.59 and 2.4 s a step without privacy, 0.56 and 2.5 with users as units
-    for width, layers, measured in ((128, 2, 0.59), (256, 4, 2.4)):
-        shape = config(width=width, layers=layers, heads=4, length=64)
-        found = work(shape, 2048)
-        for strategy in (None, BLT):
-            cost = sizes.RunCost(found, execution(strategy=strategy, batch=53.0), shape)
-            each = (cost.seconds(1001) - cost.seconds(1)) / 1000
-            assert measured / 2 < each < 2 * measured
-        records = execution(strategy=BLT, batch=212.0, records=1)
-        each = (sizes.RunCost(found, records, shape).seconds(1001) - sizes._COMPILING) / 1001
-        assert measured / 2 < each < 2 * measured  # measured: 1.1 times as long
-
-
-def test_long_audits_are_announced_and_short_ones_are_not(monkeypatch):
-    from mfopt.training.audit import _announce
-
-    monkeypatch.setattr(_sizes, "speed", lambda: _sizes.SPEED)
-    told = []
-    # each canary with probability 1/2 in one of two steps, as in a measured audit: 9 CPU-seconds
-    _announce(20_000, execution(batch=10_000 / 16, iterations=32), told.append)
-    assert told == []
-    _announce(200_000, execution(batch=100_000 / 16, iterations=32), told.append)
-    assert told[0].lasting and "200000 canaries may take about 10 min" in told[0].note

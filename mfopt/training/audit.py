@@ -43,9 +43,6 @@ GUESSED = (0.005, 0.02, 0.05, 0.2)
 _DRAWS = 40_000  # simulated canaries, for the accuracy to expect
 _NUMBERS = 1 << 24  # of their statistics kept
 _AT_ONCE = 2_000
-# nanoseconds of two CPU cores for a number of: a canary's clipped gradient, a step's release
-_GRADIENT, _RELEASE = 15.0, 12.0
-_STARTING = 20.0  # seconds: compilation, and the attacker on simulated canaries
 _TWINS = 8  # runs of the sampler under other secrets
 _ERRORS = 6.0  # standard errors that the expected accuracy may be off
 _LOUDNESS = 100.0  # a canary's gradient norm before clipping, in clip norms
@@ -132,7 +129,7 @@ def audit(
         alter: exchanges the execution under test, the claim staying the same (how the audit is
             itself tested).
         model: the run's own; None: that of the settings.
-        progress: callback for the estimated time, where that is long, and for every step.
+        progress: callback for every step.
         **changes: of the settings.
     """
     canaries = _check.integer("canaries", canaries, at_least=100)
@@ -152,7 +149,6 @@ def audit(
     whole = wired.execution(units)
     claimed, execution = wired.statement(whole), alter(whole)
     assert claimed is not None
-    _announce(canaries, execution, progress)
     # first: it may refuse, and is the shorter one
     of_model = recovered.findings(account, own, secret, alter=alter, model=model, progress=progress)
     bound = execution.clipping.sensitivity * execution.sampler.sensitivity_factor
@@ -200,15 +196,6 @@ def audit(
     return _judge(
         scores, present, account, settings, claimed, findings, confidence=confidence, less=less
     )
-
-
-def _announce(canaries: int, execution: Execution, progress: Report) -> None:
-    """Report the estimated time, if it is long."""
-    noise, n = execution.noise, execution.iterations
-    draws = 1.0 if noise is None else noise.recursion.draws(n)
-    each = _GRADIENT * execution.sampler.expected_batch * n + _RELEASE * n * draws
-    seconds = _STARTING + _sizes.here(1e-9 * canaries * each)
-    _sizes.announce(seconds, progress, of=f"{canaries} canaries", note="fewer find less")
 
 
 def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -> TokenStore:

@@ -157,7 +157,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     shapes = initial_model.outline(config, train.vocab_size)
     # before a model is pretrained; one that a function makes is there before its sizes are known
     model = shapes or _initial_model(config, parts, tokenizer, earlier, progress)
-    execution, by_layer = _affordable(model, wiring, execution, guarantee, config, progress)
+    execution, by_layer = _affordable(model, wiring, execution, guarantee, config)
     if shapes is not None:
         model = _initial_model(config, parts, tokenizer, earlier, progress)
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
@@ -264,7 +264,6 @@ def _affordable(
     execution: Execution,
     guarantee: Guarantee | None,
     config: TrainConfig,
-    progress: Report,
 ) -> tuple[Execution, bool]:
     """The execution with the largest microbatch that fits, and whether layers are gathered singly.
 
@@ -280,7 +279,6 @@ def _affordable(
     cost.require()
     if guarantee is not None:
         privacy.with_grid(guarantee, fitting, model.num_params)
-    cost.announce(progress)
     return fitting, by_layer
 
 

@@ -20,7 +20,6 @@ import numpy as np
 import optax
 from scipy import stats
 
-from mfopt._runtime import _sizes
 from mfopt.factorization import Factorization
 from mfopt.progress import Progress, Report, silent
 from mfopt.sampling import UnitSampler
@@ -150,7 +149,6 @@ def findings(
     cost = sizes.RunCost(sizes.work(model, settings.length), execution, settings)
     cost.require()
     n = min(_STEPS, account.sampling.length)
-    _sizes.announce(2 * cost.seconds(n), progress, of=f"{n} steps in the run's own model")
     trainer = Trainer(model, execution, optax.sgd(_RATE), mesh=mesh, keep_release=True)
     return _Run(account, settings, store, odd, trainer, secret).findings(n, progress)
 

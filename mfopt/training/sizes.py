@@ -1,8 +1,4 @@
-"""Memory and time of a training run, estimated before it starts.
-
-Counted in float32 numbers and operations on them; what these cost was measured on two CPU cores
-(``bench_train.py``), so the time is for a CPU, and a rough one.
-"""
+"""Memory of a training run, estimated before it starts, in float32 numbers."""
 
 from __future__ import annotations
 
@@ -15,23 +11,15 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from mfopt._runtime import _check, _sizes
-from mfopt.progress import Report
 from mfopt.training import ghost
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.fedavg import FedAvg
 from mfopt.training.gradients import taps_of
-from mfopt.training.initial_model import PRETRAIN_BATCH
 from mfopt.training.loop import Execution
 from mfopt.training.models import Model
 
 _BASE = 2**29  # bytes: Python, JAX, Flax and what is compiled
-_COMPILING = 20.0  # seconds: of a step, an evaluation and the account
-_FASTER = 2.2  # operations on floats for one on doubles
-# nanoseconds for a number of: the clipped gradient of a unit, a white draw, a buffer of noise, what
-# the optimizer and the update read and write
-_GRADIENT, _DRAW, _BUFFER, _UPDATE = 4.0, 7.0, 1.0, 4.0
-_SECURE_DRAW = 40 * _DRAW
 _MOMENTS = {"sgd": 0, "momentum": 1}  # arrays of an optimizer's state; 2 of all others
 _SPARE = 0.9  # of a device's memory
 _REMAT = ("remat2", "checkpoint")
@@ -98,7 +86,7 @@ def _held(function: Callable[..., Any], given: Any, *rest: Any) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class RunCost:
-    """Memory and time of a run: of the model's ``work``, as ``execution`` does it."""
+    """Memory of a run: of the model's ``work``, as ``execution`` does it."""
 
     work: Work
     execution: Execution
@@ -129,27 +117,6 @@ class RunCost:
         whole = self.work.layer if by_layer else trained + frozen
         summed = trained if cpu else self.work.largest
         return _BASE / (devices if cpu else 1) + 4 * (shared / devices + whole + summed)
-
-    def seconds(self, steps: int) -> float:
-        """About how long ``steps`` steps take here, on a CPU, with pretraining before them."""
-        execution, work, noise = self.execution, self.work, self.execution.noise
-        length, whole, n = self.config.length, work.trained + work.frozen, execution.iterations
-        # an operation is a product or a sum: two for each weight forward, and twice that backward;
-        # half of the latter is the gradient of the weight itself, which a frozen one does not have
-        token = (6 if not work.frozen else 4) * whole * (4 / 3 if self.config.remat else 1)
-        units, records = execution.sampler.expected_batch, execution.units.records
-        operations = units * records * length * token
-        if isinstance(execution.clipping, FedAvg):
-            operations *= execution.clipping.local_epochs
-        traffic = _UPDATE * work.trained
-        if noise is not None:
-            alone = execution.sampler.microbatch == 1
-            traffic += _GRADIENT * units * (work.trained if alone else work.formed(records))
-            draws = (_SECURE_DRAW if noise.secure else _DRAW) * noise.recursion.draws(n)
-            traffic += work.trained * (draws + _BUFFER * noise.recursion.slots)
-        pretraining = self.config.pretrain_steps * PRETRAIN_BATCH * length * 6 * whole
-        done = (steps * operations + pretraining) / (_FASTER * _sizes.SPEED * 1e9)
-        return _COMPILING + _sizes.here(done + steps * traffic * 1e-9)
 
     def fitting(self) -> tuple[int, bool]:
         """(microbatch to take, whether to gather parameters layer by layer).
@@ -190,14 +157,6 @@ class RunCost:
         )
         way_out = "Take a smaller model, adapters (`lora_rank`), shorter records (`length`), or a "
         raise _check.reject(name, value, rule, f"{way_out}mechanism with fewer arrays of noise.")
-
-    def announce(self, report: Report) -> None:
-        """Tell how long the run will take, where that is long and there is no accelerator."""
-        if not meshes.on_cpu():
-            return
-        steps = min(self.config.steps or self.execution.iterations, self.execution.iterations)
-        note = "Ctrl-C ends it at a checkpoint, --resume continues"
-        _sizes.announce(self.seconds(steps), report, of=f"{steps} steps", note=note)
 
 
 def _free() -> float:

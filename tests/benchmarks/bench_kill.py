@@ -393,10 +393,6 @@ def table(folder: Path) -> str:
 def complete(name: str, folder: Path) -> Any:
     model = "run/model/config.json"
     expected = {"optimize": "one.npz", "compare": "comparison.json", "train": model}
-        "optimize": "one.npz",
-        "compare": "comparison.json",
-        "train": "run/model/config.json",
-    }
     return (folder / expected[name]).is_file()
 
 

@@ -32,9 +32,8 @@ def command() -> None:
 )
 @option(
     "--format",
-    ("auto", "jsonl", "parquet", "csv", "huggingface", "folder"),
-    "auto: by file suffix (.gz too for jsonl); a folder as `datasets` saves it, or else one "
-    "file or folder per user.",
+    ("auto", "jsonl", "parquet", "csv", "folder"),
+    "auto: by file suffix (.gz too for jsonl); of a folder one file or folder per user.",
     "kind",
 )
 @option("--user-column", str, "Column that names the privacy unit.", default="user")
@@ -148,20 +147,15 @@ def _source(paths: tuple[str, ...], asked: Any, name: str = "data") -> Any:
             rule = "has no suffix that determines one format"
             raise _check.reject(name, list(paths), rule, "Give --format.")
         kind = kinds.pop()
-        saved = ("state.json", "dataset_dict.json")
-        if kind == "folder" and any((Path(paths[0]) / name).is_file() for name in saved):
-            kind = "huggingface"
     if kind == "folder":
         _leave_default(
             asked, f"has no effect with --format {kind}", user_column="user", text_column="text"
         )
     if kind != "folder":
         _leave_default(asked, "has an effect only with --format folder", records="file")
-    if kind in ("folder", "huggingface"):
+    if kind == "folder":
         if len(paths) != 1:
             raise _check.reject(name, list(paths), f"must be one folder for --format {kind}")
-        if kind == "huggingface":
-            return sources.HuggingFace(paths[0], asked.user_column, asked.text_column)
         return sources.Folder(paths[0], asked.records)
     source = {"jsonl": sources.JsonLines, "csv": sources.Csv, "parquet": sources.Parquet}[kind]
     return source(paths, asked.user_column, asked.text_column)

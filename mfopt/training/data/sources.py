@@ -226,48 +226,35 @@ class Csv(_Files):
             return next(csv.reader(file), [])
 
 
-class _Tables(_Files):
-    """Files that pyarrow reads in batches of rows."""
+class Parquet(_Files):
+    """Parquet files, read in batches of rows."""
 
-    kind = ""
-
-    def _batches(self, path: Path) -> Iterator[tuple[Any, int]]:
-        """(one batch, bytes of the file that are done)."""
-        raise NotImplementedError
+    format = "parquet"
 
     def _read_file(self, path: Path) -> Iterator[Item]:
         import pyarrow as arrow
-
-        row = 0
-        try:
-            for batch, done in self._batches(path):
-                for values in batch.select([self.user_column, *self.columns]).to_pylist():
-                    row += 1
-                    item = Item.of_row(values, self.user_column, self.columns)
-                    yield item._replace(done=done, where=f"row {row}")
-        except arrow.ArrowInvalid as error:
-            raise _check.reject("data", str(path), f"is not {self.kind}: {error}") from None
-
-
-class Parquet(_Tables):
-    """Parquet files."""
-
-    format, kind = "parquet", "a Parquet file"
-
-    def _batches(self, path: Path) -> Iterator[tuple[Any, int]]:
         from pyarrow import parquet
 
-        with parquet.ParquetFile(path) as file:
-            columns, rows = self._columns(path), 0
-            for batch in file.iter_batches(1024, columns=columns):
-                rows += batch.num_rows
-                share = rows / max(file.metadata.num_rows, 1)
-                yield batch, int(path.stat().st_size * share)
+        row, size = 0, path.stat().st_size
+        try:
+            with parquet.ParquetFile(path) as file:
+                count = max(file.metadata.num_rows, 1)
+                for batch in file.iter_batches(1024, columns=self._columns(path)):
+                    for values in batch.to_pylist():
+                        row += 1
+                        item = Item.of_row(values, self.user_column, self.columns)
+                        yield item._replace(done=size * row // count, where=f"row {row}")
+        except arrow.ArrowInvalid as error:
+            raise _check.reject("data", str(path), f"is not a Parquet file: {error}") from None
 
     def _names(self, path: Path) -> Sequence[str]:
+        import pyarrow as arrow
         from pyarrow import parquet
 
-        names: list[str] = parquet.read_schema(path).names
+        try:
+            names: list[str] = parquet.read_schema(path).names
+        except arrow.ArrowInvalid:
+            return ()  # reading says what is wrong with it
         return names
 
 
@@ -285,40 +272,6 @@ def format_of(path: str | Path) -> type[_Files] | None:
     suffix = Path(name.removesuffix(".gz")).suffix
     found = _BY_SUFFIX.get(suffix)
     return None if name.endswith(".gz") and found is not JsonLines else found
-
-
-class HuggingFace(_Tables):
-    """A data set as ``datasets.save_to_disk`` leaves it, of one split."""
-
-    format, kind = "huggingface", "an Arrow stream"
-
-    def __init__(self, folder: str | Path, user_column: str, text_column: str) -> None:
-        place = Path(folder)
-        if (place / "dataset_dict.json").is_file():
-            splits = sorted(path.parent.name for path in place.glob("*/state.json"))
-            rule = f"holds the splits {', '.join(splits)}"
-            raise _check.reject("data", str(folder), rule, "Give one of them.")
-        try:
-            state = json.loads((place / "state.json").read_text(encoding="utf-8"))
-            names = [Path(entry["filename"]).name for entry in state["_data_files"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _check.reject("data", str(folder), f"is not a saved data set ({error})") from None
-        super().__init__([place / name for name in names], user_column, text_column)
-
-    def _batches(self, path: Path) -> Iterator[tuple[Any, int]]:
-        import pyarrow as arrow
-
-        with arrow.memory_map(str(path)) as file:
-            self._columns(path)
-            for batch in arrow.ipc.open_stream(file):
-                yield batch, min(path.stat().st_size, file.tell())
-
-    def _names(self, path: Path) -> Sequence[str]:
-        import pyarrow as arrow
-
-        with arrow.memory_map(str(path)) as file:
-            names: list[str] = arrow.ipc.open_stream(file).schema.names
-        return names
 
 
 def walk(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
