@@ -15,10 +15,13 @@ import documentation
 import pytest
 from click.testing import CliRunner
 from documentation import PAGES, ROOT, Block
+from mfopt_cli import compile_cache
 from mfopt_cli.main import COMMANDS, cli
 from sources import texts
 
+from mfopt._runtime import _notes
 from mfopt.optimize import optimize
+from mfopt.words import size
 
 README = (ROOT / "README.md").read_text()
 LONGEST_README = 9000
@@ -162,6 +165,33 @@ def test_every_page_is_two_clicks_from_the_first():
                 todo.append(found)
     pages = {str(page.relative_to("docs")) for page in PAGES if page.parts[0] == "docs"}
     assert pages == clicks.keys() and max(clicks.values()) <= 2, pages ^ clicks.keys()
+
+
+def test_twelve_questions_are_two_clicks_from_an_answer():
+    """One click from the table on the first page, to a heading that is there."""
+    table = (ROOT / "docs/index.md").read_text().split("## Questions")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+\?) \| (.+) \|$", table, re.M)
+    assert len(rows) >= 12
+    for question, answer in rows:
+        links = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", answer)
+        assert links, question
+        for page, anchor in links:
+            text = (ROOT / "docs" / (page or "index.md")).read_text()
+            titles = [
+                re.sub(r"[^\w\s-]", "", t).strip() for t in re.findall(r"^#+ (.*)$", text, re.M)
+            ]
+            slugs = [title.lower().replace(" ", "-") for title in titles]
+            assert not anchor or anchor in slugs, (question, anchor)
+
+
+def test_the_page_about_the_machine_says_what_the_code_does():
+    text = (ROOT / "docs/machine.md").read_text()
+    (row,) = re.findall(r"^\| compiled programs .*$", text, re.M)
+    assert f" {size(compile_cache.MOST_BYTES)}," in row and f"`{compile_cache.VARIABLE}`" in row
+    (row,) = re.findall(r"^\| proofs .*$", text, re.M)
+    assert f" {size(_notes.MOST_BYTES)}," in row
+    for variable in re.findall(r"`(MFOPT_\w+)`", text):
+        assert any(variable in said for _, said in texts()), variable
 
 
 def test_each_message_of_the_faq_is_one_that_is_said():

@@ -55,6 +55,7 @@ BASE = {
     "data build": ["out", "--data=a.jsonl", "--public=b.jsonl", "--vocab-size=300", "--json"],
     "data stats": ["store", "--json"],
     "optimize": ["--epochs=2", "--iters=8", "--eps=2", "--seed=1", "--json"],
+    "plan": ["--units=100", "--eps=2", "--epochs=2", "--batch-size=25", "--out=new.npz", "--yes"],
     "plot": ["sqrt.npz"],
     "report": ["sqrt.npz"],
     "show": ["sqrt.npz"],
@@ -151,6 +152,7 @@ WITH = {
     ("data build", "--tokenizer"): ["!--vocab-size"],
     ("data build", "--end-of-text"): ["!--vocab-size", "--tokenizer=store"],
     ("data build", "--records"): ["--data=folder", "--public=folder", "--format=folder"],
+    ("plan", "--separation"): ["--loader=federated"],
     ("statement", "--out"): ["--format=html"],
     ("statement", "--force"): ["--format=html", "--out=taken.html"],
     ("optimize", "--reassign-every"): ["--sampling=fresh-bins"],
@@ -168,6 +170,7 @@ WITH = {
 # what an option is for that says nothing of what a run prints
 QUIET_WORK = {
     ("", "--jobs"): "how many work side by side",
+    ("plan", "--yes"): "asks nothing: tests/test_plan.py",
     ("data build", "--restart"): "an unfinished build: tests/test_train_data_build.py",
     ("data build", "--on-bad"): "stops at a bad line",
     ("data stats", "--verify"): "reads all, and finds nothing wrong",

@@ -16,6 +16,7 @@ from mfopt_cli import compile_cache, display, messages, options
 # name -> one line of help. Each command lives in mfopt_cli/commands/<name>.py as ``command`` and
 # is imported only when it is run, so that `mfopt --help` never waits for JAX.
 COMMANDS: dict[str, str] = {
+    "plan": "From a data set and a loader to a mechanism, its file and its training loop.",
     "optimize": "Find the strategy with the lowest error at (ε, δ); certify it; save it.",
     "certify": "Prove (ε, δ) for the C and σ of a file with fresh randomness.",
     "calibrate": "Smallest certified σ of the same C for another (ε, δ).",

@@ -1,0 +1,110 @@
+"""Plans: each loader gets a mechanism that it executes, its file and a loop that trains."""
+
+import re
+import shlex
+from pathlib import Path
+
+import documentation
+import pytest
+from commands import failure, invoked, printed
+from mfopt_cli.commands import plan
+
+import mfopt
+from mfopt.guarantee import questionable_delta
+
+LOOPS = Path(plan.__file__).parents[1] / "loops"
+SMALL = ["--epochs", 2, "--batch-size", 25, "--eps", 2, "--memory", 1, "--yes"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("loader", "scheme"),
+    [
+        ("poisson", "poisson"),
+        ("shuffled", "fixed-order"),
+        ("federated", "min-separation"),
+    ],
+)
+def test_a_loader_gets_what_it_executes(loader, scheme):
+    framework = [] if loader == "federated" else ["--framework", "jax"]
+    made = printed("plan", "--units", 100, "--loader", loader, *framework, *SMALL)
+    found = mfopt.load("mechanism.npz")
+    assert made["sampling"]["kind"] == found.sampling.kind == scheme
+    assert found.guarantee.status != "estimate" and found.iterations == 8
+    assert made["epsilon"] == 2.0 and made["delta"] <= 1 / (10 * 100)
+    assert made["dpsgd_final_model_error"] > 0
+    assert Path(made["loop_path"]).read_text() == made["loop"]
+    assert "mechanism.npz" in made["loop"]
+    exec(compile(made["loop"], loader, "exec"), {})  # it trains, to the last step
+    words = shlex.split(made["optimize"])
+    assert words[:2] == ["mfopt", "optimize"] and invoked(*words[1:], "--force").exit_code == 0
+
+
+@pytest.mark.parametrize("units", [1, 9, 10, 99_999, 100_000, 123_456_789])
+def test_delta_is_far_below_one_over_the_units(units):
+    done = invoked("plan", "--units", units, "--batch-size", 1, "--eps", 1, "--loader", "poisson")
+    assert done.exit_code == 2 and "terminal" in done.stderr  # nobody to ask, and no --yes
+    delta = plan.power_below(units)
+    assert 0.0999 / (10 * units) < delta <= 1.0000001 / (10 * units)
+    assert questionable_delta(delta, units) in ("", questionable_delta(delta))
+
+
+def test_own_batches_take_the_scheme_of_lowest_error(monkeypatch):
+    asked = []
+
+    def factorize(**options):
+        asked.append(options)
+        return made
+
+    made = mfopt.factorize(epochs=1, iterations_per_epoch=4, epsilon=2.0, strategy="identity")
+    monkeypatch.setattr("mfopt.factorize", factorize)
+    for epochs, memory in ((2, 1), (2, 9), (2, 0), (1, 3)):
+        words = ["--epochs", epochs, "--batch-size", 25, "--memory", memory, "--eps", 2]
+        printed("plan", "--units", 100, *words, "--yes", "--force", "--records", 3)
+    chosen = [(o["sampling"], o["strategy"], o["buffers"], o["bands"]) for o in asked]
+    assert chosen == [
+        ("fresh-bins", None, 1, None),
+        ("fresh-bins", "banded-toeplitz", None, 4),
+        ("fresh-bins", "identity", None, None),
+        ("balls-in-bins", None, 3, None),
+    ]
+    assert {o["privacy_unit"] for o in asked} == {"user"}
+    assert {o["schedule"] for o in asked} == {"linear"}
+
+
+def test_what_has_no_effect_or_no_default_is_refused(capsys):
+    assert "--units" in failure(capsys, "plan", "--yes")
+    federated = ["plan", "--units", 9, "--batch-size", 3, "--eps", 1, "--loader", "federated"]
+    assert "--framework has no effect" in failure(capsys, *federated, "--yes", "--framework", "jax")
+    assert "batch" in failure(capsys, "plan", "--units", 9, "--eps", 1, "--yes")
+    Path("mechanism.py").touch()
+    assert "mechanism.py: exists" in failure(capsys, *federated, "--yes")
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize("framework", ["opacus", "pytorch", "jax"])
+def test_every_loop_trains_at_every_schedule(framework, schedule):
+    pytest.importorskip({"jax": "optax", "pytorch": "torch"}.get(framework, framework))
+    words = ["--framework", framework, "--schedule", schedule, "--loader", "shuffled"]
+    loop = printed("plan", "--units", 100, *words, *SMALL)["loop"]
+    names = {"linear": r"1 - step|linear_schedule", "cosine": r"math\.cos|cosine_decay"}
+    assert re.search(names.get(schedule, r"1\.0|constant_schedule"), loop)
+    exec(compile(loop, framework, "exec"), {})
+
+
+def test_the_pages_show_these_loops():
+    """One home: the blocks of the pages are the files, character by character."""
+    for page, names in {
+        "README.md": ("opacus", "jax"),
+        "docs/howto/opacus.md": ("opacus",),
+        "docs/howto/pytorch.md": ("pytorch",),
+        "docs/howto/federated.md": ("server",),
+    }.items():
+        shown = [block.code for block in documentation.blocks(Path(page))]
+        for name in names:
+            assert (LOOPS / f"{name}.txt").read_text() in shown, (page, name)
