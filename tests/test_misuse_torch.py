@@ -157,7 +157,7 @@ def a_closure():
 # --- several modules, parts that are not attached ------------------------------------------
 
 
-@refused("are in the sum, and 3 were drawn")
+@refused("not in the module: they would get noise only")
 def two_modules_in_one_step():
     modules = torch.nn.ModuleList([run_tests.network(), run_tests.network()])
     loop = Loop(modules)
@@ -714,7 +714,7 @@ def opacus_a_part_unfrozen_later():
     run_tests.epoch(model, optimizer, loader)
 
 
-@refused("max_grad_norm = 5.0.*noise is for 0.5")
+@refused("max_grad_norm = 5.0.*which is for 0.5")
 def opacus_another_clip_norm():
     loop = WithOpacus()
     loop.optimizer.max_grad_norm = 5.0
@@ -786,6 +786,86 @@ def opacus_mining_of_hard_examples():
         hard = functional.cross_entropy(loop.model(x), y, reduction="none").topk(1).indices
     loop.backward((x[hard], y[hard]))
     loop.optimizer.step()
+
+
+@refused("expected_batch_size = 1.0.*was changed in the run")
+def opacus_another_normalizer():
+    loop = WithOpacus()
+    loop.optimizer.expected_batch_size = 1.0
+    loop.steps()
+
+
+@refused("normalizer", AttributeError)
+def another_normalizer():
+    Loop().run.normalizer = 1.0
+
+
+@refused("gradient 0 for every example")
+def contrastive_loss():
+    loop = Loop()
+
+    def contrast(model, batch):
+        features = model(batch[0])
+        return functional.cross_entropy(features @ features.T, torch.arange(len(features)))
+
+    for batch in loop.loader:
+        if len(batch[0]):
+            loop.run.backward(loop.model, contrast, batch)
+        loop.optimizer.step()
+
+
+@refused("not in the module: they would get noise only")
+def tensor_of_the_optimizer_alone():
+    model, scale = run_tests.network(), torch.nn.Parameter(torch.ones(()))
+    run = run_tests.plain()[0].__class__(run_tests.factorization(), run_tests.RECORDS, CLIP)
+    run.attach(torch.optim.SGD([*model.parameters(), scale], lr=1.0))
+    run.backward(model, loss_of, tuple(x[:2] for x in run_tests.data().tensors))
+
+
+@refused("was replaced: the run has another optimizer")
+def step_of_a_replaced_optimizer():
+    loop = Loop()
+    loop.steps(2)
+    loop.run.attach(torch.optim.SGD(loop.model.parameters(), lr=1.0))
+    loop.optimizer.step()
+
+
+@harmless
+def optimizer_replaced_between_steps():
+    loop = Loop()
+    for batch in loop.loader:
+        loop.run.backward(loop.model, loss_of, batch)
+        loop.optimizer.step()
+        loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=1.0)
+        loop.run.attach(loop.optimizer)
+    loop.is_right()
+
+
+@harmless
+def compiled_model():
+    loop = Loop()
+    compiled = torch.compile(loop.model, backend="eager")
+    for batch in loop.loader:
+        loop.run.backward(compiled, loss_of, batch)
+        loop.optimizer.step()
+    loop.is_right()
+
+
+@refused("a fork would release the same noise")
+def step_in_a_fork():
+    loop = Loop()
+    reader, writer = os.pipe()
+    if not os.fork():
+        try:
+            loop.steps(1)
+        except UsageError as problem:
+            os.write(writer, str(problem).encode())
+        os._exit(0)
+    os.close(writer)
+    text = os.read(reader, 10_000).decode()
+    os.wait()
+    if text:
+        raise UsageError(text)
 
 
 # -------------------------------------------------------------------------------------------

@@ -184,6 +184,16 @@ def test_lightning_takes_the_steps_and_resumes_at_its_own(stop):
     is_right(module)
 
 
+def test_lightning_fits_again_with_a_new_optimizer():
+    module, run, steps = lightning_module(), private_run(), []
+    module.on_before_optimizer_step = lambda optimizer: steps.append(run.step)
+    for epochs in (1, 1):
+        trainer = lightning_trainer(run, max_epochs=epochs)
+        trainer.fit(module, run.loader(run_tests.data()))
+    assert run.step == 10 and steps == list(range(10))
+    is_right(module)
+
+
 def test_lightning_with_manual_optimization():
     run = private_run()
 

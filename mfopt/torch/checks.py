@@ -46,14 +46,19 @@ def _fault(layer: torch.nn.Module) -> tuple[str, str]:
 
 
 def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) -> None:
-    """Raise :class:`UsageError` where the module has trainable parameters beyond ``attached``."""
-    known = {id(p) for p in attached}
-    for name, p in module.named_parameters():
-        if p.requires_grad and id(p) not in known:
+    """Raise :class:`UsageError` unless the module's trainable parameters are those ``attached``."""
+    optimized = {id(p) for p in attached if p.requires_grad}
+    trained = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    for number, name in trained.items():
+        if number not in optimized:
             rule = "is not in the optimizer of the run, so that its steps would have no noise"
             way_out = "Give that optimizer all that is trained, "
             way_out += "or freeze it: requires_grad_(False)."
             raise _check.reject(f"module.{name}", "requires gradients", rule, way_out)
+    if beyond := len(optimized - trained.keys()):
+        rule = "are in the optimizer of the run and not in the module: they would get noise only"
+        way_out = "Give one module that has all that is trained, or leave them out."
+        raise _check.reject("optimizer", f"{beyond} parameters", rule, way_out)
 
 
 def take(parameters: list[torch.Tensor], run: Any) -> None:

@@ -66,6 +66,7 @@ def add_clipped(
         to remember examples.
     """
     bound = _check.positive("max_grad_norm", max_grad_norm)
+    module = getattr(module, "_orig_mod", module)  # of torch.compile, which knows no vmap
     trained = trained_in(module)
     if not callable(loss):
         raise _check.reject("loss", type(loss).__name__, "must be a function of (module, batch)")
@@ -135,7 +136,8 @@ def add_clipped(
 
     def each(parts: tuple[torch.Tensor, ...]) -> tuple[per_example.Gradients, torch.Tensor]:
         if module not in _one_by_one:
-            with _entered(module) as layers, _unhooked(module if spread else None):
+            eager = torch.compiler.set_stance("force_eager")
+            with eager, _entered(module) as layers, _unhooked(module if spread else None):
                 try:
                     return per_example.gradients(of_one, module, detached, names, parts)
                 except torch.OutOfMemoryError:

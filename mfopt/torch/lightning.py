@@ -15,6 +15,7 @@ from mfopt.torch.run import PrivateRun
 with _extras.required():
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.strategies import SingleDeviceStrategy
+    from lightning.pytorch.trainer import call
 
 
 class PrivateStrategy(SingleDeviceStrategy):
@@ -97,9 +98,11 @@ class PrivateStrategy(SingleDeviceStrategy):
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **options: Any
     ) -> Any:
         """Step with the noised mean of what ``closure()`` adds to the run's sum, if anything."""
-        made = closure()
+        loss, trainer, name = closure(), self._module.trainer, "on_before_optimizer_step"
+        call._call_callback_hooks(trainer, name, optimizer)
+        call._call_lightning_module_hook(trainer, name, optimizer)
         optimizer.step(**options)
-        return made
+        return loss
 
     @property
     def _module(self) -> LightningModule:

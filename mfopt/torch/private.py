@@ -182,12 +182,16 @@ def _watch_steps(module: Any, optimizer: Any, run: PrivateRun) -> None:
     def checked() -> Any:
         checks.refuse_scaler(optimizer)
         checks.refuse_uncovered(module, optimizer.params)
-        for owner in (optimizer, module):
-            found = getattr(owner, "max_grad_norm", bound)
-            if not math.isclose(found, bound, rel_tol=1e-12):
-                rule = f"was changed in the run, whose noise is for {bound}"
+        for owner, name, value in (
+            (optimizer, "max_grad_norm", bound),
+            (module, "max_grad_norm", bound),
+            (optimizer, "expected_batch_size", run.normalizer / run.ranks),
+        ):
+            current = getattr(owner, name, value)
+            if not math.isclose(current, value, rel_tol=1e-12):
+                rule = f"was changed in the run, which is for {value}"
                 way_out = "Leave it as it was given to make_private."
-                raise _check.reject("max_grad_norm", found, rule, way_out)
+                raise _check.reject(name, current, rule, way_out)
         return pre_step()
 
     optimizer.pre_step = checked

@@ -106,7 +106,7 @@ class PrivateRun:
             torch.distributed.broadcast_object_list(batches, src=0)
             self.sampler = self._part_of(batches[0])
         expected = self.sampler.expected_batch
-        self.normalizer = _check.positive(
+        self._normalizer = _check.positive(
             "normalizer", expected if normalizer is None else normalizer
         )
         self.noise: TorchNoise | SilentNoise | None = None
@@ -120,6 +120,8 @@ class PrivateRun:
         self.clipped_by_caller = clipped_by_caller
         self.keys, self.ledger = KeyFile(key_folder), Ledger()
         self._parameters: list[torch.Tensor] = []
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._process = os.getpid()
         self._probes = 0  # passes that were probed
         self._modes: tuple[bool, ...] = ()  # of the layers in the last pass, whether they train
         self._sums: list[torch.Tensor] | None = None  # of this step, one for each parameter
@@ -130,6 +132,11 @@ class PrivateRun:
 
     def __repr__(self) -> str:
         return f"PrivateRun({self.sampler!r}, step {self.step} of {self.stream.iterations})"
+
+    @property
+    def normalizer(self) -> float:
+        """Number that noised sums are divided by; public, and one for the whole run."""
+        return self._normalizer
 
     @property
     def guarantee(self) -> str:
@@ -198,7 +205,7 @@ class PrivateRun:
         sums = {id(p): total for p, total in zip(self._parameters, self._sums, strict=True)}
         bound = self.stream.clip_norm
         try:
-            return clipping.add_clipped(
+            loss_value = clipping.add_clipped(
                 module,
                 loss,
                 batch,
@@ -207,9 +214,15 @@ class PrivateRun:
                 microbatch=microbatch,
                 probed=probed,
             )
+            if self._probes == 1 and examples > 1 and not any(map(torch.any, self._sums)):
+                rule = "has gradient 0 for every example of the run's first batch: it is called "
+                rule += "for one example at a time"
+                way_out = "Use a loss that is a mean over examples, not one that compares them."
+                raise _check.reject("loss", "constant", rule, way_out)
         except _check.UsageError:
             self._drop()  # a sum that was refused is not released later
             raise
+        return loss_value
 
     def is_probed(self, module: torch.nn.Module, examples: int) -> bool:
         """True if a pass is probed: the first two, those in another mode, and drawn ones."""
@@ -230,9 +243,9 @@ class PrivateRun:
 
         Raises:
           UsageError: for what is no optimizer, has worked or adds noise already, has parameters
-            narrower than float32, or of another run; for a second optimizer of this run, which
-            would draw the first one's noise; on a step, if it would release something without this
-            run's noise, or leave out gradients that are in ``grad``.
+            narrower than float32, or of another run; for a second optimizer of this run, unless it
+            has the parameters of the first one, which may not step from then on; on a step, if it
+            would release something without this run's noise, or leave out gradients in ``grad``.
         """
         # what accelerate and Lightning wrap one in steps it in their ways
         optimizer = getattr(optimizer, "optimizer", optimizer)
@@ -249,11 +262,18 @@ class PrivateRun:
         shards = any(map(checks.is_shard, parameters))
         if shards:
             checks.refuse_meshes(parameters, self.ranks, self.clipped_by_caller)
-        self.start_noise(parameters, shared=shards or (zero and self.ranks > 1))
-        self._parameters = parameters
+        is_same = [id(p) for p in parameters] == [id(p) for p in self._parameters]
+        if self._optimizer is None or self.ranks > 1 or not is_same:
+            self.start_noise(parameters, shared=shards or (zero and self.ranks > 1))
+        self._drop()
+        self._parameters, self._optimizer = parameters, optimizer
 
         def before_step(optimizer: Any, arguments: Any, named: Any) -> None:
             checks.refuse_scaler(optimizer)
+            if optimizer is not self._optimizer:
+                rule = "was replaced: the run has another optimizer for its parameters"
+                name = type(optimizer).__name__
+                raise _check.reject("optimizer", name, rule, "Step the one attached last.")
             if any(x is not None for x in (*arguments[1:], *named.values())):
                 rule = "would compute gradients again, after the noise"
                 way_out = "Call step() without arguments."
@@ -338,8 +358,12 @@ class PrivateRun:
     def start_noise(self, parameters: list[torch.Tensor], *, shared: bool = False) -> None:
         """The noise for ``parameters``; once for a run. ``shared``: each process makes a part."""
         if self.noise is not None:
-            rule = "has an optimizer already: a second one would release other sums with its noise"
-            way_out = "Make a new run; both then count against privacy."
+            rule = (
+                "has an optimizer already: one of other parameters would release other sums with "
+            )
+            rule += "its noise"
+            way_out = "Attach one of the same parameters, in the same order; or make a new run: "
+            way_out += "both then count against privacy."
             raise _check.reject("run", repr(self), rule, way_out)
         checks.take(parameters, self)
         if self.ranks > 1:
@@ -479,6 +503,9 @@ class PrivateRun:
         if self.noise is None:
             rule = "has no optimizer yet"
             raise _check.reject("run", repr(self), rule, "Call attach(optimizer) first.")
+        if os.getpid() != self._process:
+            rule = "belongs to the process that made it: a fork would release the same noise"
+            raise _check.reject("run", repr(self), rule, "Make a run in the process that trains.")
         return self.noise
 
     def _part_of(self, batches: dict[str, Any]) -> UnitSampler:
