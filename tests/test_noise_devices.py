@@ -143,6 +143,18 @@ TWO_PROCESSES = """
             noise, many = made.next(many)
             compare(noise, expected, params)
         no_communication(made, many)
+    # a key that is counted: the noise of a step is for one sum, and later steps go on
+    state = made.init(params)
+    ones = jax.tree.map(lambda x: x + 1, params)
+    release = jax.jit(made.release)
+    noised, after = release(params, state)
+    uses = (params, state), (ones, state), (ones, after)
+    again, other, later = (release(*use)[0] for use in uses)
+    def local(tree):
+        return np.concatenate([s.data.ravel() for x in tree.values() for s in x.addressable_shards])
+    np.testing.assert_array_equal(local(again), local(noised))
+    assert np.isnan(local(other)).all() and np.isfinite(local(later)).all()
+    made.release(ones, after)
     # without a seed, both processes must get one key, and a new one in each run
     keys = [np.asarray(made.init(params).key.addressable_shards[0].data).tolist() for _ in "12"]
     assert keys[0] != keys[1]

@@ -293,7 +293,7 @@ def test_the_key_is_never_printed():
     for text in (repr(state), str(state), repr(stream), str(stream.describe())):
         assert "123456789" not in text and "987654321" not in text
     assert "secret" in repr(state)
-    assert "not private" in repr(stream.init(PARAMS, seed=123456789))
+    assert "none: seed pinned" in repr(stream.init(PARAMS, seed=123456789))
 
 
 @pytest.mark.parametrize(

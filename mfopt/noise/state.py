@@ -129,7 +129,7 @@ class NoiseState:
         step = self.step if isinstance(self.step, jax.core.Tracer) else int(self.step)
         return (
             f"NoiseState(step={step}, parameters={self.layout.size}, digest={self.digest[:12]}, "
-            f"key=<{'pinned, not private' if self.pinned else 'secret'}>)"
+            f"{'guarantee=none: seed pinned' if self.pinned else 'key=<secret>'})"
         )
 
 

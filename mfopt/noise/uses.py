@@ -52,6 +52,8 @@ def fingerprint(leaves: list[Any]) -> jax.Array:
 
 def on_host(key: jax.Array) -> np.ndarray:
     """The words of a key, of a copy: a view would keep a step from reusing the memory."""
+    if isinstance(key, jax.Array) and not key.is_fully_addressable:
+        key = key.addressable_data(0)  # all processes have the same
     return np.asarray(jnp.array(key, copy=True))
 
 
@@ -76,7 +78,9 @@ def record(key: np.ndarray, step: int, digest: np.ndarray) -> None:
 def permitted(key: Any, step: Any, digest: Any) -> jax.Array:
     """Answer of :func:`record` to a use, a bool of no dimension, from the host at each run."""
     answer = jax.ShapeDtypeStruct((), np.bool_)
-    return jax.pure_callback(_answers, answer, key, step, digest, vmap_method="broadcast_all")
+    # as one array: the host takes each argument at a cost of its own
+    use = jnp.concatenate([key, jnp.asarray(step, jnp.uint32)[None], digest])
+    return jax.pure_callback(_answers, answer, use, vmap_method="expand_dims")
 
 
 @permitted.def_vmap
@@ -89,16 +93,15 @@ def _(size: int, batched: list[bool], key: Any, step: Any, digest: Any) -> tuple
     return jax.vmap(permitted.fun, axes)(key, step, digest), True
 
 
-def _answers(key: Any, step: Any, digest: Any) -> np.ndarray:
+def _answers(uses: Any) -> np.ndarray:
     """Answers for uses in any number of leading axes; called from a compiled program."""
-    steps = np.asarray(step)
-    keys, digests = np.asarray(key).reshape(-1, 8), np.asarray(digest).reshape(-1, WORDS)
-    answers = []
-    for words, number, sums in zip(keys, steps.ravel(), digests, strict=True):
+    words = np.asarray(uses)
+    answers = np.zeros(words.shape[:-1], np.bool_)
+    for place in np.ndindex(answers.shape):
+        key, step, digest = np.split(words[place], (8, 9))
         try:
-            record(words, int(number), sums)
-            answers.append(True)
+            record(key, int(step[0]), digest)
+            answers[place] = True
         except _check.UsageError as error:
             logging.getLogger("mfopt").error("the noise of this step is NaN: %s", error)
-            answers.append(False)
-    return np.array(answers).reshape(steps.shape)
+    return answers
