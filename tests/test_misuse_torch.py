@@ -778,6 +778,84 @@ def opacus_a_layer_that_centres_the_batch():
     WithOpacus(model=after_a_linear_one(Centred())).steps()
 
 
+def opacus_steps_with(loss):
+    loop = WithOpacus()
+    loop.criterion = loss
+    loop.steps()
+
+
+@refused("the loss mixes examples")
+def opacus_contrastive_loss():
+    def contrast(features, labels):
+        scores = functional.normalize(features) @ functional.normalize(features).T
+        return functional.cross_entropy(scores, torch.arange(len(features)))
+
+    opacus_steps_with(contrast)
+
+
+@refused("the loss mixes examples")
+def opacus_loss_of_centred_outputs():
+    opacus_steps_with(lambda scores, labels: (scores - scores.mean(0)).square().mean())
+
+
+@refused("the loss mixes examples")
+def opacus_hardest_of_the_losses():
+    def hardest(scores, labels):
+        losses = functional.cross_entropy(scores, labels, reduction="none")
+        return losses.topk(max(1, len(labels) // 2)).values.mean() if len(labels) else losses.sum()
+
+    opacus_steps_with(hardest)
+
+
+@refused("the loss mixes examples, or divides by what depends on them")
+def opacus_weights_of_classes():
+    weight = torch.tensor([1.0, 5.0, 25.0])
+    opacus_steps_with(lambda scores, y: functional.cross_entropy(scores, y, weight=weight))
+
+
+@refused("depends on earlier batches")
+def opacus_loss_that_remembers():
+    centres = [torch.zeros(3)]
+
+    def loss(scores, labels):
+        value = (scores - centres[0]).square().mean()
+        if len(labels):
+            centres[0] = 0.5 * centres[0] + scores.detach().mean(0)
+        return value
+
+    opacus_steps_with(loss)
+
+
+@refused("trainable tensors beside the module")
+def opacus_centres_that_are_trained():
+    centres = torch.nn.Parameter(torch.zeros(3, 3))
+    opacus_steps_with(lambda scores, labels: (scores - centres[labels]).square().mean())
+
+
+@harmless
+def opacus_losses_of_single_examples():
+    average = [torch.zeros(())]
+
+    def plain_mean(scores, labels):
+        return functional.cross_entropy(scores, labels)
+
+    def by_hand(scores, labels):
+        losses = -scores.log_softmax(-1).gather(1, labels[:, None])
+        return losses.sum() / max(1, len(labels))
+
+    def logged(scores, labels):
+        value = functional.nll_loss(scores.log_softmax(1), labels)
+        if len(labels):
+            average[0] = 0.9 * average[0] + 0.1 * value.detach()
+        return value
+
+    for loss in (plain_mean, by_hand, logged):
+        loop = WithOpacus()
+        loop.criterion = loss
+        loop.steps()
+        loop.is_right()
+
+
 @refused("rows of several units")
 def opacus_mining_of_hard_examples():
     loop = WithOpacus()

@@ -164,15 +164,24 @@ def make_private(
 
 def _probe_passes(module: Any, run: PrivateRun, axis: int) -> None:
     """Probe passes in training; and refuse layers that add up gradients by themselves."""
+    probed: list[bool] = []
 
     def before_forward(_: Any, *arguments: Any) -> None:
         inner = module._module
+        probed.clear()
         if module.training and torch.is_grad_enabled():
             checks.refuse_layers(module)
-            if run.is_probed(inner, probe.examples_in(arguments, axis)):
+            probed[:] = [run.is_probed(inner, probe.examples_in(arguments, axis))]
+            if probed[0]:
                 probe.refuse_mixing(inner, arguments, axis, run)
 
+    def after_forward(_: Any, __: Any, output: Any) -> Any:
+        if isinstance(output, torch.Tensor) and any(probed) and axis == 0 and output.ndim:
+            return probe.LossProbe(output).recorded(output)
+        return output
+
     module.register_forward_pre_hook(before_forward, with_kwargs=True)
+    module.register_forward_hook(after_forward)
 
 
 def _watch_steps(module: Any, optimizer: Any, run: PrivateRun) -> None:
