@@ -237,7 +237,7 @@ def warnings_of(execution: Execution, sizes: dict[str, float], delta: float) -> 
     hidden = scheme.independent and not scheme.public_order  # a unit may be there or not
     if hidden and normalizer == expected and population < SMALL:
         found.append(
-            f"each sum is divided by {normalizer:.4g}, which tells that there are {population} "
+            f"each sum is divided by {normalizer:.4g}, {_PUBLIC_NUMBER} {population} "
             f"{execution.units.describe()['unit']}s: one more or less changes it visibly, and the "
             "guarantee takes their number as public. Give a rounded `normalizer` if it is not"
         )
@@ -262,6 +262,7 @@ CHOSEN = {
     "learning_rate": "by the settings: how is not known, and not covered if private data decided",
     "sweep_rates": "on public data, under the run's noise",
 }
+_PUBLIC_NUMBER = "which tells that there are"
 SIGMA_UNIT = "relative to the clip norm, for C as stored"
 PUBLIC = ("number of units", "all settings")
 NOT_COVERED = (
@@ -391,7 +392,10 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("NO GUARANTEE", "the seed is pinned: whoever knows it can remove the noise"))
     if guarantee["status"] == "estimate":
         rows.append(("NO GUARANTEE", "the account is an estimate: certify the file first"))
-    return rows + [("WARNING", text) for text in facts["warnings"]]
+    # that the default normalizer is as public as the number of units is no fault of the settings
+    return rows + [
+        ("note" if _PUBLIC_NUMBER in text else "WARNING", text) for text in facts["warnings"]
+    ]
 
 
 def report_text(facts: dict[str, Any]) -> str:

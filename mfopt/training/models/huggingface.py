@@ -288,4 +288,6 @@ def export_model(
             _write_json(part / "config.json", config | ending)
             _write_json(part / "generation_config.json", ending)
         os.chmod(part, 0o755)
+        for path in part.iterdir():  # made to be released, whatever wrote it
+            os.chmod(path, 0o644)
     return folder
