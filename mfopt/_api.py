@@ -123,7 +123,7 @@ def factorize(
         "separation": separation,
         "max_participations": max_participations,
     }
-    with _check.named(_NAMES):
+    with _check.renamed_arguments(_NAMES):
         epochs = _check.integer("epochs", epochs)
         iterations_per_epoch = _check.integer("iterations_per_epoch", iterations_per_epoch)
         for numbers in (sizes, of_scheme):
@@ -131,7 +131,7 @@ def factorize(
         memory = _check.optional(_check.integer, "memory", memory, at_least=0)
         auto = _check.choice("sampling", sampling, (*NAMES, "auto")) == "auto"
         target = Target(epsilon, delta, privacy_unit, certify_samples, seed, certificate)
-        _check.optional(_check.kind, "workload", workload, wanted=Workload, way_out=_WORKLOADS)
+        _check.optional(_check.kind, "workload", workload, expected=Workload, way_out=_WORKLOADS)
         search = _check.kind("search", search or Search(), Search, _SEARCHES)
         loss = Objective.chosen(objective, schedule, workload)
         _require_calls(progress, command)
@@ -269,7 +269,7 @@ def account(
         mechanism = Mechanism(mechanism)
     way_out = "A scheme of mfopt.sampling and mfopt.load(path) are taken, too."
     _check.kind("mechanism", mechanism, Mechanism, way_out)
-    with _check.named(_PROOF_NAMES):
+    with _check.renamed_arguments(_PROOF_NAMES):
         return accounting.account(
             mechanism,
             noise_multiplier=noise_multiplier,
@@ -323,7 +323,7 @@ def certify(
     """
     factorization = _checked(factorization, progress, command)
     stated, sigma = factorization.guarantee, factorization.noise_multiplier
-    with _check.named(_PROOF_NAMES):
+    with _check.renamed_arguments(_PROOF_NAMES):
         goal = Target(
             stated.epsilon if epsilon is None else epsilon,
             stated.delta if delta is None else delta,
@@ -381,7 +381,7 @@ def calibrate(
     """
     factorization = _checked(factorization, progress, command)
     unit = factorization.guarantee.privacy_unit
-    with _check.named(_PROOF_NAMES):
+    with _check.renamed_arguments(_PROOF_NAMES):
         target = Target(epsilon, delta, unit, samples, seed, certificate)
         seed = target.seed
         guarantee, facts = proofs.calibrated(

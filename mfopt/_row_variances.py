@@ -27,13 +27,13 @@ class _Steps(NamedTuple):
     Attributes:
       inverse: g, shape (n,).
       fresh: 1/r², shape (n,), 0 where padded.
-      out: 1/d, shape (n,).
+      output_scale: 1/d, shape (n,).
       rates: η, shape (n,).
     """
 
     inverse: jax.Array
     fresh: jax.Array
-    out: jax.Array
+    output_scale: jax.Array
     rates: jax.Array
 
 
@@ -67,8 +67,8 @@ def row_variances(
     n = len(inverse)
     parts = _PARTS if n >= _MANY else 1
     padding = -n % (_SEGMENT * parts)
-    given = _Steps(inverse, 1 / rows**2, 1 / columns, rates)
-    steps = _Steps(*(jnp.pad(x, (0, padding)) for x in given))
+    unpadded = _Steps(inverse, 1 / rows**2, 1 / columns, rates)
+    steps = _Steps(*(jnp.pad(x, (0, padding)) for x in unpadded))
     return _variances(float(momentum), parts, steps)[:n]
 
 
@@ -82,19 +82,19 @@ def _forward(momentum: float, parts: int, steps: _Steps) -> tuple[jax.Array, Any
     backwards, draws = _backwards(steps.inverse), _Draws(jnp.zeros(0), jnp.zeros(0))
     variances, begun = [], []
 
-    def step(fresh: jax.Array, draws: _Draws, at: tuple[Any, ...]) -> tuple[_Draws, jax.Array]:
-        draws = _moved(momentum, draws, _lagged(backwards, at[0], len(fresh)), at)
+    def step(fresh: jax.Array, draws: _Draws, factors: tuple[Any, ...]) -> tuple[_Draws, jax.Array]:
+        draws = _moved(momentum, draws, _lagged(backwards, factors[0], len(fresh)), factors)
         return draws, jnp.sum(fresh * draws.total**2)
 
-    def segment(fresh: jax.Array, draws: _Draws, at: Any) -> tuple[_Draws, Any]:
-        after, found = jax.lax.scan(functools.partial(step, fresh), draws, at)
-        return after, (found, draws)
+    def segment(fresh: jax.Array, draws: _Draws, factors: Any) -> tuple[_Draws, Any]:
+        moved, squares = jax.lax.scan(functools.partial(step, fresh), draws, factors)
+        return moved, (squares, draws)
 
-    for part, many in _cut(steps, parts):
-        draws = _Draws(*(jnp.pad(x, (0, many - len(x))) for x in draws))
-        own = functools.partial(segment, steps.fresh[:many])
-        draws, (found, starts) = jax.lax.scan(own, draws, part)
-        variances.append(found.reshape(-1))
+    for part, draw_count in _cut(steps, parts):
+        draws = _Draws(*(jnp.pad(x, (0, draw_count - len(x))) for x in draws))
+        follow = functools.partial(segment, steps.fresh[:draw_count])
+        draws, (segment_variances, starts) = jax.lax.scan(follow, draws, part)
+        variances.append(segment_variances.reshape(-1))
         begun.append(starts)
     return jnp.concatenate(variances), (steps, begun)
 
@@ -108,43 +108,43 @@ def _backward(momentum: float, parts: int, saved: Any, cotangent: jax.Array) -> 
     slopes = _Slopes(*(jnp.zeros(size) for size in (n, n, n, 2 * n)))
     finished, by_out, by_rates = [], list[jax.Array](), list[jax.Array]()
 
-    def step(fresh: jax.Array, slopes: _Slopes, at: Any) -> tuple[_Slopes, Any]:
-        (t, out, rate), weight, draws = at
-        many = len(fresh)
-        lagged = _lagged(backwards, t, many)
+    def step(fresh: jax.Array, slopes: _Slopes, inputs: Any) -> tuple[_Slopes, Any]:
+        (t, output_scale, rate), weight, draws = inputs
+        draw_count = len(fresh)
+        lagged = _lagged(backwards, t, draw_count)
         pull = weight * draws.total
         total = slopes.total + 2 * fresh * pull
         velocity = rate * total + momentum * slopes.velocity
-        place = n - 1 - t
-        known = jax.lax.dynamic_slice_in_dim(slopes.backwards, place, many)
+        begin = n - 1 - t
+        gathered_before = jax.lax.dynamic_slice_in_dim(slopes.backwards, begin, draw_count)
         gathered = jax.lax.dynamic_update_slice_in_dim(
-            slopes.backwards, known + out * velocity, place, 0
+            slopes.backwards, gathered_before + output_scale * velocity, begin, 0
         )
         by_fresh = slopes.fresh + pull * draws.total
         ours = _Slopes(velocity, total, by_fresh, gathered)
         return ours, (velocity @ lagged, total @ draws.velocity)
 
-    def again(draws: _Draws, at: Any) -> tuple[_Draws, _Draws]:
-        draws = _moved(momentum, draws, _lagged(backwards, at[0], len(draws.total)), at)
+    def repeat(draws: _Draws, factors: Any) -> tuple[_Draws, _Draws]:
+        draws = _moved(momentum, draws, _lagged(backwards, factors[0], len(draws.total)), factors)
         return draws, draws
 
-    def segment(fresh: jax.Array, slopes: _Slopes, at: Any) -> tuple[_Slopes, Any]:
-        draws, at, weight = at
-        held = jax.lax.scan(again, draws, at)[1]
-        own = functools.partial(step, fresh)
-        return jax.lax.scan(own, slopes, (at, weight, held), reverse=True)
+    def segment(fresh: jax.Array, slopes: _Slopes, inputs: Any) -> tuple[_Slopes, Any]:
+        draws, factors, weight = inputs
+        trajectory = jax.lax.scan(repeat, draws, factors)[1]
+        step_back = functools.partial(step, fresh)
+        return jax.lax.scan(step_back, slopes, (factors, weight, trajectory), reverse=True)
 
-    place = len(weights)
-    for (part, many), starts in reversed(list(zip(_cut(steps, parts), begun, strict=True))):
-        finished.append(slopes.fresh[many:])
-        velocity, total, fresh = (x[:many] for x in slopes[:3])
+    segments_left = len(weights)
+    for (part, draw_count), starts in reversed(list(zip(_cut(steps, parts), begun, strict=True))):
+        finished.append(slopes.fresh[draw_count:])
+        velocity, total, fresh = (x[:draw_count] for x in slopes[:3])
         slopes = _Slopes(velocity, total, fresh, slopes.backwards)
         count = len(part[0])
-        place -= count
-        inputs = starts, part, weights[place : place + count]
-        own = functools.partial(segment, steps.fresh[:many])
-        slopes, (out, rates) = jax.lax.scan(own, slopes, inputs, reverse=True)
-        by_out.append(out.reshape(-1))
+        segments_left -= count
+        inputs = starts, part, weights[segments_left : segments_left + count]
+        segment_back = functools.partial(segment, steps.fresh[:draw_count])
+        slopes, (output_scales, rates) = jax.lax.scan(segment_back, slopes, inputs, reverse=True)
+        by_out.append(output_scales.reshape(-1))
         by_rates.append(rates.reshape(-1))
     fresh = jnp.concatenate([slopes.fresh, *reversed(finished)])
     through = (jnp.concatenate(parts[::-1]) for parts in (by_out, by_rates))
@@ -158,7 +158,7 @@ def _cut(steps: _Steps, parts: int) -> list[tuple[tuple[jax.Array, ...], int]]:
     """Parts of the run: (t, 1/d, η) by segment and step, and the number of draws known by then."""
     n = len(steps.inverse)
     ends = [n * (i + 1) // parts for i in range(parts)]
-    series = jnp.arange(n), steps.out, steps.rates
+    series = jnp.arange(n), steps.output_scale, steps.rates
     return [
         (tuple(x[begin:end].reshape(-1, _SEGMENT) for x in series), end)
         for begin, end in itertools.pairwise([0, *ends])
@@ -170,11 +170,11 @@ def _backwards(inverse: jax.Array) -> jax.Array:
     return jnp.concatenate([inverse[::-1], jnp.zeros_like(inverse)])
 
 
-def _lagged(backwards: jax.Array, t: jax.Array, many: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(backwards, len(backwards) // 2 - 1 - t, many)
+def _lagged(backwards: jax.Array, t: jax.Array, count: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(backwards, len(backwards) // 2 - 1 - t, count)
 
 
-def _moved(momentum: float, draws: _Draws, lagged: jax.Array, at: tuple[Any, ...]) -> _Draws:
-    _, out, rate = at
-    velocity = momentum * draws.velocity + out * lagged
+def _moved(momentum: float, draws: _Draws, lagged: jax.Array, factors: tuple[Any, ...]) -> _Draws:
+    _, output_scale, rate = factors
+    velocity = momentum * draws.velocity + output_scale * lagged
     return _Draws(velocity, draws.total + rate * velocity)

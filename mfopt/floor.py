@@ -115,10 +115,10 @@ def refute(strategy: Strategy, scheme: Scheme, guarantee: Guarantee) -> None:
     if attained > delta:
         raise FailureError(f"{said}: at this ε a query at an epoch's end shows δ >= {attained:.3g}")
     rmse = math.sqrt(float(np.mean(deviations**2)))
-    if 0 < delta < 1 and rmse < (least := lower_bound(len(ends), guarantee)):
+    if 0 < delta < 1 and rmse < (bound := lower_bound(len(ends), guarantee)):
         raise FailureError(
             f"{said}: the error at epochs' ends is {rmse:.6g}, and no mechanism with this "
-            f"guarantee has less than {least:.6g}"
+            f"guarantee has less than {bound:.6g}"
         )
 
 
@@ -137,8 +137,8 @@ def epoch_ends(
       guarantee: (ε, δ), and the σ of the error, for C as stored.
     """
     ends, n = scheme.epoch_ends, scheme.length
-    known = math.isfinite(guarantee.epsilon) and 0 < guarantee.delta < 1
-    if not (len(ends) and known and query_error.partial_sums(workload, n)):
+    is_finite = math.isfinite(guarantee.epsilon) and 0 < guarantee.delta < 1
+    if not (len(ends) and is_finite and query_error.partial_sums(workload, n)):
         return None
     variances = np.asarray(query_error.row_variances(workload, strategy, n))[np.asarray(ends)]
     rmse = guarantee.noise_multiplier * math.sqrt(float(np.mean(variances)))

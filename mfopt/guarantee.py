@@ -170,8 +170,8 @@ class Guarantee:
     @property
     def certificate(self) -> CertificateKind:
         """Kind of certificate that the details name: the one to prove the statement again by."""
-        named = self.details.get("certificate")
-        return "deterministic" if named == "deterministic" else "monte-carlo"
+        kind = self.details.get("certificate")
+        return "deterministic" if kind == "deterministic" else "monte-carlo"
 
     @property
     def lower_bound(self) -> float | None:

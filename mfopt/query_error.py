@@ -40,8 +40,8 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     says; the rest is a dense triangular solve. A custom kind registers a faster way with
     :func:`variances`.
     """
-    found = _of_numbers(strategy, workload, n)
-    return _compiled(workload, strategy, n) if found is None else found
+    from_numbers = _of_numbers(strategy, workload, n)
+    return _compiled(workload, strategy, n) if from_numbers is None else from_numbers
 
 
 @np.errstate(all="ignore")  # what leaves double precision is seen in the numbers, as with JAX
@@ -49,12 +49,12 @@ def _of_numbers(strategy: Strategy, workload: Workload, n: int) -> np.ndarray | 
     """:func:`row_variances` where NumPy has them of C's numbers, with nothing compiled for them."""
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(strategy)):
         return None
-    way = variances.dispatch(type(strategy))  # a kind may have registered its own
-    if way is _toeplitz and isinstance(strategy, ToeplitzStrategy) and partial_sums(workload, n):
+    method = variances.dispatch(type(strategy))  # a kind may have registered its own
+    if method is _toeplitz and isinstance(strategy, ToeplitzStrategy) and partial_sums(workload, n):
         inverse = strategy.inverse_coefs(n)
         # traced where there is nothing to trace but what is around this
         return None if isinstance(inverse, jax.Array) else np.cumsum(np.cumsum(inverse) ** 2)
-    if way is _banded and isinstance(strategy, Banded) and _by_recursion(strategy, workload, n):
+    if method is _banded and isinstance(strategy, Banded) and _by_recursion(strategy, workload, n):
         return prefix_numbers.row_variances(np.asarray(strategy.entries(n)))
     return None
 
@@ -105,8 +105,8 @@ def _toeplitz(strategy: ToeplitzStrategy, workload: Workload, n: int) -> Array:
 
 @variances.register
 def _time_scaled(strategy: TimeScaled, workload: Workload, n: int) -> Array:
-    found = time_scaled_error.row_variances(workload, strategy, n)
-    return dense(strategy, workload, n) if found is None else found
+    recursive = time_scaled_error.row_variances(workload, strategy, n)
+    return dense(strategy, workload, n) if recursive is None else recursive
 
 
 @variances.register

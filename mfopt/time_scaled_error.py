@@ -65,7 +65,7 @@ def _by_covariances(
 ) -> jax.Array:
     """Var y_t for a BLT: u_t = z_t / r_t, s_{t+1} = λ̂ s_t + u_t, w_t = (u_t + ω̂·s_t)/(g d_t)."""
     read, decay = _inverse(base)
-    fresh, out = 1 / rows**2, 1 / (jnp.asarray(base.gain) * columns)
+    fresh, output_scale = 1 / rows**2, 1 / (jnp.asarray(base.gain) * columns)
     buffers = len(read)
 
     def lasting(decay: jax.Array, x: jax.Array) -> jax.Array:
@@ -74,18 +74,19 @@ def _by_covariances(
     # all pairs of buffers at once: Cov(s_t), then its product with ω̂, and Var(u_t + ω̂·s_t)
     pairs = (decay[:, None] * decay[None, :]).reshape(-1)
     state = _before(_filter(pairs, jnp.broadcast_to(fresh[:, None], (len(fresh), buffers**2))))
-    seen = state.reshape(-1, buffers, buffers) @ read
-    power = (fresh + seen @ read) * out**2  # Var w_t
-    with_noise = decay * seen * out[:, None] + (fresh * out)[:, None]  # Cov(s_{t+1}, w_t)
+    state_read = state.reshape(-1, buffers, buffers) @ read
+    power = (fresh + state_read @ read) * output_scale**2  # Var w_t
+    entered = fresh * output_scale
+    with_noise = decay * state_read * output_scale[:, None] + entered[:, None]  # Cov(s_{t+1}, w_t)
 
     with_velocity = lasting(momentum * decay, with_noise)  # Cov(s_{t+1}, m_t)
-    ahead = _before(with_velocity) @ read * out  # Cov(m_{t-1}, w_t)
+    ahead = _before(with_velocity) @ read * output_scale  # Cov(m_{t-1}, w_t)
     velocity = lasting(jnp.full(1, momentum**2), (power + 2 * momentum * ahead)[:, None])[:, 0]
     with_sum = _filter(decay, rates[:, None] * with_velocity)  # Cov(s_{t+1}, y_t)
-    entering = _before(with_sum) @ read * out  # Cov(y_{t-1}, w_t)
+    entering = _before(with_sum) @ read * output_scale  # Cov(y_{t-1}, w_t)
     gained = rates * velocity
-    both = lasting(jnp.full(1, momentum), (entering + gained)[:, None])[:, 0]  # Cov(m_t, y_t)
-    return jnp.cumsum(rates * (2 * both - gained))
+    with_total = lasting(jnp.full(1, momentum), (entering + gained)[:, None])[:, 0]  # Cov(m_t, y_t)
+    return jnp.cumsum(rates * (2 * with_total - gained))
 
 
 @through.register(Buffered)
@@ -101,13 +102,15 @@ def _by_state(
     buffers = read.shape[1]
     gain = 1 / jnp.asarray(base.gain)
 
-    def step(covariance: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        read, decay, feed, out, fresh, rate = at
-        velocity = jnp.concatenate([-read * out, jnp.array([momentum, 0.0])])
+    def step(
+        covariance: jax.Array, coefficients: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
+        read, decay, feed, output_scale, fresh, rate = coefficients
+        velocity = jnp.concatenate([-read * output_scale, jnp.array([momentum, 0.0])])
         inside = jnp.pad(jnp.diag(decay) - jnp.outer(feed, read), ((0, 0), (0, 2)))
         total = (rate * velocity).at[buffers + 1].add(1)
         matrix = jnp.concatenate([inside, velocity[None], total[None]])
-        entering = gain * jnp.concatenate([feed, jnp.stack([out, rate * out])])
+        entering = gain * jnp.concatenate([feed, jnp.stack([output_scale, rate * output_scale])])
         # sums of products become one loop; of matrices as small as these a product is a call
         half = jnp.sum(matrix[:, :, None] * covariance, axis=1)
         moved = jnp.sum(half[:, None, :] * matrix, axis=2)
@@ -132,8 +135,8 @@ def _filter(decay: jax.Array, x: jax.Array) -> jax.Array:
     numbers among large ones.
     """
 
-    def step(last: jax.Array, entering: jax.Array) -> tuple[jax.Array, jax.Array]:
-        new = decay * last + entering
+    def step(state: jax.Array, entering: jax.Array) -> tuple[jax.Array, jax.Array]:
+        new = decay * state + entering
         return new, new
 
     return jax.lax.scan(step, jnp.zeros(x.shape[1]), x)[1]

@@ -61,8 +61,8 @@ def duration(seconds: float) -> str:
 
 
 def _two(seconds: int, large: str, long: int, small: str, short: int) -> str:
-    units, rest = divmod(seconds, long)
-    return f"{units} {large}" + (f" {rest // short} {small}" if rest // short else "")
+    units, remainder = divmod(seconds, long)
+    return f"{units} {large}" + (f" {remainder // short} {small}" if remainder // short else "")
 
 
 def size(count: float) -> str:
@@ -78,17 +78,17 @@ def size(count: float) -> str:
     raise AssertionError("unreachable")
 
 
-def against(value: float, other: float, noun: str = "error") -> str:
-    """Comparison of ``value`` with ``other``, both errors or the like: smaller is better.
+def against(value: float, reference: float, noun: str = "error") -> str:
+    """Comparison of ``value`` with ``reference``, both errors or the like: smaller is better.
 
     >>> against(0.75, 1.0), against(1.031, 1.0), against(1.0, 1.0), against(7.0, 1.0)
     ('25.0% less error', '3.1% more error', 'the same error', '7.0 times the error')
     >>> against(1e21, 1.0)
     'over a million times the error'
     """
-    if not (math.isfinite(value) and math.isfinite(other) and other > 0):
+    if not (math.isfinite(value) and math.isfinite(reference) and reference > 0):
         return f"no comparison of the {noun}"
-    ratio = value / other
+    ratio = value / reference
     if ratio > 1e6:
         return f"over a million times the {noun}"
     if ratio >= 2:
@@ -109,8 +109,8 @@ def described(description: dict[str, Any]) -> str:
     """
     if "base" in description:
         return f"{described(description['base'])}, {description['kind']}"
-    kind, *rest = (
+    kind, *facts = (
         str(value) if name == "kind" else f"{name.replace('_', ' ')} {value}"
         for name, value in sorted(description.items(), key=lambda item: item[0] != "kind")
     )
-    return ", ".join([kind, *(text if len(text) < 60 else f"{text[:57]}..." for text in rest)])
+    return ", ".join([kind, *(text if len(text) < 60 else f"{text[:57]}..." for text in facts)])

@@ -40,8 +40,8 @@ class Workload(abc.ABC):
         super().__init_subclass__(**options)
         if "kind" not in cls.__dict__:
             return
-        known = _KINDS.get(cls.kind, cls)
-        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        registered = _KINDS.get(cls.kind, cls)
+        if (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
             raise _check.reject(f"{cls.__name__}.kind", cls.kind, "is taken by another workload")
         _KINDS[cls.kind] = cls
 

@@ -51,7 +51,7 @@ def test_an_account_without_jax_still_answers():
 def test_what_is_left_counts_as_free_memory(monkeypatch):
     infinite = resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda _: (infinite, infinite))
-    assert _address_space.left() == float("inf")
+    assert _address_space.usable() == float("inf")
     _address_space.require.__wrapped__()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, infinite))
     # less than is taken already: what work counts for Python and JAX is all there is

@@ -178,10 +178,10 @@ def test_notes_from_elsewhere_or_edited_are_not_believed(certified, tmp_path, mo
     whole = note.read_text()
     other = with_sigma(certified, 0.5 * certified.noise_multiplier)
     forged = {**json.loads(whole), "statement": proofs.statement(other)}
-    _notes.place(proofs.statement(other)).write_text(json.dumps(forged))
-    _notes.place(proofs.statement(other)).write_text(json.dumps(forged))
+    _notes.note_path(proofs.statement(other)).write_text(json.dumps(forged))
+    _notes.note_path(proofs.statement(other)).write_text(json.dumps(forged))
     assert not other.proved_here
-    _notes.place(proofs.statement(other)).write_text(whole)  # a note under another name
+    _notes.note_path(proofs.statement(other)).write_text(whole)  # a note under another name
     assert not other.proved_here
     for text in ("", "[]", "{}", "[" * 10**5, whole.replace('"tag": "', '"tag": "0')):
         note.write_text(text)
@@ -190,7 +190,7 @@ def test_notes_from_elsewhere_or_edited_are_not_believed(certified, tmp_path, mo
     assert certified.proved_here
     monkeypatch.setenv("MFOPT_DATA", str(tmp_path / "elsewhere"))  # another machine, its own key
     proofs.note(other)
-    _notes.place(proofs.statement(certified)).write_text(whole)
+    _notes.note_path(proofs.statement(certified)).write_text(whole)
     assert not certified.proved_here
 
 

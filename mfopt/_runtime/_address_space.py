@@ -21,16 +21,16 @@ _JAX, _PER_CORE = 1.5 * GIB, 0.25 * GIB
 _COUNTED = 0.5 * GIB  # Python and JAX in the counts of what work needs: here they are taken already
 
 
-def left() -> float:
+def usable() -> float:
     """Bytes that work may need, Python and JAX in it, under the limit; infinite without one."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return math.inf
     try:
-        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resident = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:  # not Linux
-        taken = 0
-    return max(limit - taken, 0) + _COUNTED
+        resident = 0
+    return max(limit - resident, 0) + _COUNTED
 
 
 @functools.cache

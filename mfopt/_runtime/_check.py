@@ -37,7 +37,7 @@ def reject(name: str, value: Any, rule: str, way_out: str = "") -> UsageError:
 
 
 @contextlib.contextmanager
-def named(names: Mapping[str, str]) -> Iterator[None]:
+def renamed_arguments(names: Mapping[str, str]) -> Iterator[None]:
     """Name refused arguments as the caller knows them.
 
     Args:
@@ -70,10 +70,10 @@ def printable(text: str) -> str:
     )
 
 
-def kind(name: str, value: Any, wanted: type, way_out: str = "") -> Any:
-    """``value``, an instance of ``wanted``."""
-    if not isinstance(value, wanted):
-        raise reject(name, type(value).__name__, f"must be of class {wanted.__name__}", way_out)
+def kind(name: str, value: Any, expected: type, way_out: str = "") -> Any:
+    """``value``, an instance of ``expected``."""
+    if not isinstance(value, expected):
+        raise reject(name, type(value).__name__, f"must be of class {expected.__name__}", way_out)
     return value
 
 
@@ -85,9 +85,9 @@ def word(name: str, value: Any) -> str:
     return value
 
 
-def choice(name: str, value: Any, known: Iterable[str], way_out: str = "") -> str:
-    """``value``, one of the ``known`` words."""
-    words = [*known]
+def choice(name: str, value: Any, choices: Iterable[str], way_out: str = "") -> str:
+    """``value``, one of the ``choices``."""
+    words = [*choices]
     if not isinstance(value, str) or value not in words:
         raise reject(name, value, f"must be one of {', '.join(words)}", way_out)
     return value
@@ -95,20 +95,20 @@ def choice(name: str, value: Any, known: Iterable[str], way_out: str = "") -> st
 
 def path(name: str, value: Any) -> Path:
     """``value`` as a path: a text that is not empty, or a ``Path``."""
-    found = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(found, str):
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str):
         raise reject(name, type(value).__name__, "must be a path: a str or pathlib.Path")
-    if not found.strip():
-        raise reject(name, found, "is empty", "Give the path of a file or folder.")
-    return Path(found)
+    if not text.strip():
+        raise reject(name, text, "is empty", "Give the path of a file or folder.")
+    return Path(text)
 
 
 def file(name: str, value: Any) -> Path:
     """``value`` as a path where there is a file."""
-    found = path(name, value)
-    if not found.is_file():
-        raise reject(name, str(found), "is not a file")
-    return found
+    checked = path(name, value)
+    if not checked.is_file():
+        raise reject(name, str(checked), "is not a file")
+    return checked
 
 
 def _float(name: str, value: Any) -> float:

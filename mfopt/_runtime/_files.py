@@ -348,11 +348,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _fallback_folders(first: Path) -> Iterator[Path]:
-    seen = set()
-    for folder in (first, Path.cwd(), Path.home(), Path(tempfile.gettempdir())):
-        if folder.is_dir() and (whole := folder.resolve()) not in seen:
-            seen.add(whole)
+def _fallback_folders(preferred: Path) -> Iterator[Path]:
+    tried = set()
+    for folder in (preferred, Path.cwd(), Path.home(), Path(tempfile.gettempdir())):
+        if folder.is_dir() and (whole := folder.resolve()) not in tried:
+            tried.add(whole)
             yield folder
 
 
@@ -361,22 +361,22 @@ def _other_names(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
-def trim(folder: Path, pattern: str, most: int) -> None:
-    """Remove the oldest files of a folder, by name, until the rest take at most ``most`` bytes.
+def trim(folder: Path, pattern: str, max_bytes: int) -> None:
+    """Remove the oldest files of a folder, by name, until the rest take at most ``max_bytes``.
 
     Args:
       folder: may be missing.
       pattern: of the files that count.
-      most: bytes.
+      max_bytes: size that the remaining files may have together.
     """
-    found = []
+    files = []
     for path in folder.glob(pattern):
         with contextlib.suppress(OSError):  # another process removes it
             facts = path.stat()
-            found.append((facts.st_mtime, facts.st_size, path))
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if total <= most:
+            files.append((facts.st_mtime, facts.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= max_bytes:
             return
         path.unlink(missing_ok=True)
         total -= size

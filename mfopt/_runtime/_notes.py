@@ -28,12 +28,12 @@ MOST_BYTES = 2**25  # some ten thousand notes
 
 def folder() -> Path:
     """``$MFOPT_DATA``, or ``proofs`` in mfopt's part of the user's data folder."""
-    if given := os.environ.get("MFOPT_DATA"):
-        return Path(given)
+    if configured := os.environ.get("MFOPT_DATA"):
+        return Path(configured)
     return platformdirs.user_data_path("mfopt", appauthor=False) / "proofs"
 
 
-def place(name: str) -> Path:
+def note_path(name: str) -> Path:
     """Path of the note ``name``."""
     return folder() / f"{name}.json"
 
@@ -49,7 +49,7 @@ def write(name: str, facts: dict[str, Any]) -> bool:
     try:
         folder().mkdir(parents=True, exist_ok=True, mode=0o700)
         text = json.dumps({**facts, "tag": _tag(facts, _key(make=True))}, sort_keys=True)
-        _files.write(place(name), text, private=True)
+        _files.write(note_path(name), text, private=True)
         _files.trim(folder(), "*.json", MOST_BYTES)
     except OSError:  # a read-only home is no reason to lose a result
         return False
@@ -59,13 +59,13 @@ def write(name: str, facts: dict[str, Any]) -> bool:
 def read(name: str) -> dict[str, Any] | None:
     """The facts noted under ``name``; None where there is no note, or a damaged or foreign one."""
     try:
-        facts: dict[str, Any] = json.loads(place(name).read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads(note_path(name).read_text(encoding="utf-8"))
         tag = str(facts.pop("tag"))
         expected = _tag(facts, _key(make=False))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
-    same = hmac.compare_digest(tag.encode(), expected.encode())
-    return facts if same and facts.get("statement") == name else None
+    is_authentic = hmac.compare_digest(tag.encode(), expected.encode())
+    return facts if is_authentic and facts.get("statement") == name else None
 
 
 def _key(*, make: bool) -> bytes:

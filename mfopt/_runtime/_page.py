@@ -28,8 +28,8 @@ def text(value: str) -> str:
     """Escaped; what stands in backquotes becomes code."""
     parts = html.escape(value).split("`")
     return "".join(
-        f"<code>{part}</code>" if place % 2 and place < len(parts) - 1 else part
-        for place, part in enumerate(parts)
+        f"<code>{part}</code>" if position % 2 and position < len(parts) - 1 else part
+        for position, part in enumerate(parts)
     )
 
 

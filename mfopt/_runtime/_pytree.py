@@ -30,19 +30,20 @@ def pytree(cls: type[T]) -> type[T]:
     keys = [jax.tree_util.GetAttrKey(name) for name in children]
     before_flatten = getattr(cls, "before_flatten", lambda _: None)
 
-    def flatten(made: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        before_flatten(made)
-        return tuple(getattr(made, n) for n in children), tuple(getattr(made, n) for n in static)
+    def flatten(instance: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        before_flatten(instance)
+        values = tuple(getattr(instance, name) for name in children)
+        return values, tuple(getattr(instance, name) for name in static)
 
-    def flatten_with_keys(made: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        found, structure = flatten(made)
-        return tuple(zip(keys, found, strict=True)), structure
+    def flatten_with_keys(instance: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        values, structure = flatten(instance)
+        return tuple(zip(keys, values, strict=True)), structure
 
-    def unflatten(structure: tuple[Any, ...], found: Iterable[Any]) -> T:
-        made = object.__new__(cls)  # what was checked when it was made is not checked again
-        for name, value in zip([*static, *children], [*structure, *found], strict=True):
-            object.__setattr__(made, name, value)
-        return made
+    def unflatten(structure: tuple[Any, ...], values: Iterable[Any]) -> T:
+        instance = object.__new__(cls)  # what was checked when it was created is not checked again
+        for name, value in zip([*static, *children], [*structure, *values], strict=True):
+            object.__setattr__(instance, name, value)
+        return instance
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls

@@ -31,12 +31,12 @@ def options() -> dict[str, Any] | None:
     """
     if jax.default_backend() != "cpu":
         return None
-    if taken(OPTIONS):
+    if are_known(OPTIONS):
         return dict(OPTIONS)
-    return {name: value for name, value in OPTIONS.items() if taken({name: value})} or None
+    return {name: value for name, value in OPTIONS.items() if are_known({name: value})} or None
 
 
-def taken(some: dict[str, Any]) -> bool:
+def are_known(some: dict[str, Any]) -> bool:
     """Return True if the compiler knows these options."""
     try:
         jax.jit(lambda: 0, compiler_options=some).lower().compile()
@@ -64,10 +64,10 @@ def jit(function: Callable[..., R], *, once: bool = False, **static: Any) -> Cal
         return jax.jit(function, compiler_options=options(), **static)
 
     @functools.wraps(function)
-    def call(*args: Any, **named: Any) -> R:
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, named))):
-            return inner(*args, **named)
+    def call(*args: Any, **keywords: Any) -> R:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, keywords))):
+            return inner(*args, **keywords)
         with jax.core.eval_context():
-            return program()(*args, **named)
+            return program()(*args, **keywords)
 
     return call

@@ -62,14 +62,14 @@ def heard(report: Callable[[T], None]) -> Callable[[T], None]:
     To be made where the loop begins. A signal that came since, while the loop still reports, was
     swallowed by someone below: the call after it raises KeyboardInterrupt.
     """
-    before = _raised
+    raised_before = _raised
 
-    def told(event: T) -> None:
+    def checked_report(event: T) -> None:
         report(event)
-        if _raised != before:
+        if _raised != raised_before:
             raise KeyboardInterrupt
 
-    return told
+    return checked_report
 
 
 def _send(number: int) -> None:
@@ -92,19 +92,19 @@ def _sent_again() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = sys.unraisablehook
+    previous = sys.unraisablehook
 
-    def hook(found: sys.UnraisableHookArgs) -> None:
-        if issubclass(found.exc_type, KeyboardInterrupt):
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
             _thread.start_new_thread(_send, (_last,))
         else:
-            before(found)
+            previous(unraisable)
 
     sys.unraisablehook = hook
     try:
         yield
     finally:
-        sys.unraisablehook = before
+        sys.unraisablehook = previous
 
 
 @contextlib.contextmanager
@@ -148,17 +148,17 @@ def interrupted(number: int, note: str) -> KeyboardInterrupt:
 
 
 @contextlib.contextmanager
-def _handlers(wanted: dict[signal.Signals, Any]) -> Iterator[None]:
+def _handlers(handlers: dict[signal.Signals, Any]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Python handles signals in the main thread only
         return
     # None: a handler that was not set from Python, which could not be put back
-    before = {number: signal.getsignal(number) for number in wanted}
-    changed = [n for n in wanted if before[n] not in (signal.SIG_IGN, None)]
+    previous = {number: signal.getsignal(number) for number in handlers}
+    changed = [n for n in handlers if previous[n] not in (signal.SIG_IGN, None)]
     try:
         for number in changed:
-            signal.signal(number, wanted[number])
+            signal.signal(number, handlers[number])
         yield
     finally:
         for number in changed:
-            signal.signal(number, before[number])
+            signal.signal(number, previous[number])

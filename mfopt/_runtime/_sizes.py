@@ -34,14 +34,14 @@ def free_memory() -> int:
 
     The least of what the machine has free and what control groups and limits of this process allow.
     """
-    found = [2**63]
+    limits = [2**63]
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         facts = dict(line.split(":", 1) for line in lines)
-        found.append(int(facts["MemAvailable"].split()[0]) * 1024)
+        limits.append(int(facts["MemAvailable"].split()[0]) * 1024)
     except (OSError, KeyError, ValueError):  # not Linux: what is installed, not what is free
         if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         (
@@ -53,8 +53,8 @@ def free_memory() -> int:
             allowed = int(Path(limit).read_text()) - int(Path(used).read_text())
         except (OSError, ValueError):  # no such limit
             continue
-        found.append(max(allowed, 0))
-    return int(min(*found, _address_space.left()))
+        limits.append(max(allowed, 0))
+    return int(min(*limits, _address_space.usable()))
 
 
 def usable_memory() -> float:
@@ -97,7 +97,7 @@ def speed() -> float:
     return float(2 * size**3 / best / 1e9)
 
 
-def here(seconds: float) -> float:
+def on_this_machine(seconds: float) -> float:
     """Estimated seconds on this machine's CPU of work that took ``seconds`` where it was measured.
 
     A machine that seems far slower is mostly busy at this moment, and will not be all the time.
@@ -105,15 +105,15 @@ def here(seconds: float) -> float:
     return seconds * min(SPEED / speed(), _SLOWEST)
 
 
-def announce(seconds: float, report: Report, *, of: str = "this", note: str = "") -> None:
+def announce(seconds: float, report: Report, *, work: str = "this", note: str = "") -> None:
     """Report the estimated duration of long work, in one line.
 
     Args:
       seconds: estimated, on this machine.
       report: callback, called once; its note stays in view.
-      of: what takes so long.
+      work: what takes so long.
       note: what the user can do about it, or what is kept.
     """
     if seconds >= _LONG:
-        text = f"{of} may take about {words.duration(seconds)} here"
+        text = f"{work} may take about {words.duration(seconds)} here"
         report(Progress("starting", note=f"{text} ({note})" if note else text, lasting=True))

@@ -59,7 +59,7 @@ def seconds(missing: Iterable[Any]) -> float | None:
                 programs.add((_ESTIMATE, goal.sampling, *form, goal.bins))
             case _:
                 return None
-    return _sizes.here(total + sum(program[0] for program in programs))
+    return _sizes.on_this_machine(total + sum(program[0] for program in programs))
 
 
 def _amplified(cell: AmplifiedCell) -> float:

@@ -51,7 +51,7 @@ def run_all(
     jobs = min(jobs, max(total, 1))
     if cost is not None and (expected := cost(missing)) is not None:
         _sizes.announce(
-            expected / jobs, progress, of=f"{total} cells", note="finished ones are kept"
+            expected / jobs, progress, work=f"{total} cells", note="finished ones are kept"
         )
     try:
         if jobs == 1:

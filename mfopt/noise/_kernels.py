@@ -32,7 +32,7 @@ def host_options() -> dict[str, Any]:
     XLA stops at 256 bits. Draws are arithmetic and nothing else: with 512 they take two thirds of
     the time. Numbers are the same but for rounding. Nothing where this XLA has no such option.
     """
-    return _WIDE if _quick.taken(_WIDE) else {}
+    return _WIDE if _quick.are_known(_WIDE) else {}
 
 
 def buffer_shape(recursion: Recursion, shape: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -216,7 +216,7 @@ def announce(
                 samples=entry.samples,
                 evaluations=entry.steps,
             )
-    _sizes.announce(total, progress, of=f"{len(wanted)} {noun}", note="Ctrl-C keeps the best")
+    _sizes.announce(total, progress, work=f"{len(wanted)} {noun}", note="Ctrl-C keeps the best")
 
 
 def quiet(progress: Report) -> Report:

@@ -119,8 +119,8 @@ def optimize(
       time_scale: whether C is put between two diagonals that vary with time, and how they may.
       optimizer: "tangents" (:mod:`mfopt.optimize.search`, and L-BFGS for the kinds for which that
         does not pay), "lbfgs" (SciPy's L-BFGS-B) or "optax:NAME" / NAME for an optax optimizer.
-      steps: evaluations of the objective at most for each kind, from the start that is chosen; short
-        runs of at most 12 from each of several starts come before.
+      steps: evaluations of the objective at most for each kind, from the start that is chosen;
+        short runs of at most 12 from each of several starts come before.
       tolerance: relative change of the error that counts as progress.
       init: one or several strategies to start from, instead of the built-in starts; of several
         kinds, those are searched that it says something about.

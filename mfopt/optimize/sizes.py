@@ -116,7 +116,7 @@ def search_seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> floa
         return min(evaluations, _USUAL_CHAIN) * samples * bins * _throws(scheme) * _CHAIN
     few = groups(scheme)
     usual = min(evaluations, _USUAL_GROUPED if few < bins else _USUAL)
-    between = _PER_STEP * searched(scheme).iterations if time_scaled.many(scheme) else 0.0
+    between = _PER_STEP * searched(scheme).iterations if time_scaled.has_many_modes(scheme) else 0.0
     return usual * samples * few * (_EVALUATION + _PER_BIN * few) + between
 
 
@@ -127,7 +127,7 @@ def seconds(
     evaluations: int,
     kind: str = "",
     scaled: bool = False,
-    here: Callable[[float], float] = _sizes.here,
+    here: Callable[[float], float] = _sizes.on_this_machine,
 ) -> float:
     """Estimated seconds of an optimization with its certificate on this machine, on a CPU.
 
@@ -185,7 +185,9 @@ def announce(
         return max(alone) + sum(others)
 
     if expected(float) >= _sizes.SHORT:
-        _sizes.announce(expected(_sizes.here), report, note="Ctrl-C keeps the best so far")
+        _sizes.announce(
+            expected(_sizes.on_this_machine), report, note="Ctrl-C keeps the best so far"
+        )
 
 
 def require(
@@ -230,7 +232,7 @@ def require(
 
 def _structured(kind: str, scheme: BinScheme, scaled: bool) -> bool:
     """Return True if G comes from buffers and the modes are never formed."""
-    return scaled and kind == "blt" and time_scaled.many(scheme)
+    return scaled and kind == "blt" and time_scaled.has_many_modes(scheme)
 
 
 def _throws(scheme: BinScheme) -> int:

@@ -57,7 +57,7 @@ def named_scheme(
         if name not in owners:
             way_out = f'Leave it out, or use sampling="{owners[0]}".'
             raise _check.reject(option, value, f"has no effect under {name}", way_out)
-    with _check.named({"rethrow": "reassign_every"}):
+    with _check.renamed_arguments({"rethrow": "reassign_every"}):
         if name == FreshBins.kind:
             return FreshBins(bins, epochs, chosen.get("reassign_every", 1))
     if name == BMinSep.kind:

@@ -41,8 +41,10 @@ class Banded(Strategy):
         return cls(columns)
 
     def check_size(self, n: int) -> int:
-        most = self.columns.shape[1]
-        return self._known(super().check_size(n), most, f"this banded strategy has {most} columns")
+        columns = self.columns.shape[1]
+        return self._within_limit(
+            super().check_size(n), columns, f"this banded strategy has {columns} columns"
+        )
 
     def entries(self, n: int) -> Array:
         """``columns`` cut to n and with the unused corner set to 0, shape (bands, n)."""

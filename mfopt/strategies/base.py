@@ -86,7 +86,7 @@ class Strategy(abc.ABC):
             way_out = "Two classes of one kind could not be distinguished in a file."
             raise _check.reject(cls.__name__, f"kind {cls.kind!r} inherited", rule, way_out)
 
-    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
         if not hasattr(cls, "kind"):
             raise _check.reject(cls.__name__, cls, "is not registered: give it a kind")
         return super().__new__(cls)
@@ -150,8 +150,10 @@ class Strategy(abc.ABC):
         """
         if self.scaled_by is None:
             return None
-        here: Any = self  # a dataclass, which type checkers do not see
-        return dataclasses.replace(here, **{self.scaled_by: factor * getattr(here, self.scaled_by)})
+        strategy: Any = self  # a dataclass, which type checkers do not see
+        return dataclasses.replace(
+            strategy, **{self.scaled_by: factor * getattr(strategy, self.scaled_by)}
+        )
 
     def widened(self) -> Self:
         """The same C with numpy float64 parameters: what a tree function made narrow is not so.
@@ -223,9 +225,9 @@ class Strategy(abc.ABC):
         return _check.integer("n", n)
 
     @staticmethod
-    def _known(n: int, most: int, rule: str) -> int:
-        """``n``, refused by ``rule`` beyond the ``most`` iterations that C is known for."""
-        if n > most:
+    def _within_limit(n: int, limit: int, rule: str) -> int:
+        """``n``, refused by ``rule`` beyond the ``limit`` iterations that C is known for."""
+        if n > limit:
             way_out = "Use it for at most that many iterations, or optimize one for n."
             raise _check.reject("n", n, rule, way_out)
         return n
@@ -418,20 +420,20 @@ def _toeplitz_inverse(coefs: Array) -> Array:
 
 @compiled("scheme")
 def _toeplitz_modes(coefs: Array, scheme: BallsInBins) -> Array:
-    first = _first_mode(coefs, scheme)
+    first_mode = _first_mode(coefs, scheme)
     lag = jnp.arange(scheme.iterations)[:, None] - jnp.arange(scheme.bins)[None, :]
-    return jnp.where(lag >= 0, first[jnp.clip(lag, 0)], 0)
+    return jnp.where(lag >= 0, first_mode[jnp.clip(lag, 0)], 0)
 
 
 @compiled("scheme")
 def _toeplitz_gram(coefs: Array, scheme: BallsInBins) -> Array:
     n, b = scheme.iterations, scheme.bins
-    first = _first_mode(coefs, scheme)
+    first_mode = _first_mode(coefs, scheme)
     head = n - b + 1
     size = next_fast_len(n + head, real=True)
-    spectrum = jnp.conj(jnp.fft.rfft(first[:head], size)) * jnp.fft.rfft(first, size)
+    spectrum = jnp.conj(jnp.fft.rfft(first_mode[:head], size)) * jnp.fft.rfft(first_mode, size)
     last_column = jnp.fft.irfft(spectrum, size)[:b]  # by lag d: G[b-1-d, b-1]
-    tail = first[n - b :][::-1]  # tail[i] = u_{n-1-i}
+    tail = first_mode[n - b :][::-1]  # tail[i] = u_{n-1-i}
     i, d = jnp.arange(b)[None, :], jnp.arange(b)[:, None]
     # by lag d and row i: u_{n-1-k} u_{n-1-i} with k = i + d, for every k < b - 1
     steps = jnp.where(i + d < b - 1, tail[i] * tail[jnp.minimum(i + d, b - 1)], 0)
@@ -452,14 +454,14 @@ def dimensions(description: dict[str, Any]) -> dict[str, int]:
     Raises:
       UsageError: an unknown kind (the module that defines it must have been imported).
     """
-    cls, found = _kind_of(description), dict[str, int]()
+    cls, counts = _kind_of(description), dict[str, int]()
     for name, role in fields.roles(cls).items():
         if isinstance(role, Inner):
             inside = dimensions(_inside(description, name))
-            found |= {f"{name}/{key}": count for key, count in inside.items()}
+            counts |= {f"{name}/{key}": count for key, count in inside.items()}
         elif isinstance(role, Parameter):
-            found[name] = role.dimensions
-    return found
+            counts[name] = role.dimensions
+    return counts
 
 
 def _kind_of(description: dict[str, Any]) -> type[Strategy]:
@@ -488,24 +490,24 @@ def from_description(description: dict[str, Any], arrays: dict[str, np.ndarray])
     """
     cls = _kind_of(description)
     kind = cls.kind
-    left, values = dict(arrays), dict[str, Any]()
+    remaining, values = dict(arrays), dict[str, Any]()
     for name, role in fields.roles(cls).items():
         if isinstance(role, Inner):
-            part = {k: left.pop(k) for k in list(left) if k.startswith(f"{name}/")}
+            part = {k: remaining.pop(k) for k in list(remaining) if k.startswith(f"{name}/")}
             values[name] = from_description(
                 _inside(description, name), {k.removeprefix(f"{name}/"): v for k, v in part.items()}
             )
         elif isinstance(role, Parameter):
-            if name in left:
-                values[name] = _stored(name, left.pop(name))
+            if name in remaining:
+                values[name] = _stored(name, remaining.pop(name))
         elif name in description:
             values[name] = description[name]
         if name not in values and fields.default_of(cls, name) is dataclasses.MISSING:
             raise _check.reject(
                 "strategy", sorted([*description, *arrays]), f"a {kind} strategy needs {name!r}"
             )
-    if left:
-        raise _check.reject("arrays", sorted(left), f"are not part of a {kind} strategy")
+    if remaining:
+        raise _check.reject("arrays", sorted(remaining), f"are not part of a {kind} strategy")
     strategy = cls(**values)
     if strategy.describe() != description:
         raise _check.reject(
@@ -527,11 +529,13 @@ def _register(cls: type[Strategy]) -> None:
         raise _check.reject(
             f"{cls.__name__}.kind", kind, "must be lower-case words joined by hyphens"
         )
-    known = _KINDS.get(kind)
+    registered = _KINDS.get(kind)
     # a notebook cell that runs twice redefines the same class
-    if known is not None and _name(known) != _name(cls):
+    if registered is not None and _name(registered) != _name(cls):
         raise _check.reject(
-            f"{cls.__name__}.kind", kind, f"is taken by {known.__module__}.{known.__qualname__}"
+            f"{cls.__name__}.kind",
+            kind,
+            f"is taken by {registered.__module__}.{registered.__qualname__}",
         )
     fields.roles(cls)  # a field without one is refused
     pytree(cls)

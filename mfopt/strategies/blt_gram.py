@@ -68,91 +68,96 @@ def product(
     log_decay = jnp.log(decay)[:, None]
     slope = (slope + slope.T) / 2
     slope = slope / counts[:, None] / counts
-    own = jnp.diagonal(slope)  # H, the same for all pairs of a group
-    extra = jnp.broadcast_to(diagonal / counts, own.shape)  # what a bin with itself has beside it
+    own_weight = jnp.diagonal(slope)  # H, the same for all pairs of a group
+    extra = jnp.broadcast_to(diagonal / counts, own_weight.shape)  # h, for a bin with itself
     spikes = columns.reshape(epochs, bins)
     step, inside = jnp.arange(bins), jnp.arange(size)
 
-    def epoch(held: jax.Array, spike: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        after = jnp.exp((step + 1) * log_decay) * held + spike
-        return jnp.exp((bins - 1 - step) * log_decay) * after, (held, after)
+    def epoch(state: jax.Array, spike: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        updated = jnp.exp((step + 1) * log_decay) * state + spike
+        return jnp.exp((bins - 1 - step) * log_decay) * updated, (state, updated)
 
     _, parts = jax.lax.scan(epoch, jnp.zeros((len(weight), bins)), spikes)
     # S and P, shape (epochs, buffers, groups, size)
-    before, after = (
+    states, updates = (
         jnp.pad(part, ((0, 0), (0, 0), (0, groups * size - bins))).reshape(epochs, -1, groups, size)
         for part in parts
     )
-    # P of each group at its end; all that its last group has left out is not read
+    # P of each group at its end; padding of the last group is not read
     ends = jnp.maximum(counts[:, None] - 1 - inside, 0)
-    left = jnp.sum(after * jnp.exp(ends * log_decay[..., None]), axis=3)
-    tail = jnp.cumsum(before[..., ::-1], axis=3)[..., ::-1]  # Σ_{k>=q} S inside the group
-    earlier, later = _by_panels(slope, left, tail[..., 0], size * log_decay)
+    at_ends = jnp.sum(updates * jnp.exp(ends * log_decay[..., None]), axis=3)
+    tail = jnp.cumsum(states[..., ::-1], axis=3)[..., ::-1]  # Σ_{k>=q} S inside the group
+    earlier, later = _by_panels(slope, at_ends, tail[..., 0], size * log_decay)
     lag = inside[None, :] - 1 - inside[:, None]
-    within = jnp.einsum("edgi,dij->edgj", after, _fading(lag, log_decay))
-    beside = jnp.exp(inside * log_decay)[:, None] * earlier[..., None] + own[:, None] * within
-    since = later[..., None] + own[:, None] * tail + extra[:, None] * before
-    at = (size * jnp.arange(groups)[:, None] + inside) * log_decay[..., None]
-    beside += jnp.exp(at) * since
+    within = jnp.einsum("edgi,dij->edgj", updates, _fading(lag, log_decay))
+    beside = (
+        jnp.exp(inside * log_decay)[:, None] * earlier[..., None] + own_weight[:, None] * within
+    )
+    since = later[..., None] + own_weight[:, None] * tail + extra[:, None] * states
+    exponents = (size * jnp.arange(groups)[:, None] + inside) * log_decay[..., None]
+    beside += jnp.exp(exponents) * since
     beside = beside.reshape(epochs, -1, groups * size)[..., :bins]
     beside = beside.transpose(0, 2, 1).reshape(epochs * bins, -1)  # y(t)
-    own = jnp.tile(jnp.repeat(own + extra, size)[:bins], epochs)  # H_qq
+    own_weight = jnp.tile(jnp.repeat(own_weight + extra, size)[:bins], epochs)  # H_qq
 
     pairs = decay[:, None] * decay
     gain = columns[:, None] * decay * beside
-    added = gain[:, :, None] + gain[:, None, :] + (columns**2 * own)[:, None, None]
+    added = gain[:, :, None] + gain[:, None, :] + (columns**2 * own_weight)[:, None, None]
     kept = _recursion(pairs.reshape(-1), added.reshape(epochs * bins, -1))  # K(t)
     square = kept @ jnp.outer(weight, weight).reshape(-1)
-    square += 2 * columns * (beside @ weight) + columns**2 * own
+    square += 2 * columns * (beside @ weight) + columns**2 * own_weight
     return jnp.asarray(base.gain) ** 2 * jnp.sum(rows**2 * square)
 
 
 def _by_panels(
-    slope: jax.Array, left: jax.Array, held: jax.Array, log_decay: jax.Array
+    slope: jax.Array, at_ends: jax.Array, sums: jax.Array, log_decay: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Contribution of earlier groups to y at each group's first bin, and of later groups to y/λ^q.
 
     Args:
       slope: H, (groups, groups).
-      left, held: P at the end of each group and S summed over it, (epochs, buffers, groups).
+      at_ends: P at the end of each group, (epochs, buffers, groups).
+      sums: S summed over each group, (epochs, buffers, groups).
       log_decay: of a whole group, (buffers, 1).
     """
     groups = len(slope)
     width = min(_BLOCK, groups)
     count = -(-groups // width)
     if count == 1:  # nothing is far: a third less to compile
-        every = jnp.arange(groups)
-        near = _fading(every[None, :] - 1 - every[:, None], log_decay)
-        lower = every[:, None] > every[None, :]
-        earlier = jnp.einsum("edk,dkq->edq", left, near * slope)
-        return earlier, held @ jnp.where(lower, slope, 0.0)
+        indices = jnp.arange(groups)
+        fading = _fading(indices[None, :] - 1 - indices[:, None], log_decay)
+        lower = indices[:, None] > indices[None, :]
+        earlier = jnp.einsum("edk,dkq->edq", at_ends, fading * slope)
+        return earlier, sums @ jnp.where(lower, slope, 0.0)
     padding = (0, count * width - groups)
     panels = jnp.pad(slope, ((0, 0), padding)).reshape(groups, count, width).transpose(1, 0, 2)
-    every, inside = jnp.arange(groups), jnp.arange(width)
-    near = _fading(inside[None, :] - 1 - inside[:, None], log_decay)
+    indices, inside = jnp.arange(groups), jnp.arange(width)
+    fading = _fading(inside[None, :] - 1 - inside[:, None], log_decay)
     lower = inside[:, None] > inside[None, :]
-    padded_left, padded_held = (jnp.pad(x, ((0, 0), (0, 0), padding)) for x in (left, held))
+    padded_left, padded_held = (jnp.pad(x, ((0, 0), (0, 0), padding)) for x in (at_ends, sums))
 
     @jax.checkpoint  # the backward pass makes each panel's powers again
-    def panel(given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        number, part = given
-        first = number * width
-        far = jnp.where(every < first, jnp.exp(jnp.maximum(first - 1 - every, 0) * log_decay), 0.0)
-        across = jnp.exp(inside * log_decay) * jnp.einsum("edk,kp->edp", left * far, part)
-        beyond = jnp.einsum("edk,kp->edp", jnp.where(every >= first + width, held, 0.0), part)
+    def panel(numbered_panel: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        number, part = numbered_panel
+        begin = number * width
+        far = jnp.where(
+            indices < begin, jnp.exp(jnp.maximum(begin - 1 - indices, 0) * log_decay), 0.0
+        )
+        across = jnp.exp(inside * log_decay) * jnp.einsum("edk,kp->edp", at_ends * far, part)
+        from_later = jnp.einsum("edk,kp->edp", jnp.where(indices >= begin + width, sums, 0.0), part)
         square = jax.lax.dynamic_slice_in_dim(
-            jnp.pad(part, ((0, padding[1]), (0, 0))), first, width
+            jnp.pad(part, ((0, padding[1]), (0, 0))), begin, width
         )
         own_left, own_held = (
-            jax.lax.dynamic_slice_in_dim(x, first, width, axis=2)
+            jax.lax.dynamic_slice_in_dim(x, begin, width, axis=2)
             for x in (padded_left, padded_held)
         )
-        across += jnp.einsum("edi,dij->edj", own_left, near * square)
-        return across, beyond + own_held @ jnp.where(lower, square, 0.0)
+        across += jnp.einsum("edi,dij->edj", own_left, fading * square)
+        return across, from_later + own_held @ jnp.where(lower, square, 0.0)
 
     parts = jax.lax.map(panel, (jnp.arange(count), panels))
     earlier, later = (
-        part.transpose(1, 2, 0, 3).reshape(*left.shape[:2], -1)[..., :groups] for part in parts
+        part.transpose(1, 2, 0, 3).reshape(*at_ends.shape[:2], -1)[..., :groups] for part in parts
     )
     return earlier, later
 

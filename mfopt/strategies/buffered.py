@@ -106,12 +106,12 @@ def _run(tables: tuple[jax.Array, ...], x: jax.Array, *, forward: bool) -> jax.A
     """The recursion of :meth:`Buffered.tables` without its gain, or its inverse; shape (n, ...)."""
     flat = x.reshape(x.shape[0], -1)
 
-    def step(state: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        read, decay, feed, entering = at
+    def step(state: jax.Array, tables: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        read, decay, feed, entering = tables
         past = read @ state
-        out = entering + past if forward else entering - past
-        kept = entering if forward else out  # the buffers hold what C is applied to
-        return decay[:, None] * state + feed[:, None] * kept[None, :], out
+        value = entering + past if forward else entering - past
+        kept = entering if forward else value  # the buffers hold what C is applied to
+        return decay[:, None] * state + feed[:, None] * kept[None, :], value
 
     empty = jnp.zeros((tables[0].shape[1], flat.shape[1]), flat.dtype)
     result: jax.Array = jax.lax.scan(step, empty, (*tables, flat))[1]
@@ -126,6 +126,6 @@ def ages(n: int, period: int, length: int) -> tuple[np.ndarray, np.ndarray]:
       period: steps after which a block begins again.
       length: steps of a block; the last one has what is left of the period.
     """
-    first = np.arange(0, period, length)
-    behind = (np.arange(n)[:, None] - first[None, :]) % period
-    return behind, behind < np.minimum(length, period - first)[None, :]
+    begins = np.arange(0, period, length)
+    age = (np.arange(n)[:, None] - begins[None, :]) % period
+    return age, age < np.minimum(length, period - begins)[None, :]

@@ -25,7 +25,7 @@ def _counts(name: str, value: Any) -> tuple[int, ...]:
     """Whole numbers >= 1, one for each exponential."""
     if not isinstance(value, list | tuple) or not value:
         raise _check.reject(name, value, "must be a list of whole numbers")
-    return tuple(_check.integer(name, one) for one in value)
+    return tuple(_check.integer(name, count) for count in value)
 
 
 class ClearedBLT(Buffered):
@@ -100,9 +100,9 @@ class ClearedBLT(Buffered):
     def tables(self, n: int) -> tuple[Array, Array, Array]:
         parts: list[tuple[jax.Array, ...]] = []
         for i, (period, length) in enumerate(zip(self.periods, self.lengths, strict=True)):
-            behind, taken = ages(self.check_size(n), period, length)
+            age, indicator = ages(self.check_size(n), period, length)
             weights = jnp.asarray(self.scale)[i], jnp.asarray(self.decay)[i]
-            read, decay = (jnp.where(behind == 0, 0, weight) for weight in weights)
-            parts.append((read, decay, jnp.asarray(taken, float)))
+            read, decay = (jnp.where(age == 0, 0, weight) for weight in weights)
+            parts.append((read, decay, jnp.asarray(indicator, float)))
         read, decay, feed = (jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True))
         return read, decay, feed

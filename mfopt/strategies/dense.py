@@ -29,8 +29,10 @@ class Dense(Strategy):
             raise _check.reject("matrix", self.matrix.shape, "must be square")
 
     def check_size(self, n: int) -> int:
-        most = self.matrix.shape[0]
-        return self._known(super().check_size(n), most, f"this dense strategy has {most} rows")
+        rows = self.matrix.shape[0]
+        return self._within_limit(
+            super().check_size(n), rows, f"this dense strategy has {rows} rows"
+        )
 
     @compiled("n")
     def materialize(self, n: int) -> Array:

@@ -114,7 +114,7 @@ def roles(cls: type) -> dict[str, Role]:
     Raises:
       UsageError: a field that was not declared by one of the functions above.
     """
-    found: dict[str, Role] = {}
+    roles_by_name: dict[str, Role] = {}
     for field in dataclasses.fields(cls):
         role = field.metadata.get(_ROLE)
         if role is None:
@@ -125,8 +125,8 @@ def roles(cls: type) -> dict[str, Role]:
                 "Declare it with parameter(), setting() or inner() of mfopt.strategies, or as a "
                 "ClassVar.",
             )
-        found[field.name] = role
-    return found
+        roles_by_name[field.name] = role
+    return roles_by_name
 
 
 def default_of(cls: type, name: str) -> Any:

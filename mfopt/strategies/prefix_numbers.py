@@ -61,15 +61,15 @@ def total(entries: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def _forward(entries: np.ndarray) -> _Blocks:
-    both = _columns(entries)
-    blocks, size, _ = both.shape
+    columns = _columns(entries)
+    blocks, size, _ = columns.shape
     fresh, carried = np.empty((2, blocks, size, size))
-    for inverse, block in zip(fresh, both, strict=True):
+    for inverse, block in zip(fresh, columns, strict=True):
         # the transpose of L is upper triangular, and as Fortran sees it L is
-        found, singular = scipy.linalg.lapack.dtrtri(block[:, :size].T, lower=1)
-        inverse[:] = np.nan if singular else found
+        inverted, singular = scipy.linalg.lapack.dtrtri(block[:, :size].T, lower=1)
+        inverse[:] = np.nan if singular else inverted
     carried[0] = 0
-    np.matmul(fresh[1:], np.swapaxes(both[:-1, :, size:], 1, 2), out=carried[1:])
+    np.matmul(fresh[1:], np.swapaxes(columns[:-1, :, size:], 1, 2), out=carried[1:])
     covariance = fresh @ np.swapaxes(fresh, 1, 2)
     for k in range(1, blocks):
         covariance[k] += carried[k] @ covariance[k - 1] @ carried[k].T

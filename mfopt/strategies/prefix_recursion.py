@@ -33,16 +33,16 @@ def _by_blocks(entries: jax.Array) -> jax.Array:
     block of y is L⁻¹ (z - U y of the block before)."""
     bands, n = entries.shape
     blocks = -(-n // bands)
-    before = jnp.pad(entries, ((0, 1), (0, 0)))
-    after = jnp.pad(entries, ((1, 0), (0, 1)))[:, 1:]
+    current = jnp.pad(entries, ((0, 1), (0, 0)))
+    following = jnp.pad(entries, ((1, 0), (0, 1)))[:, 1:]
     inside = jnp.arange(bands + 1)[:, None] + jnp.arange(n) < n
     # [k, j]: row j + k of column j of C A⁻¹; the identity beyond the end
-    columns = jnp.where(inside, before - after, 0)
-    beyond = jnp.zeros((bands + 1, blocks * bands - n), entries.dtype).at[0].set(1)
-    columns = jnp.concatenate([columns, beyond], axis=1).T.reshape(blocks, bands, bands + 1)
+    columns = jnp.where(inside, current - following, 0)
+    identity = jnp.zeros((bands + 1, blocks * bands - n), entries.dtype).at[0].set(1)
+    columns = jnp.concatenate([columns, identity], axis=1).T.reshape(blocks, bands, bands + 1)
     # one zero more than a row of both blocks has: each column then begins one row lower
     padded = jnp.pad(columns, ((0, 0), (0, 0), (0, bands))).reshape(blocks, -1)
-    both = padded[:, : 2 * bands**2].reshape(blocks, bands, 2 * bands)
+    column_blocks = padded[:, : 2 * bands**2].reshape(blocks, bands, 2 * bands)
     fresh = jnp.eye(bands, dtype=entries.dtype)
 
     def step(noise: jax.Array, block: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -51,7 +51,7 @@ def _by_blocks(entries: jax.Array) -> jax.Array:
         covariance = solve_triangular(inner, half.T, lower=True)
         return fresh + ahead @ covariance @ ahead.T, jnp.diagonal(covariance)
 
-    variances: jax.Array = jax.lax.scan(step, fresh, both)[1]
+    variances: jax.Array = jax.lax.scan(step, fresh, column_blocks)[1]
     return variances.reshape(-1)[:n]
 
 

@@ -74,12 +74,12 @@ def _tame(inverse: jax.Array) -> jax.Array:
 
 def _newton(a: jax.Array) -> jax.Array:
     n = a.shape[0]
-    known = min(n, _SOLVED)
-    inverse = solve_triangular(toeplitz(a[:known]), jnp.eye(known, 1)[:, 0], lower=True)
-    while known < n:
-        known = min(2 * known, n)
-        padded = jnp.pad(inverse, (0, known - inverse.shape[0]))
-        residual = -convolve(a[:known], padded)
+    terms = min(n, _SOLVED)
+    inverse = solve_triangular(toeplitz(a[:terms]), jnp.eye(terms, 1)[:, 0], lower=True)
+    while terms < n:
+        terms = min(2 * terms, n)
+        padded = jnp.pad(inverse, (0, terms - inverse.shape[0]))
+        residual = -convolve(a[:terms], padded)
         inverse = convolve(padded, residual.at[0].add(2.0))
     return inverse
 
@@ -91,8 +91,8 @@ def _substitution(a: jax.Array) -> jax.Array:
         # the terms not known yet are 0
         return inverse.at[t].set(-(lagged(t) @ inverse) / a[0]), None
 
-    first = jnp.zeros(n, a.dtype).at[0].set(1 / a[0])
-    return jax.lax.scan(step, first, jnp.arange(1, n))[0]
+    initial = jnp.zeros(n, a.dtype).at[0].set(1 / a[0])
+    return jax.lax.scan(step, initial, jnp.arange(1, n))[0]
 
 
 @reciprocal.defjvp

@@ -73,7 +73,7 @@ class TimeScaled(Strategy):
             length = len(getattr(self, name))
             if length > 1:
                 rule = f"the {name} of this time-scaled strategy are known for {length} steps"
-                self._known(n, length, rule)
+                self._within_limit(n, length, rule)
         return n
 
     @float64
@@ -139,9 +139,9 @@ class TimeScaled(Strategy):
         column = self.base.toeplitz_column(n)
         if column is None:
             return rows[:, None] * jnp.asarray(self.base.weighted_modes(columns, scheme))
-        known = min(epochs, (self.base.most_bands(n) + bins - 2) // bins + 1)  # T_m != 0
-        blocks = _blocks(jnp.asarray(column), known, bins)
-        earlier = jnp.arange(epochs)[:, None] - jnp.arange(known)[None, :]
+        distances = min(epochs, (self.base.most_bands(n) + bins - 2) // bins + 1)  # T_m != 0
+        blocks = _blocks(jnp.asarray(column), distances, bins)
+        earlier = jnp.arange(epochs)[:, None] - jnp.arange(distances)[None, :]
         # by epoch e, distance m and bin: d of epoch e - m
         factors = jnp.where(
             (earlier >= 0)[:, :, None],
@@ -172,7 +172,7 @@ class TimeScaled(Strategy):
 
     def has_structured_gram(self, scheme: BallsInBins) -> bool:
         """True for a BLT base with too many modes, or epochs, to form the modes."""
-        return self._of_buffers() and many(scheme)
+        return self._of_buffers() and has_many_modes(scheme)
 
     def _of_buffers(self) -> bool:
         """True if :mod:`blt_gram` supports this base."""
@@ -194,7 +194,7 @@ class TimeScaled(Strategy):
                 raise _check.reject(name, (float(np.min(values)), float(np.max(values))), rule)
 
 
-def many(scheme: BinScheme) -> bool:
+def has_many_modes(scheme: BinScheme) -> bool:
     """Return True if there are too many bins or epochs to form the modes when G is known without
     them."""
     return max(scheme.bins, scheme.epochs) > _MANY

@@ -24,9 +24,9 @@ class Toeplitz(ToeplitzStrategy):
     scaled_by: ClassVar[str] = "coefs"
 
     def check_size(self, n: int) -> int:
-        most = len(self.coefs)
-        rule = f"this Toeplitz strategy has {most} coefficients"
-        return self._known(super().check_size(n), most, rule)
+        coefficients = len(self.coefs)
+        rule = f"this Toeplitz strategy has {coefficients} coefficients"
+        return self._within_limit(super().check_size(n), coefficients, rule)
 
     def toeplitz_coefs(self, n: int) -> Array:
         return self.coefs[: self.check_size(n)]

@@ -62,16 +62,20 @@ class WaveBLT(Exponentials, ToeplitzStrategy):
         products, so that no buffer depends on another."""
         exponentials = len(self.scale)
         angle = jnp.asarray(self.frequency) * jnp.arange(self.check_size(n))
-        behind = angle - self.frequency + self.phase
+        lagged = angle - self.frequency + self.phase
         swing = jnp.asarray(self.weight) * self.depth
         ones = jnp.ones_like(angle)
-        read = [jnp.asarray(self.weight) * ones, swing * jnp.cos(behind), swing * jnp.sin(behind)]
+        read = [
+            jnp.asarray(self.weight) * ones,
+            swing * jnp.cos(lagged),
+            swing * jnp.sin(lagged),
+        ]
         feed = [ones, jnp.cos(angle), jnp.sin(angle)]
         decay = jnp.concatenate([jnp.asarray(self.decay), jnp.repeat(self.damping, 3)])
 
-        def rows(first: Array, wave: list[jax.Array]) -> Array:
-            near = jnp.broadcast_to(jnp.asarray(first), (n, exponentials))
-            return jnp.concatenate([near, jnp.stack(wave, axis=1)], axis=1)
+        def rows(exponential: Array, wave: list[jax.Array]) -> Array:
+            columns = jnp.broadcast_to(jnp.asarray(exponential), (n, exponentials))
+            return jnp.concatenate([columns, jnp.stack(wave, axis=1)], axis=1)
 
         return (
             rows(self.scale, read),
