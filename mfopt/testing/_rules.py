@@ -36,8 +36,8 @@ def moved(strategy: Strategy) -> Callable[[Any], Strategy]:
     rng = np.random.default_rng(1)
     along = [rng.normal(size=np.shape(leaf)) * np.asarray(leaf) for leaf in leaves]
 
-    def there(step: Any) -> Strategy:
+    def at_step(step: Any) -> Strategy:
         parts = [jnp.asarray(x) + step * d for x, d in zip(leaves, along, strict=True)]
         return jax.tree.unflatten(structure, parts)
 
-    return there
+    return at_step

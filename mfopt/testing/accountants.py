@@ -54,11 +54,14 @@ def check_accountant(
     sigma = noise_multiplier
     rule(mechanism.sampling.kind in registered(), "no accountant is registered for this scheme")
     supporting(mechanism)
-    here = account(mechanism, noise_multiplier=sigma, delta=delta, **effort)
-    _statement(here, mechanism, sigma, delta)
-    rule(0 < here.epsilon < math.inf, f"the example has ε = {here.epsilon}: choose another σ")
-    _monotone(mechanism, here, longer, effort)
-    _round_trip(mechanism, here, tolerance, effort)
+    guarantee = account(mechanism, noise_multiplier=sigma, delta=delta, **effort)
+    _statement(guarantee, mechanism, sigma, delta)
+    rule(
+        0 < guarantee.epsilon < math.inf,
+        f"the example has ε = {guarantee.epsilon}: choose another σ",
+    )
+    _monotone(mechanism, guarantee, longer, effort)
+    _round_trip(mechanism, guarantee, tolerance, effort)
     _bad_numbers(mechanism, sigma, delta)
     if patterns is None and mechanism.sampling.executable:
         patterns = drawn_patterns(mechanism, runs, population)
@@ -111,79 +114,86 @@ def shown_delta(
     half = signal.shape[1] // 2
     direction = signal[:, :half].mean(axis=1)
     means = direction @ signal[:, half:] / np.linalg.norm(direction)
-    at = np.linspace(-6, 6 + float(means.max()) / sigma, 1001)
-    caught = special.ndtr(means[None, :] / sigma - at[:, None]).mean(axis=1)
-    false = special.ndtr(-at)
+    thresholds = np.linspace(-6, 6 + float(means.max()) / sigma, 1001)
+    caught = special.ndtr(means[None, :] / sigma - thresholds[:, None]).mean(axis=1)
+    false = special.ndtr(-thresholds)
     remove = caught - math.exp(epsilon) * false
     add = (1 - false) - math.exp(epsilon) * (1 - caught)
     uncertain = math.sqrt(math.log(2 / _ONCE) / (2 * len(means)))
     if np.ptp(patterns, axis=0).max() == 0:
         uncertain = 0.0  # nothing was drawn
-    both = np.array([remove.max(), add.max() - (math.exp(epsilon) - 1) * uncertain])
-    return float(both.max()), uncertain
+    deltas = np.array([remove.max(), add.max() - (math.exp(epsilon) - 1) * uncertain])
+    return float(deltas.max()), uncertain
 
 
-def _statement(found: Guarantee, mechanism: Mechanism, sigma: float, delta: float) -> None:
-    asked = {name: getattr(mechanism, name) for name in ("group_size", "adjacency", "privacy_unit")}
-    for name, meant in {**asked, "noise_multiplier": sigma, "delta": delta}.items():
-        stated = getattr(found, name)
+def _statement(guarantee: Guarantee, mechanism: Mechanism, sigma: float, delta: float) -> None:
+    expected = {
+        name: getattr(mechanism, name) for name in ("group_size", "adjacency", "privacy_unit")
+    }
+    for name, meant in {**expected, "noise_multiplier": sigma, "delta": delta}.items():
+        stated = getattr(guarantee, name)
         rule(stated == meant, f"the statement has {name} = {stated!r}, not {meant!r}")
-    rule(bool(found.method), "the statement must name its method")
-    sampling = found.details.get("sampling")
+    rule(bool(guarantee.method), "the statement must name its method")
+    sampling = guarantee.details.get("sampling")
     rule(sampling == mechanism.sampling.describe(), "its details must hold the sampling")
     rule(
-        (found.failure_probability > 0) == (found.status == "certified")
-        and found.failure_probability < delta,
+        (guarantee.failure_probability > 0) == (guarantee.status == "certified")
+        and guarantee.failure_probability < delta,
         "a certified statement has a failure probability below δ, and no other has one",
     )
 
 
 def _monotone(
-    mechanism: Mechanism, here: Guarantee, longer: Mechanism | None, effort: dict[str, Any]
+    mechanism: Mechanism, guarantee: Guarantee, longer: Mechanism | None, effort: dict[str, Any]
 ) -> None:
-    sigma, delta = here.noise_multiplier, here.delta
+    sigma, delta = guarantee.noise_multiplier, guarantee.delta
 
-    def epsilon(of: Mechanism, sigma: float = sigma, delta: float = delta) -> float:
-        return account(of, noise_multiplier=sigma, delta=delta, **effort).epsilon
+    def epsilon(example: Mechanism, sigma: float = sigma, delta: float = delta) -> float:
+        return account(example, noise_multiplier=sigma, delta=delta, **effort).epsilon
 
-    rule(epsilon(mechanism, 0.8 * sigma) > here.epsilon, "less noise must cost ε")
-    rule(epsilon(mechanism, 1.5 * sigma) < here.epsilon, "more noise must give a smaller ε")
-    rule(epsilon(mechanism, delta=delta / 100) > here.epsilon, "a smaller δ must cost ε")
+    rule(epsilon(mechanism, 0.8 * sigma) > guarantee.epsilon, "less noise must cost ε")
+    rule(epsilon(mechanism, 1.5 * sigma) < guarantee.epsilon, "more noise must give a smaller ε")
+    rule(epsilon(mechanism, delta=delta / 100) > guarantee.epsilon, "a smaller δ must cost ε")
     if longer is not None:
-        rule(epsilon(longer) > here.epsilon, "more iterations must cost ε")
+        rule(epsilon(longer) > guarantee.epsilon, "more iterations must cost ε")
     larger = dataclasses.replace(mechanism, group_size=mechanism.group_size + 2)
     try:
         supporting(larger)
     except UsageError:
         return
-    if here.status != "certified":  # chains of sampled bounds take minutes
+    if guarantee.status != "certified":  # chains of sampled bounds take minutes
         # a group of K has at least K times an ε of one unit: 1 + 2/K of a group of K
-        most = 1 + 1 / mechanism.group_size
-        rule(epsilon(larger) > most * here.epsilon, "a larger group must cost ε in proportion")
+        factor = 1 + 1 / mechanism.group_size
+        rule(
+            epsilon(larger) > factor * guarantee.epsilon, "a larger group must cost ε in proportion"
+        )
 
 
 def _round_trip(
-    mechanism: Mechanism, here: Guarantee, tolerance: float, effort: dict[str, Any]
+    mechanism: Mechanism, guarantee: Guarantee, tolerance: float, effort: dict[str, Any]
 ) -> None:
-    sampled = here.status == "certified"
-    sigma = here.noise_multiplier
-    back = account(mechanism, noise_multiplier=sigma, epsilon=here.epsilon, **effort)
-    most = here.delta * (1.15 if sampled else 1.001)
+    sampled = guarantee.status == "certified"
+    sigma = guarantee.noise_multiplier
+    back = account(mechanism, noise_multiplier=sigma, epsilon=guarantee.epsilon, **effort)
+    largest_delta = guarantee.delta * (1.15 if sampled else 1.001)
     rule(
-        here.delta * (1 - 40 * tolerance) <= back.delta <= most,
-        f"δ = {here.delta} gave ε = {here.epsilon}, which gives δ = {back.delta}",
+        guarantee.delta * (1 - 40 * tolerance) <= back.delta <= largest_delta,
+        f"δ = {guarantee.delta} gave ε = {guarantee.epsilon}, which gives δ = {back.delta}",
     )
     if sampled:
         return
-    found = account(mechanism, epsilon=here.epsilon, delta=here.delta, **effort)
+    calibrated = account(mechanism, epsilon=guarantee.epsilon, delta=guarantee.delta, **effort)
     rule(
-        math.isclose(found.noise_multiplier, sigma, rel_tol=tolerance),
-        f"σ = {sigma} gave ε = {here.epsilon}, which gives σ = {found.noise_multiplier}",
+        math.isclose(calibrated.noise_multiplier, sigma, rel_tol=tolerance),
+        f"σ = {sigma} gave ε = {guarantee.epsilon}, which gives σ = {calibrated.noise_multiplier}",
     )
-    again = account(
-        mechanism, noise_multiplier=found.noise_multiplier, epsilon=here.epsilon, **effort
+    checked = account(
+        mechanism, noise_multiplier=calibrated.noise_multiplier, epsilon=guarantee.epsilon, **effort
     )
-    rule(again.delta <= here.delta * (1 + 1e-9), "the σ that was found does not satisfy its target")
+    rule(
+        checked.delta <= guarantee.delta * (1 + 1e-9),
+        "the σ that was found does not satisfy its target",
+    )
 
 
 def _bad_numbers(mechanism: Mechanism, sigma: float, delta: float) -> None:
@@ -193,10 +203,10 @@ def _bad_numbers(mechanism: Mechanism, sigma: float, delta: float) -> None:
         "epsilon": (-1.0, math.nan, math.inf),
     }
     for name, values in some.items():
-        other = {"delta": delta} if name != "delta" else {"noise_multiplier": sigma}
+        valid = {"delta": delta} if name != "delta" else {"noise_multiplier": sigma}
         for bad in values:
             rule(
-                refused(lambda asked: account(mechanism, **asked), {**other, name: bad}),
+                refused(lambda arguments: account(mechanism, **arguments), {**valid, name: bad}),
                 f"{name} = {bad!r} must be refused with a UsageError",
             )
 

@@ -71,9 +71,9 @@ def check_sampled_law(
       AssertionError: a rule is broken; the message says which.
     """
     if sampled is None:
-        sampled, again = law(scheme), law(from_description(scheme.describe()))
+        sampled, restored = law(scheme), law(from_description(scheme.describe()))
         rule(
-            sampled == again and hash(sampled) == hash(again),
+            sampled == restored and hash(sampled) == hash(restored),
             "the law must be equal for equal schemes: it is static in compiled code",
         )
     point, key = Point(noise_multiplier, epsilon), chunked.seed_key(seed)
@@ -81,9 +81,9 @@ def check_sampled_law(
     log_law = _law(sampled, strategy, point, samples, key)
     loss = sampled.loss(strategy)
     _starts(loss, epsilon)
-    found = {d: _proposals(loss, d, point, samples, chunked.subkey(key, 7)) for d in DIRECTIONS}
-    _agree("the law's estimate", log_law, "a proposal of the remove direction", found["remove"])
-    _free(loss, point, found)
+    means = {d: _proposals(loss, d, point, samples, chunked.subkey(key, 7)) for d in DIRECTIONS}
+    _agree("the law's estimate", log_law, "a proposal of the remove direction", means["remove"])
+    _free(loss, point, means)
     if scheme.executable:
         _executed(loss, scheme, strategy, point, seed)
 
@@ -95,12 +95,12 @@ class _Mean(NamedTuple):
     error: float
 
 
-def _agree(one: str, first: _Mean, other: str, second: _Mean) -> None:
-    off = abs(first.value - second.value)
-    error = math.hypot(first.error, second.error)
+def _agree(first_name: str, first_mean: _Mean, second_name: str, second_mean: _Mean) -> None:
+    off = abs(first_mean.value - second_mean.value)
+    error = math.hypot(first_mean.error, second_mean.error)
     rule(
         off <= ERRORS * error,
-        f"{one}, {first.value:.4g}, and {other}, {second.value:.4g}, are "
+        f"{first_name}, {first_mean.value:.4g}, and {second_name}, {second_mean.value:.4g}, are "
         f"{off / error if error else math.inf:.1f} standard errors apart",
     )
 
@@ -111,17 +111,17 @@ def _scaling(
     larger = strategy.rescaled(_LARGER)
     if larger is None:
         raise AssertionError("the example must be a C that can be rescaled")
-    both = sampled.quadratic(strategy), sampled.quadratic(larger)
-    pairs = zip(*map(jax.tree.leaves, both), strict=True)
+    quadratics = sampled.quadratic(strategy), sampled.quadratic(larger)
+    pairs = zip(*map(jax.tree.leaves, quadratics), strict=True)
     rule(
         all(np.allclose(_LARGER**2 * a, b, rtol=1e-9, atol=0) for a, b in pairs),
         "`quadratic` must be of degree two: that of a·C is a² times that of C",
     )
     _product(sampled, strategy)
-    first, second = map(sampled.prepared, both)
+    reduced_law, reduced_larger = map(sampled.prepared, quadratics)
     rule(
         math.isclose(
-            float(sampled.log_scale(second)) - float(sampled.log_scale(first)),
+            float(sampled.log_scale(reduced_larger)) - float(sampled.log_scale(reduced_law)),
             math.log(_LARGER),
             rel_tol=1e-6,
         ),
@@ -129,7 +129,9 @@ def _scaling(
     )
     rule(
         math.isclose(
-            float(sampled.norm(second)), _LARGER * float(sampled.norm(first)), rel_tol=1e-6
+            float(sampled.norm(reduced_larger)),
+            _LARGER * float(sampled.norm(reduced_law)),
+            rel_tol=1e-6,
         ),
         "`norm` must grow by the factor a with a·C",
     )
@@ -146,7 +148,7 @@ def _scaling(
                 point.epsilon,
             )
         )
-        for reduced, factor in ((first, 1.0), (second, _LARGER))
+        for reduced, factor in ((reduced_law, 1.0), (reduced_larger, _LARGER))
     ]
     rule(
         math.isclose(*values, rel_tol=1e-6),
@@ -156,16 +158,16 @@ def _scaling(
 
 def _product(sampled: SampledLaw, strategy: Strategy) -> None:
     """`product` is linear in what `quadratic` gives, in value and derivative."""
-    rng, there = np.random.default_rng(2), moved(strategy)
+    rng, moved_strategy = np.random.default_rng(2), moved(strategy)
     slope = jax.tree.map(
         lambda leaf: jnp.asarray(rng.normal(size=np.shape(leaf))), sampled.quadratic(strategy)
     )
 
     def fast(step: jax.Array) -> jax.Array:
-        return sampled.product(slope, there(step))
+        return sampled.product(slope, moved_strategy(step))
 
     def plain(step: jax.Array) -> jax.Array:
-        return SampledLaw.product(sampled, slope, there(step))
+        return SampledLaw.product(sampled, slope, moved_strategy(step))
 
     pairs = zip(*(jax.jvp(f, (0.0,), (1.0,)) for f in (fast, plain)), strict=True)
     rule(
@@ -179,31 +181,33 @@ def _law(
 ) -> _Mean:
     """The law's frozen estimate: smooth, decreasing, and the same from other proposals."""
     draws = sampled.draws(key, samples)
-    same = jax.tree.map(np.array_equal, draws, sampled.draws(key, samples))
-    rule(all(jax.tree.leaves(same)), "`draws` must be a pure function of its key")
-    other = jax.tree.map(np.array_equal, draws, sampled.draws(chunked.subkey(key, 1), samples))
-    rule(not all(jax.tree.leaves(other)), "`draws` must depend on its key")
+    equal_draws = jax.tree.map(np.array_equal, draws, sampled.draws(key, samples))
+    rule(all(jax.tree.leaves(equal_draws)), "`draws` must be a pure function of its key")
+    equal_to_next_key = jax.tree.map(
+        np.array_equal, draws, sampled.draws(chunked.subkey(key, 1), samples)
+    )
+    rule(not all(jax.tree.leaves(equal_to_next_key)), "`draws` must depend on its key")
     reduced, log_sigma = sampled.reduced(strategy), math.log(point.noise_multiplier)
-    near = sampled.proposal(reduced, point.noise_multiplier, point.epsilon)
+    base_proposal = sampled.proposal(reduced, point.noise_multiplier, point.epsilon)
 
     @jax.jit
     def along(step: jax.Array, log_sigma: jax.Array) -> jax.Array:
-        terms = sampled.frozen(sampled.reduced(there(step)), near, draws)
+        terms = sampled.frozen(sampled.reduced(moved_strategy(step)), base_proposal, draws)
         return sampled.log_delta(terms, log_sigma, point.epsilon)
 
-    there = moved(strategy)
+    moved_strategy = moved(strategy)
     values = [float(along(0.0, log_sigma + h)) for h in np.linspace(-0.2, 0.2, 9)]
     rule(
         bool(np.all(np.isfinite(values)) and np.all(np.diff(values) < 0)),
         "log δ̂ must be finite and fall with log σ",
     )
-    for argument, what in ((0, "the strategy"), (1, "log σ")):
+    for argument, variable in ((0, "the strategy"), (1, "log σ")):
         slope = float(jax.grad(along, argument)(0.0, log_sigma))
         h = np.eye(2)[argument] * 1e-7  # so short that hardly a sample passes its kink
         numeric = float(along(h[0], log_sigma + h[1]) - along(-h[0], log_sigma - h[1])) / 2e-7
         rule(
             abs(slope - numeric) <= 1e-3 * max(1.0, abs(numeric)),
-            f"the derivative of log δ̂ in {what} is {slope:.8g}, by differences {numeric:.8g}",
+            f"the derivative of log δ̂ in {variable} is {slope:.8g}, by differences {numeric:.8g}",
         )
 
     @jax.jit
@@ -215,7 +219,10 @@ def _law(
         halves = (
             jax.tree.map(lambda x, i=i: x.reshape(2, -1, *x.shape[1:])[i], draws) for i in (0, 1)
         )
-        whole, parts = float(estimate(draws, near)), [float(estimate(x, near)) for x in halves]
+        whole, parts = (
+            float(estimate(draws, base_proposal)),
+            [float(estimate(x, base_proposal)) for x in halves],
+        )
         rule(
             math.isclose(whole, float(np.mean(parts)), rel_tol=1e-9),
             f"δ̂ of halves of the draws is {parts} and of all {whole}: is the law `divisible`?",
@@ -224,8 +231,10 @@ def _law(
     for position, factor in enumerate((1.0, 1.15)):
         placed = sampled.proposal(reduced, factor * point.noise_multiplier, point.epsilon)
         fresh = (sampled.draws(chunked.subkey(key, 2 + position, i), samples) for i in range(_KEYS))
-        found = np.array([float(estimate(draws, placed)) for draws in fresh])
-        means.append(_Mean(float(found.mean()), float(found.std(ddof=1)) / math.sqrt(_KEYS)))
+        estimates = np.array([float(estimate(draws, placed)) for draws in fresh])
+        means.append(
+            _Mean(float(estimates.mean()), float(estimates.std(ddof=1)) / math.sqrt(_KEYS))
+        )
     _agree("δ̂ of the law", means[0], "from a proposal placed elsewhere", means[1])
     return means[0]
 
@@ -245,19 +254,19 @@ def _proposals(
     loss: SampledLoss, direction: SampledDirection, point: Point, samples: int, key: jax.Array
 ) -> _Mean:
     """Ceilings hold, all proposals have one mean, and the bounds are right."""
-    least = loss.least(direction, point)
+    lowest = loss.least(direction, point)
     trial = Trial(samples, 1e-3, chunked.subkey(key, 1))
     chosen = loss.choose(direction, point, trial).tilt
     rule(
-        least.log_ceiling <= chosen.log_ceiling + 1e-9,
+        lowest.log_ceiling <= chosen.log_ceiling + 1e-9,
         f"`least` of {direction} has a larger ceiling than what `choose` found",
     )
     means = []
-    for number, tilt in enumerate((least, chosen)):
-        same = loss.at(tilt, point)
+    for number, tilt in enumerate((lowest, chosen)):
+        placed = loss.at(tilt, point)
         rule(
-            same[:2] == tilt[:2]
-            and math.isclose(same.log_ceiling, tilt.log_ceiling, rel_tol=1e-9, abs_tol=1e-9),
+            placed[:2] == tilt[:2]
+            and math.isclose(placed.log_ceiling, tilt.log_ceiling, rel_tol=1e-9, abs_tol=1e-9),
             "`at` must give a proposal back at its own point",
         )
         means.append(_values(loss, tilt, point, samples, chunked.subkey(key, 2, number)))
@@ -269,16 +278,16 @@ def _proposals(
 
 
 def _values(loss: SampledLoss, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> _Mean:
-    seen = loss.pilot(tilt, point, samples, key)
-    total, square = float(seen.sums.total), float(seen.sums.square)
-    rule(seen.samples >= samples, "`pilot` must take at least the samples asked for")
+    pilot = loss.pilot(tilt, point, samples, key)
+    total, square = float(pilot.sums.total), float(pilot.sums.square)
+    rule(pilot.samples >= samples, "`pilot` must take at least the samples asked for")
     rule(
-        0 < square <= total * (1 + 1e-6) and total <= seen.samples,
+        0 < square <= total * (1 + 1e-6) and total <= pilot.samples,
         f"values of a {tilt.kind} proposal leave [0, ceiling], or none is above 0",
     )
     halved = Point(point.noise_multiplier, point.epsilon, _Half())
     half = loss.pilot(loss.at(tilt, halved), halved, samples, key)
-    whole, part = _mean(seen), _mean(half)
+    whole, part = _mean(pilot), _mean(half)
     # what is sampled may depend on the form of the payoff: within the errors of both
     off = abs(2 * part.value - whole.value)
     rule(
@@ -289,33 +298,36 @@ def _values(loss: SampledLoss, tilt: Tilt, point: Point, samples: int, key: jax.
 
 
 def _elsewhere(
-    loss: SampledLoss, tilt: Tilt, point: Point, samples: int, key: jax.Array, here: _Mean
+    loss: SampledLoss, tilt: Tilt, point: Point, samples: int, key: jax.Array, reference: _Mean
 ) -> None:
     """Check at other noise: fresh ceilings, no value above them, and a mean on the right side."""
     for factor in (0.5, 1.2):
-        there = point._replace(noise_multiplier=factor * point.noise_multiplier)
-        seen = loss.pilot(loss.at(tilt, there), there, samples, key)
-        rule(math.isfinite(float(seen.sums.total)), "a ceiling from `at` does not hold elsewhere")
-        mean = _mean(seen)
-        off = (mean.value - here.value) * math.copysign(1.0, factor - 1)
-        rule(off < ERRORS * math.hypot(mean.error, here.error), "more noise must give a smaller δ̂")
+        moved_point = point._replace(noise_multiplier=factor * point.noise_multiplier)
+        pilot = loss.pilot(loss.at(tilt, moved_point), moved_point, samples, key)
+        rule(math.isfinite(float(pilot.sums.total)), "a ceiling from `at` does not hold elsewhere")
+        mean = _mean(pilot)
+        off = (mean.value - reference.value) * math.copysign(1.0, factor - 1)
+        rule(
+            off < ERRORS * math.hypot(mean.error, reference.error),
+            "more noise must give a smaller δ̂",
+        )
 
 
 def _bounds(loss: SampledLoss, tilt: Tilt, point: Point, trial: Trial, truth: _Mean) -> None:
-    seen = loss.pilot(tilt, point, trial.samples, chunked.subkey(trial.key, 1))
-    bet, _ = seen.expected(trial.samples, trial.beta)
-    found = loss.bound(tilt, point, bet, trial)
+    pilot = loss.pilot(tilt, point, trial.samples, chunked.subkey(trial.key, 1))
+    bet, _ = pilot.expected(trial.samples, trial.beta)
+    bound = loss.bound(tilt, point, bet, trial)
     rule(
-        found == loss.bound(tilt, point, bet, trial),
+        bound == loss.bound(tilt, point, bet, trial),
         "`bound` must be a pure function of what it is given",
     )
     rule(
-        truth.value - ERRORS * truth.error < found.mean < found.value <= found.ceiling * (1 + 1e-6)
-        and found.samples >= trial.samples,
-        f"a bound must lie above its mean and below its ceiling: {found}",
+        truth.value - ERRORS * truth.error < bound.mean < bound.value <= bound.ceiling * (1 + 1e-6)
+        and bound.samples >= trial.samples,
+        f"a bound must lie above its mean and below its ceiling: {bound}",
     )
     # no ceiling at all: the mean itself is above it, so some value is
-    low = tilt._replace(log_ceiling=seen.log_mean - math.log(2))
+    low = tilt._replace(log_ceiling=pilot.log_mean - math.log(2))
     rule(
         not math.isfinite(loss.bound(low, point, bet, trial).value),
         "a value above the ceiling leaves no proof: the bound must be no number",
@@ -328,24 +340,27 @@ def _bounds(loss: SampledLoss, tilt: Tilt, point: Point, trial: Trial, truth: _M
     means = np.array([run.mean for run in runs])
     surely = float(means.mean() - ERRORS / 2 * means.std(ddof=1) / math.sqrt(_RUNS))
     missed = sum(not run.value >= surely for run in runs)
-    most = _MISS + ERRORS * math.sqrt(_MISS * (1 - _MISS) / _RUNS)
-    rule(missed <= most * _RUNS, f"{missed} of {_RUNS} bounds with β = {_MISS} are below the truth")
+    largest_share = _MISS + ERRORS * math.sqrt(_MISS * (1 - _MISS) / _RUNS)
+    rule(
+        missed <= largest_share * _RUNS,
+        f"{missed} of {_RUNS} bounds with β = {_MISS} are below the truth",
+    )
 
 
-def _free(loss: SampledLoss, point: Point, found: dict[SampledDirection, _Mean]) -> None:
+def _free(loss: SampledLoss, point: Point, means: dict[SampledDirection, _Mean]) -> None:
     sigma, epsilon = point.noise_multiplier, point.epsilon
     bounds = loss.free_bounds()
     rule(len(bounds) > 0, "there must be a free bound: at least without amplification")
     for bound in bounds:
         logs = bound.log_deltas(sigma, epsilon)
         for direction, log_delta in zip(DIRECTIONS, logs, strict=True):
-            seen, stated = found[direction], math.exp(log_delta)
+            mean, stated = means[direction], math.exp(log_delta)
             rule(
-                stated >= seen.value - ERRORS * seen.error,
-                f"{bound.method}: {direction} is {stated:.4g}, samples show {seen.value:.4g}",
+                stated >= mean.value - ERRORS * mean.error,
+                f"{bound.method}: {direction} is {stated:.4g}, samples show {mean.value:.4g}",
             )
             if bound.exact:
-                _agree(f"{bound.method}, exact,", _Mean(stated, 1e-4 * stated), "samples", seen)
+                _agree(f"{bound.method}, exact,", _Mean(stated, 1e-4 * stated), "samples", mean)
         delta = math.exp(max(logs)) / 2
         less = bound.noise_multiplier(epsilon, delta), bound.epsilon(sigma, delta)
         rule(

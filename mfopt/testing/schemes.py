@@ -60,8 +60,11 @@ def _files(scheme: Scheme) -> None:
         "a scheme is a frozen dataclass",
     )
     description = json.loads(json.dumps(scheme.describe()))
-    again = sampling.from_description(description)
-    rule(again == scheme and hash(again) == hash(scheme), "its description does not give it back")
+    restored = sampling.from_description(description)
+    rule(
+        restored == scheme and hash(restored) == hash(scheme),
+        "its description does not give it back",
+    )
     rule(
         refused(sampling.from_description, {**description, "no such field": 1}),
         "a description with an unknown field must be refused",
@@ -81,17 +84,17 @@ def _files(scheme: Scheme) -> None:
 def _adjacency(scheme: Scheme) -> None:
     for accounted in get_args(Adjacency):
         try:
-            given = scheme.executed_adjacency(accounted)
+            executed = scheme.executed_adjacency(accounted)
         except ValueError:
             continue  # refused
-        rule(given in get_args(Adjacency), f"{given!r} is no adjacency")
+        rule(executed in get_args(Adjacency), f"{executed!r} is no adjacency")
         rule(
-            scheme.independent or given != "add-remove",
+            scheme.independent or executed != "add-remove",
             "a unit that leaves moves the others: a run cannot protect under add-remove adjacency",
         )
         rule(
-            given == accounted or given == "zero-out",
-            f"an account for {accounted!r} shows nothing about {given!r}",
+            executed == accounted or executed == "zero-out",
+            f"an account for {accounted!r} shows nothing about {executed!r}",
         )
 
 
@@ -150,13 +153,13 @@ def _laws(scheme: Scheme, population: int, sizes: np.ndarray) -> None:
     runs, n = sizes.shape
     # the largest distance of an empirical law that occurs once in a million laws (Massart 1990)
     furthest = math.sqrt(math.log(2 * n / 1e-6) / (2 * runs))
-    at = np.arange(population + 1)
+    sizes_up_to = np.arange(population + 1)
     means = []
     for t in range(n):
         law = scheme.batch_sizes(t, population)
-        cumulative = np.asarray(law.cdf(at))
+        cumulative = np.asarray(law.cdf(sizes_up_to))
         rule(abs(cumulative[-1] - 1) < 1e-9, f"step {t}: the law has more units than there are")
-        empirical = np.mean(sizes[:, t, None] <= at, axis=0)
+        empirical = np.mean(sizes[:, t, None] <= sizes_up_to, axis=0)
         distance = float(np.max(np.abs(empirical - cumulative)))
         rule(
             distance <= furthest,
@@ -183,11 +186,11 @@ def _epochs(scheme: Scheme, taking_part: np.ndarray) -> None:
         all(a < b for a, b in itertools.pairwise(ends)) and ends[-1] < scheme.length,
         "epoch_ends must be increasing steps of the scheme",
     )
-    for before, end in itertools.pairwise(ends):
-        often = taking_part[:, before + 1 : end + 1].sum(axis=1)
+    for previous, end in itertools.pairwise(ends):
+        often = taking_part[:, previous + 1 : end + 1].sum(axis=1)
         rule(
             bool(np.all(often == 1)),
-            f"epoch_ends declares steps {before + 1} to {end} an epoch, and units take part "
+            f"epoch_ends declares steps {previous + 1} to {end} an epoch, and units take part "
             f"{int(often.min())} to {int(often.max())} times in them",
         )
 
@@ -197,37 +200,41 @@ def _independence(
 ) -> None:
     """Independent units: a size varies as much as they do one by one, whoever else is there."""
     chance = taking_part.mean(axis=0)  # (n, population)
-    alone = np.sum(chance * (1 - chance), axis=1) * runs / (runs - 1)
+    variance_of_units = np.sum(chance * (1 - chance), axis=1) * runs / (runs - 1)
     varies = np.array(
         [float(scheme.batch_sizes(t, population).var()) for t in range(scheme.length)]
     )
     error = np.sqrt(np.sum((1 - 2 * chance) ** 2 * chance * (1 - chance), axis=1) / runs)
     slack = (ERRORS + 1) * error + 0.05 * varies
     rule(
-        bool(np.all(np.abs(alone - varies) <= slack)),
+        bool(np.all(np.abs(variance_of_units - varies) <= slack)),
         "units are declared independent, and the sizes vary by another amount than the units do",
     )
     # pairs: correlations that cancel in the total
     centred = taking_part - chance
     spread = np.sqrt(chance * (1 - chance))
-    for other in (1, population // 2, population - 1):
-        product = np.mean(centred[:, :, 0] * centred[:, :, other], axis=0)
-        bound = (ERRORS + 1) * spread[:, 0] * spread[:, other] / math.sqrt(runs) + 1e-9
+    for unit in (1, population // 2, population - 1):
+        product = np.mean(centred[:, :, 0] * centred[:, :, unit], axis=0)
+        bound = (ERRORS + 1) * spread[:, 0] * spread[:, unit] / math.sqrt(runs) + 1e-9
         rule(
             bool(np.all(np.abs(product) <= bound)),
-            f"units are declared independent, and units 0 and {other} are not",
+            f"units are declared independent, and units 0 and {unit} are not",
         )
     fewer = max(1, population // 2)
     try:
-        taken = _simulate(scheme, fewer, runs, seed + runs)[1][:, :, 0]
+        taking_part_fewer = _simulate(scheme, fewer, runs, seed + runs)[1][:, :, 0]
     except ValueError as problem:
         raise AssertionError(
             f"units are declared independent, and {fewer} units are refused: {problem}"
         ) from problem
-    both = (taken.mean(axis=0) + chance[:, 0]) / 2
-    error = np.sqrt(2 * both * (1 - both) / runs)
+    chance_of_both = (taking_part_fewer.mean(axis=0) + chance[:, 0]) / 2
+    error = np.sqrt(2 * chance_of_both * (1 - chance_of_both) / runs)
     rule(
-        bool(np.all(np.abs(taken.mean(axis=0) - chance[:, 0]) <= (ERRORS + 1) * error + 1e-9)),
+        bool(
+            np.all(
+                np.abs(taking_part_fewer.mean(axis=0) - chance[:, 0]) <= (ERRORS + 1) * error + 1e-9
+            )
+        ),
         f"unit 0 takes part with another chance among {fewer} units than among {population}",
     )
 

@@ -80,12 +80,12 @@ def check_strategy(
     return tuple(parts)
 
 
-def _close(found: Any, expected: Any, what: str, tolerance: float = 1e-9) -> None:
-    found, expected = np.asarray(found), np.asarray(expected)
-    rule(found.shape == expected.shape, f"{what} has shape {found.shape}, not {expected.shape}")
+def _close(actual: Any, expected: Any, label: str, tolerance: float = 1e-9) -> None:
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    rule(actual.shape == expected.shape, f"{label} has shape {actual.shape}, not {expected.shape}")
     scale = max(1.0, float(np.max(np.abs(expected), initial=0)))
-    off = float(np.max(np.abs(found - expected), initial=0)) / scale
-    rule(off <= tolerance, f"{what} is off by {off:.3g}")  # a NaN is off, too
+    off = float(np.max(np.abs(actual - expected), initial=0)) / scale
+    rule(off <= tolerance, f"{label} is off by {off:.3g}")  # a NaN is off, too
 
 
 def _matrix(strategy: Strategy, n: int) -> np.ndarray:
@@ -148,11 +148,11 @@ def _pytree(strategy: Strategy, matrix: np.ndarray) -> None:
         all(isinstance(leaf, np.ndarray) and leaf.dtype == np.float64 for leaf in leaves),
         "a parameter is no numpy float64 array",
     )
-    for other in (strategies.Identity(), strategies.SquareRoot()):
-        same = hash(jax.tree.structure(other)) == hash(structure)
+    for builtin in (strategies.Identity(), strategies.SquareRoot()):
+        same_structure = hash(jax.tree.structure(builtin)) == hash(structure)
         rule(
-            not same or other.kind == strategy.kind,
-            f"its pytree has the structure of {other.kind}, whose compiled code would serve it",
+            not same_structure or builtin.kind == strategy.kind,
+            f"its pytree has the structure of {builtin.kind}, whose compiled code would serve it",
         )
     n = len(matrix)
     with _float64.scope():
@@ -165,16 +165,21 @@ def _gradients(strategy: Strategy, scheme: BallsInBins) -> None:
     if not jax.tree.leaves(strategy):
         return
     weight = np.random.default_rng(2).normal(size=(scheme.bins, scheme.bins))
-    at = moved(strategy)
+    moved_strategy = moved(strategy)
 
     def value(step: Any) -> jax.Array:
-        there = at(step)
-        variances = query_error.row_variances(PrefixSums(), there, scheme.iterations)
-        return jnp.sum(weight * there.gram(scheme)) + jnp.sum(jnp.log(jnp.asarray(variances)))
+        shifted = moved_strategy(step)
+        variances = query_error.row_variances(PrefixSums(), shifted, scheme.iterations)
+        return jnp.sum(weight * shifted.gram(scheme)) + jnp.sum(jnp.log(jnp.asarray(variances)))
 
     with _float64.scope():
-        both = _quick.jit(jax.value_and_grad(value))  # alone, each operation would be compiled
-        slope, numeric = float(both(0.0)[1]), float(both(1e-6)[0] - both(-1e-6)[0]) / 2e-6
+        value_and_slope = _quick.jit(
+            jax.value_and_grad(value)
+        )  # alone, each operation would be compiled
+        slope, numeric = (
+            float(value_and_slope(0.0)[1]),
+            float(value_and_slope(1e-6)[0] - value_and_slope(-1e-6)[0]) / 2e-6,
+        )
     off = abs(slope - numeric) / max(1.0, abs(numeric))
     rule(off < 1e-5, f"its derivative is {slope:.8g}, by differences {numeric:.8g}")
 
@@ -183,11 +188,11 @@ def _errors(strategy: Strategy, matrix: np.ndarray) -> None:
     n = len(matrix)
     rates = np.linspace(1.0, 0.2, n)
     dense = np.tril(np.random.default_rng(5).normal(size=(n, n))) + 2 * np.eye(n)
-    every = (PrefixSums(), Momentum(0.9, rates), ToeplitzWorkload(rates), DenseWorkload(dense))
-    for workload in every:
+    workloads = (PrefixSums(), Momentum(0.9, rates), ToeplitzWorkload(rates), DenseWorkload(dense))
+    for workload in workloads:
         through = np.asarray(workload.materialize(n)) @ np.linalg.inv(matrix)
-        found = query_error.row_variances(workload, strategy, n)
-        _close(found, np.sum(through**2, axis=1), f"the error on the {workload.kind} workload")
+        variances = query_error.row_variances(workload, strategy, n)
+        _close(variances, np.sum(through**2, axis=1), f"the error on the {workload.kind} workload")
 
 
 def _noise(strategy: Strategy, matrix: np.ndarray, past: Past) -> None:
@@ -215,25 +220,25 @@ def _description(strategy: Strategy, matrix: np.ndarray) -> None:
     rule(restored == strategy and hash(restored) == hash(strategy), "restored, it is not equal")
     surplus = {**arrays, "surplus": np.zeros(1)}
     rule(refused(strategies.from_description, description, surplus), "a surplus array is accepted")
-    other = {**description, "kind": "no-such-kind"}
-    rule(refused(strategies.from_description, other, arrays), "an unknown kind is accepted")
+    unknown = {**description, "kind": "no-such-kind"}
+    rule(refused(strategies.from_description, unknown, arrays), "an unknown kind is accepted")
 
 
 def _file(strategy: Strategy, scheme: BallsInBins) -> None:
-    told = Guarantee(1.0, 1e-5, 1.0, method="none: a test of files")  # an estimate
-    made = Factorization(strategy, 1.0, scheme, PrefixSums(), told)
+    guarantee = Guarantee(1.0, 1e-5, 1.0, method="none: a test of files")  # an estimate
+    factorization = Factorization(strategy, 1.0, scheme, PrefixSums(), guarantee)
     with tempfile.TemporaryDirectory() as folder:
-        read = load(made.save(Path(folder) / "strategy.npz"))
-    rule(read.digest == made.digest, "saved and loaded, its digest is another")
+        read = load(factorization.save(Path(folder) / "strategy.npz"))
+    rule(read.digest == factorization.digest, "saved and loaded, its digest is another")
     rule(read.strategy == strategy, "saved and loaded, it is another strategy")
 
 
 def _parameters(strategy: Strategy, matrix: np.ndarray) -> None:
     n = len(matrix)
     mapping = kinds.of(strategy, n)
-    again = kinds.of(strategy, n)
+    repeated = kinds.of(strategy, n)
     rule(
-        mapping.build == again.build and hash(mapping.build) == hash(again.build),
+        mapping.build == repeated.build and hash(mapping.build) == hash(repeated.build),
         "parameterize gives unequal builds for one shape: each start would be compiled again",
     )
     with _float64.scope():
