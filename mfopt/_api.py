@@ -155,11 +155,13 @@ def factorize(
                 shared["time_scale"] = search.time_scale
             most = MEMORY if memory is None else memory
             size = epochs, iterations_per_epoch
-            made = least_error(*size, target.epsilon, target.delta, loss=loss, most=most, **shared)
-            return _certified(made)
+            factorization = least_error(
+                *size, target.epsilon, target.delta, loss=loss, most=most, **shared
+            )
+            return _certified(factorization)
         options = sizes | search.of_one_kind()
         del options["bands"]
-        made = optimized(
+        factorization = optimized(
             schemes,
             target.epsilon,
             target.delta,
@@ -172,7 +174,7 @@ def factorize(
             **shared,
             **{name: value for name, value in options.items() if value is not None},
         )
-        return _certified(made)
+        return _certified(factorization)
 
 
 # names inside the library -> arguments of the front door
@@ -221,13 +223,13 @@ def _require_calls(progress: Any, command: Any) -> None:
     _check.kind("command", command, str)
 
 
-def _certified(made: Factorization) -> Factorization:
+def _certified(factorization: Factorization) -> Factorization:
     """``made``, unless its guarantee is an estimate only."""
-    if made.provenance.get("interrupted"):
-        raise InterruptedFactorization(made)
-    if made.guarantee.status != "estimate":
-        return made
-    raise UncertifiedError(made.not_certified or "no σ could be certified", made)
+    if factorization.provenance.get("interrupted"):
+        raise InterruptedFactorization(factorization)
+    if factorization.guarantee.proved:
+        return factorization
+    raise UncertifiedError(factorization.not_certified or "no σ could be certified", factorization)
 
 
 def account(
@@ -285,8 +287,8 @@ def _checked(factorization: Any, progress: Any, command: Any) -> Factorization:
     """The factorization, where all three have their types."""
     _require_calls(progress, command)
     way_out = "mfopt.load reads one from a file."
-    found: Factorization = _check.kind("factorization", factorization, Factorization, way_out)
-    return found
+    checked: Factorization = _check.kind("factorization", factorization, Factorization, way_out)
+    return checked
 
 
 def certify(
@@ -392,12 +394,12 @@ def calibrate(
             progress=progress,
         )
     record = {**factorization.provenance, "calibrated_by": provenance(seed, command), **facts}
-    found = dataclasses.replace(
+    calibrated = dataclasses.replace(
         factorization,
         noise_multiplier=guarantee.noise_multiplier,
         guarantee=guarantee,
         provenance=record,
     )
     if seed is None:  # a C may have been made to pass with a seed that was known before
-        proofs.note(found)
-    return found
+        proofs.note(calibrated)
+    return calibrated

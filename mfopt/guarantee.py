@@ -168,6 +168,11 @@ class Guarantee:
         return cls(**described)
 
     @property
+    def proved(self) -> bool:
+        """True for a statement that claims to hold; an estimate proves nothing."""
+        return self.status != "estimate"
+
+    @property
     def certificate(self) -> CertificateKind:
         """Kind of certificate that the details name: the one to prove the statement again by."""
         kind = self.details.get("certificate")

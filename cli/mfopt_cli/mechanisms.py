@@ -17,13 +17,13 @@ from mfopt_cli import answers, display, messages
 from mfopt_cli.live import COMPILING, Live
 
 
-def workload(asked: Any, n: int) -> Any:
+def workload(arguments: Any, n: int) -> Any:
     """The workload of ``--workload``, ``--momentum`` and ``--cooldown``, for n iterations."""
     import numpy as np
 
     from mfopt import workloads
 
-    text, momentum, cooldown = asked.workload, asked.momentum, asked.cooldown
+    text, momentum, cooldown = arguments.workload, arguments.momentum, arguments.cooldown
     if text not in ("prefix", "momentum"):
         if cooldown is not None:
             raise _check.reject("cooldown", cooldown, "needs --workload prefix or momentum")
@@ -84,35 +84,37 @@ def keep(factorization: Any, path: Path, *, force: bool) -> Path:
     return saved
 
 
-def prove(asked: Any, how: Callable[..., Any]) -> tuple[Any, Path | None]:
+def prove(arguments: Any, prover: Callable[..., Any]) -> tuple[Any, Path | None]:
     """(what ``mfopt.certify`` or ``calibrate`` proves about the C of a file, where it is saved)."""
     from mfopt.factorization import check_output, load
 
-    found = load(asked.path)
-    if asked.out is not None:
-        check_output(asked.out, force=asked.force, name="out")
-    goal = {name: getattr(asked, name) for name in ("epsilon", "delta", "certificate", "seed")}
-    with Live(not asked.quiet and not asked.as_json, COMPILING) as live:
-        new = how(found, samples=asked.certify_samples, progress=live, command=typed(), **goal)
+    factorization = load(arguments.path)
+    if arguments.out is not None:
+        check_output(arguments.out, force=arguments.force, name="out")
+    goal = {name: getattr(arguments, name) for name in ("epsilon", "delta", "certificate", "seed")}
+    with Live(not arguments.quiet and not arguments.as_json, COMPILING) as live:
+        new = prover(
+            factorization, samples=arguments.certify_samples, progress=live, command=typed(), **goal
+        )
     answers.say_doubt([questionable_delta(new.guarantee.delta)])
     answers.say_unused(
-        {"samples": asked.certify_samples}, bool(new.guarantee.details.get("samples"))
+        {"samples": arguments.certify_samples}, bool(new.guarantee.details.get("samples"))
     )
-    return new, None if asked.out is None else keep(new, asked.out, force=asked.force)
+    return new, None if arguments.out is None else keep(new, arguments.out, force=arguments.force)
 
 
-def draw(asked: Any, suffixes: tuple[str, ...], write: Callable[[Any, Path], object]) -> None:
+def draw(arguments: Any, suffixes: tuple[str, ...], write: Callable[[Any, Path], object]) -> None:
     """Write a picture of a file to ``--out``, or beside it with the first of ``suffixes``."""
     from mfopt._runtime._files import check_output
     from mfopt.factorization import load
 
-    found = load(asked.path)
-    target = asked.out or asked.path.with_suffix(suffixes[0])
-    check_output(target, force=asked.force, name="out", suffixes=suffixes)
-    write(found, target)
-    if asked.as_json:
+    factorization = load(arguments.path)
+    target = arguments.out or arguments.path.with_suffix(suffixes[0])
+    check_output(target, force=arguments.force, name="out", suffixes=suffixes)
+    write(factorization, target)
+    if arguments.as_json:
         display.json_object({"path": str(target)})
-    elif not asked.quiet:
+    elif not arguments.quiet:
         display.print_text(f"saved {target}")
 
 
@@ -126,10 +128,10 @@ def epoch_ends(factorization: Any) -> Any:
 
 def above_floor(factorization: Any) -> list[tuple[str, str]]:
     """A row of a table: how far the error at epochs' ends is above its lower bound."""
-    if (found := epoch_ends(factorization)) is None:
+    if (ends := epoch_ends(factorization)) is None:
         return []
-    above = f"{100 * found.above:.1f}% above the lower bound, {found.floor:.4f}"
-    return [("at epochs' ends", f"RMSE {found.rmse:.4f}: {above}")]
+    above = f"{100 * ends.above:.1f}% above the lower bound, {ends.floor:.4f}"
+    return [("at epochs' ends", f"RMSE {ends.rmse:.4f}: {above}")]
 
 
 def summary(factorization: Any) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def summary(factorization: Any) -> dict[str, Any]:
     return stated | {
         **{name: getattr(factorization, name) for name in own},
         "epoch_ends": ends and ends._asdict(),
-        "certified": guarantee.status != "estimate",
+        "certified": guarantee.proved,
         "advisory": advisory(factorization),
         "certificate": guarantee.details.get("certificate"),
         "strategy": factorization.strategy.describe(),
@@ -163,12 +165,12 @@ def proved(factorization: Any, path: Path) -> str:
     """One line: how much of the guarantee was proved on this machine."""
     from mfopt.factorization import proofs
 
-    found = proofs.known(factorization)
-    if found is None:
+    guarantee = proofs.known(factorization)
+    if guarantee is None:
         return f"no: run `mfopt certify {path}`"
     if not factorization.proved_here:
-        return f"not as stated; what was proved: {statement(found)} by {found.method}"
-    return f"yes (that the unit is one {found.privacy_unit} is its maker's word)"
+        return f"not as stated; what was proved: {statement(guarantee)} by {guarantee.method}"
+    return f"yes (that the unit is one {guarantee.privacy_unit} is its maker's word)"
 
 
 def advisory(factorization: Any) -> str | None:

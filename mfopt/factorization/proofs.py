@@ -110,13 +110,13 @@ def ensure(factorization: Factorization, *, progress: Report = silent) -> Guaran
     progress(Progress("proving the file's guarantee on this machine"))
     try:
         mechanism, sigma = factorization.mechanism, factorization.noise_multiplier
-        found = prove(mechanism, sigma, stated, progress=progress)
+        answer = prove(mechanism, sigma, stated, progress=progress)
     except (FailureError, UsageError) as problem:
         raise FailureError(
             f"the statement is {stated}, and this machine could not prove it: {problem}"
         ) from None
-    note(factorization, found)
-    return _worded(stated, vars(found))
+    note(factorization, answer)
+    return _worded(stated, vars(answer))
 
 
 def refute(mechanism: Mechanism, stated: Guarantee) -> None:
@@ -196,11 +196,11 @@ def calibrated(
       FailureError: no σ could be proved.
     """
     if not is_sampled(mechanism.sampling):
-        found = account(mechanism, epsilon=epsilon, delta=delta)
-        if not found.noise_multiplier > 0:
-            raise FailureError(f"{found.method}: there is no mechanism to calibrate")
-        norm = found.details.get("sensitivity", found.details.get("column_norm"))
-        return found, {} if norm is None else {"mode_norm": norm}
+        answer = account(mechanism, epsilon=epsilon, delta=delta)
+        if not answer.noise_multiplier > 0:
+            raise FailureError(f"{answer.method}: there is no mechanism to calibrate")
+        norm = answer.details.get("sensitivity", answer.details.get("column_norm"))
+        return answer, {} if norm is None else {"mode_norm": norm}
     loss = law(mechanism.sampling).loss(mechanism.strategy)
     proof, estimate = release(
         loss,
@@ -233,15 +233,15 @@ def _by_any(of: Analysis, noise_multiplier: float, stated: Guarantee) -> Guarant
     for part in getattr(of, "parts", (of,)):
         try:
             if isinstance(part, VerifiedAnalysis | DeterministicAnalysis):
-                found = part.certified(sigma, epsilon, delta)
+                answer = part.certified(sigma, epsilon, delta)
             else:
-                found = part.epsilon(sigma, delta)
+                answer = part.epsilon(sigma, delta)
         except FailureError as problem:
             why = str(problem)
         else:
-            if found.status in _PROVED and found.epsilon <= epsilon:
-                return found
-            why = f"what could be proved is {found}."
+            if answer.status in _PROVED and answer.epsilon <= epsilon:
+                return answer
+            why = f"what could be proved is {answer}."
     raise FailureError(why)
 
 

@@ -78,10 +78,9 @@ class Question:
         for form in self.forms:
             if form in kinds.names() and form not in able:
                 rule = f"is not optimized under {scheme.kind}"
-                others = [*able, *([] if able else ["identity"])]
-                way_out = f"Use {', '.join(others)}."
+                way_out = f"Use {', '.join(able)}."
                 if not able:
-                    way_out += " cyclic-poisson takes a banded C."
+                    way_out = "Use identity; cyclic-poisson takes a banded C."
                 raise _check.reject("strategy", form, rule, way_out)
         square = _BYTES_A_PAIR if {"dense", "tree"} & set(self.forms) else 0.0
         need = _BYTES_A_STEP
@@ -102,14 +101,14 @@ class Question:
         for form in self.forms:
             trace = Trace(progress=self._listener(form, at_one, progress))
             try:
-                found = self._of_kind(form, scheme, loss, at_one, trace)
+                result = self._of_kind(form, scheme, loss, at_one, trace)
             except KeyboardInterrupt:
                 if best is None:
                     raise
                 raise InterruptedOptimization(best) from None
-            losses[form] = found.loss
-            if best is None or found.loss < best.loss:
-                best = found
+            losses[form] = result.loss
+            if best is None or result.loss < best.loss:
+                best = result
         assert best is not None
         return dataclasses.replace(best, forms=losses if len(losses) > 1 else {})
 
@@ -156,13 +155,13 @@ class Question:
 
     def _listener(self, form: str, at_one: float, progress: Report) -> Callable[[Trace], None]:
         tell = _signals.heard(progress)
-        most = _STEPS if self.steps is None else self.steps
 
         def report(trace: Trace) -> None:
             done, stage = len(trace.history), f"optimizing, {form}"
             value = trace.best_value + math.log(at_one)
             shown = dataclasses.replace(trace, best_value=value, best_sigma=at_one)
-            tell(Step(stage, done, max(most, done), "steps", at_most=True, trace=shown))
+            # searches end long before their limit, which would promise minutes
+            tell(Step(stage, done, None, "steps", trace=shown))
 
         return report
 
@@ -173,20 +172,20 @@ class Question:
         scheme, best = schemes[0], self.search(schemes[0], progress)
         tried = [self._record(scheme, best)]
         for candidate in schemes[1:]:
-            found = self.search(candidate, progress)
-            tried.append(self._record(candidate, found))
-            if not found.loss < best.loss:
+            result = self.search(candidate, progress)
+            tried.append(self._record(candidate, result))
+            if not result.loss < best.loss:
                 break
-            scheme, best = candidate, found
+            scheme, best = candidate, result
         return scheme, best, tried
 
-    def _record(self, scheme: Scheme, found: Optimized) -> dict[str, Any]:
+    def _record(self, scheme: Scheme, result: Optimized) -> dict[str, Any]:
         """What came of one scheme, JSON values only."""
         return {
             "sampling": scheme.describe(),
-            "strategy": found.strategy.kind,
+            "strategy": result.strategy.kind,
             "size": getattr(scheme, "bands", 0),
-            "error": math.exp(found.loss),
-            "noise_multiplier": found.noise_multiplier,
-            "memory": choose(found.strategy, scheme.iterations).slots,
+            "error": math.exp(result.loss),
+            "noise_multiplier": result.noise_multiplier,
+            "memory": choose(result.strategy, scheme.iterations).slots,
         }

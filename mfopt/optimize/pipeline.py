@@ -173,26 +173,26 @@ def factorize(
     >>> print(made.guarantee.status, made.iterations, made.strategy.kind)
     certified 16 identity
     """
-    asked = None if strategy is None else kinds.asked(strategy)
+    named_kinds = None if strategy is None else kinds.asked(strategy)
     target = Target(
         epsilon, delta, privacy_unit, certify_samples, seed=seed, certificate=certificate
     )
     schemes: tuple[Any, ...] = tuple(scheme) if isinstance(scheme, tuple | list) else (scheme,)
-    for each in schemes or (None,):
-        _check.kind("scheme", each, Scheme, "BallsInBins(bins=128, epochs=16) is one.")
-    first: Scheme = schemes[0]
+    for item in schemes or (None,):
+        _check.kind("scheme", item, Scheme, "BallsInBins(bins=128, epochs=16) is one.")
+    first_scheme: Scheme = schemes[0]
     workload = _check.kind("workload", PrefixSums() if workload is None else workload, Workload)
     loss = Objective.chosen(objective, schedule, workload)
     record = dict(provenance or {})
-    forms = asked or default_kinds(first, target.epsilon, options.get("buffers"))
+    forms = named_kinds or default_kinds(first_scheme, target.epsilon, options.get("buffers"))
     if memory is None:
-        bands_are_groups = isinstance(first, CyclicPoisson)
+        bands_are_groups = isinstance(first_scheme, CyclicPoisson)
         _require_sized(forms, None if bands_are_groups else bands, options.get("buffers"))
         _require_searched(forms, {**options, "time_scale": time_scale or None})
-    if not is_sampled(first):
+    if not is_sampled(first_scheme):
         unused = {**options, "memory": memory, "time_scale": time_scale or None}
         steps, buffers = unused.pop("steps", None), unused.pop("buffers", None)
-        _refuse_unused(unused, first)
+        _refuse_unused(unused, first_scheme)
         question = closed_form.Question(
             target.epsilon,
             target.delta,
@@ -207,13 +207,13 @@ def factorize(
         if len(tried) > 1:
             record["groups"] = tried
         return on_record(Searched(best, chosen, record), target, workload, progress)
-    if len(schemes) > 1 or not isinstance(first, BinScheme):
+    if len(schemes) > 1 or not isinstance(first_scheme, BinScheme):
         rule = "several are tried in turn only where σ takes no samples"
-        raise _check.reject("scheme", [each.kind for each in schemes], rule)
-    plan = _Plan.of(first, forms, bands, memory, time_scale, options)
+        raise _check.reject("scheme", [item.kind for item in schemes], rule)
+    plan = _Plan.of(first_scheme, forms, bands, memory, time_scale, options)
     interrupted = False
     bounds: dict[int, WithinMemory] = {}
-    how: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "workload": workload,
         "loss": loss,
         "time_scale": plan.time_scale,
@@ -221,24 +221,24 @@ def factorize(
         "progress": progress,
     }
     if not plan.searched:
-        found = Optimized(kinds.fixed(plan.forms[0], bands=plan.bands))
+        searched_c = Optimized(kinds.fixed(plan.forms[0], bands=plan.bands))
     else:
         try:
             if memory is not None:
-                bounds = within_memory(first, epsilon, delta, memory, **how)
-                found = bounds[memory].found
+                bounds = within_memory(first_scheme, epsilon, delta, memory, **shared)
+                searched_c = bounds[memory].found
             else:
-                found = optimize(
-                    first,
+                searched_c = optimize(
+                    first_scheme,
                     epsilon,
                     delta,
                     strategy=plan.forms,
                     bands=plan.bands,
-                    **how,
+                    **shared,
                     **options,
                 )
         except InterruptedOptimization as stopped:
-            found, interrupted = stopped.best, True
+            searched_c, interrupted = stopped.best, True
     if plan.searched:
         record["objective"] = loss.describe()
     if memory is not None and bounds:
@@ -247,7 +247,7 @@ def factorize(
             "kept": bounds[memory].memory,
             "estimated_error": {str(bound): option.error for bound, option in bounds.items()},
         }
-    searched = Searched(found, first, record, interrupted, keep=plan.searched)
+    searched = Searched(searched_c, first_scheme, record, interrupted, keep=plan.searched)
     return on_record(searched, target, workload, progress)
 
 
@@ -383,20 +383,20 @@ def on_record(
     Raises:
       FailureError: no σ could be certified, and C is not to be kept; or it has no estimate either.
     """
-    found, scheme, record, interrupted, keep = searched
+    optimized, scheme, record, interrupted, keep = searched
     record = {
         **record,
-        "optimizer_status": found.status,
-        "optimizer_seconds": round(found.seconds, 3),
-        "evaluations": len(found.history),
+        "optimizer_status": optimized.status,
+        "optimizer_seconds": round(optimized.seconds, 3),
+        "evaluations": len(optimized.history),
     }
-    if found.forms:
-        record["forms"] = found.forms
+    if optimized.forms:
+        record["forms"] = optimized.forms
     guarantee = None
-    mechanism = Mechanism(scheme, found.strategy, privacy_unit=target.privacy_unit)
+    mechanism = Mechanism(scheme, optimized.strategy, privacy_unit=target.privacy_unit)
     if not interrupted or not is_sampled(scheme):
         try:
-            near = found.noise_multiplier if np.isfinite(found.noise_multiplier) else None
+            near = optimized.noise_multiplier if np.isfinite(optimized.noise_multiplier) else None
             # the engine's samples are its own, also where the seed is the optimizer's
             guarantee, facts = proofs.calibrated(
                 mechanism,
@@ -415,25 +415,25 @@ def on_record(
             record["not_certified"] = [*record.get("not_certified", []), str(problem)]
     if guarantee is None:
         why = "interrupted" if interrupted else "no certificate"
-        guarantee = _estimate(found, scheme, target, why)
+        guarantee = _estimate(optimized, scheme, target, why)
     record["interrupted"] = interrupted
-    made = Factorization(
-        found.strategy,
+    factorization = Factorization(
+        optimized.strategy,
         guarantee.noise_multiplier,
         scheme,
         workload,
         guarantee,
-        found.history,
+        optimized.history,
         record,
     )
-    proofs.note(made)
-    return made
+    proofs.note(factorization)
+    return factorization
 
 
-def _estimate(found: Optimized, scheme: Scheme, target: Target, why: str) -> Guarantee:
+def _estimate(optimized: Optimized, scheme: Scheme, target: Target, why: str) -> Guarantee:
     """The uncertified statement of a run without certificate, from a quick fresh estimate of σ."""
-    sampled = law(scheme).loss(found.strategy)
-    sigma, details = found.noise_multiplier, {}
+    sampled = law(scheme).loss(optimized.strategy)
+    sigma, details = optimized.noise_multiplier, {}
     # where not even that can be sampled, the search's own σ says what it was
     with contextlib.suppress(FailureError):
         estimate = calibrate(sampled, target.epsilon, target.delta, samples=2**13)

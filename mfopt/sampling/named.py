@@ -61,8 +61,8 @@ def named_scheme(
         if name == FreshBins.kind:
             return FreshBins(bins, epochs, chosen.get("reassign_every", 1))
     if name == BMinSep.kind:
-        usual = max(1, min(max(bins // 2, bands), bins - 1))
-        return BMinSep(bins, epochs, chosen.get("separation", usual))
+        default_separation = max(1, min(max(bins // 2, bands), bins - 1))
+        return BMinSep(bins, epochs, chosen.get("separation", default_separation))
     if name in (BallsInBins.kind, FixedOrder.kind):
         return (BallsInBins if name == BallsInBins.kind else FixedOrder)(bins, epochs)
     n = FixedOrder(bins, epochs).iterations  # checks both numbers

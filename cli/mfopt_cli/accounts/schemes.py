@@ -53,7 +53,7 @@ def balls_in_bins(strategy: str, also: tuple[str, ...], **arguments: Any) -> Non
 
     title = ", and ".join([f"balls-in-bins, {strategy}", *also])
     analyse = composed if others else answers.analysed
-    _answer(BallsInBins, _ANY, strategy, arguments, title=title, analyse=analyse)
+    _answer(BallsInBins, shared.matrix(strategy, _ANY), title, arguments, analyse=analyse)
 
 
 @click.command("fresh-bins", cls=options.Command)
@@ -74,7 +74,8 @@ def fresh_bins(strategy: str, **arguments: Any) -> None:
       mfopt account fresh-bins --epochs 16 --iters 128 --strategy banded-sqrt:8 \\
           --noise-multiplier 3 --delta 1e-5
     """
-    _answer(FreshBins, _BANDED, strategy, arguments, "rethrow", usual=1)
+    matrix = shared.matrix(strategy, _BANDED)
+    _answer(FreshBins, matrix, f"fresh-bins, {strategy}", arguments, ("rethrow", 1))
 
 
 _separated = apply(
@@ -101,7 +102,8 @@ def b_min_sep(strategy: str, **arguments: Any) -> None:
       mfopt account b-min-sep --epochs 16 --iters 128 --separation 64 --strategy banded-sqrt:8 \\
           --noise-multiplier 3 --delta 1e-5
     """
-    _answer(BMinSep, _BANDED, strategy, arguments, "separation")
+    matrix = shared.matrix(strategy, _BANDED)
+    _answer(BMinSep, matrix, f"b-min-sep, {strategy}", arguments, ("separation", None))
 
 
 @click.command("fixed-order", cls=options.Command)
@@ -118,36 +120,41 @@ def fixed_order(strategy: str, **arguments: Any) -> None:
     Example:
       mfopt account fixed-order --epochs 4 --iters 256 --strategy sqrt --eps 2 --delta 1e-5
     """
-    _answer(FixedOrder, _ANY, strategy, arguments, title=f"fixed order, {strategy}")
+    _answer(FixedOrder, shared.matrix(strategy, _ANY), f"fixed order, {strategy}", arguments)
 
 
 def _answer(
     kind: Any,
-    kinds: tuple[str, ...],
-    strategy: str,
+    matrix: tuple[Any, Any],
+    title: str,
     arguments: Row,
-    extra: str = "",
+    extra: tuple[str, int | None] | None = None,
     *,
-    usual: int | None = None,
-    title: str = "",
     analyse: Callable[..., list[Row]] = answers.analysed,
 ) -> None:
-    """Answer for a scheme of bins and epochs, and maybe of one more number, the option ``extra``.
+    """Answer for a scheme of bins and epochs, and maybe of one more number.
 
-    Where that is not typed it is the file's, or else ``usual``.
+    Args:
+      kind: class of the scheme.
+      matrix: C, and the file that it is from or None.
+      title: of the answer.
+      arguments: what was typed.
+      extra: option of the third number, and its default; a file's own comes first.
+      analyse: as for :func:`.answers.answer`.
     """
-    found, file = shared.matrix(strategy, kinds)
-    stated = getattr(file.sampling, extra, None) if file is not None and extra else None
+    strategy, file = matrix
 
     def scheme(row: Row) -> Any:
         sizes = shared.bins_of(row, file)
-        if not extra:
+        if extra is None:
             return kind(*sizes)
-        if usual is not None and stated is None and row[extra] is None:
-            return kind(*sizes, usual)
-        return kind(*sizes, shared.own(row, extra, stated))
+        name, default = extra
+        stated = None if file is None else getattr(file.sampling, name, None)
+        if default is not None and stated is None and row[name] is None:
+            return kind(*sizes, default)
+        return kind(*sizes, shared.own(row, name, stated))
 
-    answers.answer(arguments, scheme, title or f"{kind.kind}, {strategy}", found, analyse)
+    answers.answer(arguments, scheme, title, strategy, analyse)
 
 
 def _other(text: str) -> Any:

@@ -253,7 +253,7 @@ def fedavg(conversion: str, **arguments: Any) -> None:
 @options.unit
 @shared.verified
 @shared.results
-def run(asked: Any) -> None:
+def run(arguments: Any) -> None:
     """ε over a run: what has been spent after each part of it, by every scheme that has an account.
 
     A PHASE is a factorization FILE, or SCHEME:NAME=VALUE,...[/STRATEGY]@SIGMA, with C = I unless
@@ -265,33 +265,35 @@ def run(asked: Any) -> None:
       mfopt account run poisson:probability=0.02,iterations=500@1.1 \\
           poisson:probability=0.05,iterations=200@1.6 --delta 1e-6 --plot run.png
     """
-    if (asked.epsilon is None) == (asked.delta is None):
+    if (arguments.epsilon is None) == (arguments.delta is None):
         raise click.UsageError("give one of --eps, --delta: each phase has its noise multiplier")
-    if asked.plot is not None:
-        answers.check_plot(asked.plot, "phases", asked.force)
+    if arguments.plot is not None:
+        answers.check_plot(arguments.plot, "phases", arguments.force)
     from mfopt.accounting.phases import Phase, over_training
 
-    effort = answers.taken_effort(vars(asked))
-    of = {name: getattr(asked, name) for name in ("group_size", *answers.STATEMENT)}
-    made = [_phase(text, of) for text in asked.phases]
-    question: Any = {name: getattr(asked, name) for name in ("epsilon", "delta", "points")} | effort
+    effort = answers.taken_effort(vars(arguments))
+    of = {name: getattr(arguments, name) for name in ("group_size", *answers.STATEMENT)}
+    made = [_phase(text, of) for text in arguments.phases]
+    question: Any = {
+        name: getattr(arguments, name) for name in ("epsilon", "delta", "points")
+    } | effort
     if len(made) == 1:  # one mechanism has its own account, for groups too
         found = over_training(made[0][0], made[0][1], **question)
     else:
-        found = over_training([Phase(*one) for one in made], **question)
+        found = over_training([Phase(*phase) for phase in made], **question)
     total = sum(mechanism.iterations for mechanism, _ in made)
     rows: list[dict[str, Any]] = []
-    with Live(not asked.quiet and not asked.as_json) as live:
+    with Live(not arguments.quiet and not arguments.as_json) as live:
         live(Progress("run", 0, total, "iterations"))
         for at, guarantee in found:
             live(Progress("run", at, total, "iterations"))
             rows.append({"iterations": at, **guarantee.describe()})
     answers.say_unused(effort, answers.sampled(rows))
-    if asked.plot is not None:
+    if arguments.plot is not None:
         ends = [sum(m.iterations for m, _ in made[: k + 1]) for k in range(len(made) - 1)]
-        answers.draw_run(rows, ends, asked.plot)
+        answers.draw_run(rows, ends, arguments.plot)
     show = functools.partial(answers.print_answers, rows, "iterations", "over the run")
-    answers.tell({"results": rows}, show, asked)
+    answers.tell({"results": rows}, show, arguments)
 
 
 def _phase(text: str, of: dict[str, Any]) -> tuple[Any, float]:

@@ -25,7 +25,7 @@ from mfopt_cli.options import COUNT, option
 @option("--confidence", float, "Confidence level of the bounds.", default=0.95)
 @options.seed("for reproduction")
 @options.output
-def command(asked: Any) -> None:
+def command(arguments: Any) -> None:
     """Audit RUN's training loop: canaries, its noise, its sums, its sampling.
 
     RUN is the folder of a training run, or a factorization file. A run of canaries in the run's
@@ -46,16 +46,18 @@ def command(asked: Any) -> None:
     from mfopt.training import executed, replay
     from mfopt.training.audit import audit
 
-    account, settings, population = _subject(asked.run, asked.config)
-    folder = Path(asked.run) if asked.run is not None and Path(asked.run).is_dir() else None
+    account, settings, population = _subject(arguments.run, arguments.config)
+    folder = (
+        Path(arguments.run) if arguments.run is not None and Path(arguments.run).is_dir() else None
+    )
     executed_again, why_not = None, "not a run's folder"
-    with Live(not asked.quiet and not asked.as_json) as live:
+    with Live(not arguments.quiet and not arguments.as_json) as live:
         result = audit(
             account,
             settings,
-            canaries=asked.canaries,
-            confidence=asked.confidence,
-            seed=asked.seed,
+            canaries=arguments.canaries,
+            confidence=arguments.confidence,
+            seed=arguments.seed,
             population=population,
             progress=live,
         )
@@ -65,13 +67,13 @@ def command(asked: Any) -> None:
             except UsageError as problem:  # its data are elsewhere, or it has one checkpoint
                 why_not = str(problem)
     faults = [finding for finding in result.sampling if finding.fault]
-    if asked.as_json:
+    if arguments.as_json:
         tests = [dataclasses.asdict(f) | {"deviation": f.deviation} for f in result.sampling]
         facts = {"passed": result.passed, "sampling": tests}
         again = executed_again
         facts["replay"] = {"not": why_not} if again is None else dataclasses.asdict(again)
         display.json_object(dataclasses.asdict(result) | facts)
-    elif not asked.quiet:
+    elif not arguments.quiet:
         passed = (
             f"{len(result.sampling)} passed; a correct trainer fails one of them with "
             f"probability at most {executed.FALSE_ALARM:g}"
@@ -90,7 +92,7 @@ def command(asked: Any) -> None:
         }
         if folder is not None:
             rows["executed again"] = str(executed_again or f"not: {why_not}")
-        title = f"{asked.run or asked.config}: audit with {result.canaries} canaries"
+        title = f"{arguments.run or arguments.config}: audit with {result.canaries} canaries"
         display.table(title, rows.items())
     if faults:
         names = ", ".join(finding.name for finding in faults)

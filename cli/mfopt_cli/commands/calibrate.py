@@ -13,7 +13,7 @@ from mfopt_cli import display, mechanisms, options
 @options.file_argument
 @options.privacy
 @options.certificate("Save C with the new σ.")
-def command(asked: Any) -> int:
+def command(arguments: Any) -> int:
     """Smallest σ certified at (ε, δ) for the C of FILE. C itself stays as it is.
 
     \b
@@ -23,8 +23,8 @@ def command(asked: Any) -> int:
     from mfopt import calibrate
 
     started = time.perf_counter()
-    new, saved = mechanisms.prove(asked, calibrate)
-    if asked.as_json:
+    new, saved = mechanisms.prove(arguments, calibrate)
+    if arguments.as_json:
         facts = {
             **mechanisms.summary(new),
             "path": saved and str(saved),
@@ -32,12 +32,12 @@ def command(asked: Any) -> int:
             "estimated_noise_multiplier": new.provenance.get("estimated_noise_multiplier"),
         }
         display.json_object(facts)
-    elif not asked.quiet:
+    elif not arguments.quiet:
         rows = [
             ("noise multiplier σ", f"{words.round_up(new.noise_multiplier, 6)}  (× clip norm)"),
             ("RMSE", f"{new.rmse:.4f}  (clip norms, per coordinate)"),
             ("guarantee", mechanisms.statement(new.guarantee)),
             ("saved", str(saved) if saved else "no (give --out)"),
         ]
-        display.table(str(asked.path), rows)
-    return 0 if saved == asked.out else 1
+        display.table(str(arguments.path), rows)
+    return 0 if saved == arguments.out else 1

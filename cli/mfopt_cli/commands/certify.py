@@ -13,7 +13,7 @@ from mfopt_cli import display, mechanisms, options
 @options.eps("ε to prove [default: the file's].")
 @options.delta("δ to prove [default: the file's].")
 @options.certificate("Save the file with this statement.")
-def command(asked: Any) -> int:
+def command(arguments: Any) -> int:
     """Prove (ε, δ) for the C and σ of FILE with fresh randomness; exit code 1 if it fails.
 
     \b
@@ -22,12 +22,12 @@ def command(asked: Any) -> int:
     """
     from mfopt import certify
 
-    proved, saved = mechanisms.prove(asked, certify)
+    proved, saved = mechanisms.prove(arguments, certify)
     stated = proved.guarantee
-    if asked.as_json:
-        about = {"certified": True, "path": str(saved or asked.path)}
+    if arguments.as_json:
+        about = {"certified": True, "path": str(saved or arguments.path)}
         display.json_object(stated.describe() | about)
-    elif not asked.quiet:
+    elif not arguments.quiet:
         sigma = words.round_up(proved.noise_multiplier, 6)
         rows = [
             ("guarantee", mechanisms.statement(stated)),
@@ -35,8 +35,8 @@ def command(asked: Any) -> int:
             ("method", stated.method),
             *_bounds(stated.details),
         ]
-        display.table(str(asked.path), rows)
-    return 0 if saved == asked.out else 1
+        display.table(str(arguments.path), rows)
+    return 0 if saved == arguments.out else 1
 
 
 def _bounds(numbers: dict[str, Any]) -> list[tuple[str, str]]:

@@ -64,7 +64,7 @@ from mfopt_cli.options import COUNT, Count, option
 @option("--csv", bool, "Print CSV instead of the table.", "as_csv", excludes=("as_json",))
 @options.force_of("out")
 @options.output
-def command(asked: Any) -> None:
+def command(arguments: Any) -> None:
     """σ, RMSE and memory of every mechanism at (ε, δ), each at its best size.
 
     Guarantees are for one example, add-remove adjacency; RMSE is of prefix sums, per coordinate
@@ -83,25 +83,25 @@ def command(asked: Any) -> None:
     from mfopt.experiments import comparison, decision_plots, families, recommendation
     from mfopt.experiments.cache import Cache, default_folder
 
-    baseline, params, out = asked.baseline, asked.params, asked.out
-    chosen = [name for part in asked.include for name in part.split(",") if name]
+    baseline, params, out = arguments.baseline, arguments.params, arguments.out
+    chosen = [name for part in arguments.include for name in part.split(",") if name]
     setting = comparison.Comparison(
-        asked.iters,
-        asked.epochs,
-        tuple(dict.fromkeys(asked.eps)),
-        asked.delta,
+        arguments.iters,
+        arguments.epochs,
+        tuple(dict.fromkeys(arguments.eps)),
+        arguments.delta,
         families.expand(chosen) if chosen else families.DEFAULT,
-        tuple(dict.fromkeys(asked.bands)),
-        asked.seed,
-        asked.samples,
+        tuple(dict.fromkeys(arguments.bands)),
+        arguments.seed,
+        arguments.samples,
     ).check()
     sized = any(families.find(name).bands for name in setting.include)
     if options.typed("bands") and not sized:
         names = ", ".join(setting.include)
         raise click.UsageError(f"--bands has no effect with --include {names}; remove it")
-    _check.integer("samples", asked.samples, at_least=64)
-    _check.integer("memory", asked.memory, at_least=0)
-    _check.pinned("seed", asked.seed)
+    _check.integer("samples", arguments.samples, at_least=64)
+    _check.integer("memory", arguments.memory, at_least=0)
+    _check.pinned("seed", arguments.seed)
     if params is not None:
         _check.integer("params", params)
     if baseline is None and comparison.DEFAULT_BASELINE in setting.include:
@@ -113,14 +113,14 @@ def command(asked: Any) -> None:
     if out is not None:
         if out.suffix in (".csv", ".json", ".txt"):  # one of the files is named, not their stem
             out = out.with_suffix("")
-        _check_outputs(out, asked.force)
-    store = Cache(asked.cache or default_folder())
+        _check_outputs(out, arguments.force)
+    store = Cache(arguments.cache or default_folder())
 
-    with Live(not asked.quiet and not asked.as_json) as live:
-        found = comparison.every_size(setting, store, jobs=asked.jobs, progress=live)
+    with Live(not arguments.quiet and not arguments.as_json) as live:
+        found = comparison.every_size(setting, store, jobs=arguments.jobs, progress=live)
         rows = [min(candidates, key=lambda row: row.rmse) for candidates in found.values()]
         sizes = [row for candidates in found.values() for row in candidates]
-        advices = recommendation.recommend(sizes, asked.memory)
+        advices = recommendation.recommend(sizes, arguments.memory)
         if params is not None:
             named = [row for advice in advices for row in (advice.light, advice.best)]
             chosen_rows = list(dict.fromkeys([*rows, *named]))
@@ -138,20 +138,20 @@ def command(asked: Any) -> None:
             ]
     if out is not None:
         for path in decision_plots.write(out, setting, rows, sizes, baseline, params):
-            if not asked.quiet and not asked.as_json:
+            if not arguments.quiet and not arguments.as_json:
                 click.echo(f"wrote {path}", err=True)
-    if asked.as_json:
+    if arguments.as_json:
         display.json_object(comparison.described(setting, rows, baseline))
-    elif asked.as_csv:
+    elif arguments.as_csv:
         click.echo(comparison.csv_text(rows, baseline), nl=False)
-    elif not asked.quiet:
+    elif not arguments.quiet:
         over = f"; change of RMSE against {families.label(baseline)}" if baseline else ""
         display.print_text(
-            f"RMSE of {asked.epochs} epochs × {asked.iters} iterations at δ = {asked.delta:g} "
-            f"(best number of bands){over}",
+            f"RMSE of {arguments.epochs} epochs × {arguments.iters} iterations "
+            f"at δ = {arguments.delta:g} (best number of bands){over}",
             "bold",
         )
-        if asked.wide:
+        if arguments.wide:
             display.columns(*comparison.table(rows, baseline))
         else:
             display.print_text(recommendation.blocks(rows, baseline))

@@ -19,7 +19,7 @@ from mfopt_cli.options import MOST_POINTS, Count, option
 @option("--temperature", float, "Sampling temperature; 0: greedy decoding.", default=1.0)
 @options.seed("of the draws", default=0)
 @options.json_flag
-def command(asked: Any) -> None:
+def command(arguments: Any) -> None:
     """Generate texts with MODEL, the folder of a run or of its model.
 
     What a model says follows from its parameters: the guarantee of its run covers it.
@@ -32,25 +32,25 @@ def command(asked: Any) -> None:
     from mfopt.training.models.huggingface import load_pretrained
     from mfopt.training.tokenizers import Tokenizer
 
-    _check.integer("texts", asked.texts)
-    folder = _check.path("model", asked.model)
+    _check.integer("texts", arguments.texts)
+    folder = _check.path("model", arguments.model)
     if (folder / "model").is_dir():
         folder = folder / "model"
     loaded, tokenizer = load_pretrained(folder), Tokenizer.load(folder)
-    prompt = asked.prompt or ""
+    prompt = arguments.prompt or ""
     begin = tokenizer.encode(prompt, end=False).tolist() or [tokenizer.end_id]
     said = []
-    for number in range(asked.texts):
+    for number in range(arguments.texts):
         drawn = generate(
             loaded,
             begin,
-            tokens=asked.tokens,
-            temperature=asked.temperature,
+            tokens=arguments.tokens,
+            temperature=arguments.temperature,
             end=tokenizer.end_id,
-            seed=asked.seed + number,
+            seed=arguments.seed + number,
         )
         said.append(prompt + tokenizer.decode(list(drawn)))
-    if asked.as_json:
+    if arguments.as_json:
         display.json_object({"texts": said})
         return
     for number, text in enumerate(said):

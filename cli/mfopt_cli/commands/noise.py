@@ -40,7 +40,7 @@ def _method(about: dict[str, Any]) -> str:
 )
 @option("--repeats", Count(MOST_POINTS), "Number of timed steps.", default=5)
 @options.json_flag
-def command(asked: Any) -> None:
+def command(arguments: Any) -> None:
     """Memory and time per step of the noise of FILE, measured on this machine.
 
     The noise is discarded; its key comes from the operating system. The measurement uses one
@@ -58,27 +58,29 @@ def command(asked: Any) -> None:
     from mfopt.noise import from_factorization
     from mfopt.noise.measure import measure
 
-    factorization = load(asked.path)
-    wide = asked.secure and asked.buffer_dtype == "float32"
-    narrow = None if wide else jax.numpy.dtype(asked.buffer_dtype)
-    with _float64.scope(asked.secure):
+    factorization = load(arguments.path)
+    wide = arguments.secure and arguments.buffer_dtype == "float32"
+    narrow = None if wide else jax.numpy.dtype(arguments.buffer_dtype)
+    with _float64.scope(arguments.secure):
         stream = from_factorization(  # measured only
             factorization,
             clip_norm=1.0,
             allow_uncertified=True,
-            past=asked.past,
+            past=arguments.past,
             buffer_dtype=narrow,
-            secure=asked.secure,
+            secure=arguments.secure,
         )
-        cost = measure(stream, asked.params, repeats=asked.repeats)
+        cost = measure(stream, arguments.params, repeats=arguments.repeats)
     about = stream.describe()
     price = {}
-    if asked.secure:  # the ε and δ that hold with it
+    if arguments.secure:  # the ε and δ that hold with it
         stated = factorization.guarantee.epsilon, factorization.guarantee.delta
-        both = stream.secure_cost(asked.params).total(*stated)
+        both = stream.secure_cost(arguments.params).total(*stated)
         price = dict(zip(("secure_epsilon", "secure_delta"), both, strict=True))
-    if asked.as_json:
-        display.json_object({**dataclasses.asdict(cost), **about, **price, "path": str(asked.path)})
+    if arguments.as_json:
+        display.json_object(
+            {**dataclasses.asdict(cost), **about, **price, "path": str(arguments.path)}
+        )
         return
     guess = "  (extrapolated)" if cost.extrapolated else ""
     first, last, run, compiling = map(
@@ -90,7 +92,7 @@ def command(asked: Any) -> None:
         "strategy": words.described(about["strategy"]),
         "method": _method(about),
         "buffers": f"{about['buffers']} of {about['buffer_dtype']}",
-        "parameters": f"{asked.params:,}",
+        "parameters": f"{arguments.params:,}",
         **{name.replace("_", " "): f"{value:.10g}" for name, value in price.items()},
         "device": cost.device,
         "memory kept": f"{words.size(cost.buffer_bytes)}  (buffers, between steps)",
@@ -99,4 +101,4 @@ def command(asked: Any) -> None:
         "time of the run": f"{run} for {about['iterations']} steps{guess}, and {compiling} to "
         "compile",
     }
-    display.table(str(asked.path), rows.items())
+    display.table(str(arguments.path), rows.items())

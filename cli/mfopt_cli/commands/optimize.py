@@ -141,7 +141,7 @@ from mfopt_cli.options import COUNT, PATH, Count, option
 )
 @options.force
 @options.output
-def command(asked: Any) -> int:
+def command(arguments: Any) -> int:
     """Find the strategy matrix with the lowest error at (ε, δ), certify it, save it.
 
     The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is assigned
@@ -159,134 +159,134 @@ def command(asked: Any) -> int:
       mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling cyclic-poisson
     """
     started = time.perf_counter()
-    forms = _forms_to_search(asked)
-    answers.say_doubt([questionable_delta(asked.delta)])
+    forms = _forms_to_search(arguments)
+    answers.say_doubt([questionable_delta(arguments.delta)])
 
     def named_after(form: str) -> Path:
-        return asked.out or Path(
-            f"mfopt-{form}-{asked.epochs}x{asked.iters}-eps{asked.epsilon:g}.npz"
+        return arguments.out or Path(
+            f"mfopt-{form}-{arguments.epochs}x{arguments.iters}-eps{arguments.epsilon:g}.npz"
         )
 
-    searches_one_kind = forms[0] not in ("auto", f"memory{asked.memory}")
-    for form in forms[: 1 if asked.out else None]:
-        may_resume = searches_one_kind and not asked.init
-        _check_free(named_after(form), asked.force, form if may_resume else None)
-    made, so_far = _made(asked, forms, named_after("-or-".join(forms)))
-    wanted = named_after(_kept(made) if len(forms) > 1 else forms[0])
-    path = mechanisms.keep(made, wanted, force=asked.force)
-    so_far.discard()
+    searches_one_kind = forms[0] not in ("auto", f"memory{arguments.memory}")
+    for form in forms[: 1 if arguments.out else None]:
+        may_resume = searches_one_kind and not arguments.init
+        _check_free(named_after(form), arguments.force, form if may_resume else None)
+    factorization, best_so_far = _made(arguments, forms, named_after("-or-".join(forms)))
+    target = named_after(_kept(factorization) if len(forms) > 1 else forms[0])
+    path = mechanisms.keep(factorization, target, force=arguments.force)
+    best_so_far.discard()
     answers.say_unused(
-        {"samples": asked.certify_samples}, bool(made.guarantee.details.get("samples"))
+        {"samples": arguments.certify_samples}, bool(factorization.guarantee.details.get("samples"))
     )
     seconds = time.perf_counter() - started
-    if asked.as_json:
-        display.json_object({**mechanisms.summary(made), "path": str(path), "seconds": seconds})
-    elif not asked.quiet:
-        _report(made, path, seconds)
-    return _exit_code(made, path, saved_as_wanted=path == wanted)
+    if arguments.as_json:
+        display.json_object(
+            {**mechanisms.summary(factorization), "path": str(path), "seconds": seconds}
+        )
+    elif not arguments.quiet:
+        _report(factorization, path, seconds)
+    return _exit_code(factorization, path, saved_as_wanted=path == target)
 
 
-def _made(asked: Any, forms: tuple[str, ...], path: Path) -> tuple[Any, Any]:
+def _made(arguments: Any, forms: tuple[str, ...], path: Path) -> tuple[Any, Any]:
     """(factorization, the best C so far beside ``path``); also of a search that was stopped."""
     import mfopt
     from mfopt.errors import UncertifiedError
     from mfopt.factorization.provenance import provenance
     from mfopt.optimize.autosave import BestSoFar
 
-    workload = mechanisms.workload(asked, asked.epochs * asked.iters)
-    same = "epsilon delta sampling separation max_participations strategy buffers bands memory"
-    same += " objective privacy_unit seed certify_samples certificate"
-    with Live(not asked.quiet and not asked.as_json, COMPILING) as live:
-        so_far = BestSoFar(
+    workload = mechanisms.workload(arguments, arguments.epochs * arguments.iters)
+    names = "epsilon delta sampling separation max_participations strategy buffers bands memory"
+    names += " objective privacy_unit seed certify_samples certificate"
+    with Live(not arguments.quiet and not arguments.as_json, COMPILING) as live:
+        best_so_far = BestSoFar(
             path,
-            asked.epsilon,
-            asked.delta,
+            arguments.epsilon,
+            arguments.delta,
             workload=workload,
-            privacy_unit=asked.privacy_unit,
-            provenance=provenance(asked.seed, mechanisms.typed()),
-            listener=_with_values(live, asked.objective),
+            privacy_unit=arguments.privacy_unit,
+            provenance=provenance(arguments.seed, mechanisms.typed()),
+            listener=_with_values(live, arguments.objective),
         )
         try:
-            made = mfopt.factorize(
-                epochs=asked.epochs,
-                iterations_per_epoch=asked.iters,
-                reassign_every=asked.rethrow,
+            factorization = mfopt.factorize(
+                epochs=arguments.epochs,
+                iterations_per_epoch=arguments.iters,
+                reassign_every=arguments.rethrow,
                 workload=workload,
-                schedule=mechanisms.schedule(asked.schedule),
-                search=_search(asked, forms),
-                progress=so_far,
+                schedule=mechanisms.schedule(arguments.schedule),
+                search=_search(arguments, forms),
+                progress=best_so_far,
                 command=mechanisms.typed(),
-                **{name: getattr(asked, name) for name in same.split()},
+                **{name: getattr(arguments, name) for name in names.split()},
             )
         except (UncertifiedError, mfopt.InterruptedFactorization) as stopped:
-            made = stopped.best
-    return made, so_far
+            factorization = stopped.best
+    return factorization, best_so_far
 
 
-def _exit_code(made: Any, path: Path, *, saved_as_wanted: bool) -> int:
+def _exit_code(factorization: Any, path: Path, *, saved_as_wanted: bool) -> int:
     """Exit code of the command, with a line on what the file is not."""
-    if made.provenance.get("interrupted"):
-        proved = made.guarantee.status != "estimate"
-        click.echo(
-            "interrupted: the best strategy so far is saved"
-            + ("." if proved else " and its σ is NOT CERTIFIED. ")
-            + ("" if proved else f"Run `mfopt certify {path}` before training."),
-            err=True,
-        )
+    proved = factorization.guarantee.proved
+    if factorization.provenance.get("interrupted"):
+        text = "interrupted: the best strategy so far is saved"
+        if not proved:
+            text += f" and its σ is NOT CERTIFIED. Run `mfopt certify {path}` before training"
+        click.echo(f"{text}.", err=True)
         return _signals.exit_code()
-    if made.guarantee.status != "estimate":
+    if proved:
         return 0 if saved_as_wanted else 1
     click.echo(
-        f"mfopt: {made.not_certified} C is saved and its σ is NOT CERTIFIED: `mfopt calibrate "
-        f"{path} --eps EPS --delta DELTA` finds one without a search for another target, or for "
-        "this one with more --certify-samples.",
+        f"mfopt: {factorization.not_certified} C is saved and its σ is NOT CERTIFIED: `mfopt "
+        f"calibrate {path} --eps EPS --delta DELTA` finds one without a search for another "
+        "target, or for this one with more --certify-samples.",
         err=True,
     )
     return 1
 
 
-def _forms_to_search(asked: Any) -> tuple[str, ...]:
+def _forms_to_search(arguments: Any) -> tuple[str, ...]:
     """Forms of C, one of which the file will hold; refuses, before any work, what has no effect."""
     from mfopt.sampling import named_scheme
 
     scheme = named_scheme(
-        "balls-in-bins" if asked.sampling == "auto" else asked.sampling,
-        asked.epochs,
-        asked.iters,
-        bands=1 if asked.bands is None else asked.bands,
-        reassign_every=asked.rethrow,
-        separation=asked.separation,
-        max_participations=asked.max_participations,
+        "balls-in-bins" if arguments.sampling == "auto" else arguments.sampling,
+        arguments.epochs,
+        arguments.iters,
+        bands=1 if arguments.bands is None else arguments.bands,
+        reassign_every=arguments.rethrow,
+        separation=arguments.separation,
+        max_participations=arguments.max_participations,
     )
-    _check.epsilon("epsilon", asked.epsilon)
-    _check.probability("delta", asked.delta)
+    _check.epsilon("epsilon", arguments.epsilon)
+    _check.probability("delta", arguments.delta)
     for name in ("bands", "buffers"):
-        if getattr(asked, name) is not None:
-            _check.integer(name, getattr(asked, name))
-    if asked.init is not None:
-        _check.file("init", asked.init)
-    if asked.sampling == "auto":
+        if getattr(arguments, name) is not None:
+            _check.integer(name, getattr(arguments, name))
+    if arguments.init is not None:
+        _check.file("init", arguments.init)
+    if arguments.sampling == "auto":
         return ("auto",)
-    if asked.memory is not None:
-        return (f"memory{asked.memory}",)
+    if arguments.memory is not None:
+        return (f"memory{arguments.memory}",)
     from mfopt.optimize.pipeline import default_kinds
 
-    forms: tuple[str, ...] = (asked.strategy,)
-    if asked.strategy is None:
-        forms = default_kinds(scheme, asked.epsilon, asked.buffers)
+    forms: tuple[str, ...] = (arguments.strategy,)
+    if arguments.strategy is None:
+        forms = default_kinds(scheme, arguments.epsilon, arguments.buffers)
     return forms
 
 
-def _search(asked: Any, forms: tuple[str, ...]) -> Any:
+def _search(arguments: Any, forms: tuple[str, ...]) -> Any:
     """How C is searched for, as a value of the library."""
     from mfopt.factorization import load
     from mfopt.optimize import Search
 
-    settings = {name: getattr(asked, name) for name in ("samples", "optimizer", "steps")}
-    scaling = asked.time_scale
-    if asked.knots is not None:
-        scaling = _scaling(forms[0], asked.time_scale, asked.knots)
-    init = load(asked.init).strategy if asked.init else None
+    settings = {name: getattr(arguments, name) for name in ("samples", "optimizer", "steps")}
+    scaling = arguments.time_scale
+    if arguments.knots is not None:
+        scaling = _scaling(forms[0], arguments.time_scale, arguments.knots)
+    init = load(arguments.init).strategy if arguments.init else None
     return Search(time_scale=scaling, init=init, **settings)
 
 
@@ -312,14 +312,14 @@ def _check_free(path: Path, force: bool, searched: str | None) -> None:
         raise _check.reject("out", str(path), problem.rule, f"{way_out}. {unproved}") from None
 
 
-def _scaling(form: str, wanted: bool | None, knots: int) -> Any:
+def _scaling(form: str, scaled: bool | None, knots: int) -> Any:
     """Freedom of the two diagonals with so many knots."""
     from mfopt.optimize import kinds
     from mfopt.optimize.time_scale import Scaling
 
     named = form in kinds.every()  # or else kinds are chosen by memory
     scalable = not named or (form in kinds.names() and kinds.find(form).scalable)
-    if wanted is False or (wanted is None and not scalable):
+    if scaled is False or (scaled is None and not scalable):
         raise click.UsageError(f"--knots has no effect with {form} without --time-scale")
     return Scaling(knots)
 
@@ -338,55 +338,60 @@ def _with_values(live: Live, objective: str | None) -> Report:
     return report
 
 
-def _report(found: Any, path: Path, seconds: float) -> None:
+def _report(factorization: Any, path: Path, seconds: float) -> None:
     # in a fixed, public order the sensitivity of C >= 0 is the largest norm of what a unit adds
-    norm = found.provenance.get("mode_norm", 1.0)
-    sigma = f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
+    norm = factorization.provenance.get("mode_norm", 1.0)
+    sigma = f"{words.round_up(factorization.noise_multiplier, 6)}  (× clip norm, C as stored)"
     # a kind whose definition fixes its scale, or very many bins; the norm itself is a hair above
     if abs(norm - 1) > 1e-6:
-        at_one = words.round_up(found.noise_multiplier / norm, 6)
+        at_one = words.round_up(factorization.noise_multiplier / norm, 6)
         sigma += f"; {at_one} for C normalized to sensitivity 1"
-    form, scheme = words.described(found.strategy.describe()), found.sampling
+    form, scheme = words.described(factorization.strategy.describe()), factorization.sampling
     batching = scheme.words()
     if scheme.kind == "balls-in-bins":
         batching = f"{scheme.epochs} epochs × {scheme.bins} bins"
     display.table(
-        f"{form}: {batching}, {found.workload.kind} workload",
+        f"{form}: {batching}, {factorization.workload.kind} workload",
         [
             ("noise multiplier σ", sigma),
-            ("RMSE", f"{found.rmse:.4f}  (clip norms, per coordinate)"),
-            ("final-model error", mechanisms.final_model_error(found)),
-            ("guarantee", mechanisms.statement(found.guarantee)),
-            *_baselines(found),
-            *_fresh_bins(found),
-            *mechanisms.above_floor(found),
-            *_forms(found),
-            *_groups(found),
-            *_memory(found),
-            *_tried(found),
-            ("search", found.provenance["optimizer_status"]),
+            ("RMSE", f"{factorization.rmse:.4f}  (clip norms, per coordinate)"),
+            ("final-model error", mechanisms.final_model_error(factorization)),
+            ("guarantee", mechanisms.statement(factorization.guarantee)),
+            *_baselines(factorization),
+            *_fresh_bins(factorization),
+            *mechanisms.above_floor(factorization),
+            *_forms(factorization),
+            *_groups(factorization),
+            *_memory(factorization),
+            *_tried(factorization),
+            ("search", factorization.provenance["optimizer_status"]),
             ("saved", f"{path}  ({words.duration(seconds)})"),
         ],
     )
 
 
-def _baselines(found: Any) -> list[tuple[str, str]]:
+def _baselines(factorization: Any) -> list[tuple[str, str]]:
     """Row of what DP-SGD has: independent noise, Poisson sampling with the same expected batch."""
     import mfopt
     from mfopt import query_error, sampling
     from mfopt.strategies import Identity
 
-    scheme, stated = found.sampling, found.guarantee
+    scheme, stated = factorization.sampling, factorization.guarantee
     if not scheme.executable:  # no batch to compare with
         return []
     share = scheme.expected_batch(_MANY) / _MANY
-    poisson = sampling.Poisson(probability=share, iterations=found.iterations)
+    poisson = sampling.Poisson(probability=share, iterations=factorization.iterations)
     if poisson == scheme:
         return []
     target = {"epsilon": stated.epsilon, "delta": stated.delta}
     sigma = mfopt.account(poisson, **target).noise_multiplier
-    rmse = float(query_error.rmse(found.workload, Identity(), found.iterations, sigma))
-    changes = words.against(found.rmse, rmse), words.against(found.final_model_error, sigma)
+    rmse = float(
+        query_error.rmse(factorization.workload, Identity(), factorization.iterations, sigma)
+    )
+    changes = (
+        words.against(factorization.rmse, rmse),
+        words.against(factorization.final_model_error, sigma),
+    )
     errors = f"RMSE {rmse:.4f} ({changes[0]} here), final-model error {sigma:.4f} ({changes[1]})"
     return [("DP-SGD, Poisson", errors)]
 
@@ -398,83 +403,83 @@ _MANY = 2**40  # units, of whose mean batch the share is taken
 _FRESH_BINS = ((0.5, 0.984), (2.0, 0.951), (8.0, 0.889), (16.0, 0.857))
 
 
-def _fresh_bins(found: Any) -> list[tuple[str, str]]:
+def _fresh_bins(factorization: Any) -> list[tuple[str, str]]:
     """Row of what assigning units to new bins in each epoch would gain."""
     import numpy as np
 
-    scheme = found.sampling
+    scheme = factorization.sampling
     if scheme.kind != "balls-in-bins" or scheme.epochs == 1:
         return []
-    ratio = float(np.interp(np.log(found.guarantee.epsilon), *np.log(_FRESH_BINS).T))
+    ratio = float(np.interp(np.log(factorization.guarantee.epsilon), *np.log(_FRESH_BINS).T))
     gain = f"about {100 * -np.expm1(ratio):.0f}% less error"
     return [("fresh bins", f"{gain} if units may be reassigned each epoch: --sampling fresh-bins")]
 
 
-def _kept(found: Any) -> str:
+def _kept(factorization: Any) -> str:
     """The kind of its C, without the diagonals."""
-    facts = found.strategy.describe()
+    facts = factorization.strategy.describe()
     return str(facts.get("base", facts)["kind"])
 
 
-def _forms(found: Any) -> list[tuple[str, str]]:
+def _forms(factorization: Any) -> list[tuple[str, str]]:
     """Row of the other kinds of C searched, with their error relative to the best."""
-    losses = dict(found.provenance.get("forms", {}))
-    if (kept := losses.pop(_kept(found), None)) is None:
+    losses = dict(factorization.provenance.get("forms", {}))
+    if (kept := losses.pop(_kept(factorization), None)) is None:
         return []
-    others = [
+    differences = [
         f"{kind}: {100 * math.expm1(loss - kept):+.2f}% error" for kind, loss in losses.items()
     ]
-    return [("form of C", "; ".join([f"{_kept(found)} is better", *others]))]
+    return [("form of C", "; ".join([f"{_kept(factorization)} is better", *differences]))]
 
 
-def _groups(found: Any) -> list[tuple[str, str]]:
+def _groups(factorization: Any) -> list[tuple[str, str]]:
     """Row of the other numbers of bands under cyclic Poisson sampling, with their error."""
-    groups = found.provenance.get("groups", [])
-    kept = getattr(found.sampling, "bands", 0)
+    groups = factorization.provenance.get("groups", [])
+    kept = getattr(factorization.sampling, "bands", 0)
     errors = {entry["size"]: entry["error"] for entry in groups}
-    others = [
+    differences = [
         f"{size}: {100 * (error / errors[kept] - 1):+.2f}% error"
         for size, error in errors.items()
         if size != kept
     ]
-    return [("bands", "; ".join([f"{kept} are best", *others]))] if others else []
+    return [("bands", "; ".join([f"{kept} are best", *differences]))] if differences else []
 
 
-def _memory(found: Any) -> list[tuple[str, str]]:
+def _memory(factorization: Any) -> list[tuple[str, str]]:
     """Row of other amounts of noise memory, if tried, with their error."""
-    looked_at = found.provenance.get("memory")
+    looked_at = factorization.provenance.get("memory")
     if looked_at is None:
         return []
     most = looked_at["at_most"]
     errors = {int(bound): error for bound, error in looked_at["estimated_error"].items()}
-    others = [
+    differences = [
         f"with {bound}: {100 * (rmse / errors[most] - 1):+.2f}% error"
         for bound, rmse in sorted(errors.items())
         if bound != most
     ]
     kept = looked_at.get("kept", most)
     few = f", of which {kept} are kept" if kept < most else ""
-    return [("noise memory", "; ".join([f"at most {most} noise buffers{few}", *others]))]
+    return [("noise memory", "; ".join([f"at most {most} noise buffers{few}", *differences]))]
 
 
-def _tried(found: Any) -> list[tuple[str, str]]:
+def _tried(factorization: Any) -> list[tuple[str, str]]:
     """Rows of the mechanisms tried, lowest error first."""
-    tried = found.provenance.get("tried", [])
-    ranked = sorted(tried, key=lambda one: one.get("estimated_error", math.inf))
+    tried = factorization.provenance.get("tried", [])
+    ranked = sorted(tried, key=lambda candidate: candidate.get("estimated_error", math.inf))
     lowest = ranked[0].get("estimated_error", math.nan) if ranked else math.nan
     rows: list[tuple[str, str]] = []
-    for one in ranked:
-        size = f" ({one['size']})" if one["size"] else ""
-        came = one.get("problem", "")
+    for candidate in ranked:
+        size = f" ({candidate['size']})" if candidate["size"] else ""
+        came = candidate.get("problem", "")
         if not came:
-            error = one["estimated_error"]
+            error = candidate["estimated_error"]
             change = f"({100 * (error / lowest - 1):+.2f}%)"
-            count = one["memory"]
+            count = candidate["memory"]
             came = (
-                f"RMSE {one['estimated_rmse']:.4f}, minimized error {error:.4f} {change}, "
+                f"RMSE {candidate['estimated_rmse']:.4f}, minimized error {error:.4f} {change}, "
                 f"{count} array{'s' * (count != 1)} of noise memory"
             )
-        name = f"{one['sampling']['kind']}, {one['strategy']}{size}"
+        name = f"{candidate['sampling']['kind']}, {candidate['strategy']}{size}"
         rows.append(("tried, estimates" if not rows else "", f"{name}: {came}"))
-    rows += [("not certified", text) for text in found.provenance.get("not_certified", [])]
+    rows += [("not certified", text) for text in factorization.provenance.get("not_certified", [])]
     return rows

@@ -12,7 +12,7 @@ from mfopt_cli import mechanisms, options
 @options.out("Image file, .png, .svg or .pdf [default: FILE with .png].")
 @options.force
 @options.output
-def command(asked: Any) -> None:
+def command(arguments: Any) -> None:
     """Plot C and C⁻¹, the error of each step, and how the optimization went.
 
     \b
@@ -21,4 +21,4 @@ def command(asked: Any) -> None:
     """
     from mfopt.experiments.mechanism_plot import plot
 
-    mechanisms.draw(asked, (".png", ".svg", ".pdf"), plot)
+    mechanisms.draw(arguments, (".png", ".svg", ".pdf"), plot)

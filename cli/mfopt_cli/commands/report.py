@@ -13,7 +13,7 @@ from mfopt_cli import mechanisms, options
 @options.out("HTML file [default: FILE with .html].")
 @options.force
 @options.output
-def command(asked: Any) -> None:
+def command(arguments: Any) -> None:
     """Write one HTML page: guarantee, sampling, C, error, cost, alternatives, code.
 
     The page needs no network and no other file.
@@ -25,7 +25,7 @@ def command(asked: Any) -> None:
     from mfopt._runtime import _files
     from mfopt.experiments.report import page
 
-    def write(found: Any, target: Path) -> None:
-        _files.write(target, page(found, asked.path.name))
+    def write(factorization: Any, target: Path) -> None:
+        _files.write(target, page(factorization, arguments.path.name))
 
-    mechanisms.draw(asked, (".html", ".htm"), write)
+    mechanisms.draw(arguments, (".html", ".htm"), write)

@@ -22,27 +22,27 @@ def command(path: Path, as_json: bool) -> None:
     """
     from mfopt.factorization import load
 
-    found = load(path)
+    factorization = load(path)
     if as_json:
-        display.json_object({**mechanisms.summary(found), "path": str(path)})
+        display.json_object({**mechanisms.summary(factorization), "path": str(path)})
         return
-    sigma = f"{words.round_up(found.noise_multiplier, 6)}  (× clip norm, C as stored)"
+    sigma = f"{words.round_up(factorization.noise_multiplier, 6)}  (× clip norm, C as stored)"
     rows = [
-        ("strategy", words.described(found.strategy.describe())),
-        ("sampling", found.sampling.words()),
-        ("workload", words.described(found.workload.describe())),
+        ("strategy", words.described(factorization.strategy.describe())),
+        ("sampling", factorization.sampling.words()),
+        ("workload", words.described(factorization.workload.describe())),
         ("noise multiplier σ", sigma),
-        ("RMSE", f"{found.rmse:.6g}  (clip norms, per coordinate)"),
-        ("max error", f"{found.max_error:.6g}"),
-        ("final-model error", mechanisms.final_model_error(found)),
-        *mechanisms.above_floor(found),
-        ("guarantee", mechanisms.statement(found.guarantee)),
-        ("proved here", mechanisms.proved(found, path)),
-        *([("advisory", warning)] if (warning := mechanisms.advisory(found)) else []),
-        ("method", found.guarantee.method),
-        ("digest", found.digest),
+        ("RMSE", f"{factorization.rmse:.6g}  (clip norms, per coordinate)"),
+        ("max error", f"{factorization.max_error:.6g}"),
+        ("final-model error", mechanisms.final_model_error(factorization)),
+        *mechanisms.above_floor(factorization),
+        ("guarantee", mechanisms.statement(factorization.guarantee)),
+        ("proved here", mechanisms.proved(factorization, path)),
+        *([("advisory", warning)] if (warning := mechanisms.advisory(factorization)) else []),
+        ("method", factorization.guarantee.method),
+        ("digest", factorization.digest),
     ]
-    for name, value in found.provenance.items():
+    for name, value in factorization.provenance.items():
         shown = f"{value:.6g}" if isinstance(value, float) else str(value)
         rows.append((name.replace("_", " "), shown))
     display.table(str(path), rows)

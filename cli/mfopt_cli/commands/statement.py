@@ -26,7 +26,7 @@ _SUFFIXES = {"markdown": (".md", ".txt"), "html": (".html", ".htm")}
 @options.out("File for the page [default: standard output].")
 @options.force_of("out")
 @options.json_flag
-def command(asked: Any) -> None:
+def command(arguments: Any) -> None:
     """Write a privacy statement for a reader who knows no differential privacy.
 
     FILE is a factorization file or a privacy report, RUN the folder of a training run. The page
@@ -39,20 +39,20 @@ def command(asked: Any) -> None:
     """
     from mfopt._runtime import _files
 
-    if asked.out is not None:
-        suffixes = _SUFFIXES[asked.form]
-        _files.check_output(asked.out, force=asked.force, name="out", suffixes=suffixes)
-    statement = _statement(asked.path, asked.units)
-    page = statement.html() if asked.form == "html" else statement.markdown()
-    if asked.out is not None:
-        _files.write(asked.out, page, force=asked.force)
-    if asked.as_json:
-        path = None if asked.out is None else str(asked.out)
+    if arguments.out is not None:
+        suffixes = _SUFFIXES[arguments.form]
+        _files.check_output(arguments.out, force=arguments.force, name="out", suffixes=suffixes)
+    statement = _statement(arguments.path, arguments.units)
+    page = statement.html() if arguments.form == "html" else statement.markdown()
+    if arguments.out is not None:
+        _files.write(arguments.out, page, force=arguments.force)
+    if arguments.as_json:
+        path = None if arguments.out is None else str(arguments.out)
         display.json_object({**statement.describe(), "page": page, "path": path})
-    elif asked.out is None:
+    elif arguments.out is None:
         display.print_text(page.rstrip("\n"))
     else:
-        display.print_text(f"saved {asked.out}")
+        display.print_text(f"saved {arguments.out}")
 
 
 def _statement(path: Path, units: int | None) -> Any:
