@@ -19,6 +19,7 @@ from mfopt.accounting.monte_carlo import band, chunked, separated_ceilings
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.errors import FailureError, UsageError
 from mfopt.sampling import BMinSep, Poisson
 from mfopt.strategies import Banded, BandedSquareRoot, BandedToeplitz, Identity
@@ -282,3 +283,15 @@ def test_far_in_the_tail_a_bound_without_samples_takes_few_ceilings(monkeypatch)
     loss = BMinSepLaw(BMinSep(4, 4, separation=2)).loss(BandedSquareRoot(2))
     logs = loss.slow_bounds()[0].log_deltas(10.0, 1.0)
     assert max(logs) < -20 and len(found) < 400
+
+
+@pytest.mark.ci
+def test_a_direction_that_no_sample_sees_is_planned_by_the_bound_of_such_a_test():
+    """Not as without a bound: σ was 30% larger for it, proved by other means."""
+    model = OneUnit(BMinSepLaw(BMinSep(16, 4, separation=8)).loss(BandedSquareRoot(8)))
+    sigma, epsilon, trial = 1.13, 8.0, Trial(2**13, 1e-8, chunked.seed_key(0))
+    plan = model.pilot(sigma, epsilon, trial)
+    assert plan.detail["add"].sampled and plan.detail["add"].pilot.log_mean == -math.inf
+    expected = plan.sides[1].expected(trial.samples, trial.beta, 3.0)
+    bounds = model.bounds(sigma, epsilon, plan, trial)
+    assert 0 < bounds.add <= math.exp(expected) * (1 + 1e-6) < bounds.remove < 2e-5

@@ -276,6 +276,8 @@ class OneUnit(LossModel):
 
     def _side(self, direction: SampledDirection, chosen: Chosen) -> Side:
         pilot = chosen.pilot
+        if direction == "add" and not pilot.log_mean > -math.inf:
+            return self._unseen_side(chosen)
         log_mean = self._with_constant(direction, pilot.log_mean)
         # a constant takes no samples: its part of δ̂ has no spread
         part = math.exp(min(pilot.log_mean - log_mean, 0.0)) if log_mean > -math.inf else 0.0
@@ -284,6 +286,21 @@ class OneUnit(LossModel):
             return math.log1p(part * math.expm1(min(pilot.expected(samples, beta)[1], 700.0)))
 
         return Side(log_mean, excess, part * pilot.deviation, pilot.samples, chosen.enough)
+
+    def _unseen_side(self, chosen: Chosen) -> Side:
+        """The direction of adding where no sample of a pilot was above 0, nor is one of a test.
+
+        The bound of such a test is known; only that of removing says how large δ is.
+        """
+        pilot = chosen.pilot
+        log_mean = pilot.tilt.log_ceiling - math.log(pilot.samples)
+        log_mean = self._with_constant("add", log_mean)
+
+        def excess(samples: int, beta: float) -> float:
+            log_bound = self._with_constant("add", pilot.log_bound(samples, beta)[1])
+            return max(log_bound - log_mean, 0.0)
+
+        return Side(log_mean, excess, 0.0, pilot.samples, chosen.enough)
 
     def _with_constant(self, direction: SampledDirection, log_value: float) -> float:
         constant = self.companions[direction].constant
