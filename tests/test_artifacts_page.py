@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from documentation import PAGES, ROOT
+
+from mfopt.experiments.families import FAMILIES
 
 FOLDER = Path(__file__).parents[1] / "artifacts"
 DOCS = FOLDER.parent / "docs"
@@ -24,8 +27,8 @@ LINES = [
 ]
 
 
-def rows(name: str) -> list[dict[str, str]]:
-    with (FOLDER / name).open(encoding="utf-8") as file:
+def rows(name: str, folder: Path = FOLDER) -> list[dict[str, str]]:
+    with (folder / name).open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -221,21 +224,67 @@ def test_audits() -> None:
     assert max(a["epsilon_lower"] for a in found.values()) < 3.8  # which the page says of all
 
 
-# README: what precedes the RMSE of a family at ε = 2
-_PEERS = {
-    "toeplitz": r"Choquette-Choo et al\. 2024: RMSE ([\d.]+)",
-    "bifr": r"its abstract implies: ([\d.]+)",
-    "banded-inverse-sqrt": r"inverse square root \(([\d.]+)",
-    "banded+poisson": r"cyclic Poisson sampling \(([\d.]+)",
-}
+# A number followed by <!-- FILE: column=value … column --> is that of the one row of the artifact;
+# a table after <!-- FILE: column --> has the mechanism's label (or `family`) in front of each row,
+# before its source in parentheses, and ε above each column.
+_KEYED = re.compile(r"([\d.,]*\d)%?<!-- (\S+\.csv): ((?:\S+=\S+ )+)(\w+) -->")
+_KEYED_TABLE = re.compile(r"<!-- (\S+\.csv): (\w+) -->\n((?:\|.*\n)+)")
+_FAMILIES = {family.label: name for name, family in FAMILIES.items()}
 
 
-@pytest.mark.parametrize("family", _PEERS)
-def test_peers_in_the_readme_are_those_of_the_comparison(family: str) -> None:
-    (best,) = (
-        row
-        for row in rows("tables/comparison-16x128.csv")
-        if row["family"] == family and float(row["epsilon"]) == 2
-    )
-    text = " ".join((FOLDER.parent / "README.md").read_text("utf-8").split())
-    assert re.findall(_PEERS[family], text) == [said(float(best["rmse"]))]
+def keyed_numbers(text: str) -> Iterator[tuple[str, str, dict[str, str], str]]:
+    """Each keyed number of a page, with file, the row's key, and column."""
+    for number, name, words, column in _KEYED.findall(text):
+        yield number, name, dict(word.split("=", 1) for word in words.split()), column
+    for name, column, table in _KEYED_TABLE.findall(text):
+        header, _, *body = [
+            [cell.strip().strip("*`") for cell in line.strip("| ").split("|")]
+            for line in table.splitlines()
+        ]
+        epsilons = [(i, cell[4:]) for i, cell in enumerate(header) if cell.startswith("ε = ")]
+        assert epsilons and body, table
+        for line in body:
+            label = re.sub(r" \(\D.*\)$", "", line[0])
+            for place, epsilon in epsilons:
+                key = {"family": _FAMILIES.get(label, label), "epsilon": epsilon}
+                yield line[place], name, key, column
+
+
+def differing(text: str, folder: Path = FOLDER) -> list[tuple[str, str]]:
+    """Keyed numbers of a page that are not the artifact's, with what the artifact has."""
+    wrong = []
+    for number, name, key, column in keyed_numbers(text):
+        (row,) = (
+            row
+            for row in rows(name, folder)
+            if all(_same(row[field], value) for field, value in key.items())
+        )
+        digits = len(number.partition(".")[2])
+        if number != (right := said(float(row[column]), digits)):
+            wrong.append((number, right))
+    return wrong
+
+
+def _same(value: str, key: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return float(value) == float(key)
+    return value == key
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_keyed_numbers_are_those_of_the_artifacts(page: Path) -> None:
+    assert not differing((ROOT / page).read_text("utf-8"))
+
+
+def test_the_readme_compares_by_keyed_numbers() -> None:
+    assert len([*keyed_numbers((ROOT / "README.md").read_text("utf-8"))]) >= 20
+
+
+def test_a_changed_artifact_with_an_unchanged_page_is_seen(tmp_path: Path) -> None:
+    name, text = "tables/comparison-16x128.csv", (ROOT / "README.md").read_text("utf-8")
+    (tmp_path / "tables").mkdir()
+    changed = (FOLDER / name).read_text("utf-8").replace(",24.0893", ",24.1893")
+    (tmp_path / name).write_text(changed, "utf-8")
+    assert differing(text, tmp_path) == [("24.09", "24.19")]
+    inline = f"24.08<!-- {name}: family=toeplitz epsilon=2 rmse -->"
+    assert differing(inline) == [("24.08", "24.09")]
