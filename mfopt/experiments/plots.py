@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,7 +103,8 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
         axis.remove()
     if title:
         long = max(map(len, title.split("\n"))) > 11 * width  # letters that fit beside one another
-        figure.suptitle(title, fontsize="medium" if long else "large")
+        lines = [textwrap.fill(line, int(13 * width)) for line in title.split("\n")]
+        figure.suptitle("\n".join(lines), fontsize="medium" if long else "large")
     look: dict[str, Any] = {"frameon": False, "loc": "outside lower center", "fontsize": "small"}
     figure.legend([handles[label] for label in labels], labels, ncols=legend_columns, **look)
     return figure
