@@ -101,15 +101,15 @@ def sample(upper_bits: jax.Array, lower_bits: jax.Array) -> jax.Array:
     count = len(table()[0])
     bits = count.bit_length()
 
-    def halve(i: Any, found: jax.Array) -> jax.Array:
-        tried = found + (jnp.int32(1) << (bits - 1 - i).astype(jnp.int32))
-        at = jnp.minimum(tried, count) - 1
-        high, low = upper[at], lower[at]
+    def halve(i: Any, rank: jax.Array) -> jax.Array:
+        tried = rank + (jnp.int32(1) << (bits - 1 - i).astype(jnp.int32))
+        index = jnp.minimum(tried, count) - 1
+        high, low = upper[index], lower[index]
         below = (high < upper_bits) | ((high == upper_bits) & (low <= lower_bits))
-        return jnp.where((tried <= count) & below, tried, found)
+        return jnp.where((tried <= count) & below, tried, rank)
 
-    found = lax.fori_loop(0, bits, halve, jnp.zeros(upper_bits.shape, jnp.int32))
-    return found - CUT * BASE
+    ranks = lax.fori_loop(0, bits, halve, jnp.zeros(upper_bits.shape, jnp.int32))
+    return ranks - CUT * BASE
 
 
 def integers(key: Any, step: Any, leaf: Any, low: Any, high: Any) -> jax.Array:
@@ -119,15 +119,16 @@ def integers(key: Any, step: Any, leaf: Any, low: Any, high: Any) -> jax.Array:
       key: 256 bits, uint32 (8,).
       step: of the stream.
       leaf: number of the parameter in its pytree, of each element or of all.
-      low, high: halves of the index of each element in its leaf, uint32.
+      low: lower half of the index of each element in its leaf, uint32.
+      high: upper half of that index, uint32.
     """
     shape, size = low.shape, low.size
     chunk = min(_CHUNK, max(1, size))
     padded = -(-size // chunk) * chunk
-    first = jnp.asarray(leaf).astype(jnp.uint32) | np.uint32(_SECURE)
+    tagged_leaf = jnp.asarray(leaf).astype(jnp.uint32) | np.uint32(_SECURE)
     pieces = [
         jnp.pad(jnp.broadcast_to(x, shape).ravel(), (0, padded - size)).reshape(-1, chunk)
-        for x in (low, high, first)
+        for x in (low, high, tagged_leaf)
     ]
     step = jnp.asarray(step).astype(jnp.uint32)
 
@@ -161,7 +162,7 @@ def advance(
       buffer: past noise, past draws times ``unit``, or None; float64.
       unit: γ for a draw of weight 1.
     """
-    made = draw(step)
+    drawn = draw(step)
     if isinstance(recursion, Modal):
         gain, read, decay, feed = coefficients
         past = None if buffer is None else -_kernels.weighted_sum(read, buffer)
@@ -171,27 +172,27 @@ def advance(
         if buffer is not None:
             slots = buffer.shape[0]
             lag = 1 + (step - 1 - jnp.arange(slots)) % slots
-            known = lag <= step
+            is_held = lag <= step
             if not (isinstance(recursion, Ring) and recursion.feedback):
-                known &= lag < slots  # the slot of this step still holds the oldest draw
-            weights = jnp.where(known, row[jnp.minimum(lag, len(row) - 1)], 0)
+                is_held &= lag < slots  # the slot of this step still holds the oldest draw
+            weights = jnp.where(is_held, row[jnp.minimum(lag, len(row) - 1)], 0)
             past = _kernels.weighted_sum(weights, buffer)
         elif isinstance(recursion, Rows):
-            last = jnp.minimum(step, recursion.window - 1)
+            oldest = jnp.minimum(step, recursion.window - 1)
             past = lax.fori_loop(
                 1,
-                last + 1,
+                oldest + 1,
                 lambda lag, total: total + row[lag] * (unit * draw(step - lag)),
-                jnp.zeros_like(made),
+                jnp.zeros_like(drawn),
             )
     width = unit * gain
-    noise = made if past is None else made + jnp.round(past / width)
+    noise = drawn if past is None else drawn + jnp.round(past / width)
     if buffer is None:
         return noise, width, None
     if isinstance(recursion, Modal):
         column = (-1,) + (1,) * noise.ndim
         return noise, width, decay.reshape(column) * buffer + feed.reshape(column) * (width * noise)
-    kept = width * noise if isinstance(recursion, Ring) and recursion.feedback else unit * made
+    kept = width * noise if isinstance(recursion, Ring) and recursion.feedback else unit * drawn
     return noise, width, lax.dynamic_update_index_in_dim(buffer, kept, step % buffer.shape[0], 0)
 
 
@@ -293,33 +294,33 @@ def _residual(matrix: np.ndarray, inverse: np.ndarray) -> tuple[np.ndarray, floa
         return high, values - high
 
     (high, low), (upper, lower) = halves(matrix), halves(inverse)
-    found = (high @ upper - np.eye(n)) + (high @ lower + low @ inverse)
+    difference = (high @ upper - np.eye(n)) + (high @ lower + low @ inverse)
     size = _row_sum(matrix) * np.max(np.abs(inverse)) + _row_sum(inverse) * np.max(np.abs(matrix))
-    return found, float(n * (n + 2) * _EPSILON * 2.0**-20 * size) + n * _EPSILON * np.max(
-        np.abs(found)
+    return difference, float(n * (n + 2) * _EPSILON * 2.0**-20 * size) + n * _EPSILON * np.max(
+        np.abs(difference)
     )
 
 
 def _responses(recursion: Recursion, n: int) -> np.ndarray:
     """Ã: the outputs of all steps (rows) for a draw of 1 in each step (columns)."""
-    made = np.zeros((n, n))
+    responses = np.zeros((n, n))
     if isinstance(recursion, Modal):
         kept = np.zeros((recursion.read.shape[1], n))
         for t in range(n):
             gain, read, decay, feed = (np.asarray(c) for c in recursion.at(t))
-            made[t] = -(read @ kept)
-            made[t, t] = gain
-            kept = decay[:, None] * kept + feed[:, None] * made[t]
-        return made
+            responses[t] = -(read @ kept)
+            responses[t, t] = gain
+            kept = decay[:, None] * kept + feed[:, None] * responses[t]
+        return responses
     feedback = isinstance(recursion, Ring) and recursion.feedback
     for t in range(n):
         row = np.asarray(recursion.at(t)[0], np.float64)[: t + 1]
         if feedback:
-            made[t] = row[:0:-1] @ made[t + 1 - len(row) : t]
-            made[t, t] = row[0]
+            responses[t] = row[:0:-1] @ responses[t + 1 - len(row) : t]
+            responses[t, t] = row[0]
         else:
-            made[t, t + 1 - len(row) : t + 1] = row[::-1]
-    return made
+            responses[t, t + 1 - len(row) : t + 1] = row[::-1]
+    return responses
 
 
 def _operations(
@@ -332,20 +333,20 @@ def _operations(
     n = len(inverse)
     outputs = size(inverse)
     if isinstance(recursion, Modal):
-        most = 0.0
+        largest = 0.0
         kept = np.zeros((recursion.read.shape[1], n))  # what s_k is of z
         error = np.zeros(len(kept))  # of s_k, in units of 2⁻⁵³
         for t in range(n):
             _, read, decay, feed = (np.asarray(c) for c in recursion.at(t))
             terms = (len(read) + 4) * size(kept) + error
-            most = max(most, float(np.sum(np.abs(read) * terms)))
+            largest = max(largest, float(np.sum(np.abs(read) * terms)))
             error = np.abs(decay) * (error + 3 * size(kept)) + 4 * np.abs(feed) * outputs[t]
             kept = decay[:, None] * kept + feed[:, None] * inverse[t]
-        return most
+        return largest
     if not (isinstance(recursion, Ring) and recursion.feedback):
         outputs = np.full(n, float(size(np.ones(1))))  # the draws themselves
-    most = 0.0
+    largest = 0.0
     for t in range(n):
         row = np.abs(np.asarray(recursion.at(t)[0], np.float64))[1 : t + 1]
-        most = max(most, (len(row) + 5) * float(row @ outputs[t - len(row) : t][::-1]))
-    return most
+        largest = max(largest, (len(row) + 5) * float(row @ outputs[t - len(row) : t][::-1]))
+    return largest

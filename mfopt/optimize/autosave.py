@@ -90,15 +90,19 @@ class BestSoFar:
                 method="σ of the optimizer's own samples: too small, not certified",
             )
             record = {**self._provenance, "unfinished": event.stage}
-            found = Factorization(strategy, sigma, scheme, workload, guarantee, provenance=record)
+            factorization = Factorization(
+                strategy, sigma, scheme, workload, guarantee, provenance=record
+            )
             if self.path is None:
                 self.path = _files.write_beside(
-                    self._wanted, lambda path, force: found.save(path, force=force), force=False
+                    self._wanted,
+                    lambda path, force: factorization.save(path, force=force),
+                    force=False,
                 )
                 note = f"best so far: {self.path}"
                 self._listener(Progress(event.stage, note=note, lasting=True))
             else:
-                found.save(self.path, force=True)
+                factorization.save(self.path, force=True)
             self._least = min(self._least, trace.best_value)
         except (OSError, UsageError, FailureError) as problem:
             # the search itself is sound: it continues, and whoever waits is told

@@ -52,23 +52,23 @@ class Trace:
         """Forget the best value, not the best point: the proposal has been placed again."""
         self.best_value = math.inf
 
-    def record(self, parameters: np.ndarray, at: Evaluation) -> None:
+    def record(self, parameters: np.ndarray, evaluation: Evaluation) -> None:
         """Add one evaluation, and make its point the best where it is lowest."""
-        if at.value < self.best_value:
-            self.move(parameters, at)
-        self.note(at)
+        if evaluation.value < self.best_value:
+            self.move(parameters, evaluation)
+        self.note(evaluation)
 
-    def note(self, at: Evaluation) -> None:
+    def note(self, evaluation: Evaluation) -> None:
         """Add one evaluation to the history."""
-        sigma = at.noise_multiplier / at.mode_norm
-        self.history.append((time.perf_counter() - self._started, at.value, sigma))
+        sigma = evaluation.noise_multiplier / evaluation.mode_norm
+        self.history.append((time.perf_counter() - self._started, evaluation.value, sigma))
         self.progress(self)
 
-    def move(self, parameters: np.ndarray, at: Evaluation) -> None:
+    def move(self, parameters: np.ndarray, evaluation: Evaluation) -> None:
         """Make a point the best one, whatever the best value was on other samples."""
         self.best = np.array(parameters)
-        self.best_value, self.best_norm = at.value, at.mode_norm
-        self.best_sigma = at.noise_multiplier / at.mode_norm
+        self.best_value, self.best_norm = evaluation.value, evaluation.mode_norm
+        self.best_sigma = evaluation.noise_multiplier / evaluation.mode_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +108,9 @@ def lbfgs(
         judged = None  # it judges nothing there
     for number, (length, first_step) in enumerate(_ROUNDS):
         placement = objective.placed(parameters, trace.best_sigma * trace.best_norm).placement
-        first = len(trace.history)
+        earlier = len(trace.history)
         trace.restart()
-        budget = min(length, steps - first)
+        budget = min(length, steps - earlier)
         if placement.proposal is None:
             trace.record(parameters, Evaluation(math.nan, np.zeros(0), math.nan))
             trace.status = "the objective is not a number at the start"
@@ -124,16 +124,16 @@ def lbfgs(
             first_step=first_step,
             pairs=20 if len(start) < 10**5 else 8,  # of vectors: a dense C has millions of entries
         )
-        before, parameters = parameters, parameters if trace.best is None else trace.best
+        previous, parameters = parameters, parameters if trace.best is None else trace.best
         trace.status = f"L-BFGS: {message}"
         if judge is not None and judged is not None:
-            last, judged = judged, judge(parameters)
-            if not judged.value < last.value - tolerance:
+            last_judged, judged = judged, judge(parameters)
+            if not judged.value < last_judged.value - tolerance:
                 trace.status = f"no gain on unseen samples after {len(trace.history)} evaluations"
-                if not judged.value < last.value:
-                    trace.move(before, last)
+                if not judged.value < last_judged.value:
+                    trace.move(previous, last_judged)
                 return
-        values = [value for _, value, _ in trace.history[first:] if math.isfinite(value)]
+        values = [value for _, value, _ in trace.history[earlier:] if math.isfinite(value)]
         gain = values[0] - min(values) if values else 0.0
         if len(trace.history) >= steps:
             trace.status = f"step limit {steps} reached"
@@ -172,22 +172,22 @@ def descend(
       lowest: bounds of the parameters, shape (p,), or None.
     """
     last_gradient = np.zeros_like(start)
-    limit, first = max(steps, 1), len(trace.history)
+    limit, earlier = max(steps, 1), len(trace.history)
 
     # L-BFGS-B begins with a step of length 1, so lengths are measured in units of first_step
     def function(scaled: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal last_gradient
-        if len(trace.history) - first >= limit:  # SciPy examines its own limit only between steps
+        if len(trace.history) - earlier >= limit:  # SciPy examines its own limit only between steps
             raise _OutOfStepsError
         parameters = start + first_step * scaled
         if lowest is not None:
             parameters = np.maximum(parameters, lowest)  # not by rounding below
-        at = evaluate(parameters)
-        trace.record(parameters, at)
-        if not at.usable:
+        evaluation = evaluate(parameters)
+        trace.record(parameters, evaluation)
+        if not evaluation.usable:
             return trace.best_value + 1.0, last_gradient
-        last_gradient = first_step * at.gradient
-        return at.value, last_gradient
+        last_gradient = first_step * evaluation.gradient
+        return evaluation.value, last_gradient
 
     bounds = None
     if lowest is not None:
@@ -244,29 +244,29 @@ def optax_method(
     if not isinstance(method, optax.GradientTransformation):
         raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
     with _float64.scope():
-        here = objective.placed(start)
+        tangent = objective.placed(start)
         parameters = jnp.asarray(start)
         with _usable(name):
             state = method.init(parameters)
 
         def evaluate(point: np.ndarray) -> Evaluation:
-            nonlocal here
-            found = objective.follow(point, here) if here.at.usable else here
-            trace.record(point, found.at)
-            here = found if found.at.usable else here
-            return found.at
+            nonlocal tangent
+            followed = objective.follow(point, tangent) if tangent.at.usable else tangent
+            trace.record(point, followed.at)
+            tangent = followed if followed.at.usable else tangent
+            return followed.at
 
         update = jax.jit(method.update)
-        at = evaluate(start)
-        since, anchor = 0, at.value
+        evaluation = evaluate(start)
+        since, anchor = 0, evaluation.value
         while len(trace.history) < steps:
-            if not at.usable:
+            if not evaluation.usable:
                 trace.status = f"optax {name}: objective not a number; lower the learning rate"
                 return
             with _usable(name):
-                updates, state = update(jnp.asarray(at.gradient), state, parameters)
+                updates, state = update(jnp.asarray(evaluation.gradient), state, parameters)
             parameters = optax.apply_updates(parameters, updates)
-            at = evaluate(np.asarray(parameters))
+            evaluation = evaluate(np.asarray(parameters))
             since += 1
             if trace.best_value < anchor - tolerance:
                 since, anchor = 0, trace.best_value

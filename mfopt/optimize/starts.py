@@ -34,8 +34,8 @@ def spread_blts(buffers: int, bins: int) -> list[BLT]:
     """A few BLTs whose decays are spread geometrically, slow to fast."""
     starts = []
     for slowest in _SLOWEST:
-        last = min(max(slowest / bins, 1e-4), 0.4)
-        gaps = np.geomspace(0.6, last, buffers) if buffers > 1 else np.array([last])
+        slowest_gap = min(max(slowest / bins, 1e-4), 0.4)
+        gaps = np.geomspace(0.6, slowest_gap, buffers) if buffers > 1 else np.array([slowest_gap])
         starts.append(BLT(np.full(buffers, 0.4 / buffers), 1 - gaps))
     return starts
 
@@ -64,7 +64,7 @@ def stretched(blt: BLT, factor: float, n: int) -> BLT:
     lag = np.unique(np.rint(np.geomspace(1, max(n / 2, 2), 80)).astype(int)).astype(float)
     scale, decay = np.asarray(blt.scale), np.clip(np.asarray(blt.decay), _FLOOR, 1 - _FLOOR)
     far = scale @ decay[:, None] ** (np.maximum(lag / factor, 1) - 1)
-    wanted = far / np.sqrt(np.minimum(lag, factor))
+    target = far / np.sqrt(np.minimum(lag, factor))
     # gaps 1 - λ spread further, from the fastest buffer, which stays, to the slowest
     rate = -np.log(decay)
     room = np.log(rate.max() / rate.min())
@@ -74,10 +74,10 @@ def stretched(blt: BLT, factor: float, n: int) -> BLT:
 
     def missed(x: np.ndarray) -> np.ndarray:
         scale, rate = np.split(np.exp(np.clip(x, -60.0, 5.0)), 2)
-        return np.sqrt(lag) * (scale @ np.exp(-rate[:, None] * (lag - 1)) - wanted)
+        return np.sqrt(lag) * (scale @ np.exp(-rate[:, None] * (lag - 1)) - target)
 
-    found = scipy.optimize.least_squares(missed, begin).x
-    scale, rate = np.split(np.exp(np.clip(found, -60.0, 5.0)), 2)
+    logs = scipy.optimize.least_squares(missed, begin).x
+    scale, rate = np.split(np.exp(np.clip(logs, -60.0, 5.0)), 2)
     return BLT(scale, np.exp(-rate), blt.gain)
 
 
@@ -92,13 +92,15 @@ def _one_more(blt: BLT) -> BLT:
     decay, scale = np.asarray(blt.decay)[order], np.asarray(blt.scale)[order]
     # a λ faster than all has no weight yet, so that a single buffer has a neighbour too
     gaps = np.log1p(-np.clip(np.append(decay[0] / 4, decay), 0, 1 - 1e-9))
-    after = int(np.argmax(gaps[:-1] - gaps[1:]))
-    between = -np.expm1((gaps[after] + gaps[after + 1]) / 2)
-    near = [k for k in (after - 1, after) if k >= 0]
-    given = _SHARE * scale[near]
+    position = int(np.argmax(gaps[:-1] - gaps[1:]))
+    between = -np.expm1((gaps[position] + gaps[position + 1]) / 2)
+    neighbours = [k for k in (position - 1, position) if k >= 0]
+    shares = _SHARE * scale[neighbours]
     scale = scale.copy()
-    scale[near] -= given
-    return BLT(np.insert(scale, after, np.sum(given)), np.insert(decay, after, between), blt.gain)
+    scale[neighbours] -= shares
+    return BLT(
+        np.insert(scale, position, np.sum(shares)), np.insert(decay, position, between), blt.gain
+    )
 
 
 def cleared(buffers: int, bins: int, weight: float = 1.0) -> ClearedBLT:
@@ -108,11 +110,11 @@ def cleared(buffers: int, bins: int, weight: float = 1.0) -> ClearedBLT:
     one in two blocks of a sixteenth come nearer to all bands than two in four blocks each. At a
     small ε the best ω are less: ``weight`` multiplies them.
     """
-    few, middle = _CLEARED
+    two_from, three_from = _CLEARED
     share, blocks, steps = [1], [buffers], [0.3 * bins]
-    if buffers >= few:
+    if buffers >= two_from:
         share, blocks, steps = [8, 1], [2, buffers - 2], [2.2, 0.35 * bins]
-    if buffers >= middle:
+    if buffers >= three_from:
         share, blocks, steps = [16, 4, 1], [2, 4, buffers - 6], [1.6, 5.0, 0.4 * bins]
     periods = [max(bins // part, min(4, bins)) for part in share]
     scale = np.full(len(share), 0.25)
@@ -121,7 +123,7 @@ def cleared(buffers: int, bins: int, weight: float = 1.0) -> ClearedBLT:
         weight * scale,
         1 - 1 / np.maximum(steps, 1.5),
         tuple(periods),
-        tuple(min(one, period) for one, period in zip(blocks, periods, strict=True)),
+        tuple(min(count, period) for count, period in zip(blocks, periods, strict=True)),
     )
 
 
@@ -129,10 +131,10 @@ def same_cleared(strategy: Strategy, buffers: int, bins: int) -> ClearedBLT | No
     """The ω and λ of ``strategy`` in so many arrays, where it has as many exponentials."""
     if not isinstance(strategy, ClearedBLT):
         return None
-    wanted = cleared(buffers, bins)
-    if len(wanted.periods) != len(strategy.periods):
+    target = cleared(buffers, bins)
+    if len(target.periods) != len(strategy.periods):
         return None
-    return dataclasses.replace(wanted, scale=strategy.scale, decay=strategy.decay)
+    return dataclasses.replace(target, scale=strategy.scale, decay=strategy.decay)
 
 
 def wave(bins: int) -> WaveBLT:

@@ -43,8 +43,8 @@ def places(knots: int, n: int) -> np.ndarray:
 @functools.lru_cache(maxsize=16)
 def _interpolation(knots: int, n: int) -> np.ndarray:
     """W (n, knots) with log-diagonal = W · values at the knots."""
-    at = places(knots, n)
-    columns = [np.interp(np.arange(n), at, row) for row in np.eye(knots)]
+    positions = places(knots, n)
+    columns = [np.interp(np.arange(n), positions, row) for row in np.eye(knots)]
     return np.stack(columns, axis=1)
 
 
@@ -71,8 +71,8 @@ class Scaling:
 
 def stretched(diagonal: np.ndarray, n: int) -> np.ndarray:
     """The same course over a run of ``n`` steps; the logarithm is linear in between."""
-    at = np.linspace(0, len(diagonal) - 1, n)
-    return np.exp(np.interp(at, np.arange(len(diagonal)), np.log(diagonal)))
+    positions = np.linspace(0, len(diagonal) - 1, n)
+    return np.exp(np.interp(positions, np.arange(len(diagonal)), np.log(diagonal)))
 
 
 Tilted = Callable[[Any, float], Strategy]
@@ -125,8 +125,8 @@ def scaled(
       scaling: what the diagonals may do.
       levelled: whether q has neither slope nor mean (``strategy`` then comes from :func:`level`).
     """
-    at = np.rint(places(scaling.knots, n)).astype(int)
-    log_rows, log_columns = (np.log(np.asarray(x))[at] for x in strategy.diagonals(n))
+    positions = np.rint(places(scaling.knots, n)).astype(int)
+    log_rows, log_columns = (np.log(np.asarray(x))[positions] for x in strategy.diagonals(n))
     units = _units(scaling.knots)
     parts = [base.start, (log_columns + log_rows) / units]
     if scaling.rows:

@@ -149,16 +149,16 @@ def optimize(
     trace = Trace() if trace is None else trace
     plain = loss is None or loss == log_rmse(PrefixSums(), n)
     minimized = log_rmse(PrefixSums(), n) if loss is None else loss
-    found: Strategy
+    optimum: Strategy
     if strategy == "dense":
         _require_dense(scheme, plain)
-        found = _dense(participation, init, equal_columns, steps, tolerance, trace)
+        optimum = _dense(participation, init, equal_columns, steps, tolerance, trace)
     elif strategy == "banded":
         shape = _shape(participation, bands, equal_columns)
         entries = _banded(shape, steps, tolerance, trace)
         if not plain:
             entries = _for_loss(minimized, shape, entries, steps, tolerance, trace)
-        found = Banded(shape.build(entries))
+        optimum = Banded(shape.build(entries))
     else:
         build, start = (
             _blt(participation, buffers)
@@ -166,10 +166,10 @@ def optimize(
             else _toeplitz(participation, bands, Toeplitz if strategy == "toeplitz" else None)
         )
         best = _descend(_traced(minimized, build), start, steps, tolerance, trace)
-        found = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
-    value = participation.norm(found, scheme)
-    rmse = float(query_error.rmse(PrefixSums(), found, n))
-    return UnamplifiedOptimum(found, value, value * rmse, trace)
+        optimum = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
+    value = participation.norm(optimum, scheme)
+    rmse = float(query_error.rmse(PrefixSums(), optimum, n))
+    return UnamplifiedOptimum(optimum, value, value * rmse, trace)
 
 
 def _require_dense(scheme: Scheme, plain: bool) -> None:
@@ -213,11 +213,11 @@ def _descend(
 
 def _shape(participation: Participation, bands: int, equal_columns: bool) -> FixedBands:
     """Shape of a banded C, and what it is normalized by."""
-    n, separation, most, periodic = participation
+    n, separation, participations, periodic = participation
     if not periodic and bands > separation:
         rule = f"must be at most {separation}, so that a unit's columns do not overlap"
         raise _check.reject("bands", bands, rule, "Use blt or toeplitz for a longer memory.")
-    return FixedBands(bands, n, separation, most, equal_columns or not periodic)
+    return FixedBands(bands, n, separation, participations, equal_columns or not periodic)
 
 
 def _banded(shape: FixedBands, steps: int, tolerance: float, trace: Trace) -> np.ndarray:
@@ -232,8 +232,8 @@ def _banded(shape: FixedBands, steps: int, tolerance: float, trace: Trace) -> np
         # the optimum of a diagonal C: errors of early steps stay in more prefix sums
         entries = entries * np.arange(shape.n, 0, -1) ** 0.25
     bounds = _bounds(shape)
-    first = np.maximum(shape.parameters(entries), bounds)
-    return _descend(shape, first, steps, tolerance, trace, bounds)
+    begin = np.maximum(shape.parameters(entries), bounds)
+    return _descend(shape, begin, steps, tolerance, trace, bounds)
 
 
 def _bounds(shape: FixedBands) -> np.ndarray:
@@ -256,8 +256,8 @@ def _constant(shape: FixedBands, coefs: np.ndarray) -> np.ndarray:
     """Entries of the best C with equal entries along each of its rows."""
 
     def evaluate(x: np.ndarray) -> Evaluation:
-        at = shape(np.repeat(x, shape.n))
-        return at._replace(gradient=at.gradient.reshape(len(x), -1).sum(axis=1))
+        evaluation = shape(np.repeat(x, shape.n))
+        return evaluation._replace(gradient=evaluation.gradient.reshape(len(x), -1).sum(axis=1))
 
     lowest = np.where(np.arange(len(coefs)) == 0, _FLOOR, 0.0)
     best = _descend(evaluate, coefs, _STEPS, _ROUGH, Trace(), lowest)
@@ -303,8 +303,8 @@ def _blt(
 
 def _worst_norm(column: jax.Array, participation: Participation) -> jax.Array:
     """Norm of C x for the earliest participation, of the first column (n,) of a Toeplitz C."""
-    n, separation, most, _ = participation
-    shifts = range(0, n, separation)[:most]
+    n, separation, participations, _ = participation
+    shifts = range(0, n, separation)[:participations]
     worst = sum(jnp.pad(column[: n - i], (i, 0)) for i in shifts)
     return jnp.asarray(jnp.linalg.norm(jnp.asarray(worst)))
 
