@@ -60,7 +60,8 @@ def row_variances(
 
     Args:
       inverse: first column of B⁻¹, shape (n,).
-      rows, columns: r and d, shape (n,).
+      rows: r, shape (n,).
+      columns: d, shape (n,).
       rates: η, shape (n,).
       momentum: β.
     """

@@ -12,9 +12,11 @@ class UsageError(ValueError):
     """An argument broke a documented rule. The command line exits with code 2 on it.
 
     Attributes:
-      argument, value, rule, way_out: the parts of the message, ``argument`` by its name in Python;
-        the command line says the same of the option that was typed. ``argument`` is None where the
-        message was written as one text.
+      argument: name in Python of the refused argument, which the command line replaces by the
+        option that was typed; None where the message was written as one text.
+      value: what was given for it.
+      rule: what the value broke.
+      way_out: what to do instead; may be empty.
     """
 
     argument: str | None = None

@@ -106,7 +106,8 @@ class Guarantee:
     """(ε, δ)-DP of one mechanism, with everything needed to read the two numbers.
 
     Attributes:
-      epsilon, delta: the statement. Never rounded towards less privacy.
+      epsilon: ε of the statement, never rounded towards less privacy.
+      delta: δ of the statement, never rounded towards less privacy.
       noise_multiplier: σ relative to the clip norm, for the strategy matrix C as stored.
       privacy_unit: unit of the adjacency relation ("example", "user", ...).
       group_size: number of units that change together.

@@ -44,7 +44,8 @@ def through(
 
     Args:
       base: B.
-      rows, columns: r and d, shape (n,).
+      rows: r, shape (n,).
+      columns: d, shape (n,).
       rates: η, shape (n,).
       momentum: β.
     """

@@ -66,7 +66,8 @@ class Archive:
 
     Args:
       path: the file.
-      most_bytes, most_arrays: of all together, beyond which a file is refused.
+      most_bytes: size of all arrays together beyond which a file is refused.
+      most_arrays: number of arrays beyond which a file is refused.
 
     Raises:
       ValueError: not an archive of plain arrays as ``np.savez`` writes them, each named once, or

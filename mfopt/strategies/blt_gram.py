@@ -55,7 +55,8 @@ def product(
     Args:
       slope: H, (groups, groups); its symmetric part counts.
       base: the BLT.
-      rows, columns: r and d, each of shape (n,).
+      rows: r, shape (n,).
+      columns: d, shape (n,).
       scheme: bins and epochs.
       size: bins in a group, whose mean mode G is of; the last group may have fewer.
       diagonal: h, (groups,), for D the mean squared norm of each group's modes.
@@ -182,7 +183,10 @@ def gram(base: BLT, rows: Array, columns: Array, scheme: BallsInBins) -> Array:
     """G, shape (bins, bins).
 
     Args:
-      base, rows, columns, scheme: as for :func:`product`.
+      base: the BLT.
+      rows: r, shape (n,).
+      columns: d, shape (n,).
+      scheme: bins and epochs.
     """
     slope = jax.grad(lambda h: product(h, base, rows, columns, scheme))
     return slope(jnp.zeros((scheme.bins, scheme.bins)))
@@ -195,7 +199,11 @@ def grouped(
     """G of the groups' mean modes, (groups, groups), and D, (groups,).
 
     Args:
-      base, rows, columns, scheme, size: as for :func:`product`.
+      base: the BLT.
+      rows: r, shape (n,).
+      columns: d, shape (n,).
+      scheme: bins and epochs.
+      size: bins in a group.
     """
     groups = -(-scheme.bins // size)
 

@@ -36,7 +36,8 @@ class ClearedBLT(Buffered):
     at least p_i less the length of a block. Noise generation keeps one array a block.
 
     Attributes:
-      scale, decay: ω >= 0 and λ in [0, 1], shape (exponentials,).
+      scale: ω >= 0, shape (exponentials,).
+      decay: λ in [0, 1], shape (exponentials,).
       gain: g > 0, shape (): the diagonal of C.
       periods: p, one for each exponential.
       blocks: K, one for each exponential.

@@ -26,9 +26,13 @@ class WaveBLT(Exponentials, ToeplitzStrategy):
     negative. Noise generation keeps one array for each λ and three for the wave.
 
     Attributes:
-      scale, decay: ω >= 0 and λ in [0, 1], shape (exponentials,).
-      weight, damping, depth: w >= 0, ρ in [0, 1] and m in [0, 1], shape ().
-      frequency, phase: θ and φ, any numbers, shape ().
+      scale: ω >= 0, shape (exponentials,).
+      decay: λ in [0, 1], shape (exponentials,).
+      weight: w >= 0, shape ().
+      damping: ρ in [0, 1], shape ().
+      depth: m in [0, 1], shape ().
+      frequency: θ, radians per iteration, any number, shape ().
+      phase: φ, radians, any number, shape ().
       gain: g > 0, shape (): the diagonal of C.
     """
 

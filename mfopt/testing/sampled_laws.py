@@ -62,7 +62,8 @@ def check_sampled_law(
     Args:
       scheme: an example, of few iterations.
       strategy: a C that can be rescaled, with a parameter.
-      noise_multiplier, epsilon: where δ is about 1e-3 to 1e-1, so that samples see it.
+      noise_multiplier: σ, in clip norms.
+      epsilon: ε at which δ is about 1e-3 to 1e-1, so that samples see it.
       samples: of each estimate.
       seed: of all of them.
       sampled: the law, if it is not the registered one.
