@@ -16,9 +16,10 @@ from typing import Any, get_args
 import numpy as np
 
 from mfopt import sampling
-from mfopt._runtime import _check
+from mfopt._runtime import _check, _page
 from mfopt.sampling import Adjacency, Scheme
 from mfopt.strategies import Identity, Strategy
+from mfopt.words import described
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,25 @@ class Mechanism:
     def iterations(self) -> int:
         """Training iterations n."""
         return self.sampling.length
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values that describe it."""
+        unit = self.privacy_unit
+        if self.group_size > 1:
+            unit = f"{unit}, groups of {self.group_size}"
+        return [
+            ("C", described(self.strategy.describe())),
+            ("sampling", self.sampling.words()),
+            ("protects", f"{unit}, {self.adjacency} adjacency"),
+        ]
+
+    def curve(self) -> str:
+        """First column of C as a small drawing in SVG, at most its first 256 entries."""
+        impulse = np.eye(1, self.iterations)[0]
+        return _page.sparkline(np.abs(self.strategy.multiply(impulse))[:256].tolist())
+
+    def _repr_html_(self) -> str:
+        return f"<b>Mechanism</b>{_page.facts(self.rows())}{self.curve()}"
 
     def digest(self, noise_multiplier: float) -> str:
         """Hex SHA-256 of what is released at σ: C, the sampling and σ.

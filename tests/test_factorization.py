@@ -487,3 +487,22 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "text.npz").write_text("hello")
     for path in sorted(tmp_path.iterdir()):
         refused(path)
+
+
+def test_a_loaded_file_equals_what_was_saved_and_others_do_not(tmp_path):
+    made = record(workload=workloads.Momentum(0.9, np.ones(N)))
+    read = mfopt.load(made.save(tmp_path / "m.npz"))
+    assert read == made and hash(read) == hash(made) and {made: 1}[read] == 1
+    assert made != "m.npz" and made != record(workload=workloads.Momentum(0.8, np.ones(N)))
+    weaker = dataclasses.replace(made.guarantee, epsilon=3000.0)
+    assert made != dataclasses.replace(made, guarantee=weaker)
+    assert made != record(workload=workloads.Momentum(0.9, np.ones(N)), sigma=1.5)
+    assert made == dataclasses.replace(made, provenance={"date": "another"})
+
+
+def test_notebooks_show_the_guarantee_and_a_line_for_c():
+    made = record()
+    shown = made._repr_html_()
+    assert str(made.guarantee) in shown and "<svg" in shown and "final-model error" in shown
+    assert "<svg" in made.mechanism._repr_html_() and "balls-in-bins" in shown
+    assert "\n" not in repr(made) and len(repr(made)) < 400 and str(made.guarantee) in repr(made)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mfopt import final_model, query_error, strategies, workloads
-from mfopt._runtime import _check, _files, _signals
+from mfopt._runtime import _check, _files, _page, _signals
 from mfopt._runtime._archive import MALFORMED, Archive, Header
 from mfopt.accounting.account import supporting
 from mfopt.accounting.monte_carlo import dominating_pair
@@ -30,6 +30,7 @@ from mfopt.guarantee import Guarantee, questionable_delta
 from mfopt.mechanism import Mechanism, content_digest, stream_digest
 from mfopt.sampling import Scheme, UnitSampler, from_description
 from mfopt.strategies import Strategy
+from mfopt.words import round_up
 from mfopt.workloads import Workload
 
 SCHEMA = 1
@@ -47,9 +48,11 @@ _RENAMED = {"noise/scale": "noise/blt_scale", "noise/decay": "noise/blt_decay"}
 _LATER = {"final_model_error"}  # facts that files of 0.2.0 and earlier lack
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Factorization:
     """A strategy matrix C with its noise multiplier and guarantee.
+
+    Two are equal if C, σ, sampling, workload and guarantee are, whoever made them and when.
 
     The mechanism adds σ·clip_norm·(C⁻¹ z)_t, z standard normal, to the *sum* of clipped
     contributions of iteration t.
@@ -78,6 +81,34 @@ class Factorization:
             rule = f"differs from the guarantee's {self.guarantee.noise_multiplier!r}"
             raise _check.reject("noise_multiplier", sigma, rule)
         supporting(self.mechanism)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Factorization):
+            return NotImplemented
+        return self._content() == other._content()
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def _content(self) -> tuple[Any, ...]:
+        """What equality compares."""
+        described = self.guarantee.describe(), self.workload.describe()
+        text = json.dumps(described, sort_keys=True)  # tuples and lists alike, as in a file
+        return self.digest, text, content_digest({}, self.workload.arrays())
+
+    def __repr__(self) -> str:
+        rows = ", ".join(value for _, value in self.mechanism.rows())
+        return f"<Factorization {rows}: {self.guarantee}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("guarantee", str(self.guarantee)),
+            *self.mechanism.rows(),
+            ("noise multiplier σ", f"{round_up(self.noise_multiplier, 6)} clip norms"),
+            ("RMSE", f"{self.rmse:.6g} clip norms, per coordinate"),
+            ("final-model error", f"{self.final_model_error:.6g}"),
+        ]
+        return f"<b>Factorization</b>{_page.facts(rows)}{self.mechanism.curve()}"
 
     @property
     def mechanism(self) -> Mechanism:

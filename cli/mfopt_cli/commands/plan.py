@@ -48,7 +48,7 @@ _QUESTIONS = {
 }
 
 
-class Plan(NamedTuple):
+class LoaderPlan(NamedTuple):
     """What is to be made.
 
     Attributes:
@@ -150,7 +150,7 @@ def _ask(asked: Any) -> None:
             setattr(asked, name, click.prompt(question, default=default, type=kind, err=True))
 
 
-def _choose(asked: Any) -> Plan:
+def _choose(asked: Any) -> LoaderPlan:
     units = _check.integer("units", asked.units)
     batch = _check.integer("batch_size", asked.batch_size, at_most=units)
     federated = asked.loader == "federated"
@@ -178,7 +178,7 @@ def _choose(asked: Any) -> Plan:
     if unit == "user":
         loop = "# one entry of the data set holds all records of one user\n" + loop
     command += ["--force"] if asked.force else []
-    return Plan(command, delta, unit, _WHY[asked.loader], loop)
+    return LoaderPlan(command, delta, unit, _WHY[asked.loader], loop)
 
 
 def power_below(units: int) -> float:
@@ -217,7 +217,7 @@ def _loop(framework: str, schedule: str, path: Path) -> str:
     return text.replace('"mechanism.npz"', repr(str(path)))
 
 
-def _described(asked: Any, plan: Plan, line: str, loop: Path) -> dict[str, Any]:
+def _described(asked: Any, plan: LoaderPlan, line: str, loop: Path) -> dict[str, Any]:
     """JSON output: the plan, the guarantee, and errors beside those of DP-SGD."""
     import mfopt
     from mfopt.sampling import Poisson
