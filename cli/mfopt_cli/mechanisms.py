@@ -178,7 +178,9 @@ def advisory(factorization: Any) -> str | None:
     made_by = factorization.provenance.get("mfopt", "an unknown version")
     if factorization.proved_here or made_by not in (*ADVISED, "an unknown version"):
         return None
-    return f"made by mfopt {made_by}, which could state a wrong ε: see docs/advisories.md"
+    return (
+        f"made by mfopt {made_by}, which could state a wrong ε (page Advisories): certify it again"
+    )
 
 
 def statement(guarantee: Any) -> str:

@@ -331,7 +331,7 @@ def certify_samples_as(name: str | None = None, **more: Any) -> Decorator:
     """``--certify-samples``; the default is the same everywhere, so that one question has one σ."""
     text = (
         "iid samples of the certificate [default: chosen automatically; more give a slightly "
-        "smaller σ, see docs/accounting/certificate.md]."
+        "smaller σ]."
     )
     return option("--certify-samples", Count(MOST_SAMPLES), text, name, **more)
 
