@@ -153,6 +153,7 @@ WITH = {
     ("data build", "--end-of-text"): ["!--vocab-size", "--tokenizer=store"],
     ("data build", "--records"): ["--data=folder", "--public=folder", "--format=folder"],
     ("plan", "--separation"): ["--loader=federated"],
+    ("plan", "--iters"): ["!--batch-size"],
     ("statement", "--out"): ["--format=html"],
     ("statement", "--force"): ["--format=html", "--out=taken.html"],
     ("optimize", "--reassign-every"): ["--sampling=fresh-bins"],

@@ -62,9 +62,10 @@ def test_own_batches_take_the_scheme_of_lowest_error(monkeypatch):
 
     made = mfopt.factorize(epochs=1, iterations_per_epoch=4, epsilon=2.0, strategy="identity")
     monkeypatch.setattr("mfopt.factorize", factorize)
+    sizes = ["--iters", 4], ["--batch-size", 25]
     for epochs, memory in ((2, 1), (2, 9), (2, 0), (1, 3)):
-        words = ["--epochs", epochs, "--batch-size", 25, "--memory", memory, "--eps", 2]
-        printed("plan", "--units", 100, *words, "--yes", "--force", "--records", 3)
+        words = ["--epochs", epochs, *sizes[memory % 2], "--memory", memory, "--eps", 2]
+        printed("plan", "--units", 100, *words, "--yes", "--force", "--records-per-unit", 3)
     chosen = [(o["sampling"], o["strategy"], o["buffers"], o["bands"]) for o in asked]
     assert chosen == [
         ("fresh-bins", None, 1, None),
@@ -72,6 +73,7 @@ def test_own_batches_take_the_scheme_of_lowest_error(monkeypatch):
         ("fresh-bins", "identity", None, None),
         ("balls-in-bins", None, 3, None),
     ]
+    assert {o["iterations_per_epoch"] for o in asked} == {4}
     assert {o["privacy_unit"] for o in asked} == {"user"}
     assert {o["schedule"] for o in asked} == {"linear"}
 

@@ -68,7 +68,13 @@ class LoaderPlan(NamedTuple):
 
 @options.command("plan")
 @option("--units", COUNT, "Number of protected units in the data, N.")
-@option("--records", COUNT, "Most records of one unit; more than 1: the unit is a user.", default=1)
+@option(
+    "--records-per-unit",
+    COUNT,
+    "Most records of one unit; more than 1: a user.",
+    "records",
+    default=1,
+)
 @option(
     "--loader",
     tuple(_WHY),
@@ -79,6 +85,12 @@ class LoaderPlan(NamedTuple):
 @option("--framework", ("opacus", "pytorch", "jax"), "Framework of the loop.")
 @option("--epochs", COUNT, "Passes over the data.", default=10)
 @option("--batch-size", COUNT, "Expected batch size, in units.", default=256)
+@option(
+    "--iters",
+    COUNT,
+    "Iterations per epoch, in place of --batch-size.",
+    excludes=("batch_size",),
+)
 @option("--memory", COUNT, "Model-sized noise buffers that fit into memory.", default=4)
 @option("--schedule", tuple(_RATES), "Learning-rate schedule.")
 @options.eps("Target ε > 0.")
@@ -145,19 +157,23 @@ def _ask(asked: Any) -> None:
         raise click.UsageError(rule)
     params = {param.name: param for param in click.get_current_context().command.params}
     for name, question in _QUESTIONS.items():
-        if not options.typed(name):
+        if not options.typed(name) and not (name == "batch_size" and asked.iters):
             default, kind = getattr(asked, name), params[name].type
             setattr(asked, name, click.prompt(question, default=default, type=kind, err=True))
 
 
 def _choose(asked: Any) -> LoaderPlan:
     units = _check.integer("units", asked.units)
-    batch = _check.integer("batch_size", asked.batch_size, at_most=units)
+    iters = asked.iters
+    if iters is None:
+        batch = _check.integer("batch_size", asked.batch_size, at_most=units)
+        iters = max(1, round(units / batch))
     federated = asked.loader == "federated"
-    for name in ("framework", "records") if federated else ():
-        if options.typed(name):
-            raise click.UsageError(f"--{name} has no effect with --loader federated; remove it")
-    iters = max(1, round(units / batch))
+    for name, option_name in (("framework", "framework"), ("records", "records-per-unit")):
+        if federated and options.typed(name):
+            raise click.UsageError(
+                f"--{option_name} has no effect with --loader federated; remove it"
+            )
     delta = power_below(units)
     unit = "device" if federated else "example" if asked.records == 1 else "user"
     named = {
@@ -223,11 +239,9 @@ def _described(asked: Any, plan: LoaderPlan, line: str, loop: Path) -> dict[str,
     from mfopt.sampling import Poisson
 
     made = mfopt.load(asked.out)
-    share = min(1.0, asked.batch_size / asked.units)
     stated = made.guarantee
-    dpsgd = mfopt.account(
-        Poisson(share, made.iterations), epsilon=stated.epsilon, delta=stated.delta
-    )
+    poisson = Poisson(asked.epochs / made.iterations, made.iterations)
+    dpsgd = mfopt.account(poisson, epsilon=stated.epsilon, delta=stated.delta)
     return {
         **stated.describe(),
         "final_model_error": made.final_model_error,
