@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
-from common import DATA_AND_PICTURE, Artifact, Intervals, Run, intervals_figure, main
-from matplotlib.figure import Figure
+from common import DATA_AND_PICTURE, Artifact, Run, main
 
 from mfopt._version import __version__
 from mfopt.experiments import comparison, decision_plots, families, plots, tables
@@ -22,7 +18,6 @@ from mfopt.workloads import PrefixSums
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SIZES = tuple((epochs, bins) for epochs in (8, 16, 32) for bins in (32, 64, 128))
 DELTA, SEED = 1e-5, 0
-LOWEST = -40.0  # percent: a far worse mechanism would squeeze all the others into one line
 # what changes with ε in between is in the tables of forms and the comparison
 GRID_KINDS, GRID_EPSILONS = ("blt-4", "toeplitz", "blt-4-scaled"), (0.5, 2.0, 8.0)
 # the forms of C side by side, from the smallest memory to the reference optimum
@@ -112,37 +107,7 @@ def whole_comparison(run: Run) -> list[Path]:
     sizes = run.every_size(setting)
     rows = [row for candidates in sizes.values() for row in candidates]
     stem, best = run.folder / "tables" / "comparison-16x128", comparison.best(sizes)
-    figures = {"-improvement": gains_figure(setting, best, comparison.DEFAULT_BASELINE)}
-    return [
-        *decision_plots.write(stem, setting, best, rows, kinds=DATA_AND_PICTURE),
-        *plots.write_files(stem, {}, figures, DATA_AND_PICTURE),
-    ]
-
-
-def gains_figure(setting: Comparison, rows: Sequence[comparison.Row], baseline: str) -> Figure:
-    """Percent by which each RMSE is below the baseline's, a panel for each ε; best mean on top.
-
-    What is more than 40% above the baseline is left out: it is in the table.
-    """
-    gains = comparison.improvements(rows, baseline)
-    percents: dict[str, list[float]] = {}
-    for (family, _), gain in gains.items():
-        percents.setdefault(family, []).append(max(gain.percent, LOWEST))
-    order = sorted(percents, key=lambda family: fmean(percents[family]), reverse=True)
-    panels = []
-    for epsilon in setting.epsilons:
-        drawn = [gains.get((family, epsilon)) for family in order]
-        close = [gain if gain and gain.percent >= LOWEST else None for gain in drawn]
-        values = [gain.percent if gain else math.nan for gain in close]
-        halves = [(gain.high - gain.low) / 2 if gain else math.nan for gain in close]
-        panels.append(Intervals(f"ε = {epsilon:g}", values, halves))
-    label, where = families.label(baseline), decision_plots.run_size(setting)
-    names = [families.label(family) for family in order]
-    title = f"Gain over {label}, 95% intervals: {where}"
-    figure = intervals_figure(panels, names, "RMSE below the baseline's (%)", title)
-    for axis in figure.axes:
-        axis.axvline(0.0, color="0.6", linestyle=":", linewidth=1)
-    return figure
+    return decision_plots.write(stem, setting, best, rows, kinds=DATA_AND_PICTURE)
 
 
 def write_table(run: Run, name: str, text: str) -> list[Path]:
