@@ -598,6 +598,28 @@ def test_ghost_clipping_under_autocast_is_refused():
             break
 
 
+@pytest.mark.parametrize("period", [1, 2])
+def test_poisson_batches_are_drawn_by_the_loader(period):
+    from mfopt import sampling, strategies
+    from mfopt.torch import PrivateRun
+
+    scheme = sampling.Poisson(probability=0.3, iterations=6)
+    if period > 1:
+        scheme = sampling.CyclicPoisson(probability=0.5, bands=period, iterations=6)
+    strategy = strategies.BandedToeplitz(np.array([1.0, 0.3])[:period])
+    stated_file = stated(strategy, scheme, 2.0, status="certified")
+    run, model = PrivateRun(stated_file, RECORDS, CLIP), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    run.attach(optimizer)
+    for step in range(6):
+        x, y = next(iter(run.loader(data())))
+        units = run.sampler[step].tolist()
+        assert torch.equal(x, data().tensors[0][units]) and len(y) == len(units)
+        run.backward(model, loss_of, (x, y))
+        optimizer.step()
+    assert run.step == 6 and run.normalizer == pytest.approx(RECORDS * scheme.probability / period)
+
+
 def test_batches_of_nobody_keep_the_structure_of_a_batch():
     from mfopt.torch.loader import collated
 

@@ -29,7 +29,7 @@ from mfopt.torch import checks
 
 RATE = 100  # steps of which one is probed, on average
 _TOLERANCE = 1e-3  # of the clip norm, or of an output: what rounding may change
-_VALUES = (int, float, complex, str, bytes, np.generic, torch.dtype, torch.device)
+_VALUES = (int, float, complex, str, bytes, bytearray, np.generic, torch.dtype, torch.device)
 _OUTSIDE = (type, types.ModuleType, data.Dataset, data.DataLoader, torch.Generator)
 _TRAINERS = ("lightning", "lightning_fabric", "pytorch_lightning")
 
@@ -93,7 +93,9 @@ def _parts(value: Any) -> dict[str, Any]:
         for name, cell in zip(code.co_freevars, enclosed, strict=True):
             with contextlib.suppress(ValueError):  # not assigned yet
                 parts[name] = cell.cell_contents
-        return {**parts, "defaults": (value.__defaults__, value.__kwdefaults__)}
+        return {**parts, **vars(value), "defaults": (value.__defaults__, value.__kwdefaults__)}
+    if isinstance(value, types.GeneratorType):
+        return {} if value.gi_frame is None else value.gi_frame.f_locals
     names: list[str] = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
     slots = {name: getattr(value, name, None) for name in names}
     return {**slots, **getattr(value, "__dict__", {})}
