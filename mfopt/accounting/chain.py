@@ -83,7 +83,7 @@ class GroupedProfile(Profile):
         """Smallest ε >= 0 with δ(ε) <= ``delta``, to relative 1e-4.
 
         Raises:
-          FailureError: there is none that a search looks at.
+          FailureError: there is none in the range of the search.
         """
         target = math.log(delta)
         # a group's δ is at least one unit's; another grid may give a bit less

@@ -288,7 +288,7 @@ class OneUnit(LossModel):
         return Side(log_mean, excess, part * pilot.deviation, pilot.samples, chosen.enough)
 
     def _unseen_side(self, chosen: Chosen) -> Side:
-        """The direction of adding where no sample of a pilot was above 0, nor is one of a test.
+        """The add direction where no sample of a pilot was above 0, nor is one of a test.
 
         The bound of such a test is known; only that of removing says how large δ is.
         """
