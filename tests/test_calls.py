@@ -112,6 +112,9 @@ def test_every_command_is_attacked_and_the_judge_sees_faults(tmp_path):
     assert "traceback" in judge(show, 1, "", "Traceback (most recent call last)", tmp_path, False)
     assert "no reason" in judge(show, 2, "", "boom", tmp_path, False)
     assert "exit code" in judge(show, 3, "", "mfopt: no", tmp_path, False)
+    error = '{"error": {"exit_code": 2}}'
+    assert judge([*show, "--json"], 2, error, "mfopt: no", tmp_path, False) == ""
+    assert "spite" in judge([*show, "--json"], 2, "{}", "mfopt: no", tmp_path, False)
     assert "not JSON" in judge([*show, "--json"], 0, '{"a": NaN}', "", tmp_path, False)
     assert "success" in judge(["optimize", "--eps", "nan"], 0, "", "", tmp_path, False)
     (tmp_path / ".x.0123456789ab.mfopt-part").touch()

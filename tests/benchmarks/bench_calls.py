@@ -269,7 +269,7 @@ def judge(call: Call, code: int, out: str, err: str, folder: Path, stopped: bool
     lines = err.strip().splitlines()
     if code and not (lines and lines[-1].startswith(("mfopt: ", "Error: "))):
         return f"no reason given: {lines[-1:]}"
-    if code and "--json" in call and out.strip() and call[0] != "audit":
+    if code and "--json" in call and out.strip() and call[0] != "audit" and not _is_error(out):
         return "output in spite of an error"
     if any(part.name.endswith(".mfopt-part") for part in folder.rglob("*")):
         return "a part of a file was left"
@@ -281,6 +281,14 @@ def judge(call: Call, code: int, out: str, err: str, folder: Path, stopped: bool
                 return f"not JSON: {problem}"
         return _meaningless(call)
     return ""
+
+
+def _is_error(out: str) -> bool:
+    """True for the JSON object of an error, and nothing else."""
+    try:
+        return "error" in json.loads(out)
+    except ValueError:
+        return False
 
 
 def _finite(value: Any) -> None:
