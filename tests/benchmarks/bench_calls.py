@@ -46,6 +46,8 @@ GOOD: dict[str, str] = {
     "certify": "FILE --eps 3 --delta 1e-2 --certify-samples 4096 --seed 1",
     "calibrate": "FILE --eps 3 --delta 1e-2 --certify-samples 4096 --seed 1 --out NEW.npz",
     "show": "FILE",
+    "statement": "FILE",
+    "plan": "--units 100 --eps 2 --epochs 2 --iters 4 --loader poisson --yes --out NEW.npz",
     "noise": "FILE --params 100 --repeats 1",
     "plot": "FILE --out NEW.png",
     "report": "FILE --out NEW.html",
