@@ -426,7 +426,8 @@ def on_record(
         optimized.history,
         record,
     )
-    proofs.note(factorization)
+    if target.seed is None or not is_sampled(scheme):  # known samples could be fitted
+        proofs.note(factorization)
     return factorization
 
 

@@ -156,12 +156,17 @@ def note(results: dict[str, Any]) -> None:
     )
 
 
+def parser() -> argparse.ArgumentParser:
+    """Arguments of the command."""
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("step", choices=("model", "corpus", "train"))
+    words.add_argument("folder", type=Path)
+    words.add_argument("arms", nargs="*", metavar="ARM", help=f"some of {list(ARMS)}")
+    return words
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("step", choices=("model", "corpus", "train"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("arms", nargs="*", metavar="ARM", help=f"some of {list(ARMS)}")
-    options = parser.parse_args()
+    options = parser().parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.step == "model":
         make_model(options.folder / "model")

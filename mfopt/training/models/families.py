@@ -30,7 +30,7 @@ from mfopt.training.models.decoder import (
 )
 
 
-class Family(NamedTuple):
+class DecoderFamily(NamedTuple):
     """In what the models of one ``model_type`` differ from a Llama.
 
     ``norms``: names in the file of the norms of a block (:class:`~.decoder.Block`); ``query_norm``:
@@ -59,17 +59,19 @@ _LOCAL = ("rope_local_base_freq", "sliding_window_pattern")
 _QKV = TASKS["attn/c_attn"]
 _MATRICES = sum(TASKS.values(), ())
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", _BEFORE),
-    "mistral": Family("MistralForCausalLM", _BEFORE),
-    "qwen2": Family("Qwen2ForCausalLM", _BEFORE, biased=_QKV),
-    "qwen3": Family("Qwen3ForCausalLM", _BEFORE, "head"),
-    "smollm3": Family("SmolLM3ForCausalLM", _BEFORE, follows=_WHERE),
-    "olmo2": Family("Olmo2ForCausalLM", _AFTER, "width"),
-    "phi3": Family("Phi3ForCausalLM", _BEFORE, follows=_PARTLY),
-    "gemma": Family("GemmaForCausalLM", _BEFORE, gemma=True),
-    "gemma2": Family("Gemma2ForCausalLM", _BOTH, gemma=True, follows=_CAPS),
-    "gemma3_text": Family("Gemma3ForCausalLM", _BOTH, "head", (), True, False, (*_CAPS, *_LOCAL)),
-    "gpt_neox": Family(
+    "llama": DecoderFamily("LlamaForCausalLM", _BEFORE),
+    "mistral": DecoderFamily("MistralForCausalLM", _BEFORE),
+    "qwen2": DecoderFamily("Qwen2ForCausalLM", _BEFORE, biased=_QKV),
+    "qwen3": DecoderFamily("Qwen3ForCausalLM", _BEFORE, "head"),
+    "smollm3": DecoderFamily("SmolLM3ForCausalLM", _BEFORE, follows=_WHERE),
+    "olmo2": DecoderFamily("Olmo2ForCausalLM", _AFTER, "width"),
+    "phi3": DecoderFamily("Phi3ForCausalLM", _BEFORE, follows=_PARTLY),
+    "gemma": DecoderFamily("GemmaForCausalLM", _BEFORE, gemma=True),
+    "gemma2": DecoderFamily("Gemma2ForCausalLM", _BOTH, gemma=True, follows=_CAPS),
+    "gemma3_text": DecoderFamily(
+        "Gemma3ForCausalLM", _BOTH, "head", (), True, False, (*_CAPS, *_LOCAL)
+    ),
+    "gpt_neox": DecoderFamily(
         "GPTNeoXForCausalLM", _BEFORE, biased=_MATRICES, pythia=True, follows=_PARTLY
     ),
 }
@@ -253,7 +255,7 @@ class FamilyConfig(Shape):
         return json.loads(self.source) | {"architectures": [self.family.architecture]}
 
     @property
-    def family(self) -> Family:
+    def family(self) -> DecoderFamily:
         """In what it differs from a Llama."""
         return FAMILIES[self.model_type]
 
