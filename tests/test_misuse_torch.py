@@ -626,6 +626,14 @@ def a_checkpoint_without_its_key():
     Loop(key_folder="elsewhere").optimizer.load_state_dict(state)
 
 
+@refused("ledger .*is not there, which says what was released")
+def a_checkpoint_without_the_ledger_of_its_key():
+    state = saved_state()
+    (ledger,) = Path("mfopt-keys").glob("*.ledger")
+    ledger.unlink()
+    Loop().optimizer.load_state_dict(state)
+
+
 @refused("can be read by others")
 def a_key_that_all_may_read():
     state = saved_state()

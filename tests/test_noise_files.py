@@ -1,6 +1,7 @@
 """State files (owner-only, bound to a factorization) and the optax transformation."""
 
 import dataclasses
+import errno
 import json
 import os
 
@@ -15,6 +16,7 @@ from mfopt.errors import UsageError
 from mfopt.noise import NoiseExhaustedError, NoiseStream, load_state, owner_only, save_state
 from mfopt.noise.files import read_secret, write_secret
 from mfopt.noise.for_optax import add_noise
+from mfopt.noise.ledger import Ledger
 
 PARAMS = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}
 
@@ -272,3 +274,38 @@ def test_orbax_goes_on_with_the_same_noise_and_for_its_owner_only(tmp_path):
         foreign = checkpointer.restore(tmp_path / "noise", other.init(PARAMS))
     with pytest.raises(UsageError, match="another factorization"):
         other.next(foreign)
+
+
+@pytest.mark.parametrize("limit", [0, 9])
+@pytest.mark.parametrize("when", ["store", "release"])
+def test_a_step_that_found_no_space_in_the_ledger_is_in_it_once_it_is_released(
+    monkeypatch, tmp_path, when, limit
+):
+    kept, path, write = Ledger(), tmp_path / "a.ledger", os.write
+    kept.release(0, "0" * 32)
+    if when == "release":
+        kept.store(path)
+
+    def step():
+        if when == "release":
+            kept.release(1, "1" * 32)
+        kept.store(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, data: write(file, data[:limit]))
+        with pytest.raises(OSError) as caught:
+            step()
+    assert caught.value.errno == errno.ENOSPC
+    step()  # said again, with the same sum
+    kept.release(2, "2" * 32)
+    assert path.read_text().split()[1::2] == [
+        digit * 32 for digit in ("012" if when == "release" else "02")
+    ]
+
+
+def test_a_line_of_the_ledger_is_on_the_disk_when_its_step_is_released(monkeypatch, tmp_path):
+    kept, synced = Ledger(), []
+    kept.store(tmp_path / "a.ledger")
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
+    kept.release(0, "0" * 32)
+    assert synced == [len("0 \n") + 32]

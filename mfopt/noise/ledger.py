@@ -10,6 +10,7 @@ A state of JAX is a value, and can be copied: it finds its ledger by a hash of i
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import os
@@ -56,14 +57,8 @@ def resume(key: np.ndarray, stored: str | None = None, *, older: bool = False) -
             return _by_handle[path.stem]
         if stored is not None and Path(stored).is_file():
             path = Path(stored)
-        if not older and not path.is_file():
-            rule = f"comes from a file, and {path} is not there, which says what was released"
-            way_out = "Copy that file from where the run was made; or, for a state that an older "
-            way_out += "version or other code wrote and that no run has continued, make it empty, "
-            way_out += "mode 0600."
-            raise _check.reject("state", f"ledger {path.stem}", rule, way_out)
         ledger = Ledger()
-        ledger.resume(path)
+        ledger.resume(path, older=older)
         return _by_handle.setdefault(path_of(key).stem, ledger)
 
 
@@ -84,6 +79,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._digests: dict[int, str] = {}
+        self._unwritten: list[str] = []  # lines that the file lacks
         self._constants = ""
         self._path: Path | None = None
         self._descriptor = -1  # of the file, once there is one
@@ -93,23 +89,33 @@ class Ledger:
         """The file of a key that is stored from now on: at ``path`` unless it has one."""
         if self._path is None:
             self._open(path)
-            lines = (f"{step} {digest}\n" for step, digest in self._digests.items())
-            os.write(self._descriptor, "".join(lines).encode())
+        self._write_lines()
         assert self._path is not None
         return self._path
 
-    def resume(self, path: Path) -> None:
+    def resume(self, path: Path, *, older: bool = False) -> None:
         """Continue the ledger of a stored key.
 
+        Args:
+          path: of its file.
+          older: take a key without a ledger, of a version that wrote none, and begin one.
+
         Raises:
-          UsageError: a run that lives has it, in this process or another, or others may read it.
+          UsageError: the file is not there; a run that lives has it, in this process or another; or
+          others may read it.
         """
         if self._path == path:
             return
+        if not older and not path.is_file():
+            rule = f"comes from a file, and {path} is not there, which says what was released"
+            way_out = "Copy that file from where the run was made; or, for a state that an older "
+            way_out += "version or other code wrote and that no run has continued, make it empty, "
+            way_out += "mode 0600."
+            raise _check.reject("state", f"ledger {path.stem}", rule, way_out)
         self._open(path)
         text = path.read_text()
-        if text and not text.endswith("\n"):  # cut, where the process was killed
-            os.write(self._descriptor, b"\n")
+        is_cut = text and not text.endswith("\n")  # where the process was killed
+        self._unwritten = ["\n"] if is_cut else []
         lines = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
         # a cut line is one word, or has a digest of fewer digits
         self._digests = {int(x[0]): x[1] for x in lines if len(x) == 2 and len(x[1]) == 32}
@@ -151,6 +157,7 @@ class Ledger:
 
         Raises:
           UsageError: it was released with another sum; or this is a copy of the process.
+          OSError: the file has no space for it: then no noise may be made.
         """
         if os.getpid() != self._process:
             rule = "is a copy of the process that the run lives in: both would release the same"
@@ -159,8 +166,7 @@ class Ledger:
             raise _check.reject("process", os.getpid(), rule, way_out)
         if step not in self._digests:
             self._digests[step] = digest
-            if self._path is not None:
-                os.write(self._descriptor, f"{step} {digest}\n".encode())
+            self._unwritten.append(f"{step} {digest}\n")
         elif self._digests[step] != digest:
             rule = f"was released already, with another sum: {max(self._digests) + 1} steps were "
             rule += "released with this key, and the same noise would show the data by the "
@@ -168,3 +174,26 @@ class Ledger:
             way_out = "Resume from the newest state, or repeat the steps exactly (data, model, "
             way_out += "rate, dropout); or make a new run: both count against privacy."
             raise _check.reject("state", f"step {step}", rule, way_out)
+        if self._path is not None:
+            self._write_lines()
+
+    def _write_lines(self) -> None:
+        """Write the lines that the file lacks; where that fails, the next call does."""
+        if self._unwritten:
+            self._write("".join(self._unwritten))
+            self._unwritten.clear()
+
+    def _write(self, text: str) -> None:
+        """Add ``text`` to the file, to outlive a power cut too, or nothing of it.
+
+        Raises:
+          OSError: there is no space for it.
+        """
+        end, data = os.fstat(self._descriptor).st_size, text.encode()
+        try:
+            if os.write(self._descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            os.fsync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, end)
+            raise

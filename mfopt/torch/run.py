@@ -456,8 +456,10 @@ class PrivateRun:
                 way_out = "Call consolidate_state_dict(to=rank) in all processes just before."
                 raise _check.reject("optimizer", f"at step {self.step}", rule, way_out)
             noise = self._joined
-        sealed = self.keys.seal({"noise": noise, "sampler": self.sampler.state_dict()})
-        path = None if noise.get("pinned", True) else self.keys.ledger
+        counted = not noise.get("pinned", True)
+        parts = {"noise": noise, "sampler": self.sampler.state_dict(), "counted": counted}
+        sealed = self.keys.seal(parts)
+        path = self.keys.ledger if counted else None
         if path is not None:
             self.ledger.store(path)
         return sealed
@@ -465,7 +467,7 @@ class PrivateRun:
     def check_state_dict(self, state: Any) -> None:
         """Raise the errors of :meth:`load_state_dict`; changes nothing."""
         noise, state = self.started(), self.keys.open(state)
-        if not isinstance(state, dict) or set(state) != {"noise", "sampler"}:
+        if not isinstance(state, dict) or set(state) - {"counted"} != {"noise", "sampler"}:
             raise _check.reject("state", type(state).__name__, "must come from a PrivateRun")
         noise.check_state_dict(state["noise"])
         saved = UnitSampler.from_state(state["sampler"])
@@ -488,7 +490,7 @@ class PrivateRun:
             checks.require_same("state", f"of step {state['noise']['step']}", batches)
         path = None if self.rank or state["noise"].get("pinned", True) else self.keys.ledger
         if path is not None:
-            self.ledger.resume(path)
+            self.ledger.resume(path, older=not state.get("counted"))  # of before there were ledgers
         self.started().load_state_dict(state["noise"])
         self._joined = None
         self.sampler = self._part_of(state["sampler"])
