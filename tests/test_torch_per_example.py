@@ -97,6 +97,18 @@ def waves():
     return nn.Sequential(*inner, nn.Flatten(), nn.Linear(20, 3))
 
 
+class Scaled(nn.Module):
+    """A layer that is called with another weight and bias in place of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(8, 8), nn.Parameter(torch.rand(8, 8))
+
+    def forward(self, x):
+        scaled = {"weight": self.layer.weight * self.scale, "bias": 2 * self.layer.bias}
+        return self.layer(torch.func.functional_call(self.layer, scaled, (x,)))
+
+
 def gpt2():
     layers = pytest.importorskip("transformers.pytorch_utils")
     return nn.Sequential(layers.Conv1D(6, 8), nn.GELU(), layers.Conv1D(3, 6))
@@ -134,6 +146,7 @@ CASES = {
     "tied": (Tied, tokens, next_tokens),
     "tied by a function": (lambda: Tied(True), tokens, next_tokens),
     "positions": (Positions, tokens, next_tokens),
+    "scaled": (Scaled, lambda: torch.randn(6, 2, 8), squares),
     "double": (lambda: padded().double(), lambda: torch.randn(6, 2, 8).double(), squares),
 }
 

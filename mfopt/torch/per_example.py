@@ -215,6 +215,18 @@ class _Layer:
             values[names["bias"]] if "bias" in names else bias if bias is None else bias.detach()
         )
 
+    def is_reparameterized(self, copies: Mapping[str, torch.Tensor]) -> bool:
+        """True if a caller has put other tensors in place of the trained parameters for now.
+
+        Args:
+          copies: of one example, which gradients are of.
+        """
+        held = self.layer._parameters
+        return any(
+            held[key] is not copies[name] and not isinstance(held[key], nn.Parameter)
+            for key, name in self.names.items()
+        )
+
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         """Outputs for inputs ``x``, examples first."""
         return functional.linear(x, self.weight, self.bias)
@@ -320,6 +332,7 @@ class _Calls(list[tuple[_Layer, torch.Tensor, torch.Tensor]]):
         super().__init__()
         self.trigger = torch.zeros((), requires_grad=True)  # asks for gradients of outputs
         self.examples = torch.zeros(())  # has the axis of examples
+        self.copies: Mapping[str, torch.Tensor] = {}  # of the trained parameters, as examples see
         self.is_open = False
 
 
@@ -370,6 +383,8 @@ _apply: Callable[..., Any] = torch.autograd.Function.apply.__func__  # type: ign
 
 
 def _call(layer: _Layer, calls: _Calls, *arguments: Any, **named: Any) -> Any:
+    if layer.is_reparameterized(calls.copies):
+        return type(layer.layer).forward(layer.layer, *arguments, **named)
     (x,) = (*arguments, *named.values())
     return _apply(_Call, x, calls.examples, layer, calls)
 
@@ -394,7 +409,7 @@ def gradients(
     copies = {k: p.expand(examples, *p.shape).requires_grad_() for k, p in values.items()}
 
     def of_example(copy: dict[str, torch.Tensor], *example: torch.Tensor) -> torch.Tensor:
-        calls.examples = example[0]
+        calls.examples, calls.copies = example[0], copy
         return loss(copy, *example)
 
     layers = list(_layers(module, values, names))
