@@ -11,6 +11,7 @@ import mfopt
 from mfopt import sampling
 from mfopt.accounting import Accountant, Effort, Mechanism, SampledAnalysis, account, analysis
 from mfopt.accounting.accountants.unamplified import gaussian_release
+from mfopt.accounting.analyses import least
 from mfopt.accounting.closed_form import gaussian
 from mfopt.errors import FailureError, UsageError
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedBatch, FixedOrder, Poisson
@@ -215,6 +216,9 @@ def test_tests_of_a_third_party_have_their_share_of_delta(spent, charged, value,
     assert found.method == "tight" and found.delta == 1e-5
     expected = gaussian.epsilon(1.0, 1e-5 * (1 - charged))
     assert found.epsilon == pytest.approx(expected, rel=1e-12)
+    # and the lower end is of the whole δ
+    lower = gaussian.epsilon(1.0, 1e-5)
+    assert lower * (1 - 1e-9) < found.lower_bound <= lower
     # a δ includes the failure probability of its tests: nothing beside it is charged
     beside = account(Mechanism(Everyone(9)), noise_multiplier=3.0, epsilon=1.0)
     assert math.log(beside.delta) == pytest.approx(gaussian.log_delta(1.0, 1.0), rel=1e-12)
@@ -233,3 +237,14 @@ def test_a_sampled_accountant_has_to_say_what_its_tests_spend(monkeypatch):
     table[Everyone.kind]["silent"] = Silent
     with pytest.raises(TypeError, match=r"Silent.analysis: object must be .*SampledAnalysis"):
         account(Mechanism(Everyone(9)), noise_multiplier=3.0, delta=1e-5)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_two_sampled_analyses_are_not_combined(nested):
+    """Each counts its tests in the whole δ."""
+    mechanism = Mechanism(Everyone(9))
+    certain = gaussian_release(mechanism, 3.0, "certain")
+    parts = [certain, Sampled(mechanism, 100.0, 1e-3)]
+    assert least([least(parts), certain]).parts == (*parts, certain)
+    with pytest.raises(TypeError, match="at most one"):
+        least([least(parts) if nested else parts[1], Sampled(mechanism, 100.0, 1e-3)])

@@ -125,8 +125,7 @@ class DeterministicAnalysis:
             rule = f"not certified: at noise multiplier {noise_multiplier:.6g} and ε = {epsilon:g} "
             rule += f"δ is up to {attained.delta:.4g}, above {delta:g}"
             raise FailureError(f"{rule}. Ask for a larger δ or ε.")
-        details = {name: value for name, value in attained.details.items() if name != "bracket"}
-        return dataclasses.replace(attained, delta=delta, details=details)
+        return _for_larger(attained, delta)
 
     def noise_multiplier(self, epsilon: float, delta: float) -> Guarantee:
         epsilon, delta = _check.epsilon("epsilon", epsilon), _check.probability("delta", delta)
@@ -195,8 +194,15 @@ def least(parts: Sequence[Analysis]) -> Analysis:
     """Combine analyses into one that reports the smallest of their valid bounds.
 
     What one of them fails to answer, the others do.
+
+    Raises:
+      TypeError: more than one of them is sampled: each has its tests counted in the whole δ.
     """
-    return parts[0] if len(parts) == 1 else Least(parts[0].mechanism, tuple(parts))
+    flat = [x for part in parts for x in (part.parts if isinstance(part, Least) else (part,))]
+    if sum(isinstance(part, SampledAnalysis) for part in flat) > 1:
+        named = ", ".join(type(part).__qualname__ for part in flat)
+        raise TypeError(f"{named}: at most one of them can be an mfopt.accounting.SampledAnalysis")
+    return flat[0] if len(flat) == 1 else Least(flat[0].mechanism, tuple(flat))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,11 +254,12 @@ def _least(parts: Sequence[Any], question: str, *given: float) -> Guarantee:
             spent = budget.spent
         else:
             answers += ask(part, *given)
+    at_delta = [*answers, *tested]
     if spent:
         *first, delta = given
         others = [part for part in parts if not isinstance(part, SampledAnalysis)]
         again = [answer for part in others for answer in ask(part, *first, delta * (1 - spent))]
-        answers = [dataclasses.replace(answer, delta=delta) for answer in again]
+        answers = [_for_larger(answer, delta) for answer in again]
     answers += tested
     if not answers:
         raise FailureError(failures[-1])
@@ -264,6 +271,12 @@ def _least(parts: Sequence[Any], question: str, *given: float) -> Guarantee:
     if failures:
         details["without_answer"] = failures
     best = dataclasses.replace(best, details=details)
-    lower = [low for answer in answers if (low := answer.lower_bound) is not None]
+    lower = [low for answer in at_delta if (low := answer.lower_bound) is not None]
     # whichever of them proved it, less than this it cannot be
     return best.with_lower_end(max(lower), size(best)) if lower else best
+
+
+def _for_larger(guarantee: Guarantee, delta: float) -> Guarantee:
+    """The guarantee for a larger δ, where its lower end need not hold."""
+    details = {name: value for name, value in guarantee.details.items() if name != "bracket"}
+    return dataclasses.replace(guarantee, delta=delta, details=details)
