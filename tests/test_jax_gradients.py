@@ -245,6 +245,15 @@ def centres_on_the_host(params, state, batch, t):
     return RUN.gradient(to_centres(np.float32(t)), params, (X, Y), batch, state)
 
 
+def with_labels_of_others(t):
+    labels = (Y[:5] + t) % 3  # whole numbers, of another batch in each step
+    return jax.grad(lambda p, e: loss(p, e) + sum(loss(p, (e[0], label)) for label in labels))
+
+
+def labels_on_the_host(params, state, batch, t):
+    return RUN.gradient(with_labels_of_others(np.int32(t)), params, (X, Y), batch, state)
+
+
 def of_all_examples(t):
     total = jax.grad(lambda p: jnp.sum(jax.vmap(loss, (None, 0))(p, (X, Y))))
     return lambda params, example: total(params)
@@ -411,6 +420,11 @@ WRONG = {
         "as large as the data",
     ),
     "centres on the host": (lambda: run_steps(centres_on_the_host), "arrays beside parameters"),
+    "labels of others": (lambda: run_steps(labels_on_the_host), "arrays beside parameters"),
+    "labels of others in a compiled step": (
+        lambda: run_steps(gradient(with_labels_of_others))[1:],
+        None,
+    ),
     "centres in a compiled step": (lambda: run_steps(gradient(to_centres))[1:], None),
     "batch norm": (lambda: nnx_model(normed, lambda m, x: m.layer(x)), "changes the parameters"),
     "statistics moved between steps": (statistics_moved_between_steps, "arrays beside parameters"),

@@ -177,10 +177,13 @@ class GradientProgram:
     def constants(self) -> jax.Array:
         """A digest of the arrays that gradients depend on beside the arguments: uint32 (3,).
 
-        Not of numbers, whole numbers and keys: a rate, a step and random bits may change.
+        Not of single numbers and keys: a rate, a step and random bits may change.
         """
         arrays = [jnp.asarray(x) for x in (*self.program.consts, *self.held)]
-        arrays = [x for x in arrays if x.size > 1 and jnp.issubdtype(x.dtype, jnp.floating)]
+        kinds = jnp.floating, jnp.signedinteger, jnp.bool_  # a key is of unsigned numbers
+        arrays = [
+            x for x in arrays if x.size > 1 and any(jnp.issubdtype(x.dtype, k) for k in kinds)
+        ]
         if any(isinstance(x, jax.core.Tracer) for x in arrays):
             return uses.fingerprint(arrays)
         with jax.ensure_compile_time_eval():  # what is compiled in is read once

@@ -26,7 +26,7 @@ _ODD = np.uint32(0x9E3779B9)
 
 @jax.jit
 def fingerprint(leaves: list[Any]) -> jax.Array:
-    """A digest of the bits of floating-point arrays: uint32 (3,), the first word is 1.
+    """A digest of the bits of arrays of numbers, as floating point: uint32 (3,), first word 1.
 
     It tells mistakes, not forgery: sums over all bits, weighted by their places, modulo 2³².
     """
