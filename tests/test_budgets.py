@@ -20,20 +20,20 @@ HOME = str(ROOT / "mfopt")
 NODES = {
     "mfopt": 13_027,
     "mfopt/_runtime": 8_223,
-    "mfopt/accounting": 117_963,
+    "mfopt/accounting": 118_071,
     "mfopt/calibration": 556,
     "mfopt/experiments": 18_858,
     "mfopt/factorization": 4_410,
-    "mfopt/jax": 4_903,
-    "mfopt/noise": 30_405,
+    "mfopt/jax": 4_927,
+    "mfopt/noise": 30_526,
     "mfopt/optimize": 31_493,
     "mfopt/sampling": 7_490,
     "mfopt/strategies": 17_338,
     "mfopt/testing": 10_055,
-    "mfopt/torch": 18_010,
+    "mfopt/torch": 18_176,
     "mfopt/training": 80_134,
     "cli": 30_588,
-    "tests": 321_234,
+    "tests": 321_963,
 }
 PUBLIC_NAMES = 1220  # functions and classes of mfopt and cli
 WIDE_FUNCTIONS = 45  # with more than 6 parameters
