@@ -22,7 +22,7 @@ from mfopt.optimize import factorize as optimized
 from mfopt.optimize.auto import MEMORY
 from mfopt.optimize.pipeline import Target
 from mfopt.progress import Report, silent
-from mfopt.sampling import BallsInBins, CyclicPoisson, Scheme, named_scheme
+from mfopt.sampling import BallsInBins, Scheme, named_scheme
 from mfopt.sampling.named import NAMES, groups
 from mfopt.workloads import Workload
 
@@ -201,7 +201,7 @@ def _schemes(
                 raise _check.reject(option, value, rule, "Leave it out, or name the sampling.")
         sampling = BallsInBins.kind
     scheme = named_scheme(sampling, epochs, bins, bands=1 if bands is None else bands, **options)
-    return groups(epochs, bins) if isinstance(scheme, CyclicPoisson) and bands is None else scheme
+    return groups(epochs, bins) if scheme.bands_are_groups and bands is None else scheme
 
 
 def _refuse_choices(chosen: dict[str, Any], memory: int | None, sampling: str) -> None:

@@ -18,22 +18,22 @@ HOME = str(ROOT / "mfopt")
 
 # room -> syntax nodes at most; the longest name that fits counts a file
 NODES = {
-    "mfopt": 13_027,
+    "mfopt": 13_023,
     "mfopt/_runtime": 8_223,
     "mfopt/accounting": 118_071,
     "mfopt/calibration": 556,
     "mfopt/experiments": 18_858,
     "mfopt/factorization": 4_410,
-    "mfopt/jax": 4_927,
+    "mfopt/jax": 5_048,
     "mfopt/noise": 30_526,
-    "mfopt/optimize": 31_493,
-    "mfopt/sampling": 7_490,
+    "mfopt/optimize": 31_518,
+    "mfopt/sampling": 7_510,
     "mfopt/strategies": 17_338,
     "mfopt/testing": 10_055,
     "mfopt/torch": 18_176,
-    "mfopt/training": 80_134,
+    "mfopt/training": 80_174,
     "cli": 30_588,
-    "tests": 321_963,
+    "tests": 321_969,
 }
 PUBLIC_NAMES = 1220  # functions and classes of mfopt and cli
 WIDE_FUNCTIONS = 45  # with more than 6 parameters
@@ -42,7 +42,7 @@ MAIN_JOB = {
     "files": 67,
     "functions": 596,
     "lines": 3_440,  # that can run, of the functions that do
-    "classes": 44,
+    "classes": 45,
     "two-way pairs": 33,  # of files that call each other
     "frames": 34,
 }

@@ -35,7 +35,7 @@ def test_show_warns_of_a_file_that_an_affected_version_made(tmp_path):
         file = dataclasses.replace(made, guarantee=other, provenance=record)
         path = file.save(tmp_path / f"{version}.npz")
         done = invoked("show", path)
-        assert done.exit_code == 0 and ("advisories" in done.output) == warned, version
+        assert done.exit_code == 0 and ("Advisories" in done.output) == warned, version
     assert mfopt.__version__ not in ADVISED
     page = (ROOT / "docs" / "advisories.md").read_text()
     assert set(re.findall(r"^\| (\d+\.\d+\.\d+) \|", page, re.M)) == set(ADVISED)

@@ -538,12 +538,12 @@ def test_a_search_that_sees_nothing_names_the_target():
 
 
 def test_a_search_without_a_certificate_is_kept(monkeypatch, tmp_path, capsys):
-    from mfopt.optimize import pipeline
+    from mfopt.factorization import proofs
 
     def refused(*_, **__):
         raise FailureError("not certified: no sample says enough.")
 
-    monkeypatch.setattr(pipeline, "release", refused)
+    monkeypatch.setattr(proofs, "release", refused)
     path = tmp_path / "c.npz"
     words = "optimize --epochs 2 --iters 4 --eps 2 --buffers 1 --samples 512 --steps 3 --seed 1"
     said = failure(capsys, *words.split(), "--quiet", "--out", path, code=1)

@@ -73,5 +73,6 @@ def test_companions_compose():
 
     alone = sigma("pure:0.5")
     both = [sigma("pure:0.5", "pure:1e-3"), sigma("pure:1e-3", "pure:0.5")]
-    assert min(both) >= alone and both[0] == pytest.approx(both[1], rel=1e-6)
+    # to the accuracy that σ is searched to
+    assert min(both) >= alone * (1 - 1e-5) and both[0] == pytest.approx(both[1], rel=1e-6)
     assert sigma("pure:0.5", "pure:0.5") > 1.05 * alone

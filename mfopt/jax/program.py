@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from mfopt._runtime import _check
@@ -147,7 +148,12 @@ class GradientProgram:
             or uses.
         """
 
-        def gradient(params: PyTree, *rest: PyTree) -> PyTree:
+        leaves, structure = jax.tree.flatten(params)
+
+        def gradient(arrays: list[Any], *rest: PyTree) -> PyTree:
+            given = iter(arrays)
+            values = [next(given) if _is_array(leaf) else leaf for leaf in leaves]
+            params = jax.tree.unflatten(structure, values)
             values = jax.tree.leaves(params)
             gradients = function(params, *rest)
             if list(map(id, values)) != list(map(id, jax.tree.leaves(params))):
@@ -157,7 +163,9 @@ class GradientProgram:
             return gradients
 
         try:
-            program, gradients = jax.make_jaxpr(gradient, return_shape=True)(params, *rest)
+            program, gradients = jax.make_jaxpr(gradient, return_shape=True)(
+                list(filter(_is_array, leaves)), *rest
+            )
         except Exception as error:
             if type(error).__name__ != "TraceContextError":  # of NNX
                 raise
@@ -191,10 +199,15 @@ class GradientProgram:
 
     def __call__(self, *arguments: PyTree) -> list[Product | jax.Array]:
         """The gradient of one example, leaf by leaf; under ``jax.vmap`` over examples."""
-        leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
+        leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(arguments) if _is_array(leaf)]
         trained = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.gradients))
         outs = _run(self.program.jaxpr, self.program.consts, leaves)
         return [leaf.leaf(trained) if isinstance(leaf, _Late) else leaf for leaf in outs]
+
+
+def _is_array(leaf: Any) -> bool:
+    """False of what a module holds beside arrays, such as its activation in equinox."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex)
 
 
 def _run(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:

@@ -47,7 +47,7 @@ def default_bands(scheme: Scheme) -> int:
     if type(scheme) not in _OPTIMIZED:
         return 1
     participation = unamplified.Participation.of(scheme)
-    if isinstance(scheme, CyclicPoisson):
+    if scheme.bands_are_groups:
         return participation.separation
     return min(defaults.BANDS, participation.separation)
 

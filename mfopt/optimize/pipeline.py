@@ -27,7 +27,7 @@ from mfopt.optimize.objective import Objective
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
-from mfopt.sampling import BinScheme, CyclicPoisson, Scheme
+from mfopt.sampling import BinScheme, Scheme
 from mfopt.strategies import Strategy, registered
 from mfopt.workloads import PrefixSums, Workload
 
@@ -186,8 +186,9 @@ def factorize(
     record = dict(provenance or {})
     forms = named_kinds or default_kinds(first_scheme, target.epsilon, options.get("buffers"))
     if memory is None:
-        bands_are_groups = isinstance(first_scheme, CyclicPoisson)
-        _require_sized(forms, None if bands_are_groups else bands, options.get("buffers"))
+        _require_sized(
+            forms, None if first_scheme.bands_are_groups else bands, options.get("buffers")
+        )
         _require_searched(forms, {**options, "time_scale": time_scale or None})
     if not is_sampled(first_scheme):
         unused = {**options, "memory": memory, "time_scale": time_scale or None}

@@ -74,22 +74,26 @@ class Participation(NamedTuple):
         Raises:
           UsageError: no such scheme.
         """
-        n = scheme.iterations
         # by exact class: a subclass may let units take part otherwise
-        if type(scheme) is FixedOrder:
-            return cls(n, scheme.bins, scheme.epochs, True)
-        if type(scheme) is MinSeparation:
-            return cls(n, scheme.separation, scheme.participations)
-        if type(scheme) is CyclicPoisson:  # each iteration is accounted for by its column
-            return cls(n, scheme.bands, 1)
-        rule = "must be FixedOrder, MinSeparation or CyclicPoisson"
-        raise _check.reject("scheme", type(scheme).__name__, rule)
+        if type(scheme) not in _PARTICIPATIONS:
+            rule = "must be FixedOrder, MinSeparation or CyclicPoisson"
+            raise _check.reject("scheme", type(scheme).__name__, rule)
+        return cls(scheme.iterations, *_PARTICIPATIONS[type(scheme)](scheme))
 
     def norm(self, strategy: Strategy, scheme: Scheme) -> float:
         """Sensitivity of C, or its largest column norm: σ is proportional to it."""
-        if isinstance(scheme, CyclicPoisson):
+        if scheme.bands_are_groups:
             return float(np.max(sensitivities.column_norms(strategy, self.iterations)))
         return sensitivities.sensitivity(strategy, scheme).value
+
+
+# separation, participations of a unit at most, whether classes have a budget each
+_PARTICIPATIONS: dict[type[Scheme], Callable[[Any], tuple[int, int, bool]]] = {
+    FixedOrder: lambda scheme: (scheme.bins, scheme.epochs, True),
+    MinSeparation: lambda scheme: (scheme.separation, scheme.participations, False),
+    # each iteration is accounted for by its column
+    CyclicPoisson: lambda scheme: (scheme.bands, 1, False),
+}
 
 
 class UnamplifiedOptimum(NamedTuple):
@@ -174,7 +178,7 @@ def optimize(
 
 def _require_dense(scheme: Scheme, plain: bool) -> None:
     """Refuse a dense C where its problem is not convex, or not known."""
-    if not isinstance(scheme, FixedOrder):
+    if not Participation.of(scheme).periodic:
         rule = f"is not optimized under {scheme.kind}"
         raise _check.reject("strategy", "dense", rule, "Use banded or toeplitz, or a fixed order.")
     if not plain:

@@ -48,6 +48,7 @@ class Scheme(abc.ABC):
       public_order: whether the units of a step follow from their numbers alone.
       run_adjacency: the adjacency that a training run under it is accounted for.
       mistaken_for: an execution near to it that is another mechanism, in words.
+      bands_are_groups: whether it has as many groups of units as C has bands.
 
     Raises:
       TypeError: when the class is defined, for a kind that is missing, inherited or taken, or if
@@ -61,6 +62,7 @@ class Scheme(abc.ABC):
     public_order: ClassVar[bool] = False
     run_adjacency: ClassVar[Adjacency] = "add-remove"
     mistaken_for: ClassVar[str] = ""
+    bands_are_groups: ClassVar[bool] = False
 
     if typing.TYPE_CHECKING:  # a field of some schemes, derived by others
 

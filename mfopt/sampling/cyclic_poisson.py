@@ -35,6 +35,7 @@ class CyclicPoisson(Scheme):
     kind: ClassVar[str] = "cyclic-poisson"
     independent: ClassVar[bool] = True
     prefix_closed: ClassVar[bool] = True
+    bands_are_groups: ClassVar[bool] = True
 
     @classmethod
     def for_batch(

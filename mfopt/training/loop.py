@@ -33,6 +33,7 @@ from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.fedavg import FedAvg, adder
 from mfopt.training.gradients import Statistics, Totals, microbatch_adder
 from mfopt.training.models import Model, PyTree
+from mfopt.training.secrets import RunSecret
 from mfopt.training.units import Units
 
 _LEAST_TOKENS, _BLOCK_TOKENS = 2**14, 2**22  # of a block: up to 16 MiB of numbers and their mask
@@ -180,6 +181,11 @@ class Trainer:
         other.execution = dataclasses.replace(self.execution, units=units, sampler=sampler)
         return other
 
+    @staticmethod
+    def _noise_key(key: Any) -> Any:
+        """The key, or a fresh one: given, so that the run's secret keeps count of its steps."""
+        return RunSecret.fresh().key("noise") if key is None else key
+
     def init(self, key: Any = None) -> TrainState:
         """The state before step 0.
 
@@ -199,14 +205,16 @@ class Trainer:
         noise = self.execution.noise
         draws: Any = ()
         if noise is not None and not self._secure:
-            draws = noise.init(_vector(params, self._mesh), key=key)
+            draws = noise.init(_vector(params, self._mesh), key=self._noise_key(key))
         state = TrainState(jnp.int32(0), params, optimizer, draws)
         self._state_where = meshes.layout_of(self._mesh, state)
         placed: TrainState = meshes.place(state, self._state_where)
         if noise is None or not self._secure:
             return placed
         with scope():
-            return dataclasses.replace(placed, noise=noise.init(_vector(params), key=key))
+            return dataclasses.replace(
+                placed, noise=noise.init(_vector(params), key=self._noise_key(key))
+            )
 
     def run(self, state: TrainState, stop: int | None = None) -> Iterator[StepResult]:
         """Steps ``state.step`` .. ``stop`` - 1, one result after each.
