@@ -147,13 +147,13 @@ class GradientProgram:
           UsageError: it calls the host, has batching rules of its own, or changes what it is given
             or uses.
         """
-
         leaves, structure = jax.tree.flatten(params)
 
         def gradient(arrays: list[Any], *rest: PyTree) -> PyTree:
-            given = iter(arrays)
-            values = [next(given) if _is_array(leaf) else leaf for leaf in leaves]
-            params = jax.tree.unflatten(structure, values)
+            traced = iter(arrays)
+            params = jax.tree.unflatten(
+                structure, [next(traced) if _is_array(leaf) else leaf for leaf in leaves]
+            )
             values = jax.tree.leaves(params)
             gradients = function(params, *rest)
             if list(map(id, values)) != list(map(id, jax.tree.leaves(params))):

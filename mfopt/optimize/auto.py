@@ -92,9 +92,8 @@ def candidates(epochs: int, iters: int, epsilon: float, most: int) -> list[memor
     for scheme, largest in ((kept, defaults.buffers(kept)), (afresh, MOST_CLEARED)):
         buffers = min(most, largest)
         for kind in reversed(defaults.kinds(scheme, epsilon, buffers)):
-            bands = min(most + 1, iters)
-            size = bands if kind == "banded-toeplitz" else buffers
-            if kind != "banded-toeplitz" or bands > 1:
+            least, size = (2, min(most + 1, iters)) if kind == "banded-toeplitz" else (1, buffers)
+            if size >= least:
                 found.append(memory.Candidate(scheme, kind, size))
     return found
 

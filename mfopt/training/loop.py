@@ -181,17 +181,16 @@ class Trainer:
         other.execution = dataclasses.replace(self.execution, units=units, sampler=sampler)
         return other
 
-    @staticmethod
-    def _noise_key(key: Any) -> Any:
-        """The key, or a fresh one: given, so that the run's secret keeps count of its steps."""
-        return RunSecret.fresh().key("noise") if key is None else key
-
     def init(self, key: Any = None) -> TrainState:
         """The state before step 0.
 
         ``key``: secret noise key, uint32 (8,), never used before; drawn from the operating system
         if left out.
         """
+        if (
+            key is None
+        ):  # given to the noise all the same: the run's secret keeps count of its steps
+            key = RunSecret.fresh().key("noise")
         # a copy, as the loop reuses the state's buffers and the model must survive it; made by the
         # host, as no device need hold all of it
         params = meshes.place(jax.tree.map(np.array, self.model.params), self._where)
@@ -205,16 +204,14 @@ class Trainer:
         noise = self.execution.noise
         draws: Any = ()
         if noise is not None and not self._secure:
-            draws = noise.init(_vector(params, self._mesh), key=self._noise_key(key))
+            draws = noise.init(_vector(params, self._mesh), key=key)
         state = TrainState(jnp.int32(0), params, optimizer, draws)
         self._state_where = meshes.layout_of(self._mesh, state)
         placed: TrainState = meshes.place(state, self._state_where)
         if noise is None or not self._secure:
             return placed
         with scope():
-            return dataclasses.replace(
-                placed, noise=noise.init(_vector(params), key=self._noise_key(key))
-            )
+            return dataclasses.replace(placed, noise=noise.init(_vector(params), key=key))
 
     def run(self, state: TrainState, stop: int | None = None) -> Iterator[StepResult]:
         """Steps ``state.step`` .. ``stop`` - 1, one result after each.
