@@ -28,6 +28,12 @@ def guaranteed(**changes):
     return dataclasses.replace(found, guarantee=stated)
 
 
+def test_no_detail_that_a_file_says_lowers_what_an_attacker_can_do():
+    honest = statement.of_factorization(guaranteed(epsilon=2.0))
+    forged = statement.of_factorization(guaranteed(epsilon=2.0, details={"sensitivity": 1e-9}))
+    assert forged.rates == honest.rates and forged.sections == honest.sections
+
+
 def test_every_number_is_the_guarantees():
     for epsilon, delta in ((0.5, 1e-6), (2.0000001, 1.00000001e-5), (8.0, 1e-9)):
         found = guaranteed(epsilon=epsilon, delta=delta)

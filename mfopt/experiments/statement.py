@@ -1,7 +1,8 @@
 """Privacy statement: one page about a guarantee for a reader who knows no differential privacy.
 
-Every number is a field of the guarantee, or follows from it by :mod:`mfopt.accounting.tradeoff`;
-bounds are rounded up. Where nothing is promised the page says so first and states no bound.
+Every number is a field of the guarantee, or follows from its ε and δ by
+:mod:`mfopt.accounting.tradeoff`; bounds are rounded up. Where nothing is promised the
+page says so first and states no bound.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def of_factorization(factorization: Factorization, units: int | None = None) -> 
         "not tell whether one took place."
     )
     return _statement(
-        factorization.guarantee,
+        _without_details(factorization.guarantee),
         factorization.sampling.words(),
         units,
         proof=proof,
@@ -165,17 +166,17 @@ def of_report(report: dict[str, Any], units: int | None = None) -> Statement:
             *(f"Warning: {_check.printable(str(warning))}." for warning in report["warnings"]),
         )
         facts = {"digest": str(report["mechanism_digest"]), "steps_done": done}
-        pinned, signed = report["pinned"] is not False, "signature" in report
+        pinned = report["pinned"] is not False
     except (KeyError, TypeError, AttributeError) as problem:
         rule = f"is not whole ({type(problem).__name__}: {problem})"
         raise _check.reject("report", "", rule, "Give one that `mfopt train` wrote.") from None
     proof = (
-        f"This is what the run's own report says; it is {'signed' if signed else 'not signed'}. "
-        "`mfopt verify` computes its numbers again. That the run executed what it says is the word "
-        "of whoever ran it."
+        "This is what the run's own report says; it is not signed, or by a signature that is not "
+        "checked here. `mfopt verify` computes its numbers again. That the run executed what it "
+        "says is the word of whoever ran it."
     )
     return _statement(
-        guarantee,
+        _without_details(guarantee, "epsilon_before_grid"),
         sampling,
         population if units is None else units,
         proof=proof,
@@ -184,6 +185,12 @@ def of_report(report: dict[str, Any], units: int | None = None) -> Statement:
         sampled=sampled,
         pinned=pinned,
     )
+
+
+def _without_details(guarantee: Guarantee, *kept: str) -> Guarantee:
+    """The guarantee by ε and δ alone: details are said by the file, and bounds could follow them."""
+    details = {name: value for name, value in guarantee.details.items() if name in kept}
+    return dataclasses.replace(guarantee, details=details)
 
 
 def _statement(
