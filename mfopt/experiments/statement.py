@@ -188,7 +188,7 @@ def of_report(report: dict[str, Any], units: int | None = None) -> Statement:
 
 
 def _without_details(guarantee: Guarantee, *kept: str) -> Guarantee:
-    """The guarantee by ε and δ alone: details are said by the file, and bounds could follow them."""
+    """The guarantee by ε and δ: bounds could follow the other details, which a file says."""
     details = {name: value for name, value in guarantee.details.items() if name in kept}
     return dataclasses.replace(guarantee, details=details)
 
