@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from mfopt import _row_variances, time_scaled_error
+from mfopt import time_scaled_error
 from mfopt._runtime._float64 import compiled, float64
 from mfopt.strategies import (
     Array,
@@ -22,7 +22,6 @@ from mfopt.strategies import (
     Strategy,
     TimeScaled,
     ToeplitzStrategy,
-    prefix_numbers,
     series,
 )
 from mfopt.strategies.prefix_recursion import prefix_row_variances
@@ -36,8 +35,8 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     """Squared row norms of A C⁻¹, shape (n,): error variance per step at σ = 1.
 
     Toeplitz × Toeplitz costs O(n log n), momentum with a schedule × Toeplitz O(n²), prefix sums ×
-    banded O(n·bands²), others × banded O(n²·bands), time-scaled what :mod:`mfopt.time_scaled_error`
-    says; the rest is a dense triangular solve. A custom kind registers a faster way with
+    banded O(n·bands²), time-scaled what :mod:`mfopt.time_scaled_error` says; the rest is a dense
+    triangular solve. A custom kind registers a faster way with
     :func:`variances`.
     """
     from_numbers = _of_numbers(strategy, workload, n)
@@ -54,8 +53,6 @@ def _of_numbers(strategy: Strategy, workload: Workload, n: int) -> np.ndarray | 
         inverse = strategy.inverse_coefs(n)
         # traced where there is nothing to trace but what is around this
         return None if isinstance(inverse, jax.Array) else np.cumsum(np.cumsum(inverse) ** 2)
-    if method is _banded and isinstance(strategy, Banded) and _by_recursion(strategy, workload, n):
-        return prefix_numbers.row_variances(np.asarray(strategy.entries(n)))
     return None
 
 
@@ -94,7 +91,7 @@ def _toeplitz(strategy: ToeplitzStrategy, workload: Workload, n: int) -> Array:
         rates, momentum = running
         if np.ptp(rates) > 0:
             ones = jnp.ones(n)
-            return _row_variances.row_variances(inverse, ones, ones, jnp.asarray(rates), momentum)
+            return time_scaled_error.by_draws(inverse, ones, ones, jnp.asarray(rates), momentum)
         velocity = jnp.asarray(momentum ** jnp.arange(n))
         impulse = series.convolve(velocity, inverse) if momentum else inverse
         return jnp.cumsum((rates[0] * jnp.cumsum(impulse)) ** 2)
@@ -116,15 +113,10 @@ def _buffered(strategy: Buffered, workload: Workload, n: int) -> Array:
 
 @variances.register
 def _banded(strategy: Banded, workload: Workload, n: int) -> Array:
-    entries = jnp.asarray(strategy.entries(n))
-    if _by_recursion(strategy, workload, n):
-        return prefix_row_variances(entries)
-    return _band_norms(jnp.asarray(workload.materialize(n)), entries)
-
-
-def _by_recursion(strategy: Banded, workload: Workload, n: int) -> bool:
     # the recursion on covariances is sequential: it pays while its blocks are small
-    return partial_sums(workload, n) and strategy.bands**2 < n**2 // 4
+    if partial_sums(workload, n) and strategy.bands < n // 2:
+        return prefix_row_variances(jnp.asarray(strategy.entries(n)))
+    return dense(strategy, workload, n)
 
 
 @float64
@@ -169,51 +161,3 @@ def partial_sums(workload: Workload, n: int) -> bool:
     """Return True if A computes prefix sums, whatever its name."""
     running = workload.recurrence(n)
     return running is not None and running[1] == 0 and bool(np.all(running[0] == 1))
-
-
-@functools.partial(jax.custom_vjp)
-def _band_norms(query: jax.Array, entries: jax.Array) -> jax.Array:
-    """Row norms of ``query`` C⁻¹ for banded C with ``entries`` (bands, n), O(n²·bands)."""
-    return jnp.sum(_solve_columns(query, entries) ** 2, axis=0)
-
-
-def _solve_columns(query: jax.Array, entries: jax.Array) -> jax.Array:
-    """(A C⁻¹)ᵀ, shape (n, n): row j holds column j of A C⁻¹.
-
-    From A = B C: B[:, j] = (A[:, j] - Σ_{k>=1} B[:, j+k] C[j+k, j]) / C[j, j], last column first.
-    """
-    bands, n = entries.shape
-
-    def step(later: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        target, column = row  # later[k-1] = B[:, j+k]
-        solution = (target - column[1:] @ later) / column[0]
-        return jnp.concatenate([solution[None], later])[: bands - 1], solution
-
-    start = jnp.zeros((bands - 1, n), query.dtype)
-    return jax.lax.scan(step, start, (query.T, entries.T), reverse=True)[1]
-
-
-def _banded_forward(
-    query: jax.Array, entries: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    solution = _solve_columns(query, entries)
-    return jnp.sum(solution**2, axis=0), (solution, entries)
-
-
-def _banded_backward(
-    saved: tuple[jax.Array, jax.Array], cotangent: jax.Array
-) -> tuple[None, jax.Array]:
-    """Gradient on the band alone: with B = A C⁻¹ and rows weighted by w,
-    d Σ w_t |B_t|² = -2 <Bᵀ diag(w) B C⁻ᵀ, dC>, and K = C⁻¹ Bᵀ diag(w) costs one banded solve."""
-    solution, entries = saved
-    bands, n = entries.shape
-    weighted = jnp.asarray(Banded(entries).solve(solution * cotangent[None, :]))
-    padded = jnp.pad(solution, ((0, bands - 1), (0, 0)))
-
-    def band(k: jax.Array) -> jax.Array:
-        return jnp.sum(jax.lax.dynamic_slice_in_dim(padded, k, n) * weighted, axis=1)
-
-    return None, -2 * jax.lax.map(band, jnp.arange(bands))
-
-
-_band_norms.defvjp(_banded_forward, _banded_backward)

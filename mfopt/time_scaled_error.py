@@ -7,20 +7,22 @@ and momentum under a learning-rate schedule η read it through two running numbe
 
 so the variance of y_t follows from how these numbers vary together with the state of B⁻¹. For a
 BLT that state is one number a buffer, and every covariance obeys z_t = a z_{t-1} + x_t with a
-constant a: all of them cost O(n · buffers²). For any other B all draws are followed at once
-(:mod:`mfopt._row_variances`), O(n²) time.
+constant a: all of them cost O(n · buffers²). For any other B all draws are followed at once, in
+O(n²) time: the draw of step s reaches w_t as g_{t-s} / (r_s d_t), with g the coefficients of B⁻¹.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mfopt import _row_variances
 from mfopt.strategies import BLT, Buffered, Strategy, TimeScaled, ToeplitzStrategy, WaveBLT
 from mfopt.workloads import Workload
+
+_SEGMENT = 64  # steps whose numbers the backward pass holds at once
 
 
 def row_variances(workload: Workload, strategy: TimeScaled, n: int) -> jax.Array | None:
@@ -57,7 +59,40 @@ def _toeplitz(
     base: ToeplitzStrategy, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
 ) -> jax.Array:
     inverse = jnp.asarray(base.inverse_coefs(len(rows)))
-    return _row_variances.row_variances(inverse, rows, columns, rates, momentum)
+    return by_draws(inverse, rows, columns, rates, momentum)
+
+
+def by_draws(
+    inverse: jax.Array, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
+) -> jax.Array:
+    """Var y_t for any Toeplitz B, shape (n,), by m_t and y_t of each draw.
+
+    Args:
+      inverse: g, the first column of B⁻¹, shape (n,).
+      rows, columns, rates, momentum: as for :func:`through`.
+    """
+    n = len(inverse)
+    fresh = 1 / rows**2
+    padding = -n % _SEGMENT
+    series = (jnp.pad(x, (0, padding)) for x in (inverse, 1 / columns, rates))
+
+    def step(
+        state: tuple[jax.Array, ...], factors: tuple[jax.Array, ...]
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        reach, velocity, total = state  # of draws 0, 1, …: g_{t-s}, m_t and y_t
+        coefficient, output_scale, rate = factors
+        reach = jnp.concatenate([coefficient[None], reach[:-1]])
+        velocity = momentum * velocity + output_scale * reach
+        total = total + rate * velocity
+        return (reach, velocity, total), fresh @ total**2
+
+    @jax.checkpoint  # the backward pass makes the numbers of a segment again
+    def segment(state: tuple[jax.Array, ...], factors: tuple[jax.Array, ...]) -> Any:
+        return jax.lax.scan(step, state, factors)
+
+    segments = tuple(x.reshape(-1, _SEGMENT) for x in series)
+    variances: jax.Array = jax.lax.scan(segment, (jnp.zeros(n),) * 3, segments)[1]
+    return variances.reshape(-1)[:n]
 
 
 @through.register

@@ -20,7 +20,6 @@ The error is that of (C, σ) with σ at sensitivity 1: it grows with σ, and its
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -47,7 +46,6 @@ from mfopt.workloads import PrefixSums
 KINDS = ("banded", "banded-toeplitz", "blt", "dense", "toeplitz")
 _STEPS = 1000
 _TOLERANCE = 1e-8  # relative decrease of the loss in a step at which the search ends
-_ROUGH = 1e-5  # the same, of where the search of a banded C begins
 _FLOOR = 1e-8
 
 
@@ -159,10 +157,7 @@ def optimize(
         optimum = _dense(participation, init, equal_columns, steps, tolerance, trace)
     elif strategy == "banded":
         shape = _shape(participation, bands, equal_columns)
-        entries = _banded(shape, steps, tolerance, trace)
-        if not plain:
-            entries = _for_loss(minimized, shape, entries, steps, tolerance, trace)
-        optimum = Banded(shape.build(entries))
+        optimum = _banded(minimized, shape, steps, tolerance, trace)
     else:
         build, start = (
             _blt(participation, buffers)
@@ -224,48 +219,26 @@ def _shape(participation: Participation, bands: int, equal_columns: bool) -> Fix
     return FixedBands(bands, n, separation, participations, equal_columns or not periodic)
 
 
-def _banded(shape: FixedBands, steps: int, tolerance: float, trace: Trace) -> np.ndarray:
-    """Parameters of the banded C of lowest RMSE: the entries themselves, bounded below.
+def _banded(loss: Loss, shape: FixedBands, steps: int, tolerance: float, trace: Trace) -> Banded:
+    """The banded C of lowest loss: its parameters are the entries themselves, bounded below.
 
     Entries >= 0 is what balls-in-bins needs; no bound was seen active at an optimum. Their
     logarithms would need no bound but converge three times slower.
     """
-    # equal entries in each row are a few percent off, and cost next to nothing
-    entries = _constant(dataclasses.replace(shape, equal=True), square_root_coefs(shape.bands))
+    entries = np.tile(square_root_coefs(shape.bands)[:, None], shape.n)
     if not shape.equal:
         # the optimum of a diagonal C: errors of early steps stay in more prefix sums
         entries = entries * np.arange(shape.n, 0, -1) ** 0.25
-    bounds = _bounds(shape)
-    begin = np.maximum(shape.parameters(entries), bounds)
-    return _descend(shape, begin, steps, tolerance, trace, bounds)
-
-
-def _bounds(shape: FixedBands) -> np.ndarray:
-    """Lower bounds of the parameters."""
     lowest = np.zeros((shape.bands, shape.n))
     lowest[0] = _FLOOR
-    return np.concatenate([np.full(shape.shares, -np.inf), lowest.ravel()])
+    bounds = np.concatenate([np.full(shape.shares, -np.inf), lowest.ravel()])
+    start = np.maximum(shape.parameters(entries), bounds)
 
+    def build(x: jax.Array) -> Strategy:
+        return Banded(shape.build(x))
 
-def _for_loss(
-    loss: Loss, shape: FixedBands, start: np.ndarray, steps: int, tolerance: float, trace: Trace
-) -> np.ndarray:
-    """Parameters of the banded C of lowest ``loss``, from those of lowest RMSE."""
-    trace.restart()
-    evaluate = _traced(loss, lambda x: Banded(shape.traced(x)))
-    return _descend(evaluate, start, steps, max(tolerance, _TOLERANCE), trace, _bounds(shape))
-
-
-def _constant(shape: FixedBands, coefs: np.ndarray) -> np.ndarray:
-    """Entries of the best C with equal entries along each of its rows."""
-
-    def evaluate(x: np.ndarray) -> Evaluation:
-        evaluation = shape(np.repeat(x, shape.n))
-        return evaluation._replace(gradient=evaluation.gradient.reshape(len(x), -1).sum(axis=1))
-
-    lowest = np.where(np.arange(len(coefs)) == 0, _FLOOR, 0.0)
-    best = _descend(evaluate, coefs, _STEPS, _ROUGH, Trace(), lowest)
-    return np.tile(best[:, None], shape.n)
+    best = _descend(_traced(loss, build), start, steps, tolerance, trace, bounds)
+    return Banded(np.asarray(shape.build(jnp.asarray(best))))
 
 
 def _toeplitz(
