@@ -172,7 +172,6 @@ WITH = {
 QUIET_WORK = {
     ("", "--jobs"): "how many work side by side",
     ("plan", "--yes"): "asks nothing: tests/test_plan.py",
-    ("data build", "--restart"): "an unfinished build: tests/test_train_data_build.py",
     ("data build", "--on-bad"): "stops at a bad line",
     ("data stats", "--verify"): "reads all, and finds nothing wrong",
     ("noise", "--repeats"): "steps that are timed",

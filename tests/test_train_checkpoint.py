@@ -3,10 +3,6 @@
 import gc
 import shutil
 import stat
-import sys
-import threading
-import time
-import types
 
 import jax
 import numpy as np
@@ -172,73 +168,6 @@ def test_a_full_disk_is_told_in_one_line_and_the_last_whole_checkpoint_stays(tmp
             ) as caught:
                 checkpoints.save(state, secret, {})
         assert "\n" not in str(caught.value) and checkpoints.steps == [0]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
-@pytest.mark.parametrize("most", [0, 2000])
-def test_the_writers_threads_say_nothing_of_a_full_disk(most, tmp_path, capfd):
-    resource = pytest.importorskip("resource")
-    trainer, secret = trainer_for(), RunSecret.fresh()
-    state = trainer.init(loop_tests.KEY)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    capfd.readouterr()
-
-    def waiting():
-        return [each for each in threading.enumerate() if "Signaling" in type(each).__name__]
-
-    def write(facts):
-        with Checkpoints(tmp_path / "c") as checkpoints:
-            checkpoints.save(state, secret, facts)
-            checkpoints.wait()
-            return checkpoints.steps
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
-    try:
-        with pytest.raises(FailureError, match="could not be written"):
-            write({"facts": "x" * 4000})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    begun = time.monotonic()
-    while waiting():  # for what will not come: the process could not end
-        assert time.monotonic() - begun < 60
-        time.sleep(0.01)
-    assert write({}) == [0]  # there is room again
-    assert capfd.readouterr() == ("", "")
-
-
-def test_late_calls_of_the_writers_threads_are_dropped_and_nothing_else(tmp_path, monkeypatch):
-    told = []
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
-    hook = sys.unraisablehook
-
-    def found(error):
-        return types.SimpleNamespace(exc_value=error)
-
-    late, other = found(RuntimeError("Event loop is closed")), found(RuntimeError("another"))
-
-    def elsewhere():
-        sys.unraisablehook(late)
-        sys.unraisablehook(other)
-
-    with Checkpoints(tmp_path / "c"):
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        assert told == [other]
-        sys.unraisablehook(late)  # in the main thread it is somebody's own loop
-        assert told == [other, late]
-    assert sys.unraisablehook is hook
-
-
-def test_two_writers_and_a_hook_between_them_end_in_the_hosts(tmp_path, monkeypatch):
-    told = []
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
-    with Checkpoints(tmp_path / "a"):
-        inner = sys.unraisablehook
-        monkeypatch.setattr(sys, "unraisablehook", lambda found: inner(found))
-        with Checkpoints(tmp_path / "b"):
-            sys.unraisablehook(types.SimpleNamespace(exc_value=ValueError()))
-    assert len(told) == 1
 
 
 def saved_twice(folder, trainer, secret):

@@ -1,19 +1,15 @@
-"""Tokenizers, whole builds (killed and taken up again), and the command line."""
+"""Tokenizers, whole builds, and the command line."""
 
 from __future__ import annotations
 
 import csv
 import json
 import random
-import signal
 import stat
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as arrow
 import pytest
-from processes import python
 from pyarrow import parquet
 from test_cli import run
 from test_train_data_store import as_dict
@@ -125,70 +121,6 @@ def test_a_build_against_a_loop(tmp_path, tokenizer):
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
 
 
-CHILD = """
-import os, signal, sys
-from mfopt.training.data import HoldOut, build as module
-from mfopt.training.data import build, builder
-from mfopt.training.data.sources import JsonLines, format_of
-module = sys.modules["mfopt.training.data.build"]
-where, data, public, out = sys.argv[1:]
-module._COMMIT_SECONDS, module._BATCH_TEXTS = 0.0, 8
-def die(*_): os.kill(os.getpid(), signal.SIGKILL)
-class Deadly(JsonLines):
-    def read(self):
-        again = os.path.exists(out + ".once")
-        open(out + ".once", "w").close()
-        for number, item in enumerate(super().read()):
-            if where == "reading" and number == 150 + 100 * again: die()
-            yield item
-if where == "grouping": builder.stores.content_digest = die
-if where == "publishing": module._files.replace_folder = die
-module.build(Deadly([data], "user", "text"), out, tokenizer=300,
-    public=JsonLines([public], "user", "text"),
-    options=module.Options("skip", HoldOut(users=0.2, records=0.2)))
-"""
-
-
-@pytest.mark.release
-@pytest.mark.parametrize(("where", "kills"), [("reading", 2), ("grouping", 1), ("publishing", 1)])
-def test_a_build_killed_at_any_moment_goes_on(tmp_path, where, kills):
-    data = write_rows(tmp_path / "rows.jsonl")
-    public = write_rows(tmp_path / "public.jsonl", seed=1)
-    sources = [JsonLines([path], "user", "text") for path in (data, public)]
-    options = Options("skip", HoldOut(users=0.2, records=0.2))
-
-    def finish(out):
-        return build(sources[0], tmp_path / out, tokenizer=300, public=sources[1], options=options)
-
-    command = [sys.executable, "-c", CHILD, where, str(data), str(public), str(tmp_path / "cut")]
-    for _ in range(kills):
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert run.returncode == -signal.SIGKILL, run.stderr
-        assert not (tmp_path / "cut").exists()
-    resumed, straight = finish("cut"), finish("straight")
-    assert resumed == straight
-    assert set(resumed["parts"]) == {"train", "held-out-users", "held-out-records", "public"}
-    assert not list(tmp_path.glob("*.partial"))
-
-
-def test_another_build_is_not_mixed_with_an_unfinished_one(tmp_path, tokenizer):
-    data = write_rows(tmp_path / "rows.jsonl")
-
-    class Stops(JsonLines):
-        def read(self):
-            yield from list(super().read())[:100]
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build(Stops([data], "user", "text"), tmp_path / "out", tokenizer=tokenizer)
-    changed = write_rows(tmp_path / "rows.jsonl", seed=9)
-    source = JsonLines([changed], "user", "text")
-    with pytest.raises(UsageError, match=r"differs in source.*restart=True"):
-        build(source, tmp_path / "out", tokenizer=tokenizer)
-    build(source, tmp_path / "out", tokenizer=tokenizer, restart=True, options=SKIP)
-    assert open_parts(tmp_path / "out")["train"].num_records == 392
-
-
 def test_refusals_before_any_work(tmp_path, tokenizer):
     data = write_rows(tmp_path / "rows.jsonl")
     source = JsonLines([data], "user", "text")
@@ -224,7 +156,6 @@ def test_more_than_a_hundredth_of_bad_lines_is_skipped_on_purpose_only(tmp_path,
     with pytest.raises(UsageError, match=r"2 of 101 lines .*2 × user is (missing|empty).*skip_bad"):
         build(rows(99, 2), out, tokenizer=tokenizer)
     assert not out.exists()
-    # what was read is not read again
     report = build(rows(99, 2), out, tokenizer=tokenizer, options=Options(on_bad="skip"))
     assert report["reading"]["train"]["records"] == 99
     build(rows(99, 1), tmp_path / "few", tokenizer=tokenizer)
@@ -240,7 +171,6 @@ def test_bad_lines_can_be_fatal(tmp_path, tokenizer):
             JsonLines([tmp_path / "rows.jsonl"], "user", "text"),
             tmp_path / "out",
             tokenizer=tokenizer,
-            restart=True,
         )
 
 
@@ -320,33 +250,6 @@ def test_command_line_builds_the_embedded_corpus(tmp_path):
     assert next(iter(as_dict(train))).isidentifier()
 
 
-PEAK = """
-import sys
-from mfopt.training.data.build import build
-from mfopt.training.data.sources import JsonLines, format_of
-from mfopt.training.tokenizers import Tokenizer
-private, public = (JsonLines([path], "user", "text") for path in sys.argv[1:3])
-build(private, sys.argv[3], tokenizer=Tokenizer.load(sys.argv[4]), public=public)
-(line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
-print(line.split()[1])
-"""
-
-
-@pytest.mark.release
-def test_memory_does_not_grow_with_the_users(tokenizer, tmp_path):
-    words, peaks = " ".join(PUBLIC).split(), []
-    tokenizer.save(tmp_path / "tokenizer.json")
-    public = write_rows(tmp_path / "public.jsonl")
-    for users in (10**5, 10**6):
-        path, out = tmp_path / f"{users}.jsonl", tmp_path / f"of-{users}"
-        with open(path, "w") as file:
-            for user in range(users):
-                text = " ".join(words[(7 * user + i) % len(words)] for i in range(12))
-                file.write(json.dumps({"user": f"user {user}", "text": f"{text} {user}"}) + "\n")
-        peaks.append(int(python("-c", PEAK, path, public, out, tmp_path / "tokenizer.json")))
-    assert peaks[1] < peaks[0] + 30_000, peaks  # kB
-
-
 PROMPTS = [
     {"user": f"u{n % 3}", "prompt": f"Add 1 to {n}:", "completion": f" {n + 1}"} for n in range(9)
 ]
@@ -399,7 +302,7 @@ def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path, tokenizer):
     tokenizer = Tokenizer.train(PUBLIC, 300)
     tokenizer.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     skipping = Options(on_bad="skip")
-    report = build(source, tmp_path / "out", tokenizer=tokenizer, options=skipping, restart=True)
+    report = build(source, tmp_path / "out", tokenizer=tokenizer, options=skipping)
     assert report["reading"]["train"]["bad"] == {"text is not text": 1}
     start, end = (tokenizer.backend.token_to_id(f"<|im_{word}|>") for word in ("start", "end"))
     tokens, mask = open_parts(tmp_path / "out")["train"].batch(np.arange(9), 128)

@@ -18,11 +18,11 @@ from mfopt.training.data.store import token_dtype
 FACTS = {"tokenizer_digest": "0" * 64}
 
 
-def fill(builder, rows):
-    """Add (user, tokens, text) rows in batches of three."""
+def fill(builder, rows, drop=False):
+    """Add (user, tokens, text) rows in batches of three; ``drop``: repeated texts of a user."""
     for begin in range(0, len(rows), 3):
         users, records, texts = zip(*rows[begin : begin + 3], strict=True)
-        builder.add(users, [np.array(record, int) for record in records], texts)
+        builder.add(users, [np.array(record, int) for record in records], texts if drop else ())
 
 
 def grouped(rows):
@@ -58,7 +58,7 @@ row_lists = st.lists(
 @given(rows=row_lists)
 def test_builder_groups_like_a_dictionary(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("store")
-    with TokenStoreBuilder(folder / "spool", vocab_size=100) as builder:
+    with TokenStoreBuilder(folder, vocab_size=100) as builder:
         fill(builder, rows)
         builder.finish(folder, FACTS)
     store = open_parts(folder)["train"]
@@ -71,9 +71,9 @@ def test_builder_groups_like_a_dictionary(tmp_path_factory, rows):
 @given(rows=row_lists)
 def test_repeated_texts_are_dropped_within_a_user_only(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("store")
-    with TokenStoreBuilder(folder / "spool", vocab_size=100) as builder:
-        fill(builder, rows)
-        counts = builder.finish(folder, FACTS, drop_duplicates=True)
+    with TokenStoreBuilder(folder, vocab_size=100) as builder:
+        fill(builder, rows, drop=True)
+        counts = builder.finish(folder, FACTS)
     seen, kept = set(), []
     for user, record, text in rows:
         if (user, text) not in seen:
@@ -85,7 +85,8 @@ def test_repeated_texts_are_dropped_within_a_user_only(tmp_path_factory, rows):
 
 def split(folder, names, hold_out, count=8):
     rows = [(name, [number], "") for number in range(count) for name in names]
-    with TokenStoreBuilder(folder / "spool", vocab_size=100) as builder:
+    folder.mkdir()
+    with TokenStoreBuilder(folder, vocab_size=100) as builder:
         fill(builder, rows)
         builder.finish(folder, FACTS, hold_out=hold_out)
     return {part: as_dict(store) for part, store in open_parts(folder).items()}
@@ -127,26 +128,8 @@ def test_hash_numbers_are_uniform():
     assert abs(np.corrcoef(one, two)[0, 1]) < 4 / np.sqrt(20000)
 
 
-def test_an_interrupted_spool_goes_on_from_its_last_commit(tmp_path):
-    rows = [(f"u{number % 4}", [number], "") for number in range(20)]
-    with TokenStoreBuilder(tmp_path / "spool", vocab_size=100) as builder:
-        fill(builder, rows[:9])
-        builder.commit({"position": 9})
-        fill(builder, rows[9:12])  # lost: never committed
-    with TokenStoreBuilder(tmp_path / "spool", vocab_size=100) as builder:
-        assert builder.num_records == 9 and builder.progress["position"] == 9
-        fill(builder, rows[9:])
-        builder.finish(tmp_path, FACTS)
-    assert as_dict(open_parts(tmp_path)["train"]) == grouped(rows)
-    with pytest.raises(UsageError, match="vocab_size"):
-        TokenStoreBuilder(tmp_path / "spool", vocab_size=101)
-    (tmp_path / "spool" / "records.sqlite").write_bytes(b"no data base" * 1000)
-    with pytest.raises(FailureError, match="restart"):
-        TokenStoreBuilder(tmp_path / "spool", vocab_size=100)
-
-
 def test_builder_refuses_what_does_not_fit(tmp_path):
-    with TokenStoreBuilder(tmp_path / "spool", vocab_size=100) as builder:
+    with TokenStoreBuilder(tmp_path, vocab_size=100) as builder:
         with pytest.raises(UsageError, match="below 100"):
             builder.add(["a"], [np.array([100])])
         with pytest.raises(UsageError, match="below 100"):
@@ -225,7 +208,7 @@ def test_tokens_take_two_bytes_where_they_can():
 
 @pytest.fixture
 def on_disk(tmp_path):
-    with TokenStoreBuilder(tmp_path / "spool", vocab_size=100) as builder:
+    with TokenStoreBuilder(tmp_path, vocab_size=100) as builder:
         fill(builder, [("a", [1, 2], ""), ("b", [3], "")])
         builder.finish(tmp_path, FACTS)
     return tmp_path / "train"

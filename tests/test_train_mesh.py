@@ -121,47 +121,6 @@ def test_two_processes_train_together_by_the_command_line(tmp_path):
     assert list((tmp_path / "two" / "checkpoints").glob("3"))
 
 
-SHARDS = """
-import hashlib, json
-import jax, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as Spec
-from mfopt.training import checkpoint
-from mfopt.training import mesh as meshes
-mesh, rng, sizes = meshes.make_mesh(2), np.random.default_rng(0), []
-specs = [Spec("data"), Spec(None, "model"), Spec("model", "data"), Spec(), Spec(("data", "model"))]
-whole = {"params": [rng.normal(size=(8, 4)).astype(np.float32) for _ in specs]}
-whole["step"] = [np.int64(3)]
-items = whole | {
-    "params": [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(whole["params"], specs)]
-}
-digest = checkpoint._digest
-checkpoint._digest = lambda name, leaf, data: sizes.append(data.nbytes) or digest(name, leaf, data)
-facts = {"of": "a run", "blocks": checkpoint._blocks(items)}
-assert [*facts["blocks"].values()] == [[2, 4], [8, 2], [4, 1], [1, 4]], facts
-sealed = checkpoint._message(items, facts)
-assert sorted(sizes) == sorted([32] * 4 + [64] * 2 + [16] * 8 + [128] + [16] * 8 + [8]), sizes
-# read back whole, or under another layout, it is the same
-assert checkpoint._message(whole, facts) == sealed
-turned = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(whole["params"], specs[::-1])]
-assert checkpoint._message(whole | {"params": turned}, facts) == sealed
-for i in range(len(specs)):
-    for at in ((0, 0), (7, 3), (3, 2)):
-        other = [x.copy() for x in whole["params"]]
-        other[i][at] += 1e-6
-        assert checkpoint._message(whole | {"params": other}, facts) != sealed
-# arrays that nothing cuts have the digests that older checkpoints have
-lines = checkpoint._message(whole, {}).decode().split("\\n")
-name = f"params <f4 (8, 4) ".encode()
-assert lines[1] == hashlib.sha256(name + whole["params"][0].tobytes()).hexdigest()
-print("{}")
-"""
-
-
-@pytest.mark.ci
-def test_each_shard_of_a_checkpoint_is_hashed_where_it_lies(tmp_path):
-    finish(begun("-c", SHARDS, devices=8))
-
-
 ANNOTATED = """
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx

@@ -12,11 +12,7 @@ import contextlib
 import hashlib
 import hmac
 import json
-import logging
-import math
 import os
-import sys
-import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,7 +35,6 @@ with _extras.required():
     import orbax.checkpoint as ocp
 
 _OWNER_ONLY = 0o700
-_DAMAGED = "damaged-"
 
 
 class Restored(NamedTuple):
@@ -74,9 +69,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             file_options=ocp.options.FileOptions(path_permission_mode=_OWNER_ONLY),
         )
         self._manager = ocp.CheckpointManager(self.folder, options=options)
-        logging.getLogger("absl").addFilter(_is_not_told)  # the same filter twice is one
-        self._silenced = contextlib.ExitStack()
-        self._silenced.enter_context(_late_calls_dropped())
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # where an error is under way it was told, and raised, before
@@ -85,8 +77,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 self._manager.wait_until_finished()
             finally:
                 self._manager.close()
-                if error is None:  # after an error the writer's threads are still calling back
-                    self._silenced.close()
 
     def wait(self) -> None:
         """Return once what was saved is on disk; FailureError where it could not be written."""
@@ -117,8 +107,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """
         items = _items(state)
         facts = {**facts, "structure": _structure(state), "secret": _name(secret)}
-        if blocks := _blocks(items):
-            facts["blocks"] = blocks
         facts["check"] = _check_of(facts)
         facts["seal"] = secret.seal(_message(items, facts))
         parts = ocp.args.StandardSave(_detached(items)), ocp.args.JsonSave(facts)
@@ -129,8 +117,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def restore(self, like: TrainState, secret: RunSecret, step: int | None = None) -> Restored:
         """The newest checkpoint that is whole, or the one of ``step``.
 
-        Newer ones are taken out of the way: damaged ones set aside under another name, those after
-        ``step`` removed, since the run will write them again.
+        Newer ones, damaged or after ``step``, are removed: the run will write them again.
 
         ``like``: a state of the same run, which gives structure and placement.
 
@@ -152,7 +139,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             except Damaged as problem:
                 damaged[candidate] = str(problem)
                 continue
-            self._clear(candidate, damaged)
+            for number in (later for later in self.steps if later > candidate):
+                self._manager.delete(number)
             parts = {
                 name: jax.tree.unflatten(jax.tree.structure(part), found.get(name, []))
                 for name, part in vars(like).items()
@@ -195,7 +183,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             found: dict[str, Any] = self._manager.restore(step, args=asked)["state"]
         if not hmac.compare_digest(secret.seal(_message(found, facts)), seal):
             raise ValueError("its seal does not hold")
-        own = ("structure", "secret", "check", "blocks")
+        own = ("structure", "secret", "check")
         return found, {name: value for name, value in facts.items() if name not in own}
 
     def parameters(self, secret: RunSecret) -> tuple[list[Any], dict[str, Any]]:
@@ -211,22 +199,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             raise Damaged(rule) from None
         return [np.asarray(leaf) for leaf in found["params"]], facts
 
-    def _clear(self, step: int, damaged: Mapping[int, str]) -> None:
-        """Leave ``step`` as the newest checkpoint: the run is about to write later ones."""
-        later = [number for number in self.steps if number > step]
-        for number in later:
-            if number not in damaged:
-                self._manager.delete(number)
-            elif jax.process_index() == 0:
-                # kept, since a disk may only have failed to read: but under a name of its own
-                ends = ("", *(f"-{again}" for again in range(2, 1000)))
-                names = (self.folder / f"{_DAMAGED}{number}{end}" for end in ends)
-                (self.folder / str(number)).rename(next(x for x in names if not x.exists()))
-        meshes.wait_for_lead("damaged checkpoints")
-        if later:
-            self._manager.reload()
-
-
 @contextlib.contextmanager
 def _damage_told() -> Iterator[None]:
     """Raise :class:`Damaged` with the reason where a checkpoint does not read as it was written."""
@@ -237,33 +209,6 @@ def _damage_told() -> Iterator[None]:
     # Whatever a reader of files raises on bytes that nobody wrote: there is no list of it.
     except Exception as problem:
         raise Damaged(_check.printable(str(problem).split("\n")[0][:200])) from None
-
-
-@contextlib.contextmanager
-def _late_calls_dropped() -> Iterator[None]:
-    """Keep the writer's threads from printing what a :class:`FailureError` says in one line.
-
-    When a disk is full, Orbax logs each thread's traceback before it raises the error, and what
-    TensorStore has still under way calls back into an event loop that is closed by then.
-    """
-    before = sys.unraisablehook
-
-    def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        error = unraisable.exc_value
-        late = isinstance(error, RuntimeError) and "Event loop is" in str(error)
-        if not late or threading.current_thread() is threading.main_thread():
-            before(unraisable)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        if sys.unraisablehook is hook:
-            sys.unraisablehook = before
-
-
-def _is_not_told(record: logging.LogRecord) -> bool:
-    return record.exc_info is None or f"{os.sep}orbax{os.sep}" not in record.pathname
 
 
 def _name(secret: RunSecret) -> str:
@@ -278,70 +223,23 @@ def _check_of(facts: Mapping[str, Any]) -> str:
 
 def _message(items: Mapping[str, list[Any]], facts: Mapping[str, Any]) -> bytes:
     """Sealed message: the facts, and a digest of each array."""
-    named, blocks = _named(items), facts.get("blocks", {})
-    parts = [_parts(x, tuple(blocks.get(str(i), np.shape(x)))) for i, (_, x) in enumerate(named)]
-    table = np.zeros((sum(count for count, _ in parts), 32), np.uint8)
-    rows = np.split(table, np.cumsum([count for count, _ in parts])[:-1])  # views, an array each
-
-    def note(i: int, number: int, data: Any) -> None:
-        rows[i][number] = np.frombuffer(_digest(*named[i], data), np.uint8)
-
-    with ThreadPoolExecutor() as threads:  # hashing lets other threads run
-        work = [(i, number, data) for i, (_, mine) in enumerate(parts) for number, data in mine]
-        list(threads.map(lambda each: note(*each), work))
-    if jax.process_count() > 1:  # what a process did not hash is 0 in its table
-        table[:] = multihost_utils.process_allgather(table).max(axis=0)
-    lines = [json.dumps(facts, sort_keys=True)]
-    for i, mine in enumerate(rows):
-        cut = f"{blocks.get(str(i))} ".encode() + mine.tobytes()
-        lines.append((hashlib.sha256(cut).digest() if str(i) in blocks else mine.tobytes()).hex())
-    return "\n".join(lines).encode()
+    arrays = [(name, leaf) for name, leaves in sorted(items.items()) for leaf in leaves]
+    if jax.process_count() > 1:  # all processes gather the same array at once
+        digests = [_digest(*each) for each in arrays]
+    else:
+        with ThreadPoolExecutor() as threads:  # hashing lets other threads run
+            digests = list(threads.map(lambda each: _digest(*each), arrays))
+    return "\n".join([json.dumps(facts, sort_keys=True), *digests]).encode()
 
 
-def _named(items: Mapping[str, list[Any]]) -> list[tuple[str, Any]]:
-    return [(name, leaf) for name, leaves in sorted(items.items()) for leaf in leaves]
-
-
-def _blocks(items: Mapping[str, list[Any]]) -> dict[str, list[int]]:
-    """{number of the array: shape of its shards} of those that are cut over devices."""
-    found = {}
-    for number, (_, leaf) in enumerate(_named(items)):
-        shape = leaf.sharding.shard_shape(leaf.shape) if isinstance(leaf, jax.Array) else leaf.shape
-        if shape != leaf.shape:
-            found[str(number)] = [*shape]
-    return found
-
-
-def _parts(leaf: Any, block: tuple[int, ...]) -> tuple[int, list[tuple[int, Any]]]:
-    """Number of blocks of that shape in an array, and (number, values) of those to be hashed here.
-
-    Where a block is a shard, each is hashed by the process that has it, and nothing is moved.
-    """
-    shape = np.shape(leaf)
-    grid = tuple(whole // part if part else 1 for whole, part in zip(shape, block, strict=True))
-    if isinstance(leaf, jax.Array) and leaf.sharding.shard_shape(shape) == block:
-        shards = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
-        corners = [
-            [(cut.start or 0) // max(1, part) for cut, part in zip(shard.index, block, strict=True)]
-            for shard in shards
-        ]
-        numbers = [int(np.ravel_multi_index(corner, grid)) if grid else 0 for corner in corners]
-        return math.prod(grid), [*zip(numbers, (shard.data for shard in shards), strict=True)]
+def _digest(name: str, leaf: Any) -> str:
+    """SHA-256 of an array, its name, type and shape, hex; the same on every mesh."""
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
-    values = np.asarray(leaf)
-    return math.prod(grid), [
-        (i, values[tuple(slice(c * b, (c + 1) * b) for c, b in zip(corner, block, strict=True))])
-        for i, corner in enumerate(np.ndindex(grid))
-    ]
-
-
-def _digest(name: str, leaf: Any, data: Any) -> bytes:
-    """SHA-256 of one block of an array, with the array's name, type and shape."""
-    array = np.ascontiguousarray(np.asarray(data))
+    array = np.ascontiguousarray(leaf)
     digest = hashlib.sha256(f"{name} {array.dtype.str} {np.shape(leaf)} ".encode())
     digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.digest()
+    return digest.hexdigest()
 
 
 def _items(state: TrainState) -> dict[str, list[Any]]:

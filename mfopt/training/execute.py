@@ -155,7 +155,7 @@ def _restored(
     """State of a checkpoint of this very run, and its losses on the public part."""
     found = checkpoints.restore(like, prepared.secret, step)
     for number, reason in found.damaged.items():
-        note = f"the checkpoint of step {number} is damaged ({reason}) and was set aside"
+        note = f"the checkpoint of step {number} is damaged ({reason}) and was removed"
         progress(Progress("training", note=note, lasting=True))
     saved, now = found.facts["run"], prepared.facts
     other = [name for name in now if saved.get(name) != now[name]]

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +23,12 @@ from mfopt import sampling, strategies
 from mfopt._runtime import _check
 from mfopt._version import __version__
 from mfopt.accounting import account as account_of
-from mfopt.accounting import analysis, phases
+from mfopt.accounting import phases
 from mfopt.accounting.analyses import BETA_SHARE
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization import load as load_factorization
-from mfopt.guarantee import CertificateKind, Guarantee
+from mfopt.guarantee import Guarantee
 from mfopt.noise import NoiseStream
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import median, privacy
@@ -98,12 +98,6 @@ _GUARANTEE: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("privacy_unit", "adjacency", "method", "status"), (str,)),
     "group_size": (int,),
     "details": (dict,),
-}
-# what is written of a proof, by any of this library's accountants
-_DETAILS = {
-    *("sampling", "strategy", "bracket", "least_of", "without_answer", "taken_on_trust"),
-    *("rounds", "column_norm", "remove", "add", "order", "samples", "add_samples", "estimate"),
-    *("tests", "seed", "certificate", "beta", "attempts"),
 }
 CLAIMS = (
     "the run executed this mechanism, by an unchanged mfopt, on data with this many units",
@@ -221,12 +215,11 @@ def _inputs(facts: dict[str, Any]) -> dict[str, Any]:
             _typed(f"{name}.{field}", facts[name][field], allowed)
     if "signature" in facts:  # of version 0.2
         told["signature"] = facts["signature"]
-    # of a group, the name of what it is a group of
-    told["account.privacy_unit"] = facts["account"]["privacy_unit"]
-    # of how the account was found; that its words are those of a proof is checked
+    # of a group, the name of what it is a group of; and how the account was found
+    for name in ("privacy_unit", "method"):
+        told[f"account.{name}"] = facts["account"][name]
     for name, value in facts["account"]["details"].items():
-        if name not in ("sampling", "strategy"):
-            told[f"account.details.{name}"] = value
+        told[f"account.details.{name}"] = value
     return told
 
 
@@ -318,41 +311,7 @@ def _proved(account: Factorization, progress: Report) -> Check:
     if not (found.epsilon <= stated.epsilon and _as_certain(stated, found)):
         words = f"{words}, {stated.status}, wrong with chance {stated.failure_probability:g}"
         return Check("account", words, f"what can be proved here is {found}", False)
-    stray, words = _strange(account, found), f"{words}, proved again by {found.method}"
-    return Check("account", words, f"no proof of it says {stray}", not stray)
-
-
-def _strange(account: Factorization, found: Guarantee) -> list[str]:
-    """Names and texts in the words of the account that no proof of its mechanism has."""
-    stated, details = account.guarantee, dict(account.guarantee.details)
-    named = sorted(details.keys() - found.details.keys() - _DETAILS)
-    for name in ("sampling", "strategy"):
-        text = _plain(getattr(account, name).describe())
-        named += [name] if details.pop(name, text) != text else []
-    named += ["taken_on_trust"] if details.pop("taken_on_trust", True) is not True else []
-    details.pop("without_answer", None)  # numbers of draws are in it: see CLAIMS
-    said = _texts(stated.method, *details.values())
-    said -= _texts(found.method, *found.details.values(), *get_args(CertificateKind))
-    if said:  # by other accountants, which were asked too
-        with contextlib.suppress(UsageError, FailureError):
-            of = analysis(account.mechanism, certificate=stated.certificate)
-            said -= _texts(*_methods(of, stated.noise_multiplier, stated.delta))
-    return named + sorted(said)
-
-
-def _texts(*values: Any) -> set[str]:
-    """Every text in JSON values, names of fields included, as JSON has it."""
-    return {*re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(values))}
-
-
-def _methods(of: Any, *at: float) -> list[str]:
-    """Methods of the proofs that an analysis may give; one without a name is asked at (σ, δ)."""
-    if hasattr(of, "parts"):
-        return [method for part in of.parts for method in _methods(part, *at)]
-    model = getattr(of, "model", of)
-    own = model.method if hasattr(model, "method") else of.epsilon(*at).method
-    free: list[Any] = [getattr(model, name, list)() for name in ("free_bounds", "slow_bounds")]
-    return [own, *(bound.method for bounds in free for bound in bounds)]
+    return Check("account", f"{words}, proved again by {found.method}", "", True)
 
 
 def _as_certain(stated: Guarantee, found: Guarantee) -> bool:

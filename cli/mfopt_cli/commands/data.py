@@ -68,12 +68,9 @@ def command() -> None:
 )
 @option("--no-end", bool, "Append no end-of-text token to records.")
 @options.force
-@option("--restart", bool, "Discard an unfinished build of OUT.")
 @options.output
 def build(asked: Any) -> None:
     """Build the folder OUT of token stores from text with users.
-
-    A stopped build resumes when the same command is given again.
 
     \b
     Examples:
@@ -123,7 +120,7 @@ def build(asked: Any) -> None:
             build_stores, _source(paths, asked), asked.out, tokenizer=tokenizer, public=public
         )
     with Live(not asked.quiet and not asked.as_json) as live:
-        report = make(options=chosen, force=asked.force, restart=asked.restart, progress=live)
+        report = make(options=chosen, force=asked.force, progress=live)
     if asked.as_json:
         display.json_object(report)
     elif not asked.quiet:

@@ -1,16 +1,14 @@
-"""Build of token stores from a source of text: read, tokenize, spool, group, split.
+"""Build of token stores from a source of text: read, tokenize, group by user, split.
 
 The folder holds ``tokenizer.json``, ``report.json`` and one store per part of ``PARTS``. It appears
-whole or not at all: until then ``<name>.partial`` beside it, where the same build resumes.
+whole or not at all.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import shutil
-import time
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,13 +20,12 @@ from mfopt.progress import Progress, Report, silent
 from mfopt.training.data import overlap
 from mfopt.training.data.builder import HoldOut, TokenStoreBuilder
 from mfopt.training.data.sources import Item, Source
-from mfopt.training.data.store import open_parts, verify_all
+from mfopt.training.data.store import open_parts
 from mfopt.training.tokenizers import FILE_NAME, Content, Tokenizer
 
 REPORT = "report.json"
 _BATCH_TEXTS = 256
 _BATCH_CHARACTERS = 1 << 20
-_COMMIT_SECONDS = 5.0
 _EXAMPLES = 10
 ON_BAD = ("few", "skip", "fail")
 _FEW = 0.01  # of all lines
@@ -65,7 +62,6 @@ def build(
     public: Source | None = None,
     options: Options | None = None,
     force: bool = False,
-    restart: bool = False,
     reuse: str = "",
     progress: Report = silent,
 ) -> dict[str, Any]:
@@ -76,7 +72,7 @@ def build(
         tokenizer: a tokenizer, or the vocabulary size of a byte-level BPE to be trained on
             ``public``. It is never trained on ``source``.
         public, options: public text, which becomes the part ``public``; see :class:`Options`.
-        force, restart: replace ``out`` where it exists, and forget an unfinished build.
+        force: replace ``out`` where it exists.
         reuse: what becomes of an ``out`` that exists. "same": kept where this very build made it,
             else replaced; "alike": kept where it is of the same text, whatever the versions of
             mfopt and of the Python whose library it holds, else refused.
@@ -87,8 +83,8 @@ def build(
         (with the places of the first ten bad ones), and sizes of the parts.
 
     Raises:
-        UsageError: ``out`` exists; the unfinished build found was another one; a bad line where
-            ``on_bad`` is "fail"; public text that holds private records.
+        UsageError: ``out`` exists; a bad line where ``on_bad`` is "fail"; public text that holds
+            private records.
         FailureError: no record is left.
     """
     options = options or Options()
@@ -100,7 +96,6 @@ def build(
         rule = "a tokenizer is part of the released model and is not trained on private data"
         way_out = "Give a tokenizer.json, or public text to train on."
         raise _check.reject("tokenizer", tokenizer, rule, way_out)
-    work = target.with_name(f"{target.name}.partial")
     plan: dict[str, Any] = {
         "mfopt": __version__,
         "source": source.describe(),
@@ -118,18 +113,32 @@ def build(
                     raise _check.reject("data", str(out), rule, "Resume with what it was made of.")
         if reuse == "alike" or not _changed(made, plan):
             return dict(json.loads((target / REPORT).read_text()))
-    _begin(work, plan, restart, drop=bool(reuse))
-    tokenizer = own or _trained(work / FILE_NAME, tokenizer, public, progress)
-    parts = {"train": (source, options)}
+    with _files.new_folder(target) as folder:
+        os.chmod(folder, 0o700)  # private text: its owner's alone
+        tokenizer = own or _trained(tokenizer, public, progress)
+        report = {"plan": plan, "tokenizer_digest": tokenizer.digest}
+        report |= _written(folder, source, public, tokenizer, plan, options, progress)
+        tokenizer.save(folder / FILE_NAME)
+        _files.write(folder / REPORT, json.dumps(report, indent=2, sort_keys=True) + "\n")
+    return report
+
+
+def _written(
+    folder: Path,
+    source: Source,
+    public: Source | None,
+    tokenizer: Tokenizer,
+    plan: Mapping[str, Any],
+    options: Options,
+    progress: Report,
+) -> dict[str, Any]:
+    """Write the stores of both texts; the report's part about them."""
+    texts = {"train": (source, options)}
     if public is not None:
-        parts["public"] = (public, dataclasses.replace(options, hold_out=HoldOut()))
-    final = work / "final"
-    shutil.rmtree(final, ignore_errors=True)  # of a build that was stopped while grouping
-    final.mkdir(mode=0o700)  # private text: its owner's alone
-    report: dict[str, Any] = {"plan": plan, "tokenizer_digest": tokenizer.digest, "reading": {}}
-    for name, (origin, chosen) in parts.items():
-        spool = TokenStoreBuilder(work / name, tokenizer.vocab_size, context=origin.context)
-        with spool as builder:
+        texts["public"] = (public, dataclasses.replace(options, hold_out=HoldOut()))
+    reading = {}
+    for name, (origin, chosen) in texts.items():
+        with TokenStoreBuilder(folder, tokenizer.vocab_size, context=origin.context) as builder:
             counts = _fill(builder, origin, tokenizer, chosen, name, progress)
             if not counts["records"]:
                 left_out = reasons(counts["bad"])
@@ -145,51 +154,26 @@ def build(
                 "hold_out": dataclasses.asdict(chosen.hold_out),
                 "public": name == "public",
             }
-            counts |= builder.finish(
-                final,
-                metadata,
-                name=name,
-                hold_out=chosen.hold_out,
-                drop_duplicates=chosen.drop_duplicates,
-                progress=progress,
+            reading[name] = counts | builder.finish(
+                folder, metadata, name=name, hold_out=chosen.hold_out, progress=progress
             )
-        report["reading"][name] = counts
-    stores = open_parts(final)
-    verify_all(stores)
-    report["parts"] = {
+    stores = open_parts(folder)
+    parts = {
         name: {
             "users": store.num_users,
             "records": store.num_records,
             "tokens": store.num_tokens,
-            "content_digest": store.digest,
+            "content_digest": store.metadata["content_digest"],
         }
         for name, store in stores.items()
     }
+    written: dict[str, Any] = {"reading": reading, "parts": parts}
     if public is not None:
         private = [store for name, store in stores.items() if name != "public"]
         progress(Progress("comparing the public part with the private ones"))
         copies = overlap.refuse_copies(stores["public"], private, options.public_overlap)
-        report["overlap"] = dataclasses.asdict(copies)
-    tokenizer.save(final / FILE_NAME)
-    _files.write(final / REPORT, json.dumps(report, indent=2, sort_keys=True) + "\n")
-    _files.replace_folder(final, target)
-    shutil.rmtree(work)
-    return report
-
-
-def _begin(work: Path, plan: Mapping[str, Any], restart: bool, *, drop: bool) -> None:
-    path = work / "plan.json"
-    if path.is_file() and not restart:
-        changed = _changed(_plan_in(path), plan)
-        if changed and not drop:
-            rule = f"holds an unfinished build that differs in {', '.join(changed)}"
-            way_out = "Repeat that build's command, or give `restart=True` to forget it."
-            raise _check.reject("out", str(work), rule, way_out)
-        restart = bool(changed)
-    if restart:
-        shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(mode=0o700, exist_ok=True)
-    _files.write(path, json.dumps({"plan": plan}))
+        written["overlap"] = dataclasses.asdict(copies)
+    return written
 
 
 def _plan_in(path: Path) -> dict[str, Any]:
@@ -213,8 +197,8 @@ def _text(description: Mapping[str, Any] | None) -> Any:
     return (description or {}).get("part")
 
 
-def _trained(path: Path, vocab_size: Any, public: Any, progress: Report) -> Tokenizer:
-    """The tokenizer trained on public text, kept in a file for a build that resumes."""
+def _trained(vocab_size: Any, public: Any, progress: Report) -> Tokenizer:
+    """The tokenizer trained on public text."""
 
     def texts() -> Iterator[str]:
         total = public.total()
@@ -223,9 +207,7 @@ def _trained(path: Path, vocab_size: Any, public: Any, progress: Report) -> Toke
             if item.text is not None:
                 yield _joined(item.text)
 
-    if not path.is_file():
-        Tokenizer.train(texts(), vocab_size).save(path)
-    return Tokenizer.load(path)
+    return Tokenizer.train(texts(), vocab_size)
 
 
 def _fill(
@@ -236,9 +218,9 @@ def _fill(
     name: str,
     progress: Report,
 ) -> dict[str, Any]:
-    """Read the rest of ``source`` into the spool; the counts of the whole reading."""
-    state: dict[str, Any] = {"bad": {}, "examples": [], "items": 0, "whole": False}
-    state |= builder.progress
+    """Read ``source`` into the builder; how many records came, and what is bad in the rest."""
+    bad: dict[str, int] = {}
+    examples: list[str] = []
     pending: list[Item] = []
 
     def add() -> None:
@@ -250,38 +232,29 @@ def _fill(
         )
         pending.clear()
 
-    if not state["whole"]:
-        committed, characters, total = time.monotonic(), 0, source.total()
-        for item in itertools.islice(source.read(), state["items"], None):
-            progress(Progress(f"reading {name}", item.done, total, source.unit))
-            state["items"] += 1
-            if item.reason is None:
-                pending.append(item)
-                characters += len(_joined(item.text or ""))
-            else:
-                state["bad"][item.reason] = state["bad"].get(item.reason, 0) + 1
-                if options.on_bad == "fail":
-                    way_out = "Mend it, or skip bad lines."
-                    raise _check.reject("data", item.where, item.reason, way_out)
-                if len(state["examples"]) < _EXAMPLES:
-                    state["examples"].append(f"{item.where}: {item.reason}")
-            late = time.monotonic() - committed > _COMMIT_SECONDS
-            if late or len(pending) >= _BATCH_TEXTS or characters >= _BATCH_CHARACTERS:
-                add()
-                characters = 0
-            if late:
-                builder.commit(state)
-                committed = time.monotonic()
-        add()
-        builder.commit(state | {"whole": True})
-    counts = {kind: state[kind] for kind in ("bad", "examples")}
-    bad, lines = sum(state["bad"].values()), builder.num_records + sum(state["bad"].values())
-    if options.on_bad == "few" and builder.num_records and bad > _FEW * lines:
-        first = ", ".join(state["examples"][:3])
-        rule = f"{bad:,} of {lines:,} lines are no record: {reasons(state['bad'])}; first {first}"
+    characters, total = 0, source.total()
+    for item in source.read():
+        progress(Progress(f"reading {name}", item.done, total, source.unit))
+        if item.reason is None:
+            pending.append(item)
+            characters += len(_joined(item.text or ""))
+        else:
+            bad[item.reason] = bad.get(item.reason, 0) + 1
+            if options.on_bad == "fail":
+                raise _check.reject("data", item.where, item.reason, "Mend it, or skip bad lines.")
+            if len(examples) < _EXAMPLES:
+                examples.append(f"{item.where}: {item.reason}")
+        if len(pending) >= _BATCH_TEXTS or characters >= _BATCH_CHARACTERS:
+            add()
+            characters = 0
+    add()
+    skipped, records = sum(bad.values()), builder.num_records
+    if options.on_bad == "few" and records and skipped > _FEW * (records + skipped):
+        first = ", ".join(examples[:3])
+        rule = f"{skipped:,} of {records + skipped:,} lines are no record: {reasons(bad)}; first "
         way_out = "Mend them, or skip them all: `skip_bad` (`mfopt data build --on-bad skip`)."
-        raise _check.reject("data", name, rule, way_out)
-    return counts | {"records": builder.num_records}
+        raise _check.reject("data", name, f"{rule}{first}", way_out)
+    return {"bad": bad, "examples": examples, "records": records}
 
 
 def _joined(content: Content) -> str:

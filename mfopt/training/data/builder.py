@@ -1,8 +1,7 @@
-"""Writing a token store from records in any order: a spool on disk, then one pass by user.
+"""Writing of token stores from records in any order: a file in that order, then a pass by user.
 
-Records, users mixed, go into an SQLite file (the *spool*), whose index gives them back by user, in
-memory that grows with neither. A commit makes everything so far durable with the reader's progress:
-a build that was killed resumes from there.
+Tokens go into a temporary file as they come; in memory are the names of the users and three numbers
+a record.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
-import shutil
-import sqlite3
+import tempfile
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,26 +28,7 @@ from mfopt.training.tokenizers import CONTEXT
 # Texts are recognized by 128-bit digests, and a user's hold-out follows from one: a chance meeting
 # among 10⁸ has probability below 1e-22.
 _KEY_BYTES = 16
-_TABLES = """
-PRAGMA cache_size = -8192;
-CREATE TABLE IF NOT EXISTS users (id INTEGER PRIMARY KEY, name BLOB UNIQUE);
-CREATE TABLE IF NOT EXISTS records (
-    id INTEGER PRIMARY KEY, user INTEGER NOT NULL, text BLOB, tokens BLOB NOT NULL
-);
-CREATE TABLE IF NOT EXISTS state (id INTEGER PRIMARY KEY, facts TEXT);
-"""
-_NEW = "INSERT OR IGNORE INTO users (name) VALUES (?)"
-_ADD = "INSERT INTO records (user, text, tokens) SELECT id, ?, ? FROM users WHERE name = ?"
-# the outer loop runs through the users, the inner through the index: nothing is sorted
-_BY_USER = """
-SELECT name, tokens, {repeated} FROM users CROSS JOIN records ON records.user = users.id
-ORDER BY users.id, records.id
-"""
-_REPEATED = """EXISTS (
-    SELECT 1 FROM records AS earlier
-    WHERE earlier.user = records.user AND earlier.text = records.text AND earlier.id < records.id
-)"""
-_EVERY = 1000  # records between two words about progress
+_EVERY = 1000  # records between two reports of progress
 
 
 def key(text: bytes) -> bytes:
@@ -79,51 +58,34 @@ class HoldOut:
 
 
 class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
-    """Collect records in a spool folder and write them as stores grouped by user.
+    """Collect records in a temporary file and write them as stores grouped by user.
 
-    Refused is a spool that is damaged, or was begun with another ``vocab_size``. ``context``: some
-    tokens are read and not predicted.
+    ``folder``: where the file is, which nobody else can open; ``context``: some tokens are read and
+    not predicted.
     """
 
-    def __init__(self, spool: str | Path, vocab_size: int, *, context: bool = False) -> None:
-        self.spool, self.vocab_size = Path(spool), vocab_size
+    def __init__(self, folder: str | Path, vocab_size: int, *, context: bool = False) -> None:
+        self.vocab_size = vocab_size
         self.dtype = np.dtype(np.uint32) if context else token_dtype(vocab_size)
-        self.spool.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._base = sqlite3.connect(self.spool / "records.sqlite")
-        try:
-            self._base.executescript(_TABLES)
-            found = self._base.execute("SELECT facts FROM state").fetchone()
-        except sqlite3.DatabaseError as problem:
-            self.close()
-            why = f"{self.spool} cannot be resumed ({problem}); start over with `restart=True`"
-            raise FailureError(why) from None
-        state: dict[str, Any] = {"vocab_size": vocab_size, "progress": {}}
-        state |= json.loads(found[0]) if found else {}
-        #: what :meth:`commit` was given last: {} for a new spool
-        self.progress: dict[str, Any] = state["progress"]
-        if state["vocab_size"] != vocab_size:
-            self.close()
-            rule = f"the build began with {state['vocab_size']}"
-            raise _check.reject("vocab_size", vocab_size, rule)
+        self._tokens = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (until the end)
+        self._users: dict[bytes, int] = {}  # numbered in the order in which they first came
+        self._texts: set[tuple[int, bytes]] = set()
+        self._owners, self._sizes, self._repeated = array("q"), array("q"), array("b")
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the spool; what was not committed is read again by the next build."""
-        self._base.close()
+        self._tokens.close()
 
     @property
     def num_records(self) -> int:
-        """Records in the spool, committed or not."""
-        return int(self._base.execute("SELECT coalesce(max(id), 0) FROM records").fetchone()[0])
+        """Records so far, repeated ones included."""
+        return len(self._owners)
 
     def add(
         self, users: Sequence[str], records: Sequence[np.ndarray], texts: Sequence[str] = ()
     ) -> None:
         """Append records: ``records[i]`` is a (length,) integer array of user ``users[i]``.
 
-        ``texts``, where given, are remembered by digest so that repeated texts can be dropped.
+        ``texts``: where given, of a user's records with one text the first alone is written.
         """
         if len(users) != len(records) or len(texts) not in (0, len(users)):
             raise _check.reject("records", len(records), f"must be as many as users: {len(users)}")
@@ -133,20 +95,15 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         largest = int((tokens % CONTEXT).max(initial=0))
         if not (tokens.min(initial=0) >= 0 and largest < self.vocab_size):
             raise _check.reject("tokens", largest, f"must be below {self.vocab_size}")
-        names = [user.encode("utf-8", "replace") for user in users]
-        digests = [key(text.encode("utf-8", "surrogatepass")) for text in texts]
-        keys: Sequence[bytes | None] = digests or [None] * len(users)
-        contents = [record.astype(self.dtype).tobytes() for record in records]
-        # a new one gets the next number: they stand in the order in which they first came
-        self._base.executemany(_NEW, zip(names, strict=True))
-        self._base.executemany(_ADD, zip(keys, contents, names, strict=True))
-
-    def commit(self, progress: Mapping[str, Any]) -> None:
-        """Make everything added so far durable, together with JSON-able ``progress``."""
-        self.progress = dict(progress)
-        state = json.dumps({"vocab_size": self.vocab_size, "progress": self.progress})
-        self._base.execute("INSERT OR REPLACE INTO state VALUES (0, ?)", (state,))
-        self._base.commit()
+        self._tokens.write(tokens.astype(self.dtype).tobytes())
+        self._sizes.extend(map(len, records))
+        for i, user in enumerate(users):
+            owner = self._users.setdefault(user.encode("utf-8", "replace"), len(self._users))
+            self._owners.append(owner)
+            text = (owner, key(texts[i].encode("utf-8", "surrogatepass"))) if texts else None
+            self._repeated.append(text in self._texts)
+            if text:
+                self._texts.add(text)
 
     def finish(
         self,
@@ -155,7 +112,6 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         *,
         name: str = "train",
         hold_out: HoldOut | None = None,
-        drop_duplicates: bool = False,
         progress: Report = silent,
     ) -> dict[str, int]:
         """Group by user and write ``folder/<name>`` (and the held-out parts).
@@ -167,39 +123,79 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
             folder, name: where the parts go, and the name of the one that is not held out.
             metadata: facts for each part's ``metadata.json``; ``tokenizer_digest`` among them.
             hold_out, progress: what is kept from it, and callback for what has been grouped.
-            drop_duplicates: keep the first of a user's records with the same text.
         """
         hold_out = hold_out or HoldOut()
-        self._base.execute("CREATE INDEX IF NOT EXISTS by_user ON records (user)")
-        if drop_duplicates:
-            self._base.execute("CREATE INDEX IF NOT EXISTS by_text ON records (user, text)")
-        counts = dict.fromkeys(("duplicates", name, "held-out-users", "held-out-records"), 0)
-        parts: dict[str, _Part] = {}
-        user, outside, number, total = b"", False, 0, self.num_records
-        rows = self._base.execute(_BY_USER.format(repeated=_REPEATED if drop_duplicates else "0"))
-        for done, (of, tokens, repeated) in enumerate(rows, 1):
-            if of != user or done == 1:
-                user, number = of, 0
-                outside = _uniform(key(user), 2 * hold_out.seed) < hold_out.users
-            held = bool(hold_out.records) and (
-                _uniform(key(user), 2 * hold_out.seed + 1, number) < hold_out.records
-            )
-            part = "held-out-users" if outside else "held-out-records" if held else name
-            number += 1
-            if done % _EVERY == 0:
-                progress(Progress(f"grouping {name}", done, total, "records"))
-            counts["duplicates" if repeated else part] += 1
-            if not repeated:
-                if part not in parts:
-                    parts[part] = _Part(Path(folder) / part, self.dtype)
-                parts[part].add(user, tokens)
-        for part, store in parts.items():
-            store.close({**metadata, "part": part, "vocab_size": self.vocab_size})
-        if not counts[name]:
-            for store in parts.values():
-                shutil.rmtree(store.folder)
+        names, digests = list(self._users), [key(user) for user in self._users]
+        owners, order = np.array(self._owners, np.int64), np.argsort(self._owners, kind="stable")
+        counts = np.bincount(owners, minlength=len(names))
+        position = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        seed = 2 * hold_out.seed
+        outside = np.array([_uniform(each, seed) < hold_out.users for each in digests], bool)
+        held = np.zeros(len(order), bool)
+        if hold_out.records:
+            pairs = zip(owners[order].tolist(), position.tolist(), strict=True)
+            chances = (_uniform(digests[owner], seed + 1, number) for owner, number in pairs)
+            held[:] = [chance < hold_out.records for chance in chances]
+        part_of = np.where(outside[owners[order]], 1, np.where(held, 2, 0))
+        part_of[np.array(self._repeated, bool)[order]] = -1
+        parts = {
+            part: order[part_of == number]
+            for number, part in enumerate((name, "held-out-users", "held-out-records"))
+        }
+        if not len(parts[name]):
             raise FailureError(f"No record is left for the part {name}; nothing written.")
-        return counts
+        for part, records in parts.items():
+            if len(records):
+                facts = {**metadata, "part": part, "vocab_size": self.vocab_size}
+                self._write(Path(folder) / part, records, owners[records], names, facts, progress)
+        sizes = {part: len(records) for part, records in parts.items()}
+        return {"duplicates": sum(self._repeated), **sizes}
+
+    def _write(
+        self,
+        folder: Path,
+        records: np.ndarray,
+        owners: np.ndarray,
+        names: Sequence[bytes],
+        metadata: dict[str, Any],
+        progress: Report,
+    ) -> None:
+        """Write the store of some records (R,), by user, and their ``owners`` (R,)."""
+        folder.mkdir(mode=0o700, parents=True)
+        sizes, first = np.array(self._sizes, np.int64), np.flatnonzero(np.diff(owners, prepend=-1))
+        texts = [names[owner] for owner in owners[first].tolist()]
+        begins, offsets = np.cumsum(sizes) - sizes, np.cumsum([0, *sizes[records]])
+        arrays = {
+            "record_offsets": offsets,
+            "user_offsets": np.append(first, len(records)),
+            "name_offsets": np.cumsum([0, *map(len, texts)]),
+            "user_names": np.frombuffer(b"".join(texts), np.uint8),
+        }
+        for name, values in arrays.items():
+            np.save(folder / f"{name}.npy", values)
+        self._tokens.flush()
+        tokens = np.lib.format.open_memmap(
+            folder / "tokens.npy", "w+", self.dtype, (int(offsets[-1]),)
+        )
+        if len(tokens):
+            spool = np.memmap(self._tokens, self.dtype, "r")  # type: ignore[call-overload]
+            for i, record in enumerate(records.tolist()):
+                begin = begins[record]
+                tokens[offsets[i] : offsets[i + 1]] = spool[begin : begin + sizes[record]]
+                if i % _EVERY == 0:
+                    what = f"grouping {metadata['part']}"
+                    progress(Progress(what, i, len(records), "records"))
+        tokens.flush()
+        mapped = [stores.map_array(folder / f"{name}.npy") for name in stores.ARRAYS]
+        facts = metadata | {
+            "format_version": stores.FORMAT_VERSION,
+            "num_users": len(first),
+            "num_records": len(records),
+            "num_tokens": len(tokens),
+            "content_digest": stores.content_digest(*mapped),
+        }
+        text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
+        _files.write(folder / stores.METADATA, text)
 
 
 def _uniform(digest: bytes, salt: int, number: int = 0) -> float:
@@ -212,71 +208,3 @@ def _uniform(digest: bytes, salt: int, number: int = 0) -> float:
         x = (x ^ (x >> 27)) * 0x94D049BB133111EB % (1 << 64)
         x ^= x >> 31
     return float((x >> 11) * 2.0**-53)
-
-
-class _Column:
-    """A ``.npy`` file of one axis that is written piece by piece; its header holds the length."""
-
-    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        self._file, self._dtype, self.length = open(path, "wb"), dtype, 0  # noqa: SIM115
-        self._head()
-
-    def _head(self) -> None:
-        facts = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)}
-        self._file.seek(0)
-        np.lib.format.write_array_header_1_0(self._file, facts)
-
-    def add(self, content: bytes) -> None:
-        self._file.write(content)
-        self.length += len(content) // self._dtype.itemsize
-
-    def close(self) -> None:
-        self._head()  # with room for any length
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-
-class _Part:
-    """A store that is written record by record, users one after the other."""
-
-    def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
-        folder.mkdir(mode=0o700, parents=True)
-        offsets, byte = np.dtype("<i8"), np.dtype(np.uint8)
-        kinds = {"tokens": dtype, "user_names": byte}
-        kinds |= dict.fromkeys(("record_offsets", "user_offsets", "name_offsets"), offsets)
-        self._columns = {
-            name: _Column(folder / f"{name}.npy", kind) for name, kind in kinds.items()
-        }
-        self.folder, self._user, self._records = folder, b"", 0
-        self._mark("record_offsets", 0)
-
-    def _mark(self, column: str, place: int) -> None:
-        self._columns[column].add(place.to_bytes(8, "little"))
-
-    def _end_user(self) -> None:
-        self._mark("user_offsets", self._records)
-        self._mark("name_offsets", self._columns["user_names"].length)
-
-    def add(self, user: bytes, tokens: bytes) -> None:
-        if user != self._user or not self._records:
-            self._end_user()
-            self._columns["user_names"].add(user)
-        self._columns["tokens"].add(tokens)
-        self._mark("record_offsets", self._columns["tokens"].length)
-        self._user, self._records = user, self._records + 1
-
-    def close(self, metadata: dict[str, Any]) -> None:
-        self._end_user()
-        for column in self._columns.values():
-            column.close()
-        arrays = [stores.map_array(self.folder / f"{name}.npy") for name in stores.ARRAYS]
-        facts = metadata | {
-            "format_version": stores.FORMAT_VERSION,
-            "num_users": len(arrays[2]) - 1,
-            "num_records": len(arrays[1]) - 1,
-            "num_tokens": len(arrays[0]),
-            "content_digest": stores.content_digest(*arrays),
-        }
-        text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
-        _files.write(self.folder / stores.METADATA, text)
