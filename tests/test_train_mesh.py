@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from processes import finish, free_port, start, with_devices
 from safetensors.numpy import load_file
-from selection import before_release
 from train_fixtures import synthetic_store
 from train_oracles import write_store
 
@@ -24,7 +23,7 @@ def begun(*command, devices=1):
 
 def train(folder, name, *, devices, resume="", **changes):
     settings = {"model_parallel": 1, "microbatch": 8, "per_unit": False, "default_device": None}
-    settings |= {"by_layer": False, "output": str(folder / name), **changes}
+    settings |= {"output": str(folder / name), **changes}
     settings["checkpoints"] = resume and str(folder / f"{resume}.checkpoints")
     return begun(CHILD, json.dumps(settings), devices=devices)
 
@@ -78,7 +77,7 @@ def test_the_default_device_is_the_only_one_where_it_is_set(alone, monkeypatch):
 
 @pytest.mark.release
 def test_a_model_axis_splits_parameters_and_gives_the_same_run(alone):
-    (facts,) = results(train(alone, "split.npz", devices=4, model_parallel=2, by_layer=True))
+    (facts,) = results(train(alone, "split.npz", devices=4, model_parallel=2))
     assert facts["devices"] == facts["kernel_shards"] == 4
     assert_same(alone / "one.npz", alone / "split.npz")
 
@@ -122,7 +121,7 @@ def test_two_processes_train_together_by_the_command_line(tmp_path):
 
 
 ANNOTATED = """
-import jax, jax.numpy as jnp, numpy as np
+import jax
 from flax import nnx
 from jax.sharding import PartitionSpec as Spec
 from mfopt.training import mesh as meshes
@@ -146,13 +145,9 @@ assert model.partition == {"embed": {"embedding": Spec(None, "model")}, "out": o
 mesh = meshes.make_mesh(2)
 params = meshes.distribute(mesh, model.params, model.partition)
 assert {x.addressable_shards[0].data.size for x in jax.tree.leaves(params)} == {128 // 8, 16 // 8}
-gather = jax.jit(lambda x: x, out_shardings=meshes.layouts(mesh, model, meshes.shardings)[0])
-held = jax.tree.map(lambda x: x.addressable_shards[0].data.shape, gather(params))
+gather = jax.jit(lambda *arrays: meshes.gathered(mesh, model, *arrays))
+held = jax.tree.map(lambda x: x.addressable_shards[0].data.shape, gather(params, model.frozen)[0])
 assert held == {"embed": {"embedding": (16, 4)}, "out": {"kernel": (4, 16), "bias": (16,)}}, held
-row = jnp.arange(6) % 5, jnp.ones(6, bool)
-slopes = jax.jit(jax.grad(meshes.by_layer(mesh, model).loss))(params, model.frozen, *row)
-alone = jax.grad(model.loss)(model.params, model.frozen, *row)
-jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), slopes, alone)
 print("{}")
 """
 
@@ -160,61 +155,6 @@ print("{}")
 @pytest.mark.ci
 def test_a_module_is_cut_as_its_own_metadata_say(tmp_path):
     finish(begun("-c", ANNOTATED, devices=8))
-
-
-BY_LAYER = """
-import json, sys
-import jax, numpy as np, optax
-sys.path.insert(0, sys.argv[1])
-import test_train_ghost as ghosts
-from mfopt import sampling
-from mfopt.noise import NoiseStream
-from mfopt.strategies import Identity
-from mfopt.training import ghost
-from mfopt.training import mesh as meshes
-from mfopt.training.batching import Sampler
-from mfopt.training.clipping import Clipping, NoClipping
-from mfopt.training.loop import Execution, Trainer
-from mfopt.training.models.gpt2 import GPT2Config
-from mfopt.training.models.huggingface import gpt2_model
-from mfopt.training.units import UserUnits
-from train_fixtures import synthetic_store
-
-units = UserUnits(synthetic_store(16, empty_users=(3,)), records=2, length=ghosts.LENGTH, seed=5)
-sampler = Sampler(sampling.BallsInBins(bins=1, epochs=1), 16, 7, microbatch=8)
-noise = NoiseStream(Identity(), iterations=1, noise_multiplier=1.0, clip_norm=0.4)
-private = Execution(units, sampler, Clipping(0.4), noise, 5.0)
-plain = Execution(units, sampler, NoClipping(), None, 5.0)
-recomputed = GPT2Config(ghosts.V, ghosts.LENGTH, 8, 2, 2, remat=True)
-models = ghosts.MODELS | {"recomputed": lambda: gpt2_model(recomputed)}
-
-def summed(model, execution, **how):
-    trainer = Trainer(model, execution, optax.sgd(0.5), **how)
-    params = meshes.place(ghosts.moved(model.params), trainer._where)
-    return ghosts.host(trainer.sum(params, sampler.batch(0), 0))
-
-for name, never_formed, split in json.loads(sys.argv[2]):
-    ghost.pays = lambda *_: never_formed
-    model, execution = models[name](), plain if never_formed is None else private
-    alone = summed(model, execution)
-    shared = summed(model, execution, mesh=meshes.make_mesh(split), by_layer=True)
-    pairs = zip(*map(jax.tree.leaves, (alone.gradient, shared.gradient)))
-    apart = max(np.max(np.abs(a - b)) for a, b in pairs)
-    assert apart < 1e-6, (name, never_formed, split, apart)
-    np.testing.assert_allclose(shared.statistics, alone.statistics, rtol=1e-6)
-    assert alone.statistics.units == 15 and (never_formed is None or alone.statistics.clipped > 0)
-print("{}")
-"""
-# a model, whether units' gradients are not even formed (None: nor clipped), and the model axis
-FIRST = [("tied", True, 1), ("recomputed", False, 2)]
-OTHERS = [(name, how, n) for name in ("tied", "adapters") for how in (True, False) for n in (1, 2)]
-OTHERS += [("other layers", how, 1) for how in (True, False, None)] + [("tied", None, 2)]
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("cases", before_release([FIRST, OTHERS], 0))
-def test_sums_of_shares_that_are_gathered_by_layer_are_those_of_one_device(cases):
-    finish(begun("-c", BY_LAYER, CHILD.parent, json.dumps(cases), devices=8))
 
 
 AUDITED = """

@@ -39,8 +39,7 @@ def main(arguments):
     blt = BLT(np.array([0.3]), np.array([0.8]))
     noise = NoiseStream(blt, iterations=4, noise_multiplier=0.5, clip_norm=0.1)
     execution = Execution(units, sampler, Clipping(0.1), noise, 5.0)
-    how = {"mesh": mesh, "by_layer": settings["by_layer"]}
-    trainer = Trainer(model, execution, optax.sgd(0.5, momentum=0.9), **how)
+    trainer = Trainer(model, execution, optax.sgd(0.5, momentum=0.9), mesh=mesh)
     if settings["per_unit"]:
         trainer._adder = microbatch_adder(model, execution.clipping, per_unit=True)
     state, secret = trainer.init(np.arange(1, 9, dtype=np.uint32)), RunSecret.pinned(1)

@@ -199,6 +199,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             raise Damaged(rule) from None
         return [np.asarray(leaf) for leaf in found["params"]], facts
 
+
 @contextlib.contextmanager
 def _damage_told() -> Iterator[None]:
     """Raise :class:`Damaged` with the reason where a checkpoint does not read as it was written."""

@@ -200,13 +200,14 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
     what was released, so that a run which stops for them tells nothing more about the data. (The
     loss of a private batch would.)
     """
-    config, model = prepared.config, meshes.by_layer(prepared.mesh, prepared.model)
+    config, model = prepared.config, prepared.model
     evaluator = Evaluator(prepared.model, config.length, mesh=prepared.mesh)
     # the row counts through the vocabulary
     tokens = np.arange(config.length, dtype=np.int32) % (model.vocab_size or 2)
 
     @jax.jit
     def sound(params: Any, frozen: Any) -> jax.Array:
+        params, frozen = meshes.gathered(prepared.mesh, model, params, frozen)
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)]
         loss = model.loss(params, frozen, jnp.asarray(tokens), jnp.ones(config.length, bool))
         return jnp.all(jnp.stack([*finite, jnp.isfinite(loss)]))

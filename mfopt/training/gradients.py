@@ -173,14 +173,8 @@ def _clipped_sum(
 
     bounded, weighted, statistics = jax.vmap(unit)(*rows)
     total = {i: jnp.sum(leaf, axis=0) for i, leaf in bounded.items()}
-    last = None
     for i, part in weighted.items():
-        if taps.by_layer and last is not None:  # the whole sum of one leaf at a time
-            part, total[last] = jax.lax.optimization_barrier((part, total[last]))
         total[i] = ghost.total([taps.uses[k] for k in uses[i]], part, leaves[i])
-        if taps.by_layer:
-            total[i] = jax.lax.with_sharding_constraint(total[i], taps.by_layer.shares[i])
-            last = i
     return jax.tree.unflatten(structure, [total[i] for i in range(len(leaves))]), statistics
 
 

@@ -124,8 +124,6 @@ class Trainer:
         model, execution: initial parameters and their loss, and see :class:`Execution`.
         optimizer: any optax transformation; sees only noised means.
         mesh: where to run; None: one device of this process.
-        by_layer: gather parameters layer by layer and again for the backward pass of each
-            microbatch, which saves memory for communication; else once for many microbatches.
         keep_release: hand each noised mean out (costs one copy of the parameters).
     """
 
@@ -136,7 +134,6 @@ class Trainer:
         optimizer: optax.GradientTransformation,
         *,
         mesh: Mesh | None = None,
-        by_layer: bool = False,
         keep_release: bool = False,
     ) -> None:
         self.model, self.execution, self.optimizer = model, execution, optimizer
@@ -145,14 +142,9 @@ class Trainer:
         self._where = meshes.spread(self._mesh, model.params, model.partition)
         self._frozen = meshes.distribute(self._mesh, model.frozen, model.frozen_partition)
         self._state_where: PyTree = None
-        # users of DP-FedAvg have models of their own
-        self.by_layer = by_layer and not isinstance(execution.clipping, FedAvg)
         clipping = execution.clipping
-        if isinstance(clipping, FedAvg):
-            self._adder = adder(model, clipping)
-        else:
-            used = meshes.by_layer(self._mesh, model) if by_layer else model
-            self._adder = microbatch_adder(used, clipping)
+        make = adder if isinstance(clipping, FedAvg) else microbatch_adder
+        self._adder = make(model, clipping)  # type: ignore[operator]
         # its numbers are float64, those of the model and all programs here are what they are
         self._secure = execution.noise is not None and execution.noise.secure
         # microbatches of one compiled loop, from public numbers: those of nearly any step (small
@@ -252,10 +244,7 @@ class Trainer:
 
     def _added(self, totals: Totals, arrays: Any, tokens: Any, mask: Any, count: Any) -> Totals:
         """The sums with ``count`` more microbatches, of tokens (block, m, G, L), in one loop."""
-        if not self.by_layer:  # once for the block
-            whole = meshes.layouts(self._mesh, self.model, meshes.shardings)
-            arrays = jax.lax.with_sharding_constraint(arrays, whole)
-        params, frozen = arrays
+        params, frozen = meshes.gathered(self._mesh, self.model, *arrays)  # once for the block
 
         def more(i: jax.Array, totals: Totals) -> Totals:
             return self._pin_totals(self._adder(totals, params, frozen, tokens[i], mask[i]))

@@ -2,17 +2,14 @@
 
 Units are split over ``data``. Of everything else (parameters, frozen arrays, sums of gradients,
 optimizer state, noise) a device holds its share (:func:`spread`); a step gathers the parameters,
-all or layer by layer, over ``model`` as far as the model says how. Up to the rounding of sums
-results do not depend on it.
+over ``model`` as far as the model says how. Up to the rounding of sums results do not depend on it.
 Every process builds the same microbatch and hands over the rows of its own devices: hosts exchange
 no data, and all devices get equally many units, of equally many records each.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,7 +19,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mfopt._runtime import _check
 from mfopt.training.models import Model, PyTree
-from mfopt.training.taps import ByLayer
 
 DATA, MODEL = "data", "model"
 
@@ -117,24 +113,14 @@ def spread(mesh: Mesh, tree: PyTree, partition: PyTree | None = None) -> PyTree:
     return wanted if mesh.size == 1 else jax.tree.map(where, tree, wanted)
 
 
-def by_layer(mesh: Mesh, model: Model) -> Model:
-    """``model`` with a loss that takes the shares of its parameters and frozen arrays.
-
-    It gathers each where it is used (:class:`mfopt.training.taps.ByLayer`).
-    """
-    if mesh.size == 1:
-        return model
-    found = (jax.tree.leaves(layouts(mesh, model, rule)) for rule in (spread, shardings))
-    return dataclasses.replace(model, loss=ByLayer(model.loss, *map(tuple, found)))
-
-
-def layouts(mesh: Mesh, model: Model, rule: Callable[..., PyTree]) -> tuple[PyTree, PyTree]:
-    """Shardings of (parameters, frozen arrays) by a ``rule``: :func:`spread`, or as losses need.
-
-    That is by :func:`shardings`: what the model does not cut is whole on every device.
-    """
-    params = rule(mesh, model.params, model.partition)
-    return params, rule(mesh, model.frozen, model.frozen_partition)
+def gathered(mesh: Mesh, model: Model, params: PyTree, frozen: PyTree) -> tuple[PyTree, PyTree]:
+    """Parameters and frozen arrays in a program, as losses need them: cut by the model alone."""
+    where = (
+        shardings(mesh, model.params, model.partition),
+        shardings(mesh, model.frozen, model.frozen_partition),
+    )
+    whole: tuple[PyTree, PyTree] = jax.lax.with_sharding_constraint((params, frozen), where)
+    return whole
 
 
 def shardings(mesh: Mesh, tree: PyTree, partition: PyTree | None) -> PyTree:

@@ -61,9 +61,9 @@ class Evaluator:
         self._length, self._mesh = length, mesh or meshes.one_device()
         self._block = block * meshes.data_parallel(self._mesh)
         self.frozen = meshes.distribute(self._mesh, model.frozen, model.frozen_partition)
-        model = meshes.by_layer(self._mesh, model)
 
         def losses(params: PyTree, frozen: PyTree, tokens: Any, mask: Any) -> Any:
+            params, frozen = meshes.gathered(self._mesh, model, params, frozen)
             each = jax.vmap(model.loss, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
             return each.astype(jnp.float32), num_targets(mask)
 

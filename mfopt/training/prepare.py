@@ -157,11 +157,11 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     shapes = initial_model.outline(config, train.vocab_size)
     # before a model is pretrained; one that a function makes is there before its sizes are known
     model = shapes or _initial_model(config, parts, tokenizer, earlier, progress)
-    execution, by_layer = _affordable(model, wiring, execution, guarantee, config)
+    execution = _affordable(model, wiring, execution, guarantee, config)
     if shapes is not None:
         model = _initial_model(config, parts, tokenizer, earlier, progress)
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
-    _announce_formation(model, config, by_layer, account, progress)
+    _announce_formation(model, config, account, progress)
     model.check_fits(train.vocab_size, config.length)
     if config.selection in PERPLEXITY_RULES:
         units = wiring.units(train, config.selection, _initial_losses(model, mesh, train, config))
@@ -200,7 +200,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         account=account,
         execution=execution,
         guarantee=guarantee,
-        trainer=Trainer(model, execution, optimizer, mesh=mesh, by_layer=by_layer),
+        trainer=Trainer(model, execution, optimizer, mesh=mesh),
         secret=secret,
         mesh=mesh,
         facts=facts,
@@ -264,14 +264,14 @@ def _affordable(
     execution: Execution,
     guarantee: Guarantee | None,
     config: TrainConfig,
-) -> tuple[Execution, bool]:
-    """The execution with the largest microbatch that fits, and whether layers are gathered singly.
+) -> Execution:
+    """The execution with the largest microbatch that fits.
 
     ``model`` may hold shapes in place of values. Refused is a run whose memory does not suffice,
     or whose secure noise costs too much privacy for so many parameters.
     """
     work = sizes.work(model, config.length)
-    microbatch, by_layer = sizes.RunCost(work, execution, config).fitting()
+    microbatch = sizes.RunCost(work, execution, config).fitting()
     fitting = dataclasses.replace(
         wiring, config=dataclasses.replace(wiring.config, microbatch=microbatch)
     ).execution(execution.units)
@@ -279,20 +279,16 @@ def _affordable(
     cost.require()
     if guarantee is not None:
         privacy.with_grid(guarantee, fitting, model.num_params)
-    return fitting, by_layer
+    return fitting
 
 
 def _announce_formation(
     model: Model,
     config: TrainConfig,
-    by_layer: bool,
     account: Factorization | None,
     progress: Report,
 ) -> None:
     """Notes on what makes the run's steps slow."""
-    if by_layer:
-        note = "parameters are gathered layer by layer: all at once they do not fit on a device"
-        _tell(progress, note)
     # where updates are local all are formed one by one
     ghosts = account is not None and config.algorithm != "fedavg" and config.microbatch > 1
     slow = formed_one_by_one(model, config.length) if ghosts else None

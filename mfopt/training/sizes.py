@@ -31,7 +31,7 @@ class Work(NamedTuple):
     ``trained``, ``frozen``: parameters that are trained, and the others; ``record``: numbers that
     the backward pass of one record holds; ``products``: (size, positions in a record) of each
     parameter that meets activations in products only; ``largest``: numbers of the largest trained
-    array; ``layer``: most parameters that are used at once, in a product or a recomputed block.
+    array.
     """
 
     trained: float
@@ -39,7 +39,6 @@ class Work(NamedTuple):
     record: float
     products: tuple[tuple[int, int], ...]
     largest: float
-    layer: float
 
     def formed(self, records: int) -> float:
         """Parameters whose gradients are formed for each of several units of so many records."""
@@ -58,17 +57,13 @@ def work(model: Model, length: int) -> Work:
     )
     row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
     record = _held(model.loss, model.params, model.frozen, *row)
-    layer = max([*sizes, *frozen], default=0)
     blocks = [eqn for eqn in taps.program.jaxpr.eqns if eqn.primitive.name in _REMAT]
     if blocks:  # one at a time is recomputed in the backward pass, and held with its gradient
         block = max(blocks, key=lambda eqn: len(eqn.params["jaxpr"].eqns))
         again = jaxpr_as_fun(ClosedJaxpr(block.params["jaxpr"], ()))
         given = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in block.invars]
         record += 2 * _held(lambda given: again(*given), given)
-        layer = max(layer, sum(x.size for x in given))
-    return Work(
-        sum(map(float, sizes)), float(sum(frozen)), record, products, max(sizes, default=0), layer
-    )
+    return Work(sum(map(float, sizes)), float(sum(frozen)), record, products, max(sizes, default=0))
 
 
 def _held(function: Callable[..., Any], given: Any, *rest: Any) -> float:
@@ -92,14 +87,14 @@ class RunCost:
     execution: Execution
     config: TrainConfig
 
-    def memory(self, microbatch: int, by_layer: bool = False) -> float:
-        """Bytes at the peak of training, on each device; ``by_layer``: as the trainer gathers.
+    def memory(self, microbatch: int) -> float:
+        """Bytes at the peak of training, on each device.
 
         The model and its initial copy, the sum of gradients, one draw of noise and the update; the
         state and its copy while a checkpoint is written; and the gradient and records of each unit
         of a microbatch, 1.1 to 1.5 of XLA's own account at six shapes. Devices share all of this;
-        each has the parameters whole beside it (or of a layer), and the gradient of what is summed
-        over them at once: an array, on a CPU all of them.
+        each has the parameters whole beside it, and the gradient of what is summed over them at
+        once: an array, on a CPU all of them.
         """
         devices, cpu = len(meshes.devices()), meshes.on_cpu()
         noise, clipping = self.execution.noise, self.execution.clipping
@@ -114,29 +109,18 @@ class RunCost:
         if devices == 1:
             return _BASE + 4 * (2 * state + 4 * trained + 2 * frozen + units)
         shared = (1 + cpu) * state + 3 * trained + frozen + units
-        whole = self.work.layer if by_layer else trained + frozen
         summed = trained if cpu else self.work.largest
-        return _BASE / (devices if cpu else 1) + 4 * (shared / devices + whole + summed)
+        return _BASE / (devices if cpu else 1) + 4 * (shared / devices + trained + frozen + summed)
 
-    def fitting(self) -> tuple[int, bool]:
-        """(microbatch to take, whether to gather parameters layer by layer).
-
-        What was asked for, or the usual one, halved until it fits; if none does, the first that
-        fits with parameters gathered layer by layer, which takes time.
-        """
-        asked, devices = self.execution.sampler.microbatch, len(meshes.devices())
-        single = jax.process_count() == 1 and not isinstance(self.execution.clipping, FedAvg)
-        # where communication is fast, and all devices have the memory that one says
-        ways = (False, True) if single and devices > 1 and not meshes.on_cpu() else (False,)
-        fixed = self.config.microbatch or jax.process_count() > 1
-        least = asked if fixed else max(1, devices // self.config.model_parallel)  # one on each
-        for by_layer in ways:
-            microbatch = asked
-            while microbatch > least and self.memory(microbatch, by_layer) > _free():
-                microbatch = max(1, microbatch // least // 2) * least
-            if self.memory(microbatch, by_layer) <= _free():
-                break
-        return microbatch, by_layer
+    def fitting(self) -> int:
+        """The microbatch to take: what was asked for, or the usual one, halved until it fits."""
+        microbatch, devices = self.execution.sampler.microbatch, len(meshes.devices())
+        if self.config.microbatch or jax.process_count() > 1:  # processes take the same one
+            return microbatch
+        smallest = max(1, devices // self.config.model_parallel)  # one on each
+        while microbatch > smallest and self.memory(microbatch) > _free():
+            microbatch = max(1, microbatch // smallest // 2) * smallest
+        return microbatch
 
     def require(self) -> None:
         """Refuse a run that does not fit into free memory, with the microbatch that would."""

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
-from jax.sharding import NamedSharding, PartitionSpec
 
 PyTree = Any
 CALLS = ("jit", "pjit", "closed_call", "core_call")
@@ -30,52 +29,6 @@ class View(NamedTuple):
 
     leaf: int
     axes: tuple[int, ...]
-
-    def layout(self, where: NamedSharding) -> list[tuple[str, ...]]:
-        """Axes of the mesh that cut each axis of the view, where ``where`` is the parameter's."""
-        axes = [(x,) if isinstance(x, str) else tuple(x or ()) for x in where.spec]
-        axes += [()] * (len(self.axes) - len(axes))
-        return [axes[axis] for axis in self.axes]
-
-
-@dataclasses.dataclass(frozen=True)
-class ByLayer:
-    """A loss that takes shares of its parameters and gathers each where it is used.
-
-    What is gathered is not kept for the backward pass, which gathers it again: a device holds the
-    parameters of one product at a time (of one block, where the loss recomputes those).
-
-    Attributes:
-        loss: ``loss(params, frozen, *row)``.
-        shares, whole: layouts of the leaves of ``params`` and ``frozen`` as they are given, and as
-            ``loss`` needs them.
-    """
-
-    loss: Callable[..., jax.Array]
-    shares: tuple[NamedSharding, ...]
-    whole: tuple[NamedSharding, ...]
-
-    def __call__(self, params: PyTree, *rest: Any) -> jax.Array:
-        taps = find(self, params, *rest).keep([])
-        return taps(jax.tree.leaves((params, *rest)), [])[0]
-
-    def gather(self, value: jax.Array, view: View) -> jax.Array:
-        """The whole of a view of shares, with the gradient of that view."""
-        layouts = [view.layout(each[view.leaf]) for each in (self.shares, self.whole)]
-
-        def local(part: jax.Array) -> jax.Array:
-            for axis, (cut, kept) in enumerate(zip(*layouts, strict=True)):
-                if names := tuple(name for name in cut if name not in kept):
-                    part = jax.lax.all_gather(part, names, axis=axis, tiled=True)
-            return part
-
-        # written out: a constraint may be met by gathering before the value is asked for
-        share, whole = (PartitionSpec(*layout) for layout in layouts)
-        how: dict[str, Any] = {"in_specs": share, "out_specs": whole, "check_vma": False}
-        gather = jax.custom_jvp(jax.shard_map(local, mesh=self.shares[view.leaf].mesh, **how))
-        # as numbers it is the identity: gradients lie where the compiler sums them
-        gather.defjvps(lambda tangent, *_: tangent)
-        return gather(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,14 +63,12 @@ class Taps:
     """A loss of one record whose tapped parameters have products as their only uses.
 
     ``program`` is the loss, flat; ``uses`` are in its order, of the tapped parameters only;
-    ``unknown`` are parameters of two axes or more with a use that is none of these; ``by_layer``
-    gathers arguments that are shares.
+    ``unknown`` are parameters of two axes or more with a use that is none of these.
     """
 
     program: ClosedJaxpr
     uses: tuple[Use, ...]
     unknown: tuple[int, ...]
-    by_layer: ByLayer | None = None
 
     @property
     def leaves(self) -> tuple[int, ...]:
@@ -146,15 +97,8 @@ class Taps:
             inputs.append(u)
             return out + tap
 
-        arguments, followed = [*arguments], {*self.leaves}
-        if self.by_layer:
-            followed = {*range(len(self.by_layer.shares))}
-            for i in followed:
-                if arguments[i].ndim < 2:  # small, so at once
-                    axes = tuple(range(arguments[i].ndim))
-                    arguments[i] = self.by_layer.gather(arguments[i], View(i, axes))
-        walk = _Walk(meet, self.leaves, self.by_layer)
-        views = [_whole(i, x) if i in followed else None for i, x in enumerate(arguments)]
+        walk = _Walk(meet, self.leaves)
+        views = [_whole(i, x) if i in self.leaves else None for i, x in enumerate(arguments)]
         (loss,), _ = walk.run(self.program.jaxpr, self.program.consts, arguments, views)
         return loss, inputs
 
@@ -165,8 +109,7 @@ def find(loss: Callable[..., jax.Array], params: PyTree, *rest: Any) -> Taps:
     A parameter is tapped if its only uses are products without batch axes and rows picked along
     its first axis, all with the same split of its axes.
     """
-    by_layer = loss if isinstance(loss, ByLayer) else None
-    program = jax.make_jaxpr(by_layer.loss if by_layer else loss)(params, *rest)
+    program = jax.make_jaxpr(loss)(params, *rest)
     shapes = program.in_avals
     leaves = jax.tree.leaves(params)
     uses: list[Use] = []
@@ -191,7 +134,7 @@ def find(loss: Callable[..., jax.Array], params: PyTree, *rest: Any) -> Taps:
         if len(halves) > 1 or not all(mine[0].columns):
             other.add(leaf)
     unknown = tuple(sorted(i for i in other if leaves[i].ndim > 1))
-    taps = Taps(program, tuple(uses), unknown, by_layer)
+    taps = Taps(program, tuple(uses), unknown)
     return taps.keep([use.leaf for use in uses if use.leaf not in other])
 
 
@@ -204,17 +147,15 @@ class _Walk:
     """Evaluates a program, equation by equation, with an eye on some of its arguments.
 
     ``meet(use, u, out)`` is called at each use of the ``tapped`` and gives what stands in for
-    ``out``; ``other`` collects the numbers of parameters that have another use. With ``by_layer``
-    the arguments with a view are shares.
+    ``out``; ``other`` collects the numbers of parameters that have another use.
     """
 
     def __init__(
         self,
         meet: Callable[[Use, jax.Array, jax.Array], jax.Array],
         tapped: Container[int],
-        by_layer: ByLayer | None = None,
     ) -> None:
-        self._meet, self._tapped, self._by_layer = meet, tapped, by_layer
+        self._meet, self._tapped = meet, tapped
         self.other: set[int] = set()
 
     def run(
@@ -256,7 +197,7 @@ class _Walk:
         if views and name == "transpose":
             axes = tuple(views[0].axes[axis] for axis in eqn.params["permutation"])
             return evaluate(eqn, inputs, about), [View(views[0].leaf, axes)]
-        out = self._gathered(eqn, inputs, held, about)
+        out = evaluate(eqn, inputs, about)
         kept: list[View | None] = [None] * len(out)
         held = [view if view and view.leaf in self._tapped else None for view in held]
         views, met = [view for view in held if view], None
@@ -271,33 +212,6 @@ class _Walk:
         else:
             out = [self._meet(*met, out[0])]
         return out, kept
-
-    def _gathered(
-        self, eqn: Any, inputs: list[Any], held: list[View | None], about: Any
-    ) -> list[Any]:
-        """The results of one equation, whose shares are gathered for it alone."""
-        if self._by_layer is None or not any(held):
-            return evaluate(eqn, inputs, about)
-        gather = self._by_layer.gather
-
-        @jax.checkpoint  # what is gathered is not kept, and gathered again in the backward pass
-        def alone(*inputs: Any) -> list[Any]:
-            pairs = zip(inputs, held, strict=True)
-            return evaluate(eqn, [gather(x, view) if view else x for x, view in pairs], about)
-
-        return alone(*_together(*inputs))
-
-
-@jax.custom_jvp
-def _together(*values: jax.Array) -> Any:
-    """``values``, of which none is used before all are there.
-
-    Its derivative is the identity: the backward pass is ordered by ``jax.checkpoint``.
-    """
-    return jax.lax.optimization_barrier(values)
-
-
-_together.defjvp(lambda values, tangents: (_together(*values), tangents), symbolic_zeros=True)
 
 
 def evaluate(eqn: Any, inputs: list[Any], about: Any) -> list[Any]:
