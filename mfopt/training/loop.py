@@ -143,8 +143,10 @@ class Trainer:
         self._frozen = meshes.distribute(self._mesh, model.frozen, model.frozen_partition)
         self._state_where: PyTree = None
         clipping = execution.clipping
-        make = adder if isinstance(clipping, FedAvg) else microbatch_adder
-        self._adder = make(model, clipping)  # type: ignore[operator]
+        if isinstance(clipping, FedAvg):
+            self._adder = adder(model, clipping)
+        else:
+            self._adder = microbatch_adder(model, clipping)
         # its numbers are float64, those of the model and all programs here are what they are
         self._secure = execution.noise is not None and execution.noise.secure
         # microbatches of one compiled loop, from public numbers: those of nearly any step (small

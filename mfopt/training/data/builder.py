@@ -178,7 +178,7 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
             folder / "tokens.npy", "w+", self.dtype, (int(offsets[-1]),)
         )
         if len(tokens):
-            spool = np.memmap(self._tokens, self.dtype, "r")  # type: ignore[call-overload]
+            spool = np.memmap(self._tokens, self.dtype, "r")
             for i, record in enumerate(records.tolist()):
                 begin = begins[record]
                 tokens[offsets[i] : offsets[i + 1]] = spool[begin : begin + sizes[record]]
