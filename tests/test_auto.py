@@ -192,7 +192,6 @@ def test_candidates_fit_into_the_memory_and_the_bins():
         ("--strategy blt", "--strategy"),
         ("--bands 4", "--bands"),
         ("--steps 5", "--steps"),
-        ("--optimizer adam", "--optimizer"),
         ("--rethrow 2", "--rethrow"),
         ("--memory -1", "memory"),
     ],

@@ -18,7 +18,6 @@ import mfopt
 from mfopt import _api, errors
 from mfopt.factorization import proofs
 from mfopt.optimize import Search, closed_form, kinds, pipeline
-from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Progress, ambient, listening
 from mfopt.sampling import BallsInBins
 from mfopt.sampling.named import NAMES
@@ -43,7 +42,7 @@ ARGUMENTS = {
     "--certify-samples": "certify_samples",
     "--certificate": "certificate",
 }
-SEARCHES = {"--samples": "samples", "--steps": "steps", "--optimizer": "optimizer"}
+SEARCHES = {"--samples": "samples", "--steps": "steps"}
 VALUES = {
     "--reassign-every": (1, 2, 3),
     "--separation": (1, 2, 4, 9),
@@ -61,9 +60,7 @@ VALUES = {
     "--certificate": ("monte-carlo", "deterministic"),
     "--samples": (2, 128),
     "--steps": (0, 5),
-    "--optimizer": ("lbfgs",),
     "--time-scale": (True, False),
-    "--knots": (1, 5),
 }
 
 
@@ -121,8 +118,6 @@ def called(shape, epsilon, options):
     named = {ARGUMENTS[name]: value for name, value in options.items() if name in ARGUMENTS}
     searched = {SEARCHES[name]: value for name, value in options.items() if name in SEARCHES}
     scale = options.get("--time-scale")
-    if "--knots" in options:
-        scale = Scaling(options["--knots"])
     size = {"epochs": shape[0], "iterations_per_epoch": shape[1], "epsilon": epsilon}
     sampling = options["--sampling"]
     search = Search(time_scale=scale, **searched)

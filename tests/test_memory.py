@@ -85,7 +85,7 @@ def test_what_leaves_no_choice_is_refused(capsys):
         memory.options(SCHEME, 2.0, 1e-4, -1)
     with pytest.raises(UsageError, match="buffers"):
         optimize.factorize(SCHEME, 2.0, 1e-4, memory=2, buffers=3)
-    for extra in ("--strategy toeplitz", "--buffers 4", "--steps 5", "--optimizer adam"):
+    for extra in ("--strategy toeplitz", "--buffers 4", "--steps 5"):
         words = f"optimize --epochs 2 --iters 4 --eps 2 --memory 2 {extra}"
         assert "chosen by --memory" in failure(capsys, *words.split())
 

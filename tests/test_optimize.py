@@ -139,33 +139,10 @@ def test_objective_is_nan_far_from_its_proposal_and_recovers():
 # --- optimizers -----------------------------------------------------------------------------------
 
 
-def run(name, target, start, steps=120):
+def run(target, start, steps=120):
     trace = Trace()
-    if name == "lbfgs":
-        optimizers.lbfgs(target, start, trace, steps=steps, tolerance=1e-7)
-    else:
-        optimizers.optax_method(
-            target,
-            start,
-            trace,
-            name=name.removeprefix("optax:"),
-            steps=steps,
-            tolerance=1e-7,
-        )
+    optimizers.lbfgs(target, start, trace, steps=steps, tolerance=1e-7)
     return trace
-
-
-@pytest.mark.release
-def test_all_drivers_reach_nearly_the_same_optimum():
-    strategy = S.BandedToeplitz(np.array([1.0, 0.4, 0.2]))
-    target, mapping = objective_for(strategy)
-    best = run("lbfgs", target, mapping.start)
-    assert best.best_value < best.history[0][1] - 0.005
-    target, mapping = objective_for(strategy)
-    found = run("adam", target, mapping.start, 150)
-    # the shifts lie elsewhere: the objectives agree to their Monte Carlo error
-    assert found.best_value == pytest.approx(best.best_value, abs=0.003)
-    assert len(found.history) <= 180 and found.status != "not started"
 
 
 class Bowl:
@@ -182,9 +159,6 @@ class Bowl:
     def tangent(self, x, placement):
         return Tangent(x, self(x), placement, 0.0, (0.0, ()))
 
-    def follow(self, x, near):
-        return self.tangent(x, near.placement)
-
     def __call__(self, x):
         self.calls += 1
         # steep on the way down, so that a first step of length 1 overshoots the wall
@@ -196,7 +170,7 @@ class Bowl:
 
 def test_line_search_backs_off_from_nan():
     bowl = Bowl(wall=0.05)
-    trace = run("lbfgs", bowl, np.array([0.3, 0.1]))
+    trace = run(bowl, np.array([0.3, 0.1]))
     assert bowl.bad > 0  # the wall was hit
     np.testing.assert_allclose(trace.best, 0, atol=1e-3)
     assert trace.best_value == pytest.approx(1, abs=1e-4)
@@ -213,7 +187,7 @@ def test_a_round_without_gain_on_unseen_samples_is_taken_back():
     against = searched(lambda x: Evaluation(float(-x @ x), x, 2.0, 0.5))
     assert np.array_equal(against.best, start) and "no gain on unseen" in against.status
     assert against.best_value == pytest.approx(-0.5) and against.best_sigma == 4.0
-    blind = run("lbfgs", bowl, start)
+    blind = run(bowl, start)
     for agreeing in (bowl, lambda x: Evaluation(math.nan, x, 2.0)):  # one that says nothing, too
         assert np.array_equal(searched(agreeing).best, blind.best)
 
@@ -221,24 +195,8 @@ def test_a_round_without_gain_on_unseen_samples_is_taken_back():
 def test_step_limit_is_kept_and_reported():
     for steps in (1, 3):
         bowl = Bowl()
-        trace = run("lbfgs", bowl, np.array([0.7, 0.1]), steps)
+        trace = run(bowl, np.array([0.7, 0.1]), steps)
         assert trace.status == f"step limit {steps} reached" and bowl.calls <= steps + 1
-        bowl = Bowl()
-        trace = run("adam", bowl, np.array([0.7, 0.1]), steps)
-        assert trace.status == f"step limit {steps} reached" and bowl.calls <= steps + 1
-
-
-def test_first_order_methods_report_a_lost_objective():
-    trace = run("sgd", Bowl(), np.array([1.0, 1.0]), 50)
-    assert "not a number" in trace.status and np.all(np.isfinite(trace.best))
-
-
-@pytest.mark.parametrize(
-    "name", ["nonsense", "cosine_decay_schedule", "apply_updates", "__doc__", "optax:lbfgs"]
-)
-def test_unknown_optimizers_are_refused(name):
-    with pytest.raises(UsageError, match="optimizer"):
-        run(name, Bowl(), np.array([1.0]))
 
 
 # --- the whole call ------------------------------------------------------------------------------
@@ -415,7 +373,6 @@ def test_any_differentiable_loss():
         {"steps": 0},
         {"bands": 0},
         {"buffers": -1},
-        {"optimizer": "nonsense"},
         {"seed": -1},
     ],
 )
@@ -440,19 +397,10 @@ def test_a_loss_that_is_never_a_number_is_an_error_with_words():
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("kind", "optimizer", "after"),
-    before_release(
-        [
-            ("blt", "lbfgs", 1),
-            ("blt", "lbfgs", 30),
-            ("blt", "adam", 5),
-            ("dense", "lbfgs", 5),
-            ("dense", "lbfgs", None),
-        ],
-        *(2, 4),
-    ),
+    ("kind", "after"),
+    before_release([("blt", 1), ("blt", 5), ("dense", 5), ("dense", None)], 1, 3),
 )
-def test_interrupt_keeps_the_best_so_far(kind, optimizer, after):
+def test_interrupt_keeps_the_best_so_far(kind, after):
     """``after`` evaluations; None: at the second evaluation of the second warm start."""
     seen = []
 
@@ -464,7 +412,7 @@ def test_interrupt_keeps_the_best_so_far(kind, optimizer, after):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as stopped:  # it travels: nobody takes it for a result
-        optimized(kind, optimizer=optimizer, progress=progress, steps=40, samples=512)
+        optimized(kind, progress=progress, steps=40, samples=512)
     found = stopped.value.best
     assert found.status == "interrupted"
     # one count over all starts, which never falls and never passes its ceiling
@@ -527,7 +475,7 @@ def test_a_file_of_an_early_interrupt_can_be_loaded(kind, tmp_path):
 
 
 def test_a_search_that_sees_nothing_names_the_target():
-    trace = runs.StartedTrace(build=lambda x: S.Identity(), scheme=SCHEME, target="`delta=1e-60`")
+    trace = runs.StartedTrace(build=lambda x: S.Identity(), target="`delta=1e-60`")
     with pytest.raises(FailureError, match=r"`delta=1e-60`: use a larger `delta` \(.*1e-20"):
         trace.result()
     for search in (optimize.optimize, optimize.factorize):

@@ -101,7 +101,7 @@ OWN = {
     "--init": ["--init=sqrt.npz"],
     "--max-participations": ["--max-participations=2"],
     "--noise-multiplier": ["--noise-multiplier=1.5"],
-    "--optimizer": ["--optimizer=lbfgs", "--optimizer=sgd"],
+    "--optimizer": ["--optimizer=sgd"],
     "--out": ["--out=made.npz", "--out=made", "--out=made.png", "--out=made.html"],
     "--params": ["--params=2000"],
     "--plot": ["--plot=made.png"],

@@ -12,11 +12,9 @@ from test_strategies import every_strategy
 
 from mfopt import strategies as S
 from mfopt.accounting.monte_carlo import design_point, dominating_pair
-from mfopt.errors import UsageError
 from mfopt.optimize import implicit, kinds, search, time_scale
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement, Tangent, log_rmse
 from mfopt.optimize.optimizers import Trace
-from mfopt.optimize.time_scale import Scaling
 from mfopt.sampling import BallsInBins, FreshBins
 
 
@@ -323,23 +321,16 @@ def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, ep
             assert abs(both(in_blocks, mixed)[0] - both(whole, mixed)[0]) > 1e-4
 
 
-@pytest.mark.parametrize("rows", [True, False])
-def test_scaled_parameters_round_trip_and_have_gradients(rows):
-    strategy, scaling = scaled_blt(), Scaling(knots=5, rows=rows)
+def test_scaled_parameters_round_trip():
+    strategy = scaled_blt()
     inside = kinds.of(strategy.base, N)
-    mapping = time_scale.scaled(strategy, N, inside, scaling)
-    assert len(mapping.start) == 4 + (10 if rows else 5)
+    mapping = time_scale.scaled(strategy, N, inside, levelled=False)
+    assert len(mapping.start) == 4 + 2 * time_scale.KNOTS
     with jax.enable_x64(True):
         built = jax.tree.map(np.asarray, mapping.build(jnp.asarray(mapping.start)))
-        at = np.rint(time_scale.places(5, N)).astype(int)
-        ours, theirs = built.diagonals(N), strategy.diagonals(N)
-        if rows:
-            for one, two in zip(ours, theirs, strict=True):
-                np.testing.assert_allclose(one[[0, -1]], two[[0, -1]], rtol=1e-12)
-        again = time_scale.scaled(built, N, inside, scaling)
+        for one, two in zip(built.diagonals(N), strategy.diagonals(N), strict=True):
+            np.testing.assert_allclose(one[[0, -1]], two[[0, -1]], rtol=1e-12)
+        again = time_scale.scaled(built, N, inside, levelled=False)
         reached = jax.tree.map(np.asarray, again.build(jnp.asarray(again.start)))
-    assert at[0] == 0 and at[-1] == N - 1
     built.check_entries(N)
     reached.check_entries(N)
-    with pytest.raises(UsageError, match="knots"):
-        Scaling(knots=1)

@@ -1,6 +1,5 @@
 """SIGTERM and SIGHUP end work as Ctrl-C does; a result that was found is somewhere afterwards."""
 
-import errno
 import signal
 import time
 
@@ -10,11 +9,8 @@ from statements import stated
 
 import mfopt
 from mfopt import strategies as S
-from mfopt._runtime import _files, _signals
+from mfopt._runtime import _signals
 from mfopt.factorization import Factorization, keep
-from mfopt.optimize import factorize
-from mfopt.optimize.autosave import BestSoFar, beside
-from mfopt.progress import silent
 from mfopt.sampling import BallsInBins
 
 SCHEME = BallsInBins(bins=4, epochs=2)
@@ -140,60 +136,3 @@ def test_an_interrupt_during_the_save_comes_after_it(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         keep(record(), tmp_path / "one.npz")
     assert mfopt.load(tmp_path / "one.npz").digest == record().digest
-
-
-# --- the best so far ------------------------------------------------------------------------------
-
-
-@pytest.mark.ci
-def test_the_best_so_far_is_a_file_to_go_on_from(tmp_path):
-    path, told = tmp_path / "one.npz", []
-    target = (SCHEME, 2.0, 1e-5)
-    so_far = BestSoFar(path, *target[1:], listener=told.append, every=0.0)
-    steps = []
-
-    def listener(event):
-        so_far(event)
-        steps.append(event)
-        if len(steps) == 5:
-            raise KeyboardInterrupt  # a kill, say: nothing below is saved
-
-    found = factorize(
-        *target, strategy="banded-toeplitz", bands=2, steps=6, samples=64, progress=listener
-    )
-    assert found.provenance["interrupted"] and told[:5] != []
-    assert so_far.path == beside(path) == tmp_path / "one.so-far.npz"
-    kept = mfopt.load(so_far.path)
-    assert kept.guarantee.status == "estimate" and not kept.proved_here
-    assert kept.sampling == SCHEME and kept.guarantee.epsilon == 2.0
-    other = BestSoFar(path, *target[1:], listener=silent, every=0.0)
-    for event in steps:
-        other(event)
-    assert other.path == tmp_path / "one.so-far-2.npz"  # that of the killed run stays
-    other.discard()
-    so_far.discard()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.release
-def test_a_full_disk_does_not_end_the_search(tmp_path, monkeypatch):
-    told = []
-    so_far = BestSoFar(tmp_path / "one.npz", 2.0, 1e-5, listener=told.append, every=0.0)
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(_files, "write_beside", full)
-    factorize(
-        SCHEME,
-        2.0,
-        1e-5,
-        strategy="banded-toeplitz",
-        bands=2,
-        steps=3,
-        samples=64,
-        certify_samples=2**15,
-        seed=0,
-        progress=so_far,
-    )
-    assert any("could not be saved" in event.note for event in told)

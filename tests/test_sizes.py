@@ -10,7 +10,6 @@ from mfopt._runtime import _sizes
 from mfopt.errors import UsageError
 from mfopt.experiments import comparison, families
 from mfopt.optimize import factorize, kinds, optimize, sizes
-from mfopt.optimize.time_scale import Scaling
 from mfopt.sampling import BallsInBins
 
 GIB = 2**30
@@ -85,7 +84,7 @@ def test_a_kind_says_how_many_numbers_it_has(name):
     start = entry.convert(S.BLT(np.array([0.2, 0.1]), np.array([0.9, 0.5])), size)
     assert entry.parameters(size) == len(entry.parameterize(start, size.n).start)
     if entry.scalable:
-        scaled = kinds.scaled(entry, Scaling())
+        scaled = kinds.scaled(entry)
         count = len(scaled.parameterize(S.TimeScaled(start), size.n).start)
         assert scaled.parameters(size) == count
 

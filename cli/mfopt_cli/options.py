@@ -222,7 +222,6 @@ def whole(value: Any) -> int:
 COUNT = Count()
 MOST_SAMPLES = 2**28  # a thousand times the default: minutes for 4 bins, an hour for 128
 MOST_GROUP = 10**6  # units that change together
-MOST_KNOTS = 1024  # as the library's, which takes seconds to import
 MOST_POINTS = 10**4  # of a table
 
 

@@ -20,7 +20,6 @@ from mfopt.experiments.mechanisms import (
 )
 from mfopt.experiments.published import PublishedCell
 from mfopt.optimize import kinds, sizes
-from mfopt.optimize.time_scale import Scaling
 
 # Seconds on the two cores that costs were measured on.
 _SEARCH, _ESTIMATE = 5.0, 1.0  # to compile a program of one
@@ -68,7 +67,7 @@ def _amplified(cell: AmplifiedCell) -> float:
     size = kinds.Size(n, goal.bins, max(cell.bands, 1), max(cell.buffers, 1))
     is_high_dimensional = entry.parameters(size) >= n - 1
     if cell.scaled:
-        entry = kinds.scaled(entry, Scaling())
+        entry = kinds.scaled(entry)
     evaluations = min(entry.steps, _TANGENTS if entry.tangents else _GENERAL)
     enough = law(scheme).enough_samples(entry.parameters(size))
     samples = cell.samples or int(min(entry.samples, enough))

@@ -22,7 +22,6 @@ from mfopt.experiments.cache import Cell, Result
 from mfopt.guarantee import Guarantee
 from mfopt.noise.choice import choose
 from mfopt.optimize import kinds, optimize, unamplified
-from mfopt.optimize.time_scale import Scaling
 from mfopt.sampling import (
     BallsInBins,
     BinScheme,
@@ -178,13 +177,13 @@ class AmplifiedCell(Cell):
         if self.goal.sampling != BALLS:
             return ()
         entry, n = kinds.find(self.kind), self.goal.iterations
-        entry = kinds.scaled(entry, Scaling()) if self.scaled else entry
+        entry = kinds.scaled(entry) if self.scaled else entry
         size = kinds.Size(n, self.goal.bins, min(self.bands, n), self.buffers)
         return tuple(
             AmplifiedCell(
                 self.goal,
                 stage.kind.plain,
-                stage.kind.scaling is not None,
+                stage.kind.scaled,
                 stage.size.bands,
                 stage.size.buffers,
             )

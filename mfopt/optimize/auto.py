@@ -28,7 +28,6 @@ from mfopt.optimize import defaults, memory
 from mfopt.optimize.objective import Loss, Objective
 from mfopt.optimize.pipeline import Searched, Target, on_record
 from mfopt.optimize.run import InterruptedOptimization, Optimized
-from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Progress, Report, silent, within
 from mfopt.sampling import BallsInBins, BinScheme, FreshBins
 from mfopt.strategies import Strategy
@@ -107,7 +106,7 @@ def least_error(
     most: int = MEMORY,
     workload: Workload | None = None,
     loss: Objective | None = None,
-    time_scale: bool | Scaling = True,
+    time_scale: bool = True,
     certify_samples: int | None = None,
     seed: int | None = None,
     certificate: CertificateKind = "monte-carlo",

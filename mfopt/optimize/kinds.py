@@ -20,7 +20,6 @@ from mfopt import strategies
 from mfopt._runtime import _check, _plugins
 from mfopt.optimize import parameterization, starts, time_scale
 from mfopt.optimize.parameterization import Parameterization
-from mfopt.optimize.time_scale import Scaling
 from mfopt.strategies import Strategy, TimeScaled, fields
 
 _SHORT_RUN = 512  # iterations: C has several optima there, and a search takes little
@@ -98,12 +97,12 @@ class Kind:
     tilted: time_scale.Tilted | None = None
     working: Callable[[Size], float] = lambda size: 0.0
     stretch: Callable[[Any, int, int], Strategy] | None = None
-    scaling: Scaling | None = None  # of this entry, where it is between two diagonals already
+    scaled: bool = False  # whether this entry is between two diagonals already
 
     @property
     def plain(self) -> str:
         """Name of the kind without diagonals."""
-        return self.name.removesuffix(_SUFFIX) if self.scaling else self.name
+        return self.name.removesuffix(_SUFFIX) if self.scaled else self.name
 
 
 class Stage(NamedTuple):
@@ -212,7 +211,7 @@ def of(strategy: Strategy, n: int) -> Parameterization:
     """
     if isinstance(strategy, TimeScaled):
         entry = _KINDS.get(strategy.base.kind)
-        return _between(strategy, n, of, Scaling(), None if entry is None else entry.tilted)
+        return _between(strategy, n, of, None if entry is None else entry.tilted)
     if strategy.kind not in _KINDS:
         raise _check.reject("strategy", strategy.kind, "has no parameters to optimize")
     return _KINDS[strategy.kind].parameterize(strategy, n)
@@ -222,18 +221,16 @@ def _between(
     strategy: TimeScaled,
     n: int,
     parameterize: Callable[[Any, int], Parameterization],
-    scaling: Scaling,
     tilted: time_scale.Tilted | None,
 ) -> Parameterization:
     """Parameters of a C between two diagonals, B's by ``parameterize``."""
-    if tilted is None or not scaling.rows:
-        return time_scale.scaled(strategy, n, parameterize(strategy.base, n), scaling)
-    strategy = time_scale.level(strategy, n, tilted)
+    if tilted is not None:
+        strategy = time_scale.level(strategy, n, tilted)
     base = parameterize(strategy.base, n)
-    return time_scale.scaled(strategy, n, base, scaling, levelled=True)
+    return time_scale.scaled(strategy, n, base, levelled=tilted is not None)
 
 
-def scaled(kind: Kind, scaling: Scaling) -> Kind:
+def scaled(kind: Kind) -> Kind:
     """The entry of a kind between two diagonals that vary with time.
 
     What it comes after is scaled as well, and hands its diagonals on; or it comes after the kind
@@ -256,7 +253,7 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
         return TimeScaled(base, strategy.rows, strategy.columns)
 
     def parameterize(strategy: TimeScaled, n: int) -> Parameterization:
-        return _between(strategy, n, kind.parameterize, scaling, kind.tilted)
+        return _between(strategy, n, kind.parameterize, kind.tilted)
 
     def begin(size: Size) -> list[Strategy]:
         if kind.plain_first:
@@ -267,7 +264,7 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
         if kind.plain_first:
             return [Stage(kind, size)]
         return [
-            Stage(scaled(stage.kind, scaling) if stage.kind.scalable else stage.kind, stage.size)
+            Stage(scaled(stage.kind) if stage.kind.scalable else stage.kind, stage.size)
             for stage in kind.after(size)
         ]
 
@@ -282,7 +279,7 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
         name=kind.name + _SUFFIX,
         convert=convert,
         parameterize=parameterize,
-        parameters=lambda size: kind.parameters(size) + 2 * scaling.knots,
+        parameters=lambda size: kind.parameters(size) + 2 * time_scale.KNOTS,
         starts=begin,
         after=after,
         samples=max(kind.samples, time_scale.SAMPLES),
@@ -290,7 +287,7 @@ def scaled(kind: Kind, scaling: Scaling) -> Kind:
         warm_steps=time_scale.STEPS,
         tolerance=time_scale.TOLERANCE,
         scalable=False,
-        scaling=scaling,
+        scaled=True,
     )
 
 
@@ -320,7 +317,7 @@ def _banded_toeplitz(size: Size, bands: int) -> Stage:
 
 
 def _scaled(stage: Stage) -> list[Stage]:
-    return [Stage(scaled(stage.kind, Scaling()), stage.size)]
+    return [Stage(scaled(stage.kind), stage.size)]
 
 
 register(

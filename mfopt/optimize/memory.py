@@ -23,7 +23,6 @@ from mfopt.noise.choice import choose
 from mfopt.optimize import kinds, sizes, starts
 from mfopt.optimize.objective import Objective
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
-from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Progress, Report, silent, within
 from mfopt.sampling import BinScheme
 from mfopt.strategies import Identity, Strategy
@@ -138,7 +137,7 @@ def options(
     *,
     workload: Workload | None = None,
     loss: Objective | None = None,
-    time_scale: bool | Scaling = True,
+    time_scale: bool = True,
     seed: int | None = None,
     progress: Report = silent,
 ) -> dict[int, WithinMemory]:
@@ -194,9 +193,7 @@ def options(
     return found
 
 
-def announce(
-    wanted: Collection[Candidate], time_scale: bool | Scaling, progress: Report, noun: str
-) -> None:
+def announce(wanted: Collection[Candidate], time_scale: bool, progress: Report, noun: str) -> None:
     """Report the estimated time of several searches, before the first.
 
     Args:
@@ -212,7 +209,7 @@ def announce(
             total += sizes.seconds(
                 scheme,
                 kind=kind,
-                scaled=bool(time_scale) and entry.scalable,
+                scaled=time_scale and entry.scalable,
                 samples=entry.samples,
                 evaluations=entry.steps,
             )

@@ -1,20 +1,16 @@
-"""General optimizers for the objective: SciPy's L-BFGS-B, and any optax method by name."""
+"""SciPy's L-BFGS-B for the objective, and the record of a search."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt._runtime import _check, _float64
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement
 from mfopt.progress import Progress
 
@@ -209,80 +205,3 @@ def descend(
 
 class _OutOfStepsError(Exception):
     """Ends a round of L-BFGS inside a line search."""
-
-
-def optax_method(
-    objective: AmplifiedObjective,
-    start: np.ndarray,
-    trace: Trace,
-    *,
-    name: str,
-    steps: int,
-    tolerance: float,
-) -> None:
-    """First-order descent by an optax optimizer, with a learning-rate schedule.
-
-    ``name`` is any optimizer factory of optax that takes a learning rate and searches no line
-    (adam, sgd, adamw, lion, …). The schedule is a cosine decay from 0.05. Stops early when 50 steps
-    bring less than ``tolerance``.
-
-    Args:
-      objective: what is minimized.
-      start: parameters, shape (p,).
-      trace: record of every evaluation; keeps the best.
-      name: of a factory in :mod:`optax`.
-      steps: evaluations at most.
-      tolerance: decrease of the objective over 50 steps that counts as progress.
-    """
-    import optax  # a second of imports that the other optimizers do without
-
-    factory = getattr(optax, name, None)
-    if not callable(factory):
-        raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
-    with _usable(name):
-        method = factory(learning_rate=optax.cosine_decay_schedule(0.05, steps))
-    if not isinstance(method, optax.GradientTransformation):
-        raise _check.reject("optimizer", name, "is not an optax optimizer", "Try adam or sgd.")
-    with _float64.scope():
-        tangent = objective.placed(start)
-        parameters = jnp.asarray(start)
-        with _usable(name):
-            state = method.init(parameters)
-
-        def evaluate(point: np.ndarray) -> Evaluation:
-            nonlocal tangent
-            followed = objective.follow(point, tangent) if tangent.at.usable else tangent
-            trace.record(point, followed.at)
-            tangent = followed if followed.at.usable else tangent
-            return followed.at
-
-        update = jax.jit(method.update)
-        evaluation = evaluate(start)
-        since, anchor = 0, evaluation.value
-        while len(trace.history) < steps:
-            if not evaluation.usable:
-                trace.status = f"optax {name}: objective not a number; lower the learning rate"
-                return
-            with _usable(name):
-                updates, state = update(jnp.asarray(evaluation.gradient), state, parameters)
-            parameters = optax.apply_updates(parameters, updates)
-            evaluation = evaluate(np.asarray(parameters))
-            since += 1
-            if trace.best_value < anchor - tolerance:
-                since, anchor = 0, trace.best_value
-            elif since >= 50:
-                trace.status = f"optax {name}: no progress beyond {tolerance:g} in 50 steps"
-                return
-        trace.status = f"step limit {steps} reached"
-
-
-@contextlib.contextmanager
-def _usable(name: str) -> Iterator[None]:
-    """Translate errors of an optax optimizer that needs other arguments into a UsageError."""
-    try:
-        yield
-    except (TypeError, ValueError, NotImplementedError) as problem:
-        reason = " ".join(str(problem).split())[:200]
-        raise _check.reject(
-            "optimizer", name, f"cannot be used here ({reason})", "Try adam or sgd."
-        ) from None

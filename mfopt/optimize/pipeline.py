@@ -25,7 +25,6 @@ from mfopt.optimize.memory import WithinMemory
 from mfopt.optimize.memory import options as within_memory
 from mfopt.optimize.objective import Objective
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
-from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
 from mfopt.sampling import BinScheme, Scheme
 from mfopt.strategies import Strategy, registered
@@ -37,34 +36,29 @@ class Search:
     """Options of a search of one kind of C; None stands for the kind's own default.
 
     Attributes:
-      time_scale: whether C is put between two diagonals that vary with time, and how they may.
+      time_scale: whether C is put between two diagonals that vary with time.
       samples: frozen Monte Carlo samples.
-      optimizer, steps: see :func:`mfopt.optimize.optimize`.
+      steps: see :func:`mfopt.optimize.optimize`.
       init: strategy to start from.
     """
 
-    time_scale: bool | Scaling | None = None
+    time_scale: bool | None = None
     samples: int | None = None
-    optimizer: str | None = None
     steps: int | None = None
     init: Strategy | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.time_scale, bool | Scaling | None):
-            rule = "must be True, False or a Scaling"
-            raise _check.reject("time_scale", self.time_scale, rule)
+        _check.optional(_check.kind, "time_scale", self.time_scale, expected=bool)
         for name, least in (("samples", 64), ("steps", 1)):
             if (value := getattr(self, name)) is not None:
                 number = _check.integer(name, value, at_least=least)
                 object.__setattr__(self, name, number)
-        if self.optimizer is not None:
-            _check.word("optimizer", self.optimizer)
         if self.init is not None:
             _check.kind("init", self.init, Strategy, "mfopt.load(path).strategy is one.")
 
     def of_one_kind(self) -> dict[str, Any]:
         """Options that only a search of one kind can have, by name."""
-        return {name: getattr(self, name) for name in ("samples", "optimizer", "steps", "init")}
+        return {name: getattr(self, name) for name in ("samples", "steps", "init")}
 
 
 _BANDED = ("banded-toeplitz", "banded", "banded-sqrt")
@@ -123,7 +117,7 @@ def factorize(
     workload: Workload | None = None,
     objective: str | None = None,
     schedule: Schedule | None = None,
-    time_scale: bool | Scaling | None = None,
+    time_scale: bool | None = None,
     certify_samples: int | None = None,
     seed: int | None = None,
     certificate: CertificateKind = "monte-carlo",
@@ -311,7 +305,7 @@ class _Plan(NamedTuple):
 
     forms: tuple[str, ...]
     bands: int
-    time_scale: bool | Scaling
+    time_scale: bool
     searched: bool
 
     @classmethod
@@ -321,7 +315,7 @@ class _Plan(NamedTuple):
         forms: tuple[str, ...],
         bands: int | None,
         memory: int | None,
-        time_scale: bool | Scaling | None,
+        time_scale: bool | None,
         options: Mapping[str, Any],
     ) -> _Plan:
         """The plan for these arguments of :func:`factorize`; None stands for a default."""
@@ -346,7 +340,7 @@ class _Plan(NamedTuple):
                 samples=0,
                 bands=bands,
                 buffers=options.get("buffers", 1),
-                scaled=bool(time_scale),
+                scaled=time_scale,
             )
         return cls(forms, bands, time_scale, searched)
 

@@ -23,7 +23,6 @@ from mfopt.optimize.objective import AmplifiedObjective, Evaluation
 from mfopt.optimize.optimizers import Judge, Step, Trace
 from mfopt.optimize.parameterization import Parameterization, built
 from mfopt.optimize.search import CHECKS, minimize
-from mfopt.optimize.time_scale import Scaling
 from mfopt.progress import Report, silent
 from mfopt.sampling import BinScheme
 from mfopt.strategies import Strategy
@@ -96,8 +95,7 @@ def optimize(
     workload: Workload | None = None,
     loss: str | objective.Objective | objective.Loss = "rmse",
     samples: int | None = None,
-    time_scale: bool | Scaling = False,
-    optimizer: str = "tangents",
+    time_scale: bool = False,
     steps: int | None = None,
     tolerance: float | None = None,
     init: Strategy | Sequence[Strategy] | None = None,
@@ -116,9 +114,7 @@ def optimize(
       loss: an :class:`.objective.Objective` or its name, or a differentiable function of
         (strategy, σ) to minimize.
       samples: frozen Monte Carlo samples; more for kinds with more parameters by default.
-      time_scale: whether C is put between two diagonals that vary with time, and how they may.
-      optimizer: "tangents" (:mod:`mfopt.optimize.search`, and L-BFGS for the kinds for which that
-        does not pay), "lbfgs" (SciPy's L-BFGS-B) or "optax:NAME" / NAME for an optax optimizer.
+      time_scale: whether C is put between two diagonals that vary with time.
       steps: evaluations of the objective at most for each kind, from the start that is chosen;
         short runs of at most 12 from each of several starts come before.
       tolerance: relative change of the error that counts as progress.
@@ -142,8 +138,7 @@ def optimize(
     check_delta(delta)
     entries = [kinds.find(name) for name in kinds.asked(strategy)]
     if time_scale:
-        scaling = Scaling() if time_scale is True else time_scale
-        entries = [kinds.scaled(entry, scaling) for entry in entries]
+        entries = [kinds.scaled(entry) for entry in entries]
     workload, searched, few = workload or PrefixSums(), scheme, None
     given = [init] if isinstance(init, Strategy) else list(init or [])
     if isinstance(loss, str):
@@ -165,7 +160,7 @@ def optimize(
     begun = time.perf_counter()
     size = kinds.Size(n, searched.bins, bands, buffers)
     problem = _Problem(searched, law(searched).coarse(), loss, scheme)
-    job = _Job(problem, few, epsilon, delta, optimizer, tolerance, seed, progress)
+    job = _Job(problem, few, epsilon, delta, tolerance, seed, progress)
     for one in given:
         _check.kind("init", one, Strategy, "mfopt.load(path).strategy is one.")
     for entry in entries:
@@ -176,7 +171,7 @@ def optimize(
             samples=count,
             bands=bands,
             buffers=buffers,
-            scaled=bool(time_scale),
+            scaled=time_scale,
         )
     searches = [job.search(entry, size, steps, samples, given) for entry in entries]
     if given:
@@ -191,7 +186,7 @@ def optimize(
         searches=[
             sizes.SearchWork(search.kind.plain, search.samples, search.steps) for search in searches
         ],
-        scaled=bool(time_scale),
+        scaled=time_scale,
         report=progress,
     )
     ends: list[StartedTrace] = []
@@ -349,7 +344,6 @@ class _Job:
     few: _Problem | None
     epsilon: float
     delta: float
-    optimizer: str
     tolerance: float | None
     seed: int | None
     progress: Report
@@ -369,7 +363,7 @@ class _Job:
 
         Of ``given`` it begins from those that say something about it.
         """
-        twice = self.optimizer == "tangents" and kind.tangents and size.n <= kind.twice
+        twice = kind.tangents and size.n <= kind.twice
         limit = kind.steps * (2 if twice else 1)
         limit = limit if steps is None else _check.integer("steps", steps)
         count = self.samples(kind, size, samples)
@@ -446,7 +440,7 @@ class _Job:
     def near(self, kind: Kind, candidates: list[Strategy], steps: int) -> StartedTrace | None:
         """Search the law's surrogate, without samples; None where it has none, or no σ."""
         surrogate = self.problem.law.surrogate()
-        if surrogate is None or self.optimizer != "tangents" or not kind.tangents:
+        if surrogate is None or not kind.tangents:
             return None
         problem, traces = self.problem._replace(law=surrogate), list[StartedTrace]()
         for start in candidates:
@@ -464,7 +458,7 @@ class _Job:
         stretch = functools.partial(_stretched, kind, few.iterations, many.iterations)
         target = f"`epsilon={self.epsilon:g}`, `delta={self.delta:g}`"
         wanted = stretch if few != many else None
-        return StartedTrace(build=build, scheme=many, stretch=wanted, target=target)
+        return StartedTrace(build=build, stretch=wanted, target=target)
 
     def confirm(
         self, kind: Kind, starts: list[Strategy], found: StartedTrace, samples: int
@@ -629,25 +623,16 @@ class _Job:
         try:
             if self.interrupted:
                 raise KeyboardInterrupt
-            if self.optimizer == "tangents" and kind.tangents:
+            if kind.tangents:
                 twice = steps > _SCOUT_STEPS and problem.scheme.iterations <= kind.twice
                 first = steps // 2 if twice else steps
                 how: Any = {"tolerance": tolerance, "most_checks": checks}
                 minimize(target, point, trace, steps=first, sigma=sigma, **how)
                 if twice:
                     self._again(target, point, trace, steps, tolerance)
-            elif self.optimizer in ("tangents", "lbfgs"):
+            else:
                 optimizers.lbfgs(
                     target, point, trace, steps=steps, tolerance=tolerance, judge=judge
-                )
-            else:
-                optimizers.optax_method(
-                    target,
-                    point,
-                    trace,
-                    name=self.optimizer.removeprefix("optax:"),
-                    steps=steps,
-                    tolerance=tolerance,
                 )
         except KeyboardInterrupt:
             # noted for the whole job: no later start or stage may begin
@@ -682,18 +667,16 @@ class _Job:
 
 @dataclasses.dataclass
 class StartedTrace(Trace):
-    """A trace that knows which strategy its parameters are, and how batches are drawn.
+    """A trace that knows which strategy its parameters are.
 
     Attributes:
       build: from parameters to a strategy.
-      scheme: what the result is for.
       stretch: from there to the result, where it is for more bins than are searched with.
       target: in words, for messages.
       begun: losses of the starts, on the frozen samples.
     """
 
     build: Callable[[jax.Array], Strategy] = dataclasses.field(kw_only=True)
-    scheme: BinScheme = dataclasses.field(kw_only=True)
     stretch: Callable[[Strategy], Strategy] | None = dataclasses.field(kw_only=True, default=None)
     target: str = dataclasses.field(kw_only=True, default="this target")
     begun: list[float] = dataclasses.field(kw_only=True, default_factory=list)

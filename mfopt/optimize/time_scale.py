@@ -23,13 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt.optimize.parameterization import Parameterization
 from mfopt.strategies import Strategy, TimeScaled
 
 # at 8 × 32 and 16 × 128: 12 knots cost up to 0.3% of the error, 48 gain nothing
-KNOTS, MOST_KNOTS = 24, 1024
+KNOTS = 24
 SAMPLES, STEPS, TOLERANCE = 2**13, 100, 2e-5
 _DIFFERENCE = 4.0  # a step of q in units of a step of p
 _ENDS = 0.3  # weight of the knots at the ends, in units of those in the middle
@@ -51,22 +50,6 @@ def _interpolation(knots: int, n: int) -> np.ndarray:
 @functools.lru_cache(maxsize=16)
 def _units(knots: int) -> np.ndarray:
     return 1 / np.sqrt(np.maximum(np.sin(np.pi * np.linspace(0, 1, knots)), _ENDS))
-
-
-@dataclasses.dataclass(frozen=True)
-class Scaling:
-    """Freedom of the two diagonals.
-
-    Attributes:
-      knots: knots of each, 2 to :data:`MOST_KNOTS`.
-      rows: whether r is free as well; d always is.
-    """
-
-    knots: int = KNOTS
-    rows: bool = True
-
-    def __post_init__(self) -> None:
-        _check.integer("knots", self.knots, at_least=2, at_most=MOST_KNOTS)
 
 
 def stretched(diagonal: np.ndarray, n: int) -> np.ndarray:
@@ -110,9 +93,8 @@ def scaled(
     strategy: TimeScaled,
     n: int,
     base: Parameterization,
-    scaling: Scaling,
     *,
-    levelled: bool = False,
+    levelled: bool,
 ) -> Parameterization:
     """Parameters of B, then those of p, then those of q.
 
@@ -122,17 +104,14 @@ def scaled(
       strategy: where to begin.
       n: iterations.
       base: parameters of its B.
-      scaling: what the diagonals may do.
       levelled: whether q has neither slope nor mean (``strategy`` then comes from :func:`level`).
     """
-    positions = np.rint(places(scaling.knots, n)).astype(int)
+    positions = np.rint(places(KNOTS, n)).astype(int)
     log_rows, log_columns = (np.log(np.asarray(x))[positions] for x in strategy.diagonals(n))
-    units = _units(scaling.knots)
-    parts = [base.start, (log_columns + log_rows) / units]
-    if scaling.rows:
-        parts.append((log_columns - log_rows) / (_DIFFERENCE * units))
-    build = _Build(base.build, len(base.start), n, scaling, levelled)
-    return Parameterization(np.concatenate(parts), build)
+    units = _units(KNOTS)
+    p, q = (log_columns + log_rows) / units, (log_columns - log_rows) / (_DIFFERENCE * units)
+    build = _Build(base.build, len(base.start), n, levelled)
+    return Parameterization(np.concatenate([base.start, p, q]), build)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,17 +119,12 @@ class _Build:
     base: Callable[[jax.Array], Strategy]
     size: int
     n: int
-    scaling: Scaling
     levelled: bool
 
     def __call__(self, x: jax.Array) -> Strategy:
-        knots = self.scaling.knots
-        weights = jnp.asarray(_interpolation(knots, self.n) * _units(knots))
-        inside, p, q = jnp.split(x, [self.size, self.size + knots])
-        total = weights @ p
-        if not self.scaling.rows:
-            return TimeScaled(self.base(inside), columns=jnp.exp(total))
-        difference = _DIFFERENCE * (weights @ q)
+        weights = jnp.asarray(_interpolation(KNOTS, self.n) * _units(KNOTS))
+        inside, p, q = jnp.split(x, [self.size, self.size + KNOTS])
+        total, difference = weights @ p, _DIFFERENCE * (weights @ q)
         if self.levelled:
             basis = jnp.asarray(_trend(self.n))
             difference = difference - basis @ (basis.T @ difference)

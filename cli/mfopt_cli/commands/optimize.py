@@ -18,7 +18,7 @@ from mfopt.progress import Progress, Report
 from mfopt.sampling.named import NAMES
 from mfopt_cli import answers, display, mechanisms, options
 from mfopt_cli.live import COMPILING, Live
-from mfopt_cli.options import COUNT, PATH, Count, option
+from mfopt_cli.options import COUNT, PATH, option
 
 
 @options.command("optimize")
@@ -90,11 +90,6 @@ from mfopt_cli.options import COUNT, PATH, Count, option
     default=None,
 )
 @option(
-    "--knots",
-    Count(options.MOST_KNOTS),
-    "Interpolation points of each diagonal of the time scaling [default: 24].",
-)
-@option(
     "--workload",
     str,
     "Workload whose error is minimized: prefix, momentum, or a .npy file with (n,) Toeplitz "
@@ -126,12 +121,6 @@ from mfopt_cli.options import COUNT, PATH, Count, option
 @option("--samples", COUNT, "Frozen Monte Carlo samples [default: by strategy].")
 @options.certify_samples
 @options.certificate_kind
-@option(
-    "--optimizer",
-    str,
-    "tangents (few Monte Carlo evaluations), lbfgs, or an optax optimizer: adam, sgd, … "
-    "[default: tangents].",
-)
 @option("--steps", COUNT, "Maximum number of objective evaluations [default: by strategy].")
 @options.seed()
 @option("--init", PATH, "Start from this factorization.")
@@ -171,10 +160,9 @@ def command(arguments: Any) -> int:
     for form in forms[: 1 if arguments.out else None]:
         may_resume = searches_one_kind and not arguments.init
         _check_free(named_after(form), arguments.force, form if may_resume else None)
-    factorization, best_so_far = _made(arguments, forms, named_after("-or-".join(forms)))
+    factorization = _made(arguments)
     target = named_after(_kept(factorization) if len(forms) > 1 else forms[0])
     path = mechanisms.keep(factorization, target, force=arguments.force)
-    best_so_far.discard()
     answers.say_unused(
         {"samples": arguments.certify_samples}, bool(factorization.guarantee.details.get("samples"))
     )
@@ -188,26 +176,15 @@ def command(arguments: Any) -> int:
     return _exit_code(factorization, path, saved_as_wanted=path == target)
 
 
-def _made(arguments: Any, forms: tuple[str, ...], path: Path) -> tuple[Any, Any]:
-    """(factorization, the best C so far beside ``path``); also of a search that was stopped."""
+def _made(arguments: Any) -> Any:
+    """The factorization, also of a search that was stopped."""
     import mfopt
     from mfopt.errors import UncertifiedError
-    from mfopt.factorization.provenance import provenance
-    from mfopt.optimize.autosave import BestSoFar
 
     workload = mechanisms.workload(arguments, arguments.epochs * arguments.iters)
     names = "epsilon delta sampling separation max_participations strategy buffers bands memory"
     names += " objective privacy_unit seed certify_samples certificate"
     with Live(not arguments.quiet and not arguments.as_json, COMPILING) as live:
-        best_so_far = BestSoFar(
-            path,
-            arguments.epsilon,
-            arguments.delta,
-            workload=workload,
-            privacy_unit=arguments.privacy_unit,
-            provenance=provenance(arguments.seed, mechanisms.typed()),
-            listener=_with_values(live, arguments.objective),
-        )
         try:
             factorization = mfopt.factorize(
                 epochs=arguments.epochs,
@@ -215,14 +192,14 @@ def _made(arguments: Any, forms: tuple[str, ...], path: Path) -> tuple[Any, Any]
                 reassign_every=arguments.rethrow,
                 workload=workload,
                 schedule=mechanisms.schedule(arguments.schedule),
-                search=_search(arguments, forms),
-                progress=best_so_far,
+                search=_search(arguments),
+                progress=_with_values(live, arguments.objective),
                 command=mechanisms.typed(),
                 **{name: getattr(arguments, name) for name in names.split()},
             )
         except (UncertifiedError, mfopt.InterruptedFactorization) as stopped:
             factorization = stopped.best
-    return factorization, best_so_far
+    return factorization
 
 
 def _exit_code(factorization: Any, path: Path, *, saved_as_wanted: bool) -> int:
@@ -277,17 +254,13 @@ def _forms_to_search(arguments: Any) -> tuple[str, ...]:
     return forms
 
 
-def _search(arguments: Any, forms: tuple[str, ...]) -> Any:
+def _search(arguments: Any) -> Any:
     """How C is searched for, as a value of the library."""
     from mfopt.factorization import load
     from mfopt.optimize import Search
 
-    settings = {name: getattr(arguments, name) for name in ("samples", "optimizer", "steps")}
-    scaling = arguments.time_scale
-    if arguments.knots is not None:
-        scaling = _scaling(forms[0], arguments.time_scale, arguments.knots)
-    init = load(arguments.init).strategy if arguments.init else None
-    return Search(time_scale=scaling, init=init, **settings)
+    settings = {name: getattr(arguments, name) for name in ("time_scale", "samples", "steps")}
+    return Search(init=load(arguments.init).strategy if arguments.init else None, **settings)
 
 
 def _check_free(path: Path, force: bool, searched: str | None) -> None:
@@ -310,18 +283,6 @@ def _check_free(path: Path, force: bool, searched: str | None) -> None:
             way_out += f"; `init={path}` with either resumes from its C"
         unproved = f"`mfopt certify {path}` certifies an interrupted search."
         raise _check.reject("out", str(path), problem.rule, f"{way_out}. {unproved}") from None
-
-
-def _scaling(form: str, scaled: bool | None, knots: int) -> Any:
-    """Freedom of the two diagonals with so many knots."""
-    from mfopt.optimize import kinds
-    from mfopt.optimize.time_scale import Scaling
-
-    named = form in kinds.every()  # or else kinds are chosen by memory
-    scalable = not named or (form in kinds.names() and kinds.find(form).scalable)
-    if scaled is False or (scaled is None and not scalable):
-        raise click.UsageError(f"--knots has no effect with {form} without --time-scale")
-    return Scaling(knots)
 
 
 def _with_values(live: Live, objective: str | None) -> Report:
