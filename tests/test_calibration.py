@@ -13,7 +13,7 @@ from selection import before_release
 from test_strategies import every_strategy
 
 from mfopt import strategies as S
-from mfopt.accounting import Mechanism, verify
+from mfopt.accounting import Mechanism, solve, verify
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import (
     chunked,
@@ -308,3 +308,15 @@ def test_overlapping_or_unequal_modes_are_sampled(pair):
     bound = dominating_pair.orthogonal_norm(dominating_pair.DominatingPair(gram, gram))
     assert bound is not None and np.linalg.eigvalsh(bound * np.eye(50) - gram).min() >= 0
     assert release(pair, 1.0, 1e-4, samples=2**14, seed=0)[0].samples
+
+
+def test_a_root_is_found_from_where_nothing_is_seen():
+    def excess(x):
+        return -20 * math.log(x / 0.7) if x < 1.0 else -math.inf
+
+    root, fall = solve.about(excess, 1.5, fall=2.0, relative=1e-4)
+    assert root == pytest.approx(0.7, rel=1e-4) and fall == pytest.approx(20.0)
+    assert solve.about(excess, 0.71, fall=21.0, relative=1e-3, fall_error=0.05) == pytest.approx(
+        (0.7, 21.0), rel=1e-3
+    )
+    assert solve.about(lambda x: math.inf, 1.5, fall=2.0, relative=1e-4) is None

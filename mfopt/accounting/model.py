@@ -224,12 +224,18 @@ class LossModel(abc.ABC):
         """
         return self.sought_epsilon(noise_multiplier, delta, start, coarsely=True)
 
-    def sought_noise_multiplier(self, epsilon: float, delta: float) -> Estimate:
-        """σ at which :meth:`log_estimate` is log δ."""
+    def sought_noise_multiplier(
+        self,
+        epsilon: float,
+        delta: float,
+        log_estimate: Callable[[float, float], float] | None = None,
+    ) -> Estimate:
+        """σ at which an estimate of log δ at (σ, ε) is log δ; by default :meth:`log_estimate`."""
+        estimate = log_estimate or self.log_estimate
 
         def log_delta(sigma: float) -> float:
             try:
-                return self.log_estimate(sigma, epsilon)
+                return estimate(sigma, epsilon)
             except FailureError:  # beyond numerical range: far too little noise
                 if sigma < start:
                     return 0.0

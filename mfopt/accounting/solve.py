@@ -18,7 +18,7 @@ from mfopt._runtime import _check
 _SECANTS = 12
 _STEPS = 200  # the upper end of a bracket holds after any number of them
 _HALVES, _SMALLEST = 1200, 1e-300  # steps at most; width of a bracket about 0
-_FARTHEST = 0.6  # of log x, in a step of a secant
+_FARTHEST, _BACK = 0.6, 0.3  # of log x, in a step of a secant; from a value of -inf
 
 
 def smallest(
@@ -76,27 +76,37 @@ def smallest(
 
 
 def about(
-    excess: Callable[[float], float], guess: float, *, fall: float, relative: float
+    excess: Callable[[float], float],
+    guess: float,
+    *,
+    fall: float,
+    relative: float,
+    fall_error: float = math.inf,
 ) -> tuple[float, float] | None:
     """Approximate root of ``excess``, to ``relative``, and its fall there per unit of log x.
 
     By secants, with nothing checked: where to begin with :func:`smallest`. None if they lead
-    nowhere.
+    nowhere. ``excess`` may be -inf at and near the guess.
 
     Args:
       excess, guess: decreasing in x > 0, and where to begin.
       fall: about how much ``excess`` falls with log x.
       relative: accuracy.
+      fall_error: relative error of ``fall``: a small one makes the first value the last.
     """
     x, over = guess, excess(guess)
+    if abs(over / fall) * fall_error <= relative:
+        return x * math.exp(over / fall), fall
     for _ in range(_SECANTS):
-        if not math.isfinite(over):
+        if math.isnan(over) or over == math.inf:
             return None
-        step = min(max(over / fall, -_FARTHEST), _FARTHEST)
+        step = min(max(over / fall, -_FARTHEST), _FARTHEST) if over > -math.inf else -_BACK
         # a secant over less than this would say little of the fall
         step = math.copysign(max(abs(step), relative), step)
         x *= math.exp(step)
         before, over = over, excess(x)
+        if before == -math.inf:
+            continue  # nothing is known of the fall
         if not (math.isfinite(over) and (before - over) / step > 0):
             return None
         fall = (before - over) / step

@@ -51,10 +51,10 @@ def calibrate(
     seed: int | None = None,
     near: float | None = None,
 ) -> Calibration:
-    """Smallest σ with H(P, Q) and H(Q, P) at e^ε estimated <= δ, to relative 1e-5 on its samples.
+    """Smallest σ with H(P, Q) and H(Q, P) at e^ε estimated <= δ, well within its standard error.
 
-    A small sample finds σ while its proposals follow it; a large one, evaluated a few times, gives
-    the result and its standard error.
+    A small sample finds σ while its proposals follow it, a quarter of the samples the slope of log
+    δ̂; all samples, evaluated once, give the result and its standard error.
 
     Args:
       pair: the mechanism, by its dominating pair or as a sampled loss.

@@ -97,12 +97,14 @@ def _run(
 ) -> Any:
     """Chunks ``start`` .. of every device, ``count`` each: one compilation for any count."""
 
+    traced = jax.jit(kernel, static_argnums=1)  # once, for its shapes and in the loop
+
     def block(first: jax.Array) -> Any:
         def one(i: jax.Array, results: Any) -> Any:
-            value = kernel(jax.random.fold_in(key, first[0] + i), size, *args)
+            value = traced(jax.random.fold_in(key, first[0] + i), size, *args)
             return jax.tree.map(lambda all_, new: all_.at[i].set(new), results, value)
 
-        shapes = jax.eval_shape(lambda: kernel(key, size, *args))
+        shapes = jax.eval_shape(lambda: traced(key, size, *args))
         empty = jax.tree.map(lambda leaf: jnp.zeros((_CALL, *leaf.shape), leaf.dtype), shapes)
         return jax.lax.fori_loop(0, count, one, empty)
 

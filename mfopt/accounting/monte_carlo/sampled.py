@@ -36,8 +36,10 @@ from mfopt.accounting.monte_carlo.protocol import (
 )
 from mfopt.guarantee import Status
 
-_SEARCH_SAMPLES = 4096
-_FALL, _REFINED = 12.0, 1e-5  # of log δ̂ in log σ, about; relative accuracy of σ on its samples
+_SEARCH_SAMPLES, _FIRST_SAMPLES = 4096, 1024  # of an estimate of log δ; of one that starts another
+_FALL, _REFINED = 12.0, 1e-3  # of log δ̂ in log σ, about; relative accuracy of a first σ
+_FALL_ERROR, _PART = 0.05, 0.25  # of a fall between equal samples; of σ's error, its accuracy
+_DECISIVE = 4.0  # standard errors below δ at which a direction is met
 _SERVES = 0.1  # of log σ and of ε: how far a proposal serves
 _ALONE = 0.5  # a ceiling below this part of the other direction's δ̂ needs no samples
 _ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halved so often at most,
@@ -131,20 +133,33 @@ class OneUnit(LossModel):
 
     @float64
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
-        estimates: list[float] = []
-        for direction in DIRECTIONS[:1] if self._rough else DIRECTIONS:
-            point = self._at(direction, noise_multiplier, epsilon)
-            tilt = self.loss.least(direction, point)
-            # a ceiling below the other direction's estimate is enough
-            if not estimates or self._with_constant(direction, tilt.log_ceiling) > estimates[0]:
-                log_mean = self._glanced(tilt, point, chunked.seed_key(0))
-                estimates.append(self._with_constant(direction, log_mean))
-        return max(estimates)
+        removed = self._log_removed(noise_multiplier, epsilon, _SEARCH_SAMPLES)
+        if self._rough:
+            return removed
+        point = self._at("add", noise_multiplier, epsilon)
+        tilt = self.loss.least("add", point)
+        # a ceiling below the other direction's estimate is enough
+        if self._with_constant("add", tilt.log_ceiling) <= removed:
+            return removed
+        log_mean = self._glanced(tilt, point, chunked.seed_key(0)).log_mean
+        return max(removed, self._with_constant("add", log_mean))
 
-    def _glanced(self, tilt: Tilt, point: Point, key: jax.Array) -> float:
-        """log δ̂ of what is sampled, by the proposal of least ceiling."""
-        samples = self.least_samples // 4 if self._rough else _SEARCH_SAMPLES
-        return self.loss.pilot(tilt, point, samples, key).log_mean
+    @float64
+    def _log_removed(
+        self, noise_multiplier: float, epsilon: float, samples: int = _FIRST_SAMPLES
+    ) -> float:
+        """log δ̂ of the remove direction."""
+        point = self._at("remove", noise_multiplier, epsilon)
+        tilt = self.loss.least("remove", point)
+        pilot = self._glanced(tilt, point, chunked.seed_key(0), samples)
+        return self._with_constant("remove", pilot.log_mean)
+
+    def _glanced(
+        self, tilt: Tilt, point: Point, key: jax.Array, samples: int = _SEARCH_SAMPLES
+    ) -> Pilot:
+        """A pilot of what is sampled, by the proposal of least ceiling."""
+        samples = self.least_samples // 4 if self._rough else samples
+        return self.loss.pilot(tilt, point, samples, key)
 
     def _at(self, direction: SampledDirection, noise_multiplier: float, epsilon: float) -> Point:
         return Point(noise_multiplier, epsilon, self.companions[direction].payoff)
@@ -154,60 +169,63 @@ class OneUnit(LossModel):
 
     @float64
     def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Estimate:
-        if self._near is not None:
-            estimate = self._refined(self._near, epsilon, delta, key)
-            if estimate is not None:
-                return estimate
-        rough = self.sought_noise_multiplier(epsilon, delta)
-        # the same samples at every σ may see nothing, where fresh proposals at each do
-        return self._refined(rough.value, epsilon, delta, key) or rough
-
-    def _refined(
-        self, sigma: float, epsilon: float, delta: float, key: jax.Array
-    ) -> Estimate | None:
-        """σ near ``sigma`` at which the larger direction is met; None where samples see nothing."""
+        start = self._near
+        if start is None:
+            start = self.sought_noise_multiplier(epsilon, delta, self._log_removed).value
         estimate: Estimate | None = None
         for direction in DIRECTIONS[:1] if self._rough else DIRECTIONS:
-            start = sigma if estimate is None else estimate.value
-            solved = self._solved(direction, start, epsilon, delta, key, estimate is not None)
+            solved = self._solved(direction, estimate, start, epsilon, delta, key)
             estimate = solved or estimate
-        return estimate
+        # the same samples at every σ may see nothing, where fresh proposals at each do
+        return estimate or self.sought_noise_multiplier(epsilon, delta)
 
     def _solved(
         self,
         direction: SampledDirection,
-        sigma: float,
+        other: Estimate | None,
+        start: float,
         epsilon: float,
         delta: float,
         key: jax.Array,
-        known: bool,
     ) -> Estimate | None:
-        """σ near ``sigma`` at which one direction is met, by the same samples at every σ.
+        """σ near ``start`` at which one direction is met, or near that of the ``other`` one.
 
-        None where they do not lead to it, and where the direction is met at ``sigma`` already,
-        with the other one ``known`` to be.
+        A quarter of the samples, the same at every σ, finds it and the fall of log δ̂; of all
+        samples one value is then enough. None where they do not lead to it, and where the direction
+        is met at the other's σ already.
         """
-        tilt = self.loss.least(direction, self._at(direction, sigma, epsilon))
-        if known and self._with_constant(direction, tilt.log_ceiling) <= math.log(delta):
-            return None
-        pilot: Pilot | None = None
+        sigma, log_delta = start if other is None else other.value, math.log(delta)
+        point = self._at(direction, sigma, epsilon)
+        tilt = self.loss.least(direction, point)
+        if other is not None:
+            if self._with_constant(direction, tilt.log_ceiling) <= log_delta:
+                return None
+            seen = self._glanced(tilt, point, key, _FIRST_SAMPLES)
+            error = seen.deviation / math.sqrt(seen.samples)
+            above = seen.log_mean + math.log1p(_DECISIVE * error)
+            if self._with_constant(direction, above) <= log_delta:
+                return None
+        fall, relative, fall_error = _FALL, _REFINED, math.inf
+        pilots: list[Pilot] = []
 
-        @functools.cache
-        def excess(sigma: float) -> float:
-            nonlocal pilot
-            point = self._at(direction, sigma, epsilon)
-            moved = self.loss.at(tilt, point)
-            pilot = self.loss.pilot(moved, point, self._calibrate_samples, key)
-            return self._with_constant(direction, pilot.log_mean) - math.log(delta)
+        def excess(samples: int, sigma: float) -> float:
+            at = self._at(direction, sigma, epsilon)
+            pilots.append(self.loss.pilot(self.loss.at(tilt, at), at, samples, key))
+            return self._with_constant(direction, pilots[-1].log_mean) - log_delta
 
-        if known and excess(sigma) <= 0:
+        for samples in (max(self._calibrate_samples // 4, _FIRST_SAMPLES), self._calibrate_samples):
+            values = functools.cache(functools.partial(excess, samples))
+            crossing = solve.about(
+                values, sigma, fall=fall, relative=relative, fall_error=fall_error
+            )
+            if crossing is None or not pilots[-1].deviation < math.inf:
+                return None
+            sigma, fall = crossing
+            error = pilots[-1].deviation / math.sqrt(pilots[-1].samples) / fall
+            relative, fall_error = _PART * error, _FALL_ERROR
+        if other is not None and sigma <= other.value:
             return None
-        crossing = solve.about(excess, sigma, fall=_FALL, relative=_REFINED)
-        if crossing is None or pilot is None or not pilot.deviation < math.inf:
-            return None
-        value, fall = crossing
-        error = pilot.deviation / math.sqrt(pilot.samples) / fall
-        return Estimate(value, -fall, error, direction, pilot.samples)
+        return Estimate(sigma, -fall, error, direction, pilots[-1].samples)
 
     def require(self, noise_multiplier: float, epsilon: float) -> None:
         self.loss.least("remove", self._at("remove", noise_multiplier, epsilon))
@@ -228,7 +246,7 @@ class OneUnit(LossModel):
             if tilt is None:
                 about = None
                 if direction == "remove":
-                    about = self._glanced(least, point, chunked.subkey(trial.key, 0))
+                    about = self._glanced(least, point, chunked.subkey(trial.key, 0)).log_mean
                 own = trial._replace(key=chunked.subkey(trial.key, position, 0))
                 tilt = self.loss.choose(direction, point, own, about).tilt
                 self._tilts[direction] = point, tilt
