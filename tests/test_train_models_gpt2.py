@@ -16,11 +16,12 @@ from processes import python, with_devices
 from safetensors.numpy import load_file, save_file
 
 from mfopt.errors import UsageError
-from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
+from mfopt.training.models.decoder import LoRAConfig
+from mfopt.training.models.families import gpt2_config
 from mfopt.training.models.huggingface import gpt2_model, load_pretrained, read_config
 
 REFERENCE = Path(__file__).parent / "data" / "gpt2-reference"
-TINY = GPT2Config(vocab_size=61, n_positions=12, n_embd=16, n_layer=2, n_head=4, n_inner=40)
+TINY = gpt2_config(vocab_size=61, n_positions=12, n_embd=16, n_layer=2, n_head=4, n_inner=40)
 
 
 @pytest.fixture(scope="module")
@@ -202,10 +203,10 @@ def test_older_names_half_precision_and_shards(tmp_path, pretrained):
     ("settings", "words"),
     [
         ({"model_type": "bert"}, "model_type"),
-        ({"activation_function": "relu"}, "activation_function"),
+        ({"activation_function": "relu"}, "hidden_act"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
-        ({"n_head": 3}, "n_head"),
+        ({"tie_word_embeddings": False}, "lack the tensor lm_head"),
+        ({"n_head": 3}, "num_attention_heads"),
         ({"n_layer": 3}, "lack the tensor transformer.h.2"),
         ({"n_embd": 8}, "must have shape"),
     ],
@@ -236,7 +237,7 @@ def test_random_models_are_reproducible_and_as_large_as_said():
     assert trees_equal(one.params, two.params)
     assert not trees_equal(one.params, gpt2_model(TINY, seed=6).params)
     assert one.num_params == TINY.num_params
-    assert GPT2Config().num_params == 124439808
+    assert gpt2_config().num_params == 124439808
     # With a base, the same seed draws the same adapters as without one.
     lora = LoRAConfig(rank=2)
     adapted = gpt2_model(TINY, lora=lora, seed=5)
@@ -248,8 +249,8 @@ def test_random_models_are_reproducible_and_as_large_as_said():
 def test_impossible_settings_are_refused():
     model = gpt2_model(TINY)
     for call, match in (
-        (lambda: GPT2Config(n_embd=10, n_head=3), "n_head"),
-        (lambda: GPT2Config(compute_dtype="float64"), "compute_dtype"),
+        (lambda: gpt2_config(n_embd=10, n_head=3), "num_attention_heads"),
+        (lambda: gpt2_config(compute_dtype="float64"), "compute_dtype"),
         (lambda: LoRAConfig(rank=0), "rank"),
         (lambda: LoRAConfig(layers=("attn/q",)), "layers"),
         (lambda: model.logits(model.params, (), jnp.zeros(13, jnp.int32)), "positions"),

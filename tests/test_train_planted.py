@@ -22,7 +22,7 @@ from mfopt.training.batching import Batch, Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.loop import Trainer
-from mfopt.training.models.gpt2 import GPT2Config
+from mfopt.training.models.families import gpt2_config
 from mfopt.training.models.huggingface import gpt2_model
 from mfopt.training.privacy import solved
 from mfopt.training.secrets import RunSecret
@@ -51,7 +51,7 @@ def faults(found):
 
 
 def test_a_model_of_few_tokens_is_tested_on_those():
-    model = gpt2_model(GPT2Config(vocab_size=40, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    model = gpt2_model(gpt2_config(vocab_size=40, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     assert not faults(findings(model=model))
     with pytest.raises(UsageError, match="takes at most 8 tokens"):
         findings(model=model, length=9)

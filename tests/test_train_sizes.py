@@ -24,7 +24,8 @@ from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.gradients import Totals, microbatch_adder
 from mfopt.training.initial_model import outline
-from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
+from mfopt.training.models.decoder import LoRAConfig
+from mfopt.training.models.families import gpt2_config
 from mfopt.training.models.huggingface import gpt2_model, gpt2_shapes
 
 GIB = 2**30
@@ -57,7 +58,7 @@ def work(settings, vocab_size=300):
 
 @pytest.mark.parametrize("layers", ["attn/c_attn", "attn/c_proj,mlp/c_fc,mlp/c_proj"])
 def test_the_model_is_counted_before_it_is_made(layers):
-    shape = GPT2Config(300, 16, 32, 2, 2)
+    shape = gpt2_config(300, 16, 32, 2, 2)
     plain = gpt2_model(shape)
     assert work(config()) == sizes.work(plain, 16)
     assert work(config())[:2] == (plain.num_params, 0)
@@ -73,7 +74,7 @@ def test_the_model_is_counted_before_it_is_made(layers):
     before_release([(64, 4, 1, False), (128, 1, 1, False), (64, 2, 3, True)], 2),
 )
 def test_a_microbatch_takes_what_the_compiled_program_does(width, records, layers, remat):
-    model = gpt2_shapes(GPT2Config(300, 64, width, layers, 2, remat=remat))
+    model = gpt2_shapes(gpt2_config(300, 64, width, layers, 2, remat=remat))
     add = microbatch_adder(model, Clipping(1.0))
     rows = [jax.ShapeDtypeStruct((8, records, 64), dtype) for dtype in (jnp.int32, bool)]
     totals = jax.eval_shape(Totals.zero, model.params)

@@ -21,7 +21,7 @@ def main(arguments):
     from mfopt.training.clipping import Clipping
     from mfopt.training.gradients import microbatch_adder
     from mfopt.training.loop import Execution, Trainer
-    from mfopt.training.models.gpt2 import GPT2Config
+    from mfopt.training.models.families import gpt2_config
     from mfopt.training.models.huggingface import gpt2_model
     from mfopt.training.secrets import RunSecret
     from mfopt.training.units import UserUnits
@@ -32,7 +32,7 @@ def main(arguments):
     if settings["model_parallel"]:
         mesh = meshes.make_mesh(settings["model_parallel"])
     store = synthetic_store(num_users=16, empty_users=(3,))
-    model = gpt2_model(GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    model = gpt2_model(gpt2_config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     units = UserUnits(store, records=2, length=8, seed=5)
     scheme = sampling.BallsInBins(bins=2, epochs=2)
     sampler = Sampler(scheme, 16, 7, microbatch=settings["microbatch"])

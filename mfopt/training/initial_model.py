@@ -27,7 +27,8 @@ from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore, overlap
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
-from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
+from mfopt.training.models.decoder import LoRAConfig
+from mfopt.training.models.families import DecoderConfig, gpt2_config
 from mfopt.training.models.huggingface import (
     export_model,
     gpt2_model,
@@ -123,9 +124,9 @@ def _gpt2(
     return load_pretrained(source, lora=lora, seed=_SEED, **how)
 
 
-def _shape(config: TrainConfig, vocab_size: int) -> GPT2Config:
+def _shape(config: TrainConfig, vocab_size: int) -> DecoderConfig:
     sizes = (vocab_size, config.length, config.width, config.layers, config.heads)
-    return GPT2Config(*sizes, compute_dtype=config.compute_dtype, remat=config.remat)
+    return gpt2_config(*sizes, compute_dtype=config.compute_dtype, remat=config.remat)
 
 
 def _lora(config: TrainConfig) -> LoRAConfig | None:

@@ -62,11 +62,12 @@ def _steps(name: str, size: str, options: Options) -> Iterator[float]:
     from mfopt.training.clipping import Clipping, NoClipping
     from mfopt.training.data import TokenStore
     from mfopt.training.loop import Execution, Trainer
-    from mfopt.training.models.gpt2 import GPT2Config, LoRAConfig
+    from mfopt.training.models.decoder import LoRAConfig
+    from mfopt.training.models.families import gpt2_config
     from mfopt.training.models.huggingface import gpt2_model
     from mfopt.training.units import RecordUnits, UserUnits
 
-    config = GPT2Config(
+    config = gpt2_config(
         vocab_size=options.vocab_size,
         n_positions=options.length,
         compute_dtype=options.compute_dtype,

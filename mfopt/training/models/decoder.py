@@ -1,4 +1,4 @@
-"""A causal decoder as Flax NNX modules: what GPT-2 and the other families have in common.
+"""A causal decoder as Flax NNX modules, made by its shape (:mod:`~mfopt.training.models.families`).
 
 Parameters are made as zeros that take no memory; values are read or drawn afterwards. Dropout is
 left out: private training clips the gradient of a fixed function of the record, and noise is
@@ -8,9 +8,8 @@ regularization already.
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,9 @@ from mfopt._runtime import _check, _extras
 with _extras.required():
     from flax import nnx
 
+if TYPE_CHECKING:
+    from mfopt.training.models.families import DecoderConfig
+
 # the linear layers of a block of GPT-2, and what has the same task in the other families
 TASKS = {
     "attn/c_attn": ("attn/q_proj", "attn/k_proj", "attn/v_proj"),
@@ -30,83 +32,11 @@ TASKS = {
 }
 LINEAR_LAYERS = tuple(TASKS)
 
-# Settings of a `config.json` that change the function computed, and values at which they do not.
-CHANGES_FUNCTION: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (None,),
-    "add_cross_attention": (None, False),
-    "is_encoder_decoder": (None, False),
-    "pruned_heads": (None, {}),
-    **dict.fromkeys(
-        ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"), (None,)
-    ),
-    **dict.fromkeys(
-        ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
-        (None,),
-    ),
-    **dict.fromkeys(("clip_qkv", "no_rope_layers", "no_rope_layer_interval"), (None,)),
-    **dict.fromkeys(("num_experts", "num_local_experts", "rope_local_base_freq"), (None,)),
-    **dict.fromkeys(("use_qk_norm", "qk_layernorm", "use_parallel_residual"), (None, False)),
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), jax.nn.gelu),
 }
-# Settings that say how a model was made, or is to be stored, drawn from or split over devices; and
-# dropout, which is off here.
-_WITHOUT_EFFECT = {
-    *("architectures", "dtype", "torch_dtype", "torchscript", "use_bfloat16", "use_cache"),
-    *("transformers_version", "initializer_range", "pretraining_tp", "is_llama_config"),
-    *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout"),
-    *("classifier_dropout", "cache_implementation"),
-    *("output_attentions", "output_hidden_states", "return_dict", "chunk_size_feed_forward"),
-    *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "tokenizer_class"),
-    *("task_specific_params", "prefix", "tie_encoder_decoder", "cross_attention_hidden_size"),
-    *("is_decoder", "tf_legacy_loss", "max_window_layers", "n_ctx", "transformers.js_config"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"),
-    *("cls_token_id", "mask_token_id", "decoder_start_token_id", "gradient_checkpointing"),
-    # defaults of generation, which older files hold
-    *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "temperature"),
-    *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "bad_words_ids"),
-    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences"),
-    *("num_beam_groups", "diversity_penalty", "output_scores", "return_dict_in_generate"),
-    *("forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "suppress_tokens"),
-    *("begin_suppress_tokens", "exponential_decay_length_penalty"),
-}
-_REMOVE = "Take it out if it changes nothing for records of the length that you train on."
-
-
-def check_settings(
-    settings: Mapping[str, Any], fields: set[str], required: Mapping[str, tuple[Any, ...]]
-) -> None:
-    """Refuse settings of a ``config.json`` with which the weights compute another function.
-
-    A setting that is not known here is warned about, unless it is null or its name begins with "_".
-
-    Args:
-        settings: the file's content.
-        fields: settings that the model here follows.
-        required: those that it does not follow, with the values at which it need not.
-    """
-    required = {k: v for k, v in CHANGES_FUNCTION.items() if k not in fields} | dict(required)
-    for name, value in settings.items():
-        if name in required:
-            if value not in required[name]:
-                rule = f"only {required[name][-1]!r} is supported"
-                raise _check.reject(f"config.json {name}", value, rule, _REMOVE)
-        elif value is not None and name not in fields | _WITHOUT_EFFECT and name[:1] != "_":
-            warnings.warn(
-                f"config.json has {name} = {_check.printable(repr(value)[:80])}, which is not "
-                "known here and is passed over: compare the model's loss with another tool's",
-                stacklevel=2,
-            )
-
-
-class Tensor(NamedTuple):
-    """A parameter: its path in the module, its name in the file, whether the file transposes it.
-
-    ``rows``: where its outputs are along the first axis of the file's tensor; None: they are all.
-    """
-
-    path: tuple[str, ...]
-    name: str
-    turned: bool = False
-    rows: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,73 +77,6 @@ def parameter(*shape: int, cut: tuple[str | None, ...] = (), kind: Any = nnx.Par
     """A parameter of float32 zeros that take no memory; ``cut``: axis of the mesh along each."""
     zeros = np.broadcast_to(np.float32(0), shape)
     return kind(zeros, out_sharding=cut, eager_sharding=False)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shape:
-    """Base of the shapes of decoders.
-
-    Args:
-        compute_dtype: type of activations, "float32" or "bfloat16"; parameters stay float32, and
-            the loss is computed in float32.
-        remat: recompute each block in the backward pass, which saves memory for time.
-        logits_cap: c of c tanh(x / c) on the logits; None: they are as they are.
-    """
-
-    compute_dtype: str = "float32"
-    remat: bool = False
-    logits_cap: float | None = None
-
-    learned = False  # each position has an embedding of its own
-    tie_word_embeddings = True  # the output layer is the embedding transposed
-
-    def __post_init__(self) -> None:
-        _check.choice("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """Tokens V, width d, blocks, longest sequence."""
-        raise NotImplementedError
-
-    @property
-    def norms(self) -> tuple[str, ...]:
-        """Norms of a :class:`Block`."""
-        return "ln_1", "ln_2"
-
-    @property
-    def parallel(self) -> bool:
-        """True if both halves of a block read the same input."""
-        return False
-
-    @property
-    def scale(self) -> float:
-        """Factor on the embedding."""
-        return 1.0
-
-    def norm(self) -> Norm:
-        """A norm over the width."""
-        raise NotImplementedError
-
-    def parts(self, adapters: Adapters, number: int) -> tuple[Any, Any]:
-        """Attention and network of block ``number``, of zeros."""
-        raise NotImplementedError
-
-    def deviation(self, path: Sequence[str]) -> float:
-        """Standard deviation of a parameter before training, as in the reference implementation."""
-        return 0.02
-
-    def initial_value(
-        self, path: Sequence[str], shape: tuple[int, ...], rng: np.random.Generator
-    ) -> np.ndarray:
-        """A parameter before training, float32; no device and no compiler is involved."""
-        if path[-1] in ("scale", "bias"):
-            return np.full(shape, path[-1] == "scale" and not self.norm().shift, np.float32)
-        return np.float32(self.deviation(path)) * rng.standard_normal(shape, np.float32)
-
-    @property
-    def num_params(self) -> int:
-        """Parameters of the whole model, without adapters."""
-        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(Decoder(self, {}))))
 
 
 class Norm(nnx.Module):
@@ -296,6 +159,70 @@ def attend(
     return jnp.einsum("hqk,khd->qhd", shares, value).reshape(len(query), -1)
 
 
+def rotated(rows: jax.Array, speed: tuple[float, ...]) -> jax.Array:
+    """Queries or keys (L, heads, size) of the positions from 0 on, rotated.
+
+    ``speed``: radians by which a position turns each plane. Of the first 2 * planes axes
+    axis i and the one half of them further on are a plane.
+    """
+    planes = len(speed)
+    angle = (jnp.arange(len(rows))[:, None] * np.array(speed, np.float32))[:, None]
+    first, second, rest = jnp.split(rows.astype(jnp.float32), (planes, 2 * planes), axis=-1)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    parts = first * cos - second * sin, second * cos + first * sin, rest
+    return jnp.concatenate(parts, axis=-1).astype(rows.dtype)
+
+
+class Attention(nnx.Module):
+    """Causal self-attention of one sequence, (L, d) -> (L, d); ``number``: of the block."""
+
+    def __init__(self, config: DecoderConfig, adapters: Adapters, number: int) -> None:
+        self.size, self.speed = config.head_dim, config.speeds(number)
+        self.scale, self.cap = config.query_scale, config.attention_cap
+        self.layers = config.layers_of("attn")
+        for layer in self.layers:
+            setattr(self, layer, config.linear(f"attn/{layer}", adapters))
+        self.normed = config.family.query_norm
+        features = {"head": (self.size, self.size), "width": (config.queries, config.shared)}
+        for name, count in zip(("q_norm", "k_norm"), features.get(self.normed, ()), strict=False):
+            setattr(self, name, config.norm(count))
+
+    def _heads(self, rows: jax.Array, norm: str) -> jax.Array:
+        """Rows (L, heads * size) of queries or keys as (L, heads, size), normalized, rotated."""
+        if self.normed == "width":
+            rows = getattr(self, norm)(rows)
+        rows = rows.reshape(len(rows), -1, self.size)
+        if self.normed == "head":
+            rows = getattr(self, norm)(rows)
+        return rotated(rows, self.speed) if self.speed else rows
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        *read, last = (getattr(self, layer) for layer in self.layers)
+        # of queries, keys and values, which one matrix may give
+        query, key, value = (
+            [layer(x) for layer in read] if len(read) > 1 else jnp.split(read[0](x), 3, axis=-1)
+        )
+        heads = self._heads(query, "q_norm"), self._heads(key, "k_norm")
+        value = value.reshape(len(x), -1, self.size)
+        mixed: jax.Array = last(attend(*heads, value, self.scale, self.cap))
+        return mixed
+
+
+class Network(nnx.Module):
+    """The network of a block, gated where it has a gate, (L, d) -> (L, d)."""
+
+    def __init__(self, config: DecoderConfig, adapters: Adapters) -> None:
+        self.activation, self.layers = config.activation, config.layers_of("mlp")
+        for layer in self.layers:
+            setattr(self, layer, config.linear(f"mlp/{layer}", adapters))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        *wide, last = (getattr(self, layer) for layer in self.layers)
+        inner = ACTIVATIONS[self.activation](wide[0](x))
+        out: jax.Array = last(inner * wide[1](x) if len(wide) > 1 else inner)
+        return out
+
+
 class Block(nnx.Module):
     """One transformer block: x (L, d) -> (L, d).
 
@@ -303,11 +230,11 @@ class Block(nnx.Module):
     network and "post_2" after it.
     """
 
-    def __init__(self, shape: Shape, adapters: Adapters, number: int) -> None:
-        for name in shape.norms:
-            setattr(self, name, shape.norm())
-        self.attn, self.mlp = shape.parts(adapters, number)
-        self.parallel = shape.parallel
+    def __init__(self, config: DecoderConfig, adapters: Adapters, number: int) -> None:
+        for name in config.family.norms:
+            setattr(self, name, config.norm())
+        self.attn, self.mlp = Attention(config, adapters, number), Network(config, adapters)
+        self.parallel = config.family.parallel
 
     def _normal(self, name: str, x: jax.Array) -> jax.Array:
         norm = getattr(self, name, None)
@@ -322,16 +249,17 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
     """Tokens (L,) of one record -> logits (L, V) float32; row i predicts token i + 1."""
 
-    def __init__(self, shape: Shape, adapters: Adapters) -> None:
-        vocab_size, width, blocks, self.positions = shape.sizes
-        self.scale, self.remat, self.dtype = shape.scale, shape.remat, shape.compute_dtype
-        self.cap = shape.logits_cap
-        self.wte = parameter(vocab_size, width, cut=(None, "model"))
-        self.wpe = parameter(self.positions, width) if shape.learned else None
-        self.h = nnx.List([Block(shape, adapters, number) for number in range(blocks)])
-        self.ln_f = shape.norm()
-        tied = shape.tie_word_embeddings
-        self.lm_head = None if tied else parameter(vocab_size, width, cut=(None, "model"))
+    def __init__(self, config: DecoderConfig, adapters: Adapters) -> None:
+        size, width = config.vocab_size, config.hidden_size
+        self.remat, self.dtype, self.cap = config.remat, config.compute_dtype, config.logits_cap
+        self.scale, self.positions = width**0.5 if config.family.gemma else 1.0, config.positions
+        self.wte = parameter(size, width, cut=(None, "model"))
+        self.wpe = parameter(self.positions, width) if config.family.learned else None
+        blocks = range(config.num_hidden_layers)
+        self.h = nnx.List([Block(config, adapters, number) for number in blocks])
+        self.ln_f = config.norm()
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else parameter(size, width, cut=(None, "model"))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         (length,) = tokens.shape

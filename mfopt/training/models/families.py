@@ -1,7 +1,8 @@
-"""Llama, Mistral, Qwen, Gemma, Phi 3, OLMo 2, SmolLM 3 and Pythia: variants of one decoder.
+"""One description for GPT-2, Llama, Mistral, Qwen, Gemma, Phi 3, OLMo 2, SmolLM 3 and Pythia.
 
 Rotary positions (Su et al. 2021), attention with a head of keys and values for each group of
-queries (Ainslie et al. 2023), and, but in Pythia, gated networks (Shazeer 2020) and RMS norms.
+queries (Ainslie et al. 2023), gated networks (Shazeer 2020) and RMS norms; in GPT-2 (Radford et al.
+2019) learned positions; in GPT-2 and Pythia layer norms and no gates.
 """
 
 from __future__ import annotations
@@ -9,25 +10,106 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from mfopt._runtime import _check
 from mfopt.training.models.decoder import (
+    ACTIVATIONS,
     TASKS,
     Adapters,
+    Decoder,
     Linear,
     Norm,
-    Shape,
-    Tensor,
-    attend,
-    check_settings,
 )
+
+# Settings of a `config.json` that change the function computed, and values at which they do not.
+CHANGES_FUNCTION: dict[str, tuple[Any, ...]] = {
+    "quantization_config": (None,),
+    "add_cross_attention": (None, False),
+    "is_encoder_decoder": (None, False),
+    "pruned_heads": (None, {}),
+    **dict.fromkeys(
+        ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"), (None,)
+    ),
+    **dict.fromkeys(
+        ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+        (None,),
+    ),
+    **dict.fromkeys(("clip_qkv", "no_rope_layers", "no_rope_layer_interval"), (None,)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "rope_local_base_freq"), (None,)),
+    **dict.fromkeys(("use_qk_norm", "qk_layernorm", "use_parallel_residual"), (None, False)),
+}
+# Settings that say how a model was made, or is to be stored, drawn from or split over devices; and
+# dropout, which is off here.
+_WITHOUT_EFFECT = {
+    *("architectures", "dtype", "torch_dtype", "torchscript", "use_bfloat16", "use_cache"),
+    *("transformers_version", "initializer_range", "pretraining_tp", "is_llama_config"),
+    *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout"),
+    *("classifier_dropout", "cache_implementation"),
+    *("output_attentions", "output_hidden_states", "return_dict", "chunk_size_feed_forward"),
+    *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "tokenizer_class"),
+    *("task_specific_params", "prefix", "tie_encoder_decoder", "cross_attention_hidden_size"),
+    *("is_decoder", "tf_legacy_loss", "max_window_layers", "n_ctx", "transformers.js_config"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"),
+    *("cls_token_id", "mask_token_id", "decoder_start_token_id", "gradient_checkpointing"),
+    # defaults of generation, which older files hold
+    *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "temperature"),
+    *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "bad_words_ids"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences"),
+    *("num_beam_groups", "diversity_penalty", "output_scores", "return_dict_in_generate"),
+    *("forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "suppress_tokens"),
+    *("begin_suppress_tokens", "exponential_decay_length_penalty"),
+}
+_REMOVE = "Take it out if it changes nothing for records of the length that you train on."
+
+
+def check_settings(
+    settings: Mapping[str, Any], fields: set[str], required: Mapping[str, tuple[Any, ...]]
+) -> None:
+    """Refuse settings of a ``config.json`` with which the weights compute another function.
+
+    A setting that is not known here is warned about, unless it is null or its name begins with "_".
+
+    Args:
+        settings: the file's content.
+        fields: settings that the model here follows.
+        required: those that it does not follow, with the values at which it need not.
+    """
+    required = {k: v for k, v in CHANGES_FUNCTION.items() if k not in fields} | dict(required)
+    for name, value in settings.items():
+        if name in required:
+            if value not in required[name]:
+                rule = f"only {required[name][-1]!r} is supported"
+                raise _check.reject(f"config.json {name}", value, rule, _REMOVE)
+        elif (
+            value is not None
+            and name not in fields | _WITHOUT_EFFECT
+            and (not name.startswith(("_", "summary_")))
+        ):
+            warnings.warn(
+                f"config.json has {name} = {_check.printable(repr(value)[:80])}, which is not "
+                "known here and is passed over: compare the model's loss with another tool's",
+                stacklevel=2,
+            )
+
+
+class Tensor(NamedTuple):
+    """A parameter: its path in the module, its name in the file, whether the file transposes it.
+
+    ``rows``: where its outputs are along the first axis of the file's tensor; None: they are all.
+    """
+
+    path: tuple[str, ...]
+    name: str
+    turned: bool = False
+    rows: np.ndarray | None = None
 
 
 class DecoderFamily(NamedTuple):
@@ -36,8 +118,9 @@ class DecoderFamily(NamedTuple):
     ``norms``: names in the file of the norms of a block (:class:`~.decoder.Block`); ``query_norm``:
     queries and keys are normalized in each "head" or over the "width"; ``biased``: layers that
     always have biases; ``gemma``: the embedding is scaled by √d and scales of norms count from 1;
-    ``pythia``: layer norms, both halves of a block read the same input, no gates; ``follows``:
-    further settings of its ``config.json`` that are followed here.
+    ``plain``: layer norms and no gates; ``parallel``: both halves of a block read the same input;
+    ``learned``: each position has an embedding; ``names``: of tensors; ``follows``: further
+    settings of its ``config.json`` that are followed here.
     """
 
     architecture: str
@@ -45,7 +128,10 @@ class DecoderFamily(NamedTuple):
     query_norm: str = ""
     biased: tuple[str, ...] = ()
     gemma: bool = False
-    pythia: bool = False
+    plain: bool = False
+    parallel: bool = False
+    learned: bool = False
+    names: Mapping[str, str] = types.MappingProxyType({})
     follows: tuple[str, ...] = ()
 
 
@@ -58,47 +144,73 @@ _PARTLY = ("partial_rotary_factor", "original_max_position_embeddings")
 _LOCAL = ("rope_local_base_freq", "sliding_window_pattern")
 _QKV = TASKS["attn/c_attn"]
 _MATRICES = sum(TASKS.values(), ())
+# names in the file; of several matrices in one tensor the same
+_NAMES = {layer: layer.replace("attn", "self_attn").replace("/", ".") for layer in _MATRICES}
+_NAMES |= {"wte": "model.embed_tokens", "ln_f": "model.norm", "lm_head": "lm_head"}
+_GPT2_NAMES = {layer: layer.replace("/", ".") for layer in TASKS}
+_GPT2_NAMES |= {name: f"transformer.{name}" for name in ("wte", "wpe", "ln_f")}
+_PHI_NAMES = dict.fromkeys(_QKV, "self_attn.qkv_proj")
+_PHI_NAMES |= dict.fromkeys(TASKS["mlp/c_fc"], "mlp.gate_up_proj")
+_PYTHIA_NAMES = {
+    **dict.fromkeys(_QKV, "attention.query_key_value"),
+    "attn/o_proj": "attention.dense",
+    "mlp/up_proj": "mlp.dense_h_to_4h",
+    "mlp/down_proj": "mlp.dense_4h_to_h",
+    "wte": "gpt_neox.embed_in",
+    "ln_f": "gpt_neox.final_layer_norm",
+    "lm_head": "embed_out",
+}
 FAMILIES = {
+    "gpt2": DecoderFamily(
+        "GPT2LMHeadModel",
+        {"ln_1": "ln_1", "ln_2": "ln_2"},
+        biased=tuple(TASKS),
+        plain=True,
+        learned=True,
+        names=_GPT2_NAMES,
+    ),
     "llama": DecoderFamily("LlamaForCausalLM", _BEFORE),
     "mistral": DecoderFamily("MistralForCausalLM", _BEFORE),
     "qwen2": DecoderFamily("Qwen2ForCausalLM", _BEFORE, biased=_QKV),
     "qwen3": DecoderFamily("Qwen3ForCausalLM", _BEFORE, "head"),
     "smollm3": DecoderFamily("SmolLM3ForCausalLM", _BEFORE, follows=_WHERE),
     "olmo2": DecoderFamily("Olmo2ForCausalLM", _AFTER, "width"),
-    "phi3": DecoderFamily("Phi3ForCausalLM", _BEFORE, follows=_PARTLY),
+    "phi3": DecoderFamily("Phi3ForCausalLM", _BEFORE, names=_PHI_NAMES, follows=_PARTLY),
     "gemma": DecoderFamily("GemmaForCausalLM", _BEFORE, gemma=True),
     "gemma2": DecoderFamily("Gemma2ForCausalLM", _BOTH, gemma=True, follows=_CAPS),
     "gemma3_text": DecoderFamily(
-        "Gemma3ForCausalLM", _BOTH, "head", (), True, False, (*_CAPS, *_LOCAL)
+        "Gemma3ForCausalLM", _BOTH, "head", gemma=True, follows=(*_CAPS, *_LOCAL)
     ),
     "gpt_neox": DecoderFamily(
-        "GPTNeoXForCausalLM", _BEFORE, biased=_MATRICES, pythia=True, follows=_PARTLY
+        "GPTNeoXForCausalLM",
+        _BEFORE,
+        biased=_MATRICES,
+        plain=True,
+        parallel=True,
+        names=_PYTHIA_NAMES,
+        follows=_PARTLY,
     ),
-}
-# names in the file; of several matrices in one tensor the same
-_NAMES = {layer: layer.replace("attn", "self_attn").replace("/", ".") for layer in _MATRICES}
-_ENDS = {"wte": "model.embed_tokens", "ln_f": "model.norm", "lm_head": "lm_head"}
-_OTHER_NAMES = {
-    "phi3": dict.fromkeys(_QKV, "self_attn.qkv_proj")
-    | dict.fromkeys(TASKS["mlp/c_fc"], "mlp.gate_up_proj"),
-    "gpt_neox": dict.fromkeys(_QKV, "attention.query_key_value")
-    | {"attn/o_proj": "attention.dense"}
-    | {"mlp/up_proj": "mlp.dense_h_to_4h", "mlp/down_proj": "mlp.dense_4h_to_h"}
-    | {"wte": "gpt_neox.embed_in", "ln_f": "gpt_neox.final_layer_norm", "lm_head": "embed_out"},
 }
 _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
 )
+# what the settings are called in the file of a GPT-2, and their values where it has none
+_OF_GPT2: dict[str, tuple[str, Any]] = {
+    "vocab_size": ("vocab_size", 50257),
+    "n_positions": ("max_position_embeddings", 1024),
+    "n_embd": ("hidden_size", 768),
+    "n_layer": ("num_hidden_layers", 12),
+    "n_head": ("num_attention_heads", 12),
+    "n_inner": ("intermediate_size", None),
+    "layer_norm_epsilon": ("layer_norm_eps", 1e-5),
+    "activation_function": ("hidden_act", "gelu_new"),
+    "tie_word_embeddings": ("tie_word_embeddings", True),
+}
 # settings that are followed in every family, beside sizes
 _FOLLOWED = {
     *("tie_word_embeddings", "attention_bias", "sliding_window", "use_sliding_window"),
     *("layer_types", "rope_theta", "rms_norm_eps", "layer_norm_eps"),
-}
-_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), jax.nn.gelu),
 }
 # Values of settings that change the function computed, with which it is the one here.
 _REQUIRED: dict[str, tuple[Any, ...]] = {
@@ -107,12 +219,15 @@ _REQUIRED: dict[str, tuple[Any, ...]] = {
     "use_bidirectional_attention": (None, False),
     "mlp_bias": (False,),
     "partial_rotary_factor": (None, 1.0),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "reorder_and_upcast_attn": (False,),
 }
 # Ways to stretch the rotary positions, with the numbers that each has.
 _STRETCHED = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _ROPES = {"linear": _STRETCHED[:1], "llama3": _STRETCHED}
+_GPT2_END = 50256
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_WAY_OUT = "Take it out if it changes nothing for records of the length that you train on."
 
 
 class Rotary(NamedTuple):
@@ -128,8 +243,8 @@ class Rotary(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FamilyConfig(Shape):
-    """Shape of a decoder of one of the ``FAMILIES``; sizes are named as in its ``config.json``.
+class DecoderConfig:
+    """Shape of a decoder of one of the ``FAMILIES``; sizes are named as in the file of a Llama.
 
     Args:
         model_type: which of ``FAMILIES``.
@@ -143,7 +258,10 @@ class FamilyConfig(Shape):
         query_scale: factor on products of queries and keys.
         attention_cap: c of c tanh(x / c) on these products; None: none.
         source: the content of ``config.json``.
-        logits_cap, compute_dtype, remat: as in :class:`~mfopt.training.models.decoder.Shape`.
+        logits_cap: c of c tanh(x / c) on the logits; None: they are as they are.
+        compute_dtype: type of activations, "float32" or "bfloat16"; parameters stay float32, and
+            the loss is computed in float32.
+        remat: recompute each block in the backward pass, which saves memory for time.
     """
 
     model_type: str
@@ -163,7 +281,10 @@ class FamilyConfig(Shape):
     activation: str
     query_scale: float
     attention_cap: float | None
+    logits_cap: float | None
     source: str = dataclasses.field(compare=False, repr=False)
+    compute_dtype: str = "float32"
+    remat: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tie_word_embeddings", "attention_bias"):
@@ -188,15 +309,20 @@ class FamilyConfig(Shape):
         if heads % self.num_key_value_heads:
             rule = f"must divide num_attention_heads = {heads}"
             raise _check.reject("num_key_value_heads", self.num_key_value_heads, rule)
-        if self.head_dim % 2:
+        if self.head_dim % 2 and any(self.rotary):
             raise _check.reject("head_dim", self.head_dim, "must be even")
-        super().__post_init__()
+        _check.choice("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
 
     @classmethod
-    def read(cls, settings: dict[str, Any]) -> FamilyConfig:
+    def read(cls, settings: dict[str, Any]) -> DecoderConfig:
         """The shape that a ``config.json`` says; refused is one of another function."""
         found = dict(settings)
         family = FAMILIES[found["model_type"]]
+        if family.learned:
+            for name, (meaning, usual) in _OF_GPT2.items():
+                value = found.pop(name, usual)
+                found[meaning] = usual if value is None else value
+            found["intermediate_size"] = found["intermediate_size"] or 4 * found["hidden_size"]
         blocks = _check.integer("num_hidden_layers", found.get("num_hidden_layers"))
         kinds = _kinds(found, blocks)
         ropes = _ropes(found)
@@ -206,26 +332,29 @@ class FamilyConfig(Shape):
         if not windowed and found.get("layer_types") and _SLIDING in kinds:
             rule = "has layers with a window, and there is no `sliding_window`"
             raise _check.reject("config.json layer_types", kinds, rule)
-        usual = "gelu_pytorch_tanh" if family.gemma else "gelu" if family.pythia else "silu"
-        activations = (*_ACTIVATIONS,)[1:] if family.gemma or family.pythia else ("silu",)
+        usual = "gelu_pytorch_tanh" if family.gemma else "gelu" if family.plain else "silu"
+        activations = (*ACTIVATIONS,)[1:] if family.gemma or family.plain else ("silu",)
         required = {k: v for k, v in _REQUIRED.items() if k not in family.follows}
         found["partial_rotary_factor"] = min(rotary.share for rotary in ropes.values())
         required |= dict.fromkeys(("hidden_act", "hidden_activation"), activations)
         required["hidden_activation"] += (None,)
-        if family.pythia:
+        if family.parallel:
             required["use_parallel_residual"] = (True,)
         check_settings(found, {*_SIZES, *_FOLLOWED, *family.follows, "model_type"}, required)
         known = {name: found[name] for name in _SIZES if found.get(name) is not None}
         for name in _SIZES:
             if name not in known and name not in ("num_key_value_heads", "head_dim"):
                 raise _check.reject("config.json", name, "is missing")
-        epsilon = "layer_norm_eps" if family.pythia else "rms_norm_eps"
+        epsilon = "layer_norm_eps" if family.plain else "rms_norm_eps"
         if found.get(epsilon) is None:
             raise _check.reject("config.json", epsilon, "is missing")
         heads = _check.integer("num_attention_heads", known["num_attention_heads"])
         size = _check.integer("hidden_size", known["hidden_size"]) // heads
+        if "head_dim" not in known and known["hidden_size"] % heads:
+            rule = f"must divide hidden_size = {known['hidden_size']}"
+            raise _check.reject("num_attention_heads", heads, rule)
         known = {"num_key_value_heads": heads, "head_dim": size} | known
-        if family.pythia:
+        if family.plain:
             known["num_key_value_heads"] = heads
         positions = found.get("no_rope_layers") or [1] * blocks
         if len(positions) != blocks or len(kinds) != blocks:
@@ -237,10 +366,11 @@ class FamilyConfig(Shape):
             model_type=found["model_type"],
             norm_epsilon=_check.positive(epsilon, found[epsilon]),
             rotary=tuple(
-                ropes[kind] if there else None for kind, there in zip(kinds, positions, strict=True)
+                ropes[kind] if there and not family.learned else None
+                for kind, there in zip(kinds, positions, strict=True)
             ),
             tie_word_embeddings=found.get("tie_word_embeddings", family.gemma),
-            attention_bias=found.get("attention_bias", family.pythia),
+            attention_bias=found.get("attention_bias", family.plain),
             sliding_window=found.get("sliding_window"),
             activation=named or usual,
             query_scale=_check.positive("query_pre_attn_scalar", scalar) ** -0.5,
@@ -260,60 +390,66 @@ class FamilyConfig(Shape):
         return FAMILIES[self.model_type]
 
     @property
-    def norms(self) -> tuple[str, ...]:
-        return (*self.family.norms,)
+    def positions(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(min(self.max_position_embeddings, self.sliding_window or math.inf))
 
     @property
-    def parallel(self) -> bool:
-        return self.family.pythia
+    def queries(self) -> int:
+        """Width of all queries; of keys and values: :attr:`shared`."""
+        return self.num_attention_heads * self.head_dim
 
     @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        shape = self.vocab_size, self.hidden_size
-        longest = min(self.max_position_embeddings, self.sliding_window or math.inf)
-        return *shape, self.num_hidden_layers, int(longest)
+    def shared(self) -> int:
+        """Width of all keys, and of all values."""
+        return self.num_key_value_heads * self.head_dim
 
     @property
-    def scale(self) -> float:
-        return self.hidden_size**0.5 if self.family.gemma else 1.0
-
-    def parts(self, adapters: Adapters, number: int) -> tuple[Any, Any]:
-        return GroupedAttention(self, adapters, self.rotary[number]), Network(self, adapters)
+    def num_params(self) -> int:
+        """Parameters of the whole model, without adapters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(Decoder(self, {}))))
 
     def norm(self, features: int | None = None) -> Norm:
         """A norm over ``features``; None: the width of the model."""
         family = self.family
         features = features or self.hidden_size
-        return Norm(features, self.norm_epsilon, bias=family.pythia, shift=family.gemma)
+        return Norm(features, self.norm_epsilon, bias=family.plain, shift=family.gemma)
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
         """(rows, columns) of each linear layer of a block."""
-        d, hidden = self.hidden_size, self.intermediate_size
-        queries, shared = (
-            heads * self.head_dim for heads in (self.num_attention_heads, self.num_key_value_heads)
+        d, hidden, queries, shared = (
+            *(self.hidden_size, self.intermediate_size),
+            *(self.queries, self.shared),
         )
+        if self.family.learned:
+            return dict(zip(TASKS, ((d, 3 * d), (d, d), (d, hidden), (hidden, d)), strict=True))
         columns = (queries, shared, shared, d, hidden, hidden, d)
         rows = (d, d, d, queries, d, d, hidden)
         sizes = dict(zip(_MATRICES, zip(rows, columns, strict=True), strict=True))
-        if self.family.pythia:
+        if self.family.plain:
             del sizes["mlp/gate_proj"]
         return sizes
 
+    def layers_of(self, half: str) -> tuple[str, ...]:
+        """Names of the linear layers of a block's "attn" or "mlp"; the last one leads out of it."""
+        return tuple(x.split("/")[1] for x in self.matrices if x.startswith(half))
+
     def linear(self, layer: str, adapters: Adapters) -> Linear:
         """The linear layer of a block, of zeros."""
-        of_residual = layer in ("attn/o_proj", "mlp/down_proj")
+        of_residual = layer.split("/")[1] in ("o_proj", "down_proj", "c_proj")
         bias = self.biased(layer)
         return Linear(*self.matrices[layer], adapters.get(layer), bias, out=of_residual)
 
     def tensors(self) -> Iterator[Tensor]:
         """The parameters without adapters, in the order in which values are drawn."""
-        names = _NAMES | _ENDS | _OTHER_NAMES.get(self.model_type, {})
-        stem = f"{names['wte'].partition('.')[0]}.layers"
+        names, learned = _NAMES | dict(self.family.names), self.family.learned
+        stem = f"{names['wte'].partition('.')[0]}.{'h' if learned else 'layers'}"
         norms = dict(self.family.norms)
         if self.family.query_norm:
             norms |= {f"attn/{name}": f"self_attn.{name}" for name in ("q_norm", "k_norm")}
-        yield Tensor(("wte",), f"{names['wte']}.weight")
+        for table in ("wte", "wpe") if learned else ("wte",):
+            yield Tensor((table,), f"{names[table]}.weight")
         for number in map(str, range(self.num_hidden_layers)):
             for norm, name in norms.items():
                 path = ("h", number, *norm.split("/"))
@@ -321,7 +457,7 @@ class FamilyConfig(Shape):
             for layer in self.matrices:
                 path, name = ("h", number, *layer.split("/")), f"{stem}.{number}.{names[layer]}"
                 rows = self._rows(layer)
-                yield Tensor((*path, "kernel"), f"{name}.weight", True, rows)
+                yield Tensor((*path, "kernel"), f"{name}.weight", not learned, rows)
                 if self.biased(layer):
                     yield Tensor((*path, "bias"), f"{name}.bias", False, rows)
         yield from self._norm(("ln_f",), names["ln_f"])
@@ -330,20 +466,52 @@ class FamilyConfig(Shape):
 
     def _norm(self, path: tuple[str, ...], name: str) -> Iterator[Tensor]:
         yield Tensor((*path, "scale"), f"{name}.weight")
-        if self.family.pythia:
+        if self.family.plain:
             yield Tensor((*path, "bias"), f"{name}.bias")
+
+    def initial_value(
+        self, path: Sequence[str], shape: tuple[int, ...], rng: np.random.Generator
+    ) -> np.ndarray:
+        """A parameter before training, float32; no device and no compiler is involved."""
+        if path[-1] in ("scale", "bias"):
+            return np.full(shape, path[-1] == "scale" and not self.family.gemma, np.float32)
+        deviation = 0.01 if path[-1] == "wpe" else 0.02
+        if "c_proj" in path:  # residual branches add up over the depth
+            deviation /= (2 * self.num_hidden_layers) ** 0.5
+        return np.float32(deviation) * rng.standard_normal(shape, np.float32)
+
+    def speeds(self, number: int) -> tuple[float, ...]:
+        """Radians by which a position turns each plane of a block's heads, rounded to float32.
+
+        Plane i by θ^(-i / planes), stretched by a factor; with "llama3" planes that turn often
+        enough within the original length are left as they are, with a passage in between. Empty: the
+        block has no rotary positions.
+        """
+        rotary = self.rotary[number]
+        if rotary is None:
+            return ()
+        planes = int(self.head_dim * rotary.share) // 2
+        speed = rotary.theta ** (-np.arange(planes) / planes)
+        if given := dict(rotary.scaling):
+            share = np.zeros(planes)  # left as it is
+            if given["rope_type"] == "llama3":
+                turns = given["original_max_position_embeddings"] * speed / (2 * np.pi)
+                low, high = given["low_freq_factor"], given["high_freq_factor"]
+                share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+            speed = speed * (share + (1 - share) / given["factor"])
+        return tuple(speed.astype(np.float32).tolist())
 
     def _rows(self, layer: str) -> np.ndarray | None:
         """Numbers of a layer's outputs among those of the file's tensor; None: it is alone there.
 
         One after the other in Phi 3; in Pythia queries, keys and values of each head together.
         """
-        names = _OTHER_NAMES.get(self.model_type, {})
+        names = self.family.names
         together = [other for other in self.matrices if names.get(other, other) == names.get(layer)]
         if len(together) < 2:
             return None
         columns = [self.matrices[other][1] for other in together]
-        if self.family.pythia:
+        if self.family.parallel:
             numbers = np.arange(sum(columns)).reshape(-1, len(columns), self.head_dim)
             return numbers[:, together.index(layer)].ravel()
         return np.split(np.arange(sum(columns)), np.cumsum(columns[:-1]))[together.index(layer)]
@@ -351,40 +519,9 @@ class FamilyConfig(Shape):
     def biased(self, layer: str) -> bool:
         """True if a linear layer has a bias."""
         of_attention = layer.startswith("attn/")
-        if self.family.pythia and of_attention:
+        if self.family.plain and of_attention:
             return self.attention_bias
         return layer in self.family.biased or (self.attention_bias and of_attention)
-
-
-class GroupedAttention(nnx.Module):
-    """Causal self-attention of one sequence, (L, d) -> (L, d)."""
-
-    def __init__(self, config: FamilyConfig, adapters: Adapters, rotary: Rotary | None) -> None:
-        self.size, self.rotary = config.head_dim, rotary
-        self.scale, self.cap = config.query_scale, config.attention_cap
-        layers = [config.linear(layer, adapters) for layer in _QKV]
-        self.q_proj, self.k_proj, self.v_proj = layers
-        self.o_proj = config.linear("attn/o_proj", adapters)
-        self.normed = config.family.query_norm
-        normed = [config.matrices[layer][1] for layer in _QKV[:2]]
-        if self.normed == "head":
-            normed = [self.size, self.size]
-        self.q_norm, self.k_norm = (config.norm(x) if self.normed else None for x in normed)
-
-    def _heads(self, rows: jax.Array, norm: Norm | None) -> jax.Array:
-        """Rows (L, heads * size) of queries or keys as (L, heads, size), normalized, rotated."""
-        if norm is not None and self.normed == "width":
-            rows = norm(rows)
-        rows = rows.reshape(len(rows), -1, self.size)
-        if norm is not None and self.normed == "head":
-            rows = norm(rows)
-        return rows if self.rotary is None else rotated(rows, self.rotary)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        query = self._heads(self.q_proj(x), self.q_norm)
-        key = self._heads(self.k_proj(x), self.k_norm)
-        value = self.v_proj(x).reshape(len(x), -1, self.size)
-        return self.o_proj(attend(query, key, value, self.scale, self.cap))
 
 
 def _kinds(found: dict[str, Any], blocks: int) -> list[str]:
@@ -423,57 +560,42 @@ def _rotary(rope: dict[str, Any]) -> Rotary:
     theta, share = rope.pop("rope_theta", 1e4), rope.pop("partial_rotary_factor", 1.0)
     if kind not in ("default", *_ROPES):
         rule = f"only {' and '.join(_ROPES)} are supported"
-        raise _check.reject("config.json rope_scaling", kind, rule, _WAY_OUT)
+        raise _check.reject("config.json rope_scaling", kind, rule, _REMOVE)
     names = _ROPES.get(kind, ())
     if missing := [name for name in names if name not in rope]:
         raise _check.reject("config.json rope_scaling", kind, f"lacks {', '.join(missing)}")
     for name in rope.keys() - {*names}:
-        raise _check.reject(f"config.json {name}", rope[name], "is not known here", _WAY_OUT)
+        raise _check.reject(f"config.json {name}", rope[name], "is not known here", _REMOVE)
     scaling = (("rope_type", kind), *((name, rope[name]) for name in names))
     return Rotary(theta, share, scaling if names else ())
 
 
-def speeds(planes: int, rotary: Rotary) -> np.ndarray:
-    """Radians by which a position turns each plane, float32 (planes,): plane i by θ^(-i / planes).
+def gpt2_config(
+    vocab_size: int = 50257,
+    n_positions: int = 1024,
+    n_embd: int = 768,
+    n_layer: int = 12,
+    n_head: int = 12,
+    n_inner: int | None = None,
+    *,
+    compute_dtype: str = "float32",
+    remat: bool = False,
+) -> DecoderConfig:
+    """Shape of a GPT-2 by the names of its ``config.json``; the defaults are GPT-2 small.
 
-    Stretched by a factor; with "llama3" planes that turn often enough within the original length
-    are left as they are, with a passage in between.
+    ``n_inner``, the width of the hidden layer of each block, is 4 * ``n_embd`` if None;
+    ``compute_dtype``, ``remat``: as in :class:`DecoderConfig`.
+
+    >>> gpt2_config(n_embd=1600, n_layer=48, n_head=25).num_params
+    1557611200
     """
-    speed = rotary.theta ** (-np.arange(planes) / planes)
-    if given := dict(rotary.scaling):
-        share = np.zeros(planes)  # left as it is
-        if given["rope_type"] == "llama3":
-            turns = given["original_max_position_embeddings"] * speed / (2 * np.pi)
-            low, high = given["low_freq_factor"], given["high_freq_factor"]
-            share = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        speed = speed * (share + (1 - share) / given["factor"])
-    return speed.astype(np.float32)
-
-
-def rotated(rows: jax.Array, rotary: Rotary) -> jax.Array:
-    """Queries or keys (L, heads, size) of the positions from 0 on, rotated.
-
-    Of the axes that are rotated, the first ones, axis i and the one half of them further on are a
-    plane.
-    """
-    planes = int(rows.shape[-1] * rotary.share) // 2
-    angle = (jnp.arange(len(rows))[:, None] * speeds(planes, rotary))[:, None]
-    first, second, rest = jnp.split(rows.astype(jnp.float32), (planes, 2 * planes), axis=-1)
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    parts = first * cos - second * sin, second * cos + first * sin, rest
-    return jnp.concatenate(parts, axis=-1).astype(rows.dtype)
-
-
-class Network(nnx.Module):
-    """The network of a block, gated where it has a gate, (L, d) -> (L, d)."""
-
-    def __init__(self, config: FamilyConfig, adapters: Adapters) -> None:
-        self.activation = config.activation
-        self.gate_proj = None if config.family.pythia else config.linear("mlp/gate_proj", adapters)
-        self.up_proj = config.linear("mlp/up_proj", adapters)
-        self.down_proj = config.linear("mlp/down_proj", adapters)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        activate, wide = _ACTIVATIONS[self.activation], self.up_proj(x)
-        inner = activate(wide) if self.gate_proj is None else activate(self.gate_proj(x)) * wide
-        return self.down_proj(inner)
+    sizes = (vocab_size, n_positions, n_embd, n_layer, n_head, n_inner)
+    settings: dict[str, Any] = dict(zip(_OF_GPT2, sizes, strict=False))
+    settings |= {name: usual for name, (_, usual) in _OF_GPT2.items() if name not in settings}
+    settings |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    settings |= {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+    if vocab_size <= _GPT2_END:
+        # Loaders fall back to GPT-2's own end token, which this vocabulary does not have.
+        settings |= {"bos_token_id": None, "eos_token_id": None}
+    config = DecoderConfig.read(settings)
+    return dataclasses.replace(config, compute_dtype=compute_dtype, remat=remat)

@@ -19,8 +19,7 @@ import numpy as np
 from mfopt._runtime import _check, _extras, _files
 from mfopt._runtime._float64 import pinned
 from mfopt.training.models.decoder import TASKS, Decoder, LoRAConfig
-from mfopt.training.models.families import FAMILIES, FamilyConfig
-from mfopt.training.models.gpt2 import GPT2Config
+from mfopt.training.models.families import FAMILIES, DecoderConfig
 from mfopt.training.models.model import Model, PyTree
 from mfopt.training.models.nnx_model import from_nnx, nest, pick
 from mfopt.training.tokenizers import FILE_NAME, Tokenizer
@@ -31,7 +30,6 @@ with _extras.required():
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save_file
 
-Config = GPT2Config | FamilyConfig
 WEIGHTS = "model.safetensors"
 _A_FOLDER = "Name the folder of a model or of a run."
 # tensors of older files that follow from others
@@ -42,7 +40,11 @@ _DERIVED = (
 
 
 def gpt2_model(
-    config: Config, *, lora: LoRAConfig | None = None, base: PyTree | None = None, seed: int = 0
+    config: DecoderConfig,
+    *,
+    lora: LoRAConfig | None = None,
+    base: PyTree | None = None,
+    seed: int = 0,
 ) -> Model:
     """A decoder to train: all parameters, or adapters only where ``lora`` is given.
 
@@ -52,7 +54,8 @@ def gpt2_model(
         base: values of the plain model, as in ``gpt2_model(config).params``; None: random.
         seed: of the initial values. A function of ``seed`` alone, so public.
 
-    >>> small = GPT2Config(vocab_size=64, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    >>> from mfopt.training.models.families import gpt2_config
+    >>> small = gpt2_config(vocab_size=64, n_positions=8, n_embd=8, n_layer=1, n_head=2)
     >>> gpt2_model(small).num_params == small.num_params
     True
     >>> gpt2_model(small, lora=LoRAConfig(rank=2)).num_params  # A (8, 2) and B (2, 24)
@@ -86,17 +89,21 @@ def gpt2_model(
     return dataclasses.replace(model, params=nest(adapters), frozen=nest(plain))
 
 
-def _adapted(config: Config, lora: LoRAConfig | None) -> dict[str, LoRAConfig]:
+def _adapted(config: DecoderConfig, lora: LoRAConfig | None) -> dict[str, LoRAConfig]:
     """The adapter of each linear layer that has one."""
-    layers = () if lora is None else lora.layers
-    if config.model_type != "gpt2":
-        layers = tuple(own for layer in layers for own in TASKS.get(layer, (layer,)))
-    elif set(layers) - TASKS.keys():
-        raise _check.reject("layers", layers, f"must be some of {tuple(TASKS)} in a GPT-2")
-    return dict.fromkeys(layers, lora) if lora else {}
+    adapted: dict[str, LoRAConfig] = {}
+    if lora is None:
+        return adapted
+    for layer in lora.layers:
+        own = [x for x in (layer, *TASKS.get(layer, ())) if x in config.matrices]
+        if not own:
+            rule = f"must be some of {tuple(config.matrices)}"
+            raise _check.reject("layers", layer, rule)
+        adapted |= dict.fromkeys(own, lora)
+    return adapted
 
 
-def gpt2_shapes(config: Config, lora: LoRAConfig | None = None) -> Model:
+def gpt2_shapes(config: DecoderConfig, lora: LoRAConfig | None = None) -> Model:
     """:func:`gpt2_model` with shapes in place of values: nothing is drawn, held or read."""
     size = f"{config.model_type}-{config.num_params / 1e6:.1f}M"
     module = Decoder(config, _adapted(config, lora))
@@ -130,7 +137,7 @@ def merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> P
     return nest(merged)
 
 
-def read_config(folder: str | Path) -> Config:
+def read_config(folder: str | Path) -> DecoderConfig:
     """The shape of the decoder in a Hugging Face folder.
 
     Refused are other architectures, and settings that make it compute another function than ours.
@@ -140,9 +147,8 @@ def read_config(folder: str | Path) -> Config:
         raise _check.reject("model", str(folder), "holds no config.json", _A_FOLDER)
     found = _json_object(path)
     way_out = "Another model is given as MODULE:FUNCTION, which makes a Flax NNX module."
-    known = ("gpt2", *FAMILIES)
-    family = _check.choice("config.json model_type", found.get("model_type"), known, way_out)
-    return GPT2Config.read(found) if family == "gpt2" else FamilyConfig.read(found)
+    _check.choice("config.json model_type", found.get("model_type"), (*FAMILIES,), way_out)
+    return DecoderConfig.read(found)
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -166,7 +172,7 @@ def load_pretrained(
 
     Args:
         folder: holds ``config.json`` and ``model.safetensors`` (or its shards with an index).
-        lora, compute_dtype, remat, seed: as in :func:`gpt2_model` and :class:`GPT2Config`.
+        lora, compute_dtype, remat, seed: as in :func:`gpt2_model` and :class:`DecoderConfig`.
     """
     config = dataclasses.replace(read_config(folder), compute_dtype=compute_dtype, remat=remat)
     where = _locate(Path(folder))
@@ -210,7 +216,7 @@ def _locate(folder: Path) -> dict[str, Path]:
     return where
 
 
-def save_pretrained(folder: str | Path, config: Config, params: PyTree) -> None:
+def save_pretrained(folder: str | Path, config: DecoderConfig, params: PyTree) -> None:
     """Write the plain model's parameters as a Hugging Face folder.
 
     With the tokenizer's ``tokenizer.json`` beside them any Hugging Face loader opens it.
