@@ -191,7 +191,7 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path):
         "checkpoint_every": 1,
         "sampling": "poisson:probability=0.3,iterations=40",
     }
-    changes |= {"algorithm": "els", "records_per_user": 0, "median_epsilon": 1.0}
+    changes |= {"algorithm": "els", "records_per_user": 2}
     whole = settings_for(data, tmp_path / "whole", **changes)
     execute(prepare(whole))
     broken = {**SMALL, **POISSON, "data": str(data), "output": str(tmp_path / "broken"), **changes}

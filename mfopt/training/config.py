@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,6 +50,7 @@ _REMOVED: dict[str, tuple[str, Any, bool]] = {
     "estimator": ("federated", "fixed", False),
     "sign_key": ("run", "", False),
     "keep": ("run", 2, False),
+    "median_epsilon": ("algorithm", 0.0, False),
     "checkpoint_minutes": ("run", 10.0, False),
 }
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
@@ -61,7 +61,7 @@ NOISE_MOVE, NEAR_MOVE = 0.04, 0.003
 
 
 # settings that older files lack, and what their runs did
-_FORMER = {"noise": "float", "median_epsilon": 0.0, "long_records": "cut"}
+_FORMER = {"noise": "float", "long_records": "cut"}
 
 
 def _setting(
@@ -95,17 +95,18 @@ def _seed(name: str, value: int) -> None:
 
 
 _CHECKS: dict[Callable[[str, Any], Any], str] = {
-    _check.integer: "checkpoint_every evaluate_records model_parallel local_epochs",
+    _check.integer: "records_per_user checkpoint_every evaluate_records model_parallel "
+    "local_epochs",
     # larger models are counted too late: their shapes overflow, or take hours to trace
     functools.partial(_check.integer, at_most=2**10): "layers heads",
     functools.partial(_check.integer, at_most=2**16): "width",
     # a record of one token has nothing to predict
     functools.partial(_check.integer, at_least=2): "length",
     functools.partial(_check.integer, at_least=0): "batch_size microbatch lora_rank "
-    "records_per_user pretrain_steps steps patience evaluate_every local_batch weight_cap",
+    "pretrain_steps steps patience evaluate_every local_batch weight_cap",
     _check.single: "pretrain_rate local_rate clip_norm",
     _single_or_0: "normalizer learning_rate noise_move",
-    _check.non_negative: "epsilon delta median_epsilon",
+    _check.non_negative: "epsilon delta",
     _below_1: "delta momentum average",
     functools.partial(_check.probability, closed=True): "public_overlap",
     _seed: "seed",
@@ -169,13 +170,7 @@ class TrainConfig:
     )
     records_per_user: int = _algorithm(
         4,
-        "G: records of a user per participation (uls, fedavg), or kept in all (els, group); 0: a "
-        "private median, at `median_epsilon`.",
-    )
-    median_epsilon: float = _algorithm(
-        0.0,
-        "Draw `records_per_user` = 0 as a private median of the users' numbers of records: epsilon "
-        "of the draw, which is taken from `epsilon` (added to that of a file).",
+        "G: records of a user per participation (uls, fedavg), or kept in all (els, group).",
     )
     selection: str = _algorithm("random", "Rule that selects a user's records.", choices=RULES)
     local_epochs: int = _federated(1, "fedavg: passes of a local update over a user's records.")
@@ -285,16 +280,8 @@ class TrainConfig:
                 yield ignored, field.name, f"has no effect on {chosen}", way_out
         for name in ("local_batch", "weight_cap"):
             rule = f"is more than `records_per_user` = {self.records_per_user}: no user reads so "
-            more = getattr(self, name) > self.records_per_user > 0
+            more = getattr(self, name) > self.records_per_user
             yield more, name, f"{rule}many in a step", ""
-        spent = self.epsilon and not self.training_epsilon > 0
-        rule = f"leaves nothing of `epsilon` = {self.epsilon} to train with"
-        yield self.median_epsilon and spent, "median_epsilon", rule, ""
-        by_record = self.algorithm == "none" or self.privacy_unit == "record"
-        rule = f"protects users ({chosen}, `privacy_unit` = {self.privacy_unit!r})"
-        yield self.median_epsilon and by_record, "median_epsilon", rule, "Leave it out."
-        undecided = not self.records_per_user and not self.median_epsilon
-        yield undecided, "records_per_user", "is drawn at `median_epsilon`, which is 0", ""
         private = self.algorithm != "none"
         begun = self.continue_from and (self.pretrain_steps or not private)
         rule = "begins from private parameters: no pretraining, and not without privacy"
@@ -326,13 +313,6 @@ class TrainConfig:
     def by_user(self) -> bool:
         """True if users are sampled, with noise."""
         return self.algorithm in ("uls", "fedavg")
-
-    @property
-    def training_epsilon(self) -> float:
-        """The share of ``epsilon`` that is left to training, rounded down; 0 if none is asked."""
-        if not self.median_epsilon or not self.epsilon:
-            return self.epsilon
-        return self.epsilon - self.median_epsilon - 2 * math.ulp(self.epsilon)
 
     @property
     def optimizes(self) -> bool:

@@ -16,7 +16,7 @@ from mfopt._runtime._float64 import pinned
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
-from mfopt.training import continued, initial_model, median, privacy, sizes
+from mfopt.training import continued, initial_model, privacy, sizes
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen, verify_all
@@ -88,7 +88,6 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
     Returns True if there was no output folder.
     """
     check_folder(Path(config.output), resume)
-    median.check(config)
     if config.data in EMBEDDED:  # a file of that name can be given as ./stdlib
         pass
     elif Path(config.data).is_file():
@@ -141,7 +140,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     if earlier is not None:
         _check_tokenizer(train, earlier)
     secret = secret_of(config, folder, resuming)
-    config = _with_records_per_user(config, train, None if resuming else secret, progress)
     account = account_of(config, folder, progress, resuming=resuming)
     if resuming:
         config = _with_settings_of_start(config, folder)
@@ -232,20 +230,6 @@ def _check_tokenizer(train: TokenStore, earlier: continued.Earlier) -> None:
     if digest != earlier.facts["tokenizer"]:
         rule = f"was built with another tokenizer than that of the run in {earlier.folder}"
         raise _check.reject("data", digest[:12], rule, "Build it with that run's tokenizer.")
-
-
-def _with_records_per_user(
-    config: TrainConfig, train: TokenStore, secret: RunSecret | None, progress: Report
-) -> TrainConfig:
-    """``config`` with a number of records per user, where it leaves that to a private median.
-
-    ``secret``: of a run that begins; None where a run resumes, whose draw is read.
-    """
-    if not config.median_epsilon:
-        return config
-    count, how = median.chosen(config, train, secret)
-    _tell(progress, f"{count} records of a user, {how}")
-    return dataclasses.replace(config, records_per_user=count)
 
 
 def _with_settings_of_start(config: TrainConfig, folder: Path) -> TrainConfig:

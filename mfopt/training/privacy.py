@@ -121,17 +121,6 @@ def statement(
             way_out = "Use truncation = 'charge', or no batch size."
             raise _check.reject("truncation", "double", rule, way_out)
         details["sensitivity_factor"] = sampler.sensitivity_factor
-    if units.median_epsilon:  # basic composition, the second mechanism chosen by the first
-        if adjacency == "replace" or privacy_unit == "record":
-            rule = f"was spent on adding or removing a user ({privacy_unit}, {adjacency})"
-            raise _check.reject("median_epsilon", units.median_epsilon, rule)
-        details["epsilon_before_median"] = guarantee.epsilon
-        guarantee = dataclasses.replace(
-            guarantee,
-            epsilon=np.nextafter(guarantee.epsilon + units.median_epsilon, np.inf).item(),
-            method=f"{guarantee.method}, and a private median",
-            status="bound" if guarantee.status == "exact" else guarantee.status,
-        )
     return dataclasses.replace(
         guarantee,
         delta=delta,
@@ -376,9 +365,6 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ]
         words = f"runs of {' and '.join(alone)}, the last of them this one"
         rows.append(("composed of", f"{words}; a user may be in the data of all"))
-    if spent := facts["units"].get("median_epsilon"):
-        left = f"epsilon {spent:g} of the total, {round_up(extra['epsilon_before_median'], 6)} left"
-        rows.append(("private median", f"chose the records of a user: {left} to training"))
     if "displacement" in extra:
         before, chance = extra["delta_before_truncation"], extra["displacement"]
         raised = f"delta raised from {before:.6g} (chance of displacing a unit {chance:.3g})"

@@ -29,15 +29,13 @@ class Units:
         population: how many; unit numbers are 0 .. population - 1.
         facts: JSON-able settings. ``unit`` is what one is called, ``records`` is G, the rows of a
             unit, and ``group_size`` the most units that one *user* accounts for: 1 in ULS, G of the
-            selection in ELS; both are 1 where they are left out. ``median_epsilon`` was spent on
-            choosing G (:mod:`mfopt.training.median`). All three are attributes as well.
+            selection in ELS; both are 1 where they are left out. Both are attributes as
+            well.
     """
 
     def __init__(self, population: int, facts: dict[str, Any]) -> None:
         self.population, self._facts = population, facts
         self.records, self.group_size = (int(facts.get(x, 1)) for x in ("records", "group_size"))
-        spent = facts.get("median_epsilon", 0.0)
-        self.median_epsilon = _check.non_negative("median_epsilon", spent)
 
     def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of ``units`` (m,), -1 for nobody: tokens (m, G, L) int32, mask (m, G, L) bool.
@@ -66,14 +64,13 @@ class UserUnits(Units):
         rule: str = "random",
         seed: int = 0,
         losses: np.ndarray | None = None,
-        median_epsilon: float = 0.0,
     ) -> None:
         self.store = store
         self.length = _check.integer("length", length)
         self.rule = _check_rule(rule, losses, store.num_records, whole=False)
         self._seed, self._losses = seed, losses
         facts = {"unit": "user", "records": _check.integer("records", records)}
-        facts |= {"length": self.length, "selection": rule, "median_epsilon": median_epsilon}
+        facts |= {"length": self.length, "selection": rule}
         super().__init__(store.num_users, facts)
 
     def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +113,6 @@ class RecordUnits(Units):
         seed: int = 0,
         losses: np.ndarray | None = None,
         reserve: bool = False,
-        median_epsilon: float = 0.0,
     ) -> None:
         self.store = store
         self.length = _check.integer("length", length)
@@ -133,7 +129,6 @@ class RecordUnits(Units):
         #: numbers of the records of all units (M,), by user; -1 where there is none
         self.selected = np.concatenate(blocks)
         facts = {"unit": "record", "group_size": group_size, "length": self.length}
-        facts["median_epsilon"] = median_epsilon
         facts |= {"selection": rule, "reserve": reserve, "whole": whole}
         super().__init__(len(self.selected), facts)
 

@@ -31,7 +31,7 @@ from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import Guarantee
 from mfopt.noise import NoiseStream
 from mfopt.progress import Progress, Report, silent
-from mfopt.training import median, privacy
+from mfopt.training import privacy
 from mfopt.training.batching import Sampler
 from mfopt.training.fedavg import clipping_of
 from mfopt.training.loop import Execution
@@ -87,7 +87,6 @@ _UNIT: dict[str, tuple[type, ...]] = {
     "unit": (str,),
     "length": (int,),
     "selection": (str,),
-    "median_epsilon": (float,),
 }
 _UNITS: dict[str, dict[str, tuple[type, ...]]] = {
     "user": _UNIT | {"records": (int,)},
@@ -358,10 +357,6 @@ def _compared(
     for name, value in expected.pop("noise_against_signal").items():
         mine = facts["noise_against_signal"][name]
         yield _alike(name, mine, value if math.isfinite(value) else None)
-    if spent := execution.units.median_epsilon:
-        chosen = max(execution.units.records, execution.units.group_size)
-        words = f"{chosen}, a private median at epsilon {spent:g}"
-        yield Check("records per user", words, f"one of {median.GRID}", chosen in median.GRID)
     done, covered = facts["steps_done"], execution.iterations
     yield Check("steps done", f"{done}", f"at most {covered}", 0 <= done <= covered)
     yield _learning_rate(facts["learning_rate"], execution)

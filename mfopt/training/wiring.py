@@ -69,7 +69,7 @@ def account_of(
             return _proved(found, progress, "Run `mfopt calibrate` for a σ that it can prove.")
         # the file's C at a target of the run's own: for groups, which the file is not made for
         strategy, scheme, digest = found.strategy, found.sampling, found.digest
-    epsilon, delta, group = config.training_epsilon, config.delta, config.group_size
+    epsilon, delta, group = config.epsilon, config.delta, config.group_size
     if config.algorithm == "group":
         epsilon, delta = one_unit_target(epsilon, delta, group)
         group = 1
@@ -146,7 +146,7 @@ class Wiring:
         """The units that the run samples, records chosen as :func:`mfopt.training.units.select`."""
         config, count = self.config, self.config.records_per_user
         shared: dict[str, Any] = {"length": config.length, "rule": rule, "losses": losses}
-        shared |= {"seed": self.secret.seed("selection"), "median_epsilon": config.median_epsilon}
+        shared["seed"] = self.secret.seed("selection")
         if config.algorithm in ("els", "group"):
             reserve = not self.scheme.independent
             return RecordUnits(train, group_size=count, reserve=reserve, **shared)

@@ -208,7 +208,7 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
 
     path, scheme = Path(settings.output) / "factorization.npz", settings.scheme()
     # the best C for a group is near that for one of its units at a share of ε
-    target = settings.training_epsilon / max(1, settings.group_size), settings.delta
+    target = settings.epsilon / max(1, settings.group_size), settings.delta
     if not path.is_file() and jax.process_index() == 0:
         make_folder(path.parent)
         found = factorize(

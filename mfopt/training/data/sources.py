@@ -22,6 +22,7 @@ from mfopt.training.tokenizers import Content, Piece
 
 COMPLETION, CHAT = ("prompt", "completion"), ("messages",)
 _MESSAGE, _ROLES = ("role", "content"), ("system", "user", "assistant", "tool")
+Row = dict[str, Any] | str  # of a table, or why there is none
 # A line of a CSV file whose quotes do not match swallows what follows: no field is that long.
 _LONGEST_FIELD = 1 << 26
 
@@ -114,18 +115,15 @@ class _Files:
     @functools.cached_property
     def columns(self) -> tuple[str, ...]:
         """The columns that the text of a record is in, by the first row of the first file."""
-        named = self._names(self.paths[0])
+        rows = (row for row, _, _ in self._rows(self.paths[0]))
+        named = next((row for row in rows if isinstance(row, dict)), {})
         kinds = [(self.text_column,), COMPLETION, CHAT]
-        return next((kind for kind in kinds if {*kind} <= {*named}), kinds[0])
+        return next((kind for kind in kinds if named.keys() >= {*kind}), kinds[0])
 
     @property
     def context(self) -> bool:
         """True if some of the text is read and not predicted."""
         return self.columns in (COMPLETION, CHAT)
-
-    def _names(self, path: Path) -> Sequence[str]:
-        """Names of the columns of a file."""
-        raise NotImplementedError
 
     def total(self) -> int:
         """Bytes of all files."""
@@ -135,21 +133,23 @@ class _Files:
         """Read the items of all files."""
         before = 0
         for path in self.paths:
-            for item in self._read_file(path):
-                where = f"{path.name}: {item.where}"
-                yield item._replace(done=before + item.done, where=where)
+            for row, done, where in self._rows(path):
+                item = Item(reason=str(row))
+                if isinstance(row, dict):
+                    item = Item.of_row(row, self.user_column, self.columns)
+                yield item._replace(done=before + done, where=f"{path.name}: {where}")
             before += path.stat().st_size
 
-    def _read_file(self, path: Path) -> Iterator[Item]:
+    def _rows(self, path: Path) -> Iterator[tuple[Row, int, str]]:
+        """(a row, or why there is none; bytes so far; place) of each line of a file."""
         raise NotImplementedError
 
-    def _columns(self, path: Path) -> list[str]:
-        """The columns to read; refused is a file without one."""
-        names, wanted = self._names(path), [self.user_column, *self.columns]
-        for column in wanted:
-            if column not in names:
+    def _check_columns(self, path: Path, names: Sequence[str]) -> None:
+        """Refuse a table without users, or without texts of any kind."""
+        texts = (self.text_column, COMPLETION[0], CHAT[0])
+        for column, known in ((self.user_column, (self.user_column,)), (self.text_column, texts)):
+            if not {*known} & {*names}:
                 raise _check.reject("column", column, f"{path.name} has columns {list(names)}")
-        return wanted
 
 
 class JsonLines(_Files):
@@ -157,7 +157,7 @@ class JsonLines(_Files):
 
     format = "jsonl"
 
-    def _read_file(self, path: Path) -> Iterator[Item]:
+    def _rows(self, path: Path) -> Iterator[tuple[Row, int, str]]:
         with open(path, "rb") as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
             begin = 0
@@ -166,30 +166,20 @@ class JsonLines(_Files):
                     if line.strip():
                         # a byte order mark is no part of the first record
                         text = line.removeprefix(codecs.BOM_UTF8) if begin == 0 else line
-                        yield self._parsed(text)._replace(done=raw.tell(), where=f"byte {begin}")
+                        yield _parsed(text), raw.tell(), f"byte {begin}"
                     begin += len(line)
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise _check.reject("data", str(path), f"is damaged: {error}") from None
 
-    def _parsed(self, line: bytes) -> Item:
-        try:
-            value = json.loads(line.decode("utf-8"))
-        except UnicodeDecodeError:
-            return Item(reason="not UTF-8")
-        except (ValueError, RecursionError):
-            return Item(reason="not JSON")
-        if not isinstance(value, dict):
-            return Item(reason="not a JSON object")
-        return Item.of_row(value, self.user_column, self.columns)
 
-    def _names(self, path: Path) -> Sequence[str]:
-        opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
-        try:
-            with opener(path, "rb") as file:
-                first = json.loads(file.readline().removeprefix(codecs.BOM_UTF8))
-        except (ValueError, RecursionError, OSError, EOFError, zlib.error):
-            return ()  # reading says what is wrong with it
-        return (*first,) if isinstance(first, dict) else ()
+def _parsed(line: bytes) -> Row:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    except (ValueError, RecursionError):
+        return "not JSON"
+    return row if isinstance(row, dict) else "not a JSON object"
 
 
 class Csv(_Files):
@@ -197,7 +187,7 @@ class Csv(_Files):
 
     format = "csv"
 
-    def _read_file(self, path: Path) -> Iterator[Item]:
+    def _rows(self, path: Path) -> Iterator[tuple[Row, int, str]]:
         csv.field_size_limit(_LONGEST_FIELD)
         # Bytes that are not UTF-8 spoil their own row only.
         with (
@@ -206,24 +196,19 @@ class Csv(_Files):
         ):
             rows = csv.reader(file)
             header = next(rows, [])
-            self._columns(path)
+            self._check_columns(path, header)
             while True:
-                item = Item(reason="wrong number of columns")
+                row: Row = "wrong number of columns"
                 try:
-                    if not (row := next(rows)):
+                    if not (fields := next(rows)):
                         continue
-                    if len(row) == len(header):
-                        named = dict(zip(header, row, strict=True))
-                        item = Item.of_row(named, self.user_column, self.columns)
+                    if len(fields) == len(header):
+                        row = dict(zip(header, fields, strict=True))
                 except StopIteration:
                     return
                 except csv.Error as error:
-                    item = Item(reason=f"not CSV ({error})")
-                yield item._replace(done=raw.tell(), where=f"line {rows.line_num}")
-
-    def _names(self, path: Path) -> Sequence[str]:
-        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            return next(csv.reader(file), [])
+                    row = f"not CSV ({error})"
+                yield row, raw.tell(), f"line {rows.line_num}"
 
 
 class Parquet(_Files):
@@ -231,31 +216,23 @@ class Parquet(_Files):
 
     format = "parquet"
 
-    def _read_file(self, path: Path) -> Iterator[Item]:
+    def _rows(self, path: Path) -> Iterator[tuple[Row, int, str]]:
         import pyarrow as arrow
         from pyarrow import parquet
 
-        row, size = 0, path.stat().st_size
+        number, size = 0, path.stat().st_size
         try:
             with parquet.ParquetFile(path) as file:
-                count = max(file.metadata.num_rows, 1)
-                for batch in file.iter_batches(1024, columns=self._columns(path)):
-                    for values in batch.to_pylist():
-                        row += 1
-                        item = Item.of_row(values, self.user_column, self.columns)
-                        yield item._replace(done=size * row // count, where=f"row {row}")
+                names, count = file.schema_arrow.names, max(file.metadata.num_rows, 1)
+                self._check_columns(path, names)
+                wanted = {self.user_column, self.text_column, *COMPLETION, *CHAT}
+                read = [name for name in names if name in wanted]
+                for batch in file.iter_batches(1024, columns=read):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield row, size * number // count, f"row {number}"
         except arrow.ArrowInvalid as error:
             raise _check.reject("data", str(path), f"is not a Parquet file: {error}") from None
-
-    def _names(self, path: Path) -> Sequence[str]:
-        import pyarrow as arrow
-        from pyarrow import parquet
-
-        try:
-            names: list[str] = parquet.read_schema(path).names
-        except arrow.ArrowInvalid:
-            return ()  # reading says what is wrong with it
-        return names
 
 
 _BY_SUFFIX: dict[str, type[_Files]] = {

@@ -484,8 +484,8 @@ class DecoderConfig:
         """Radians by which a position turns each plane of a block's heads, rounded to float32.
 
         Plane i by θ^(-i / planes), stretched by a factor; with "llama3" planes that turn often
-        enough within the original length are left as they are, with a passage in between. Empty: the
-        block has no rotary positions.
+        enough within the original length are left as they are, with a passage in between. Empty:
+        the block has no rotary positions.
         """
         rotary = self.rotary[number]
         if rotary is None:
