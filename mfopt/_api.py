@@ -17,12 +17,11 @@ from mfopt.factorization.provenance import provenance
 from mfopt.final_model import Schedule, learning_rates
 from mfopt.guarantee import CertificateKind, Guarantee
 from mfopt.mechanism import Mechanism
-from mfopt.optimize import Objective, Search, least_error
+from mfopt.optimize import Form, Objective, Question, Search, Target, least_error
 from mfopt.optimize import factorize as optimized
 from mfopt.optimize.auto import MEMORY
-from mfopt.optimize.pipeline import Target
 from mfopt.progress import Report, silent
-from mfopt.sampling import BallsInBins, Scheme, named_scheme
+from mfopt.sampling import BallsInBins, FreshBins, Scheme, named_scheme
 from mfopt.sampling.named import NAMES, groups
 from mfopt.workloads import Workload
 
@@ -89,7 +88,7 @@ def factorize(
       bands: bands of banded kinds; at most 16 by default (fewer where the scheme allows no more).
         Cyclic Poisson sampling has as many groups; by default the best of 1, 2, 4, … bands.
       memory: choose the kind of C within this many noise buffers (× model size), in place of
-        ``strategy``, ``buffers`` and ``bands``.
+        ``strategy``, ``buffers`` and ``bands``; 15 with ``sampling="auto"`` by default.
       workload: queries whose error is minimized; prefix sums by default.
       objective: error that is minimized. "robust" mixes the errors of prefix sums and of the final
         model under four learning-rate schedules: the default for prefix sums.
@@ -117,7 +116,6 @@ def factorize(
     >>> print(made.iterations, made.guarantee.epsilon, made.guarantee.status)
     16 2.0 certified
     """
-    sizes: dict[str, Any] = {"buffers": buffers, "bands": bands}
     of_scheme: dict[str, Any] = {
         "reassign_every": reassign_every,
         "separation": separation,
@@ -126,55 +124,28 @@ def factorize(
     with _check.renamed_arguments(_NAMES):
         epochs = _check.integer("epochs", epochs)
         iterations_per_epoch = _check.integer("iterations_per_epoch", iterations_per_epoch)
-        for numbers in (sizes, of_scheme):
-            numbers |= {k: _check.optional(_check.integer, k, v) for k, v in numbers.items()}
+        of_scheme = {k: _check.optional(_check.integer, k, v) for k, v in of_scheme.items()}
         memory = _check.optional(_check.integer, "memory", memory, at_least=0)
         auto = _check.choice("sampling", sampling, (*NAMES, "auto")) == "auto"
-        target = Target(epsilon, delta, privacy_unit, certify_samples, seed, certificate)
         _check.optional(_check.kind, "workload", workload, expected=Workload, way_out=_WORKLOADS)
-        search = _check.kind("search", search or Search(), Search, _SEARCHES)
-        loss = Objective.chosen(objective, schedule, workload)
+        question = Question(
+            Target(epsilon, delta, privacy_unit, certify_samples, seed, certificate),
+            Form(strategy, bands, buffers),
+            Objective.chosen(objective, schedule, workload),
+            _check.kind("search", search or Search(), Search, _SEARCHES),
+        )
         _require_calls(progress, command)
-        schemes = _schemes(sampling, epochs, iterations_per_epoch, sizes["bands"], of_scheme)
+        schemes = _schemes(sampling, epochs, iterations_per_epoch, question.form.bands, of_scheme)
         if schedule is not None and not isinstance(schedule, str):
             learning_rates(schedule, epochs * iterations_per_epoch)
-        if memory is not None or auto:
-            chosen = {"strategy": strategy, **sizes, **search.of_one_kind()}
-            _refuse_choices(chosen, memory, sampling)
-        shared: dict[str, Any] = {
-            "workload": workload,
-            "privacy_unit": target.privacy_unit,
-            "provenance": provenance(target.seed, command),
-            "seed": target.seed,
-            "certify_samples": target.samples,
-            "certificate": target.certificate,
-            "progress": progress,
-        }
-        if auto:
-            if search.time_scale is not None:
-                shared["time_scale"] = search.time_scale
+        record = provenance(question.target.seed, command)
+        if auto or memory is not None:
+            _refuse_choices(question, memory, sampling)
             most = MEMORY if memory is None else memory
-            size = epochs, iterations_per_epoch
-            factorization = least_error(
-                *size, target.epsilon, target.delta, loss=loss, most=most, **shared
-            )
-            return _certified(factorization)
-        options = sizes | search.of_one_kind()
-        del options["bands"]
-        factorization = optimized(
-            schemes,
-            target.epsilon,
-            target.delta,
-            strategy=strategy,
-            bands=sizes["bands"],
-            memory=memory,
-            objective=objective,
-            schedule=schedule,
-            time_scale=search.time_scale,
-            **shared,
-            **{name: value for name, value in options.items() if value is not None},
-        )
-        return _certified(factorization)
+            made = least_error(schemes, question, most, provenance=record, progress=progress)
+        else:
+            made = optimized(schemes, question, provenance=record, progress=progress)
+        return _certified(made)
 
 
 # names inside the library -> arguments of the front door
@@ -192,27 +163,32 @@ _WORKLOADS = "mfopt.workloads.ToeplitzWorkload(coefs) makes one of an array."
 
 def _schemes(
     sampling: str, epochs: int, bins: int, bands: int | None, options: dict[str, int | None]
-) -> Scheme | Sequence[Scheme]:
-    """The scheme of that name, or those that are tried in turn."""
+) -> Sequence[Any]:
+    """The scheme of that name, or those that are tried in turn or compared."""
     if sampling == "auto":
         for option, value in options.items():
             if value is not None:
                 rule = 'belongs to one scheme, and sampling="auto" compares two, at their defaults'
                 raise _check.reject(option, value, rule, "Leave it out, or name the sampling.")
-        sampling = BallsInBins.kind
+        return [BallsInBins(bins, epochs), FreshBins(bins, epochs)]
     scheme = named_scheme(sampling, epochs, bins, bands=1 if bands is None else bands, **options)
-    return groups(epochs, bins) if scheme.bands_are_groups and bands is None else scheme
+    return groups(epochs, bins) if scheme.bands_are_groups and bands is None else [scheme]
 
 
-def _refuse_choices(chosen: dict[str, Any], memory: int | None, sampling: str) -> None:
+def _refuse_choices(question: Question, memory: int | None, sampling: str) -> None:
     """Refuse what names a C that ``memory`` or ``sampling`` is to choose."""
+    form, search = question.form, question.search
+    chosen = {
+        **vars(form),
+        **{name: getattr(search, name) for name in ("samples", "steps", "init")},
+    }
     for name, value in chosen.items():
         if value is not None:
             rule = "has no effect where C is chosen by `memory` or `sampling`"
             raise _check.reject(name, value, rule, f"Leave out {name}, or these.")
-    if sampling not in ("auto", BallsInBins.kind):
+    if sampling not in ("auto", BallsInBins.kind, FreshBins.kind):
         rule = f"has no effect with `sampling={sampling}`"
-        raise _check.reject("memory", memory, rule, "Use balls-in-bins or auto.")
+        raise _check.reject("memory", memory, rule, "Use balls-in-bins, fresh-bins or auto.")
 
 
 def _require_calls(progress: Any, command: Any) -> None:

@@ -8,7 +8,6 @@ from test_vocabulary import EVERY, every, of
 from mfopt import optimize
 from mfopt.errors import UsageError
 from mfopt.guarantee import Guarantee
-from mfopt.sampling import BallsInBins
 
 
 def refusal(words):
@@ -64,14 +63,10 @@ def test_a_unit_that_cannot_be_printed_is_refused_before_the_search(unit, monkey
         said = refusal([*words, f"--unit={unit}"])
         assert "--unit" in said and ("control characters" in said or "is empty" in said)
     monkeypatch.undo()
-    monkeypatch.setattr("mfopt.optimize.pipeline.optimize", no_search)
     with pytest.raises(UsageError, match="privacy_unit"):
-        optimize.factorize(BallsInBins(4, 2), 2.0, privacy_unit=unit)
-    monkeypatch.setattr("mfopt.optimize.memory.Candidate.search", no_search)
-    with pytest.raises(UsageError, match="privacy_unit"):
-        optimize.least_error(2, 4, 2.0, 1e-5, privacy_unit=unit)
+        optimize.Target(2.0, privacy_unit=unit)
     with pytest.raises(UsageError, match="certify samples"):
-        optimize.least_error(2, 4, 2.0, 1e-5, certify_samples=3)
+        optimize.Target(2.0, samples=3)
     with pytest.raises(UsageError, match="privacy_unit"):
         Guarantee(1.0, 1e-5, 1.0, privacy_unit=unit)
 

@@ -42,7 +42,7 @@ def test_options_of_one_kind_are_refused_where_kinds_are_chosen(more):
 
 
 def test_options_of_a_scheme_reach_it(monkeypatch):
-    monkeypatch.setattr("mfopt._api.optimized", lambda scheme, *_, **__: scheme)
+    monkeypatch.setattr("mfopt._api.optimized", lambda schemes, *_, **__: schemes[0])
     monkeypatch.setattr("mfopt._api._certified", lambda scheme: scheme)
     size = {"epochs": 2, "iterations_per_epoch": 4, "epsilon": 1.0}
     separated = mfopt.factorize(**size, sampling="b-min-sep", separation=3, bands=2)

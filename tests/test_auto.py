@@ -5,15 +5,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from commands import failure
+from questions import asked
 
 import mfopt
 from mfopt import strategies as S
+from mfopt.calibration import Calibration
 from mfopt.errors import FailureError, UsageError
-from mfopt.optimize import auto, memory
+from mfopt.optimize import auto
 from mfopt.optimize.run import InterruptedOptimization, Optimized
 from mfopt.sampling import BallsInBins, FreshBins
 
-TARGET = (2, 4, 2.0, 1e-3)  # epochs, iterations, ε, δ
+SCHEMES = BallsInBins(4, 2), FreshBins(4, 2)
+QUESTION = asked(2.0, 1e-3)
 GOOD, BAD = S.BLT(np.array([0.3]), np.array([0.6])), S.BandedToeplitz(np.array([1.0, 0.9]))
 
 
@@ -38,20 +41,21 @@ def searched(monkeypatch):
         ("fresh-bins", "banded-toeplitz"): BAD,
     }
 
-    def search(scheme, epsilon, delta, *, strategy, bands, buffers, init, **_):
-        calls.append((scheme, strategy, bands, buffers, init))
+    def search(scheme, question, progress):
+        (strategy,), bands, buffers = vars(question.form).values()
+        calls.append((scheme, strategy, bands, buffers, question.search.init))
         end = ends[scheme.kind, strategy]
         if isinstance(end, BaseException):
             raise end
         return result(end)
 
-    def scored(one, scheme, *_):
-        rmse = ERRORS[scheme.kind, one.strategy.kind]
-        return memory.WithinMemory(int(one.strategy.kind != "identity"), one, 1.0, rmse, rmse)
+    def scored(strategy, scheme, _):
+        rmse = ERRORS[scheme.kind, strategy.kind]
+        return auto.Score(1.0, rmse, rmse, int(strategy.kind != "identity"))
 
-    monkeypatch.setattr(memory, "optimize", search)
-    monkeypatch.setattr(memory, "scored", scored)
-    monkeypatch.setattr(auto, "certified", lambda loss, made: made.rmse)
+    monkeypatch.setattr(auto, "optimize", search)
+    monkeypatch.setattr(auto, "scored", scored)
+    monkeypatch.setattr(auto, "certified_error", lambda question, made: made.rmse)
     return calls, ends
 
 
@@ -93,7 +97,9 @@ def proved(monkeypatch):
 
 def test_the_least_error_is_taken_and_what_was_tried_is_on_record(searched, proved):
     calls, told = searched[0], []
-    scheme, strategy, interrupted, record = auto.least_error(*TARGET, most=3, progress=told.append)
+    scheme, strategy, interrupted, record = auto.least_error(
+        SCHEMES, QUESTION, 3, progress=told.append
+    )
     assert [(type(c[0]), *c[1:4]) for c in calls] == [
         (BallsInBins, "blt", 1, 3),
         (FreshBins, "banded-toeplitz", 4, 1),
@@ -109,7 +115,7 @@ def test_the_least_error_is_taken_and_what_was_tried_is_on_record(searched, prov
 def test_what_has_no_answer_is_left_out(searched, proved):
     calls, ends = searched
     ends["balls-in-bins", "blt"] = FailureError("no such σ")
-    scheme, strategy, _, record = auto.least_error(*TARGET, most=3)
+    scheme, strategy, _, record = auto.least_error(SCHEMES, QUESTION, 3)
     assert calls[1][4] is None and strategy is BAD and scheme == FreshBins(4, 2)
     assert record["tried"][2]["problem"] == "no such σ"
     assert "estimated_rmse" not in record["tried"][2]
@@ -118,29 +124,29 @@ def test_what_has_no_answer_is_left_out(searched, proved):
 def test_what_is_not_certified_gives_way_to_the_next(searched, proved):
     records, failing = proved
     failing += [FailureError("no bound")]
-    scheme, strategy, _, record = auto.least_error(*TARGET, most=3)
+    scheme, strategy, _, record = auto.least_error(SCHEMES, QUESTION, 3)
     assert [one[1] for one in records] == [GOOD, BAD] and strategy is BAD
     assert scheme == FreshBins(4, 2) and "no bound" in record["not_certified"][0]
     failing += [FailureError("no bound")] * 5
     with pytest.raises(FailureError, match="could be certified: balls-in-bins, blt: no bound"):
-        auto.least_error(*TARGET, most=3)
+        auto.least_error(SCHEMES, QUESTION, 3)
 
 
 def test_a_certificate_that_costs_the_amplification_gives_way_to_a_lesser_error(searched, proved):
     records, failing = proved
     failing += [10.0]  # of the best estimate; the second is 2.5
-    _, strategy, *_ = auto.least_error(*TARGET, most=3)
+    _, strategy, *_ = auto.least_error(SCHEMES, QUESTION, 3)
     assert strategy is BAD and len(records) == 2
     records.clear()
     failing += [2.6, 2.65]
-    _, strategy, *_ = auto.least_error(*TARGET, most=3)
+    _, strategy, *_ = auto.least_error(SCHEMES, QUESTION, 3)
     assert strategy is GOOD and len(records) == 2
 
 
 def test_a_search_without_any_certificate_is_kept(searched, proved):
     records, failing = proved
     failing += ["estimate"] * 5
-    made = auto.least_error(*TARGET, most=3)
+    made = auto.least_error(SCHEMES, QUESTION, 3)
     assert made[1] is GOOD and made.guarantee.status == "estimate" and len(records) == 4
 
 
@@ -148,8 +154,8 @@ def test_a_search_without_any_certificate_is_kept(searched, proved):
 def test_an_interrupt_keeps_the_best(searched, proved, loss):
     unfinished = result(S.BandedToeplitz(np.array([1.0, 0.5])), loss)
     searched[1]["fresh-bins", "banded-toeplitz"] = InterruptedOptimization(unfinished)
-    scheme, strategy, interrupted, record = auto.least_error(*TARGET, most=3)
-    assert interrupted and len(record["tried"]) == 3
+    scheme, strategy, interrupted, record = auto.least_error(SCHEMES, QUESTION, 3)
+    assert interrupted and record["tried"][3]["problem"] == "interrupted"
     if loss < 0:
         assert scheme == FreshBins(4, 2) and strategy is unfinished.strategy
     else:
@@ -160,30 +166,34 @@ def test_an_interrupt_before_anything_says_so(searched, proved, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(memory, "scored", stop)
-    _, strategy, interrupted, _ = auto.least_error(*TARGET, most=0)
+    monkeypatch.setattr(auto, "scored", stop)
+    _, strategy, interrupted, _ = auto.least_error(SCHEMES, QUESTION, 0)
     assert isinstance(strategy, S.Identity) and interrupted  # there, without an estimate
-    monkeypatch.setattr(memory.Candidate, "search", stop)
+    monkeypatch.setattr(auto.Candidate, "search", stop)
     with pytest.raises(FailureError, match="nothing to keep"):
-        auto.least_error(*TARGET, most=0)
+        auto.least_error(SCHEMES, QUESTION, 0)
 
 
 def test_candidates_fit_into_the_memory_and_the_bins():
+    def candidates(epochs, bins, epsilon, memory):
+        schemes = BallsInBins(bins, epochs), FreshBins(bins, epochs)
+        return auto.candidates(schemes, epsilon, memory)
+
     for most in range(20):
-        for one in auto.candidates(4, 8, 8.0, most):
+        for one in candidates(4, 8, 8.0, most):
             if one.kind == "banded-toeplitz":
                 assert 2 <= one.size <= min(most + 1, 8)
             else:
                 assert one.size <= most
-    assert [one.kind for one in auto.candidates(4, 8, 2.0, 0)] == ["identity"] * 2
-    kinds = [one.kind for one in auto.candidates(16, 128, 2.0, auto.MEMORY)]
+    assert [one.kind for one in candidates(4, 8, 2.0, 0)] == ["identity"] * 2
+    kinds = [one.kind for one in candidates(16, 128, 2.0, auto.MEMORY)]
     assert kinds == ["identity", "identity", "blt", "cleared-blt"]
-    kinds = [one.kind for one in auto.candidates(16, 128, 8.0, auto.MEMORY)]
+    kinds = [one.kind for one in candidates(16, 128, 8.0, auto.MEMORY)]
     assert kinds == ["identity", "identity", "blt", "wave-blt", "cleared-blt"]
     # all the bands that there are leave nothing for a cleared BLT
-    assert [one.kind for one in auto.candidates(4, 8, 2.0, 7)][3:] == ["banded-toeplitz"]
+    assert [one.kind for one in candidates(4, 8, 2.0, 7)][3:] == ["banded-toeplitz"]
     with pytest.raises(UsageError, match="memory"):
-        auto.least_error(*TARGET, most=-1)
+        auto.least_error(SCHEMES, QUESTION, -1)
 
 
 @pytest.mark.parametrize(
@@ -215,3 +225,37 @@ def test_the_command_prints_what_was_tried(searched, tmp_path, capsys, monkeypat
     assert "fresh-bins, banded-toeplitz (4): RMSE" in text
     found = mfopt.load(path)
     assert found.provenance["at_most"] == 3 and len(found.provenance["tried"]) == 4
+
+
+@pytest.mark.ci
+def test_within_a_memory_the_scheme_stays(searched, tmp_path, capsys):
+    from mfopt_cli.main import main
+
+    path = tmp_path / "m.npz"
+    words = "optimize --epochs 2 --iters 4 --eps 2 --delta 1e-3 --memory 3 --seed 0 --quiet"
+    main([*words.split(), "--out", str(path)])
+    made = mfopt.load(path)
+    assert made.guarantee.status == "certified" and made.sampling == SCHEMES[0]
+    assert [one["strategy"] for one in made.provenance["tried"]] == ["identity", "blt"]
+
+
+@pytest.mark.parametrize(("bins", "samples"), [(256, 2**15), (512, 2**17)])
+def test_all_c_of_a_scheme_are_compared_on_as_many_samples(monkeypatch, bins, samples):
+    calibrations = []
+
+    def calibrated(loss, epsilon, delta, *, samples, seed):
+        calibrations.append((samples, seed))
+        noisy = 0.02 if len(calibrations) == 1 else 1e-6  # of two C on the same samples, one
+        return Calibration(1.0, noisy, -10.0, "remove", samples)
+
+    monkeypatch.setattr(auto, "calibrate", calibrated)
+    for bands in (2, 3):
+        auto.scored(S.BandedSquareRoot(bands), BallsInBins(bins, 1), QUESTION)
+    assert len(calibrations) == 2 and len(set(calibrations)) == 1
+    assert calibrations[0][0] == samples
+
+
+@pytest.mark.parametrize("extra", ["--strategy toeplitz", "--buffers 4", "--steps 5"])
+def test_what_memory_chooses_itself_is_refused(extra, capsys):
+    words = f"optimize --epochs 2 --iters 4 --eps 2 --memory 2 {extra}"
+    assert "chosen by --memory" in failure(capsys, *words.split())

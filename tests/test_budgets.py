@@ -180,13 +180,13 @@ class Seen:
 def main_job():
     """Measure the main job in this process."""
     from mfopt import sampling
-    from mfopt.optimize import factorize
+    from mfopt.optimize import Question, Target, factorize
 
     seen, told = Seen(), sys.monitoring
     told.use_tool_id(told.PROFILER_ID, "budgets")
     told.register_callback(told.PROFILER_ID, told.events.PY_START, seen)
     told.set_events(told.PROFILER_ID, told.events.PY_START)
-    factorize(sampling.BallsInBins(bins=16, epochs=4), 2.0, 1e-5, seed=0)
+    factorize(sampling.BallsInBins(bins=16, epochs=4), Question(Target(2.0, seed=0)))
     return seen.measured()
 
 

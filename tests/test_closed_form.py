@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import printed
 from dp_accounting.pld import privacy_loss_distribution as pld
+from questions import factorized
 
 import mfopt
 from mfopt.accounting import Mechanism, account
@@ -107,9 +108,8 @@ def test_sigma_and_error_are_those_of_independent_oracles(sampling, kind, option
 def error(found):
     """Minimized error of a factorization: robust, of prefix sums."""
     from mfopt.optimize import Objective
-    from mfopt.workloads import PrefixSums
 
-    loss = Objective().loss(PrefixSums(), N)
+    loss = Objective().loss(N)
     return float(np.exp(loss(found.strategy, found.noise_multiplier)))
 
 
@@ -249,7 +249,7 @@ def test_what_has_no_account_or_no_effect_is_refused(options, said):
 
 def test_every_scheme_is_taken_by_the_door_for_objects():
     for scheme in (CyclicPoisson(0.3, 2, 8), MinSeparation(9, 2, 3), Poisson(0.1, 7)):
-        found = mfopt.optimize.factorize(scheme, 2.0, 1e-5)
+        found = factorized(scheme, 2.0, 1e-5)
         assert found.sampling == scheme and found.guarantee.status == "exact"
 
 

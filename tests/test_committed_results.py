@@ -7,11 +7,11 @@ from pathlib import Path
 
 import bench_optima
 import pytest
+from questions import asked
 from selection import before_release
 
-from mfopt import workloads
 from mfopt.accounting.monte_carlo.protocol import law
-from mfopt.optimize import kinds, memory, optimize
+from mfopt.optimize import auto, kinds, optimize
 from mfopt.sampling import BallsInBins, FreshBins
 
 ROOT = Path(__file__).parent.parent
@@ -46,8 +46,8 @@ CELLS = [  # table, which row, epochs × bins, whether time-scaled
 )
 def test_a_cell_of_each_table_is_found_again(table, row, epochs, bins, scaled):
     scheme, epsilon = BallsInBins(bins=bins, epochs=epochs), row["epsilon"]
-    found = optimize(scheme, epsilon, 1e-5, strategy="blt", time_scale=scaled, seed=0)
-    rmse = memory.scored(found, scheme, epsilon, 1e-5, workloads.PrefixSums()).rmse
+    question = asked(epsilon, strategy="blt", time_scale=scaled, seed=0, loss="rmse")
+    rmse = auto.scored(optimize(scheme, question).strategy, scheme, question).rmse
     assert rmse == pytest.approx(stored(table, **row), rel=LIMIT)
 
 

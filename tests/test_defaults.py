@@ -7,14 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from questions import factorized
+from questions import searched as optimized
 
 import mfopt
-from mfopt import optimize, query_error
+from mfopt import query_error
 from mfopt import strategies as S
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.calibration import calibrate
 from mfopt.errors import UsageError
-from mfopt.optimize import auto, defaults, memory, run, starts
+from mfopt.optimize import auto, defaults, run, starts
 from mfopt.sampling import BallsInBins, BMinSep, FreshBins
 from mfopt.workloads import PrefixSums
 
@@ -38,7 +40,7 @@ def test_a_wave_is_tried_where_it_pays():
 
 def searched(strategy=BOTH, **options):
     options = {"samples": 256, "steps": 3, "seed": 0, **options}
-    return run.optimize(SCHEME, 8.0, 1e-4, strategy=strategy, **options)
+    return optimized(SCHEME, 8.0, 1e-4, strategy=strategy, **options)
 
 
 @functools.cache
@@ -60,18 +62,15 @@ def test_runs_of_a_few_iterations_have_as_few_buffers(iters, tmp_path):
 
     scheme = BallsInBins(iters, 1)
     assert defaults.buffers(scheme) == iters and defaults.buffers(BallsInBins(4, 2)) == 4
-    sizes = [one.size for one in memory.wanted(scheme, 5) if one.kind != "banded-toeplitz"]
-    assert sizes and max(sizes) <= iters
-    kept = [one for one in auto.candidates(1, iters, 2.0, 15) if one.scheme.kind == "balls-in-bins"]
-    assert max(one.size for one in kept) <= iters
-    found = optimize.optimize(scheme, 2.0, 1e-3, samples=64, steps=1, seed=1)
+    assert max(one.size for one in auto.candidates([scheme], 2.0, 15)) <= iters
+    found = optimized(scheme, 2.0, 1e-3, samples=64, steps=1, seed=1)
     assert found.strategy.buffers == iters
     path = tmp_path / "few.npz"
     words = f"--epochs 1 --iters {iters} --eps 8 --samples 64 --steps 1 --seed 1 --quiet"
     main(["optimize", *words.split(), "--out", str(path)])
     assert mfopt.load(path).strategy.base.buffers == iters
     with pytest.raises(UsageError, match=f"Use at most {iters}"):
-        optimize.optimize(scheme, 2.0, 1e-3, buffers=4)
+        optimized(scheme, 2.0, 1e-3, buffers=4)
 
 
 def test_the_better_form_is_kept_whichever_comes_first():
@@ -139,8 +138,8 @@ def test_a_start_says_which_forms_are_searched():
 def test_the_library_takes_the_usual_form(monkeypatch):
     asked = []
 
-    def stub(scheme, epsilon, delta, *, strategy, **rest):
-        asked.append((scheme.kind, strategy))
+    def stub(scheme, question, progress):
+        asked.append((scheme.kind, question.form.strategy))
         raise UsageError("enough")
 
     monkeypatch.setattr("mfopt.optimize.pipeline.optimize", stub)
@@ -151,7 +150,7 @@ def test_the_library_takes_the_usual_form(monkeypatch):
         (FreshBins(16, 2), 8.0, {}),
     ):
         with pytest.raises(UsageError, match="enough"):
-            optimize.factorize(scheme, epsilon, 1e-4, **options)
+            factorized(scheme, epsilon, 1e-4, **options)
     assert asked == [
         ("balls-in-bins", ("blt",)),
         ("balls-in-bins", BOTH),

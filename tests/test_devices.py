@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 from processes import finish, free_port, python, start, with_devices
+from questions import searched
 
-from mfopt import optimize
 from mfopt.accounting import over_processes
 from mfopt.accounting.monte_carlo import chunked, processes, sharding
 from mfopt.accounting.monte_carlo.evidence import Point
@@ -18,7 +18,7 @@ from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import release
 from mfopt.errors import FailureError
 from mfopt.optimize import kinds
-from mfopt.optimize.objective import AmplifiedObjective, log_rmse
+from mfopt.optimize.objective import AmplifiedObjective, Samples, log_rmse
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.strategies import BLT, BandedToeplitz
 from mfopt.workloads import PrefixSums
@@ -49,7 +49,7 @@ def searches(cases):
     for scheme, strategy, _ in cases:
         mapping = kinds.find(strategy.kind).parameterize(strategy, scheme.iterations)
         loss = log_rmse(PrefixSums(), scheme.iterations)
-        target = AmplifiedObjective(loss, mapping, scheme, EPSILON, DELTA, samples=256, seed=0)
+        target = AmplifiedObjective(loss, mapping, law(scheme), (EPSILON, DELTA), Samples(256, 0))
         at = target(mapping.start)
         found += [at.value, *at.gradient, at.noise_multiplier]
     return found
@@ -57,7 +57,7 @@ def searches(cases):
 
 def ends():
     """Where a search ends."""
-    best = optimize.optimize(SCHEME, EPSILON, DELTA, strategy="blt", buffers=1, samples=256, seed=0)
+    best = searched(SCHEME, EPSILON, DELTA, strategy="blt", buffers=1, samples=256, seed=0)
     return [best.loss, best.noise_multiplier, len(best.history)]
 
 

@@ -66,11 +66,12 @@ def run(block: Block, names: dict, page: str) -> None:
 SEARCHED: dict[str, object] = {}
 
 
-def searched(*target, strategy, workload, **options):
+def searched(scheme, question, progress):
     """A search of the plainest kind, which many pages begin with, is made once."""
-    asked = repr((target, strategy, workload, options.get("loss"), options.get("init")))
+    target, init = question.target, question.search.init
+    asked = repr((scheme, target.epsilon, target.delta, question.form, question.objective, init))
     if asked not in SEARCHED:
-        SEARCHED[asked] = optimize(*target, strategy=strategy, workload=workload, **options)
+        SEARCHED[asked] = optimize(scheme, question, progress)
     return SEARCHED[asked]
 
 

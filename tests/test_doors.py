@@ -1,6 +1,5 @@
 """The command line and Python: the same mechanism, or the same refusal, for the same question."""
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -73,19 +72,18 @@ def work(monkeypatch):
         calls.append(facts)
         raise errors.FailureError("stub")
 
-    def described(name, *arguments, progress=None, provenance=None, **options):
-        ended(name, arguments, options)
+    def described(name, *arguments, progress=None, provenance=None):
+        ended(name, arguments)
 
-    def closed(question, schemes, progress):
-        ended("closed form", dataclasses.replace(question, loss=None), schemes)
+    def searched(scheme, question, progress):
+        ended("search", scheme, question)
 
     def proved(mechanism, *target, effort, **_):
         ended("proof", mechanism.digest(1.0), mechanism.privacy_unit, target, effort)
 
     monkeypatch.setattr(_api, "least_error", functools.partial(described, "auto"))
-    for name in ("optimize", "within_memory"):
-        monkeypatch.setattr(pipeline, name, functools.partial(described, name))
-    monkeypatch.setattr(closed_form.Question, "first_of", closed)
+    monkeypatch.setattr(pipeline, "optimize", searched)
+    monkeypatch.setattr(closed_form, "search_first_of", searched)
     monkeypatch.setattr(proofs, "calibrated", proved)
     return calls
 
@@ -228,7 +226,7 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def made():
-    return mfopt.optimize.factorize(BallsInBins(4, 2), 2.0, strategy="identity")
+    return mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity")
 
 
 def test_hostile_arguments_are_refused_by_the_name_that_was_typed(made, work):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mfopt import query_error
-from mfopt.optimize import unamplified
+from mfopt.optimize import Form, Search, unamplified
 from mfopt.sampling import FixedOrder
 from mfopt.strategies import Dense
 from mfopt.workloads import PrefixSums
@@ -32,7 +32,9 @@ def test_dense_multi_epoch_optimum() -> None:
 
     with jax.enable_x64(True):
         theirs = scored(dense.optimize(N, epochs=SCHEME.epochs, max_optimizer_steps=500))
-    ours = unamplified.optimize(SCHEME, strategy="dense", equal_columns=False, tolerance=1e-12)
+    ours = unamplified.optimize(
+        SCHEME, Form("dense"), search=Search(tolerance=1e-12), equal_columns=False
+    )
     assert scored(ours.strategy.materialize(N)) < theirs * (1 + 1e-4)
     # a control that must fail: a weaker optimum is seen
     assert scored(np.eye(N)) > theirs * 1.05

@@ -10,13 +10,14 @@ import scipy.optimize
 
 from mfopt import UsageError, query_error
 from mfopt.accounting import sensitivity
-from mfopt.optimize import fixed_bands, unamplified
+from mfopt.optimize import Form, Search, fixed_bands, unamplified
 from mfopt.sampling import FixedOrder
 from mfopt.strategies import Banded, Identity, SquareRoot
 from mfopt.strategies.prefix_recursion import prefix_row_variances
 from mfopt.workloads import PrefixSums
 
 SCHEME = FixedOrder(bins=8, epochs=3)
+EXACT = Search(tolerance=1e-12)
 N = SCHEME.iterations
 
 
@@ -56,7 +57,7 @@ def test_parameters_make_columns_or_modes_of_the_norm_that_is_due(bands, equal) 
 @pytest.fixture(scope="module")
 def optima() -> dict[str, unamplified.UnamplifiedOptimum]:
     return {
-        kind: unamplified.optimize(SCHEME, strategy=kind, bands=4, tolerance=1e-12)
+        kind: unamplified.optimize(SCHEME, Form(kind, bands=4), search=EXACT)
         for kind in ("banded", "banded-toeplitz", "blt", "dense")
     }
 
@@ -102,7 +103,7 @@ def test_more_freedom_never_costs(optima) -> None:
     assert dense < banded < toeplitz < identity
     # four buffers against four bands: a BLT reaches over the whole run
     assert dense < optima["blt"].rmse < identity
-    unequal = unamplified.optimize(SCHEME, strategy="dense", equal_columns=False, tolerance=1e-12)
+    unequal = unamplified.optimize(SCHEME, Form("dense"), search=EXACT, equal_columns=False)
     assert unequal.rmse < dense
     assert sensitivity(unequal.strategy, SCHEME).value == pytest.approx(1, rel=1e-9)
 
@@ -114,19 +115,18 @@ def test_columns_have_one_norm_as_cyclic_poisson_needs(optima) -> None:
 
 @pytest.mark.release
 def test_more_bands_than_bins_normalizes_modes() -> None:
-    found = unamplified.optimize(SCHEME, strategy="banded", bands=12, steps=60)
+    found = unamplified.optimize(SCHEME, Form("banded", 12), search=Search(steps=60))
     assert found.sensitivity == pytest.approx(1, rel=1e-9)
-    narrow = unamplified.optimize(SCHEME, strategy="banded", bands=8)
+    narrow = unamplified.optimize(SCHEME, Form("banded", 8))
     assert found.rmse < narrow.rmse * 1.001
 
 
 def test_bad_input_is_named() -> None:
     for settings, name in [
-        ({"strategy": "tree"}, "strategy"),
-        ({"bands": 0}, "bands"),
-        ({"strategy": "dense", "init": SquareRoot()}, "init"),
+        ({"form": Form("tree")}, "strategy"),
+        ({"form": Form("dense"), "search": Search(init=SquareRoot())}, "init"),
     ]:
         with pytest.raises(UsageError, match=name):
             unamplified.optimize(SCHEME, **settings)
     with pytest.raises(UsageError, match="scheme"):
-        unamplified.optimize(dataclasses.replace(SCHEME).describe())  # type: ignore[arg-type]
+        unamplified.optimize(dataclasses.replace(SCHEME).describe(), Form("banded"))  # type: ignore[arg-type]

@@ -109,8 +109,8 @@ def test_a_workload_of_ones_own_is_minimized_alone():
     own = Momentum(0.9, np.ones(N))
     assert Objective.chosen(None, None, None) == Objective("robust")
     assert Objective.chosen(None, None, PrefixSums()) == Objective("robust")
-    assert Objective.chosen(None, None, own) == Objective("rmse")
-    assert Objective.chosen(None, "linear", own) == Objective("robust", "linear")
+    assert Objective.chosen(None, None, own) == Objective("rmse", workload=own)
+    assert Objective.chosen(None, "linear", own) == Objective("robust", "linear", own)
 
 
 def optimized(**options):

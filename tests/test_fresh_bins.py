@@ -498,9 +498,8 @@ def test_a_second_moment_knows_about_sigma(epsilon):
     surrogate = FreshBinsLaw(scheme).surrogate()
     rmse = objective.log_rmse(PrefixSums(), scheme.iterations)
     mapping = kinds.of(c, scheme.iterations)
-    target = objective.AmplifiedObjective(
-        rmse, mapping, surrogate, epsilon, 1e-5, samples=64, seed=None
-    )
+    samples = objective.Samples(64, None)
+    target = objective.AmplifiedObjective(rmse, mapping, surrogate, (epsilon, 1e-5), samples)
     # where no σ is near, it is found all the same, and its slope is that of the value
     found = target.placed(mapping.start, 1e3 * start)
     assert found.at.noise_multiplier == pytest.approx(start, rel=2e-3)

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from questions import searched
 
 from mfopt.accounting.monte_carlo import balls_in_bins, design_point, dominating_pair
 from mfopt.accounting.monte_carlo.balls_in_bins import GroupedLaw, Groups
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
-from mfopt.optimize import InterruptedOptimization, kinds, objective, optimize, run, sizes
+from mfopt.optimize import InterruptedOptimization, kinds, objective, run, sizes
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT, TimeScaled
 from mfopt.workloads import PrefixSums
@@ -65,8 +66,9 @@ def test_the_gradient_through_groups_is_that_of_differences():
     entry = kinds.scaled(kinds.find("blt"))
     mapping = entry.parameterize(C, SCHEME.iterations)
     loss = objective.log_rmse(PrefixSums(), SCHEME.iterations)
+    samples = objective.Samples(256, 0)
     target = objective.AmplifiedObjective(
-        loss, mapping, GroupedLaw(SCHEME, 5), 2.0, 1e-4, samples=256, seed=0
+        loss, mapping, GroupedLaw(SCHEME, 5), (2.0, 1e-4), samples
     )
     placed = target.placed(mapping.start)
     at, step = placed.at, 1e-5 * np.random.default_rng(0).normal(size=len(mapping.start))
@@ -89,7 +91,7 @@ def test_of_very_many_bins_c_is_searched_for_fewer_and_stretched(monkeypatch):
 
     def search(progress=lambda event: names.append(event.stage), **given):
         options = {"buffers": 2, "time_scale": True, "seed": 0, "steps": 4, "samples": 256}
-        return optimize(scheme, 2.0, 1e-3, progress=progress, **options | given)
+        return searched(scheme, 2.0, 1e-3, progress=progress, **options | given)
 
     found = search()
     assert names[-1].endswith("16 bins grouped")

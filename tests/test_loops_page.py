@@ -47,11 +47,11 @@ def factorization(tmp_path, monkeypatch):
     """``factorization.npz`` in the folder of the test: one epoch of six steps."""
     import numpy as np
 
-    from mfopt.optimize import factorize
-    from mfopt.sampling import BallsInBins
+    import mfopt
 
     monkeypatch.chdir(tmp_path)
-    factorize(BallsInBins(bins=6, epochs=1), 8.0, strategy="identity").save("factorization.npz")
+    made = mfopt.factorize(epochs=1, iterations_per_epoch=6, epsilon=8.0, strategy="identity")
+    made.save("factorization.npz")
     generator = np.random.default_rng(0)
     return generator.normal(size=(90, 4)).astype(np.float32), np.arange(90) % 3
 

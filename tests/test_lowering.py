@@ -11,11 +11,10 @@ PLATFORMS = ("cuda", "tpu")
 CPU_ONLY: dict[str, str] = {}  # program -> why only a CPU runs it; there is none
 
 OPTIMIZE = """
-from mfopt.optimize import factorize
-from mfopt.sampling import BallsInBins
-made = factorize(BallsInBins(bins=4, epochs=2), 4.0, 1e-3, seed=0)
+import mfopt
+made = mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=4.0, delta=1e-3, seed=0)
 """
-CERTIFY = OPTIMIZE + "import mfopt; mfopt.certify(made, seed=1)\n"
+CERTIFY = OPTIMIZE + "mfopt.certify(made, seed=1)\n"
 NOISE = """
 import jax, jax.numpy as jnp, numpy as np
 from mfopt import strategies
@@ -47,10 +46,9 @@ with jax.enable_x64(True):
 """
 RUN = """
 import jax, jax.numpy as jnp
-from mfopt import sampling
+import mfopt
 from mfopt.jax import PrivateRun
-from mfopt.optimize import factorize
-made = factorize(sampling.BallsInBins(bins=4, epochs=1), 8.0, strategy="identity")
+made = mfopt.factorize(epochs=1, iterations_per_epoch=4, epsilon=8.0, strategy="identity")
 run = PrivateRun(made, population=12, clip_norm=1.0, microbatch=2)
 x, params = jnp.ones((12, 3)), {"w": jnp.zeros(3)}
 state = run.init(params)

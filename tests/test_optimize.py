@@ -12,23 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import failure
+from questions import asked, factorized, searched
 from selection import before_release
 from test_strategies import every_strategy
 
-from mfopt import load, optimize, query_error, workloads
+from mfopt import load, query_error, workloads
 from mfopt import strategies as S
 from mfopt._runtime import _signals
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
 from mfopt.errors import FailureError, UsageError
-from mfopt.optimize import factorize, kinds, optimizers, starts
+from mfopt.optimize import kinds, optimizers, starts
 from mfopt.optimize import run as runs
 from mfopt.optimize.kinds import of
 from mfopt.optimize.objective import (
     AmplifiedObjective,
     Evaluation,
     Placement,
+    Samples,
     Tangent,
     log_max_error,
     log_rmse,
@@ -47,7 +49,7 @@ IDENTITY = types.SimpleNamespace(strategy=S.Identity())
 def objective_for(strategy, loss=None, samples=256, scheme=SCHEME):
     mapping = of(strategy, N)
     loss = loss or log_rmse(PREFIX, N)
-    target = AmplifiedObjective(loss, mapping, scheme, 2.0, 1e-4, samples=samples, seed=0)
+    target = AmplifiedObjective(loss, mapping, law(scheme), (2.0, 1e-4), Samples(samples, 0))
     return target, mapping
 
 
@@ -204,7 +206,7 @@ def test_step_limit_is_kept_and_reported():
 
 def optimized(kind, **options):
     options = {"samples": 1024, "seed": 5, "bands": 3, "buffers": 2, **options}
-    return optimize.optimize(SCHEME, 2.0, 1e-4, strategy=kind, **options)
+    return searched(SCHEME, 2.0, 1e-4, strategy=kind, **options)
 
 
 def error_of(found, workload=PREFIX, epsilon=2.0, error=query_error.rmse):
@@ -263,11 +265,11 @@ def slow(monkeypatch):
     """Samples of each objective of a search that counts as slow, and whether the next is made."""
     make, made = runs.AmplifiedObjective, types.SimpleNamespace(samples=[], interrupted=False)
 
-    def counted(*target, samples, seed):
-        made.samples.append(samples)
+    def counted(*target):
+        made.samples.append(target[-1].number)
         if made.interrupted and len(made.samples) > 1:
             raise KeyboardInterrupt
-        return make(*target, samples=samples, seed=seed)
+        return make(*target)
 
     monkeypatch.setattr(runs, "AmplifiedObjective", counted)
     monkeypatch.setattr(runs, "_SLOW", 0.0)
@@ -341,7 +343,7 @@ def test_init_that_says_nothing_is_refused():
         with pytest.raises(UsageError, match="init"):
             optimized(kind, init=init)
     with pytest.raises(UsageError, match="at most that many"):
-        optimize.optimize(BallsInBins(6, 4), 2.0, 1e-4, strategy="toeplitz", init=every["toeplitz"])
+        searched(BallsInBins(6, 4), 2.0, 1e-4, strategy="toeplitz", init=every["toeplitz"])
 
 
 @pytest.mark.ci
@@ -431,7 +433,7 @@ def test_interrupted_factorization_is_an_estimate_and_says_so():
         if step.done == 4:
             raise KeyboardInterrupt
 
-    found = optimize.factorize(
+    found = factorized(
         SCHEME, 2.0, 1e-4, strategy="blt", buffers=2, samples=512, seed=1, progress=progress
     )
     assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
@@ -447,7 +449,7 @@ def test_interrupted_factorization_is_an_estimate_and_says_so():
                 time.sleep(1)  # the handler runs between two instructions
 
     with _signals.as_interrupts():
-        found = optimize.factorize(
+        found = factorized(
             SCHEME, 2.0, 1e-4, strategy="blt", buffers=2, samples=512, seed=1, progress=swallowed
         )
     assert found.provenance["interrupted"] and seen[-1] == 4
@@ -455,7 +457,7 @@ def test_interrupted_factorization_is_an_estimate_and_says_so():
     def stage(message):
         raise KeyboardInterrupt
 
-    found = optimize.factorize(SCHEME, 2.0, 1e-4, strategy="identity", seed=1, progress=stage)
+    found = factorized(SCHEME, 2.0, 1e-4, strategy="identity", seed=1, progress=stage)
     assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
 
 
@@ -466,9 +468,7 @@ def test_a_file_of_an_early_interrupt_can_be_loaded(kind, tmp_path):
     def progress(step):
         raise KeyboardInterrupt
 
-    found = optimize.factorize(
-        SCHEME, 2.0, 1e-4, strategy=kind, samples=512, seed=1, progress=progress
-    )
+    found = factorized(SCHEME, 2.0, 1e-4, strategy=kind, samples=512, seed=1, progress=progress)
     kept = load(found.save(tmp_path / "early.npz"))
     assert kept.provenance["interrupted"] and kept.history.shape == (int(kind == "blt"), 3)
     assert kept.guarantee.status == "estimate"
@@ -478,11 +478,8 @@ def test_a_search_that_sees_nothing_names_the_target():
     trace = runs.StartedTrace(build=lambda x: S.Identity(), target="`delta=1e-60`")
     with pytest.raises(FailureError, match=r"`delta=1e-60`: use a larger `delta` \(.*1e-20"):
         trace.result()
-    for search in (optimize.optimize, optimize.factorize):
-        with pytest.raises(UsageError, match="delta = 1e-290: must be at least 1e-280"):
-            search(SCHEME, 2.0, 1e-290)
     with pytest.raises(UsageError, match="delta = 1e-290: must be at least 1e-280"):
-        optimize.least_error(2, 4, 2.0, 1e-290)
+        asked(2.0, 1e-290)
 
 
 def test_a_search_without_a_certificate_is_kept(monkeypatch, tmp_path, capsys):
@@ -499,11 +496,11 @@ def test_a_search_without_a_certificate_is_kept(monkeypatch, tmp_path, capsys):
     kept = load(path)
     assert kept.guarantee.status == "estimate" and not kept.provenance["interrupted"]
     with pytest.raises(FailureError, match="no sample"):  # nothing was spent on it
-        optimize.factorize(SCHEME, 2.0, 1e-4, strategy="banded-sqrt")
+        factorized(SCHEME, 2.0, 1e-4, strategy="banded-sqrt")
 
 
 def test_a_target_that_samples_cannot_reach_has_the_bound_that_holds_anyway():
-    found = optimize.factorize(SCHEME, 0.01, 1e-15, strategy="sqrt", seed=1)
+    found = factorized(SCHEME, 0.01, 1e-15, strategy="sqrt", seed=1)
     assert found.guarantee.status == "certified" and not found.guarantee.failure_probability
     assert "without amplification" in found.guarantee.method
 
@@ -566,13 +563,13 @@ def test_a_wave_keeps_its_form_when_buffers_are_added():
 def test_what_is_not_of_its_class_is_refused_by_name(scheme, options, name):
     scheme = BallsInBins(bins=4, epochs=2) if scheme is ... else scheme
     with pytest.raises(UsageError, match=rf"{name} = .*must be of class"):
-        factorize(scheme, 2.0, 1e-5, strategy="banded-toeplitz", **options)
+        factorized(scheme, 2.0, 1e-5, strategy="banded-toeplitz", **options)
 
 
 def test_fresh_bins_are_searched_from_an_optimum_in_closed_form():
     """No evaluation on samples remains, also where the usual start ends at C = I."""
     scheme, told = FreshBins(bins=32, epochs=8), []
-    found = optimize.optimize(
+    found = searched(
         scheme, 0.5, 1e-5, strategy="cleared-blt", buffers=4, seed=0, progress=told.append
     )
     assert all("in closed form" in one.stage for one in told if isinstance(one, optimizers.Step))

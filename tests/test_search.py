@@ -12,8 +12,16 @@ from test_strategies import every_strategy
 
 from mfopt import strategies as S
 from mfopt.accounting.monte_carlo import design_point, dominating_pair
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.optimize import implicit, kinds, search, time_scale
-from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement, Tangent, log_rmse
+from mfopt.optimize.objective import (
+    AmplifiedObjective,
+    Evaluation,
+    Placement,
+    Samples,
+    Tangent,
+    log_rmse,
+)
 from mfopt.optimize.optimizers import Trace
 from mfopt.sampling import BallsInBins, FreshBins
 
@@ -108,7 +116,7 @@ def test_proposals_follow_where_sigma_moves():
     scheme = BallsInBins(bins=32, epochs=8)
     mapping = kinds.of(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), scheme.iterations)
     loss = log_rmse(PREFIX, scheme.iterations)
-    target = AmplifiedObjective(loss, mapping, scheme, 0.5, 1e-5, samples=1024, seed=0)
+    target = AmplifiedObjective(loss, mapping, law(scheme), (0.5, 1e-5), Samples(1024, 0))
     there, here = mapping.start + np.array([2.0, 2.0, 1.0, 1.0]), target.placed(mapping.start)
     own, from_afar = target.placed(there), target.follow(there, here)
     assert from_afar.placement is not here.placement and abs(from_afar.drift) <= 0.03

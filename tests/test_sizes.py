@@ -4,12 +4,13 @@ import time
 
 import numpy as np
 import pytest
+from questions import factorized, searched
 
 from mfopt import strategies as S
 from mfopt._runtime import _sizes
 from mfopt.errors import UsageError
 from mfopt.experiments import comparison, families
-from mfopt.optimize import factorize, kinds, optimize, sizes
+from mfopt.optimize import kinds, sizes
 from mfopt.sampling import BallsInBins
 
 GIB = 2**30
@@ -53,25 +54,25 @@ REFUSED = "GiB of memory|must be at most 2147483647"
 def test_what_was_killed_is_refused_at_once(machine, kind, epochs, bins):
     begun = time.process_time()
     with pytest.raises(UsageError, match=REFUSED):
-        factorize(BallsInBins(bins, epochs), 2.0, strategy=kind)
+        factorized(BallsInBins(bins, epochs), 2.0, strategy=kind)
     assert time.process_time() - begun < 5
 
 
 def test_common_sizes_fit(machine):
     for kind in ("blt", "toeplitz", "banded", "dense"):
-        sizes.require(kind, BallsInBins(128, 16), samples=2**14, bands=64, buffers=8)
+        sizes.require(BallsInBins(128, 16), sizes.Load(kind, 2**14, 64, 8))
     machine(4)
     for kind in ("blt", "toeplitz", "banded"):
-        sizes.require(kind, BallsInBins(128, 16), samples=2**14, bands=16)
+        sizes.require(BallsInBins(128, 16), sizes.Load(kind, 2**14, 16))
 
 
 def test_a_million_iterations_fit_where_there_are_no_modes(machine):
     """Modes of a C between two diagonals are made from numbers of all pairs of epochs."""
     million = BallsInBins(bins=128, epochs=7813)
-    sizes.require("blt", million, samples=2**14, scaled=True)
+    sizes.require(million, sizes.Load("blt", 2**14, scaled=True))
     for kind in ("banded-toeplitz", "wave-blt"):
         with pytest.raises(UsageError, match=r"bins = 128.*GiB.*Here \d+ would fit"):
-            sizes.require(kind, million, samples=2**14, scaled=True)
+            sizes.require(million, sizes.Load(kind, 2**14, scaled=True))
 
 
 BUILT_IN = ("blt", "toeplitz", "banded-toeplitz", "banded", "dense")
@@ -92,17 +93,19 @@ def test_a_kind_says_how_many_numbers_it_has(name):
 def test_unknown_kinds_are_refused_and_others_asked(machine):
     for kind in ("no-such-kind", "time-scaled"):
         with pytest.raises(UsageError, match="must be one of blt"):
-            sizes.memory(kind, BallsInBins(8, 2), samples=0)
+            sizes.memory(BallsInBins(8, 2), sizes.Load(kind))
     with pytest.raises(UsageError, match="must be one of"):
-        sizes.memory("sqrt", BallsInBins(8, 2), samples=64)  # has no parameters to search for
+        sizes.memory(BallsInBins(8, 2), sizes.Load("sqrt", 64))  # has no parameters to search for
     # a class whose modes are formed from the dense matrix says so
-    dense, structured = (sizes.memory(k, BallsInBins(64, 64), samples=0) for k in ("tree", "sqrt"))
+    dense, structured = (
+        sizes.memory(BallsInBins(64, 64), sizes.Load(kind)) for kind in ("tree", "sqrt")
+    )
     assert dense - structured == 8 * 5 * (64 * 64) ** 2
 
 
 def test_samples_that_do_not_fit(machine):
     with pytest.raises(UsageError, match=r"samples = 1000000000000.*GiB.*Here \d+ would fit"):
-        optimize(BallsInBins(8, 2), 2.0, 1e-5, samples=10**12)
+        searched(BallsInBins(8, 2), 2.0, 1e-5, samples=10**12)
 
 
 def test_vocabularies_and_canaries_beyond_memory_are_refused(machine):

@@ -25,7 +25,7 @@ import optax
 from mfopt._runtime import _check
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.mechanisms import BALLS, Goal
-from mfopt.optimize import factorize
+from mfopt.optimize import Form, Question, Target, factorize
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import EMBEDDED, open_parts
@@ -253,15 +253,9 @@ class TrainMechanismCell(Cell):
 
     def run(self, *needed: Result) -> Result:
         goal = Goal(self.bins, self.epochs, self.epsilon, self.delta, self.sampling)
-        factorization = factorize(
-            goal.bin_scheme(),
-            self.epsilon,
-            self.delta,
-            strategy=self.strategy,
-            bands=min(self.bins, FRESH_BANDS),
-            privacy_unit="user",
-            seed=0,
-        )
+        target = Target(self.epsilon, self.delta, "user", seed=0)
+        form = Form(self.strategy, bands=min(self.bins, FRESH_BANDS))
+        factorization = factorize(goal.bin_scheme(), Question(target, form))
         if factorization.provenance["interrupted"]:
             raise KeyboardInterrupt  # what was kept is no result of this cell
         if factorization.guarantee.status != "certified":

@@ -6,7 +6,7 @@ Where a family has a size (bands), a comparison takes the one with the least RMS
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mfopt._runtime import _check, _sizes
 from mfopt.experiments.cache import Cell
@@ -99,7 +99,7 @@ class Family(NamedTuple):
     def require(self, setting: Comparison) -> None:
         """Refuse a search or an account that does not fit into the memory that is free."""
         if scheme := self._scheme(setting):
-            sizes.require(self.kind, scheme, **self._of_search(setting))
+            sizes.require(scheme, self._of_search(setting))
         else:
             _sizes.require(
                 "bins", setting.bins, lambda bins: self._of_vectors(bins * setting.epochs)
@@ -108,20 +108,17 @@ class Family(NamedTuple):
     def memory(self, setting: Comparison) -> float:
         """Bytes that the largest cell takes."""
         if scheme := self._scheme(setting):
-            return sizes.memory(self.kind, scheme, **self._of_search(setting))
+            return sizes.memory(scheme, self._of_search(setting))
         return self._of_vectors(setting.bins * setting.epochs)
 
     def _scheme(self, setting: Comparison) -> BinScheme | None:
         return setting.goal(1.0, self.sampling).bin_scheme() if self.sampling in SAMPLED else None
 
-    def _of_search(self, setting: Comparison) -> dict[str, Any]:
+    def _of_search(self, setting: Comparison) -> sizes.Load:
         samples = kinds.find(self.kind).samples if self.search == AMPLIFIED else 0
         widest = max(self._widths(setting), default=1) or 1
-        return {
-            "samples": samples,
-            "bands": min(widest, setting.bins * setting.epochs),
-            "buffers": max(8, self.buffers),
-        }
+        bands = min(widest, setting.bins * setting.epochs)
+        return sizes.Load(self.kind, samples, bands, max(8, self.buffers))
 
     def _of_vectors(self, n: int) -> float:
         # vectors over all steps, and all of X = CᵀC where C is dense

@@ -21,7 +21,7 @@ from mfopt.calibration import calibrate
 from mfopt.experiments.cache import Cell, Result
 from mfopt.guarantee import Guarantee
 from mfopt.noise.choice import choose
-from mfopt.optimize import kinds, optimize, unamplified
+from mfopt.optimize import Form, Objective, Question, Search, Target, kinds, optimize, unamplified
 from mfopt.sampling import (
     BallsInBins,
     BinScheme,
@@ -133,12 +133,9 @@ class UnamplifiedCell(Cell):
     def run(self, *needed: Result) -> Result:
         outcome = unamplified.optimize(
             FixedOrder(self.bins, self.epochs),
-            strategy=self.kind,
-            bands=max(self.bands, 1),
-            buffers=max(self.buffers, 1),
-            init=strategy_of(needed[0]) if needed else None,
+            Form(self.kind, max(self.bands, 1), max(self.buffers, 1)),
+            search=Search(init=[strategy_of(start) for start in needed], tolerance=_TOLERANCE),
             equal_columns=self.equal_columns,
-            tolerance=_TOLERANCE,
         )
         return with_strategy(
             outcome.strategy, evaluations=len(outcome.trace.history), status=outcome.trace.status
@@ -192,18 +189,13 @@ class AmplifiedCell(Cell):
 
     def run(self, *needed: Result) -> Result:
         goal = self.goal
-        outcome = optimize(
-            goal.bin_scheme(),
-            goal.epsilon,
-            goal.delta,
-            strategy=self.kind,
-            bands=max(self.bands, 1),
-            buffers=max(self.buffers, 1),
-            time_scale=self.scaled,
-            seed=goal.seed,
-            samples=self.samples,
-            init=[strategy_of(start) for start in needed] or None,
+        question = Question(
+            Target(goal.epsilon, goal.delta, seed=goal.seed),
+            Form(self.kind, max(self.bands, 1), max(self.buffers, 1)),
+            Objective("rmse"),
+            Search(self.scaled, self.samples, init=[strategy_of(start) for start in needed]),
         )
+        outcome = optimize(goal.bin_scheme(), question)
         return with_strategy(
             outcome.strategy,
             evaluations=len(outcome.history),

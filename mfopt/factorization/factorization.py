@@ -264,8 +264,8 @@ def load(path: str | Path) -> Factorization:
       FailureError: it is damaged, of a newer schema, inconsistent, or not such a file.
 
     >>> import tempfile
-    >>> from mfopt import optimize, sampling
-    >>> made = optimize.factorize(sampling.BallsInBins(bins=8, epochs=2), 2.0, strategy="identity")
+    >>> import mfopt
+    >>> made = mfopt.factorize(epochs=2, iterations_per_epoch=8, epsilon=2.0, strategy="identity")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     read = load(made.save(f"{folder}/mechanism.npz"))
     >>> read.noise_multiplier == made.noise_multiplier, read.guarantee == made.guarantee

@@ -88,8 +88,8 @@ class PrivateRun:
         and tests, whose runs have no guarantee.
       options: of :class:`mfopt.noise.NoiseStream` (``secure``, ``buffer_dtype``, ``past``).
 
-    >>> from mfopt import optimize, sampling
-    >>> made = optimize.factorize(sampling.BallsInBins(bins=4, epochs=2), 2.0, strategy="identity")
+    >>> import mfopt
+    >>> made = mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity")
     >>> run = PrivateRun(made, population=12, clip_norm=1.0)
     >>> state = run.init({"w": np.zeros(3, np.float32)})
     >>> batch = run.batches(state)[0]

@@ -593,8 +593,8 @@ def from_factorization(
     the factorization's noise multiplier times it. ``options`` are those of :class:`NoiseStream`.
     An estimate, which proves nothing, is taken with ``allow_uncertified=True`` only.
 
-    >>> from mfopt import optimize, sampling
-    >>> made = optimize.factorize(sampling.BallsInBins(bins=8, epochs=2), 2.0, strategy="identity")
+    >>> import mfopt
+    >>> made = mfopt.factorize(epochs=2, iterations_per_epoch=8, epsilon=2.0, strategy="identity")
     >>> stream = from_factorization(made, clip_norm=0.5)
     >>> stream.iterations, stream.stddev == 0.5 * made.noise_multiplier
     (16, True)

@@ -7,15 +7,19 @@ the cores that compiled code is to use. The command line sets it.
 
 from mfopt.optimize.auto import least_error
 from mfopt.optimize.objective import Loss, Objective, log_max_error, log_rmse
-from mfopt.optimize.pipeline import Search, factorize
+from mfopt.optimize.pipeline import factorize
+from mfopt.optimize.question import Form, Question, Search, Target
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 
 __all__ = [
+    "Form",
     "InterruptedOptimization",
     "Loss",
     "Objective",
     "Optimized",
+    "Question",
     "Search",
+    "Target",
     "factorize",
     "least_error",
     "log_max_error",

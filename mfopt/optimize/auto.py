@@ -1,116 +1,163 @@
 """Lowest error at (ε, δ) over sampling schemes and kinds of C, within a number of noise buffers.
 
-Every search ends with an estimate of its RMSE, on the same fresh samples for all; the lowest is
-certified, and the next one if that fails. Candidates are:
+Every search ends with an estimate of its RMSE, on the same fresh samples for all C of a scheme; the
+lowest is certified, and the next one if that fails. Candidates are, under each scheme,
 
-* balls-in-bins and fresh bins with the kinds of C that are searched there by default
-  (:mod:`mfopt.optimize.defaults`), as large as the memory allows and pays,
-* independent noise under both.
+* the kinds of C that are searched by default (:mod:`mfopt.optimize.defaults`), as large as the
+  memory allows and pays,
+* a banded Toeplitz C where the memory holds half an epoch,
+* independent noise.
 
-Kinds that regenerate past noise from the key are left out, as they pay in time, and so are schemes
-under which a file cannot be executed with correlated noise of every kind here.
+A BLT keeps one array for each buffer and is near its optimum with a few; a banded Toeplitz C keeps
+one array for each band but the first and needs many. Kinds that regenerate past noise from the key
+are left out, as they pay in time.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mfopt import query_error
 from mfopt._runtime import _check
+from mfopt._runtime._float64 import float64
+from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.calibration import calibrate
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
-from mfopt.guarantee import CertificateKind
-from mfopt.optimize import defaults, memory
-from mfopt.optimize.objective import Loss, Objective
-from mfopt.optimize.pipeline import Searched, Target, on_record
-from mfopt.optimize.run import InterruptedOptimization, Optimized
+from mfopt.noise.choice import choose
+from mfopt.optimize import defaults, kinds
+from mfopt.optimize.objective import Objective
+from mfopt.optimize.pipeline import Searched, on_record
+from mfopt.optimize.question import Form, Question
+from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.progress import Progress, Report, silent, within
-from mfopt.sampling import BallsInBins, BinScheme, FreshBins
-from mfopt.strategies import Strategy
-from mfopt.workloads import PrefixSums, Workload
+from mfopt.sampling import BinScheme
+from mfopt.strategies import Identity, Strategy
 
 MEMORY = 15  # arrays, unless the caller names a number
-MOST_CLEARED = 16  # arrays of a cleared BLT: 0.3% above a band of 127
+_MOST_CLEARED = 16  # arrays of a cleared BLT: 0.3% above a band of 127
+# A few bands see a few steps, a BLT of as many arrays the whole run. At 8 × 32 half an epoch's
+# bands are no better than four buffers at ε = 1 and 12% worse at 16, a quarter 2% and 39% worse.
+_FEWEST_BANDS, _LEAST_SHARE = 9, 0.5
+_SAMPLES = 2**15
+# Bins from which on four times as many are taken, of all C: with 512 a few samples weigh most, and
+# the standard error of σ over σ was 0.012 at 4 × 512, ε = 2, where the best C are 0.001 apart.
+_MANY_BINS = 512
+_SEED = 1  # of the samples that candidates are compared on: the same for all
+
+
+class Candidate(NamedTuple):
+    """A scheme, a kind of C and its size: buffers or bands, 0 where there are none."""
+
+    scheme: BinScheme
+    kind: str
+    size: int = 0
+
+    def words(self) -> str:
+        """Short description for a line of progress."""
+        noun = "bands" if self.kind == "banded-toeplitz" else "buffers"
+        size = f" ({self.size} {noun})" if self.size else ""
+        return f"{self.scheme.kind}, {self.kind}{size}"
+
+    def search(self, question: Question, blt: Strategy | None, progress: Report) -> Optimized:
+        """Search it; a banded C starts from ``blt``, where one is known."""
+        if self.kind == "identity":
+            return Optimized(Identity())
+        banded = self.kind == "banded-toeplitz"
+        form = Form(self.kind, *((self.size, 1) if banded else (1, self.size)))
+        search = dataclasses.replace(
+            question.search,
+            time_scale=question.search.time_scale is not False and kinds.find(self.kind).scalable,
+            init=blt if banded else None,
+        )
+        asked = dataclasses.replace(question, form=form, search=search)
+        return optimize(self.scheme, asked, progress)
+
+
+class Score(NamedTuple):
+    """Estimate for a C on fresh samples.
+
+    Attributes:
+      noise_multiplier: σ.
+      error: of the kind that is minimized; the lowest is the best.
+      rmse: of the workload's queries, in clip norms per coordinate.
+      memory: noise buffers (× model size) that streaming keeps.
+    """
+
+    noise_multiplier: float
+    error: float
+    rmse: float
+    memory: int
 
 
 class Tried(NamedTuple):
-    """Outcome of a candidate's search.
+    """Outcome of a candidate's search: C with its score; ``problem`` says what either lacks."""
 
-    Attributes:
-      candidate: what it was.
-      scored: C with its estimated σ and RMSE, or None where ``problem`` says why not.
-      seconds: wall time.
-      problem: why it is out of the question.
-    """
-
-    candidate: memory.Candidate
-    scored: memory.WithinMemory | None
-    seconds: float = 0.0
+    candidate: Candidate
+    optimum: Optimized | None
+    score: Score
+    seconds: float
     problem: str = ""
-
-    @property
-    def error(self) -> float:
-        """Estimated error, of the kind that is minimized; infinite where there is none."""
-        return math.inf if self.scored is None else self.scored.error
 
     def describe(self) -> dict[str, Any]:
         """Record of the outcome, JSON values only."""
         sampling, kind, size = self.candidate
         record: dict[str, Any] = {"sampling": sampling.describe(), "strategy": kind, "size": size}
-        if self.scored is not None:
-            record["estimated_error"] = self.scored.error
-            record["estimated_rmse"] = self.scored.rmse
-            record["estimated_noise_multiplier"] = self.scored.noise_multiplier
-            record["memory"] = self.scored.memory
         if self.problem:
             record["problem"] = self.problem
+        else:
+            record["estimated_error"] = self.score.error
+            record["estimated_rmse"] = self.score.rmse
+            record["estimated_noise_multiplier"] = self.score.noise_multiplier
+            record["memory"] = self.score.memory
         return {**record, "seconds": round(self.seconds, 3)}
 
+    def note(self) -> str:
+        """Outcome in a line of progress."""
+        if self.problem:
+            return f"{self.candidate.words()}: left out: {self.problem}"
+        sigma, _, rmse, memory = self.score
+        estimate = f"RMSE {rmse:.4g} at σ {sigma:.4g}, {memory} buffers (estimated)"
+        return f"{self.candidate.words()}: {estimate}"
 
-def candidates(epochs: int, iters: int, epsilon: float, most: int) -> list[memory.Candidate]:
-    """Candidates that keep at most ``most`` noise buffers (× model size), each after those it
+
+_NO_SCORE = Score(math.nan, math.inf, math.nan, 0)
+
+
+def candidates(schemes: Sequence[BinScheme], epsilon: float, memory: int) -> list[Candidate]:
+    """Candidates that keep at most ``memory`` noise buffers (× model size), each after those it
     starts from.
 
-    Args:
-      epochs: E.
-      iters: iterations of an epoch, b.
-      epsilon: of the target.
-      most: arrays that streaming the noise may keep.
-
-    >>> [one.words() for one in candidates(4, 32, 2.0, 1)][2:]
-    ['balls-in-bins, blt (1 buffers)', 'fresh-bins, cleared-blt (1 buffers)']
+    >>> from mfopt.sampling import BallsInBins
+    >>> [one.words() for one in candidates([BallsInBins(32, 8)], 2.0, 16)][1:]
+    ['balls-in-bins, blt (4 buffers)', 'balls-in-bins, banded-toeplitz (17 bands)']
     """
-    kept, afresh = BallsInBins(iters, epochs), FreshBins(iters, epochs)
-    found = [memory.Candidate(kept, "identity"), memory.Candidate(afresh, "identity")]
-    if most == 0:
-        return found
-    for scheme, largest in ((kept, defaults.buffers(kept)), (afresh, MOST_CLEARED)):
-        buffers = min(most, largest)
-        for kind in reversed(defaults.kinds(scheme, epsilon, buffers)):
-            least, size = (2, min(most + 1, iters)) if kind == "banded-toeplitz" else (1, buffers)
-            if size >= least:
-                found.append(memory.Candidate(scheme, kind, size))
-    return found
+    wanted = [Candidate(scheme, "identity") for scheme in schemes]
+    for scheme in schemes if memory else ():
+        most = defaults.buffers(scheme) if scheme.most_bands is None else _MOST_CLEARED
+        buffers, bands = min(memory, most), min(memory + 1, scheme.bins)
+        few = defaults.kinds(scheme, epsilon, buffers)
+        wanted += [
+            Candidate(scheme, kind, buffers) for kind in reversed(few) if kind != "banded-toeplitz"
+        ]
+        enough = bands >= max(_FEWEST_BANDS, int(_LEAST_SHARE * scheme.bins) + 1)
+        if enough or ("banded-toeplitz" in few and bands > 1):
+            wanted.append(Candidate(scheme, "banded-toeplitz", bands))
+    return wanted
 
 
 def least_error(
-    epochs: int,
-    iters: int,
-    epsilon: float,
-    delta: float = 1e-5,
+    schemes: Sequence[BinScheme],
+    question: Question,
+    memory: int = MEMORY,
     *,
-    most: int = MEMORY,
-    workload: Workload | None = None,
-    loss: Objective | None = None,
-    time_scale: bool = True,
-    certify_samples: int | None = None,
-    seed: int | None = None,
-    certificate: CertificateKind = "monte-carlo",
-    privacy_unit: str = "example",
     provenance: dict[str, Any] | None = None,
     progress: Report = silent,
 ) -> Factorization:
@@ -118,128 +165,140 @@ def least_error(
 
     ``provenance["tried"]`` of the result says what was tried and what came of it; its ``sampling``
     is what must be executed. An interrupt (KeyboardInterrupt) keeps the best so far with an
-    *estimate* for a guarantee; ``provenance["interrupted"]`` is then true.
+    *estimate* for a guarantee; ``provenance["interrupted"]`` is then true. Where nothing could be
+    certified the best C is kept likewise, and ``provenance["not_certified"]`` says why.
 
     Args:
-      epochs: passes over the data.
-      iters: iterations of an epoch: the bins.
-      epsilon, delta: add-remove target for one unit.
-      most: noise buffers (× model size) that streaming may keep.
-      workload: A; prefix sums by default.
-      loss: the error that is minimized, by which mechanisms are ranked; "robust" by default.
-      time_scale: whether C is put between two diagonals that vary with time.
-      certify_samples, certificate: as for :func:`.factorize`.
-      seed: pins all samples.
-      privacy_unit: what the guarantee protects, by name.
+      schemes: sampling to choose from.
+      question: what is asked; its form is chosen here.
+      memory: noise buffers (× model size) that streaming may keep.
       provenance: more to put on record.
       progress: callback for every evaluation, and in words of every candidate that is finished.
-
-    Where nothing could be certified the best C is kept likewise, and
-    ``provenance["not_certified"]`` says why.
 
     Raises:
       UsageError: an argument out of range.
       FailureError: nothing that was tried has an answer.
     """
-    target = Target(
-        epsilon, delta, privacy_unit, certify_samples, seed=seed, certificate=certificate
+    memory = _check.integer("memory", memory, at_least=0)
+    tried, interrupted = _all_tried(
+        candidates(schemes, question.target.epsilon, memory), question, progress
     )
-    most = _check.integer("memory", most, at_least=0)
-    workload, loss = workload or PrefixSums(), loss or Objective()
-    wanted = candidates(epochs, iters, target.epsilon, most)
-    memory.announce(wanted, time_scale, progress, "mechanisms")
-    tried: list[Tried] = []
-    unfinished: tuple[Optimized, BinScheme] | None = None
-    interrupted = False
-    blt: Strategy | None = None
-    how: dict[str, Any] = {
-        "workload": workload,
-        "loss": loss,
-        "time_scale": time_scale,
-        "seed": seed,
-    }
-    certified_error = functools.partial(certified, loss.loss(workload, epochs * iters))
-    for candidate in wanted:
-        begun = time.perf_counter()
-        told = within(memory.quiet(progress), candidate.words())
-        found: Optimized | None = None
-        try:
-            found = candidate.search((epsilon, delta), blt, progress=told, **how)
-            told(Progress("estimating its error on fresh samples"))
-            scored = memory.scored(found, candidate.scheme, epsilon, delta, workload, loss)
-        except KeyboardInterrupt as stop:
-            interrupted = True
-            best = stop.best if isinstance(stop, InterruptedOptimization) else found
-            unfinished = None if best is None else (best, candidate.scheme)
-            break
-        except (UsageError, FailureError) as problem:
-            # what one scheme or size has no answer for, the others may
-            took = time.perf_counter() - begun
-            tried.append(Tried(candidate, None, took, str(problem)))
-        else:
-            tried.append(Tried(candidate, scored, time.perf_counter() - begun))
-            blt = found.strategy if candidate.kind == "blt" else blt
-        progress(Progress(candidate.words(), note=_note(tried[-1]), lasting=True))
-    ranked = sorted((one for one in tried if one.scored is not None), key=lambda one: one.error)
-    chosen = [
-        (one.scored.found, one.candidate.scheme, one.error)
-        for one in ranked
-        if one.scored is not None
-    ]
-    if unfinished is not None:
-        # an unfinished search's own samples flatter it by next to nothing
-        value = math.exp(unfinished[0].loss) if math.isfinite(unfinished[0].loss) else math.inf
-        if not ranked or value < ranked[0].error:
-            chosen.insert(0, (*unfinished, value))
-    if not chosen:
+    ranked = sorted((one for one in tried if one.optimum), key=lambda one: one.score.error)
+    if not ranked:
         if interrupted:
             raise FailureError("interrupted before anything was tried; nothing to keep")
         raise FailureError("nothing that was tried has an answer: " + tried[-1].problem)
     record = {
         **(provenance or {}),
-        "objective": loss.describe(),
+        "objective": _objective(question).describe(),
         "tried": [one.describe() for one in tried],
-        "at_most": most,
+        "at_most": memory,
     }
+    return _certified_best(ranked, question, record, interrupted, progress)
+
+
+def _all_tried(
+    wanted: Sequence[Candidate], question: Question, progress: Report
+) -> tuple[list[Tried], bool]:
+    """Outcome of each search, and whether an interrupt ended them."""
+    tried: list[Tried] = []
+    blt: Strategy | None = None
+    for candidate in wanted:
+        begun = time.perf_counter()
+        told = within(progress, candidate.words())
+        optimum: Optimized | None = None
+        try:
+            optimum = candidate.search(question, blt, told)
+            told(Progress("estimating its error on fresh samples"))
+            score, problem = scored(optimum.strategy, candidate.scheme, question), ""
+        except KeyboardInterrupt as stop:
+            if isinstance(stop, InterruptedOptimization):
+                optimum = stop.best
+            if optimum is not None:
+                # an unfinished search's own samples flatter it by next to nothing
+                error = math.exp(optimum.loss) if math.isfinite(optimum.loss) else math.inf
+                score, took = _NO_SCORE._replace(error=error), time.perf_counter() - begun
+                tried.append(Tried(candidate, optimum, score, took, "interrupted"))
+            return tried, True
+        except (UsageError, FailureError) as refusal:
+            # what one scheme or size has no answer for, the others may
+            optimum, score, problem = None, _NO_SCORE, str(refusal)
+        tried.append(Tried(candidate, optimum, score, time.perf_counter() - begun, problem))
+        if candidate.kind == "blt" and optimum is not None:
+            blt = optimum.strategy
+        progress(Progress(candidate.words(), note=tried[-1].note(), lasting=True))
+    return tried, False
+
+
+def _certified_best(
+    ranked: Sequence[Tried],
+    question: Question,
+    record: dict[str, Any],
+    interrupted: bool,
+    progress: Report,
+) -> Factorization:
+    """The first that has a certificate, or a later one of lower error."""
+    error = functools.partial(certified_error, question)
     refused: list[str] = []
     kept: list[Factorization] = []
     proved: list[Factorization] = []
-    for found, scheme, estimated in chosen:
+    for one in ranked:
         # a certificate may cost more than was estimated, up to all of the amplification
-        if proved and not estimated < min(map(certified_error, proved)):
+        if proved and not one.score.error < min(map(error, proved)):
             break
+        optimum, scheme = one.optimum, one.candidate.scheme
+        assert optimum is not None
         try:
             facts = {**record, **({"not_certified": list(refused)} if refused else {})}
-            searched = Searched(found, scheme, facts, interrupted, keep=True)
-            made = on_record(searched, target, workload, progress)
+            searched = Searched(optimum, scheme, facts, interrupted, keep=True)
+            made = on_record(searched, question, progress)
         except FailureError as problem:
             why = str(problem)
         else:
             if interrupted or made.provenance["interrupted"]:
-                return min(proved, key=certified_error, default=made)
+                return min(proved, key=error, default=made)
             if made.guarantee.status == "certified":
                 proved.append(made)
                 continue
             kept.append(made)
             why = made.not_certified
-        refused.append(f"{scheme.kind}, {found.strategy.kind}: {why}")
+        refused.append(f"{scheme.kind}, {optimum.strategy.kind}: {why}")
         note = f"{refused[-1]} The next best is certified instead."
         progress(Progress("certifying", note=note, lasting=True))
     if proved or kept:
-        return min(proved, key=certified_error, default=(kept or proved)[0])
+        return min(proved, key=error, default=(kept or proved)[0])
     raise FailureError("nothing that was tried could be certified: " + refused[0])
 
 
-def certified(loss: Loss, made: Factorization) -> float:
+def certified_error(question: Question, made: Factorization) -> float:
     """Error of a certified mechanism, of the kind that is minimized."""
+    loss = _objective(question).loss(made.iterations)
     return math.exp(float(np.asarray(loss(made.strategy, made.noise_multiplier))))
 
 
-def _note(one: Tried) -> str:
-    if one.scored is None:
-        return f"{one.candidate.words()}: left out: {one.problem}"
-    scored = one.scored
-    return (
-        f"{one.candidate.words()}: RMSE {scored.rmse:.4g} at σ {scored.noise_multiplier:.4g}, "
-        f"{scored.memory} buffers (estimated)"
-    )
+def _objective(question: Question) -> Objective:
+    """The error to minimize, which must be known for each number of iterations."""
+    checked: Objective = _check.kind("objective", question.objective, Objective)
+    return checked
+
+
+@float64
+def scored(strategy: Strategy, scheme: BinScheme, question: Question) -> Score:
+    """σ and errors of a C, exact or on the same fresh samples for all C of a scheme.
+
+    How many samples depends on the scheme alone: C that are compared must share them.
+    """
+    epsilon, delta = question.target.epsilon, question.target.delta
+    objective, n = _objective(question), scheme.iterations
+    privacy_loss = law(scheme).loss(strategy)
+    exact = [bound for bound in privacy_loss.free_bounds() if bound.exact]
+    if exact:
+        sigma = exact[0].noise_multiplier(epsilon, delta)
+    else:
+        samples = _SAMPLES * (4 if scheme.bins >= _MANY_BINS else 1)
+        sigma = calibrate(
+            privacy_loss, epsilon, delta, samples=samples, seed=_SEED
+        ).noise_multiplier
+    rmse = float(np.asarray(query_error.rmse(objective.workload, strategy, n, sigma)))
+    error = math.exp(float(np.asarray(objective.loss(n)(strategy, sigma))))
+    return Score(sigma, error, rmse, choose(strategy, n).slots)

@@ -19,14 +19,15 @@ from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.noise.choice import choose
 from mfopt.optimize import defaults, kinds, unamplified
-from mfopt.optimize.objective import Loss
+from mfopt.optimize.objective import Objective
 from mfopt.optimize.optimizers import Step, Trace
+from mfopt.optimize.question import Question, Target
 from mfopt.optimize.run import InterruptedOptimization, Optimized
 from mfopt.progress import Report
 from mfopt.sampling import CyclicPoisson, FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import Identity
 
-_STEPS, _TOLERANCE = 1000, 1e-7
+_TOLERANCE = 1e-7  # relative decrease of the error in a step at which a search ends
 _BANDED = ("banded-toeplitz", "banded")
 # kinds that are optimized under each scheme; under others C = I alone has an account
 _OPTIMIZED: dict[type[Scheme], tuple[str, ...]] = {
@@ -52,140 +53,117 @@ def default_bands(scheme: Scheme) -> int:
     return min(defaults.BANDS, participation.separation)
 
 
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """Search for C without samples.
+def search_first_of(
+    schemes: Sequence[Scheme], question: Question, progress: Report
+) -> tuple[Scheme, Optimized, list[dict[str, Any]]]:
+    """Search under schemes in turn until the error rises: (scheme, C, record of each)."""
+    scheme, best = schemes[0], search(schemes[0], question, progress)
+    tried = [_record(scheme, best)]
+    for candidate in schemes[1:]:
+        result = search(candidate, question, progress)
+        tried.append(_record(candidate, result))
+        if not result.loss < best.loss:
+            break
+        scheme, best = candidate, result
+    return scheme, best, tried
 
-    Attributes:
-      epsilon, delta: target.
-      forms: kinds of C, the best of which is kept.
-      bands, buffers: sizes of kinds that have such a number; None for the scheme's default.
-      loss: error of (C, σ) to minimize, for n iterations.
-      steps: evaluations at most, of each kind; None for the default.
+
+@float64
+def search(scheme: Scheme, question: Question, progress: Report) -> Optimized:
+    """The C of lowest error under ``scheme``, scaled to sensitivity or column norm 1.
+
+    Raises:
+      UsageError: no account of such a C is known under the scheme.
+      InterruptedOptimization: at a KeyboardInterrupt, with the best C so far.
     """
+    forms = question.form.strategy or default_kinds(scheme)
+    _check_account(scheme, forms)
+    best: Optimized | None = None
+    losses: dict[str, float] = {}
+    for form in forms:
+        try:
+            result = _of_kind(form, scheme, question, progress)
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            raise InterruptedOptimization(best) from None
+        losses[form] = result.loss
+        if best is None or result.loss < best.loss:
+            best = result
+    assert best is not None
+    return dataclasses.replace(best, forms=losses if len(losses) > 1 else {})
 
-    epsilon: float
-    delta: float
-    forms: tuple[str, ...]
-    loss: Callable[[int], Loss]
-    bands: int | None = None
-    buffers: int | None = None
-    steps: int | None = None
 
-    def check(self, scheme: Scheme) -> None:
-        """Refuse what the scheme has no account for, and what does not fit into memory."""
-        able = _OPTIMIZED.get(type(scheme), ())
-        for form in self.forms:
-            if form in kinds.names() and form not in able:
-                rule = f"is not optimized under {scheme.kind}"
-                way_out = f"Use {', '.join(able)}."
-                if not able:
-                    way_out = "Use identity; cyclic-poisson takes a banded C."
-                raise _check.reject("strategy", form, rule, way_out)
-        square = _BYTES_A_PAIR if {"dense", "tree"} & set(self.forms) else 0.0
-        need = _BYTES_A_STEP
-        _sizes.require("iterations", scheme.iterations, lambda n: n * (need + square * n))
+def _check_account(scheme: Scheme, forms: Sequence[str]) -> None:
+    """Refuse what the scheme has no account for, and what does not fit into memory."""
+    able = _OPTIMIZED.get(type(scheme), ())
+    for form in forms:
+        if form in kinds.names() and form not in able:
+            rule = f"is not optimized under {scheme.kind}"
+            way_out = f"Use {', '.join(able)}."
+            if not able:
+                way_out = "Use identity; cyclic-poisson takes a banded C."
+            raise _check.reject("strategy", form, rule, way_out)
+    square = _BYTES_A_PAIR if {"dense", "tree"} & set(forms) else 0.0
+    _sizes.require("iterations", scheme.iterations, lambda n: n * (_BYTES_A_STEP + square * n))
 
-    @float64
-    def search(self, scheme: Scheme, progress: Report) -> Optimized:
-        """The C of lowest error under ``scheme``, scaled to sensitivity or column norm 1.
 
-        Raises:
-          UsageError: no account of such a C is known under the scheme.
-          InterruptedOptimization: at a KeyboardInterrupt, with the best C so far.
-        """
-        self.check(scheme)
-        loss, at_one = self.loss(scheme.iterations), self._sigma_at_one(scheme)
-        best: Optimized | None = None
-        losses: dict[str, float] = {}
-        for form in self.forms:
-            trace = Trace(progress=self._listener(form, at_one, progress))
-            try:
-                result = self._of_kind(form, scheme, loss, at_one, trace)
-            except KeyboardInterrupt:
-                if best is None:
-                    raise
-                raise InterruptedOptimization(best) from None
-            losses[form] = result.loss
-            if best is None or result.loss < best.loss:
-                best = result
-        assert best is not None
-        return dataclasses.replace(best, forms=losses if len(losses) > 1 else {})
+def _of_kind(form: str, scheme: Scheme, question: Question, progress: Report) -> Optimized:
+    """The best C of one kind."""
+    target, objective = question.target, question.objective
+    loss = objective.loss(scheme.iterations) if isinstance(objective, Objective) else objective
+    bands = question.form.bands or default_bands(scheme)
+    if form not in kinds.names() or (bands == 1 and form in _BANDED):
+        strategy = kinds.fixed(form, bands=bands) if form not in _BANDED else Identity()
+        sigma = _sigma(Mechanism(scheme, strategy), target)
+        return Optimized(strategy, float(np.asarray(loss(strategy, sigma))), sigma)
+    # of a C with sensitivity, or largest column norm, 1
+    most = unamplified.Participation.of(scheme).most
+    at_one = _sigma(Mechanism(scheme, Identity()), target) / math.sqrt(most)
+    trace = Trace(progress=_listener(form, at_one, progress))
+    optimum = unamplified.optimize(
+        scheme,
+        dataclasses.replace(question.form, strategy=form, bands=bands),
+        loss=loss,
+        search=dataclasses.replace(question.search, tolerance=_TOLERANCE),
+        equal_columns=False,
+        trace=trace,
+    )
+    rows = np.array(trace.history).reshape(-1, 3)
+    history = np.stack([rows[:, 0], rows[:, 1] + math.log(at_one), at_one * rows[:, 2]], axis=1)
+    sigma = at_one * optimum.sensitivity
+    value = float(np.asarray(loss(optimum.strategy, sigma)))
+    seconds = float(rows[-1, 0]) if len(rows) else 0.0
+    status = trace.status
+    if "convergence" in status:  # in SciPy's words
+        status = f"converged (relative tolerance {_TOLERANCE:g})"
+    return Optimized(optimum.strategy, value, sigma, status, history, seconds)
 
-    def _of_kind(
-        self, form: str, scheme: Scheme, loss: Loss, at_one: float, trace: Trace
-    ) -> Optimized:
-        bands = default_bands(scheme) if self.bands is None else self.bands
-        if form not in kinds.names() or (bands == 1 and form in _BANDED):
-            strategy = kinds.fixed(form, bands=bands) if form not in _BANDED else Identity()
-            mechanism = Mechanism(scheme, strategy)
-            sigma = account(mechanism, epsilon=self.epsilon, delta=self.delta).noise_multiplier
-            value = float(np.asarray(loss(strategy, sigma)))
-            return Optimized(strategy, value, sigma)
-        n = scheme.iterations
-        optimum = unamplified.optimize(
-            scheme,
-            strategy=form,
-            bands=bands,
-            buffers=min(defaults.BUFFERS, n) if self.buffers is None else self.buffers,
-            equal_columns=False,
-            steps=_STEPS if self.steps is None else _check.integer("steps", self.steps),
-            tolerance=_TOLERANCE,
-            loss=loss,
-            trace=trace,
-        )
-        rows = np.array(trace.history).reshape(-1, 3)
-        history = np.stack([rows[:, 0], rows[:, 1] + math.log(at_one), at_one * rows[:, 2]], axis=1)
-        sigma = at_one * optimum.sensitivity
-        value = float(np.asarray(loss(optimum.strategy, sigma)))
-        seconds = float(rows[-1, 0]) if len(rows) else 0.0
-        status = trace.status
-        if "convergence" in status:  # in SciPy's words
-            status = f"converged (relative tolerance {_TOLERANCE:g})"
-        return Optimized(optimum.strategy, value, sigma, status, history, seconds)
 
-    def _sigma_at_one(self, scheme: Scheme) -> float:
-        """σ of a C with sensitivity, or largest column norm, 1."""
-        independent = account(
-            Mechanism(scheme, Identity()), epsilon=self.epsilon, delta=self.delta
-        ).noise_multiplier
-        if type(scheme) not in _OPTIMIZED:
-            return independent
-        return independent / math.sqrt(unamplified.Participation.of(scheme).most)
+def _sigma(mechanism: Mechanism, target: Target) -> float:
+    return account(mechanism, epsilon=target.epsilon, delta=target.delta).noise_multiplier
 
-    def _listener(self, form: str, at_one: float, progress: Report) -> Callable[[Trace], None]:
-        tell = _signals.heard(progress)
 
-        def report(trace: Trace) -> None:
-            done, stage = len(trace.history), f"optimizing, {form}"
-            value = trace.best_value + math.log(at_one)
-            shown = dataclasses.replace(trace, best_value=value, best_sigma=at_one)
-            # searches end long before their limit, which would promise minutes
-            tell(Step(stage, done, None, "steps", trace=shown))
+def _listener(form: str, at_one: float, progress: Report) -> Callable[[Trace], None]:
+    tell = _signals.heard(progress)
 
-        return report
+    def report(trace: Trace) -> None:
+        done, stage = len(trace.history), f"optimizing, {form}"
+        value = trace.best_value + math.log(at_one)
+        shown = dataclasses.replace(trace, best_value=value, best_sigma=at_one)
+        # searches end long before their limit, which would promise minutes
+        tell(Step(stage, done, None, "steps", trace=shown))
 
-    def first_of(
-        self, schemes: Sequence[Scheme], progress: Report
-    ) -> tuple[Scheme, Optimized, list[dict[str, Any]]]:
-        """Search schemes in turn until the error rises: (scheme, C, record of each)."""
-        scheme, best = schemes[0], self.search(schemes[0], progress)
-        tried = [self._record(scheme, best)]
-        for candidate in schemes[1:]:
-            result = self.search(candidate, progress)
-            tried.append(self._record(candidate, result))
-            if not result.loss < best.loss:
-                break
-            scheme, best = candidate, result
-        return scheme, best, tried
+    return report
 
-    def _record(self, scheme: Scheme, result: Optimized) -> dict[str, Any]:
-        """What came of one scheme, JSON values only."""
-        return {
-            "sampling": scheme.describe(),
-            "strategy": result.strategy.kind,
-            "size": getattr(scheme, "bands", 0),
-            "error": math.exp(result.loss),
-            "noise_multiplier": result.noise_multiplier,
-            "memory": choose(result.strategy, scheme.iterations).slots,
-        }
+
+def _record(scheme: Scheme, result: Optimized) -> dict[str, Any]:
+    """What came of one scheme, JSON values only."""
+    return {
+        "sampling": scheme.describe(),
+        "strategy": result.strategy.kind,
+        "size": getattr(scheme, "bands", 0),
+        "error": math.exp(result.loss),
+        "noise_multiplier": result.noise_multiplier,
+        "memory": choose(result.strategy, scheme.iterations).slots,
+    }

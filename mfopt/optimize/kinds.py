@@ -172,16 +172,16 @@ def check(name: str) -> str:
     return _check.choice("strategy", name, every())
 
 
-def asked(strategy: str | Sequence[str]) -> tuple[str, ...]:
+def named(strategy: str | Sequence[str]) -> tuple[str, ...]:
     """The kinds that a caller names, one or several, each once.
 
     Raises:
       UsageError: none, or an unknown one.
     """
-    named = strategy if isinstance(strategy, list | tuple) else (strategy,)
-    if not named:
+    names_given = strategy if isinstance(strategy, list | tuple) else (strategy,)
+    if not names_given:
         raise _check.reject("strategy", strategy, "names no kind", '"blt" is one.')
-    return tuple(dict.fromkeys(check(name) for name in named))
+    return tuple(dict.fromkeys(check(name) for name in names_given))
 
 
 def find(name: str) -> Kind:

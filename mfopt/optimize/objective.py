@@ -29,7 +29,7 @@ from mfopt import final_model, query_error
 from mfopt._runtime import _check, _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, sharding
-from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
+from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.errors import FailureError
 from mfopt.optimize import implicit
@@ -74,6 +74,7 @@ class Objective:
         "max" are the workload's.
       schedule: learning rates that the final model is trained with; None stands for
         :data:`mfopt.final_model.DEFAULT_SCHEDULES`, each counted alike.
+      workload: A, whose queries' error counts.
 
     Raises:
       UsageError: another name, or a schedule for an error that has none.
@@ -81,9 +82,11 @@ class Objective:
 
     name: str = "robust"
     schedule: final_model.Schedule | None = None
+    workload: Workload = dataclasses.field(default_factory=PrefixSums)
 
     def __post_init__(self) -> None:
         _check.choice("objective", self.name, OBJECTIVES)
+        _check.kind("workload", self.workload, Workload, "ToeplitzWorkload(coefs) makes one.")
         if self.schedule is not None and self.name in ("rmse", "max"):
             rule = f"has no effect with `objective={self.name}`"
             raise _check.reject("schedule", self.schedule, rule, "Leave one of them out.")
@@ -98,22 +101,23 @@ class Objective:
         if name is None:
             own_workload = workload is not None and workload != PrefixSums()
             name = "rmse" if own_workload and schedule is None else "robust"
-        return cls(name, schedule)
+        return cls(name, schedule, PrefixSums() if workload is None else workload)
 
     @property
     def any_length(self) -> bool:
         """True where it is defined for every number of iterations."""
-        return self.schedule is None or isinstance(self.schedule, str)
+        named_schedule = self.schedule is None or isinstance(self.schedule, str)
+        return named_schedule and self.workload == PrefixSums()
 
-    def loss(self, workload: Workload, n: int) -> Loss:
-        """Loss to minimize for n iterations of this workload."""
+    def loss(self, n: int) -> Loss:
+        """Loss to minimize for n iterations."""
         if self.name == "rmse":
-            return log_rmse(workload, n)
+            return log_rmse(self.workload, n)
         if self.name == "max":
-            return log_max_error(workload, n)
+            return log_max_error(self.workload, n)
         schedules = final_model.DEFAULT_SCHEDULES if self.schedule is None else (self.schedule,)
         share = final_model.WORKLOAD_SHARE if self.name == "robust" else 0.0
-        return final_model.MixedError(workload, n, schedules, share)
+        return final_model.MixedError(self.workload, n, schedules, share)
 
     def describe(self) -> dict[str, Any]:
         """Record of it, JSON values only."""
@@ -144,6 +148,13 @@ class Placement(NamedTuple):
     centre: float
 
 
+class Samples(NamedTuple):
+    """An even number of Monte Carlo samples, and their pinned seed or None."""
+
+    number: int
+    seed: int | None
+
+
 class Tangent(NamedTuple):
     """The objective at one point, and the model that touches it there.
 
@@ -168,11 +179,10 @@ class AmplifiedObjective:
     Args:
       loss: see :data:`Loss`.
       parameterization: how parameters make a strategy.
-      scheme: one that a sampled privacy loss is known for, or such a law itself.
-      epsilon, delta: privacy target (add-remove, remove direction; the add direction is
-        checked when the result is calibrated).
-      samples: frozen samples, even.
-      seed: pinned seed of the samples, or None.
+      law: sampled law of a scheme.
+      target: ε and δ (add-remove, remove direction; the add direction is checked when the result
+        is calibrated).
+      samples: frozen samples.
     """
 
     @float64
@@ -180,18 +190,14 @@ class AmplifiedObjective:
         self,
         loss: Loss,
         parameterization: Parameterization,
-        scheme: Any,
-        epsilon: float,
-        delta: float,
-        *,
-        samples: int,
-        seed: int | None,
+        law: SampledLaw,
+        target: tuple[float, float],
+        samples: Samples,
     ) -> None:
-        self._build = parameterization.build
-        self._law = scheme if isinstance(scheme, SampledLaw) else law(scheme)
-        self._epsilon, self._delta = epsilon, delta
-        samples = _check.integer("samples", samples, at_least=64)
-        draws = self._law.draws(chunked.subkey(chunked.seed_key(seed), 0), samples)
+        self._build, self._law = parameterization.build, law
+        self._epsilon, self._delta = target
+        count = _check.integer("samples", samples.number, at_least=64)
+        draws = self._law.draws(chunked.subkey(chunked.seed_key(samples.seed), 0), count)
         self._devices = implicit.devices(self._law, draws)
         self._draws = sharding.placed(draws, self._devices)
         known = loss if isinstance(loss, Hashable) else functools.partial(loss)

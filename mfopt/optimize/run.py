@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,18 +15,17 @@ import numpy as np
 from mfopt._runtime import _check, _quick, _signals
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
-from mfopt.accounting.verify import check_delta
 from mfopt.errors import FailureError, UsageError
-from mfopt.optimize import defaults, kinds, objective, optimizers, sizes
+from mfopt.optimize import defaults, kinds, optimizers, sizes
 from mfopt.optimize.kinds import Kind
-from mfopt.optimize.objective import AmplifiedObjective, Evaluation
+from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Loss, Objective, Samples
 from mfopt.optimize.optimizers import Judge, Step, Trace
 from mfopt.optimize.parameterization import Parameterization, built
+from mfopt.optimize.question import Question, Search, Target
 from mfopt.optimize.search import CHECKS, minimize
 from mfopt.progress import Report, silent
 from mfopt.sampling import BinScheme
 from mfopt.strategies import Strategy
-from mfopt.workloads import PrefixSums, Workload
 
 _BACK = 0.3  # of the way to its start, from where a short search is begun a second time
 _PLAIN = 0.05  # gain of log error over a start that no fit to the samples explains: 0.03 was seen
@@ -84,43 +83,13 @@ class InterruptedOptimization(KeyboardInterrupt):
 
 
 @float64
-def optimize(
-    scheme: BinScheme,
-    epsilon: float,
-    delta: float,
-    *,
-    strategy: str | Sequence[str] = "blt",
-    bands: int = 16,
-    buffers: int | None = None,
-    workload: Workload | None = None,
-    loss: str | objective.Objective | objective.Loss = "rmse",
-    samples: int | None = None,
-    time_scale: bool = False,
-    steps: int | None = None,
-    tolerance: float | None = None,
-    init: Strategy | Sequence[Strategy] | None = None,
-    seed: int | None = None,
-    progress: Report = silent,
-) -> Optimized:
+def optimize(scheme: BinScheme, question: Question, progress: Report = silent) -> Optimized:
     """The strategy with the lowest error of (C, σ(C)) at (ε, δ) under the scheme's amplification.
 
     Args:
       scheme: bins and epochs.
-      epsilon, delta: add-remove target for one unit.
-      strategy: a kind of :mod:`mfopt.optimize.kinds`, or several: each is searched, and the best of
-        them on fresh samples is kept.
-      bands, buffers: size of banded kinds and of BLT; by default :func:`defaults.buffers`.
-      workload: A; prefix sums by default.
-      loss: an :class:`.objective.Objective` or its name, or a differentiable function of
-        (strategy, σ) to minimize.
-      samples: frozen Monte Carlo samples; more for kinds with more parameters by default.
-      time_scale: whether C is put between two diagonals that vary with time.
-      steps: evaluations of the objective at most for each kind, from the start that is chosen;
-        short runs of at most 12 from each of several starts come before.
-      tolerance: relative change of the error that counts as progress.
-      init: one or several strategies to start from, instead of the built-in starts; of several
-        kinds, those are searched that it says something about.
-      seed: pins the frozen samples.
+      question: what is asked; "blt" where no kind is named, and without diagonals unless
+        ``search.time_scale`` asks for them.
       progress: callback for each evaluation (an :class:`.optimizers.Step`), counted over
         all starts and warm starts of the call.
 
@@ -129,76 +98,60 @@ def optimize(
       FailureError: the objective is not a number at any start.
       InterruptedOptimization: at a KeyboardInterrupt, with the best C so far.
 
+    >>> from mfopt.optimize import Form, Search, Target
     >>> from mfopt.sampling import BallsInBins
-    >>> found = optimize(BallsInBins(bins=4, epochs=2), 2.0, 1e-3, buffers=1, steps=6, seed=0)
-    >>> found.strategy.kind, found.strategy.buffers, found.noise_multiplier < 1.6
+    >>> target = Target(2.0, 1e-3, seed=0)
+    >>> question = Question(target, Form("blt", buffers=1), search=Search(steps=6))
+    >>> best = optimize(BallsInBins(bins=4, epochs=2), question)
+    >>> best.strategy.kind, best.strategy.buffers, best.noise_multiplier < 1.6
     ('blt', 1, True)
     """
-    _check.epsilon("epsilon", epsilon)
-    check_delta(delta)
-    entries = [kinds.find(name) for name in kinds.asked(strategy)]
-    if time_scale:
+    begun = time.perf_counter()
+    form, search, loss = question.form, question.search, question.objective
+    scaled = bool(search.time_scale)
+    entries = [kinds.find(name) for name in form.strategy or ("blt",)]
+    if scaled:
         entries = [kinds.scaled(entry) for entry in entries]
-    workload, searched, few = workload or PrefixSums(), scheme, None
-    given = [init] if isinstance(init, Strategy) else list(init or [])
-    if isinstance(loss, str):
-        loss = objective.Objective(loss)
-    if isinstance(loss, objective.Objective):
-        of_any_length = workload == PrefixSums() and loss.any_length
-        if law(scheme).coarse() != law(scheme) and of_any_length:
-            if not given and all(entry.stretch is not None for entry in entries):
+    searched, few = scheme, None
+    if isinstance(loss, Objective):
+        if law(scheme).coarse() != law(scheme) and loss.any_length:
+            if not search.starts and all(entry.stretch is not None for entry in entries):
                 searched = sizes.searched(scheme)
             smaller = dataclasses.replace(scheme, bins=min(_FEW_BINS, scheme.bins))
-            of_few = loss.loss(workload, smaller.iterations)
-            few = _Problem(smaller, law(smaller), of_few, smaller)
-        loss = loss.loss(workload, searched.iterations)
+            few = _Problem(smaller, law(smaller), loss.loss(smaller.iterations), smaller)
+        loss = loss.loss(searched.iterations)
     n = searched.iterations
-    bands = min(_check.integer("bands", bands), n)
-    if buffers is None:
-        buffers = defaults.buffers(scheme)
-    buffers = _check.integer("buffers", buffers)
-    begun = time.perf_counter()
+    bands = min(16 if form.bands is None else form.bands, n)
+    buffers = defaults.buffers(scheme) if form.buffers is None else form.buffers
     size = kinds.Size(n, searched.bins, bands, buffers)
     problem = _Problem(searched, law(searched).coarse(), loss, scheme)
-    job = _Job(problem, few, epsilon, delta, tolerance, seed, progress)
-    for one in given:
-        _check.kind("init", one, Strategy, "mfopt.load(path).strategy is one.")
-    for entry in entries:
-        count = _check.integer("samples", job.samples(entry, size, samples), at_least=64)
-        sizes.require(
-            entry.plain,
-            scheme,
-            samples=count,
-            bands=bands,
-            buffers=buffers,
-            scaled=time_scale,
+    job = _Job(problem, few, question.target, search.tolerance, progress)
+    work = {
+        entry.plain: sizes.Load(
+            entry.plain, job.samples(entry, size, search.samples), bands, buffers, scaled
         )
-    searches = [job.search(entry, size, steps, samples, given) for entry in entries]
-    if given:
-        searches = [search for search in searches if search.starts]
+        for entry in entries
+    }
+    for wanted in work.values():
+        sizes.require(scheme, wanted)
+    searches = [job.search(entry, size, search) for entry in entries]
+    if search.starts:
+        searches = [planned for planned in searches if planned.starts]
         if not searches:
-            wanted = " or ".join(entry.plain for entry in entries)
-            raise _check.reject(
-                "init", given[0].kind, f"cannot start a {wanted} strategy of this size"
-            )
-    sizes.announce(
-        scheme,
-        searches=[
-            sizes.SearchWork(search.kind.plain, search.samples, search.steps) for search in searches
-        ],
-        scaled=time_scale,
-        report=progress,
-    )
+            rule = f"cannot start a {' or '.join(work)} strategy of this size"
+            raise _check.reject("init", search.starts[0].kind, rule)
+    told = [work[planned.kind.plain] for planned in searches]
+    sizes.announce(scheme, told, [planned.steps for planned in searches], progress)
     ends: list[StartedTrace] = []
-    for number, search in enumerate(searches):
+    for number, planned in enumerate(searches):
         if not job.interrupted:
             after = sum(later.most for later in searches[number + 1 :])
-            ends.append(_best(job, search, size, after))
+            ends.append(_best(job, planned, size, after))
     place, forms = job.preferred(searches, ends)
     trace = ends[place]
-    found, mode_norm = normalized(trace.result(), scheme, trace.norm)
+    strategy, mode_norm = normalized(trace.result(), scheme, trace.norm)
     optimum = Optimized(
-        found,
+        strategy,
         trace.best_value,
         trace.best_sigma * mode_norm,
         trace.status,
@@ -220,7 +173,7 @@ def _best(job: _Job, search: _Search, size: kinds.Size, after: int) -> StartedTr
     law(job.problem.scheme).check_shape(candidates[0])
     near = None if search.starts else job.near(kind, candidates, limit)
     if near is not None:
-        if job.problem.law.surrogate_suffices(job.epsilon):
+        if job.problem.law.surrogate_suffices(job.target.epsilon):
             return near
         candidates = [near.searched(), *candidates]
     job.later = _budget(len(candidates), limit) + after
@@ -323,7 +276,7 @@ class _Problem(NamedTuple):
 
     scheme: BinScheme
     law: SampledLaw
-    loss: objective.Loss
+    loss: Loss
     asked: BinScheme
 
     @property
@@ -342,33 +295,22 @@ class _Job:
 
     problem: _Problem
     few: _Problem | None
-    epsilon: float
-    delta: float
+    target: Target
     tolerance: float | None
-    seed: int | None
     progress: Report
     interrupted: bool = False
     done: int = 0
     later: int = 0
 
-    def search(
-        self,
-        kind: Kind,
-        size: kinds.Size,
-        steps: int | None,
-        samples: int | None,
-        given: list[Strategy],
-    ) -> _Search:
-        """Plan of the search of one kind, from the caller's ``steps``, ``samples`` and starts.
-
-        Of ``given`` it begins from those that say something about it.
-        """
+    def search(self, kind: Kind, size: kinds.Size, options: Search) -> _Search:
+        """Plan of the search of one kind, from those given starts that say something about it."""
         twice = kind.tangents and size.n <= kind.twice
         limit = kind.steps * (2 if twice else 1)
-        limit = limit if steps is None else _check.integer("steps", steps)
-        count = self.samples(kind, size, samples)
-        if given:
-            starts = [one for source in given if (one := kind.convert(source, size)) is not None]
+        limit = limit if options.steps is None else options.steps
+        count = self.samples(kind, size, options.samples)
+        if options.starts:
+            converted = (kind.convert(source, size) for source in options.starts)
+            starts = [start for start in converted if start is not None]
             return _Search(kind, starts, limit, count, _budget(len(starts), limit))
         stages = kinds.Stage(kind, size).way()
         most = sum(2 * _SCOUT_STEPS for stage in stages if self.stretches(stage))
@@ -403,7 +345,7 @@ class _Job:
             # starts of one shape share one compiled objective
             size = len(mapping.start)
             if size not in targets:
-                targets[size] = self._objective(self.problem, mapping, few, self.seed)
+                targets[size] = self._objective(self.problem, mapping, few, self.target.seed)
             target, trace = targets[size], self._started(kind, mapping.build)
             judge = None if scouts else self._judge(kind, mapping, samples)
             first = _SCOUT_STEPS if scouts else steps
@@ -423,7 +365,7 @@ class _Job:
             try:
                 target = targets[len(point)]
                 if few < samples:
-                    target = self._objective(self.problem, mapping, samples, self.seed)
+                    target = self._objective(self.problem, mapping, samples, self.target.seed)
                 judge = self._judge(kind, mapping, samples)
                 sigma = best.best_sigma * best.best_norm
                 self._run(target, kind, point, final, steps, stage, judge, sigma, checks=checks)
@@ -445,7 +387,7 @@ class _Job:
         problem, traces = self.problem._replace(law=surrogate), list[StartedTrace]()
         for start in candidates:
             mapping = kind.parameterize(start, self.problem.scheme.iterations)
-            target = self._objective(problem, mapping, 64, self.seed)
+            target = self._objective(problem, mapping, 64, self.target.seed)
             traces.append(self._started(kind, mapping.build))
             text = f"{kind.name}, in closed form"
             self._run(target, kind, mapping.start, traces[-1], steps, text, problem=problem)
@@ -456,7 +398,7 @@ class _Job:
         """A trace for this problem."""
         few, many = self.problem.scheme, self.problem.asked
         stretch = functools.partial(_stretched, kind, few.iterations, many.iterations)
-        target = f"`epsilon={self.epsilon:g}`, `delta={self.delta:g}`"
+        target = f"`epsilon={self.target.epsilon:g}`, `delta={self.target.delta:g}`"
         wanted = stretch if few != many else None
         return StartedTrace(build=build, stretch=wanted, target=target)
 
@@ -564,7 +506,7 @@ class _Job:
         n = few.scheme.iterations
         start = kind.starts(stage.size._replace(n=n, bins=few.scheme.bins))[0]
         mapping = kind.parameterize(start, n)
-        target = self._objective(few, mapping, kind.samples, self.seed)
+        target = self._objective(few, mapping, kind.samples, self.target.seed)
         trace = Trace()  # what is not for this scheme is kept by nobody
         text = f"{kind.name}, {few.scheme.bins} bins first"
         self._run(target, kind, mapping.start, trace, _SCOUT_STEPS, text, problem=few)
@@ -581,16 +523,16 @@ class _Job:
 
     def _seed_afresh(self) -> int:
         """A seed of samples unseen by any search."""
-        source = np.random.SeedSequence(None if self.seed is None else [self.seed, 1])
+        seed = self.target.seed
+        source = np.random.SeedSequence(None if seed is None else [seed, 1])
         return int(source.generate_state(1)[0])
 
     def _objective(
         self, problem: _Problem, mapping: Parameterization, samples: int, seed: int | None
     ) -> AmplifiedObjective:
-        target = self.epsilon, self.delta
-        return AmplifiedObjective(
-            problem.loss, mapping, problem.law, *target, samples=samples, seed=seed
-        )
+        target = self.target.epsilon, self.target.delta
+        frozen = Samples(samples, seed)
+        return AmplifiedObjective(problem.loss, mapping, problem.law, target, frozen)
 
     def _run(
         self,

@@ -7,7 +7,7 @@ a rough one, from evaluations and certificates of 32 to 4,096 bins on two cores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -53,29 +53,32 @@ def groups(scheme: BinScheme) -> int:
     return -(-scheme.bins // -(-scheme.bins // design_point.MOST))
 
 
-def memory(
-    kind: str,
-    scheme: BinScheme,
-    *,
-    samples: int,
-    bands: int = 1,
-    buffers: int = 1,
-    scaled: bool = False,
-) -> float:
-    """Bytes at the peak of optimizing and certifying a C of ``kind``.
+class Load(NamedTuple):
+    """A C that is certified, and its search where it has one.
 
-    Args:
+    Attributes:
       kind: of C. What it holds is read off its entry in :mod:`mfopt.optimize.kinds`, and off its
         class: one without modes of its own forms them from the n×n matrix.
-      scheme: bins and epochs.
       samples: frozen Monte Carlo samples; 0 for a C that is not optimized.
       bands, buffers: of kinds that have such a number.
       scaled: whether C is between two diagonals, which spares a BLT with many bins or epochs its
         modes.
+    """
+
+    kind: str
+    samples: int = 0
+    bands: int = 1
+    buffers: int = 1
+    scaled: bool = False
+
+
+def memory(scheme: BinScheme, work: Load) -> float:
+    """Bytes at the peak of optimizing and certifying a C.
 
     Raises:
-      UsageError: an unknown kind, or one that cannot be optimized and has ``samples``.
+      UsageError: an unknown kind, or one that cannot be optimized and has samples.
     """
+    kind, samples, bands, buffers, scaled = work
     bins, epochs = scheme.bins, scheme.epochs
     n = float(bins) * epochs
     cls = strategies.registered()[kinds.check(kind)]
@@ -120,109 +123,61 @@ def search_seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> floa
     return usual * samples * few * (_EVALUATION + _PER_BIN * few) + between
 
 
-def seconds(
-    scheme: BinScheme,
-    *,
-    samples: int,
-    evaluations: int,
-    kind: str = "",
-    scaled: bool = False,
-    here: Callable[[float], float] = _sizes.on_this_machine,
-) -> float:
-    """Estimated seconds of an optimization with its certificate on this machine, on a CPU.
+def announce(
+    scheme: BinScheme, searches: Sequence[Load], evaluations: Sequence[int], report: Report
+) -> None:
+    """Report the estimated time of searches, if it is long and there is no accelerator.
 
     Within a factor of three where it was compared; a busy machine takes longer.
 
     Args:
       scheme: bins and epochs.
-      samples: frozen Monte Carlo samples.
-      evaluations: of the objective, at most.
-      kind, scaled: as for :func:`memory`; of any that has no structure by default.
-      here: what takes so long where costs were measured, on this machine.
-    """
-    bins = float(scheme.bins)
-    search = search_seconds(scheme, samples=samples, evaluations=evaluations)
-    if _structured(kind, scheme, scaled) and bins >= nested.LEAST:
-        certified, row = _USUAL_PROOF, float(nested.per_row(scheme.bins))
-    else:
-        work, row = scheme.bins * max(1, scheme.bins // design_point.MOST), bins
-        certified = max(SampledLoss.least_samples, min(SAMPLES, MOST_WORK // work))
-    proof = certified * bins * (_CERTIFICATE + _MORE * row) + _PER_OVERLAP * bins**2
-    compiling = _COMPILING
-    if _throws(scheme) > 1:
-        proof, compiling = SAMPLES * bins * _throws(scheme) * _CHAIN_PROOF, 2 * _COMPILING
-    return compiling + here(search + proof)
-
-
-class SearchWork(NamedTuple):
-    """One search: kind, frozen samples and the limit of evaluations."""
-
-    kind: str
-    samples: int
-    evaluations: int
-
-
-def announce(
-    scheme: BinScheme, searches: Sequence[SearchWork], *, report: Report, scaled: bool = False
-) -> None:
-    """Report the estimated time, if it is long and there is no accelerator.
-
-    Args:
-      scheme: bins and epochs.
       searches: one after another; one C is certified then.
+      evaluations: of the objective, at most, in each search.
       report: callback, called once; its note stays in view.
-      scaled: as for :func:`seconds`.
     """
     if jax.default_backend() != "cpu":
         return
-
-    def expected(here: Callable[[float], float]) -> float:
-        alone = [seconds(scheme, scaled=scaled, here=here, **work._asdict()) for work in searches]
-        others = [
-            _COMPILING + here(search_seconds(scheme, samples=samples, evaluations=evaluations))
-            for _, samples, evaluations in searches[1:]
-        ]
-        return max(alone) + sum(others)
-
-    if expected(float) >= _sizes.SHORT:
-        _sizes.announce(
-            expected(_sizes.on_this_machine), report, note="Ctrl-C keeps the best so far"
-        )
+    compiling = _COMPILING * (2 if _throws(scheme) > 1 else 1)
+    total = max(_proof_seconds(scheme, work) for work in searches)
+    for work, count in zip(searches, evaluations, strict=False):
+        total += search_seconds(scheme, samples=work.samples, evaluations=count)
+    whole = total + compiling * len(searches)
+    if whole >= _sizes.SHORT:
+        seconds = compiling * len(searches) + _sizes.on_this_machine(total)
+        _sizes.announce(seconds, report, note="Ctrl-C keeps the best so far")
 
 
-def require(
-    kind: str,
-    scheme: BinScheme,
-    *,
-    samples: int,
-    bands: int = 1,
-    buffers: int = 1,
-    scaled: bool = False,
-) -> None:
+def _proof_seconds(scheme: BinScheme, work: Load) -> float:
+    """A certificate's seconds, without compilation, where costs were measured."""
+    bins = float(scheme.bins)
+    if _throws(scheme) > 1:
+        return SAMPLES * bins * _throws(scheme) * _CHAIN_PROOF
+    if _structured(work.kind, scheme, work.scaled) and bins >= nested.LEAST:
+        certified, row = _USUAL_PROOF, float(nested.per_row(scheme.bins))
+    else:
+        operations = scheme.bins * max(1, scheme.bins // design_point.MOST)
+        certified = max(SampledLoss.least_samples, min(SAMPLES, MOST_WORK // operations))
+        row = bins
+    return certified * bins * (_CERTIFICATE + _MORE * row) + _PER_OVERLAP * bins**2
+
+
+def require(scheme: BinScheme, work: Load) -> None:
     """Refuse an optimization that does not fit into the memory that is free.
-
-    Args:
-      kind, samples, bands, buffers, scaled: as for :func:`memory`.
-      scheme: bins and epochs.
 
     Raises:
       UsageError: with what would fit.
     """
-    size = Size(scheme.iterations, scheme.bins, bands, buffers)
-    if buffers > scheme.iterations and _has_buffers(kind, size):
+    buffers, samples = work.buffers, work.samples
+    size = Size(scheme.iterations, scheme.bins, work.bands, buffers)
+    if buffers > scheme.iterations and _has_buffers(work.kind, size):
         rule = f"is more than the run has iterations ({scheme.iterations})"
         way_out = f"Use at most {scheme.iterations}."
         raise _check.reject("buffers", buffers, rule, way_out)
 
     def need(bins: int, samples: int = samples) -> float:
-        return memory(
-            kind,
-            scheme.with_bins(bins),
-            samples=samples,
-            bands=min(bands, bins * scheme.epochs),
-            buffers=buffers,
-            scaled=scaled,
-        )
+        bands = min(work.bands, bins * scheme.epochs)
+        return memory(scheme.with_bins(bins), work._replace(samples=samples, bands=bands))
 
     # samples that no number of bins would leave room for are what is wrong
     if samples and need(1, samples) > _sizes.free_memory() >= need(scheme.bins, 1):

@@ -35,9 +35,11 @@ from mfopt._runtime import _check, _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import unamplified as sensitivities
 from mfopt.optimize import parameterization, starts
+from mfopt.optimize.defaults import BANDS, BUFFERS
 from mfopt.optimize.fixed_bands import FixedBands
 from mfopt.optimize.objective import Evaluation, Loss, log_rmse
 from mfopt.optimize.optimizers import Trace, descend
+from mfopt.optimize.question import Form, Search
 from mfopt.sampling import CyclicPoisson, FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, Strategy, Toeplitz
 from mfopt.strategies.fixed import square_root_coefs
@@ -94,6 +96,14 @@ _PARTICIPATIONS: dict[type[Scheme], Callable[[Any], tuple[int, int, bool]]] = {
 }
 
 
+class _Limits(NamedTuple):
+    """Where a search ends, and its record."""
+
+    steps: int
+    tolerance: float
+    trace: Trace
+
+
 class UnamplifiedOptimum(NamedTuple):
     """An optimized C.
 
@@ -114,30 +124,23 @@ class UnamplifiedOptimum(NamedTuple):
 @float64
 def optimize(
     scheme: Scheme,
+    form: Form,
     *,
-    strategy: str = "banded",
-    bands: int = 16,
-    buffers: int = 4,
-    init: Strategy | None = None,
-    equal_columns: bool = True,
-    steps: int = _STEPS,
-    tolerance: float = _TOLERANCE,
     loss: Loss | None = None,
+    search: Search = Search(),  # noqa: B008 - frozen
+    equal_columns: bool = True,
     trace: Trace | None = None,
 ) -> UnamplifiedOptimum:
     """Return the C of sensitivity 1 with the lowest error under ``scheme``.
 
     Args:
       scheme: :class:`FixedOrder`, :class:`MinSeparation` or :class:`CyclicPoisson`.
-      strategy: one of :data:`KINDS`.
-      bands: of the banded kinds.
-      buffers: of a BLT.
-      init: what a dense C starts from; by default the identity.
+      form: one of :data:`KINDS`, by default 16 bands or 4 buffers.
+      loss: of (C, 1), which is minimized; log RMSE of prefix sums if left out.
+      search: evaluations at most, the relative decrease of the loss in a step at which it ends, and
+        what a dense C starts from, by default the identity.
       equal_columns: give all columns of a banded or dense C one norm, as all schemes but a fixed
         order need; False lets the epochs share a unit's budget unequally, for a lower error.
-      steps: evaluations at most.
-      tolerance: relative decrease of the loss in a step at which the search ends.
-      loss: of (C, 1), which is minimized; log RMSE of prefix sums if left out.
       trace: record of the evaluations.
 
     Raises:
@@ -145,26 +148,29 @@ def optimize(
         not optimized for, or a start without a smooth way from it.
     """
     participation = Participation.of(scheme)
+    (strategy,) = form.strategy or ("",)
     _check.choice("strategy", strategy, KINDS)
     n = participation.iterations
-    bands = n if strategy == "toeplitz" else min(_check.integer("bands", bands), n)
+    bands = n if strategy == "toeplitz" else min(form.bands or BANDS, n)
+    buffers = min(BUFFERS, n) if form.buffers is None else form.buffers
     trace = Trace() if trace is None else trace
+    limits = _Limits(search.steps or _STEPS, search.tolerance or _TOLERANCE, trace)
     plain = loss is None or loss == log_rmse(PrefixSums(), n)
     minimized = log_rmse(PrefixSums(), n) if loss is None else loss
     optimum: Strategy
     if strategy == "dense":
         _require_dense(scheme, plain)
-        optimum = _dense(participation, init, equal_columns, steps, tolerance, trace)
+        optimum = _dense(participation, search, equal_columns, limits)
     elif strategy == "banded":
         shape = _shape(participation, bands, equal_columns)
-        optimum = _banded(minimized, shape, steps, tolerance, trace)
+        optimum = _banded(minimized, shape, limits)
     else:
         build, start = (
             _blt(participation, buffers)
             if strategy == "blt"
             else _toeplitz(participation, bands, Toeplitz if strategy == "toeplitz" else None)
         )
-        best = _descend(_traced(minimized, build), start, steps, tolerance, trace)
+        best = _descend(_traced(minimized, build), start, limits)
         optimum = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
     value = participation.norm(optimum, scheme)
     rmse = float(query_error.rmse(PrefixSums(), optimum, n))
@@ -197,13 +203,12 @@ def _traced(
 def _descend(
     evaluate: Callable[[np.ndarray], Evaluation],
     start: np.ndarray,
-    steps: int,
-    tolerance: float,
-    trace: Trace,
+    limits: _Limits,
     lowest: np.ndarray | None = None,
 ) -> np.ndarray:
     """L-BFGS-B with x >= ``lowest``: the loss is deterministic, nothing is placed again."""
     # vectors gain nothing from threads of BLAS, whose waiting costs more than the work
+    steps, tolerance, trace = limits
     with threadpool_limits(1, user_api="blas"):
         why = descend(evaluate, start, trace, steps=steps, tolerance=tolerance, lowest=lowest)
     trace.status = f"L-BFGS: {why}"
@@ -219,7 +224,7 @@ def _shape(participation: Participation, bands: int, equal_columns: bool) -> Fix
     return FixedBands(bands, n, separation, participations, equal_columns or not periodic)
 
 
-def _banded(loss: Loss, shape: FixedBands, steps: int, tolerance: float, trace: Trace) -> Banded:
+def _banded(loss: Loss, shape: FixedBands, limits: _Limits) -> Banded:
     """The banded C of lowest loss: its parameters are the entries themselves, bounded below.
 
     Entries >= 0 is what balls-in-bins needs; no bound was seen active at an optimum. Their
@@ -237,7 +242,7 @@ def _banded(loss: Loss, shape: FixedBands, steps: int, tolerance: float, trace: 
     def build(x: jax.Array) -> Strategy:
         return Banded(shape.build(x))
 
-    best = _descend(_traced(loss, build), start, steps, tolerance, trace, bounds)
+    best = _descend(_traced(loss, build), start, limits, bounds)
     return Banded(np.asarray(shape.build(jnp.asarray(best))))
 
 
@@ -287,12 +292,7 @@ def _worst_norm(column: jax.Array, participation: Participation) -> jax.Array:
 
 
 def _dense(
-    participation: Participation,
-    init: Strategy | None,
-    equal_columns: bool,
-    steps: int,
-    tolerance: float,
-    trace: Trace,
+    participation: Participation, search: Search, equal_columns: bool, limits: _Limits
 ) -> Dense:
     """Minimize tr(AᵀA X⁻¹) over positive definite X with X[i, j] = 0 for one unit's pairs.
 
@@ -333,7 +333,7 @@ def _dense(
         return Evaluation(math.log(total * epochs / n) / 2, gradient, math.nan)
 
     start = np.zeros(n + len(free))
-    if init is not None:
+    for init in search.starts:
         columns = np.asarray(init.materialize(n))
         columns = columns / np.linalg.norm(columns, axis=0)
         products = columns.T @ columns
@@ -342,7 +342,7 @@ def _dense(
             rule = "a unit's columns are not nearly orthogonal"
             way_out = f"Use one with at most {bins} bands."
             raise _check.reject("init", init.kind, rule, way_out)
-    x = _descend(evaluate, start, steps, tolerance, trace)
+    x = _descend(evaluate, start, limits)
     # CᵀC = X with C lower triangular: a Cholesky factorization from the last row up
     flipped = np.linalg.cholesky(matrix(x)[::-1, ::-1] / epochs)
     return Dense(np.ascontiguousarray(np.tril(flipped.T[::-1, ::-1])))

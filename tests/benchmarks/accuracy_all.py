@@ -83,7 +83,7 @@ def _estimated(label: str, strategy: Strategy, scheme: Scheme, epsilon: float) -
 def _banded(bands: int) -> Strategy:
     """Banded Toeplitz C with the lowest error in a fixed order, as for cyclic Poisson sampling."""
     order = sampling.FixedOrder(BINS, EPOCHS)
-    return unamplified.optimize(order, strategy="banded-toeplitz", bands=bands).strategy
+    return unamplified.optimize(order, optimize.Form("banded-toeplitz", bands)).strategy
 
 
 def _cyclic(bands: int) -> Callable[[str, float], Mechanism]:
@@ -101,9 +101,12 @@ def _near_exact(kind: str, buffers: int = 4) -> Callable[[str, float], Mechanism
     scheme = sampling.BallsInBins(BINS, EPOCHS)
 
     def build(label: str, epsilon: float) -> Mechanism:
-        best = optimize.optimize(
-            scheme, epsilon, DELTA, strategy=kind, buffers=buffers, loss="rmse", seed=0
+        question = optimize.Question(
+            optimize.Target(epsilon, DELTA, seed=0),
+            optimize.Form(kind, buffers=buffers),
+            optimize.Objective("rmse"),
         )
+        best = optimize.optimize(scheme, question)
         return _estimated(label, best.strategy, scheme, epsilon)
 
     return build

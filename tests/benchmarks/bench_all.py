@@ -121,13 +121,13 @@ def optimize() -> Contest:
     """A banded Toeplitz C of 16 bands for a fixed order of 2,048 steps, against jax-privacy."""
     from jax_privacy.matrix_factorization import toeplitz
 
-    from mfopt.optimize import unamplified
+    from mfopt.optimize import Form, unamplified
     from mfopt.sampling import FixedOrder
 
     scheme = FixedOrder(bins=2048, epochs=1)
 
     def ours() -> Any:
-        return unamplified.optimize(scheme, strategy="banded-toeplitz", bands=16)
+        return unamplified.optimize(scheme, Form("banded-toeplitz", 16))
 
     def theirs() -> Any:
         return toeplitz.optimize_banded_toeplitz(2048, 16)

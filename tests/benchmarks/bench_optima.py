@@ -92,28 +92,23 @@ def every() -> list[Cell]:
 
 def rmse(cell: Cell, seed: int) -> tuple[float, str]:
     """(RMSE at σ from fresh samples, why the search stopped) of one seed."""
-    from mfopt.optimize import kinds, memory, optimize
-    from mfopt.optimize.objective import Objective
+    from mfopt.optimize import Form, Objective, Question, Search, Target, auto, kinds, optimize
     from mfopt.sampling import BallsInBins, FreshBins
-    from mfopt.workloads import PrefixSums
 
     name, _, variant = cell.kind.rpartition("-")
     kind = name if variant in VARIANTS else cell.kind
     scheme = (FreshBins if cell.scheme == "fresh-bins" else BallsInBins)(
         bins=cell.iters, epochs=cell.epochs
     )
-    options: dict[str, Any] = {"bands": BANDS.get(cell.scheme, cell.iters)}
-    found = optimize(
-        scheme,
-        cell.epsilon,
-        DELTA,
-        strategy=kind,
-        time_scale=kinds.find(kind).scalable and variant != "plain",
-        seed=seed,
-        **options | VARIANTS.get(variant, {}),
+    bands = BANDS.get(cell.scheme, cell.iters)
+    question = Question(
+        Target(cell.epsilon, DELTA, seed=seed),
+        Form(kind, **{"bands": bands, **VARIANTS.get(variant, {})}),
+        Objective("rmse"),
+        Search(kinds.find(kind).scalable and variant != "plain"),
     )
-    scored = memory.scored(found, scheme, cell.epsilon, DELTA, PrefixSums(), Objective("rmse"))
-    return scored.rmse, found.status
+    best = optimize(scheme, question)
+    return auto.scored(best.strategy, scheme, question).rmse, best.status
 
 
 def known() -> dict[Cell, tuple[float, str]]:

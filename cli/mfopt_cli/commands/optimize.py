@@ -79,8 +79,8 @@ from mfopt_cli.options import COUNT, PATH, option
 @option(
     "--memory",
     COUNT,
-    "Choose C automatically within this many noise buffers (× model size), and show what one "
-    "buffer fewer or more would change [default with --sampling auto: 15].",
+    "Choose C automatically within this many noise buffers (× model size) [default with "
+    "--sampling auto: 15].",
 )
 @option(
     "--time-scale/--no-time-scale",
@@ -323,7 +323,6 @@ def _report(factorization: Any, path: Path, seconds: float) -> None:
             *mechanisms.above_floor(factorization),
             *_forms(factorization),
             *_groups(factorization),
-            *_memory(factorization),
             *_tried(factorization),
             ("search", factorization.provenance["optimizer_status"]),
             ("saved", f"{path}  ({words.duration(seconds)})"),
@@ -404,23 +403,6 @@ def _groups(factorization: Any) -> list[tuple[str, str]]:
         if size != kept
     ]
     return [("bands", "; ".join([f"{kept} are best", *differences]))] if differences else []
-
-
-def _memory(factorization: Any) -> list[tuple[str, str]]:
-    """Row of other amounts of noise memory, if tried, with their error."""
-    looked_at = factorization.provenance.get("memory")
-    if looked_at is None:
-        return []
-    most = looked_at["at_most"]
-    errors = {int(bound): error for bound, error in looked_at["estimated_error"].items()}
-    differences = [
-        f"with {bound}: {100 * (rmse / errors[most] - 1):+.2f}% error"
-        for bound, rmse in sorted(errors.items())
-        if bound != most
-    ]
-    kept = looked_at.get("kept", most)
-    few = f", of which {kept} are kept" if kept < most else ""
-    return [("noise memory", "; ".join([f"at most {most} noise buffers{few}", *differences]))]
 
 
 def _tried(factorization: Any) -> list[tuple[str, str]]:

@@ -202,7 +202,7 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
     import jax
 
     import mfopt
-    from mfopt.optimize import factorize
+    from mfopt.optimize import Form, Question, Target, factorize
     from mfopt.training.folder import make_folder
     from mfopt.training.mesh import wait_for_lead
 
@@ -211,13 +211,9 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
     target = settings.epsilon / max(1, settings.group_size), settings.delta
     if not path.is_file() and jax.process_index() == 0:
         make_folder(path.parent)
-        found = factorize(
-            scheme,
-            *target,
-            strategy=settings.strategy,
-            privacy_unit="user" if settings.by_user else "record",
-            progress=progress,
-        )
+        unit = "user" if settings.by_user else "record"
+        question = Question(Target(*target, unit), Form(settings.strategy))
+        found = factorize(scheme, question, progress=progress)
         if found.provenance["interrupted"]:
             raise KeyboardInterrupt  # before training has begun; what was kept proves nothing
         if found.guarantee.status != "certified":
