@@ -12,7 +12,6 @@ import sys
 import types
 from pathlib import Path
 
-import mechanism_tables
 import numpy as np
 import pytest
 from commands import failure
@@ -24,7 +23,7 @@ from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.calibrate import calibrate
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.experiments import cache as cache_module
-from mfopt.experiments import comparison, costs, families, plots, recommendation, runner
+from mfopt.experiments import comparison, families, plots, recommendation, runner
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.comparison import Comparison, Row
 from mfopt.experiments.mechanisms import (
@@ -35,7 +34,7 @@ from mfopt.experiments.mechanisms import (
     UnamplifiedCell,
     strategy_of,
 )
-from mfopt.experiments.runner import run_all, with_needs
+from mfopt.experiments.runner import run_all
 from mfopt.optimize.optimizers import Trace
 from mfopt.progress import Progress
 from mfopt.sampling import BallsInBins, BMinSep
@@ -116,56 +115,6 @@ def test_sweep_resumes_and_reports_progress(cache: Cache, sizes: dict) -> None:
     assert again == sizes
 
 
-def cells(setting: Comparison) -> list:
-    sigmas = [cell for found in comparison.plan(setting).values() for _, cell in found]
-    return with_needs(sigmas)
-
-
-def test_what_takes_long_is_told_before_it(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(_sizes, "speed", lambda: _sizes.SPEED)
-    told: list[Progress] = []
-
-    def run(cost: float | None) -> None:
-        told.clear()
-        wanted = [FixedCell("identity"), FixedCell("sqrt")]
-        folder = Cache(tmp_path / str(cost))
-        run_all(wanted, folder, jobs=2, progress=told.append, cost=lambda missing: cost)
-
-    monkeypatch.setattr(runner, "_in_processes", lambda *_: [][0])
-    for cost in (None, 200.0):  # of one process; there are two
-        with pytest.raises(IndexError):
-            run(cost)
-        assert not [event for event in told if event.lasting]
-    with pytest.raises(IndexError):
-        run(1200.0)
-    (said,) = [event.note for event in told if event.lasting]
-    assert said == "2 cells may take about 10 min here (finished ones are kept)"
-    assert costs.seconds([*cells(SETTING), None]) is None
-    assert costs.seconds([]) == 0
-
-
-@pytest.mark.parametrize("name", ["strategies-8x32", "comparison-16x128"])
-def test_the_time_of_a_comparison_is_about_what_it_took(name, monkeypatch) -> None:
-    monkeypatch.setattr(_sizes, "speed", lambda: _sizes.SPEED)
-    made = json.loads((ARTIFACTS / "manifest.json").read_text())[name]
-    # wall time says little of a machine that was busy; older entries have no other
-    took = made.get("cpu_seconds", made["seconds"]) * made.get("speed", _sizes.SPEED) / _sizes.SPEED
-    if name == "comparison-16x128":
-        wide = tuple(width for width in families.WIDTHS if width <= 128)
-        setting = Comparison(128, 16, mechanism_tables.EPSILONS, widths=wide)
-    else:
-        setting = Comparison(32, 8, mechanism_tables.EPSILONS, 1e-5, mechanism_tables.FORMS, (32,))
-    expected = costs.seconds(cells(setting))
-    assert expected is not None and took / 3 < expected < 3 * took
-    # a control: one ε of six, fewer samples of each σ, and half of the families, each of which has
-    # programs to compile
-    few = setting._replace(
-        epsilons=(2.0,), samples=2**9, include=setting.include[: len(setting.include) // 2]
-    )
-    less = costs.seconds(cells(few))
-    assert less is not None and less < expected / 2
-
-
 def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
     setting = Comparison(128, 16, (2.0,), include=("dense", "sqrt"))
     one = families.memory(setting)
@@ -226,15 +175,6 @@ def test_an_interrupted_cell_is_never_kept(kind: str, tmp_path, monkeypatch) -> 
     assert not store.has(cell)
     run_all([cell], store, jobs=1)  # no interrupt any more: a control that it would be kept
     assert store.has(cell)
-
-
-def test_an_interrupted_sweep_ends_with_130_and_says_what_is_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        Trace, "record", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
-    words = "compare --epochs 2 --iters 4 --eps 1 --include blt-2 --jobs 1 --quiet --cache"
-    said = failure(capsys, *words.split(), tmp_path / "cells", code=130)
-    assert "the same command resumes" in said
 
 
 def test_the_address_of_a_result_follows_the_code(monkeypatch) -> None:
@@ -333,7 +273,8 @@ def test_more_freedom_costs_no_error_under_amplification(cache: Cache) -> None:
         "dense+unamplified",
     )
     setting = SETTING._replace(include=include, epsilons=(1.0,))
-    rows = {row.family: row for row in comparison.compare(setting, cache, jobs=1)}
+    best = comparison.best(comparison.every_size(setting, cache, jobs=1))
+    rows = {row.family: row for row in best}
     slack = 1 + 4 * rows["toeplitz"].relative_error
     assert rows["blt-2"].rmse < rows["sqrt"].rmse
     assert rows["toeplitz"].rmse < rows["blt-4"].rmse * slack
@@ -517,34 +458,6 @@ def test_same_figure_same_bytes(tmp_path) -> None:
     first = [p.read_bytes() for p in plots.save(plots.draw([panel]), tmp_path / "one")]
     second = [p.read_bytes() for p in plots.save(plots.draw([panel]), tmp_path / "two")]
     assert first == second
-
-
-@pytest.mark.ci
-def test_the_noise_is_timed_once_for_each_recursion(cache: Cache, sizes: dict, monkeypatch) -> None:
-    streams = []
-
-    def measure(stream, parameters):
-        assert parameters == 1000
-        streams.append(stream)
-        return types.SimpleNamespace(run_seconds=float(len(streams)) * stream.iterations)
-
-    monkeypatch.setattr(comparison, "measure", measure)
-    rows = comparison.best(sizes)
-    timed = comparison.timed(SETTING, rows, cache, 1000)
-    assert [row._replace(noise_seconds=None) for row in timed] == rows
-    by_cost: dict = {}
-    for row in timed:
-        by_cost.setdefault((row.memory, row.draws), set()).add(row.noise_seconds)
-    assert len(streams) == len({row.noise_seconds for row in timed}) >= 3
-    # as much memory and as many draws may belong to several kinds of recursion
-    assert len(streams) <= sum(map(len, by_cost.values())) < len(rows)
-    assert {row.noise_seconds for row in timed if row.family.startswith("dpsgd")} == {1.0}
-    assert "noise_seconds" in comparison.csv_text(timed).splitlines()[0]
-    assert "noise_seconds" not in comparison.csv_text(rows)
-    assert comparison.described(SETTING, timed)["rows"][0]["noise_seconds"] == 1.0
-
-    assert "s a step" in recommendation.recommend(timed)[0].text()
-    assert " time\n" in recommendation.blocks(timed) and "1 s" in recommendation.blocks(timed)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,6 @@ WITH = {
     ("optimize", "--certify-samples"): ["--strategy=blt"],
     ("plot", "--force"): ["--out=taken.png"],
     ("report", "--force"): ["--out=taken.html"],
-    ("compare", "--wide"): ["--quiet"],
     ("compare", "--force"): ["--out=made"],
 }
 # what an option is for that says nothing of what a run prints
@@ -304,10 +303,6 @@ def _stubbed(inputs, monkeypatch):
         record = dict.fromkeys(Row._fields, 1.0) | {"status": "estimate", "memory": 1}
         return {cell: Result(record | {"rmse": n + 1.0}) for n, cell in enumerate(wanted)}
 
-    def streamed(setting, rows, cache, parameters, **_):
-        asked(parameters)
-        return [row._replace(noise_seconds=1.0) for row in rows]
-
     def audited(_, settings, *, confidence, canaries, **given):
         asked(settings, **given)
         return Audit(1.0, 1.0, 3.0, 2.0, 1e-3, 2.5, confidence, canaries, 9, 9, 0.5, 0.5)
@@ -333,7 +328,6 @@ def _stubbed(inputs, monkeypatch):
         "calibration.release": released,
         "noise.measure.measure": timed,
         "experiments.comparison.run_all": cells,
-        "experiments.comparison.timed": streamed,
     }.items():
         monkeypatch.setattr(f"mfopt.{name}", stub)
 
@@ -353,7 +347,7 @@ class Toy:
     def tried(self, name, words):
         """(words, the run without them, the run with them) for each value of an option."""
         base = replaced(self.base, told(WITH, self.path, name) or [])
-        if name in ("--json", "--quiet", "--wide", "--csv"):
+        if name in ("--json", "--quiet", "--csv"):
             base = [word for word in base if word not in ("--json", "--quiet")]
         before = self.outcome(*base)
         for word in words:

@@ -29,9 +29,10 @@ from mfopt._version import __version__
 from mfopt.accounting import Mechanism, account, analysis
 from mfopt.accounting.analyses import DeterministicAnalysis
 from mfopt.errors import FailureError
-from mfopt.experiments import comparison, plots, tables
+from mfopt.experiments import comparison, families, plots, tables
 from mfopt.experiments.cache import Cache, Cell, Result, default_folder
 from mfopt.experiments.families import Comparison
+from mfopt.experiments.mechanisms import Goal, SigmaCell, strategy_of
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.experiments.runner import device, run_all, with_needs
 from mfopt.progress import Progress
@@ -90,6 +91,53 @@ class Run:
             "cpu_seconds": round(sum(record["cpu_seconds"] for record in records), 1),
             "made": max((record["made"] for record in records), default=None),
         }
+
+
+def proven(
+    setting: Comparison, family: str, epsilon: float, samples: int | None = None
+) -> ProvenCell:
+    """The C of least RMSE of a family, with a σ that is proved by so many samples."""
+    entry = families.find(family)
+    sizes, sigmas = zip(*entry.candidates(setting, epsilon), strict=True)
+    return ProvenCell(sigmas, sizes, setting.goal(epsilon, entry.sampling), samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProvenCell(Cell):
+    """The C of least RMSE among several sizes, with a σ that is proved.
+
+    Attributes:
+      sigmas: of each size, whose C are read too.
+      sizes: bands or buffers.
+      goal: whose account is asked for.
+      samples: of the certificate, where there is one; None: as many as it takes by itself.
+    """
+
+    name = "study-mechanism"
+    sigmas: tuple[SigmaCell, ...]
+    sizes: tuple[int, ...]
+    goal: Goal
+    samples: int | None = None
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        return (*self.sigmas, *(sigma.source for sigma in self.sigmas))
+
+    def run(self, *needed: Result) -> Result:
+        best = int(np.argmin([result.record["rmse"] for result in needed[: len(self.sizes)]]))
+        source, goal = needed[len(self.sizes) + best], self.goal
+        strategy = strategy_of(source)
+        mechanism = Mechanism(goal.scheme(strategy), strategy)
+        outcome = account(
+            mechanism, epsilon=goal.epsilon, delta=goal.delta, seed=goal.seed, samples=self.samples
+        )
+        record = {
+            "strategy": source.record["strategy"],
+            "size": self.sizes[best],
+            "scheme": mechanism.sampling.describe(),
+            "guarantee": outcome.describe(),
+        }
+        return Result(record, source.arrays)
 
 
 Maker = Callable[[Run], list[Path]]

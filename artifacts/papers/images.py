@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from common import (
     Intervals,
+    ProvenCell,
     Results,
     Row,
     Swept,
@@ -18,6 +19,7 @@ from common import (
     intervals_figure,
     main,
     pick,
+    proven,
     studies,
 )
 from image_runs import RunMechanism, load, model, train
@@ -29,7 +31,7 @@ from mfopt.accounting import Mechanism, account
 from mfopt.experiments import families
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.families import Comparison
-from mfopt.experiments.mechanisms import ProvenCell, strategy_of
+from mfopt.experiments.mechanisms import strategy_of
 from mfopt.sampling import FixedOrder
 from mfopt.training.batching import charged_delta, displacement_probability, smallest_batch_size
 from mfopt.workloads import Momentum, linear_cooldown
@@ -197,7 +199,7 @@ class Images(ImageTask, Swept):
 
     def cell_at(self, arm: tuple[float, str, str], rate: float) -> ImagesCell:
         (epsilon, family, execution), rates = arm, self.rates if rate in self.rates else (rate,)
-        source = self.comparison.proven(family, epsilon, samples=2**17)
+        source = proven(self.comparison, family, epsilon, samples=2**17)
         task = {field.name: getattr(self, field.name) for field in dataclasses.fields(ImageTask)}
         return ImagesCell(
             **task,

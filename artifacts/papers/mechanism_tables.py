@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from common import DATA_AND_PICTURE, Artifact, Run, main
+from common import DATA_AND_PICTURE, Artifact, ProvenCell, Run, main, proven
 
 from mfopt._version import __version__
 from mfopt.experiments import comparison, decision_plots, families, plots, tables
 from mfopt.experiments.families import Comparison
-from mfopt.experiments.mechanisms import ProvenCell, strategy_of
+from mfopt.experiments.mechanisms import strategy_of
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.workloads import PrefixSums
@@ -41,22 +41,22 @@ class Place(NamedTuple):
     def cell(self) -> ProvenCell:
         """Its certificate, which names the estimate of its σ, and that its C."""
         setting = Comparison(self.bins, self.epochs, (self.epsilon,), DELTA, seed=SEED)
-        return setting.proven(self.kind, self.epsilon)
+        return proven(setting, self.kind, self.epsilon)
 
 
 def factorization(run: Run, place: Place) -> list[Path]:
     """A certified factorization as a file."""
-    proven = place.cell()
-    (estimated,) = proven.sigmas
-    results = run.results([proven, estimated, estimated.source])
+    cell = place.cell()
+    (estimated,) = cell.sigmas
+    results = run.results([cell, estimated, estimated.source])
     certified, estimate, source = (result.record for result in results.values())
     guarantee = Guarantee.from_description(certified["guarantee"])
     folder = run.folder / "factorizations"
     folder.mkdir(exist_ok=True)
     mechanism = Factorization(
-        strategy_of(results[proven]),
+        strategy_of(results[cell]),
         guarantee.noise_multiplier,
-        proven.goal.bin_scheme(),
+        cell.goal.bin_scheme(),
         PrefixSums(),
         guarantee,
         provenance={

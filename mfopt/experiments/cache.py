@@ -112,15 +112,12 @@ class Cell(abc.ABC):
             sha.update(cell.key.encode())
         return sha.hexdigest()[:40]
 
-    def in_words(self) -> str:
+    def __str__(self) -> str:
         """What is computed, for a line of progress: form of C, scheme, sizes and ε."""
         settings = [{**c.settings, **c.settings.get("goal", {})} for c in (*self.needs, self)]
         facts = {key: value for setting in settings for key, value in setting.items()}
         shown = ("kind", "sampling", "epochs", "bins", "epsilon")
         return f"{self.name}: " + ", ".join(f"{k} {facts[k]}" for k in shown if k in facts)
-
-    def __str__(self) -> str:
-        return f"{self.name} " + " ".join(f"{k}={v}" for k, v in self.settings.items())
 
 
 def _cells(value: Any) -> tuple[Cell, ...]:

@@ -11,15 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mfopt._runtime import _check, _sizes
-from mfopt.experiments import costs, families, tables
+from mfopt.experiments import families, tables
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.families import Comparison as Comparison
-from mfopt.experiments.mechanisms import SigmaCell, strategy_of
+from mfopt.experiments.mechanisms import SigmaCell
 from mfopt.experiments.runner import run_all, usual_jobs
-from mfopt.noise.choice import choose
-from mfopt.noise.measure import measure
-from mfopt.noise.stream import NoiseStream
-from mfopt.progress import Progress, Report, silent
+from mfopt.progress import Report, silent
 
 DEFAULT_BASELINE = "banded+poisson"
 Z95 = 1.959964
@@ -39,8 +36,6 @@ class Row(NamedTuple):
       status: of σ: "exact", "bound" or "estimate".
       draws: model-sized white draws that one step makes, mean over the run: more than 1 where past
         ones are regenerated instead of kept.
-      noise_seconds: of one step's noise on this machine, mean over the run, where it was measured
-        (:func:`timed`).
       above_floor: part by which RMSE at epochs' ends is above its lower bound for any C and any
         sampling, where one is known (:mod:`mfopt.floor`).
       final_model_error: noise multiplier of independent noise that disturbs the final model as
@@ -56,7 +51,6 @@ class Row(NamedTuple):
     memory: int
     status: str
     draws: float = 1.0
-    noise_seconds: float | None = None
     above_floor: float | None = None
     final_model_error: float | None = None
 
@@ -70,11 +64,6 @@ def plan(setting: Comparison) -> dict[tuple[str, float], list[tuple[int, SigmaCe
         for epsilon in setting.epsilons
         if (candidates := families.find(family).candidates(setting, epsilon))
     }
-
-
-def compare(setting: Comparison, cache: Cache, **options: Any) -> list[Row]:
-    """One row per family and ε, each at its best size; ``how`` is as for :func:`every_size`."""
-    return best(every_size(setting, cache, **options))
 
 
 def best(sizes: Mapping[tuple[str, float], Sequence[Row]]) -> list[Row]:
@@ -91,7 +80,7 @@ def every_size(
       setting: what is compared, and where.
       cache: where finished cells are kept.
       jobs: worker processes; by default one for every two cores, as far as the memory goes.
-      progress: callback for the estimated time, where that is long, and for each finished cell.
+      progress: callback for each finished cell.
 
     Raises:
       UsageError: more processes than have room in memory.
@@ -104,8 +93,8 @@ def every_size(
     elif missing := [cell for cell in cells if not cache.has(cell)]:
         processes = min(_check.integer("jobs", jobs), len(missing))
         _sizes.require("jobs", processes, lambda jobs: jobs * bytes_each)
-    results = run_all(cells, cache, jobs=jobs, progress=progress, cost=costs.seconds)
-    names = {*Row._fields} - {"family", "epsilon", "size", "noise_seconds"}
+    results = run_all(cells, cache, jobs=jobs, progress=progress)
+    names = {*Row._fields} - {"family", "epsilon", "size"}
     return {
         key: [
             Row(*key, size, **{n: results[cell].record[n] for n in names})
@@ -113,52 +102,6 @@ def every_size(
         ]
         for key, candidates in planned.items()
     }
-
-
-def timed(
-    setting: Comparison,
-    rows: Sequence[Row],
-    cache: Cache,
-    parameters: int,
-    *,
-    progress: Report = silent,
-) -> list[Row]:
-    """The rows with ``noise_seconds``: of one step's noise, mean over the run, on this machine.
-
-    Each kind of recursion is timed once for each number of buffers and draws: what it multiplies
-    by costs nothing. A time belongs to the machine and the moment, and is never kept.
-
-    Args:
-      setting: what was compared.
-      rows: of it; their cells are in the cache.
-      cache: where C is found.
-      parameters: elements of the model.
-      progress: callback for each row.
-
-    Raises:
-      FailureError: the noise of this many parameters does not fit into memory.
-    """
-    n = setting.bins * setting.epochs
-    planned = plan(setting)
-    seconds: dict[tuple[type, int, float], float] = {}
-    rows_timed = []
-    for done, row in enumerate(rows):
-        stage = f"timing the noise of {parameters:,} parameters"
-        progress(Progress(stage, done, len(rows), "mechanisms", note=row.family))
-        sigma = dict(planned[row.family, row.epsilon])[row.size]
-        optimum = cache.load(sigma.source)
-        assert optimum is not None, "its σ was found from it"
-        strategy = strategy_of(optimum)
-        past = optimum.record.get("past", "auto")
-        recursion = choose(strategy, n, past)
-        key = (type(recursion), recursion.slots, recursion.draws(n))
-        if key not in seconds:
-            stream = NoiseStream(
-                strategy, iterations=n, noise_multiplier=1.0, clip_norm=1.0, past=past
-            )
-            seconds[key] = measure(stream, parameters).run_seconds / n
-        rows_timed.append(row._replace(noise_seconds=seconds[key]))
-    return rows_timed
 
 
 class Change(NamedTuple):
@@ -207,51 +150,14 @@ def improvements(rows: Sequence[Row], baseline: str) -> dict[tuple[str, float], 
     }
 
 
-def table(rows: Sequence[Row], baseline: str | None = None) -> tuple[list[str], list[list[str]]]:
-    """RMSE of each family (rows) at each ε (columns): names of the columns, and the cells.
-
-    A star marks the least at that ε, a number in parentheses the best size; behind them stands
-    the change against ``baseline``.
-    """
-    by_place = by_key(rows)
-    epsilons = list(dict.fromkeys(row.epsilon for row in rows))
-    gains = improvements(rows, baseline) if baseline else {}
-    lowest = lowest_rmse(rows)
-
-    def cell(key: tuple[str, float]) -> str:
-        if (row := by_place.get(key)) is None:
-            return "-"
-        mark = "*" if row.rmse == lowest[row.epsilon] else ""
-        size = f" ({row.size})" if row.size else ""
-        change = f" {_change(gains[key].percent)}" if key in gains else ""
-        return f"{number(row.rmse)}{mark}{size}{change}"
-
-    families_shown = dict.fromkeys(row.family for row in rows)
-    lines = [[families.label(f), *(cell((f, e)) for e in epsilons)] for f in families_shown]
-    return ["", *(f"ε = {e:g}" for e in epsilons)], lines
-
-
 def number(value: float) -> str:
     """An RMSE as tables print it."""
     return f"{value:.2f}" if 0.01 <= value < 1e6 else f"{value:.3g}"
 
 
-def _change(percent: float) -> str:
-    """Percent of error saved; as a factor where there is more than twice the error."""
-    if percent > -100:
-        return f"{percent:+.1f}%"
-    times = 1 - percent / 100
-    return f"×{times:.1f}" if times < 1000 else "×1000 or more"
-
-
-def text_table(rows: Sequence[Row], baseline: str | None = None) -> str:
-    """:func:`table` as lines of text."""
-    return tables.aligned(*table(rows, baseline), least=20).rstrip()
-
-
 def _entries(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows as dictionaries, without what no row has."""
-    optional = "noise_seconds", "above_floor", "final_model_error"
+    optional = "above_floor", "final_model_error"
     absent = {name for name in optional if all(getattr(row, name) is None for row in rows)}
     return [{k: v for k, v in row._asdict().items() if k not in absent} for row in rows]
 

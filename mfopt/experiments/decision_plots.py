@@ -1,4 +1,4 @@
-"""Plots of a comparison: error for ε, for memory and for time; best first.
+"""Plots of a comparison: error for ε and for memory; best first.
 
 At most eight curves are drawn; what is left out is in the CSV beside the plot.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -61,85 +61,53 @@ def error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None)
 def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
     """RMSE against the memory of the noise, a panel for each ε; the Pareto front is joined.
 
-    Mechanisms off the front are grey; those on it are named. What makes past draws again in place
-    of keeping them pays for its memory in time: it is never on the front.
+    Mechanisms off the front are grey; those on it are named. What regenerates past draws instead of
+    keeping them pays for its memory in time: it is never on the front.
     """
-    one_each = len({(row.family, row.epsilon) for row in sizes}) == len(sizes)
-    best = "; each at its best size" if one_each else ""
-    return _front_figure(
-        [row for row in sizes if row.draws <= 1],
-        [row for row in sizes if row.draws > 1],
-        lambda row: row.memory,
-        "",
-        f"Error and memory: {run_size(setting)}\nnamed: the front, with its buffers{best}",
-        "noise buffers, × model size\n(log scale from 1 on)",
-    )
 
-
-def time_figure(setting: Comparison, rows: Sequence[Row], parameters: int) -> Figure:
-    """RMSE against the measured time of a step's noise, as :func:`memory_figure`."""
-    return _front_figure(
-        rows,
-        [],
-        lambda row: 1e3 * (row.noise_seconds or math.nan),
-        " ms",
-        f"Error and time of the noise: {run_size(setting)}; measured on this machine",
-        f"noise of a step of\n{parameters:,} parameters (ms, log scale)",
-    )
-
-
-def _front_figure(
-    rows: Sequence[Row],
-    regenerating: Sequence[Row],
-    cost: Callable[[Row], float],
-    unit: str,
-    title: str,
-    x_label: str,
-) -> Figure:
-    """RMSE against a cost, a panel for each ε; rows ``apart`` are drawn and never on the front."""
-
-    def points(label: str, some: Sequence[Row], **look: Any) -> Curve:
+    def points(label: str, rows: Sequence[Row], **look: Any) -> Curve:
         look = {"linestyle": "", "marker": "o", **look}
-        return Curve(label, [cost(row) for row in some], [row.rmse for row in some], look=look)
+        return Curve(label, [row.memory for row in rows], [row.rmse for row in rows], look=look)
 
+    axis_words = (
+        "noise buffers, × model size\n(log scale from 1 on)",
+        "RMSE of prefix sums\n(clip norms, log scale)",
+    )
     panels = []
-    for epsilon in sorted({row.epsilon for row in (*rows, *regenerating)}):
-        kept_rows, aside = (
-            [row for row in chosen if row.epsilon == epsilon] for chosen in (rows, regenerating)
-        )
-        front = pareto_front(kept_rows, cost)
-        curves = [points("others", kept_rows, color="0.75", markersize=4)]
-        if aside:
-            label = "regenerate past draws"
-            curves.append(points(label, aside, color="0.75", markersize=4, marker="x"))
+    for epsilon in sorted({row.epsilon for row in sizes}):
+        rows = [row for row in sizes if row.epsilon == epsilon]
+        keeping = [row for row in rows if row.draws <= 1]
+        regenerating = [row for row in rows if row.draws > 1]
+        front = pareto_front(keeping)
+        curves = [points("others", keeping, color="0.75", markersize=4)]
+        if regenerating:
+            look = {"color": "0.75", "markersize": 4, "marker": "x"}
+            curves.append(points("regenerate past draws", regenerating, **look))
         line = {"linestyle": "-", "marker": "", "drawstyle": "steps-post", "color": "0.3"}
         curves.append(points("front", front, **line, linewidth=1))
-        curves += [points(f"{_sized(row)}: {cost(row):.4g}{unit}", [row]) for row in front]
+        curves += [points(f"{_sized(row)}: {row.memory}", [row]) for row in front]
         # the whole front, and of the rest what is not far above it
-        highest = max(row.rmse for row in (*kept_rows, *aside))
-        top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, highest))
-        words = f"ε = {epsilon:g}", x_label, "RMSE of prefix sums\n(clip norms, log scale)"
+        top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, max(row.rmse for row in rows)))
         limits = 0.93 * front[-1].rmse, top
-        panels.append(Panel(curves, *words, log_x=False, log_y=True, y_range=limits))
-    figure, costs = plots.draw(panels, title=title), [cost(row) for row in (*rows, *regenerating)]
+        title = f"ε = {epsilon:g}"
+        panels.append(Panel(curves, title, *axis_words, log_x=False, log_y=True, y_range=limits))
+    single_size = len({(row.family, row.epsilon) for row in sizes}) == len(sizes)
+    best = "; each at its best size" if single_size else ""
+    title = f"Error and memory: {run_size(setting)}\nnamed: the front, with its buffers{best}"
+    figure, largest = plots.draw(panels, title=title), max(1, *(row.memory for row in sizes))
     for axis in figure.axes:
-        if min(costs) > 0:
-            axis.set_xscale("log")
-            plots.plain_ticks(axis.xaxis, costs)
-        else:
-            axis.set_xscale("symlog", linthresh=1, linscale=0.5)
-            ticks = [0, *(4**k for k in range(10) if 4**k <= max(*costs, 1))]
-            axis.set_xlim(-0.3, 1.5 * max(*costs, 1))
-            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xscale("symlog", linthresh=1, linscale=0.5)
+        ticks = [0, *(4**k for k in range(10) if 4**k <= largest)]
+        axis.set_xlim(-0.3, 1.5 * largest)
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.xaxis.set_minor_locator(NullLocator())
     return figure
 
 
-def pareto_front(rows: Sequence[Row], cost: Callable[[Row], float]) -> list[Row]:
-    """Pareto front: rows by cost, each with less error, by more than a tie, than any that costs no
-    more."""
+def pareto_front(rows: Sequence[Row]) -> list[Row]:
+    """Rows by memory, each with less error, by more than a tie, than any that keeps no more."""
     front: list[Row] = []
-    for row in sorted(rows, key=lambda row: (cost(row), row.rmse)):
+    for row in sorted(rows, key=lambda row: (row.memory, row.rmse)):
         if not front or row.rmse < front[-1].rmse * (1 - TIE):
             front.append(row)
     return front
@@ -170,34 +138,15 @@ def _sized(row: Row) -> str:
     return f"{name} ({row.size})" if families.find(row.family).bands and row.size else name
 
 
-def figures(
-    setting: Comparison,
-    rows: Sequence[Row],
-    sizes: Sequence[Row],
-    baseline: str | None,
-    parameters: int | None = None,
-) -> Iterator[tuple[str, Figure]]:
-    """Every plot of a comparison with the part of its file's name.
-
-    Args:
-      setting, rows, sizes, baseline, parameters: as of :func:`write`.
-    """
-    yield "-rmse", error_figure(setting, rows, baseline)
-    yield "-memory", memory_figure(setting, sizes)
-    if parameters is not None:
-        yield "-time", time_figure(setting, rows, parameters)
-
-
 def write(
     stem: Path,
     setting: Comparison,
     rows: Sequence[Row],
     sizes: Sequence[Row],
     baseline: str | None = DEFAULT_BASELINE,
-    parameters: int | None = None,
     kinds: Collection[str] = EVERY,
 ) -> list[Path]:
-    """STEM.csv, .json, .txt and plots of RMSE, memory and time.
+    """STEM.csv, .json and plots of RMSE and memory.
 
     STEM-sizes.csv has the rows of all sizes.
 
@@ -207,14 +156,15 @@ def write(
       rows: the rows to show, one for each family and ε.
       sizes: rows of every size that was tried.
       baseline: family that improvements are over; None for none.
-      parameters: of the model that the rows' noise was timed for; None where it was not.
       kinds: suffixes of the files that are wanted.
     """
     texts = {
         ".csv": comparison.csv_text(rows, baseline),
         "-sizes.csv": comparison.csv_text(sizes),
         ".json": json.dumps(comparison.described(setting, rows, baseline), indent=2) + "\n",
-        ".txt": comparison.text_table(rows, baseline) + "\n",
     }
-    drawn = dict(figures(setting, rows, sizes, baseline, parameters))
+    drawn = {
+        "-rmse": error_figure(setting, rows, baseline),
+        "-memory": memory_figure(setting, sizes),
+    }
     return plots.write_files(stem, texts, drawn, kinds)

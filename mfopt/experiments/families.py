@@ -20,7 +20,6 @@ from mfopt.experiments.mechanisms import (
     AmplifiedCell,
     FixedCell,
     Goal,
-    ProvenCell,
     SigmaCell,
     UnamplifiedCell,
 )
@@ -159,15 +158,17 @@ FAMILIES = {
     "dense+unamplified": Family(
         "dense multi-epoch, unamplified", "dense", UNAMPLIFIED, FIXED_ORDER, slow=True
     ),
-    "blt-2": Family("BLT-2", "blt", slow=True, buffers=2),
-    "blt-3": Family("BLT-3", "blt", slow=True, buffers=3),
-    "blt-4": Family("BLT-4", "blt", buffers=4),
-    "blt-5": Family("BLT-5", "blt", slow=True, buffers=5),
+    **{
+        f"blt-{count}": Family(f"BLT-{count}", "blt", slow=count != 4, buffers=count)
+        for count in (2, 3, 4, 5)
+    },
     "toeplitz": Family("Toeplitz", "toeplitz"),
-    "blt-2-scaled": Family("BLT-2, time-scaled", "blt", scaled=True, buffers=2),
-    "blt-3-scaled": Family("BLT-3, time-scaled", "blt", scaled=True, slow=True, buffers=3),
-    "blt-4-scaled": Family("BLT-4, time-scaled", "blt", scaled=True, buffers=4),
-    "blt-5-scaled": Family("BLT-5, time-scaled", "blt", scaled=True, slow=True, buffers=5),
+    **{
+        f"blt-{count}-scaled": Family(
+            f"BLT-{count}, time-scaled", "blt", scaled=True, slow=count % 2 == 1, buffers=count
+        )
+        for count in (2, 3, 4, 5)
+    },
     "toeplitz-scaled": Family("Toeplitz, time-scaled", "toeplitz", scaled=True),
     "banded-toeplitz-scaled": Family(
         "banded Toeplitz, time-scaled", "banded-toeplitz", scaled=True, bands=True
@@ -175,23 +176,17 @@ FAMILIES = {
     "banded-toeplitz-scaled+fresh-bins": Family(
         "banded Toeplitz scaled, fresh bins", "banded-toeplitz", FRESH, scaled=True, bands=True
     ),
-    "cleared-blt-2-scaled+fresh-bins": Family(
-        "cleared BLT 2 scaled, fresh bins", "cleared-blt", FRESH, scaled=True, slow=True, buffers=2
-    ),
-    "cleared-blt-4-scaled+fresh-bins": Family(
-        "cleared BLT 4 scaled, fresh bins", "cleared-blt", FRESH, scaled=True, slow=True, buffers=4
-    ),
-    "cleared-blt-8-scaled+fresh-bins": Family(
-        "cleared BLT 8 scaled, fresh bins", "cleared-blt", FRESH, scaled=True, slow=True, buffers=8
-    ),
-    "cleared-blt-16-scaled+fresh-bins": Family(
-        "cleared BLT 16 scaled, fresh bins",
-        "cleared-blt",
-        FRESH,
-        scaled=True,
-        slow=True,
-        buffers=16,
-    ),
+    **{
+        f"cleared-blt-{count}-scaled+fresh-bins": Family(
+            f"cleared BLT {count} scaled, fresh bins",
+            "cleared-blt",
+            FRESH,
+            scaled=True,
+            slow=True,
+            buffers=count,
+        )
+        for count in (2, 4, 8, 16)
+    },
     "wave-blt-4-scaled": Family(
         "BLT with a wave (4), time-scaled", "wave-blt", scaled=True, buffers=4
     ),
@@ -246,15 +241,6 @@ class Comparison(NamedTuple):
         """Goal of a mechanism at one ε and sampling."""
         place = self.bins, self.epochs, float(epsilon), self.delta, sampling
         return Goal(*place, seed=self.seed)
-
-    def proven(self, family: str, epsilon: float, samples: int | None = None) -> ProvenCell:
-        """The C of least RMSE of a family, with a σ that is proved by so many samples."""
-        candidates = find(family).candidates(self, epsilon)
-        if not candidates:
-            rule = f"has no number of bands that fits {self.bins} × {self.epochs}"
-            raise _check.reject("mechanisms", family, rule, "Name smaller `widths`.")
-        sizes, sigmas = zip(*candidates, strict=True)
-        return ProvenCell(sigmas, sizes, self.goal(epsilon, find(family).sampling), samples)
 
     def check(self) -> Comparison:
         """Return it, or raise :class:`UsageError`."""

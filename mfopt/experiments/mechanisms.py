@@ -10,8 +10,6 @@ import dataclasses
 import math
 from typing import Any
 
-import numpy as np
-
 from mfopt import final_model, floor, query_error, strategies
 from mfopt._runtime import _check
 from mfopt.accounting import Mechanism, account
@@ -259,44 +257,6 @@ class SigmaCell(Cell):
                 "strategy": strategy.describe(),
             }
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class ProvenCell(Cell):
-    """The C of least RMSE among several sizes, with a σ that is proved.
-
-    Attributes:
-      sigmas: of each size, whose C are read too.
-      sizes: bands or buffers.
-      goal: whose account is asked for.
-      samples: of the certificate, where there is one; None: as many as it takes by itself.
-    """
-
-    name = "study-mechanism"
-    sigmas: tuple[SigmaCell, ...]
-    sizes: tuple[int, ...]
-    goal: Goal
-    samples: int | None = None
-
-    @property
-    def needs(self) -> tuple[Cell, ...]:
-        return (*self.sigmas, *(sigma.source for sigma in self.sigmas))
-
-    def run(self, *needed: Result) -> Result:
-        best = int(np.argmin([result.record["rmse"] for result in needed[: len(self.sizes)]]))
-        source, goal = needed[len(self.sizes) + best], self.goal
-        strategy = strategy_of(source)
-        mechanism = Mechanism(goal.scheme(strategy), strategy)
-        outcome = account(
-            mechanism, epsilon=goal.epsilon, delta=goal.delta, seed=goal.seed, samples=self.samples
-        )
-        record = {
-            "strategy": source.record["strategy"],
-            "size": self.sizes[best],
-            "scheme": mechanism.sampling.describe(),
-            "guarantee": outcome.describe(),
-        }
-        return Result(record, source.arrays)
 
 
 def strategy_of(result: Result) -> Strategy:

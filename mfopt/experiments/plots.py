@@ -15,7 +15,6 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from mfopt._runtime import _files
 from mfopt._runtime._files import write
 
 # Okabe and Ito's colours, distinct for any colour vision; markers repeat the distinction.
@@ -23,7 +22,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.")
 FORMATS = ("png", "svg")
-EVERY = ("csv", "json", "txt", *FORMATS)  # kinds of files
+EVERY = ("csv", "json", *FORMATS)  # kinds of files
 _DPI = 150
 _LETTER = 0.026  # width of one, as a share of an axis
 
@@ -113,7 +112,7 @@ def draw(panels: Sequence[Panel], *, title: str = "", columns: int | None = None
 def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, Any]) -> None:
     if panel.zero_line:
         axis.axhline(0, color="0.6", linewidth=1, zorder=1)
-    for index, curve in enumerate(panel.curves):
+    for curve in panel.curves:
         colour_index = labels.index(curve.like or curve.label)
         colour = COLOURS[colour_index % len(COLOURS)]
         style = "--" if curve.like else DASHES[colour_index // len(COLOURS) % len(DASHES)]
@@ -121,14 +120,12 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         marker_index = labels.index(curve.label)
         marker_index += 3 * (marker_index // len(COLOURS))
         mark = MARKERS[marker_index % len(MARKERS)] if len(curve.x) <= 30 else ""
-        covered = sum(_alike(curve, later, panel) for later in panel.curves[index + 1 :])
         look = {
             "color": colour,
             "linestyle": style,
             "marker": mark,
-            # one that lies behind others is seen beside them
-            "markersize": 5 + 2 * covered,
-            "linewidth": 1.6 + 1.6 * covered,
+            "markersize": 5,
+            "linewidth": 1.6,
         }
         (handle,) = axis.plot(curve.x, curve.y, **{**look, **curve.look})
         handles.setdefault(curve.label, handle)
@@ -148,16 +145,6 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
     axis.grid(True, which="major", color="0.9", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def _alike(curve: Curve, later: Curve, panel: Panel) -> bool:
-    """Return True if two curves coincide within 1% of the panel's range."""
-    if [*curve.x] != [*later.x]:
-        return False
-    scale = np.log if panel.log_y else np.asarray
-    values = scale(np.concatenate([curve.y for curve in panel.curves]))
-    gap = np.abs(scale(np.array(curve.y)) - scale(np.array(later.y)))
-    return bool(gap.max() <= 0.01 * np.ptp(values))
 
 
 def named_ticks(axis: Axes, places: Iterable[float]) -> None:
@@ -202,12 +189,6 @@ def labels_with_room(places: np.ndarray, texts: Sequence[str]) -> np.ndarray:
         ):
             labelled[index], labelled_before = True, index
     return labelled
-
-
-def check_outputs(paths: Sequence[Path], *, force: bool) -> None:
-    """Raise :class:`UsageError` before any work if one of the files cannot be written."""
-    for path in paths:
-        _files.check_output(path, force=force, name="output")
 
 
 def write_files(

@@ -94,24 +94,20 @@ def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
 
     ``model`` is the final-model error (:mod:`mfopt.final_model`).
     ``buffers`` is the memory of the noise (× model size), ``draws`` the model-sized white draws of
-    a step where it is more than one: what no memory is paid for with. Where the time of a step's
-    noise was measured, it stands in the place of the draws, which it includes.
+    a step where it is more than one: what no memory is paid for with.
     """
     parts = []
     for epsilon in dict.fromkeys(row.epsilon for row in rows):
         ranked = sorted((row for row in rows if row.epsilon == epsilon), key=lambda row: row.rmse)
         base = next((row for row in ranked if row.family == baseline), None)
-        timed = any(row.noise_seconds is not None for row in ranked)
         lines = [
             f"{f'ε = {epsilon:g}':<40}{'RMSE':>9}{'' if base is None else 'change':>8}"
-            f"{'model':>7}{'buffers':>8}{'time' if timed else 'draws':>8}"
+            f"{'model':>7}{'buffers':>8}{'draws':>8}"
         ]
         for row in ranked:
             size = f" ({row.size})" if row.size and families.find(row.family).bands else ""
             change = "" if base is None else _change(improvement(row, base).percent)
             draws = "" if row.draws <= 1 else f"{row.draws:,.0f}"
-            if timed:
-                draws = "" if row.noise_seconds is None else _time(row.noise_seconds)
             name = f"{families.label(row.family)}{size}"
             model = "" if row.final_model_error is None else number(row.final_model_error)
             cost = f"{model:>7}{row.memory:>8}{draws:>8}"
@@ -128,10 +124,6 @@ def _change(percent: float) -> str:
     return f"×{times:.3g}" if times < 1000 else f"×{times:.0e}"
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
-
-
 def _scheme(row: Row) -> str:
     return families.find(row.family).sampling
 
@@ -141,8 +133,6 @@ def _named(row: Row) -> str:
     cost = f"{row.memory} buffer{'s' * (row.memory != 1)}"
     if row.draws > 1:
         cost += f" and {row.draws:,.0f} draws a step"
-    if row.noise_seconds is not None:
-        cost += f", {_time(row.noise_seconds)} a step"
     # the sampling is said where it matters
     name = families.label(row.family).partition(", ")
     kept = name[0] if name[2] in _SAMPLED else "".join(name)

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from mfopt._runtime import _check, _signals, _sizes
+from mfopt._runtime import _check, _signals
 from mfopt.experiments.cache import Cache, Cell, Result
 from mfopt.progress import Progress, Report, silent
 
@@ -25,7 +25,6 @@ def run_all(
     *,
     jobs: int | None = None,
     progress: Report = silent,
-    cost: Callable[[Iterable[Cell]], float | None] | None = None,
 ) -> dict[Cell, Result]:
     """Results of all ``cells``; what they need is computed first.
 
@@ -35,7 +34,6 @@ def run_all(
         interrupted call resumes.
       jobs: processes; by default one per two cores, at least one. 1 works in this process.
       progress: callback for every finished cell, counting only what was not in the cache.
-      cost: seconds of one process for cells, or None where nobody knows; told before the work.
 
     Raises:
       FailureError, UsageError: what a cell raised; cells that finished before it are kept.
@@ -49,10 +47,6 @@ def run_all(
     progress(_cells(0, total))
     jobs = usual_jobs() if jobs is None else _check.integer("jobs", jobs)
     jobs = min(jobs, max(total, 1))
-    if cost is not None and (expected := cost(missing)) is not None:
-        _sizes.announce(
-            expected / jobs, progress, work=f"{total} cells", note="finished ones are kept"
-        )
     try:
         if jobs == 1:
             for done, cell in enumerate(missing, 1):  # needs come first
@@ -80,7 +74,7 @@ def usual_jobs() -> int:
 
 
 def _cells(done: int, total: int, cell: Cell | None = None) -> Progress:
-    return Progress("computing", done, total, "cells", note="" if cell is None else cell.in_words())
+    return Progress("computing", done, total, "cells", note="" if cell is None else str(cell))
 
 
 def with_needs(

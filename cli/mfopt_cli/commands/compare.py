@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mfopt._runtime import _check
+from mfopt._runtime import _check, _files
 from mfopt_cli import display, options, sweeps
 from mfopt_cli.live import Live
 from mfopt_cli.options import COUNT, Count, option
@@ -42,24 +42,12 @@ from mfopt_cli.options import COUNT, Count, option
     default=8,
 )
 @option("--samples", Count(2**24), "Samples of each Monte Carlo estimate of σ.", default=2**15)
-@option(
-    "--params",
-    COUNT,
-    "Time the noise of a step for a model of so many parameters, as 10000000, 1e7 or 10M, on "
-    "this machine.",
-)
 @options.seed("that of the Monte Carlo samples", default=0)
 @options.jobs
 @options.cache
 @options.out(
-    "Stem of the files STEM.csv, STEM-sizes.csv, .json, .txt, and of the plots STEM-rmse, "
-    "STEM-memory and, with --params, STEM-time (.png and .svg)."
-)
-@option(
-    "--wide",
-    bool,
-    "One row per mechanism, one column per ε.",
-    excludes=("as_csv", "as_json", "quiet"),
+    "Stem of the files STEM.csv, STEM-sizes.csv, .json, and of the plots STEM-rmse and "
+    "STEM-memory (.png and .svg)."
 )
 @option("--csv", bool, "Print CSV instead of the table.", "as_csv", excludes=("as_json",))
 @options.force_of("out")
@@ -78,12 +66,11 @@ def command(arguments: Any) -> None:
     Examples:
       mfopt compare --epochs 16 --iters 128 --eps 0.5,1,2,4,8,16 --out comparison
       mfopt compare --epochs 8 --iters 32 --eps 2 --include dpsgd,blt-4 --baseline dpsgd+poisson
-      mfopt compare --epochs 8 --iters 32 --eps 2 --params 1e7
     """
     from mfopt.experiments import comparison, decision_plots, families, recommendation
     from mfopt.experiments.cache import Cache, default_folder
 
-    baseline, params, out = arguments.baseline, arguments.params, arguments.out
+    baseline, out = arguments.baseline, arguments.out
     chosen = [name for part in arguments.include for name in part.split(",") if name]
     setting = comparison.Comparison(
         arguments.iters,
@@ -102,8 +89,6 @@ def command(arguments: Any) -> None:
     _check.integer("samples", arguments.samples, at_least=64)
     _check.integer("memory", arguments.memory, at_least=0)
     _check.pinned("seed", arguments.seed)
-    if params is not None:
-        _check.integer("params", params)
     if baseline is None and comparison.DEFAULT_BASELINE in setting.include:
         baseline = comparison.DEFAULT_BASELINE
     if baseline is not None and baseline not in setting.include:
@@ -111,7 +96,7 @@ def command(arguments: Any) -> None:
         way_out = f"Add `include={baseline}`, or name one of {', '.join(setting.include)}."
         raise _check.reject("baseline", baseline, rule, way_out)
     if out is not None:
-        if out.suffix in (".csv", ".json", ".txt"):  # one of the files is named, not their stem
+        if out.suffix in (".csv", ".json"):  # one of the files is named, not their stem
             out = out.with_suffix("")
         _check_outputs(out, arguments.force)
     store = Cache(arguments.cache or default_folder())
@@ -121,23 +106,8 @@ def command(arguments: Any) -> None:
         rows = [min(candidates, key=lambda row: row.rmse) for candidates in found.values()]
         sizes = [row for candidates in found.values() for row in candidates]
         advices = recommendation.recommend(sizes, arguments.memory)
-        if params is not None:
-            named = [row for advice in advices for row in (advice.light, advice.best)]
-            chosen_rows = list(dict.fromkeys([*rows, *named]))
-            timed = comparison.timed(setting, chosen_rows, store, params, progress=live)
-            by_row = dict(zip(chosen_rows, timed, strict=True))
-            rows = [by_row[row] for row in rows]
-            advices = [
-                recommendation.Recommendation(
-                    advice.epsilon,
-                    by_row[advice.best],
-                    by_row[advice.light],
-                    {name: by_row.get(row, row) for name, row in advice.rivals.items()},
-                )
-                for advice in advices
-            ]
     if out is not None:
-        for path in decision_plots.write(out, setting, rows, sizes, baseline, params):
+        for path in decision_plots.write(out, setting, rows, sizes, baseline):
             if not arguments.quiet and not arguments.as_json:
                 click.echo(f"wrote {path}", err=True)
     if arguments.as_json:
@@ -151,10 +121,7 @@ def command(arguments: Any) -> None:
             f"at δ = {arguments.delta:g} (best number of bands){over}",
             "bold",
         )
-        if arguments.wide:
-            display.columns(*comparison.table(rows, baseline))
-        else:
-            display.print_text(recommendation.blocks(rows, baseline))
+        display.print_text(recommendation.blocks(rows, baseline))
         click.echo()
         for advice in advices:
             display.print_text(advice.text())
@@ -162,10 +129,6 @@ def command(arguments: Any) -> None:
             "(model: error of the final model, as the σ of independent noise; buffers: memory of "
             "the noise, × model size; draws: white draws of a step, where past ones are "
             "regenerated instead of kept)"
-            if params is None
-            else "(model: error of the final model, as the σ of independent noise; buffers: memory "
-            "of the noise, × model size; time: noise of a step of "
-            f"{params:,} parameters on this machine, mean over the run)"
         )
 
 
@@ -174,6 +137,7 @@ def _check_outputs(out: Path, force: bool) -> None:
 
     if not out.name or out.is_dir():
         raise _check.reject("out", str(out), "must be a file name prefix, not a folder")
-    ends = [".csv", "-sizes.csv", ".json", ".txt"]
-    ends += [f"-{part}.{kind}" for part in ("rmse", "memory", "time") for kind in plots.FORMATS]
-    plots.check_outputs([out.with_name(f"{out.name}{end}") for end in ends], force=force)
+    ends = [".csv", "-sizes.csv", ".json"]
+    ends += [f"-{part}.{kind}" for part in ("rmse", "memory") for kind in plots.FORMATS]
+    for end in ends:
+        _files.check_output(out.with_name(f"{out.name}{end}"), force=force, name="output")
