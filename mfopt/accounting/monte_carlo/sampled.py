@@ -120,6 +120,7 @@ class OneUnit(LossModel):
         rough: bool = False,
     ) -> None:
         self.loss, self.samples, self.work, self.worth = loss, samples, loss.work, loss.worth
+        self._estimating = loss.estimating()
         self.method = f"{loss.name} Monte Carlo, Rényi-tilted, estimate-verify-release"
         self.estimator = f"{loss.name} Monte Carlo, {loss.estimator}"
         self.alone, self.deterministic = companions is None, deterministic
@@ -137,7 +138,7 @@ class OneUnit(LossModel):
         if self._rough:
             return removed
         point = self._at("add", noise_multiplier, epsilon)
-        tilt = self.loss.least("add", point)
+        tilt = self._estimating.least("add", point)
         # a ceiling below the other direction's estimate is enough
         if self._with_constant("add", tilt.log_ceiling) <= removed:
             return removed
@@ -150,7 +151,7 @@ class OneUnit(LossModel):
     ) -> float:
         """log δ̂ of the remove direction."""
         point = self._at("remove", noise_multiplier, epsilon)
-        tilt = self.loss.least("remove", point)
+        tilt = self._estimating.least("remove", point)
         pilot = self._glanced(tilt, point, chunked.seed_key(0), samples)
         return self._with_constant("remove", pilot.log_mean)
 
@@ -159,7 +160,7 @@ class OneUnit(LossModel):
     ) -> Pilot:
         """A pilot of what is sampled, by the proposal of least ceiling."""
         samples = self.least_samples // 4 if self._rough else samples
-        return self.loss.pilot(tilt, point, samples, key)
+        return self._estimating.pilot(tilt, point, samples, key)
 
     def _at(self, direction: SampledDirection, noise_multiplier: float, epsilon: float) -> Point:
         return Point(noise_multiplier, epsilon, self.companions[direction].payoff)
@@ -196,7 +197,7 @@ class OneUnit(LossModel):
         """
         sigma, log_delta = start if other is None else other.value, math.log(delta)
         point = self._at(direction, sigma, epsilon)
-        tilt = self.loss.least(direction, point)
+        tilt = self._estimating.least(direction, point)
         if other is not None:
             if self._with_constant(direction, tilt.log_ceiling) <= log_delta:
                 return None
@@ -210,7 +211,7 @@ class OneUnit(LossModel):
 
         def excess(samples: int, sigma: float) -> float:
             at = self._at(direction, sigma, epsilon)
-            pilots.append(self.loss.pilot(self.loss.at(tilt, at), at, samples, key))
+            pilots.append(self._estimating.pilot(self._estimating.at(tilt, at), at, samples, key))
             return self._with_constant(direction, pilots[-1].log_mean) - log_delta
 
         for samples in (max(self._calibrate_samples // 4, _FIRST_SAMPLES), self._calibrate_samples):

@@ -167,15 +167,24 @@ def ceilings(at: Separated) -> Ceilings:
 
 @float64
 def estimated(at: Separated) -> Ceilings:
-    """The same with ceilings to first order, which prove nothing: for choosing an order."""
+    """The same with tilts and ceilings to first order, which prove nothing: for estimates."""
     gram = np.asarray(at.gram)
 
-    def of_all(l: int) -> float:
+    @functools.cache
+    def cost(l: int) -> np.ndarray:
         with np.errstate(over="ignore"):
             raised = np.expm1(l * gram)
-        return float(_COST * np.sum(firsts(raised, np.ones(at.dimension))) / at.bins**2)
+        return _COST * firsts(raised, np.ones(at.dimension)) / at.bins
 
-    return Ceilings({"chain": PatternChain(summed(of_all), MAX_ORDER)}, *squares(at))
+    log_product = summed(lambda l: float(np.sum(cost(l)) / at.bins))
+
+    def chain(order: int) -> tuple[float, np.ndarray]:
+        tilts = np.zeros((MAX_ORDER + 1, at.dimension))
+        for l in range(order, 0, -1):
+            tilts[l - 1] = tilts[l] + cost(l) / l
+        return log_product(order)[0], tilts
+
+    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *squares(at))
 
 
 def squares(at: Separated) -> tuple[float, float, float]:
