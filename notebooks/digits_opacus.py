@@ -1,4 +1,4 @@
-"""Opacus with a factorization's noise and batches, on scikit-learn's digits.
+"""The loop of Opacus with a factorization's noise and batches, on scikit-learn's digits.
 
 python notebooks/digits_opacus.py artifacts/factorizations/blt-4-8x32-eps8.npz
 """

@@ -104,7 +104,6 @@ LONG = "docs/accounting/other-tools.md"  # other libraries' accountants take mos
 
 @pytest.mark.ci
 @pytest.mark.filterwarnings("default:::lightning")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus
 @pytest.mark.parametrize(
     "page",
     [
@@ -116,7 +115,6 @@ def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     run_page(page, tmp_path, monkeypatch, slow=False)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus
 @pytest.mark.release
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in PLAIN], ids=str)
 def test_the_slow_blocks_run_too(page, tmp_path, monkeypatch):

@@ -192,7 +192,7 @@ def test_a_file_with_other_contents_is_refused(tmp_path, change):
     stream = make(BLT)
     path = tmp_path / "state.npz"
     save_state(path, stream, advanced(stream))
-    header, arrays = read_secret(path, "jax")
+    header, arrays = read_secret(path)
     if change == "step":
         header["step"] = -1
     elif change == "late":
@@ -223,33 +223,10 @@ def test_a_state_of_another_stream_gives_nan_inside_jit():
     assert np.all(np.isfinite(step(state)["a"])) and np.all(np.isnan(step(foreign)["a"]))
 
 
-@pytest.mark.parametrize("inside", ["alone", "optimizer"])
-def test_flax_bytes_go_on_with_the_same_noise(inside):
-    serialization = pytest.importorskip("flax.serialization")
-    stream = make(BLT, buffer_dtype=jnp.bfloat16)
-    state = advanced(stream)
-    if inside == "optimizer":
-        optimizer = optax.chain(add_noise(stream), optax.adam(0.1))
-        whole = optimizer.init(PARAMS)
-        with owner_only():
-            saved = serialization.to_bytes((state, *whole[1:]))
-        restored = serialization.from_bytes(optimizer.init(PARAMS), saved)[0]
-    else:
-        with pytest.raises(UsageError, match=r"umask 0022.*owner_only"):
-            serialization.to_bytes(state)
-        with owner_only():
-            saved = serialization.to_bytes(state)
-        restored = serialization.from_bytes(stream.init(PARAMS), saved)
-    assert int(restored.step) == 2
-    expected, _ = stream.release(PARAMS, state)
-    jax.tree.map(np.testing.assert_array_equal, stream.release(PARAMS, restored)[0], expected)
-    other = make(S.BLT(np.array([0.2, 0.1]), np.array([0.5, 0.9])), buffer_dtype=jnp.bfloat16)
-    if inside == "alone":
-        with pytest.raises(UsageError, match="another factorization"):
-            serialization.from_bytes(other.init(PARAMS), saved)
-        longer = stream.init({**PARAMS, "b": np.zeros(5, np.float32)})
-        with pytest.raises(UsageError, match="settings or parameters"):
-            serialization.from_bytes(longer, saved)
+def test_a_file_of_pytorch_is_refused_with_its_version(tmp_path):
+    write_secret(tmp_path / "state.npz", {"kind": "torch"}, {}, force=False)
+    with pytest.raises(UsageError, match=r"state of PyTorch, which versions up to 0\.2\.0 wrote"):
+        load_state(tmp_path / "state.npz", make(), PARAMS)
 
 
 def test_orbax_goes_on_with_the_same_noise_and_for_its_owner_only(tmp_path):

@@ -1,4 +1,4 @@
-"""Noise inside PyTorch and Opacus, each with the library itself."""
+"""Noise inside PyTorch."""
 
 import jax
 import jax.numpy as jnp
@@ -227,14 +227,10 @@ def test_torch_noise_goes_on_from_its_state(tmp_path, buffer_dtype):
     stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), buffer_dtype=buffer_dtype)
     noise = TorchNoise(stream, tensors())
     noise.next()
-    path = tmp_path / "noise.npz"
-    noise.save(path)
-    assert path.stat().st_mode & 0o777 == 0o600
     saved = noise.state_dict()
     torch.save(saved, tmp_path / "noise.pt")
     expected = noise.next()
     for restore in (
-        lambda n: n.load(path),
         lambda n: n.load_state_dict(saved),
         lambda n: n.load_state_dict(torch.load(tmp_path / "noise.pt", weights_only=True)),
     ):
@@ -242,27 +238,18 @@ def test_torch_noise_goes_on_from_its_state(tmp_path, buffer_dtype):
         restore(other)
         for one, two in zip(other.next(), expected, strict=True):
             assert torch.equal(one, two)
-    for back in (lambda: noise.load(path), lambda: noise.load_state_dict(saved)):
-        with pytest.raises(UsageError, match="takes back noise that 2 steps were released with"):
-            back()
+    with pytest.raises(UsageError, match="takes back noise that 2 steps were released with"):
+        noise.load_state_dict(saved)
     changed = TorchNoise(make(S.BLT(np.array([0.3, 0.2]), np.array([0.5, 0.9]))), tensors())
-    with pytest.raises(UsageError, match="another factorization"):
-        changed.load(path)
     with pytest.raises(UsageError, match="another factorization"):
         changed.load_state_dict(saved)
     with pytest.raises(UsageError, match="other parameters"):
-        TorchNoise(stream, tensors()[:2]).load(path)
+        TorchNoise(stream, tensors()[:2]).load_state_dict(saved)
 
 
 def test_secure_streams_are_refused_outside_of_jax():
     with pytest.raises(UsageError, match="secure"):
         TorchNoise(make(S.Identity(), secure=True), tensors())
-    jax_privacy = pytest.importorskip("jax_privacy")
-    assert jax_privacy is not None
-    from mfopt.noise.for_jax_privacy import inverse_as_streaming_matrix
-
-    with pytest.raises(UsageError, match="secure"):
-        inverse_as_streaming_matrix(make(S.Identity(), secure=True))
 
 
 def test_torch_float64():
@@ -274,143 +261,6 @@ def test_torch_float64():
         for _ in range(3):
             expected, state = stream.next(state)
             np.testing.assert_allclose(noise.next()[0].numpy(), expected[0], atol=1e-13)
-
-
-# --- Opacus --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def opacus():
-    return pytest.importorskip("opacus")
-
-
-def opacus_model(opacus, **options):
-    from opacus.optimizers import DPOptimizer
-
-    torch.manual_seed(0)
-    model = opacus.GradSampleModule(torch.nn.Linear(4, 2))
-    settings = {"noise_multiplier": 0.0, "max_grad_norm": 0.5, "expected_batch_size": 8, **options}
-    optimizer = DPOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), **settings)
-    return model, optimizer
-
-
-def train(model, optimizer, steps, physical=1):
-    """The gradient that each logical step applies, as ``physical`` physical batches."""
-    data = torch.arange(32.0).reshape(8, 4) / 10
-    applied = []
-    for _ in range(steps):
-        for part, batch in enumerate(data.chunk(physical)):
-            optimizer.signal_skip_step(part < physical - 1)
-            optimizer.zero_grad()
-            model(batch).square().sum().backward()
-            before = [p.detach().clone() for p in model.parameters()]
-            optimizer.step()
-        applied.append([(b - p).detach() for b, p in zip(before, model.parameters(), strict=True)])
-        with torch.no_grad():  # the same data and weights in each step: only noise differs
-            for b, p in zip(before, model.parameters(), strict=True):
-                p.copy_(b)
-    return applied
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_opacus_adds_our_noise_once_per_logical_step(opacus):
-    from mfopt.noise.for_opacus import replace_noise
-
-    stream = make(S.BandedToeplitz(np.array([1.0, 0.5, 0.25])), n=4)
-    plain = train(*opacus_model(opacus), steps=1)[0]
-    runs = {}
-    for physical in (1, 4):
-        model, optimizer = opacus_model(opacus)
-        replace_noise(optimizer, stream, seed=3)
-        runs[physical] = train(model, optimizer, steps=4, physical=physical)
-        with pytest.raises(NoiseExhaustedError):
-            train(model, optimizer, steps=1, physical=physical)
-    params = [np.zeros(tuple(p.shape), np.float32) for p in model.parameters()]
-    state = stream.init(params, seed=3)
-    for step in range(4):
-        noise, state = stream.next(state)
-        for physical, run in runs.items():
-            for applied, clean, made in zip(run[step], plain, noise, strict=True):
-                # the sum of clipped gradients, then the noise, then the expected batch size
-                expected = (np.asarray(clean) * 8 + made) / 8
-                np.testing.assert_allclose(applied, expected, atol=1e-5, err_msg=f"{physical}")
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"max_grad_norm": 1.0}, "max_grad_norm"),
-        ({"noise_multiplier": 1.0}, "noise_multiplier"),
-        ({"secure_mode": True}, "secure_mode"),
-        (None, "must be one of"),
-    ],
-)
-def test_opacus_settings_that_contradict_ours_are_refused(opacus, options, match):
-    from opacus.optimizers.adaclipoptimizer import AdaClipDPOptimizer
-
-    from mfopt.noise.for_opacus import replace_noise
-
-    _, optimizer = opacus_model(opacus, **options or {})
-    if options is None:
-        optimizer.__class__ = AdaClipDPOptimizer
-    with pytest.raises(UsageError, match=match):
-        replace_noise(optimizer, make(S.Identity()))
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing", "ignore:Secure RNG turned off")
-def test_opacus_checkpoints_go_on_with_the_same_noise(opacus, tmp_path):
-    from mfopt.noise import owner_only
-    from mfopt.noise.for_opacus import replace_noise
-
-    stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), n=4)
-    engine = opacus.PrivacyEngine(accountant="rdp")
-    path = tmp_path / "checkpoint.pt"
-
-    def replaced():
-        model, optimizer = opacus_model(opacus)
-        return model, optimizer, replace_noise(optimizer, stream)
-
-    model, optimizer, noise = replaced()
-    train(model, optimizer, steps=2)
-    with owner_only():
-        engine.save_checkpoint(path=path, module=model, optimizer=optimizer)
-    assert path.stat().st_mode & 0o077 == 0
-    expected = train(model, optimizer, steps=1)[0]
-    model, optimizer, noise = replaced()
-    engine.load_checkpoint(path=path, module=model, optimizer=optimizer)
-    assert noise.step == 2
-    for one, two in zip(train(model, optimizer, steps=1)[0], expected, strict=True):
-        assert torch.equal(one, two)
-    # a checkpoint without noise would start it again; one of another stream is another matrix's
-    model, optimizer, noise = replaced()
-    plain = {k: v for k, v in optimizer.state_dict().items() if k != "mfopt_noise"}
-    with pytest.raises(UsageError, match="start again"):
-        optimizer.load_state_dict(plain)
-    other_model, other = opacus_model(opacus)
-    replace_noise(other, make(S.BLT(np.array([0.3, 0.2]), np.array([0.5, 0.9])), n=4))
-    with pytest.raises(UsageError, match="another factorization"):
-        engine.load_checkpoint(path=path, module=other_model, optimizer=other)
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_opacus_noise_is_replaced_once_and_before_the_first_step(opacus):
-    from mfopt.noise.for_opacus import replace_noise
-
-    stream = make(S.Identity(), n=4)
-    _, optimizer = opacus_model(opacus)
-    replace_noise(optimizer, stream)
-    with pytest.raises(UsageError, match="replaced already"):
-        replace_noise(optimizer, stream)
-    model, optimizer = opacus_model(opacus)
-    train(model, optimizer, steps=1)
-    with pytest.raises(UsageError, match="earlier steps"):
-        replace_noise(optimizer, stream)
-    model, optimizer = opacus_model(opacus)
-    optimizer.original_optimizer = torch.optim.Adam(model.parameters())
-    train(model, optimizer, steps=1)
-    optimizer.zero_grad(set_to_none=True)
-    with pytest.raises(UsageError, match="earlier steps"):
-        replace_noise(optimizer, stream)
 
 
 @pytest.mark.parametrize("buffer_dtype", [None, jnp.bfloat16])

@@ -323,35 +323,3 @@ def test_parameters_without_noise_are_refused(params):
 def test_float64_noise_needs_64_bit_mode():
     with pytest.raises(UsageError, match="jax_enable_x64"):
         make(S.Identity(), 3, dtype=np.float64).init(PARAMS)
-
-
-# --- inside jax_privacy --------------------------------------------------------------------
-
-N = 11
-
-
-@pytest.mark.ci
-def test_jax_privacy_makes_the_same_noise_step_by_step():
-    pytest.importorskip("jax_privacy")
-    from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
-
-    from mfopt.noise.for_jax_privacy import inverse_as_streaming_matrix
-
-    coefs = np.array([1.0, 0.5, 0.3, 0.1])
-    scale, decay = np.array([0.3, 0.1]), np.array([0.9, 0.5])
-    with jax.enable_x64(True):
-        theirs = buffered_toeplitz.BufferedToeplitz.build(decay, scale)
-        pairs = [
-            (S.BandedToeplitz(coefs), toeplitz.inverse_as_streaming_matrix(jnp.asarray(coefs))),
-            (S.BLT(scale, decay), theirs.inverse_as_streaming_matrix()),
-        ]
-        params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
-        for strategy, reference in pairs:
-            ours = inverse_as_streaming_matrix(make(strategy, N, dtype=np.float64))
-            state, other = ours.init_multiply(params), reference.init_multiply(params)
-            rng = np.random.default_rng(0)
-            for _ in range(N):
-                white = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), params)  # noqa: B023
-                one, state = ours.multiply_next(white, state)
-                two, other = reference.multiply_next(white, other)
-                jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), one, two)

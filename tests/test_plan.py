@@ -87,7 +87,6 @@ def test_what_has_no_effect_or_no_default_is_refused(capsys):
     assert "mechanism.py: exists" in failure(capsys, *federated, "--yes")
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of Opacus
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
 @pytest.mark.parametrize("framework", ["opacus", "pytorch", "jax"])
 def test_every_loop_trains_at_every_schedule(framework, schedule):

@@ -1,4 +1,4 @@
-"""A factorization in a PyTorch loop, with Opacus and without: the sums, the noise, the batches."""
+"""A factorization in a PyTorch loop, or in that of Opacus: sums, noise, batches."""
 
 import copy
 import functools
@@ -17,8 +17,6 @@ from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
-    pytest.mark.filterwarnings("ignore:Optimal order is the"),
     # of a loader's workers, which use no JAX
     pytest.mark.filterwarnings("ignore:os.fork.. was called"),
 ]
@@ -80,21 +78,17 @@ def same(model, expected):
         np.testing.assert_allclose(p.detach(), e, atol=3e-5)
 
 
-def with_opacus(mode="hooks", model=None, dataset=None, **options):
-    pytest.importorskip("opacus")
+def made_private(model=None, dataset=None, **options):
     from mfopt.torch import make_private
 
     model = network() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    if mode == "ghost":
-        options["criterion"] = torch.nn.CrossEntropyLoss()
     return make_private(
         model,
         optimizer,
         data() if dataset is None else dataset,
         factorization(),
         CLIP,
-        grad_sample_mode=mode,
         **{"seed": SEED, "allow_uncertified": True, **options},
     )
 
@@ -111,45 +105,44 @@ def plain(model=None, optimizer=None, **options):
     return run, model, optimizer
 
 
-def epoch(model, optimizer, loader, criterion=None, stop=None, skips=False):
-    criterion = criterion or torch.nn.functional.cross_entropy
+def epoch(model, optimizer, loader, loss=None, stop=None, skips=False):
+    loss = loss or torch.nn.functional.cross_entropy
     for place, (x, y) in enumerate(loader):
         if skips and not len(x):
             continue
         optimizer.zero_grad()
-        criterion(model(x), y).backward()
+        loss(model(x), y).backward()
         optimizer.step()
         if stop is not None and place + 1 == stop:
             break
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
-def test_opacus_steps_are_those_of_the_plain_pieces(mode):
+def test_the_loop_of_opacus_makes_the_steps_of_the_plain_pieces():
     path = expected_path()
-    model, optimizer, *criterion, loader = with_opacus(mode)
+    model, optimizer, loader = made_private()
     for e in range(2):
-        epoch(model, optimizer, loader, *criterion)
+        epoch(model, optimizer, loader)
         same(model, path[5 * e + 4])
     with pytest.raises(UsageError, match="covers 10 steps"):
-        epoch(model, optimizer, loader, *criterion)
-    assert optimizer.expected_batch_size == RECORDS / 5
+        epoch(model, optimizer, loader)
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_physical_batches_of_opacus_make_one_noised_step(mode):
+def test_physical_batches_of_opacus_make_one_noised_step():
     pytest.importorskip("opacus")
     from opacus.utils.batch_memory_manager import BatchMemoryManager
 
     path = expected_path()
-    model, optimizer, *criterion, loader = with_opacus(mode)
+    model, optimizer, loader = made_private()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     for e in range(2):
         with BatchMemoryManager(
             data_loader=loader, max_physical_batch_size=2, optimizer=optimizer
         ) as physical:
             if e == 0:  # a break inside a logical step: it comes again, whole
-                epoch(model, optimizer, physical, *criterion, stop=1)
-            epoch(model, optimizer, physical, *criterion)
+                epoch(model, optimizer, physical, stop=1)
+            epoch(model, optimizer, physical)
         same(model, path[5 * e + 4])
+        schedule.step()
 
 
 @pytest.mark.parametrize(("microbatch", "workers"), [(None, 0), (2, 0), (None, 1)])
@@ -178,18 +171,18 @@ def test_a_wrong_noise_would_be_seen():
     assert max(float((a - b).abs().max()) for a, b in zip(path[1], other[1], strict=True)) > 0.01
 
 
-@pytest.mark.parametrize("way", ["opacus", "plain"])
+@pytest.mark.parametrize("way", ["loop of opacus", "plain"])
 def test_a_run_goes_on_from_the_state_of_its_optimizer(way, tmp_path):
     path = expected_path()
 
     def new():
-        if way == "opacus":
-            return with_opacus(seed=None)
+        if way == "loop of opacus":
+            return made_private(seed=None)
         run, model, optimizer = plain(seed=None)
         return model, optimizer, run.loader(data())
 
     def go(model, optimizer, loader, stop=None):
-        if way == "opacus":
+        if way == "loop of opacus":
             return epoch(model, optimizer, loader, stop=stop)
         for place, batch in enumerate(loader):
             optimizer.zero_grad()
@@ -221,11 +214,11 @@ def test_a_run_goes_on_from_the_state_of_its_optimizer(way, tmp_path):
     assert not torch.allclose(ended[0], path[-1][0], atol=1e-2)
 
 
-@pytest.mark.parametrize("way", ["opacus", "plain"])
+@pytest.mark.parametrize("way", ["loop of opacus", "plain"])
 def test_states_that_are_not_of_this_run_are_refused(way):
     def new(population=RECORDS):
-        if way == "opacus":
-            return with_opacus(dataset=torch.utils.data.Subset(data(), range(population)))[1]
+        if way == "loop of opacus":
+            return made_private(dataset=torch.utils.data.Subset(data(), range(population)))[1]
         run, _, optimizer = plain()
         del run
         return optimizer
@@ -258,18 +251,13 @@ def test_states_that_are_not_of_this_run_are_refused(way):
         ({"shuffle": True}, "shuffle"),
         ({"batch_size": 3}, "batch_size"),
         ({"normalizer": 0}, "normalizer"),
-        ({"mode": "ghost", "criterion": None}, "criterion"),
+        ({"grad_sample_mode": "ghost"}, "grad_sample_mode"),
+        ({"loss_reduction": "none"}, "loss_reduction"),
     ],
 )
 def test_options_that_contradict_the_factorization_are_refused(options, match):
-    if options.get("mode") == "ghost":
-        from mfopt.torch import make_private
-
-        with pytest.raises(UsageError, match=match):
-            make_private(network(), None, data(), factorization(), CLIP, grad_sample_mode="ghost")
-        return
     with pytest.raises(UsageError, match=match):
-        with_opacus(**options)
+        made_private(**options)
 
 
 def test_loaders_and_data_sets_that_the_scheme_cannot_draw_from_are_refused():
@@ -288,14 +276,14 @@ def test_loaders_and_data_sets_that_the_scheme_cannot_draw_from_are_refused():
         (Endless(), "numbered records"),
     ):
         with pytest.raises(UsageError, match=match):
-            with_opacus(dataset=given)
+            made_private(dataset=given)
         run, _, _ = plain()
         with pytest.raises(UsageError, match=match):
             run.loader(given)
     with pytest.raises(UsageError, match="population of 12"):
         run.loader(loaders.Subset(data(), range(5)))
     # a plain loader gives its data set
-    model, optimizer, loader = with_opacus(dataset=loaders.DataLoader(data(), 4, shuffle=True))
+    model, optimizer, loader = made_private(dataset=loaders.DataLoader(data(), 4, shuffle=True))
     epoch(model, optimizer, loader)
     same(model, expected_path(5)[4])
 
@@ -324,9 +312,8 @@ def test_what_is_no_optimizer_or_is_taken_is_not_attached():
     run.noise = None
     with pytest.raises(UsageError, match="not this run's"):
         run.attach(used)
-    pytest.importorskip("opacus")
     words = {"dataset": data(), "factorization": factorization(), "max_grad_norm": CLIP}
-    for module, taken in ((model, optimizer), with_opacus()[:2]):
+    for module, taken in ((model, optimizer), made_private()[:2]):
         with pytest.raises(UsageError, match="made private already"):
             make_private(module, taken, **words)
         with pytest.raises(UsageError, match="made private already"):
@@ -367,7 +354,7 @@ def test_what_gives_no_gradients_is_refused(module, loss, match):
 
 
 def test_a_step_of_opacus_needs_exactly_one_batch_of_the_loader():
-    model, optimizer, loader = with_opacus()
+    model, optimizer, loader = made_private()
 
     def back(x, y):
         torch.nn.functional.cross_entropy(model(x), y).backward()
@@ -397,20 +384,19 @@ def test_a_step_of_opacus_needs_exactly_one_batch_of_the_loader():
 
 
 @pytest.mark.parametrize("skips", [True, False])
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_an_empty_batch_that_is_skipped_is_seen_where_batches_are_fetched_ahead(mode, skips):
+def test_an_empty_batch_that_is_skipped_is_seen_where_batches_are_fetched_ahead(skips):
     """Opacus makes a loader of its own: all that its steps show is how many examples they had."""
     pytest.importorskip("opacus")
     from opacus.utils.batch_memory_manager import BatchMemoryManager
 
-    model, optimizer, *criterion, loader = with_opacus(mode, num_workers=1)
+    model, optimizer, loader = made_private(num_workers=1)
 
     def go():
         for _ in range(2):
             with BatchMemoryManager(
                 data_loader=loader, max_physical_batch_size=2, optimizer=optimizer
             ) as physical:
-                epoch(model, optimizer, physical, *criterion, skips=skips)
+                epoch(model, optimizer, physical, skips=skips)
 
     if skips:
         with pytest.raises(UsageError, match="were drawn for the step"):
@@ -421,7 +407,7 @@ def test_an_empty_batch_that_is_skipped_is_seen_where_batches_are_fetched_ahead(
 
 
 @pytest.mark.parametrize("times", [2, 0], ids=["twice", "fewer"])
-@pytest.mark.parametrize("way", ["plain", "hooks", "ghost"])
+@pytest.mark.parametrize("way", ["plain", "loop of opacus"])
 def test_a_batch_that_holds_a_record_twice_or_not_at_all_is_refused(way, times):
     def collate(records):
         return torch.utils.data.default_collate(records * times or records[:1])
@@ -430,11 +416,11 @@ def test_a_batch_that_holds_a_record_twice_or_not_at_all_is_refused(way, times):
         run, model, optimizer = plain()
         loader = run.loader(data(), collate_fn=collate)
     else:
-        model, optimizer, *criterion, loader = with_opacus(way, collate_fn=collate)
+        model, optimizer, loader = made_private(collate_fn=collate)
 
     def go():
         if way != "plain":
-            return epoch(model, optimizer, loader, *criterion)
+            return epoch(model, optimizer, loader)
         for batch in loader:
             optimizer.zero_grad()
             run.backward(model, loss_of, batch)
@@ -532,7 +518,7 @@ def test_sums_in_16_bits_are_refused_where_they_would_be_made():
     with pytest.raises(UsageError, match="narrower than float32"):
         run.attach(torch.optim.SGD(half.parameters(), lr=1.0))
     with pytest.raises(UsageError, match="narrower than float32"):
-        with_opacus(model=network().to(torch.bfloat16))
+        made_private(model=network().to(torch.bfloat16))
     # the way out: 16 bits inside, parameters and sums in 32
     model = torch.nn.Linear(64, 64, bias=False)
 
@@ -577,25 +563,48 @@ def test_one_example_moves_a_sum_by_its_clip_norm_under_autocast():
     assert rounded > 1.3
 
 
-def test_ghost_clipping_under_autocast_is_refused():
-    """Its sums are formed by the backward pass, in the types of the forward pass."""
-    model, optimizer, criterion, loader = with_opacus("ghost")
-    epoch(model, optimizer, loader, criterion, stop=1)  # the empty one
-    x, y = next(iter(loader))
-    optimizer.zero_grad()
-    criterion(model(x), y).backward()
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UsageError, match="16 bits"):
-        model(x)
-    # control: gradients of single examples are added up outside of autocast
-    model, optimizer, loader = with_opacus("hooks")
+def labelled():
+    """A model that computes its loss, as those of transformers do."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network, self.names = network(), ("loss", "scores")
+
+        def forward(self, x, labels):
+            scores = self.network(x)
+            loss = torch.nn.functional.cross_entropy(scores, labels)
+            return {"loss": loss, "scores": scores, "kind": "classes"}
+
+    return Model()
+
+
+def test_a_module_that_gives_its_loss_takes_the_steps_of_the_loop():
+    module, optimizer, loader = made_private(labelled())
+    assert module.names == ("loss", "scores")
     for x, y in loader:
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(model(x), y)
-        loss.backward()
+        found = module(x, labels=y)
+        assert found["scores"].shape == (len(x), 3) and found["kind"] == "classes"
+        module(x, labels=y)  # no gradients are asked for
+        found["loss"].backward()
         optimizer.step()
-        if len(x):
-            break
+    same(module, expected_path()[4])
+    module.eval()
+    with torch.no_grad():
+        assert module(*data()[:2])["loss"].ndim == 0
+
+
+@pytest.mark.filterwarnings("ignore:.* has no rule for torch.vmap")
+def test_layers_without_a_rule_for_vmap_take_one_example_after_the_other():
+    class Masked(torch.nn.Module):
+        def forward(self, x):
+            return x if bool(x.isfinite().all()) else x * 0
+
+    model = torch.nn.Sequential(Masked(), network())
+    model, optimizer, loader = made_private(model)
+    epoch(model, optimizer, loader)
+    same(model, expected_path()[4])
 
 
 @pytest.mark.parametrize("period", [1, 2])
@@ -635,21 +644,16 @@ def test_batches_of_nobody_keep_the_structure_of_a_batch():
 
 @pytest.mark.release
 def test_two_processes_make_the_step_of_one(tmp_path):
-    pytest.importorskip("opacus")
     child = Path(__file__).parent / "torch_two_processes.py"
     store = tmp_path / "store"
     finish(*(start(child, rank, store, tmp_path / f"out{rank}.pt") for rank in range(2)))
     path = expected_path(3)
-    first = torch.load(tmp_path / "out0.pt", weights_only=True)
-    assert first["shapes"] == [list(p.shape) for p in network().parameters()]
-    assert "consolidate_state_dict(to=rank) in all processes" in first["stale"]
     for rank in range(2):
         found = torch.load(tmp_path / f"out{rank}.pt", weights_only=True)
-        for way in ("opacus", "plain", "zero", "sharded"):
+        for way in ("loop of opacus", "plain", "zero", "sharded"):
             for p, e in zip(found[way], path[2], strict=True):
                 np.testing.assert_allclose(p, e, atol=3e-5, err_msg=f"{way} {rank}")
         assert found["buffers"] == (rank == 0)
-        assert "Wrap it in opacus.distributed" in found["refused"]
         assert "2 parameters differ between processes" in found["unequal"]
         assert "which have ['of step 1', 'of step 2']" in found["steps"]
         assert "Leave it out and call run.backward" in found["caller"]

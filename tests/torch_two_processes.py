@@ -13,15 +13,13 @@ def main(rank: int, store: str, out: str) -> None:
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2
     )
     import test_torch_run
-    from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as Distributed
-    from test_torch_run import epoch, network, plain, with_opacus
+    from test_torch_run import epoch, made_private, network, plain
 
     from mfopt.torch import PrivateRun
 
-    found = {"refused": refusal(lambda: with_opacus(model=network()))}
-    model, optimizer, loader = with_opacus(model=Distributed(network()))
+    model, optimizer, loader = made_private()
     epoch(model, optimizer, loader, stop=3)
-    found["opacus"] = [p.detach() for p in model.parameters()]
+    found = {"loop of opacus": [p.detach() for p in model.parameters()]}
     state = loader._run.keys.open(optimizer.state_dict()["mfopt_noise"])
     found["buffers"] = "key" in state["noise"]
     torch.manual_seed(rank)
@@ -36,9 +34,10 @@ def main(rank: int, store: str, out: str) -> None:
         with torch.no_grad():
             model(torch.ones(2, 4))  # leaves whole parameters in a sharded model
         go(run, model, optimizer, 2)
-        size = sum(p.numel() for p in network().parameters())
-        kept = sum(buffer.numel() for buffer in run.noise._buffers())
-        assert kept < 0.6 * size * run.stream.recursion.slots, (way, kept)
+        if way is sharded:
+            size = sum(p.numel() for p in network().parameters())
+            kept = sum(buffer.numel() for buffer in run.noise.state_dict()["buffers"])
+            assert kept < 0.6 * size * run.stream.recursion.slots, kept
         if way is zero:
             optimizer.consolidate_state_dict(to=0)
             states = [optimizer.state_dict() if rank == 0 else None]
@@ -46,19 +45,12 @@ def main(rank: int, store: str, out: str) -> None:
             state = states[0]
         else:
             state = optimizer.state_dict()
-        again_run, again, other = resumed = way(seed=5)
-        again_run._joined = {"step": 2}  # as of another moment
+        _, again, other = resumed = way(seed=5)
         again.load_state_dict(model.state_dict())
         other.load_state_dict(state)
-        assert again_run._joined is None
         go(*resumed, 1)
         whole = [p.full_tensor() if way is sharded else p for p in again.parameters()]
         found[way.__name__] = [p.detach() for p in whole]
-        if way is zero and rank == 0:  # the state of all is that of one, and is not any older
-            noise = run.keys.open(state["mfopt_noise"])["noise"]
-            found["shapes"] = noise["shapes"]
-            run.noise.step += 1
-            found["stale"] = refusal(optimizer.state_dict)
     run, model, optimizer = sharded(seed=None)
     go(run, model, optimizer, 1)
     states = [optimizer.state_dict()]

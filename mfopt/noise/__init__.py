@@ -1,7 +1,7 @@
 """Streaming of correlated noise C⁻¹z: in JAX, and in the training code that users have.
 
-Adapters are modules of their own, each importing its library: :mod:`mfopt.noise.for_optax`,
-:mod:`mfopt.noise.for_jax_privacy`, :mod:`mfopt.noise.for_torch`, :mod:`mfopt.noise.for_opacus`.
+Adapters are modules of their own, each importing its library: :mod:`mfopt.noise.for_optax` and
+:mod:`mfopt.noise.for_torch`.
 """
 
 from mfopt.noise.files import load_state, owner_only, save_state

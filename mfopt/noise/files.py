@@ -102,7 +102,7 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -
       UsageError: the file was made with another factorization, other settings or other
         parameters, or others than its owner may read it.
     """
-    header, arrays = read_secret(path, "jax")
+    header, arrays = read_secret(path)
     stream.refuse_other("state file", header.get("digest"), header.get("settings"))
     layout = Layout.of(params)
     names = leaf_names(layout)
@@ -187,9 +187,7 @@ def write_secret(
         raise _check.reject("path", str(path), "appeared meanwhile", _files.EXISTS) from None
 
 
-def read_secret(
-    path: str | os.PathLike[str], kind: str
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def read_secret(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """(header, arrays) of a file of :func:`write_secret`; nothing in it is executed."""
     path = Path(path)
     if not path.is_file():
@@ -213,8 +211,10 @@ def read_secret(
     except MALFORMED as error:
         reason = _check.printable(str(error) or type(error).__name__)
         raise _check.reject("path", str(path), f"is not a noise state file ({reason})") from None
-    if header.get("kind") != kind:
-        raise _check.reject("path", str(path), f"is a state for {header.get('kind')}, not {kind}")
+    if header.get("kind") != "jax":
+        rule = "is a state of PyTorch, which versions up to 0.2.0 wrote and read"
+        way_out = "Load it there and save state_dict() by torch.save, inside of owner_only()."
+        raise _check.reject("path", str(path), rule, way_out)
     return header, arrays
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -41,8 +40,8 @@ class TorchNoise:
     and the same inversion as in JAX uses all of them: ``torch.randn`` stops at |z| = 6.7 or before,
     and what is beyond shows a unit that is spread over many parameters.
 
-    **Secret**, as the state of the stream: ``state_dict`` holds the key of the noise. Prefer
-    :meth:`save`, which makes files that only their owner can read.
+    **Secret**, as the state of the stream: ``state_dict`` holds the key of the noise. Save it
+    inside :func:`mfopt.noise.owner_only`, which makes files that only their owner can read.
 
     With ``part=(k, m)``, in all m processes of ``torch.distributed`` at once, the k-th makes the
     noise of its share of each parameter and keeps the buffers of that: together they add what one
@@ -196,30 +195,6 @@ class TorchNoise:
             **({"part": list(self.part)} if self.part[1] > 1 else {}),
         }
 
-    def joined(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """**Secret.** The state of all parts, in their order, as one: that of a single process."""
-        whole = {name: value for name, value in states[0].items() if name != "part"}
-        buffers: list[Any] = [None] * len(self._whole)
-        for i, shape in enumerate(self._whole):
-            if self.stream.recursion.slots:
-                cut = [state["buffers"][i] for state in states]
-                buffers[i] = torch.cat(cut, dim=1).reshape(len(cut[0]), *shape)
-        return {**whole, "shapes": [list(shape) for shape in self._whole], "buffers": buffers}
-
-    def _own(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What this process keeps of a :meth:`joined` state; any other as it is."""
-        buffers, wholes = state.get("buffers"), [list(shape) for shape in self._whole]
-        if self.part[1] == 1 or "part" in state or state.get("shapes") != wholes:
-            return state
-        if not isinstance(buffers, list):
-            return state
-        own = [
-            b.reshape(len(b), -1)[:, start:stop] if isinstance(b, torch.Tensor) and b.ndim else b
-            for b, (start, stop) in zip(buffers, self._spans, strict=False)
-        ]
-        shapes = [list(shape) for shape in self._shapes]
-        return {**state, "buffers": own, "shapes": shapes, "part": list(self.part)}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from :meth:`state_dict`; nothing changes if it is refused.
 
@@ -239,7 +214,6 @@ class TorchNoise:
     def check_state_dict(self, state: Any) -> tuple[np.ndarray, list[Any]]:
         """(key, buffers) of a state, or the errors of :meth:`load_state_dict`; changes nothing."""
         _refuse_other(state, self.stream)
-        state = self._own(state)
         if state.get("silent"):
             rule = "holds neither key nor buffers"
             way_out = "Save and load the optimizer of rank 0."
@@ -278,25 +252,6 @@ class TorchNoise:
             for i, buffer in zip(part.leaves, part.buffers() or (), strict=False):
                 found[i] = buffer
         return found
-
-    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write the state to a file that only its owner can read (see :mod:`mfopt.noise.files`)."""
-        header = {k: v for k, v in self.state_dict().items() if k not in ("key", "buffers")}
-        arrays = {"key": self._key}
-        for i, buffer in enumerate(self._buffers()):
-            if buffer is not None:
-                arrays[f"buffer/{i}"] = _torch_parts.viewed(buffer)
-        files.write_secret(path, {"kind": "torch", **header}, arrays, force=force)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Resume from a file of :meth:`save`; refused if it belongs to another stream."""
-        header, arrays = files.read_secret(path, "torch")
-        key = torch.from_numpy(arrays["key"].view(np.int32).copy()) if "key" in arrays else None
-        buffers = [
-            _torch_parts.tensor(arrays[f"buffer/{i}"]) if f"buffer/{i}" in arrays else None
-            for i in range(len(self._shapes))
-        ]
-        self.load_state_dict({**header, "key": key, "buffers": buffers})
 
 
 class SilentNoise:

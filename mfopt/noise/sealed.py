@@ -115,25 +115,6 @@ class KeyFile:
         return key
 
 
-class SealedNoise:
-    """A noise source whose state is sealed; for :func:`mfopt.noise.for_opacus.install`."""
-
-    def __init__(self, noise: Any, keys: KeyFile) -> None:
-        self.noise, self.keys, self.add_to = noise, keys, noise.add_to
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sealed state."""
-        return self.keys.seal(self.noise.state_dict())
-
-    def check_state_dict(self, state: Any) -> Any:
-        """Raise the errors of :meth:`load_state_dict`; changes nothing of the noise."""
-        return self.noise.check_state_dict(self.keys.open(state))
-
-    def load_state_dict(self, state: Any) -> None:
-        """Resume from a sealed state, or one of before there were seals."""
-        self.noise.load_state_dict(self.keys.open(state))
-
-
 def _xor(data: np.ndarray, key: bytes, nonce: bytes) -> None:
     """Encrypt or decrypt bytes in place."""
     for start in range(0, len(data), _BLOCK):

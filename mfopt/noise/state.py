@@ -87,10 +87,9 @@ class NoiseState:
     The key gives all noise of the run, and the buffers give part of it. Whoever has either can
     subtract noise from what was released.
 
-    Besides :func:`mfopt.noise.save_state`, Orbax saves it as any pytree, and Flax's ``to_bytes``
-    and ``from_bytes`` do (once ``flax`` is imported), alone or inside the state of an optimizer.
-    Write such files inside :func:`mfopt.noise.owner_only`. Copies and pickles, also of what holds
-    it, are refused. A restored state of another stream is refused, or gives NaN inside jit.
+    Besides :func:`mfopt.noise.save_state`, Orbax saves it as any pytree. Write such files inside
+    :func:`mfopt.noise.owner_only`. Copies and pickles, also of what holds it, are refused. A
+    restored state of another stream is refused, or gives NaN inside jit.
 
     Attributes:
       key: shape (8,) uint32.
@@ -114,9 +113,6 @@ class NoiseState:
     settings: str = dataclasses.field(metadata=STATIC)
     pinned: bool = dataclasses.field(metadata=STATIC)
     counted: bool = dataclasses.field(metadata=STATIC)
-
-    def __post_init__(self) -> None:
-        _register_with_flax()
 
     def before_flatten(self) -> None:
         """Called by JAX, and so by what saves pytrees, before it takes a state apart."""
@@ -159,48 +155,6 @@ def parts_of(state: NoiseState) -> dict[str, Any]:
     """Data of a state by name: key, step, mark and buffers."""
     buffers = {f"buffer/{i}": b for i, b in enumerate(state.buffers) if b is not None}
     return {"key": state.key, "step": state.step, "mark": state.mark, **buffers}
-
-
-def _register_with_flax() -> None:
-    """Teach Flax's serialization what a state is, as soon as both are there."""
-    global _known_to_flax
-    flax = None if _known_to_flax else sys.modules.get("flax.serialization")
-    if flax is None or not hasattr(flax, "register_serialization_state"):
-        return
-    flax.register_serialization_state(NoiseState, _to_flax, _from_flax)
-    _known_to_flax = True
-
-
-_known_to_flax = False
-
-
-def _to_flax(state: NoiseState) -> dict[str, Any]:
-    check_saving([state.key])
-    return {**parts_of(state), "pinned": state.pinned}
-
-
-def _from_flax(target: NoiseState, found: dict[str, Any]) -> NoiseState:
-    found = dict(found)
-    pinned = found.pop("pinned", None)
-    like = parts_of(target)
-    check_arrays(found, {name: (part.shape, part.dtype) for name, part in like.items()})
-    if not isinstance(pinned, bool) or not np.array_equal(found["mark"], target.mark):
-        rule = "belongs to another factorization, other settings or parameters"
-        raise _check.reject("state", "of Flax", rule)
-    placed = {
-        name: jax.device_put(part, like[name].sharding)
-        if isinstance(like[name], jax.Array)
-        else np.asarray(part)
-        for name, part in found.items()
-    }
-    return dataclasses.replace(
-        target,
-        key=placed["key"],
-        step=placed["step"],
-        mark=placed["mark"],
-        buffers=tuple(placed.get(f"buffer/{i}") for i in range(len(target.buffers))),
-        pinned=pinned,
-    )
 
 
 def check_saving(arrays: Iterable[Any]) -> None:

@@ -34,14 +34,11 @@ def refuse_layers(module: torch.nn.Module) -> None:
 def _fault(layer: torch.nn.Module) -> tuple[str, str]:
     """(rule that a layer breaks, way out), or empty texts."""
     if isinstance(layer, torch.nn.parallel.DistributedDataParallel):
-        way_out = "Give its `module`, or, with Opacus, wrap that in "
-        way_out += "opacus.distributed.DifferentiallyPrivateDistributedDataParallel."
-        return "adds up gradients before they are clipped and noised", way_out
+        rule = "adds up gradients before they are clipped and noised"
+        return rule, "Give its `module`: the run adds up sums over processes."
     if type(layer).__name__ == "FullyShardedDataParallel":
         rule = "adds up gradients before they are clipped"
         return rule, "Use fully_shard (FSDP2) and PrivateRun."
-    if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) and layer.sparse:
-        return "gives sparse gradients, which show what a batch has", "Set sparse=False."
     return "", ""
 
 

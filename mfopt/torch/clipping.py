@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,191 @@ _REENTRANT = (
 _one_by_one: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # vmap has no rule for these
 
 
+class Examples:
+    """A module that takes examples one at a time, and clips the gradient of each.
+
+    Where a layer has no rule for ``torch.vmap`` (GRU, activation checkpointing, masks that are
+    read), a warning names it, and from then on examples go through the model one after the other.
+
+    Args:
+      module: without layers that mix examples (batch normalization).
+      max_grad_norm: bound on one example's norm over all parameters, in l2.
+
+    Raises:
+      UsageError: no module, no trainable parameters or such as are narrower than float32 (their
+        sums would be too), layers that add up gradients by themselves.
+    """
+
+    def __init__(self, module: torch.nn.Module, max_grad_norm: float) -> None:
+        self.bound = _check.positive("max_grad_norm", max_grad_norm)
+        # of torch.compile, which knows no vmap
+        self.module: torch.nn.Module = getattr(module, "_orig_mod", module)
+        self.trained = trained_in(self.module)
+        if self.bound < _LEAST:
+            rule = f"must be at least {_LEAST:g}"
+            raise _check.reject("max_grad_norm", self.bound, rule, "Scale the loss, and it.")
+        checks.refuse_layers(self.module)
+        self.device = next(iter(self.trained.values())).device
+        self._names = {p: name for name, p in self.module.named_parameters()}
+        self._spread = any(map(checks.is_shard, self.trained.values()))
+        frozen = {k: _whole(p) for p, k in self._names.items() if k not in self.trained}
+        # once in each layer: PyTorch would not put back what it finds twice in one
+        self._places = {
+            f"{prefix}.{name}".lstrip("."): self._names[p]
+            for prefix, layer in self.module.named_modules()
+            for name, p in layer._parameters.items()
+            if p is not None
+        }
+        self._detached = {name: _whole(p) for name, p in self.trained.items()}
+        self._fixed = frozen, dict(self.module.named_buffers())
+
+    def forward(
+        self,
+        function: Callable[..., tuple[torch.Tensor, ...]],
+        parts: Sequence[torch.Tensor],
+        *,
+        alone: bool = False,
+    ) -> tuple[Sequence[torch.Tensor], per_example.Pullback]:
+        """(outputs of all examples, what gives gradients of each example from those of outputs).
+
+        Args:
+          function: of (what calls the module, *tensors of one example), some tensors.
+          parts: tensors, examples along the first axis.
+          alone: whether each example goes through the module by itself.
+        """
+        if self._spread or not (alone or self.module in _one_by_one):
+            eager = torch.compiler.set_stance("force_eager")
+            unhooked = _unhooked(self.module if self._spread else None)
+            with eager, _entered(self.module) as layers, unhooked:
+                try:
+                    return per_example.forward(
+                        lambda copies, *example: function(self._caller(copies), *example),
+                        self.module,
+                        self._detached,
+                        self._names,
+                        parts,
+                    )
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as problem:
+                    where, why = layers[-1] if layers else "its loss", str(problem)
+            if self._spread:
+                rule = f"has no rule for torch.vmap ({why.splitlines()[0][:200]}), as it must here"
+                way_out = "Use no fully_shard."
+                raise _check.reject(where, "in a model of fully_shard", rule, way_out)
+            result = self._one_by_one(function, parts)
+            _one_by_one.add(self.module)
+            text = f"{where} has no rule for torch.vmap ({why.splitlines()[0][:200]}): gradients "
+            warnings.warn(f"{text}are computed one example after the other", stacklevel=5)
+            return result
+        return self._one_by_one(function, parts)
+
+    @contextlib.contextmanager
+    def probed(
+        self,
+        function: Callable[..., tuple[torch.Tensor, ...]],
+        parts: Sequence[torch.Tensor],
+        ignored: Any,
+        **roots: Any,
+    ) -> Iterator[None]:
+        """Refuse passes inside that change what can be reached, or what an example adds to a sum.
+
+        Args:
+          function, parts: as for :meth:`forward`.
+          ignored: object that is left out of what must not change; None: nothing is probed.
+          roots: whose content must not change, beside the module's.
+        """
+
+        def contribution() -> list[torch.Tensor]:
+            """The clipped gradient of the first example, with random numbers of its own."""
+            total = [whole_zeros(p) for p in self.trained.values()]
+            with probe.seeded(parts):  # by vmap, what is kept would be unusable after it
+                outputs, gradients = self.forward(function, [x[:1] for x in parts], alone=True)
+            self.add(gradients([torch.ones_like(x) for x in outputs]), total)
+            return total
+
+        def state() -> probe.Contents:
+            return probe.contents([ignored], module=self.module, **roots)
+
+        if ignored is None:
+            yield
+            return
+        before, first, kept = state(), contribution(), state()
+        probe.refuse_changes(before, kept, made=True)
+        yield
+        probe.refuse_changes(kept, state())
+        probe.refuse_difference(first, contribution(), self.bound)
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """True if examples go through the module one after the other, once that has been found."""
+        return self.module in _one_by_one
+
+    def _caller(self, parameters: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
+        """The module with these trained parameters."""
+        frozen, buffers = self._fixed
+        values = {**parameters, **frozen}
+        state = {place: values[name] for place, name in self._places.items()} | buffers
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(self.module, state, args, kwargs, tie_weights=False)
+
+        return call
+
+    def _one_by_one(
+        self, function: Callable[..., tuple[torch.Tensor, ...]], parts: Sequence[torch.Tensor]
+    ) -> tuple[Sequence[torch.Tensor], per_example.Pullback]:
+        with torch.enable_grad():  # the module as it is: some keep their weights in lists too
+            outputs = [function(self.module, *example) for example in zip(*parts, strict=True)]
+        trained = list(self.trained.values())
+
+        def gradients(cotangents: Sequence[torch.Tensor | None]) -> per_example.Gradients:
+            rows = []
+            for i, of_example in enumerate(outputs):
+                part = [d if d is None else d[i] for d in cotangents]
+                kept, directions = per_example.differentiable(of_example, part)
+                try:
+                    rows.append(
+                        torch.autograd.grad(kept, trained, directions, materialize_grads=True)
+                        if kept
+                        else [torch.zeros_like(p) for p in trained]
+                    )
+                except RuntimeError as problem:
+                    if "heckpoint" not in str(problem) or ".grad()" not in str(problem):
+                        raise
+                    rule = "recomputes by reentrant checkpoints, which give no gradient of an "
+                    rule += "example"
+                    name = type(self.module).__name__
+                    raise _check.reject("module", name, rule, _REENTRANT) from None
+            stacked = [per_example.GradientRows(torch.stack(x)) for x in zip(*rows, strict=True)]
+            return {name: [x] for name, x in zip(self.trained, stacked, strict=True)}
+
+        return [torch.stack([y.detach() for y in x]) for x in zip(*outputs, strict=True)], gradients
+
+    def add(
+        self, gradients: per_example.Gradients, sums: Sequence[torch.Tensor], scale: float = 1.0
+    ) -> None:
+        """Add Σ clip(``scale`` · gradient of one example) to ``sums``, one for each parameter.
+
+        An example whose gradient is not finite adds nothing.
+        """
+        with torch.no_grad(), per_example.full_precision({self.device.type}):
+            joined = [
+                (total, per_example.merged(gradients[k]))
+                for total, k in zip(sums, self.trained, strict=True)
+            ]
+            bounds = [per_example.norm_bounds(x) for _, x in joined if x]
+            if not bounds:
+                return
+            norm, rounding = (torch.stack(x).norm(dim=0) for x in zip(*bounds, strict=True))
+            norm = scale * (norm + rounding)
+            factor = _MARGIN * self.bound / norm.clamp(min=self.bound)
+            factor = torch.where(torch.isfinite(norm), scale * factor, 0.0)
+            for total, parts in joined:
+                for part in parts:
+                    part.add_to(total, factor)
+
+
 def add_clipped(
     module: torch.nn.Module,
     loss: Callable[[Any, Any], torch.Tensor],
@@ -41,16 +226,13 @@ def add_clipped(
 
     In place of ``loss(module, batch).backward()``: the loss is computed for batches of one example
     each, and each one's gradient is scaled down to norm ``max_grad_norm`` over all parameters
-    before they are added. An example whose gradient is not finite adds nothing. Where a layer has
-    no rule for ``torch.vmap`` (GRU, activation checkpointing, masks that are read), a warning
-    names it, and from then on examples go through the model one after the other.
+    before they are added (:class:`Examples`).
 
     Args:
-      module: without layers that mix examples (batch normalization).
+      module, max_grad_norm: as for :class:`Examples`.
       loss: ``loss(module, batch)``, a scalar; ``module`` is to be called as usual.
       batch: tensors, or nested tuples, lists and dictionaries of them, examples along the first
         axis; one of no examples adds 0.
-      max_grad_norm: bound on one example's norm, in l2.
       sum_of: gives the tensor, of its shape, that a parameter's sum is added to.
       microbatch: examples whose gradients are held at once; all of them if left out.
       probed: asks for a probe (:mod:`mfopt.torch.probe`) of this pass, which leaves this object out
@@ -60,145 +242,49 @@ def add_clipped(
       The mean loss, detached: not private.
 
     Raises:
-      UsageError: no module, a loss that is no scalar or does not call the module that it is given,
-        no trainable parameters or such as are narrower than float32 (their sums would be too),
-        layers that add up gradients by themselves, or tensors of unequal length; what a probe shows
-        to remember examples.
+      UsageError: as :class:`Examples`; a loss that is no scalar or does not call the module that it
+        is given, tensors of unequal length; what a probe shows to remember examples.
     """
-    bound = _check.positive("max_grad_norm", max_grad_norm)
-    module = getattr(module, "_orig_mod", module)  # of torch.compile, which knows no vmap
-    trained = trained_in(module)
+    examples = Examples(module, max_grad_norm)
     if not callable(loss):
         raise _check.reject("loss", type(loss).__name__, "must be a function of (module, batch)")
-    if bound < _LEAST:
-        rule = f"must be at least {_LEAST:g}"
-        raise _check.reject("max_grad_norm", bound, rule, "Scale the loss, and it.")
-    checks.refuse_layers(module)
     tensors, structure = _split(batch)
-    place = next(iter(trained.values())).device
-    tensors = [leaf.to(place) for leaf in tensors]
-    names = {p: name for name, p in module.named_parameters()}
-    frozen = {name: _whole(p) for p, name in names.items() if name not in trained}
-    buffers = dict(module.named_buffers())
-    # once in each layer: PyTorch would not put back what it finds twice in one
-    places = {
-        f"{prefix}.{name}".lstrip("."): names[p]
-        for prefix, layer in module.named_modules()
-        for name, p in layer._parameters.items()
-        if p is not None
-    }
-    calls = [0]
+    tensors = [leaf.to(examples.device) for leaf in tensors]
+    is_called = False
 
-    def of_one(parameters: dict[str, torch.Tensor] | None, *example: torch.Tensor) -> torch.Tensor:
+    def of_one(call: Callable[..., Any], *example: torch.Tensor) -> tuple[torch.Tensor]:
         alone = pytree.tree_unflatten([part.unsqueeze(0) for part in example], structure)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            calls[0] += 1
-            if parameters is None:
-                return module(*args, **kwargs)
-            values = {**parameters, **frozen}
-            placed = {place: values[name] for place, name in places.items()}
-            return functional_call(module, {**placed, **buffers}, args, kwargs, tie_weights=False)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_called
+            is_called = True
+            return call(*args, **kwargs)
 
-        value = loss(call, alone)
+        value = loss(counted, alone)
         if not isinstance(value, torch.Tensor) or value.ndim:
             given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise _check.reject("loss", given, "must give a scalar tensor", "Return its mean().")
-        if not calls[0]:
+        if not is_called:
             called = getattr(loss, "__name__", type(loss).__name__)
             rule = "does not call the module that it is given: its gradient would be 0"
             way_out = "Call the first argument of loss(module, batch), "
             way_out += "and not the model by its name."
             raise _check.reject("loss", called, rule, way_out)
-        return value
+        return (value,)
 
-    detached = {name: _whole(p) for name, p in trained.items()}
-    spread = any(map(checks.is_shard, trained.values()))
-
-    def one_by_one(parts: tuple[torch.Tensor, ...]) -> tuple[per_example.Gradients, torch.Tensor]:
-        rows, losses = [], []
-        for example in zip(*parts, strict=True):
-            with torch.enable_grad():
-                value = of_one(None, *example)
-                try:  # of the module as it is: layers that keep their weights in lists see these
-                    of = list(trained.values())
-                    rows.append(torch.autograd.grad(value, of, materialize_grads=True))
-                except RuntimeError as problem:
-                    if "heckpoint" not in str(problem) or ".grad()" not in str(problem):
-                        raise
-                    rule = "recomputes by reentrant checkpoints, which give no gradient of an "
-                    rule += "example"
-                    name = type(module).__name__
-                    raise _check.reject("module", name, rule, _REENTRANT) from None
-            losses.append(value.detach())
-        stacked = [per_example.GradientRows(torch.stack(x)) for x in zip(*rows, strict=True)]
-        return {name: [x] for name, x in zip(trained, stacked, strict=True)}, torch.stack(losses)
-
-    def each(parts: tuple[torch.Tensor, ...]) -> tuple[per_example.Gradients, torch.Tensor]:
-        if module not in _one_by_one:
-            eager = torch.compiler.set_stance("force_eager")
-            with eager, _entered(module) as layers, _unhooked(module if spread else None):
-                try:
-                    return per_example.gradients(of_one, module, detached, names, parts)
-                except torch.OutOfMemoryError:
-                    raise
-                except RuntimeError as problem:
-                    where, why = layers[-1] if layers else "its loss", str(problem)
-        if spread:
-            rule = f"has no rule for torch.vmap ({why.splitlines()[0][:200]}), as it must here"
-            way_out = "Use a ZeroRedundancyOptimizer and no fully_shard."
-            raise _check.reject(where, "in a model of fully_shard", rule, way_out)
-        found = one_by_one(parts)
-        if module not in _one_by_one:
-            _one_by_one.add(module)
-            text = f"{where} has no rule for torch.vmap ({why.splitlines()[0][:200]}): gradients "
-            warnings.warn(f"{text}are computed one example after the other", stacklevel=4)
-        return found
-
-    def add(gradients: per_example.Gradients, sums: list[torch.Tensor]) -> None:
-        with torch.no_grad(), per_example.full_precision({place.type}):
-            joined = [
-                (total, per_example.merged(gradients[k]))
-                for total, k in zip(sums, trained, strict=True)
-            ]
-            bounds = [per_example.norm_bounds(x) for _, x in joined if x]
-            if not bounds:
-                return
-            norm, rounding = (torch.stack(x).norm(dim=0) for x in zip(*bounds, strict=True))
-            norm += rounding
-            factor = _MARGIN * bound / norm.clamp(min=bound)
-            factor = torch.where(torch.isfinite(norm), factor, 0.0)
-            for total, parts in joined:
-                for part in parts:
-                    part.add_to(total, factor)
-
-    def alone() -> list[torch.Tensor]:
-        """The clipped gradient of the first example, with random numbers of its own."""
-        contribution = [torch.zeros_like(total) for total in sums]
-        with probe.seeded(tensors):  # by vmap, what is kept would be unusable after it
-            gradients, _ = (each if spread else one_by_one)(tuple(leaf[:1] for leaf in tensors))
-        add(gradients, contribution)
-        return contribution
-
-    def state() -> probe.Contents:
-        return probe.contents([probed], module=module, loss=loss)
-
-    sums = [sum_of(p) for p in trained.values()]
+    sums = [sum_of(p) for p in examples.trained.values()]
     count = len(tensors[0])
     if not count:
         return torch.zeros(())
-    if probed is not None:
-        before, contribution, kept = state(), alone(), state()
-        probe.refuse_changes(before, kept, made=True)
     block = count if microbatch is None else _check.integer("microbatch", microbatch)
-    loss_sum = torch.zeros((), device=tensors[0].device)
-    for parts in zip(*(torch.split(leaf, block) for leaf in tensors), strict=True):
-        gradients, losses = each(parts)
-        loss_sum += losses.detach().sum()
-        add(gradients, sums)
-    if probed is not None:
-        probe.refuse_changes(kept, state())
-        probe.refuse_difference(contribution, alone(), bound)
+    loss_sum = torch.zeros((), device=examples.device)
+    with examples.probed(of_one, tensors, probed, loss=loss):
+        while len(tensors[0]):
+            size = 1 if examples.one_at_a_time else block  # one graph at a time
+            (losses,), gradients = examples.forward(of_one, [leaf[:size] for leaf in tensors])
+            examples.add(gradients([torch.ones_like(losses)]), sums)
+            loss_sum += losses.detach().sum()
+            tensors = [leaf[size:] for leaf in tensors]
     return loss_sum / count
 
 
@@ -214,6 +300,11 @@ def trained_in(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
         raise _check.reject("module", type(module).__name__, "has no trainable parameters")
     refuse_narrow("module", trained.values())
     return trained
+
+
+def whole_zeros(parameter: torch.Tensor) -> torch.Tensor:
+    """Zeros for the sum of a parameter, also where a process has only a part of it."""
+    return torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
 
 
 def examples_in(batch: Any) -> int:

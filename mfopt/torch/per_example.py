@@ -24,6 +24,8 @@ _MATRIX = 2**24  # numbers of products of uses, or of gradients, held while norm
 _ROUNDING = 2.0**-22  # of float32 products, relative to the norms of what is multiplied
 
 Gradients = dict[str, list["GradientRows | Products"]]
+# from gradients of outputs, examples first, to those of each example, by parameter
+Pullback = Callable[[Sequence[torch.Tensor | None]], Gradients]
 
 
 class GradientRows:
@@ -389,17 +391,17 @@ def _call(layer: _Layer, calls: _Calls, *arguments: Any, **named: Any) -> Any:
     return _apply(_Call, x, calls.examples, layer, calls)
 
 
-def gradients(
-    loss: Callable[..., torch.Tensor],
+def forward(
+    function: Callable[..., tuple[torch.Tensor, ...]],
     module: nn.Module,
     values: Mapping[str, torch.Tensor],
     names: Mapping[Any, str],
     batch: Sequence[torch.Tensor],
-) -> tuple[Gradients, torch.Tensor]:
-    """Gradients of each example, by parameter, and its loss.
+) -> tuple[tuple[torch.Tensor, ...], Pullback]:
+    """(outputs of all examples, what gives gradients of each example from those of its outputs).
 
     Args:
-      loss: of (values by name, *tensors of one example), a scalar; calls ``module``.
+      function: of (values by name, *tensors of one example), some tensors; calls ``module``.
       module: its linear layers, embeddings and convolutions get another forward pass meanwhile.
       values: trained parameters by name, without gradients.
       names: of all parameters of ``module``.
@@ -408,29 +410,45 @@ def gradients(
     calls, examples = _Calls(), len(batch[0])
     copies = {k: p.expand(examples, *p.shape).requires_grad_() for k, p in values.items()}
 
-    def of_example(copy: dict[str, torch.Tensor], *example: torch.Tensor) -> torch.Tensor:
+    def of_example(
+        copy: dict[str, torch.Tensor], *example: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         calls.examples, calls.copies = example[0], copy
-        return loss(copy, *example)
+        return function(copy, *example)
 
     layers = list(_layers(module, values, names))
     try:
         for layer in layers:
             layer.layer.forward = functools.partial(_call, layer, calls)
         with torch.enable_grad(), _attention(batch[0].device.type):
-            losses = vmap(of_example, randomness="different")(copies, *batch)
-        calls.is_open = True
-        inputs = [calls.trigger, *copies.values()]
-        rows: Sequence[torch.Tensor | None] = [None] * len(copies)
-        if losses.requires_grad:
-            _, *rows = torch.autograd.grad(losses.sum(), inputs, allow_unused=True)
+            outputs = vmap(of_example, randomness="different")(copies, *batch)
     finally:
         for layer in layers:
             del layer.layer.forward
-    result: Gradients = {
-        k: [] if g is None else [GradientRows(g)] for k, g in zip(copies, rows, strict=True)
-    }
-    with full_precision({losses.device.type}):
-        for layer, x, d in calls:
-            for name, gradient in layer.gradients(x, d):
-                result[name].append(gradient)
-    return result, losses.detach()
+
+    def gradients(cotangents: Sequence[torch.Tensor | None]) -> Gradients:
+        calls.is_open = True
+        rows: Sequence[torch.Tensor | None] = [None] * len(copies)
+        kept, directions = differentiable(outputs, cotangents)
+        if kept:
+            inputs = [calls.trigger, *copies.values()]
+            _, *rows = torch.autograd.grad(kept, inputs, directions, allow_unused=True)
+        result: Gradients = {
+            k: [] if g is None else [GradientRows(g)] for k, g in zip(copies, rows, strict=True)
+        }
+        with full_precision({batch[0].device.type}):
+            for layer, x, d in calls:
+                for name, gradient in layer.gradients(x, d):
+                    result[name].append(gradient)
+        return result
+
+    return outputs, gradients
+
+
+def differentiable(
+    outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor | None]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(outputs, their gradients) of those that have one."""
+    pairs = zip(outputs, cotangents, strict=True)
+    kept = [(y, d) for y, d in pairs if d is not None and y.requires_grad]
+    return [y for y, _ in kept], [d for _, d in kept]

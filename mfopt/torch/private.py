@@ -1,26 +1,22 @@
-"""``make_private`` as in Opacus, for a factorization."""
+"""``make_private``: the loop of Opacus, with the engine of :class:`mfopt.torch.PrivateRun`."""
 
 from __future__ import annotations
 
-import math
 import os
-import warnings
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from mfopt._runtime import _check, _extras
+from mfopt._runtime import _check
 from mfopt.factorization import Factorization
-from mfopt.noise import for_opacus
 from mfopt.noise.ledger import KEY_FOLDER
 from mfopt.torch import checks, probe
-from mfopt.torch.loader import dataset_of
+from mfopt.torch.clipping import Examples
+from mfopt.torch.loader import PrivateLoader, dataset_of
 from mfopt.torch.run import PrivateRun, refuse_private
-
-with _extras.required():
-    import opacus
-    from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as Distributed
 
 _REFUSED = {
     "poisson_sampling": "the batches are drawn by the factorization's own scheme",
@@ -30,6 +26,8 @@ _REFUSED = {
     "target_epsilon": "ε is the factorization's: optimize or calibrate one for another ε",
     "target_delta": "δ is the factorization's: optimize or calibrate one for another δ",
     "epochs": "the number of steps is the factorization's",
+    "grad_sample_mode": "gradients of examples are products of the layers' inputs and outputs",
+    "criterion": "the loss of the loop needs no wrapper: call it as without privacy",
 }
 
 
@@ -40,21 +38,19 @@ def make_private(
     factorization: Factorization,
     max_grad_norm: float,
     *,
-    criterion: Callable[..., Any] | None = None,
-    grad_sample_mode: str = "hooks",
     loss_reduction: str = "mean",
-    batch_first: bool = True,
     normalizer: float | None = None,
     seed: int | None = None,
     allow_uncertified: bool = False,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     key_folder: str | os.PathLike[str] = KEY_FOLDER,
     **loader_options: Any,
-) -> tuple[Any, ...]:
+) -> tuple[PrivateModule, torch.optim.Optimizer, PrivateLoader]:
     """(module, optimizer, loader) that execute the mechanism of a factorization.
 
     As ``opacus.PrivacyEngine.make_private``, with the factorization in place of Poisson sampling
-    and independent noise. An epoch is one pass over the loader; the loop is Opacus's::
+    and independent noise, and without Opacus. An epoch is one pass over the loader; the loop is
+    that of Opacus::
 
         for epoch in range(factorization.sampling.epochs):
             for x, y in loader:  # may be empty: then the step adds noise only
@@ -62,37 +58,27 @@ def make_private(
                 torch.nn.functional.cross_entropy(module(x), y).backward()
                 optimizer.step()
 
-    Large batches go through ``opacus.utils.batch_memory_manager.BatchMemoryManager`` as ever: noise
-    comes once for each logical step. With
-    ``opacus.distributed.DifferentiallyPrivateDistributedDataParallel`` each process takes its part
-    of every batch and rank 0 adds the noise; several processes without it are refused. The
-    optimizer's ``state_dict`` holds the run, sealed. ``grad`` is empty but inside ``step``: another
-    optimizer finds nothing there.
+    In training each example, a row of inputs and outputs, goes through the module by itself, and
+    the gradient of its outputs comes from the loss; ``step`` clips and adds. Opacus's
+    ``BatchMemoryManager`` splits large batches: noise comes once for each logical step. Several
+    processes each take their part of every batch. The optimizer, that of PyTorch, has the run in
+    its ``state_dict``, sealed.
 
-    Formal guarantee: that of :class:`PrivateRun`; a unit is one record of the data set. Opacus's
-    own accountant knows neither C nor these batches: it is detached.
+    Formal guarantee: that of :class:`PrivateRun`; a unit is one record of the data set.
 
     Args:
-      module, optimizer: as for Opacus; the optimizer unused so far.
+      module, optimizer: whose steps are to be private; the optimizer unused so far.
       dataset: with numbered records, or a plain DataLoader of such, whose batch size is not used.
       factorization, max_grad_norm, normalizer, seed, allow_uncertified, key_folder: as for
         :class:`PrivateRun`.
-      criterion: for ``grad_sample_mode="ghost"``, the loss that Opacus wraps.
-      grad_sample_mode: "hooks", "ew", "functorch" or "ghost".
-      loss_reduction: of the loss that the module is trained on; with "sum" nothing is divided.
-      batch_first: whether examples lie along the first axis.
+      loss_reduction: of the loss that the module is trained on, "mean" or "sum".
       collate_fn, loader_options: as for :meth:`PrivateRun.loader`.
-
-    Returns:
-      (module, optimizer, loader), and with ghost clipping (module, optimizer, criterion, loader),
-      as Opacus does.
 
     Raises:
       UsageError: as :class:`PrivateRun` and :meth:`PrivateRun.attach`; an option that contradicts
         the factorization (``poisson_sampling``, ``noise_multiplier``, clipping other than flat), an
-        optimizer that lacks trainable parameters of the module, layers that mix examples or keep
-        what they see; later, on a step, another clip norm, buffers that batches change, a
-        ``GradScaler``; with ghost clipping, autocast.
+        optimizer that lacks trainable parameters of the module, a model of ``fully_shard``; later
+        as :meth:`PrivateRun.backward`, a loss that mixes examples, or two passes for one step.
     """
     for name, reason in _REFUSED.items():
         if loader_options.pop(name, None):
@@ -100,12 +86,14 @@ def make_private(
     if loader_options.pop("clipping", "flat") != "flat":
         rule = "noise is calibrated to one norm over all parameters"
         raise _check.reject("clipping", "not flat", rule)
-    if grad_sample_mode == "ghost" and criterion is None:
-        raise _check.reject("criterion", None, "ghost clipping needs the loss", "Give it.")
+    _check.choice("loss_reduction", loss_reduction, ("mean", "sum"))
     _check.kind("module", module, torch.nn.Module)
     refuse_private(optimizer)
-    checks.refuse_layers(module)
-    checks.refuse_uncovered(module, (p for g in optimizer.param_groups for p in g["params"]))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    checks.refuse_uncovered(module, parameters)
+    if any(map(checks.is_shard, parameters)):
+        rule, way_out = "has parameters of fully_shard", "Use PrivateRun and run.backward."
+        raise _check.reject("module", type(module).__name__, rule, way_out)
     run = PrivateRun(
         factorization,
         len(dataset_of(dataset, loader_options)[0]),
@@ -115,180 +103,124 @@ def make_private(
         allow_uncertified=allow_uncertified,
         key_folder=key_folder,
     )
-    if run.ranks > 1 and not isinstance(module, Distributed):
-        rule = f"is in one of {run.ranks} processes, whose sums would not be added: those of rank "
-        rule += "1 and above would have no noise"
-        way_out = "Wrap it in opacus.distributed.DifferentiallyPrivateDistributedDataParallel."
-        raise _check.reject("module", type(module).__name__, rule, way_out)
     loader = run.loader(dataset, collate_fn=collate_fn, **loader_options)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Secure RNG turned off")  # its noise is not used
-        engine = opacus.PrivacyEngine(accountant="rdp")
-    options = {} if criterion is None else {"criterion": criterion}
-    wrapped, private, *rest = engine.make_private(
-        module=module,
-        optimizer=optimizer,
-        data_loader=loader,
-        noise_multiplier=0.0,
-        max_grad_norm=max_grad_norm,
-        batch_first=batch_first,
-        loss_reduction=loss_reduction,
-        poisson_sampling=False,
-        grad_sample_mode=grad_sample_mode,
-        **options,
-    )
-    private.expected_batch_size = run.normalizer / run.ranks  # Opacus's is for one process
-    private.step_hook = None
-    wrapped.forbid_grad_accumulation()
-    for_opacus.check_optimizer(private, run.stream)
-    run.start_noise(private.params)
-    for_opacus.install(private, run)
-    checks.watch_scaler(private)
-    _probe_passes(wrapped, run, 0 if batch_first else 1)
-    _watch_steps(wrapped, private, run)
-    if grad_sample_mode == "ghost":
-        _refuse_autocast(wrapped)
-        _count_ghosts(wrapped, private, run)
-    else:
-        _count_examples(private, run)
+    run.attach(optimizer)
+    _skip_steps(optimizer, run)
+    return PrivateModule(module, run, is_mean=loss_reduction == "mean"), optimizer, loader
+
+
+class PrivateModule(torch.nn.Module):
+    """A module whose training passes take the examples of a batch one by one.
+
+    Args:
+      module: that is trained; its attributes are found here too.
+      run: whose optimizer sums the clipped gradients.
+      is_mean: whether the loss is a mean over examples, or their sum.
+    """
+
+    def __init__(self, module: torch.nn.Module, run: PrivateRun, *, is_mean: bool) -> None:
+        super().__init__()
+        self._module, self._run, self._is_mean = module, run, is_mean
+
+    def __getattr__(self, name: str) -> Any:
+        own = "_modules" not in vars(self) or name == "_module"
+        return super().__getattr__(name) if own else getattr(self._module, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Outputs of the module; those of a training pass await the gradients of a loss."""
+        if not (self.training and torch.is_grad_enabled()):
+            return self._module(*args, **kwargs)
+        run = self._run
+        run.started()
+        checks.refuse_uncovered(self._module, run.parameters)
+        examples = Examples(self._module, run.stream.clip_norm)
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        count = next((len(x) for x in leaves if _is_array(x)), None)
+        if count is None:
+            raise _check.reject("inputs", "none", "must have examples along their first axis")
+        if not count:
+            with torch.no_grad():
+                return pytree.tree_map(_leaf, self._module(*args, **kwargs))
+        batched = [i for i, x in enumerate(leaves) if _is_array(x) and len(x) == count]
+        of_example: list[Any] = []  # outputs, as a list, and their structure
+
+        def of_one(call: Callable[..., Any], *example: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            inputs = list(leaves)
+            for i, part in zip(batched, example, strict=True):
+                inputs[i] = part.unsqueeze(0)
+            one_args, one_kwargs = pytree.tree_unflatten(inputs, structure)
+            of_example[:] = pytree.tree_flatten(call(*one_args, **one_kwargs))
+            tensors = [x for x in of_example[0] if isinstance(x, torch.Tensor)]
+            return tuple(x.squeeze(0) if x.ndim else x for x in tensors)
+
+        parts = [leaves[i] for i in batched]
+        is_probed = run.is_probed(self._module, count)
+        with examples.probed(of_one, parts, run if is_probed else None):
+            outputs, pullback = examples.forward(of_one, parts)
+        outputs = [_leaf(x) for x in outputs]
+        scale = count if self._is_mean else 1
+
+        def add(sums: Sequence[torch.Tensor]) -> None:
+            examples.add(pullback([x.grad for x in outputs]), sums, scale)
+
+        run.passes.append((outputs, add))
+        remaining = iter(outputs)
+        results = [
+            self._together(next(remaining), x) if isinstance(x, torch.Tensor) else x
+            for x in of_example[0]
+        ]
+        if is_probed and len(results) == 1 and results[0].ndim:
+            results = [probe.LossProbe(results[0]).recorded(results[0])]
+        return pytree.tree_unflatten(results, of_example[1])
+
+    def _together(self, outputs: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
+        """``outputs`` of all examples; if ``one`` example's is a number, their mean or sum."""
+        if one.ndim:
+            return outputs
+        return outputs.mean() if self._is_mean else outputs.sum()
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.ndim > 0
+
+
+def _leaf(output: Any) -> Any:
+    """A tensor without its graph, which gradients are wanted of."""
+    if not isinstance(output, torch.Tensor):
+        return output
+    return output.detach().requires_grad_(output.is_floating_point())
+
+
+def _skip_steps(optimizer: torch.optim.Optimizer, run: PrivateRun) -> None:
+    """Give ``optimizer`` what Opacus's ``BatchMemoryManager`` splits the batch of a step by."""
+    plain_step, plain_zero_grad = optimizer.step, optimizer.zero_grad
+    skips: list[bool] = []  # of the physical batches that were drawn: whether their step is none
+    inside = False  # a step
+
+    def signal_skip_step(do_skip: bool = True) -> None:
+        skips.append(do_skip)
+
+    def step(_: Any, *arguments: Any, **named: Any) -> Any:
+        nonlocal inside
+        inside = bool(skips and skips.pop(0))
+        return run.collect() if inside else plain_step(*arguments, **named)
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        if inside:
+            run.passes.clear()
+        else:
+            plain_zero_grad(set_to_none)
 
     def forget() -> None:
         # a break in the middle of a logical step: its batch comes again, whole
-        private._step_skip_queue.clear()
-        private._is_last_step_skipped = False
-        private.zero_grad(set_to_none=True)
+        nonlocal inside
+        inside = False
+        skips.clear()
+        plain_zero_grad()
 
+    vars(optimizer).update(
+        signal_skip_step=signal_skip_step,
+        step=types.MethodType(step, optimizer),  # schedulers wrap a bound method
+        zero_grad=zero_grad,
+    )
     run.forget = forget
-    return (wrapped, private, *rest)
-
-
-def _probe_passes(module: Any, run: PrivateRun, axis: int) -> None:
-    """Probe passes in training; and refuse layers that add up gradients by themselves."""
-    probed: list[bool] = []
-
-    def before_forward(_: Any, *arguments: Any) -> None:
-        inner = module._module
-        probed.clear()
-        if module.training and torch.is_grad_enabled():
-            checks.refuse_layers(module)
-            probed[:] = [run.is_probed(inner, probe.examples_in(arguments, axis))]
-            if probed[0]:
-                probe.refuse_mixing(inner, arguments, axis, run)
-
-    def after_forward(_: Any, __: Any, output: Any) -> Any:
-        if isinstance(output, torch.Tensor) and any(probed) and axis == 0 and output.ndim:
-            return probe.LossProbe(output).recorded(output)
-        return output
-
-    module.register_forward_pre_hook(before_forward, with_kwargs=True)
-    module.register_forward_hook(after_forward)
-
-
-def _watch_steps(module: Any, optimizer: Any, run: PrivateRun) -> None:
-    """Refuse steps that clip to another norm, of other parameters, or of a ``GradScaler``."""
-    pre_step, bound = optimizer.pre_step, run.stream.clip_norm
-
-    def checked() -> Any:
-        checks.refuse_scaler(optimizer)
-        checks.refuse_uncovered(module, optimizer.params)
-        for owner, name, value in (
-            (optimizer, "max_grad_norm", bound),
-            (module, "max_grad_norm", bound),
-            (optimizer, "expected_batch_size", run.normalizer / run.ranks),
-        ):
-            current = getattr(owner, name, value)
-            if not math.isclose(current, value, rel_tol=1e-12):
-                rule = f"was changed in the run, which is for {value}"
-                way_out = "Leave it as it was given to make_private."
-                raise _check.reject(name, current, rule, way_out)
-        return pre_step()
-
-    optimizer.pre_step = checked
-
-
-def _count_examples(optimizer: Any, run: PrivateRun) -> None:
-    """Tell ``run`` of all examples whose clipped gradients the optimizer adds up.
-
-    Opacus takes gradients of single examples from elsewhere than ``grad``, which is emptied.
-    """
-    add_up = optimizer.clip_and_accumulate
-
-    def counted() -> None:
-        examples = len(optimizer._get_flat_grad_sample(optimizer.params[0]))
-        run.count(examples, first=_nothing_summed(optimizer))
-        add_up()
-
-    optimizer.clip_and_accumulate = counted
-    for p in optimizer.params:
-        p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-
-
-def _count_ghosts(module: Any, optimizer: Any, run: PrivateRun) -> None:
-    """Counting as by :func:`_count_examples`, with ghost clipping, in the backward pass.
-
-    Its sums are taken out of ``grad`` as soon as they are made, so that nothing can be added there.
-    """
-    factors, add_up = module.get_clipping_coef, optimizer.accumulate
-    enable, empty = module.enable_hooks, optimizer.zero_grad
-    clipped: list[int] = []  # by the backward pass since the last step of the optimizer
-    sums: list[torch.Tensor | None] = []
-
-    def get_clipping_coef() -> torch.Tensor:
-        found: torch.Tensor = factors()
-        clipped[:] = [len(found)]  # gradients of an earlier pass are dropped by Opacus
-        return found
-
-    def enable_hooks() -> None:  # the end of the second pass
-        enable()
-        sums[:] = [p.grad for p in optimizer.params]
-        for p in optimizer.params:
-            p.grad = None
-
-    def zero_grad(set_to_none: bool = False) -> None:
-        empty(set_to_none)
-        clipped.clear()
-        sums.clear()
-
-    def accumulate() -> None:
-        if any(p.grad is not None and bool(p.grad.any()) for p in optimizer.params):
-            rule = "the gradients were not clipped: the backward pass was of another loss, or was "
-            rule += "taken into account by a step already"
-            way_out = "Call backward() on what the returned criterion gives, "
-            way_out += "and zero_grad() before."
-            raise _check.reject("criterion", "left out", rule, way_out)
-        for p, total in zip(optimizer.params, sums or optimizer.params, strict=True):
-            p.grad = total if sums and total is not None else torch.zeros_like(p)
-        if clipped:
-            run.count(sum(clipped), first=_nothing_summed(optimizer))
-        clipped.clear()
-        sums.clear()
-        add_up()
-        for p in optimizer.params:
-            p.grad = None
-
-    module.get_clipping_coef, module.enable_hooks = get_clipping_coef, enable_hooks
-    optimizer.accumulate, optimizer.zero_grad = accumulate, zero_grad
-
-
-def _nothing_summed(optimizer: Any) -> bool:
-    return all(p.summed_grad is None for p in optimizer.params)
-
-
-def _refuse_autocast(module: torch.nn.Module) -> None:
-    """Let every layer that is trained refuse to work under autocast.
-
-    Ghost clipping has PyTorch's own backward pass add up over examples, in the types of the forward
-    pass; the sums are float32 again when a step sees them.
-    """
-
-    def before_forward(layer: torch.nn.Module, _: Any) -> None:
-        kinds = {p.device.type for p in layer.parameters(recurse=False) if p.requires_grad}
-        if any(torch.is_autocast_enabled(kind) for kind in kinds):
-            rule = f"under autocast the sum of clipped gradients of {type(layer).__name__} would "
-            rule += "be formed in 16 bits: its rounding lets one unit move it by more than the "
-            rule += "clip norm"
-            raise _check.reject("grad_sample_mode", "ghost", rule, 'Use "hooks", or no autocast.')
-
-    for layer in module.modules():
-        if any(p.requires_grad for p in layer.parameters(recurse=False)):
-            layer.register_forward_pre_hook(before_forward)

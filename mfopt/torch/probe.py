@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils import data
 
@@ -102,10 +101,11 @@ def _parts(value: Any) -> dict[str, Any]:
 
 
 def _content(tensor: torch.Tensor) -> Any:
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # kept beyond a pass of vmap
+        return id(tensor)
     part = checks.local(tensor.detach())
-    # kept beyond a pass by vmap, or without numbers of its own
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(part)
-    if wrapped or part.layout != torch.strided or part.is_meta:
+    # without numbers of its own
+    if part.layout != torch.strided or part.is_meta:
         return id(tensor), tensor._version
     return tuple(part.shape), fingerprint([part])
 
@@ -147,68 +147,6 @@ def refuse_difference(one: list[torch.Tensor], other: list[torch.Tensor], bound:
         rule += "model or loss remember other examples"
         way_out = "Keep nothing from pass to pass in model and loss."
         raise _check.reject("contribution of an example", "not its own", rule, way_out)
-
-
-class _WithoutDropout(TorchFunctionMode):
-    def __torch_function__(
-        self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if "dropout" in getattr(function, "__name__", ""):
-            return args[0]
-        kwargs = dict(kwargs or {})
-        if "dropout_p" in kwargs:
-            kwargs["dropout_p"] = 0.0
-        return function(*args, **kwargs)
-
-
-def examples_in(arguments: Any, axis: int) -> int:
-    """Length along ``axis`` of the first tensor in a tree."""
-    tensors = [x for x in pytree.tree_leaves(arguments) if isinstance(x, torch.Tensor)]
-    return tensors[0].shape[axis] if tensors and tensors[0].ndim > axis else 0
-
-
-def refuse_mixing(
-    module: torch.nn.Module, arguments: tuple[Any, Any], axis: int, ignored: Any
-) -> None:
-    """Raise :class:`UsageError` where a forward pass mixes examples or keeps what it sees.
-
-    Outputs for a batch are compared with those without its first example, both without dropout; a
-    model that draws other random numbers is asked only for what it keeps.
-
-    Args:
-      module: called with ``arguments``, without gradients.
-      arguments: positional and named ones; tensors of examples have one length along ``axis``.
-      axis: along which examples lie, in ``arguments`` and outputs.
-      ignored: object that is left out of what must not change.
-    """
-    examples, (positional, named) = examples_in(arguments, axis), arguments
-
-    def others(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.ndim > axis and value.shape[axis] == examples:
-            return value.narrow(axis, 1, examples - 1)
-        return value
-
-    before = contents([ignored], module=module)
-    with torch.no_grad(), seeded(module.parameters()), _WithoutDropout():
-        state = torch.get_rng_state()
-        whole = pytree.tree_map(others, module(*positional, **named))
-        passed = contents([ignored], module=module)
-        refuse_changes(before, passed, made=True)
-        if examples < 2:
-            return
-        positional, named = pytree.tree_map(others, arguments)
-        part = module(*positional, **named)
-        is_random = not torch.equal(state, torch.get_rng_state())
-    refuse_changes(passed, contents([ignored], module=module))
-    for one, other in zip(pytree.tree_leaves(whole), pytree.tree_leaves(part), strict=True):
-        if is_random or not isinstance(one, torch.Tensor) or not one.is_floating_point():
-            continue
-        scale = one.abs().max().clamp(min=1.0) if one.numel() else 1.0
-        if one.shape != other.shape or not torch.all((one - other).abs() <= _TOLERANCE * scale):
-            rule = "leaving one out changes the outputs of the others: the model mixes examples, "
-            rule += "so that no example's gradient is its own"
-            way_out = "Use GroupNorm in place of BatchNorm, and no mean over a batch."
-            raise _check.reject("module", type(module).__name__, rule, way_out)
 
 
 class _Recorded(torch.Tensor):

@@ -49,9 +49,9 @@ class PrivateRun:
     there, with its noise. Other optimizers find no gradient, and a gradient in ``grad`` raises.
     With ``clipped_by_caller=True`` the sum is what the caller puts into ``grad``. With several
     processes (an initialized ``torch.distributed``) each one takes its part of every batch, the
-    sums are added over the processes, and rank 0 alone has a key, buffers and noise. With a
-    ``ZeroRedundancyOptimizer`` or a model of ``fully_shard`` (FSDP2) each process makes, from one
-    key, the noise of its share of every parameter. ``backward``, called equally often in all of
+    sums are added over the processes, and rank 0 alone has a key, buffers and noise. With a model
+    of ``fully_shard`` (FSDP2) each process makes, from one key, the noise of its share of every
+    parameter. ``backward``, called equally often in all of
     them, holds whole parameters and their sum also where they are sharded.
 
     The optimizer's ``state_dict`` holds the run, sealed: the key lies in a file of ``key_folder``,
@@ -119,7 +119,9 @@ class PrivateRun:
         self.examples: int | None = None  # in the sum of this step; None where nobody counts them
         self.clipped_by_caller = clipped_by_caller
         self.keys, self.ledger = KeyFile(key_folder), Ledger()
-        self._parameters: list[torch.Tensor] = []
+        self.parameters: list[torch.Tensor] = []  # of the attached optimizer
+        # outputs that await gradients, and what adds those of their examples to sums
+        self.passes: list[tuple[list[torch.Tensor], Callable[..., None]]] = []
         self._optimizer: torch.optim.Optimizer | None = None
         self._process = os.getpid()
         self._probes = 0  # passes that were probed
@@ -127,8 +129,6 @@ class PrivateRun:
         self._sums: list[torch.Tensor] | None = None  # of this step, one for each parameter
         # drops what was summed of a step that was not released
         self.forget: Callable[[], None] = self._drop
-        self._consolidates = False
-        self._joined: dict[str, Any] | None = None  # the state of ZeRO's noise, all of it
 
     def __repr__(self) -> str:
         return f"PrivateRun({self.sampler!r}, step {self.step} of {self.stream.iterations})"
@@ -196,13 +196,12 @@ class PrivateRun:
             rule = "sums are the caller's"
             raise _check.reject("clipped_by_caller", True, rule, "Leave it out to use backward.")
         clipping.trained_in(module)
-        checks.refuse_uncovered(module, self._parameters)
+        checks.refuse_uncovered(module, self.parameters)
         examples = clipping.examples_in(batch)
         probed = self if self.examples is None and self.is_probed(module, examples) else None
         # also where it is broken off: what it had added by then is in the sum
         self.count(examples)
-        self._sums = self._sums or [whole_zeros(p) for p in self._parameters]
-        sums = {id(p): total for p, total in zip(self._parameters, self._sums, strict=True)}
+        sums = {id(p): total for p, total in zip(self.parameters, self.sums, strict=True)}
         bound = self.stream.clip_norm
         try:
             loss_value = clipping.add_clipped(
@@ -214,15 +213,25 @@ class PrivateRun:
                 microbatch=microbatch,
                 probed=probed,
             )
-            if self._probes == 1 and examples > 1 and not any(map(torch.any, self._sums)):
-                rule = "has gradient 0 for every example of the run's first batch: it is called "
-                rule += "for one example at a time"
-                way_out = "Use a loss that is a mean over examples, not one that compares them."
-                raise _check.reject("loss", "constant", rule, way_out)
+            self.refuse_constant(examples)
         except _check.UsageError:
             self._drop()  # a sum that was refused is not released later
             raise
         return loss_value
+
+    @property
+    def sums(self) -> list[torch.Tensor]:
+        """Of the clipped gradients of this step so far, one for each parameter."""
+        self._sums = self._sums or [clipping.whole_zeros(p) for p in self.parameters]
+        return self._sums
+
+    def refuse_constant(self, examples: int) -> None:
+        """Raise :class:`UsageError` where the first ``examples`` of the run have no gradient."""
+        if self._probes == 1 and examples > 1 and not any(map(torch.any, self.sums)):
+            rule = "has gradient 0 for every example of the run's first batch: the model is called "
+            rule += "for one example at a time"
+            way_out = "Use a loss that is a mean over examples, not one that compares them."
+            raise _check.reject("loss", "constant", rule, way_out)
 
     def is_probed(self, module: torch.nn.Module, examples: int) -> bool:
         """True if a pass is probed: the first two, those in another mode, and drawn ones."""
@@ -250,7 +259,6 @@ class PrivateRun:
         # what accelerate and Lightning wrap one in steps it in their ways
         optimizer = getattr(optimizer, "optimizer", optimizer)
         refuse_private(optimizer)
-        zero = hasattr(optimizer, "consolidate_state_dict")  # ZeroRedundancyOptimizer
         checks.refuse_overlap(optimizer)
         used = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
         if optimizer.state or used:
@@ -262,11 +270,11 @@ class PrivateRun:
         shards = any(map(checks.is_shard, parameters))
         if shards:
             checks.refuse_meshes(parameters, self.ranks, self.clipped_by_caller)
-        is_same = [id(p) for p in parameters] == [id(p) for p in self._parameters]
+        is_same = [id(p) for p in parameters] == [id(p) for p in self.parameters]
         if self._optimizer is None or self.ranks > 1 or not is_same:
-            self.start_noise(parameters, shared=shards or (zero and self.ranks > 1))
+            self.start_noise(parameters, shared=shards)
         self._drop()
-        self._parameters, self._optimizer = parameters, optimizer
+        self.parameters, self._optimizer = parameters, optimizer
 
         def before_step(optimizer: Any, arguments: Any, named: Any) -> None:
             checks.refuse_scaler(optimizer)
@@ -303,15 +311,6 @@ class PrivateRun:
 
         # copy and pickle ask the object before its class
         vars(optimizer).update(__reduce_ex__=refuse_copy, zero_grad=zero_grad)
-        if zero and self.ranks > 1:
-            plain_consolidate = optimizer.consolidate_state_dict  # type: ignore[union-attr]
-
-            def consolidate_state_dict(to: int = 0) -> None:
-                plain_consolidate(to)
-                self._join_noise(to)
-
-            vars(optimizer).update(consolidate_state_dict=consolidate_state_dict)
-            self._consolidates = True
         checks.watch_scaler(optimizer)
         optimizer.register_step_pre_hook(before_step)
         optimizer.register_step_post_hook(lambda *_: self._clear())
@@ -334,25 +333,40 @@ class PrivateRun:
 
     def _of_step(self) -> list[torch.Tensor]:
         """The sums of this step; refuses gradients that are none of them."""
-        gradients = [p.grad for p in self._parameters]
+        self.collect()
+        gradients = [p.grad for p in self.parameters]
         if self.clipped_by_caller:
-            pairs = zip(gradients, self._parameters, strict=True)
-            return [whole_zeros(p) if g is None else g.contiguous() for g, p in pairs]
+            pairs = zip(gradients, self.parameters, strict=True)
+            return [clipping.whole_zeros(p) if g is None else g.contiguous() for g, p in pairs]
         if any(g is not None and bool(checks.local(g).any()) for g in gradients):
             rule = "holds gradients that run.backward did not make, neither clipped nor noised"
             way_out = "Call run.backward(module, loss, batch) in place of loss.backward(), and "
             way_out += "nothing that writes to grad; or clip and sum yourself and say "
             way_out += "`clipped_by_caller=True`."
             raise _check.reject("grad", "not empty", rule, way_out)
-        return self._sums or [whole_zeros(p) for p in self._parameters]
+        return self.sums
 
     def _drop(self) -> None:
         """Forget the sum of this step."""
         self._sums, self.examples = None, None
+        self.passes.clear()
+
+    def collect(self) -> None:
+        """Add the gradients of the pass over a batch whose outputs have some by now."""
+        passes = [x for x in self.passes if any(y.grad is not None for y in x[0])]
+        self.passes.clear()
+        if len(passes) > 1:
+            rule = "an example would be in the sum once for each of them"
+            way_out = "Call module and backward() once for each batch, then step()."
+            raise _check.reject("backward", f"of {len(passes)} passes", rule, way_out)
+        for outputs, add in passes:
+            self.count(len(outputs[0]))
+            add(self.sums)
+            self.refuse_constant(len(outputs[0]))
 
     def _clear(self) -> None:
         """Empty ``grad``: only a step fills it."""
-        for p in self._parameters:
+        for p in self.parameters:
             p.grad = None
 
     def start_noise(self, parameters: list[torch.Tensor], *, shared: bool = False) -> None:
@@ -376,19 +390,9 @@ class PrivateRun:
         else:
             self.noise = SilentNoise(self.stream)
 
-    def _join_noise(self, to: int) -> None:
-        """Gather the states of all processes' noise in one, of rank ``to``."""
-        noise = self.started()
-        assert isinstance(noise, TorchNoise)
-        states: Any = [None] * self.ranks if self.rank == to else None
-        own = noise.state_dict()  # gathered by way of the host: a device has no room for all
-        own["buffers"] = [None if buffer is None else buffer.cpu() for buffer in own["buffers"]]
-        torch.distributed.gather_object(own, states, dst=to)
-        self._joined = noise.joined(states) if states else None
-
-    def count(self, examples: int, *, first: bool = False) -> None:
-        """Called by what clips: so many examples more in the sum, or the first ones of it."""
-        self.examples = examples + (0 if first else self.examples or 0)
+    def count(self, examples: int) -> None:
+        """Note that so many examples more are in the sum."""
+        self.examples = examples + (self.examples or 0)
 
     def restart(self) -> None:
         """Called when a loader resumes after a break: the step's batch comes again, whole."""
@@ -436,7 +440,7 @@ class PrivateRun:
                 raise _check.reject("grad", "a sum that was not clipped", rule, way_out)
         elif self.examples is None and drawn:
             rule = f"are in the sum, and {drawn} were drawn for the step: it would be noise only"
-            way_out = "Call run.backward(module, loss, batch), or with Opacus loss.backward(), "
+            way_out = "Call run.backward(module, loss, batch), or loss.backward(), "
             way_out += "before step(), and no zero_grad() between; or clip and sum yourself and "
             way_out += "say `clipped_by_caller=True`."
             raise _check.reject("examples", 0, rule, way_out)
@@ -450,12 +454,6 @@ class PrivateRun:
     def state_dict(self) -> dict[str, Any]:
         """Noise and batches of the run, sealed, for PyTorch checkpoints."""
         noise = self.started().state_dict()
-        if self._consolidates:
-            if self._joined is None or self._joined["step"] != self.step:
-                rule = "has noise in every process, and the state would hold this one's only"
-                way_out = "Call consolidate_state_dict(to=rank) in all processes just before."
-                raise _check.reject("optimizer", f"at step {self.step}", rule, way_out)
-            noise = self._joined
         counted = not noise.get("pinned", True)
         parts = {"noise": noise, "sampler": self.sampler.state_dict(), "counted": counted}
         sealed = self.keys.seal(parts)
@@ -492,7 +490,6 @@ class PrivateRun:
         if path is not None:
             self.ledger.resume(path, older=not state.get("counted"))  # of before there were ledgers
         self.started().load_state_dict(state["noise"])
-        self._joined = None
         self.sampler = self._part_of(state["sampler"])
         self.drawn, self.given = self.step, None
         self.sizes, self.examples = {}, None
@@ -519,15 +516,10 @@ def refuse_private(optimizer: Any) -> None:
     """Raise :class:`UsageError` for an object that is no optimizer or already adds noise."""
     way_out = "Give a new optimizer of PyTorch."
     _check.kind("optimizer", optimizer, torch.optim.Optimizer, way_out)
-    # Opacus's are known by what they wrap: Opacus itself may not be there
+    # Opacus's are known by what they wrap
     if optimizer in _attached or hasattr(optimizer, "original_optimizer"):
         rule = "was made private already: its noise would not be this factorization's"
         raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
-
-
-def whole_zeros(parameter: torch.Tensor) -> torch.Tensor:
-    """Zeros for the sum of a parameter, also where a process has only a part of it."""
-    return torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
 
 
 def _trained(optimizer: Any) -> list[torch.Tensor]:
