@@ -1,4 +1,4 @@
-"""Wrong loops in PyTorch, and of Opacus: each is refused with its way out, or shown to be harmless."""
+"""Wrong loops in PyTorch, and that of Opacus: each is refused, or shown to be harmless."""
 
 import contextlib
 import copy
