@@ -48,7 +48,7 @@ from harness import Bench, Options, choice
 
 COMMANDS = {
     "optimize": "optimize --epochs 2 --iters 4 --eps 2 --strategy banded-toeplitz --bands 2 "
-    "--no-time-scale --optimizer lbfgs --steps 8 --samples 64 --certify-samples 4096 "
+    "--no-time-scale --steps 8 --samples 64 --certify-samples 4096 "
     "--out {0}/one.npz --quiet",
     # with rows that are optimized: what was half done must not be taken for done
     "compare": "compare --epochs 2 --iters 4 --eps 2 --include dpsgd,banded --bands 2 --jobs 1 "
