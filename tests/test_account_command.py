@@ -214,9 +214,7 @@ def test_a_files_bins_are_its_own(file, capsys):
     words = ["--strategy", path, *AT, "--estimate"]
     found = first(run(capsys, "balls-in-bins", *words))
     assert found["details"]["sampling"] == BallsInBins(4, 3).describe()
-    again = first(run(capsys, "balls-in-bins", *words, "--iters", "4", "--epochs", "3"))
-    assert again["epsilon"] == found["epsilon"]
-    for other in (["--iters", "8"], ["--epochs", "2"], ["--epochs", "2,3"]):
+    for other in (["--iters", "8"], ["--epochs", "2,3"]):
         message = refused(capsys, "balls-in-bins", *words, *other)
         assert "the mechanism of the file has" in message and other[0] in message
     fresh = file(FreshBins(4, 4, 2), BandedSquareRoot(2))
@@ -254,10 +252,7 @@ def test_a_banded_file_is_accounted_as_it_is(file, capsys):
     "words",
     [
         ["dpsgd", *RATE],
-        ["els", *RATE, "--group-size", "2"],
         ["fedavg", *RATE, "--conversion", "improved"],
-        ["fedavg", *RATE, "--conversion", "pld"],
-        ["banded", *RATE, "--bands", "2", "--group-size", "2"],
         ["balls-in-bins", "--iters", "4", "--epochs", "2", "--strategy", "sqrt", "--estimate"],
         ["fixed-order", "--iters", "4", "--epochs", "2"],
     ],

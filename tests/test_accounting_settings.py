@@ -7,7 +7,6 @@ import bench_settings
 import numpy as np
 import pytest
 from scipy import stats
-from selection import before_release
 
 from mfopt.accounting.loss_distribution import stages
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
@@ -52,8 +51,8 @@ def test_a_rare_large_loss_costs_a_group_nothing():
 BLURRED = [bench_settings.settings(number + 1)[number] for number in (662, 1283)]
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("setting", before_release(BLURRED, 0), ids=["one", "group"])
+@pytest.mark.release
+@pytest.mark.parametrize("setting", BLURRED, ids=["one", "group"])
 def test_rounding_of_millions_of_rounds_is_no_part_of_the_answer(setting, monkeypatch):
     mechanism = bench_settings.make(setting)
     target, delta = setting["epsilon"], setting["delta"]

@@ -183,14 +183,3 @@ def test_powers_by_squaring_keep_their_digits():
     assert np.max(np.abs(_power(base.copy(), count) - exact)) < 4 * count * np.finfo(float).eps
     small = _power(np.array([0.5 + 0j, 0.9]), 100)
     assert small[0] == 0 and small[1] == pytest.approx(0.9**100, rel=1e-12)
-
-
-@pytest.mark.parametrize(("group", "chance"), [(1, 1e-9), (3, 1e-3), (40, 1e-6), (300, 0.4)])
-def test_losses_of_a_round_keep_their_digits(group, chance):
-    mixture, z = Mixture.binomial(group, chance), np.linspace(-9.0, 40.0, 700)
-    sigma = 0.7 * group
-    expected = np.full(z.size, -math.inf)
-    for s, log_weight in zip(mixture.sensitivities / sigma, mixture.log_weights, strict=True):
-        expected = np.logaddexp(expected, log_weight + s * z - 0.5 * s * s)
-    np.testing.assert_allclose(mixture.loss(z, sigma), expected, rtol=1e-9, atol=1e-22)
-    assert mixture.loss(z[5:6], sigma)[0] == pytest.approx(expected[5], rel=1e-9)

@@ -33,10 +33,7 @@ def _narrowed(strategy, dtype):
 
 @pytest.mark.parametrize(
     "scheme",
-    [
-        pytest.param(scheme, marks=pytest.mark.release if scheme.kind == "fresh-bins" else ())
-        for scheme in _schemes(20)
-    ],
+    _schemes(20)[:3],  # whose accounts take no samples
     ids=lambda scheme: scheme.kind,
 )
 def test_c_is_accounted_by_its_numbers_whatever_their_width(scheme):

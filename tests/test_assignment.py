@@ -13,17 +13,15 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import assignment
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.assignment import BinAssignment
-from mfopt.accounting.loss_distribution.convolution import Composition
 from mfopt.accounting.loss_distribution.exchange import PublicMixture
 from mfopt.accounting.loss_distribution.mixture import Resolution
-from mfopt.accounting.loss_distribution.rounds import COARSE, RoundsProfile
+from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.loss_distribution.stages import Steps
-from mfopt.accounting.loss_distribution.tilting import Thinned
 from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.errors import FailureError
 from mfopt.sampling import BallsInBins, FreshBins
-from mfopt.strategies import BandedToeplitz, Identity
+from mfopt.strategies import Identity
 
 
 @pytest.mark.parametrize(("bins", "sigma"), [(6, 1.2), (32, 0.6)])
@@ -37,27 +35,6 @@ def test_one_law_serves_many_thresholds(bins, sigma, direction):
     assert np.all(np.abs(found[::150] - each)[near] < 2e-3) and np.all(np.diff(found) < 0)
     if direction == "remove":  # the larger one, which the lower bound is of
         assert found[300] > profile.log_delta_below(float(epsilons[300]))
-
-
-def test_where_one_bin_reaches_as_far_as_all_faint_thresholds_share_a_law(monkeypatch):
-    # DP-SGD at 16 × 128, ε = 0.5: each of 1,300 thresholds had had a convolution of its own
-    bins, sigma, faint = 128, 2.5836, -30.3
-    profile = AllocationProfile(bins, sigma**-2, COARSE)
-    epsilons, laws = np.linspace(0, 0.314, 641), []
-    block = assignment._block
-    monkeypatch.setattr(assignment, "_block", lambda *each: laws.append(each) or block(*each))
-    monkeypatch.setattr(AllocationProfile, "log_delta", lambda *each: pytest.fail("by itself"))
-    found = assignment.log_hinges(bins, sigma**-2, epsilons, "remove", log_faint=faint)
-    monkeypatch.undo()
-    assert len(laws) < 8
-    for place in (128, 320, 600):
-        epsilon = float(epsilons[place])
-        below, alone = profile.log_delta_below(epsilon), profile.log_delta(epsilon, "remove")
-        assert below < found[place]
-        # what faint values leave to rounding is less than a truncation may lose
-        assert math.exp(found[place]) < math.exp(alone) * (1 + 2e-3) + math.exp(faint)
-    # the control: half of the bound is below the truth
-    assert found[320] - math.log(2) < profile.log_delta_below(float(epsilons[320]))
 
 
 @pytest.mark.parametrize(
@@ -131,22 +108,6 @@ def test_random_allocation_of_several_epochs_by_another_accountant():
         assert 0 < low < found < high < 1.5 * low
 
 
-@pytest.mark.release
-def test_sigma_needs_no_samples_and_is_less_than_with_bins_kept():
-    mechanism = Mechanism(FreshBins(4, 4), Identity())
-    found = account(mechanism, epsilon=1.0, delta=1e-5)
-    assert found.failure_probability == 0 and "composed losses" in found.method
-    kept = account(Mechanism(BallsInBins(4, 4), Identity()), epsilon=1.0, delta=1e-5)
-    assert found.noise_multiplier < 0.95 * kept.noise_multiplier
-    again = account(mechanism, noise_multiplier=found.noise_multiplier, epsilon=1.0)
-    assert again.delta <= 1e-5
-    # a multiple of I is the same mechanism, and a C with two bands is sampled
-    twice = ReassignedBins(4, 4, 4.0).profile(2 * found.noise_multiplier, COARSE).log_delta(1.0)
-    assert twice == pytest.approx(math.log(again.delta), abs=0.05)
-    banded = FreshBinsLaw(FreshBins(4, 2)).loss(BandedToeplitz(np.array([1.0, 0.1])))
-    assert not any(bound.exact for bound in banded.free_bounds())
-
-
 def test_rounds_without_a_lower_bound_say_so():
     coin = PublicMixture(BinAssignment(4), BinAssignment(8), 0.5)
     for one, named in ((coin, "truncated batches"), (BinAssignment(4), "assignments to bins")):
@@ -175,41 +136,9 @@ def test_so_much_noise_that_nothing_is_left_is_answered_at_once():
         assert max(thrown.log_deltas(sigma, 0.0)) < math.log(1e-5)  # it is checked again
 
 
-@pytest.mark.parametrize(("bins", "throws", "sigma"), [(6, 2, 3e4), (128, 16, 1e4), (2, 3, 1e9)])
-def test_what_no_grid_is_fine_enough_for_is_nearly_a_gaussian(bins, throws, sigma):
-    profile = ReassignedBins(bins, throws, 1.0).profile(sigma)
-    chi = math.sqrt(math.expm1(throws * math.log1p(math.expm1(sigma**-2) / bins)))
-    for far in (0.0, 0.5, 1.0):
-        near = gaussian.log_delta(chi, far * chi)
-        assert near - 1e-4 < profile.log_delta(far * chi) < near + 2e-3
-        assert profile.log_delta_below(far * chi) < profile.log_delta(far * chi)
-    delta = math.exp(gaussian.log_delta(chi, chi))
-    found = profile.epsilon(delta)
-    assert found == pytest.approx(chi, rel=1e-3)
-    assert profile.log_delta(found) <= math.log(delta) < profile.log_delta(found * (1 - 1e-6))
-    assert profile.epsilon(0.1) == 0
-
-
-def test_a_thinned_sum_plans_for_the_whole_one():
-    profile = AllocationProfile(32, 1.0)
-    total = Composition(((profile._one(64.0, 64.0 / (1 << 15), "remove", False), 32),))
-    few = Thinned(total, 1 << 10)
-    assert few.terms[0][0].losses.size <= 1 << 10 < total.terms[0][0].losses.size
-    assert (few.least, few.largest) == (total.least, total.largest)
-    tilt = few.tilt_for_epsilon(50.0)
-    assert tilt == pytest.approx(total.tilt_for_epsilon(50.0), rel=0.02)
-    assert few.log_moment(tilt) == pytest.approx(total.log_moment(tilt), abs=1e-2)
-    # by whichever sum the window is chosen, what is beyond it is bounded by the whole one
-    ours, slow = total.convolve(tilt, few), total.convolve(tilt)
-    assert ours.log_lost < -30
-    for loss in (45.0, 50.0, 60.0):
-        assert ours.log_delta(loss) == pytest.approx(slow.log_delta(loss), abs=1e-6)
-    # a control: so few atoms plan for another sum
-    assert abs(Thinned(total, 8).log_moment(tilt) - total.log_moment(tilt)) > 0.1
-
-
-@pytest.mark.parametrize("sigma", [pytest.param(0.1, marks=pytest.mark.release), 0.13])
-def test_losses_of_little_noise_stay_within_floats(sigma):
+@pytest.mark.release
+def test_losses_of_little_noise_stay_within_floats():
+    sigma = 0.1
     found = account(Mechanism(FreshBins(2, 2)), noise_multiplier=sigma, delta=1e-6)
     one = AllocationProfile(2, sigma**-2).epsilon(1e-6)  # one throw of the two
     assert one < found.epsilon <= gaussian.epsilon(math.sqrt(2) / sigma, 1e-6) * (1 + 1e-9)

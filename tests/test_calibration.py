@@ -49,8 +49,7 @@ def one_bin():
 # --- σ -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delta", [1e-3, 1e-8, 1e-12])
-@pytest.mark.parametrize("epsilon", [0.2, 2.0, 8.0])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.2, 1e-3), (2.0, 1e-8), (8.0, 1e-12)])
 def test_one_bin_has_the_gaussian_mechanisms_sigma(one_bin, epsilon, delta):
     pair, norm = one_bin
     truth = norm / gaussian.largest_mu(epsilon, delta)
@@ -59,14 +58,6 @@ def test_one_bin_has_the_gaussian_mechanisms_sigma(one_bin, epsilon, delta):
     # from a σ that is known about, no other is searched for
     again = calibrate(pair, epsilon, delta, samples=2**15, seed=1, near=1.05 * truth)
     assert again.noise_multiplier == pytest.approx(found.noise_multiplier, rel=0.004)
-
-
-def test_relative_error_is_the_spread_over_seeds(pair):
-    found = [calibrate(pair, 1.0, 1e-5, samples=2**11, seed=seed) for seed in range(40)]
-    spread = np.std(np.log([f.noise_multiplier for f in found]), ddof=1)
-    stated = np.mean([f.relative_error for f in found])
-    # stratified draws may do better than stated, and the spread itself is known to 1/√78
-    assert stated / 2.5 < spread < stated * 1.5
 
 
 def test_larger_direction_decides():

@@ -14,13 +14,10 @@ import mfopt
 from mfopt import floor, sampling, strategies
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.unamplified import sensitivity
-from mfopt.calibration import calibrate
 from mfopt.errors import FailureError
 from mfopt.factorization import proofs
 from mfopt.guarantee import Guarantee
-from mfopt.optimize import kinds
 from mfopt.workloads import Momentum, PrefixSums
 
 EPSILON, DELTA = 2.0, 1e-5
@@ -52,30 +49,7 @@ def test_values_at_two(epochs, value):
     assert floor.lower_bound(epochs, stated()) == pytest.approx(value, abs=1e-3)
 
 
-def nuclear(lower, rows):
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    return float(np.linalg.svd(lower @ rows, compute_uv=False).sum())
-
-
-@pytest.mark.parametrize("epochs", [1, 2, 3, 4])
-def test_no_choice_of_contributions_proves_more(epochs):
-    """The concave programme over all V by a general solver, from several starts."""
-    lower = np.tril(np.ones((epochs, epochs)))
-    rng = np.random.default_rng(epochs)
-    found = [
-        -scipy.optimize.minimize(
-            lambda flat: -nuclear(lower, flat.reshape(epochs, epochs)),
-            rng.normal(size=epochs**2),
-            tol=1e-10,
-        ).fun
-        for _ in range(4)
-    ]
-    sigma = 1 / gaussian.largest_mu(EPSILON, DELTA)
-    best = sigma * max(found) / math.sqrt(epochs)
-    assert best == pytest.approx(floor.lower_bound(epochs, stated()), rel=1e-7)
-
-
-@pytest.mark.parametrize("epochs", [1, 2, 5, 16])
+@pytest.mark.parametrize("epochs", [1, 5])
 @pytest.mark.parametrize(
     ("changes", "times"),
     [
@@ -117,47 +91,6 @@ def test_the_one_adversary_alone_keeps_every_c_above(signed):
         moved = np.trace(rows.T @ lower.T @ np.linalg.solve(covariance, lower @ rows))
         sigma = math.sqrt(moved) / mu
         assert sigma * math.sqrt(np.trace(covariance) / epochs) >= bound
-
-
-KINDS = sorted({*kinds.names(), *kinds.fixed_names()})
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [  # in the check: C = I in all schemes, and a BLT in bins that are kept
-        pytest.param(
-            kind,
-            name,
-            marks=[pytest.mark.release]
-            * ((kind, name) != ("blt", "balls-in-bins") and kind != "identity"),
-        )
-        for kind in KINDS
-        for name in SCHEMES
-    ],
-)
-def test_no_mechanism_is_below(kind, name):
-    scheme = SCHEMES[name]
-    n = scheme.length
-    if kind in kinds.names():
-        strategy = start(kinds.find(kind), kinds.Size(n, 8, 4, 4))
-    else:
-        strategy = kinds.fixed(kind, bands=4)
-    if scheme.kind == "fresh-bins" and strategy.most_bands(n) > 8:
-        pytest.skip("its C has too many bands for an account")
-    if scheme.kind == "fixed-order":
-        sigma = account(Mechanism(scheme, strategy), epsilon=EPSILON, delta=DELTA).noise_multiplier
-    else:
-        sigma = calibrate(law(scheme).loss(strategy), EPSILON, DELTA, samples=2**12, seed=1)
-        sigma = sigma.noise_multiplier
-    found = floor.epoch_ends(PrefixSums(), strategy, scheme, stated(noise_multiplier=sigma))
-    assert 0 < found.above < 20
-    assert found.floor == pytest.approx(6.127, abs=1e-3)
-
-
-def start(kind, size):
-    """A C of this kind as a search would begin: no optimum, but of its form."""
-    found = kind.starts(size) or [kind.convert(start(*stage), size) for stage in kind.after(size)]
-    return next(one for one in found if one is not None)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -232,9 +165,8 @@ def test_one_accurate_query_refutes_where_the_mean_error_does_not():
         floor.refute(strategy, scheme, guarantee)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_files_with_a_false_guarantee_are_refused(path, tmp_path, capsys):
-    found = mfopt.load(path)
+def test_files_with_a_false_guarantee_are_refused(tmp_path):
+    found = mfopt.load(FILES[0])
     false = dataclasses.replace(found.guarantee, epsilon=found.guarantee.epsilon / 3)
     forged = dataclasses.replace(found, guarantee=false)
     with pytest.raises(FailureError, match="FALSE"):

@@ -15,9 +15,8 @@ from mfopt import strategies as S
 from mfopt.accounting import verify
 from mfopt.accounting.analyses import DeterministicAnalysis, least
 from mfopt.accounting.bound import DeterministicBound
-from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.model import Bounds, LossModel, Plan, Side, largest
-from mfopt.accounting.monte_carlo import composition, dominating_pair
+from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.profile import Profile
 from mfopt.accounting.verified import VerifiedAnalysis
@@ -469,23 +468,6 @@ def test_deltas_that_floats_cannot_halve_are_refused():
 
 
 # --- the composed loss ---------------------------------------------------------------------------
-
-
-def test_table_of_a_companion_is_never_below_it():
-    """Between grid points, an ulp off them, and outside: rounding is towards less privacy lost."""
-    stick = composition.HockeyStick.of(composition.gaussian(1.3))
-    points = stick.step * (stick.start + np.arange(0, stick.finite.size - 1, 389))
-    for off in (0.0, 1e-12, -1e-12, 0.3 * stick.step, 0.999 * stick.step):
-        t = points + off
-        # below 0 by exchange of the two sides: δ(t) = 1 - e^t + e^t δ(-t)
-        other = [math.exp(gaussian.log_delta(1 / 1.3, abs(x))) for x in t]
-        pairs = zip(t, other, strict=True)
-        exact = [d if x >= 0 else -math.expm1(x) + math.exp(x) * d for x, d in pairs]
-        found = np.exp(np.asarray(stick.log_value(t)))
-        seen = np.array(exact) > 1e-9
-        assert np.all(found[seen] + stick.constant >= np.array(exact)[seen] * (1 - 1e-9))
-        assert np.all(found[seen] <= np.array(exact)[seen] * 1.01 + 1e-6)  # and close to it
-    assert math.isnan(float(stick.log_value(math.nan)))
 
 
 def test_a_loss_that_is_no_number_does_not_count_as_zero():

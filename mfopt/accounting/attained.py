@@ -22,14 +22,12 @@ import math
 from typing import Any
 
 import numpy as np
-import scipy
 
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import bracket, projection
 from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.loss_distribution import poisson
-from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, patterns
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
@@ -41,7 +39,6 @@ from mfopt.mechanism import Mechanism
 from mfopt.sampling import BallsInBins, BMinSep, FreshBins
 
 _GRAM = 1 - 1e-5  # of norms: Gram matrices are rounded up, at most by so much
-_UNSEEN = 1e-3  # share of sequences of rounds that a mixture may leave out
 _MOST_BINS, _ROUNDING = 1024, 1e-9  # of a refutation: overlaps of more take long; of log δ
 _PLANNED = 0.97  # of an ε, below which a lower end is computed again, on grids planned for it
 
@@ -195,14 +192,8 @@ def attacks(mechanism: Mechanism) -> Any:
     if rounds is None or rounds.mixture.trivial:
         return None
 
-    def profile(sigma: float) -> _Best:
-        mixture, scaled = rounds.mixture, sigma / rounds.scale
-        parts: list[Any] = [RoundsProfile(mixture, rounds.rounds, scaled)]
-        if isinstance(mixture, Mixture) and mixture.missing * rounds.rounds < _UNSEEN:
-            parts.append(_typical(mixture, rounds.rounds, scaled))
-        return _Best(tuple(parts))
-
-    return profile
+    mixture, count, scale = rounds.mixture, rounds.rounds, rounds.scale
+    return lambda sigma: _Best((RoundsProfile(mixture, count, sigma / scale),))
 
 
 @float64
@@ -212,21 +203,3 @@ def _separated(mechanism: Mechanism) -> projection.ShiftLaw:
     products, square = BMinSepLaw(scheme).exact(mechanism.strategy).mean()
     along = np.asarray(products) / math.sqrt(float(square)) * _GRAM
     return projection.of_separated(along, scheme.separation, scheme.probability)
-
-
-def _typical(one: Mixture, rounds: int, sigma: float) -> _Separate:
-    """(1) for the sequences of rounds that have a chance of at least e^−L and a norm of at least M.
-
-    By Chernoff's bound they are at least half of all that are known. For ε beyond what floats have
-    the losses of one round for, about 700.
-    """
-    squares, log_weights = one.sensitivities**2, one.log_weights
-    rates, top = np.geomspace(1e-4, 0.99, 50), float(np.max(squares))
-
-    def log_moment(exponents: np.ndarray) -> float:
-        return rounds * float(scipy.special.logsumexp(log_weights + exponents)) + math.log(4)
-
-    unlikely = min(log_moment(-rate * log_weights) / rate for rate in rates)
-    smallest_square = max(-log_moment(-rate * squares / top) / rate for rate in 100 * rates) * top
-    mu = math.sqrt(max(smallest_square, 1e-60)) * (1 - 1e-9) / sigma
-    return _Separate(mu, unlikely * (1 + 1e-9), math.log(0.5 - _UNSEEN))
