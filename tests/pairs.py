@@ -5,7 +5,6 @@ import numpy as np
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import importance, kept_bins
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
-from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 
 
@@ -27,9 +26,8 @@ def ceilings(pair, sigma):
     return kept_bins.ceilings(scaled(pair, sigma))
 
 
-def tilt(kind, order, pair, point, clip=None):
-    known = ceilings(pair, point.noise_multiplier)
-    return importance.tilt(kind, order, known, point, clip)
+def tilt(kind, order, pair, point):
+    return importance.tilt(kind, order, ceilings(pair, point.noise_multiplier), point)
 
 
 def remove_tilts(pair, point):
@@ -43,16 +41,6 @@ def least_chain(pair, point):
 
 def mean_tilt(pair, point):
     return importance.mean_tilt(ceilings(pair, point.noise_multiplier), point)
-
-
-def clipped_tilt(pair, point, key):
-    sigma, trial = point.noise_multiplier, Trial(2**16, 1e-8, key)
-    return importance.clipped_tilt(scaled(pair, sigma), ceilings(pair, sigma), point, trial)
-
-
-def beyond(pair, made, point, beta, key):
-    sigma = point.noise_multiplier
-    return importance.beyond(scaled(pair, sigma), ceilings(pair, sigma), made, beta, key)
 
 
 def total(pair, made, point, samples, key):

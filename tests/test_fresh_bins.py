@@ -19,7 +19,6 @@ from mfopt.accounting.monte_carlo import (
     band,
     chunked,
     dominating_pair,
-    importance,
     kept_bins,
     likelihood,
     pattern_ceilings,
@@ -284,30 +283,6 @@ def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch
     bet, excess = part.expected(2**14, 1e-3)
     bound = loss.bound(tilts[0], point, bet, Trial(2**14, 1e-3, chunked.seed_key(5)))
     assert bound.value > tilts[0].outside and means[0] * math.exp(excess) > tilts[0].outside
-
-
-@pytest.mark.ci
-def test_values_clipped_in_the_add_direction_and_the_rest_are_the_whole(strong):
-    """Jensen's gap over patterns; the control: edges that are not those of the counts."""
-    loss, point, known = strong
-    trial = Trial(2**14, 0.2, chunked.seed_key(8))
-    tilt = importance.clipped_tilt(*loss._sampled(point), Trial(2**16, 1e-8, chunked.seed_key(9)))
-    clipped = loss.pilot(tilt, point, loss.glance, trial.key)
-    assert clipped.tilt.kind == "clipped"
-    assert clipped.tilt.log_ceiling < loss.least("add", point).log_ceiling - 0.1
-    mean, error = known["add"]
-    bet = clipped.expected(trial.samples, trial.beta / 2)[0]
-
-    def bounds(tilt, count):
-        keys = (chunked.seed_key(seed) for seed in range(count))
-        found = [loss.bound(tilt, point, bet, trial._replace(key=key)) for key in keys]
-        return np.array([one.value for one in found])
-
-    found = bounds(clipped.tilt, 15)
-    assert np.sum(found < mean - 3 * error) <= 3 + 3 * math.sqrt(3 * 0.8)
-    assert np.max(found) < 1.3 * mean
-    wrong = clipped.tilt.detail._replace(high=0.9 * clipped.tilt.detail.low)
-    assert np.all(np.isnan(bounds(clipped.tilt._replace(detail=wrong), 2)))
 
 
 @pytest.mark.parametrize("bands", before_release([1, 3, 16, 20], 1))

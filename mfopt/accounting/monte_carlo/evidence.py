@@ -82,8 +82,7 @@ class Tilt(NamedTuple):
     """A proposal at one σ and ε.
 
     Attributes:
-      kind: "chain", "typical", "clusters" or "shift" (remove direction), "mean" or "clipped" (add
-        direction).
+      kind: "chain", "typical", "clusters" or "shift" (remove direction), "mean" (add direction).
       order: s of the remove direction, t of the add direction.
       log_ceiling: log B.
       detail: what else it is placed by, where there is more.
@@ -126,7 +125,7 @@ class UpperBound(NamedTuple):
     Attributes:
       value: the bound on the hockey-stick divergence.
       mean: the point estimate.
-      ceiling: the proven range bound B; the divergence never exceeds it where nothing is clipped.
+      ceiling: the proven range bound B; the divergence never exceeds it.
       samples: 0 where the ceiling alone was small enough.
       order: s for "remove", t for "add".
     """
@@ -189,7 +188,6 @@ def upper_bound(
     bet: int,
     beta: float,
     uniforms: int = 1,
-    beyond: float = 0.0,
 ) -> UpperBound:
     """Upper confidence bound on H from the samples of a trial.
 
@@ -201,13 +199,12 @@ def upper_bound(
       bet: index of λ in :data:`~mfopt.accounting.monte_carlo.betting.BETS`, chosen without them.
       beta: failure probability.
       uniforms: how many a sample rests on whose tails matter.
-      beyond: bound on the mean of what was clipped, over the ceiling.
     """
     ceiling = _ceiling(tilt)
     scaled = betting.upper_bound(float(sums.log_wealth[bet]), bet, samples, beta)
     scaled += uniforms * _COARSE
-    value = (min(scaled, 1.0) + beyond) * ceiling * (1 + _ROUNDING) + tilt.outside
-    if not (math.isfinite(float(sums.total)) and math.isfinite(scaled) and math.isfinite(beyond)):
+    value = min(scaled, 1.0) * ceiling * (1 + _ROUNDING) + tilt.outside
+    if not (math.isfinite(float(sums.total)) and math.isfinite(scaled)):
         value = math.nan  # a sample was no number: there is no bound
     mean = float(sums.total) / samples * ceiling
     return UpperBound(value, mean, ceiling + tilt.outside, samples, tilt.order)

@@ -52,9 +52,6 @@ and
 
     f <= e^(t (Y + ḡ/2) + t²ρ/2) δ₂(ε + Y) <= e^(−t (ε − ḡ/2) + t²ρ/2) sup_u e^(tu) δ₂(u).       (6)
 
-"clipped", add. The same with values clipped far below that ceiling, and what is above them bounded
-on samples of its own (:mod:`.jensen_gap`, with the proof).
-
 **Points.** One sample is the mean of f over J points of X: along the vector that the proposal is
 shifted by, the standard normal is a systematic sample Φ⁻¹((j + U)/J), with one U; across it there
 is one draw. Each point has the normal law, so the mean is unbiased and lies in [0, B] as each value
@@ -68,7 +65,6 @@ The upper confidence bound is that of :mod:`.betting` on f/B in [0, 1].
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import operator
 from collections.abc import Callable
@@ -80,11 +76,10 @@ import numpy as np
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import solve
-from mfopt.accounting.monte_carlo import chunked, jensen_gap
+from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.dominating_pair import add_tilt
-from mfopt.accounting.monte_carlo.evidence import HockeyStickPayoff, Point, Sums, Tilt, Trial, sums
+from mfopt.accounting.monte_carlo.evidence import HockeyStickPayoff, Point, Sums, Tilt, sums
 from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
-from mfopt.accounting.monte_carlo.jensen_gap import JensenGapBound
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, Drawn, Likelihood
 
 POINTS = 8
@@ -100,18 +95,15 @@ _SHIFT_WORTH = 3.0  # log: a proposal is tried where its ceiling is at most so f
 
 
 @float64
-def tilt(
-    kind: str, order: float, ceilings: Ceilings, point: Point, clip: JensenGapBound | None = None
-) -> Tilt:
+def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
     """The proposal of this kind and order, with its ceiling at a point.
 
     Args:
-      kind: "shift", "mean", "clipped" or a chain that the ceilings know.
+      kind: "shift", "mean" or a chain that the ceilings know.
       order: s, whole for a chain, or t.
       ceilings, point: at the point's σ, and σ, ε and payoff.
-      clip: where the values of "clipped" are.
     """
-    by: Any = clip
+    by: Any = None
     outside = 0.0
     if kind in ceilings.chains:
         order = int(order)
@@ -121,8 +113,6 @@ def tilt(
         log_largest = order * (1 + order) * ceilings.largest_square / 2
     else:
         log_largest = order * ceilings.mean_square / 2 + order**2 * ceilings.square_of_mean / 2
-        if clip is not None:
-            log_largest -= order * ceilings.mean_square * clip.cut
     log_peak = point.payoff.log_peak(order) - order * point.epsilon
     return Tilt(kind, order, log_largest + log_peak, by, outside)
 
@@ -162,79 +152,22 @@ def _least_chain(kind: str, most: int, ceilings: Ceilings, point: Point) -> Tilt
 
 
 @float64
-def mean_tilt(ceilings: Ceilings, point: Point, cut: float = 0.0) -> Tilt:
+def mean_tilt(ceilings: Ceilings, point: Point) -> Tilt:
     """The add direction's proposal of (about) the least ceiling.
 
     Args:
       ceilings, point: at the point's σ, and σ, ε and payoff.
-      cut: part of ḡ by which the values' exponents over t are less: where they will be clipped.
     """
-    square = ceilings.mean_square * (1 - 2 * cut)
-    less = dataclasses.replace(ceilings, chains={}, mean_square=square)
     if isinstance(point.payoff, HockeyStickPayoff):
-        best = float(add_tilt(less.square_of_mean, less.mean_square, point.epsilon, np))
+        best = float(add_tilt(ceilings.square_of_mean, ceilings.mean_square, point.epsilon, np))
     else:
 
         def log_ceiling(log_order: float) -> float:
-            return tilt("mean", math.exp(log_order), less, point).log_ceiling
+            return tilt("mean", math.exp(log_order), ceilings, point).log_ceiling
 
         # convex in the order, as log_peak is: a supremum of what is linear in it
         best = math.exp(solve.lowest(log_ceiling, math.log(1e-2), math.log(1e3), width=1e-2))
-    return min([tilt("mean", t, less, point) for t in (0.0, best)], key=_CEILING)
-
-
-@float64
-def clipped_tilt(
-    likelihood: Likelihood, ceilings: Ceilings, point: Point, trial: Trial
-) -> Tilt | None:
-    """The add direction's proposal with values clipped; None where that gains nothing.
-
-    Args:
-      likelihood, ceilings: at the point's σ.
-      point: σ, ε and payoff.
-      trial: samples of the bound to come, and randomness of a pilot of Jensen's gap.
-    """
-    order = mean_tilt(ceilings, point).order
-    if not order > 0:
-        return None
-    square = ceilings.mean_square
-
-    def pilot(edges: tuple[float, float], path: int) -> tuple[GapSums, int]:
-        own = chunked.subkey(trial.key, path)
-        return _gaps(likelihood, square, order, np.array(edges), jensen_gap.GLANCE, own)
-
-    found, samples = pilot((0.0, 0.0), 0)
-    mean = float(found.total) / samples
-    deviation = math.sqrt(max(float(found.square) / samples - mean**2, 0.0))
-    edges = jensen_gap.edges(mean, deviation)
-    found, samples = pilot(edges, 1)
-    shares = float(found.below) / samples, float(found.half) / samples
-    # no more samples to count by than the bound takes
-    size = min(jensen_gap.SAMPLES, max(jensen_gap.GLANCE, trial.samples))
-    clip = jensen_gap.chosen(edges, shares, square, order, size)
-    if clip is not None:  # with a lower ceiling goes another order, and with that another cut
-        order = mean_tilt(ceilings, point, clip.cut).order
-        clip = jensen_gap.chosen(edges, shares, square, order, size)
-    return None if clip is None else tilt("clipped", order, ceilings, point, clip)
-
-
-@float64
-def beyond(
-    likelihood: Likelihood, ceilings: Ceilings, tilt: Tilt, beta: float, key: jax.Array
-) -> float:
-    """The mean of what was clipped, over the ceiling, except with probability ``beta``.
-
-    Args:
-      likelihood, ceilings: at the σ of the bound.
-      tilt: "clipped".
-      beta: failure probability.
-      key: randomness; what the tilt was chosen by may not depend on it.
-    """
-    square = ceilings.mean_square
-    edges = square * np.array([tilt.detail.low, tilt.detail.high])
-    found, samples = _gaps(likelihood, square, tilt.order, edges, tilt.detail.samples, key)
-    counts = int(found.below), int(found.half)
-    return jensen_gap.beyond(tilt.detail, square, tilt.order, counts, samples, beta)
+    return min([tilt("mean", t, ceilings, point) for t in (0.0, best)], key=_CEILING)
 
 
 # --- kernels -------------------------------------------------------------------------------------
@@ -265,8 +198,7 @@ def total(
     """
     asked = Asked(float(point.epsilon), float(tilt.order), tilt.log_ceiling, point.payoff)
     kernel = KERNELS.get(tilt.kind, _chain)
-    # "mean" and "clipped" are one program
-    more = {_chain: (tilt.detail,), _mean: (tilt.kind == "clipped",)}.get(kernel, ())
+    more = (tilt.detail,) if kernel is _chain else ()
     work = parts * likelihood.work
     return chunked.total(kernel, key, samples, work, likelihood, asked, *more)
 
@@ -299,9 +231,7 @@ def _shift(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked) -> S
     return _on_points(point_key, log_value, far * drawn.products, noise, drawn, asked)
 
 
-def _mean(
-    key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, clipped: jax.Array
-) -> Sums:
+def _mean(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked) -> Sums:
     noise_key, point_key = jax.random.split(key)
     noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
     products, square = likelihood.mean()
@@ -319,7 +249,7 @@ def _mean(
         return log_weight + paid
 
     centre = -order * drawn.products
-    return _on_points(point_key, log_value, centre, noise, drawn, asked, clipped=clipped)
+    return _on_points(point_key, log_value, centre, noise, drawn, asked)
 
 
 def _on_points(
@@ -329,7 +259,6 @@ def _on_points(
     noise: jax.Array,
     drawn: Drawn,
     asked: Asked,
-    clipped: jax.Array | bool = False,
 ) -> Sums:
     """f/B at systematic points along V of each sample, at exponents = centre + noise.
 
@@ -346,45 +275,12 @@ def _on_points(
         share = jnp.clip((j + uniform) / points, 2.0**-53, 1 - 2.0**-53)
         z = jax.scipy.special.ndtri(share)
         log_scaled = log_value(across + z[:, None] * direction) - asked.log_ceiling
-        log_scaled = jnp.where(clipped & (log_scaled > 0), 0.0, log_scaled)  # NaN stays NaN
         return total + jnp.exp(log_scaled)
 
     return sums(jax.lax.fori_loop(0, points, add, jnp.zeros(drawn.along.shape)) / points)
 
 
-KERNELS: dict[str, Callable[..., Any]] = {"shift": _shift, "mean": _mean, "clipped": _mean}
-
-
-class GapSums(NamedTuple):
-    """Over iid samples of Jensen's gap F: Σ F, Σ F², and how many lie at or below two edges.
-
-    Both counts err on the side of a proof: upwards at the first edge, downwards at the second.
-    """
-
-    total: jax.Array
-    square: jax.Array
-    below: jax.Array
-    half: jax.Array
-
-
-def _gaps(
-    likelihood: Likelihood, square: float, t: float, edges: np.ndarray, samples: int, key: jax.Array
-) -> tuple[GapSums, int]:
-    work = likelihood.work
-    return chunked.total(_gap_kernel, key, samples, work, likelihood, square, float(t), edges)
-
-
-def _gap_kernel(
-    key: jax.Array, size: int, likelihood: Likelihood, square: Any, t: Any, edges: jax.Array
-) -> GapSums:
-    """:class:`GapSums` over ``size`` iid samples of N(−t m̄, I)."""
-    noise = likelihood.noise(jax.random.normal(key, (size, likelihood.dimension)))
-    exponents = noise - t * likelihood.mean()[0]
-    mean = likelihood.average(exponents) - square / 2
-    found = likelihood.log_ratio(exponents) - mean
-    below = ~(found > edges[0] + jensen_gap.ROUNDING)  # with what is no number
-    half = found <= edges[1] - jensen_gap.ROUNDING
-    return GapSums(jnp.sum(found), jnp.sum(found**2), jnp.sum(below), jnp.sum(half))
+KERNELS: dict[str, Callable[..., Any]] = {"shift": _shift, "mean": _mean}
 
 
 def pick(exponents: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -24,8 +24,6 @@ from mfopt.accounting.monte_carlo.likelihood import (
 from mfopt.accounting.monte_carlo.moment_bound import MomentBound, Moments
 from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledDirection, SampledLoss
 
-_LOOSE = 0.05  # of log δ: what a bound may cost before values of the add direction are clipped
-
 
 class LikelihoodLoss(SampledLoss):
     """One unit, by the likelihood ratio of its patterns and the ceilings of its chains."""
@@ -105,8 +103,7 @@ class LikelihoodLoss(SampledLoss):
 
     def at(self, tilt: Tilt, point: Point) -> Tilt:
         _, ceilings, point = self._sampled(point)
-        clip = tilt.detail if tilt.kind == "clipped" else None
-        return importance.tilt(tilt.kind, tilt.order, ceilings, point, clip)
+        return importance.tilt(tilt.kind, tilt.order, ceilings, point)
 
     @float64
     def choose(
@@ -115,16 +112,7 @@ class LikelihoodLoss(SampledLoss):
         tilts = self._tilts(direction, point)
         if direction == "remove":
             return self._best(tilts, point, trial, log_mean)
-        first = self.pilot(tilts[0], point, self.glance, trial.key)
-        cost = first.expected(trial.samples, trial.beta)[1]
-        if cost <= _LOOSE:
-            return first
-        keys = [chunked.subkey(trial.key, part) for part in (0, 1)]
-        clipped = importance.clipped_tilt(*self._sampled(point), trial._replace(key=keys[0]))
-        if clipped is None:
-            return first
-        other = self.pilot(clipped, point, self.glance, keys[1])
-        return other if other.expected(trial.samples, trial.beta / 2)[1] < cost else first
+        return self.pilot(tilts[0], point, self.glance, trial.key)
 
     def _best(
         self, tilts: Sequence[Tilt], point: Point, trial: Trial, log_mean: float | None
@@ -164,10 +152,8 @@ class LikelihoodLoss(SampledLoss):
         )
 
     def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
-        likelihood, ceilings, paid = self._sampled(point)
-        key, beta, beyond = trial.key, trial.beta, 0.0
-        if tilt.kind == "clipped":  # half of β for what is clipped
-            (key, own), beta = (chunked.subkey(key, part) for part in (0, 1)), beta / 2
-            beyond = importance.beyond(likelihood, ceilings, tilt, beta, own)
-        sums, used = importance.total(likelihood, tilt, paid, trial.samples, key, self.chunk_parts)
-        return upper_bound(tilt, sums, used, bet=bet, beta=beta, beyond=beyond)
+        likelihood, _, paid = self._sampled(point)
+        sums, used = importance.total(
+            likelihood, tilt, paid, trial.samples, trial.key, self.chunk_parts
+        )
+        return upper_bound(tilt, sums, used, bet=bet, beta=trial.beta)
