@@ -39,10 +39,8 @@ def test_a_front_for_memory():
     assert [float(x) for line in axis.lines for x in line.get_xdata()][-2:] == [1.0, 2.0]
 
 
-def test_at_most_eight_families_one_for_each_size_and_the_baseline():
+def test_at_most_eight_families_and_the_baseline():
     names = [*FAMILIES]
     rows = [row(name, 1.0 + place, epsilon=e) for place, name in enumerate(names) for e in (1, 2)]
     chosen = decision_plots.best_families(rows, names[-1])
     assert len(chosen) == decision_plots.MOST_CURVES and chosen[-1] == names[-1]
-    sizes = [row(f"blt-{buffers}", 1.0 + buffers) for buffers in (2, 3, 4, 5)]
-    assert decision_plots.best_families([*sizes, row("toeplitz", 9.0)]) == ["blt-2", "toeplitz"]

@@ -127,22 +127,9 @@ def lowest_rmse(rows: Sequence[Row]) -> dict[float, float]:
     }
 
 
-def by_key(rows: Sequence[Row]) -> dict[tuple[str, float], Row]:
-    """Rows by family and ε."""
-    return {(row.family, row.epsilon): row for row in rows}
-
-
 def improvements(rows: Sequence[Row], baseline: str) -> dict[tuple[str, float], Change]:
     """Improvement of each row over ``baseline`` at the same ε, where the baseline has one."""
-    table = by_key(rows)
-    if not any(family == baseline for family, _ in table):
-        present = ", ".join(dict.fromkeys(row.family for row in rows))
-        raise _check.reject(
-            "baseline",
-            baseline,
-            "is not among the compared families",
-            f"Name one of {present}, or `include` it.",
-        )
+    table = {(row.family, row.epsilon): row for row in rows}
     return {
         key: improvement(row, table[baseline, row.epsilon])
         for key, row in table.items()
@@ -155,16 +142,9 @@ def number(value: float) -> str:
     return f"{value:.2f}" if 0.01 <= value < 1e6 else f"{value:.3g}"
 
 
-def _entries(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows as dictionaries, without what no row has."""
-    optional = "above_floor", "final_model_error"
-    absent = {name for name in optional if all(getattr(row, name) is None for row in rows)}
-    return [{k: v for k, v in row._asdict().items() if k not in absent} for row in rows]
-
-
 def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
     """CSV of the rows, with the improvement over ``baseline`` if given."""
-    entries = _entries(rows)
+    entries: list[dict[str, Any]] = [row._asdict() for row in rows]
     if baseline:
         gains = improvements(rows, baseline)
         for row, entry in zip(rows, entries, strict=True):
@@ -178,7 +158,7 @@ def described(
 ) -> dict[str, Any]:
     """JSON-able description of the rows and the setting."""
     gains = improvements(rows, baseline) if baseline else {}
-    entries = _entries(rows)
+    entries: list[dict[str, Any]] = [row._asdict() for row in rows]
     for row, entry in zip(rows, entries, strict=True):
         if gain := gains.get((row.family, row.epsilon)):
             entry["improvement"] = gain._asdict()

@@ -114,20 +114,13 @@ def pareto_front(rows: Sequence[Row]) -> list[Row]:
 
 
 def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]:
-    """Names of up to eight families by mean log RMSE over ε, lowest first; the baseline is among
-    them.
-
-    Of those that differ in their size alone there is one, the best.
-    """
+    """Up to eight families by mean log RMSE over ε, lowest first; the baseline is among them."""
     lowest = comparison.lowest_rmse(rows)
     excess: dict[str, list[float]] = {}
     for row in rows:
         excess.setdefault(row.family, []).append(math.log(row.rmse / lowest[row.epsilon]))
     order = sorted(excess, key=lambda name: fmean(excess[name]))
-    one_each = {
-        families.find(name)._replace(label="", buffers=0, slow=False): name for name in order[::-1]
-    }
-    chosen = [name for name in order if name in one_each.values()][:MOST_CURVES]
+    chosen = order[:MOST_CURVES]
     if baseline in excess and baseline not in chosen:
         chosen[-1] = baseline
     return chosen

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from mfopt._runtime._files import write
 
@@ -24,7 +24,6 @@ DASHES = ("-", "--", ":", "-.")
 FORMATS = ("png", "svg")
 EVERY = ("csv", "json", *FORMATS)  # kinds of files
 _DPI = 150
-_LETTER = 0.026  # width of one, as a share of an axis
 
 
 class Curve(NamedTuple):
@@ -148,13 +147,11 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
 
 
 def named_ticks(axis: Axes, places: Iterable[float]) -> None:
-    """A tick at each value of a logarithmic x where these are few, with a number if it has room."""
+    """A tick with its number at each value of a logarithmic x where these are few."""
     values = sorted({float(x) for x in places})
     if len(values) <= 9:
-        texts = [f"{value:g}" for value in values]
-        labelled = labels_with_room(np.log(values), texts)
-        labels = [text if keep else "" for text, keep in zip(texts, labelled, strict=True)]
-        axis.set_xticks(values, labels)
+        labels = [f"{value:g}" for value in values]
+        axis.set_xticks(values, labels, rotation=45 if len(values) > 6 else 0)
         axis.xaxis.set_minor_locator(NullLocator())
 
 
@@ -163,32 +160,9 @@ def plain_ticks(axis: Axis, values: Sequence[float]) -> None:
     finite = [v for v in values if np.isfinite(v) and v > 0]
     if not finite or max(finite) / min(finite) > 100 or max(finite) < 0.01:
         return
-    wide = max(finite) > 8 * min(finite)
-    axis.set_major_locator(
-        LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(6, steps=(1, 2, 5, 10))
-    )
+    axis.set_major_locator(MaxNLocator(6, steps=(1, 2, 5, 10)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())
-
-
-def labels_with_room(places: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-    """Mask of the ascending places to label: both ends, and those with room beside earlier labels.
-
-    >>> labels_with_room(np.array([0.0, 5.0, 5.2, 9.9, 10.0]), ["0", "5", "5.2", "9.9", "10"])
-    array([ True,  True, False, False,  True])
-    """
-    labelled = np.zeros(len(places), bool)
-    labelled[[0, -1]] = True
-    shares = (places - places[0]) / max(places[-1] - places[0], 1e-300)
-    labelled_before = 0
-    for index in range(1, len(places) - 1):
-        if all(
-            abs(shares[index] - shares[neighbour])
-            >= _LETTER * (len(texts[index]) + len(texts[neighbour])) / 2
-            for neighbour in (labelled_before, -1)
-        ):
-            labelled[index], labelled_before = True, index
-    return labelled
 
 
 def write_files(
