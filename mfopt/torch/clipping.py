@@ -122,13 +122,13 @@ class Examples:
           roots: whose content must not change, beside the module's.
         """
 
-        def contribution() -> list[torch.Tensor]:
-            """The clipped gradient of the first example, with random numbers of its own."""
+        def contribution() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            """Clipped gradient and outputs of the first example, with random numbers of its own."""
             total = [whole_zeros(p) for p in self.trained.values()]
             with probe.seeded(parts):  # by vmap, what is kept would be unusable after it
                 outputs, gradients = self.forward(function, [x[:1] for x in parts], alone=True)
             self.add(gradients([torch.ones_like(x) for x in outputs]), total)
-            return total
+            return total, [x.nan_to_num() for x in outputs if x.is_floating_point()]
 
         def state() -> probe.Contents:
             return probe.contents([ignored], module=self.module, **roots)
@@ -140,7 +140,8 @@ class Examples:
         probe.refuse_changes(before, kept, made=True)
         yield
         probe.refuse_changes(kept, state())
-        probe.refuse_difference(first, contribution(), self.bound)
+        for one, other, bound in zip(first, contribution(), (self.bound, None), strict=True):
+            probe.refuse_difference(one, other, bound)
 
     @property
     def one_at_a_time(self) -> bool:

@@ -87,17 +87,26 @@ def _parts(value: Any) -> dict[str, Any]:
     if isinstance(value, types.MethodType):
         return {"self": value.__self__, "func": value.__func__}
     if isinstance(value, types.FunctionType):
-        code, enclosed = value.__code__, value.__closure__ or ()
-        parts = {name: value.__globals__.get(name) for name in code.co_names}
-        for name, cell in zip(code.co_freevars, enclosed, strict=True):
-            with contextlib.suppress(ValueError):  # not assigned yet
-                parts[name] = cell.cell_contents
-        return {**parts, **vars(value), "defaults": (value.__defaults__, value.__kwdefaults__)}
+        named = {name: value.__globals__.get(name) for name in value.__code__.co_names}
+        return {**named, **_held(value)}
     if isinstance(value, types.GeneratorType):
         return {} if value.gi_frame is None else value.gi_frame.f_locals
+    forward = getattr(type(value), "forward", None)
+    if isinstance(value, torch.nn.Module) and isinstance(forward, types.FunctionType):
+        return {"forward": _held(forward), **vars(value)}
     names: list[str] = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
     slots = {name: getattr(value, name, None) for name in names}
     return {**slots, **getattr(value, "__dict__", {})}
+
+
+def _held(function: types.FunctionType) -> dict[str, Any]:
+    """What a function holds itself: what it encloses, its attributes and default arguments."""
+    parts = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            parts[name] = cell.cell_contents
+    defaults = function.__defaults__, function.__kwdefaults__
+    return {**parts, **vars(function), "defaults": defaults}
 
 
 def _content(tensor: torch.Tensor) -> Any:
@@ -138,13 +147,24 @@ def seeded(tensors: Iterable[torch.Tensor], seed: int = 0) -> Iterator[None]:
         yield
 
 
-def refuse_difference(one: list[torch.Tensor], other: list[torch.Tensor], bound: float) -> None:
-    """Raise :class:`UsageError` unless two contributions of one example are equal to rounding."""
-    squares = [(a - b).double().square().sum() for a, b in zip(one, other, strict=True)]
-    distance = float(torch.stack([x.cpu() for x in squares]).sum().sqrt())
-    if not distance <= _TOLERANCE * bound:
-        rule = f"moved by {distance / bound:.3g} clip norms from before its batch to after it: "
-        rule += "model or loss remember other examples"
+def refuse_difference(
+    one: list[torch.Tensor], other: list[torch.Tensor], bound: float | None
+) -> None:
+    """Raise :class:`UsageError` unless two contributions of an example are equal to rounding.
+
+    Args:
+      one, other: before its batch, and after it.
+      bound: that rounding is measured by; the norm of ``one``, and at least 1, if None.
+    """
+
+    def norm(tensors: list[torch.Tensor]) -> float:
+        return float(sum(x.double().square().sum().cpu() for x in tensors)) ** 0.5
+
+    distance = norm([a - b for a, b in zip(one, other, strict=True)])
+    distance /= max(1.0, norm(one)) if bound is None else bound
+    if not distance <= _TOLERANCE:
+        rule = f"moved by {distance:.3g} of its bound from before its batch to after it: model or "
+        rule += "loss remember other examples"
         way_out = "Keep nothing from pass to pass in model and loss."
         raise _check.reject("contribution of an example", "not its own", rule, way_out)
 
