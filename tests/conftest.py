@@ -84,9 +84,3 @@ def _json_meets_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_OnlyWithExamples())
-
-
-@pytest.hookimpl(optionalhook=True)  # without xdist nobody asks
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: a test waits for processes, files and the compiler too."""
-    return (os.cpu_count() or 1) + 1

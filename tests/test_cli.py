@@ -365,7 +365,7 @@ def test_displayed_numbers_are_never_rounded_down():
 
 @pytest.mark.ci
 def test_interrupt_saves_the_best_so_far_uncertified(tmp_path):
-    words = "--buffers 2 --samples 20000 --optimizer adam --steps 100000 --out best.npz"
+    words = "--buffers 2 --samples 20000 --steps 100000 --out best.npz"
     program = "from mfopt_cli.main import main; main()"
     unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}
     child = start("-c", program, *TINY, *words.split(), cwd=tmp_path, env=unbuffered)
