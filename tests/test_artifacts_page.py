@@ -281,7 +281,7 @@ def test_the_readme_compares_by_keyed_numbers() -> None:
 
 
 def test_a_changed_artifact_with_an_unchanged_page_is_seen(tmp_path: Path) -> None:
-    name, text = "tables/comparison-16x128.csv", (ROOT / "README.md").read_text("utf-8")
+    name, text = "tables/field-16x128.csv", (ROOT / "README.md").read_text("utf-8")
     (tmp_path / "tables").mkdir()
     changed = (FOLDER / name).read_text("utf-8").replace(",24.0893", ",24.1893")
     (tmp_path / name).write_text(changed, "utf-8")

@@ -10,6 +10,7 @@ import common
 import els_uls_training
 import estimate_and_double
 import fedavg
+import field
 import fresh_bins
 import group_level
 import images
@@ -29,6 +30,7 @@ STUDIES = (
 )
 SCRIPTS: dict[ModuleType, dict[str, common.Artifact]] = {
     mechanism_tables: mechanism_tables.TABLES,
+    field: field.artifacts(only_finished=False),
     audit: audit.STUDIES,
     **{script: script.FIGURES for script in FIGURES},
     **{script: script.STUDIES for script in STUDIES},
