@@ -5,7 +5,6 @@ import csv
 import dataclasses
 import io
 import json
-import math
 import multiprocessing
 import os
 import sys
@@ -20,8 +19,6 @@ from mfopt_cli.main import main
 from mfopt import FailureError, UsageError
 from mfopt._runtime import _sizes
 from mfopt.accounting.monte_carlo import dominating_pair
-from mfopt.accounting.monte_carlo.calibrate import calibrate
-from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.experiments import cache as cache_module
 from mfopt.experiments import comparison, families, plots, recommendation, runner
 from mfopt.experiments.cache import Cache, Result
@@ -37,7 +34,7 @@ from mfopt.experiments.mechanisms import (
 from mfopt.experiments.runner import run_all
 from mfopt.optimize.optimizers import Trace
 from mfopt.progress import Progress
-from mfopt.sampling import BallsInBins, BMinSep
+from mfopt.sampling import BallsInBins
 
 BINS, EPOCHS = 8, 2
 ARTIFACTS = Path(__file__).parent.parent / "artifacts"
@@ -49,8 +46,6 @@ FAMILIES = (
     "banded+poisson",
     "banded+balls-in-bins",
     "sqrt",
-    "tree",
-    "banded-inverse-sqrt",
 )
 SETTING = Comparison(BINS, EPOCHS, (1.0, 8.0), 1e-5, FAMILIES, (1, 4), samples=2**13)
 
@@ -228,22 +223,6 @@ def test_sigmas_follow_their_definitions(sizes: dict, cache: Cache) -> None:
     assert dominating_pair.exact(optimum, BallsInBins(BINS, EPOCHS)).bins == BINS
 
 
-@pytest.mark.release
-def test_a_sigma_of_b_min_sep_is_that_of_its_law(cache: Cache) -> None:
-    """On other samples, with a separation of three quarters of an epoch."""
-    asked = "banded-toeplitz+b-min-sep", 1.0
-    setting = SETTING._replace(include=asked[:1], epsilons=asked[1:])
-    rows = comparison.every_size(setting, cache, jobs=1)[asked]
-    row = next(r for r in rows if r.size == 4)
-    planned = dict(comparison.plan(setting)[asked])
-    optimum = strategy_of(cache.load(planned[4].source))  # type: ignore[arg-type]
-    loss = law(BMinSep(BINS, EPOCHS, 6)).loss(optimum)
-    found = calibrate(loss, 1.0, 1e-5, samples=2**13, seed=1)
-    spread = math.hypot(found.relative_error, row.relative_error)
-    assert row.noise_multiplier == pytest.approx(found.noise_multiplier, rel=5 * spread)
-    assert 5 * spread < 0.03
-
-
 def test_best_size_and_improvement() -> None:
     rows = [
         Row("banded+poisson", 1.0, 4, 1.0, 10.0, 0.0, 3, "exact"),
@@ -253,41 +232,6 @@ def test_best_size_and_improvement() -> None:
     assert change.percent == pytest.approx(10)
     assert change.low == pytest.approx(10 - 100 * 0.9 * 1.96 * 0.01, abs=1e-3)
     assert change.high > change.percent
-
-
-@pytest.mark.release
-def test_more_freedom_costs_no_error_under_amplification(cache: Cache) -> None:
-    include = (
-        "blt-2",
-        "blt-4",
-        "sqrt",
-        "blt-2-scaled",
-        "toeplitz",
-        "toeplitz-scaled",
-        "banded+amplified",
-        "dense",
-        "blt-4+unamplified",
-        "banded+unamplified",
-        "dense+unamplified",
-    )
-    setting = SETTING._replace(include=include, epsilons=(1.0,))
-    best = comparison.best(comparison.every_size(setting, cache, jobs=1))
-    rows = {row.family: row for row in best}
-    slack = 1 + 4 * rows["toeplitz"].relative_error
-    assert rows["blt-2"].rmse < rows["sqrt"].rmse
-    assert rows["toeplitz"].rmse < rows["blt-4"].rmse * slack
-    assert rows["dense"].rmse < rows["toeplitz"].rmse * slack
-    assert rows["blt-2-scaled"].rmse < rows["blt-2"].rmse
-    assert rows["toeplitz-scaled"].rmse < rows["toeplitz"].rmse
-    assert rows["banded+amplified"].rmse < rows["banded+unamplified"].rmse
-    assert rows["banded+amplified"].rmse < rows["toeplitz"].rmse
-    assert rows["blt-4"].rmse < rows["blt-4+unamplified"].rmse
-    assert rows["blt-2-scaled"].memory == 2 and rows["toeplitz-scaled"].memory == 0
-    assert rows["dense+unamplified"].rmse < rows["banded+unamplified"].rmse
-    assert rows["blt-2"].memory == 2 and rows["toeplitz"].memory == 0
-    # no memory is paid for in time: the mean number of draws that a step makes
-    assert rows["blt-2"].draws == 1 and rows["toeplitz"].draws == (BINS * EPOCHS + 1) / 2
-    assert 0 < rows["blt-2"].relative_error < 0.02
 
 
 def row(family, rmse, memory, *, draws=1.0, epsilon=2.0, size=0) -> Row:
@@ -347,7 +291,7 @@ def test_a_recommendation_is_of_any_size_within_the_memory_by_final_model_error(
     assert drawn.light.family == "lambda-cgd"
 
 
-def test_fresh_bins_are_a_row_a_search_of_their_own_and_a_sentence() -> None:
+def test_fresh_bins_have_a_search_of_their_own() -> None:
     fresh = families.find("banded-toeplitz-scaled+fresh-bins")
     setting = Comparison(32, 4, (1.0,), widths=(1, 8, 16, 64))
     ((size, sigma),) = fresh.candidates(setting, 1.0)
@@ -355,37 +299,6 @@ def test_fresh_bins_are_a_row_a_search_of_their_own_and_a_sentence() -> None:
     assert size == search.bands == 16 and search.goal == sigma.goal
     assert search.goal.sampling == "fresh-bins"
     assert search.needs == ()  # it begins by itself
-    rows = [
-        row("blt-4-scaled", 22.9, 4),
-        row("banded-toeplitz-scaled+fresh-bins", 20.0, 15, size=16),
-        row("dpsgd+fresh-bins", 30.0, 0),
-    ]
-    (found,) = recommendation.recommend(rows)
-    assert found.text().startswith("ε = 2: BLT-4, time-scaled, RMSE 22.90 at 4 buffers with balls")
-    more = "banded Toeplitz scaled (16 bands), RMSE 20.00 at 15 buffers with fresh bins"
-    assert found.text().endswith(f"lower with more: {more}")
-    rows[1] = row("banded-toeplitz-scaled+fresh-bins", 20.0, 7, size=8)
-    (found,) = recommendation.recommend(rows)
-    assert "with fresh bins, 12.7% below the best with balls-in-bins" in found.text()
-
-
-def test_a_block_for_each_epsilon_fits_eighty_columns() -> None:
-    rows = [
-        row(family, 1e5 + number, 2047, draws=1024.5, epsilon=epsilon, size=256)
-        for number, family in enumerate(families.FAMILIES)
-        for epsilon in (0.5, 16.0)
-    ]
-    text = recommendation.blocks(rows, "banded+poisson")
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 80 and len(lines) == 2 * (len(families.FAMILIES) + 1) + 1
-    assert lines[0].startswith("ε = 0.5") and lines[0].split()[-5:] == [
-        "RMSE",
-        "change",
-        "model",
-        "buffers",
-        "draws",
-    ]
-    assert all(len(line) == len(lines[0]) for line in lines if line)
 
 
 def test_families_expand_and_unknown_ones_are_refused() -> None:
@@ -456,21 +369,6 @@ def test_same_figure_same_bytes(tmp_path) -> None:
     first = [p.read_bytes() for p in plots.save(plots.draw([panel]), tmp_path / "one")]
     second = [p.read_bytes() for p in plots.save(plots.draw([panel]), tmp_path / "two")]
     assert first == second
-
-
-@pytest.mark.parametrize(
-    ("places", "jobs", "expected"),
-    [
-        ((0, 1), 1, [(0, 1)]),
-        ((0, 1), 2, [(0,), (1,)]),
-        ((4, 5, 7, 9, 11), 2, [(4, 7, 11), (5, 9)]),
-        ((4, 5), 3, [(4,), (5,), (4,)]),
-        ((), 2, [(), ()]),
-    ],
-)
-def test_workers_share_out_the_cores(monkeypatch, places, jobs, expected):
-    monkeypatch.setattr(runner, "_places", lambda: places)
-    assert runner.shares(jobs) == expected
 
 
 @pytest.mark.ci

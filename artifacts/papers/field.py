@@ -201,8 +201,21 @@ def sizes(run: Run, epochs: int, bins: int, only_finished: bool = False) -> list
             record, origin = {}, NOT_RUN
         place = {"shape": f"{epochs}x{bins}", "epsilon": epsilon, "mechanism": entry.label}
         values = {value: record.get(value, "") for value in VALUES}
+        if values["memory"] != "":
+            values["memory"] = _memory(name, size, int(values["memory"]))
         rows.append({**place, "form": name, "size": size, **values, "made_by": origin})
     return rows
+
+
+def _memory(form: str, size: str, buffers: int) -> int:
+    """Noise buffers that a mechanism needs, not those that this library's recursion keeps.
+
+    A banded C⁻¹ needs the past draws that its coefficients multiply; the recursion keeps the
+    present one with them. DP-λCGD makes its only past draw again.
+    """
+    if form in ("banded-inverse-sqrt", "bifr"):
+        return int(size) - 1
+    return 0 if form == "lambda-cgd" else buffers
 
 
 def _earlier(folder: Path) -> Mapping[tuple[str, float, str], dict[str, Any]]:
