@@ -134,15 +134,3 @@ def test_what_is_typed_is_a_scheme():
     for kind in (None, 3, ["poisson"], "Poisson"):
         with pytest.raises(UsageError):
             sampling.from_description({"kind": kind})
-
-
-def test_loaders_know_their_batches():
-    assert FixedOrder(4, 2).largest_batch(10) == 3 and FixedBatch(5, 10, 2).largest_batch(10) == 5
-    with pytest.raises(UsageError, match="exactly 5"):
-        FixedBatch(5, 10, 2).check_batch_size(6)
-    with pytest.raises(UsageError, match="price"):
-        FixedBatch(5, 10, 2).displacement(10, 3)
-    # the default of an independent scheme is a bound, above what Poisson knows of itself
-    scheme = Poisson(0.3, 8)
-    default = sampling.Scheme.displacement(scheme, 40, 15)
-    assert scheme.displacement(40, 15) < default < 1

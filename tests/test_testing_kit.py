@@ -95,7 +95,6 @@ BROKEN = {
         "in the mean",
     ),
     "other normalizer": ({"expected_batch": lambda s, n: 1.1 * s.probability * n}, "expected"),
-    "no bound": ({"largest_batch": lambda s, n: 3}, "largest_batch"),
     "all or none": (
         {
             "sample": all_or_none,
@@ -112,11 +111,6 @@ BROKEN = {
     "of the number": (
         {"sample": of_the_number, "batch_sizes": lambda s, t, n: stats.binom(n, min(1, 12 / n))},
         "another chance",
-    ),
-    "cheap truncation": ({"displacement": lambda s, n, b: 0.0}, "met a full batch"),
-    "rising truncation": (
-        {"displacement": lambda s, n, b: 0.0 if b >= n else min(1.0, b / n)},
-        "fall",
     ),
     "adjacency": ({"independent": False, "executed_adjacency": lambda s, a: a}, "moves the others"),
     "stronger adjacency": ({"executed_adjacency": lambda s, a: "replace"}, "shows nothing about"),

@@ -110,10 +110,10 @@ def test_what_no_accountant_supports_is_not_saved(saved):
         )
 
 
-def execution(saved, scheme=SCHEME, batch_size=None):
+def execution(saved, scheme=SCHEME):
     store = synthetic_store(num_users=40, vocab_size=16)
     units = UserUnits(store, records=2, length=8)
-    sampler = Sampler(scheme, units.population, 5, microbatch=4, batch_size=batch_size)
+    sampler = Sampler(scheme, units.population, 5, microbatch=4)
     noise = from_factorization(saved[0], clip_norm=1.0)
     return Execution(units, sampler, Clipping(1.0), noise, sampler.expected_batch)
 
@@ -135,16 +135,6 @@ def test_it_is_trained_with_its_own_statement(saved):
     # a unit takes part twice or never
     taken = np.bincount(np.concatenate([b.units[b.units >= 0] for b in drawn]), minlength=40)
     assert set(taken.tolist()) == {0, 2}
-
-
-def test_truncation_is_charged_by_the_scheme_s_own_bound(saved):
-    account_ = saved[0]
-    assert Sampler(SCHEME, 40, 0, microbatch=4, batch_size=30).displacement_probability() == (
-        SCHEME.displacement(41, 30)  # a unit that is added, and 40 others
-    )
-    with pytest.raises(UsageError, match="truncation to it would raise"):
-        privacy.statement(account_, execution(saved, batch_size=6))
-    assert privacy.statement(account_, execution(saved, batch_size=30)).delta >= 1e-5
 
 
 def test_what_is_no_scheme_is_refused_where_it_enters(saved):

@@ -189,22 +189,3 @@ def test_an_audit_fails_where_the_loader_forgets_to_be_random():
 
 def faults(result):
     return [finding.name for finding in result.sampling if finding.fault]
-
-
-@pytest.mark.ci
-def test_truncated_batches_are_as_full_as_the_run_s():
-    account = solved(Mechanism(sampling.Poisson(0.2, 4), privacy_unit="user"), 3.0, 1e-5)
-    options = {"canaries": 200, "seed": 1, "microbatch": 20, "batch_size": 300}
-    options |= {"model": layered_model(), "length": 8}
-    seen = []
-
-    def look(execution):
-        seen.append(execution)
-        return execution
-
-    result = audit(account, alter=look, population=1000, **options)
-    assert seen[0].sampler.population == 1000 and seen[0].sampler.can_truncate
-    # what truncation costs is in the claim
-    assert 1e-5 < result.delta < 1.1e-5 and result.passed
-    with pytest.raises(UsageError, match="fewer canaries"):
-        audit(account, population=150, **options)

@@ -1,4 +1,4 @@
-"""What is executed is what was accounted for: draws, padding, truncation, selection."""
+"""What is executed is what was accounted for: draws, padding, selection."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,7 @@ from train_fixtures import synthetic_store
 
 from mfopt import sampling
 from mfopt.errors import UsageError
-from mfopt.training.batching import (
-    Sampler,
-    charged_delta,
-    displacement_probability,
-    smallest_batch_size,
-)
+from mfopt.training.batching import Sampler
 from mfopt.training.secrets import RunSecret, uniform_hash
 from mfopt.training.units import RecordUnits, UserUnits, select
 
@@ -32,7 +27,6 @@ def test_batches_are_the_specs_draws_padded(scheme):
         batch = sampler.batch(step)
         expected = scheme.sample(step, 40, 11)
         np.testing.assert_array_equal(batch.units[batch.units >= 0], expected)
-        assert batch.drawn == len(expected) and batch.truncated == 0
         assert len(batch.units) % 4 == 0 and len(batch.units) > 0
         for most in (1, 3):
             blocks = list(batch.blocks(most))
@@ -40,111 +34,6 @@ def test_batches_are_the_specs_draws_padded(scheme):
             np.testing.assert_array_equal(np.concatenate(blocks).reshape(-1), batch.units)
     with pytest.raises(UsageError, match="ends after"):
         sampler.batch(scheme.length)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES[:3] + SCHEMES[4:], ids=lambda s: s.kind)
-def test_truncation_cuts_and_one_unit_displaces_at_most_one(scheme, monkeypatch):
-    sampler = Sampler(scheme, 40, seed=3, microbatch=3, batch_size=6)
-    cut = 0
-    for step in range(scheme.length):
-        batch = sampler.batch(step)
-        kept = batch.units[batch.units >= 0]
-        assert len(batch.units) == 6 and len(kept) == min(6, batch.drawn)
-        assert batch.drawn == len(scheme.sample(step, 40, 3))
-        assert batch.truncated == batch.drawn - len(kept) and batch.padded == 6 - len(kept)
-        cut += batch.truncated
-        for gone in kept[:2]:
-            # the same draw without one unit: at most one other unit moves up
-            fewer = Sampler(scheme, 40, seed=3, microbatch=3, batch_size=6)
-            drawn = {t: np.setdiff1d(sampler.drawn[t], [gone]) for t in range(len(sampler.drawn))}
-            monkeypatch.setattr(fewer, "drawn", drawn)
-            without = fewer.batch(step).units
-            without = without[without >= 0]
-            assert gone not in without
-            assert len(np.setdiff1d(without, kept)) <= 1
-            assert set(kept) - {gone} <= set(without)
-    assert cut > 0
-
-
-def test_hidden_cuts_are_drawn_for_each_step_and_public_cuts_follow_from_numbers():
-    epochs, size = 40, 6
-    sampler = Sampler(sampling.BallsInBins(4, epochs), 50, seed=3, microbatch=3, batch_size=size)
-    for bin_ in range(4):
-        members = sampler.drawn[bin_]
-        share = size / len(members)
-        assert share < 0.8
-        kept = [sampler.batch(bin_ + 4 * epoch).units for epoch in range(epochs)]
-        times = np.array([np.sum(np.concatenate(kept) == unit) for unit in members])
-        # each is kept as often as any other, in some passes and not in others
-        assert np.all(np.abs(times - epochs * share) < 5 * np.sqrt(epochs * share * (1 - share)))
-        assert np.all(times < epochs)
-    for seed in (3, 4):  # the cut reveals nothing: no secret decides it
-        order = Sampler(sampling.FixedOrder(5, 3), 40, seed=seed, microbatch=3, batch_size=size)
-        for step in range(15):
-            np.testing.assert_array_equal(order.batch(step).units, order.drawn[step][:size])
-
-
-def test_displacement_probability_against_simulation():
-    # `population` others, as when the unit is added; the control is the bound for one place more,
-    # which must not hold
-    rng = np.random.default_rng(0)
-    draws = 20_000
-    for scheme, population, size in [
-        (sampling.BallsInBins(4, 3), 20, 7),
-        (sampling.Poisson(0.1, 1), 30, 5),
-        (sampling.CyclicPoisson(0.3, 2, 2), 30, 6),
-    ]:
-        met = 0
-        for _ in range(draws):
-            if isinstance(scheme, sampling.BallsInBins):
-                bins = scheme.assign(population + 1, rng)
-                met += np.sum(bins[1:] == bins[0]) >= size
-            elif isinstance(scheme, sampling.Poisson):
-                chosen = rng.random(population + 1) < scheme.probability
-                met += chosen[0] and np.sum(chosen[1:]) >= size
-            else:
-                groups = scheme.assign(population + 1, rng)
-                chosen = (groups == groups[0]) & (rng.random(population + 1) < scheme.probability)
-                met += chosen[0] and np.sum(chosen[1:]) >= size
-        eta = displacement_probability(scheme, population, size)
-        error = 4 * np.sqrt(eta / draws)
-        assert abs(met / draws - eta) < error
-        assert abs(met / draws - displacement_probability(scheme, population, size + 1)) > error
-
-
-def test_truncation_is_charged_to_delta():
-    scheme = sampling.BallsInBins(bins=10, epochs=4)
-    size = smallest_batch_size(scheme, 1000, 1e-8)
-    assert displacement_probability(scheme, 1000, size) <= 1e-8
-    assert displacement_probability(scheme, 1000, size - 1) > 1e-8
-    # the unit that is added meets all 1,000 others
-    assert size == stats.binom.isf(1e-8, 1000, 0.1) + 1
-    assert displacement_probability(scheme, 1000, size) == stats.binom.sf(size - 1, 1000, 0.1)
-    assert charged_delta(2.0, 1e-6, 0.0) == 1e-6
-    assert charged_delta(2.0, 1e-6, 1e-8) == pytest.approx(1e-6 + (1 + np.exp(2)) * 1e-8)
-    assert charged_delta(1000.0, 1e-6, 1e-8) == 1.0
-    # a group of k units has k chances, each with the rest of the group beside it; a batch for
-    # everyone, the unit that is added among them, has none
-    assert displacement_probability(scheme, 1000, size, 5) == pytest.approx(
-        5 * stats.binom.sf(size - 1, 1004, 0.1)
-    )
-    assert displacement_probability(scheme, 10, 10) == pytest.approx(0.1**10)
-    assert displacement_probability(scheme, 1000, 1001) == 0.0
-    assert displacement_probability(scheme, 1000, 1005, 5) == 0.0
-
-
-def test_noise_doubles_only_where_a_unit_can_displace_another():
-    scheme = sampling.BallsInBins(bins=5, epochs=3)
-    options = {"seed": 0, "microbatch": 4}
-    doubled = Sampler(scheme, 40, batch_size=8, truncation="double", **options)
-    assert doubled.sensitivity_factor == 2.0
-    assert Sampler(scheme, 40, batch_size=8, **options).sensitivity_factor == 1.0
-    assert Sampler(scheme, 40, truncation="double", **options).sensitivity_factor == 1.0
-    assert Sampler(scheme, 40, batch_size=41, **options).can_truncate is False
-    assert Sampler(scheme, 40, batch_size=40, **options).can_truncate  # with a unit more
-    assert Sampler(scheme, 40, batch_size=43, group_size=4, **options).can_truncate
-    order = Sampler(sampling.FixedOrder(5, 3), 40, batch_size=6, truncation="double", **options)
-    assert order.sensitivity_factor == 1.0 and order.displacement_probability() == 0.0
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,6 @@ def test_what_cannot_work_is_said_before_anything_starts(data, tmp_path, monkeyp
         [
             ({"steps": 7}, "covers 6 steps"),
             ({"steps": 7}, "covers 6 steps"),
-            ({"batch_size": 3}, "would raise δ"),
             ({"privacy_unit": "record"}, "clips users"),
             ({"sampling": "fixed-batch:batch_size=5,population=21,iterations=4"}, "population"),
         ]

@@ -69,7 +69,7 @@ def summed(trainer, users):
     """The sum over these users, before noise."""
     units = np.full(-(-len(users) // 2) * 2 or 2, -1)
     units[: len(users)] = users
-    return trainer.sum(trainer.model.params, Batch(units, len(users), 0, 2), 0).gradient
+    return trainer.sum(trainer.model.params, Batch(units, 2), 0).gradient
 
 
 def moved(trainer, user):

@@ -242,7 +242,7 @@ def kept(change):
     def plant(right, sampler, step):
         drawn = sampler.drawn[step]
         units = pad(change(drawn), sampler.microbatch, fill=-1).reshape(-1)
-        return Batch(units, len(drawn), 0, sampler.microbatch)
+        return Batch(units, sampler.microbatch)
 
     return plant
 
@@ -408,7 +408,6 @@ def test_planted_bugs_are_found(name, monkeypatch):
             {"per_layer": True},
             {"mechanism": dataclasses.replace(SAMPLED, privacy_unit="record"), "algorithm": "els",
              "privacy_unit": "record"},
-            {"mechanism": SAMPLED, "batch_size": 300, "truncation": "double"},
         ],
         0,
     ),

@@ -1,4 +1,4 @@
-"""The statement about a run: what fits, what is refused, what truncation costs."""
+"""The statement about a run: what fits and what is refused."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, Identity
 from mfopt.training import privacy
-from mfopt.training.batching import Sampler, displacement_probability
+from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.data import TokenStore
 from mfopt.training.loop import Execution
@@ -46,7 +46,7 @@ def execution_for(account, units, *, scheme=None, strategy=None, sigma=None, **o
         iterations=sampler.scheme.length,
         sampling=sampler.scheme,
         noise_multiplier=sigma or account.noise_multiplier,
-        clip_norm=CLIP * sampler.sensitivity_factor,
+        clip_norm=CLIP,
     )
     return Execution(units, sampler, Clipping(CLIP), noise, 10.0)
 
@@ -179,30 +179,6 @@ def test_without_noise_there_is_no_statement():
         privacy.statement(account_for(), Execution(units, sampler, NoClipping(), None, 10.0))
 
 
-def test_truncation_is_charged_or_refused_or_doubled():
-    account = account_for()
-    units = users()
-    enough = 30
-    eta = displacement_probability(SCHEME, units.population, enough)
-    stated = privacy.statement(account, execution_for(account, units, batch_size=enough))
-    assert 0 < eta < 1e-7
-    assert stated.delta == pytest.approx(1e-6 + (1 + np.exp(2.0)) * eta)
-    assert stated.details["delta_before_truncation"] == 1e-6
-    with pytest.raises(UsageError, match="would raise δ") as refusal:
-        privacy.statement(account, execution_for(account, units, batch_size=12))
-    # the way out that the message names is one
-    suggested = int(str(refusal.value).split("Use at least ")[1].split(",")[0])
-    privacy.statement(account, execution_for(account, units, batch_size=suggested))
-    with pytest.raises(UsageError, match="would raise δ"):
-        privacy.statement(account, execution_for(account, units, batch_size=suggested - 1))
-    doubled = execution_for(account, units, batch_size=12, truncation="double")
-    assert doubled.noise.stddev == 2 * 1.5 * CLIP
-    assert privacy.statement(account, doubled).delta == 1e-6
-    zeroed = account_for(adjacency="zero-out")
-    with pytest.raises(UsageError, match="add-remove"):
-        privacy.statement(zeroed, execution_for(zeroed, units, batch_size=12, truncation="double"))
-
-
 def test_numbered_batches_protect_data_and_not_presence():
     account = account_for(sampling.FixedOrder(bins=4, epochs=2))
     assert privacy.statement(account, execution_for(account, users())).adjacency == "zero-out"
@@ -274,12 +250,12 @@ def test_sizes_of_noise_and_signal_against_sampled_noise():
 
 def test_reports_are_public_and_readable():
     account = account_for()
-    execution = execution_for(account, users(), batch_size=30)
+    execution = execution_for(account, users())
     stated = privacy.statement(account, execution)
     facts = privacy.report(account, execution, stated, num_params=100, steps_done=3)
     facts = json.loads(json.dumps(facts))
     text = privacy.report_text(facts)
-    for part in ("add-remove", "for tests", "3 of 8", "delta raised", "not covered"):
+    for part in ("add-remove", "for tests", "3 of 8", "not covered"):
         assert part in text
     assert "NO GUARANTEE" not in text
     scaled = facts | {"strategy": {"kind": "time-scaled", "base": {"kind": "blt", "buffers": 4}}}

@@ -43,7 +43,7 @@ def test_a_run_of_another_program_ends_elsewhere(data, tmp_path, monkeypatch):  
     def every_other(sampler, step):  # half of the units that were drawn
         drawn = sampler.drawn[step]
         units = pad(drawn[::2], sampler.microbatch, fill=-1).reshape(-1)
-        return Batch(units, len(drawn), 0, sampler.microbatch)
+        return Batch(units, sampler.microbatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(Sampler, "batch", every_other)

@@ -167,7 +167,7 @@ def test_metrics_that_are_not_private_can_be_left_out(data, tmp_path):
         data, tmp_path / "run", private_metrics=False, steps=2, tensorboard=True
     )
     summary = execute(prepare(settings))
-    assert summary["padded"] is None and summary["truncated"] is None
+    assert summary["padded"] is None
     assert not (tmp_path / "run" / "metrics.csv").exists()
     private = ("evaluation.csv", "tensorboard")
     assert not any((tmp_path / "run" / name).exists() for name in private)
@@ -384,10 +384,10 @@ def test_a_model_that_is_no_function_of_the_settings_is_refused_before_any_work(
         [
             {"algorithm": "els", "selection": "longest"},
             {"algorithm": "group", "epsilon": 20.0},
-            {"algorithm": "els", "privacy_unit": "record", "records_per_user": 7, "batch_size": 60},
+            {"algorithm": "els", "privacy_unit": "record", "records_per_user": 7},
             {"algorithm": "none", "epsilon": 0.0, "delta": 0.0, "selection": "chunk"},
             {"selection": "highest-perplexity", "lora_rank": 2},
-            {"algorithm": "els", "sampling": "balls-in-bins:bins=3,epochs=1", "batch_size": 30},
+            {"algorithm": "els", "sampling": "balls-in-bins:bins=3,epochs=1"},
             {
                 "sampling": "fixed-order:bins=3,epochs=2",
                 "per_layer": True,

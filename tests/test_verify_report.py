@@ -30,8 +30,7 @@ def report_of(data, folder, **changes):  # noqa: F811
     before_release(
         [
             {"algorithm": "group", "epsilon": 20.0, "learning_rate": 0.0},
-            {"batch_size": 6, "truncation": "double"},
-            {"algorithm": "els", "batch_size": 40},
+            {"algorithm": "els"},
             {"sampling": "fixed-order:bins=3,epochs=2", "per_layer": True},
         ],
         *(0, 1),
@@ -88,6 +87,11 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
         lies.append({"guarantee": guarantee | {"status": status}})
     found = verified(facts, filter(None, lies))
     assert found.claims
+    # what version 0.2 wrote beside it, where it says nothing
+    former = facts["sampling"] | {"batch_size": None, "truncation": None}
+    assert verification.verify(facts | {"sampling": former}).holds
+    with pytest.raises(UsageError, match="older versions only"):
+        verification.verify(facts | {"sampling": former | {"batch_size": 6}})
     # a rate that says more, or that an older version wrote with less
     rate = facts.pop("learning_rate")
     for other in (rate | {"note": "private"}, {"value": 0.1}, None):
@@ -131,7 +135,7 @@ def with_leaf(facts, path, value):
     before_release(
         [
             {},
-            {"algorithm": "fedavg", "weight_cap": 2, "batch_size": 60},
+            {"algorithm": "fedavg", "weight_cap": 2},
             {"algorithm": "els", "learning_rate": 0.0},
             {"sampling": "", "factorization": str(FILE), "epsilon": 0.0, "delta": 0.0},
         ],

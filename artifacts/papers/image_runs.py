@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from cut_batches import cut_batch
 from flax import nnx
 from sklearn.datasets import load_digits
 
@@ -26,7 +27,6 @@ from mfopt.noise.choice import choose
 from mfopt.noise.stream import NoiseStream
 from mfopt.sampling import FixedOrder, Scheme, UnitSampler
 from mfopt.strategies import Strategy
-from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.workloads import Workload
 
@@ -148,11 +148,9 @@ class RunMechanism:
             bins = getattr(self.sampling, "bins", self.sampling.length)
             fixed = FixedOrder(bins, self.sampling.length // bins)
             return [order[fixed.sample(t, population)] for t in steps]
-        if self.batch_size is None:
-            sampler = UnitSampler(self.sampling, population, seed=seed)
-            return [sampler[t] for t in steps]
-        cut = Sampler(self.sampling, population, seed, microbatch=1, batch_size=self.batch_size)
-        return [(units := cut.batch(t).units)[units >= 0] for t in steps]
+        sampler = UnitSampler(self.sampling, population, seed=seed)
+        size = self.batch_size or population
+        return [cut_batch(sampler[t], size, seed, t) for t in steps]
 
 
 def schedule(batches: list[list[np.ndarray]], microbatch: int = 0) -> np.ndarray:

@@ -22,6 +22,7 @@ from common import (
     proven,
     studies,
 )
+from cut_batches import charged_delta, displacement_probability, smallest_batch_size
 from image_runs import RunMechanism, load, model, train
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
@@ -33,7 +34,6 @@ from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.mechanisms import strategy_of
 from mfopt.sampling import FixedOrder
-from mfopt.training.batching import charged_delta, displacement_probability, smallest_batch_size
 from mfopt.workloads import Momentum, linear_cooldown
 
 # how a mechanism's batches are made: as accounted for, cut where that costs little δ or at their

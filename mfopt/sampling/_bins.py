@@ -94,7 +94,3 @@ class AssignedBins(BinScheme, abstract=True):
     def _stream(self, throw: int) -> int | None:
         """Number of the generator of an assignment; None for that of a run's only one."""
         return None
-
-    def displacement(self, population: int, batch_size: int) -> float:
-        # a unit meets one batch per assignment, with a binomial number of others in it
-        return self._displaced(self.throws, 1 / self.bins, population, batch_size)

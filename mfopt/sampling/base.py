@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import scipy
 
 from mfopt._runtime import _check, _plugins
 from mfopt.sampling import dropped
@@ -164,45 +163,6 @@ class Scheme(abc.ABC):
         population = _check.integer("population", population)
         means = [float(self.batch_sizes(t, population).mean()) for t in range(self.length)]
         return sum(means) / self.length
-
-    def largest_batch(self, population: int) -> int:
-        """Upper bound on the number of units of an iteration."""
-        return _check.integer("population", population, at_least=0)
-
-    def check_batch_size(self, batch_size: int) -> None:
-        """Raise :class:`UsageError` if batches cannot be truncated or padded to ``batch_size``."""
-        _check.integer("batch_size", batch_size)
-
-    def displacement(self, population: int, batch_size: int) -> float:
-        """Bound on the probability that a unit ever meets a batch that others have filled.
-
-        That batch has more than ``batch_size`` units, so the chance is at most the sum over the
-        iterations of the chance of such a batch. Schemes that know more give less.
-
-        Raises:
-          UsageError: where the other units' batches depend on this unit, so that cutting them is
-            not the cut of a run without it, and no price is known.
-        """
-        if self.public_order:
-            return 0.0  # who is cut follows from public numbers
-        self.check_truncation()
-        late = (float(self.batch_sizes(t, population).sf(batch_size)) for t in range(self.length))
-        return min(1.0, sum(late))
-
-    @staticmethod
-    def _displaced(times: float, rate: float, population: int, batch_size: int) -> float:
-        """Bound on :meth:`displacement` for ``times`` batches expected, in which the others are
-        drawn with probability ``rate`` each."""
-        others = scipy.stats.binom(max(0, population - 1), rate)
-        return min(1.0, times * float(others.sf(batch_size - 1)))
-
-    def check_truncation(self) -> None:
-        """Raise :class:`UsageError` if the cost of truncating batches is not known."""
-        if not (self.independent or self.public_order):
-            rule = "its units are not drawn independently of each other, so "
-            rule += "the price of cutting a batch is not known"
-            way_out = "Leave out the batch size, so that no unit is cut."
-            raise _check.reject("sampling", self.kind, rule, way_out)
 
     def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
         """The adjacency of the statement about a run, from that of the account.

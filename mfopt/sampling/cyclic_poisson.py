@@ -90,7 +90,3 @@ class CyclicPoisson(Scheme):
     def batch_sizes(self, step: int, population: int) -> Any:
         self._step(step)
         return scipy.stats.binom(population, self.probability / self.bands)
-
-    def displacement(self, population: int, batch_size: int) -> float:
-        times = self.rounds * self.probability
-        return self._displaced(times, self.probability / self.bands, population, batch_size)

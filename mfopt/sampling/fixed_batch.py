@@ -54,14 +54,6 @@ class FixedBatch(Scheme):
         self._stated(self.population, population)
         return float(self.batch_size)
 
-    def largest_batch(self, population: int) -> int:
-        return self.batch_size
-
-    def check_batch_size(self, batch_size: int) -> None:
-        if batch_size != self.batch_size:
-            rule = f"the fixed-batch scheme draws exactly {self.batch_size}"
-            raise _check.reject("batch_size", batch_size, rule)
-
     def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
         """Refused for an account of "add-remove"; one of "zero-out" is what a run has.
 

@@ -41,9 +41,6 @@ class FixedOrder(BinScheme):
     def batch_sizes(self, step: int, population: int) -> Any:
         return scipy.stats.binom(self.sample(step, population).size, 1)
 
-    def largest_batch(self, population: int) -> int:
-        return -(-_check.integer("population", population, at_least=0) // self.bins)
-
     def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
         # numbers decide the batches: who leaves keeps the number, and the data is taken away,
         # which changes C x by as much as in the account

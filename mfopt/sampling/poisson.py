@@ -38,7 +38,3 @@ class Poisson(Scheme):
     def batch_sizes(self, step: int, population: int) -> Any:
         self._step(step)
         return scipy.stats.binom(population, self.probability)
-
-    def displacement(self, population: int, batch_size: int) -> float:
-        times = self.iterations * self.probability
-        return self._displaced(times, self.probability, population, batch_size)

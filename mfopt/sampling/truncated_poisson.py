@@ -48,9 +48,6 @@ class TruncatedPoisson(Scheme):
         """Mean number of units in an iteration."""
         return float(self.batch_sizes(0, population).mean())
 
-    def largest_batch(self, population: int) -> int:
-        return self.batch_size
-
     @property
     def full(self) -> float:
         """Probability that the others alone fill a batch."""

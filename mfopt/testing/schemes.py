@@ -47,7 +47,6 @@ def check_scheme(scheme: Scheme, *, population: int = 40, runs: int = 600, seed:
     _epochs(scheme, taking_part)
     if scheme.independent:
         _independence(scheme, population, runs, seed, taking_part)
-    _truncation(scheme, population, sizes, taking_part)
 
 
 def _files(scheme: Scheme) -> None:
@@ -126,10 +125,6 @@ def _steps(scheme: Scheme, population: int, seed: int) -> None:
             f"draws gives other units than sample in step {t}: a resumed run would differ",
         )
         differs |= not np.array_equal(units, scheme.sample(t, population, seed + 1))
-        rule(
-            units.size <= scheme.largest_batch(population),
-            f"step {t} has more units than largest_batch({population})",
-        )
     rule(
         differs != scheme.public_order,
         "the draws must depend on the seed, unless the order is declared public",
@@ -237,34 +232,3 @@ def _independence(
         ),
         f"unit 0 takes part with another chance among {fewer} units than among {population}",
     )
-
-
-def _truncation(
-    scheme: Scheme, population: int, sizes: np.ndarray, taking_part: np.ndarray
-) -> None:
-    if not (scheme.independent or scheme.public_order):
-        rule(
-            refused(scheme.check_truncation),
-            "units depend on each other: the price of cutting batches is not known",
-        )
-        return
-    chances = [scheme.displacement(population, size) for size in range(1, population + 1)]
-    rule(
-        all(0 <= chance <= 1 for chance in chances) and chances[-1] == 0,
-        "displacement must be a probability, and 0 for a batch that holds everybody",
-    )
-    rule(
-        all(a >= b for a, b in itertools.pairwise(chances)),
-        "displacement must fall with the batch size",
-    )
-    if scheme.public_order:
-        return
-    runs = len(sizes)
-    for size in sorted({int(np.quantile(sizes, share)) for share in (0.5, 0.8, 0.95)} - {0}):
-        met = np.any(taking_part[:, :, 0] & (sizes > size), axis=1).mean()
-        error = math.sqrt(max(met * (1 - met), 1 / runs) / runs)
-        rule(
-            bool(met - ERRORS * error <= chances[size - 1]),
-            f"displacement says {chances[size - 1]:.3f} for batches of {size}, and in {runs} runs "
-            f"a unit met a full batch in {met:.3f}",
-        )

@@ -109,7 +109,6 @@ def audit(
     canaries: int = 4000,
     confidence: float = 0.95,
     seed: int | None = None,
-    population: int | None = None,
     alter: Callable[[Execution], Execution] = lambda execution: execution,
     model: Model | None = None,
     progress: Report = silent,
@@ -124,8 +123,6 @@ def audit(
         canaries: more give a tighter bound; time grows with canaries² / bins. At least 100.
         confidence: chance that the bound is true.
         seed: pins the audit's randomness; None: from the operating system.
-        population: units of the run. Where batches are truncated, units that only fill are added
-            up to it, so that batches are as full as the run's.
         alter: exchanges the execution under test, the claim staying the same (how the audit is
             itself tested).
         model: the run's own; None: that of the settings.
@@ -142,7 +139,7 @@ def audit(
     _sizes.require("canaries", canaries, lambda m: 8.0 * m * (4 * steps + bound_of + 64))
     secret = RunSecret.fresh() if seed is None else RunSecret.pinned(seed)
     present = np.random.default_rng(secret.seed("coins")).random(canaries) < 0.5
-    store = _store(settings, present, population)
+    store = _store(settings, present)
     mesh = meshes.make_mesh()
     wired = Wiring(settings, account, secret, mesh)
     units = wired.units(store, "random")
@@ -151,19 +148,18 @@ def audit(
     assert claimed is not None
     # first: it may refuse, and is the shorter one
     of_model = recovered.findings(account, own, secret, alter=alter, model=model, progress=progress)
-    bound = execution.clipping.sensitivity * execution.sampler.sensitivity_factor
+    bound = execution.clipping.sensitivity
     # an update is as long as the gradients that it was made of, times the local rate
     loudness = _LOUDNESS / (settings.local_rate if settings.algorithm == "fedavg" else 1.0)
     trainer = Trainer(
         canary_model(canaries, loudness), execution, optax.sgd(0.1), mesh=mesh, keep_release=True
     )
     releases = np.empty((steps, canaries), np.float32)
-    ran, truncated = np.zeros((units.population, steps), bool), 0
+    ran = np.zeros((units.population, steps), bool)
     for result in trainer.run(trainer.init(secret.key("noise"))):
         assert result.release is not None
         releases[result.step] = np.asarray(result.release["axes"])[:, 0]
         ran[result.batch.units[result.batch.units >= 0], result.step] = True
-        truncated += result.batch.truncated
         progress(Progress("training on canaries", result.step + 1, steps, "steps"))
     progress(Progress("attacking"))
     released = releases.astype(np.float64) * (execution.normalizer / bound)
@@ -178,7 +174,7 @@ def audit(
         twins.append(executed.participations_of(alter(other.execution(units)).sampler))
     findings = executed.compare(
         account.sampling,
-        drawn if truncated else ran,
+        ran,
         twins,
         np.random.default_rng(secret.seed("simulated units")),
     )
@@ -191,26 +187,15 @@ def audit(
     for one in executed.compare_noise(noise, [slice(0, len(absent))], alone):
         findings.append(dataclasses.replace(one, name=f"{one.name}, of canaries"))
     findings += of_model
-    # an attacker sees less than in the account
-    less = execution.sampler.can_truncate
-    return _judge(
-        scores, present, account, settings, claimed, findings, confidence=confidence, less=less
-    )
+    return _judge(scores, present, account, settings, claimed, findings, confidence=confidence)
 
 
-def _store(settings: TrainConfig, present: np.ndarray, population: int | None) -> TokenStore:
-    """Store with a user per canary, without records if absent, and users that fill the batches."""
+def _store(settings: TrainConfig, present: np.ndarray) -> TokenStore:
+    """Store with a user per canary, without records if absent."""
     each = settings.group_size
     # a sampled user has several records too, which are to be clipped as one
     records = settings.records_per_user if settings.by_user else each
     users = [[[unit] * 2] * records if there else [] for unit, there in enumerate(present.tolist())]
-    if settings.batch_size and population is not None:
-        units = len(users) if each == 1 else each * int(present.sum())
-        if units > population:
-            rule = f"are {units} units, and the run has {population} in its batches of at most"
-            rule, way_out = f"{rule} {settings.batch_size}", "Audit with fewer canaries."
-            raise _check.reject("canaries", len(present), rule, way_out)
-        users += [[[len(present)] * 2] * records] * ((population - units) // each)
     return TokenStore.from_records(users, vocab_size=len(present) + 1)
 
 
@@ -223,12 +208,10 @@ def _judge(
     findings: Sequence[executed.Finding] = (),
     *,
     confidence: float,
-    less: bool = False,
 ) -> Audit:
     """Audit from the scores of all canaries: two bounds, at half of the error probability each.
 
-    ``scores``: log-likelihood ratios, (canaries,); ``less``: the attacker may see less than the
-    account says.
+    ``scores``: log-likelihood ratios, (canaries,).
     """
     delta, m = claimed.delta, len(scores)
     level = (1 - confidence) / 2
@@ -250,7 +233,7 @@ def _judge(
     refuted = [guesses_p_value(m, *rule, claimed.epsilon, delta) for rule in rules]
     expected, error = optimum.accuracy(sigma)
     below, above = np.clip([expected - _ERRORS * error, expected + _ERRORS * error], 0, 1)
-    chances = [stats.binom.sf(hits - 1, m, above), 1.0 if less else stats.binom.cdf(hits, m, below)]
+    chances = [stats.binom.sf(hits - 1, m, above), stats.binom.cdf(hits, m, below)]
     findings = [
         executed.Finding("guesses beyond the claim", executed.capped(len(rules) * np.min(refuted))),
         executed.Finding("right guesses", executed.capped(2 * np.min(chances))),

@@ -51,6 +51,8 @@ _REMOVED: dict[str, tuple[str, Any, bool]] = {
     "sign_key": ("run", "", False),
     "keep": ("run", 2, False),
     "median_epsilon": ("algorithm", 0.0, False),
+    "batch_size": ("batch", 0, True),
+    "truncation": ("batch", "charge", True),
     "checkpoint_minutes": ("run", 10.0, False),
 }
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
@@ -102,7 +104,7 @@ _CHECKS: dict[Callable[[str, Any], Any], str] = {
     functools.partial(_check.integer, at_most=2**16): "width",
     # a record of one token has nothing to predict
     functools.partial(_check.integer, at_least=2): "length",
-    functools.partial(_check.integer, at_least=0): "batch_size microbatch lora_rank "
+    functools.partial(_check.integer, at_least=0): "microbatch lora_rank "
     "pretrain_steps steps patience evaluate_every local_batch weight_cap",
     _check.single: "pretrain_rate local_rate clip_norm",
     _single_or_0: "normalizer learning_rate noise_move",
@@ -184,10 +186,6 @@ class TrainConfig:
         "Units per gradient call; 0: one user, or eight records, for a CPU, up to 64 records for "
         "an accelerator, fewer if memory is short.",
         run=True,
-    )
-    batch_size: int = _batch(0, "Pad and truncate batches to this many units; 0: no truncation.")
-    truncation: str = _batch(
-        "charge", "Truncation costs a larger delta, or doubled noise.", choices=("charge", "double")
     )
     normalizer: float = _batch(0.0, "Divisor of each sum; 0: units expected in a step.")
     clip_norm: float = _clipping(1.0, "Bound on a unit's gradient or update.")

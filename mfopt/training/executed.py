@@ -59,7 +59,7 @@ def certain(name: str, holds: Any) -> Finding:
 
 
 def participations_of(sampler: Sampler) -> np.ndarray:
-    """Participations before truncation, (population, n) of bool."""
+    """Participations that a run's sampler draws, (population, n) of bool."""
     taken = np.zeros((sampler.population, sampler.scheme.length), dtype=bool)
     for step in range(taken.shape[1]):
         taken[sampler.drawn[step], step] = True
@@ -73,7 +73,7 @@ def compare(
 
     Args:
         scheme, rng: what was accounted for, and randomness of units simulated for comparison.
-        executed: participations of the run, (units, n) of bool, before truncation.
+        executed: participations of the run, (units, n) of bool.
         twins: those of runs with other secrets.
     """
     if scheme.public_order:

@@ -47,9 +47,8 @@ class Execution:
         units: what is sampled, and how a unit number becomes token rows.
         sampler: executes the accounted sampling spec over ``units.population`` units.
         clipping: bounds one unit's contribution.
-        noise: stream of σ·bound·C⁻¹z, where bound is what one unit can move a sum by:
-            ``clipping.sensitivity * sampler.sensitivity_factor``. None: no noise and no
-            guarantee (the baseline).
+        noise: stream of σ·bound·C⁻¹z, where bound is what one unit can move a sum by,
+            ``clipping.sensitivity``. None: no noise and no guarantee (the baseline).
         normalizer: what each noised sum is divided by. Fixed and public: the expected number of
             units per step, never the number that came.
 
@@ -75,10 +74,9 @@ class Execution:
             rule = "needs clipping, and clipping without noise protects nothing"
             way_out = "Give both, or neither for the non-private baseline."
             raise _check.reject("noise", self.noise, rule, way_out)
-        bound = self.clipping.sensitivity * self.sampler.sensitivity_factor
+        bound = self.clipping.sensitivity
         if self.noise.clip_norm != bound:
-            rule = f"one unit moves a sum by up to {bound} "
-            rule += "(clip norm times the factor of truncation)"
+            rule = f"one unit moves a sum by up to {bound}"
             way_out = "Make the noise stream with that clip_norm."
             raise _check.reject("noise.clip_norm", self.noise.clip_norm, rule, way_out)
         if self.noise.iterations != self.iterations:
@@ -152,7 +150,7 @@ class Trainer:
         # microbatches of one compiled loop, from public numbers: those of nearly any step (small
         # ones share a program); one of more takes the loop again. Its rows are held as integers
         sampler = execution.sampler
-        size = sampler.batch_size or sampler.expected_batch + 4 * sampler.expected_batch**0.5
+        size = sampler.expected_batch + 4 * sampler.expected_batch**0.5
         tokens, _ = execution.units.fetch(np.full(1, -1), 0)
         each = sampler.microbatch * tokens.size
         block = max(math.ceil(size / sampler.microbatch), _LEAST_TOKENS // each)
@@ -167,7 +165,7 @@ class Trainer:
     def over(self, units: Units, sampler: Sampler) -> Trainer:
         """Trainer over other units and batches of the same shapes; nothing is compiled again."""
         mine = self.execution.sampler
-        for name in ("population", "scheme", "microbatch", "batch_size", "group_size"):
+        for name in ("population", "scheme", "microbatch"):
             if getattr(sampler, name) != getattr(mine, name):
                 rule = f"must be {getattr(mine, name)!r}, as the programs were made for"
                 raise _check.reject(name, getattr(sampler, name), rule)

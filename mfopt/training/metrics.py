@@ -30,7 +30,7 @@ from mfopt.training.models import Model, PyTree, num_targets
 
 STEP_FIELDS = (
     *("step", "loss", "perplexity", "clipped_fraction", "gradient_norm"),
-    *("units", "padded", "truncated", "tokens", "tokens_per_second"),
+    *("units", "padded", "tokens", "tokens_per_second"),
 )
 EVAL_FIELDS = ("step", "part", "loss", "perplexity", "tokens")
 
@@ -116,7 +116,6 @@ def step_row(result: StepResult, seconds: float) -> dict[str, float]:
         "gradient_norm": sums["norm"] / units,
         "units": sums["units"],
         "padded": result.batch.padded,
-        "truncated": result.batch.truncated,
         "tokens": sums["tokens"],
         "tokens_per_second": sums["tokens"] / seconds if seconds > 0 else float("nan"),
     }

@@ -2,7 +2,7 @@
 
 An account was made before the run, for a sampling scheme, a strategy, a noise multiplier and a
 number of units that change together. The run must execute exactly that; :func:`statement` refuses
-everything else, and adds what only the run decides: the privacy unit, and the price of truncation.
+everything else, and adds what only the run decides: the privacy unit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from mfopt.accounting.closed_form import group as lemma
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee, questionable_delta
 from mfopt.mechanism import Mechanism
-from mfopt.training.batching import charged_delta, smallest_batch_size
 from mfopt.training.clipping import NoClipping
 from mfopt.training.loop import Execution
 from mfopt.training.optimizers import fitting_rate
@@ -53,7 +52,6 @@ def statement(
     execution: Execution,
     *,
     privacy_unit: str = "user",
-    delta_share: float = 0.1,
     black_box: bool = False,
 ) -> Guarantee:
     """The (ε, δ) statement about a run of ``execution``.
@@ -66,11 +64,9 @@ def statement(
             Algorithm 1).
         privacy_unit: "user", or "record" for a statement about single records: of record units, and
             where every user's records are all kept.
-        delta_share: most that truncation may add to δ, as a share of it.
 
     Raises:
-        UsageError: the run is not what was accounted for (scheme, steps, σ, C, unit), or truncation
-            would cost more than ``delta_share``.
+        UsageError: the run is not what was accounted for (scheme, steps, σ, C, unit).
     """
     units, sampler, noise = execution.units, execution.sampler, execution.noise
     guarantee = account.guarantee
@@ -101,29 +97,9 @@ def statement(
         way_out = "Account for it, lower it, or use user-level sampling or black-box groups."
         raise _check.reject("group_size", group, f"{rule} {guarantee.group_size}", way_out)
     adjacency = sampler.scheme.executed_adjacency(guarantee.adjacency)
-    displacement = sampler.displacement_probability(group)
-    delta = guarantee.delta
     details = {**guarantee.details, "sampled_unit": sampled}
-    if sampler.can_truncate and sampler.truncation == "charge" and displacement:
-        delta = charged_delta(guarantee.epsilon, guarantee.delta, displacement)
-        if delta > guarantee.delta * (1 + delta_share):
-            price = 1 + np.exp(min(guarantee.epsilon, 700.0))
-            enough = smallest_batch_size(
-                sampler.scheme, sampler.population, delta_share * guarantee.delta / price, group
-            )
-            rule = f"truncation to it would raise δ from {guarantee.delta:.3g} to {delta:.3g}"
-            way_out = f"Use at least {enough}, no batch size (no truncation), or truncation = "
-            raise _check.reject("batch_size", sampler.batch_size, rule, f"{way_out}'double'.")
-        details |= {"delta_before_truncation": guarantee.delta, "displacement": displacement}
-    elif sampler.sensitivity_factor != 1:
-        if adjacency != "add-remove":
-            rule = f"covers add-remove adjacency, not {adjacency}"
-            way_out = "Use truncation = 'charge', or no batch size."
-            raise _check.reject("truncation", "double", rule, way_out)
-        details["sensitivity_factor"] = sampler.sensitivity_factor
     return dataclasses.replace(
         guarantee,
-        delta=delta,
         privacy_unit=privacy_unit,
         group_size=1,
         adjacency=adjacency,
@@ -365,15 +341,9 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ]
         words = f"runs of {' and '.join(alone)}, the last of them this one"
         rows.append(("composed of", f"{words}; a user may be in the data of all"))
-    if "displacement" in extra:
-        before, chance = extra["delta_before_truncation"], extra["displacement"]
-        raised = f"delta raised from {before:.6g} (chance of displacing a unit {chance:.3g})"
-        rows.append(("truncation", f"to {facts['sampling']['batch_size']}: {raised}"))
     if "noise" in facts:
         price = f"adds {facts['noise']['epsilon']:.3g} to epsilon, for rounding to its grid"
         rows.append(("secure noise", f"from a cipher, by a proven law; {price}"))
-    if "sensitivity_factor" in extra:
-        rows.append(("truncation", "noise doubled, since one unit may displace another"))
     if facts["pinned"]:
         rows.append(("NO GUARANTEE", "the seed is pinned: whoever knows it can remove the noise"))
     if guarantee["status"] == "estimate":

@@ -39,7 +39,7 @@ from mfopt.training.wiring import Wiring
 Alter = Callable[[Execution], Execution]
 _STEPS = 256  # at most
 _NUMBERS = 1 << 22  # of noise, of all steps together, that are tested
-_UNITS, _MOST = 5.0, 8  # in a step, on average and at most
+_UNITS, _FEWEST = 5.0, 9  # units in a step on average, and in the run at least
 _VOCABULARY = 512  # at most, or where it is unknown
 _CLOSELY = 3  # steps whose sums are compared before the noise is added
 _LOUD, _QUIET = 100.0, 0.01  # times the loss; three of four records are loud
@@ -85,7 +85,7 @@ def _canary_users(
     else:
         # where all take part too some are left out
         users = math.ceil(_UNITS * 1000 / scheme.expected_batch(1000) / each)
-        users = max(_MOST + 1, users, len(odd) + _OTHERS)
+        users = max(_FEWEST, users, len(odd) + _OTHERS)
     odd = odd[: max(0, users - _OTHERS)]
     drawn = rng.integers(0, tokens, (users - len(odd), max(1, most), length))
     weighted = settings.weight_cap > 0  # by their records: users with fewer, too
@@ -135,15 +135,10 @@ def findings(
     rng = np.random.default_rng(secret.seed("records"))
     store, odd = _canary_users(account, settings, vocab_size, rng)
     mesh = meshes.make_mesh(math.gcd(settings.model_parallel, len(meshes.devices())))
-    devices, cut = meshes.data_parallel(mesh), settings.batch_size
-    if cut and account.sampling.independent:  # to batches of few units too
-        cut = _MOST
-    settings = dataclasses.replace(
-        settings,
-        # of several units where the run's are, and several of them in a step
-        microbatch=devices * min(2, settings.microbatch // devices),
-        batch_size=cut,
-    )
+    devices = meshes.data_parallel(mesh)
+    # of several units where the run's are, and several of them in a step
+    microbatch = devices * min(2, settings.microbatch // devices)
+    settings = dataclasses.replace(settings, microbatch=microbatch)
     wired = Wiring(settings, account, secret, mesh)
     execution = alter(wired.execution(wired.units(store, "random")))
     cost = sizes.RunCost(sizes.work(model, settings.length), execution, settings)
@@ -170,9 +165,7 @@ class _Run:
         self.normalizer = settings.normalizer or scheme.expected_batch(population)
         self.drawn = UnitSampler(scheme, population, self.secret.seed("sampling"))
         self.bound = 1.0 if settings.normalized else settings.clip_norm
-        displaces = settings.batch_size and not scheme.public_order
-        doubled = 2.0 if displaces and settings.truncation == "double" else 1.0
-        self.sigma = doubled * account.noise_multiplier * self.bound
+        self.sigma = account.noise_multiplier * self.bound
         model, groups = trainer.model, defaultdict(list)
         for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(model.params)):
             parent = path[: max(1, len(path) - 1)] if settings.per_layer else ()
@@ -225,20 +218,17 @@ class _Run:
         for result in trainer.run(state, n):
             batch = result.batch
             units, drawn = batch.units[batch.units >= 0], self.drawn[result.step]
-            most = min(len(drawn), self.settings.batch_size or len(drawn))
-            holds["units that were drawn, each once"] &= bool(
-                len(units) == len(np.unique(units)) == most and np.isin(units, drawn).all()
-            )
-            total = self._total(params, units if most < len(drawn) else drawn, result.step, holds)
+            holds["units that were drawn, each once"] &= np.array_equal(np.sort(units), drawn)
+            total = self._total(params, drawn, result.step, holds)
             if result.step < _CLOSELY:
                 summed = _leaves(trainer.sum(params, batch, result.step).gradient)
-                rounding = _ROUNDING[self.settings.compute_dtype] * max(1, most)
+                rounding = _ROUNDING[self.settings.compute_dtype] * max(1, len(drawn))
                 apart = [a - b for a, b in zip(summed, total, strict=True)]
                 holds["sums of clipped gradients"] &= _norm(apart) <= rounding * self.bound
                 for unit in drawn[:_CLOSELY].tolist():
                     alone = np.full(batch.microbatch, -1)
                     alone[0] = unit
-                    one = trainer.sum(params, Batch(alone, 1, 0, batch.microbatch), result.step)
+                    one = trainer.sum(params, Batch(alone, batch.microbatch), result.step)
                     within = _norm(_leaves(one.gradient)) <= self.bound
                     holds["contributions within the bound"] &= within
             release, after = _leaves(result.release), jax.tree.map(jnp.copy, result.state.params)
@@ -271,8 +261,6 @@ class _Run:
                 numbers = numbers[:1]
             holds["units of a user, at most as accounted"] &= len(numbers) <= group
             both = np.union1d(numbers, others)
-            if settings.batch_size and len(both) > settings.batch_size:
-                continue
             after, sum_after = self._released(both), self._total(params, both, 0, holds)
             change = [self.normalizer * (b - a) for a, b in zip(before, after, strict=True)]
             expected = [b - a for a, b in zip(sum_before, sum_after, strict=True)]

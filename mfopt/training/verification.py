@@ -45,6 +45,12 @@ _NUMBER, _ROUNDED = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"), 0.0101
 _OTHER_PARTS = ("learning_rate", "signature", "continues")
 # compared one by one, or by the proof of the account
 _COMPARED_APART = ("account", "guarantee", "warnings", "sampling", "noise_against_signal")
+# fields that were written before version 0.3, and what they are where they say nothing
+_FORMER = (
+    ("sampling", "batch_size", None),
+    ("sampling", "truncation", None),
+    ("units", "median_epsilon", 0.0),
+)
 # Inputs: fields that no computation here can show, and their types. ("": at the top.)
 _INPUTS: dict[str, dict[str, tuple[type, ...]]] = {
     "": {
@@ -57,8 +63,6 @@ _INPUTS: dict[str, dict[str, tuple[type, ...]]] = {
     },
     "sampling": {
         "population": (int,),
-        "batch_size": (int, type(None)),
-        "truncation": (str, type(None)),
     },
     "learning_rate": {
         "value": (float,),
@@ -174,6 +178,7 @@ def verify(
         UsageError: the report is malformed, or C is missing.
     """
     try:
+        facts = _without_former(facts)
         told = _inputs(facts)
         stated, account, execution = _rebuilt(facts, factorization)
         progress(Progress("proving the account again"))
@@ -190,6 +195,16 @@ def verify(
         rule = f"is not a privacy report of mfopt ({problem})"
         raise _check.reject("report", type(problem).__name__, rule) from None
     return Verification(tuple(checks), told, CLAIMS)
+
+
+def _without_former(facts: dict[str, Any]) -> dict[str, Any]:
+    """A report without the fields of version 0.2, refused where they say something."""
+    tables = {name: dict(facts[name]) for name in ("sampling", "units")}
+    for table, name, empty in _FORMER:
+        if name in tables[table] and (value := tables[table].pop(name)) != empty:
+            rule = f"must be {empty}: other values are read by older versions only"
+            raise _check.reject(f"report {table}.{name}", value, rule)
+    return facts | tables
 
 
 def _inputs(facts: dict[str, Any]) -> dict[str, Any]:
@@ -247,7 +262,7 @@ def _alone(
     facts: dict[str, Any], stated: Guarantee, account: Factorization, execution: Execution
 ) -> Guarantee:
     """The statement that follows for the run alone."""
-    how: dict[str, Any] = {"delta_share": math.inf, "black_box": bool(facts["black_box"])}
+    how: dict[str, Any] = {"black_box": bool(facts["black_box"])}
     found = privacy.statement(account, execution, privacy_unit=stated.privacy_unit, **how)
     return privacy.with_grid(found, execution, _check.integer("parameters", facts["parameters"]))
 
@@ -277,16 +292,13 @@ def _rebuilt(
         units.population,
         0,  # nothing is drawn
         microbatch=1,
-        batch_size=plan["batch_size"],
-        truncation=plan["truncation"] or "charge",
-        group_size=units.group_size,
     )
     clipping = clipping_of(clip)
     noise = NoiseStream(
         strategy,
         iterations=scheme.length,
         noise_multiplier=float(facts["noise_multiplier"]),
-        clip_norm=clipping.sensitivity * sampler.sensitivity_factor,
+        clip_norm=clipping.sensitivity,
         sampling=scheme,
         secure="noise" in facts,
     )
@@ -376,7 +388,7 @@ def _compared(
     if arrays is not None:  # every bit of C
         same = arrays == expected["strategy_arrays"]
         yield Check("strategy arrays", "as computed here" if same else "C", "another C", same)
-    # truncation is described where it can happen; else inputs only, compared with themselves
+    # inputs only, compared with themselves
     rebuilt = {name: expected[name] for name in ("sampling", "clipping", "units")}
     stray = [name for name, value in rebuilt.items() if not _equal(facts[name], value)]
     yield Check("inputs belong together", "units, sampling, clipping", f"not {stray}", not stray)
@@ -453,7 +465,7 @@ def composed(runs: Sequence[Run]) -> Guarantee:
     delta = min(1.0, _up(math.fsum(own.delta for own, _ in runs)))
     epsilon, method = _up(math.fsum(own.epsilon for own, _ in runs)), f"sum of {len(runs)} runs"
     names = ("epsilon", "delta", "adjacency", "privacy_unit", "group_size")
-    # no group, truncation or grid is in a statement that is the account's own
+    # no group or grid is in a statement that is the account's own
     if all(getattr(own, x) == getattr(of.guarantee, x) for own, of in runs for x in names):
         with contextlib.suppress(UsageError, FailureError):  # the sum holds without
             parts = [phases.Phase(each.mechanism, each.noise_multiplier) for _, each in runs]

@@ -165,9 +165,6 @@ class Wiring:
             units.population,
             self.secret.seed("sampling"),
             microbatch=config.microbatch or each * devices,
-            batch_size=config.batch_size or None,
-            truncation=config.truncation,
-            group_size=units.group_size,
         )
         normalizer = config.normalizer or sampler.expected_batch
         if config.noise == "secure" and self.mesh.size > 1:
@@ -182,7 +179,7 @@ class Wiring:
             self.account.strategy,
             iterations=scheme.length,
             noise_multiplier=self.account.noise_multiplier,
-            clip_norm=clipping.sensitivity * sampler.sensitivity_factor,
+            clip_norm=clipping.sensitivity,
             sampling=scheme,
             secure=config.noise == "secure",
         )

@@ -61,7 +61,3 @@ class Lottery(Scheme):
 
     def batch_sizes(self, step: int, population: int):
         return stats.binom(population, self.probability / self.bins)
-
-    def displacement(self, population: int, batch_size: int) -> float:
-        others = stats.binom(max(population - 1, 0), self.probability / self.bins)
-        return float(self.probability * others.sf(batch_size - 1))

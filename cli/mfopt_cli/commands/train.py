@@ -237,8 +237,8 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
 
 def _lines(summary: dict[str, Any]) -> list[str]:
     lines = [f"{summary['steps']} steps done; results in {summary['output']}"]
-    if summary["padded"] or summary["truncated"]:
-        lines.append(f"{summary['padded']} slots padded, {summary['truncated']} units truncated")
+    if summary["padded"]:
+        lines.append(f"{summary['padded']} slots padded")
     for part, after in summary["after"].items():
         before = summary["before"].get(part)
         change = f"{before['loss']:.4f} -> " if before else ""
