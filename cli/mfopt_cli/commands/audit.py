@@ -46,7 +46,7 @@ def command(arguments: Any) -> None:
     from mfopt.training import executed, replay
     from mfopt.training.audit import audit
 
-    account, settings, population = _subject(arguments.run, arguments.config)
+    account, settings = _subject(arguments.run, arguments.config)
     folder = (
         Path(arguments.run) if arguments.run is not None and Path(arguments.run).is_dir() else None
     )
@@ -58,7 +58,6 @@ def command(arguments: Any) -> None:
             canaries=arguments.canaries,
             confidence=arguments.confidence,
             seed=arguments.seed,
-            population=population,
             progress=live,
         )
         if folder is not None:
@@ -117,11 +116,11 @@ def _at_most(noise_multiplier: float) -> str:
     return "these guesses are no upper bound on it: more canaries may be"
 
 
-def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:
-    """(account, settings or None, population of the run if known)."""
+def _subject(run: str | None, path: str | None) -> tuple[Any, Any]:
+    """(account, settings or None)."""
 
     import mfopt
-    from mfopt.training import config, replay, verification, wiring
+    from mfopt.training import config, replay, wiring
 
     folder = Path(run) if run is not None and Path(run).is_dir() else None
     if folder is not None:
@@ -134,7 +133,7 @@ def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:
     if path is None:
         if run is None:
             raise _check.reject("run", None, "give a run's folder, a factorization, or --config")
-        return mfopt.load(run), None, None
+        return mfopt.load(run), None
     given = {} if folder or run is None else {"factorization": run, "sampling": ""}
     settings = replay.settings_of_run(folder) if folder else config.load(path, given)
     with tempfile.TemporaryDirectory() as empty:
@@ -142,7 +141,4 @@ def _subject(run: str | None, path: str | None) -> tuple[Any, Any, int | None]:
         account = wiring.account_of(settings, folder or Path(empty), silent, resuming=kept)
     if account is None:
         raise _check.reject("algorithm", "none", "makes no claim that an audit could test")
-    report = folder / "privacy-report.json" if folder else None
-    if report is None or not report.is_file():
-        return account, settings, None
-    return account, settings, int(verification.read(report)["sampling"]["population"])
+    return account, settings
