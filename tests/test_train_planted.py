@@ -475,9 +475,8 @@ BINS, FRESH = sampling.BallsInBins(bins=16, epochs=3), sampling.FreshBins(16, 3)
 class Wrong(Sampler):
     """Draws by ``rule(sampler, step)`` and says that it executes the scheme."""
 
-    def __init__(self, right, rule):
+    def __init__(self, right, rule, seed):
         super().__init__(right.scheme, right.population, 0, microbatch=right.microbatch)
-        seed = right._seed
 
         class Drawn:
             expected_batch = right.expected_batch
@@ -532,8 +531,8 @@ def sampler(units, seed, scheme=BINS):
 
 def compared(scheme, rule=None, units=1600, first=1):
     """Faults of a run and eight twins, all drawn by the rule, or by the scheme."""
-    right = [sampler(units, seed, scheme) for seed in range(first, first + 9)]
-    drawn = right if rule is None else [Wrong(each, rule) for each in right]
+    right = {seed: sampler(units, seed, scheme) for seed in range(first, first + 9)}
+    drawn = right.values() if rule is None else [Wrong(x, rule, k) for k, x in right.items()]
     taken = [executed.participations_of(each) for each in drawn]
     return faults(executed.compare(scheme, taken[0], taken[1:], np.random.default_rng(3)))
 
