@@ -74,14 +74,9 @@ def usual(work):
 @pytest.mark.parametrize(
     ("setting", "work"),
     [
-        # all is compiled again for each: in the check what has most parts, and one certificate,
-        # which compiles for seconds
+        # all is compiled again for each: in the check what has most parts
         pytest.param(
-            setting,
-            work,
-            marks=pytest.mark.ci
-            if (setting, work) == ("strict dtypes", "certified")
-            else [pytest.mark.release] * (not work.endswith("time-scaled")),
+            setting, work, marks=[pytest.mark.release] * (not work.endswith("time-scaled"))
         )
         for setting, work in itertools.product(SETTINGS, WORK)
     ],

@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import os
 import pickle
+import shutil
 from pathlib import Path
 
 import jax
@@ -10,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from processes import python
 from statements import stated
 
 from mfopt import noise
 from mfopt.errors import UsageError
 from mfopt.jax import PrivateRun
-from mfopt.noise import NoiseExhaustedError
+from mfopt.noise import NoiseExhaustedError, ledger
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT
 
@@ -479,40 +480,31 @@ def an_older_state_outside_of_jit():
     stream.next(noise.load_state("state.npz", stream, PARAMS))
 
 
-def in_a_process_of_its_own(before="", after=""):
-    """Load state.npz in another process, which says what it makes of it."""
-    code = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import test_misuse_jax as t, jax
-{before}
-try:
-    state = t.RUN.load("state.npz", t.PARAMS)
-    batch = t.RUN.batches(state)[int(state.noise.step)]
-    print(jax.numpy.isfinite(t.step(state, batch, -1.0)[0]["w"]).all())
-except t.UsageError as error:
-    print(error)
-"""
-    return python("-c", code)
-
-
-def test_a_ledger_outlives_the_process():
+def test_a_ledger_outlives_the_process(monkeypatch):
     loop = Counted()
     RUN.save("state.npz", loop.state)
-    (ledger,) = Path("mfopt-keys").iterdir()
-    assert ledger.stat().st_mode & 0o777 == 0o600
-    assert "belongs to a run that is alive" in in_a_process_of_its_own()
+    (path,) = Path("mfopt-keys").absolute().iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    def in_another_process(is_ended=True):
+        if is_ended:  # the first one's lock is on the file that it opened
+            shutil.copy(path, "copy")
+            os.replace("copy", path)
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger, "_by_handle", {})
+            state = RUN.load("state.npz", PARAMS)
+            return np.isfinite(step(state, loop.batch, -1.0)[0]["w"]).all()
+
+    with pytest.raises(UsageError, match="belongs to a run that is alive"):
+        in_another_process(is_ended=False)
     step(loop.state, loop.batch)
-    taken = ledger.read_text()
-    assert len(taken.splitlines()) == loop.batch.step + 1
-    # as another process sees it once this one has ended
-    fresh = "from pathlib import Path; from mfopt.noise import ledger; import shutil, os\n"
-    fresh += f"p = Path({str(ledger)!r}); shutil.copy(p, 'copy'); os.replace('copy', p)"
-    assert in_a_process_of_its_own(fresh).endswith("False\n")
-    ledger.unlink()
-    assert "Copy that file from where the run was made" in in_a_process_of_its_own()
-    ledger.touch(mode=0o600)  # said to be the newest
-    assert in_a_process_of_its_own().endswith("True\n")
+    assert len(path.read_text().splitlines()) == loop.batch.step + 1
+    assert not in_another_process()
+    path.unlink()
+    with pytest.raises(UsageError, match="Copy that file from where the run was made"):
+        in_another_process(is_ended=False)
+    path.touch(mode=0o600)  # said to be the newest
+    assert in_another_process()
 
 
 @refused("belongs to another factorization")
