@@ -156,6 +156,6 @@ def test_both_versions_run(name, mark, factorization, monkeypatch):
         return
     run = names.get("run") or getattr(names.get("trainer"), "run", None)
     if name in TORCH:
-        assert (run or names["loader"]._run).step == 6
+        assert (run or names["loader"].run).step == 6
     else:
         assert int(names["state"].noise.step) == 6

@@ -77,7 +77,7 @@ class LikeOpacus(Loop):
 
     def __init__(self, model=None, **options):
         self.model, self.optimizer, self.loader = run_tests.made_private(model, **options)
-        self.run, self.data = self.loader._run, run_tests.data()
+        self.run, self.data = self.loader.run, run_tests.data()
 
     def backward(self, batch, loss=loss_of):
         self.optimizer.zero_grad()

@@ -186,7 +186,7 @@ def test_a_run_goes_on_from_the_state_of_its_optimizer(way, tmp_path):
             return epoch(model, optimizer, loader, stop=stop)
         for place, batch in enumerate(loader):
             optimizer.zero_grad()
-            loader._run.backward(model, loss_of, batch)
+            loader.run.backward(model, loss_of, batch)
             optimizer.step()
             if place + 1 == stop:
                 break

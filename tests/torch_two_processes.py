@@ -20,7 +20,7 @@ def main(rank: int, store: str, out: str) -> None:
     model, optimizer, loader = made_private()
     epoch(model, optimizer, loader, stop=3)
     found = {"loop of opacus": [p.detach() for p in model.parameters()]}
-    state = loader._run.keys.open(optimizer.state_dict()["mfopt_noise"])
+    state = loader.run.keys.open(optimizer.state_dict()["mfopt_noise"])
     found["buffers"] = "key" in state["noise"]
     torch.manual_seed(rank)
     uneven = torch.optim.SGD(torch.nn.Linear(4, 3).parameters(), lr=1.0)

@@ -87,7 +87,7 @@ class PrivateLoader(data.DataLoader[Any]):
     _is_accelerate_prepared = True
 
     def __init__(self, dataset: Any, run: PrivateRun, **options: Any) -> None:
-        self._units, self._run = UnitBatches(run), run
+        self._units, self.run = UnitBatches(run), run
         super().__init__(dataset, batch_sampler=self._units, **options)
         run.ahead = self.num_workers > 0
 
@@ -97,11 +97,11 @@ class PrivateLoader(data.DataLoader[Any]):
         return self
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        start = self._run.step
+        start = self.run.step
         for place, batch in enumerate(super().__iter__()):
-            self._run.given = start + place + 1
+            self.run.given = start + place + 1
             yield batch
-            refuse_unreleased(self._run, start + place)
+            refuse_unreleased(self.run, start + place)
 
 
 def collated(collate: Callable[[list[Any]], Any], dataset: Any, records: list[Any]) -> Any:

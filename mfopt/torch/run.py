@@ -141,8 +141,13 @@ class PrivateRun:
     @property
     def guarantee(self) -> str:
         """Guarantee of the run, or "none" and the reason."""
-        pinned = self._seed is not None or self.sampler.pinned
-        return statement(self.factorization.guarantee, pinned=pinned, allow_uncertified=True)
+        stated = self.factorization.guarantee
+        return statement(stated, pinned=self.is_pinned, allow_uncertified=True)
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if a seed pins the run: then it protects nothing."""
+        return self._seed is not None or self.sampler.pinned
 
     @property
     def step(self) -> int:
