@@ -4,7 +4,7 @@ import contextlib
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,56 +74,6 @@ def test_tables_of_the_page() -> None:
         ]
 
 
-# the beginning of a paragraph: the file that its numbers are of
-PARAGRAPHS = {
-    "- **C = I at": "tables/comparison-16x128.csv",
-    "- **Bins kept": "figures/fresh-bins-kept.csv",
-    "- **Toeplitz is not": "tables/grid.csv",
-    "- **Time-scaling takes": "tables/grid.csv",
-    "- **Optimized strategies win": "tables/comparison-16x128.csv",
-    "- **At ε = 16 many": "tables/comparison-16x128.csv",
-    "- **Best number of bands": "tables/comparison-16x128.csv",
-    "- **DP-SGD at small": "tables/comparison-16x128.csv",
-    "- **Black-box group": "figures/user-level-1.csv",
-}
-
-
-def numbers_of(table: list[dict[str, str]], ratios: bool) -> Iterator[float]:
-    """All of a table, and the ratios of RMSE in rows of one place."""
-    groups: dict[Any, list[float]] = {}
-    for row in table:
-        for value in row.values():
-            with contextlib.suppress(ValueError):
-                yield float(value)
-        place = row.get("epsilon"), row.get("epochs"), row.get("bins"), row.get("panel")
-        groups.setdefault(place, []).append(float(row.get("rmse") or row.get("y") or 1))
-    for group in groups.values() if ratios else ():
-        yield from (one / other for one in group for other in group if other)
-
-
-_OTHER = {"2024", "2026", "23", "256", "2,000", "2,048"}  # dates, settings
-
-
-def numbers_that_lack(begin: str, change: Callable[[str], str] = str) -> set[str]:
-    first = next(i for i, line in enumerate(LINES) if line.startswith(begin))
-    end = next((i for i in range(first + 1, len(LINES)) if LINES[i][:2] in ("- ", "")), None)
-    text = change("\n".join(LINES[first:end]))
-    values, more = ([*numbers_of(rows(PARAGRAPHS[begin]), r)] for r in (False, True))
-    # what has four digits is no percentage
-    exact = {n for n in missing(text, values) if len(re.sub(r"\D", "", n).lstrip("0")) > 3}
-    return (missing(text, more) | exact) - _OTHER
-
-
-@pytest.mark.parametrize("begin", PARAGRAPHS)
-def test_numbers_of_paragraphs(begin: str) -> None:
-    assert not numbers_that_lack(begin)
-
-
-def test_a_number_that_no_table_has_is_seen() -> None:
-    change = lambda text: text.replace("0.9719", "0.9721")  # noqa: E731
-    assert numbers_that_lack("- **C = I at", change) == {"0.9721"}
-
-
 # of benchmarks: what was done, and what follows from several of a file's numbers
 _SETTING = {"40", "24", "2,048", "1,024"}
 _FOLLOWS = {"1.24", "0.12", "0.03", "636", "22.018768", "22.018793", "2,688", "5,820", "8319"}
@@ -171,38 +121,6 @@ def test_a_number_that_no_benchmark_has_is_seen() -> None:
     line = next(line for line in _BENCHMARKS if "bench-seeds" in line)
     with pytest.raises(AssertionError, match="23"):
         test_numbers_of_benchmarks(line.replace("22.89", "23.89"))
-
-
-# of studies: the σ of what is not compared
-_BESIDE = {"noise-in-training": {"0.807"}}
-_PAGE = "\n".join(path.read_text("utf-8") for path in (DOCS / "papers").glob("findings*.md"))
-_STUDIES = {
-    found[1]: part
-    for part in re.split(r"\n(?=\* `|What `|\n)", _PAGE)
-    if (found := re.match(r"\s*(?:\* |What )`([a-z-]+)`", part))
-    and (FOLDER / "studies" / f"{found[1]}.json").is_file()
-}
-
-
-def means(table: list[dict[str, Any]]) -> Iterator[float]:
-    """Of each column over the seeds of each setting."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in table:
-        words = {k: v for k, v in row.items() if isinstance(v, str | bool)}
-        place = *words.items(), row.get("epsilon"), row.get("learning_rate")
-        groups.setdefault(place, []).append(row)
-    for group in groups.values():
-        for column in group[0]:
-            values = [row.get(column) for row in group]
-            if all(type(value) is float for value in values):
-                yield float(np.mean(values))
-
-
-@pytest.mark.parametrize("study", _STUDIES)
-def test_numbers_of_studies(study: str) -> None:
-    content = json.loads((FOLDER / "studies" / f"{study}.json").read_text(encoding="utf-8"))
-    numbers = [*inside(content), *means(content["rows"])]
-    assert missing(_STUDIES[study], numbers) <= _BESIDE.get(study, set())
 
 
 def test_audits() -> None:

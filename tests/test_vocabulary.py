@@ -180,34 +180,6 @@ def benchmark(path):
     return importlib.import_module(path.stem)
 
 
-def bench_meaning(action):
-    """What kind of value an option of a benchmark takes, in the words of :func:`meaning`."""
-    if action.nargs == 0:
-        return "flag"
-    if action.type is Path:
-        return "path"
-    one = action.default[0] if isinstance(action.default, list) else action.default
-    return "number" if isinstance(one, int | float) else "words"
-
-
-@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
-def test_benchmarks_speak_as_the_commands_do(path):
-    parser = benchmark(path).parser()
-    command = f"python tests/benchmarks/{path.name}"
-    assert parser.prog == command and command in parser.description
-    kinds = defaultdict(set)
-    for command in EVERY:
-        for main_name, option in visible(command).items():
-            kinds[main_name].add(meaning(option))
-    for action in parser._actions:
-        assert action.nargs not in ("+", "*")  # a list is one word with commas
-        if action.help in (argparse.SUPPRESS, None) or action.dest == "help":
-            continue
-        (main_name,) = action.option_strings
-        assert main_name not in OLD - {"--samples"} and len(action.help) > 5
-        assert kinds.get(main_name, {bench_meaning(action)}) == {bench_meaning(action)}, main_name
-
-
 def commands_of_the_manifest():
     folder = Path(__file__).parent.parent / "artifacts"
     for entry in json.loads((folder / "manifest.json").read_text()).values():
