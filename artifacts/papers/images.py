@@ -22,8 +22,15 @@ from common import (
     proven,
     studies,
 )
-from cut_batches import charged_delta, displacement_probability, smallest_batch_size
-from image_runs import RunMechanism, load, model, train
+from image_runs import (
+    RunMechanism,
+    charged_delta,
+    displacement_probability,
+    load,
+    model,
+    smallest_batch_size,
+    train,
+)
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
