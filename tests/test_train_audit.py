@@ -178,7 +178,7 @@ def test_an_audit_fails_where_the_loader_forgets_to_be_random():
     assert audit(account, **options).passed
 
     def alter(execution):
-        return dataclasses.replace(execution, sampler=Wrong(execution.sampler, by_number))
+        return dataclasses.replace(execution, sampler=Wrong(execution.sampler, by_number, 0))
 
     fault = audit(account, alter=alter, **options)
     # the guesses show nothing, the participations do
