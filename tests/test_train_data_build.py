@@ -229,27 +229,6 @@ def test_command_line_refusals(tmp_path, monkeypatch, tokenizer, arguments, word
     assert run("data", "stats", "out")[0] == 2
 
 
-@pytest.mark.release
-def test_command_line_builds_the_embedded_corpus(tmp_path):
-    code, text, error = run(
-        "data", "build", tmp_path / "std", "--data", "stdlib", "--vocab-size", 512, "--json"
-    )
-    assert code == 0, error
-    assert set(json.loads(text)["parts"]) == {
-        "train",
-        "held-out-users",
-        "held-out-records",
-        "public",
-    }
-    parts = open_parts(tmp_path / "std")
-    assert parts["public"].metadata["public"] and not parts["train"].metadata["public"]
-    train = parts["train"]
-    tokenizer = Tokenizer.load(tmp_path / "std")
-    first = tokenizer.decode(train.record(0))
-    assert "def " in first
-    assert next(iter(as_dict(train))).isidentifier()
-
-
 PROMPTS = [
     {"user": f"u{n % 3}", "prompt": f"Add 1 to {n}:", "completion": f" {n + 1}"} for n in range(9)
 ]

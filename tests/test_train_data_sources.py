@@ -7,14 +7,13 @@ import csv
 import json
 from collections import Counter
 
-import enron
 import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 
 from mfopt.errors import UsageError
 from mfopt.training.data.sources import Csv, Folder, JsonLines, Parquet
-from mfopt.training.data.stdlib import StandardLibrary, functions_of, is_public
+from mfopt.training.data.stdlib import StandardLibrary, functions_of
 
 ROWS = [("ann", "first"), ("bob", 'quo"te, comma'), ("ann", "two\nlines"), ("Ünal", "☃ snow")]
 
@@ -196,81 +195,6 @@ def test_folders_of_files_and_of_folders(tmp_path):
         Folder(tmp_path / "bob.txt")
 
 
-MAIL = """Message-ID: <1.JavaMail.evans@thyme>
-Date: Mon, 14 May 2001 16:39:00 -0700 (PDT)
-From: Phillip.Allen@Enron.com
-To: tim.belden@enron.com, "Smith, J." <j.smith@x.org>,
-\tk.last@enron.com
-Subject: Re: a plan
- in two lines
-Cc: tim.belden@enron.com, c@d.com
-Mime-Version: 1.0
-Bcc: c@d.com
-X-From: Phillip K Allen
-X-To: Tim Belden <Tim Belden/Enron@EnronXGate>
-
-To: not a header
-Here is our forecast
-"""
-
-
-def test_a_mail_is_taken_apart():
-    assert (
-        enron.parse(MAIL.replace("\n", "\r\n"))
-        == enron.parse(MAIL)
-        == {
-            "date": "Mon, 14 May 2001 16:39:00 -0700 (PDT)",
-            "sender": "phillip.allen@enron.com",
-            "receivers": ["tim.belden@enron.com", "j.smith@x.org", "k.last@enron.com", "c@d.com"],
-            "subject": "Re: a plan in two lines",
-            "body": "To: not a header\nHere is our forecast",
-        }
-    )
-
-
-def test_repeated_ngrams_against_counting():
-    words = "a b c d e f a b c x d e f a"
-    for n in range(1, 8):
-        grams = Counter(tuple(words.split()[i : i + n]) for i in range(14 - n + 1))
-        assert enron.repeats_ngram(words, n) == (max(grams.values()) > 1)
-    assert not enron.repeats_ngram("too short", 20)
-
-
-def mail(body="text", subject="s", sender="a@b.c", to="x@y.z"):
-    return f"From: {sender}\nTo: {to}\nSubject: {subject}\n\n{body}\n"
-
-
-def test_the_maildir(tmp_path):
-    run = " ".join(f"w{number}" for number in range(20))
-    mails = {
-        "allen-p/_sent_mail/1.": MAIL,
-        "allen-p/_sent_mail/2.": mail(f"{run} and {run}"),
-        "allen-p/_sent_mail/3.": mail(f"{run} {run[:-4]}"),
-        "allen-p/inbox/1.": mail(subject="FW: look"),
-        "allen-p/inbox/2.": mail(subject="Fwd: look"),
-        "allen-p/inbox/3.": mail("see\n---------------------- Forwarded by X on 1/2/2001\nold"),
-        "allen-p/inbox/4.": mail("see\n  ----- Forwarded Message -----\nold"),
-        "allen-p/inbox/5.": mail("> Begin forwarded message:\nold"),
-        "allen-p/inbox/6.": mail("we forwarded by hand", subject="forward: march"),
-        "bass-e/1.": mail(to=""),
-        "bass-e/2.": mail(sender="nobody"),
-        "bass-e/3.": mail(body=""),
-        "bass-e/4.": "no header at all",
-        "bass-e/5.": mail("caf\xe9"),
-    }
-    for name, text in mails.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(text.encode("latin-1"))
-    found = [tuple(record.values()) for record in enron.records(tmp_path)]
-    assert [user for user, _ in found] == ["phillip.allen@enron.com"] * 4 + ["a@b.c"] * 3
-    assert found[2][1] == (
-        "Date: Mon, 14 May 2001 16:39:00 -0700 (PDT)\nFrom: phillip.allen@enron.com\n"
-        "To: k.last@enron.com\nSubject: Re: a plan in two lines\n\n"
-        "To: not a header\nHere is our forecast\n"
-    )
-    assert found[-1][1].endswith("\n\ncafé\n")
-
-
 def test_functions_of_a_module():
     source = (
         "import os\n"
@@ -285,28 +209,6 @@ def test_functions_of_a_module():
         "async def deep(self):\n    '''x'''\n",
         "def method(self): return 2\n",
     ]
-
-
-@pytest.mark.release
-def test_the_standard_library_has_the_promised_shape():
-    parts = {part: StandardLibrary(part) for part in ("private", "public", "all")}
-    users = {
-        part: Counter(item.user for item in source.read() if item.reason is None)
-        for part, source in parts.items()
-    }
-    # Sizes differ by Python's version and by what a distribution packages apart (tkinter, say); the
-    # order of magnitude does not.
-    assert 400 < len(users["all"]) < 700
-    assert 10_000 < users["all"].total() < 18_000
-    assert max(users["all"].values()) > 200
-    assert 5 <= sorted(users["all"].values())[len(users["all"]) // 2] <= 15
-    assert users["private"] + users["public"] == users["all"]
-    tops = [{user.split(".")[0] for user in users[part]} for part in ("private", "public")]
-    assert not tops[0] & tops[1]
-    assert all(is_public(name) for name in tops[1])
-    assert {"json.decoder", "json"} <= set(users["private"])
-    with pytest.raises(UsageError, match="part"):
-        StandardLibrary("secret")
 
 
 def test_the_standard_library_skips_what_is_not_python(tmp_path):

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as Spec
-from processes import python, with_devices
 from safetensors.numpy import load_file, save_file
 
 from mfopt.errors import UsageError
@@ -63,18 +62,6 @@ def test_logits_and_loss_match_the_reference_implementation(pretrained, recorded
     np.testing.assert_allclose(
         all_losses(pretrained, recorded["tokens"], whole), recorded["losses"], rtol=1e-5
     )
-
-
-def test_every_tensor_matters_to_the_recorded_logits(pretrained, recorded):
-    # The control of the test above: a change of any one tensor is far outside its tolerance. The
-    # bias of the keys alone cannot be seen (it cancels in the softmax), so whole tensors change.
-    leaves, structure = jax.tree.flatten(pretrained.params)
-    for number, leaf in enumerate(leaves):
-        changed = jax.tree.unflatten(
-            structure, [*leaves[:number], leaf * 1.05, *leaves[number + 1 :]]
-        )
-        off = all_logits(pretrained, recorded["tokens"], changed) - recorded["logits"]
-        assert np.abs(off).max() > 1e-3
 
 
 def test_no_position_sees_a_later_one_and_padding_is_unseen(pretrained, recorded):
@@ -273,28 +260,3 @@ def test_partition_follows_the_parameters():
             assert len(spec) <= value.ndim
     assert model.frozen_partition["h"]["0"]["attn"]["c_attn"]["kernel"] == Spec(None, "model")
     assert model.partition["h"]["0"]["attn"]["c_proj"]["lora_a"] == Spec("model", None)
-
-
-CUT = """
-import sys
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding
-from mfopt.training.models.huggingface import load_pretrained
-model = load_pretrained(sys.argv[1])
-mesh = jax.make_mesh((1, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-place = lambda values, specs: jax.tree.map(
-    lambda value, spec: jax.device_put(value, NamedSharding(mesh, spec)), values, specs
-)
-with np.load(sys.argv[1] + "/reference.npz") as recorded:
-    tokens, expected = jnp.asarray(recorded["tokens"], jnp.int32), recorded["logits"]
-params = place(model.params, model.partition)
-kernel = params["h"]["0"]["mlp"]["c_fc"]["kernel"]
-assert kernel.addressable_shards[0].data.shape == (16, 20)
-logits = jax.jit(jax.vmap(model.logits, (None, None, 0)))(params, model.frozen, tokens)
-print(np.abs(np.asarray(logits) - expected).max())
-"""
-
-
-@pytest.mark.release
-def test_a_model_cut_over_two_devices_computes_the_same():
-    assert float(python("-c", CUT, REFERENCE, env=with_devices(2))) < 2e-5

@@ -418,13 +418,13 @@ def test_a_correct_trainer_has_none(options):
 
 
 def test_no_false_alarms():
-    """No finding in 400 audits of participations and noise as they should be.
+    """No finding in 100 audits of participations and noise as they should be.
 
     Chances are those of at least as large a deviation, or bounds on them: uniform, or larger.
     """
     rng = np.random.default_rng(5)
     arrays, chances = [slice(0, 80), slice(80, 140), slice(140, 150)], []
-    for audit in range(400):
+    for audit in range(100):
         white, other = rng.normal(size=(8, 150)), rng.normal(size=150)
         signal = rng.normal(size=(8, 150)).cumsum(axis=0)
         found = executed.compare_noise(white, arrays, other)
@@ -437,7 +437,7 @@ def test_no_false_alarms():
         assert not faults(found)
         chances.append([finding.chance for finding in found[:9]])
     low = np.mean(np.array(chances) < 0.05, axis=0)
-    assert np.all(low <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / 400))
+    assert np.all(low <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / 100))
     assert np.mean(low) > 0.02  # control: not so large that nothing would be found
 
 

@@ -1,8 +1,6 @@
 """What a training run takes is told before it; what cannot fit is refused before the model is."""
 
 import dataclasses
-import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -12,7 +10,6 @@ import numpy as np
 import pytest
 from mfopt_cli import messages
 from mfopt_cli.main import cli
-from processes import python, with_devices
 from selection import before_release
 
 from mfopt import strategies as S
@@ -103,56 +100,6 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
     run = execution(microbatch=1, records=1, strategy=banded)
     with pytest.raises(UsageError, match="arrays of noise"):
         sizes.RunCost(small, run, settings).require()
-
-
-PROGRAM = """
-import json, jax, numpy as np, optax
-from test_train_sizes import BLT, config, work
-from mfopt.noise import NoiseStream
-from mfopt.sampling import BallsInBins
-from mfopt.training import ghost, mesh, sizes
-from mfopt.training.batching import Sampler
-from mfopt.training.clipping import Clipping
-from mfopt.training.data import TokenStore
-from mfopt.training.initial_model import initial_model
-from mfopt.training.loop import Execution, Trainer
-from mfopt.training.units import UserUnits
-
-settings = config(width=128, layers=4, heads=2, length=16)
-store = TokenStore.from_records([[[1, 2, 3]]] * 16, vocab_size=300)
-model = initial_model(settings, {"train": store}, None)
-noise = NoiseStream(BLT, iterations=4, noise_multiplier=1.0, clip_norm=1.0)
-sampler = Sampler(BallsInBins(2, 2), 16, 0, microbatch=4)
-units = UserUnits(store, records=1, length=16)
-execution = Execution(units, sampler, Clipping(1.0), noise, 8.0)
-cost, found = sizes.RunCost(work(settings), execution, settings), []
-mesh.on_cpu, ghost._LARGE = lambda: False, 0  # the programs of an accelerator and a large model
-trainer = Trainer(model, execution, optax.adam(0.1), mesh=mesh.make_mesh())
-state = trainer.init(np.arange(8, dtype=np.uint32))
-totals, rows = trainer._zero(state.params), units.fetch(np.zeros(4, int), 0)
-rows = [trainer._rows(x[None]) for x in rows]
-added = trainer._add.lower(totals, (state.params, model.frozen), *rows, 1), (
-    state.optimizer, state.noise
-)
-updated = trainer._update.lower(state, totals.gradient), ()
-for lowered, beside in (added, updated):
-    held = lowered.compile().memory_analysis()
-    waiting = sum(leaf.nbytes for leaf in jax.tree.leaves(beside)) / 4
-    found.append(held.argument_size_in_bytes + held.temp_size_in_bytes + waiting)
-found.append(cost.memory(4) - sizes._BASE)
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.ci
-def test_a_device_holds_what_its_programs_do():
-    environment = with_devices(4)
-    # an accelerator adds few arrays at once, and keeps the order that a program asks for
-    passes = "all-reduce-combiner,cpu-all-reduce-combiner,cse_barrier_expander"
-    environment["XLA_FLAGS"] += f" --xla_disable_hlo_passes={passes}"
-    made = python("-c", PROGRAM, env=environment, cwd=Path(__file__).parent)
-    added, updated, estimated = json.loads(made)
-    assert 0.7 * estimated < max(added, updated) < 1.1 * estimated
 
 
 @pytest.mark.parametrize(("given", "devices", "copies", "taken"), [(21, 1, 1, 5), (24, 8, 2, 4)])
