@@ -463,6 +463,12 @@ def test_a_loss_that_mixes_examples_is_refused(number):
         LikeOpacus().steps(loss=lambda model, batch: loss(model(batch[0]), batch[1]))
 
 
+def test_a_loss_of_an_output_among_numbers_is_seen():
+    loop = LikeOpacus(run_tests.labelled())
+    with pytest.raises(UsageError, match="the loss mixes examples"):
+        loop.steps(loss=lambda model, batch: contrast(model(*batch)["scores"], batch[1]))
+
+
 def by_hand(model, batch):
     losses = -model(batch[0]).log_softmax(-1).gather(1, batch[1][:, None])
     return losses.sum() / max(1, len(losses))

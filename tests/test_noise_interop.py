@@ -57,11 +57,9 @@ def test_what_is_no_stream_or_no_list_of_tensors_is_refused():
             call()
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("past", before_release(["auto", "store"], 0))
-@pytest.mark.parametrize("kind", SOME_KINDS)
-def test_torch_noise_is_that_of_the_jax_stream(kind, past):
-    stream = make(every_strategy(N)[kind], past=past)
+@pytest.mark.parametrize("kind", ["blt", "toeplitz"])  # with buffers, and without
+def test_torch_noise_is_that_of_the_jax_stream(kind):
+    stream = make(every_strategy(N)[kind])
     noise = TorchNoise(stream, tensors(), seed=3)
     state = stream.init(ARRAYS, seed=3)
     for _ in range(N):
@@ -126,9 +124,7 @@ def test_parameters_without_elements_have_noise_without_any():
     assert all(map(torch.equal, again.next(), noise.next()))
 
 
-@pytest.mark.parametrize(
-    "kind", ["identity", "blt", "banded-toeplitz", pytest.param("toeplitz", marks=pytest.mark.ci)]
-)
+@pytest.mark.parametrize("kind", ["blt", "toeplitz"])
 def test_noise_is_added_in_place_as_out_of_place(kind):
     stream = make(every_strategy(N)[kind])
     parameters = [*tensors(), torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros(7).double()]
@@ -180,9 +176,8 @@ def test_sums_that_are_not_the_parameters_are_refused_and_use_no_noise(change):
     assert all(map(torch.equal, noise.next(), again.next()))
 
 
-@pytest.mark.parametrize("kind", ["blt", "banded-toeplitz"])
-def test_a_step_that_was_broken_off_is_never_made_again(kind, monkeypatch):
-    noise = TorchNoise(make(every_strategy(N)[kind]), tensors(), seed=3)
+def test_a_step_that_was_broken_off_is_never_made_again(monkeypatch):
+    noise = TorchNoise(make(every_strategy(N)["blt"]), tensors(), seed=3)
     noise.add_to(tensors())
     saved = noise.state_dict()
 

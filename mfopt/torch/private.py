@@ -169,8 +169,9 @@ class PrivateModule(torch.nn.Module):
             self._together(next(remaining), x) if isinstance(x, torch.Tensor) else x
             for x in of_example[0]
         ]
-        if is_probed and len(results) == 1 and results[0].ndim:
-            results = [probe.LossProbe(results[0]).recorded(results[0])]
+        rows = [i for i, x in enumerate(results) if _is_array(x) and x.requires_grad]
+        if is_probed and len(rows) == 1:  # of several, a loss may join what it is computed from
+            results[rows[0]] = probe.LossProbe(results[rows[0]]).recorded(results[rows[0]])
         return pytree.tree_unflatten(results, of_example[1])
 
     def _together(self, outputs: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
