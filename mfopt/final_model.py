@@ -26,19 +26,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
 
 from mfopt import query_error
 from mfopt._runtime import _check
-from mfopt._runtime._float64 import compiled
 from mfopt.strategies import (
-    Array,
-    Buffered,
     Identity,
     Strategy,
-    TimeScaled,
-    ToeplitzStrategy,
-    series,
 )
 from mfopt.workloads import Workload
 
@@ -125,36 +118,6 @@ def _directions(schedule: Schedule, n: int) -> np.ndarray:
     return np.sqrt(curvatures)[:, None] * moved
 
 
-@compiled("n")
-def _squared(strategy: Strategy, rows: Array, n: int) -> Array:
-    """‖W C⁻¹‖_F² for ``rows`` W, shape (k, n); differentiable in the strategy."""
-    return jnp.sum(_transposed(strategy, jnp.asarray(rows).T, n) ** 2)
-
-
-@functools.singledispatch
-def _transposed(strategy: Strategy, columns: jax.Array, n: int) -> jax.Array:
-    """C⁻ᵀ times ``columns``, shape (n, k), by the class of the strategy."""
-    matrix = jnp.asarray(strategy.materialize(n))
-    return solve_triangular(matrix, columns, lower=True, trans=1)
-
-
-@_transposed.register
-def _toeplitz(strategy: ToeplitzStrategy, columns: jax.Array, n: int) -> jax.Array:
-    # the transpose of a Toeplitz matrix is itself, both its sides reversed
-    return series.convolve(jnp.asarray(strategy.inverse_coefs(n)), columns[::-1])[::-1]
-
-
-@_transposed.register
-def _buffered(strategy: Buffered, columns: jax.Array, n: int) -> jax.Array:
-    return jnp.asarray(strategy.solve_transposed(columns))
-
-
-@_transposed.register
-def _time_scaled(strategy: TimeScaled, columns: jax.Array, n: int) -> jax.Array:
-    left, right = (jnp.asarray(diagonal)[:, None] for diagonal in strategy.diagonals(n))
-    return _transposed(strategy.base, columns / right, n) / left
-
-
 def error(
     strategy: Strategy,
     n: int,
@@ -173,8 +136,8 @@ def error(
     >>> round(error(Identity(), 16, 2.0), 12)
     2.0
     """
-    squared = _squared(strategy, directions(schedules, n), n)
-    return noise_multiplier * float(np.sqrt(np.asarray(squared)))
+    noise = strategy.solve_transposed(directions(schedules, n).T)
+    return noise_multiplier * float(np.linalg.norm(noise))
 
 
 class MixedError:
@@ -204,7 +167,8 @@ class MixedError:
 
     def __call__(self, strategy: Strategy, noise_multiplier: Any) -> jax.Array:
         """log of the error, differentiable in the strategy and σ."""
-        total = (1 - self._share) * jnp.asarray(_squared(strategy, self._rows, self._n))
+        noise = jnp.asarray(strategy.solve_transposed(self._rows.T))
+        total = (1 - self._share) * jnp.sum(noise**2)
         if self._share:
             variances = query_error.row_variances(self._workload, strategy, self._n)
             mean = jnp.mean(jnp.asarray(variances)) / _independent(self._workload, self._n)

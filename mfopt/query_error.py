@@ -49,11 +49,22 @@ def _of_numbers(strategy: Strategy, workload: Workload, n: int) -> np.ndarray | 
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(strategy)):
         return None
     method = variances.dispatch(type(strategy))  # a kind may have registered its own
-    if method is _toeplitz and isinstance(strategy, ToeplitzStrategy) and partial_sums(workload, n):
-        inverse = strategy.inverse_coefs(n)
-        # traced where there is nothing to trace but what is around this
-        return None if isinstance(inverse, jax.Array) else np.cumsum(np.cumsum(inverse) ** 2)
-    return None
+    base = strategy.base if isinstance(strategy, TimeScaled) else strategy
+    if method not in (_toeplitz, _time_scaled) or not isinstance(base, ToeplitzStrategy):
+        return None
+    if not partial_sums(workload, n):
+        return None
+    inverse = base.inverse_coefs(n)
+    if isinstance(inverse, jax.Array):  # traced, with what is around this
+        return None
+    if not isinstance(strategy, TimeScaled):
+        return np.cumsum(np.cumsum(inverse) ** 2)
+    rows, columns = map(np.asarray, strategy.diagonals(n))
+    result, total = np.empty(n), np.zeros(n)  # the latest query's share of each draw
+    for t in range(n):
+        total[: t + 1] += inverse[t::-1] / columns[t]
+        result[t] = np.sum((total[: t + 1] / rows[: t + 1]) ** 2)
+    return result
 
 
 @compiled("workload", "n")

@@ -100,7 +100,7 @@ def _by_covariances(
     base: BLT, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
 ) -> jax.Array:
     """Var y_t for a BLT: u_t = z_t / r_t, s_{t+1} = λ̂ s_t + u_t, w_t = (u_t + ω̂·s_t)/(g d_t)."""
-    read, decay = _inverse(base)
+    read, decay = base.inverse()
     fresh, output_scale = 1 / rows**2, 1 / (jnp.asarray(base.gain) * columns)
     buffers = len(read)
 
@@ -155,13 +155,6 @@ def _by_state(
 
     series = (read, decay, feed, 1 / columns, 1 / rows**2, rates)
     return jax.lax.scan(step, jnp.zeros((buffers + 2, buffers + 2)), series)[1]
-
-
-def _inverse(base: BLT) -> tuple[jax.Array, jax.Array]:
-    """(ω̂, λ̂) of :meth:`BLT.inverse`, differentiable where no two λ̂ coincide."""
-    root = jnp.sqrt(jnp.asarray(base.scale))
-    decay, vectors = jnp.linalg.eigh(jnp.diag(jnp.asarray(base.decay)) - jnp.outer(root, root))
-    return -((vectors.T @ root) ** 2), decay
 
 
 def _filter(decay: jax.Array, x: jax.Array) -> jax.Array:

@@ -245,6 +245,13 @@ class Strategy(abc.ABC):
         flat = y.reshape(y.shape[0], -1)
         return solve_triangular(self.materialize(y.shape[0]), flat, lower=True).reshape(y.shape)
 
+    @compiled()
+    def solve_transposed(self, y: Array) -> Array:
+        """C⁻ᵀ y for ``y`` of shape (n, ...)."""
+        y = jnp.asarray(y)
+        flat, matrix = y.reshape(y.shape[0], -1), self.materialize(y.shape[0])
+        return solve_triangular(matrix, flat, lower=True, trans=1).reshape(y.shape)
+
     @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:
         """Mode i = Σ_j C[:, bins·j + i], shape (n, bins): what a unit in bin i adds to C x."""
@@ -394,6 +401,12 @@ class ToeplitzStrategy(Strategy):
     def solve(self, y: Array) -> Array:
         y = jnp.asarray(y)
         return series.apply(jnp.asarray(self.inverse_coefs(y.shape[0])), y)
+
+    @float64
+    def solve_transposed(self, y: Array) -> Array:
+        # the transpose of a Toeplitz matrix is itself, both its sides reversed
+        solution: Array = series.convolve(self.inverse_coefs(y.shape[0]), y[::-1])[::-1]
+        return solution
 
     def modes(self, scheme: BallsInBins) -> Array:
         return _toeplitz_modes(self.toeplitz_coefs(scheme.iterations), scheme)

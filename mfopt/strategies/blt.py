@@ -45,28 +45,31 @@ class BLT(Exponentials, ToeplitzStrategy):
         tail = series.geometric(self.scale, self.decay, n - 1)
         return jnp.asarray(self.gain) * jnp.concatenate([jnp.ones(1), tail])
 
-    def inverse(self) -> tuple[np.ndarray, np.ndarray]:
+    def inverse(self) -> tuple[Any, Any]:
         """(ω̂, λ̂) with C⁻¹ coefficients (1, Σ_i ω̂_i λ̂_i^(t-1))/g; every ω̂_i <= 0.
 
         In state space C/g is (diag λ, 1, ω, 1), so its inverse has the state matrix
         diag(λ) - 1 ωᵀ. Scaled by √ω that is the *symmetric* matrix diag(λ) - √ω √ωᵀ, whose
         orthonormal eigenvectors u_i give λ̂_i and ω̂_i = -(u_i·√ω)². No difference of nearly
-        equal λ's is ever divided by, so coinciding λ's are no special case.
+        equal λ's is ever divided by, so coinciding λ's are no special case. Differentiable where
+        no two λ̂ coincide; of numbers nothing is compiled.
         """
-        self._check_domain()
-        root = np.sqrt(np.asarray(self.scale, np.float64))
-        decay, vectors = np.linalg.eigh(
-            np.diag(np.asarray(self.decay, np.float64)) - np.outer(root, root)
-        )
+        numbers: Any = jnp
+        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self)):
+            numbers = np
+            self._check_domain()
+        root = numbers.sqrt(self.scale)
+        symmetric = numbers.diag(numbers.asarray(self.decay)) - numbers.outer(root, root)
+        decay, vectors = numbers.linalg.eigh(symmetric)
         return -((vectors.T @ root) ** 2), decay
 
     def inverse_coefs(self, n: int) -> Array:
-        """First column of C⁻¹, shape (n,); of numbers by :meth:`inverse`: nothing is compiled."""
-        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self)):
-            return super().inverse_coefs(n)
+        """First column of C⁻¹, shape (n,), by :meth:`inverse`."""
         scale, decay = self.inverse()
         tail = decay ** np.arange(self.check_size(n) - 1)[:, None] @ scale
-        return np.concatenate([np.ones(1), tail]) / np.asarray(self.gain)
+        numbers = jnp if isinstance(tail, jax.Array) else np
+        coefs: Array = numbers.concatenate([np.ones(1), tail]) / self.gain
+        return coefs
 
     def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
         scale, decay = self.inverse()

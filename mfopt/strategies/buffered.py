@@ -73,10 +73,7 @@ class Buffered(Exponentials):
 
     @compiled()
     def solve_transposed(self, y: Array) -> Array:
-        """C⁻ᵀ y, shape (n, ...).
-
-        The transposed recursion runs back in time, and reads where the other feeds.
-        """
+        # the transposed recursion runs back in time, and reads where the other feeds
         y = jnp.asarray(y) / jnp.asarray(self.gain)
         read, decay, feed = (jnp.asarray(table)[::-1] for table in self.tables(y.shape[0]))
         return _run((feed, decay, read), y[::-1], forward=False)[::-1]

@@ -7,6 +7,7 @@ those of power series. All functions are differentiable and run at the input's d
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +19,17 @@ _SOLVED = 64  # leading terms of a reciprocal that are solved for directly
 _GROWTH = 16.0  # largest term over the first one, up to which FFTs are trusted
 
 
-def convolve(a: jax.Array, b: jax.Array) -> jax.Array:
+def convolve(a: Any, b: Any) -> Any:
     """First n = len(a) terms of the product of two series, ``a`` (n,), ``b`` (n, ...) -> (n, ...).
 
-    O(n log n): the product of a Toeplitz matrix with one or many vectors.
+    O(n log n): the product of a Toeplitz matrix with one or many vectors. Of NumPy's arrays a NumPy
+    array, for which nothing is compiled.
     """
+    numbers: Any = jnp if isinstance(a, jax.Array) or isinstance(b, jax.Array) else np
     n = a.shape[0]
     size = next_fast_len(n + b.shape[0] - 1, real=True)
-    spectrum = jnp.fft.rfft(a, size).reshape((-1,) + (1,) * (b.ndim - 1))
-    return jnp.fft.irfft(spectrum * jnp.fft.rfft(b, size, axis=0), size, axis=0)[:n]
+    spectrum = numbers.fft.rfft(a, size).reshape((-1,) + (1,) * (b.ndim - 1))
+    return numbers.fft.irfft(spectrum * numbers.fft.rfft(b, size, axis=0), size, axis=0)[:n]
 
 
 @jax.custom_jvp

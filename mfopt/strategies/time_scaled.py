@@ -125,6 +125,11 @@ class TimeScaled(Strategy):
         rows, columns = (_along(s, y) for s in self.diagonals(y.shape[0]))
         return jnp.asarray(self.base.solve(y / rows)) / columns
 
+    @float64
+    def solve_transposed(self, y: Array) -> Array:
+        rows, columns = (_along(s, y) for s in self.diagonals(y.shape[0]))
+        return self.base.solve_transposed(y / columns) / rows
+
     @compiled("scheme")
     def modes(self, scheme: BallsInBins) -> Array:
         """Shape (n, bins); for a Toeplitz B in O(n²) time and memory O(n·(bins + 2 epochs)).
@@ -200,9 +205,9 @@ def has_many_modes(scheme: BinScheme) -> bool:
     return max(scheme.bins, scheme.epochs) > _MANY
 
 
-def _along(diagonal: Array, x: jax.Array) -> jax.Array:
+def _along(diagonal: Array, x: Array) -> Array:
     """``diagonal`` (n,) for multiplication with ``x`` (n, ...)."""
-    return jnp.asarray(diagonal).reshape(-1, *(1,) * (x.ndim - 1))
+    return diagonal.reshape(-1, *(1,) * (x.ndim - 1))
 
 
 def _blocks(coefs: jax.Array, epochs: int, bins: int) -> jax.Array:
