@@ -5,7 +5,7 @@ lowest is certified, and the next one if that fails. Candidates are, under each 
 
 * the kinds of C that are searched by default (:mod:`mfopt.optimize.defaults`), as large as the
   memory allows and pays,
-* a banded Toeplitz C where the memory holds half an epoch,
+* a banded Toeplitz C where the memory holds half an epoch and there is one scheme only,
 * independent noise.
 
 A BLT keeps one array for each buffer and is near its optimum with a few; a banded Toeplitz C keeps
@@ -148,7 +148,7 @@ def candidates(schemes: Sequence[BinScheme], epsilon: float, memory: int) -> lis
             Candidate(scheme, kind, buffers) for kind in reversed(few) if kind != "banded-toeplitz"
         ]
         enough = bands >= max(_FEWEST_BANDS, int(_LEAST_SHARE * scheme.bins) + 1)
-        if enough or ("banded-toeplitz" in few and bands > 1):
+        if (enough and len(schemes) == 1) or ("banded-toeplitz" in few and bands > 1):
             wanted.append(Candidate(scheme, "banded-toeplitz", bands))
     return wanted
 
