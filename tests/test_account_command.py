@@ -215,6 +215,7 @@ def refused(capsys, *words):
 AT = ["--noise-multiplier", "3", "--delta", "1e-3", "--json"]
 
 
+@pytest.mark.ci
 def test_a_files_bins_are_its_own(file, capsys):
     path = file(BallsInBins(4, 3), BandedSquareRoot(2))
     words = ["--strategy", path, *AT, "--estimate"]

@@ -78,6 +78,7 @@ def both(model, sigma, epsilon, beta, seed):
 class TestComposition:
     pair = dominating_pair.exact(BandedSquareRoot(2), BallsInBins(4, 2))
 
+    @pytest.mark.ci
     @pytest.mark.parametrize("epsilon", before_release([0.5, 1.2], 1))
     def test_randomized_response_against_direct_sampling(self, epsilon):
         sigma, local = 2.5, 0.4
@@ -157,6 +158,7 @@ class TestComposition:
         expected = [1.0, 0.75, 0.75, -0.75 * math.expm1(-1.0), 0.0]
         assert np.exp(stick.log_value(t)) == pytest.approx(expected, rel=1e-9)
 
+    @pytest.mark.ci
     @pytest.mark.parametrize(
         "companion",
         [composition.pure(0.1), composition.approximate(0.3, 1e-3), composition.gaussian(0.8)],

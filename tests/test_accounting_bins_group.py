@@ -55,6 +55,7 @@ def test_the_chance_of_a_total_lies_below_its_bound() -> None:
         assert not np.all(log_q <= bound - 0.5)  # and it says something
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("direction", "order"),
     before_release([("remove", 0.5), ("remove", 1.0), ("remove", 2.0), ("add", None)], 2, 3),
@@ -262,6 +263,7 @@ def test_groups_of_independent_noise_are_near_the_exact_mixture() -> None:
     assert found.group_size == 3 and len(found.details["least_of"]) == 3
 
 
+@pytest.mark.ci
 def test_a_moment_below_the_smallest_float_is_a_moment() -> None:
     pair = CountPair(4, 8, 1.0, 0.0, faint=1e-18)
     for least in (0.5, 3.0, 1e3):

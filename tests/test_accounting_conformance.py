@@ -110,6 +110,7 @@ def patterns(mechanism):
     return np.tile(taken * float(mechanism.group_size), (2, 1))
 
 
+@pytest.mark.ci
 @everyone
 def test_an_account_satisfies_what_holds_for_all(case):
     mechanism, effort = case.mechanism, {"samples": case.samples, "seed": 1}

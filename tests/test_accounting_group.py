@@ -185,6 +185,7 @@ def test_black_box_by_moments_has_a_number_where_probabilities_end():
     assert group_lemma.group_epsilon(2.0, 0.0, 2000, 1e-6, 4) == 0.0
 
 
+@pytest.mark.ci
 def test_moments_of_one_unit_at_0_are_no_group_at_0():
     """Of a release of all units the group's ε is known: that of a Gaussian of K/z."""
     exact = gaussian.epsilon(100 / 7000, 1e-4)
@@ -277,6 +278,7 @@ def test_the_second_moment_of_a_million_units_is_bounded_in_little_memory():
     assert exact * (1 - 1e-9) < found < 1.01 * exact
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("sigma", [pytest.param(1.0, marks=pytest.mark.release), 1e6])
 def test_a_million_units_are_accounted_for(sigma):
     mechanism = Mechanism(Poisson(0.01, 20), group_size=10**6)

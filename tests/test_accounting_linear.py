@@ -99,6 +99,7 @@ def test_a_smaller_remainder_would_be_no_bound():
     assert NearlyLinear(whole.deviation, whole.rest / 100).log_delta(epsilon) < truth
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("sigma", "deviations"), [(3.0, 1.0), (1e2, 3.0), (1e6, 0.0)])
 def test_bins_hold_the_truth_between_their_bounds(sigma, deviations):
     gram = sigma**-2
@@ -176,6 +177,7 @@ FAINT = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "epsilon"), [*((name, 1e300) for name in FAINT), ("poisson", 1e6)]
 )

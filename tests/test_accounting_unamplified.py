@@ -58,6 +58,7 @@ def test_fixed_order_looks_at_modes_block_by_block(monkeypatch):
         assert found == pytest.approx(np.linalg.norm(modes, axis=0).max(), rel=1e-9)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("scheme", "norm"),
     [

@@ -31,6 +31,7 @@ def _narrowed(strategy, dtype):
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), strategy)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "scheme",
     _schemes(20)[:3],  # whose accounts take no samples

@@ -31,6 +31,7 @@ def logits_of(name, parameters, image):
     return jnp.append(jnp.tanh(convolved + kernels[9]).ravel(), 1.0) @ outer
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["softmax", "mlp", "cnn"])
 def test_sums_are_of_clipped_gradients(name):
     task, rng = runs.TASKS[name](), np.random.default_rng(0)

@@ -136,6 +136,7 @@ def test_every_bound_has_a_lower_end(mechanism: Mechanism, gap: float) -> None:
     assert 0 < below < above == delta.delta
 
 
+@pytest.mark.ci
 def test_certified_answers_have_a_lower_end_where_columns_differ() -> None:
     mechanism = Mechanism(BallsInBins(8, 4), Dense(np.diag(np.linspace(0.2, 1.0, 32))))
     found = account(mechanism, noise_multiplier=1.0, delta=1e-5, seed=1)
@@ -160,6 +161,7 @@ def test_batches_that_are_always_full_are_attacked_where_columns_are_long() -> N
     assert 0.9 * most < (found.lower_bound or 0.0) <= most < found.epsilon
 
 
+@pytest.mark.ci
 def test_large_groups_in_bins_are_answered_without_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     large = Mechanism(BallsInBins(8, 1), group_size=64)
     found = account(large, noise_multiplier=40.0, delta=1e-6)

@@ -127,6 +127,7 @@ def fits(counts, chances):
 DRAWN = [(4, 3, 2, 2), (5, 2, 4, 3)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", before_release([list(case) for case in DRAWN], 0))
 @float64
 def test_loader_accountant_and_audit_draw_from_the_law(case):
@@ -183,6 +184,7 @@ def test_ceiling_of_a_mean_is_no_less_than_the_largest_of_all_patterns(case, ord
             assert found <= np.max(means) + 1.5 * order  # a control: it says something
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", before_release([list(case) for case in DRAWN], 0))
 @float64
 def test_tilted_weights_have_the_renyi_moment_as_mean_and_stay_below_the_ceiling(case):
@@ -274,6 +276,7 @@ def test_a_group_that_samples_say_too_little_of_has_a_bound_without_samples():
     assert 1.0 < found.lower_bound < found.noise_multiplier
 
 
+@pytest.mark.ci
 def test_far_in_the_tail_a_bound_without_samples_takes_few_ceilings(monkeypatch):
     """Of order 36: each order takes all before it anew, 700 ceilings if one by one were tried."""
     found, of = [], separated_ceilings.log_largest

@@ -49,6 +49,7 @@ def test_every_entry_is_within_the_stated_error(epochs, bins, decay):
     assert wrong > blt_gram.relative_error(scheme) or scheme.iterations == 2
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("epochs", "bins", "size"), before_release([(3, 7, 3), (2, 70, 1)], 1))
 def test_groups_have_the_mean_modes_and_the_mean_norms(epochs, bins, size):
     strategy, scheme = _case(epochs, bins, [0.9, 0.3])
@@ -99,6 +100,7 @@ def test_the_product_and_its_gradient_are_those_of_the_dense_matrix():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11), found, expected)
 
 
+@pytest.mark.ci
 def test_many_epochs_need_no_modes():
     strategy, scheme = _case(200, 2, [0.999, 0.2])
     modes = _modes(strategy, scheme)

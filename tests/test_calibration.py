@@ -49,6 +49,7 @@ def one_bin():
 # --- σ -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.2, 1e-3), (2.0, 1e-8), (8.0, 1e-12)])
 def test_one_bin_has_the_gaussian_mechanisms_sigma(one_bin, epsilon, delta):
     pair, norm = one_bin

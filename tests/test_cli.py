@@ -282,6 +282,7 @@ def test_one_printer_writes_all_json(capsys):
     assert (found["a"], found["b"]) == ({"x": None}, [None, 1.0])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("asked", "closed", "code"),
     [("calibrate {} --eps 3 --seed 1", ">&- 2>&-", 0), ("x", "2>&-", 2)],

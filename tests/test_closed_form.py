@@ -76,6 +76,7 @@ def poisson_epsilon(sigma, probability, rounds):
     return one.self_compose(rounds).get_epsilon_for_delta(DELTA)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("sampling", "kind", "options"), CASES)
 def test_sigma_and_error_are_those_of_independent_oracles(sampling, kind, options):
     found = made(sampling, kind, tuple(options.items()))
@@ -168,6 +169,7 @@ def test_a_file_certifies_itself_and_no_more(tmp_path, sampling, options):
     assert mfopt.certify(tighter).guarantee.epsilon == 1.0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("scheme", "strategy", "share"),
     [
@@ -193,6 +195,7 @@ def test_a_false_guarantee_is_refuted_and_a_true_one_is_not(scheme, strategy, sh
         proofs.refute(mechanism, dataclasses.replace(true, delta=0.0))
 
 
+@pytest.mark.ci
 def test_batches_of_a_file_are_those_of_its_sampling():
     poisson = mfopt.factorize(**SIZE, sampling="poisson")
     sampler = poisson.sampler(100, seed=1)
@@ -227,6 +230,7 @@ def test_what_has_no_account_or_no_effect_is_refused(options, said):
         mfopt.factorize(**SIZE, **options)
 
 
+@pytest.mark.ci
 def test_every_scheme_is_taken_by_the_door_for_objects():
     for scheme in (CyclicPoisson(0.3, 2, 8), MinSeparation(9, 2, 3), Poisson(0.1, 7)):
         found = factorized(scheme, 2.0, 1e-5)

@@ -81,6 +81,7 @@ def seen(pair, point, kind, order, samples=2**15, change=lambda tilt: tilt):
     return mean, mean * found.deviation / math.sqrt(found.samples), found
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("order", [1, 2, 4])
 def test_the_estimator_is_unbiased(order):
     pair, point = pairs.spiky(BINS, 0.8, 1.5), Point(1.0, 1.5)
@@ -98,6 +99,7 @@ def test_the_estimator_is_unbiased(order):
     assert abs(mean - expected.value) > K * math.hypot(error, expected.standard_error)
 
 
+@pytest.mark.ci
 @float64
 def test_the_ceiling_falls_and_the_mean_stays():
     pair, point = pairs.spiky(64, 0.8, 1.0), Point(0.8, 2.0)

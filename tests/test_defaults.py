@@ -73,6 +73,7 @@ def test_runs_of_a_few_iterations_have_as_few_buffers(iters, tmp_path):
         optimized(scheme, 2.0, 1e-3, buffers=4)
 
 
+@pytest.mark.ci
 def test_the_better_form_is_kept_whichever_comes_first():
     found, steps = best()
     assert set(found.forms) == set(BOTH) and found.strategy.kind in BOTH
@@ -181,6 +182,7 @@ def test_the_page_says_what_the_tables_say():
             assert table["wave-blt-4-scaled", epsilon] < table["toeplitz", epsilon]
 
 
+@pytest.mark.ci
 def test_the_command_names_the_form_that_it_kept(tmp_path, monkeypatch, capsys):
     from mfopt_cli.main import main
 

@@ -157,6 +157,7 @@ def test_both_doors_ask_the_library_for_the_same_or_refuse_the_same(
     assert min(refused, answered) > 15  # a control: both happen
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("sampling", "strategy", "more"),
     [

@@ -61,6 +61,7 @@ def test_independent_noise_has_its_noise_multiplier():
         assert made == pytest.approx(0.7, rel=1e-12)
 
 
+@pytest.mark.ci
 def test_the_mixture_mixes_squares_and_has_the_right_gradient():
     strategy, share = STRATEGIES["scaled"], final_model.WORKLOAD_SHARE
     loss = final_model.MixedError(PrefixSums(), N)
@@ -119,6 +120,7 @@ def optimized(**options):
     )
 
 
+@pytest.mark.ci
 def test_each_objective_wins_by_its_own_measure():
     search = Search(samples=2048)
     made = {name: optimized(objective=name, search=search) for name in ("robust", "final", "rmse")}

@@ -249,6 +249,7 @@ def test_a_large_epsilon_has_the_sigma_of_other_seeds():
     assert found.method == model.method and found.noise_multiplier < 0.36
 
 
+@pytest.mark.ci
 def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch):
     """By enumeration; values of the others are 0, which costs no more than is added to a bound."""
     bins, epochs, share, order = 4, 4, 0.5, 2
@@ -347,6 +348,7 @@ def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_
     assert abs(found(True, gram, other)[0] - expected) > 1e-4
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("epochs", before_release([1, 3], 1))
 def test_one_throw_is_balls_in_bins(epochs):
     strategy = Banded.from_dense(drawn(5, epochs, 4), 4)
@@ -462,6 +464,7 @@ def test_every_unit_takes_part_once_in_each_epoch_and_keeps_its_bin_until_the_ne
     np.testing.assert_array_equal(scheme.sample(3, 399, 7), draw(3)[draw(3) < 399])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("epsilon", [0.5, 8.0])
 def test_a_second_moment_knows_about_sigma(epsilon):
     """Without samples, within 3%: of many assignments the privacy loss is nearly Gaussian."""

@@ -93,6 +93,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_clipped_sum_is_that_of_gradients_one_by_one(name):
     function = FUNCTIONS[name]
@@ -195,6 +196,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_loop_goes_on(name):
     for mean in run_steps(RIGHT[name]):
@@ -399,6 +401,7 @@ WRONG = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_loop_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

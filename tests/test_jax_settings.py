@@ -71,6 +71,7 @@ def usual(work):
     return jax.device_get(WORK[work]())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("setting", "work"),
     [
@@ -117,6 +118,7 @@ CODE = "from mfopt_cli.main import main; main()"
 CHANGING = re.compile(r'"(?:\w*seconds\w*|\w*_per_second|date|\w*_bytes|path)": [^,\n}]+')
 
 
+@pytest.mark.ci
 def test_settings_of_the_environment_change_no_answer():
     words, answers = ["noise", str(FILE), "--params=1000", "--json"], []
     for settings in ({}, ENVIRONMENT):

@@ -480,6 +480,7 @@ def an_older_state_outside_of_jit():
     stream.next(noise.load_state("state.npz", stream, PARAMS))
 
 
+@pytest.mark.ci
 def test_a_ledger_outlives_the_process(monkeypatch):
     loop = Counted()
     RUN.save("state.npz", loop.state)

@@ -81,6 +81,7 @@ def test_ceilings_are_maxima_over_all_ways_to_fall(loss: MultisetLoss) -> None:
     assert math.isclose(found.square_of_mean, np.mean(overlaps), rel_tol=1e-12)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_every_proposal_has_the_mean_of_the_mixture(loss: MultisetLoss, direction: str) -> None:
     truth, error = plain.mixture(ways(3, 2, 2), SIGMA, EPSILON)[direction]

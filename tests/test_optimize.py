@@ -386,6 +386,7 @@ def test_bad_options_are_refused_before_any_work(options):
     assert not evaluations
 
 
+@pytest.mark.ci
 def test_a_loss_that_is_never_a_number_is_an_error_with_words():
     from mfopt.errors import FailureError
 
@@ -461,6 +462,7 @@ def test_interrupted_factorization_is_an_estimate_and_says_so():
     assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", before_release(["blt", "toeplitz"], 0))
 def test_a_file_of_an_early_interrupt_can_be_loaded(kind, tmp_path):
     """At the first evaluation: of the strategy itself, or of a warm start before it has any."""
@@ -482,6 +484,7 @@ def test_a_search_that_sees_nothing_names_the_target():
         asked(2.0, 1e-290)
 
 
+@pytest.mark.ci
 def test_a_search_without_a_certificate_is_kept(monkeypatch, tmp_path, capsys):
     from mfopt.factorization import proofs
 
@@ -499,6 +502,7 @@ def test_a_search_without_a_certificate_is_kept(monkeypatch, tmp_path, capsys):
         factorized(SCHEME, 2.0, 1e-4, strategy="banded-sqrt")
 
 
+@pytest.mark.ci
 def test_a_target_that_samples_cannot_reach_has_the_bound_that_holds_anyway():
     found = factorized(SCHEME, 0.01, 1e-15, strategy="sqrt", seed=1)
     assert found.guarantee.status == "certified" and not found.guarantee.failure_probability
@@ -566,6 +570,7 @@ def test_what_is_not_of_its_class_is_refused_by_name(scheme, options, name):
         factorized(scheme, 2.0, 1e-5, strategy="banded-toeplitz", **options)
 
 
+@pytest.mark.ci
 def test_fresh_bins_are_searched_from_an_optimum_in_closed_form():
     """No evaluation on samples remains, also where the usual start ends at C = I."""
     scheme, told = FreshBins(bins=32, epochs=8), []

@@ -394,11 +394,13 @@ def test_every_command_is_looked_at():
     assert {*BASE, *SLOW, *ELSEWHERE} == {" ".join(path) for path in EVERY}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("path", BASE)
 def test_every_option_does_something_or_is_refused(path, inputs):
     check_alone(Toy(path, BASE[path], inputs))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("path", SLOW)
 @pytest.mark.usefixtures("_stubbed")
 def test_every_option_of_slow_commands_reaches_their_work(path, inputs):

@@ -21,6 +21,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("loader", "scheme"),
     [
@@ -87,6 +88,7 @@ def test_what_has_no_effect_or_no_default_is_refused(capsys):
     assert "mechanism.py: exists" in failure(capsys, *federated, "--yes")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
 @pytest.mark.parametrize("framework", ["opacus", "pytorch", "jax"])
 def test_every_loop_trains_at_every_schedule(framework, schedule):

@@ -175,6 +175,7 @@ def test_n_beyond_the_stored_size_is_refused():
             strategy.materialize(4)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("second", [1.3, 0.999, 5.0])
 def test_inverse_coefficients_that_grow(second):
     # 1/(1 + a x) = Σ (-a)^t x^t; by FFTs alone the first of 256 terms came out as 3.4e10

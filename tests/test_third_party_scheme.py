@@ -118,6 +118,7 @@ def execution(saved, scheme=SCHEME):
     return Execution(units, sampler, Clipping(1.0), noise, sampler.expected_batch)
 
 
+@pytest.mark.ci
 def test_it_is_trained_with_its_own_statement(saved):
     run = execution(saved)
     stated = privacy.statement(mfopt.load(saved[1]), run)

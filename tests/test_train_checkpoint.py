@@ -36,6 +36,7 @@ def equal(a, b):
     )
 
 
+@pytest.mark.ci
 def test_checkpoints_hold_the_whole_state_keep_the_last_and_are_secret(tmp_path):
     trainer, secret, kept = trainer_for(), RunSecret.fresh(), {}
     with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
@@ -105,6 +106,7 @@ def test_tables_are_taken_up_again_without_double_rows(tmp_path):
     assert metrics.read_table(tmp_path / "none.csv") == []
 
 
+@pytest.mark.ci
 def test_step_rows_are_means_over_what_took_part():
     trainer = trainer_for(microbatch=8)
     result = next(trainer.run(trainer.init(loop_tests.KEY)))

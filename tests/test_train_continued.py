@@ -135,6 +135,7 @@ def test_statements_add_up_where_no_grid_does() -> None:
             composed([(dataclasses.replace(first[0], **changes), first[1]), second])
 
 
+@pytest.mark.ci
 def test_what_cannot_be_verified_is_not_continued(first, data, other_data, tmp_path) -> None:  # noqa: F811
     pinned = settings_for(data, tmp_path / "pinned", steps=1, seed=3)
     execute(prepare(pinned))

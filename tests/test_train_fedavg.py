@@ -94,6 +94,7 @@ def moved(trainer, user):
     return plus(theta, model.params, -1.0), int(mask.any(axis=-1).sum())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "changes",
     before_release(
@@ -120,6 +121,7 @@ def test_a_step_against_a_plain_loop(model, store, changes) -> None:
     assert norm_of(plus(found, total, -1.0)) <= 1e-6 * norm_of(total)
 
 
+@pytest.mark.ci
 def test_one_local_step_is_dp_sgd_of_the_users_mean_gradient(model, store) -> None:
     """At η the bound of an update is η times that of a gradient; normalized both are the same."""
     sgd = Clipping(0.6, normalized=True)
@@ -153,6 +155,7 @@ def largest_move(trainer) -> float:
     return max(found)
 
 
+@pytest.mark.ci
 def test_one_user_moves_a_sum_by_at_most_the_sensitivity(model, store, monkeypatch):
     """With updates all at the bound; a sum that is not weighted at most 1 is beyond it."""
     how = {"clip_norm": 0.4, "local_rate": 50.0, "weight_cap": 2}
@@ -235,6 +238,7 @@ def test_the_audit_knows_the_definition() -> None:
     assert "sums of clipped gradients" in faults(altered(weight_cap=0), **how)
 
 
+@pytest.mark.ci
 def test_an_unclipped_or_doubly_weighted_user_is_caught(monkeypatch) -> None:
     how = {"local_rate": 0.01}
     weights = fedavg.weights

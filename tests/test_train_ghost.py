@@ -99,6 +99,7 @@ def always(monkeypatch):
     monkeypatch.setattr(ghost, "pays", lambda *_: True)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "records", "per_layer"), before_release(CASES, 1))
 def test_clipped_sums_are_those_of_the_gradients_one_by_one(name, records, per_layer, monkeypatch):
     model = MODELS[name]()
@@ -124,6 +125,7 @@ def test_both_uses_of_a_tied_embedding_count_with_each_other(always, monkeypatch
     assert difference(wrong.gradient, right.gradient) > 1e-3
 
 
+@pytest.mark.ci
 def test_no_unit_in_bfloat16_is_longer_than_the_clip_norm(monkeypatch):
     """As on accelerators: products are rounded, and norms are those of what is summed."""
     monkeypatch.setattr(ghost, "pays", lambda *_: False)
@@ -139,6 +141,7 @@ def test_no_unit_in_bfloat16_is_longer_than_the_clip_norm(monkeypatch):
     assert difference(together, jax.tree.map(lambda *leaves: sum(leaves), *map(host, alone))) < 1e-5
 
 
+@pytest.mark.ci
 def test_uses_are_found_in_the_program():
     model = from_nnx(Other())
     found = taps_of(model, LENGTH)

@@ -88,6 +88,7 @@ def test_user_level_sampling_against_algorithm_2(noise, rule):
     assert int(last.state.step) == STEPS
 
 
+@pytest.mark.ci
 def test_example_level_sampling_against_algorithm_1():
     store, model = store_and_model()
     units = RecordUnits(store, group_size=2, length=LENGTH, seed=5)
@@ -100,6 +101,7 @@ def test_example_level_sampling_against_algorithm_1():
     assert_close(last.state.params, slow)
 
 
+@pytest.mark.ci
 def test_normalized_clipping_is_a_learning_rate_over_the_clip_norm():
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)
@@ -109,6 +111,7 @@ def test_normalized_clipping_is_a_learning_rate_over_the_clip_norm():
     assert_close(a, b)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", before_release(["sgd", "momentum", "adam"], 0, 2))
 def test_optimizers_act_on_the_noised_mean(name):
     store, model = store_and_model()
@@ -123,6 +126,7 @@ def test_optimizers_act_on_the_noised_mean(name):
     assert_close(results[-1].state.params, params)
 
 
+@pytest.mark.ci
 def test_accumulation_changes_neither_noise_nor_sum():
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)

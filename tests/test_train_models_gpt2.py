@@ -54,6 +54,7 @@ def trees_equal(one, other):
     return all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
 
 
+@pytest.mark.ci
 def test_logits_and_loss_match_the_reference_implementation(pretrained, recorded):
     np.testing.assert_allclose(
         all_logits(pretrained, recorded["tokens"]), recorded["logits"], atol=2e-5
@@ -99,6 +100,7 @@ def test_bfloat16_and_recomputation(pretrained, recorded):
         np.testing.assert_allclose(one, two, atol=1e-5)
 
 
+@pytest.mark.ci
 def test_adapters_start_at_the_base_and_are_all_that_is_trained(pretrained, recorded):
     lora = LoRAConfig(rank=3, alpha=6.0, layers=("attn/c_attn", "mlp/c_proj"))
     model = load_pretrained(REFERENCE, lora=lora, seed=1)
@@ -122,6 +124,7 @@ def test_adapters_start_at_the_base_and_are_all_that_is_trained(pretrained, reco
     assert np.abs(np.asarray(adapter["lora_b"])).max() > 1e-3
 
 
+@pytest.mark.ci
 def test_merged_export_computes_what_the_adapted_model_does(tmp_path, recorded):
     lora = LoRAConfig(rank=3, alpha=6.0, layers=("attn/c_attn", "mlp/c_proj"))
     model = load_pretrained(REFERENCE, lora=lora, seed=1)

@@ -50,6 +50,7 @@ def faults(found):
     return {finding.name for finding in found if finding.fault}
 
 
+@pytest.mark.ci
 def test_a_model_of_few_tokens_is_tested_on_those():
     model = gpt2_model(gpt2_config(vocab_size=40, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     assert not faults(findings(model=model))
@@ -388,6 +389,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", before_release(list(PLANTED), 0, 1))
 def test_planted_bugs_are_found(name, monkeypatch):
     plant, finding, options = PLANTED[name]
@@ -417,6 +419,7 @@ def test_a_correct_trainer_has_none(options):
     assert not faults(found) and len(found) == 18
 
 
+@pytest.mark.ci
 def test_no_false_alarms():
     """No finding in 100 audits of participations and noise as they should be.
 

@@ -20,6 +20,7 @@ def ran(data, folder, **changes):  # noqa: F811
     return folder
 
 
+@pytest.mark.ci
 def test_a_run_is_executed_again_bit_for_bit(data, tmp_path):  # noqa: F811
     folder = ran(data, tmp_path / "run")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

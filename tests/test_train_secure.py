@@ -45,6 +45,7 @@ def trainer_of(secure=True):
     return Trainer(bigram_model(), execution, optax.adam(0.1), keep_release=True)
 
 
+@pytest.mark.ci
 def test_every_release_is_the_streams_own_and_a_resumed_run_the_same(tmp_path) -> None:
     trainer, other = trainer_of(), trainer_of(secure=False)
     state, key = trainer.init(SECRET.key("noise")), SECRET.key("noise")
@@ -78,6 +79,7 @@ def test_every_release_is_the_streams_own_and_a_resumed_run_the_same(tmp_path) -
     assert np.abs(plain.state.params["embed"] - ends[0]["embed"]).max() > 1e-3
 
 
+@pytest.mark.ci
 def test_a_report_states_the_price_and_none_without_it_holds(data, tmp_path) -> None:  # noqa: F811
     settings = settings_for(data, tmp_path / "run", noise="secure", seed=-1)
     done = execute(prepare(settings))

@@ -66,6 +66,7 @@ def test_the_model_is_counted_before_it_is_made(layers):
     assert outline(config(model="somewhere:make"), 300) is None  # one of a function's
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("width", "records", "layers", "remat"),
     before_release([(64, 4, 1, False), (128, 1, 1, False), (64, 2, 3, True)], 2),

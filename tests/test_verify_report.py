@@ -130,6 +130,7 @@ def with_leaf(facts, path, value):
     return changed
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "changes",
     before_release(
