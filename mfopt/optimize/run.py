@@ -285,6 +285,32 @@ class _Problem(NamedTuple):
         return self.law == law(self.scheme).coarse() != law(self.scheme)
 
 
+class _Attempt(NamedTuple):
+    """A search from one point.
+
+    Attributes:
+      objective: what is minimized, on frozen samples.
+      kind: of C.
+      start: parameters.
+      steps: evaluations at most.
+      stage: name of it, for progress.
+      judge: the objective on samples that no step sees, where C could be fitted to the frozen ones.
+      sigma: σ at the start, where it is known.
+      checks: see :data:`mfopt.optimize.search.CHECKS`.
+      problem: scheme, law and loss, where they are not the job's.
+    """
+
+    objective: AmplifiedObjective
+    kind: Kind
+    start: np.ndarray
+    steps: int
+    stage: str
+    judge: Judge | None = None
+    sigma: float = math.nan
+    checks: int = CHECKS
+    problem: _Problem | None = None
+
+
 @dataclasses.dataclass
 class _Job:
     """Settings shared by all starts of one call, and its progress.
@@ -349,7 +375,8 @@ class _Job:
             target, trace = targets[size], self._started(kind, mapping.build)
             judge = None if scouts else self._judge(kind, mapping, samples)
             first = _SCOUT_STEPS if scouts else steps
-            self._run(target, kind, mapping.start, trace, first, stage, judge, checks=checks)
+            attempt = _Attempt(target, kind, mapping.start, first, stage, judge, checks=checks)
+            self._run(attempt, trace)
             history += trace.history
             begun.append(trace.history[0][1] if trace.history else math.nan)
             if best is None or trace.best_value < best.best_value:
@@ -368,7 +395,7 @@ class _Job:
                     target = self._objective(self.problem, mapping, samples, self.target.seed)
                 judge = self._judge(kind, mapping, samples)
                 sigma = best.best_sigma * best.best_norm
-                self._run(target, kind, point, final, steps, stage, judge, sigma, checks=checks)
+                self._run(_Attempt(target, kind, point, steps, stage, judge, sigma, checks), final)
             except KeyboardInterrupt:
                 self.interrupted = final.interrupted = True
             history += final.history
@@ -390,7 +417,8 @@ class _Job:
             target = self._objective(problem, mapping, 64, self.target.seed)
             traces.append(self._started(kind, mapping.build))
             text = f"{kind.name}, in closed form"
-            self._run(target, kind, mapping.start, traces[-1], steps, text, problem=problem)
+            attempt = _Attempt(target, kind, mapping.start, steps, text, problem=problem)
+            self._run(attempt, traces[-1])
         usable = [trace for trace in traces if trace.best is not None]
         return min(usable, key=lambda trace: trace.best_value, default=None)
 
@@ -509,7 +537,8 @@ class _Job:
         target = self._objective(few, mapping, kind.samples, self.target.seed)
         trace = Trace()  # what is not for this scheme is kept by nobody
         text = f"{kind.name}, {few.scheme.bins} bins first"
-        self._run(target, kind, mapping.start, trace, _SCOUT_STEPS, text, problem=few)
+        attempt = _Attempt(target, kind, mapping.start, _SCOUT_STEPS, text, problem=few)
+        self._run(attempt, trace)
         if trace.best is not None:
             start = built(mapping.build, trace.best)
         own = kind.starts(stage.size) if self.problem.scheme.iterations <= _OWN_STARTS else []
@@ -534,20 +563,10 @@ class _Job:
         frozen = Samples(samples, seed)
         return AmplifiedObjective(problem.loss, mapping, problem.law, target, frozen)
 
-    def _run(
-        self,
-        target: AmplifiedObjective,
-        kind: Kind,
-        point: np.ndarray,
-        trace: Trace,
-        steps: int,
-        stage: str,
-        judge: Judge | None = None,
-        sigma: float = math.nan,
-        problem: _Problem | None = None,
-        checks: int = CHECKS,
-    ) -> None:
-        problem = problem or self.problem
+    def _run(self, attempt: _Attempt, trace: Trace) -> None:
+        """Search from one point; ``trace`` has what came of it, also after an interrupt."""
+        target, kind, point, steps, stage = attempt[:5]
+        problem = attempt.problem or self.problem
         tolerance = self.accuracy(problem, kind)
         self.later = max(self.later - steps, 0)
         # σ and the error are those of groups then: nothing that the result is reported with
@@ -568,14 +587,13 @@ class _Job:
             if kind.tangents:
                 twice = steps > _SCOUT_STEPS and problem.scheme.iterations <= kind.twice
                 first = steps // 2 if twice else steps
-                how: Any = {"tolerance": tolerance, "most_checks": checks}
-                minimize(target, point, trace, steps=first, sigma=sigma, **how)
+                how: Any = {"tolerance": tolerance, "most_checks": attempt.checks}
+                minimize(target, point, trace, steps=first, sigma=attempt.sigma, **how)
                 if twice:
                     self._again(target, point, trace, steps, tolerance)
             else:
-                optimizers.lbfgs(
-                    target, point, trace, steps=steps, tolerance=tolerance, judge=judge
-                )
+                how = {"tolerance": tolerance, "judge": attempt.judge}
+                optimizers.lbfgs(target, point, trace, steps=steps, **how)
         except KeyboardInterrupt:
             # noted for the whole job: no later start or stage may begin
             self.interrupted = trace.interrupted = True
