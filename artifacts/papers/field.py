@@ -64,11 +64,11 @@ SEPARATED = {
 }
 EPOCH = 128  # the steps of it
 SAMPLES, FEW_SAMPLES = 2**13, 2**10  # of σ under b-min-sep and with a random partition
-ORDERS = (0.5, 1.0, 2.0, 4.0, 7.0)  # of proposals with a random partition
+ORDERS = (1.0, 2.0, 4.0, 7.0, 12.0, 20.0)  # of proposals with a random partition
 MFOPT_DEFAULT, MFOPT_FRESH_DEFAULT = "mfopt, default objective", "mfopt, fresh bins"
 RANDOM_PARTITION = "banded, cyclic Poisson, random partition"
 # bands with a random partition, by ε; as many as an epoch has steps are balls-in-bins
-PARTITIONS = {0.5: (2, 4, 8), 2.0: (4, 8, 16), 8.0: (16, 32, 64), 16.0: (32, 64)}
+PARTITIONS = {0.5: (2, 4, 8), 2.0: (4, 8, 16, 32), 8.0: (16, 32, 64), 16.0: (32, 64)}
 MFOPT_RMSE, MFOPT_FRESH_RMSE = "mfopt, RMSE objective", "mfopt, fresh bins, RMSE objective"
 
 
@@ -412,13 +412,12 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         # the family where there is one: what pages name a row by
         name = entry.names[0] if entry.source else mechanism
         place = {"shape": shape, "epsilon": epsilon, "family": name, "mechanism": mechanism}
-        by_rmse = _least(candidates, "rmse")
-        # the least of a part of the sizes would say too little of a peer
-        whole = all(row["final_model_error"] != "" for row in candidates)
-        by_model = (
-            _least(candidates, "final_model_error") if whole else dict.fromkeys(candidates[0], "")
-        )
         finished = [row for row in candidates if row["made_by"] != NOT_RUN]
+        by_rmse = _least(candidates, "rmse")
+        # rows of the comparison lack it: the least of the others would say too little of a peer
+        whole = all(row["final_model_error"] != "" for row in finished)
+        nothing = dict.fromkeys(candidates[0], "")
+        by_model = _least(finished, "final_model_error") if whole and finished else nothing
         table.append(
             {
                 **place,
