@@ -59,14 +59,14 @@ class OnCPU:
 
     def add_to(self, sums: list[torch.Tensor], key: np.ndarray, step: int) -> None:
         """Add the noise of step to one tensor for each parameter, in place."""
-        made = self._advance(key, step, self._scratch_memory())
-        for total, part in zip(sums, self._unpacked(made), strict=True):
+        noise = self._advance(key, step, self._scratch_memory())
+        for total, part in zip(sums, self._unpacked(noise), strict=True):
             total.add_(part)
-        self._scratch = made  # nobody else has it: the next step may write into it
+        self._scratch = noise  # nobody else has it: the next step may write into it
 
     def _advance(self, key: np.ndarray, step: int, scratch: Any) -> Any:
         with jax.default_device(_cpu()), _float64.scope(self.stream.dtype == np.float64):
-            made, self._buffer = self.stream.step_packed(
+            noise, self._buffer = self.stream.step_packed(
                 key,
                 self._buffer,
                 np.int32(step),
@@ -74,17 +74,17 @@ class OnCPU:
                 first=self._first,
                 scratch=scratch,
             )
-        return made
+        return noise
 
     def _scratch_memory(self) -> Any:
         if self._scratch is None:
             with jax.default_device(_cpu()), _float64.scope(self.stream.dtype == np.float64):
                 return jax.numpy.zeros(self.packing.shape, self.stream.dtype)
-        made, self._scratch = self._scratch, None
-        return made
+        scratch, self._scratch = self._scratch, None
+        return scratch
 
-    def _unpacked(self, made: Any) -> list[torch.Tensor]:
-        packed: torch.Tensor = torch.utils.dlpack.from_dlpack(made)
+    def _unpacked(self, noise: Any) -> list[torch.Tensor]:
+        packed: torch.Tensor = torch.utils.dlpack.from_dlpack(noise)
         return self.packing.unpacked(packed)
 
     def buffers(self) -> list[torch.Tensor] | None:
@@ -210,12 +210,12 @@ class OnDevice:
         generator = torch.Generator(device=self.device)
         generator.manual_seed(int.from_bytes(digest[:8], "little"))
         offset = (int.from_bytes(digest[8:12], "little") + 0.5) * 2.0**-32
-        made = torch.empty(self._total, dtype=self._dtype, device=self.device)
-        for part in torch.split(made, _BLOCK):
+        draws = torch.empty(self._total, dtype=self._dtype, device=self.device)
+        for part in torch.split(draws, _BLOCK):
             bits = torch.empty(len(part), dtype=torch.int64, device=self.device)
             bits.random_(-(2**63), None, generator=generator)
             part.copy_(inverted(bits, offset, self._dtype))
-        return made.mul_(self.stream.stddev)
+        return draws.mul_(self.stream.stddev)
 
 
 def part_for(device: torch.device) -> type[OnCPU] | type[OnDevice]:

@@ -247,11 +247,11 @@ class TorchNoise:
 
     def _buffers(self) -> list[torch.Tensor | None]:
         """Copies of the buffers, one for each parameter."""
-        found: list[torch.Tensor | None] = [None] * len(self._shapes)
+        buffers: list[torch.Tensor | None] = [None] * len(self._shapes)
         for part in self._parts:
             for i, buffer in zip(part.leaves, part.buffers() or (), strict=False):
-                found[i] = buffer
-        return found
+                buffers[i] = buffer
+        return buffers
 
 
 class SilentNoise:
@@ -302,13 +302,13 @@ def _refuse_other(state: Any, stream: NoiseStream) -> None:
 def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """(an optimizer's own ``state_dict``, that of the noise in it); refused where there is none."""
     rest = dict(state)
-    found = rest.pop(STATE, None)
-    if found is None:
+    noise_state = rest.pop(STATE, None)
+    if noise_state is None:
         rule = "holds no noise state: the noise would start again, with another key, on a run "
         rule += "whose first steps are released"
         way_out = "Load what this optimizer saved after its noise was replaced, or start a new run."
         raise _check.reject("state_dict", sorted(rest), rule, way_out)
-    return rest, found
+    return rest, noise_state
 
 
 def refuse_narrow(name: str, sums: Iterable[torch.Tensor]) -> None:

@@ -117,11 +117,11 @@ class Packing:
     def packed(self, leaves: list[np.ndarray]) -> np.ndarray:
         """The inverse of :meth:`unpacked`, filled up with 0; on the host."""
         before = leaves[0].shape[: leaves[0].ndim - len(self.shapes[0])]
-        made = np.zeros((*before, *self.shape), leaves[0].dtype)
-        flat = made.reshape(*before, -1)
+        matrix = np.zeros((*before, *self.shape), leaves[0].dtype)
+        flat = matrix.reshape(*before, -1)
         for start, size, leaf in zip(self.starts * self.width, self.sizes, leaves, strict=False):
             flat[..., start : start + size] = leaf.reshape(*before, size)
-        return made
+        return matrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,12 +190,12 @@ class LeafGroup:
         """Whole leaves of an array (..., *shape); on the host where they are spread."""
         if self.sharding is None:
             return self.packing.unpacked(packed)
-        found = [np.zeros((*packed.shape[:-2], *whole), packed.dtype) for whole in self.whole]
+        leaves = [np.zeros((*packed.shape[:-2], *whole), packed.dtype) for whole in self.whole]
         devices = np.split(np.asarray(packed), self.sharding.mesh.size, axis=-2)
         for part, places in zip(devices, self._places(), strict=True):
-            for leaf, block, place in zip(found, self.packing.unpacked(part), places, strict=True):
+            for leaf, block, place in zip(leaves, self.packing.unpacked(part), places, strict=True):
                 leaf[place] = block
-        return found
+        return leaves
 
     def packed(self, leaves: list[np.ndarray]) -> jax.Array:
         """The inverse of :meth:`unpacked`, laid out over the devices."""

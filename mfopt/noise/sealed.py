@@ -106,9 +106,9 @@ class KeyFile:
             raise _check.reject("key_folder", str(self.folder), rule, way_out)
         _files.require_secret("key_folder", path, "It opens the noise of the run")
         try:
-            found = json.loads(path.read_text())
-            key = bytes.fromhex(found["key"])
-            if found["format"] != _FORMAT or len(key) != 32:
+            content = json.loads(path.read_text())
+            key = bytes.fromhex(content["key"])
+            if content["format"] != _FORMAT or len(key) != 32:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             raise _check.reject("key_folder", str(path), "is not a key of a checkpoint") from None
@@ -125,6 +125,6 @@ def _xor(data: np.ndarray, key: bytes, nonce: bytes) -> None:
 
 def _digest(data: np.ndarray, key: bytes, nonce: bytes) -> str:
     own = hashlib.sha256(b"digest" + key).digest()
-    made = hmac.new(own, nonce, hashlib.sha256)
-    made.update(data.data)
-    return made.hexdigest()
+    authenticator = hmac.new(own, nonce, hashlib.sha256)
+    authenticator.update(data.data)
+    return authenticator.hexdigest()

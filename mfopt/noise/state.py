@@ -139,13 +139,14 @@ def no_copy(noise: Any) -> _check.UsageError:
     )
 
 
-def check_arrays(found: dict[str, Any], expected: dict[str, tuple[tuple[int, ...], Any]]) -> None:
+def check_arrays(arrays: dict[str, Any], expected: dict[str, tuple[tuple[int, ...], Any]]) -> None:
     """Raise :class:`UsageError` unless the arrays have exactly these names, shapes and types."""
-    if other := sorted(set(found) ^ set(expected)):
+    if other := sorted(set(arrays) ^ set(expected)):
         kind = "lacks" if other[0] in expected else "should not hold"
-        raise _check.reject("state", f"{len(found)} arrays", f"{kind} {other[0]}")
+        raise _check.reject("state", f"{len(arrays)} arrays", f"{kind} {other[0]}")
     for name, (shape, dtype) in expected.items():
-        have = tuple(np.shape(found[name])), str(getattr(found[name], "dtype", type(found[name])))
+        array = arrays[name]
+        have = tuple(np.shape(array)), str(getattr(array, "dtype", type(array)))
         if have != (tuple(shape), str(np.dtype(dtype))):
             rule = f"must be {np.dtype(dtype)}{list(shape)}"
             raise _check.reject(f"state: {name}", f"{have[1]}{list(have[0])}", rule)

@@ -446,17 +446,19 @@ class NoiseStream:
 
     def buffers_by_leaf(self, state: NoiseState) -> dict[int, Any]:
         """The buffers of each parameter, (slots, *its shape), by its number; for files."""
-        found: dict[int, Any] = {}
+        by_leaf: dict[int, Any] = {}
         if self.recursion.slots:
             blocks = grouped(state.layout.shapes, state.layout.shardings)
             for block, packed in zip(blocks, state.buffers, strict=True):
-                found.update(zip(block.leaves, block.unpacked(packed), strict=True))
-        return found
+                by_leaf.update(zip(block.leaves, block.unpacked(packed), strict=True))
+        return by_leaf
 
-    def buffers_from_leaves(self, layout: Layout, found: dict[int, np.ndarray]) -> tuple[Any, ...]:
+    def buffers_from_leaves(
+        self, layout: Layout, by_leaf: dict[int, np.ndarray]
+    ) -> tuple[Any, ...]:
         """The inverse of :meth:`buffers_by_leaf`, laid out over devices as ``layout`` says."""
         return tuple(
-            block.packed([found[i] for i in block.leaves]) if found else None
+            block.packed([by_leaf[i] for i in block.leaves]) if by_leaf else None
             for block in grouped(layout.shapes, layout.shardings)
         )
 
@@ -620,10 +622,10 @@ def from_factorization(
 
 def _dtype(name: str, given: Any) -> np.dtype:
     try:
-        found: np.dtype = np.dtype(given)
+        dtype: np.dtype = np.dtype(given)
     except TypeError:
         raise _check.reject(name, str(given), "is not a numeric type") from None
-    return found
+    return dtype
 
 
 def _added(gradient: Any, noise: Any) -> Any:

@@ -87,10 +87,10 @@ def require_equal(parameters: list[torch.Tensor]) -> None:
     count = torch.tensor(unequal, device=parameters[0].device)
     torch.distributed.all_reduce(count)
     if count:
-        found = f"{int(count)} parameters differ between processes"
+        difference = f"{int(count)} parameters differ between processes"
         rule = "every process must begin with the same ones: each would train a model of its own"
         way_out = "Seed the initialization, or broadcast rank 0's parameters before."
-        raise _check.reject("optimizer", found, rule, way_out)
+        raise _check.reject("optimizer", difference, rule, way_out)
 
 
 def require_same(name: str, value: Any, facts: Any) -> None:
@@ -133,10 +133,10 @@ def refuse_meshes(parameters: list[torch.Tensor], ranks: int, by_caller: bool) -
         raise _check.reject("clipped_by_caller", True, rule, way_out)
     sizes = {p.device_mesh.size() for p in parameters if is_shard(p)}  # type: ignore[attr-defined]
     if sizes != {ranks}:
-        found = f"of parameters on {sorted(sizes)} processes"
+        spread = f"of parameters on {sorted(sizes)} processes"
         rule = f"each of {ranks} takes its part of every batch: no tensor or pipeline parallelism"
         way_out = "Use fully_shard with a mesh of all processes."
-        raise _check.reject("optimizer", found, rule, way_out)
+        raise _check.reject("optimizer", spread, rule, way_out)
 
 
 def refuse_overlap(optimizer: Any) -> None:

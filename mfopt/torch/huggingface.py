@@ -65,14 +65,14 @@ class PrivateTrainer(Trainer):
         super().__init__(*arguments, **named)
         args: TrainingArguments = self.args
         for name, (usual, rule, way_out) in _REFUSED.items():
-            if (found := getattr(args, name, usual)) != usual:
-                raise _check.reject(f"args.{name}", found, rule, way_out)
+            if (value := getattr(args, name, usual)) != usual:
+                raise _check.reject(f"args.{name}", value, rule, way_out)
         if args.n_gpu > 1:
             rule, way_out = "would share out each batch", "Start one process for each: torchrun."
             raise _check.reject("args.n_gpu", args.n_gpu, rule, way_out)
         if self.train_dataset is None or not hasattr(self.train_dataset, "__len__"):
-            found = type(self.train_dataset).__name__
-            raise _check.reject("train_dataset", found, "must have numbered records")
+            value = type(self.train_dataset).__name__
+            raise _check.reject("train_dataset", value, "must have numbered records")
         self.run = PrivateRun(
             factorization,
             len(self.train_dataset),

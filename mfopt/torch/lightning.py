@@ -120,8 +120,8 @@ class _OneStep(torch.nn.Module):
 
     def forward(self, *arguments: Any) -> Any:
         """The loss of ``training_step(*arguments)``."""
-        made = self.module.training_step(*arguments)
-        return made["loss"] if isinstance(made, Mapping) else made
+        outputs = self.module.training_step(*arguments)
+        return outputs["loss"] if isinstance(outputs, Mapping) else outputs
 
 
 @contextlib.contextmanager

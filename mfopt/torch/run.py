@@ -325,10 +325,10 @@ class PrivateRun:
         loaded: list[Any] = []
 
         def before_load(_: Any, state: dict[str, Any]) -> dict[str, Any]:
-            rest, found = split_state(state)
-            found = self.keys.open(found)
-            self.check_state_dict(found)
-            loaded[:] = [found]
+            rest, noise_state = split_state(state)
+            noise_state = self.keys.open(noise_state)
+            self.check_state_dict(noise_state)
+            loaded[:] = [noise_state]
             return rest
 
         optimizer.register_load_state_dict_pre_hook(before_load)
@@ -413,8 +413,8 @@ class PrivateRun:
             the examples in the sum are not those of its batch.
         """
         noise = self.started()
-        if (found := checks.place()) != (self.rank, self.ranks):
-            now = f"rank {found[0]} of {found[1]}"
+        if (current := checks.place()) != (self.rank, self.ranks):
+            now = f"rank {current[0]} of {current[1]}"
             rule = f"was rank {self.rank} of {self.ranks} when the run was made"
             raise _check.reject("torch.distributed", now, rule, "Call init_process_group before.")
         batches = self.drawn if self.given is None else self.given
