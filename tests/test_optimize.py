@@ -570,7 +570,7 @@ def test_what_is_not_of_its_class_is_refused_by_name(scheme, options, name):
         factorized(scheme, 2.0, 1e-5, strategy="banded-toeplitz", **options)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_fresh_bins_are_searched_from_an_optimum_in_closed_form():
     """No evaluation on samples remains, also where the usual start ends at C = I."""
     scheme, told = FreshBins(bins=32, epochs=8), []
