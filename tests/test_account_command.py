@@ -139,9 +139,9 @@ GOOD = {
 }
 # subcommands: what of their options is refused
 BAD = {
-    "dpsgd fixed-order b-min-sep": "--noise-multiplier 0, --noise-multiplier -1, --noise-multiplier nan, "
-    "--noise-multiplier inf, --noise-multiplier x, --delta 0, --delta 1, --delta -1e-5, --delta 2, "
-    "--delta nan",
+    "dpsgd fixed-order b-min-sep": "--noise-multiplier 0, --noise-multiplier -1, "
+    "--noise-multiplier nan, --noise-multiplier inf, --noise-multiplier x, --delta 0, --delta 1, "
+    "--delta -1e-5, --delta 2, --delta nan",
     "dpsgd els fedavg banded uls": "--probability -0.1, --probability 1.5, --probability nan, "
     "--probability inf",
     "els balls-in-bins fixed-batch": "--group-size 0, --group-size -2, --group-size nan, "
