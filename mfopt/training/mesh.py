@@ -114,7 +114,14 @@ def spread(mesh: Mesh, tree: PyTree, partition: PyTree | None = None) -> PyTree:
 
 
 def gathered(mesh: Mesh, model: Model, params: PyTree, frozen: PyTree) -> tuple[PyTree, PyTree]:
-    """Parameters and frozen arrays in a program, as losses need them: cut by the model alone."""
+    """Parameters and frozen arrays in a program, as losses need them: cut by the model alone.
+
+    Args:
+      mesh: devices that hold them.
+      model: whose partition says how each array is cut.
+      params: its trained parameters, cut over all devices.
+      frozen: its frozen arrays, cut over all devices.
+    """
     where = (
         shardings(mesh, model.params, model.partition),
         shardings(mesh, model.frozen, model.frozen_partition),

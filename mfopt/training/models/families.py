@@ -583,8 +583,14 @@ def gpt2_config(
 ) -> DecoderConfig:
     """Shape of a GPT-2 by the names of its ``config.json``; the defaults are GPT-2 small.
 
-    ``n_inner``, the width of the hidden layer of each block, is 4 * ``n_embd`` if None;
-    ``compute_dtype``, ``remat``: as in :class:`DecoderConfig`.
+    Args:
+      vocab_size: number of tokens.
+      n_positions: longest sequence, in tokens.
+      n_embd: width.
+      n_layer: number of blocks.
+      n_head: heads of attention in each block.
+      n_inner: width of the hidden layer of each block; 4 * ``n_embd`` if None.
+      compute_dtype, remat: as in :class:`DecoderConfig`.
 
     >>> gpt2_config(n_embd=1600, n_layer=48, n_head=25).num_params
     1557611200
