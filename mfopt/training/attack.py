@@ -72,8 +72,8 @@ def participations(scheme: Scheme, units: int, rng: np.random.Generator) -> np.n
 
 
 def _unknown(scheme: Scheme) -> Exception:
-    found = [cls for cls in attack_on.registry if issubclass(cls, Scheme) and cls != Scheme]
-    known = ", ".join(sorted(cls.kind for cls in found))
+    classes = [cls for cls in attack_on.registry if issubclass(cls, Scheme) and cls != Scheme]
+    known = ", ".join(sorted(cls.kind for cls in classes))
     rule = f"no attack is known on this scheme, so a run of it cannot be audited (known: {known})"
     return _check.reject("sampling", scheme, rule, "Register one with mfopt.training.attack.")
 
@@ -106,7 +106,7 @@ def _(scheme: sampling.BallsInBins, strategy: Strategy, group_size: int = 1) -> 
 def _(scheme: _Pairs, strategy: Strategy, group_size: int = 1) -> Attack:
     # the likelihood ratio of one unit; of a group it is less than that, and finds less
     accounted: Any = law(scheme)
-    found = accounted.exact(strategy)
+    likelihood = accounted.exact(strategy)
     columns = np.asarray(strategy.materialize(scheme.iterations))
     if isinstance(scheme, sampling.FreshBins):  # those that a unit takes together
         columns = columns.reshape(-1, scheme.throws, scheme.rethrow, scheme.bins).sum(axis=2)
@@ -114,7 +114,7 @@ def _(scheme: _Pairs, strategy: Strategy, group_size: int = 1) -> Attack:
 
     @float64
     def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
-        return np.asarray(found.scaled(sigma).log_ratio(jnp.asarray(statistics.T / sigma**2)))
+        return np.asarray(likelihood.scaled(sigma).log_ratio(jnp.asarray(statistics.T / sigma**2)))
 
     return Attack(columns.T, score)
 

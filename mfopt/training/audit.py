@@ -261,14 +261,14 @@ def _rules(scores: np.ndarray, present: np.ndarray) -> list[tuple[int, int]]:
     """(guesses, correct) of "present" for the highest scores of a fixed share of the canaries, and
     of "present" for the highest and "absent" for the lowest.
     """
-    m, found = len(scores), []
+    m, outcomes = len(scores), []
     order = np.argsort(-scores, kind="stable")
     for guesses in (max(1, round(share * m)) for share in GUESSED):
         for low in (0, guesses // 2):
             correct = int(np.sum(present[order[: guesses - low]]))
             correct += int(np.sum(~present[order[m - low :]])) if low else 0
-            found.append((guesses, correct))
-    return found
+            outcomes.append((guesses, correct))
+    return outcomes
 
 
 class _Expected:

@@ -135,14 +135,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         for candidate in wanted:
             try:
                 with _damage_told():
-                    found, facts = self._read(secret, candidate, like)
+                    arrays, facts = self._read(secret, candidate, like)
             except Damaged as problem:
                 damaged[candidate] = str(problem)
                 continue
             for number in (later for later in self.steps if later > candidate):
                 self._manager.delete(number)
             parts = {
-                name: jax.tree.unflatten(jax.tree.structure(part), found.get(name, []))
+                name: jax.tree.unflatten(jax.tree.structure(part), arrays.get(name, []))
                 for name, part in vars(like).items()
             }
             return Restored(TrainState(**parts), facts, damaged)
@@ -180,11 +180,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         seal = facts.pop("seal")
         asked = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
         with scope():
-            found: dict[str, Any] = self._manager.restore(step, args=asked)["state"]
-        if not hmac.compare_digest(secret.seal(_message(found, facts)), seal):
+            arrays: dict[str, Any] = self._manager.restore(step, args=asked)["state"]
+        if not hmac.compare_digest(secret.seal(_message(arrays, facts)), seal):
             raise ValueError("its seal does not hold")
         own = ("structure", "secret", "check")
-        return found, {name: value for name, value in facts.items() if name not in own}
+        return arrays, {name: value for name, value in facts.items() if name not in own}
 
     def parameters(self, secret: RunSecret) -> tuple[list[Any], dict[str, Any]]:
         """(leaves of the parameters, facts) of the newest checkpoint; nothing is changed."""
@@ -192,12 +192,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             raise _check.reject("checkpoint", str(self.folder), "holds none")
         try:
             with _damage_told():
-                found, facts = self._read(secret, self.steps[-1])
+                arrays, facts = self._read(secret, self.steps[-1])
         except Damaged as reason:
             way_out = "Resume that run once, which takes the newest one that is whole."
             rule = f"the newest checkpoint in {self.folder} is damaged ({reason}). {way_out}"
             raise Damaged(rule) from None
-        return [np.asarray(leaf) for leaf in found["params"]], facts
+        return [np.asarray(leaf) for leaf in arrays["params"]], facts
 
 
 @contextlib.contextmanager
@@ -245,11 +245,11 @@ def _digest(name: str, leaf: Any) -> str:
 
 def _items(state: TrainState) -> dict[str, list[Any]]:
     # numpy scalars (a step counter on the host) are not arrays to the writer
-    found = {
+    leaves_of = {
         name: [x if isinstance(x, jax.Array) else np.asarray(x) for x in jax.tree.leaves(part)]
         for name, part in vars(state).items()
     }
-    return {name: leaves for name, leaves in found.items() if leaves}
+    return {name: leaves for name, leaves in leaves_of.items() if leaves}
 
 
 def _structure(state: TrainState) -> dict[str, str]:

@@ -264,8 +264,8 @@ class TrainConfig:
                 check(name, getattr(self, name))
         for broken, names, rule, way_out in self._rules():
             if broken:
-                found = [getattr(self, name) for name in names.split(", ")]
-                value = found[0] if len(found) == 1 else tuple(found)
+                values = [getattr(self, name) for name in names.split(", ")]
+                value = values[0] if len(values) == 1 else tuple(values)
                 raise _check.reject(names, value, rule, way_out)
 
     def _rules(self) -> Iterator[tuple[Any, str, str, str]]:

@@ -80,9 +80,9 @@ def read(config: TrainConfig, progress: Report) -> Earlier | None:
     report = facts["privacy"]
     if report is None:
         raise refused("is not private: there is no guarantee to continue")
-    found = verification.verify(report, progress=progress)
-    if not found.holds:
-        failed = [f"{x.name}: {x.stated} ({x.found})" for x in found.checks if not x.holds]
+    outcome = verification.verify(report, progress=progress)
+    if not outcome.holds:
+        failed = [f"{x.name}: {x.stated} ({x.found})" for x in outcome.checks if not x.holds]
         words = _check.printable("; ".join(failed)[:300])
         raise refused(f"has a report that does not hold: {words}")
     return Earlier(folder, report, leaves, facts["run"])

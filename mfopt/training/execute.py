@@ -151,11 +151,11 @@ def _restored(
     progress: Report,
 ) -> tuple[TrainState, list[float]]:
     """State of a checkpoint of this very run, and its losses on the public part."""
-    found = checkpoints.restore(like, prepared.secret, step)
-    for number, reason in found.damaged.items():
+    restored = checkpoints.restore(like, prepared.secret, step)
+    for number, reason in restored.damaged.items():
         note = f"the checkpoint of step {number} is damaged ({reason}) and was removed"
         progress(Progress("training", note=note, lasting=True))
-    saved, now = found.facts["run"], prepared.facts
+    saved, now = restored.facts["run"], prepared.facts
     other = [name for name in now if saved.get(name) != now[name]]
     if other:
         rule = "differs from the run that wrote the checkpoint"
@@ -163,9 +163,9 @@ def _restored(
             "The same noise would meet other data: resume with its config.toml, or begin anew."
         )
         raise _check.reject("resume", ", ".join(other), rule, way_out)
-    note = f"resuming after step {int(found.state.step)}"
+    note = f"resuming after step {int(restored.state.step)}"
     progress(Progress("training", note=note, lasting=True))
-    return found.state, list(found.facts["public_losses"])
+    return restored.state, list(restored.facts["public_losses"])
 
 
 def _settled(history: list[float], patience: int) -> bool:

@@ -142,11 +142,11 @@ def compare_signal(white: np.ndarray, signal: np.ndarray, arrays: Sequence[slice
     return Finding("sums in the noise", _worst(np.array(chances)))
 
 
-def _two_sided(law: Any, found: Any) -> Any:
+def _two_sided(law: Any, value: Any) -> Any:
     """Chance of a value as far out on either side; ``law``: a frozen distribution of scipy."""
     discrete = isinstance(law.dist, stats.rv_discrete)
-    above = law.sf(found - 1) if discrete else law.sf(found)
-    return np.minimum(1.0, 2 * np.minimum(law.cdf(found), above))
+    above = law.sf(value - 1) if discrete else law.sf(value)
+    return np.minimum(1.0, 2 * np.minimum(law.cdf(value), above))
 
 
 def _worst(*families: np.ndarray) -> float:

@@ -49,17 +49,17 @@ def parts(uses: list[tuple[Use, jax.Array, jax.Array]], wide: bool) -> list[Part
     ``uses``: each with what went in, (G, positions, rows) or (G, positions), and the gradient of
     its tap, (G, *shape). ``wide``: all in float32; else products of bfloat16 stay such.
     """
-    first, found = uses[0][0].rows, []
+    first, pieces = uses[0][0].rows, []
     for use, u, gradient in uses:
         v = jax.vmap(use.matrix)(gradient)
         narrow = u.dtype == jnp.bfloat16 and not (wide or use.picked)
         v = v.astype(u.dtype if narrow else jnp.float32).reshape(-1, v.shape[-1])
         u = u.reshape(-1) if use.picked else u.astype(v.dtype).reshape(-1, u.shape[-1])
-        found.append(Part(u, v, use.rows != first))
-    return found
+        pieces.append(Part(u, v, use.rows != first))
+    return pieces
 
 
-def square(found: list[Part]) -> jax.Array:
+def square(pieces: list[Part]) -> jax.Array:
     """||G||² of one unit and one leaf, not below its true value for rounding; scalar float32.
 
     The terms of the double sum can cancel. A product of n numbers in float32 is off by more than
@@ -67,36 +67,36 @@ def square(found: list[Part]) -> jax.Array:
     3.1, for independent rounding); λ = 6 times the root of the sum of the squared errors is added.
     """
     total, spread = jnp.float32(0), jnp.float32(0)
-    for a, b in itertools.combinations_with_replacement(found, 2):
+    for a, b in itertools.combinations_with_replacement(pieces, 2):
         gram = _gram(a.sides[0], b.sides[0]) * _gram(a.sides[1], b.sides[1])
         total += (1 if a is b else 2) * jnp.sum(jnp.sum(gram, axis=-1))
-    for part in found:
+    for part in pieces:
         spread += jnp.sum(_lengths(part.u) * _lengths(part.v))
-    length = sum(side.shape[-1] if side.ndim > 1 else 1 for side in found[0].sides)
-    length += 2 * sum(part.v.shape[0] for part in found)
-    slack = 2 * _SIGMAS * math.sqrt(length) * 2.0**-24 * len(found)
+    length = sum(side.shape[-1] if side.ndim > 1 else 1 for side in pieces[0].sides)
+    length += 2 * sum(part.v.shape[0] for part in pieces)
+    slack = 2 * _SIGMAS * math.sqrt(length) * 2.0**-24 * len(pieces)
     return jnp.maximum(total, 0.0) + slack * spread
 
 
-def weighted(found: list[Part], factor: jax.Array) -> list[Part]:
+def weighted(pieces: list[Part], factor: jax.Array) -> list[Part]:
     """The unit's parts with ``factor`` on them; exactly 0 where it is 0, whatever they hold."""
     kept = factor > 0
     scaled = []
-    for part in found:
+    for part in pieces:
         v = jnp.where(kept, factor * part.v, 0.0)
         u = part.u if part.u.ndim == 1 else jnp.where(kept, part.u, 0.0)
         scaled.append(dataclasses.replace(part, u=u, v=v))
     return scaled
 
 
-def total(uses: list[Use], found: list[Part], leaf: jax.Array) -> jax.Array:
+def total(uses: list[Use], pieces: list[Part], leaf: jax.Array) -> jax.Array:
     """Σ over units of the weighted G, or G of one unit, float32, in the shape of ``leaf``.
 
-    ``found``: the part of each of the leaf's ``uses``, with a leading axis of units; without one,
+    ``pieces``: the part of each of the leaf's ``uses``, with a leading axis of units; without one,
     products are rounded as the model's are.
     """
     result = jnp.zeros(leaf.shape, jnp.float32)
-    for use, part in zip(uses, found, strict=True):
+    for use, part in zip(uses, pieces, strict=True):
         v = part.v.reshape(-1, part.v.shape[-1])
         if use.picked:
             rows = v.reshape(-1, *leaf.shape[1:])

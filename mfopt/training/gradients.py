@@ -146,10 +146,10 @@ def _clipped_sum(
         plain = {i: leaf.astype(jnp.float32) for i, leaf in zip(others, gradients[0], strict=True)}
         parts = {}
         for i, mine in uses.items():
-            found = [(taps.uses[k], inputs[k], gradients[1][k]) for k in mine]
-            parts[i] = ghost.parts(found, wide=i in ghosts)
+            tapped = [(taps.uses[k], inputs[k], gradients[1][k]) for k in mine]
+            parts[i] = ghost.parts(tapped, wide=i in ghosts)
             if i not in ghosts:  # one product a unit: no array is turned, as by differentiation
-                plain[i] = ghost.total([use for use, *_ in found], parts.pop(i), leaves[i])
+                plain[i] = ghost.total([use for use, *_ in tapped], parts.pop(i), leaves[i])
         squares = [
             ghost.square(parts[i]) if i in parts else sum_of_squares(plain[i])
             for i in range(len(leaves))

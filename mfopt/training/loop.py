@@ -281,11 +281,11 @@ class Trainer:
 
         # written out: left to the compiler, every array is pieced together from all neighbours
         def shares(part: jax.Array) -> PyTree:
-            found: list[jax.Array] = []
+            parts: list[jax.Array] = []
             device, begin = jax.lax.axis_index(mesh.axis_names), 0
             for leaf, where in zip(leaves, places, strict=True):
-                if found:  # the whole of one leaf at a time
-                    part, found[-1] = jax.lax.optimization_barrier((part, found[-1]))
+                if parts:  # the whole of one leaf at a time
+                    part, parts[-1] = jax.lax.optimization_barrier((part, parts[-1]))
                 mine = _window(part, begin // part.size - device, begin % part.size, leaf.size)
                 begin += leaf.size
                 mine, left = mine.reshape(leaf.shape), set(mesh.axis_names)
@@ -293,8 +293,8 @@ class Trainer:
                     if names:  # every number is one device's, and 0 on the others
                         mine = jax.lax.psum_scatter(mine, names, scatter_dimension=axis, tiled=True)
                         left -= {names} if isinstance(names, str) else set(names)
-                found.append(jax.lax.psum(mine, tuple(left)) if left else mine)
-            return jax.tree.unflatten(structure, found)
+                parts.append(jax.lax.psum(mine, tuple(left)) if left else mine)
+            return jax.tree.unflatten(structure, parts)
 
         return jax.shard_map(
             shares,

@@ -42,11 +42,11 @@ def on_cpu() -> bool:
 def make_mesh(model_parallel: int = 1) -> Mesh:
     """Mesh of the :func:`devices`, (devices / model_parallel) × model_parallel."""
     model_parallel = _check.integer("model_parallel", model_parallel)
-    found = np.asarray(devices())
-    if len(found) % model_parallel:
-        rule = f"must divide the number of devices ({len(found)})"
+    available = np.asarray(devices())
+    if len(available) % model_parallel:
+        rule = f"must divide the number of devices ({len(available)})"
         raise _check.reject("model_parallel", model_parallel, rule)
-    return Mesh(found.reshape(-1, model_parallel), (DATA, MODEL))
+    return Mesh(available.reshape(-1, model_parallel), (DATA, MODEL))
 
 
 def one_device() -> Mesh:
@@ -82,10 +82,10 @@ def layout_of(mesh: Mesh, tree: PyTree) -> PyTree:
     """A ``NamedSharding`` per leaf of ``tree``: as it lies on ``mesh``, or replicated."""
 
     def where(leaf: Any) -> NamedSharding:
-        found = getattr(leaf, "sharding", None)
+        sharding = getattr(leaf, "sharding", None)
         # a compiled function may hand out an equal layout under another name
-        if isinstance(found, NamedSharding) and found.mesh == mesh:
-            return NamedSharding(mesh, found.spec)
+        if isinstance(sharding, NamedSharding) and sharding.mesh == mesh:
+            return NamedSharding(mesh, sharding.spec)
         return replicated(mesh)
 
     return jax.tree.map(where, tree)

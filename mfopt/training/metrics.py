@@ -204,7 +204,7 @@ class Recorder(contextlib.ExitStack):
                 self._evaluations.writerow(row)
             if self._events is not None:
                 self._events.add_scalar(f"evaluation/{part}", result.loss, step)
-            found = f"loss {result.loss:.4f}, perplexity {result.perplexity:.2f}"
-            note = f"after {step} steps: {part} {found}"
+            losses = f"loss {result.loss:.4f}, perplexity {result.perplexity:.2f}"
+            note = f"after {step} steps: {part} {losses}"
             self._report(Progress("training", step, self._total, "steps", note=note, lasting=True))
         self._clock = time.perf_counter()

@@ -371,12 +371,12 @@ def _open_data(
             raise _check.reject("data", name, "was built with another tokenizer than train")
     if not train.get("tokenizer_digest"):  # a store of tokens that come from no text
         return parts, None
-    found = None
+    tokenizer = None
     for file in (place / TOKENIZER_FILE, place.parent / TOKENIZER_FILE):
         if file.is_file():
-            found = Tokenizer.of_data(file, train)
+            tokenizer = Tokenizer.of_data(file, train)
             break
     if config.model and not initial_model.made_elsewhere(config.model):
         # another tokenizer of the same size would pass every other check
-        found = Tokenizer.of_data(config.model, train)
-    return parts, found
+        tokenizer = Tokenizer.of_data(config.model, train)
+    return parts, tokenizer

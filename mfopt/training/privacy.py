@@ -188,10 +188,10 @@ def noise_by_step(
 
 def warnings_of(execution: Execution, sizes: dict[str, float], delta: float) -> list[str]:
     """Warnings from a run's public numbers: of a weak δ, and that little can be learned."""
-    found = list(filter(None, [questionable_delta(delta, execution.units.population)]))
+    warnings = list(filter(None, [questionable_delta(delta, execution.units.population)]))
     noise, signal = sizes["noise_of_all_steps"], sizes["largest_signal_of_all_steps"]
     if not noise <= HOPELESS * signal:
-        found.append(
+        warnings.append(
             f"the noise in the sum of all steps has norm {noise:.3g}; if every unit pulled in one "
             f"direction, their sum would be {signal:.3g}: {noise / signal:.3g} times less. Little "
             "can be learned: take a larger epsilon, more units, more steps, or fewer parameters "
@@ -201,17 +201,17 @@ def warnings_of(execution: Execution, sizes: dict[str, float], delta: float) -> 
     population, scheme = execution.sampler.population, execution.sampler.scheme
     hidden = scheme.independent and not scheme.public_order  # a unit may be there or not
     if hidden and normalizer == expected and population < SMALL:
-        found.append(
+        warnings.append(
             f"each sum is divided by {normalizer:.4g}, {_PUBLIC_NUMBER} {population} "
             f"{execution.units.describe()['unit']}s: one more or less changes it visibly, and the "
             "guarantee takes their number as public. Give a rounded `normalizer` if it is not"
         )
     if not 0.1 <= normalizer / expected <= 10:
-        found.append(
+        warnings.append(
             f"each sum is divided by {normalizer:.4g}, and {expected:.4g} units are expected in a "
             "step: the learning rate is off by as much"
         )
-    return found
+    return warnings
 
 
 def fitted_rate(execution: Execution, optimizer: str, **settings: float) -> float:

@@ -192,11 +192,11 @@ class _Run:
         holds: dict[str, bool] = defaultdict(lambda: True)
         lattice = self._lattice()
         self._pairs(holds)
-        found = []
+        by_step = []
         for step, each in enumerate(self._steps(n, holds)):
-            found.append(each)
+            by_step.append(each)
             progress(Progress("training the run's own model on canaries", step + 1, n, "steps"))
-        noise, totals = (np.stack(part) / self.sigma for part in zip(*found, strict=True))
+        noise, totals = (np.stack(part) / self.sigma for part in zip(*by_step, strict=True))
         again = next(self.trainer.run(self.trainer.init(self.secret.twin().key("noise")), 1))
         other = self.normalizer * self._at(_leaves(again.release)) / self.sigma - totals[0]
         # the first steps of C, which is lower triangular

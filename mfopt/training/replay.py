@@ -99,13 +99,13 @@ def replay(folder: str | Path, progress: Report = silent) -> Replay:
 def _of_states(before: TrainState, after: TrainState) -> list[str]:
     """Names of the parts of two states that are not the same bit for bit."""
     parts = {"parameters": "params", "state of the optimizer": "optimizer", "noise": "noise"}
-    found = []
+    differing = []
     for name, field in parts.items():
         leaves = [jax.tree.leaves(getattr(state, field)) for state in (before, after)]
         pairs = zip(*leaves, strict=True)
         if any(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs):
-            found.append(name)
-    return found
+            differing.append(name)
+    return differing
 
 
 def _of_files(folder: Path, copy: Path) -> list[str]:
@@ -115,7 +115,7 @@ def _of_files(folder: Path, copy: Path) -> list[str]:
         return []  # it was stopped: nothing was exported at its last checkpoint
     names = sorted(path.name for path in (copy / MODEL).iterdir())
     same, _, _ = filecmp.cmpfiles(folder / MODEL, copy / MODEL, names, shallow=False)
-    found = ["exported model"] if len(same) < len(names) else []
+    differing = ["exported model"] if len(same) < len(names) else []
     for report in reports:
         report.pop("mfopt", None)
-    return [*found, "privacy report"] if reports[0] != reports[1] else found
+    return [*differing, "privacy report"] if reports[0] != reports[1] else differing

@@ -51,10 +51,10 @@ class RunSecret:
     @classmethod
     def from_bytes(cls, content: bytes) -> RunSecret:
         """The inverse of :meth:`to_bytes`; refused is content that was not written by it."""
-        found = cls(content[:32])
-        if found.to_bytes() != content:
+        secret = cls(content[:32])
+        if secret.to_bytes() != content:
             raise _check.reject("secret", "(not shown)", "is damaged: its checksum does not hold")
-        return found
+        return secret
 
     def derive(self, purpose: str) -> bytes:
         """32 bytes for ``purpose``, from which neither the secret nor another purpose's follow."""

@@ -91,9 +91,9 @@ class Taps:
         inputs: list[jax.Array] = []
         waiting = iter(zip(self.uses, taps, strict=True))
 
-        def meet(found: Use, u: jax.Array, out: jax.Array) -> jax.Array:
+        def meet(placed: Use, u: jax.Array, out: jax.Array) -> jax.Array:
             use, tap = next(waiting)
-            assert use == found  # the same program gives the same uses
+            assert use == placed  # the same program gives the same uses
             inputs.append(u)
             return out + tap
 

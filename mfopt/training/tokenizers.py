@@ -79,12 +79,12 @@ class Tokenizer:
     @classmethod
     def of_data(cls, path: str | Path, metadata: Mapping[str, Any]) -> Tokenizer:
         """The tokenizer at ``path``; refused is another one than a token store was made with."""
-        found = cls.load(path, metadata.get("end_of_text") or END_OF_TEXT)
-        if found.digest != metadata["tokenizer_digest"]:
+        tokenizer = cls.load(path, metadata.get("end_of_text") or END_OF_TEXT)
+        if tokenizer.digest != metadata["tokenizer_digest"]:
             rule = "is another tokenizer than the one that the data was built with"
             way_out = "Build the data with it, or put the data's own tokenizer.json there."
             raise _check.reject("tokenizer", str(path), rule, way_out)
-        return found
+        return tokenizer
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -171,8 +171,8 @@ class Tokenizer:
 def _end_token(folder: Path, backend: tokenizers.Tokenizer) -> str:
     """The end token that ``config.json`` in a model's folder names; GPT-2's without one."""
     try:
-        found = json.loads((folder / "config.json").read_bytes())["eos_token_id"]
-        first = found[0] if isinstance(found, list) else found
+        ends = json.loads((folder / "config.json").read_bytes())["eos_token_id"]
+        first = ends[0] if isinstance(ends, list) else ends
         return backend.id_to_token(first) or END_OF_TEXT
     except (OSError, ValueError, LookupError, TypeError):
         return END_OF_TEXT  # who reads the model says what is wrong with its folder

@@ -152,9 +152,9 @@ def read(path: str | Path) -> dict[str, Any]:
         why = problem.strerror if isinstance(problem, OSError) else "it is not JSON"
         way_out = "Give the privacy report of a run; `mfopt certify` proves a factorization file."
         raise _check.reject("report", str(path), f"cannot be read ({why})", way_out) from None
-    found = facts.get("format") if isinstance(facts, dict) else None
-    if found != privacy.REPORT_FORMAT:
-        rule = f"is of format {found}, and this mfopt reads {privacy.REPORT_FORMAT}"
+    version = facts.get("format") if isinstance(facts, dict) else None
+    if version != privacy.REPORT_FORMAT:
+        rule = f"is of format {version}, and this mfopt reads {privacy.REPORT_FORMAT}"
         raise _check.reject("report", str(path), rule)
     if facts.get("command") == "train" and type(facts.get("schema")) is int:
         del facts["command"], facts["schema"]  # of `mfopt train --report-only --json`
@@ -268,8 +268,10 @@ def _alone(
 ) -> Guarantee:
     """The statement that follows for the run alone."""
     how: dict[str, Any] = {"black_box": bool(facts["black_box"])}
-    found = privacy.statement(account, execution, privacy_unit=stated.privacy_unit, **how)
-    return privacy.with_grid(found, execution, _check.integer("parameters", facts["parameters"]))
+    statement = privacy.statement(account, execution, privacy_unit=stated.privacy_unit, **how)
+    return privacy.with_grid(
+        statement, execution, _check.integer("parameters", facts["parameters"])
+    )
 
 
 def _rebuilt(
@@ -319,25 +321,25 @@ def _proved(account: Factorization, progress: Report) -> Check:
         return Check("account", words, "an estimate, which proves nothing", False)
     mechanism, multiplier = account.mechanism, stated.noise_multiplier
     try:
-        found = proofs.prove(mechanism, multiplier, stated, progress=progress)
-        if not _as_certain(stated, found):  # another analysis may be
-            found = account_of(mechanism, noise_multiplier=multiplier, delta=stated.delta)
+        proof = proofs.prove(mechanism, multiplier, stated, progress=progress)
+        if not _as_certain(stated, proof):  # another analysis may be
+            proof = account_of(mechanism, noise_multiplier=multiplier, delta=stated.delta)
     except (FailureError, UsageError) as problem:
         return Check("account", words, f"not proved here: {problem}", False)
-    if not (found.epsilon <= stated.epsilon and _as_certain(stated, found)):
+    if not (proof.epsilon <= stated.epsilon and _as_certain(stated, proof)):
         words = f"{words}, {stated.status}, wrong with chance {stated.failure_probability:g}"
-        return Check("account", words, f"what can be proved here is {found}", False)
-    return Check("account", f"{words}, proved again by {found.method}", "", True)
+        return Check("account", words, f"what can be proved here is {proof}", False)
+    return Check("account", f"{words}, proved again by {proof.method}", "", True)
 
 
-def _as_certain(stated: Guarantee, found: Guarantee) -> bool:
-    """True if ``found`` is as certain and as tight as ``stated``."""
-    if found.status == "estimate" or (stated.status == "exact" and found.status != "exact"):
+def _as_certain(stated: Guarantee, proof: Guarantee) -> bool:
+    """True if ``proof`` is as certain and as tight as ``stated``."""
+    if proof.status == "estimate" or (stated.status == "exact" and proof.status != "exact"):
         return False
     if stated.status != "certified":
-        return found.failure_probability == 0
+        return proof.failure_probability == 0
     # that of its own draws, of as many tests as it took: no test errs less than this
-    least = min(found.failure_probability, BETA_SHARE * stated.delta)
+    least = min(proof.failure_probability, BETA_SHARE * stated.delta)
     return stated.failure_probability >= least * (1 - 1e-9)
 
 
@@ -350,13 +352,13 @@ def _compared(
     honest = facts["holds"] is True and facts["pinned"] is False
     yield Check("claims a guarantee", claim, only, honest)
     try:
-        found = _alone(facts, stated, account, execution)
+        statement = _alone(facts, stated, account, execution)
         if "continues" in facts:
-            found = composed([*runs_of(facts["continues"]), (found, account)])
+            statement = composed([*runs_of(facts["continues"]), (statement, account)])
     except UsageError as problem:
         yield Check("statement", str(stated), str(problem), False)
         return
-    for name, value in _plain(found.describe()).items():
+    for name, value in _plain(statement.describe()).items():
         mine = facts["guarantee"][name]
         if name in ("epsilon", "delta"):  # a statement may say less than what is proved
             # the same formula on another machine: the last bits may differ
@@ -422,32 +424,32 @@ def _learning_rate(stated: dict[str, Any], execution: Execution) -> Check:
         return Check("learning rate", f"{value:.6g}, chosen {chosen}", "", True)
     settings = {name: stated[name] for name in ("momentum", "beta2")}
     move = stated["noise_move"]
-    found = privacy.fitted_rate(execution, stated["optimizer"], move=move, **settings)
-    return _alike("learning rate", value, found)
+    rate = privacy.fitted_rate(execution, stated["optimizer"], move=move, **settings)
+    return _alike("learning rate", value, rate)
 
 
 def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _alike(name: str, stated: Any, found: Any) -> Check:
-    same = _equal(stated, found)
-    first, second = (f"{x:.6g}" if type(x) is float else str(x) for x in (stated, found))
+def _alike(name: str, stated: Any, computed: Any) -> Check:
+    same = _equal(stated, computed)
+    first, second = (f"{x:.6g}" if type(x) is float else str(x) for x in (stated, computed))
     if same and isinstance(stated, dict | list):
         first = "as computed here"
     return Check(name.replace("_", " "), first, second, same)
 
 
-def _equal(stated: Any, found: Any) -> bool:
+def _equal(stated: Any, computed: Any) -> bool:
     """Return True if two JSON values are equal up to the last bits of numbers."""
-    if isinstance(stated, dict) and isinstance(found, dict):
-        same = stated.keys() == found.keys()
-        return same and all(_equal(stated[name], found[name]) for name in found)
-    if isinstance(stated, list) and isinstance(found, list):
-        return len(stated) == len(found) and all(map(_equal, stated, found))
-    if type(stated) is float and type(found) is float:
-        return stated == found or math.isclose(stated, found, rel_tol=1e-6)
-    return type(stated) is type(found) and bool(stated == found)
+    if isinstance(stated, dict) and isinstance(computed, dict):
+        same = stated.keys() == computed.keys()
+        return same and all(_equal(stated[name], computed[name]) for name in computed)
+    if isinstance(stated, list) and isinstance(computed, list):
+        return len(stated) == len(computed) and all(map(_equal, stated, computed))
+    if type(stated) is float and type(computed) is float:
+        return stated == computed or math.isclose(stated, computed, rel_tol=1e-6)
+    return type(stated) is type(computed) and bool(stated == computed)
 
 
 def composed(runs: Sequence[Run]) -> Guarantee:
@@ -476,9 +478,9 @@ def composed(runs: Sequence[Run]) -> Guarantee:
         with contextlib.suppress(UsageError, FailureError):  # the sum holds without
             parts = [phases.Phase(each.mechanism, each.noise_multiplier) for _, each in runs]
             if all(part.rounds is not None for part in parts):
-                found = phases.compose(parts, delta=delta)
-                if found.status == "bound" and found.epsilon < epsilon:
-                    epsilon, method = found.epsilon, f"composition of {len(runs)} runs"
+                composition = phases.compose(parts, delta=delta)
+                if composition.status == "bound" and composition.epsilon < epsilon:
+                    epsilon, method = composition.epsilon, f"composition of {len(runs)} runs"
     alone = [{"epsilon": own.epsilon, "delta": own.delta} for own, _ in runs]
     details = {name: value for name, value in last.details.items() if name != "bracket"}
     return dataclasses.replace(

@@ -64,11 +64,11 @@ def account_of(
     strategy: Strategy = Identity()
     scheme, digest = None, ""
     if config.factorization:
-        found = load_factorization(config.factorization)
+        optimized = load_factorization(config.factorization)
         if not config.epsilon:
-            return _proved(found, progress, "Run `mfopt calibrate` for a σ that it can prove.")
+            return _proved(optimized, progress, "Run `mfopt calibrate` for a σ that it can prove.")
         # the file's C at a target of the run's own: for groups, which the file is not made for
-        strategy, scheme, digest = found.strategy, found.sampling, found.digest
+        strategy, scheme, digest = optimized.strategy, optimized.sampling, optimized.digest
     epsilon, delta, group = config.epsilon, config.delta, config.group_size
     if config.algorithm == "group":
         epsilon, delta = one_unit_target(epsilon, delta, group)
@@ -91,17 +91,17 @@ def account_of(
 
 
 def _proved(
-    found: Factorization, progress: Report | None, way_out: str, what: str = ""
+    account: Factorization, progress: Report | None, way_out: str, what: str = ""
 ) -> Factorization:
-    """``found`` as proved on this machine; without ``progress`` it is proved already."""
+    """``account`` as proved on this machine; without ``progress`` it is proved already."""
     if progress is not None and jax.process_index() == 0:  # it alone writes the report
         try:
-            proved = proofs.ensure(found, progress=progress)
-            found = dataclasses.replace(found, guarantee=proved)
+            proved = proofs.ensure(account, progress=progress)
+            account = dataclasses.replace(account, guarantee=proved)
         except FailureError as problem:
             raise FailureError(f"{what}{problem} {way_out}") from None
     meshes.wait_for_lead("proof")
-    return found
+    return account
 
 
 def _read(

@@ -184,9 +184,9 @@ def _plan_in(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _changed(found: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+def _changed(earlier: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
     """Return the names of what differs between two plans of a build."""
-    return sorted(key for key in plan if found.get(key) != json.loads(json.dumps(plan[key])))
+    return sorted(key for key in plan if earlier.get(key) != json.loads(json.dumps(plan[key])))
 
 
 def _text(description: Mapping[str, Any] | None) -> Any:

@@ -247,8 +247,8 @@ def format_of(path: str | Path) -> type[_Files] | None:
     """The format that a file's name ends in; None: no known one."""
     name = str(path).lower()
     suffix = Path(name.removesuffix(".gz")).suffix
-    found = _BY_SUFFIX.get(suffix)
-    return None if name.endswith(".gz") and found is not JsonLines else found
+    kind = _BY_SUFFIX.get(suffix)
+    return None if name.endswith(".gz") and kind is not JsonLines else kind
 
 
 def walk(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
@@ -291,8 +291,8 @@ class FileTree:
         for path in self.files():
             digest.update(f"{path.relative_to(self.folder)}\0{path.stat().st_size}\n".encode())
             count += 1
-        found = {"format": self.format, "files": count, "names_and_sizes": digest.hexdigest()}
-        return found | self._facts
+        facts = {"format": self.format, "files": count, "names_and_sizes": digest.hexdigest()}
+        return facts | self._facts
 
     def total(self) -> int:
         """Number of files."""

@@ -71,10 +71,10 @@ def docstrings_of(source: str) -> list[str]:
     ['Holds b.', 'Gives 1.']
     """
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    found = [
+    texts = [
         ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)
     ]
-    return [text for text in found if text]
+    return [text for text in texts if text]
 
 
 class StandardLibrary(FileTree):

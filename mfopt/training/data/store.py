@@ -93,8 +93,10 @@ class TokenStore:
         for name, end in ends.items():
             offsets = getattr(self, name)
             if offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != end:
-                found = offsets[[0, -1]].tolist() if offsets.ndim == 1 and len(offsets) else []
-                raise _check.reject(name, found, f"must run from 0 to {end}", _DAMAGED)
+                first_and_last = (
+                    offsets[[0, -1]].tolist() if offsets.ndim == 1 and len(offsets) else []
+                )
+                raise _check.reject(name, first_and_last, f"must run from 0 to {end}", _DAMAGED)
 
     @classmethod
     def open(cls, path: str | Path) -> TokenStore:
@@ -311,7 +313,7 @@ def open_parts(path: str | Path, name: str = "path") -> dict[str, TokenStore]:
     if (folder / METADATA).is_file():
         return {"train": TokenStore.open(folder)}
     there = [part for part in PARTS if (folder / part / METADATA).is_file()]
-    found = {part: TokenStore.open(folder / part) for part in there}
-    if "train" not in found:
+    stores = {part: TokenStore.open(folder / part) for part in there}
+    if "train" not in stores:
         raise _check.reject(name, str(folder), "holds no token store", _MAKE_ONE)
-    return found
+    return stores

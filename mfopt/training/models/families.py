@@ -316,37 +316,37 @@ class DecoderConfig:
     @classmethod
     def read(cls, settings: dict[str, Any]) -> DecoderConfig:
         """The shape that a ``config.json`` says; refused is one of another function."""
-        found = dict(settings)
-        family = FAMILIES[found["model_type"]]
+        values = dict(settings)
+        family = FAMILIES[values["model_type"]]
         if family.learned:
             for name, (meaning, usual) in _OF_GPT2.items():
-                value = found.pop(name, usual)
-                found[meaning] = usual if value is None else value
-            found["intermediate_size"] = found["intermediate_size"] or 4 * found["hidden_size"]
-        blocks = _check.integer("num_hidden_layers", found.get("num_hidden_layers"))
-        kinds = _kinds(found, blocks)
-        ropes = _ropes(found)
-        if found.get("use_sliding_window") is False:
-            found["sliding_window"] = None
-        windowed = found.get("sliding_window") is not None
-        if not windowed and found.get("layer_types") and _SLIDING in kinds:
+                value = values.pop(name, usual)
+                values[meaning] = usual if value is None else value
+            values["intermediate_size"] = values["intermediate_size"] or 4 * values["hidden_size"]
+        blocks = _check.integer("num_hidden_layers", values.get("num_hidden_layers"))
+        kinds = _kinds(values, blocks)
+        ropes = _ropes(values)
+        if values.get("use_sliding_window") is False:
+            values["sliding_window"] = None
+        windowed = values.get("sliding_window") is not None
+        if not windowed and values.get("layer_types") and _SLIDING in kinds:
             rule = "has layers with a window, and there is no `sliding_window`"
             raise _check.reject("config.json layer_types", kinds, rule)
         usual = "gelu_pytorch_tanh" if family.gemma else "gelu" if family.plain else "silu"
         activations = (*ACTIVATIONS,)[1:] if family.gemma or family.plain else ("silu",)
         required = {k: v for k, v in _REQUIRED.items() if k not in family.follows}
-        found["partial_rotary_factor"] = min(rotary.share for rotary in ropes.values())
+        values["partial_rotary_factor"] = min(rotary.share for rotary in ropes.values())
         required |= dict.fromkeys(("hidden_act", "hidden_activation"), activations)
         required["hidden_activation"] += (None,)
         if family.parallel:
             required["use_parallel_residual"] = (True,)
-        check_settings(found, {*_SIZES, *_FOLLOWED, *family.follows, "model_type"}, required)
-        known = {name: found[name] for name in _SIZES if found.get(name) is not None}
+        check_settings(values, {*_SIZES, *_FOLLOWED, *family.follows, "model_type"}, required)
+        known = {name: values[name] for name in _SIZES if values.get(name) is not None}
         for name in _SIZES:
             if name not in known and name not in ("num_key_value_heads", "head_dim"):
                 raise _check.reject("config.json", name, "is missing")
         epsilon = "layer_norm_eps" if family.plain else "rms_norm_eps"
-        if found.get(epsilon) is None:
+        if values.get(epsilon) is None:
             raise _check.reject("config.json", epsilon, "is missing")
         heads = _check.integer("num_attention_heads", known["num_attention_heads"])
         size = _check.integer("hidden_size", known["hidden_size"]) // heads
@@ -356,26 +356,26 @@ class DecoderConfig:
         known = {"num_key_value_heads": heads, "head_dim": size} | known
         if family.plain:
             known["num_key_value_heads"] = heads
-        positions = found.get("no_rope_layers") or [1] * blocks
+        positions = values.get("no_rope_layers") or [1] * blocks
         if len(positions) != blocks or len(kinds) != blocks:
             raise _check.reject("config.json layers", blocks, "is not the length of their settings")
-        scalar = found.get("query_pre_attn_scalar") or known["head_dim"]
+        scalar = values.get("query_pre_attn_scalar") or known["head_dim"]
         # older Gemma files name the exact GELU where all readers take the other one
-        named = found.get("hidden_activation") or (found.get("hidden_act"), usual)[family.gemma]
+        named = values.get("hidden_activation") or (values.get("hidden_act"), usual)[family.gemma]
         return cls(
-            model_type=found["model_type"],
-            norm_epsilon=_check.positive(epsilon, found[epsilon]),
+            model_type=values["model_type"],
+            norm_epsilon=_check.positive(epsilon, values[epsilon]),
             rotary=tuple(
                 ropes[kind] if there and not family.learned else None
                 for kind, there in zip(kinds, positions, strict=True)
             ),
-            tie_word_embeddings=found.get("tie_word_embeddings", family.gemma),
-            attention_bias=found.get("attention_bias", family.plain),
-            sliding_window=found.get("sliding_window"),
+            tie_word_embeddings=values.get("tie_word_embeddings", family.gemma),
+            attention_bias=values.get("attention_bias", family.plain),
+            sliding_window=values.get("sliding_window"),
             activation=named or usual,
             query_scale=_check.positive("query_pre_attn_scalar", scalar) ** -0.5,
-            attention_cap=found.get("attn_logit_softcapping"),
-            logits_cap=found.get("final_logit_softcapping"),
+            attention_cap=values.get("attn_logit_softcapping"),
+            logits_cap=values.get("final_logit_softcapping"),
             source=json.dumps(settings),
             **known,
         )
@@ -524,29 +524,29 @@ class DecoderConfig:
         return layer in self.family.biased or (self.attention_bias and of_attention)
 
 
-def _kinds(found: dict[str, Any], blocks: int) -> list[str]:
+def _kinds(values: dict[str, Any], blocks: int) -> list[str]:
     """Which layers attend to a window only, where that decides their positions."""
-    kinds = found.get("layer_types")
+    kinds = values.get("layer_types")
     if kinds is not None:
         _check.kind("config.json layer_types", kinds, list)
         if not {*map(str, kinds)} <= {_FULL, _SLIDING}:
             raise _check.reject("config.json layer_types", kinds, "has a layer of another kind")
         return kinds
-    every = found.pop("sliding_window_pattern", None)  # of older Gemma 3 files
-    if found["model_type"] != "gemma3_text":
+    every = values.pop("sliding_window_pattern", None)  # of older Gemma 3 files
+    if values["model_type"] != "gemma3_text":
         return [_FULL] * blocks
     every = _check.integer("sliding_window_pattern", every or 6)
     return [_SLIDING if (number + 1) % every else _FULL for number in range(blocks)]
 
 
-def _ropes(found: dict[str, Any]) -> dict[str, Rotary]:
+def _ropes(values: dict[str, Any]) -> dict[str, Rotary]:
     """Rotary positions by kind of layer, taken out of what a ``config.json`` says of them."""
-    given = found.pop("rope_parameters", None) or {}
-    local = found.pop("rope_local_base_freq", None)
+    given = values.pop("rope_parameters", None) or {}
+    local = values.pop("rope_local_base_freq", None)
     # older files have all but the stretching outside
-    outside = {"rope_theta": found.pop("rotary_emb_base", None) or found.get("rope_theta")}
-    share = found.pop("rotary_pct", None) or found.get("partial_rotary_factor")
-    outside |= {"partial_rotary_factor": share} | (found.pop("rope_scaling", None) or {})
+    outside = {"rope_theta": values.pop("rotary_emb_base", None) or values.get("rope_theta")}
+    share = values.pop("rotary_pct", None) or values.get("partial_rotary_factor")
+    outside |= {"partial_rotary_factor": share} | (values.pop("rope_scaling", None) or {})
     outside = {name: value for name, value in outside.items() if value is not None}
     if {*given} <= {_FULL, _SLIDING} and given:
         return {kind: _rotary(dict(given[kind])) for kind in given}

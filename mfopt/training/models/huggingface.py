@@ -78,8 +78,8 @@ def gpt2_model(
             except (KeyError, TypeError):
                 raise _check.reject("base", name, "is missing from the given parameters") from None
             if plain[path].shape != shape:
-                found = f"{name} {plain[path].shape}"
-                raise _check.reject("base", found, f"must have shape {shape}")
+                wrong_shape = f"{name} {plain[path].shape}"
+                raise _check.reject("base", wrong_shape, f"must have shape {shape}")
         if lora is not None and path[-1] == "kernel" and "/".join(path[2:4]) in adapted:
             low = adapter_draws.standard_normal((shape[0], lora.rank), np.float32)
             adapters[*path[:-1], "lora_a"] = jnp.asarray(low / np.float32(np.sqrt(shape[0])))
@@ -145,18 +145,18 @@ def read_config(folder: str | Path) -> DecoderConfig:
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise _check.reject("model", str(folder), "holds no config.json", _A_FOLDER)
-    found = _json_object(path)
+    settings = _json_object(path)
     way_out = "Another model is given as MODULE:FUNCTION, which makes a Flax NNX module."
-    _check.choice("config.json model_type", found.get("model_type"), (*FAMILIES,), way_out)
-    return DecoderConfig.read(found)
+    _check.choice("config.json model_type", settings.get("model_type"), (*FAMILIES,), way_out)
+    return DecoderConfig.read(settings)
 
 
 def _json_object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise _check.reject("model", str(path), f"cannot be read: {error}") from None
-    return dict(_check.kind(path.name, found, dict, _A_FOLDER))
+    return dict(_check.kind(path.name, content, dict, _A_FOLDER))
 
 
 @pinned
