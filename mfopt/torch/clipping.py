@@ -79,32 +79,53 @@ class Examples:
           parts: tensors, examples along the first axis.
           alone: whether each example goes through the module by itself.
         """
-        if self._spread or not (alone or self.module in _one_by_one):
-            eager = torch.compiler.set_stance("force_eager")
-            unhooked = _unhooked(self.module if self._spread else None)
-            with eager, _entered(self.module) as layers, unhooked:
-                try:
-                    return per_example.forward(
-                        lambda copies, *example: function(self._caller(copies), *example),
-                        self.module,
-                        self._detached,
-                        self._names,
-                        parts,
-                    )
-                except torch.OutOfMemoryError:
-                    raise
-                except RuntimeError as problem:
-                    where, why = layers[-1] if layers else "its loss", str(problem)
-            if self._spread:
-                rule = f"has no rule for torch.vmap ({why.splitlines()[0][:200]}), as it must here"
-                way_out = "Use no fully_shard."
-                raise _check.reject(where, "in a model of fully_shard", rule, way_out)
-            result = self._one_by_one(function, parts)
-            _one_by_one.add(self.module)
-            text = f"{where} has no rule for torch.vmap ({why.splitlines()[0][:200]}): gradients "
-            warnings.warn(f"{text}are computed one example after the other", stacklevel=5)
-            return result
-        return self._one_by_one(function, parts)
+        if not self._spread and (alone or self.module in _one_by_one):
+            return self._one_by_one(function, parts)
+
+        def of_one(copies: Mapping[str, torch.Tensor], *example: torch.Tensor) -> Any:
+            return function(self._caller(copies), *example)
+
+        arguments = self.module, self._detached, self._names, parts
+        eager = torch.compiler.set_stance("force_eager")
+        unhooked = _unhooked(self.module if self._spread else None)
+        with eager, _entered(self.module) as layers, unhooked:
+            try:
+                outputs, pullback = per_example.forward(of_one, *arguments)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as problem:
+                where = layers[-1] if layers else "its loss"
+                return self._without_rule(where, str(problem), function, parts)
+
+        def gradients(cotangents: Sequence[torch.Tensor | None]) -> per_example.Gradients:
+            try:
+                return pullback(cotangents)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as problem:  # of checkpoints, which compute layers again
+                name = type(self.module).__name__
+                again = self._without_rule(f"module ({name})", str(problem), function, parts)
+                return again[1](cotangents)
+
+        return outputs, gradients
+
+    def _without_rule(
+        self,
+        where: str,
+        why: str,
+        function: Callable[..., tuple[torch.Tensor, ...]],
+        parts: Sequence[torch.Tensor],
+    ) -> tuple[Sequence[torch.Tensor], per_example.Pullback]:
+        """Results of :meth:`forward` one example after the other, from now on, with a warning."""
+        why = f"has no rule for torch.vmap ({why.splitlines()[0][:200]})"
+        if self._spread:
+            rule, way_out = f"{why}, as it must here", "Use no fully_shard."
+            raise _check.reject(where, "in a model of fully_shard", rule, way_out)
+        result = self._one_by_one(function, parts)
+        _one_by_one.add(self.module)
+        text = f"{where} {why}: gradients are computed one example after the other"
+        warnings.warn(text, stacklevel=6)
+        return result
 
     @contextlib.contextmanager
     def probed(

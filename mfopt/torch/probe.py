@@ -113,8 +113,8 @@ def _content(tensor: torch.Tensor) -> Any:
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # kept beyond a pass of vmap
         return id(tensor)
     part = checks.local(tensor.detach())
-    # without numbers of its own
-    if part.layout != torch.strided or part.is_meta:
+    # without numbers of its own, as a whole parameter that fully_shard has freed
+    if part.layout != torch.strided or part.is_meta or not part.untyped_storage().size():
         return id(tensor), tensor._version
     return tuple(part.shape), fingerprint([part])
 
