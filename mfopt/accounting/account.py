@@ -98,15 +98,15 @@ class Accountant(abc.ABC):
     free: ClassVar[bool] = False
     sampled: ClassVar[bool] = False
 
-    def __init_subclass__(cls, **rest: Any) -> None:
-        super().__init_subclass__(**rest)
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
         for scheme in vars(cls).get("schemes", ()):
             if not (isinstance(scheme, type) and issubclass(scheme, Scheme)):
-                what = f"accountant {cls.__qualname__}: {scheme!r}"
-                raise TypeError(f"{what} is not a sampling scheme")
+                subject = f"accountant {cls.__qualname__}: {scheme!r}"
+                raise TypeError(f"{subject} is not a sampling scheme")
             # the same class again (redefined in a notebook) takes its own place
-            named = f"{cls.__module__}.{cls.__qualname__}"
-            _REGISTERED.setdefault(scheme.kind, {})[named] = cls
+            name = f"{cls.__module__}.{cls.__qualname__}"
+            _REGISTERED.setdefault(scheme.kind, {})[name] = cls
 
     @abc.abstractmethod
     def check(self, mechanism: Mechanism) -> None:
@@ -194,11 +194,13 @@ def _analysed(accountant: Accountant, mechanism: Mechanism, effort: Effort) -> A
     Raises:
       TypeError: it does not.
     """
-    made = accountant.analysis(mechanism, effort)
-    if accountant.sampled and not isinstance(made, SampledAnalysis | DeterministicAnalysis | Least):
-        named = f"{type(accountant).__qualname__}.analysis: {type(made).__qualname__}"
-        raise TypeError(f"{named} must be an mfopt.accounting.SampledAnalysis")
-    return made
+    result = accountant.analysis(mechanism, effort)
+    if accountant.sampled and not isinstance(
+        result, SampledAnalysis | DeterministicAnalysis | Least
+    ):
+        subject = f"{type(accountant).__qualname__}.analysis: {type(result).__qualname__}"
+        raise TypeError(f"{subject} must be an mfopt.accounting.SampledAnalysis")
+    return result
 
 
 def account(
@@ -238,26 +240,26 @@ def account(
         _check.noise_multiplier(noise_multiplier)
     if delta is not None:
         _check.probability("delta", delta)
-    asked = next(name for name, value in statement.items() if value is None)
-    rest = [value for value in statement.values() if value is not None]
+    question = next(name for name, value in statement.items() if value is None)
+    numbers = [value for value in statement.values() if value is not None]
 
-    def answer(found: Analysis) -> Guarantee:
-        return with_lower_end(mechanism, getattr(found, asked)(*rest), asked)
+    def answer(bound: Analysis) -> Guarantee:
+        return with_lower_end(mechanism, getattr(bound, question)(*numbers), question)
 
     effort = Effort(samples, seed, certify, certificate)
     _require(mechanism)
     # a sampled account may take over ten CPU seconds: 40 for 100 units in 8 bins
-    many = mechanism.group_size >= 64 and getattr(mechanism.sampling, "bins", 0) >= 8
-    costly = certify and samples is None and many
+    is_large_group = mechanism.group_size >= 64 and getattr(mechanism.sampling, "bins", 0) >= 8
+    costly = certify and samples is None and is_large_group
     if (
         free := [accountant for accountant in supporting(mechanism) if accountant.free]
         if costly
         else []
     ):
         with contextlib.suppress(FailureError):
-            found = answer(least([_analysed(accountant, mechanism, effort) for accountant in free]))
-            if (found.lower_bound or 0.0) >= (1 - _CLOSE[asked]) * getattr(found, asked):
-                return found
+            bound = answer(least([_analysed(accountant, mechanism, effort) for accountant in free]))
+            if (bound.lower_bound or 0.0) >= (1 - _CLOSE[question]) * getattr(bound, question):
+                return bound
     return answer(analysis(mechanism, **dataclasses.asdict(effort)))
 
 

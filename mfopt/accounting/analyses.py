@@ -133,8 +133,8 @@ class DeterministicAnalysis:
             numbers = 0.0, epsilon, delta
             return self._guarantee(*numbers, lambda: bracket.Bracket(0.0, 0.0), reason)
         sigma = self.bound.noise_multiplier(epsilon, delta) * (1 + self.bound.margin)
-        at = self.bound.profile, sigma, epsilon, delta, self.bound.tolerance
-        return self._guarantee(sigma, epsilon, delta, functools.partial(bracket.of_sigma, *at))
+        search = self.bound.profile, sigma, epsilon, delta, self.bound.tolerance
+        return self._guarantee(sigma, epsilon, delta, functools.partial(bracket.of_sigma, *search))
 
     def _guarantee(
         self,
@@ -200,8 +200,10 @@ def least(parts: Sequence[Analysis]) -> Analysis:
     """
     flat = [x for part in parts for x in (part.parts if isinstance(part, Least) else (part,))]
     if sum(isinstance(part, SampledAnalysis) for part in flat) > 1:
-        named = ", ".join(type(part).__qualname__ for part in flat)
-        raise TypeError(f"{named}: at most one of them can be an mfopt.accounting.SampledAnalysis")
+        classes = ", ".join(type(part).__qualname__ for part in flat)
+        raise TypeError(
+            f"{classes}: at most one of them can be an mfopt.accounting.SampledAnalysis"
+        )
     return flat[0] if len(flat) == 1 else Least(flat[0].mechanism, tuple(flat))
 
 
@@ -222,7 +224,7 @@ class Least:
         return _least(self.parts, "noise_multiplier", epsilon, delta)
 
 
-def _least(parts: Sequence[Any], question: str, *given: float) -> Guarantee:
+def _least(parts: Sequence[Any], question: str, *arguments: float) -> Guarantee:
     """Smallest of the bounds; an analysis that fails is skipped, unless all fail.
 
     Tests have their share of δ whatever is reported in the end (:mod:`.verify`): beside them the
@@ -236,9 +238,9 @@ def _least(parts: Sequence[Any], question: str, *given: float) -> Guarantee:
     failures: list[str] = []
     size = operator.attrgetter(question)
 
-    def ask(part: Any, *given: Any) -> list[Guarantee]:
+    def ask(part: Any, *arguments: Any) -> list[Guarantee]:
         try:
-            return [getattr(part, question)(*given)]
+            return [getattr(part, question)(*arguments)]
         except FailureError as failure:
             failures.append(str(failure))
             return []
@@ -249,24 +251,26 @@ def _least(parts: Sequence[Any], question: str, *given: float) -> Guarantee:
     for part in parts:
         # a δ includes the failure probability of its tests, and is charged with no more
         if isinstance(part, SampledAnalysis) and question != "delta":
-            budget = Budget(given[-1], min(map(size, answers), default=math.inf))
-            tested += ask(part, *given, budget)
+            budget = Budget(arguments[-1], min(map(size, answers), default=math.inf))
+            tested += ask(part, *arguments, budget)
             spent = budget.spent
         else:
-            answers += ask(part, *given)
+            answers += ask(part, *arguments)
     at_delta = [*answers, *tested]
     if spent:
-        *first, delta = given
-        others = [part for part in parts if not isinstance(part, SampledAnalysis)]
-        again = [answer for part in others for answer in ask(part, *first, delta * (1 - spent))]
-        answers = [_for_larger(answer, delta) for answer in again]
+        *leading, delta = arguments
+        deterministic = [part for part in parts if not isinstance(part, SampledAnalysis)]
+        charged = [
+            answer for part in deterministic for answer in ask(part, *leading, delta * (1 - spent))
+        ]
+        answers = [_for_larger(answer, delta) for answer in charged]
     answers += tested
     if not answers:
         raise FailureError(failures[-1])
     smallest = min(size(answer) for answer in answers)
     # of answers that are the same but for rounding, the one that is known to be exact
-    same = [answer for answer in answers if size(answer) <= smallest * (1 + 1e-9)]
-    best = min(same, key=lambda answer: (answer.status != "exact", size(answer)))
+    ties = [answer for answer in answers if size(answer) <= smallest * (1 + 1e-9)]
+    best = min(ties, key=lambda answer: (answer.status != "exact", size(answer)))
     details = {**best.details, "least_of": [answer.method for answer in answers]}
     if failures:
         details["without_answer"] = failures

@@ -69,12 +69,12 @@ class _Best(LowerProfile):
     parts: tuple[Any, ...]
 
     def log_delta_below(self, epsilon: float) -> float:
-        asked = (part.log_delta_below for part in self.parts)
-        return max(bracket.known(ask, epsilon, nothing=-math.inf) for ask in asked)
+        questions = (part.log_delta_below for part in self.parts)
+        return max(bracket.known(ask, epsilon, nothing=-math.inf) for ask in questions)
 
     def epsilon_below(self, delta: float, near: float | None = None) -> float:
-        asked = (part.epsilon_below for part in self.parts)
-        return max(bracket.known(ask, delta, near, nothing=0.0) for ask in asked)
+        questions = (part.epsilon_below for part in self.parts)
+        return max(bracket.known(ask, delta, near, nothing=0.0) for ask in questions)
 
 
 class _Bins:
@@ -90,9 +90,9 @@ class _Bins:
         scheme: Any = mechanism.sampling
         rounds = 1
         if isinstance(scheme, FreshBins):
-            found = FreshBinsLaw(scheme).exact(mechanism.strategy)
-            rounds = found.throws
-            squares, products, square = _squares(found)
+            assignments = FreshBinsLaw(scheme).exact(mechanism.strategy)
+            rounds = assignments.throws
+            squares, products, square = _squares(assignments)
         elif (orthogonal := balls_in_bins.orthogonal_norm(mechanism)) is None:
             gram, _ = dominating_pair.overlaps(mechanism.strategy, scheme)
             squares, products, square = np.diagonal(gram), np.mean(gram, axis=0), np.mean(gram)
@@ -118,36 +118,36 @@ class _Bins:
 
 
 @_quick.jit
-def _squares(of: patterns.Patterns) -> tuple[Any, ...]:
-    return patterns.squared_norms(of), *of.mean()
+def _squares(participations: patterns.Patterns) -> tuple[Any, ...]:
+    return patterns.squared_norms(participations), *participations.mean()
 
 
-def with_lower_end(mechanism: Mechanism, found: Guarantee, asked: str) -> Guarantee:
-    """``found`` with a lower bound of what was ``asked`` for in ``details["bracket"]``.
+def with_lower_end(mechanism: Mechanism, answer: Guarantee, question: str) -> Guarantee:
+    """``answer`` with a lower bound of what ``question`` asks for in ``details["bracket"]``.
 
     For bounds and certified answers; as found where nothing is known.
     """
-    value = getattr(found, asked)
-    if found.status not in ("bound", "certified") or not 0 < value < math.inf:
-        return found
+    value = getattr(answer, question)
+    if answer.status not in ("bound", "certified") or not 0 < value < math.inf:
+        return answer
     try:
-        below = _below(mechanism, found, asked)
+        below = _below(mechanism, answer, question)
     except (FailureError, UsageError):  # the answer holds without
-        return found
-    return found.with_lower_end(below, value) if below > 0 else found
+        return answer
+    return answer.with_lower_end(below, value) if below > 0 else answer
 
 
-def _below(mechanism: Mechanism, found: Guarantee, asked: str) -> float:
+def _below(mechanism: Mechanism, answer: Guarantee, question: str) -> float:
     make = attacks(mechanism)
-    sigma, epsilon, delta = found.noise_multiplier, found.epsilon, found.delta
+    sigma, epsilon, delta = answer.noise_multiplier, answer.epsilon, answer.delta
     if make is None or not sigma > 0:
         return 0.0
-    if asked == "epsilon":
+    if question == "epsilon":
         below: float = make(sigma).epsilon_below(delta, epsilon)
         # its grids are planned for where the answer is taken to be
-        again = 0 < below < _PLANNED * epsilon
-        return max(below, make(sigma).epsilon_below(delta, below / _PLANNED) if again else 0.0)
-    if asked == "delta":
+        is_loose = 0 < below < _PLANNED * epsilon
+        return max(below, make(sigma).epsilon_below(delta, below / _PLANNED) if is_loose else 0.0)
+    if question == "delta":
         return math.exp(make(sigma).log_delta_below(epsilon))
     return bracket.of_sigma(make, sigma, epsilon, delta).below
 

@@ -79,8 +79,8 @@ def of_sigma(
         return Bracket(0.0, sigma)
 
     def bracket(like: LowerProfile) -> Bracket:
-        def log_delta_below(at: float) -> float:
-            finer: Any = make(at)
+        def log_delta_below(smaller: float) -> float:
+            finer: Any = make(smaller)
             if like.accuracy is not None:
                 finer = dataclasses.replace(finer, accuracy=like.accuracy)
             return float(finer.log_delta_below(epsilon))
@@ -111,9 +111,9 @@ def _narrowed(bracket: Callable[[LowerProfile], Bracket], profile: Any) -> Brack
     return best
 
 
-def known(ask: Callable[..., float], *given: Any, nothing: float) -> float:
+def known(ask: Callable[..., float], *arguments: Any, nothing: float) -> float:
     """A lower bound, or ``nothing`` where none is found: the upper bound holds either way."""
     try:
-        return float(ask(*given))
+        return float(ask(*arguments))
     except FailureError:
         return nothing

@@ -28,10 +28,10 @@ def to_event(phases: Sequence[Phase]) -> Any:
 
     events = []
     for phase in phases:
-        found, scheme = phase.rounds, phase.mechanism.sampling
-        if found is None:
+        rounds, scheme = phase.rounds, phase.mechanism.sampling
+        if rounds is None:
             raise _check.reject("phases", scheme, "dp_accounting has no event for this scheme")
-        sigma = phase.noise_multiplier / found.scale
+        sigma = phase.noise_multiplier / rounds.scale
         event: Any = dp_event.GaussianDpEvent(sigma)
         chance, facts = _drawn(phase.mechanism), scheme.describe()
         if facts["kind"] == "truncated-poisson":
@@ -40,21 +40,25 @@ def to_event(phases: Sequence[Phase]) -> Any:
             )
         elif chance is not None:
             event = dp_event.PoissonSampledDpEvent(chance, event)
-        elif phase.mechanism.adjacency == "replace" or not isinstance(found.mixture, Mixture):
+        elif phase.mechanism.adjacency == "replace" or not isinstance(rounds.mixture, Mixture):
             rule = f"dp_accounting has no event for it under {scheme.kind}"
             raise _check.reject("adjacency", phase.mechanism.adjacency, rule)
-        elif (shift := found.mixture.sensitivities.tolist()) != [1.0]:
-            weight = np.exp(found.mixture.log_weights).tolist()
+        elif (shift := rounds.mixture.sensitivities.tolist()) != [1.0]:
+            weight = np.exp(rounds.mixture.log_weights).tolist()
             event = dp_event.MixtureOfGaussiansDpEvent(sigma, shift, weight)
-        events.append(dp_event.SelfComposedDpEvent(event, found.rounds))
+        events.append(dp_event.SelfComposedDpEvent(event, rounds.rounds))
     return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
 
 
 def _drawn(mechanism: Mechanism) -> float | None:
     """The chance of one Poisson-sampled unit; None where that is not all there is to a round."""
-    one = Poisson(getattr(mechanism.sampling, "probability", 0.0), 1)
-    alike = Poisson(one.probability, mechanism.iterations) == mechanism.sampling
-    return one.probability if alike and 0 < one.probability < 1 == mechanism.group_size else None
+    single = Poisson(getattr(mechanism.sampling, "probability", 0.0), 1)
+    is_poisson = Poisson(single.probability, mechanism.iterations) == mechanism.sampling
+    return (
+        single.probability
+        if is_poisson and 0 < single.probability < 1 == mechanism.group_size
+        else None
+    )
 
 
 def from_event(
@@ -75,30 +79,30 @@ def from_event(
     return list(_phases(event, 1, {"privacy_unit": privacy_unit, "adjacency": adjacency}))
 
 
-def _phases(event: Any, count: int, of: dict[str, Any]) -> Iterator[Phase]:
+def _phases(event: Any, count: int, protects: dict[str, Any]) -> Iterator[Phase]:
     kind = type(event).__name__
     if kind == "NoOpDpEvent":
         return
     inner: Any = getattr(event, "event", None)
     gaussian = type(inner).__name__ == "GaussianDpEvent"
     if kind == "SelfComposedDpEvent":
-        yield from _phases(inner, count * event.count, of)
+        yield from _phases(inner, count * event.count, protects)
     elif kind == "ComposedDpEvent":
-        for one in event.events:  # the order of independent rounds does not matter
-            yield from _phases(one, count, of)
+        for part in event.events:  # the order of independent rounds does not matter
+            yield from _phases(part, count, protects)
     elif kind == "GaussianDpEvent":
-        yield Phase(Mechanism(Poisson(1.0, count), **of), event.noise_multiplier)
+        yield Phase(Mechanism(Poisson(1.0, count), **protects), event.noise_multiplier)
     elif kind == "PoissonSampledDpEvent" and gaussian:
         scheme = Poisson(event.sampling_probability, count)
-        yield Phase(Mechanism(scheme, **of), inner.noise_multiplier)
+        yield Phase(Mechanism(scheme, **protects), inner.noise_multiplier)
     elif kind == "TruncatedSubsampledGaussianDpEvent":
         cut = TruncatedPoisson(
             event.sampling_probability, event.truncated_batch_size, event.dataset_size, count
         )
-        yield Phase(Mechanism(cut, **of), event.noise_multiplier)
+        yield Phase(Mechanism(cut, **protects), event.noise_multiplier)
     elif kind == "MixtureOfGaussiansDpEvent":
         group, chance = _binomial(event)
-        mechanism = Mechanism(Poisson(chance, count), group_size=group, **of)
+        mechanism = Mechanism(Poisson(chance, count), group_size=group, **protects)
         yield Phase(mechanism, event.standard_deviation)
     else:
         raise _check.reject(
@@ -119,13 +123,13 @@ def _binomial(event: Any) -> tuple[int, float]:
     group = int(shift[-1])
     chance = float(weight @ shift) / max(group, 1)
     if group >= 1 and 0 < chance <= 1:
-        one = Mixture.binomial(group, chance)
-        given = np.zeros(group + 1)
+        law = Mixture.binomial(group, chance)
+        stated = np.zeros(group + 1)
         if np.array_equal(shift, np.round(shift)) and shift[0] >= 0:
-            given[shift.astype(int)] = weight
-        known = np.zeros(group + 1)
-        known[one.sensitivities.astype(int)] = np.exp(one.log_weights)
-        if np.allclose(given, known, rtol=1e-6, atol=1e-15):
+            stated[shift.astype(int)] = weight
+        binomial = np.zeros(group + 1)
+        binomial[law.sensitivities.astype(int)] = np.exp(law.log_weights)
+        if np.allclose(stated, binomial, rtol=1e-6, atol=1e-15):
             return group, chance
     rule = (
         "its sensitivities are not those of a Poisson-sampled group: 0..K, binomially distributed"

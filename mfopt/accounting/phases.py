@@ -109,14 +109,14 @@ def compose(
       UsageError: the phases protect different things, or do not compose.
     """
     if not phases or (epsilon is None) == (delta is None):
-        given = len(phases), epsilon, delta
-        raise _check.reject("phases, epsilon, delta", given, "give phases, and one of ε and δ")
-    first = phases[0].mechanism
+        arguments = len(phases), epsilon, delta
+        raise _check.reject("phases, epsilon, delta", arguments, "give phases, and one of ε and δ")
+    mechanism = phases[0].mechanism
     for phase in phases[1:]:
         for name in ("privacy_unit", "group_size", "adjacency"):
-            value, wanted = (getattr(one, name) for one in (phase.mechanism, first))
-            if value != wanted:
-                raise _check.reject(name, value, f"the first phase has {wanted}")
+            value, expected = (getattr(part, name) for part in (phase.mechanism, mechanism))
+            if value != expected:
+                raise _check.reject(name, value, f"the first phase has {expected}")
     details: dict[str, Any] = {
         "phases": [
             {
@@ -130,8 +130,8 @@ def compose(
     sampled = [phase for phase in phases if phase.rounds is None]
     if sampled:
         effort = Effort(samples, seed, certify)
-        found = _with_sampled(phases, sampled, epsilon, delta, effort)
-        return dataclasses.replace(found, details={**found.details, **details})
+        answer = _with_sampled(phases, sampled, epsilon, delta, effort)
+        return dataclasses.replace(answer, details={**answer.details, **details})
     log_delta = -60.0
     if delta is not None:
         log_delta = math.log(_check.probability("delta", delta))
@@ -144,18 +144,18 @@ def compose(
             below = _below(phases, epsilon, solved, log_delta)
     if epsilon is not None:
         below, solved = math.exp(below), reported_delta(math.exp(solved))
-    made = Guarantee(
+    guarantee = Guarantee(
         epsilon=solved if epsilon is None else epsilon,
         delta=solved if delta is None else delta,
         noise_multiplier=min(phase.noise_multiplier for phase in phases),
-        privacy_unit=first.privacy_unit,
-        group_size=first.group_size,
-        adjacency=first.adjacency,
+        privacy_unit=mechanism.privacy_unit,
+        group_size=mechanism.group_size,
+        adjacency=mechanism.adjacency,
         method="privacy loss distribution of phases",
         status="bound",
         details=details,
     )
-    return made.with_lower_end(below, solved) if below > 0 else made
+    return guarantee.with_lower_end(below, solved) if below > 0 else guarantee
 
 
 _Parts = list[tuple[poisson.Rounds, float]]
@@ -164,9 +164,9 @@ _Parts = list[tuple[poisson.Rounds, float]]
 def _parts(phases: Sequence[Phase]) -> _Parts:
     """(rounds, σ over their scale) of the phases that are compositions of rounds."""
     return [
-        (found, phase.noise_multiplier / found.scale)
+        (rounds, phase.noise_multiplier / rounds.scale)
         for phase in phases
-        if (found := phase.rounds) is not None and not found.mixture.trivial
+        if (rounds := phase.rounds) is not None and not rounds.mixture.trivial
     ]
 
 
@@ -182,22 +182,22 @@ def _with_sampled(
         kinds = " and ".join(phase.mechanism.sampling.kind for phase in sampled)
         way_out = "Continue with the same bins: one mechanism of more epochs."
         raise _check.reject("phases", kinds, "only one phase may have a sampled account", way_out)
-    (one,) = sampled
-    parts, sigma = _parts(phases), one.noise_multiplier
+    (sampled_phase,) = sampled
+    parts, sigma = _parts(phases), sampled_phase.noise_multiplier
     if parts:
         target = -30.0 if delta is None else math.log(_check.probability("delta", delta))
         # on a grid made for their own ε at δ, both ways
         laws, tails = _laws(parts, target, add=False)
-        at = max(math.hypot(*(law.epsilon(target) for law in laws)), 1e-4)
-        other = _discretized(parts, laws, tails, at, COARSE)
-        how: dict[str, Any] = dataclasses.asdict(effort)
-        del how["certificate"]  # samples alone prove this one
-        found: Any = composition.analysis(one.mechanism, other, **how)
+        scale = max(math.hypot(*(law.epsilon(target) for law in laws)), 1e-4)
+        companion = _discretized(parts, laws, tails, scale, COARSE)
+        options: dict[str, Any] = dataclasses.asdict(effort)
+        del options["certificate"]  # samples alone prove this one
+        answers: Any = composition.analysis(sampled_phase.mechanism, companion, **options)
     else:
-        found = analysis(one.mechanism, **dataclasses.asdict(effort))
+        answers = analysis(sampled_phase.mechanism, **dataclasses.asdict(effort))
     if epsilon is None:
-        return cast(Guarantee, found.epsilon(sigma, delta))
-    return cast(Guarantee, found.delta(sigma, epsilon))
+        return cast(Guarantee, answers.epsilon(sigma, delta))
+    return cast(Guarantee, answers.delta(sigma, epsilon))
 
 
 def _laws(parts: _Parts, log_delta: float, add: bool) -> tuple[list[Law], list[float]]:
@@ -211,7 +211,12 @@ def _laws(parts: _Parts, log_delta: float, add: bool) -> tuple[list[Law], list[f
 
 
 def _discretized(
-    parts: _Parts, laws: list[Law], tails: list[float], at: float, share: float, below: bool = False
+    parts: _Parts,
+    laws: list[Law],
+    tails: list[float],
+    epsilon: float,
+    share: float,
+    below: bool = False,
 ) -> Composition:
     """Composition of all parts on one grid, fine to ``share`` at ε = ``at``; remove direction.
 
@@ -219,7 +224,7 @@ def _discretized(
     """
     share /= len(parts)
     grids = [
-        Grid.plan(law, at, share, part.mixture.components, below=below)
+        Grid.plan(law, epsilon, share, part.mixture.components, below=below)
         for law, (part, _) in zip(laws, parts, strict=True)
     ]
     step = min(grid.step for grid in grids)
@@ -242,13 +247,13 @@ def _value(parts: _Parts, add: bool, epsilon: float | None, log_delta: float) ->
         return 0.0 if epsilon is None else -math.inf
     laws, tails = _laws(parts, log_delta, add)
     # where ε will be: at least that of each phase alone, at most the sum of all
-    at = epsilon or max(math.hypot(*(law.epsilon(log_delta) for law in laws)), 1e-4)
-    composed = _discretized(parts, laws, tails, at, FINE)
+    planned = epsilon or max(math.hypot(*(law.epsilon(log_delta) for law in laws)), 1e-4)
+    composed = _discretized(parts, laws, tails, planned, FINE)
     composed = composed.reverse() if add else composed
     if epsilon is not None:
-        return composed.convolve(composed.tilt_for_epsilon(at)).log_delta(epsilon)
+        return composed.convolve(composed.tilt_for_epsilon(planned)).log_delta(epsilon)
     whole = composed.convolve(composed.tilt_for_delta(log_delta))
-    return smallest_epsilon(whole, log_delta, at)
+    return smallest_epsilon(whole, log_delta, planned)
 
 
 def _below(
@@ -256,23 +261,32 @@ def _below(
 ) -> float:
     """Lower bound of ``solved``, the ε or log δ of all phases: what some data sets attain."""
     attacks = [
-        (poisson.attack(one.strategy, one.sampling, one.group_size, one.adjacency), sigma)
-        for one, sigma in ((phase.mechanism, phase.noise_multiplier) for phase in phases)
+        (
+            poisson.attack(
+                mechanism.strategy, mechanism.sampling, mechanism.group_size, mechanism.adjacency
+            ),
+            sigma,
+        )
+        for mechanism, sigma in ((phase.mechanism, phase.noise_multiplier) for phase in phases)
     ]
-    parts = [(one, sigma / one.scale) for one, sigma in attacks if one and not one.mixture.trivial]
-    at = max(solved if epsilon is None else epsilon, 1e-4)
+    parts = [
+        (mechanism, sigma / mechanism.scale)
+        for mechanism, sigma in attacks
+        if mechanism and not mechanism.mixture.trivial
+    ]
+    planned = max(solved if epsilon is None else epsilon, 1e-4)
     if epsilon is not None:
         log_delta = max(solved, -690.0)
-    found = -math.inf
+    lower = -math.inf
     for add in (False, True) if parts else ():
         laws, tails = _laws(parts, log_delta, add)
-        composed = _discretized(parts, laws, tails, at, FINE, below=True)
-        losses = composed.convolve(composed.tilt_for_epsilon(at))
+        composed = _discretized(parts, laws, tails, planned, FINE, below=True)
+        losses = composed.convolve(composed.tilt_for_epsilon(planned))
         if epsilon is None:
-            found = max(found, largest_epsilon(losses, log_delta, at))
+            lower = max(lower, largest_epsilon(losses, log_delta, planned))
         else:
-            found = max(found, losses.log_delta_below(epsilon))
-    return found
+            lower = max(lower, losses.log_delta_below(epsilon))
+    return lower
 
 
 def over_training(
@@ -306,20 +320,20 @@ def over_training(
     if isinstance(phases, Mechanism):
         if noise_multiplier is None:
             raise _check.reject("noise_multiplier", None, "must be given for a mechanism")
-        asked: Any = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta}
+        question: Any = {"noise_multiplier": noise_multiplier, "epsilon": epsilon, "delta": delta}
         for part in _beginnings(phases, _check.integer("points", points)):
-            yield part.iterations, account(part, **asked, **effort)
+            yield part.iterations, account(part, **question, **effort)
         return
     total = sum(phase.mechanism.iterations for phase in phases)
-    before: list[Phase] = []
+    earlier: list[Phase] = []
     for phase in phases:
         share = max(1, round(points * phase.mechanism.iterations / total))
-        done = sum(one.mechanism.iterations for one in before)
+        done = sum(done_phase.mechanism.iterations for done_phase in earlier)
         for part in _beginnings(phase.mechanism, share):
             cut = dataclasses.replace(phase, mechanism=part)
-            guarantee = compose([*before, cut], epsilon=epsilon, delta=delta, **effort)
+            guarantee = compose([*earlier, cut], epsilon=epsilon, delta=delta, **effort)
             yield done + part.iterations, guarantee
-        before.append(phase)
+        earlier.append(phase)
 
 
 def _beginnings(mechanism: Mechanism, points: int) -> Iterator[Mechanism]:
@@ -340,13 +354,13 @@ def _beginning(strategy: Strategy, n: int, done: int) -> Strategy:
     """The first rows of the n×n C: of most kinds the C of fewer steps; of a tree another one."""
     if done == n:
         return strategy
-    whole, alone = strategy.toeplitz_column(n), strategy.toeplitz_column(done)
-    if whole is None or alone is None:
+    whole, shorter = strategy.toeplitz_column(n), strategy.toeplitz_column(done)
+    if whole is None or shorter is None:
         some = np.random.default_rng(0).normal(size=done)  # orthogonal to no difference
         whole = strategy.multiply(np.append(some, np.zeros(n - done)))
-        alone = strategy.multiply(some)
-    first, alone = np.asarray(whole)[:done], np.asarray(alone)
-    if np.allclose(first, alone, rtol=0, atol=1e-12 * float(np.max(np.abs(alone)))):
+        shorter = strategy.multiply(some)
+    leading, shorter = np.asarray(whole)[:done], np.asarray(shorter)
+    if np.allclose(leading, shorter, rtol=0, atol=1e-12 * float(np.max(np.abs(shorter)))):
         return strategy
     _sizes.require("iterations", n, lambda n: 8 * 3.0 * n**2)
     return Dense(np.asarray(strategy.materialize(n))[:done, :done])

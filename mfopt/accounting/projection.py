@@ -61,8 +61,8 @@ class ShiftLaw:
 
     def profile(self, sigma: float) -> ProjectedProfile:
         """Lower bound of the privacy profile at this σ."""
-        (taken,) = np.nonzero(self.weights)
-        return ProjectedProfile(taken * self.cell / sigma, np.log(self.weights[taken]))
+        (cells,) = np.nonzero(self.weights)
+        return ProjectedProfile(cells * self.cell / sigma, np.log(self.weights[cells]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,14 +114,14 @@ class ProjectedProfile(LowerProfile):
 
 def of_sum(shifts: Sequence[np.ndarray]) -> ShiftLaw:
     """Law of a sum of independent shifts, each uniform over the entries of an array."""
-    means = [float(np.mean(each)) for each in shifts]
-    variance = sum(float(np.var(each)) for each in shifts)
+    means = [float(np.mean(shift)) for shift in shifts]
+    variance = sum(float(np.var(shift)) for shift in shifts)
     cell, size = _grid(np.concatenate(shifts), sum(means), variance)
     law = np.eye(1, size)[0]
-    for each in shifts:
-        steps, counts = np.unique((each / cell).astype(int), return_counts=True)
+    for shift in shifts:
+        steps, counts = np.unique((shift / cell).astype(int), return_counts=True)
         law = sum(
-            _moved(law, step) * (count / each.size)
+            _moved(law, step) * (count / shift.size)
             for step, count in zip(steps, counts, strict=True)
         )
     return ShiftLaw(cell, np.asarray(law))
@@ -143,10 +143,10 @@ def of_separated(shifts: np.ndarray, separation: int, probability: float) -> Shi
     available[:separation, 0] = [1.0, *[probability] * (separation - 1)]
     available /= 1 + (separation - 1) * probability
     for step, shift in enumerate((shifts / cell).astype(int)):
-        now = available[step % (separation + 1)].copy()
+        mass = available[step % (separation + 1)].copy()
         available[step % (separation + 1)] = 0.0
-        available[(step + 1) % (separation + 1)] += (1 - probability) * now
-        available[(step + separation) % (separation + 1)] += probability * _moved(now, shift)
+        available[(step + 1) % (separation + 1)] += (1 - probability) * mass
+        available[(step + separation) % (separation + 1)] += probability * _moved(mass, shift)
     return ShiftLaw(cell, np.sum(available, axis=0))
 
 
@@ -156,7 +156,7 @@ def _grid(shifts: np.ndarray, mean: float, variance: float) -> tuple[float, int]
     top = mean + _SPREAD * math.sqrt(variance) + 2 * largest
     cells = [largest / parts * (1 - 1e-12) for parts in _PARTS if top * parts < _CELLS * largest]
     cells = cells or [top / _CELLS]
-    cell = min(cells, key=lambda each: float(np.sum(shifts - np.floor(shifts / each) * each)))
+    cell = min(cells, key=lambda width: float(np.sum(shifts - np.floor(shifts / width) * width)))
     return cell, math.ceil(top / cell) + 1
 
 

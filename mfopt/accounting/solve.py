@@ -104,12 +104,12 @@ def about(
         # a secant over less than this would say little of the fall
         step = math.copysign(max(abs(step), relative), step)
         x *= math.exp(step)
-        before, over = over, excess(x)
-        if before == -math.inf:
+        previous, over = over, excess(x)
+        if previous == -math.inf:
             continue  # nothing is known of the fall
-        if not (math.isfinite(over) and (before - over) / step > 0):
+        if not (math.isfinite(over) and (previous - over) / step > 0):
             return None
-        fall = (before - over) / step
+        fall = (previous - over) / step
         # what a secant over this step misses is of second order
         if abs(over / fall) * max(abs(step), abs(over / fall)) <= 0.1 * relative:
             return x * math.exp(over / fall), fall
@@ -135,10 +135,10 @@ def root(
 
     @functools.cache
     def value(x: float) -> float:
-        found = function(x)
-        if math.isnan(found):
+        result = function(x)
+        if math.isnan(result):
             raise _check.FailureError(f"no root: the function is not a number at {x:g}")
-        return found
+        return result
 
     if not min(value(low), value(high)) <= 0 <= max(value(low), value(high)):
         raise _check.FailureError(
@@ -172,10 +172,10 @@ def lowest(function: Callable[[float], float], low: float, high: float, *, width
     Returns:
       The best point that was evaluated.
     """
-    found = scipy.optimize.minimize_scalar(
+    minimum = scipy.optimize.minimize_scalar(
         function, bounds=(low, high), method="bounded", options={"xatol": width}
     )
-    return float(found.x)
+    return float(minimum.x)
 
 
 def _bracket(
@@ -216,13 +216,13 @@ def _next_point(
     low: float, at_low: float, high: float, at_high: float, relative: float, step: int
 ) -> float:
     """A point inside (low, high): secant in log x, pulled into the bracket, or its middle."""
-    left, right = math.log(low), math.log(high)
-    middle = 0.5 * (left + right)
+    log_low, log_high = math.log(low), math.log(high)
+    middle = 0.5 * (log_low + log_high)
     if step % 3 == 2 or not (math.isfinite(at_low) and math.isfinite(at_high)):
         return math.exp(middle)
-    root = left + (right - left) * at_low / (at_low - at_high)
+    root = log_low + (log_high - log_low) * at_low / (at_low - at_high)
     # lean to the private side by a third of the final width, so that the bracket closes from
     # above as soon as the secant is accurate, and from below at the step after
     lean = relative / 3 if step % 2 == 0 else -relative / 3
-    edge = min(relative / 10, 0.1 * (right - left))
-    return math.exp(min(max(root + lean, left + edge), right - edge))
+    edge = min(relative / 10, 0.1 * (log_high - log_low))
+    return math.exp(min(max(root + lean, log_low + edge), log_high - edge))

@@ -53,29 +53,31 @@ class Tradeoff:
     """
 
     def __init__(self, statements: Iterable[Guarantee]) -> None:
-        self.statements = tuple(each for each in statements if math.isfinite(each.epsilon))
+        self.statements = tuple(claim for claim in statements if math.isfinite(claim.epsilon))
         if not self.statements:
             raise _check.reject("statements", (), "must hold one with a finite ε")
         for name in ("noise_multiplier", "privacy_unit", "group_size", "adjacency"):
-            if len(values := {getattr(each, name) for each in self.statements}) > 1:
+            if len(values := {getattr(claim, name) for claim in self.statements}) > 1:
                 raise _check.reject(name, sorted(values), "differs between the statements")
 
     @property
     def failure_probability(self) -> float:
         """Probability over the accountants' randomness that any of the statements is wrong."""
-        return min(sum(each.failure_probability for each in self.statements), 1.0)
+        return min(sum(claim.failure_probability for claim in self.statements), 1.0)
 
     @property
     def status(self) -> str:
         """Weakest status of the statements."""
-        return max((each.status for each in self.statements), key=_SURE.index)
+        return max((claim.status for claim in self.statements), key=_SURE.index)
 
     @property
     def _gaussian(self) -> float:
         """μ of a release of one Gaussian; infinite where none is known."""
-        details = [each.details for each in self.statements if each.noise_multiplier > 0]
-        known: list[Any] = [facts["sensitivity"] for facts in details if "sensitivity" in facts]
-        return min(known, default=math.inf) / (self.statements[0].noise_multiplier or 1.0)
+        details = [claim.details for claim in self.statements if claim.noise_multiplier > 0]
+        sensitivities: list[Any] = [
+            facts["sensitivity"] for facts in details if "sensitivity" in facts
+        ]
+        return min(sensitivities, default=math.inf) / (self.statements[0].noise_multiplier or 1.0)
 
     def true_positive_rate(self, false_positive_rate: Any) -> np.ndarray:
         """Upper bound of the true positive rate of every attack with this false positive rate.
@@ -90,9 +92,9 @@ class Tradeoff:
         rate = np.ones_like(alpha)
         if math.isfinite(self._gaussian):
             rate = scipy.special.ndtr(scipy.special.ndtri(alpha) + self._gaussian)
-        for each in self.statements:
-            above = each.delta + _times(alpha, each.epsilon)
-            below = 1 - math.exp(-each.epsilon) * (1 - each.delta - alpha)
+        for claim in self.statements:
+            above = claim.delta + _times(alpha, claim.epsilon)
+            below = 1 - math.exp(-claim.epsilon) * (1 - claim.delta - alpha)
             rate = np.minimum(rate, np.minimum(above, below))
         return np.asarray(np.clip(rate * (1 + _ROUNDING), alpha, 1.0))
 
@@ -106,9 +108,9 @@ class Tradeoff:
         rate = np.zeros_like(alpha)
         if math.isfinite(self._gaussian):
             rate = scipy.special.ndtr(-scipy.special.ndtri(alpha) - self._gaussian)
-        for each in self.statements:
-            steep = 1 - each.delta - _times(alpha, each.epsilon)
-            flat = math.exp(-each.epsilon) * (1 - each.delta - alpha)
+        for claim in self.statements:
+            steep = 1 - claim.delta - _times(alpha, claim.epsilon)
+            flat = math.exp(-claim.epsilon) * (1 - claim.delta - alpha)
             rate = np.maximum(rate, np.maximum(steep, flat))
         return np.asarray(np.clip(rate * (1 - _ROUNDING), 0.0, 1 - alpha))
 
@@ -116,9 +118,9 @@ class Tradeoff:
     def advantage(self) -> float:
         """Upper bound of the true positive rate less the false positive rate, of every attack."""
         bounds = [
-            (2 * each.delta * math.exp(-each.epsilon) - math.expm1(-each.epsilon))
-            / (1 + math.exp(-each.epsilon))
-            for each in self.statements
+            (2 * claim.delta * math.exp(-claim.epsilon) - math.expm1(-claim.epsilon))
+            / (1 + math.exp(-claim.epsilon))
+            for claim in self.statements
         ]
         bounds.append(math.erf(self._gaussian / math.sqrt(8)))
         return min(min(bounds) * (1 + _ROUNDING), 1.0)
@@ -132,9 +134,9 @@ class Tradeoff:
         Returns:
           μ, rounded up; infinite where the statements exclude no error rate so small.
         """
-        least = _check.probability("smallest_rate", smallest_rate)
+        smallest = _check.probability("smallest_rate", smallest_rate)
         # the bound is symmetric in both error rates: up to where they are equal is enough
-        alpha = np.geomspace(least, 0.5, _POINTS)
+        alpha = np.geomspace(smallest, 0.5, _POINTS)
         miss = self.false_negative_rate(alpha)
         smaller = alpha[:-1] <= miss[:-1]
         if not np.any(smaller):
@@ -149,8 +151,8 @@ class Tradeoff:
         rates = np.asarray(false_positive_rates, np.float64)
         mu = self.mu()
         return {
-            "epsilons": [each.epsilon for each in self.statements],
-            "deltas": [each.delta for each in self.statements],
+            "epsilons": [claim.epsilon for claim in self.statements],
+            "deltas": [claim.delta for claim in self.statements],
             "false_positive_rates": rates.tolist(),
             "true_positive_rates": self.true_positive_rate(rates).tolist(),
             "advantage": self.advantage,

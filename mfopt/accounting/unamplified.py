@@ -73,15 +73,15 @@ def attained(strategy: Strategy, scheme: FixedOrder | MinSeparation) -> float:
     bound = sensitivity(strategy, scheme)
     if bound.exact:
         return bound.value * (1 - 8 * n * float(np.finfo(np.float64).eps))
-    apart, most = _BY_SCHEME[type(scheme)][1](scheme)
+    separation, participations = _BY_SCHEME[type(scheme)][1](scheme)
     products, best = _products(strategy, n), 0.0
-    for start in range(min(apart, n)):
-        square = products[start::apart, start::apart][:most, :most]
+    for start in range(min(separation, n)):
+        square = products[start::separation, start::separation][:participations, :participations]
         for signs in (np.ones(len(square)), np.sign(square[np.argmax(np.abs(square).sum(1))])):
             for _ in range(_FLIPS):
-                before, signs = signs, np.where(square @ signs < 0, -1.0, 1.0)
+                previous, signs = signs, np.where(square @ signs < 0, -1.0, 1.0)
                 best = max(best, float(signs @ square @ signs))
-                if np.array_equal(before, signs):
+                if np.array_equal(previous, signs):
                     break
     return math.sqrt(best) * (1 - 1e-9)
 
@@ -161,13 +161,13 @@ def _extent(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
     """Bands and column norms, from all entries of C; the bands are held against those stated."""
     # found again by the numbers alone: they must not be seen in the width of their arrays
     strategy = strategy.widened()
-    seen, norms = _seen(strategy, n)
+    width, norms = _seen(strategy, n)
     stated = strategy.column_bands(n)
-    if stated < seen:
-        named, rule = f"{strategy.kind}.column_bands({n})", f"C has {seen} bands"
-        raise _check.reject(named, stated, rule, "The strategy contradicts its own matrix.")
+    if stated < width:
+        subject, rule = f"{strategy.kind}.column_bands({n})", f"C has {width} bands"
+        raise _check.reject(subject, stated, rule, "The strategy contradicts its own matrix.")
     norms.setflags(write=False)
-    return seen, norms
+    return width, norms
 
 
 def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
@@ -253,14 +253,14 @@ def _up(value: float, n: int) -> float:
     return value * (1 + 4 * n * float(np.finfo(np.float64).eps))
 
 
-def _best_prefix(weights: np.ndarray, separation: int, most: int) -> list[np.ndarray]:
+def _best_prefix(weights: np.ndarray, separation: int, participations: int) -> list[np.ndarray]:
     """best[c][row, t] = largest weight of <= c indices among 0..t-1, >= ``separation`` apart.
 
     For c = 0..``most``; ``weights``: shape (rows, n), >= 0.
     """
     rows, n = weights.shape
     tables = [np.zeros((rows, n + 1))]
-    for _ in range(most):
+    for _ in range(participations):
         previous = tables[-1]
         earlier = np.zeros((rows, n))
         if separation < n:
@@ -272,18 +272,21 @@ def _best_prefix(weights: np.ndarray, separation: int, most: int) -> list[np.nda
     return tables
 
 
-def _best_through(products: np.ndarray, separation: int, most: int) -> np.ndarray:
+def _best_through(products: np.ndarray, separation: int, participations: int) -> np.ndarray:
     """u_i: largest Σ_{j in π} products[i, j] over patterns π that contain i, shape (n,)."""
     n = len(products)
     result = np.zeros(n)
-    block = max(1, 2**22 // (n * most))
+    block = max(1, 2**22 // (n * participations))
     for start in range(0, n, block):
         rows = np.arange(start, min(start + block, n))
-        before = _best_prefix(products[rows], separation, most - 1)
-        after = _best_prefix(products[rows][:, ::-1], separation, most - 1)
-        left = np.maximum(rows - separation + 1, 0)
-        right = np.maximum(n - rows - separation, 0)
+        prefixes = _best_prefix(products[rows], separation, participations - 1)
+        suffixes = _best_prefix(products[rows][:, ::-1], separation, participations - 1)
+        starts = np.maximum(rows - separation + 1, 0)
+        stops = np.maximum(n - rows - separation, 0)
         pick = np.arange(len(rows))
-        options = [before[c][pick, left] + after[most - 1 - c][pick, right] for c in range(most)]
+        options = [
+            prefixes[c][pick, starts] + suffixes[participations - 1 - c][pick, stops]
+            for c in range(participations)
+        ]
         result[rows] = products[rows, rows] + np.max(options, axis=0)
     return result

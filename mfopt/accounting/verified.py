@@ -76,16 +76,24 @@ class VerifiedAnalysis(SampledAnalysis):
         take δ is at most what it is there.
         """
         epsilon = _check.non_negative("epsilon", epsilon)
-        at = min(max(epsilon, _LEAST_EPSILON), _check.LARGEST_EPSILON)
-        more = math.exp(epsilon) * math.expm1(at - epsilon) if at > epsilon else 0.0
+        asked_epsilon = min(max(epsilon, _LEAST_EPSILON), _check.LARGEST_EPSILON)
+        excess = (
+            math.exp(epsilon) * math.expm1(asked_epsilon - epsilon)
+            if asked_epsilon > epsilon
+            else 0.0
+        )
         if self.certify:
-            found = self._verified(Engine(self.model, self.seed).delta(noise_multiplier, at))
+            answer = self._verified(
+                Engine(self.model, self.seed).delta(noise_multiplier, asked_epsilon)
+            )
         else:
             sigma = _check.positive("noise_multiplier", noise_multiplier)
-            log_delta = min(self.model.log_estimate(sigma, _check.epsilon("epsilon", at)), 0.0)
-            found = self._estimate(sigma, at, math.exp(log_delta))
-        reported = reported_delta(found.delta + more)
-        return dataclasses.replace(found, epsilon=epsilon, delta=reported)
+            log_delta = min(
+                self.model.log_estimate(sigma, _check.epsilon("epsilon", asked_epsilon)), 0.0
+            )
+            answer = self._estimate(sigma, asked_epsilon, math.exp(log_delta))
+        reported = reported_delta(answer.delta + excess)
+        return dataclasses.replace(answer, epsilon=epsilon, delta=reported)
 
     @float64
     def certified(self, noise_multiplier: float, epsilon: float, delta: float) -> Guarantee:
@@ -99,15 +107,15 @@ class VerifiedAnalysis(SampledAnalysis):
             return {**model.details, "certificate": "deterministic"}
         return {**model.details, "seed": self.seed}
 
-    def _verified(self, found: Verified) -> Guarantee:
-        details, bounds, status = self._details(), found.bounds, self.model.status
-        if found.method == self.model.method:
-            both = {"remove": bounds.remove, "add": bounds.add}
-            details |= {**both, **bounds.numbers, "tests": found.tests}
+    def _verified(self, verified: Verified) -> Guarantee:
+        details, bounds, status = self._details(), verified.bounds, self.model.status
+        if verified.method == self.model.method:
+            sides = {"remove": bounds.remove, "add": bounds.add}
+            details |= {**sides, **bounds.numbers, "tests": verified.tests}
         else:
             status = "bound"
-        statement = found.noise_multiplier, found.epsilon, min(found.delta, 1.0)
-        return stated(self.mechanism, statement, found.method, status, details, found.beta)
+        statement = verified.noise_multiplier, verified.epsilon, min(verified.delta, 1.0)
+        return stated(self.mechanism, statement, verified.method, status, details, verified.beta)
 
     def _estimate(self, sigma: float, epsilon: float, delta: float) -> Guarantee:
         numbers, method = (sigma, epsilon, delta), self.model.estimator

@@ -138,7 +138,7 @@ class Engine:
         return self._smallest(
             "noise_multiplier",
             delta,
-            at=lambda x: (x, epsilon),
+            point_at=lambda x: (x, epsilon),
             free=lambda bound, delta: bound.noise_multiplier(epsilon, delta),
             find=lambda: self.model.find_noise_multiplier(epsilon, delta, self._key(0)),
         )
@@ -150,7 +150,7 @@ class Engine:
         return self._smallest(
             "epsilon",
             delta,
-            at=lambda x: (sigma, x),
+            point_at=lambda x: (sigma, x),
             free=lambda bound, delta: bound.epsilon(sigma, delta),
             find=lambda: self.model.find_epsilon(sigma, delta, self._key(0), start),
         )
@@ -186,11 +186,11 @@ class Engine:
                 f"not certified: the Monte Carlo bound at σ = {sigma:.6g} is too loose. "
                 "Use more certify samples, or a larger σ or ε."
             )
-        found = self.model.bounds(sigma, epsilon, plan, self._trial(samples, beta))
-        total = largest(found.both) + beta
+        bounds = self.model.bounds(sigma, epsilon, plan, self._trial(samples, beta))
+        total = largest(bounds.both) + beta
         if not total < best.delta:
             return best
-        return Verified(sigma, epsilon, total, found, beta, samples, 1, self.model.method)
+        return Verified(sigma, epsilon, total, bounds, beta, samples, 1, self.model.method)
 
     def certify(self, noise_multiplier: float, epsilon: float, delta: float) -> Verified:
         """Verify the statement for a given σ.
@@ -210,33 +210,33 @@ class Engine:
             "on δ is {bound:.4g}, above {delta:g}{why}. "
             "Ask for a larger δ or ε, or more certify samples."
         )
-        least = math.inf
+        lowest = math.inf
         for bound in self.model.free_bounds():
-            found = self._freely(bound, sigma, epsilon, delta)
-            if accepts(found.bounds.both, 0.0, delta):
-                return found
-            least = min(least, here := largest(found.bounds.both))
+            free = self._freely(bound, sigma, epsilon, delta)
+            if accepts(free.bounds.both, 0.0, delta):
+                return free
+            lowest = min(lowest, value := largest(free.bounds.both))
             if bound.exact:
-                raise FailureError(refused.format(bound=here, delta=delta, why=""))
+                raise FailureError(refused.format(bound=value, delta=delta, why=""))
         if self.model.deterministic:
             why = " by every bound without samples: --certificate monte-carlo may prove it"
-            raise FailureError(refused.format(bound=least, delta=delta, why=why))
-        beta, most = delta * BETA_SHARE, self._most_samples()
-        last, above = 0, math.inf
+            raise FailureError(refused.format(bound=lowest, delta=delta, why=why))
+        beta, most_samples = delta * BETA_SHARE, self._most_samples()
+        previous, above = 0, math.inf
         for number in range(1, ROUNDS + 1):
             spent = number * beta
             target = math.log(delta - spent)
 
             def judged(plan: Plan, samples: int, target: float = target) -> tuple[float, ...]:
                 # more samples only where they can still bring the bound below δ
-                if plan.expected(most, beta, 2.0) > target:
+                if plan.expected(most_samples, beta, 2.0) > target:
                     return 0.0, 0.0, 0.0
                 return plan.expected(samples, beta, 2.0) - target, 0.0, 0.0
 
             with self._stage("choosing the test"):
                 plan, samples = self._plan(sigma, epsilon, beta, judged, (number, 0))
                 if number > 1:  # refused by chance, or close to the truth: four times the samples
-                    samples = min(4 * max(samples, last), most)
+                    samples = min(4 * max(samples, previous), most_samples)
                     trial = Trial(samples, beta, self._key(1, number, 1))
                     plan = self.model.widened(plan, sigma, epsilon, trial)
             if plan.log_mean - math.log1p(_FAR * min(plan.error, 1e3)) > math.log(delta):
@@ -252,11 +252,11 @@ class Engine:
                 return Verified(
                     sigma, epsilon, delta, found_bounds, spent, samples, number, self.model.method
                 )
-            last, above = samples, largest(found_bounds.both) + spent
+            previous, above = samples, largest(found_bounds.both) + spent
         for bound in self.model.slow_bounds():
-            found = self._freely(bound, sigma, epsilon, delta)
-            if accepts(found.bounds.both, 0.0, delta):
-                return found
+            free = self._freely(bound, sigma, epsilon, delta)
+            if accepts(free.bounds.both, 0.0, delta):
+                return free
         raise FailureError(refused.format(bound=above, delta=delta, why=""))
 
     # --- the procedure ---------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Engine:
         name: Free,
         delta: float,
         *,
-        at: Callable[[float], tuple[float, float]],
+        point_at: Callable[[float], tuple[float, float]],
         free: Callable[[FreeBound, float], float],
         find: Callable[[], Estimate],
     ) -> Verified:
@@ -276,37 +276,39 @@ class Engine:
         def shown(bound: FreeBound) -> tuple[float, Verified] | None:
             spent = self.tests * delta * BETA_SHARE
             x = free(bound, delta - spent) * (1 + ROUNDING)
-            found = self._freely(bound, *at(x), delta)
-            return (x, found) if accepts(found.bounds.both, spent, delta) else None
+            statement = self._freely(bound, *point_at(x), delta)
+            return (x, statement) if accepts(statement.bounds.both, spent, delta) else None
 
         fallback: tuple[float, Verified] | None = None
         for bound in self.model.free_bounds():
             self.progress(Progress("initial σ (closed form)"))
-            this = shown(bound)
-            if this is not None and (bound.exact or this[0] == 0):  # no ε is less
-                return this[1]
-            if this is not None and (fallback is None or this[0] < fallback[0]):
-                fallback = this
+            candidate = shown(bound)
+            if candidate is not None and (bound.exact or candidate[0] == 0):  # no ε is less
+                return candidate[1]
+            if candidate is not None and (fallback is None or candidate[0] < fallback[0]):
+                fallback = candidate
         if self.model.deterministic and fallback is not None:
             return fallback[1]
         searched: Verified | None = None
         why = FailureError("not certified: no bound without samples leaves room for the tests")
         try:
-            searched = self._searched(name, delta, at, find, fallback)
+            searched = self._searched(name, delta, point_at, find, fallback)
         except FailureError as problem:
             why = problem
         best = searched if searched is not None and searched.tests > 0 else None
-        near = searched.estimate.value if searched and searched.estimate else math.inf
-        if best is not None and getattr(best, name) <= (1 + self.model.loose) * near:
+        estimated = searched.estimate.value if searched and searched.estimate else math.inf
+        if best is not None and getattr(best, name) <= (1 + self.model.loose) * estimated:
             return best
-        again = self.model.free_bounds() if self.tests else ()
-        fallback = None if again else fallback  # each test has its share of δ, whatever came of it
+        bounds_again = self.model.free_bounds() if self.tests else ()
+        fallback = (
+            None if bounds_again else fallback
+        )  # each test has its share of δ, whatever came of it
         self.progress(Progress("bounding without samples"))
-        for bound in [*again, *self.model.slow_bounds()]:
+        for bound in [*bounds_again, *self.model.slow_bounds()]:
             with contextlib.suppress(FailureError):  # it shows nothing for any x
-                this = shown(bound)
-                if this is not None and (fallback is None or this[0] < fallback[0]):
-                    fallback = this
+                candidate = shown(bound)
+                if candidate is not None and (fallback is None or candidate[0] < fallback[0]):
+                    fallback = candidate
         if best is not None and (fallback is None or getattr(best, name) <= fallback[0]):
             return best
         if fallback is None:
@@ -322,7 +324,7 @@ class Engine:
         self,
         name: Free,
         delta: float,
-        at: Callable[[float], tuple[float, float]],
+        point_at: Callable[[float], tuple[float, float]],
         find: Callable[[], Estimate],
         fallback: tuple[float, Verified] | None,
     ) -> Verified:
@@ -331,16 +333,16 @@ class Engine:
         Raises:
           FailureError: nothing within some percent of the estimate.
         """
-        if fallback is not None and at(fallback[0])[1] > _LARGE:
-            self.model.require(*at(fallback[0]))  # before a search that cannot end well
+        if fallback is not None and point_at(fallback[0])[1] > _LARGE:
+            self.model.require(*point_at(fallback[0]))  # before a search that cannot end well
         if math.isfinite(self.known):
-            self._require_better(*at(self.known), delta)
+            self._require_better(*point_at(self.known), delta)
         with self._stage("calibrating on fresh samples"):
             estimate = find()
         begin, short = dataclasses.replace(estimate, slope=estimate.slope * self.model.flatter), 0.0
         for number in range(1, ROUNDS + 1):
             accepted, begin, short = self._round(
-                name, number, estimate, begin, at, delta, fallback, short
+                name, number, estimate, begin, point_at, delta, fallback, short
             )
             if accepted is not None:
                 return dataclasses.replace(accepted, estimate=estimate)
@@ -360,8 +362,8 @@ class Engine:
 
         with self._stage("planning the certificate"):
             # a small pilot tells, and only that
-            few = min(_ASKED, self.model.least_samples)
-            plan, samples = self._plan(sigma, epsilon, beta, missed, first=few)
+            pilot_samples = min(_ASKED, self.model.least_samples)
+            plan, samples = self._plan(sigma, epsilon, beta, missed, first=pilot_samples)
         if not plan.expected(samples, beta) <= target:
             raise FailureError(
                 "what is proved otherwise is more than a test can be expected to prove"
@@ -373,7 +375,7 @@ class Engine:
         number: int,
         estimate: Estimate,
         begin: Estimate,
-        at: Callable[[float], tuple[float, float]],
+        point_at: Callable[[float], tuple[float, float]],
         delta: float,
         fallback: tuple[float, Verified] | None,
         short: float,
@@ -386,9 +388,9 @@ class Engine:
         """
         beta, spent = delta * BETA_SHARE, number * delta * BETA_SHARE
         target = math.log(delta - spent)
-        usual, slope = abs(estimate.slope), abs(begin.slope)
-        centre, worth = begin.value, self.model.worth
-        before: tuple[float, float] | None = None
+        estimated_slope, slope = abs(estimate.slope), abs(begin.slope)
+        centre, worthwhile = begin.value, self.model.worth
+        previous: tuple[float, float] | None = None
 
         def bound(plan: Plan, samples: int) -> float:
             return plan.expected(samples, beta, self.model.safe, pilot=samples // 2)
@@ -398,16 +400,16 @@ class Engine:
 
                 def judged(plan: Plan, n: int, slope: float = slope) -> tuple[float, ...]:
                     slack = (bound(plan, n) - plan.log_mean) / slope
-                    return slack, worth, max(worth, _COSTLY)
+                    return slack, worthwhile, max(worthwhile, _COSTLY)
 
-                plan, samples = self._plan(*at(centre), beta, judged, (number, attempt))
+                plan, samples = self._plan(*point_at(centre), beta, judged, (number, attempt))
                 height = bound(plan, samples)
-                if before is not None and abs(math.log(centre / before[0])) > 2 * _MOST_MOVE:
+                if previous is not None and abs(math.log(centre / previous[0])) > 2 * _MOST_MOVE:
                     # a ceiling may fall more slowly than δ̂, whose slope is no more than an estimate
-                    fall = (before[1] - height) / math.log(centre / before[0])
+                    fall = (previous[1] - height) / math.log(centre / previous[0])
                     if math.isfinite(fall):
-                        slope = min(max(fall, usual / _OTHER), usual * _OTHER)
-                before = centre, height
+                        slope = min(max(fall, estimated_slope / _OTHER), estimated_slope * _OTHER)
+                previous = centre, height
                 # the pilot belongs where the value that is tested will be
                 move = (height - target) / slope
                 if not math.isfinite(move) or abs(move) < _MOST_MOVE:
@@ -415,48 +417,48 @@ class Engine:
                 centre *= math.exp(max(-0.3, min(move, 0.3)))
             # its error is in the value that is tested: half of the test is about the best
             wide = Trial(samples, beta, self._key(3, number))
-            plan = self.model.widened(plan, *at(centre), wide)
+            plan = self.model.widened(plan, *point_at(centre), wide)
         most_slack = self.model.most_slack
-        near = (
+        is_near = (
             fallback is not None and fallback[0] <= (1 + min(self.model.loose, most_slack)) * centre
         )
-        if not (bound(plan, samples) - plan.log_mean) / usual < most_slack:
+        if not (bound(plan, samples) - plan.log_mean) / estimated_slope < most_slack:
             raise FailureError(
                 f"not certified: the Monte Carlo bound near {_words(name)} = {centre:.6g} is too "
                 f"loose: more than {100 * most_slack:g}%. Use more certify samples."
             )
         # so far beyond where the pilot says that δ is met, nothing is worth a test
-        truth = centre * math.exp((plan.log_mean - math.log(delta)) / usual)
+        truth = centre * math.exp((plan.log_mean - math.log(delta)) / estimated_slope)
         ahead = plan.expected(samples, beta, self.model.safe + number - 1) - target + short
-        x = centre * math.exp(ahead / (slope if ahead > 0 else usual))
+        x = centre * math.exp(ahead / (slope if ahead > 0 else estimated_slope))
         x *= 1 + ROUNDING
         x = min(x, truth * (1 + most_slack))  # fixed before its test
         if fallback is not None and x >= fallback[0]:
             return fallback[1], begin, 0.0
         total, self.tests = samples * len(plan.sides), number
         with self._stage("certifying", total, f"{_words(name)} = {x:.6g}"):
-            found = self.model.bounds(*at(x), plan, self._trial(samples, beta, number))
-        if accepts(found.both, spent, delta):
-            sigma, epsilon = at(x)
+            bounds = self.model.bounds(*point_at(x), plan, self._trial(samples, beta, number))
+        if accepts(bounds.both, spent, delta):
+            sigma, epsilon = point_at(x)
             accepted = Verified(
-                sigma, epsilon, delta, found, spent, samples, number, self.model.method
+                sigma, epsilon, delta, bounds, spent, samples, number, self.model.method
             )
             return accepted, begin, 0.0
-        if near and fallback is not None:
+        if is_near and fallback is not None:
             return fallback[1], begin, 0.0
-        refused = largest(found.both)
+        refused = largest(bounds.both)
         missed = math.log(refused) - target if 0 < refused < math.inf else 0.0
         return None, Estimate(x, -slope), short + _ALLOWED * missed
 
     @contextlib.contextmanager
     def _stage(self, stage: str, total: int | None = None, note: str = "") -> Iterator[None]:
         """Report the samples that the block examines."""
-        seen = 0
+        examined = 0
 
         def tell(count: int) -> None:
-            nonlocal seen
-            seen += count
-            shown = seen if total is None else min(seen, total)  # whole chunks are drawn
+            nonlocal examined
+            examined += count
+            shown = examined if total is None else min(examined, total)  # whole chunks are drawn
             self.progress(Progress(stage, shown, total, "samples", at_most=True, note=note))
 
         tell(0)
@@ -479,8 +481,8 @@ class Engine:
         samples = self.model.samples or first or self.model.least_samples
         plan = self.model.pilot(sigma, epsilon, Trial(samples, beta, self._key(1, *path)))
         while 2 * samples <= self._most_samples():
-            slack, worth, costly = judged(plan, samples)
-            if not slack > (worth if samples < SAMPLES else costly):
+            slack, worthwhile, costly = judged(plan, samples)
+            if not slack > (worthwhile if samples < SAMPLES else costly):
                 break
             if not judged(plan, 2 * samples)[0] < _HELPS * slack:
                 break  # what is left is the pilot's, or β's
@@ -498,9 +500,9 @@ class Engine:
     def _freely(bound: FreeBound, sigma: float, epsilon: float, delta: float) -> Verified:
         logs = bound.log_deltas(sigma, epsilon)
         remove, add = (math.exp(min(value, 1.0)) for value in logs)
-        found = Bounds(remove, add, {})
-        stated = min(largest(found.both), 1.0) if delta == 1.0 else delta
-        return Verified(sigma, epsilon, stated, found, 0.0, 0, 0, bound.method)
+        bounds = Bounds(remove, add, {})
+        stated = min(largest(bounds.both), 1.0) if delta == 1.0 else delta
+        return Verified(sigma, epsilon, stated, bounds, 0.0, 0, 0, bound.method)
 
     def _trial(self, samples: int, beta: float, *path: int) -> Trial:
         """Fresh randomness for a test."""

@@ -157,25 +157,25 @@ def release(
     return _certificate(verified, seed), _calibration(verified)
 
 
-def _certificate(found: Verified, seed: int | None) -> Certificate:
-    numbers = found.bounds.numbers
+def _certificate(verified: Verified, seed: int | None) -> Certificate:
+    numbers = verified.bounds.numbers
     return Certificate(
-        found.epsilon,
-        found.delta,
-        found.noise_multiplier,
-        found.bounds.remove,
-        found.bounds.add,
-        found.beta,
+        verified.epsilon,
+        verified.delta,
+        verified.noise_multiplier,
+        verified.bounds.remove,
+        verified.bounds.add,
+        verified.beta,
         numbers.get("samples", 0),
         numbers.get("add_samples", 0),
         numbers.get("order", 0),
-        found.tests,
+        verified.tests,
         seed,
-        found.method,
+        verified.method,
     )
 
 
-def _calibration(found: Verified) -> Calibration:
-    if found.estimate is not None:
-        return Calibration.of(found.estimate)
-    return Calibration(found.noise_multiplier, 0.0, -math.inf, "both", 0)
+def _calibration(verified: Verified) -> Calibration:
+    if verified.estimate is not None:
+        return Calibration.of(verified.estimate)
+    return Calibration(verified.noise_multiplier, 0.0, -math.inf, "both", 0)

@@ -76,11 +76,11 @@ class AllocationProfile(Profile):
         log_delta = _log_hinge(composed, threshold) - math.log(self.bins)
         if direction == "add":
             return min(log_delta + epsilon, linear)
-        beyond, error = self.beyond(math.log(self.bins) + epsilon, epsilon)
+        tail, error = self.beyond(math.log(self.bins) + epsilon, epsilon)
         # with any X whose mass is left out as faint: E[ΣX/b; one is] <= E[X; X is] + b Pr(X is)
-        beyond += error + _MOST_CELLS * _FAINT * (threshold + self.bins)
-        apart = math.log(beyond) if beyond > 0 else -math.inf
-        return min(float(np.logaddexp(log_delta, apart)), linear)
+        tail += error + _MOST_CELLS * _FAINT * (threshold + self.bins)
+        log_tail = math.log(tail) if tail > 0 else -math.inf
+        return min(float(np.logaddexp(log_delta, log_tail)), linear)
 
     def log_delta_below(self, epsilon: float) -> float:
         """Lower bound of log δ(ε), ε >= 0, of both directions."""
@@ -89,31 +89,31 @@ class AllocationProfile(Profile):
             return gaussian.GaussianProfile(math.sqrt(self.gram)).log_delta_below(epsilon)
         if epsilon > _LARGEST:  # what the other bins add can only raise the ratio
             return gaussian.log_delta(math.sqrt(self.gram), epsilon + math.log(self.bins)) - 1e-10
-        found = self._linear.log_delta_below(epsilon)
+        lower = self._linear.log_delta_below(epsilon)
         if self._linear.tight(epsilon) or not self._linear.resolved(1):
-            return found
+            return lower
         for direction in ("remove", "add"):
             composed, threshold = self._composed(epsilon, direction, below=True)
             if composed is None:
                 continue
             log_delta = _log_hinge(composed, threshold, below=True) - math.log(self.bins)
             if direction == "add":
-                found = max(found, log_delta + epsilon)
+                lower = max(lower, log_delta + epsilon)
                 continue
-            beyond, error = self.beyond(math.log(self.bins) + epsilon, epsilon)
-            apart = math.log(beyond - error) if beyond > error else -math.inf
-            found = max(found, float(np.logaddexp(log_delta, apart)))
-        return min(found, 0.0)
+            tail, error = self.beyond(math.log(self.bins) + epsilon, epsilon)
+            log_tail = math.log(tail - error) if tail > error else -math.inf
+            lower = max(lower, float(np.logaddexp(log_delta, log_tail)))
+        return min(lower, 0.0)
 
     def epsilon_below(self, delta: float, near: float | None = None) -> float:
         """Lower bound of the smallest ε >= 0 with δ(ε) <= ``delta``; ``near`` is about there."""
         target = math.log(_check.probability("delta", delta))
-        at = self.epsilon(delta) if near is None else near
-        if at <= 1 and (linear := self._linear.epsilon_below(target)) >= at * (1 - 1e-4):
-            return min(linear, at)
+        upper = self.epsilon(delta) if near is None else near
+        if upper <= 1 and (linear := self._linear.epsilon_below(target)) >= upper * (1 - 1e-4):
+            return min(linear, upper)
         for share in (3e-5, 1e-4, 4e-4, 1e-3, 1e-2, 0.1):
-            if self.log_delta_below(at * (1 - share)) > target:
-                return at * (1 - share)
+            if self.log_delta_below(upper * (1 - share)) > target:
+                return upper * (1 - share)
         return 0.0
 
     @property
@@ -150,10 +150,10 @@ class AllocationProfile(Profile):
         finest = max(4 * coarser * (high - low) / _MOST_CELLS, _ROUNDING * threshold)
         step = max((high - low) / 64, finest)
         for _ in range(4):
-            one = self._one(threshold, step, direction, below)
-            if one.mass.size == 0:
+            summand = self._one(threshold, step, direction, below)
+            if summand.mass.size == 0:
                 return None, 0.0, sign * threshold
-            total = Composition(((one, self.bins),))
+            total = Composition(((summand, self.bins),))
             tilt = total.tilt_for_epsilon(sign * threshold)
             deviation = math.sqrt(max(total.tilted_moments(tilt)[1], 0.0))
             allowed = self._step(tilt, max(deviation, step), threshold, epsilon)
@@ -173,9 +173,9 @@ class AllocationProfile(Profile):
             solve.smallest, lambda epsilon: self.log_delta(epsilon) - target, name="epsilon"
         )
         if self.log_delta(_LARGEST) > target:
-            known, least = gaussian.epsilon(math.sqrt(self.gram), delta), _LARGEST * (1 + 1e-9)
-            start = known - math.log(self.bins)
-            return smallest(start, relative=1e-9, least=least, largest=2 * known, growth=1.001)
+            known_bin, low = gaussian.epsilon(math.sqrt(self.gram), delta), _LARGEST * (1 + 1e-9)
+            start = known_bin - math.log(self.bins)
+            return smallest(start, relative=1e-9, least=low, largest=2 * known_bin, growth=1.001)
         return smallest(1.0, relative=1e-7, least=1e-12, largest=_LARGEST)
 
     def _add_ceiling(self, epsilon: float) -> float:
@@ -211,9 +211,9 @@ class AllocationProfile(Profile):
         mechanism at ε + log b.
         """
         log_eta = -30.0
-        at = epsilon + math.log(self.bins) + math.log1p(-math.exp(log_eta))
-        found = gaussian.log_delta(math.sqrt(self.gram), at)
-        return min(float(np.logaddexp(found, -epsilon - log_eta)), 0.0)
+        threshold = epsilon + math.log(self.bins) + math.log1p(-math.exp(log_eta))
+        alone_delta = gaussian.log_delta(math.sqrt(self.gram), threshold)
+        return min(float(np.logaddexp(alone_delta, -epsilon - log_eta)), 0.0)
 
     def _one(
         self, threshold: float, step: float, direction: Direction, below: bool
@@ -226,9 +226,9 @@ class AllocationProfile(Profile):
         n = math.ceil(threshold / step)
         step = threshold / n
         low, high = self._reach(threshold)
-        first, last = math.floor(low / step), min(math.ceil(high / step), n)
+        lowest, highest = math.floor(low / step), min(math.ceil(high / step), n)
         # beyond those X one cell on either side
-        ends = [0] * (first > 0), np.arange(first, last + 1), [n] * (last < n)
+        ends = [0] * (lowest > 0), np.arange(lowest, highest + 1), [n] * (highest < n)
         point = np.concatenate(ends).astype(np.int64)
         x = step * point
         width = np.diff(x)
@@ -279,12 +279,12 @@ def _log_hinge(composed: ComposedLosses, threshold: float, *, below: bool = Fals
     which what may be too much is taken away, where ``below``."""
     if composed.largest <= threshold:
         return -math.inf
-    first = max(math.floor(threshold / composed.step) + 1 - composed.start, 0)
-    above = composed.step * (composed.start + np.arange(first, composed.law.size)) - threshold
+    start = max(math.floor(threshold / composed.step) + 1 - composed.start, 0)
+    above = composed.step * (composed.start + np.arange(start, composed.law.size)) - threshold
     slack = _SLACK * abs(threshold)
     above = np.maximum(above - slack, 0.0) if below else above + slack
     tilt, furthest = composed.tilt, float(above[-1]) if above.size else 0.0
-    total = float(composed.law[first:] @ (np.exp(-tilt * above) * above)) if above.size else 0.0
+    total = float(composed.law[start:] @ (np.exp(-tilt * above) * above)) if above.size else 0.0
     # largest value of y e^{-θ y}, for what the transform may have rounded away
     ceiling = min(1 / (math.e * tilt), furthest) if tilt > 0 else furthest
     if below:

@@ -94,20 +94,26 @@ class BinAssignment(Round):
             )
         return _nodes(self.bins, noise_multiplier, log_tail)
 
-    def discretize(self, noise_multiplier: float, step: float, at: Resolution) -> LossDistribution:
+    def discretize(
+        self, noise_multiplier: float, step: float, resolution: Resolution
+    ) -> LossDistribution:
         # there are no cells of x: the spacing does not matter
-        least, most = _reach(self.bins, noise_multiplier, at.log_tail)
-        first = min(math.floor(max(at.ends[0], least) / step), -1)
-        last = max(math.ceil(min(at.ends[1], most) / step), 1)
-        if last - first >= LARGEST_WINDOW:
+        low, high = _reach(self.bins, noise_multiplier, resolution.log_tail)
+        start = min(math.floor(max(resolution.ends[0], low) / step), -1)
+        stop = max(math.ceil(min(resolution.ends[1], high) / step), 1)
+        if stop - start >= LARGEST_WINDOW:
             raise _check.FailureError(
-                f"the privacy loss of one assignment spans {(last - first) * step:.3g}, too wide "
+                f"the privacy loss of one assignment spans {(stop - start) * step:.3g}, too wide "
                 f"for a grid of spacing {step:.3g}; use more noise"
             )
-        index = np.arange(first, last + 1)
+        index = np.arange(start, stop + 1)
         gram, losses = noise_multiplier**-2, step * index
-        above = log_hinges(self.bins, gram, losses[losses >= 0], "remove", log_faint=at.log_tail)
-        below = log_hinges(self.bins, gram, -losses[losses <= 0], "add", log_faint=at.log_tail)
+        above = log_hinges(
+            self.bins, gram, losses[losses >= 0], "remove", log_faint=resolution.log_tail
+        )
+        below = log_hinges(
+            self.bins, gram, -losses[losses <= 0], "add", log_faint=resolution.log_tail
+        )
         log_q, infinite, reverse = _kinks(losses, above, below)
         with np.errstate(under="ignore"):
             mass = np.exp(log_q + losses)
@@ -126,12 +132,12 @@ def _kinks(
     From bounds at the losses >= 0 (remove) and <= 0 (add). The losses increase, and 0 is among
     them, neither the first nor the last.
     """
-    right, left = losses[losses > 0], losses[losses < 0]
+    positive, negative = losses[losses > 0], losses[losses < 0]
     above = np.exp(np.append(min(log_above[0], log_below[-1]), log_above[1:]))
-    below = np.exp(left + log_below[:-1])  # u, losses increasing
-    at_right, at_left = np.exp([0.0, *right]), np.exp([*left, 0.0])
+    below = np.exp(negative + log_below[:-1])  # u, losses increasing
+    at_right, at_left = np.exp([0.0, *positive]), np.exp([*negative, 0.0])
     below = np.append(below, above[0])
-    for k in range(1, min(_NEIGHBOURS, right.size, left.size) + 1):
+    for k in range(1, min(_NEIGHBOURS, positive.size, negative.size) + 1):
         # h at 0 is no larger than on any chord across it
         low, high = (at_left[-1 - k], 1 - at_left[-1 - k] + below[-1 - k]), (at_right[k], above[k])
         chord = low[1] + (high[1] - low[1]) * (1 - low[0]) / (high[0] - low[0])
@@ -157,17 +163,17 @@ def _joined(
     merged, weight = None, 0.0
     total = 0.0
     while True:
-        left = rising[i] - 1 if i >= 0 else -math.inf
-        right = falling[j] if j < falling.size else math.inf
+        slope_below = rising[i] - 1 if i >= 0 else -math.inf
+        slope_above = falling[j] if j < falling.size else math.inf
         if merged is None:
-            if left <= right:
+            if slope_below <= slope_above:
                 return rising, falling
-            total, weight = left * wide[i] + right * far[j], wide[i] + far[j]
+            total, weight = slope_below * wide[i] + slope_above * far[j], wide[i] + far[j]
             i, j = i - 1, j + 1
-        elif left > merged:
-            total, weight, i = total + left * wide[i], weight + wide[i], i - 1
-        elif right < merged:
-            total, weight, j = total + right * far[j], weight + far[j], j + 1
+        elif slope_below > merged:
+            total, weight, i = total + slope_below * wide[i], weight + wide[i], i - 1
+        elif slope_above < merged:
+            total, weight, j = total + slope_above * far[j], weight + far[j], j + 1
         else:
             break
         merged = total / weight
@@ -208,17 +214,17 @@ def log_hinges(
     if direction == "remove":
         order = order[::-1]  # thresholds b e^{±ε}, the largest first
     sorted_ = np.asarray(epsilons, dtype=float)[order]
-    found = np.empty(sorted_.shape)
-    apart = np.abs(np.gradient(sorted_)) if sorted_.size > 1 else np.full(1, 1e-3)
+    values = np.empty(sorted_.shape)
+    spacings = np.abs(np.gradient(sorted_)) if sorted_.size > 1 else np.full(1, 1e-3)
     sign = 1.0 if direction == "remove" else -1.0
     start, ratio = 0, math.log(2)
     while start < sorted_.size:
         if sorted_[start] > _LARGEST_LOSS:  # closed forms, rough and far out
-            found[start] = profile.log_delta(float(sorted_[start]), direction)
+            values[start] = profile.log_delta(float(sorted_[start]), direction)
             start += 1
             continue
         end = start + int(np.searchsorted(np.abs(sorted_ - sorted_[start])[start:], ratio, "right"))
-        resolution = float(np.min(apart[start:end]))
+        resolution = float(np.min(spacings[start:end]))
         served = _block(profile, sorted_[start:end], sign, resolution, most, allowed)
         if not served.size:
             if end - start > 1:
@@ -228,10 +234,10 @@ def log_hinges(
             served = np.array([profile.log_delta(float(sorted_[start]), direction)])
         else:
             ratio = math.log(2)
-        found[start : start + served.size] = served
+        values[start : start + served.size] = served
         start += served.size
-    result = np.empty(found.shape)
-    result[order] = np.minimum(found, 0.0)
+    result = np.empty(values.shape)
+    result[order] = np.minimum(values, 0.0)
     return result
 
 
@@ -246,31 +252,31 @@ def _block(
     """Bounds at the first of the thresholds, as many as one law is good for; none if it is not."""
     bins = profile.bins
     thresholds = bins * np.exp(sign * epsilons)
-    top, least = float(thresholds[0]), float(thresholds[-1])
-    step = _PART * resolution * least / math.sqrt(bins)
+    top, bottom = float(thresholds[0]), float(thresholds[-1])
+    step = _PART * resolution * bottom / math.sqrt(bins)
     step = max(min(step, top / 64), top / most)
     direction: Literal["remove", "add"] = "remove" if sign > 0 else "add"
-    one = profile._one(top, step, direction, False)
-    if one.mass.size == 0:  # no X is so small
+    summand = profile._one(top, step, direction, False)
+    if summand.mass.size == 0:  # no X is so small
         return np.full(thresholds.shape, -math.inf)
-    total = Composition(((one, bins),))
-    centre = sign * math.sqrt(top * least)
+    total = Composition(((summand, bins),))
+    centre = sign * math.sqrt(top * bottom)
     if centre >= total.largest:
         return np.empty(0)
     like = Thinned(total)
     composed = total.convolve(like.tilt_for_epsilon(centre), like)
-    if composed.high <= sign * (least if sign > 0 else top):  # the window ends below all of them
+    if composed.high <= sign * (bottom if sign > 0 else top):  # the window ends below all of them
         return np.empty(0)
-    found, rounding = _log_hinges(composed, sign * thresholds)
+    values, rounding = _log_hinges(composed, sign * thresholds)
     if sign > 0:
         with np.errstate(divide="ignore"):
-            beyond, error = profile.beyond(math.log(top), epsilons)
-            found = np.logaddexp(found, math.log(bins) + np.log(beyond + error))
+            tail, error = profile.beyond(math.log(top), epsilons)
+            values = np.logaddexp(values, math.log(bins) + np.log(tail + error))
     to_profile = (epsilons if sign < 0 else 0.0) - math.log(bins)
-    found, rounding = found + to_profile, rounding + to_profile
-    limit = np.maximum(found + allowed[0], allowed[1])
+    values, rounding = values + to_profile, rounding + to_profile
+    limit = np.maximum(values + allowed[0], allowed[1])
     good = (sign * thresholds >= composed.low) & (rounding <= limit)
-    return found[: thresholds.size if np.all(good) else int(np.argmin(good))]
+    return values[: thresholds.size if np.all(good) else int(np.argmin(good))]
 
 
 def _log_hinges(composed: ComposedLosses, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -279,24 +285,24 @@ def _log_hinges(composed: ComposedLosses, thresholds: np.ndarray) -> tuple[np.nd
     Between two points of the grid the hinge's mean is linear in t. From the top down every term is
     positive: what lies above a point, and its sum.
     """
-    tilt, step, least = composed.tilt, composed.step, float(thresholds.min())
-    first = max(math.floor(least / step) - composed.start, 0)
-    points = step * (composed.start + np.arange(first, composed.law.size + 1))
+    tilt, step, lowest = composed.tilt, composed.step, float(thresholds.min())
+    start = max(math.floor(lowest / step) - composed.start, 0)
+    points = step * (composed.start + np.arange(start, composed.law.size + 1))
     with np.errstate(under="ignore", over="ignore"):
-        weights = np.append(composed.law[first:], 0.0) * np.exp(-tilt * (points - least))
+        weights = np.append(composed.law[start:], 0.0) * np.exp(-tilt * (points - lowest))
         above = np.append(np.cumsum(weights[::-1])[::-1], 0.0)  # mass at a point and beyond
         # E (S - s_j)₊ = E (S - s_{j+1})₊ + step · mass beyond s_j
         hinge = step * np.append(np.cumsum(above[1:][::-1])[::-1], 0.0)
-        at = np.clip(np.floor((thresholds - points[0]) / step).astype(int), 0, points.size - 1)
-        value = hinge[at + 1] + (points[0] + (at + 1) * step - thresholds) * above[at + 1]
+        place = np.clip(np.floor((thresholds - points[0]) / step).astype(int), 0, points.size - 1)
+        value = hinge[place + 1] + (points[0] + (place + 1) * step - thresholds) * above[place + 1]
     furthest = np.maximum(points[-1] - thresholds, step)
     peak = np.minimum(1 / (math.e * tilt), furthest) if tilt > 0 else furthest
-    scale = composed.log_scale - tilt * least
+    scale = composed.log_scale - tilt * lowest
     with np.errstate(divide="ignore"):
-        rounding = scale + np.log(composed.rounding * peak) - tilt * (thresholds - least)
-        found = scale + np.log(np.maximum(value, 0.0))
+        rounding = scale + np.log(composed.rounding * peak) - tilt * (thresholds - lowest)
+        inside = scale + np.log(np.maximum(value, 0.0))
         lost = composed.log_lost + np.log(np.maximum(composed.largest - thresholds, 0.0) + step)
-    result = np.logaddexp(np.logaddexp(found, rounding), lost) + composed.allowance
+    result = np.logaddexp(np.logaddexp(inside, rounding), lost) + composed.allowance
     # above the largest sum there is none to count
     nothing = thresholds >= composed.largest
     return np.where(nothing, -math.inf, result), np.where(nothing, -math.inf, rounding)
@@ -325,21 +331,23 @@ def _deviation(bins: int, noise_multiplier: float) -> float:
 
 @functools.lru_cache(maxsize=16)
 def _nodes(bins: int, noise_multiplier: float, log_tail: float) -> Nodes:
-    least, most = _reach(bins, noise_multiplier, log_tail)
+    low_end, high_end = _reach(bins, noise_multiplier, log_tail)
     gram = noise_multiplier**-2
     # even in the middle of the law, in proportion to the loss far out
-    middle = min(_deviation(bins, noise_multiplier), most, -least) / 4
-    low, high = math.asinh(least / middle), math.asinh(most / middle)
+    middle = min(_deviation(bins, noise_multiplier), high_end, -low_end) / 4
+    low, high = math.asinh(low_end / middle), math.asinh(high_end / middle)
     x = np.concatenate([np.linspace(low, 0, _NODES + 1), np.linspace(0, high, _NODES + 1)[1:]])
     losses = middle * np.sinh(x)
     losses[_NODES] = 0.0
     right = losses[_NODES:]
-    near = right <= _ALONE
+    is_near = right <= _ALONE
     log_above = np.empty(right.shape)
-    log_above[near] = log_hinges(bins, gram, right[near], "remove", _FEW_CELLS, _ROUGH, log_tail)
+    log_above[is_near] = log_hinges(
+        bins, gram, right[is_near], "remove", _FEW_CELLS, _ROUGH, log_tail
+    )
     # far out one lognormal decides, the others at their mean: good enough to plan with
-    alone = [math.log(bins * math.expm1(e) + 1) for e in right[~near]]
-    log_above[~near] = [gaussian.log_delta(math.sqrt(gram), e) for e in alone]
+    shifted = [math.log(bins * math.expm1(e) + 1) for e in right[~is_near]]
+    log_above[~is_near] = [gaussian.log_delta(math.sqrt(gram), e) for e in shifted]
     log_below = log_hinges(bins, gram, -losses[: _NODES + 1], "add", _FEW_CELLS, _ROUGH, log_tail)
     log_q, _, _ = _kinks(losses, log_above, log_below)
     kept = log_q > -690

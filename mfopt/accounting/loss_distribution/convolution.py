@@ -105,7 +105,7 @@ class Composition(Tilting):
         # Wrapping one round into the window commutes with cyclic convolution.
         spectrum: np.ndarray | None = None
         rounds = shift = 0
-        known = allowance = 0.0  # what the parts' own laws may be off by
+        inexactness = allowance = 0.0  # what the parts' own laws may be off by
         for part, count in self.parts:
             wrapped = np.bincount((part.index - part.index[0]) % size, tilted(part, tilt), size)
             if extended:
@@ -114,7 +114,7 @@ class Composition(Tilting):
             spectrum = power if spectrum is None else np.multiply(spectrum, power, out=spectrum)
             shift += int(part.index[0]) * count
             rounds += count
-            known += count * part.rounding
+            inexactness += count * part.rounding
             allowance += count * part.allowance
         assert spectrum is not None
         # rounding of the transform and of the power, as an l1 distance of the tilted law
@@ -123,7 +123,7 @@ class Composition(Tilting):
         power_norm = math.sqrt(2 * float(np.sum(size_of ** (2 - 2 / max(rounds, 1)))))
         precision = _EXTENDED_EPS if extended else _EPS
         rounding = 2 * precision * (rounds + 1) * (math.log2(size) + 4) * power_norm
-        rounding += math.expm1(min(known, 100.0))
+        rounding += math.expm1(min(inexactness, 100.0))
         law = scipy.fft.irfft(spectrum, size, overwrite_x=True).astype(np.float64, copy=False)
         del spectrum, size_of
         # law[k] is the mass of all losses step * (shift + k + m size); place them from start on
@@ -132,8 +132,8 @@ class Composition(Tilting):
         end = (start + size) * self.step + self.offset
         lost = -math.inf
         if end <= highest:  # Chernoff's bound on log P(Y >= end), untilted
-            first = math.sqrt(2 * LOG_WINDOW_TAIL) / spread
-            lost = walk_down(lambda s: self.log_moment(tilt + s) - (tilt + s) * end, first)
+            start_tilt = math.sqrt(2 * LOG_WINDOW_TAIL) / spread
+            lost = walk_down(lambda s: self.log_moment(tilt + s) - (tilt + s) * end, start_tilt)
         return ComposedLosses(
             step=self.step,
             start=start,
@@ -172,15 +172,15 @@ def _power(spectrum: np.ndarray, count: int) -> np.ndarray:
     By squaring, which is as accurate as the power of complex numbers and takes a fifth of the time.
     """
     # by blocks: of a window of millions of points every copy counts
-    for first in range(0, spectrum.size, _BLOCK):
-        block = spectrum[first : first + _BLOCK]
+    for begin in range(0, spectrum.size, _BLOCK):
+        block = spectrum[begin : begin + _BLOCK]
         kept = block.real**2 + block.imag**2 > math.exp(-120 / count)
-        square, raised, left = block[kept], np.ones(1), count
-        while left:
-            if left % 2:
+        square, raised, exponent = block[kept], np.ones(1), count
+        while exponent:
+            if exponent % 2:
                 raised = raised * square
-            left //= 2
-            if left:
+            exponent //= 2
+            if exponent:
                 square *= square
         block[:] = 0
         block[kept] = raised
@@ -242,14 +242,16 @@ class ComposedLosses:
         # as much as the tail that the window wraps around may count for
         unsure = self.rounding + 2 * math.exp(-LOG_WINDOW_TAIL)
         total = max(self._hinge(epsilon) - unsure * math.exp(log_ceiling(self.tilt)), 0.0)
-        apart = 0.0
+        infinite_part = 0.0
         if self.infinite > 0:
             log_q = math.log(self.infinite_q) if self.infinite_q > 0 else -math.inf
-            apart = self.infinite * -math.expm1(min(epsilon + log_q - math.log(self.infinite), 0.0))
+            infinite_part = self.infinite * -math.expm1(
+                min(epsilon + log_q - math.log(self.infinite), 0.0)
+            )
         with np.errstate(divide="ignore"):
             inside = self.log_scale - self.tilt * epsilon + np.log(total)
-            found = np.logaddexp(inside, np.log(apart))
-        return min(float(found) - self.allowance, 0.0)
+            log_total = np.logaddexp(inside, np.log(infinite_part))
+        return min(float(log_total) - self.allowance, 0.0)
 
     def blurred(self, epsilon: float, share: float) -> bool:
         """True if rounding errors of the FFT may exceed this share of δ(ε)."""
@@ -261,14 +263,14 @@ class ComposedLosses:
         From one loss to the next y grows by a step, so that with y = y_0 + u the exponentials of u
         serve every ε: 1 - e^{-y} = (1 - e^{-y_0}) + e^{-y_0} (1 - e^{-u}), both terms >= 0.
         """
-        first = max(math.floor((epsilon - self.offset) / self.step) + 1 - self.start, 0)
-        if first >= self.law.size:
+        begin = max(math.floor((epsilon - self.offset) / self.step) + 1 - self.start, 0)
+        if begin >= self.law.size:
             return 0.0
-        least = self.low + self.step * first - epsilon
-        decay, hinged = (factors[: self.law.size - first] for factors in self._factors)
-        law = self.law[first:]
-        inside = -math.expm1(-least) * dot(law, decay) + math.exp(-least) * dot(law, hinged)
-        return math.exp(-self.tilt * least) * inside
+        nearest = self.low + self.step * begin - epsilon
+        decay, hinged = (factors[: self.law.size - begin] for factors in self._factors)
+        law = self.law[begin:]
+        inside = -math.expm1(-nearest) * dot(law, decay) + math.exp(-nearest) * dot(law, hinged)
+        return math.exp(-self.tilt * nearest) * inside
 
     @functools.cached_property
     def _factors(self) -> tuple[np.ndarray, np.ndarray]:
@@ -280,10 +282,10 @@ class ComposedLosses:
         size = self.law.size
         m = math.isqrt(size) + 1
         far = self.step * m * np.arange(-(-size // m))[:, None]
-        near = self.step * np.arange(m)
+        fine = self.step * np.arange(m)
         with np.errstate(under="ignore"):
-            decay = np.exp(-self.tilt * far) * np.exp(-self.tilt * near)
-            hinged = np.exp(-far) * -np.expm1(-near)
+            decay = np.exp(-self.tilt * far) * np.exp(-self.tilt * fine)
+            hinged = np.exp(-far) * -np.expm1(-fine)
             hinged -= np.expm1(-far)
             hinged *= decay
         return decay.ravel()[:size], hinged.ravel()[:size]

@@ -68,8 +68,10 @@ class LossDistribution:
         kept = mass > _FAINT
         index = -self.index[::-1][kept]
         infinite = self.reverse_infinite + float(mass[~kept].sum())
-        left = self.infinite + float(self.mass[::-1][~kept].sum())
-        return LossDistribution(self.step, index, mass[kept], infinite, left, -self.offset)
+        reverse_infinite = self.infinite + float(self.mass[::-1][~kept].sum())
+        return LossDistribution(
+            self.step, index, mass[kept], infinite, reverse_infinite, -self.offset
+        )
 
     @functools.cached_property
     def log_mass(self) -> np.ndarray:
@@ -132,11 +134,11 @@ def from_below(
     # a Q-mass below all floats is not none: at a large ε it counts for more than P's
     top_p, top_q = float(mass_p[-1]), max(float(mass_q[-1]), sys.float_info.min)
     mass, _, loss = _known(mass_p[:-1], mass_q[:-1])
-    first, total, _ = _shared(step, mass, loss, offset)
-    left = np.flatnonzero(total > _FAINT)
-    if not left.size:
+    start, total, _ = _shared(step, mass, loss, offset)
+    kept = np.flatnonzero(total > _FAINT)
+    if not kept.size:
         raise _beyond_range()
-    return LossDistribution(step, left + first, total[left], top_p, 0.0, offset, top_q)
+    return LossDistribution(step, kept + start, total[kept], top_p, 0.0, offset, top_q)
 
 
 def balanced_grid(
@@ -159,27 +161,27 @@ def balanced_grid(
 
     @functools.cache
     def dropped(shift: float) -> float:
-        _, total, apart = _shared(step, mass, loss, offset + shift * step)
+        _, total, imbalance = _shared(step, mass, loss, offset + shift * step)
         lost = whole - float(total.sum())
-        return math.copysign(lost, apart) if lost > enough * whole else 0.0
+        return math.copysign(lost, imbalance) if lost > enough * whole else 0.0
 
     tried = [0.0]
     # it mostly grows with the shift, and jumps where a cell passes a point
     side = -1.0 if dropped(0.0) > 0 else 1.0
     for direction in (side, -side):
-        near = 0.0
-        for far in _SHIFTS:
+        inner = 0.0
+        for outer in _SHIFTS:
             if min(abs(dropped(shift)) for shift in tried) <= _MENDED * abs(dropped(0.0)):
                 break
-            tried.append(direction * far)
-            if dropped(near) * dropped(direction * far) < 0:
-                ends = sorted((near, direction * far))
+            tried.append(direction * outer)
+            if dropped(inner) * dropped(direction * outer) < 0:
+                ends = sorted((inner, direction * outer))
                 # about where it changes its sign, in few evaluations
                 root, _ = scipy.optimize.brentq(
                     dropped, *ends, xtol=1e-7, maxiter=12, full_output=True, disp=False
                 )
                 tried.append(float(root))
-            near = direction * far
+            inner = direction * outer
     return offset + step * min(tried, key=lambda shift: abs(dropped(shift)))
 
 
@@ -198,21 +200,23 @@ def _shared(
     """(index of the first point, P-mass at each point, see :func:`upward`)."""
     loss = loss - offset
     index = np.floor(loss / step).astype(np.int64)
-    first = int(index.min())
-    size = int(index.max()) - first + 2
+    start = int(index.min())
+    size = int(index.max()) - start + 2
     if size > LARGEST_WINDOW:
         raise _check.FailureError(f"one round spans {size * step:.3g}, too wide for {step:.3g}")
-    at = index - first
-    mass = np.bincount(at, mass_p, size)
-    excess = np.bincount(at, mass_p * -np.expm1(index * step - loss), size)
+    place = index - start
+    mass = np.bincount(place, mass_p, size)
+    excess = np.bincount(place, mass_p * -np.expm1(index * step - loss), size)
     with np.errstate(over="ignore"):
-        deficit = np.bincount(at, mass_p * np.expm1((index + 1) * step - loss), size)
-    share, apart = upward(np.maximum(excess, 0.0), np.maximum(deficit, 0.0), int(np.argmax(mass)))
+        deficit = np.bincount(place, mass_p * np.expm1((index + 1) * step - loss), size)
+    share, imbalance = upward(
+        np.maximum(excess, 0.0), np.maximum(deficit, 0.0), int(np.argmax(mass))
+    )
     total = (1 - share) * (mass - excess)
     with np.errstate(invalid="ignore"):
         total[1:] += share[:-1] * (mass + deficit)[:-1]
     # where a spacing is beyond floats its mass is dropped, which only takes away
-    return first, np.nan_to_num(total, nan=0.0, posinf=0.0), apart
+    return start, np.nan_to_num(total, nan=0.0, posinf=0.0), imbalance
 
 
 def _beyond_range() -> _check.FailureError:
@@ -225,13 +229,13 @@ def balanced_loss(step: float, mass_p: np.ndarray, mass_q: np.ndarray) -> float:
     A grid through it keeps them at one point: what is above covers what is below.
     """
     mass_p, mass_q, loss = _known(mass_p, mass_q)
-    near = np.round(loss / step).astype(np.int64)
-    least = near.min()
-    at = float(least + np.argmax(np.bincount(near - least, mass_p))) * step
+    rounded = np.round(loss / step).astype(np.int64)
+    lowest = rounded.min()
+    centre = float(lowest + np.argmax(np.bincount(rounded - lowest, mass_p))) * step
     for _ in range(20):
-        close = np.abs(loss - at) < step
-        at = float(np.log(mass_p[close].sum()) - np.log(mass_q[close].sum()))
-    return at
+        close = np.abs(loss - centre) < step
+        centre = float(np.log(mass_p[close].sum()) - np.log(mass_q[close].sum()))
+    return centre
 
 
 def upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> tuple[np.ndarray, float]:
@@ -245,24 +249,24 @@ def upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> tuple[np.ndarr
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         # the share of an interval's deficit that the next one's excess covers, and its inverse
         room = np.where(below > 0, np.minimum(above / below, 1e300), 0.0)
-        asked = np.where(above > 0, np.minimum(below / above, 1e300), 0.0)
-    most = np.append(np.where(below > 0, np.minimum(room, 1.0), 1.0), 1.0)
+        demand = np.where(above > 0, np.minimum(below / above, 1e300), 0.0)
+    limits = np.append(np.where(below > 0, np.minimum(room, 1.0), 1.0), 1.0)
     end = mode + 1
-    first = _clipped((excess[:end] > 0) * 1.0, np.insert(asked[:mode], 0, 0.0), most[:end])
+    forward = _clipped((excess[:end] > 0) * 1.0, np.insert(demand[:mode], 0, 0.0), limits[:end])
     back = room[mode:][::-1]
-    last = np.append(_clipped(back, back, np.ones(back.size))[::-1], 0.0)
-    share = np.concatenate([first[:-1], [min(first[-1], last[0])], last[1:]])
+    backward = np.append(_clipped(back, back, np.ones(back.size))[::-1], 0.0)
+    share = np.concatenate([forward[:-1], [min(forward[-1], backward[0])], backward[1:]])
     # a smaller share only leaves more room before it, so that what a start was off by is mended at
     # once; 1 - share is known to its rounding, far below the masses' own
     covered = np.where(below > 0, (1 - share[1:] + 1e-15) * room, 1.0)
     share[:-1] = np.minimum(share[:-1], covered)
     # without the cuts at the mode: of one sign where some is dropped there, else of the other
-    covered_there = 1.0 - (first[-2] * asked[mode - 1] if mode else 0.0)
-    room_there = (1.0 - last[1]) * room[mode] if mode < room.size else 0.0
+    covered_there = 1.0 - (forward[-2] * demand[mode - 1] if mode else 0.0)
+    room_there = (1.0 - backward[1]) * room[mode] if mode < room.size else 0.0
     return share, float(covered_there - room_there)
 
 
-def _clipped(constant: np.ndarray, factor: np.ndarray, most: np.ndarray) -> np.ndarray:
+def _clipped(constant: np.ndarray, factor: np.ndarray, limits: np.ndarray) -> np.ndarray:
     """x_k = c_k - f_k x_{k-1}, cut to [0, m_k], from x_{-1} = 0; all of shape (N,), f_k >= 0.
 
     Such steps compose to others of their kind: an affine map, cut. So blocks of them are composed
@@ -274,30 +278,32 @@ def _clipped(constant: np.ndarray, factor: np.ndarray, most: np.ndarray) -> np.n
     short = blocks * steps - constant.size
     c, f, m = (
         np.ascontiguousarray(np.append(part, np.zeros(short)).reshape(blocks, steps).T)
-        for part in (constant, factor, most)
+        for part in (constant, factor, limits)
     )
     low, high = np.zeros(blocks), np.ones(blocks)
     offset, slope = np.zeros(blocks), np.ones(blocks)
     # large factors lead to an end of the range in any case
     composed = zip(np.minimum(c, _LARGE), np.minimum(f, _LARGE), m, strict=True)
-    for row, (up, by, top) in enumerate(composed):
+    for row, (up, factors, top) in enumerate(composed):
         if row % _UNSCALED == 0:
             # many of them overflow; so steep a map, made less steep, is cut where it was
             grown = np.maximum(np.maximum(np.abs(offset), np.abs(slope)) / _STEEP, 1.0)
             offset, slope = offset / grown, slope / grown
-        offset, slope = up - by * offset, -by * slope
+        offset, slope = up - factors * offset, -factors * slope
         low, high = (
-            np.minimum(np.maximum(up - by * high, 0.0), top),
-            np.minimum(np.maximum(up - by * low, 0.0), top),
+            np.minimum(np.maximum(up - factors * high, 0.0), top),
+            np.minimum(np.maximum(up - factors * low, 0.0), top),
         )
     x, starts = 0.0, []
-    for at, by, least, top in zip(*(a.tolist() for a in (offset, slope, low, high)), strict=True):
+    for constant_part, factors, bottom, top in zip(
+        *(a.tolist() for a in (offset, slope, low, high)), strict=True
+    ):
         starts.append(x)
-        x = min(max(at + by * x, least), top)
-    found, value = np.empty_like(c), np.array(starts)
-    for row, (up, by, top) in enumerate(zip(c, f, m, strict=True)):
-        value = np.minimum(np.maximum(up - by * value, 0.0), top, out=found[row])
-    return found.T.ravel()[: constant.size]
+        x = min(max(constant_part + factors * x, bottom), top)
+    result, value = np.empty_like(c), np.array(starts)
+    for row, (up, factors, top) in enumerate(zip(c, f, m, strict=True)):
+        value = np.minimum(np.maximum(up - factors * value, 0.0), top, out=result[row])
+    return result.T.ravel()[: constant.size]
 
 
 def from_atoms(
@@ -322,8 +328,8 @@ def from_atoms(
     share = np.expm1(-above_lower) / math.expm1(-step)  # of the P-mass, to the upper grid point
     lower = below.astype(np.int64)
     # only the points that have mass, however many there are between
-    index, at = np.unique(np.concatenate([lower, lower + 1]), return_inverse=True)
-    total = np.bincount(at, np.concatenate([mass * (1 - share), mass * share]))
+    index, place = np.unique(np.concatenate([lower, lower + 1]), return_inverse=True)
+    total = np.bincount(place, np.concatenate([mass * (1 - share), mass * share]))
     kept = total > _FAINT
     infinite += float(total[~kept].sum())
     # what floats cannot carry of P may carry much of Q: an infinite loss of the other direction

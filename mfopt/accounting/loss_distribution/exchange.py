@@ -81,12 +81,12 @@ class Pair:
 
     def masses(self, borders: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray]:
         """P- and Q-mass of the cells between ``borders`` of z."""
-        rest = (1 - self.probability) * distribution.normal_masses(borders)
-        top, bottom = rest, rest
+        untouched = (1 - self.probability) * distribution.normal_masses(borders)
+        top, bottom = untouched, untouched
         for j, chance in enumerate(self.chances, 1):
             shifts = (j * self.with_it / sigma, j * self.without / sigma)
             moved = (chance * distribution.normal_masses(borders - s) for s in shifts)
-            top, bottom = (before + more for before, more in zip((top, bottom), moved, strict=True))
+            top, bottom = (total + part for total, part in zip((top, bottom), moved, strict=True))
         return top, bottom
 
     def ends(self, sigma: float, log_tail: float, largest: float) -> tuple[float, float]:
@@ -95,16 +95,16 @@ class Pair:
         def loss(z: float) -> float:
             return float(self.loss(np.array([z]), sigma)[0])
 
-        first = 0.5 * (self.with_it + self.without) / sigma
-        if len(self.chances) > 1 and loss(first) < 0:
-            first = solve.root(loss, first, len(self.chances) * first)
+        start = 0.5 * (self.with_it + self.without) / sigma
+        if len(self.chances) > 1 and loss(start) < 0:
+            start = solve.root(loss, start, len(self.chances) * start)
         high = float(-scipy.special.ndtri_exp(log_tail))
         for j, chance in enumerate(self.chances, 1):
             likely = min(log_tail - math.log(max(chance, 1e-300)), -1e-9)
             reached = j * self.with_it / sigma - float(scipy.special.ndtri_exp(likely))
-            high = max(high, reached, first + 1e-6)
-        high = reach(loss, first, high, largest)
-        return first, max(high, first + 1e-9)
+            high = max(high, reached, start + 1e-6)
+        high = reach(loss, start, high, largest)
+        return start, max(high, start + 1e-9)
 
     def borders(
         self, sigma: float, spacing: float, log_tail: float, largest: float = math.inf
@@ -117,9 +117,9 @@ class Pair:
           log_tail: log of the probability that may lie beyond the last finite border.
           largest: the largest loss that is resolved.
         """
-        first, last = self.ends(sigma, log_tail, largest)
-        cells = math.ceil(min((last - first) / spacing, _MOST_CELLS))
-        return np.append(np.linspace(first, last, cells + 1), math.inf)
+        start, stop = self.ends(sigma, log_tail, largest)
+        cells = math.ceil(min((stop - start) / spacing, _MOST_CELLS))
+        return np.append(np.linspace(start, stop, cells + 1), math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,39 +181,45 @@ class ReplacementRound(Round):
         (up, up_q, up_slope), (down, down_p, down_slope) = parts
         # of the second pair P has what Q has of the first, and log Q = log P + loss
         down_q = (down_p + down)[::-1]
-        rest = 1 - float(np.exp(scipy.special.logsumexp(np.concatenate([up_q, down_q]))))
-        atom = [math.log(max(rest, 1e-300))]
+        untouched = 1 - float(np.exp(scipy.special.logsumexp(np.concatenate([up_q, down_q]))))
+        atom = [math.log(max(untouched, 1e-300))]
         return (
             np.concatenate([-down[::-1], [0.0], up]),
             np.concatenate([down_q, atom, up_q]),
             np.concatenate([down_slope[::-1], [0.0], up_slope]),
         )
 
-    def discretize(self, noise_multiplier: float, step: float, at: Resolution) -> LossDistribution:
+    def discretize(
+        self, noise_multiplier: float, step: float, resolution: Resolution
+    ) -> LossDistribution:
         sigma = noise_multiplier
-        borders = self.remove.borders(sigma, at.spacing, at.log_tail, at.ends[1])
+        borders = self.remove.borders(
+            sigma, resolution.spacing, resolution.log_tail, resolution.ends[1]
+        )
         up_p, up_q = self.remove.masses(borders, sigma)
         up = self.remove.loss(borders[:-1], sigma)
-        borders = self.add.borders(sigma, at.spacing, at.log_tail, -at.ends[0])
+        borders = self.add.borders(
+            sigma, resolution.spacing, resolution.log_tail, -resolution.ends[0]
+        )
         down_q, down_p = (mass[::-1] for mass in self.add.masses(borders, sigma))
         down = -self.add.loss(borders[:-1], sigma)[::-1]
         # rounding aside the rest is the same under P and under Q; its loss is 0
-        rest = max(1 - math.fsum(up_p) - math.fsum(down_p), 0.0)
+        untouched = max(1 - math.fsum(up_p) - math.fsum(down_p), 0.0)
         up[0] = down[-1] = 0.0
         loss = np.concatenate([[-math.inf], down, up, [math.inf]])
-        mass_p = np.concatenate([down_p, [rest], up_p])
-        mass_q = np.concatenate([down_q, [rest], up_q])
+        mass_p = np.concatenate([down_p, [untouched], up_p])
+        mass_q = np.concatenate([down_q, [untouched], up_q])
         return distribution.from_cells(step, np.maximum.accumulate(loss), mass_p, mass_q)
 
     def cells_below(
-        self, noise_multiplier: float, steps: Steps, at: Resolution, *, add: bool
+        self, noise_multiplier: float, steps: Steps, resolution: Resolution, *, add: bool
     ) -> Cells:
         # of one of the two pairs alone, which some data attain; all losses are resolved
         pair = self.add if add else self.remove
         lowest = len(pair.chances) * min(pair.without, 0)
-        low = float(scipy.special.ndtri_exp(at.log_tail)) + lowest / noise_multiplier
-        high = pair.ends(noise_multiplier, at.log_tail, math.inf)[1]
-        cells = math.ceil(min((high - low) / at.spacing, 2 * _MOST_CELLS))
+        low = float(scipy.special.ndtri_exp(resolution.log_tail)) + lowest / noise_multiplier
+        high = pair.ends(noise_multiplier, resolution.log_tail, math.inf)[1]
+        cells = math.ceil(min((high - low) / resolution.spacing, 2 * _MOST_CELLS))
         borders = np.concatenate([[-math.inf], np.linspace(low, high, cells + 1), [math.inf]])
         mass_p, mass_q = pair.masses(borders, noise_multiplier)
         return Cells(mass_p, mass_q, distribution.balanced_loss(steps.fine, mass_p, mass_q))
@@ -258,7 +264,7 @@ class PublicMixture(Round):
 
     @property
     def log_chance(self) -> float:
-        parts = [log_weight + one.log_chance for one, log_weight in self._both]
+        parts = [log_weight + case.log_chance for case, log_weight in self._both]
         return min(float(scipy.special.logsumexp(parts)), 0.0)
 
     @property
@@ -266,26 +272,28 @@ class PublicMixture(Round):
         return min(self.often.log_none, self.seldom.log_none)
 
     def log_square(self, noise_multiplier: float) -> float:
-        parts = [log_weight + one.log_square(noise_multiplier) for one, log_weight in self._both]
+        parts = [log_weight + case.log_square(noise_multiplier) for case, log_weight in self._both]
         return max(float(scipy.special.logsumexp(parts)), 0.0)
 
     def nodes(self, noise_multiplier: float, log_tail: float) -> Nodes:
         parts = []
-        for one, log_weight in self._both:
-            loss, mass, slope = one.nodes(noise_multiplier, min(log_tail - log_weight, -1.0))
+        for case, log_weight in self._both:
+            loss, mass, slope = case.nodes(noise_multiplier, min(log_tail - log_weight, -1.0))
             parts.append((loss, mass + log_weight, slope))
         loss, mass, slope = (np.concatenate(two) for two in zip(*parts, strict=True))
         order = np.argsort(loss, kind="stable")
         return loss[order], mass[order], slope[order]
 
-    def discretize(self, noise_multiplier: float, step: float, at: Resolution) -> LossDistribution:
+    def discretize(
+        self, noise_multiplier: float, step: float, resolution: Resolution
+    ) -> LossDistribution:
         parts = []
-        for one, log_weight in self._both:
-            own = at._replace(log_tail=min(at.log_tail - log_weight, -1.0))
-            parts.append((one.discretize(noise_multiplier, step, own), math.exp(log_weight)))
-        every = np.concatenate([part.index for part, _ in parts])
-        index, place = np.unique(every, return_inverse=True)
-        mass = np.bincount(place, np.concatenate([weight * part.mass for part, weight in parts]))
+        for case, log_weight in self._both:
+            scaled = resolution._replace(log_tail=min(resolution.log_tail - log_weight, -1.0))
+            parts.append((case.discretize(noise_multiplier, step, scaled), math.exp(log_weight)))
+        indices = np.concatenate([part.index for part, _ in parts])
+        index, places = np.unique(indices, return_inverse=True)
+        mass = np.bincount(places, np.concatenate([weight * part.mass for part, weight in parts]))
         infinite = sum(weight * part.infinite for part, weight in parts)
         reverse_infinite = sum(weight * part.reverse_infinite for part, weight in parts)
         return LossDistribution(step, index, mass, infinite, reverse_infinite)

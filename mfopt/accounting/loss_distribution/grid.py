@@ -56,7 +56,7 @@ class Law(Tilting):
 
     @classmethod
     def of(
-        cls, one: Round, noise_multiplier: float, rounds: int, log_tail: float, add: bool
+        cls, sampling_round: Round, noise_multiplier: float, rounds: int, log_tail: float, add: bool
     ) -> Law:
         """The law of ``rounds`` rounds; tails below e^``log_tail`` are left out.
 
@@ -66,7 +66,7 @@ class Law(Tilting):
           log_tail: log of the probability that may be left out.
           add: whether the direction is that of adding a unit.
         """
-        loss, normal, slopes = one.nodes(noise_multiplier, log_tail)
+        loss, normal, slopes = sampling_round.nodes(noise_multiplier, log_tail)
         if add:
             return cls(-loss[::-1], normal[::-1], slopes[::-1], rounds, True)
         return cls(loss, normal + loss, slopes, rounds)
@@ -191,26 +191,28 @@ class Grid:
         """
         tilt = law.tilt_for_epsilon(epsilon)
         deviation = math.sqrt(max(law.tilted_moments(tilt)[1], 0.0))
-        at = max(epsilon, 1e-2 * deviation, _LEAST)
+        scale = max(epsilon, 1e-2 * deviation, _LEAST)
         # ε, and δ to fifty times that: log δ changes by θ with ε
-        rise = accuracy * min(at, 50 / max(tilt, 1e-9))
+        rise = accuracy * min(scale, 50 / max(tilt, 1e-9))
         # below ε of about a deviation log δ falls by one over that, whatever θ is
         share = near(accuracy, tilt * deviation)
         allowed = min(2 * rise / (1 + tilt), share * deviation**2)
         high, low = min(law.chernoff(tilt, +1), law.largest), law.chernoff(tilt, -1)
         window = high - max(low, law.least)
         # with a loss below this the sum stays below ε
-        least = max(min(epsilon - high, 0.0) - 0.1 * at, float(law.losses[0]))
+        smallest = max(min(epsilon - high, 0.0) - 0.1 * scale, float(law.losses[0]))
         largest = float(law.losses[-1])
-        finest = max(max(window, largest - least) / _MOST_POINTS, _ROUNDING * (largest - least))
-        step = max(min(at / 32, 0.5 / (1 + tilt), max(window, 1e-3 * at) / 16), finest)
+        finest = max(
+            max(window, largest - smallest) / _MOST_POINTS, _ROUNDING * (largest - smallest)
+        )
+        step = max(min(scale / 32, 0.5 / (1 + tilt), max(window, 1e-3 * scale) / 16), finest)
         step = _shrink(step, finest, 0.8 * allowed, lambda h: law.added(tilt, h, 0.0)[0])
         cells = max(law.added(tilt, step, 1.0)[1], 1e-300)
         spacing = min(math.sqrt(0.2 * allowed / cells), _NODES)
         span = float(law.losses.size) * _NODES
-        most = min(_MOST_CELLS, _MOST_MASSES // max(sensitivities, 1))
-        spacing = max(spacing, span / most)
-        ends = (-largest, -least) if law.add else (least, largest)
+        most_cells = min(_MOST_CELLS, _MOST_MASSES // max(sensitivities, 1))
+        spacing = max(spacing, span / most_cells)
+        ends = (-largest, -smallest) if law.add else (smallest, largest)
         return cls(step, spacing, *ends, tilt, _stages(law, tilt, rise, window, step, below))
 
 
@@ -230,7 +232,7 @@ def _stages(
 
     ``rise`` is that of ε which grids may cost, ``window`` that of the sum.
     """
-    best, found = window / step / 2, None
+    best, stages = window / step / 2, None
     if best < _FEW or law.rounds < _MANY:
         return None
     allowed = 0.4 * 2 * rise / (1 + tilt)  # for each stage
@@ -240,7 +242,7 @@ def _stages(
         # from below as many rounds are left out as may have a large loss: only where one grid is
         # not affordable
         costly = window / step > 0.6 * _MOST_POINTS and outside < law.rounds / 256 - 64
-        if below and math.isfinite(small) and (found or not costly):
+        if below and math.isfinite(small) and (stages or not costly):
             continue
         block = 16
         while block <= law.rounds // 2:
@@ -250,11 +252,11 @@ def _stages(
             ratio = int(min(coarse, window / 16, 0.5 / (1 + tilt)) / fine)
             if ratio > 1 and points + window / (ratio * fine) < best:
                 best = points + window / (ratio * fine)
-                found = Stages(fine, ratio, block, small)
+                stages = Stages(fine, ratio, block, small)
             if points > best:
                 break
             block *= 4
-    return found
+    return stages
 
 
 def _small(law: Law, tilt: float, rise: float) -> tuple[float, float, Law]:
@@ -267,20 +269,24 @@ def _small(law: Law, tilt: float, rise: float) -> tuple[float, float, Law]:
     order = np.argsort(-np.abs(law.losses))
     larger = np.cumsum(weight[order])
     total = max(abs(law.log_moment(tilt)), 1e-300)
-    most = 0.1 * max(tilt, 1e-9) * rise / total
-    cut = int(np.searchsorted(larger, min(most, 0.01)))
-    near = np.abs(law.losses) <= abs(law.losses[order[cut]])
+    allowance = 0.1 * max(tilt, 1e-9) * rise / total
+    cut = int(np.searchsorted(larger, min(allowance, 0.01)))
+    is_small = np.abs(law.losses) <= abs(law.losses[order[cut]])
     part = dataclasses.replace(
-        law, losses=law.losses[near], log_mass=law.log_mass[near], slopes=law.slopes[near], known={}
+        law,
+        losses=law.losses[is_small],
+        log_mass=law.log_mass[is_small],
+        slopes=law.slopes[is_small],
+        known={},
     )
     return float(abs(law.losses[order[cut]])), law.rounds * float(larger[cut]), part
 
 
-def _shrink(value: float, least: float, target: float, of) -> float:  # type: ignore[no-untyped-def]
+def _shrink(value: float, finest: float, target: float, error_of) -> float:  # type: ignore[no-untyped-def]
     """The first of a falling sequence of values at which ``of`` is at most ``target``."""
     for _ in range(60):
-        found = of(value)
-        if found <= target or value <= least:
+        error = error_of(value)
+        if error <= target or value <= finest:
             break
-        value = max(value * min(max(math.sqrt(target / found), 0.05), 0.95), least)
+        value = max(value * min(max(math.sqrt(target / error), 0.05), 0.95), finest)
     return value

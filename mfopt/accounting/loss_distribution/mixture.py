@@ -124,11 +124,13 @@ class Round(abc.ABC):
         """(loss, log Q-mass, slope of the loss in z) at nodes, losses increasing; for planning."""
 
     @abc.abstractmethod
-    def discretize(self, noise_multiplier: float, step: float, at: Resolution) -> LossDistribution:
+    def discretize(
+        self, noise_multiplier: float, step: float, resolution: Resolution
+    ) -> LossDistribution:
         """A pair that dominates the round on a grid of ``step``, by cells of x; σ in clip norms."""
 
     def cells_below(
-        self, noise_multiplier: float, steps: Steps, at: Resolution, *, add: bool
+        self, noise_multiplier: float, steps: Steps, resolution: Resolution, *, add: bool
     ) -> Cells:
         """Cells of a pair that the round dominates, for lower bounds in one direction.
 
@@ -184,10 +186,10 @@ class Mixture(Round):
 
         ``population`` counts the data set that contains the group.
         """
-        others = population - batch_size - group_size
-        count = _counts(min(group_size, batch_size))[max(-others, 0) :].astype(np.float64)
-        here, above = count[:-1], count[1:]
-        ratios = (group_size - here) / above * ((batch_size - here) / (others + above))
+        spare = population - batch_size - group_size
+        count = _counts(min(group_size, batch_size))[max(-spare, 0) :].astype(np.float64)
+        counts, above = count[:-1], count[1:]
+        ratios = (group_size - counts) / above * ((batch_size - counts) / (spare + above))
         return cls._kept(2 * count, _log_weights(np.log(ratios)))
 
     @classmethod
@@ -230,8 +232,8 @@ class Mixture(Round):
         weights = np.exp(self.log_weights)
         weights, shift = weights[weights > 0], self.sensitivities[weights > 0]
         # of very many, neighbours count as the largest of them: the sum is over pairs
-        first = np.arange(0, shift.size, -(-shift.size // _MOST_SQUARED))
-        weights, shift = np.add.reduceat(weights, first), shift[np.append(first[1:], 0) - 1]
+        starts = np.arange(0, shift.size, -(-shift.size // _MOST_SQUARED))
+        weights, shift = np.add.reduceat(weights, starts), shift[np.append(starts[1:], 0) - 1]
         with np.errstate(over="ignore", invalid="ignore"):
             products = np.expm1(np.outer(shift, shift) / noise_multiplier**2)
             square = float(weights @ products @ weights)
@@ -275,26 +277,28 @@ class Mixture(Round):
             return np.logaddexp.reduce(at_zero + shift * z, axis=0)
         result = np.empty(z.shape)
         length = max(_BLOCK // shift.size, 1)
-        for first in range(0, z.size, length):
-            exponents = at_zero + shift * z[first : first + length]
-            at = exponents.argmax(axis=0)[None]
-            peaks = np.take_along_axis(exponents, at, 0)
+        for start in range(0, z.size, length):
+            exponents = at_zero + shift * z[start : start + length]
+            peak_index = exponents.argmax(axis=0)[None]
+            peaks = np.take_along_axis(exponents, peak_index, 0)
             exponents -= peaks
             # the peak counts as 1 in log1p: losses are far below 1 where sampling is rare
-            np.put_along_axis(exponents, at, -np.inf, 0)
+            np.put_along_axis(exponents, peak_index, -np.inf, 0)
             np.exp(exponents, out=exponents)
-            result[first : first + length] = peaks[0] + np.log1p(exponents.sum(axis=0))
+            result[start : start + length] = peaks[0] + np.log1p(exponents.sum(axis=0))
         return result
 
     def ends(self, noise_multiplier: float, log_tail: float) -> tuple[float, float]:
         """z beyond which neither Q nor any component of P has more than e^log_tail of mass."""
         shift = self.sensitivities / noise_multiplier
-        beyond = scipy.special.ndtri_exp(np.minimum(log_tail - self.log_weights, -1e-9))
-        return float(scipy.special.ndtri_exp(log_tail)), float(np.max(shift - beyond))
+        tails = scipy.special.ndtri_exp(np.minimum(log_tail - self.log_weights, -1e-9))
+        return float(scipy.special.ndtri_exp(log_tail)), float(np.max(shift - tails))
 
-    def discretize(self, noise_multiplier: float, step: float, at: Resolution) -> LossDistribution:
-        mixture = self.cut(at.log_tail)
-        borders = mixture.borders(noise_multiplier, at)
+    def discretize(
+        self, noise_multiplier: float, step: float, resolution: Resolution
+    ) -> LossDistribution:
+        mixture = self.cut(resolution.log_tail)
+        borders = mixture.borders(noise_multiplier, resolution)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
         finite = mixture.loss(borders[1:-1], noise_multiplier)
         # loss at x = -∞: log P(s = 0), the mixture's other components vanish there. Far below the
@@ -309,11 +313,11 @@ class Mixture(Round):
         return dataclasses.replace(result, infinite=result.infinite + mixture.missing)
 
     def cells_below(
-        self, noise_multiplier: float, steps: Steps, at: Resolution, *, add: bool
+        self, noise_multiplier: float, steps: Steps, resolution: Resolution, *, add: bool
     ) -> Cells:
         # they end where the loss is a grid point
-        mixture = self.cut(at.log_tail)
-        borders = mixture.borders(noise_multiplier, at)
+        mixture = self.cut(resolution.log_tail)
+        borders = mixture.borders(noise_multiplier, resolution)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
         loss = mixture.loss(borders[1:-1], noise_multiplier)
         centre = distribution.balanced_loss(steps.fine, mass_p, mass_q)
@@ -325,17 +329,17 @@ class Mixture(Round):
             return Cells(mass_q[::-1], mass_p[::-1], -centre)
         return Cells(mass_p, mass_q, centre)
 
-    def borders(self, noise_multiplier: float, at: Resolution) -> np.ndarray:
+    def borders(self, noise_multiplier: float, resolution: Resolution) -> np.ndarray:
         """Borders of cells of z, shape (J + 1,), the first and the last infinite."""
-        low, high = self.ends(noise_multiplier, at.log_tail)
+        low, high = self.ends(noise_multiplier, resolution.log_tail)
 
         def loss(z: float) -> float:
             return float(self.loss(np.array([z]), noise_multiplier)[0])
 
-        first = reach(loss, low, high, at.ends[0])
-        low, high = first, max(reach(loss, low, high, at.ends[1]), first + 1e-9)
+        start = reach(loss, low, high, resolution.ends[0])
+        low, high = start, max(reach(loss, low, high, resolution.ends[1]), start + 1e-9)
         # more cells than this would cost more than the accuracy is worth; the result stays a bound
-        spacing = max(at.spacing, (high - low) / _MOST_CELLS)
+        spacing = max(resolution.spacing, (high - low) / _MOST_CELLS)
         z = high - spacing * np.arange(math.ceil((high - low) / spacing), -1, -1.0)
         return np.concatenate([[-math.inf], z, [math.inf]])
 

@@ -116,9 +116,9 @@ def fixed_batch(
     """
     if group_size > scheme.population:
         raise _check.reject("group_size", group_size, f"the data set has {scheme.population} units")
-    left = scheme.population - group_size
-    if adjacency == "add-remove" and scheme.batch_size > left:
-        rule = f"without the group {left} units are left to draw from"
+    remaining = scheme.population - group_size
+    if adjacency == "add-remove" and scheme.batch_size > remaining:
+        rule = f"without the group {remaining} units are left to draw from"
         raise _check.reject("batch_size", scheme.batch_size, rule)
     n = scheme.iterations
     if unamplified.bands(strategy, n) > 1:
@@ -158,9 +158,9 @@ def truncated_poisson(
         "zero-out": ReplacementRound.zeroed_in_fixed_batch(kept),
         "replace": ReplacementRound.replaced_in_fixed_batch(kept),
     }
-    place = places[adjacency]
-    one = place if full == 1 else PublicMixture(plain.mixture, place, full)
-    return dataclasses.replace(plain, mixture=one, exact=False)
+    replacement = places[adjacency]
+    mixture = replacement if full == 1 else PublicMixture(plain.mixture, replacement, full)
+    return dataclasses.replace(plain, mixture=mixture, exact=False)
 
 
 def _drawn(group_size: int, probability: float, adjacency: Adjacency) -> Round:
@@ -188,8 +188,8 @@ def public(
     if below:
         moved, exact = unamplified.attained(strategy, scheme), True
     else:
-        one = unamplified.sensitivity(strategy, scheme)
-        moved, exact = one.value, one.exact
+        sensitivity = unamplified.sensitivity(strategy, scheme)
+        moved, exact = sensitivity.value, sensitivity.exact
     return Rounds(Mixture.binomial(1, 1.0), 1, moved * times, exact)
 
 
@@ -221,7 +221,7 @@ def attack(
         if adjacency == "add-remove":
             mixture = Mixture.hypergeometric(size, scheme.batch_size, scheme.population)
         fixed = ReplacementRound.replaced_in_fixed_batch, ReplacementRound.zeroed_in_fixed_batch
-        place = fixed[not replaced]
+        replacement = fixed[not replaced]
     else:
         probability = scheme.probability
         if isinstance(scheme, TruncatedPoisson):
@@ -232,10 +232,10 @@ def attack(
         law = scipy.stats.binom(size, probability)
         if not replaced or probability == 0:
             mixture = Mixture.binomial(size, probability)
-        place = ReplacementRound.replaced_in_poisson_batch
+        replacement = ReplacementRound.replaced_in_poisson_batch
     # less of it is what both data sets have in common: a lower end, whatever rounding does
-    one: Round = mixture or place(*map(float, law.pmf(count) * (1 - 1e-8)))
-    return Rounds(one, rounds, scale, True)
+    attacked: Round = mixture or replacement(*map(float, law.pmf(count) * (1 - 1e-8)))
+    return Rounds(attacked, rounds, scale, True)
 
 
 @functools.lru_cache(maxsize=4)
@@ -249,7 +249,11 @@ def _longest(strategy: Strategy, n: int, groups: int) -> tuple[float, int]:
         falling = np.sort(norms[start::groups])[::-1]
         gain = falling**2 * np.arange(1, falling.size + 1)
         count = int(np.argmax(gain))
-        best = max(best, (float(falling[count]), count + 1), key=lambda one: one[0] ** 2 * one[1])
+        best = max(
+            best,
+            (float(falling[count]), count + 1),
+            key=lambda candidate: candidate[0] ** 2 * candidate[1],
+        )
     return best[0] * (1 - 1e-12), best[1]
 
 
@@ -265,9 +269,9 @@ def _scale(strategy: Strategy, n: int, groups: int) -> tuple[float, bool]:
         n = groups = 1
     largest = float(np.max(norms))
     full = norms >= largest * (1 - 1e-12)
-    most = -(-n // groups)
+    longest = -(-n // groups)
     exact = any(
-        len(full[start::groups]) == most and bool(np.all(full[start::groups]))
+        len(full[start::groups]) == longest and bool(np.all(full[start::groups]))
         for start in range(min(groups, n))
     )
     return largest * (1 + (0 if largest == 1 else 1e-12)), exact

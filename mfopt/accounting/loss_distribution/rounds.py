@@ -67,11 +67,11 @@ class RoundsProfile(Profile):
             # searching: the direction that the estimates say decides
             laws = self._deciding(epsilon)
             return min(max(self._log_delta(epsilon, law.direction)[0] for law in laws), ceiling)
-        found, composition = self._log_delta(epsilon, direction or "remove")
-        if direction is None and not _no_larger(composition.reverse(), epsilon, found):
-            found = max(found, self._log_delta(epsilon, "add")[0])
+        value, composition = self._log_delta(epsilon, direction or "remove")
+        if direction is None and not _no_larger(composition.reverse(), epsilon, value):
+            value = max(value, self._log_delta(epsilon, "add")[0])
         # so close to 1 sums of masses may have rounded the difference away
-        return min(found, ceiling) if found < -_LAST_PLACES else ceiling
+        return min(value, ceiling) if value < -_LAST_PLACES else ceiling
 
     def epsilon(self, delta: float) -> float:
         """Smallest ε >= 0 whose δ, as computed, is at most ``delta``."""
@@ -86,10 +86,10 @@ class RoundsProfile(Profile):
             return ceiling
         if not self._resolved:
             return ceiling
-        found, composition = self._epsilon(target, "remove")
-        if found < self._largest_added and not _no_larger(composition.reverse(), found, target):
-            found = max(found, min(self._epsilon(target, "add")[0], self._largest_added))
-        return min(found, ceiling)
+        value, composition = self._epsilon(target, "remove")
+        if value < self._largest_added and not _no_larger(composition.reverse(), value, target):
+            value = max(value, min(self._epsilon(target, "add")[0], self._largest_added))
+        return min(value, ceiling)
 
     def log_delta_below(self, epsilon: float) -> float:
         """Lower bound of log δ(ε), ε >= 0, in the direction estimated to be the larger."""
@@ -117,11 +117,11 @@ class RoundsProfile(Profile):
         linear = self._linear.epsilon_below(target)
         if not self._resolved:
             return linear
-        at = self.epsilon(delta) if near is None else near
-        if linear >= at * (1 - 1e-4):
-            return min(linear, at)
-        for law in self._deciding(at):
-            linear = max(linear, largest_epsilon(self._below(at, law, target), target, at))
+        upper = self.epsilon(delta) if near is None else near
+        if linear >= upper * (1 - 1e-4):
+            return min(linear, upper)
+        for law in self._deciding(upper):
+            linear = max(linear, largest_epsilon(self._below(upper, law, target), target, upper))
         return linear
 
     @property
@@ -161,8 +161,8 @@ class RoundsProfile(Profile):
 
     @property
     def _linear(self) -> NearlyLinear:
-        known = self.mixture.linear(self.noise_multiplier) or (math.inf, math.inf)
-        return NearlyLinear.of(self.rounds, *known)
+        parts = self.mixture.linear(self.noise_multiplier) or (math.inf, math.inf)
+        return NearlyLinear.of(self.rounds, *parts)
 
     @property
     def _resolved(self) -> bool:
@@ -190,7 +190,7 @@ class RoundsProfile(Profile):
         """The laws whose estimated δ is the larger, or both where they are close."""
         laws = [self._law(direction, _FAINTEST) for direction in ("remove", "add")]
         values = [law.at(epsilon).log_delta(epsilon) for law in laws]
-        return [law for law, at in zip(laws, values, strict=True) if at >= max(values) - 0.3]
+        return [law for law, value in zip(laws, values, strict=True) if value >= max(values) - 0.3]
 
     def _estimate(self, law: Law, epsilon: float) -> float:
         return min(max(law.at(epsilon).log_delta(epsilon), _FAINTEST), -1e-3)
@@ -199,34 +199,34 @@ class RoundsProfile(Profile):
         expected = log_delta = self._estimate(self._law(direction, _FAINTEST), epsilon)
         for _ in range(_PLANS):
             composition, composed, _ = self._compose(direction, epsilon, log_delta)
-            found = composed.log_delta(epsilon)
-            if found > expected + 3:
+            value = composed.log_delta(epsilon)
+            if value > expected + 3:
                 # a saddle point that was misjudged drowns the tail in the transform's rounding
                 del composed
                 tilt = composition.tilt_for_epsilon(epsilon)
                 composed = self._convolve(composition, tilt, epsilon)
-                found = min(found, composed.log_delta(epsilon))
+                value = min(value, composed.log_delta(epsilon))
             del composed  # millions of points: not beside the next
             # what was truncated must be small against the δ that was found, or it is repeated
-            if found > log_delta - 6 or log_delta <= _FAINTEST:
+            if value > log_delta - 6 or log_delta <= _FAINTEST:
                 break
-            log_delta = max(min(found, log_delta - 6) - 4, _FAINTEST)
-        return found, composition
+            log_delta = max(min(value, log_delta - 6) - 4, _FAINTEST)
+        return value, composition
 
     def _epsilon(self, log_delta: float, direction: Direction) -> tuple[float, Composition]:
-        at = self._law(direction, log_delta).epsilon(log_delta)
+        planned = self._law(direction, log_delta).epsilon(log_delta)
         best = math.inf
         for _ in range(_PLANS):
-            composition, composed, largest = self._compose(direction, at, log_delta)
-            found = smallest_epsilon(composed, log_delta, at)
-            blurred = math.isfinite(found) and self._blurred(composed, found)
+            composition, composed, largest = self._compose(direction, planned, log_delta)
+            value = smallest_epsilon(composed, log_delta, planned)
+            blurred = math.isfinite(value) and self._blurred(composed, value)
             del composed  # millions of points: not beside the next
-            best = min(best, found)
+            best = min(best, value)
             # what is rounding depends on the plan, and is least at the answer
-            near = abs(found - at) <= (1e-3 if blurred else 0.1) * at
-            if near or max(found, at) < 1e-6:
+            is_close = abs(value - planned) <= (1e-3 if blurred else 0.1) * planned
+            if is_close or max(value, planned) < 1e-6:
                 break
-            at = found if math.isfinite(found) else 2 * max(largest, at)
+            planned = value if math.isfinite(value) else 2 * max(largest, planned)
         return best, composition
 
     def _compose(
@@ -250,9 +250,9 @@ class RoundsProfile(Profile):
         self, grid: Grid, step: float, epsilon: float, log_delta: float, law: Law
     ) -> tuple[Composition, ComposedLosses]:
         stages = grid.stages if step == grid.step else None
-        at = Resolution(grid.spacing, self._log_tail(log_delta), (grid.least, grid.largest))
+        resolution = Resolution(grid.spacing, self._log_tail(log_delta), (grid.least, grid.largest))
         fine = stages.fine if stages else step
-        part = self.mixture.discretize(self.noise_multiplier, fine, at)
+        part = self.mixture.discretize(self.noise_multiplier, fine, resolution)
         part = part.reverse() if law.add else part
         composition = Composition(((part, self.rounds),), stages)
         mean, variance = composition.tilted_moments(grid.tilt)
@@ -278,15 +278,15 @@ class RoundsProfile(Profile):
         law = law.at(epsilon)
         grid = Grid.plan(law, epsilon, self.accuracy, self.mixture.components, below=True)
         steps = grid.stages.steps if grid.stages else Steps(grid.step)
-        at = Resolution(grid.spacing, self._log_tail(log_delta), (grid.least, grid.largest))
-        cells = self.mixture.cells_below(self.noise_multiplier, steps, at, add=law.add)
+        resolution = Resolution(grid.spacing, self._log_tail(log_delta), (grid.least, grid.largest))
+        cells = self.mixture.cells_below(self.noise_multiplier, steps, resolution, add=law.add)
         if grid.stages:
             composed = grid.stages.compose_below(cells, self.rounds, grid.tilt)
             if self._blurred(composed, epsilon):
                 composed = grid.stages.compose_below(cells, self.rounds, grid.tilt, extended=True)
             return composed
-        one = cells.balanced(steps.fine, self.rounds).on(steps.fine)
-        return self._convolve(Composition(((one, self.rounds),)), grid.tilt, epsilon)
+        part = cells.balanced(steps.fine, self.rounds).on(steps.fine)
+        return self._convolve(Composition(((part, self.rounds),)), grid.tilt, epsilon)
 
 
 _law = functools.lru_cache(maxsize=16)(Law.of)
@@ -319,15 +319,15 @@ def guess(mixture: Round, rounds: int, epsilon: float, delta: float) -> float:
         profile = RoundsProfile(mixture, rounds, sigma)
         tail = profile._log_tail(target)
         laws = [Law.of(mixture, sigma, rounds, tail, add) for add in (False, True)]
-        found = max(law.at(epsilon).log_delta(epsilon) for law in laws)
-        return min(max(found, -1e4), profile._log_ceiling(epsilon)) - target
+        value = max(law.at(epsilon).log_delta(epsilon) for law in laws)
+        return min(max(value, -1e4), profile._log_ceiling(epsilon)) - target
 
     mu, largest = gaussian.largest_mu(epsilon, delta), mixture.largest
     moved = math.sqrt(rounds) * mixture.mean / mu
     start = min(max(moved, largest / 4), largest * math.sqrt(rounds) / mu)
-    found = solve.about(excess, start, fall=1 - 2 * target, relative=1e-2)
-    if found is not None:
-        return found[0]
+    value = solve.about(excess, start, fall=1 - 2 * target, relative=1e-2)
+    if value is not None:
+        return value[0]
     return solve.smallest(excess, start, name="noise multiplier", relative=3e-2, growth=1.5)
 
 
@@ -352,9 +352,9 @@ def smallest_epsilon(composed: ComposedLosses, log_delta: float, near: float) ->
         value = composed.log_delta(epsilon)
         return math.inf if math.isnan(value) else max(value, -1e4) - log_delta
 
-    least, growth = max(low, 1e-12), 1.01
+    lowest, growth = max(low, 1e-12), 1.01
     return solve.smallest(
-        excess, near, name="epsilon", relative=1e-10, least=least, largest=high, growth=growth
+        excess, near, name="epsilon", relative=1e-10, least=lowest, largest=high, growth=growth
     )
 
 

@@ -57,7 +57,7 @@ class Stages:
         return self.fine * self.ratio
 
     def compose(
-        self, one: LossDistribution, rounds: int, tilt: float, *, extended: bool = False
+        self, part: LossDistribution, rounds: int, tilt: float, *, extended: bool = False
     ) -> ComposedLosses:
         """Upper bounds for the composition of ``rounds`` rounds.
 
@@ -69,9 +69,9 @@ class Stages:
         rare: tuple[tuple[LossDistribution, int], ...] = ()
         if math.isfinite(self.small):
             # on the grid a small loss is at a point next to it, which may be larger
-            one, large = divided(one, self.small + self.fine, self.coarse)
+            part, large = divided(part, self.small + self.fine, self.coarse)
             rare = ((large, rounds),)
-        blocks = self._blocks(one, rounds, tilt, coarser, extended)
+        blocks = self._blocks(part, rounds, tilt, coarser, extended)
         return Composition((*blocks, *rare)).convolve(tilt, extended=extended)
 
     def compose_below(
@@ -96,14 +96,14 @@ class Stages:
                 raise FailureError(f"{spared} of {rounds} rounds may have a large loss")
             scale *= rounds
             rare = ((_rare(far.on(self.coarse), rounds), rounds),)
-        one = cells.balanced(self.fine, rounds - spared).on(self.fine)
-        blocks = self._blocks(one, rounds - spared, tilt, coarser_below, extended)
+        fine_part = cells.balanced(self.fine, rounds - spared).on(self.fine)
+        blocks = self._blocks(fine_part, rounds - spared, tilt, coarser_below, extended)
         whole = Composition((*blocks, *rare))
         # what may be off is so by the measure of the law before it was cut down to a coarse grid
-        scale += Composition(((one, rounds - spared),)).log_moment(tilt)
-        more = math.exp(min(max(scale - whole.log_moment(tilt), 0.0), 100.0))
+        scale += Composition(((fine_part, rounds - spared),)).log_moment(tilt)
+        growth = math.exp(min(max(scale - whole.log_moment(tilt), 0.0), 100.0))
         parts = [
-            (dataclasses.replace(part, rounding=more * part.rounding), count)
+            (dataclasses.replace(part, rounding=growth * part.rounding), count)
             for part, count in whole.parts
         ]
         return Composition(tuple(parts)).convolve(tilt, extended=extended)
@@ -117,19 +117,19 @@ class Stages:
 
     def _blocks(
         self,
-        one: LossDistribution,
+        part: LossDistribution,
         rounds: int,
         tilt: float,
         coarser: Callable[[ComposedLosses, int], RoundsBlock],
         extended: bool,
     ) -> tuple[tuple[RoundsBlock, int], ...]:
-        blocks, rest = divmod(rounds, self.block)
-        made: list[tuple[RoundsBlock, int]] = []
-        for length, count in ((self.block, blocks), (rest, 1)):
+        blocks, remainder = divmod(rounds, self.block)
+        parts: list[tuple[RoundsBlock, int]] = []
+        for length, count in ((self.block, blocks), (remainder, 1)):
             if length:
-                whole = Composition(((one, length),))
-                made.append((coarser(whole.convolve(tilt, extended=extended), self.ratio), count))
-        return tuple(made)
+                whole = Composition(((part, length),))
+                parts.append((coarser(whole.convolve(tilt, extended=extended), self.ratio), count))
+        return tuple(parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,18 +146,18 @@ class Steps:
     coarse: float = math.inf
     small: float = math.inf
 
-    def points(self, least: float, most: float, centre: float) -> np.ndarray:
+    def points(self, lowest: float, highest: float, centre: float) -> np.ndarray:
         """The losses from ``least`` to ``most``, one of them ``centre``."""
-        low, high = max(least, -self.small), min(most, self.small)
-        found = centre + _multiples(self.fine, low - centre, high - centre)
+        low, high = max(lowest, -self.small), min(highest, self.small)
+        fine_points = centre + _multiples(self.fine, low - centre, high - centre)
         if math.isinf(self.small):
-            return found
-        far = _multiples(self.coarse, least, most)
-        return np.sort(np.concatenate([found, far[np.abs(far) > self.small]]))
+            return fine_points
+        far = _multiples(self.coarse, lowest, highest)
+        return np.sort(np.concatenate([fine_points, far[np.abs(far) > self.small]]))
 
 
-def _multiples(step: float, least: float, most: float) -> np.ndarray:
-    return step * np.arange(math.ceil(least / step), math.floor(most / step) + 1)
+def _multiples(step: float, lowest: float, highest: float) -> np.ndarray:
+    return step * np.arange(math.ceil(lowest / step), math.floor(highest / step) + 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,21 +192,24 @@ class Cells:
         with np.errstate(divide="ignore", invalid="ignore"):
             log_p, log_q = np.log(self.mass_p[:-1]), np.log(self.mass_q[:-1])
             loss = log_p - log_q
-        near = np.abs(loss) <= small
-        far = ~near & np.isfinite(loss)
-        mass_p, mass_q = float(self.mass_p[:-1][near].sum()), float(self.mass_q[:-1][near].sum())
-        told = math.log(mass_p) - math.log(mass_q)
+        is_small = np.abs(loss) <= small
+        far = ~is_small & np.isfinite(loss)
+        mass_p, mass_q = (
+            float(self.mass_p[:-1][is_small].sum()),
+            float(self.mass_q[:-1][is_small].sum()),
+        )
+        log_ratio = math.log(mass_p) - math.log(mass_q)
         bulk = Cells(
-            np.append(self.mass_p[:-1][near] / mass_p, 0.0),
-            np.append(self.mass_q[:-1][near] / mass_q, 0.0),
-            self.centre - told,
+            np.append(self.mass_p[:-1][is_small] / mass_p, 0.0),
+            np.append(self.mass_q[:-1][is_small] / mass_q, 0.0),
+            self.centre - log_ratio,
         )
         large = Cells(
             np.concatenate([self.mass_p[:-1][far], [mass_p, self.mass_p[-1]]]),
             np.concatenate([self.mass_q[:-1][far], [mass_q, self.mass_q[-1]]]),
-            told,
+            log_ratio,
         )
-        weights = np.append(log_p[far] + tilt * loss[far], math.log(mass_p) + tilt * told)
+        weights = np.append(log_p[far] + tilt * loss[far], math.log(mass_p) + tilt * log_ratio)
         whole = log_sum_exp(weights)
         log_large = log_sum_exp(weights[:-1]) - whole if np.any(far) else -690.0
         log_large = max(log_large, math.log(max(1 - mass_p, 1e-300)))
@@ -229,10 +232,10 @@ def _rare(large: LossDistribution, rounds: int) -> RoundsBlock:
 
 def _most(mean: float) -> int:
     """A number that a sum of independent events, ``mean`` on average, is above at most e^-32."""
-    most = mean + 1
-    while most * math.log(most / mean) - most + mean < LOG_WINDOW_TAIL:
-        most = 1.1 * most + 1
-    return math.ceil(most)
+    limit = mean + 1
+    while limit * math.log(limit / mean) - limit + mean < LOG_WINDOW_TAIL:
+        limit = 1.1 * limit + 1
+    return math.ceil(limit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,11 +271,11 @@ def coarser(composed: ComposedLosses, ratio: int) -> RoundsBlock:
     Mass between two points is split over them so that its P- and its Q-mass stay what they are.
     """
     step, tilt = composed.step, composed.tilt
-    first = composed.start // ratio
-    before = composed.start - first * ratio
-    size = -(-(before + composed.law.size) // ratio)
+    start = composed.start // ratio
+    offset_points = composed.start - start * ratio
+    size = -(-(offset_points + composed.law.size) // ratio)
     law = np.zeros((size, ratio))
-    law.ravel()[before : before + composed.law.size] = composed.law
+    law.ravel()[offset_points : offset_points + composed.law.size] = composed.law
     above = step * np.arange(ratio)
     up = np.expm1(-above) / math.expm1(-ratio * step)
     # of the tilted law: e^{θ y} moves with the point
@@ -281,7 +284,7 @@ def coarser(composed: ComposedLosses, ratio: int) -> RoundsBlock:
     total[:-1] = np.einsum("ij,j->i", law, down)
     total[1:] += np.einsum("ij,j->i", law, up)
     kept = np.flatnonzero(total > 0)
-    index = first + kept
+    index = start + kept
     loss = composed.offset + ratio * step * index
     return RoundsBlock(
         ratio * step,
@@ -302,11 +305,11 @@ def coarser_below(composed: ComposedLosses, ratio: int) -> RoundsBlock:
         mass_p = np.exp(np.log(composed.law) + composed.log_scale - composed.tilt * loss)
         mass_q = mass_p * np.exp(-loss)
     centre = distribution.balanced_loss(coarse, mass_p, mass_q)
-    found = distribution.from_below(coarse, np.append(mass_p, 0.0), np.append(mass_q, 0.0), centre)
+    part = distribution.from_below(coarse, np.append(mass_p, 0.0), np.append(mass_q, 0.0), centre)
     return RoundsBlock(
         coarse,
-        found.index,
-        found.log_mass,
+        part.index,
+        part.log_mass,
         centre,
         composed.infinite,
         composed.rounding + 2 * math.exp(-LOG_WINDOW_TAIL),
@@ -324,24 +327,24 @@ def divided(
     second tells whether it is, and else the loss; it is on a grid of spacing ``coarse``.
     """
     losses = one.losses
-    near = np.abs(losses) <= small
-    mass_p = float(one.mass[near].sum())
-    mass_q = float((one.mass[near] * np.exp(-losses[near])).sum())
+    is_small = np.abs(losses) <= small
+    mass_p = float(one.mass[is_small].sum())
+    mass_q = float((one.mass[is_small] * np.exp(-losses[is_small])).sum())
     # of the event that the loss is small; the pair that is given it has as much less
-    told = math.log(mass_p) - math.log(mass_q)
+    log_ratio = math.log(mass_p) - math.log(mass_q)
     bulk = dataclasses.replace(
         one,
-        index=one.index[near],
-        mass=one.mass[near] / mass_p,
+        index=one.index[is_small],
+        mass=one.mass[is_small] / mass_p,
         infinite=0.0,
         reverse_infinite=0.0,
-        offset=one.offset - told,
+        offset=one.offset - log_ratio,
     )
     large = distribution.from_atoms(
         coarse,
-        np.append(losses[~near] - told, 0.0),
-        np.append(one.mass[~near], mass_p),
+        np.append(losses[~is_small] - log_ratio, 0.0),
+        np.append(one.mass[~is_small], mass_p),
         one.infinite,
         one.reverse_infinite,
     )
-    return bulk, dataclasses.replace(large, offset=told)
+    return bulk, dataclasses.replace(large, offset=log_ratio)

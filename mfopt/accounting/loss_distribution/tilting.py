@@ -53,11 +53,11 @@ class Tilting(abc.ABC):
             variance += count * square
         return mean, variance
 
-    def _of_one(self, what: Callable[[Any, float], Any], number: int, tilt: float) -> Any:
+    def _of_one(self, function: Callable[[Any, float], Any], number: int, tilt: float) -> Any:
         """A function of the law of one round, by its number, and θ: computed once."""
-        key = what, number, tilt
+        key = function, number, tilt
         if key not in self._known:
-            self._known[key] = what(self.terms[number][0], tilt)
+            self._known[key] = function(self.terms[number][0], tilt)
         return self._known[key]
 
     @functools.cached_property
@@ -128,15 +128,15 @@ class _Merged:
     log_mass: np.ndarray
 
 
-def _merged(part: Any, most: int) -> Any:
+def _merged(part: Any, limit: int) -> Any:
     size = part.losses.size
-    if size <= most:
+    if size <= limit:
         return part
-    first = np.arange(0, size, -(-size // most))
-    peaks = np.maximum.reduceat(part.log_mass, first)
-    each = np.exp(part.log_mass - np.repeat(peaks, np.diff(first, append=size)))
-    mass = np.add.reduceat(each, first)
-    losses = np.add.reduceat(each * part.losses, first) / mass
+    starts = np.arange(0, size, -(-size // limit))
+    peaks = np.maximum.reduceat(part.log_mass, starts)
+    weights = np.exp(part.log_mass - np.repeat(peaks, np.diff(starts, append=size)))
+    mass = np.add.reduceat(weights, starts)
+    losses = np.add.reduceat(weights * part.losses, starts) / mass
     # the ends stay where they are: they say what sums there can be
     losses[0], losses[-1] = part.losses[0], part.losses[-1]
     return _Merged(losses, peaks + np.log(mass))
@@ -169,14 +169,14 @@ def tilted(part: Any, tilt: float) -> np.ndarray:
     return weight
 
 
-def dot(left: np.ndarray, right: np.ndarray) -> float:
+def dot(weights: np.ndarray, values: np.ndarray) -> float:
     """Σ left · right, shapes (N,), in this thread.
 
     A BLAS wakes its threads for it, and waiting for them took longer than the sum.
     """
-    if left.size <= _SHORT:
-        return float((left * right).sum())
-    return float(np.einsum("i,i->", left, right))
+    if weights.size <= _SHORT:
+        return float((weights * values).sum())
+    return float(np.einsum("i,i->", weights, values))
 
 
 def log_ceiling(tilt: float) -> float:
@@ -188,10 +188,10 @@ def walk_down(function: Callable[[float], float], start: float) -> float:
     """Smallest value met by walking from ``start`` in factors of 2 downhill."""
     best = function(start)
     for factor in (0.5, 2.0):
-        at = start
+        point = start
         for _ in range(20):
-            at *= factor
-            value = function(at)
+            point *= factor
+            value = function(point)
             if not value < best:
                 break
             best = value
@@ -202,8 +202,8 @@ def increasing_root(function: Callable[[float], float]) -> float:
     """Root >= 0 of an increasing function to 1%, 0 if it is >= 0 there, capped at 1e12."""
 
     def value(x: float) -> float:
-        found = function(x)
-        return math.inf if math.isnan(found) else found  # beyond what floats tell apart
+        result = function(x)
+        return math.inf if math.isnan(result) else result  # beyond what floats tell apart
 
     if value(0.0) >= 0:
         return 0.0
