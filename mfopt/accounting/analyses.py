@@ -233,7 +233,7 @@ def _least(parts: Sequence[Any], question: str, *arguments: float) -> Guarantee:
     Args:
       parts: the analyses.
       question: name of the method that is asked.
-      given: its arguments, δ the last where it is one.
+      arguments: its arguments, δ the last where it is one.
     """
     failures: list[str] = []
     size = operator.attrgetter(question)

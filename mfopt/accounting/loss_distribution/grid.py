@@ -61,7 +61,7 @@ class Law(Tilting):
         """The law of ``rounds`` rounds; tails below e^``log_tail`` are left out.
 
         Args:
-          one: the round.
+          sampling_round: the round.
           noise_multiplier, rounds: σ, in clip norms, and compositions.
           log_tail: log of the probability that may be left out.
           add: whether the direction is that of adding a unit.

@@ -136,7 +136,7 @@ class Round(abc.ABC):
 
         Args:
           noise_multiplier, steps: σ, in clip norms, and spacings of the grids of losses.
-          at: cells of x.
+          resolution: cells of x.
           add: whether the direction is that of adding a unit.
 
         Raises:

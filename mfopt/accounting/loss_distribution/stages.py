@@ -62,7 +62,7 @@ class Stages:
         """Upper bounds for the composition of ``rounds`` rounds.
 
         Args:
-          one: a round, on the fine grid.
+          part: a round, on the fine grid.
           rounds, tilt: how many, and θ.
           extended: as for :meth:`.Composition.convolve`.
         """
