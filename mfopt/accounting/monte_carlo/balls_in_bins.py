@@ -21,7 +21,7 @@ from mfopt.accounting.monte_carlo import design_point, dominating_pair, kept_bin
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.free import Orthogonal
-from mfopt.accounting.monte_carlo.group import GroupLoss, GroupUnits, largest_row
+from mfopt.accounting.monte_carlo.group import CountLoss, GroupUnits
 from mfopt.accounting.monte_carlo.group import model as group_model
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
@@ -92,10 +92,7 @@ class BallsInBinsLoss(LikelihoodLoss):
         return *exact, *super().free_bounds()
 
     def group(self, size: int) -> SampledLoss | None:
-        if (direct := multisets.MultisetLoss.of(self, size)) is not None:
-            return direct
-        split = GroupLoss.of(np.asarray(self.pair.gram), size)
-        return split if split.fits else None
+        return multisets.MultisetLoss.of(self, size)
 
 
 @loss_of.register
@@ -296,7 +293,8 @@ def whole_profile(mechanism: Any) -> GroupBound:
     """
     squared_norm = orthogonal_norm(mechanism)
     if squared_norm is None:
-        rows = largest_row(*dominating_pair.overlaps(mechanism.strategy, mechanism.sampling))
+        gram, error = dominating_pair.overlaps(mechanism.strategy, mechanism.sampling)
+        rows = float(np.max(np.sum(gram, axis=1))) / (1 - error)
         dominating_pair.check_range(math.sqrt(rows))
         squared_norm = dominating_pair.rounded_norm(rows)
     unit = Orthogonal(mechanism.sampling.bins, squared_norm)
@@ -321,12 +319,8 @@ def model(
     # by multisets, where they are few, ceilings are lower than by counts
     if size > 1 and not multisets.few(bins, size):
         squared_norm = orthogonal_norm(mechanism)
-        fits = bins > 1 and CountPair(bins, size, 1.0).fits
         if squared_norm is not None:
-            group = GroupLoss.orthogonal(bins, squared_norm, size)
-            return GroupUnits(group, samples) if fits else whole_profile(mechanism)
-        if fits:
-            gram, error = dominating_pair.overlaps(mechanism.strategy, mechanism.sampling)
-            dominating_pair.check_range(math.sqrt(float(np.max(np.diagonal(gram)))))
-            return GroupUnits(GroupLoss.of(gram, size, error), samples)
+            pair = CountPair(bins, size, squared_norm)
+            fits = bins > 1 and pair.fits
+            return GroupUnits(CountLoss(pair), samples) if fits else whole_profile(mechanism)
     return group_model(mechanism, samples, deterministic)

@@ -1,14 +1,12 @@
-"""K units under balls-in-bins with orthogonal modes, next to one Gaussian release: iid values
-with a proven ceiling.
+"""K units under balls-in-bins with orthogonal modes: iid values with a proven ceiling.
 
 Modes are √d e_i, i = 1..b, in units where σ is the noise; g = d/σ². A group falls with counts
-n = (n_1, …, n_b), multinomial; z ~ N(√g n, I) is released, and beside it a Gaussian mechanism of
-shift μ. With z ~ N(0, I) under Q,
+n = (n_1, …, n_b), multinomial, and z ~ N(√g n, I) is released. With z ~ N(0, I) under Q,
 
     R(z) = P/Q = (K!/b^K) Σ_n Π_i e^(n_i √g z_i − n_i² g/2)/n_i!
          = c · [x^K] Π_i F_i(x),   F_i(x) = Σ_j (xK/b)^j/j! · e^(j √g z_i − j² g/2),   c = K!/K^K,
 
-and with Y = log R and δ₂(t) = H_{e^t}(N(μ, 1), N(0, 1)) (the hinge at μ = 0),
+and with Y = log R and the hockey-stick payoff δ₂(t) = (1 − e^t)₊,
 
     H(P, Q) = E_P δ₂(ε − Y),    H(Q, P) = E_Q δ₂(ε + Y).
 
@@ -16,7 +14,7 @@ and with Y = log R and δ₂(t) = H_{e^t}(N(μ, 1), N(0, 1)) (the hinge at μ = 
 others have probability p <= b·Pr[Bin(K, 1/b) > J], so
 
     (1) E_Q[R δ₂(ε − log R)] <= E_Q[R' δ₂(ε − log R')] + p, as R δ₂(ε − log R) is convex in R with
-        slopes from 0 to 1 (it is a mean of (R e^a − e^b)₊, E e^a <= 1), and E_Q[R − R'] <= p;
+        slopes from 0 to 1 (it is (R − e^ε)₊), and E_Q[R − R'] <= p;
     (2) E_Q δ₂(ε + log R) <= E_Q δ₂(ε + log R'), as δ₂ falls and R' <= R.
 
 **Remove.** For θ > 0 and a cap y let G(z) >= min(F(z), e^y)^θ, F = F_i(1), be a step function of z.
@@ -79,7 +77,6 @@ from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import (
     HINGE,
     HockeyStickPayoff,
-    Payoff,
     Pilot,
     Point,
     Sums,
@@ -89,7 +86,6 @@ from mfopt.accounting.monte_carlo.evidence import (
     sums,
     upper_bound,
 )
-from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.monte_carlo.protocol import SampledDirection
 
 CELLS = 4096  # of the step function G
@@ -107,14 +103,12 @@ class CountPair(NamedTuple):
     Attributes:
       bins, group_size: b and K.
       squared_norm: d of each orthogonal mode, before division by σ².
-      shift: of the Gaussian release beside it, before division by σ; 0 for none.
       faint: probability that may be left out of A, twice.
     """
 
     bins: int
     group_size: int
     squared_norm: float
-    shift: float = 0.0
     faint: float = 1e-18
 
     @property
@@ -138,10 +132,6 @@ class CountPair(NamedTuple):
     def fits(self) -> bool:
         """True if the tables fit into the size limit."""
         return self.bins * (self.group_size + 1) * (self.most + 1) <= MOST_TABLE
-
-    def payoff(self, sigma: float) -> Payoff:
-        """δ₂ at this σ."""
-        return GaussianPayoff(self.shift / sigma) if self.shift > 0 else HINGE
 
 
 @functools.cache
@@ -188,12 +178,12 @@ def tilt(pair: CountPair, direction: SampledDirection, order: float, point: Poin
     sigma, epsilon = _alone(point)
     if direction == "remove":
         return Tilt("counts", order, float(_proposal(pair, order, sigma, epsilon).log_ceiling))
-    payoff, g = pair.payoff(sigma), pair.squared_norm / sigma**2
+    g = pair.squared_norm / sigma**2
     k, b = pair.group_size, pair.bins
     half = 0.5 * g * (k * (1 - 1 / b) + k**2 / b) / (1 - pair.left_out)
     half -= math.log1p(-pair.left_out)
     log_ceiling = order * (half - epsilon) + 0.5 * order**2 * k**2 / b * g
-    return Tilt("counts-mean", order, log_ceiling + payoff.log_peak(order))
+    return Tilt("counts-mean", order, log_ceiling + HINGE.log_peak(order))
 
 
 def least(pair: CountPair, direction: SampledDirection, point: Point) -> Tilt:
@@ -314,10 +304,10 @@ class _Proposal(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def _proposal(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Proposal:
-    payoff, shape = pair.payoff(sigma), _shape(pair, sigma)
+    shape = _shape(pair, sigma)
     k, b = pair.group_size, pair.bins
     (base, root), count = _base(pair, sigma), np.arange(pair.most + 1)
-    log_peak = payoff.log_peak(order)
+    log_peak = HINGE.log_peak(order)
     cap = max(epsilon - shape.log_constant - log_peak / order - shape.beyond, _PART)
     # F rises with z: cells are ranges of log F, and the upper end of each bounds G there
     wanted = np.geomspace(_LEAST_LEVEL, cap, CELLS - 1)
@@ -429,16 +419,16 @@ def _total(
 ) -> tuple[Sums, int]:
     sigma, epsilon = _alone(point)
     # chunks of one size, as small as the fewest samples asked for, share their compiled code
-    payoff, row = pair.payoff(sigma), 128 * min(max(2 ** round(math.log2(pair.work / 2**13)), 1), 8)
+    row = 128 * min(max(2 ** round(math.log2(pair.work / 2**13)), 1), 8)
     row = max(pair.group_size + pair.most + 2, row)
     if tilt.kind == "counts":
         tables = _tables(pair, tilt.order, sigma, epsilon)
-        return chunked.total(_remove, key, samples, row, tables, float(epsilon), payoff)
+        return chunked.total(_remove, key, samples, row, tables, float(epsilon))
     base, root = _base(pair, sigma)
     bins, empty = np.zeros(pair.bins), np.eye(1, pair.group_size + 1)[0]
     constants = (bins, base, empty, root, _log_constant(pair))
     return chunked.total(
-        _add, key, samples, row, constants, float(epsilon), tilt.order, tilt.log_ceiling, payoff
+        _add, key, samples, row, constants, float(epsilon), tilt.order, tilt.log_ceiling
     )
 
 
@@ -459,7 +449,7 @@ def _times(
     return (following / total, log_scale + log_f), log_f, spread
 
 
-def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array, payoff: Any) -> Sums:
+def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array) -> Sums:
     bins, width, root = tables.counts.shape[0] - 1, tables.log_g.shape[0], tables.root
     empty = tables.empty
 
@@ -487,7 +477,7 @@ def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array, payo
     # a coefficient below the smallest float would hide a loss: no number, so nothing is accepted
     coefficient = jnp.where(polynomial[-1] > 0, polynomial[-1], jnp.nan)
     loss = jnp.log(coefficient) + log_scale + tables.log_constant
-    log_value = tables.log_total + log_weight + payoff.log_value(epsilon - loss)
+    log_value = tables.log_total + log_weight + HINGE.log_value(epsilon - loss)
     value = jnp.exp(log_value - tables.log_ceiling)
     inside = (spread >= tables.least_spread) & (level >= tables.least_sum)
     return sums(jnp.where(inside | jnp.isnan(loss), value, 0.0))
@@ -500,7 +490,6 @@ def _add(
     epsilon: jax.Array,
     order: jax.Array,
     log_ceiling: jax.Array,
-    payoff: Any,
 ) -> Sums:
     zeros, base, empty, root, log_constant = constants
     bins, mean = zeros.shape[0], (empty.shape[0] - 1) / zeros.shape[0] * root
@@ -516,4 +505,4 @@ def _add(
     # a coefficient below the smallest float would hide a loss: no number, so nothing is accepted
     coefficient = jnp.where(polynomial[-1] > 0, polynomial[-1], jnp.nan)
     loss = jnp.log(coefficient) + log_scale + log_constant
-    return sums(jnp.exp(log_weight + payoff.log_value(epsilon + loss) - log_ceiling))
+    return sums(jnp.exp(log_weight + HINGE.log_value(epsilon + loss) - log_ceiling))
