@@ -185,7 +185,8 @@ def _refuse_choices(question: Question, memory: int | None, sampling: str) -> No
     for name, value in chosen.items():
         if value is not None:
             rule = "has no effect where C is chosen by `memory` or `sampling`"
-            raise _check.reject(name, value, rule, f"Leave out {name}, or these.")
+            typed = ",".join(value) if name == "strategy" else value
+            raise _check.reject(name, typed, rule, f"Leave out `{name}`, or these.")
     if sampling not in ("auto", BallsInBins.kind, FreshBins.kind):
         rule = f"has no effect with `sampling={sampling}`"
         raise _check.reject("memory", memory, rule, "Use balls-in-bins, fresh-bins or auto.")
