@@ -16,6 +16,7 @@ import functools
 from typing import Literal, get_args
 
 import numpy as np
+import scipy.linalg
 
 from mfopt import strategies
 from mfopt._runtime import _check
@@ -52,8 +53,12 @@ def recursion(strategy: Strategy, n: int, past: Past) -> Recursion:
 
 
 def dense(strategy: Strategy, n: int, past: Past) -> Rows:
-    """Rows of the dense C⁻¹, from ``solve``: right for every strategy, cheap for none."""
-    inverse = np.asarray(strategy.solve(np.eye(n)))
+    """Rows of the inverse of the dense C: right for every strategy, cheap for none.
+
+    Not from ``solve``: a subclass with another C may have inherited it.
+    """
+    matrix = np.asarray(strategy.materialize(n), np.float64)
+    inverse = scipy.linalg.solve_triangular(matrix, np.eye(n), lower=True)
     lag = np.arange(n)[:, None] - np.arange(n)[None, :]
     by_lag = np.where(lag >= 0, inverse[np.arange(n)[:, None], np.maximum(lag, 0)], 0.0)
     return Rows(by_lag, n, past == "store")
