@@ -305,15 +305,19 @@ def test_a_run_of_phases(file, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--probability=0.1", "--population=1000"], "--probability excludes --population"),
         (
-            ["--probability=0.1", "--population=1000", "--batch-limit=60"],
-            "--batch-limit needs --batch-size and --population in place of --probability",
+            ["--probability=0.1", "--population=1000"],
+            "--probability has no effect with --population; remove one",
         ),
         (
             ["--batch-size=50", "--batch-limit=60"],
-            "--batch-limit needs --batch-size and --population",
+            "--batch-size has no effect without --population",
         ),
+        (
+            ["--probability=0.1", "--batch-limit=60"],
+            "--batch-limit has no effect without --population",
+        ),
+        (["--iterations=9"], "--iterations has no effect with --iters; remove one"),
     ],
 )
 def test_a_conflict_of_options_is_named(words, said, capsys):

@@ -16,9 +16,8 @@ from typing import Any
 import click
 
 from mfopt import words
-from mfopt._runtime import _check
-from mfopt.guarantee import questionable_delta
-from mfopt.progress import Progress, Report, listening, within
+from mfopt.guarantee import Guarantee, questionable_delta
+from mfopt.progress import Progress, listening, within
 from mfopt_cli import display, sweeps
 from mfopt_cli.live import Live
 
@@ -28,73 +27,22 @@ _DRAWN_RATES = (1e-6, 1.0, 61)  # least, largest and number of those of a plot
 _NOISE_UNIT = "× clip norm, for C as stored"
 _ROUNDED_UP = ("epsilon", "delta", "noise_multiplier")
 _LABELS = {"epsilon": "ε", "delta": "δ", "noise_multiplier": "noise multiplier σ"}
-PLACES = ("plot", "force", "as_json", "quiet")
-_SIZES = ("batch_size", "population")
+_PLACES = ("plot", "force", "as_json", "quiet")
 STATEMENT = ("privacy_unit", "adjacency")
-_NAMES = {"noise_multiplier": "--noise-multiplier", "eps": "--eps", "delta": "--delta"}
+# option -> number of a statement, two of which are typed
+_FIELDS = {"noise_multiplier": "noise_multiplier", "eps": "epsilon", "delta": "delta"}
 
 
-def iterations(row: Row) -> int:
-    """Number of iterations n of a row: epochs times iterations per epoch."""
-    total, epochs, iters = row["iterations"], row["epochs"], row["iters"]
-    if total is not None:
-        if epochs is not None or iters is not None:
-            rule = "--iterations excludes --epochs and --iters: it is their product n"
-            raise click.UsageError(rule)
-        return _check.integer("iterations", total)
-    if iters is None:
-        raise click.UsageError("Missing option '--iters'.")
-    return _check.integer("iters", iters) * _check.integer(
-        "epochs", 1 if epochs is None else epochs
-    )
+def question(row: Row) -> Row:
+    """σ, ε and δ of a row, by the library's names; None for the one to solve for."""
+    return {field: row[name] for name, field in _FIELDS.items()}
 
 
-def probability(row: Row, factor: int = 1) -> float:
-    """The sampling probability of a row: given, from batch size and population, or 1/iters.
-
-    ``factor`` groups take turns, so that the rate within the group whose turn it is is higher.
-    """
-    sized = (row["batch_size"] is not None) + (row["population"] is not None)
-    if sized and row["probability"] is not None:
-        names = [f"--{name.replace('_', '-')}" for name in _SIZES if row[name] is not None]
-        raise click.UsageError(f"--probability excludes {' and '.join(names)}: leave one out")
-    if sized == 1:
-        raise click.UsageError("give --probability, or --batch-size and --population")
-    if row["probability"] is not None:
-        return _check.probability("probability", row["probability"], closed=True)
-    if not sized:
-        if row["iters"] is None:
-            raise click.UsageError("give --probability, or --batch-size and --population")
-        rate, name = 1 / _check.integer("iters", row["iters"]), "iters"
-        said = click.get_current_context().meta
-        if not said.setdefault("mfopt.default_probability", False):  # once for a sweep
-            said["mfopt.default_probability"] = True
-            click.echo(f"mfopt: --probability: 1/iters = {rate:g}, by default", err=True)
-    else:
-        batch = _check.positive("batch_size", row["batch_size"])
-        rate, name = batch / _check.integer("population", row["population"]), "batch_size"
-    if rate * factor > 1:
-        raise _check.reject(
-            name,
-            row[name],
-            "the batch must not exceed the units it is drawn from",
-            f"Each of the {factor} groups holds one in {factor} of them." if factor > 1 else "",
-        )
-    return rate * factor
-
-
-def analysed(mechanism: Any, row: Row, **more: Any) -> list[Row]:
-    """One row of results by the common interface."""
+def analysed(mechanism: Any, row: Row, **effort: Any) -> Guarantee:
+    """The answer of the mechanism's own accountant."""
     from mfopt.accounting import account
 
-    found = account(
-        mechanism,
-        noise_multiplier=row["noise_multiplier"],
-        epsilon=row["eps"],
-        delta=row["delta"],
-        **more,
-    )
-    return [found.describe()]
+    return account(mechanism, **question(row), **effort)
 
 
 def answer(
@@ -102,123 +50,103 @@ def answer(
     scheme: Callable[[Row], Any],
     title: str,
     strategy: Any = None,
-    analyse: Callable[..., list[Row]] = analysed,
-    **of: Any,
-) -> None:
-    """:func:`run` for what has one mechanism at each point.
-
-    Args:
-      arguments, title: as for :func:`run`.
-      scheme: the sampling at a point.
-      strategy: C, or a function of the scheme that gives it; I if left out.
-      analyse: (mechanism, point, how to sample as keywords) -> rows.
-      of: what the statement is about, beside what was typed, as keywords of Mechanism.
-    """
-    from mfopt.accounting import Mechanism
-
-    of |= {name: arguments.pop(name) for name in STATEMENT if name in arguments}
-    effort, curve = taken_effort(arguments), arguments.pop("curve")
-
-    def compute(row: Row) -> list[Row]:
-        sampling = scheme(row)
-        made = strategy(sampling) if callable(strategy) else strategy
-        matrix = {} if made is None else {"strategy": made}
-        mechanism = Mechanism(sampling, group_size=row.get("group_size", 1), **matrix, **of)
-        rows = analyse(mechanism, row, **effort)
-        if not curve:
-            return rows
-
-        def answer_at(sigma: float, epsilon: float) -> Row:
-            question = {"noise_multiplier": sigma, "eps": epsilon, "delta": None}
-            return analyse(mechanism, {**row, **question}, **effort)[0]
-
-        return [{**each, "curve": _curve(each, answer_at)} for each in rows]
-
-    run(arguments, compute, title, effort, curve=curve)
-
-
-def _curve(row: Row, answer_at: Callable[[float, float], Row]) -> Row:
-    """What an attacker can do, by statements at the answer's σ and several ε."""
-    import numpy as np
-
-    from mfopt.accounting.tradeoff import SHARES, Tradeoff, answered
-    from mfopt.guarantee import Guarantee
-
-    stated, sigma = Guarantee(**row), row["noise_multiplier"]
-    largest = row["epsilon"] if 0 < row["epsilon"] < math.inf else 1.0
-    epsilons = [share * largest for share in SHARES]
-    others = answered(lambda epsilon: Guarantee(**answer_at(sigma, epsilon)), epsilons)
-    rates = np.append(np.geomspace(*_DRAWN_RATES), _RATES)
-    return Tradeoff([stated, *others]).describe(np.unique(rates))
-
-
-def run(
-    arguments: Row,
-    compute: Callable[[Row], list[Row]],
-    title: str,
-    effort: Row | None = None,
-    *,
-    curve: bool = False,
+    analyse: Callable[..., Guarantee] = analysed,
+    noise_unit: str | None = None,
+    **statement: Any,
 ) -> None:
     """Evaluate all points with progress, then print a table or JSON and draw the plot.
 
     Args:
       arguments: options by name; one may be a sweep. ``plot``, ``force``, ``as_json`` and ``quiet``
         say where results go.
-      compute: a point of the sweep -> one row for each method.
+      scheme: the sampling at a point.
       title: of the table, the plot and the progress.
-      effort: of :func:`taken_effort`.
-      curve: whether rows have a "curve", which a plot then shows.
+      strategy: C, or a function of the scheme that gives it; I if left out.
+      analyse: (mechanism, point, how to sample as keywords) -> guarantee.
+      noise_unit: unit of σ, where it is not the usual one.
+      statement: keywords of Mechanism, beside what was typed.
     """
-    asked = SimpleNamespace(**{name: arguments.pop(name) for name in PLACES})
-    swept, rows = sweeps.points(arguments)
-    given = [text for name, text in _NAMES.items() if arguments.get(name) is not None]
-    if len(given) != 2:
-        raise click.UsageError(f"give exactly two of {', '.join(_NAMES.values())}")
+    from mfopt.accounting import Mechanism
+
+    statement |= {name: arguments.pop(name) for name in STATEMENT if name in arguments}
+    places = SimpleNamespace(**{name: arguments.pop(name) for name in _PLACES})
+    effort, curve = pop_effort(arguments), arguments.pop("curve", False)
+    swept, points = sweeps.points(arguments)
+    if sum(arguments[name] is not None for name in _FIELDS) != 2:
+        typed = ", ".join(f"--{name.replace('_', '-')}" for name in _FIELDS)
+        raise click.UsageError(f"give exactly two of {typed}")
     if curve and swept is not None:
         raise click.UsageError("--curve is about one answer: remove it, or the sweep")
-    if asked.plot is not None:
-        check_plot(asked.plot, "curve" if curve else swept, asked.force)
-    results: list[Row] = []
-    doubts: list[str] = []
+    if places.plot is not None:
+        check_plot(places.plot, "curve" if curve else swept, places.force)
+
+    def compute(point: Row) -> Row:
+        sampling = scheme(point)
+        matrix = strategy(sampling) if callable(strategy) else strategy
+        if matrix is not None:
+            statement["strategy"] = matrix
+        mechanism = Mechanism(sampling, group_size=point.get("group_size", 1), **statement)
+        guarantee = analyse(mechanism, point, **effort)
+        row = guarantee.describe()
+        if noise_unit is not None:
+            row["noise_unit"] = noise_unit
+        if curve:
+            sigma = guarantee.noise_multiplier
+            row["curve"] = _curve(
+                guarantee,
+                lambda epsilon: analyse(
+                    mechanism,
+                    {**point, "noise_multiplier": sigma, "eps": epsilon, "delta": None},
+                    **effort,
+                ),
+            )
+        return row if swept is None else {swept: point[swept], **row}
+
     started = time.perf_counter()
-    with Live(not asked.quiet and not asked.as_json) as live:
-        for number, row in enumerate(rows):
-            if swept is None:
-                live(Progress(title))
-                report: Report = live
-            else:
-                note = f"{swept} = {row[swept]:g}"
-                live(Progress(title, number, len(rows), "answers", note=note))
-                report = within(live, note)
-            with listening(report):
-                found = compute(row)
-            results += [one if swept is None else {swept: row[swept], **one} for one in found]
-            deltas = [one["delta"] for one in found if "delta" in one]
-            doubts += [questionable_delta(delta, row.get("population")) for delta in deltas]
-    say_unused(effort or {}, bool(effort) and sampled(results))
-    say_doubt(doubts)
-    if asked.plot is not None and swept is not None:
-        _draw(results, swept, title, asked.plot)
-    elif asked.plot is not None:
-        _draw_curve(results[0]["curve"], title, asked.plot)
-    one = swept is None and len(results) == 1
-    facts = results[0] if one else {"swept": swept, "results": results}
+    rows: list[Row] = []
+    with Live(not places.quiet and not places.as_json) as live:
+        for number, point in enumerate(points):
+            note = "" if swept is None else f"{swept} = {point[swept]:g}"
+            total = None if swept is None else len(points)
+            live(Progress(title, number, total, "answers" if swept else "", note=note))
+            with listening(within(live, note) if swept else live):
+                rows.append(compute(point))
+    say_unused(effort, bool(effort) and sampled(rows))
+    say_doubt(
+        questionable_delta(row["delta"], point.get("population"))
+        for row, point in zip(rows, points, strict=True)
+    )
+    if places.plot is not None:
+        drawn = _sweep_panel(rows, swept, title) if swept else _curve_panel(rows[0]["curve"], title)
+        _draw(places.plot, *drawn)
+    facts = rows[0] if swept is None else {"swept": swept, "results": rows}
     facts = {**facts, "seconds": time.perf_counter() - started}
-    tell(facts, lambda: print_answers(results, swept, title), asked)
+    tell(facts, lambda: print_answers(rows, swept, title), places)
 
 
-def tell(facts: Row, show: Callable[[], None], asked: Any) -> None:
-    """Print answers as was asked for: ``facts`` as JSON, or by ``show``, or not at all."""
-    if asked.as_json:
+def _curve(stated: Guarantee, guarantee_at: Callable[[float], Guarantee]) -> Row:
+    """What an attacker can do, by statements at the answer's σ and several ε."""
+    import numpy as np
+
+    from mfopt.accounting.tradeoff import SHARES, Tradeoff, answered
+
+    largest = stated.epsilon if 0 < stated.epsilon < math.inf else 1.0
+    others = answered(guarantee_at, [share * largest for share in SHARES])
+    rates = np.append(np.geomspace(*_DRAWN_RATES), _RATES)
+    return Tradeoff([stated, *others]).describe(np.unique(rates))
+
+
+def tell(facts: Row, show: Callable[[], None], places: Any) -> None:
+    """Print answers: ``facts`` as JSON, or by ``show``, or not at all."""
+    if places.as_json:
         display.json_object(facts)
-    elif not asked.quiet:
+    elif not places.quiet:
         show()
-        if asked.plot is not None:
-            display.print_text(f"plot: {asked.plot}")
+        if places.plot is not None:
+            display.print_text(f"plot: {places.plot}")
 
 
-def taken_effort(arguments: Row) -> Row:
+def pop_effort(arguments: Row) -> Row:
     """Options of a sampled account for ``accounting.account``, removed from ``arguments``."""
     if "estimate" not in arguments:
         return {}
@@ -350,77 +278,64 @@ def _status(row: Row) -> str:
     return said.get(row["status"], str(row["status"]))
 
 
-def _draw(results: Sequence[Row], swept: str, title: str, path: Path) -> None:
-    """Draw what was solved for against the swept argument, one line per method, to a file."""
-    given = {"eps": "epsilon"}.get(swept, swept)
-    solved = [n for n in _ROUNDED_UP if n in results[0] and n != given]
+_Panel = tuple[list[Any], tuple[Any, ...]]  # lines of (label, x, y, look), and their axes
+
+
+def _sweep_panel(results: Sequence[Row], swept: str, title: str) -> _Panel:
+    """What was solved for against the swept argument, one line per method."""
+    solved = [n for n in _ROUNDED_UP if n in results[0] and n != _FIELDS.get(swept)]
     varying = [n for n in solved if len({row[n] for row in results}) > 1]
     shown = varying[0] if varying else "epsilon"
-    name = _LABELS.get(shown, shown.replace("_", " "))
+    name = _LABELS[shown]
     finite = [row for row in results if math.isfinite(row[shown])]
     methods: dict[str, list[Row]] = {}
     for row in finite:
-        methods.setdefault(row.get("method", name), []).append(row)
-    if len({row[swept] for row in results}) == len(results) and len(methods) > 1:
-        # one answer for each point, by different methods: joined into one
+        methods.setdefault(row["method"], []).append(row)
+    if len(methods) > 1:  # one answer for each point, by different methods: joined into one
         methods = {"all": finite} | methods
-    lines: list[tuple[str, list[Row], Row]] = [(name, rows, {}) for name, rows in methods.items()]
     logs = _spans(results, swept), _spans(finite, shown)
-    _write(lines, (swept, shown), (title, swept.replace("_", " "), name, *logs), path)
+    lines: list[Any] = [(name, *_columns(rows, swept, shown), {}) for name, rows in methods.items()]
+    return lines, (title, swept.replace("_", " "), name, *logs)
 
 
-def _draw_curve(curve: Row, title: str, path: Path) -> None:
-    """Draw the bound of the true positive rate against the false positive rate, to a file."""
+def _curve_panel(curve: Row, title: str) -> _Panel:
+    """The bound of the true positive rate against the false positive rate."""
     rates = curve["false_positive_rates"]
-    keys = ("false_positive_rate", "true_positive_rate")
-    bound = [
-        dict(zip(keys, pair, strict=True))
-        for pair in zip(rates, curve["true_positive_rates"], strict=True)
-    ]
-    guess = [dict.fromkeys(keys, rate) for rate in rates]
-    lines: list[tuple[str, list[Row], Row]] = [
-        ("upper bound", bound, {"marker": ""}),
-        ("guessing", guess, {"marker": "", "linestyle": "--"}),
-    ]
-    about = (title, "false positive rate", "true positive rate", True, True)
-    _write(lines, keys, about, path)
+    bound = ("upper bound", rates, curve["true_positive_rates"], {"marker": ""})
+    guess = ("guessing", rates, rates, {"marker": "", "linestyle": "--"})
+    return [bound, guess], (title, "false positive rate", "true positive rate", True, True)
 
 
 def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> None:
-    """Draw the privacy cost of a run after each number of iterations, to a file."""
+    """Draw the privacy cost of a run after each number of iterations, to a file.
+
+    ``ends``: 0, and the iterations done at the end of each phase.
+    """
     solved = "delta" if len({row["epsilon"] for row in results}) == 1 else "epsilon"
-    finite = [row for row in results if math.isfinite(row[solved])]
-    pieces = [0, *ends, max(row["iterations"] for row in results)]
-    lines: list[tuple[str, list[Row], Row]] = []
-    for number, (first, last) in enumerate(itertools.pairwise(pieces), 1):
-        begun = [row for row in finite if row["iterations"] <= first][-1:]
-        begun = begun or [{"iterations": 0, solved: 0}]
-        part = begun + [row for row in finite if first < row["iterations"] <= last]
-        label = "the run" if len(pieces) == 2 else f"phase {number}"
-        steps = {"drawstyle": "steps-pre"}  # a value is that of all iterations since the last
-        lines.append((label, part, steps))
     given = "epsilon" if solved == "delta" else "delta"
-    at = f"{_LABELS[given]} = {results[0][given]:g}"
-    title = f"{_LABELS[solved]} over the run at {at}"
-    about = (title, "iterations done", _LABELS[solved], False, False)
-    _write(lines, ("iterations", solved), about, path)
+    finite = [{"iterations": 0, solved: 0.0}]
+    finite += [row for row in results if math.isfinite(row[solved])]
+    lines: list[Any] = []
+    for number, (first, last) in enumerate(itertools.pairwise(ends), 1):
+        start = [row for row in finite if row["iterations"] <= first][-1:]
+        part = start + [row for row in finite if first < row["iterations"] <= last]
+        label = "the run" if len(ends) == 2 else f"phase {number}"
+        steps = {"drawstyle": "steps-pre"}  # a value is that of all iterations since the last
+        lines.append((label, *_columns(part, "iterations", solved), steps))
+    title = f"{_LABELS[solved]} over the run at {_LABELS[given]} = {results[0][given]:g}"
+    _draw(path, lines, (title, "iterations done", _LABELS[solved], False, False))
 
 
-def _write(
-    lines: Sequence[tuple[str, Sequence[Row], Row]],
-    axes: tuple[str, str],
-    about: tuple[str, str, str, bool, bool],
-    path: Path,
-) -> None:
-    """Draw lines of (label, rows, look), two of the rows' numbers against each other."""
+def _columns(rows: Sequence[Row], *names: str) -> list[list[Any]]:
+    return [[row[name] for row in rows] for name in names]
+
+
+def _draw(path: Path, lines: Sequence[Any], axes: tuple[Any, ...]) -> None:
+    """Draw lines of (label, x, y, look) to a file."""
     from mfopt.experiments import plots
 
-    x, y = axes
-    curves = [
-        plots.Curve(label, [row[x] for row in rows], [row[y] for row in rows], look=look)
-        for label, rows, look in lines
-    ]
-    plots.write_figure(plots.draw([plots.Panel(curves, *about)]), path)
+    curves = [plots.Curve(label, x, y, look=look) for label, x, y, look in lines]
+    plots.write_figure(plots.draw([plots.Panel(curves, *axes)]), path)
 
 
 def _spans(rows: Sequence[Row], name: str) -> bool:

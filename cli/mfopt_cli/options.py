@@ -64,9 +64,9 @@ def _with_effect(command: click.Command, ctx: click.Context) -> None:
     every = {param.name: param for param in command.get_params(ctx) if isinstance(param, Option)}
     source = ctx.get_parameter_source
     given = {name for name in every if source(name or "") is ParameterSource.COMMANDLINE}
-    for name in given if not ctx.resilient_parsing else ():
+    for name in () if ctx.resilient_parsing else (name for name in every if name in given):
         param, typed = every[name], every[name].typed(ctx)
-        for other in given & set(param.excludes):
+        for other in (name for name in param.excludes if name in given):
             rule = f"{typed} has no effect with {every[other].typed(ctx)}; remove one"
             raise messages.Refused(rule)
         found = [(ctx.params[other], value) for other, value in param.needs.items()]

@@ -91,11 +91,12 @@ def points(arguments: dict[str, tuple[Any, ...] | None]) -> tuple[str | None, li
     swept = [name for name, values in arguments.items() if values is not None and len(values) > 1]
     if len(swept) > 1:
         raise click.UsageError(f"only one argument can be swept, not {' and '.join(swept)}")
-    count = len(arguments[swept[0]] or ()) if swept else 1
-    rows = []
-    for i in range(count):
-        row = {}
-        for name, values in arguments.items():
-            row[name] = None if values is None else values[i if name in swept else 0]
-        rows.append(row)
-    return (swept[0] if swept else None), rows
+    name = swept[0] if swept else None
+    rows = [
+        {
+            option: values and values[index if option == name else 0]
+            for option, values in arguments.items()
+        }
+        for index in range(len(arguments[name] or ()) if name else 1)
+    ]
+    return name, rows

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,119 @@ import click
 from mfopt._runtime import _check
 from mfopt.errors import FailureError
 from mfopt.progress import Progress
-from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson, TruncatedPoisson
+from mfopt.sampling import (
+    BallsInBins,
+    BMinSep,
+    CyclicPoisson,
+    FixedBatch,
+    FixedOrder,
+    FreshBins,
+    MinSeparation,
+    Poisson,
+    TruncatedPoisson,
+)
 from mfopt_cli import answers, options, sweeps
-from mfopt_cli.accounts import schemes, shared
-from mfopt_cli.answers import Row, analysed, answer, iterations, probability
+from mfopt_cli.answers import Row, answer
 from mfopt_cli.live import Live
-from mfopt_cli.options import MOST_GROUP, MOST_POINTS, PATH, Count, option
+from mfopt_cli.options import MOST_GROUP, MOST_POINTS, PATH, Count, apply, option
+
+_two_of_three = apply(
+    sweeps.option(
+        "--noise-multiplier",
+        float,
+        "Noise multiplier σ relative to the clip norm, for C as stored.",
+        aliases=("--sigma",),
+    ),
+    sweeps.option("--eps", float, "ε: target, or where to evaluate δ."),
+    sweeps.option("--delta", float, "δ of the guarantee."),
+)
+_separation = sweeps.option(
+    "--separation",
+    int,
+    "Minimum number of iterations between two participations. [default: that of a FILE]",
+)
+
+
+def _length(epochs: str, iters: str) -> options.Decorator:
+    """--epochs and --iters, with what their help says of a default."""
+    return apply(
+        sweeps.option("--epochs", int, f"Passes over the data, E. [default: {epochs}]"),
+        sweeps.option("--iters", int, f"Iterations (rounds) per epoch, b. n = E·b.{iters}"),
+    )
+
+
+_of_file = _length("those of a FILE", " [default: those of a FILE]")
+_lengths = apply(
+    _length("1", ""),
+    sweeps.option(
+        "--iterations",
+        int,
+        "All iterations, n.",
+        hidden=True,
+        aliases=("--rounds", "--steps"),
+        excludes=("epochs", "iters"),
+    ),
+)
+_by_rate = apply(
+    _two_of_three,
+    sweeps.option(
+        "--probability",
+        float,
+        "Sampling probability of a unit in each iteration. [default: 1/iters]",
+        aliases=("--sample-rate",),
+        excludes=("batch_size", "population"),
+    ),
+    sweeps.option(
+        "--batch-size",
+        float,
+        "Expected batch size, with --population in place of --probability.",
+        needs={"population": None},
+    ),
+    sweeps.option(
+        "--population", int, "Number of units in the data set.", needs={"batch_size": None}
+    ),
+    _lengths,
+)
+_group_size = sweeps.option(
+    "--group-size",
+    int,
+    "Size of the group of units that is protected together.",
+    MOST_GROUP,
+    default="1",
+)
+_adjacency = option(
+    "--adjacency",
+    ("add-remove", "zero-out", "replace"),
+    "Adjacency: add or remove a unit, zero out its contributions, or replace it.",
+)
+_protects = apply(_group_size, _adjacency, options.unit)
+_plot = apply(
+    option("--plot", PATH, "Plot a sweep to this file."),
+    options.force_of("plot"),
+    options.output,
+)
+_results = apply(
+    option(
+        "--curve",
+        bool,
+        "Bounds of what an attacker can do: true positive rate at a false positive rate, advantage "
+        "and μ, from statements at several ε at this σ. --plot draws them.",
+    ),
+    _plot,
+)
+_verified = apply(
+    options.certify_samples_as("samples", aliases=("--samples",)),
+    options.seed(),
+    option("--estimate", bool, "Compute an estimate, which proves nothing, instead of a bound."),
+)
+_STRATEGIES = "identity, sqrt, banded-sqrt:BANDS"
+_with_strategy = apply(
+    _two_of_three,
+    _protects,
+    option("--strategy", str, f"{_STRATEGIES}, or a factorization FILE.", default="identity"),
+    _results,
+)
+_binned = apply(_with_strategy, _of_file, _verified, options.certificate_kind)
 
 
 @click.group(name="account", cls=options.Group)
@@ -36,15 +146,16 @@ def command() -> None:
 
 
 @command.command()
-@shared.by_rate
+@_by_rate
 @sweeps.option(
     "--batch-limit",
     int,
     "Maximum batch size; larger batches are truncated at random. Needs --population.",
+    needs={"population": None},
 )
-@shared.adjacency
+@_adjacency
 @options.unit
-@shared.results_and_curve
+@_results
 def dpsgd(**arguments: Any) -> None:
     """DP-SGD: independent noise, Poisson sampling.
 
@@ -52,30 +163,22 @@ def dpsgd(**arguments: Any) -> None:
     Example:
       mfopt account dpsgd --probability 0.01 --iters 2000 --eps 2 --delta 1e-6
     """
-    answer(arguments, _truncated, "DP-SGD")
 
+    def scheme(row: Row) -> Any:
+        limit = row["batch_limit"]
+        if limit is None:
+            return _poisson(row)
+        return TruncatedPoisson(_probability(row), limit, row["population"], _iterations(row))
 
-def _poisson(row: Row) -> Poisson:
-    return Poisson(probability(row), iterations(row))
-
-
-def _truncated(row: Row) -> Poisson | TruncatedPoisson:
-    """Poisson sampling, with batches of at most ``--batch-limit`` where it is given."""
-    limit, population = row["batch_limit"], row["population"]
-    if limit is None:
-        return _poisson(row)
-    if population is None or row["batch_size"] is None:
-        instead = " in place of --probability" * (row["probability"] is not None)
-        raise click.UsageError(f"--batch-limit needs --batch-size and --population{instead}")
-    return TruncatedPoisson(probability(row), limit, population, iterations(row))
+    answer(arguments, scheme, "DP-SGD")
 
 
 @command.command()
 @click.argument("path", metavar="[FILE]", type=PATH, required=False)
-@shared.by_rate
+@_by_rate
 @sweeps.option("--bands", int, "Bands of C, and groups of the data. [default: those of FILE]")
-@shared.protects
-@shared.results_and_curve
+@_protects
+@_results
 def banded(path: Path | None, **arguments: Any) -> None:
     """Banded C with cyclic Poisson sampling: the C of a FILE, or the banded square root.
 
@@ -96,33 +199,13 @@ def banded(path: Path | None, **arguments: Any) -> None:
     answer(arguments, lambda row: _cyclic(row, file), title, strategy)
 
 
-def _cyclic(row: Row, file: Any) -> Any:
-    """The sampling of a row, what is left out being that of the file."""
-    from mfopt.accounting import unamplified
-
-    if file is None:
-        bands = _check.integer("bands", shared.own(row, "bands"))
-        return CyclicPoisson(probability(row, bands), bands, iterations(row))
-    n, scheme = shared.length_of(row, file), file.sampling
-    cyclic = hasattr(scheme, "bands")  # cyclic Poisson sampling alone has
-    bands = row["bands"]
-    if bands is None:
-        bands = scheme.bands if cyclic else unamplified.bands(file.strategy, n)
-    given = any(row[name] is not None for name in ("probability", "batch_size", "population"))
-    if not given and cyclic and bands == scheme.bands:
-        return scheme
-    if not given:
-        raise click.UsageError("give --probability, or --batch-size and --population")
-    return CyclicPoisson(probability(row, bands), bands, n)
-
-
 @command.command()
-@shared.by_rate
+@_by_rate
 @sweeps.option(
     "--group-size", int, "Maximum number of examples of one user, K.", MOST_GROUP, required=True
 )
-@shared.adjacency
-@shared.results_and_curve
+@_adjacency
+@_results
 def els(**arguments: Any) -> None:
     """Example-level sampling for user-level privacy: DP-SGD with up to K examples of a user.
 
@@ -143,9 +226,9 @@ def els(**arguments: Any) -> None:
 
 
 @command.command()
-@shared.by_rate
-@shared.adjacency
-@shared.results_and_curve
+@_by_rate
+@_adjacency
+@_results
 def uls(**arguments: Any) -> None:
     """User-level sampling: users are drawn, and one user's averaged gradient is clipped.
 
@@ -160,13 +243,12 @@ def uls(**arguments: Any) -> None:
 
 
 @command.command("fixed-batch")
-@shared.noise
-@shared.target
+@_two_of_three
 @sweeps.option("--batch-size", int, "Examples in every batch.", required=True)
 @sweeps.option("--population", int, "Size of the (larger) data set.", required=True)
-@shared.length
-@shared.protects
-@shared.results_and_curve
+@_lengths
+@_protects
+@_results
 def fixed_batch(**arguments: Any) -> None:
     """DP-SGD with batches of fixed size, drawn without replacement.
 
@@ -177,23 +259,20 @@ def fixed_batch(**arguments: Any) -> None:
     """
 
     def scheme(row: Row) -> FixedBatch:
-        return FixedBatch(row["batch_size"], row["population"], iterations(row))
+        return FixedBatch(row["batch_size"], row["population"], _iterations(row))
 
     answer(arguments, scheme, "fixed batches")
 
 
 @command.command()
-@shared.noise
-@shared.target
-@shared.sampled
-@shared.rounds
+@_by_rate
 @option(
     "--conversion",
     ("moments", "improved", "pld"),
     "Accountant: as published, improved Rényi conversion, or PLD (tightest).",
 )
-@shared.results
-def fedavg(conversion: str, **arguments: Any) -> None:
+@_plot
+def fedavg(conversion: Any, **arguments: Any) -> None:
     """DP-FedAvg and DP-FedSGD: sampled users, moments accountant.
 
     --noise-multiplier is z, the noise on the average over the estimator's sensitivity:
@@ -204,33 +283,123 @@ def fedavg(conversion: str, **arguments: Any) -> None:
       mfopt account fedavg --batch-size 5000 --population 763430 --iters 5000 \\
           --noise-multiplier 1 --delta 1e-9
     """
-    from mfopt.accounting import Mechanism
     from mfopt.accounting.closed_form import moments
 
-    def compute(row: Row) -> list[Row]:
-        scheme, unit = _poisson(row), {"noise_unit": "× sensitivity of the estimator"}
-        # a sum of contributions of norm 1 with noise z: the same release, scaled
-        release = Mechanism(scheme, privacy_unit="user")
+    # a sum of contributions of norm 1 with noise z: the same release, scaled
+    def analyse(release: Any, row: Row) -> Any:
         if conversion == "pld":
-            return [{**one, **unit} for one in analysed(release, row)]
-        found = moments.fedavg(
-            row["noise_multiplier"],
+            return answers.analysed(release, row)
+        scheme, question = release.sampling, answers.question(row)
+        published = moments.fedavg(
+            question["noise_multiplier"],
             scheme.probability,
             scheme.iterations,
-            delta=row["delta"],
-            epsilon_target=row["eps"],
-            conversion=conversion,  # type: ignore[arg-type]
+            delta=question["delta"],
+            epsilon_target=question["epsilon"],
+            conversion=conversion,
         )
         # the account of the release itself says what some data sets attain
         with contextlib.suppress(FailureError):
-            (exact,) = analysed(release, row)
-            names = {"eps": "epsilon", "delta": "delta", "noise_multiplier": "noise_multiplier"}
-            asked = next(name for given, name in names.items() if row[given] is None)
-            if (low := (exact["details"].get("bracket") or [0.0])[0]) > 0:
-                found = found.with_lower_end(low, getattr(found, asked))
-        return [{**found.describe(), **unit}]
+            if low := answers.analysed(release, row).lower_bound:
+                solved = next(name for name, value in question.items() if value is None)
+                return published.with_lower_end(low, getattr(published, solved))
+        return published
 
-    answers.run(arguments, compute, "DP-FedAvg")
+    title, unit = "DP-FedAvg", "× sensitivity of the estimator"
+    answer(arguments, _poisson, title, analyse=analyse, noise_unit=unit, privacy_unit="user")
+
+
+@command.command("balls-in-bins", cls=options.Command)
+@_binned
+@option(
+    "--also",
+    str,
+    "Another mechanism on the same data, to compose with: pure:ε, approximate:ε:δ or "
+    "gaussian:σ (sensitivity 1). Repeatable.",
+    metavar="MECHANISM",
+    multiple=True,
+)
+def balls_in_bins(also: tuple[str, ...], **arguments: Any) -> None:
+    """Any C >= 0 with balls-in-bins batching; exact for C = I, certified by sampling otherwise.
+
+    \b
+    Example:
+      mfopt account balls-in-bins --epochs 16 --iters 128 --eps 2 --delta 1e-5
+    """
+    analyse = answers.analysed
+    if also:
+        analyse = functools.partial(_composed, [_companion(text) for text in also])
+    _answer(BallsInBins, "balls-in-bins", arguments, also, analyse=analyse)
+
+
+@command.command("fresh-bins", cls=options.Command)
+@_binned
+@option(
+    "--reassign-every",
+    sweeps.Sweep(int),
+    "Epochs between two assignments. [default: 1, or that of a FILE]",
+    "rethrow",
+    aliases=("--rethrow",),
+)
+def fresh_bins(**arguments: Any) -> None:
+    """Units in a new random batch in each epoch; C >= 0 of at most --iters bands, certified.
+
+    \b
+    Example:
+      mfopt account fresh-bins --epochs 16 --iters 128 --strategy banded-sqrt:8 \\
+          --noise-multiplier 3 --delta 1e-5
+    """
+    _answer(FreshBins, "fresh-bins", arguments)
+
+
+@command.command("b-min-sep", cls=options.Command)
+@_binned
+@_separation
+def b_min_sep(**arguments: Any) -> None:
+    """Units by chance, resting after each participation; C >= 0 of at most --separation bands.
+
+    An available unit takes part with probability 1/(iters − separation + 1), so that each iteration
+    has the expected batch of one in --iters bins. The start is stationary.
+
+    \b
+    Example:
+      mfopt account b-min-sep --epochs 16 --iters 128 --separation 64 --strategy banded-sqrt:8 \\
+          --noise-multiplier 3 --delta 1e-5
+    """
+    _answer(BMinSep, "b-min-sep", arguments)
+
+
+@command.command("fixed-order", cls=options.Command)
+@_with_strategy
+@_of_file
+def fixed_order(**arguments: Any) -> None:
+    """Batches in an order fixed beforehand, the same in every epoch; any C, nothing amplified.
+
+    \b
+    Example:
+      mfopt account fixed-order --epochs 4 --iters 256 --strategy sqrt --eps 2 --delta 1e-5
+    """
+    _answer(FixedOrder, "fixed order", arguments)
+
+
+@command.command("min-separation", cls=options.Command)
+@_with_strategy
+@_lengths
+@_separation
+@sweeps.option(
+    "--max-participations",
+    int,
+    "Maximum number of participations of a unit. [default: that of a FILE]",
+)
+def min_separation(**arguments: Any) -> None:
+    """Any participation at least --separation iterations apart; any C, nothing amplified.
+
+    \b
+    Example:
+      mfopt account min-separation --iters 2000 --separation 400 --max-participations 5 \\
+          --strategy sqrt --eps 2 --delta 1e-6
+    """
+    _answer(MinSeparation, "min-separation", arguments)
 
 
 @options.command("run")
@@ -249,10 +418,10 @@ def fedavg(conversion: str, **arguments: Any) -> None:
     "Size of the group of units that is protected together.",
     default=1,
 )
-@shared.adjacency
+@_adjacency
 @options.unit
-@shared.verified
-@shared.results
+@_verified
+@_plot
 def run(arguments: Any) -> None:
     """ε over a run: what has been spent after each part of it, by every scheme that has an account.
 
@@ -271,61 +440,238 @@ def run(arguments: Any) -> None:
         answers.check_plot(arguments.plot, "phases", arguments.force)
     from mfopt.accounting.phases import Phase, over_training
 
-    effort = answers.taken_effort(vars(arguments))
-    of = {name: getattr(arguments, name) for name in ("group_size", *answers.STATEMENT)}
-    made = [_phase(text, of) for text in arguments.phases]
+    effort = answers.pop_effort(vars(arguments))
+    protected = {name: getattr(arguments, name) for name in ("group_size", *answers.STATEMENT)}
+    phases = [Phase(*_phase(text, protected)) for text in arguments.phases]
     question: Any = {
         name: getattr(arguments, name) for name in ("epsilon", "delta", "points")
     } | effort
-    if len(made) == 1:  # one mechanism has its own account, for groups too
-        found = over_training(made[0][0], made[0][1], **question)
-    else:
-        found = over_training([Phase(*phase) for phase in made], **question)
-    total = sum(mechanism.iterations for mechanism, _ in made)
-    rows: list[dict[str, Any]] = []
+    accounted: Any = (phases,)
+    if len(phases) == 1:  # one mechanism has its own account, for groups too
+        accounted = phases[0].mechanism, phases[0].noise_multiplier
+    ends = [0]
+    for phase in phases:
+        ends.append(ends[-1] + phase.mechanism.iterations)
+    rows: list[Row] = []
     with Live(not arguments.quiet and not arguments.as_json) as live:
-        live(Progress("run", 0, total, "iterations"))
-        for at, guarantee in found:
-            live(Progress("run", at, total, "iterations"))
-            rows.append({"iterations": at, **guarantee.describe()})
+        live(Progress("run", 0, ends[-1], "iterations"))
+        for iteration, guarantee in over_training(*accounted, **question):
+            live(Progress("run", iteration, ends[-1], "iterations"))
+            rows.append({"iterations": iteration, **guarantee.describe()})
     answers.say_unused(effort, answers.sampled(rows))
     if arguments.plot is not None:
-        ends = [sum(m.iterations for m, _ in made[: k + 1]) for k in range(len(made) - 1)]
         answers.draw_run(rows, ends, arguments.plot)
     show = functools.partial(answers.print_answers, rows, "iterations", "over the run")
     answers.tell({"results": rows}, show, arguments)
 
 
-def _phase(text: str, of: dict[str, Any]) -> tuple[Any, float]:
+command.add_command(run)
+
+
+def _iterations(row: Row) -> int:
+    """Number of iterations n of a row: epochs times iterations per epoch."""
+    if row["iterations"] is not None:
+        return _check.integer("iterations", row["iterations"])
+    iters = _check.integer("iters", _required("iters", row["iters"]))
+    return iters * _check.integer("epochs", 1 if row["epochs"] is None else row["epochs"])
+
+
+def _probability(row: Row, groups: int = 1) -> float:
+    """The sampling probability of a row: typed, from batch size and population, or 1/iters.
+
+    ``groups`` take turns, so that the rate within the group whose turn it is is higher.
+    """
+    if row["probability"] is not None:
+        return _check.probability("probability", row["probability"], closed=True)
+    if row["batch_size"] is not None:
+        batch = _check.positive("batch_size", row["batch_size"])
+        rate, name = batch / _check.integer("population", row["population"]), "batch_size"
+    elif row["iters"] is not None:
+        rate, name = 1 / _check.integer("iters", row["iters"]), "iters"
+        printed = click.get_current_context().meta
+        if not printed.setdefault("mfopt.default_probability", False):  # once for a sweep
+            printed["mfopt.default_probability"] = True
+            click.echo(f"mfopt: --probability: 1/iters = {rate:g}, by default", err=True)
+    else:
+        raise click.UsageError("give --probability, or --batch-size and --population")
+    if rate * groups > 1:
+        way_out = f"Each of the {groups} groups holds one in {groups} of them."
+        rule = "the batch must not exceed the units it is drawn from"
+        raise _check.reject(name, row[name], rule, way_out if groups > 1 else "")
+    return rate * groups
+
+
+def _poisson(row: Row) -> Poisson:
+    return Poisson(_probability(row), _iterations(row))
+
+
+def _cyclic(row: Row, file: Any) -> Any:
+    """The sampling of a row, what is left out being that of the file."""
+    from mfopt.accounting import unamplified
+
+    if file is None:
+        bands = _check.integer("bands", _required("bands", row["bands"]))
+        return CyclicPoisson(_probability(row, bands), bands, _iterations(row))
+    scheme, bands, n = file.sampling, row["bands"], int(file.iterations)
+    typed = any(row[name] is not None for name in ("iterations", "iters", "epochs"))
+    _require_length(_iterations(row) if typed else n, file)
+    cyclic = isinstance(scheme, CyclicPoisson)
+    if bands is None:
+        bands = scheme.bands if cyclic else unamplified.bands(file.strategy, n)
+    if any(row[name] is not None for name in ("probability", "batch_size")):
+        return CyclicPoisson(_probability(row, bands), bands, n)
+    if cyclic and bands == scheme.bands:
+        return scheme
+    raise click.UsageError("give --probability, or --batch-size and --population")
+
+
+def _required(name: str, value: Any) -> Any:
+    """``value``, refused where the option was not typed."""
+    if value is None:
+        raise click.UsageError(f"Missing option '--{name.replace('_', '-')}'.")
+    return value
+
+
+def _require_length(n: int, file: Any) -> None:
+    if n != file.iterations:
+        rule = f"C of the file has {file.iterations} iterations"
+        raise _check.reject("iterations", n, rule, "Leave it out.")
+
+
+# field of a scheme -> option that sets it, where that has another name
+_OPTION_OF = {"bins": "iters"}
+_DEFAULTS = {"rethrow": 1}
+
+
+def _answer(kind: Any, title: str, arguments: Row, also: tuple[str, ...] = (), **more: Any) -> None:
+    """Answer for a scheme whose fields are options, and the C of ``--strategy``.
+
+    Args:
+      kind: class of the scheme.
+      title: of the answer.
+      arguments: what was typed.
+      also: mechanisms that it is composed with.
+      more: as for :func:`.answers.answer`.
+    """
+    text = arguments.pop("strategy")
+    strategy, file = _matrix(text)
+    fields = [field.name for field in dataclasses.fields(kind)]
+    stated = {} if file is None else {**vars(file.sampling), "iterations": int(file.iterations)}
+    if "bins" in fields and "bins" not in stated:
+        stated = {}  # C for another kind of sampling
+
+    def scheme(row: Row) -> Any:
+        if "iterations" in row and (file is None or row["iters"] is not None):
+            row = {**row, "iterations": _iterations(row)}
+        made = kind(*(_field(row, name, stated.get(name)) for name in fields))
+        if file is not None:
+            _require_length(made.iterations, file)
+        return made
+
+    answer(arguments, scheme, ", and ".join([f"{title}, {text}", *also]), strategy, **more)
+
+
+def _field(row: Row, name: str, stated: Any) -> Any:
+    """Number of a scheme, as typed, or else that of the file, which no other may contradict."""
+    name = _OPTION_OF.get(name, name)
+    typed = row[name]
+    if stated is None:
+        return _required(name, _DEFAULTS.get(name) if typed is None else typed)
+    if typed is not None and typed != stated:
+        rule = f"the mechanism of the file has {stated}"
+        way_out = "Leave it out; `mfopt account run FILE` gives ε for the first part of a run."
+        raise _check.reject(name, typed, rule, way_out)
+    return stated
+
+
+def _matrix(text: str) -> tuple[Any, Any]:
+    """(C, the factorization it is from or None) of ``--strategy``: a name or a file."""
+    from mfopt import strategies
+
+    name, _, number = text.partition(":")
+    if name == "banded-sqrt":
+        if not number.isdecimal():
+            raise _check.reject("strategy", text, "must be banded-sqrt:BANDS, as in banded-sqrt:8")
+        return strategies.BandedSquareRoot(int(number)), None
+    if text in ("identity", "sqrt"):
+        return (strategies.Identity() if text == "identity" else strategies.SquareRoot()), None
+    if not Path(text).is_file():
+        rule = f"must be {_STRATEGIES} or a factorization file"
+        raise _check.reject("strategy", text, rule)
+    from mfopt.factorization import load
+
+    file = load(text)
+    return file.strategy, file
+
+
+def _phase(text: str, protected: Row) -> tuple[Any, float]:
     """(mechanism, σ) of a PHASE."""
     from mfopt import sampling
     from mfopt.accounting import Mechanism
 
     if Path(text).is_file():
-        from mfopt.factorization import load
-
-        file = load(text)
-        return Mechanism(file.sampling, file.strategy, **of), file.noise_multiplier
-    what, at, sigma = text.rpartition("@")
+        strategy, file = _matrix(text)
+        return Mechanism(file.sampling, strategy, **protected), file.noise_multiplier
+    described, _, sigma = text.rpartition("@")
     try:
         noise = float(sigma)
     except ValueError:
-        noise = float("nan")
-    if not at or not noise > 0:
+        noise = math.nan
+    if not described or not noise > 0:
         rule = "must be a factorization file or SCHEME[/STRATEGY]@SIGMA"
         way_out = "For example poisson:probability=0.01,iterations=1000@1.1."
         raise _check.reject("phases", text, rule, way_out)
-    scheme, _, named = what.partition("/")
-    strategy, _ = shared.matrix(named or "identity", ("identity", "sqrt", "banded-sqrt"))
-    return Mechanism(sampling.parse(scheme), strategy, **of), noise
+    scheme, _, name = described.partition("/")
+    strategy, _ = _matrix(name or "identity")
+    return Mechanism(sampling.parse(scheme), strategy, **protected), noise
 
 
-for one in (
-    schemes.balls_in_bins,
-    schemes.fresh_bins,
-    schemes.b_min_sep,
-    schemes.fixed_order,
-    schemes.min_separation,
-    run,
-):
-    command.add_command(one)
+def _companion(text: str) -> Any:
+    """The mechanism of ``--also``."""
+    from mfopt.accounting.monte_carlo import composition
+
+    kinds: dict[tuple[str, int], Callable[..., Any]] = {
+        ("pure", 1): composition.pure,
+        ("approximate", 2): composition.approximate,
+        ("gaussian", 1): composition.gaussian,
+    }
+    name, *numbers = text.split(":")
+    try:
+        return kinds[name, len(numbers)](*map(float, numbers))
+    except (KeyError, ValueError) as problem:
+        if isinstance(problem, _check.UsageError):
+            raise
+        rule = "must be pure:EPS, approximate:EPS:DELTA or gaussian:SIGMA"
+        raise _check.reject("also", text, rule) from None
+
+
+def _composed(companions: list[Any], mechanism: Any, row: Row, **effort: Any) -> Any:
+    """Guarantee of a mechanism composed with the others on the same data."""
+    from mfopt.accounting.loss_distribution import Composition
+    from mfopt.accounting.monte_carlo import composition
+
+    if "certificate" in effort:
+        raise click.UsageError("--also has no deterministic certificate: remove one of the two")
+    other = Composition(tuple(part for companion in companions for part in companion.parts))
+    epsilon, delta, sigma = row["eps"], row["delta"], row["noise_multiplier"]
+    if delta is not None:
+        _require_reachable(other, epsilon, delta)
+    analysis = composition.analysis(mechanism, other, **effort)
+    if epsilon is None:
+        return analysis.epsilon(sigma, delta)
+    if delta is None:
+        return analysis.delta(sigma, epsilon)
+    return analysis.noise_multiplier(epsilon, delta)
+
+
+def _require_reachable(other: Any, epsilon: float | None, delta: float) -> None:
+    """Refuse a target that the other mechanisms alone exceed: no noise reaches it."""
+    alone, place = other.infinite, "any ε"
+    if epsilon is not None:
+        tilt = other.tilt_for_epsilon(epsilon)
+        alone = math.exp(other.convolve(tilt).log_delta_below(epsilon))
+        place = f"ε = {epsilon:g}"
+    if alone > delta:
+        rule = f"what --also names is accounted for with δ = {alone:.3g} at {place} on its own, "
+        rule += f"above {delta:g}: no noise reaches the target. Ask for a larger ε or δ, or less."
+        raise _check.FailureError(rule)

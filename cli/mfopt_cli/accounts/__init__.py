@@ -1,1 +1,0 @@
-"""The parts of ``mfopt account``: shared options, and its subcommands by kind of mechanism."""
