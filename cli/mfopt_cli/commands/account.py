@@ -515,7 +515,7 @@ def _cyclic(row: Row, file: Any) -> Any:
     scheme, bands, n = file.sampling, row["bands"], int(file.iterations)
     typed = any(row[name] is not None for name in ("iterations", "iters", "epochs"))
     _require_length(_iterations(row) if typed else n, file)
-    cyclic = isinstance(scheme, CyclicPoisson)
+    cyclic = scheme.bands_are_groups
     if bands is None:
         bands = scheme.bands if cyclic else unamplified.bands(file.strategy, n)
     if any(row[name] is not None for name in ("probability", "batch_size")):
