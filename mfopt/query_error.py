@@ -46,7 +46,7 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
 @np.errstate(all="ignore")  # what leaves double precision is seen in the numbers, as with JAX
 def _of_numbers(strategy: Strategy, workload: Workload, n: int) -> np.ndarray | None:
     """:func:`row_variances` where NumPy has them of C's numbers, with nothing compiled for them."""
-    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(strategy)):
+    if not strategy.of_numbers:
         return None
     method = variances.dispatch(type(strategy))  # a kind may have registered its own
     base = strategy.base if isinstance(strategy, TimeScaled) else strategy

@@ -42,9 +42,6 @@ _MEANINGS = {
 }
 
 
-_LENGTHS = ("iterations", "length", "epochs × iterations_per_epoch")  # n of the library
-
-
 class Refused(click.ClickException):
     """Bad usage, found after the words were parsed."""
 

@@ -136,22 +136,20 @@ def _require_searched(forms: Sequence[str], search: Search) -> None:
     if set(forms) & set(kinds.names()):
         return
     rule = f"has no effect with {' or '.join(forms)}, where nothing is searched"
-    _refuse_any(search, ("samples", "steps", "init"), rule)
-    if search.time_scale:
-        raise _check.reject("time_scale", search.time_scale, rule, "Leave it out.")
+    _refuse_options(search, ("samples", "steps", "init"), rule)
 
 
 def _refuse_unused(search: Search, scheme: Scheme) -> None:
     """Refuse options of a search by samples."""
     rule = f"has no effect under {scheme.kind}, where no samples are drawn"
-    _refuse_any(search, ("samples", "init"), rule)
-    if search.time_scale:
-        raise _check.reject("time_scale", search.time_scale, rule, "Leave it out.")
+    _refuse_options(search, ("samples", "init"), rule)
 
 
-def _refuse_any(search: Search, names: Sequence[str], rule: str) -> None:
-    for name in names:
-        if (value := getattr(search, name)) is not None:
+def _refuse_options(search: Search, names: Sequence[str], rule: str) -> None:
+    """Refuse these options where they were named, and a time scaling that was asked for."""
+    values = {name: getattr(search, name) for name in names}
+    for name, value in {**values, "time_scale": search.time_scale or None}.items():
+        if value is not None:
             raise _check.reject(name, value, rule, "Leave it out.")
 
 

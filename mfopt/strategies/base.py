@@ -130,6 +130,11 @@ class Strategy(abc.ABC):
         entries = jnp.asarray(self.materialize(n))[jnp.clip(row, 0, n - 1), jnp.arange(n)]
         return jnp.where(row < n, entries, 0)
 
+    @property
+    def of_numbers(self) -> bool:
+        """True if no parameter is a JAX array: what NumPy has of C then compiles nothing."""
+        return not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self))
+
     def toeplitz_column(self, n: int) -> Array | None:
         """First column of C, shape (n,), where its kind makes C Toeplitz; None otherwise."""
         return None

@@ -55,7 +55,7 @@ class BLT(Exponentials, ToeplitzStrategy):
         no two λ̂ coincide; of numbers nothing is compiled.
         """
         numbers: Any = jnp
-        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self)):
+        if self.of_numbers:
             numbers = np
             self._check_domain()
         root = numbers.sqrt(self.scale)
