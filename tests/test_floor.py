@@ -147,9 +147,19 @@ def test_a_guarantee_below_the_floor_is_refuted(form):
     for changes in ({"epsilon": 0.2}, {"delta": 1e-60}, {"delta": 0.0}, {"group_size": 8}):
         with pytest.raises(FailureError, match="FALSE"):
             floor.refute(strategies.Identity(), scheme, dataclasses.replace(answer, **changes))
-    # an estimate claims nothing
-    estimate = dataclasses.replace(answer, epsilon=0.2, status="estimate")
-    floor.refute(strategies.Identity(), scheme, estimate)
+    # an estimate is refused too, but not for the error that estimates have
+    estimate = dataclasses.replace(answer, status="estimate")
+    with pytest.raises(FailureError, match="FALSE"):
+        floor.refute(strategies.Identity(), scheme, dataclasses.replace(estimate, epsilon=0.2))
+
+
+def test_the_error_of_an_estimate_is_allowed_for():
+    scheme = sampling.FixedOrder(1, 4)  # whose exact σ attains the bound at the last query
+    exact = account(Mechanism(scheme), epsilon=EPSILON, delta=DELTA)
+    low = dataclasses.replace(exact, noise_multiplier=0.99 * exact.noise_multiplier)
+    floor.refute(strategies.Identity(), scheme, dataclasses.replace(low, status="estimate"))
+    with pytest.raises(FailureError, match="FALSE"):
+        floor.refute(strategies.Identity(), scheme, low)
 
 
 def test_one_accurate_query_refutes_where_the_mean_error_does_not():
