@@ -136,8 +136,10 @@ def error(
     >>> round(error(Identity(), 16, 2.0), 12)
     2.0
     """
+    _check.kind("strategy", strategy, Strategy)
+    sigma = _check.positive("noise_multiplier", noise_multiplier)
     noise = strategy.solve_transposed(directions(schedules, n).T)
-    return noise_multiplier * float(np.linalg.norm(noise))
+    return sigma * float(np.linalg.norm(noise))
 
 
 class MixedError:

@@ -53,6 +53,7 @@ class Mechanism:
         _check.word("privacy_unit", self.privacy_unit)
         _check.choice("adjacency", self.adjacency, get_args(Adjacency))
         sampling.require(self.sampling)
+        _check.kind("strategy", self.strategy, Strategy)
         # one C for all who look at it, however narrow the arrays that its numbers came in
         object.__setattr__(self, "strategy", self.strategy.widened())
         self.strategy.check_size(self.sampling.iterations)

@@ -22,9 +22,10 @@ class Progress:
       done: how much of ``total`` is finished, in ``unit``; it never falls within a stage.
       total: how much there is; None where nobody knows.
       unit: what ``done`` counts ("steps", "cells", "bytes").
-      at_most: ``total`` is a ceiling; the stage may well end before it.
+      at_most: ``total`` is a ceiling; the stage may well end before it, nobody knows when.
       note: the best value so far, the cell at work, or whatever else is worth a look.
       lasting: ``note`` is worth keeping in view after the work has moved on.
+      share: part of the stage's work that is finished, where its pieces differ in size.
     """
 
     stage: str
@@ -34,6 +35,12 @@ class Progress:
     at_most: bool = False
     note: str = ""
     lasting: bool = False
+    share: float | None = None
+
+    @property
+    def fraction(self) -> float:
+        """Part of the stage's work that is finished; 0 where nobody knows."""
+        return (self.done / self.total if self.total else 0.0) if self.share is None else self.share
 
 
 Report = Callable[[Progress], None]

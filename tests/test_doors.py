@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import operator
 import random
 import sys
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from mfopt.optimize import Search, closed_form, kinds, pipeline
 from mfopt.progress import Progress, ambient, listening
 from mfopt.sampling import BallsInBins
 from mfopt.sampling.named import NAMES
+from mfopt.strategies import Identity
 from mfopt.workloads import PrefixSums
 
 SAMPLINGS = (*NAMES, "auto")
@@ -222,7 +224,11 @@ CALLS = {
     "certify": {"epsilon": None, "delta": None, "samples": None, "seed": None},
     "calibrate": {"epsilon": 3.0, "delta": 1e-5, "samples": None, "seed": None},
     "load": {"path": "x.npz"},
+    "Mechanism": {"sampling": BallsInBins(4, 2), "strategy": Identity(), "group_size": 1},
+    "sampling.Poisson": {"probability": 0.1, "iterations": 8},
+    "noise.from_factorization": {"clip_norm": 1.0},
 }
+STATED = ("strategy", "noise_multiplier", "sampling", "workload", "guarantee")
 
 
 @pytest.fixture(scope="module")
@@ -233,15 +239,16 @@ def made():
 def test_hostile_arguments_are_refused_by_the_name_that_was_typed(made, work):
     rng = random.Random(1)
     outcomes = {"refused": 0, "taken": 0}
-    for number in range(1000):
-        name = sorted(CALLS)[number % len(CALLS)]
-        arguments = dict(CALLS[name])
-        if name in ("certify", "calibrate"):
-            arguments["factorization"] = made
+    calls = {**CALLS, "Factorization": {field: getattr(made, field) for field in STATED}}
+    for name in ("certify", "calibrate", "noise.from_factorization"):
+        calls[name] = {**calls[name], "factorization": made}
+    for number in range(1500):
+        name = sorted(calls)[number % len(calls)]
+        arguments = dict(calls[name])
         for argument in rng.sample(sorted(arguments), min(rng.randint(1, 2), len(arguments))):
             arguments[argument] = rng.choice(HOSTILE)
         mechanism = (arguments.pop("mechanism"),) if name == "account" else ()
-        problem = refusal(getattr(mfopt, name), *mechanism, **arguments)
+        problem = refusal(operator.attrgetter(name)(mfopt), *mechanism, **arguments)
         outcomes["taken" if problem is None else "refused"] += 1
         typed = {*arguments, "mechanism", "noise_multiplier", "epsilon", "delta"}
         typed.add("epochs × iterations_per_epoch")

@@ -3,10 +3,13 @@
 import dataclasses
 import re
 import time
+import tomllib
 from pathlib import Path
 
+import click
 from commands import invoked, printed
 from mfopt_cli import mechanisms
+from mfopt_cli.commands import train
 
 import mfopt
 from mfopt._runtime import _files, _notes
@@ -23,6 +26,15 @@ def test_too_many_bands_for_fresh_bins_are_named():
     assert done.exit_code == 2
     said = done.output
     assert "--bands 99" in said and "at most 8" in said and "not banded" not in said
+
+
+def test_help_of_train_shows_what_it_does_without_a_file():
+    tables = tomllib.loads(invoked("train", "--show-config").stdout)
+    does = {name: value for table in tables.values() for name, value in table.items()}
+    context = click.Context(train.command)
+    shown = {param.name: param.help for param in train.command.get_params(context)[1:]}
+    for name in does.keys() - {"factorization", "model", "continue_from", "seed"}:
+        assert re.search(r"\[([^];]*)(; with a file [^]]*)?\]$", shown[name])[1] == str(does[name])
 
 
 def test_show_warns_of_a_file_that_an_affected_version_made(tmp_path):

@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
-from mfopt_cli import display
+from mfopt_cli import display, live
 
 from mfopt import words
+from mfopt.progress import Progress
 
 CLEAN = {
     name: value
@@ -134,6 +136,21 @@ with Live(True) as live:
     live(Progress("second stage", note="something to keep", lasting=True))
 print("the end")
 """
+
+
+@pytest.mark.parametrize(("ceiling", "said"), [(False, "about 20 s left"), (True, "3 of at most")])
+def test_the_time_left_follows_costs_and_no_end_of_a_ceiling_is_told(
+    ceiling, said, monkeypatch, capsys
+):
+    clock = [0.0]
+    monkeypatch.setattr(live, "time", SimpleNamespace(perf_counter=lambda: clock[-1]))
+    with live.Live(True) as shown:  # the first piece is compilation, and not timed
+        for seconds, done, share in ((0.0, 0, 0.0), (50.0, 1, 0.25), (60.0, 3, 0.5)):
+            clock.append(seconds)
+            shown(Progress("work", done, 100, "cells", at_most=ceiling, share=share))
+    lines = capsys.readouterr().err.splitlines()
+    assert said in lines[-1] and ("left" in lines[-1]) is not ceiling
+    assert not any("left" in line for line in lines[:-1])
 
 
 @pytest.mark.parametrize("width", [30, 80])

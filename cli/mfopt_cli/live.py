@@ -1,13 +1,14 @@
 """One progress display for all stages of a command, on standard error.
 
 On a terminal two lines are redrawn a few times a second; elsewhere a plain line is written now
-and then. The time left comes from the pace between finished pieces of work: what comes before the
-first of them is taken for compilation and not counted.
+and then. The time left comes from the pace between finished pieces of work, by their cost: what
+comes before the first of them is taken for compilation and not counted. It is shown once a
+twentieth of a stage was timed, and never of a stage that may end early: what was left was then
+within a factor of two in all commands that were timed.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 import time
@@ -15,7 +16,6 @@ import time
 import click
 from rich.console import Group, RenderableType
 from rich.live import Live as RichLive
-from rich.progress import Progress as Pace
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +25,7 @@ from mfopt.progress import Progress
 from mfopt_cli import display
 
 COMPILING = "compiling (first run only)"  # what comes before the first report of JAX's work
+_TIMED = 0.05  # part of a stage that is timed before its end is told
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds between lines where nothing can be redrawn
 
 
@@ -36,9 +37,8 @@ class Live:
         self._console = display.console(sys.stderr)
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         self._event = Progress(stage)
-        self._pace = Pace(disable=True, speed_estimate_period=math.inf)  # shows nothing itself
-        self._task = self._pace.add_task(stage, total=None)
         self._started = self._told = time.perf_counter()
+        self._first: tuple[float, float] | None = None  # time and fraction at a finished piece
         self._shown, self._pause = 0.0, _FIRST_PAUSE
         self._closed = threading.Event()
         self._screen: RichLive | None = None
@@ -75,9 +75,12 @@ class Live:
             if event.total is None:
                 return
         if new:
-            self._task = self._pace.add_task(event.stage, total=event.total)
-        self._pace.update(self._task, completed=event.done, total=event.total)
-        self._event, self._told = event, now
+            self._first = None
+        if self._first is None and event.fraction:
+            self._first = now, event.fraction
+        if new or event.fraction != self._event.fraction:
+            self._told = now
+        self._event = event
         if self._screen is None and (new or now - self._shown > self._pause):
             self._line(now)
 
@@ -116,11 +119,13 @@ class Live:
         return f"{event.done:,.10g} {of} {event.total:,.10g} {event.unit}".rstrip()
 
     def _left(self, now: float) -> str:
-        seconds = self._pace.tasks[-1].time_remaining
-        left = (seconds or 0) - (now - self._told)
-        if self._event.total is None or left <= 0:  # one that is over is withdrawn
+        begun, before = self._first or (now, 1.0)
+        timed = self._event.fraction - before
+        if timed < _TIMED or self._event.at_most:
             return ""
-        return f"{'at most' if self._event.at_most else 'about'} {words.duration(left)} left"
+        seconds = (1 - self._event.fraction) * (self._told - begun) / timed - (now - self._told)
+        # one that is over is withdrawn
+        return f"about {words.duration(seconds)} left" if seconds > 0 else ""
 
     def _render(self) -> RenderableType:
         event, now = self._event, time.perf_counter()
@@ -134,6 +139,6 @@ class Live:
         if event.total:
             width = min(40, max(self._console.width - 2, 10))
             bar = Table.grid()  # a row of its own: a bar by itself does not end its line
-            bar.add_row(ProgressBar(total=event.total, completed=event.done, width=width))
+            bar.add_row(ProgressBar(total=1, completed=event.fraction, width=width))
             lines.append(bar)
         return Group(*lines, *(line(x, "dim") for x in (self._left(now), event.note) if x))

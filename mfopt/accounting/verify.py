@@ -459,7 +459,7 @@ class Engine:
             nonlocal examined
             examined += count
             shown = examined if total is None else min(examined, total)  # whole chunks are drawn
-            self.progress(Progress(stage, shown, total, "samples", at_most=True, note=note))
+            self.progress(Progress(stage, shown, total, "samples", note=note))
 
         tell(0)
         with chunked.counting(tell):

@@ -79,9 +79,11 @@ class Cell(abc.ABC):
 
     Attributes:
       name: of its files.
+      cost: time that it takes, about, relative to the σ of one C.
     """
 
     name: ClassVar[str]
+    cost: ClassVar[float] = 1.0
 
     @abc.abstractmethod
     def run(self, *needed: Result) -> Result:

@@ -98,7 +98,7 @@ class Goal:
 class FixedCell(Cell):
     """A C in closed form."""
 
-    name = "fixed"
+    name, cost = "fixed", 0.0
     kind: str
     bands: int = 1
 
@@ -113,7 +113,7 @@ class UnamplifiedCell(Cell):
     Bands and buffers are 0 where C has none; cyclic Poisson sampling needs columns of one norm.
     """
 
-    name = "unamplified"
+    name, cost = "unamplified", 6.0
     kind: str
     bins: int
     epochs: int
@@ -156,7 +156,7 @@ class AmplifiedCell(Cell):
       start: what to begin from in place of the kind's own starts.
     """
 
-    name = "amplified"
+    name, cost = "amplified", 12.0
     goal: Goal
     kind: str
     scaled: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import graphlib
 import importlib
@@ -42,18 +43,16 @@ def run_all(
     distinct = list(dict.fromkeys(cells))
     cached = {cell: result for cell in distinct if (result := cache.load(cell)) is not None}
     missing = with_needs(distinct, lambda cell: cell in cached or cache.load(cell) is not None)
-    total = len(missing)
-    progress = _signals.heard(progress)
-    progress(_cells(0, total))
+    total, told = len(missing), _counting(missing, _signals.heard(progress))
     jobs = usual_jobs() if jobs is None else _check.integer("jobs", jobs)
     jobs = min(jobs, max(total, 1))
     try:
         if jobs == 1:
-            for done, cell in enumerate(missing, 1):  # needs come first
+            for cell in missing:  # needs come first
                 _work(str(cache.folder), cell)
-                progress(_cells(done, total, cell))
+                told(cell)
         else:
-            _in_processes(missing, cache, jobs, progress)
+            _in_processes(missing, cache, jobs, told)
     except KeyboardInterrupt as stop:
         kept = sum(cache.has(cell) for cell in missing)
         stop.add_note(f"{kept} of {total} cells are kept: the same command resumes")
@@ -73,8 +72,18 @@ def usual_jobs() -> int:
     return max(1, (os.cpu_count() or 2) // 2)
 
 
-def _cells(done: int, total: int, cell: Cell | None = None) -> Progress:
-    return Progress("computing", done, total, "cells", note="" if cell is None else str(cell))
+def _counting(cells: list[Cell], progress: Report) -> Callable[[Cell], None]:
+    """Return what reports each of the ``cells`` that is finished, by its cost."""
+    done, cost, whole = 0, 0.0, sum(cell.cost for cell in cells) or 1.0
+    event = Progress("computing", 0, len(cells), "cells", share=0.0)
+    progress(event)
+
+    def told(cell: Cell) -> None:
+        nonlocal done, cost
+        done, cost = done + 1, cost + cell.cost
+        progress(dataclasses.replace(event, done=done, note=str(cell), share=cost / whole))
+
+    return told
 
 
 def with_needs(
@@ -194,8 +203,10 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
             raise
 
 
-def _in_processes(missing: list[Cell], cache: Cache, jobs: int, progress: Report) -> None:
-    absent, done = frozenset(missing), 0
+def _in_processes(
+    missing: list[Cell], cache: Cache, jobs: int, told: Callable[[Cell], None]
+) -> None:
+    absent = frozenset(missing)
     order = graphlib.TopologicalSorter({cell: absent & {*cell.needs} for cell in missing})
     order.prepare()
     ready: list[Cell] = []
@@ -212,5 +223,4 @@ def _in_processes(missing: list[Cell], cache: Cache, jobs: int, progress: Report
                 cell = running.pop(future)
                 future.result()
                 order.done(cell)
-                done += 1
-                progress(_cells(done, len(missing), cell))
+                told(cell)

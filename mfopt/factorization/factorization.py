@@ -76,6 +76,8 @@ class Factorization:
     provenance: dict[str, object] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _check.kind("guarantee", self.guarantee, Guarantee, "mfopt.account computes one.")
+        _check.kind("workload", self.workload, Workload)
         sigma = _check.positive("noise_multiplier", self.noise_multiplier)
         if sigma != self.guarantee.noise_multiplier:
             rule = f"differs from the guarantee's {self.guarantee.noise_multiplier!r}"

@@ -95,7 +95,8 @@ class PrivateRun:
     ) -> None:
         self.factorization = factorization
         options |= {"clip_norm": max_grad_norm, "allow_uncertified": allow_uncertified}
-        self.stream = noise.from_factorization(factorization, **options)
+        with _check.renamed_arguments({"clip_norm": "max_grad_norm"}):
+            self.stream = noise.from_factorization(factorization, **options)
         self._seed = seed
         if not allow_uncertified:
             statement(factorization.guarantee, pinned=seed is not None, allow_uncertified=False)

@@ -275,8 +275,8 @@ def fixed_batch(**arguments: Any) -> None:
 def fedavg(conversion: Any, **arguments: Any) -> None:
     """DP-FedAvg and DP-FedSGD: sampled users, moments accountant.
 
-    --noise-multiplier is z, the noise on the average over the estimator's sensitivity:
-    S/(qW) with the fixed denominator, 2S/(qW_min) with the clipped one.
+    --noise-multiplier is z, the noise on the average over its sensitivity S/(qW): clip norm S,
+    sampling probability q, sum W of all users' weights.
 
     \b
     Example:
@@ -305,7 +305,7 @@ def fedavg(conversion: Any, **arguments: Any) -> None:
                 return published.with_lower_end(low, getattr(published, solved))
         return published
 
-    title, unit = "DP-FedAvg", "× sensitivity of the estimator"
+    title, unit = "DP-FedAvg", "× sensitivity of the average"
     answer(arguments, _poisson, title, analyse=analyse, noise_unit=unit, privacy_unit="user")
 
 

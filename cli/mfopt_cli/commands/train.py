@@ -25,7 +25,9 @@ def _settings() -> list[options.Option]:
     from mfopt.training import config
 
     found = []
-    for field in dataclasses.fields(config.TrainConfig):
+    fields = dataclasses.fields(config.TrainConfig)
+    without_file = _completed(dict.fromkeys(field.name for field in fields))
+    for field in fields:
         if field.name == "factorization":
             continue
         flag = _FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
@@ -34,6 +36,9 @@ def _settings() -> list[options.Option]:
         if field.name == "output":
             types[str] = click.Path()
         shown = "" if field.default in ("", -1) else f" [{field.default}]"
+        if field.name in without_file:
+            its = "its own" if field.metadata["section"] == "privacy" else field.default
+            shown = f" [{without_file[field.name]}; with a file or --config {its}]"
         found.append(
             options.Option(
                 [f"{flag}/--no-{flag[2:]}" if kind is bool else flag, field.name],
