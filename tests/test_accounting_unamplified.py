@@ -64,7 +64,7 @@ def test_fixed_order_looks_at_modes_block_by_block(monkeypatch):
     [
         (FixedOrder(10**9, 2), 2**0.5),
         (MinSeparation(10**9, 1000, 5), 5**0.5),
-        (Poisson(1e-4, 10**9), None),
+        pytest.param(Poisson(1e-4, 10**9), None, marks=pytest.mark.release),
     ],
 )
 def test_independent_noise_takes_no_array_of_all_iterations(scheme, norm, monkeypatch):

@@ -224,7 +224,7 @@ def test_estimates_and_bounds_agree_with_plain_sampling(case):
         assert bound.mean == pytest.approx(value, rel=0.1)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_gradients_agree_with_differences():
     found = BMinSepLaw(BMinSep(6, 2, 4))
 
@@ -266,7 +266,7 @@ def test_what_is_not_known_is_refused():
     assert band.gram(jnp.asarray(of.exact.columns)).shape == (2, 12)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_group_that_samples_say_too_little_of_has_a_bound_without_samples():
     mechanism = Mechanism(BMinSep(bins=12, epochs=2, separation=4), group_size=2)
     found = account(mechanism, epsilon=4.0, delta=1e-7, samples=1024, seed=0)
@@ -276,7 +276,7 @@ def test_a_group_that_samples_say_too_little_of_has_a_bound_without_samples():
     assert 1.0 < found.lower_bound < found.noise_multiplier
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_far_in_the_tail_a_bound_without_samples_takes_few_ceilings(monkeypatch):
     """Of order 36: each order takes all before it anew, 700 ceilings if one by one were tried."""
     found, of = [], separated_ceilings.log_largest
@@ -288,7 +288,7 @@ def test_far_in_the_tail_a_bound_without_samples_takes_few_ceilings(monkeypatch)
     assert max(logs) < -20 and len(found) < 400
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_direction_that_no_sample_sees_is_planned_by_the_bound_of_such_a_test():
     """Not as without a bound: σ was 30% larger for it, proved by other means."""
     model = OneUnit(BMinSepLaw(BMinSep(16, 4, separation=8)).loss(BandedSquareRoot(8)))

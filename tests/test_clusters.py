@@ -99,7 +99,7 @@ def test_the_estimator_is_unbiased(order):
     assert abs(mean - expected.value) > K * math.hypot(error, expected.standard_error)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @float64
 def test_the_ceiling_falls_and_the_mean_stays():
     pair, point = pairs.spiky(64, 0.8, 1.0), Point(0.8, 2.0)

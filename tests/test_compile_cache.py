@@ -37,7 +37,7 @@ def _run(home, *arguments, **more):
     return folder, int(hits)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_second_command_reads_what_the_first_compiled(tmp_path):
     home = tmp_path / "home"
     folder, hits = _run(home)

@@ -182,7 +182,7 @@ def test_the_page_says_what_the_tables_say():
             assert table["wave-blt-4-scaled", epsilon] < table["toeplitz", epsilon]
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_command_names_the_form_that_it_kept(tmp_path, monkeypatch, capsys):
     from mfopt_cli.main import main
 

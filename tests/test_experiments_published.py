@@ -59,7 +59,7 @@ def test_the_banded_inverse_square_root_is_a_half():
     assert np.allclose(half.inverse_coefs(N), S.BandedInverseSquareRoot(4).inverse_coefs(N))
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_exponent_is_the_best_for_the_goal():
     goal = Goal(6, 3, 2.0, 1e-5)
     cell = published.PublishedCell(goal, "lambda-cgd")

@@ -120,7 +120,7 @@ def optimized(**options):
     )
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_each_objective_wins_by_its_own_measure():
     search = Search(samples=2048)
     made = {name: optimized(objective=name, search=search) for name in ("robust", "final", "rmse")}

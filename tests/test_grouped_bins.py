@@ -80,7 +80,7 @@ def test_the_gradient_through_groups_is_that_of_differences():
     np.testing.assert_allclose(at.mode_norm, norms.max(), rtol=0.05)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_of_very_many_bins_c_is_searched_for_fewer_and_stretched(monkeypatch):
     scheme, names = BallsInBins(bins=32, epochs=2), []
     monkeypatch.setattr(design_point, "MOST", 8)

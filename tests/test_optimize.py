@@ -502,7 +502,7 @@ def test_a_search_without_a_certificate_is_kept(monkeypatch, tmp_path, capsys):
         factorized(SCHEME, 2.0, 1e-4, strategy="banded-sqrt")
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_target_that_samples_cannot_reach_has_the_bound_that_holds_anyway():
     found = factorized(SCHEME, 0.01, 1e-15, strategy="sqrt", seed=1)
     assert found.guarantee.status == "certified" and not found.guarantee.failure_probability

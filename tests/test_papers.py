@@ -57,7 +57,7 @@ def points(path: Path) -> dict[tuple[str, ...], float]:
     return {tuple(row[:-1]): float(row[-1]) for row in filled}
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_figure_is_made_again_and_noted(run: common.Run) -> None:
     made = user_level.FIGURES, ["user-level-2a"]
     common.make(run, user_level.__file__, *made)

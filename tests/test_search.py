@@ -110,7 +110,7 @@ def test_a_tangent_touches_the_objective(strategy):
     assert 1e-8 < error < 0.02
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_proposals_follow_where_sigma_moves():
     """Wherever a search comes from, its value is that of a proposal placed at the point."""
     scheme = BallsInBins(bins=32, epochs=8)

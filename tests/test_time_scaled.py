@@ -62,7 +62,7 @@ def test_scaled_kinds_conform_in_the_memory_of_their_base(kind):
     assert (scaled.slots, scaled.draws(N)) == (base.slots, base.draws(N))
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_short_ways_exist_and_agree_at_length():
     """On a long run: covariances of a BLT, lag by lag for the same B as a Toeplitz, and dense."""
     n = 300

@@ -121,7 +121,7 @@ def test_a_step_against_a_plain_loop(model, store, changes) -> None:
     assert norm_of(plus(found, total, -1.0)) <= 1e-6 * norm_of(total)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_one_local_step_is_dp_sgd_of_the_users_mean_gradient(model, store) -> None:
     """At η the bound of an update is η times that of a gradient; normalized both are the same."""
     sgd = Clipping(0.6, normalized=True)
@@ -229,7 +229,7 @@ def altered(**changes):
     return alter
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_audit_knows_the_definition() -> None:
     how = {"local_epochs": 2, "weight_cap": 2, "normalizer": 2.0}
     how |= {"local_batch": 2, "local_rate": 0.01, "per_layer": True}

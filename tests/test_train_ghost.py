@@ -114,7 +114,7 @@ def test_clipped_sums_are_those_of_the_gradients_one_by_one(name, records, per_l
         assert 0 < float(fast.statistics.clipped) <= float(fast.statistics.units) == 4
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_both_uses_of_a_tied_embedding_count_with_each_other(always, monkeypatch):
     model = tiny()
     params, data = moved(model.params), rows(1)

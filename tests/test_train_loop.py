@@ -101,7 +101,7 @@ def test_example_level_sampling_against_algorithm_1():
     assert_close(last.state.params, slow)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_normalized_clipping_is_a_learning_rate_over_the_clip_norm():
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)
@@ -112,7 +112,7 @@ def test_normalized_clipping_is_a_learning_rate_over_the_clip_norm():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", before_release(["sgd", "momentum", "adam"], 0, 2))
+@pytest.mark.parametrize("name", before_release(["sgd", "momentum", "adam"], 2))
 def test_optimizers_act_on_the_noised_mean(name):
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)

@@ -47,7 +47,7 @@ def alone(tmp_path_factory):
     return folder
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_eight_devices_share_everything_and_give_the_same_run(alone):
     (facts,) = results(train(alone, "eight.npz", devices=8))
     assert facts["devices"] == facts["kernel_shards"] == 8

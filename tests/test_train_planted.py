@@ -50,7 +50,7 @@ def faults(found):
     return {finding.name for finding in found if finding.fault}
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_model_of_few_tokens_is_tested_on_those():
     model = gpt2_model(gpt2_config(vocab_size=40, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     assert not faults(findings(model=model))
@@ -444,7 +444,7 @@ def test_no_false_alarms():
     assert np.mean(low) > 0.02  # control: not so large that nothing would be found
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_command_fails_where_a_bug_is_found(tmp_path, monkeypatch):
     path = solved(ORDERED, 3.0, 1e-6).save(tmp_path / "one.npz")
     bound_too_large(monkeypatch)

@@ -61,7 +61,7 @@ def small_library(tmp_path, monkeypatch):
     monkeypatch.setattr(stdlib, "sysconfig", SimpleNamespace(get_path=lambda _: folder))
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_corpus_of_other_data_is_not_trained_on(small_library, tmp_path):
     path = tmp_path / "rows.JSONL"
 
