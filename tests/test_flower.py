@@ -1,0 +1,61 @@
+"""The strategy of docs/howto/federated.md in Flower's round loop, with devices in this process."""
+
+from pathlib import Path
+
+import documentation
+import numpy as np
+import pytest
+
+import mfopt
+from mfopt import noise
+
+flwr = pytest.importorskip("flwr")
+ROUNDS, DEVICES, SIZE = 8, 6, 4000
+
+
+def test_flower_rounds_clip_rest_and_are_noised():
+    from flwr.app import ArrayRecord, Message, RecordDict
+    from flwr.serverapp import Grid
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("task_id", "run_id", "node_id"):  # what a ServerApp's process is told
+        setattr(TaskIdentity, name, 1)
+    asked = {}
+
+    class Devices(Grid):
+        """Devices that send the model moved by far more than the clip norm; one has no answer."""
+
+        run, set_run = None, lambda self, run: None
+        create_message = push_messages = pull_messages = None
+
+        def get_node_ids(self):
+            return range(1, DEVICES + 1)
+
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = []
+            for message in messages:
+                node = message.metadata.dst_node_id
+                asked.setdefault(node, []).append(message.content["config"]["server-round"])
+                arrays = message.content["arrays"].to_numpy_ndarrays()
+                moved = [array + (np.nan if node == 1 else 9.0) for array in arrays]
+                content = RecordDict({"arrays": ArrayRecord(numpy_ndarrays=moved)})
+                replies.append(Message(content, reply_to=message))
+            return replies
+
+    page = {}
+    block = documentation.blocks(Path("docs/howto/federated.md"))[-1]
+    exec(block.code, page)
+    rest = {"sampling": "min-separation", "separation": 3, "max_participations": 2}
+    made = mfopt.factorize(
+        epochs=1, iterations_per_epoch=ROUNDS, epsilon=8.0, strategy="identity", **rest
+    )
+    initial = ArrayRecord(numpy_ndarrays=[np.zeros(SIZE, np.float32)])
+    strategy = page["PrivateAverage"](made, initial, clip_norm=1.0, cohort=1)
+    ended = strategy.start(Devices(), initial, num_rounds=ROUNDS).arrays.to_numpy_ndarrays()[0]
+    assert all(rounds == [1, 4] for rounds in asked.values()) and len(asked) == DEVICES
+    # five devices count, twice each, with norm 1; the noise is that of all rounds
+    assert ended.mean() == pytest.approx(2 * (DEVICES - 1) / np.sqrt(SIZE), abs=0.3)
+    deviation = made.noise_multiplier * np.sqrt(made.row_variances[-1])
+    assert ended.std() == pytest.approx(deviation, rel=0.05)
+    with pytest.raises(noise.NoiseExhaustedError, match="covers 8"):
+        strategy.aggregate_train(ROUNDS + 1, [])
