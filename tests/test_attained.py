@@ -20,6 +20,10 @@ from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.assignment import BinAssignment
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
+from mfopt.accounting.monte_carlo import chunked
+from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.guarantee import Guarantee
 from mfopt.sampling import (
     BallsInBins,
@@ -137,11 +141,24 @@ def test_every_bound_has_a_lower_end(mechanism: Mechanism, gap: float) -> None:
 
 
 @pytest.mark.ci
-def test_certified_answers_have_a_lower_end_where_columns_differ() -> None:
+def test_certified_answers_have_lower_ends_within_one_percent() -> None:
     mechanism = Mechanism(BallsInBins(8, 4), Dense(np.diag(np.linspace(0.2, 1.0, 32))))
-    found = account(mechanism, noise_multiplier=1.0, delta=1e-5, seed=1)
-    assert 0.9 * found.epsilon < (found.lower_bound or 0.0) < found.epsilon
-    assert found.details["bracket"] == [found.lower_bound, found.epsilon]
+    for statement in ({"noise_multiplier": 1.0}, {"epsilon": 2.0}):
+        found = account(mechanism, delta=1e-5, seed=1, **statement)
+        below, above = found.details["bracket"]
+        assert above in (found.epsilon, found.noise_multiplier)
+        assert 0.985 * above < below < above
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_samples_show_nearly_the_exact_divergence_and_no_more(epsilon: float) -> None:
+    model = OneUnit(law(BallsInBins(8, 4)).loss(Identity()))
+    exact = AllocationProfile(8, 4 / 1.5**2).log_delta(epsilon, "remove")
+    for seed in range(8):
+        trial = Trial(2**13, 0.01, chunked.seed_key(seed))
+        assert exact - 0.1 < model.log_below(1.5, epsilon, trial) <= exact
+        assert model.log_below(1.47, epsilon, trial) > exact  # a control
+    assert model.log_below(1.5, epsilon, trial, enough=exact + 0.1) == -math.inf
 
 
 def test_attacks_on_reassigned_bins_lie_below_the_composed_profile() -> None:

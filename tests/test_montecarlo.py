@@ -381,6 +381,12 @@ def test_the_bound_by_betting_on_coin_flips(probability, n):
             # control: without log(1/β), ones alone are no bound
             alone = np.array([betting.upper_bound(w, bet, n, 1.0) for w in wealth])
             assert bet < 20 or weight[alone < probability].sum() > 0.3
+            # and from below, by sums alone, at about the best bet
+            rate = math.sqrt(-2 * math.log(beta) / (n * probability))
+            below = np.array([betting.lower_bound(s, s, rate, n, beta) for s in ones])
+            assert weight[below > probability].sum() <= beta
+            wrong = np.array([betting.lower_bound(s, s, rate, n, 1 / beta) for s in ones])
+            assert weight[wrong > probability].sum() > 0.3
 
 
 @float64

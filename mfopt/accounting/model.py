@@ -293,6 +293,18 @@ class LossModel(abc.ABC):
             value, slope if math.isfinite(slope) and slope < 0 else min(2 * target, -1.0)
         )
 
+    def log_below(
+        self, noise_multiplier: float, epsilon: float, trial: Trial, enough: float = -math.inf
+    ) -> float:
+        """log of a lower bound of δ except with the trial's β; by default none is known.
+
+        Args:
+          noise_multiplier, epsilon: where.
+          trial: samples, β and key.
+          enough: of the logarithm: below it a bound is of no use, and none is sampled for.
+        """
+        return -math.inf
+
     def free_bounds(self) -> Sequence[FreeBound]:
         """Deterministic bounds in closed form."""
         return ()

@@ -12,7 +12,7 @@ from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.analyses import BETA_SHARE, Budget, SampledAnalysis, stated
 from mfopt.accounting.model import LossModel, Numbers
-from mfopt.accounting.verify import Engine, Verified, check_delta
+from mfopt.accounting.verify import Engine, Unknown, Verified, check_delta
 from mfopt.guarantee import Guarantee, reported_delta
 
 __all__ = ["LossModel", "Numbers", "VerifiedAnalysis"]
@@ -51,7 +51,7 @@ class VerifiedAnalysis(SampledAnalysis):
         """The smallest ε that is verified at this σ and δ."""
         with self._engine(budget) as engine:
             if self.certify:
-                return self._verified(engine.epsilon(noise_multiplier, delta))
+                return self._searched(engine, "epsilon", engine.epsilon(noise_multiplier, delta))
         sigma, delta = _check.positive("noise_multiplier", noise_multiplier), check_delta(delta)
         return self._estimate(sigma, self.model.sought_epsilon(sigma, delta).value, delta)
 
@@ -62,7 +62,8 @@ class VerifiedAnalysis(SampledAnalysis):
         """The smallest σ that is verified for (ε, δ)."""
         with self._engine(budget) as engine:
             if self.certify:
-                return self._verified(engine.noise_multiplier(epsilon, delta))
+                found = engine.noise_multiplier(epsilon, delta)
+                return self._searched(engine, "noise_multiplier", found)
         epsilon, delta = _check.epsilon("epsilon", epsilon), check_delta(delta)
         estimate = self.model.sought_noise_multiplier(epsilon, delta)
         return self._estimate(estimate.value, epsilon, delta)
@@ -82,10 +83,12 @@ class VerifiedAnalysis(SampledAnalysis):
             if asked_epsilon > epsilon
             else 0.0
         )
+        below = 0.0
         if self.certify:
-            answer = self._verified(
-                Engine(self.model, self.seed).delta(noise_multiplier, asked_epsilon)
-            )
+            engine = Engine(self.model, self.seed)
+            verified = engine.delta(noise_multiplier, asked_epsilon)
+            answer = self._verified(verified)
+            below = engine.delta_below(verified) if asked_epsilon >= epsilon else 0.0
         else:
             sigma = _check.positive("noise_multiplier", noise_multiplier)
             log_delta = min(
@@ -93,7 +96,8 @@ class VerifiedAnalysis(SampledAnalysis):
             )
             answer = self._estimate(sigma, asked_epsilon, math.exp(log_delta))
         reported = reported_delta(answer.delta + excess)
-        return dataclasses.replace(answer, epsilon=epsilon, delta=reported)
+        answer = dataclasses.replace(answer, epsilon=epsilon, delta=reported)
+        return answer.with_lower_end(below, reported) if below > 0 else answer
 
     @float64
     def certified(self, noise_multiplier: float, epsilon: float, delta: float) -> Guarantee:
@@ -106,6 +110,11 @@ class VerifiedAnalysis(SampledAnalysis):
         if model.deterministic:
             return {**model.details, "certificate": "deterministic"}
         return {**model.details, "seed": self.seed}
+
+    def _searched(self, engine: Engine, name: Unknown, verified: Verified) -> Guarantee:
+        """The guarantee, with a lower end from samples of its own where there is one."""
+        below, answer = engine.smallest_below(name, verified), self._verified(verified)
+        return answer.with_lower_end(below, getattr(answer, name)) if below > 0 else answer
 
     def _verified(self, verified: Verified) -> Guarantee:
         details, bounds, status = self._details(), verified.bounds, self.model.status

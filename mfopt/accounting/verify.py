@@ -46,7 +46,7 @@ from mfopt.accounting.monte_carlo.protocol import FreeBound
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, ambient
 
-Free = Literal["noise_multiplier", "epsilon"]
+Unknown = Literal["noise_multiplier", "epsilon"]
 
 ROUNDS = TESTS
 SAMPLES = 2**18
@@ -61,6 +61,8 @@ _ALLOWED = 1.3  # times what a round missed by, for the next one
 _ASKED = 2**13  # samples to begin with, where it is asked whether a test is worth it at all
 _FAR = 6.0  # standard errors beyond which a statement is not worth a test
 _LARGE = 50.0  # ε from which on overlaps may be beyond what likelihoods are known for
+_BELOW = 1e-6  # failure probability of a lower end, in one try
+_SHARES = (0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)  # of a σ or ε, by which it is tried smaller
 _DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws from them
 
 
@@ -259,11 +261,48 @@ class Engine:
                 return free
         raise FailureError(refused.format(bound=above, delta=delta, why=""))
 
+    # --- lower ends ------------------------------------------------------------------------------
+
+    def smallest_below(self, name: Unknown, verified: Verified) -> float:
+        """A σ or ε that is proved too small for δ, near one that was searched for; 0 for none.
+
+        Each try is on fresh samples and fails with probability :data:`_BELOW` at most. That is no
+        part of δ: no guarantee rests on it.
+        """
+        if verified.estimate is None:
+            return 0.0
+        statement = verified.noise_multiplier, verified.epsilon
+        place = ("noise_multiplier", "epsilon").index(name)
+        enough = math.log(verified.delta)
+        with self._stage("bounding from below"):
+            for number, share in enumerate(_SHARES):
+                smaller = list(statement)
+                smaller[place] *= 1 - share
+                if self._log_below(smaller[0], smaller[1], enough, number) > enough:
+                    return smaller[place]
+        return 0.0
+
+    def delta_below(self, verified: Verified) -> float:
+        """A lower bound of δ where samples were drawn for one, likewise; 0 for none."""
+        if not verified.tests:
+            return 0.0
+        with self._stage("bounding from below"):
+            return math.exp(self._log_below(verified.noise_multiplier, verified.epsilon))
+
+    def _log_below(
+        self, sigma: float, epsilon: float, enough: float = -math.inf, number: int = 0
+    ) -> float:
+        trial = Trial(self.model.least_samples, _BELOW, self._key(4, number))
+        try:
+            return self.model.log_below(sigma, epsilon, trial, enough)
+        except FailureError:  # σ is beyond numerical range
+            return -math.inf
+
     # --- the procedure ---------------------------------------------------------------------------
 
     def _smallest(
         self,
-        name: Free,
+        name: Unknown,
         delta: float,
         *,
         point_at: Callable[[float], tuple[float, float]],
@@ -322,7 +361,7 @@ class Engine:
 
     def _searched(
         self,
-        name: Free,
+        name: Unknown,
         delta: float,
         point_at: Callable[[float], tuple[float, float]],
         find: Callable[[], Estimate],
@@ -371,7 +410,7 @@ class Engine:
 
     def _round(
         self,
-        name: Free,
+        name: Unknown,
         number: int,
         estimate: Estimate,
         begin: Estimate,
@@ -522,5 +561,5 @@ def check_delta(delta: float) -> float:
     return delta
 
 
-def _words(name: Free) -> str:
+def _words(name: Unknown) -> str:
     return "σ" if name == "noise_multiplier" else "ε"

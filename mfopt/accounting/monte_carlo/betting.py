@@ -9,6 +9,11 @@ For iid X_i with mean μ and a bet λ in (0, 1] that does not depend on them, th
 For small X this is mean + λ·(mean square)/2 + log(1/β)/(nλ): with the right λ, Bernstein's bound
 without its last term. λ is chosen on a pilot sample. (Betting for bounded means: Waudby-Smith and
 Ramdas 2023; the fixed bet is the case that needs nothing but one sum.)
+
+From below, for X_i >= 0 and any λ > 0, Π (1 + λX_i)/(1 + λμ) has mean 1 as well, and log(1 + x) >=
+x − x²/2, so that except with probability β
+
+    μ > (exp((λ ΣX_i − λ² ΣX_i²/2 − log(1/β))/n) − 1)/λ.
 """
 
 from __future__ import annotations
@@ -40,6 +45,18 @@ def upper_bound(log_wealth: float, bet: int, samples: int, beta: float) -> float
       samples, beta: how many they are, and β.
     """
     return -math.expm1((log_wealth + math.log(beta)) / samples) / BETS[bet]
+
+
+def lower_bound(total: float, square: float, bet: float, samples: int, beta: float) -> float:
+    """μ is at least this, except with probability ``beta``.
+
+    Args:
+      total, square: ΣX and ΣX² over the samples, all X >= 0.
+      bet: λ > 0, chosen without these samples.
+      samples, beta: how many they are, and β.
+    """
+    log_wealth = bet * total - bet**2 * square / 2 - math.log(1 / beta)
+    return math.expm1(log_wealth / samples) / bet
 
 
 def choose(

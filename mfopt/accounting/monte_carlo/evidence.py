@@ -23,6 +23,7 @@ MAX_ORDER = 256  # of a chain
 _MOST = {"chain": MAX_ORDER, "typical": MAX_ORDER, "clusters": clusters.MOST - 1}  # whole orders
 _GROWTH = 1.15  # from one order to the next that is tried
 _ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
+_BELOW = 1e-8  # the same from below, with what payoffs are rounded up by
 _COARSE = 2.0**-46  # absolute, on f/B: uniforms have 52 bits, so tails end 8 σ out
 _ABOVE = 1e-6  # a value of f/B this far above 1 is no rounding: the ceiling does not hold
 
@@ -173,6 +174,21 @@ class Pilot(NamedTuple):
         if self.tilt.outside:
             scaled += self.tilt.outside / _ceiling(self.tilt)
         return bet, math.log(scaled) + self.tilt.log_ceiling
+
+    def log_below(self, other: Pilot, beta: float) -> float:
+        """log of a lower bound of H except with probability ``beta``; −∞ where nothing is shown.
+
+        Args:
+          other: a pilot of the same proposal on other samples, which the bet is chosen by.
+          beta: failure probability.
+        """
+        square = float(other.sums.square) / other.samples
+        if not 0 < square < math.inf:
+            return -math.inf
+        bet = math.sqrt(-2 * math.log(beta) / (self.samples * square))
+        sums = float(self.sums.total), float(self.sums.square)
+        scaled = betting.lower_bound(*sums, bet, self.samples, beta) * (1 - _BELOW) - _COARSE
+        return math.log(scaled) + self.tilt.log_ceiling if scaled > 0 else -math.inf
 
     def agrees(self, log_mean: float) -> bool:
         """True if H = e^``log_mean`` is within five standard errors (and 5%) of the pilot's."""

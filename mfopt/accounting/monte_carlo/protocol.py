@@ -121,7 +121,7 @@ class SampledLoss(abc.ABC):
 
     @abc.abstractmethod
     def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
-        """iid values of a proposal that prove nothing.
+        """iid values >= 0 whose mean is the divergence, or less; they choose, and bound from below.
 
         Args:
           tilt: the proposal, with its ceiling at ``point``.

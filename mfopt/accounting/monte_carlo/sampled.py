@@ -44,6 +44,10 @@ _SERVES = 0.1  # of log σ and of ε: how far a proposal serves
 _ALONE = 0.5  # a ceiling below this part of the other direction's δ̂ needs no samples
 _ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halved so often at most,
 # while its bound stays below the other's by so many standard errors, down to so many
+# of ε, in largest norms over σ: a sampled pair may have a Gram matrix up to 3e-9 of the largest
+# squared norm above that of C (:func:`.dominating_pair.above`), which moves its loss by √3e-9 of a
+# normal number, and those are below 10
+_BLUR = 6e-4
 
 
 class ComposedMechanism(NamedTuple):
@@ -353,6 +357,26 @@ class OneUnit(LossModel):
             add.value + self.companions["add"].constant,
             numbers,
         )
+
+    @float64
+    def log_below(
+        self, noise_multiplier: float, epsilon: float, trial: Trial, enough: float = -math.inf
+    ) -> float:
+        # of the remove direction; the payoff of a companion is a bound from above
+        if not self.alone:
+            return -math.inf
+        loss, blur = self._estimating, _BLUR * self.loss.sensitivity / noise_multiplier
+        point = self._at("remove", noise_multiplier, epsilon + blur)
+        tilt = loss.least("remove", point)
+        size = max(self.least_samples // 4, 256)
+        seen = loss.pilot(tilt, point, size, chunked.subkey(trial.key, 1))
+        # what so many samples as the test's should show
+        square = (1 + seen.deviation**2) / trial.samples
+        spread = math.sqrt(-2 * math.log(trial.beta) * square)
+        if not spread < 1 or not seen.log_mean + math.log1p(-spread) > enough:
+            return -math.inf
+        drawn = loss.pilot(tilt, point, trial.samples, chunked.subkey(trial.key, 2))
+        return drawn.log_below(seen, trial.beta)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         if not self.alone:
