@@ -499,13 +499,19 @@ def test_a_ledger_outlives_the_process(monkeypatch):
     with pytest.raises(UsageError, match="belongs to a run that is alive"):
         in_another_process(is_ended=False)
     step(loop.state, loop.batch)
-    assert len(path.read_text().splitlines()) == loop.batch.step + 1
+    lines = map(str.split, path.read_text().splitlines())
+    assert [int(x[0]) for x in lines if len(x) == 2] == list(range(loop.batch.step + 1))
     assert not in_another_process()
     path.unlink()
     with pytest.raises(UsageError, match="Copy that file from where the run was made"):
         in_another_process(is_ended=False)
     path.touch(mode=0o600)  # said to be the newest
     assert in_another_process()
+    path.unlink()
+    path.touch(mode=0o600)
+    path.write_text("until 4 before\n")  # of which a power cut took the rest
+    monkeypatch.setattr(ledger, "_by_handle", {})
+    assert RUN.load("state.npz", PARAMS).noise.step == 4
 
 
 @refused("belongs to another factorization")

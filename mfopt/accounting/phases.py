@@ -345,9 +345,21 @@ def _beginnings(mechanism: Mechanism, points: int) -> Iterator[Mechanism]:
     whole = getattr(scheme, "rethrow", 1)  # epochs that share an assignment end together
     total = getattr(scheme, field) // whole
     for count in sorted({max(1, round(total * (k + 1) / points)) for k in range(points)}):
-        shorter = dataclasses.replace(scheme, **{field: count * whole})
-        begun = _beginning(mechanism.strategy, mechanism.iterations, shorter.iterations)
-        yield dataclasses.replace(mechanism, sampling=shorter, strategy=begun)
+        yield beginning(mechanism, count * whole)
+
+
+def beginning(mechanism: Mechanism, count: int) -> Mechanism:
+    """The first ``count`` epochs, or iterations where there are none, of a mechanism.
+
+    Args:
+      mechanism: whose scheme is ``prefix_closed``.
+      count: of whole assignment rounds where bins are reassigned.
+    """
+    scheme: Any = mechanism.sampling
+    field = "epochs" if hasattr(scheme, "epochs") else "iterations"
+    shorter = dataclasses.replace(scheme, **{field: count})
+    begun = _beginning(mechanism.strategy, mechanism.iterations, shorter.iterations)
+    return dataclasses.replace(mechanism, sampling=shorter, strategy=begun)
 
 
 def _beginning(strategy: Strategy, n: int, done: int) -> Strategy:

@@ -8,6 +8,7 @@ It is an ``.npz`` without pickled objects.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -114,12 +115,13 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -
     check_saved(header, arrays, stream, layout.shapes)
     kept = {i: arrays[n] for i in range(len(names)) if (n := f"buffer/{i}") in arrays}
     buffers = stream.buffers_from_leaves(layout, kept)
-    pinned = header["pinned"]
-    if not pinned:
-        stored = header.get("ledger")
-        ledger.resume(arrays["key"], stored, older=stored is None)
-    at = layout, arrays["key"], header["step"], buffers
-    return stream.state_of(*at, pinned=pinned, counted=not pinned)
+    step, pinned = header["step"], header["pinned"]
+    state = stream.state_of(layout, arrays["key"], step, buffers, pinned=pinned, counted=False)
+    if pinned:
+        return state
+    stored = header.get("ledger")
+    resumed = ledger.resume(arrays["key"], stored, older=stored is None)
+    return stream.skip(dataclasses.replace(state, counted=True), resumed.first_free(step))
 
 
 def leaf_names(layout: Layout) -> list[str]:

@@ -5,11 +5,16 @@ adds a line: its number and a digest of the sum that its noise was added to. A r
 an older state may repeat these steps, with the same sums; another sum with the same noise would
 show the data by the difference, and is refused. The file is locked as long as its run lives.
 
+A line outlives the process. To outlive a power cut too, steps are reserved in blocks, by a line
+that is on the disk before the first of them. What a block lacks after another start of the machine
+may have been released: a run that resumes leaves these steps out.
+
 A state of JAX is a value, and can be copied: it finds its ledger by a hash of its key.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import hashlib
@@ -23,6 +28,10 @@ import numpy as np
 from mfopt._runtime import _check, _files
 
 KEY_FOLDER = "mfopt-keys"
+_LOST = "-" * 32  # in place of the digest of a step that may have been released
+_STARTS = Path("/proc/sys/kernel/random/boot_id")  # names a start of the machine
+_START = _STARTS.read_text().strip() if _STARTS.is_file() else ""
+_BLOCK = 64 if _START else 1  # steps that are reserved at once, at most
 _by_handle: dict[str, Ledger] = {}  # of the keys of JAX states in this process
 LOCK = threading.RLock()  # the callbacks of a compiled program come from its threads
 
@@ -81,6 +90,7 @@ class Ledger:
         self._digests: dict[int, str] = {}
         self._unwritten: list[str] = []  # lines that the file lacks
         self._constants = ""
+        self._reserved = 0  # steps before this one are on the disk, or their reservation is
         self._path: Path | None = None
         self._descriptor = -1  # of the file, once there is one
         self._process = os.getpid()
@@ -89,7 +99,8 @@ class Ledger:
         """The file of a key that is stored from now on: at ``path`` unless it has one."""
         if self._path is None:
             self._open(path)
-        self._write_lines()
+        self._write_lines(self.next_step - 1)
+        os.fsync(self._descriptor)
         assert self._path is not None
         return self._path
 
@@ -118,7 +129,23 @@ class Ledger:
         self._unwritten = ["\n"] if is_cut else []
         lines = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
         # a cut line is one word, or has a digest of fewer digits
-        self._digests = {int(x[0]): x[1] for x in lines if len(x) == 2 and len(x[1]) == 32}
+        self._digests.update((int(x[0]), x[1]) for x in lines if len(x) == 2 and len(x[1]) == 32)
+        _, reserved, start = next((x for x in reversed(lines) if len(x) == 3), ("", 0, _START))
+        if start == _START:
+            return
+        for step in range(self.next_step, int(reserved)):
+            self._digests[step] = _LOST
+            self._unwritten.append(f"{step} {_LOST}\n")
+
+    @property
+    def next_step(self) -> int:
+        """The step after the last one that was released, or may have been."""
+        return max(self._digests, default=-1) + 1
+
+    def first_free(self, step: int) -> int:
+        """The step from which a run goes on that resumes at ``step``: after those that are lost."""
+        lost = (number for number, digest in self._digests.items() if digest == _LOST)
+        return max(step, *(number + 1 for number in lost), 0)
 
     def _open(self, path: Path) -> None:
         """Make the file, for its owner only, or open it, and lock it while this object lives."""
@@ -136,7 +163,7 @@ class Ledger:
             os.close(descriptor)
             raise
         self._path, self._descriptor = path, descriptor
-        weakref.finalize(self, os.close, descriptor)
+        weakref.finalize(self, _close, descriptor, self._digests, os.getpid())
 
     def hold(self, constants: str) -> None:
         """Note a digest of the arrays that the gradients of this run depend on, in this process.
@@ -168,32 +195,40 @@ class Ledger:
             self._digests[step] = digest
             self._unwritten.append(f"{step} {digest}\n")
         elif self._digests[step] != digest:
-            rule = f"was released already, with another sum: {max(self._digests) + 1} steps were "
+            rule = f"was released already, with another sum: {self.next_step} steps were "
             rule += "released with this key, and the same noise would show the data by the "
             rule += "difference"
             way_out = "Resume from the newest state, or repeat the steps exactly (data, model, "
             way_out += "rate, dropout); or make a new run: both count against privacy."
             raise _check.reject("state", f"step {step}", rule, way_out)
         if self._path is not None:
-            self._write_lines()
+            self._write_lines(step)
 
-    def _write_lines(self) -> None:
-        """Write the lines that the file lacks; where that fails, the next call does."""
-        if self._unwritten:
-            self._write("".join(self._unwritten))
-            self._unwritten.clear()
-
-    def _write(self, text: str) -> None:
-        """Add ``text`` to the file, to outlive a power cut too, or nothing of it.
+    def _write_lines(self, step: int) -> None:
+        """Write the lines that the file lacks, or nothing of them, and reserve ``step``.
 
         Raises:
-          OSError: there is no space for it.
+          OSError: there is no space for them; the next call writes them.
         """
+        reserved = self._reserved if step < self._reserved else step + min(_BLOCK, 1 + step // 8)
+        is_new = reserved > self._reserved
+        text = "".join(self._unwritten) + f"until {reserved} {_START or '-'}\n" * is_new
         end, data = os.fstat(self._descriptor).st_size, text.encode()
         try:
             if os.write(self._descriptor, data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-            os.fsync(self._descriptor)
+            if is_new:
+                os.fsync(self._descriptor)
         except OSError:
             os.ftruncate(self._descriptor, end)
             raise
+        self._reserved = reserved
+        self._unwritten.clear()
+
+
+def _close(descriptor: int, digests: dict[int, str], process: int) -> None:
+    """Close a ledger; in the process that wrote it nothing is reserved any more."""
+    if os.getpid() == process:
+        with contextlib.suppress(OSError):  # its folder may be gone
+            os.write(descriptor, f"until {max(digests, default=-1) + 1} {_START or '-'}\n".encode())
+    os.close(descriptor)

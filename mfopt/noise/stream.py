@@ -322,6 +322,14 @@ class NoiseStream:
         made, state = self._step(state, tuple(leaves), digest)
         return jax.tree.map(lambda s, m: m.astype(jnp.result_type(s)), sums, made), state
 
+    def skip(self, state: NoiseState, step: int) -> NoiseState:
+        """The state of a later ``step``, at most the last: the noise until then is never used."""
+        nothing = state.layout.treedef.unflatten(map(jnp.zeros, state.layout.shapes))
+        skipped = dataclasses.replace(state, counted=False)
+        for _ in range(int(state.step), min(step, self.iterations)):
+            _, skipped = self.release(nothing, skipped)
+        return dataclasses.replace(skipped, counted=state.counted)
+
     @staticmethod
     def leaves_like(
         state: NoiseState, tree: Any, name: str = "sums", leading: tuple[int, ...] = ()

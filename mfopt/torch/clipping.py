@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from mfopt._runtime import _check
 from mfopt.noise.for_torch import refuse_narrow
-from mfopt.torch import checks, per_example, probe
+from mfopt.torch import checks, per_example, probe, rows
 
 # as in the trainer: float32 norms are rounded, and what is added must stay below the bound; and
 # float32 loses the squares of entries below 1e-19
@@ -146,7 +146,7 @@ class Examples:
         def contribution() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
             """Clipped gradient and outputs of the first example, with random numbers of its own."""
             total = [whole_zeros(p) for p in self.trained.values()]
-            with probe.seeded(parts):  # by vmap, what is kept would be unusable after it
+            with rows.seeded(parts):  # by vmap, what is kept would be unusable after it
                 outputs, gradients = self.forward(function, [x[:1] for x in parts], alone=True)
             self.add(gradients([torch.ones_like(x) for x in outputs]), total)
             return total, [x.nan_to_num() for x in outputs if x.is_floating_point()]
@@ -188,12 +188,12 @@ class Examples:
         trained = list(self.trained.values())
 
         def gradients(cotangents: Sequence[torch.Tensor | None]) -> per_example.Gradients:
-            rows = []
+            each = []
             for i, of_example in enumerate(outputs):
                 part = [d if d is None else d[i] for d in cotangents]
                 kept, directions = per_example.differentiable(of_example, part)
                 try:
-                    rows.append(
+                    each.append(
                         torch.autograd.grad(kept, trained, directions, materialize_grads=True)
                         if kept
                         else [torch.zeros_like(p) for p in trained]
@@ -205,7 +205,7 @@ class Examples:
                     rule += "example"
                     name = type(self.module).__name__
                     raise _check.reject("module", name, rule, _REENTRANT) from None
-            stacked = [per_example.GradientRows(torch.stack(x)) for x in zip(*rows, strict=True)]
+            stacked = [per_example.GradientRows(torch.stack(x)) for x in zip(*each, strict=True)]
             return {name: [x] for name, x in zip(self.trained, stacked, strict=True)}
 
         return [torch.stack([y.detach() for y in x]) for x in zip(*outputs, strict=True)], gradients
@@ -270,8 +270,8 @@ def add_clipped(
     examples = Examples(module, max_grad_norm)
     if not callable(loss):
         raise _check.reject("loss", type(loss).__name__, "must be a function of (module, batch)")
-    tensors, structure = _split(batch)
-    tensors = [leaf.to(examples.device) for leaf in tensors]
+    tensors, structure = split(batch)
+    tensors = [rows.plain(leaf).to(examples.device) for leaf in tensors]
     is_called = False
 
     def of_one(call: Callable[..., Any], *example: torch.Tensor) -> tuple[torch.Tensor]:
@@ -329,22 +329,17 @@ def whole_zeros(parameter: torch.Tensor) -> torch.Tensor:
     return torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
 
 
-def examples_in(batch: Any) -> int:
-    """Number of examples in a batch; raises as :func:`add_clipped` for what is no batch."""
-    return int(_split(batch)[0][0].shape[0])
-
-
-def _split(batch: Any) -> tuple[list[torch.Tensor], Any]:
-    """The tensors of a batch, equally long, and what they stand in."""
+def split(batch: Any) -> tuple[list[torch.Tensor], Any]:
+    """The tensors of a batch, equally long, and what they stand in; raises as `add_clipped`."""
     if isinstance(batch, Mapping):
         batch = dict(batch)  # kinds of dictionaries that PyTorch's trees do not know
     leaves, structure = pytree.tree_flatten(batch)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    sizes = {leaf.shape[0] if leaf.ndim else None for leaf in tensors}
-    if len(tensors) != len(leaves) or len(sizes) != 1 or None in sizes:
+    sizes = [tuple(getattr(leaf, "shape", ())) or type(leaf).__name__ for leaf in leaves]
+    are_tensors = all(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in leaves)
+    if not are_tensors or len({size[0] for size in sizes}) != 1:
         rule = "must be tensors with as many examples each along the first axis"
-        raise _check.reject("batch", [tuple(leaf.shape) for leaf in tensors], rule)
-    return tensors, structure
+        raise _check.reject("batch", sizes, rule, "Leave out texts and the like in collate_fn.")
+    return leaves, structure
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,8 @@ import torch
 from torch.utils import data
 
 from mfopt._runtime import _check
+from mfopt.torch.probe import RATE
+from mfopt.torch.rows import Rows, seeded
 
 if TYPE_CHECKING:
     from mfopt.torch.run import PrivateRun
@@ -61,35 +65,20 @@ class UnitBatches(data.Sampler[list[int]]):
             rule = f"the guarantee covers {len(self.run.sampler)} steps, and all were taken"
             way_out = "A longer run needs a factorization for more iterations."
             raise _check.reject("loader", f"step {start}", rule, way_out)
-        self.run.restart()
-        self.run.drawn, self.run.given = start, None
-        for step in range(start, stop):
-            units = self.run.sampler[step].tolist()
-            self.run.drawn, self.run.sizes[step] = step + 1, len(units)
-            yield units
-            if not self.run.ahead:
-                refuse_unreleased(self.run, step)
-
-
-def refuse_unreleased(run: PrivateRun, step: int) -> None:
-    """Raise :class:`UsageError` where the batch of ``step`` was given out and not released."""
-    if run.step <= step:
-        rule = "every step must have exactly one batch of the run's loader, an empty one too"
-        way_out = "Call step() of the run's optimizer after each batch, "
-        way_out += "before the next one is fetched; accumulate nothing over batches."
-        raise _check.reject("loader", f"batch {step} was not released", rule, way_out)
+        self.run.forget()  # the batch of a step that was broken off comes again, whole
+        return (self.run.sampler[step].tolist() for step in range(start, stop))
 
 
 class PrivateLoader(data.DataLoader[Any]):
-    """A DataLoader over :class:`UnitBatches` that tells the run which batch was given out."""
+    """A DataLoader over :class:`UnitBatches`, whose tensors are :class:`~mfopt.torch.rows.Rows`."""
 
     # accelerate's ``prepare`` then gives it back: its own loader would fetch a batch ahead
     _is_accelerate_prepared = True
 
-    def __init__(self, dataset: Any, run: PrivateRun, **options: Any) -> None:
+    def __init__(self, dataset: Any, run: PrivateRun, collate: Collator, **options: Any) -> None:
         self._units, self.run = UnitBatches(run), run
-        super().__init__(dataset, batch_sampler=self._units, **options)
-        run.ahead = self.num_workers > 0
+        numbered = _Numbered(dataset)
+        super().__init__(numbered, batch_sampler=self._units, collate_fn=collate, **options)
 
     def by_epochs(self) -> PrivateLoader:
         """This loader, its length from now on that of a whole epoch: what trainers count by."""
@@ -98,36 +87,121 @@ class PrivateLoader(data.DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         start = self.run.step
-        for place, batch in enumerate(super().__iter__()):
-            self.run.given = start + place + 1
+        for step, batch in enumerate(super().__iter__(), start):
             yield batch
-            refuse_unreleased(self.run, start + place)
+            if self.run.step <= step:
+                rule = (
+                    "every step must have exactly one batch of the run's loader, an empty one too"
+                )
+                way_out = "Call step() of the run's optimizer after each batch, "
+                way_out += "before the next one is fetched; accumulate nothing over batches."
+                raise _check.reject("loader", f"batch {step} was not released", rule, way_out)
 
 
-def collated(collate: Callable[[list[Any]], Any], dataset: Any, records: list[Any]) -> Any:
-    """``collate(records)``; of no records, what it makes of the first one, cut to length 0.
+class _Numbered(data.Dataset[Any]):
+    """A data set whose batches are (numbers, records)."""
 
-    Each array is cut along its first axis: shapes are public, values do not enter.
+    def __init__(self, records: Any) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, unit: int) -> Any:
+        return self.records[unit]
+
+    def __getitems__(self, units: list[int]) -> tuple[list[int], list[Any]]:
+        at_once = getattr(self.records, "__getitems__", None)
+        return units, at_once(units) if at_once and units else [self.records[i] for i in units]
+
+
+class Collator:
+    """``collate``, with the unit of each row of the tensors that it makes.
+
+    Of two batches and then one in a hundred, another one is made with a record in place of another:
+    no other row may change.
+
+    Args:
+      collate: of a list of records.
+      dataset: whose first record stands for a batch of none, cut to length 0: shapes are public,
+        values do not enter.
+      is_marked: whether tensors name their units.
     """
-    return collate(records) if records else _emptied(collate([dataset[0]]))
+
+    def __init__(
+        self, collate: Callable[[list[Any]], Any], dataset: Any, *, is_marked: bool = True
+    ) -> None:
+        self._collate, self._dataset, self._batches = collate, dataset, 0
+        self._is_marked = is_marked
+
+    def __call__(self, numbered: Any) -> Any:
+        units, records = numbered  # of `_Numbered`
+        is_probed = len(units) > 1 and (self._batches < 2 or self._batches % RATE == 0)
+        self._batches += len(units) > 1
+        if is_probed:
+            self._refuse_mixed(records)
+        batch = self._collate(records or [self._dataset[0]])
+        if not records:
+            batch = _mapped(_emptied, batch)
+
+        def marked(part: Any) -> Any:
+            is_array = isinstance(part, torch.Tensor) and part.ndim > 0 and self._is_marked
+            return Rows.of(part, units, is_probed=is_probed) if is_array else part
+
+        return _mapped(marked, batch)
+
+    def _refuse_mixed(self, records: list[Any]) -> None:
+        """Raise :class:`UsageError` where another record changes more rows than its own."""
+        for place in (-1, 0):  # one of them may be the longest, that all others are padded to
+            others = list(records)
+            others[place] = records[len(records) // 2]
+            rows, again, changed = map(self._rows_of, (records, records, others))
+            is_alike = rows == again and all(len(x) == len(changed[0]) for x in rows)
+            if is_alike and (Counter(rows) - Counter(changed)).total() > 1:
+                rule = "makes rows of several records each: their sum moves by more than one clips"
+                way_out = "Let it make one row of each record alone."
+                raise _check.reject("collate_fn", repr(self._collate), rule, way_out)
+
+    def _rows_of(self, records: list[Any]) -> list[bytes]:
+        """Content of each row of the batch of ``records``; nothing where it has not one of each."""
+        tensors: list[torch.Tensor] = []
+        with seeded([]):
+            _mapped(tensors.append, self._collate(copy.deepcopy(records)))
+        rows = [
+            x.reshape(len(records), -1).contiguous().view(torch.uint8).numpy()
+            for x in tensors
+            if isinstance(x, torch.Tensor) and x.numel() and x.shape[0] == len(records)
+        ]
+        return [b"".join(part.tobytes() for part in parts) for parts in zip(*rows, strict=True)]
 
 
-def _emptied(batch: Any) -> Any:
-    """``batch`` of one record without the record."""
-    if isinstance(batch, torch.Tensor | np.ndarray) and batch.ndim:
-        return batch[:0]
+def _mapped(function: Callable[[Any], Any], batch: Any) -> Any:
+    """``batch`` with ``function`` of each of its parts: arrays, and lists without any."""
     if isinstance(batch, Mapping):
-        return {name: _emptied(part) for name, part in batch.items()}
+        parts = {name: _mapped(function, part) for name, part in batch.items()}
+        try:
+            made: Any = copy.copy(batch)
+            made.update(parts)
+        except (AttributeError, TypeError):
+            return parts
+        return made
+    containers: Any = (torch.Tensor, np.ndarray, Mapping, list, tuple)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(_emptied, batch))
-    if isinstance(batch, list | tuple):
-        nested = all(
-            isinstance(p, torch.Tensor | np.ndarray | Mapping | list | tuple) for p in batch
-        )
-        return type(batch)(map(_emptied, batch) if nested else ())
+        return type(batch)(*(_mapped(function, part) for part in batch))
+    if isinstance(batch, list | tuple) and all(isinstance(part, containers) for part in batch):
+        return type(batch)(_mapped(function, part) for part in batch)
+    return function(batch)
+
+
+def _emptied(part: Any) -> Any:
+    """A part of a batch of one record without the record."""
+    if isinstance(part, list | tuple):
+        return type(part)()
+    if isinstance(part, torch.Tensor | np.ndarray) and part.ndim:
+        return part[:0]
     rule = "a batch of no records cannot be made from what it gives"
     way_out = "Let it give tensors, or lists, tuples and dictionaries of them."
-    raise _check.reject("collate_fn", type(batch).__name__, rule, way_out)
+    raise _check.reject("collate_fn", type(part).__name__, rule, way_out)
 
 
 def dataset_of(given: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from mfopt._runtime import _check
 from mfopt.factorization import Factorization
 from mfopt.noise.ledger import KEY_FOLDER
-from mfopt.torch import checks, probe
+from mfopt.torch import checks, rows
 from mfopt.torch.clipping import Examples
 from mfopt.torch.loader import PrivateLoader, dataset_of
 from mfopt.torch.run import PrivateRun, refuse_private
@@ -128,16 +128,17 @@ class PrivateModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs of the module; those of a training pass await the gradients of a loss."""
+        given, structure = pytree.tree_flatten((args, kwargs))
+        leaves = list(map(rows.plain, given))
+        args, kwargs = pytree.tree_unflatten(leaves, structure)
         if not (self.training and torch.is_grad_enabled()):
             return self._module(*args, **kwargs)
         run = self._run
         run.started()
         checks.refuse_uncovered(self._module, run.parameters)
         examples = Examples(self._module, run.stream.clip_norm)
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        count = next((len(x) for x in leaves if _is_array(x)), None)
-        if count is None:
-            raise _check.reject("inputs", "none", "must have examples along their first axis")
+        units = rows.units_of(given)
+        count = len(units)
         if not count:
             with torch.no_grad():
                 return pytree.tree_map(_leaf, self._module(*args, **kwargs))
@@ -163,15 +164,16 @@ class PrivateModule(torch.nn.Module):
         def add(sums: Sequence[torch.Tensor]) -> None:
             examples.add(pullback([x.grad for x in outputs]), sums, scale)
 
-        run.passes.append((outputs, add))
+        run.passes.append((outputs, add, units))
         remaining = iter(outputs)
         results = [
             self._together(next(remaining), x) if isinstance(x, torch.Tensor) else x
             for x in of_example[0]
         ]
-        rows = [i for i, x in enumerate(results) if _is_array(x) and x.requires_grad]
-        if is_probed and len(rows) == 1:  # of several, a loss may join what it is computed from
-            results[rows[0]] = probe.LossProbe(results[rows[0]]).recorded(results[rows[0]])
+        results = [
+            rows.Outputs.of(x.view_as(x), units, is_probed=is_probed) if _is_array(x) else x
+            for x in results
+        ]
         return pytree.tree_unflatten(results, of_example[1])
 
     def _together(self, outputs: torch.Tensor, one: torch.Tensor) -> torch.Tensor:

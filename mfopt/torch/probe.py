@@ -14,12 +14,11 @@ import hashlib
 import re
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils import data
 
 from mfopt._runtime import _check
@@ -138,15 +137,6 @@ def refuse_changes(before: Contents, after: Contents, *, made: bool = False) -> 
         raise _check.reject(path, "state", rule, way_out)
 
 
-@contextlib.contextmanager
-def seeded(tensors: Iterable[torch.Tensor], seed: int = 0) -> Iterator[None]:
-    """PyTorch's random numbers begin at ``seed`` inside, and go on as before after it."""
-    devices = {x.device for x in tensors if x.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices)):
-        torch.manual_seed(seed)
-        yield
-
-
 def refuse_difference(
     one: list[torch.Tensor], other: list[torch.Tensor], bound: float | None
 ) -> None:
@@ -167,119 +157,3 @@ def refuse_difference(
         rule += "loss remember other examples"
         way_out = "Keep nothing from pass to pass in model and loss."
         raise _check.reject("contribution of an example", "not its own", rule, way_out)
-
-
-class _Recorded(torch.Tensor):
-    """Outputs of a module, and what is computed from them, until a backward pass."""
-
-    loss: LossProbe
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        sources = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, _Recorded)]
-        newest = max((x.loss for x in sources), key=lambda loss: loss.number)
-        if function is torch.Tensor.backward:
-            newest.check(args[0])
-        result = super().__torch_function__(  # type: ignore[no-untyped-call]
-            function, kinds, args, kwargs
-        )
-        for x in pytree.tree_leaves(result):
-            if isinstance(x, _Recorded):
-                x.loss = newest
-        if newest.is_open:
-            newest.calls.append((function, args, kwargs, result))
-        return result
-
-
-class LossProbe:
-    """A loss that is computed from a module's outputs, by the calls that compute it.
-
-    It is computed once more, and without the last example: the gradients of the others must be
-    the same, but for the factor of a mean.
-    """
-
-    _count = 0
-
-    def __init__(self, outputs: torch.Tensor) -> None:
-        LossProbe._count += 1
-        self.number, self.calls = LossProbe._count, list[tuple[Any, Any, Any, Any]]()
-        self.values, self.is_open, self._root = outputs.detach().clone(), True, 0
-
-    def recorded(self, outputs: torch.Tensor) -> torch.Tensor:
-        """``outputs`` whose use is recorded, up to a backward pass; not kept alive by this."""
-        outputs = outputs.view_as(outputs).as_subclass(_Recorded)
-        outputs.loss, self._root = self, id(outputs)
-        return outputs
-
-    def check(self, loss: torch.Tensor) -> None:
-        """Raise :class:`UsageError` where ``loss`` mixes examples or remembers earlier ones."""
-        calls = self._ancestors(loss)
-        self.calls, self.is_open = [], False
-        count = len(self.values)
-        if count < 2 or not calls:
-            return
-        state = torch.get_rng_state()
-        try:
-            with torch.enable_grad():
-                whole, part = (self._gradient(calls, loss, skip) for skip in (0, 1))
-        except (RuntimeError, ValueError, TypeError, IndexError):
-            return  # sizes that are written down cannot be computed for fewer examples
-        scale = _TOLERANCE * whole.abs().max()
-        differences = [(whole[:-1] - part * factor).abs() for factor in (1, 1 - 1 / count)]
-        if torch.equal(state, torch.get_rng_state()) and all(
-            (x > scale).any() for x in differences
-        ):
-            rule = "leaving one example out changes the gradients of the others: the loss mixes "
-            rule += "examples, or divides by what depends on them"
-            way_out = "Use a mean over examples of losses that depend on one example each."
-            raise _check.reject("loss", "not a mean over examples", rule, way_out)
-
-    def _ancestors(self, loss: torch.Tensor) -> list[tuple[Any, Any, Any, Any]]:
-        """Calls that ``loss`` follows from, in their order."""
-        needed, calls = {id(loss)}, []
-        for recorded in reversed(self.calls):
-            _, args, kwargs, result = recorded
-            if needed.isdisjoint(map(id, pytree.tree_leaves(result))):
-                continue
-            calls.append(recorded)
-            for x in pytree.tree_leaves((args, kwargs)):
-                needed.add(id(x))
-                is_old = isinstance(x, _Recorded) and x.loss is not self
-                is_trained = type(x) is not _Recorded and isinstance(x, torch.Tensor)
-                is_trained = is_trained and x.requires_grad and self._has_examples(x)
-                if is_old or is_trained:
-                    rule = (
-                        "depends on earlier batches, or has trainable tensors beside the module: "
-                    )
-                    rule += "no example's gradient is its own"
-                    way_out = "Keep nothing from batch to batch, and train one module."
-                    raise _check.reject("loss", tuple(x.shape), rule, way_out)
-        return calls[::-1]
-
-    def _has_examples(self, x: torch.Tensor) -> bool:
-        return x.ndim > 0 and x.shape[0] > 0 and x.shape[0] % len(self.values) == 0
-
-    def _gradient(self, calls: Any, loss: torch.Tensor, skip: int) -> torch.Tensor:
-        """Gradient of the loss of all but the last ``skip`` examples, by outputs."""
-        outputs = self.values[: len(self.values) - skip].clone().requires_grad_()
-        values = {self._root: outputs * 1.0}  # which calls may change in place
-
-        def value_of(x: Any) -> Any:
-            if id(x) in values:
-                return values[id(x)]
-            if isinstance(x, torch.Tensor) and self._has_examples(x):
-                return x[: len(x) - skip * (len(x) // len(self.values))]
-            return x
-
-        with torch._C.DisableTorchFunctionSubclass():
-            for function, args, kwargs, result in calls:
-                value = function(
-                    *pytree.tree_map(value_of, args), **pytree.tree_map(value_of, kwargs)
-                )
-                pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(value), strict=True)
-                values.update((id(x), y) for x, y in pairs if isinstance(x, _Recorded))
-            (gradient,) = torch.autograd.grad(values[id(loss)].sum(), outputs)
-        return gradient

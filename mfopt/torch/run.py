@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import weakref
@@ -28,7 +27,7 @@ from mfopt.noise.ledger import KEY_FOLDER, Ledger
 from mfopt.noise.sealed import KeyFile
 from mfopt.noise.state import no_copy
 from mfopt.sampling import UnitSampler
-from mfopt.torch import checks, clipping, loader, per_example, probe
+from mfopt.torch import checks, clipping, loader, per_example, probe, rows
 
 _attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -60,12 +59,12 @@ class PrivateRun:
     Formal guarantee: ``print(run.guarantee)``, where a unit is one element of the data set, if
     the file is right: ``factorization.proved_here`` says whether this machine proved it. Units have
     positions: under a fixed order that is a guarantee for zero-out, not add-remove. What can be
-    seen is refused: a batch that is not released before the next, a step without its batch or its
-    sum, with more examples than were drawn for it, without noise, past the last; parameters that
-    are trained elsewhere, layers and buffers that keep what they see. With ``clipped_by_caller``
-    examples and their norms are not seen: that each step's sum is of that step's batch, each
-    example of norm at most ``max_grad_norm``, is then the caller's part. Never seen is what is done
-    to a batch before: each row must be of one unit alone (no MixUp or CutMix).
+    seen is refused: rows of other units than the step's, of one twice, or of several (MixUp); a
+    step without a row of each, without noise, past the last; parameters that are trained elsewhere,
+    layers and buffers that keep what they see. With ``clipped_by_caller`` units and norms are not
+    seen: that each step's sum is of that step's batch, each example of norm at most
+    ``max_grad_norm``, is then the caller's part. Never seen is a record of the data set that holds
+    what belongs to other units.
 
     Args:
       factorization: C, σ and the sampling scheme.
@@ -111,18 +110,12 @@ class PrivateRun:
             "normalizer", expected if normalizer is None else normalizer
         )
         self.noise: TorchNoise | SilentNoise | None = None
-        # what loaders say: steps whose batches were handed to one, whether it fetches them before
-        # they are asked for, steps whose batches the training code has, and the sizes of the
-        # batches that were not released, by step
-        self.drawn, self.ahead = 0, False
-        self.given: int | None = None
-        self.sizes: dict[int, int] = {}
-        self.examples: int | None = None  # in the sum of this step; None where nobody counts them
+        self.units: list[int] = []  # whose rows are in the sum of this step
         self.clipped_by_caller = clipped_by_caller
         self.keys, self.ledger = KeyFile(key_folder), Ledger()
         self.parameters: list[torch.Tensor] = []  # of the attached optimizer
-        # outputs that await gradients, and what adds those of their examples to sums
-        self.passes: list[tuple[list[torch.Tensor], Callable[..., None]]] = []
+        # outputs that await gradients, what adds those of their examples to sums, and their units
+        self.passes: list[tuple[list[torch.Tensor], Callable[..., None], tuple[int, ...]]] = []
         self._optimizer: torch.optim.Optimizer | None = None
         self._process = os.getpid()
         self._probes = 0  # passes that were probed
@@ -176,8 +169,8 @@ class PrivateRun:
             rule = f"the run is for a population of {self.sampler.population}"
             raise _check.reject("dataset", f"{len(dataset)} records", rule)
         collate = options.pop("collate_fn", None) or default_collate
-        collate = functools.partial(loader.collated, collate, dataset)
-        return loader.PrivateLoader(dataset, self, collate_fn=collate, **options)
+        collator = loader.Collator(collate, dataset, is_marked=not self.clipped_by_caller)
+        return loader.PrivateLoader(dataset, self, collator, **options)
 
     def backward(
         self,
@@ -203,10 +196,9 @@ class PrivateRun:
             raise _check.reject("clipped_by_caller", True, rule, "Leave it out to use backward.")
         clipping.trained_in(module)
         checks.refuse_uncovered(module, self.parameters)
-        examples = clipping.examples_in(batch)
-        probed = self if self.examples is None and self.is_probed(module, examples) else None
-        # also where it is broken off: what it had added by then is in the sum
-        self.count(examples)
+        units = rows.units_of(clipping.split(batch)[0])
+        probed = self if not self.units and self.is_probed(module, len(units)) else None
+        self.take(units)
         sums = {id(p): total for p, total in zip(self.parameters, self.sums, strict=True)}
         bound = self.stream.clip_norm
         try:
@@ -219,7 +211,7 @@ class PrivateRun:
                 microbatch=microbatch,
                 probed=probed,
             )
-            self.refuse_constant(examples)
+            self.refuse_constant(len(units))
         except _check.UsageError:
             self._drop()  # a sum that was refused is not released later
             raise
@@ -354,7 +346,7 @@ class PrivateRun:
 
     def _drop(self) -> None:
         """Forget the sum of this step."""
-        self._sums, self.examples = None, None
+        self._sums, self.units = None, []
         self.passes.clear()
 
     def collect(self) -> None:
@@ -365,10 +357,10 @@ class PrivateRun:
             rule = "an example would be in the sum once for each of them"
             way_out = "Call module and backward() once for each batch, then step()."
             raise _check.reject("backward", f"of {len(passes)} passes", rule, way_out)
-        for outputs, add in passes:
-            self.count(len(outputs[0]))
+        for _, add, units in passes:
+            self.take(units)
             add(self.sums)
-            self.refuse_constant(len(outputs[0]))
+            self.refuse_constant(len(units))
 
     def _clear(self) -> None:
         """Empty ``grad``: only a step fills it."""
@@ -396,47 +388,46 @@ class PrivateRun:
         else:
             self.noise = SilentNoise(self.stream)
 
-    def count(self, examples: int) -> None:
-        """Note that so many examples more are in the sum."""
-        self.examples = examples + (self.examples or 0)
+    @property
+    def drawn(self) -> list[int]:
+        """Units of the step that comes next; none past the last one."""
+        is_past = self.step >= self.stream.iterations
+        return [] if is_past else self.sampler[self.step].tolist()
 
-    def restart(self) -> None:
-        """Called when a loader resumes after a break: the step's batch comes again, whole."""
-        self.forget()
-        self.sizes, self.examples = {}, None
+    def take(self, units: tuple[int, ...]) -> None:
+        """Note that rows of these units are in the sum, also if adding them is broken off.
+
+        Raises:
+          UsageError: rows of other units than the step's, or of one that is in the sum already.
+        """
+        self.units += units
+        if len(set(self.units)) < len(self.units) or not set(units) <= set(self.drawn):
+            rule = f"has rows that are not of step {self.step}, or are in its sum already"
+            way_out = "Add up each batch once and step before the next one, for an empty one too; "
+            way_out += "after a pass that failed, call zero_grad() first."
+            raise _check.reject("batch", f"{len(units)} rows", rule, way_out)
 
     def add_to(self, sums: list[torch.Tensor]) -> None:
         """Add the noise of the step in place, in the process that adds it; one step more.
 
         Raises:
           NoiseExhaustedError: past the last step.
-          UsageError: the batches that were given out since the last step are not exactly one, or
-            the examples in the sum are not those of its batch.
+          UsageError: the sum does not have a row of each unit of its step.
         """
         noise = self.started()
         if (current := checks.place()) != (self.rank, self.ranks):
             now = f"rank {current[0]} of {current[1]}"
             rule = f"was rank {self.rank} of {self.ranks} when the run was made"
             raise _check.reject("torch.distributed", now, rule, "Call init_process_group before.")
-        batches = self.drawn if self.given is None else self.given
-        if self.given is None and self.ahead:
-            batches = min(batches, self.step + 1)
-        if self.step < self.stream.iterations and batches != self.step + 1:
-            since = f"{batches - self.step} batches since the last step"
-            rule = "every step must have exactly one batch of the run's loader, an empty one too"
-            way_out = "Take batches from the returned loader only, and step after each one."
-            raise _check.reject("loader", since, rule, way_out)
-        if self.step < self.stream.iterations:
-            self._check_examples(self.sizes.get(self.step, 0), sums)
+        self._check_sum(len(self.drawn), sums)
         if isinstance(noise, TorchNoise) and not noise.pinned:
             self.ledger.release(noise.step, fingerprint(sums))
         noise.add_to(sums)
-        self.sizes.pop(self.step - 1, None)
-        self.examples = None
+        self.units = []
 
-    def _check_examples(self, drawn: int, sums: list[torch.Tensor]) -> None:
-        """Refuse a sum of other examples than the ``drawn`` ones of this step."""
-        if self.clipped_by_caller:
+    def _check_sum(self, drawn: int, sums: list[torch.Tensor]) -> None:
+        """Refuse a sum of fewer than the ``drawn`` units of this step."""
+        if self.clipped_by_caller and self.step < self.stream.iterations:
             norm = math.hypot(*(float(per_example.norms(x.reshape(1, -1))) for x in sums))
             if not norm <= (bound := drawn * self.stream.clip_norm) * (1 + 2**-10):
                 rule = (
@@ -444,18 +435,12 @@ class PrivateRun:
                 )
                 way_out = "Scale each example's gradient to norm max_grad_norm before adding them."
                 raise _check.reject("grad", "a sum that was not clipped", rule, way_out)
-        elif self.examples is None and drawn:
-            rule = f"are in the sum, and {drawn} were drawn for the step: it would be noise only"
-            way_out = "Call run.backward(module, loss, batch), or loss.backward(), "
-            way_out += "before step(), and no zero_grad() between; or clip and sum yourself and "
-            way_out += "say `clipped_by_caller=True`."
-            raise _check.reject("examples", 0, rule, way_out)
-        elif (self.examples or 0) != drawn:
-            rule = f"are in the sum, and {drawn} were drawn for the step: it would hold rows of "
-            rule += "several units, a batch twice, or another step's"
-            way_out = "Add up each batch once, with one row for each unit, and step for an empty "
-            way_out += "one too; after a pass that failed, call zero_grad() first."
-            raise _check.reject("examples", self.examples, rule, way_out)
+        elif not self.clipped_by_caller and len(self.units) < drawn:
+            rule = f"are in the sum, and {drawn} were drawn for the step"
+            way_out = "Call run.backward(module, loss, batch), or loss.backward(), for all of its "
+            way_out += "batch before step(), and no zero_grad() between; or clip and sum yourself "
+            way_out += "and say `clipped_by_caller=True`."
+            raise _check.reject("units", len(self.units), rule, way_out)
 
     def state_dict(self) -> dict[str, Any]:
         """Noise and batches of the run, sealed, for PyTorch checkpoints."""
@@ -495,10 +480,15 @@ class PrivateRun:
         path = None if self.rank or state["noise"].get("pinned", True) else self.keys.ledger
         if path is not None:
             self.ledger.resume(path, older=not state.get("counted"))  # of before there were ledgers
-        self.started().load_state_dict(state["noise"])
+        noise = self.started()
+        noise.load_state_dict(state["noise"])
+        free = [self.ledger.first_free(noise.step)]
+        if self.ranks > 1:
+            torch.distributed.broadcast_object_list(free, src=0)
+        while noise.step < min(free[0], self.stream.iterations):  # lost in a power cut
+            noise.add_to(list(map(clipping.whole_zeros, self.parameters)))
         self.sampler = self._part_of(state["sampler"])
-        self.drawn, self.given = self.step, None
-        self.sizes, self.examples = {}, None
+        self.units = []
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise no_copy(self)

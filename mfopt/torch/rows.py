@@ -1,0 +1,216 @@
+"""Rows that know their units: a loader's batch, a model's outputs, and what follows row by row.
+
+An operation that selects rows selects their units. Others keep them if the result has as many rows,
+and give a sum over units if it has another number. Units and sums together, or rows of other units,
+are mixed: such a tensor is no batch, and no loss. Of two batches and then one in a hundred, every
+operation is computed again with another last row, which may change neither the other rows nor, of a
+sum, their gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from mfopt._runtime import _check
+
+_SELECTIONS = {"__getitem__", "index_select", "narrow", "split", "chunk", "flip", "roll"}
+_RESHAPES = {"view", "reshape", "flatten"}
+_TOLERANCE = 1e-3  # of the largest number: what rounding may change
+
+
+class Rows(torch.Tensor):
+    """A tensor whose rows belong to units.
+
+    Attributes:
+      units: the unit of each row; None of a sum over units.
+      fault: the operation that mixed units; empty where none did.
+      is_probed: whether operations are computed again.
+    """
+
+    units: tuple[int, ...] | None = None
+    fault = ""
+    is_probed = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, units: Iterable[int], *, is_probed: bool = False) -> Rows:
+        """``tensor``, whose rows are of ``units``; mixed, where it has another number of rows."""
+        rows, units = tensor.as_subclass(cls), tuple(units)
+        is_whole = len(units) == tensor.shape[0]
+        rows.units, rows.is_probed = units if is_whole else None, is_probed
+        rows.fault = "" if is_whole else f"collate_fn, {tensor.shape[0]} rows of {len(units)} units"
+        return rows
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        result = super().__torch_function__(  # type: ignore[no-untyped-call]
+            function, kinds, args, kwargs
+        )
+        if name.startswith("new_") or name.endswith("_like"):  # nothing of the values
+            return pytree.tree_map(plain, result)
+        changed = args[0] if name.startswith("__set") else result
+        if results := [x for x in pytree.tree_leaves(changed) if isinstance(x, Rows)]:
+            with torch._C.DisableTorchFunctionSubclass():
+                _name_units(name, function, args, kwargs, results)
+        return result
+
+
+class Outputs(Rows):
+    """Outputs of a private model, and what a loss makes of them."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.backward and args[0].fault:
+            rule = f"mixes examples by {args[0].fault}, or divides by what depends on them"
+            way_out = "Use a mean over examples of losses that depend on one example each; or "
+            way_out += "PrivateRun.backward, which calls the loss for one example at a time."
+            raise _check.reject("loss", "not a mean over examples", rule, way_out)
+        return super().__torch_function__(function, kinds, args, kwargs)
+
+
+def plain(x: Any) -> Any:
+    """The tensor without its units; anything else as it is."""
+    if not isinstance(x, Rows):
+        return x
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.as_subclass(torch.Tensor)
+
+
+def units_of(tensors: Iterable[Any]) -> tuple[int, ...]:
+    """The unit of each row of a batch.
+
+    Raises:
+      UsageError: no tensor comes from a loader of a run, or rows of two belong to other units.
+    """
+    rows = [x for x in tensors if isinstance(x, Rows)]
+    every = {x.units for x in rows}
+    if len(every) != 1 or None in every:
+        mixed = next((f"mixed by {x.fault or 'a sum'}" for x in rows if x.units is None), "others")
+        rule = "has rows that are not those of one unit of the run's batch each"
+        way_out = "Pass what the loader gives; change single records in the data set, or in "
+        way_out += "collate_fn, one row for each."
+        raise _check.reject("batch", mixed if rows else "not of the loader", rule, way_out)
+    return every.pop() or ()
+
+
+@contextlib.contextmanager
+def seeded(tensors: Iterable[torch.Tensor], seed: int = 0) -> Iterator[None]:
+    """Random numbers begin at ``seed`` inside, and go on as before after it."""
+    devices = {x.device for x in tensors if x.device.type == "cuda"}
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=list(devices)):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[Rows]) -> None:
+    """Set the attributes of the ``results`` of ``function``."""
+    leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    sources = [x for x in leaves if isinstance(x, Rows)]
+    fault = next((x.fault for x in sources if x.fault), "")
+    every = {x.units for x in sources}
+    units, is_probed = next(iter(every)), any(x.is_probed for x in sources)
+    is_trained = any(isinstance(x, Outputs) for x in sources) and any(
+        x.requires_grad for x in leaves if not isinstance(x, Outputs)
+    )
+    if not fault and (len(every) > 1 or is_trained):
+        fault = f"{name} with " + (
+            "other trainable tensors" if is_trained else "sums or other rows"
+        )
+    each: list[Any] = [units] * len(results)
+    probe = functools.partial(_mixes, function, args, kwargs, sources[0])
+    is_selection = name in _SELECTIONS and isinstance(args[0], Rows)
+    if fault:
+        pass
+    elif units and is_selection:
+        with contextlib.suppress(IndexError, RuntimeError):  # along another axis
+            each = _selected(name, function, args, kwargs, units)
+    elif units and name in _RESHAPES and results[0].ndim:
+        each = [[u for u in units for _ in range(len(results[0]) // len(units))]]
+    elif is_probed and units != ():
+        keeps_rows = units is not None and results[0].ndim and len(results[0]) == len(units)
+        if not keeps_rows or probe(of_gradients=False):
+            each = [None] * len(results)
+            fault = name if probe(of_gradients=True) else ""
+    for x, of_rows in zip(results, each, strict=False):
+        is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
+        x.units, x.is_probed, x.fault = tuple(of_rows) if is_whole else None, is_probed, fault
+
+
+def _selected(name: str, function: Any, args: Any, kwargs: Any, units: tuple[int, ...]) -> Any:
+    """The units of the rows that an operation selects."""
+    if name == "__getitem__":
+        index = args[1][0] if isinstance(args[1], tuple) else args[1]
+        args = args[0], slice(None) if index is ... else index
+    on_host = [x.cpu() if isinstance(x, torch.Tensor) else x for x in args[1:]]
+    moved = pytree.tree_leaves(function(torch.tensor(units), *on_host, **kwargs))
+    return [x.tolist() if x.ndim else None for x in moved]
+
+
+def _mixes(function: Any, args: Any, kwargs: Any, source: Rows, *, of_gradients: bool) -> bool:
+    """True if one row of what an operation is computed from moves what others get.
+
+    Args:
+      function, args, kwargs: the operation.
+      source: the first tensor that it is computed from; its largest row is put in place of the
+        smallest, and the other way round. Sums over units are scaled.
+      of_gradients: compare gradients of a sum of results by each row; results otherwise.
+    """
+    count = 0 if source.units is None else len(source)
+    order = plain(source).detach().double().reshape(max(1, count), -1).sum(1).argsort().tolist()
+
+    def effects(row: int, other: int) -> list[torch.Tensor]:
+        """Results or gradients, with ``row`` of the order in place of ``other``."""
+        inputs: list[torch.Tensor] = []
+
+        def changed(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return x
+            copy = plain(x).detach().clone()
+            if not isinstance(x, Rows):
+                return copy
+            if count:
+                copy[order[other]] = copy[order[row]].clone()
+            if not copy.is_floating_point():
+                return copy
+            if not count:
+                copy *= 1.5 + row - other
+            inputs.append(copy.requires_grad_())
+            return copy * 1.0  # which may be changed in place
+
+        with seeded(inputs), torch.enable_grad():
+            made = function(*pytree.tree_map(changed, args), **pytree.tree_map(changed, kwargs))
+            results = [x for x in pytree.tree_leaves(made) if isinstance(x, torch.Tensor)]
+            if not of_gradients:
+                return [x.detach() for x in results]
+            smooth = [(x * torch.randn_like(x)).sum() for x in results if x.requires_grad]
+            grads = torch.autograd.grad(smooth, inputs, materialize_grads=True) if smooth else ()
+            return list(grads)
+
+    try:
+        for row, other in ((0, -1), (-1, 0)):
+            for a, b in zip(effects(0, 0), effects(row, other), strict=True):
+                difference = (a.double() - b.double()).nan_to_num().abs()
+                if count:
+                    difference[order[other]] = 0.0
+                if (difference > _TOLERANCE * a.double().nan_to_num().abs().max()).any():
+                    return True
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        pass  # values that the operation does not take
+    return False
