@@ -131,11 +131,11 @@ class Ledger:
         # a cut line is one word, or has a digest of fewer digits
         self._digests.update((int(x[0]), x[1]) for x in lines if len(x) == 2 and len(x[1]) == 32)
         _, reserved, start = next((x for x in reversed(lines) if len(x) == 3), ("", 0, _START))
-        if start == _START:
-            return
-        for step in range(self.next_step, int(reserved)):
-            self._digests[step] = _LOST
-            self._unwritten.append(f"{step} {_LOST}\n")
+        lost = range(self.next_step, int(reserved) if start != _START else 0)
+        self._digests.update(dict.fromkeys(lost, _LOST))
+        self._unwritten += [f"{step} {_LOST}\n" for step in lost]
+        if self._unwritten:
+            self._write_lines(self.next_step - 1)
 
     @property
     def next_step(self) -> int:
