@@ -9,8 +9,8 @@ from mfopt_cli.main import cli, main
 
 def invoked(*words):
     """How a command ended, with what it printed."""
-    asked = [*map(str, words)]
-    return CliRunner().invoke(cli, asked, prog_name="mfopt", catch_exceptions=False)
+    requested = [*map(str, words)]
+    return CliRunner().invoke(cli, requested, prog_name="mfopt", catch_exceptions=False)
 
 
 def printed(*words):

@@ -58,10 +58,12 @@ class _OnlyWithExamples:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_file(self, file_path: Path):
-        found = yield
+        collectors = yield
         if file_path.suffix == ".py" and ">>> " not in file_path.read_text("utf-8"):
-            return [one for one in found if not isinstance(one, DoctestModule)]
-        return found
+            return [
+                collector for collector in collectors if not isinstance(collector, DoctestModule)
+            ]
+        return collectors
 
 
 @pytest.fixture(autouse=True)

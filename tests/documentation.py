@@ -67,14 +67,14 @@ def commands(block: Block) -> list[tuple[list[str], str]]:
     """
     text = block.code.replace("\\\n", " ")
     prompted = any(line.startswith("$ ") for line in text.splitlines())
-    found: list[tuple[str, list[str]]] = []
+    lines: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
         if line.startswith("$ ") or (not prompted and line.strip()):
-            found.append((line.removeprefix("$ "), []))
-        elif found:
-            found[-1][1].append(line)
+            lines.append((line.removeprefix("$ "), []))
+        elif lines:
+            lines[-1][1].append(line)
     result = []
-    for command, output in found:
+    for command, output in lines:
         parts = command.split("&&")
         for part in parts if parts[0].startswith("mfopt") else ():  # installing is the check's part
             words = shlex.split(part, comments=True)

@@ -10,7 +10,7 @@ jsonschema.Draft202012Validator.check_schema(SCHEMA)
 _VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
-def validate(found):
+def validate(printed_object):
     """Raise AssertionError with the first place where ``found`` breaks the schema."""
-    problem = next(iter(_VALIDATOR.iter_errors(found)), None)
-    assert problem is None, f"{found.get('command')}: {problem.message}"
+    problem = next(iter(_VALIDATOR.iter_errors(printed_object)), None)
+    assert problem is None, f"{printed_object.get('command')}: {problem.message}"

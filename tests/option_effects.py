@@ -42,25 +42,25 @@ class Outcome:
 
 def run(words: list[str], inputs: Path) -> Outcome:
     """A command's outcome in a new folder that holds the files of ``inputs``."""
-    before, folder = Path.cwd(), Path(tempfile.mkdtemp())
+    previous_folder, folder = Path.cwd(), Path(tempfile.mkdtemp())
     shutil.copytree(inputs, folder, dirs_exist_ok=True)
     os.chdir(folder)
     try:
-        found = invoked(*words)
+        result = invoked(*words)
         files = tuple(
             (path.relative_to(folder).as_posix(), _content(path))
             for path in sorted(folder.rglob("*"))
             if path.is_file()
         )
     finally:
-        os.chdir(before)
+        os.chdir(previous_folder)
         shutil.rmtree(folder)
-    progress = [line for line in found.stderr.splitlines() if not line.startswith("[")]
-    if len(progress) < len(found.stderr.splitlines()):
+    progress = [line for line in result.stderr.splitlines() if not line.startswith("[")]
+    if len(progress) < len(result.stderr.splitlines()):
         progress.append("[progress]")
     return Outcome(
-        found.exit_code,
-        TIMES.sub("TIME", found.stdout).replace(str(folder), "."),
+        result.exit_code,
+        TIMES.sub("TIME", result.stdout).replace(str(folder), "."),
         TIMES.sub("TIME", "\n".join(progress)).replace(str(folder), "."),
         files,
     )

@@ -11,8 +11,8 @@ from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 def spiky(bins, spread, spike, seed=0):
     """A pair in noise units of modes that overlap a little."""
     rng = np.random.default_rng(seed)
-    own = np.diag(np.sqrt(spike * (0.7 + 0.6 * rng.random(bins))))
-    modes = np.concatenate([spread / bins**0.5 * rng.random((bins, bins)), own])
+    custom = np.diag(np.sqrt(spike * (0.7 + 0.6 * rng.random(bins))))
+    modes = np.concatenate([spread / bins**0.5 * rng.random((bins, bins)), custom])
     gram = modes.T @ modes
     return DominatingPair(gram, np.linalg.cholesky(gram))
 
@@ -35,13 +35,13 @@ def remove_tilts(pair, point):
 
 
 def least_chain(pair, point):
-    known = ceilings(pair, point.noise_multiplier)
-    return importance._least_chain("chain", known.chains["chain"].most, known, point)
+    reference = ceilings(pair, point.noise_multiplier)
+    return importance._least_chain("chain", reference.chains["chain"].most, reference, point)
 
 
 def mean_tilt(pair, point):
     return importance.mean_tilt(ceilings(pair, point.noise_multiplier), point)
 
 
-def total(pair, made, point, samples, key):
-    return importance.total(scaled(pair, point.noise_multiplier), made, point, samples, key)
+def total(pair, built, point, samples, key):
+    return importance.total(scaled(pair, point.noise_multiplier), built, point, samples, key)

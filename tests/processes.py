@@ -34,8 +34,8 @@ def start(*words: Any, **options: Any) -> subprocess.Popen[str]:
 def ended(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
     """Python with these words, once it has ended in whatever way."""
     child = start(*words, **options)
-    out, errors = child.communicate()
-    return subprocess.CompletedProcess(words, child.returncode, out, errors)
+    output, errors = child.communicate()
+    return subprocess.CompletedProcess(words, child.returncode, output, errors)
 
 
 def finish(*children: subprocess.Popen[str]) -> list[str]:

@@ -12,20 +12,20 @@ from mfopt.guarantee import Guarantee
 
 def refusal(words):
     """The one line in which bad usage is refused."""
-    found = invoked(*words)
-    lines = found.stderr.splitlines()
-    assert found.exit_code == 2 and found.stdout == "" and len(lines) == 1, (words, found.output)
+    result = invoked(*words)
+    lines = result.stderr.splitlines()
+    assert result.exit_code == 2 and result.stdout == "" and len(lines) == 1, (words, result.output)
     return lines[0]
 
 
 @every
 def test_a_size_beyond_use_is_refused_where_it_is_read(path):
     for param in of(path):
-        most = getattr(param.type, "most", None)
-        if most is not None:
-            for size in ("1e15", f"{most + 1}"):
+        value = getattr(param.type, "most", None)
+        if value is not None:
+            for size in ("1e15", f"{value + 1}"):
                 name = param.opts[0]
-                assert f"must be at most {most}" in refusal([*path, f"{name}={size}"]), name
+                assert f"must be at most {value}" in refusal([*path, f"{name}={size}"]), name
 
 
 LIMITED = ("--certify-samples", "--group-size", "--points", "--repeats", "--samples", "--jobs")

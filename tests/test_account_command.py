@@ -75,8 +75,8 @@ def run(capsys, *words):
 
 
 def first(shown):
-    found = json.loads(shown)
-    return found["results"][0] if "results" in found else found
+    parsed = json.loads(shown)
+    return parsed["results"][0] if "results" in parsed else parsed
 
 
 @pytest.mark.ci
@@ -168,9 +168,9 @@ BAD = {
     ("name", "bad"),
     [
         (name, bad)
-        for names, each in BAD.items()
+        for names, entry in BAD.items()
         for name in names.split()
-        for bad in each.split(", ")
+        for bad in entry.split(", ")
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(name, bad, capsys):
@@ -188,8 +188,8 @@ def test_bad_input_is_one_line_and_exit_code_2(name, bad, capsys):
 def test_ranges_have_both_ends_and_may_be_geometric():
     assert Sweep(int).convert("1:10:4", None, None) == (1, 5, 9, 10)
     assert Sweep(float).convert("0.5:2:0.5", None, None) == (0.5, 1.0, 1.5, 2.0)
-    found = Sweep(float).convert("1e-9:1e-5:x10", None, None)
-    assert found == pytest.approx([1e-9, 1e-8, 1e-7, 1e-6, 1e-5]) and found[-1] == 1e-5
+    converted = Sweep(float).convert("1e-9:1e-5:x10", None, None)
+    assert converted == pytest.approx([1e-9, 1e-8, 1e-7, 1e-6, 1e-5]) and converted[-1] == 1e-5
     for wrong in ("1e-9:1e-5", "3:1", "1:2:x1", "0:1:x2", "1:2:0"):
         with pytest.raises(click.BadParameter):
             Sweep(float).convert(wrong, None, None)
@@ -219,8 +219,8 @@ AT = ["--noise-multiplier", "3", "--delta", "1e-3", "--json"]
 def test_a_files_bins_are_its_own(file, capsys):
     path = file(BallsInBins(4, 3), BandedSquareRoot(2))
     words = ["--strategy", path, *AT, "--estimate"]
-    found = first(run(capsys, "balls-in-bins", *words))
-    assert found["details"]["sampling"] == BallsInBins(4, 3).describe()
+    actual = first(run(capsys, "balls-in-bins", *words))
+    assert actual["details"]["sampling"] == BallsInBins(4, 3).describe()
     for other in (["--iters", "8"], ["--epochs", "2,3"]):
         message = refused(capsys, "balls-in-bins", *words, *other)
         assert "the mechanism of the file has" in message and other[0] in message
@@ -229,17 +229,17 @@ def test_a_files_bins_are_its_own(file, capsys):
         message = refused(capsys, "fresh-bins", "--strategy", fresh, *AT, "--estimate", *other)
         assert "the mechanism of the file has" in message and other[0] in message
     order = first(run(capsys, "fixed-order", "--strategy", path, *AT))
-    assert order["epsilon"] > found["epsilon"]
+    assert order["epsilon"] > actual["epsilon"]
 
 
 def test_a_banded_file_is_accounted_as_it_is(file, capsys):
     scheme = CyclicPoisson(0.2, 3, 60)
     path = file(scheme, BandedSquareRoot(3))
-    found = first(run(capsys, "banded", path, *AT))
+    actual = first(run(capsys, "banded", path, *AT))
     expected = account(
         Mechanism(scheme, BandedSquareRoot(3)), noise_multiplier=3.0, delta=1e-3
     ).epsilon
-    assert found["epsilon"] == expected
+    assert actual["epsilon"] == expected
     other = first(run(capsys, "banded", path, *AT, "--probability", "0.1", "--bands", "4"))
     assert other["details"]["sampling"] == CyclicPoisson(0.1, 4, 60).describe()
     assert "--iters" in refused(capsys, "banded", path, *AT, "--iters", "50")
@@ -266,11 +266,11 @@ def test_a_banded_file_is_accounted_as_it_is(file, capsys):
     ids=" ".join,
 )
 def test_no_epsilon_is_a_place_to_ask_delta_at_and_no_target(words, capsys):
-    at = [
+    position = [
         first(run(capsys, *words, "--noise-multiplier", "2", "--eps", eps, "--json"))["delta"]
         for eps in ("0", "1e-6", "0.5")
     ]
-    assert 1 > at[0] >= at[1] > at[2]
+    assert 1 > position[0] >= position[1] > position[2]
     assert "must be greater than 0" in refused(capsys, *words, "--eps", "0", "--delta", "1e-3")
 
 
@@ -282,11 +282,11 @@ def test_a_run_of_phases(file, tmp_path, capsys):
         run(capsys, "run", *words, "--delta", DELTA, "--points", 3, "--plot", plot, "--json")
     )["results"]
     assert [row["iterations"] for row in shown] == [25, 50, 90]
-    both = [
+    pair = [
         Phase(Mechanism(Poisson(0.02, 50)), 1.1),
         Phase(Mechanism(CyclicPoisson(0.2, 2, 40), BandedSquareRoot(2)), 2.5),
     ]
-    assert shown[-1]["epsilon"] == phases.compose(both, delta=DELTA).epsilon
+    assert shown[-1]["epsilon"] == phases.compose(pair, delta=DELTA).epsilon
     assert plot.read_bytes().startswith(b"\x89PNG")
     table = run(capsys, "run", file(BallsInBins(4, 2), SquareRoot()), "--eps", 3, "--estimate")
     assert "ESTIMATE" in table or "estimate" in table
@@ -328,15 +328,15 @@ def test_a_conflict_of_options_is_named(words, said, capsys):
 def test_the_words_of_other_tools_are_taken(capsys):
     ours = ["--probability=0.05", "--iterations=40", "--noise-multiplier=2"]
     theirs = ["--sample-rate=0.05", "--steps=40", "--sigma=2"]
-    found = []
+    collected = []
     for words in (ours, theirs):
         main(["account", "dpsgd", *words, "--delta=1e-5", "--json"])
-        found.append(json.loads(capsys.readouterr().out) | {"seconds": 0})
-    assert found[0] == found[1]
+        collected.append(json.loads(capsys.readouterr().out) | {"seconds": 0})
+    assert collected[0] == collected[1]
 
 
 @pytest.mark.parametrize(
-    ("also", "asked"),
+    ("also", "requested"),
     [
         (["--also=pure:2"], ["--eps=1"]),
         (["--also=approximate:0.5:1e-4"], ["--noise-multiplier=1"]),
@@ -344,10 +344,10 @@ def test_the_words_of_other_tools_are_taken(capsys):
         (["--also=pure:0.8", "--also=pure:0.8"], ["--eps=1"]),
     ],
 )
-def test_a_companion_that_exceeds_the_target_alone_is_named(also, asked, capsys):
+def test_a_companion_that_exceeds_the_target_alone_is_named(also, requested, capsys):
     """It was said that no σ up to 1e50 reaches the target."""
     words = ["account", "balls-in-bins", "--epochs=2", "--iters=4", "--delta=1e-5"]
-    said = failure(capsys, *words, *also, *asked, code=1)
+    said = failure(capsys, *words, *also, *requested, code=1)
     assert "what --also names is accounted for with δ = " in said
 
 
@@ -356,10 +356,12 @@ def test_a_bound_is_shown_with_what_some_data_attain(adjacency, capsys):
     words = ["account", "fixed-batch", "--batch-size=50", "--population=1000", "--iters=40"]
     words += [f"--adjacency={adjacency}", "--noise-multiplier=1", "--delta=1e-5"]
     main([*words, "--json"])
-    found = json.loads(capsys.readouterr().out)
-    below, above = found["details"]["bracket"]
-    assert found["status"] == "bound" and above == found["epsilon"] and 0.9 * above < below
+    printed = json.loads(capsys.readouterr().out)
+    below, above = printed["details"]["bracket"]
+    assert printed["status"] == "bound" and above == printed["epsilon"] and 0.9 * above < below
     main(words)
-    line = next(one for one in capsys.readouterr().out.splitlines() if "at least" in one)
+    line = next(
+        splitline for splitline in capsys.readouterr().out.splitlines() if "at least" in splitline
+    )
     shown = float(line.split("ε = ")[1].split(",")[0])
     assert below * (1 - 1e-5) < shown <= below

@@ -31,9 +31,9 @@ def test_identity_at_the_known_values(sigma, epsilon):
     """16 epochs of 128 bins, δ = 1e-5: two implementations by sampling agreed on these to 0.1%."""
     profile = AllocationProfile(128, 16 / sigma**2)
     assert profile.epsilon(1e-5) == pytest.approx(epsilon, rel=2e-3)
-    found = account(Mechanism(BallsInBins(128, 16)), epsilon=epsilon, delta=1e-5)
-    assert found.noise_multiplier == pytest.approx(sigma, rel=1e-3)
-    assert found.status == "exact" and found.failure_probability == 0
+    guarantee = account(Mechanism(BallsInBins(128, 16)), epsilon=epsilon, delta=1e-5)
+    assert guarantee.noise_multiplier == pytest.approx(sigma, rel=1e-3)
+    assert guarantee.status == "exact" and guarantee.failure_probability == 0
 
 
 @pytest.mark.parametrize(
@@ -63,16 +63,16 @@ def test_identity_against_plain_sampling(direction):
 @pytest.mark.parametrize(("bins", "epsilon", "gram"), [(4, 150.0, 12.0), (64, 295.0, 36.0)])
 def test_mass_too_faint_for_floats_is_not_left_out(bins, epsilon, gram):
     """What the other bins add can only raise δ above that of one bin alone."""
-    alone = gaussian.log_delta(math.sqrt(gram), epsilon + math.log(bins))
-    assert AllocationProfile(bins, gram).log_delta(epsilon, "remove") >= alone > -math.inf
+    log_delta = gaussian.log_delta(math.sqrt(gram), epsilon + math.log(bins))
+    assert AllocationProfile(bins, gram).log_delta(epsilon, "remove") >= log_delta > -math.inf
 
 
-def both(model, sigma, epsilon, beta, seed):
+def bounds_of(model, sigma, epsilon, beta, seed):
     """Both directions' bounds, by name."""
     with jax.enable_x64(True):
         trial = Trial(model.samples, beta, chunked.seed_key(seed))
-        found = model.bounds(sigma, epsilon, None, trial)
-    return {"remove": found.remove, "add": found.add}
+        actual = model.bounds(sigma, epsilon, None, trial)
+    return {"remove": actual.remove, "add": actual.add}
 
 
 class TestComposition:
@@ -83,14 +83,14 @@ class TestComposition:
     def test_randomized_response_against_direct_sampling(self, epsilon):
         sigma, local = 2.5, 0.4
         model = composition.ComposedModel(self.pair, composition.pure(local), 2**14)
-        numbers = both(model, sigma, epsilon, 1e-6, 1)
+        numbers = bounds_of(model, sigma, epsilon, 1e-6, 1)
         likely = 1 / (1 + math.exp(-local))
-        same, other = (
+        unchanged, other = (
             plain.mixture(self.pair.factor, sigma, epsilon - loss) for loss in (local, -local)
         )
         for direction, bound in numbers.items():
-            (one, one_error), (two, two_error) = same[direction], other[direction]
-            mean, error = likely * one + (1 - likely) * two, one_error + two_error
+            (item, one_error), (two, two_error) = unchanged[direction], other[direction]
+            mean, error = likely * item + (1 - likely) * two, one_error + two_error
             assert mean - 4 * error < bound < 1.25 * mean + 4 * error
 
     @pytest.mark.ci
@@ -121,21 +121,21 @@ class TestComposition:
 
     @pytest.mark.parametrize("share", [1 - 1e-9, 0.5, math.nan])
     def test_a_companion_that_lacks_mass_is_refused(self, share):
-        given = reference.from_laplace_mechanism(1.0, value_discretization_interval=0.01)
-        composition.from_dp_accounting(given)  # control
-        dense = copy.copy(given._pmf_add.to_dense_pmf())
+        arguments = reference.from_laplace_mechanism(1.0, value_discretization_interval=0.01)
+        composition.from_dp_accounting(arguments)  # control
+        dense = copy.copy(arguments._pmf_add.to_dense_pmf())
         dense._probs = share * dense._probs
-        given._pmf_add = dense
+        arguments._pmf_add = dense
         with pytest.raises(UsageError, match="add up"):
-            composition.from_dp_accounting(given)
+            composition.from_dp_accounting(arguments)
 
     def test_a_composed_guarantee_names_its_companion(self):
         mechanism = Mechanism(BallsInBins(4, 2), BandedSquareRoot(2))
-        found = composition.analysis(
+        epsilon = composition.analysis(
             mechanism, composition.approximate(0.3, 1e-7), certify=False
         ).epsilon(2.5, 1e-3)
-        assert "composed with" in found.method
-        (part,) = found.details["composed_with"]
+        assert "composed with" in epsilon.method
+        (part,) = epsilon.details["composed_with"]
         assert part["infinite"] == 1e-7 and part["count"] == 1
         assert part["largest_loss"] == pytest.approx(0.3, abs=2e-3)
         model = composition.ComposedModel(self.pair, composition.pure(0.3))
@@ -144,7 +144,7 @@ class TestComposition:
 
     def test_a_constant_is_added_in_both_directions(self):
         with_it, without = (
-            both(composition.ComposedModel(self.pair, other, 2**14), 50.0, 3.0, 1e-8, 0)
+            bounds_of(composition.ComposedModel(self.pair, other, 2**14), 50.0, 3.0, 1e-8, 0)
             for other in (composition.approximate(0.2, 1e-4), composition.pure(0.2))
         )
         for direction in ("remove", "add"):
@@ -169,9 +169,9 @@ class TestComposition:
         stick = composition.HockeyStick.of(companion)
         t = np.array([-30.0, -5.0, -1.00047, -0.1, -0.09971, -1e-4, 0.0, 0.04321, 0.0999, 1.2345])
         exact = [part.mass @ np.maximum(-np.expm1(x - part.losses), 0) for x in t]
-        found = np.exp(stick.log_value(t))
-        assert np.all(found >= np.array(exact) * (1 - 1e-12))
-        assert found == pytest.approx(exact, rel=1e-9, abs=1e-12)
+        log_values = np.exp(stick.log_value(t))
+        assert np.all(log_values >= np.array(exact) * (1 - 1e-12))
+        assert log_values == pytest.approx(exact, rel=1e-9, abs=1e-12)
         dense = np.linspace(-40, stick.step * (stick.start + stick.finite.size), 400_001)
         for order in (0.03, 1.0, 7.0, 64.0):
             scanned = np.max(order * dense + stick.log_value(dense))
@@ -199,7 +199,7 @@ def test_far_out_epsilon_is_that_of_a_known_bin_less_the_log_of_their_number():
     assert all(low > high for low, high in itertools.pairwise(values))
     assert values[1] - values[2] < 1e-2  # both ways of computing meet
     far = AllocationProfile(128, 1500.0).epsilon(1e-5)
-    known = gaussian.epsilon(math.sqrt(1500.0), 1e-5)
-    assert far == pytest.approx(known - math.log(128), abs=1e-3)
-    found = account(Mechanism(BallsInBins(128, 16)), epsilon=800.0, delta=1e-5)
-    assert found.status == "exact"
+    table = gaussian.epsilon(math.sqrt(1500.0), 1e-5)
+    assert far == pytest.approx(table - math.log(128), abs=1e-3)
+    guarantee = account(Mechanism(BallsInBins(128, 16)), epsilon=800.0, delta=1e-5)
+    assert guarantee.status == "exact"

@@ -61,57 +61,61 @@ def test_the_chance_of_a_total_lies_below_its_bound() -> None:
     before_release([("remove", 0.5), ("remove", 1.0), ("remove", 2.0), ("add", None)], 2, 3),
 )
 def test_any_order_has_the_mean_of_the_exact_mixture(direction: str, order: float | None) -> None:
-    at = Point(3.0, 1.0)
+    point = Point(3.0, 1.0)
     # the control: 5% more noise is seen
     exact, other = (
         bin_counts.estimate(8, 3, 4.0 / s**2, 1.0, direction=direction, seed=3)
         for s in (3.0, 1.05 * 3.0)
     )
-    tilt = count_mixture.least(PAIR, direction, at)
+    tilt = count_mixture.least(PAIR, direction, point)
     if order is not None:
-        tilt = count_mixture.tilt(PAIR, direction, order, at)
-    seen = count_mixture.pilot(PAIR, tilt, at, 2**15, KEY)
-    error = seen.deviation / math.sqrt(seen.samples)
+        tilt = count_mixture.tilt(PAIR, direction, order, point)
+    pilot = count_mixture.pilot(PAIR, tilt, point, 2**15, KEY)
+    error = pilot.deviation / math.sqrt(pilot.samples)
     error = math.hypot(error, exact.standard_error / exact.value)
-    assert abs(seen.log_mean - math.log(exact.value)) < 4 * error
-    assert seen.log_mean <= tilt.log_ceiling
+    assert abs(pilot.log_mean - math.log(exact.value)) < 4 * error
+    assert pilot.log_mean <= tilt.log_ceiling
     if order == 2.0:
-        assert abs(seen.log_mean - math.log(other.value)) > 4 * error
+        assert abs(pilot.log_mean - math.log(other.value)) > 4 * error
 
 
 def test_draws_within_a_cell_follow_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(count_mixture, "CELLS", 4)  # so wide that where one draws in them counts
-    at = Point(1.5, 2.0)  # of no other test: tables are kept
+    point = Point(1.5, 2.0)  # of no other test: tables are kept
     exact = bin_counts.estimate(8, 3, 4.0 / 1.5**2, 2.0, direction="remove", seed=3)
-    tilt = count_mixture.tilt(PAIR, "remove", 1.0, at)
-    seen = count_mixture.pilot(PAIR, tilt, at, 2**17, KEY)
-    error = math.hypot(seen.deviation / math.sqrt(seen.samples), exact.standard_error / exact.value)
+    tilt = count_mixture.tilt(PAIR, "remove", 1.0, point)
+    pilot = count_mixture.pilot(PAIR, tilt, point, 2**17, KEY)
+    error = math.hypot(
+        pilot.deviation / math.sqrt(pilot.samples), exact.standard_error / exact.value
+    )
     assert error < 0.01
-    assert abs(seen.log_mean - math.log(exact.value)) < 4 * error
+    assert abs(pilot.log_mean - math.log(exact.value)) < 4 * error
 
 
 def test_one_unit_is_the_sum_of_lognormals() -> None:
-    pair, at = CountPair(8, 1, 4.0), Point(2.0, 1.0)
+    pair, point = CountPair(8, 1, 4.0), Point(2.0, 1.0)
     exact = math.exp(AllocationProfile(8, 4.0 / 2.0**2).log_delta(1.0, "remove"))
-    tilt = count_mixture.least(pair, "remove", at)
-    seen = count_mixture.pilot(pair, tilt, at, 2**15, KEY)
-    assert abs(math.exp(seen.log_mean) / exact - 1) < 4 * seen.deviation / math.sqrt(seen.samples)
-    bet, _ = seen.expected(2**15, 1e-6)
-    bound = count_mixture.bound(pair, tilt, at, bet, Trial(2**15, 1e-6, chunked.seed_key(6)))
+    tilt = count_mixture.least(pair, "remove", point)
+    pilot = count_mixture.pilot(pair, tilt, point, 2**15, KEY)
+    assert abs(math.exp(pilot.log_mean) / exact - 1) < 4 * pilot.deviation / math.sqrt(
+        pilot.samples
+    )
+    bet, _ = pilot.expected(2**15, 1e-6)
+    bound = count_mixture.bound(pair, tilt, point, bet, Trial(2**15, 1e-6, chunked.seed_key(6)))
     assert exact <= bound.value < 1.2 * exact
 
 
 def test_counts_that_weigh_more_than_floats_hold_have_a_ceiling() -> None:
     """Many units in few bins, and some in one bin under little noise."""
-    for pair, at in [
+    for pair, position in [
         (CountPair(512, 8, 2.2), Point(0.2, 48.0)),
         (CountPair(8, 50, 1.0), Point(0.43, 7300.0)),
         (CountPair(8, 300, 1.0), Point(200.0, 1.0)),
     ]:
-        assert math.isfinite(count_mixture.least(pair, "remove", at).log_ceiling)
+        assert math.isfinite(count_mixture.least(pair, "remove", position).log_ceiling)
     # of Σ_j x^j/j! to the power b: b^K/K!
-    found = count_mixture._log_power(-special.gammaln(np.arange(301) + 1), 8, 300)
-    assert found == pytest.approx(300 * math.log(8) - math.lgamma(301), rel=1e-12)
+    actual = count_mixture._log_power(-special.gammaln(np.arange(301) + 1), 8, 300)
+    assert actual == pytest.approx(300 * math.log(8) - math.lgamma(301), rel=1e-12)
 
 
 def test_fewer_samples_are_drawn_where_each_takes_long() -> None:
@@ -123,18 +127,18 @@ def test_fewer_samples_are_drawn_where_each_takes_long() -> None:
 def plane(pair: CountPair, sigma: float, epsilon: float) -> tuple[float, float]:
     """(H(P, Q), H(Q, P)) of two bins by sums over a fine grid of z."""
     z, cell = np.linspace(-9, 9 + 3 * pair.group_size, 401, retstep=True)
-    one, two = np.meshgrid(z, z, indexing="ij")
+    item, two = np.meshgrid(z, z, indexing="ij")
     g, k = pair.squared_norm / sigma**2, pair.group_size
-    exponents = np.stack([one.ravel(), two.ravel()], axis=1) * math.sqrt(g)
+    exponents = np.stack([item.ravel(), two.ravel()], axis=1) * math.sqrt(g)
     loss = bin_counts.log_ratio(exponents, g, k)
-    plain = np.exp(-0.5 * (one**2 + two**2)).ravel() / (2 * math.pi) * cell**2
+    plain = np.exp(-0.5 * (item**2 + two**2)).ravel() / (2 * math.pi) * cell**2
     remove, add = (np.maximum(-np.expm1(epsilon - sign * loss), 0) for sign in (1, -1))
     return float(plain @ (np.exp(loss) * remove)), float(plain @ add)
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("pair", "most"),
+    ("pair", "limit"),
     before_release(
         [
             (CountPair(2, 3, 1.0), None),
@@ -146,35 +150,35 @@ def plane(pair: CountPair, sigma: float, epsilon: float) -> tuple[float, float]:
     ),
 )
 def test_two_bins_by_quadrature(
-    pair: CountPair, most: int | None, monkeypatch: pytest.MonkeyPatch
+    pair: CountPair, limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every part of the bound against a number: what is sampled, left out, and both directions."""
     sigma, epsilon = 1.5, 0.8
     exact = dict(zip(("remove", "add"), plane(pair, sigma, epsilon), strict=True))
-    if most is not None:
-        monkeypatch.setattr(CountPair, "most", most)
+    if limit is not None:
+        monkeypatch.setattr(CountPair, "most", limit)
     aside = pair.left_out + 2 * pair.faint
     for direction, truth in exact.items():
         tilt = count_mixture.least(pair, direction, Point(sigma, epsilon))
-        seen = count_mixture.pilot(pair, tilt, Point(sigma, epsilon), 2**13, KEY)
-        mean, error = math.exp(seen.log_mean), 4 * seen.deviation / math.sqrt(seen.samples)
+        pilot = count_mixture.pilot(pair, tilt, Point(sigma, epsilon), 2**13, KEY)
+        mean, error = math.exp(pilot.log_mean), 4 * pilot.deviation / math.sqrt(pilot.samples)
         assert truth <= math.exp(tilt.log_ceiling) + aside
-        bet, _ = seen.expected(2**13, 1e-4)
-        found = count_mixture.bound(
+        bet, _ = pilot.expected(2**13, 1e-4)
+        bound = count_mixture.bound(
             pair, tilt, Point(sigma, epsilon), bet, Trial(2**13, 1e-4, chunked.seed_key(9))
         )
         if direction == "remove":
             assert mean * (1 - error) <= truth <= mean * (1 + error) + aside
-        elif most is None:
+        elif limit is None:
             assert abs(mean / truth - 1) < error
-        assert truth <= found.value
+        assert truth <= bound.value
 
 
 def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch) -> None:
-    costly, few, small = (
+    costly, short_run, small = (
         Mechanism(BallsInBins(bins, 1), group_size=2) for bins in (6554, 6553, 300)
     )
-    assert balls_in_bins.is_costly(costly) and not balls_in_bins.is_costly(few)
+    assert balls_in_bins.is_costly(costly) and not balls_in_bins.is_costly(short_run)
     monkeypatch.setattr(balls_in_bins, "_MOST", 1)
     monkeypatch.setattr(balls_in_bins, "model", None)  # a model that is sampled fails
     assert account(small, noise_multiplier=4.0, delta=1e-6).status == "bound"
@@ -182,37 +186,42 @@ def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch) 
 
 def test_overlaps_that_do_not_fit_are_refused_before_they_are_made() -> None:
     mechanism = Mechanism(BallsInBins(10**6, 1), BandedToeplitz(np.array([1.0, 0.5])), 2)
-    for asked in (balls_in_bins.whole_profile, lambda one: account(one, epsilon=1.0, delta=1e-6)):
+    for requested in (
+        balls_in_bins.whole_profile,
+        lambda one: account(one, epsilon=1.0, delta=1e-6),
+    ):
         with pytest.raises(UsageError, match="bins"):
-            asked(mechanism)
+            requested(mechanism)
 
 
 @pytest.mark.release
 def test_groups_of_independent_noise_are_near_the_exact_mixture() -> None:
     """σ for (ε, δ): above the exact mixture's, and near it, where the profile's bound is not."""
-    found = account(
+    guarantee = account(
         Mechanism(BallsInBins(8, 4), Identity(), group_size=3),
         epsilon=2.0,
         delta=1e-3,
         seed=9,
         samples=2**14,
     )
-    sigma = found.noise_multiplier
-    below, here = (
+    sigma = guarantee.noise_multiplier
+    below, estimate = (
         bin_counts.estimate(8, 3, 4.0 / s**2, 2.0, samples=2**20, seed=1)
         for s in (0.9 * sigma, sigma)
     )
-    assert here.value - 4 * here.standard_error < 1e-3 < below.value + 4 * below.standard_error
+    assert (
+        estimate.value - 4 * estimate.standard_error < 1e-3 < below.value + 4 * below.standard_error
+    )
     # all three are asked; which is the least differs from case to case
-    assert found.group_size == 3 and len(found.details["least_of"]) == 3
+    assert guarantee.group_size == 3 and len(guarantee.details["least_of"]) == 3
 
 
 @pytest.mark.ci
 def test_a_moment_below_the_smallest_float_is_a_moment() -> None:
     pair = CountPair(4, 8, 1.0)
-    for least in (0.5, 3.0, 1e3):
-        found = count_mixture._lower_tail(pair, np.array([0.0, 1.0]), np.array([0.0, least]))
-        assert 0 < found <= 4 * least  # there is never less than that
+    for lowest in (0.5, 3.0, 1e3):
+        actual = count_mixture._lower_tail(pair, np.array([0.0, 1.0]), np.array([0.0, lowest]))
+        assert 0 < actual <= 4 * lowest  # there is never less than that
     mechanism = Mechanism(BallsInBins(4, 1), group_size=8)
     answer = account(mechanism, noise_multiplier=30.0, delta=1e-6, seed=1, certify=False)
     assert 0 < answer.epsilon < gaussian.epsilon(8 / 30, 1e-6)
@@ -224,9 +233,9 @@ def test_nothing_is_certified_that_cannot_be_below_what_is_known(monkeypatch):
     model = group.model(mechanism)
     whole = Engine(model, seed=0).epsilon(3.0, 1e-5)
     monkeypatch.setattr(type(model), "bounds", None)  # a test that is made fails
-    near = whole.estimate.value * 1.0001
-    for known in (near, 0.9 * near):
-        free = Engine(model, seed=0, known=known).epsilon(3.0, 1e-5)
+    value = whole.estimate.value * 1.0001
+    for reference in (value, 0.9 * value):
+        free = Engine(model, seed=0, known=reference).epsilon(3.0, 1e-5)
         assert free.method != whole.method and free.epsilon > whole.epsilon
     with pytest.raises(TypeError):
-        Engine(model, seed=0, known=2 * near).epsilon(3.0, 1e-5)
+        Engine(model, seed=0, known=2 * value).epsilon(3.0, 1e-5)

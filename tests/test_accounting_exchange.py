@@ -29,10 +29,10 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 def test_what_floats_cannot_carry_is_an_infinite_loss(step) -> None:
     # at losses near -660 atoms hold a hundredth of Q, and of P less than a float can
     pair = ReplacementRound.replaced_in_fixed_batch(0.5)
-    found = pair.discretize(0.055, step, Resolution(0.05, -60.0))
-    carried = float(np.exp(found.log_mass - found.losses).sum())
-    assert carried + found.reverse_infinite == pytest.approx(1, abs=1e-12)
-    twice = found.reverse().reverse()
+    actual = pair.discretize(0.055, step, Resolution(0.05, -60.0))
+    carried = float(np.exp(actual.log_mass - actual.losses).sum())
+    assert carried + actual.reverse_infinite == pytest.approx(1, abs=1e-12)
+    twice = actual.reverse().reverse()
     assert float(twice.mass.sum()) + twice.infinite == pytest.approx(1, abs=1e-12)
 
 
@@ -53,12 +53,12 @@ def worlds(kind, rng):
 
 def worst(kind):
     """The data that should be worst for positive, and for negative losses."""
-    one, none = (1.0, 0.0), (0.0, 0.0)
+    item, none = (1.0, 0.0), (0.0, 0.0)
     minus = (-1.0, 0.0)
     return {
-        "zeroed": [(minus, one, none), (one, one, none)],
-        "replaced": [(minus, one, minus), (one, one, minus)],
-        "replaced, Poisson": [(none, one, minus), (none, one, minus)],
+        "zeroed": [(minus, item, none), (item, item, none)],
+        "replaced": [(minus, item, minus), (item, item, minus)],
+        "replaced, Poisson": [(none, item, minus), (none, item, minus)],
     }[kind]
 
 
@@ -67,8 +67,9 @@ def divergences(world, q, sigma, orders):
     line = np.linspace(-1 - 8 * sigma, 1 + 8 * sigma, 500)
     cell = (line[1] - line[0]) ** 2
     v, x, other = (
-        stats.norm.pdf(line, at[0], sigma)[:, None] * stats.norm.pdf(line, at[1], sigma)[None]
-        for at in world
+        stats.norm.pdf(line, position[0], sigma)[:, None]
+        * stats.norm.pdf(line, position[1], sigma)[None]
+        for position in world
     )
     p, q_ = (1 - q) * v + q * x, (1 - q) * v + q * other
     return np.array([np.maximum(p - alpha * q_, 0).sum() * cell for alpha in orders])
@@ -96,8 +97,8 @@ def test_no_data_are_worse_in_a_round_and_some_attain_it(kind):
     for q, sigma in ((0.1, 0.7), (0.6, 1.3)):
         bound = curve(KINDS[kind](q), sigma, ORDERS)
         for _ in range(12):
-            found = divergences(worlds(kind, rng), q, sigma, ORDERS)
-            assert np.all(found <= bound * (1 + 1e-3) + 1e-6)
+            actual = divergences(worlds(kind, rng), q, sigma, ORDERS)
+            assert np.all(actual <= bound * (1 + 1e-3) + 1e-6)
         attained = np.max([divergences(world, q, sigma, ORDERS) for world in worst(kind)], axis=0)
         assert attained == pytest.approx(bound, rel=2e-3, abs=1e-6)
     # control: the undoubled mixture is not enough for any of them
@@ -122,8 +123,8 @@ def test_certain_participation_is_a_gaussian_release():
         assert RoundsProfile(exchange, 9, 5.0).log_delta(1.0) == exact
         part = exchange.discretize(5.0, 1e-3, Resolution(1e-2, -60.0))
         composed = Composition(((part, 9),))
-        found = composed.convolve(composed.tilt_for_epsilon(1.0)).log_delta(1.0)
-        assert exact - 1e-9 <= found <= exact + 1e-3
+        log_delta = composed.convolve(composed.tilt_for_epsilon(1.0)).log_delta(1.0)
+        assert exact - 1e-9 <= log_delta <= exact + 1e-3
 
 
 @pytest.mark.parametrize(
@@ -141,14 +142,14 @@ def test_certain_participation_is_a_gaussian_release():
 )
 def test_groups_go_through_the_whole_profile(scheme, strategy, adjacency):
     def epsilon(size, adjacency=adjacency):
-        more = {} if strategy is None else {"strategy": strategy}
-        mechanism = Mechanism(scheme, group_size=size, adjacency=adjacency, **more)
+        extra = {} if strategy is None else {"strategy": strategy}
+        mechanism = Mechanism(scheme, group_size=size, adjacency=adjacency, **extra)
         return account(mechanism, noise_multiplier=3.0, delta=1e-5)
 
-    one, two = epsilon(1), epsilon(2)
-    assert 2 * one.epsilon < two.epsilon and two.status == "bound"
+    item, two = epsilon(1), epsilon(2)
+    assert 2 * item.epsilon < two.epsilon and two.status == "bound"
     if adjacency == "replace":
-        assert one.epsilon > epsilon(1, "add-remove").epsilon or scheme.kind == "fixed-batch"
+        assert item.epsilon > epsilon(1, "add-remove").epsilon or scheme.kind == "fixed-batch"
 
 
 def test_a_group_must_be_among_the_units():
@@ -156,21 +157,21 @@ def test_a_group_must_be_among_the_units():
     with pytest.raises(UsageError, match="20 units"):
         account(mechanism, noise_multiplier=1.0, delta=1e-5)
     whole = Mechanism(FixedBatch(20, 20, 4), adjacency="zero-out")  # nobody needs to be left
-    found = account(whole, noise_multiplier=4.0, delta=1e-5).epsilon
-    assert found == pytest.approx(gaussian.epsilon(2 / 4.0, 1e-5), rel=1e-9)
+    epsilon = account(whole, noise_multiplier=4.0, delta=1e-5).epsilon
+    assert epsilon == pytest.approx(gaussian.epsilon(2 / 4.0, 1e-5), rel=1e-9)
 
 
-def cut_batches(scheme, others, unit, sigma, line):
+def cut_batches(scheme, variants, unit, sigma, line):
     """Density of a round's sum: ``unit`` is what the unit gives, None where it is not there."""
     n, size, p = scheme.population, scheme.batch_size, scheme.probability
     density = np.zeros_like(line)
     for drawn in range(n):
-        for taken, chance in ((0, 1 - p), (1, p)) if unit is not None else ((0, 1.0),):
+        for participated, chance in ((0, 1 - p), (1, p)) if unit is not None else ((0, 1.0),):
             chance *= stats.binom.pmf(drawn, n - 1, p)
-            room = min(drawn + taken, size)
-            stays = room / (drawn + taken) if taken else 0.0  # uniformly who is kept
+            room = min(drawn + participated, size)
+            stays = room / (drawn + participated) if participated else 0.0  # uniformly who is kept
             for kept, share in ((1, stays), (0, 1 - stays)):
-                total = others * (room - kept) + (unit or 0.0) * kept
+                total = variants * (room - kept) + (unit or 0.0) * kept
                 density += chance * share * stats.norm.pdf(line, total, sigma)
     return density
 
@@ -185,17 +186,17 @@ def test_batches_that_are_cut_are_within_their_account(adjacency, other):
     exchange = poisson.truncated_poisson(Identity(), scheme, adjacency).mixture
     far = [*ORDERS, 30.0]
     ways = [curve(exchange, sigma, far), curve(exchange, sigma, far, add=True)]
-    place = Mixture.binomial(1, scheme.kept)
-    undoubled = curve(PublicMixture(Mixture.binomial(1, 0.9), place, scheme.full), sigma, far)
+    index = Mixture.binomial(1, scheme.kept)
+    undoubled = curve(PublicMixture(Mixture.binomial(1, 0.9), index, scheme.full), sigma, far)
     worst = np.zeros(len(far))
-    for others in (-1.0, 0.0, 1.0):
-        with_it = cut_batches(scheme, others, 1.0, sigma, line)
-        without = cut_batches(scheme, others, other, sigma, line)
+    for variants in (-1.0, 0.0, 1.0):
+        with_it = cut_batches(scheme, variants, 1.0, sigma, line)
+        without = cut_batches(scheme, variants, other, sigma, line)
         assert with_it.sum() * (line[1] - line[0]) == pytest.approx(1, abs=1e-6)
         for (p, q), bound in zip(((with_it, without), (without, with_it)), ways, strict=True):
-            found = np.array([np.maximum(p - a * q, 0).sum() * (line[1] - line[0]) for a in far])
-            assert np.all(found <= bound * (1 + 1e-3) + 1e-6)
-            worst = np.maximum(worst, found)
+            actual = np.array([np.maximum(p - a * q, 0).sum() * (line[1] - line[0]) for a in far])
+            assert np.all(actual <= bound * (1 + 1e-3) + 1e-6)
+            worst = np.maximum(worst, actual)
     assert np.any(worst > 1.05 * undoubled)  # control: the unit also takes another's place
 
 
@@ -211,11 +212,11 @@ def test_cut_batches_agree_with_dp_accounting():
         assert isinstance(event.event, dp_event.TruncatedSubsampledGaussianDpEvent)
         assert events.from_event(event) == [phase]
         theirs = PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(1e-6)
-        found = account(phase.mechanism, noise_multiplier=1.2, delta=1e-6)
+        guarantee = account(phase.mechanism, noise_multiplier=1.2, delta=1e-6)
         # where batches are often full, theirs counts a replacement for the unit's place
-        assert (1 - width) * theirs <= found.epsilon <= theirs * (1 + 1e-3)
-        assert found.status == "bound"
-        values.append(found.epsilon)
+        assert (1 - width) * theirs <= guarantee.epsilon <= theirs * (1 + 1e-3)
+        assert guarantee.status == "bound"
+        values.append(guarantee.epsilon)
     plain = account(Mechanism(Poisson(0.02, 100)), noise_multiplier=1.2, delta=1e-6).epsilon
     never = TruncatedPoisson(0.02, 1000, 1000, 100)
     assert account(Mechanism(never), noise_multiplier=1.2, delta=1e-6).epsilon == plain

@@ -44,9 +44,9 @@ def test_inverses_end_on_the_private_side(mu, delta):
     assert gaussian.log_delta(mu, epsilon) <= math.log(delta)
     if epsilon > 0:
         assert gaussian.log_delta(mu, epsilon * (1 - 1e-9)) > math.log(delta)
-        found = gaussian.largest_mu(epsilon, delta)
-        assert found == pytest.approx(mu, rel=1e-9)
-        assert gaussian.log_delta(found, epsilon) <= math.log(delta)
+        actual = gaussian.largest_mu(epsilon, delta)
+        assert actual == pytest.approx(mu, rel=1e-9)
+        assert gaussian.log_delta(actual, epsilon) <= math.log(delta)
 
 
 def test_root_is_on_the_satisfying_side_and_tight():
@@ -57,9 +57,9 @@ def test_root_is_on_the_satisfying_side_and_tight():
         return 3.0 - x
 
     for guess in (0.01, 2.9, 100.0):
-        found = solve.smallest(excess, guess, name="x", relative=1e-6)
-        assert excess(found) <= 0 and excess(found * (1 - 2e-6)) > 0
-        assert found in calls
+        actual = solve.smallest(excess, guess, name="x", relative=1e-6)
+        assert excess(actual) <= 0 and excess(actual * (1 - 2e-6)) > 0
+        assert actual in calls
 
 
 def test_root_finder_survives_jumps_and_infinities():
@@ -76,8 +76,8 @@ def test_root_finder_survives_jumps_and_infinities():
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.4])
 def test_almost_no_noise_hides_almost_nothing(mu, share):
     """δ is close to 1 while ε is below μ²/2, with no overflow on the way."""
-    found = gaussian.log_delta(mu, share * mu * mu)
-    assert -1e-5 < found <= 0.0
+    log_delta = gaussian.log_delta(mu, share * mu * mu)
+    assert -1e-5 < log_delta <= 0.0
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_almost_no_noise_hides_almost_nothing(mu, share):
 def test_root_is_that_of_bisection(function, low, high):
     tight = scipy.optimize.bisect(function, low, high, xtol=1e-300, maxiter=3000)
     for relative in (1e-14, 1e-2):
-        at = solve.root(function, low, high, relative=relative)
-        assert at == pytest.approx(tight, rel=1.1 * relative)
+        position = solve.root(function, low, high, relative=relative)
+        assert position == pytest.approx(tight, rel=1.1 * relative)
 
 
 def test_a_function_without_a_root_or_without_a_number_is_refused():
@@ -114,8 +114,8 @@ def test_lowest_is_within_a_bracket_of_the_minimum():
         calls.append(x)
         return abs(x - 1.234) ** 1.5
 
-    at = solve.lowest(function, -7.0, 5.0, width=1e-3)
-    assert at == pytest.approx(1.234, abs=1e-3) and at in calls
+    position = solve.lowest(function, -7.0, 5.0, width=1e-3)
+    assert position == pytest.approx(1.234, abs=1e-3) and position in calls
     assert len(calls) <= 2 + math.ceil(math.log(12 / 1e-3) / math.log(1.618034))
     assert solve.lowest(lambda x: x, 2.0, 3.0, width=1e-4) == pytest.approx(2.0, abs=1e-4)
     assert solve.lowest(lambda x: -x, 2.0, 3.0, width=1e-4) == pytest.approx(3.0, abs=1e-4)

@@ -66,17 +66,17 @@ def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
     loss, beta = SampledGaussian(), 1e-6
     chain = SampledChain(loss, group_size)
     trial = Trial(2**14, beta, chunked.seed_key(0))
-    both = chain.bounds(2.0, 4.0, chain.pilot(2.0, 4.0, trial), trial).both
-    for asked in loss.asked.values():
-        assert len(asked) > 1 and sum(spent for spent, _ in asked) == pytest.approx(beta)
-    keys = [key for asked in loss.asked.values() for _, key in asked]
+    pair = chain.bounds(2.0, 4.0, chain.pilot(2.0, 4.0, trial), trial).both
+    for requested in loss.asked.values():
+        assert len(requested) > 1 and sum(spent for spent, _ in requested) == pytest.approx(beta)
+    keys = [key for requested in loss.asked.values() for _, key in requested]
     assert len(set(map(tuple, keys))) == len(keys)
     # above the truth, and near that of a split into shares of the exact profile, which has more
     exact = np.exp(gaussian_chain(group_size).log_deltas(2.0, 4.0))
-    for found, best in zip(both, exact, strict=True):
+    for actual, best in zip(pair, exact, strict=True):
         assert (
             math.exp(gaussian.log_delta(group_size / 2.0, 4.0))
-            < found
+            < actual
             <= (1.03 if group_size == 2 else 1.1) * best
         )
 
@@ -85,20 +85,22 @@ def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
 def test_equal_steps_are_above_the_truth_and_meet_what_is_asked(group_size):
     steps, delta = EqualSteps(GaussianBound(1.0), group_size), 1e-8
     for sigma, epsilon in ((4.0, 3.0), (20.0, 1.0)):
-        found = steps.log_deltas(sigma, epsilon)
+        log_deltas = steps.log_deltas(sigma, epsilon)
         truth = gaussian.log_delta(group_size / sigma, epsilon)
         # the lemma, term by term
         terms = [math.exp(j * epsilon / group_size) for j in range(group_size)]
-        one = gaussian.log_delta(1 / sigma, epsilon / group_size)
-        assert found == pytest.approx((min(one + math.log(sum(terms)), 0.0),) * 2, rel=1e-9)
-        assert found[0] >= truth * (1 + 1e-12)
+        log_delta = gaussian.log_delta(1 / sigma, epsilon / group_size)
+        assert log_deltas == pytest.approx(
+            (min(log_delta + math.log(sum(terms)), 0.0),) * 2, rel=1e-9
+        )
+        assert log_deltas[0] >= truth * (1 + 1e-12)
     sigma = steps.noise_multiplier(2.0, delta)
     assert math.log(delta) - 1e-3 < max(steps.log_deltas(sigma, 2.0)) <= math.log(delta)
     assert steps.epsilon(sigma, delta) == pytest.approx(2.0, rel=1e-3)
 
 
 def test_a_group_has_what_holds_without_samples_where_these_say_too_little(monkeypatch):
-    loss, told = SampledGaussian(), []
+    loss, reports = SampledGaussian(), []
     monkeypatch.setattr(
         SampledGaussian, "slow_bounds", lambda _: [GaussianBound(1.0)], raising=False
     )
@@ -107,9 +109,9 @@ def test_a_group_has_what_holds_without_samples_where_these_say_too_little(monke
     sampled = Engine(chain, 0).noise_multiplier(4.0, 1e-6)
     assert sampled.method == chain.method  # no more is asked, however loose
     chain.most_slack = -1.0
-    found = Engine(chain, 0, told.append).noise_multiplier(4.0, 1e-6)
-    assert found.method.endswith("equal steps") and found.beta == 0 and told[-1].lasting
-    assert 1 < found.noise_multiplier / sampled.noise_multiplier < 1.2
+    sigma = Engine(chain, 0, reports.append).noise_multiplier(4.0, 1e-6)
+    assert sigma.method.endswith("equal steps") and sigma.beta == 0 and reports[-1].lasting
+    assert 1 < sigma.noise_multiplier / sampled.noise_multiplier < 1.2
 
 
 def gaussian_chain(group_size):
@@ -122,8 +124,8 @@ class OneSided(GaussianProfile):
     side, more = "add", math.log(3)
 
     def log_delta(self, epsilon, direction=None):
-        own = super().log_delta(epsilon)
-        return own + self.more if direction in (self.side, None) else own
+        log_delta = super().log_delta(epsilon)
+        return log_delta + self.more if direction in (self.side, None) else log_delta
 
 
 @pytest.mark.parametrize("side", ["remove", "add"])
@@ -131,9 +133,9 @@ def test_a_group_is_bounded_in_both_directions_and_by_numbers(side, monkeypatch)
     monkeypatch.setattr(GaussianBound, "profile", lambda _, sigma, accuracy=0: OneSided(1 / sigma))
     monkeypatch.setattr(OneSided, "side", side)
     grouped = GroupBound(GaussianBound(1.0), 2, "one-sided")
-    both = dict(zip(("remove", "add"), grouped.log_deltas(4.0, 2.0), strict=True))
-    larger = both.pop(side)
-    assert larger > max(both.values()) + 0.5
+    pair = dict(zip(("remove", "add"), grouped.log_deltas(4.0, 2.0), strict=True))
+    larger = pair.pop(side)
+    assert larger > max(pair.values()) + 0.5
     assert grouped.profile(4.0).log_delta(2.0) == larger
     epsilon = grouped.epsilon(4.0, math.exp(larger))
     assert 2.0 * (1 - 1e-9) <= epsilon <= 2.0 * (1 + 2e-4)
@@ -147,21 +149,21 @@ def test_a_group_is_bounded_in_both_directions_and_by_numbers(side, monkeypatch)
 @pytest.mark.release
 def test_black_box_is_infinite_where_the_mixture_is_finite():
     """Ganesh 2024, section 1: 2,000 rounds, p = 1/100; accountants that stop at δ = 1e-15."""
-    one = RoundsProfile(Mixture.binomial(1, 0.01), 2000, 1.0)
-    assert math.isinf(group_lemma.black_box_epsilon(one, 8, 1e-6, floor=1e-15))
+    profile = RoundsProfile(Mixture.binomial(1, 0.01), 2000, 1.0)
+    assert math.isinf(group_lemma.black_box_epsilon(profile, 8, 1e-6, floor=1e-15))
     mechanism = Mechanism(Poisson(0.01, 2000), group_size=8)
     tight = account(mechanism, noise_multiplier=1.0, delta=1e-6).epsilon
     assert tight == pytest.approx(34.8907, rel=1e-4)
     # with δ's resolved far below that floor the lemma gives a number, and it is far above
-    resolved = group_lemma.black_box_epsilon(one, 8, 1e-6)
+    resolved = group_lemma.black_box_epsilon(profile, 8, 1e-6)
     assert math.isinf(resolved) or resolved > 5 * tight
 
 
 def test_black_box_by_moments_has_a_number_where_probabilities_end():
     """At the setting of Ganesh's Figure 1; dp_accounting's Rényi orders converted by the lemma."""
-    at = (2.0, 0.01, 2000, 1e-6)
-    one = moments.epsilon(*at, conversion="improved")
-    assert group_lemma.group_epsilon(*at, 1) == pytest.approx(one, rel=0.02)
+    position = (2.0, 0.01, 2000, 1e-6)
+    epsilon = moments.epsilon(*position, conversion="improved")
+    assert group_lemma.group_epsilon(*position, 1) == pytest.approx(epsilon, rel=0.02)
     accountant = dp_accounting.rdp.RdpAccountant(
         [*range(2, 64), *range(64, 1024, 8)], NeighboringRelation.ADD_OR_REMOVE_ONE
     )
@@ -169,19 +171,19 @@ def test_black_box_by_moments_has_a_number_where_probabilities_end():
         dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(2.0)), 2000
     )
     for size in (8, 16, 32):
-        found = group_lemma.group_epsilon(*at, size)
+        actual = group_lemma.group_epsilon(*position, size)
         # the lemma with dp_accounting's δ of one unit, as far as float64 tells it from 0
-        log_delta = math.log(1e-6) - group.black_box_log_factor(found / size, size)
+        log_delta = math.log(1e-6) - group.black_box_log_factor(actual / size, size)
         if log_delta > -700:
             assert accountant.get_epsilon(math.exp(log_delta)) == pytest.approx(
-                found / size, rel=5e-3
+                actual / size, rel=5e-3
             )
         tight = account(
             Mechanism(Poisson(0.01, 2000), group_size=size), noise_multiplier=2.0, delta=1e-6
         )
-        assert tight.epsilon < found
-    assert group_lemma.group_epsilon(*at, 16) == pytest.approx(39.76, abs=0.05)
-    assert group_lemma.group_epsilon(*at, 32) == pytest.approx(402.9, abs=0.5)
+        assert tight.epsilon < actual
+    assert group_lemma.group_epsilon(*position, 16) == pytest.approx(39.76, abs=0.05)
+    assert group_lemma.group_epsilon(*position, 32) == pytest.approx(402.9, abs=0.5)
     assert group_lemma.group_epsilon(2.0, 0.0, 2000, 1e-6, 4) == 0.0
 
 
@@ -225,10 +227,10 @@ def test_whole_profile_of_a_gaussian_loses_almost_nothing():
         chain = DeterministicAnalysis(
             Mechanism(FixedOrder(1, 1), group_size=group_size), gaussian_chain(group_size)
         )
-        found = chain.epsilon(4.0, 1e-6)
+        epsilon = chain.epsilon(4.0, 1e-6)
         exact = gaussian.epsilon(group_size / 4.0, 1e-6)
-        assert exact <= found.epsilon <= 1.01 * exact
-        assert found.status == "bound" and found.failure_probability == 0
+        assert exact <= epsilon.epsilon <= 1.01 * exact
+        assert epsilon.status == "bound" and epsilon.failure_probability == 0
 
 
 def test_splits_against_all_splits_by_enumeration():
@@ -261,10 +263,10 @@ def test_lemma_forms():
     assert group.black_box_log_factor(0.7, 1) == pytest.approx(0, abs=1e-12)
     profile = GaussianProfile(0.5)
     assert group_lemma.black_box_epsilon(profile, 1, 1e-6) == pytest.approx(profile.epsilon(1e-6))
-    found = group_lemma.black_box_epsilon(profile, 3, 1e-6)
-    each = found / 3
-    total = profile.log_delta(each) + group.black_box_log_factor(each, 3)
-    assert total <= math.log(1e-6) and found > gaussian.epsilon(1.5, 1e-6)
+    actual = group_lemma.black_box_epsilon(profile, 3, 1e-6)
+    entry = actual / 3
+    total = profile.log_delta(entry) + group.black_box_log_factor(entry, 3)
+    assert total <= math.log(1e-6) and actual > gaussian.epsilon(1.5, 1e-6)
 
 
 def test_the_second_moment_of_a_million_units_is_bounded_in_little_memory():
@@ -274,17 +276,17 @@ def test_the_second_moment_of_a_million_units_is_bounded_in_little_memory():
     counts = np.arange(9000, 11000)
     inner = np.expm1(size * np.log1p(probability * np.expm1(counts / sigma**2)))
     exact = math.log1p(scipy.stats.binom.pmf(counts, size, probability) @ inner)
-    found = Mixture.binomial(size, probability).log_square(sigma)
-    assert exact * (1 - 1e-9) < found < 1.01 * exact
+    actual = Mixture.binomial(size, probability).log_square(sigma)
+    assert exact * (1 - 1e-9) < actual < 1.01 * exact
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("sigma", [pytest.param(1.0, marks=pytest.mark.release), 1e6])
 def test_a_million_units_are_accounted_for(sigma):
     mechanism = Mechanism(Poisson(0.01, 20), group_size=10**6)
-    found = account(mechanism, noise_multiplier=sigma, delta=1e-5)
+    guarantee = account(mechanism, noise_multiplier=sigma, delta=1e-5)
     # all that the group can give, in every round
-    most = gaussian.epsilon(1e6 * math.sqrt(20) / sigma, 1e-5)
+    epsilon = gaussian.epsilon(1e6 * math.sqrt(20) / sigma, 1e-5)
     # its mean, in every round: less than the truth, as divergences are convex
-    least = gaussian.epsilon(1e4 * math.sqrt(20) / sigma, 1e-5)
-    assert least * (1 - 1e-9) < found.epsilon < most
+    lowest = gaussian.epsilon(1e4 * math.sqrt(20) / sigma, 1e-5)
+    assert lowest * (1 - 1e-9) < guarantee.epsilon < epsilon

@@ -125,36 +125,38 @@ def test_bins_hold_the_truth_between_their_bounds(sigma, deviations):
 @pytest.mark.parametrize("delta", before_release([1e-5, 1e-10], 1))
 def test_a_small_epsilon_needs_no_more_noise_than_the_gaussian_limit(scheme, deviation, delta):
     """σ was twice that at ε = 1e-9: the grid added to δ what it may add to a larger ε."""
-    found = account(Mechanism(scheme), epsilon=1e-9, delta=delta)
+    guarantee = account(Mechanism(scheme), epsilon=1e-9, delta=delta)
     limit = deviation / gaussian.largest_mu(1e-9, delta)
-    assert found.noise_multiplier == pytest.approx(limit, rel=5e-4)
+    assert guarantee.noise_multiplier == pytest.approx(limit, rel=5e-4)
     if not isinstance(scheme, FreshBins):  # no lower bound is known for throws on a grid
-        assert found.status == "exact"
+        assert guarantee.status == "exact"
 
 
 def test_many_bins_of_independent_noise_are_accounted():
     """The sum over 40,000 bins needed too wide a window, and was refused."""
     mechanism = Mechanism(BallsInBins(40_000, 1))
-    found = account(mechanism, noise_multiplier=0.42, epsilon=2).delta
+    delta = account(mechanism, noise_multiplier=0.42, epsilon=2).delta
     plain = math.exp(gaussian.log_delta(1 / 0.42, 2))
-    alone = math.exp(gaussian.log_delta(1 / 0.42, 2 + math.log(40_000)))  # others only add to it
-    assert alone < found < plain / 1000
+    log_delta = math.exp(
+        gaussian.log_delta(1 / 0.42, 2 + math.log(40_000))
+    )  # others only add to it
+    assert log_delta < delta < plain / 1000
 
 
 def test_what_no_grid_covers_has_the_bound_that_holds_anyway(monkeypatch):
     monkeypatch.setattr("mfopt.accounting.loss_distribution.convolution.LARGEST_WINDOW", 1)
     mechanism = Mechanism(BallsInBins(40, 1))
-    found = account(mechanism, noise_multiplier=1.0, epsilon=2)
-    assert found.delta == pytest.approx(math.exp(gaussian.log_delta(1.0, 2)), rel=1e-9)
-    assert found.status == "bound" and "no amplification" in found.method
+    guarantee = account(mechanism, noise_multiplier=1.0, epsilon=2)
+    assert guarantee.delta == pytest.approx(math.exp(gaussian.log_delta(1.0, 2)), rel=1e-9)
+    assert guarantee.status == "bound" and "no amplification" in guarantee.method
 
 
 def test_hardly_any_noise_is_answered_without_a_word():
     mechanism = Mechanism(Poisson(0.01, 2000))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = account(mechanism, noise_multiplier=1e-6, delta=1e-6)
-    assert math.isfinite(found.epsilon) and found.epsilon > 1e11
+        guarantee = account(mechanism, noise_multiplier=1e-6, delta=1e-6)
+    assert math.isfinite(guarantee.epsilon) and guarantee.epsilon > 1e11
 
 
 def test_a_spacing_beyond_floats_takes_mass_away_only():
@@ -163,8 +165,8 @@ def test_a_spacing_beyond_floats_takes_mass_away_only():
     mass_p, mass_q = np.array([0.2, 0.3, 0.5]), np.array([0.7, 0.29, 0.01])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = distribution.from_below(1e4, mass_p, mass_q)
-    assert 0 < found.mass.sum() + found.infinite <= 1
+        actual = distribution.from_below(1e4, mass_p, mass_q)
+    assert 0 < actual.mass.sum() + actual.infinite <= 1
 
 
 TWO_BANDS = strategies.BandedToeplitz(np.array([1.0, 0.5]))
@@ -183,8 +185,8 @@ FAINT = {
 )
 def test_a_delta_below_all_floats_is_rounded_up(name, epsilon):
     """0 was printed, and called exact."""
-    found = account(FAINT[name], noise_multiplier=1.0, epsilon=epsilon)
-    assert 0 < found.delta < 1e-300 and found.status == "bound"
+    guarantee = account(FAINT[name], noise_multiplier=1.0, epsilon=epsilon)
+    assert 0 < guarantee.delta < 1e-300 and guarantee.status == "bound"
 
 
 @pytest.mark.parametrize("epsilon", [2e3, 1e4, 1e6])
@@ -195,6 +197,6 @@ def test_a_probability_below_all_floats_does_not_raise_a_lower_bound(epsilon):
     j = np.arange(1, 2001)
     chance = scipy.stats.binom.logpmf(j, 2000, 0.01)
     ceiling = scipy.special.logsumexp(
-        chance + [gaussian.log_delta(math.sqrt(one), epsilon) for one in j]
+        chance + [gaussian.log_delta(math.sqrt(item), epsilon) for item in j]
     )
     assert profile.log_delta_below(epsilon) <= ceiling < -706

@@ -29,8 +29,8 @@ TABLE_2 = [
 def test_table_1_to_its_printed_digits(row):
     users, sample, z = row
     for rounds, printed in zip(ROUNDS, PRINTED[row], strict=True):
-        found = moments.epsilon(z, sample / users, rounds, users**-1.1)
-        assert found == pytest.approx(printed, abs=0.0051)
+        epsilon = moments.epsilon(z, sample / users, rounds, users**-1.1)
+        assert epsilon == pytest.approx(printed, abs=0.0051)
 
 
 @pytest.mark.parametrize("row", TABLE_2)
@@ -39,8 +39,8 @@ def test_table_2_to_its_printed_digits(row):
     estimator = moments.Estimator(clip, sample / users, users)
     z = estimator.noise_scale(deviation)
     assert z == pytest.approx(1.0, abs=3e-4)
-    found = moments.epsilon(z, sample / users, 5000, 1e-9)
-    assert found == pytest.approx(printed, abs=0.0011)
+    epsilon = moments.epsilon(z, sample / users, 5000, 1e-9)
+    assert epsilon == pytest.approx(printed, abs=0.0011)
 
 
 @pytest.mark.parametrize(("users", "sample", "rounds"), [(1e5, 1e2, 10**4), (1e6, 1e4, 10**3)])
@@ -119,9 +119,9 @@ def test_filter_noise_follows_the_published_formula():
     assert compared.filter_noise_per_threshold == pytest.approx(expected)
     assert compared.plain_noise == compared.plain_multiplier / 100
     # noise proportional to τ: the break-even is where the two are equal
-    at = compared.break_even
-    assert compared.ratio(at) == pytest.approx(1)
-    assert compared.ratio(0.5 * at) == pytest.approx(0.5)
+    break_even = compared.break_even
+    assert compared.ratio(break_even) == pytest.approx(1)
+    assert compared.ratio(0.5 * break_even) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

@@ -30,30 +30,30 @@ SECOND = Phase(Mechanism(Poisson(0.05, 100)), 1.6)
 
 
 def test_two_phases_agree_with_dp_accounting_and_come_back_from_its_events():
-    both = [POISSON, SECOND]
-    event = events.to_event(both)
+    pair = [POISSON, SECOND]
+    event = events.to_event(pair)
     accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=1e-4)
     accountant.compose(event)
     theirs = accountant.get_epsilon(1e-6)
-    found = phases.compose(both, delta=1e-6)
-    assert found.epsilon == pytest.approx(theirs, rel=1e-3) and found.status == "bound"
-    assert phases.compose(both, epsilon=found.epsilon).delta == pytest.approx(1e-6, rel=2e-3)
-    assert events.from_event(event) == both
+    composed = phases.compose(pair, delta=1e-6)
+    assert composed.epsilon == pytest.approx(theirs, rel=1e-3) and composed.status == "bound"
+    assert phases.compose(pair, epsilon=composed.epsilon).delta == pytest.approx(1e-6, rel=2e-3)
+    assert events.from_event(event) == pair
     repeated = dp_event.SelfComposedDpEvent(dp_event.ComposedDpEvent([event, event]), 3)
-    assert sum(one.mechanism.iterations for one in events.from_event(repeated)) == 6 * 300
+    assert sum(item.mechanism.iterations for item in events.from_event(repeated)) == 6 * 300
     with pytest.raises(UsageError, match="LaplaceDpEvent"):
         events.from_event(dp_event.LaplaceDpEvent(1.0))
 
 
 def test_one_phase_is_its_own_account_and_order_does_not_matter():
-    alone = account(POISSON.mechanism, noise_multiplier=1.1, delta=1e-6).epsilon
-    assert phases.compose([POISSON], delta=1e-6).epsilon == pytest.approx(alone, rel=1e-4)
-    one, other = (
+    epsilon = account(POISSON.mechanism, noise_multiplier=1.1, delta=1e-6).epsilon
+    assert phases.compose([POISSON], delta=1e-6).epsilon == pytest.approx(epsilon, rel=1e-4)
+    item, other = (
         phases.compose(order, delta=1e-6).epsilon
         for order in ([POISSON, SECOND], [SECOND, POISSON])
     )
-    assert one == pytest.approx(other, rel=1e-9)
-    assert one > max(alone, account(SECOND.mechanism, noise_multiplier=1.6, delta=1e-6).epsilon)
+    assert item == pytest.approx(other, rel=1e-9)
+    assert item > max(epsilon, account(SECOND.mechanism, noise_multiplier=1.6, delta=1e-6).epsilon)
 
 
 def test_gaussians_compose_to_a_gaussian_and_banded_phases_count():
@@ -61,8 +61,8 @@ def test_gaussians_compose_to_a_gaussian_and_banded_phases_count():
     exact = gaussian.epsilon(math.sqrt(2 * 3 / 25), 1e-5)
     assert phases.compose([order, order], delta=1e-5).epsilon == pytest.approx(exact, rel=1e-4)
     banded = Phase(Mechanism(CyclicPoisson(0.2, 3, 60), BandedSquareRoot(3)), 2.0)
-    alone = account(banded.mechanism, noise_multiplier=2.0, delta=1e-5).epsilon
-    assert alone < phases.compose([banded, order], delta=1e-5).epsilon < alone + exact
+    epsilon = account(banded.mechanism, noise_multiplier=2.0, delta=1e-5).epsilon
+    assert epsilon < phases.compose([banded, order], delta=1e-5).epsilon < epsilon + exact
 
 
 @pytest.mark.ci
@@ -85,8 +85,8 @@ def test_groups_and_replacement_go_to_dp_accounting_and_back():
         value_discretization_interval=1e-3,
     )
     theirs = accountant.compose(event).get_epsilon(1e-5)
-    found = phases.compose([replaced], delta=1e-5)
-    assert found.epsilon == pytest.approx(theirs, rel=1e-3) and found.adjacency == "replace"
+    composed = phases.compose([replaced], delta=1e-5)
+    assert composed.epsilon == pytest.approx(theirs, rel=1e-3) and composed.adjacency == "replace"
     assert events.from_event(event, adjacency="replace") == [replaced]
     fixed = dp_event.SampledWithoutReplacementDpEvent(100, 5, dp_event.GaussianDpEvent(1.0))
     with pytest.raises(UsageError, match="SampledWithoutReplacement"):
@@ -100,24 +100,24 @@ def test_groups_and_replacement_go_to_dp_accounting_and_back():
 def test_a_sampled_phase_composes_with_rounds():
     bins = Phase(Mechanism(BallsInBins(4, 2)), 3.0)
     effort = {"samples": 8192, "seed": 1}
-    alone = account(bins.mechanism, noise_multiplier=3.0, delta=1e-3).epsilon
+    epsilon = account(bins.mechanism, noise_multiplier=3.0, delta=1e-3).epsilon
     rounds = phases.compose([POISSON], delta=1e-3).epsilon
-    both = phases.compose([POISSON, bins], delta=1e-3, **effort)
-    assert both.status == "certified" and both.failure_probability > 0
-    assert max(alone, rounds) < both.epsilon < alone + rounds
+    composed = phases.compose([POISSON, bins], delta=1e-3, **effort)
+    assert composed.status == "certified" and composed.failure_probability > 0
+    assert max(epsilon, rounds) < composed.epsilon < epsilon + rounds
     # bins that are not random are worse, and sampling as much as bins of one epoch do is close
-    known = Phase(Mechanism(FixedOrder(4, 2)), 3.0)
-    assert both.epsilon < phases.compose([POISSON, known], delta=1e-3).epsilon
-    back = phases.compose([POISSON, bins], epsilon=both.epsilon, **effort)
+    reference = Phase(Mechanism(FixedOrder(4, 2)), 3.0)
+    assert composed.epsilon < phases.compose([POISSON, reference], delta=1e-3).epsilon
+    back = phases.compose([POISSON, bins], epsilon=composed.epsilon, **effort)
     assert back.delta == pytest.approx(1e-3, rel=0.1)
     with pytest.raises(UsageError, match="only one phase"):
         phases.compose([bins, bins], delta=1e-3)
 
 
 def test_epsilon_over_a_run_of_two_phases():
-    found = list(phases.over_training([POISSON, SECOND], delta=1e-6, points=6))
-    assert [at for at, _ in found] == [50, 100, 150, 200, 250, 300]
-    values = [guarantee.epsilon for _, guarantee in found]
+    actual = list(phases.over_training([POISSON, SECOND], delta=1e-6, points=6))
+    assert [position for position, _ in actual] == [50, 100, 150, 200, 250, 300]
+    values = [guarantee.epsilon for _, guarantee in actual]
     assert values == sorted(values) and len(set(values)) == 6
     assert values[-1] == phases.compose([POISSON, SECOND], delta=1e-6).epsilon
     assert values[3] == phases.compose([POISSON], delta=1e-6).epsilon
@@ -126,7 +126,7 @@ def test_epsilon_over_a_run_of_two_phases():
 def test_the_beginning_of_a_tree_is_no_smaller_tree():
     """The first rows of C are released, whose columns are longer than those of a tree for them."""
     mechanism = Mechanism(FixedOrder(bins=4, epochs=2), Tree())
-    half, whole = (found for _, found in phases.over_training(mechanism, 2.0, 1e-5, points=2))
+    half, whole = (actual for _, actual in phases.over_training(mechanism, 2.0, 1e-5, points=2))
     rows = np.asarray(Tree().materialize(8))[:4, :4]
     norm = float(np.max(np.linalg.norm(rows, axis=0)))
     exact = gaussian.epsilon(norm / 2.0, 1e-5)
@@ -171,10 +171,10 @@ def test_what_does_not_compose_is_refused():
     ),
 )
 def test_epsilon_grows_over_training_up_to_the_whole_account(mechanism, sigma):
-    found = list(phases.over_training(mechanism, sigma, 1e-5, points=4))
-    values = [guarantee.epsilon for _, guarantee in found]
+    actual = list(phases.over_training(mechanism, sigma, 1e-5, points=4))
+    values = [guarantee.epsilon for _, guarantee in actual]
     assert values == sorted(values) and len(set(values)) == 4
-    assert found[-1][0] == mechanism.iterations
+    assert actual[-1][0] == mechanism.iterations
     whole = account(mechanism, noise_multiplier=sigma, delta=1e-5).epsilon
     assert values[-1] == whole
 
@@ -202,8 +202,10 @@ def patterns(scheme, steps):
 )
 def test_a_run_is_cut_only_where_its_first_steps_are_a_shorter_run(scheme, changes):
     shorter = dataclasses.replace(scheme, **changes)
-    apart = np.abs(patterns(scheme, shorter.length) - patterns(shorter, shorter.length)).sum() / 2
-    assert apart < 0.02 if scheme.prefix_closed else apart > 0.2
+    separate = (
+        np.abs(patterns(scheme, shorter.length) - patterns(shorter, shorter.length)).sum() / 2
+    )
+    assert separate < 0.02 if scheme.prefix_closed else separate > 0.2
 
 
 def test_one_bin_leaves_nothing_to_draw():

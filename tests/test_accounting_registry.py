@@ -79,8 +79,8 @@ class Sampled(SampledAnalysis):
             budget.spent = self.spent
         if self.value is None:
             raise FailureError("the sampled account found none")
-        found = gaussian_release(self.mechanism, 1.0, f"sampled {self.value}")
-        return dataclasses.replace(found.epsilon(noise_multiplier, delta), epsilon=self.value)
+        actual = gaussian_release(self.mechanism, 1.0, f"sampled {self.value}")
+        return dataclasses.replace(actual.epsilon(noise_multiplier, delta), epsilon=self.value)
 
     def delta(self, noise_multiplier, epsilon):
         raise FailureError("the sampled account found none")
@@ -90,16 +90,16 @@ class Sampled(SampledAnalysis):
 
 
 def test_the_least_valid_answer_is_taken_and_named():
-    one = account(Mechanism(Everyone(9)), noise_multiplier=3.0, delta=1e-5)
-    assert one.method == "tight" and set(one.details["least_of"]) == {"tight", "loose"}
-    assert one.epsilon == pytest.approx(gaussian.epsilon(1.0, 1e-5), rel=1e-9)
+    guarantee = account(Mechanism(Everyone(9)), noise_multiplier=3.0, delta=1e-5)
+    assert guarantee.method == "tight" and set(guarantee.details["least_of"]) == {"tight", "loose"}
+    assert guarantee.epsilon == pytest.approx(gaussian.epsilon(1.0, 1e-5), rel=1e-9)
     group = account(Mechanism(Everyone(9), group_size=3), noise_multiplier=3.0, delta=1e-5)
     assert group.method == "loose"
-    for found in (
+    for actual in (
         account(Mechanism(Everyone(9)), epsilon=1.0, delta=1e-5),
         account(Mechanism(Everyone(9)), epsilon=1.0, noise_multiplier=3.0),
     ):
-        assert found.method == "tight"
+        assert actual.method == "tight"
     with pytest.raises(UsageError, match=r"at most 3\b.* Or: .*one unit"):
         account(Mechanism(Everyone(9), group_size=4), noise_multiplier=3.0, delta=1e-5)
 
@@ -137,12 +137,12 @@ def test_of_sampled_accounts_one_is_asked_and_a_free_bound_stands_in_for_a_failu
         analysis(mechanism)
     register(0.5)
     register(0.25)
-    found = account(mechanism, noise_multiplier=3.0, delta=1e-5)
-    assert found.epsilon == 0.5 and found.details["least_of"] == ["loose", "sampled 0.5"]
+    guarantee = account(mechanism, noise_multiplier=3.0, delta=1e-5)
+    assert guarantee.epsilon == 0.5 and guarantee.details["least_of"] == ["loose", "sampled 0.5"]
     table[Everyone.kind] = {"free": Free}
     register(None)
-    found = account(mechanism, noise_multiplier=3.0, delta=1e-5)
-    assert found.method == "loose" and found.details["without_answer"]
+    guarantee = account(mechanism, noise_multiplier=3.0, delta=1e-5)
+    assert guarantee.method == "loose" and guarantee.details["without_answer"]
     del table[Everyone.kind]["free"]
     with pytest.raises(FailureError, match="found none"):
         account(mechanism, noise_multiplier=3.0, delta=1e-5)
@@ -181,13 +181,13 @@ def test_tests_of_a_third_party_have_their_share_of_delta(spent, charged, value,
             return Sampled(mechanism, value, spent)
 
     table[Everyone.kind]["sampled"] = OneSampled
-    found = account(Mechanism(Everyone(9)), noise_multiplier=3.0, delta=1e-5)
-    assert found.method == "tight" and found.delta == 1e-5
+    guarantee = account(Mechanism(Everyone(9)), noise_multiplier=3.0, delta=1e-5)
+    assert guarantee.method == "tight" and guarantee.delta == 1e-5
     expected = gaussian.epsilon(1.0, 1e-5 * (1 - charged))
-    assert found.epsilon == pytest.approx(expected, rel=1e-12)
+    assert guarantee.epsilon == pytest.approx(expected, rel=1e-12)
     # and the lower end is of the whole δ
     lower = gaussian.epsilon(1.0, 1e-5)
-    assert lower * (1 - 1e-9) < found.lower_bound <= lower
+    assert lower * (1 - 1e-9) < guarantee.lower_bound <= lower
     # a δ includes the failure probability of its tests: nothing beside it is charged
     beside = account(Mechanism(Everyone(9)), noise_multiplier=3.0, epsilon=1.0)
     assert math.log(beside.delta) == pytest.approx(gaussian.log_delta(1.0, 1.0), rel=1e-12)

@@ -46,8 +46,8 @@ def test_accuracy_is_kept_and_only_ever_rounded_up():
     mixture, rounds, sigma = Mixture.binomial(3, 0.02), 500, 1.1
     fine = RoundsProfile(mixture, rounds, sigma, 1e-6).epsilon(1e-6)
     for accuracy in (1e-2, 1e-3, 1e-4):
-        found = RoundsProfile(mixture, rounds, sigma, accuracy).epsilon(1e-6)
-        assert fine < found < fine * (1 + 1.5 * accuracy)
+        epsilon = RoundsProfile(mixture, rounds, sigma, accuracy).epsilon(1e-6)
+        assert fine < epsilon < fine * (1 + 1.5 * accuracy)
 
 
 def test_deep_tail_against_exact_convolution():
@@ -106,8 +106,8 @@ def counted(group_size, batch_size, population):
         math.comb(group_size, h) * math.comb(population - group_size, batch_size - h)
         for h in range(min(group_size, batch_size) + 1)
     ]
-    shares = [Fraction(one, math.comb(population, batch_size)) for one in ways]
-    return [math.log(one.numerator) - math.log(one.denominator) for one in shares if one]
+    shares = [Fraction(item, math.comb(population, batch_size)) for item in ways]
+    return [math.log(share.numerator) - math.log(share.denominator) for share in shares if share]
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,10 @@ def counted(group_size, batch_size, population):
     [(1, 7, 50), (4, 20, 1000), (9, 3, 40), (30, 35, 60), (40, 500, 3000), (1, 1999, 2000)],
 )
 def test_weights_of_a_fixed_batch_are_those_counted(group_size, batch_size, population):
-    found = Mixture.hypergeometric(group_size, batch_size, population)
+    actual = Mixture.hypergeometric(group_size, batch_size, population)
     exact = counted(group_size, batch_size, population)
-    np.testing.assert_allclose(found.log_weights, exact, rtol=1e-12, atol=1e-12)
-    assert found.sensitivities[-1] == 2 * min(group_size, batch_size)
+    np.testing.assert_allclose(actual.log_weights, exact, rtol=1e-12, atol=1e-12)
+    assert actual.sensitivities[-1] == 2 * min(group_size, batch_size)
     # control: a batch of one more
     other = counted(group_size, batch_size + 1, population)
     size = min(len(other), len(exact))
@@ -127,11 +127,13 @@ def test_weights_of_a_fixed_batch_are_those_counted(group_size, batch_size, popu
 
 @pytest.mark.parametrize(("probability", "group_size"), [(0.3, 2), (1e-4, 50), (0.97, 200)])
 def test_weights_of_a_group_are_the_binomial_law(probability, group_size):
-    p, rest = Fraction(probability), 1 - Fraction(probability)
-    exact = [math.comb(group_size, h) * p**h * rest ** (group_size - h) for h in range(group_size)]
-    exact = [math.log(one.numerator) - math.log(one.denominator) for one in exact]
-    found = Mixture.binomial(group_size, probability).log_weights[:-1]
-    np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-11)
+    p, remaining = Fraction(probability), 1 - Fraction(probability)
+    exact = [
+        math.comb(group_size, h) * p**h * remaining ** (group_size - h) for h in range(group_size)
+    ]
+    exact = [math.log(item.numerator) - math.log(item.denominator) for item in exact]
+    actual = Mixture.binomial(group_size, probability).log_weights[:-1]
+    np.testing.assert_allclose(actual, exact, rtol=1e-12, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +157,8 @@ def test_weights_that_do_not_add_up_to_1_are_refused():
         with pytest.raises(FailureError, match="add up to"), np.errstate(invalid="ignore"):
             Mixture(shift, np.log(factor * weights))
     # control: what is missing is named, and is an infinite loss
-    named = Mixture(shift, np.log((1 - 1e-5) * weights), 1e-5)
-    part = named.discretize(1.0, 0.01, Resolution(0.01, -60.0))
+    keywords = Mixture(shift, np.log((1 - 1e-5) * weights), 1e-5)
+    part = keywords.discretize(1.0, 0.01, Resolution(0.01, -60.0))
     assert part.infinite >= 1e-5
 
 
@@ -164,10 +166,10 @@ def test_what_the_window_loses_and_infinite_losses_are_added():
     part = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, Resolution(0.01, -60.0))
     composition = Composition(((part, 10),))
     composed = composition.convolve(composition.tilt_for_epsilon(6.0))
-    alone = math.exp(composed.log_delta(6.0))
-    for more in ({"log_lost": math.log(1e-3)}, {"infinite": 1e-3}):
-        with_it = math.exp(dataclasses.replace(composed, **more).log_delta(6.0))
-        assert with_it == pytest.approx(alone + 1e-3, rel=1e-6)
+    log_delta = math.exp(composed.log_delta(6.0))
+    for extra in ({"log_lost": math.log(1e-3)}, {"infinite": 1e-3}):
+        with_it = math.exp(dataclasses.replace(composed, **extra).log_delta(6.0))
+        assert with_it == pytest.approx(log_delta + 1e-3, rel=1e-6)
     unsure = dataclasses.replace(composed, rounding=1e-3).log_delta(6.0)
     assert unsure > composed.log_delta(6.0)
 
@@ -189,8 +191,8 @@ def test_window_rejects_epsilons_it_does_not_cover():
 def test_the_larger_direction_is_the_answer_whichever_it_is(monkeypatch):
     """Removing seems to be the larger always; nothing here may rest on that."""
     values = {"remove": -9.0, "add": -7.0}
-    one = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, Resolution(0.01, -60.0))
-    part = Composition(((one, 10),))
+    item = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, Resolution(0.01, -60.0))
+    part = Composition(((item, 10),))
     for name, sign in (("_log_delta", 1), ("_epsilon", -1)):
         fake = lambda self, at, direction, s=sign: (s * values[direction], part)  # noqa: E731
         monkeypatch.setattr(RoundsProfile, name, fake)
@@ -248,23 +250,23 @@ class Stubbed:
         return math.nan if self.broken(epsilon) else -epsilon
 
 
-@pytest.mark.parametrize("near", [0.0, 3.0, 12.0, 30.0])
-def test_an_epsilon_whose_delta_is_no_number_is_none(near):
-    assert smallest_epsilon(Stubbed(lambda epsilon: True), -12.0, near) == math.inf
-    assert smallest_epsilon(Stubbed(lambda epsilon: epsilon == 40), -12.0, near) == math.inf
+@pytest.mark.parametrize("nearby", [0.0, 3.0, 12.0, 30.0])
+def test_an_epsilon_whose_delta_is_no_number_is_none(nearby):
+    assert smallest_epsilon(Stubbed(lambda epsilon: True), -12.0, nearby) == math.inf
+    assert smallest_epsilon(Stubbed(lambda epsilon: epsilon == 40), -12.0, nearby) == math.inf
     for broken in (lambda e: e < 20, lambda e: 11 < e < 13, lambda e: e == 0):
-        found = smallest_epsilon(Stubbed(broken), -12.0, near)
-        assert Stubbed(broken).log_delta(found) <= -12.0
+        actual = smallest_epsilon(Stubbed(broken), -12.0, nearby)
+        assert Stubbed(broken).log_delta(actual) <= -12.0
     # control
-    assert smallest_epsilon(Stubbed(lambda e: False), -12.0, near) == pytest.approx(12.0)
+    assert smallest_epsilon(Stubbed(lambda e: False), -12.0, nearby) == pytest.approx(12.0)
 
 
 def test_rounds_whose_losses_are_all_beyond_floats_have_no_lower_bound():
     profile = RoundsProfile(Mixture.binomial(1, 0.3), 100, 1e-3)
     with pytest.raises(FailureError, match="beyond numerical range"):
         profile.log_delta_below(1.0)
-    found = account(Mechanism(Poisson(0.3, 100)), noise_multiplier=1e-3, epsilon=1.0)
-    assert found.delta == 1.0
+    guarantee = account(Mechanism(Poisson(0.3, 100)), noise_multiplier=1e-3, epsilon=1.0)
+    assert guarantee.delta == 1.0
 
 
 @pytest.mark.parametrize(
@@ -295,26 +297,32 @@ def test_wider_floats_round_away_less():
 
 
 @pytest.mark.parametrize("group_size", [1, 3])
-@pytest.mark.parametrize("asked", [{"delta": 1e-5}, {"epsilon": 1.0}])
-def test_what_is_in_every_batch_is_one_gaussian_release(group_size, asked):
+@pytest.mark.parametrize("requested", [{"delta": 1e-5}, {"epsilon": 1.0}])
+def test_what_is_in_every_batch_is_one_gaussian_release(group_size, requested):
     """A σ was called a bound, and a search's accuracy above the closed form."""
-    found = account(
-        Mechanism(Poisson(1.0, 40), group_size=group_size), noise_multiplier=20.0, **asked
+    guarantee = account(
+        Mechanism(Poisson(1.0, 40), group_size=group_size), noise_multiplier=20.0, **requested
     )
     mu = group_size * math.sqrt(40) / 20
-    want = gaussian.epsilon(mu, 1e-5) if "delta" in asked else math.exp(gaussian.log_delta(mu, 1.0))
-    assert (found.epsilon if "delta" in asked else found.delta) == pytest.approx(want, rel=1e-11)
-    assert found.status == "exact" and "closed form" in found.method
+    want = (
+        gaussian.epsilon(mu, 1e-5)
+        if "delta" in requested
+        else math.exp(gaussian.log_delta(mu, 1.0))
+    )
+    assert (guarantee.epsilon if "delta" in requested else guarantee.delta) == pytest.approx(
+        want, rel=1e-11
+    )
+    assert guarantee.status == "exact" and "closed form" in guarantee.method
     sigma = account(Mechanism(Poisson(1.0, 40), group_size=group_size), epsilon=1.0, delta=1e-5)
-    least = group_size * math.sqrt(40) / gaussian.largest_mu(1.0, 1e-5)
-    assert sigma.noise_multiplier == pytest.approx(least, rel=1e-11)
+    lowest = group_size * math.sqrt(40) / gaussian.largest_mu(1.0, 1e-5)
+    assert sigma.noise_multiplier == pytest.approx(lowest, rel=1e-11)
     assert sigma.status == "exact"
 
 
 def test_a_group_that_is_always_drawn_is_not_accounted_as_one_unit():
     """Of a banded C the closed form is one unit's: a group goes through its whole profile."""
     sqrt = BandedSquareRoot(2)
-    one, three = (
+    guarantee, three = (
         account(
             Mechanism(CyclicPoisson(1.0, 2, 40), sqrt, group_size),
             noise_multiplier=20.0,
@@ -322,17 +330,17 @@ def test_a_group_that_is_always_drawn_is_not_accounted_as_one_unit():
         )
         for group_size in (1, 3)
     )
-    assert three.epsilon > 2.5 * one.epsilon
+    assert three.epsilon > 2.5 * guarantee.epsilon
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-@pytest.mark.parametrize("asked", [{"noise_multiplier": 0.5}, {"epsilon": 8.0}])
-def test_lower_ends_take_finer_grids_while_they_narrow_the_bracket(group_size, asked):
+@pytest.mark.parametrize("requested", [{"noise_multiplier": 0.5}, {"epsilon": 8.0}])
+def test_lower_ends_take_finer_grids_while_they_narrow_the_bracket(group_size, requested):
     """ε at σ = 0.5 was called a bound: its lower end was 0.8% below."""
     mechanism = Mechanism(Poisson(0.01, 2000), group_size=group_size)
-    found = account(mechanism, delta=1e-6, **asked)
-    low, high = found.details["bracket"]
-    assert found.status == "exact" and high * (1 - 1e-3) <= low <= high
-    if "noise_multiplier" in asked:  # the truth, by grids that are a hundred times finer
+    guarantee = account(mechanism, delta=1e-6, **requested)
+    low, high = guarantee.details["bracket"]
+    assert guarantee.status == "exact" and high * (1 - 1e-3) <= low <= high
+    if "noise_multiplier" in requested:  # the truth, by grids that are a hundred times finer
         profile = RoundsProfile(Mixture.binomial(group_size, 0.01), 2000, 0.5, 2e-7)
         assert low <= profile.epsilon(1e-6) <= high

@@ -21,16 +21,16 @@ CHEAP = [
 TAILED = next(setting for setting in SAMPLE if setting["iterations"] == 651)
 
 
-def wrong(found):
+def wrong(actual):
     """What is wrong with the answers; how long they took is the benchmark's to say."""
-    return [text for text in found["wrong"] if "CPU time" not in text]
+    return [text for text in actual["wrong"] if "CPU time" not in text]
 
 
 @pytest.mark.parametrize("setting", CHEAP[:2], ids=str)
 def test_cheap_setting(setting):
-    found = bench_settings.check(setting)
-    assert not wrong(found)
-    assert "refused" not in found
+    actual = bench_settings.check(setting)
+    assert not wrong(actual)
+    assert "refused" not in actual
 
 
 @pytest.mark.release
@@ -40,10 +40,12 @@ def test_setting(setting):
 
 
 def test_a_rare_large_loss_costs_a_group_nothing():
-    found = bench_settings.account(
+    guarantee = bench_settings.account(
         bench_settings.make(TAILED), epsilon=TAILED["epsilon"], delta=TAILED["delta"]
     )
-    assert found.status == "exact" and found.noise_multiplier == pytest.approx(14183, rel=1e-3)
+    assert guarantee.status == "exact" and guarantee.noise_multiplier == pytest.approx(
+        14183, rel=1e-3
+    )
 
 
 # Millions of rounds with rare large losses, at a δ below 1e-13: what a transform rounds away, which
@@ -61,13 +63,13 @@ def test_rounding_of_millions_of_rounds_is_no_part_of_the_answer(setting, monkey
         sigma = bench_settings.account(mechanism, epsilon=target, delta=delta).noise_multiplier
         return sigma, bench_settings.account(mechanism, noise_multiplier=sigma, delta=delta)
 
-    sigma, found = questions()
-    assert found.epsilon <= target * (1 + 2e-5)
-    assert found.details["bracket"][0] > (1 - 3e-3) * found.epsilon
+    sigma, actual = questions()
+    assert actual.epsilon <= target * (1 + 2e-5)
+    assert actual.details["bracket"][0] > (1 - 3e-3) * actual.epsilon
     if np.finfo(np.longdouble).eps < np.finfo(np.float64).eps:
         monkeypatch.setattr(RoundsProfile, "_blurred", lambda *_: False)
-        more, loose = questions()
-        assert more > sigma * (1 + 1e-4)
+        extra, loose = questions()
+        assert extra > sigma * (1 + 1e-4)
         assert loose.epsilon > target * (1 + 5e-5)
 
 
@@ -78,8 +80,8 @@ def test_small_losses_stay_small_on_the_grid(monkeypatch):
 
     def excess():
         sigma = bench_settings.account(mechanism, epsilon=target, delta=delta).noise_multiplier
-        found = bench_settings.account(mechanism, noise_multiplier=sigma, delta=delta)
-        return found.epsilon / target - 1
+        guarantee = bench_settings.account(mechanism, noise_multiplier=sigma, delta=delta)
+        return guarantee.epsilon / target - 1
 
     assert excess() <= 2e-5
     # control: a loss of 1.8e-7 at a point of the fine grid, 6.3e-4, that is put on the coarse one
@@ -94,11 +96,11 @@ def test_check_sees_an_answer_that_is_too_small(monkeypatch):
     """Control: an account that halves σ is noticed."""
     honest = bench_settings.account
 
-    def halved(mechanism, **given):
-        found = honest(mechanism, **given)
-        if "noise_multiplier" in given:
-            return found
-        return dataclasses.replace(found, noise_multiplier=found.noise_multiplier / 2)
+    def halved(mechanism, **arguments):
+        actual = honest(mechanism, **arguments)
+        if "noise_multiplier" in arguments:
+            return actual
+        return dataclasses.replace(actual, noise_multiplier=actual.noise_multiplier / 2)
 
     monkeypatch.setattr(bench_settings, "account", halved)
     setting = {
@@ -132,19 +134,21 @@ def least_delta(setting, epsilon):
 
     def tails(loss):
         """P and Q beyond a loss."""
-        at = sigma**2 * np.log((np.expm1(loss) + p) / p) + 0.5
-        alone = stats.norm.sf(at / sigma)
-        return (1 - p) * alone + p * stats.norm.sf((at - 1) / sigma), alone
+        position = sigma**2 * np.log((np.expm1(loss) + p) / p) + 0.5
+        single = stats.norm.sf(position / sigma)
+        return (1 - p) * single + p * stats.norm.sf((position - 1) / sigma), single
 
-    def beyond(epsilon):
+    def tail_mass(epsilon):
         """E (1 - e^{ε - loss})+ over one round's losses above 1e-3."""
-        joint, alone = tails(np.maximum(epsilon, 1e-3))
-        return joint - np.exp(epsilon) * alone
+        joint, single = tails(np.maximum(epsilon, 1e-3))
+        return joint - np.exp(epsilon) * single
 
     small = math.log1p(-tails(1e-3)[0])
     losses = np.arange(1e-3, 60, 1e-3)
-    once = rounds * math.exp((rounds - 1) * small) * beyond(epsilon - (rounds - 1) * math.log1p(-p))
-    second = beyond(epsilon - (rounds - 2) * math.log1p(-p) - losses[:-1])
+    once = (
+        rounds * math.exp((rounds - 1) * small) * tail_mass(epsilon - (rounds - 1) * math.log1p(-p))
+    )
+    second = tail_mass(epsilon - (rounds - 2) * math.log1p(-p) - losses[:-1])
     twice = (
         math.comb(rounds, 2)
         * math.exp((rounds - 2) * small)
@@ -155,11 +159,11 @@ def least_delta(setting, epsilon):
 
 def test_an_answer_where_dp_accounting_rounds_is_the_least_to_its_accuracy():
     assert least_delta(ROUNDED, SAID) > ROUNDED["delta"]
-    found = bench_settings.account(
+    guarantee = bench_settings.account(
         bench_settings.make(ROUNDED),
         noise_multiplier=ROUNDED["noise_multiplier"],
         delta=ROUNDED["delta"],
     )
     # no ε below the truth has less than this; it is less than a thousandth of δ too small here
-    assert least_delta(ROUNDED, found.epsilon) < ROUNDED["delta"]
-    assert least_delta(ROUNDED, found.epsilon * (1 - 3e-5)) > ROUNDED["delta"]
+    assert least_delta(ROUNDED, guarantee.epsilon) < ROUNDED["delta"]
+    assert least_delta(ROUNDED, guarantee.epsilon * (1 - 3e-5)) > ROUNDED["delta"]

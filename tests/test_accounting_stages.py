@@ -37,13 +37,13 @@ def atoms(composed):
 @pytest.mark.parametrize("ratio", [2, 7, 300])
 def test_a_coarser_block_keeps_both_masses_and_dominates(round_, ratio):
     composed = block(round_)
-    found = coarser(composed, ratio)
-    assert found.step == pytest.approx(ratio * composed.step)
+    actual = coarser(composed, ratio)
+    assert actual.step == pytest.approx(ratio * composed.step)
     fine = [hinge(*atoms(composed), e) for e in (-0.3, 0.0, 0.11, 0.6)]
-    coarse = [hinge(found.losses, found.log_mass, e) for e in (-0.3, 0.0, 0.11, 0.6)]
-    for (low, *masses), (high, *others) in zip(fine, coarse, strict=True):
+    coarse = [hinge(actual.losses, actual.log_mass, e) for e in (-0.3, 0.0, 0.11, 0.6)]
+    for (low, *masses), (high, *variants) in zip(fine, coarse, strict=True):
         assert high >= low * (1 - 1e-9)
-        assert others == pytest.approx(masses, rel=1e-9)
+        assert variants == pytest.approx(masses, rel=1e-9)
     # control: what is done is seen
     assert ratio < 300 or coarse[2][0] > fine[2][0] * (1 + 1e-6)
 
@@ -52,12 +52,12 @@ def test_a_coarser_block_keeps_both_masses_and_dominates(round_, ratio):
 @pytest.mark.parametrize("ratio", [2, 7, 50])
 def test_a_coarser_block_from_below_is_dominated(round_, ratio):
     composed = block(round_)
-    found = coarser_below(composed, ratio)
+    actual = coarser_below(composed, ratio)
     for epsilon in (-0.3, 0.0, 0.11, 0.6):
         fine, mass, _ = hinge(*atoms(composed), epsilon)
-        coarse, least, _ = hinge(found.losses, found.log_mass, epsilon)
+        coarse, lowest, _ = hinge(actual.losses, actual.log_mass, epsilon)
         assert coarse <= fine * (1 + 1e-9)
-        assert least <= mass * (1 + 1e-9)
+        assert lowest <= mass * (1 + 1e-9)
 
 
 def test_the_two_parts_of_a_round_are_pairs_and_dominate_it():
@@ -68,12 +68,12 @@ def test_the_two_parts_of_a_round_are_pairs_and_dominate_it():
     assert large.mass.sum() + large.infinite == pytest.approx(1, abs=1e-9)
     assert large.mass @ np.exp(-large.losses) + large.reverse_infinite == pytest.approx(1, abs=1e-9)
     # all pairs of the two, by hand
-    both = (small.losses[:, None] + large.losses).ravel()
+    pair = (small.losses[:, None] + large.losses).ravel()
     log_mass = (small.log_mass[:, None] + large.log_mass).ravel()
     for epsilon in (0.0, 0.003, 0.2, 1.1):
-        one = hinge(part.losses, part.log_mass, epsilon)[0] + part.infinite
-        two = hinge(both, log_mass, epsilon)[0] + large.infinite
-        assert one * (1 - 1e-9) <= two <= one * 1.02
+        infinite = hinge(part.losses, part.log_mass, epsilon)[0] + part.infinite
+        two = hinge(pair, log_mass, epsilon)[0] + large.infinite
+        assert infinite * (1 - 1e-9) <= two <= infinite * 1.02
     # control: without the small losses it is no longer above
     assert hinge(large.losses, large.log_mass, 0.003)[0] + large.infinite < hinge(
         part.losses, part.log_mass, 0.003
@@ -101,18 +101,18 @@ def test_two_stages_are_one_grid(monkeypatch, mixture, count, sigma, epsilon, di
     monkeypatch.setattr(grid, "_FEW", 1 << 10)
     stages = plan(profile, epsilon, direction).stages
     assert stages is not None and math.isfinite(stages.small)
-    found = profile.log_delta(epsilon, direction)
+    log_delta = profile.log_delta(epsilon, direction)
     slope = (
         profile.log_delta(epsilon * 0.99, direction) - profile.log_delta(epsilon * 1.01, direction)
     ) / (0.02 * epsilon)
     # both are up to 2e-5 of ε above the truth
-    assert found == pytest.approx(plain, abs=5e-5 * epsilon * slope)
+    assert log_delta == pytest.approx(plain, abs=5e-5 * epsilon * slope)
     law = profile._law(direction, -690.0)
-    below = profile._below(epsilon, law, found).log_delta_below(epsilon)
-    assert below <= min(found, plain)
+    below = profile._below(epsilon, law, log_delta).log_delta_below(epsilon)
+    assert below <= min(log_delta, plain)
     # control: a thousandth fewer rounds are told apart
     fewer = RoundsProfile(mixture, round(count * 0.999), sigma).log_delta(epsilon, direction)
-    assert fewer < found
+    assert fewer < log_delta
 
 
 @pytest.mark.parametrize("small", [math.inf, 0.02])
@@ -124,19 +124,19 @@ def test_lower_bounds_in_two_stages_are_below_and_near(small):
     stages = Stages(planned.step / 2, 20, 128, small)
     cut = Resolution(planned.spacing, -60.0, (planned.least, planned.largest))
     cells = mixture.cells_below(sigma, stages.steps, cut, add=False)
-    found = stages.compose_below(cells, count, planned.tilt).log_delta_below(epsilon)
+    actual = stages.compose_below(cells, count, planned.tilt).log_delta_below(epsilon)
     above = profile.log_delta(epsilon, "remove")
-    assert above - (0.2 if math.isfinite(small) else 0.01) < found < above
+    assert above - (0.2 if math.isfinite(small) else 0.01) < actual < above
 
 
 def shares_step_by_step(excess, deficit, mode):
     """What :func:`.distribution.upward` says, one point after the other."""
     size, share = excess.size, np.zeros(excess.size)
     for k in range(mode + 1):
-        before = share[k - 1] * deficit[k - 1] if k else 0.0
-        value = 1 - before / excess[k] if excess[k] > 0 else 0.0
-        most = excess[k + 1] / deficit[k] if k + 1 < size and deficit[k] > 0 else 1.0
-        share[k] = max(0.0, min(value, most, 1.0))
+        original = share[k - 1] * deficit[k - 1] if k else 0.0
+        value = 1 - original / excess[k] if excess[k] > 0 else 0.0
+        limit = excess[k + 1] / deficit[k] if k + 1 < size and deficit[k] > 0 else 1.0
+        share[k] = max(0.0, min(value, limit, 1.0))
     forward, share[-1] = share[mode], 0.0
     for k in range(size - 1, mode, -1):
         room = (1 - share[k]) * excess[k]
@@ -155,12 +155,12 @@ def test_shares_are_those_of_the_recursion_and_never_too_large(size, faint):
         excess = mass * below * (rng.random(size) >= faint)
         deficit = mass * (1 - below) * (rng.random(size) >= faint)
         for mode in sorted({0, int(np.argmax(mass)), size // 3, size - 1}):
-            found, _ = distribution.upward(excess, deficit, mode)
+            actual, _ = distribution.upward(excess, deficit, mode)
             expected = shares_step_by_step(excess, deficit, mode)
-            np.testing.assert_allclose(found, expected, atol=1e-9)
-            assert found.min() >= 0 and found.max() <= 1
-            left = (1 - found[1:]) * excess[1:] - found[:-1] * deficit[:-1]
-            assert np.all(left >= -2e-15 * excess[1:])
+            np.testing.assert_allclose(actual, expected, atol=1e-9)
+            assert actual.min() >= 0 and actual.max() <= 1
+            remainder = (1 - actual[1:]) * excess[1:] - actual[:-1] * deficit[:-1]
+            assert np.all(remainder >= -2e-15 * excess[1:])
 
 
 def test_steep_steps_that_are_composed_do_not_overflow():
@@ -169,10 +169,10 @@ def test_steep_steps_that_are_composed_do_not_overflow():
     excess, deficit = np.full(size, 1.0), np.full(size, 1e-6)
     excess[:1000] = np.random.default_rng(0).random(1000)
     for mode in (0, size // 2, size - 1):
-        found, _ = distribution.upward(excess, deficit, mode)
-        np.testing.assert_allclose(found, shares_step_by_step(excess, deficit, mode), atol=1e-9)
-        left = (1 - found[1:]) * excess[1:] - found[:-1] * deficit[:-1]
-        assert np.all(left >= -2e-15 * excess[1:])
+        actual, _ = distribution.upward(excess, deficit, mode)
+        np.testing.assert_allclose(actual, shares_step_by_step(excess, deficit, mode), atol=1e-9)
+        remainder = (1 - actual[1:]) * excess[1:] - actual[:-1] * deficit[:-1]
+        assert np.all(remainder >= -2e-15 * excess[1:])
 
 
 def test_powers_by_squaring_keep_their_digits():

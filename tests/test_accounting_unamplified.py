@@ -11,17 +11,17 @@ from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, MinSeparation, Poisson
 
 
-def patterns(n, separation, most):
-    for size in range(1, most + 1):
+def patterns(n, separation, limit):
+    for size in range(1, limit + 1):
         for chosen in itertools.combinations(range(n), size):
             if all(b - a >= separation for a, b in itertools.pairwise(chosen)):
                 yield list(chosen)
 
 
-def brute_force(matrix, separation, most):
+def brute_force(matrix, separation, limit):
     """Largest |C x| over patterns, with scalar contributions of the best signs."""
     best = 0.0
-    for chosen in patterns(matrix.shape[0], separation, most):
+    for chosen in patterns(matrix.shape[0], separation, limit):
         for signs in itertools.product((-1, 1), repeat=len(chosen)):
             best = max(best, float(np.linalg.norm(matrix[:, chosen] @ np.array(signs))))
     return best
@@ -37,13 +37,13 @@ def test_fixed_order_is_the_largest_mode_norm():
     rng = np.random.default_rng(1)
     for strategy in (strategies.SquareRoot(), strategies.Dense(random_dense(12, rng))):
         scheme = FixedOrder(bins=4, epochs=3)
-        found = unamplified.sensitivity(strategy, scheme)
+        sensitivity = unamplified.sensitivity(strategy, scheme)
         modes = np.asarray(strategy.modes(BallsInBins(4, 3)))
-        assert found.exact
-        assert found.value == pytest.approx(np.linalg.norm(modes, axis=0).max(), rel=1e-9)
+        assert sensitivity.exact
+        assert sensitivity.value == pytest.approx(np.linalg.norm(modes, axis=0).max(), rel=1e-9)
         dense = np.asarray(strategy.materialize(12))
         by_columns = max(np.linalg.norm(dense[:, i::4].sum(axis=1)) for i in range(4))
-        assert found.value == pytest.approx(by_columns, rel=1e-9)
+        assert sensitivity.value == pytest.approx(by_columns, rel=1e-9)
 
 
 def test_fixed_order_looks_at_modes_block_by_block(monkeypatch):
@@ -54,8 +54,8 @@ def test_fixed_order_looks_at_modes_block_by_block(monkeypatch):
     monkeypatch.setattr(unamplified, "_LARGEST_DENSE", 10)  # two bins at a time
     for strategy in (scaled, strategies.Dense(random_dense(35, rng))):
         modes = np.asarray(strategy.modes(BallsInBins(7, 5)))
-        found = unamplified.sensitivity(strategy, FixedOrder(7, 5)).value
-        assert found == pytest.approx(np.linalg.norm(modes, axis=0).max(), rel=1e-9)
+        value = unamplified.sensitivity(strategy, FixedOrder(7, 5)).value
+        assert value == pytest.approx(np.linalg.norm(modes, axis=0).max(), rel=1e-9)
 
 
 @pytest.mark.ci
@@ -70,31 +70,31 @@ def test_fixed_order_looks_at_modes_block_by_block(monkeypatch):
 def test_independent_noise_takes_no_array_of_all_iterations(scheme, norm, monkeypatch):
     monkeypatch.setattr(strategies.Identity, "toeplitz_coefs", None)
     if norm is None:
-        found = account(Mechanism(scheme), noise_multiplier=6.0, epsilon=2)
-        assert 0 < found.delta < 1 and found.status == "exact"
+        guarantee = account(Mechanism(scheme), noise_multiplier=6.0, epsilon=2)
+        assert 0 < guarantee.delta < 1 and guarantee.status == "exact"
     else:
-        found = account(Mechanism(scheme), epsilon=2, delta=1e-5)
+        guarantee = account(Mechanism(scheme), epsilon=2, delta=1e-5)
         plain = account(Mechanism(FixedOrder(1, 1)), epsilon=2, delta=1e-5)
-        assert found.noise_multiplier == pytest.approx(norm * plain.noise_multiplier, rel=1e-9)
+        assert guarantee.noise_multiplier == pytest.approx(norm * plain.noise_multiplier, rel=1e-9)
 
 
 def test_fixed_order_with_negative_entries_is_a_bound_not_a_claim():
     rng = np.random.default_rng(2)
     matrix = random_dense(9, rng, negative=True)
-    found = unamplified.sensitivity(strategies.Dense(matrix), FixedOrder(3, 3))
-    assert not found.exact
+    sensitivity = unamplified.sensitivity(strategies.Dense(matrix), FixedOrder(3, 3))
+    assert not sensitivity.exact
     aligned = max(np.linalg.norm(matrix[:, i::3].sum(axis=1)) for i in range(3))
     signed = max(
         np.linalg.norm(matrix[:, i::3] @ np.array(signs))
         for i in range(3)
         for signs in itertools.product((-1, 1), repeat=3)
     )
-    assert aligned < signed <= found.value
+    assert aligned < signed <= sensitivity.value
 
 
-@pytest.mark.parametrize(("separation", "most"), [(1, 2), (3, 2), (3, 9), (4, 3), (10, 2)])
-def test_min_separation_covers_every_pattern(separation, most):
-    rng = np.random.default_rng(separation * 10 + most)
+@pytest.mark.parametrize(("separation", "limit"), [(1, 2), (3, 2), (3, 9), (4, 3), (10, 2)])
+def test_min_separation_covers_every_pattern(separation, limit):
+    rng = np.random.default_rng(separation * 10 + limit)
     n = 10
     cases = {
         "dense": strategies.Dense(random_dense(n, rng)),
@@ -103,16 +103,16 @@ def test_min_separation_covers_every_pattern(separation, most):
         "sqrt": strategies.SquareRoot(),
         "increasing": strategies.Toeplitz(np.linspace(0.2, 1, n)),
     }
-    scheme = MinSeparation(n, separation, most)
+    scheme = MinSeparation(n, separation, limit)
     for name, strategy in cases.items():
         dense = np.asarray(strategy.materialize(n))
-        truth = brute_force(dense, separation, min(most, scheme.participations))
-        found = unamplified.sensitivity(strategy, scheme)
-        assert found.value >= truth * (1 - 1e-12), name
-        if found.exact:
-            assert found.value == pytest.approx(truth, rel=1e-9), name
+        truth = brute_force(dense, separation, min(limit, scheme.participations))
+        sensitivity = unamplified.sensitivity(strategy, scheme)
+        assert sensitivity.value >= truth * (1 - 1e-12), name
+        if sensitivity.exact:
+            assert sensitivity.value == pytest.approx(truth, rel=1e-9), name
         disjoint = separation >= n or (name == "banded" and separation >= 3)
-        assert found.exact == (name == "sqrt" or disjoint), name
+        assert sensitivity.exact == (name == "sqrt" or disjoint), name
 
 
 def test_a_pattern_left_out_is_seen():

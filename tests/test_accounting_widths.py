@@ -38,17 +38,19 @@ def _narrowed(strategy, dtype):
     ids=lambda scheme: scheme.kind,
 )
 def test_c_is_accounted_by_its_numbers_whatever_their_width(scheme):
-    asked = {"delta": 1e-5, "certify": False, "seed": 1, "samples": 2**10}
+    requested = {"delta": 1e-5, "certify": False, "seed": 1, "samples": 2**10}
     # the twin's numbers were found first, and may be found again
     single = jnp.asarray(_WIDE, jnp.float32)
     assert single.dtype == np.float32
     exact = S.Toeplitz(np.asarray(single, np.float64))
-    found = []
+    collected = []
     for strategy in (S.Toeplitz(single), _narrowed(exact, jnp.float32), exact):
         unamplified._extent.cache_clear()
         poisson._scale.cache_clear()
-        found.append(account(Mechanism(scheme, strategy), noise_multiplier=9.0, **asked).epsilon)
-    assert found[0] == found[1] == found[2] > 0
+        collected.append(
+            account(Mechanism(scheme, strategy), noise_multiplier=9.0, **requested).epsilon
+        )
+    assert collected[0] == collected[1] == collected[2] > 0
 
 
 @pytest.mark.parametrize("scheme", _schemes(20), ids=lambda scheme: scheme.kind)
@@ -68,13 +70,13 @@ def test_c_in_float64_stays_the_object_that_it_is():
     assert Mechanism(FixedOrder(5, 4), narrow).strategy is not narrow
 
 
-@pytest.mark.parametrize("seen", [unamplified.column_norms, unamplified.bands])
-def test_columns_are_seen_in_float64(seen):
+@pytest.mark.parametrize("recorded", [unamplified.column_norms, unamplified.bands])
+def test_columns_are_seen_in_float64(recorded):
     whole = jnp.asarray([11, 3] + 18 * [1], jnp.int8)  # their squares are no int8
     unamplified._extent.cache_clear()
-    narrow = seen(_narrowed(S.Toeplitz(_WIDE), jnp.float32), 20)
+    narrow = recorded(_narrowed(S.Toeplitz(_WIDE), jnp.float32), 20)
     unamplified._extent.cache_clear()
-    np.testing.assert_array_equal(narrow, seen(S.Toeplitz(np.float32(_WIDE)), 20))
+    np.testing.assert_array_equal(narrow, recorded(S.Toeplitz(np.float32(_WIDE)), 20))
     assert unamplified.column_norms(S.Toeplitz(whole), 20)[0] == math.sqrt(121 + 9 + 18)
 
 

@@ -13,32 +13,38 @@ from mfopt.sampling import BMinSep, FreshBins, named_scheme
 
 
 def test_a_users_script_runs_and_names_its_maker(tmp_path):
-    found = main(str(tmp_path / "made.npz"))
-    assert found.guarantee.epsilon == 1.0 and found.guarantee.status == "certified"
-    assert found.provenance["command"] == "mfopt.factorize"
-    assert found.provenance["calibrated_by"]["command"] == "mfopt.calibrate"
-    assert found.provenance["mfopt"] == mfopt.__version__ and found.provenance["commit"]
+    actual = main(str(tmp_path / "made.npz"))
+    assert actual.guarantee.epsilon == 1.0 and actual.guarantee.status == "certified"
+    assert actual.provenance["command"] == "mfopt.factorize"
+    assert actual.provenance["calibrated_by"]["command"] == "mfopt.calibrate"
+    assert actual.provenance["mfopt"] == mfopt.__version__ and actual.provenance["commit"]
 
 
 def test_the_command_and_the_call_agree(tmp_path):
-    made = mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="sqrt", seed=3)
-    out = tmp_path / "made.npz"
+    factorization = mfopt.factorize(
+        epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="sqrt", seed=3
+    )
+    output = tmp_path / "made.npz"
     words = "optimize --epochs 2 --iters 4 --eps 2 --strategy sqrt --seed 3 --out"
-    assert printed(*words.split(), out)["noise_multiplier"] == made.noise_multiplier
-    assert mfopt.load(out).digest == made.digest
+    assert printed(*words.split(), output)["noise_multiplier"] == factorization.noise_multiplier
+    assert mfopt.load(output).digest == factorization.digest
 
 
 def test_an_account_of_a_factorization_is_at_its_own_noise():
-    made = mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity")
-    assert mfopt.account(made, delta=1e-5).noise_multiplier == made.noise_multiplier
-    other = mfopt.account(made, epsilon=1.0, delta=1e-5)
-    assert other.noise_multiplier > made.noise_multiplier
+    factorization = mfopt.factorize(
+        epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity"
+    )
+    assert (
+        mfopt.account(factorization, delta=1e-5).noise_multiplier == factorization.noise_multiplier
+    )
+    other = mfopt.account(factorization, epsilon=1.0, delta=1e-5)
+    assert other.noise_multiplier > factorization.noise_multiplier
 
 
-@pytest.mark.parametrize("more", [{"sampling": "auto"}, {"memory": 4}])
-def test_options_of_one_kind_are_refused_where_kinds_are_chosen(more):
+@pytest.mark.parametrize("extra", [{"sampling": "auto"}, {"memory": 4}])
+def test_options_of_one_kind_are_refused_where_kinds_are_chosen(extra):
     with pytest.raises(mfopt.UsageError, match="bands"):
-        mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, bands=3, **more)
+        mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, bands=3, **extra)
 
 
 def test_options_of_a_scheme_reach_it(monkeypatch):

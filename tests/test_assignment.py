@@ -29,12 +29,12 @@ from mfopt.strategies import Identity
 def test_one_law_serves_many_thresholds(bins, sigma, direction):
     profile = AllocationProfile(bins, sigma**-2)
     epsilons = np.linspace(0, 3, 601)
-    found = assignment.log_hinges(bins, sigma**-2, epsilons, direction)
-    each = np.array([profile.log_delta(float(e), direction) for e in epsilons[::150]])
-    near = each > -40  # far out a relative error of ε is a larger one of log δ
-    assert np.all(np.abs(found[::150] - each)[near] < 2e-3) and np.all(np.diff(found) < 0)
+    actual = assignment.log_hinges(bins, sigma**-2, epsilons, direction)
+    entry = np.array([profile.log_delta(float(e), direction) for e in epsilons[::150]])
+    nearby = entry > -40  # far out a relative error of ε is a larger one of log δ
+    assert np.all(np.abs(actual[::150] - entry)[nearby] < 2e-3) and np.all(np.diff(actual) < 0)
     if direction == "remove":  # the larger one, which the lower bound is of
-        assert found[300] > profile.log_delta_below(float(epsilons[300]))
+        assert actual[300] > profile.log_delta_below(float(epsilons[300]))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_plain_sampling_in_both_directions(bins, epochs, sigma, epsilon):
     patterns = all_patterns(np.eye(bins * epochs), FreshBins(bins, epochs))
     profile = RoundsProfile(BinAssignment(bins), epochs, sigma)
     for direction, (mean, error) in plain.mixture(patterns.T, sigma, epsilon).items():
-        found = math.exp(profile.log_delta(epsilon, direction))
-        assert mean > 1e-2 and abs(found - mean) < 4 * error
+        log_delta = math.exp(profile.log_delta(epsilon, direction))
+        assert mean > 1e-2 and abs(log_delta - mean) < 4 * error
         # the control: one throw less
         other = RoundsProfile(BinAssignment(bins), epochs - 1, sigma)
         assert abs(math.exp(other.log_delta(epsilon, direction)) - mean) > 20 * error
@@ -64,14 +64,16 @@ def test_the_pair_on_the_grid_dominates_a_throw_and_is_one():
         for epsilon in (0.0, 0.13, 0.5, 1.7):
             above = np.maximum(pair.mass - math.exp(epsilon) * mass_q, 0).sum() + pair.infinite
             true = math.exp(profile.log_delta_below(epsilon)) if direction == "remove" else 0
-            known = math.exp(profile.log_delta(epsilon, direction))
-            assert above >= true and known * (1 - 1e-4) < above < 1.1 * known + 1e-12
+            log_delta = math.exp(profile.log_delta(epsilon, direction))
+            assert above >= true and log_delta * (1 - 1e-4) < above < 1.1 * log_delta + 1e-12
 
 
 def test_one_throw_of_one_epoch_is_random_allocation():
     for epsilon in (0.3, 1.0, 2.5):
-        one = RoundsProfile(BinAssignment(16), 1, 0.9).log_delta(epsilon)
-        assert one == pytest.approx(AllocationProfile(16, 0.9**-2).log_delta(epsilon), abs=2e-3)
+        log_delta = RoundsProfile(BinAssignment(16), 1, 0.9).log_delta(epsilon)
+        assert log_delta == pytest.approx(
+            AllocationProfile(16, 0.9**-2).log_delta(epsilon), abs=2e-3
+        )
 
 
 @pytest.mark.parametrize("epochs", before_release([1, 3], 1))
@@ -104,15 +106,15 @@ def test_random_allocation_of_several_epochs_by_another_accountant():
             values = np.maximum(-np.expm1(epsilon - np.asarray(pair.x_array)), 0)
             ends.append(pair.p_max + float(np.asarray(pair.prob_arr) @ values))
         low, high = ends
-        found = math.exp(profile.log_delta(epsilon, name))
-        assert 0 < low < found < high < 1.5 * low
+        log_delta = math.exp(profile.log_delta(epsilon, name))
+        assert 0 < low < log_delta < high < 1.5 * low
 
 
 def test_rounds_without_a_lower_bound_say_so():
     coin = PublicMixture(BinAssignment(4), BinAssignment(8), 0.5)
-    for one, named in ((coin, "truncated batches"), (BinAssignment(4), "assignments to bins")):
-        with pytest.raises(FailureError, match=f"no lower bound is known for {named}"):
-            one.cells_below(1.0, Steps(1e-3), Resolution(0.1, -50.0, (-1.0, 1.0)), add=True)
+    for item, keywords in ((coin, "truncated batches"), (BinAssignment(4), "assignments to bins")):
+        with pytest.raises(FailureError, match=f"no lower bound is known for {keywords}"):
+            item.cells_below(1.0, Steps(1e-3), Resolution(0.1, -50.0, (-1.0, 1.0)), add=True)
 
 
 def test_so_little_noise_that_bins_are_told_apart_is_accounted_without_amplification():
@@ -139,8 +141,8 @@ def test_so_much_noise_that_nothing_is_left_is_answered_at_once():
 @pytest.mark.release
 def test_losses_of_little_noise_stay_within_floats():
     sigma = 0.1
-    found = account(Mechanism(FreshBins(2, 2)), noise_multiplier=sigma, delta=1e-6)
-    one = AllocationProfile(2, sigma**-2).epsilon(1e-6)  # one throw of the two
-    assert one < found.epsilon <= gaussian.epsilon(math.sqrt(2) / sigma, 1e-6) * (1 + 1e-9)
+    guarantee = account(Mechanism(FreshBins(2, 2)), noise_multiplier=sigma, delta=1e-6)
+    epsilon = AllocationProfile(2, sigma**-2).epsilon(1e-6)  # one throw of the two
+    assert epsilon < guarantee.epsilon <= gaussian.epsilon(math.sqrt(2) / sigma, 1e-6) * (1 + 1e-9)
     # further out floats would not hold e^loss
     assert max(np.abs(assignment._reach(2, sigma, -700.0))) <= 600

@@ -71,11 +71,11 @@ def test_attacks_of_groups_are_what_their_data_sets_attain(scheme, adjacency, pa
     law = stats.binom(size, 0.05) if scheme is POISSON else stats.hypergeom(1000, size, 50)
     law = law.pmf(np.arange(size + 1))
     truth = max(divergences(law, pair, sigma, epsilon) for pair in pairs)
-    found = poisson.attack(Identity(), scheme, size, adjacency)
-    below = math.exp(RoundsProfile(found.mixture, 1, sigma).log_delta_below(epsilon))
+    attack = poisson.attack(Identity(), scheme, size, adjacency)
+    below = math.exp(RoundsProfile(attack.mixture, 1, sigma).log_delta_below(epsilon))
     assert 0.99 * truth < below <= truth * (1 + 1e-6)
-    one = poisson.attack(Identity(), scheme, 1, adjacency)  # a control
-    assert math.exp(RoundsProfile(one.mixture, 1, sigma).log_delta_below(epsilon)) < 0.5 * truth
+    item = poisson.attack(Identity(), scheme, 1, adjacency)  # a control
+    assert math.exp(RoundsProfile(item.mixture, 1, sigma).log_delta_below(epsilon)) < 0.5 * truth
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 4.0, 30.0])
@@ -101,10 +101,10 @@ def test_epsilon_and_delta_of_an_attack_agree() -> None:
 def test_attacks_on_separated_steps_lie_below_the_mixture(size: int) -> None:
     scheme = BMinSep(4, 2, 2)
     n, units, sigma, epsilon = 8, 100_000, 2.0, 0.3
-    draw, taken = scheme.draws(units, seed=3), np.zeros((units, n))
+    draw, flags = scheme.draws(units, seed=3), np.zeros((units, n))
     for step in range(n):
-        taken[draw(step), step] = 1
-    patterns, counts = np.unique(taken, axis=0, return_counts=True)
+        flags[draw(step), step] = 1
+    patterns, counts = np.unique(flags, axis=0, return_counts=True)
     modes, weights = patterns @ (np.eye(n) + 0.5 * np.eye(n, k=-1)).T, counts / units
     if size == 2:
         modes = (modes[:, None] + modes).reshape(-1, n)
@@ -130,12 +130,12 @@ def test_attacks_on_separated_steps_lie_below_the_mixture(size: int) -> None:
 )
 def test_every_bound_has_a_lower_end(mechanism: Mechanism, gap: float) -> None:
     sigma = 1.5 * mechanism.group_size
-    found = account(mechanism, noise_multiplier=sigma, delta=1e-5)
-    below, above = found.lower_bound, found.epsilon
-    assert found.details["bracket"] == [below, above]
-    assert found.status == "bound" and above == found.epsilon
+    guarantee = account(mechanism, noise_multiplier=sigma, delta=1e-5)
+    below, above = guarantee.lower_bound, guarantee.epsilon
+    assert guarantee.details["bracket"] == [below, above]
+    assert guarantee.status == "bound" and above == guarantee.epsilon
     assert (1 - gap) * above < below < above
-    delta = account(mechanism, noise_multiplier=sigma, epsilon=found.epsilon)
+    delta = account(mechanism, noise_multiplier=sigma, epsilon=guarantee.epsilon)
     below, above = delta.details["bracket"]
     assert 0 < below < above == delta.delta
 
@@ -144,9 +144,9 @@ def test_every_bound_has_a_lower_end(mechanism: Mechanism, gap: float) -> None:
 def test_certified_answers_have_lower_ends_within_one_percent() -> None:
     mechanism = Mechanism(BallsInBins(8, 4), Dense(np.diag(np.linspace(0.2, 1.0, 32))))
     for statement in ({"noise_multiplier": 1.0}, {"epsilon": 2.0}):
-        found = account(mechanism, delta=1e-5, seed=1, **statement)
-        below, above = found.details["bracket"]
-        assert above in (found.epsilon, found.noise_multiplier)
+        guarantee = account(mechanism, delta=1e-5, seed=1, **statement)
+        below, above = guarantee.details["bracket"]
+        assert above in (guarantee.epsilon, guarantee.noise_multiplier)
         assert 0.985 * above < below < above
 
 
@@ -172,18 +172,20 @@ def test_batches_that_are_always_full_are_attacked_where_columns_are_long() -> N
     scheme = TruncatedPoisson(0.9, batch_size=3, population=200, iterations=4)
     assert scheme.full == 1
     once = Mechanism(dataclasses.replace(scheme, iterations=1))
-    most = account(once, noise_multiplier=1.0, delta=1e-5).epsilon  # the other columns are nothing
+    epsilon = account(
+        once, noise_multiplier=1.0, delta=1e-5
+    ).epsilon  # the other columns are nothing
     steps = Mechanism(scheme, Dense(np.diag([1.0, 1e-6, 1e-6, 1e-6])))
-    found = account(steps, noise_multiplier=1.0, delta=1e-5)
-    assert 0.9 * most < (found.lower_bound or 0.0) <= most < found.epsilon
+    guarantee = account(steps, noise_multiplier=1.0, delta=1e-5)
+    assert 0.9 * epsilon < (guarantee.lower_bound or 0.0) <= epsilon < guarantee.epsilon
 
 
 @pytest.mark.ci
 def test_large_groups_in_bins_are_answered_without_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     large = Mechanism(BallsInBins(8, 1), group_size=64)
-    found = account(large, noise_multiplier=40.0, delta=1e-6)
-    assert found.status == "bound" and len(found.details["least_of"]) == 2
-    assert 0.997 * found.epsilon < (found.lower_bound or 0.0) < found.epsilon
+    guarantee = account(large, noise_multiplier=40.0, delta=1e-6)
+    assert guarantee.status == "bound" and len(guarantee.details["least_of"]) == 2
+    assert 0.997 * guarantee.epsilon < (guarantee.lower_bound or 0.0) < guarantee.epsilon
     # a control: a bound that is not so close is not taken
     monkeypatch.setitem(sys.modules["mfopt.accounting.account"]._CLOSE, "epsilon", 1e-6)
     monkeypatch.setattr(sys.modules["mfopt.accounting.account"], "analysis", lambda *_, **__: 1 / 0)
@@ -206,30 +208,32 @@ def test_a_sensitivity_from_below_is_that_of_some_data() -> None:
 
 
 def test_phases_have_the_lower_end_of_their_composition() -> None:
-    def two(*, sigma: float, **asked: float) -> Guarantee:
+    def two(*, sigma: float, **requested: float) -> Guarantee:
         sampled = phases.Phase(Mechanism(Poisson(0.02, 100)), sigma)
-        return phases.compose([sampled, phases.Phase(Mechanism(Poisson(0.02, 60)), sigma)], **asked)
+        return phases.compose(
+            [sampled, phases.Phase(Mechanism(Poisson(0.02, 60)), sigma)], **requested
+        )
 
-    one = account(Mechanism(Poisson(0.02, 160)), noise_multiplier=1.0, delta=1e-5)
-    both = two(sigma=1.0, delta=1e-5)
-    assert both.lower_bound is not None and one.lower_bound is not None
-    assert (1 - 1e-3) * one.lower_bound < both.lower_bound < one.epsilon
-    assert (two(sigma=0.98, delta=1e-5).lower_bound or 0.0) > one.epsilon  # a control
-    delta = two(sigma=1.0, epsilon=one.epsilon)
+    guarantee = account(Mechanism(Poisson(0.02, 160)), noise_multiplier=1.0, delta=1e-5)
+    pair = two(sigma=1.0, delta=1e-5)
+    assert pair.lower_bound is not None and guarantee.lower_bound is not None
+    assert (1 - 1e-3) * guarantee.lower_bound < pair.lower_bound < guarantee.epsilon
+    assert (two(sigma=0.98, delta=1e-5).lower_bound or 0.0) > guarantee.epsilon  # a control
+    delta = two(sigma=1.0, epsilon=guarantee.epsilon)
     assert 0.99 * delta.delta < delta.details["bracket"][0] < 1e-5
-    alone = [phases.Phase(Mechanism(FixedOrder(4, 4)), sigma) for sigma in (3.0, 4.0)]
+    single = [phases.Phase(Mechanism(FixedOrder(4, 4)), sigma) for sigma in (3.0, 4.0)]
     truth = gaussian.epsilon(math.hypot(2 / 3, 2 / 4), 1e-5)
-    found = phases.compose(alone, delta=1e-5)
-    assert 0.999 * truth < (found.lower_bound or 0.0) < truth < found.epsilon
+    composed = phases.compose(single, delta=1e-5)
+    assert 0.999 * truth < (composed.lower_bound or 0.0) < truth < composed.epsilon
 
 
-@pytest.mark.parametrize("asked", ["--eps 2 --delta 1e-5", "--noise-multiplier 1 --delta 1e-5"])
-def test_fedavg_shows_what_its_sampled_release_attains(asked, capsys) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("requested", ["--eps 2 --delta 1e-5", "--noise-multiplier 1 --delta 1e-5"])
+def test_fedavg_shows_what_its_sampled_release_attains(requested, capsys) -> None:  # type: ignore[no-untyped-def]
     shape = ["--probability", "0.01", "--iters", "100", "--json"]
-    main(["account", "fedavg", *shape, *asked.split()])
-    found = json.loads(capsys.readouterr().out)
-    below, above = found["details"]["bracket"]
-    assert found["status"] == "bound" and 0.4 * above < below < above
-    main(["account", "dpsgd", *shape, *asked.split()])
+    main(["account", "fedavg", *shape, *requested.split()])
+    printed = json.loads(capsys.readouterr().out)
+    below, above = printed["details"]["bracket"]
+    assert printed["status"] == "bound" and 0.4 * above < below < above
+    main(["account", "dpsgd", *shape, *requested.split()])
     exact = json.loads(capsys.readouterr().out)
     assert below == exact["details"]["bracket"][0]

@@ -63,11 +63,11 @@ class Made(tuple):
     """A stub of a factorization: (scheme, C, interrupted, provenance), its error and status."""
 
     def __new__(cls, facts, rmse, status):
-        made = super().__new__(cls, facts)
-        made.rmse, made.guarantee = rmse, SimpleNamespace(status=status)
-        made.not_certified = "no proof"
-        made.provenance = {**facts[3], "interrupted": facts[2], "not_certified": ["no proof"]}
-        return made
+        built = super().__new__(cls, facts)
+        built.rmse, built.guarantee = rmse, SimpleNamespace(status=status)
+        built.not_certified = "no proof"
+        built.provenance = {**facts[3], "interrupted": facts[2], "not_certified": ["no proof"]}
+        return built
 
 
 @pytest.fixture
@@ -78,14 +78,14 @@ def proved(monkeypatch):
     records, failing = [], []
 
     def prove(searched, *_):
-        found, scheme, provenance, interrupted, _ = searched
-        rmse, status = ERRORS[scheme.kind, found.strategy.kind], "certified"
+        actual, scheme, provenance, interrupted, _ = searched
+        rmse, status = ERRORS[scheme.kind, actual.strategy.kind], "certified"
         come = failing.pop(0) if failing else None
         if isinstance(come, float):
             rmse = come
         elif isinstance(come, str):
             status = come
-        facts = (scheme, found.strategy, interrupted, provenance)
+        facts = (scheme, actual.strategy, interrupted, provenance)
         records.append(Made(facts, rmse, status))
         if isinstance(come, Exception):
             raise come
@@ -96,9 +96,9 @@ def proved(monkeypatch):
 
 
 def test_the_least_error_is_taken_and_what_was_tried_is_on_record(searched, proved):
-    calls, told = searched[0], []
+    calls, reports = searched[0], []
     scheme, strategy, interrupted, record = auto.least_error(
-        SCHEMES, QUESTION, 3, progress=told.append
+        SCHEMES, QUESTION, 3, progress=reports.append
     )
     assert [(type(c[0]), *c[1:4]) for c in calls] == [
         (BallsInBins, "blt", 1, 3),
@@ -106,10 +106,10 @@ def test_the_least_error_is_taken_and_what_was_tried_is_on_record(searched, prov
     ]
     assert calls[1][4] is GOOD  # a banded C begins where the BLT ended
     assert strategy is GOOD and scheme == BallsInBins(4, 2) and not interrupted
-    found = {(one["sampling"]["kind"], one["strategy"]): one for one in record["tried"]}
-    assert {key: one["estimated_rmse"] for key, one in found.items()} == ERRORS
-    notes = [event.note for event in told if event.lasting]
-    assert sum("RMSE" in note for note in notes) == len(found)
+    actual = {(item["sampling"]["kind"], item["strategy"]): item for item in record["tried"]}
+    assert {key: item["estimated_rmse"] for key, item in actual.items()} == ERRORS
+    notes = [event.note for event in reports if event.lasting]
+    assert sum("RMSE" in note for note in notes) == len(actual)
 
 
 def test_what_has_no_answer_is_left_out(searched, proved):
@@ -125,7 +125,7 @@ def test_what_is_not_certified_gives_way_to_the_next(searched, proved):
     records, failing = proved
     failing += [FailureError("no bound")]
     scheme, strategy, _, record = auto.least_error(SCHEMES, QUESTION, 3)
-    assert [one[1] for one in records] == [GOOD, BAD] and strategy is BAD
+    assert [record[1] for record in records] == [GOOD, BAD] and strategy is BAD
     assert scheme == FreshBins(4, 2) and "no bound" in record["not_certified"][0]
     failing += [FailureError("no bound")] * 5
     with pytest.raises(FailureError, match="could be certified: balls-in-bins, blt: no bound"):
@@ -146,8 +146,8 @@ def test_a_certificate_that_costs_the_amplification_gives_way_to_a_lesser_error(
 def test_a_search_without_any_certificate_is_kept(searched, proved):
     records, failing = proved
     failing += ["estimate"] * 5
-    made = auto.least_error(SCHEMES, QUESTION, 3)
-    assert made[1] is GOOD and made.guarantee.status == "estimate" and len(records) == 4
+    built = auto.least_error(SCHEMES, QUESTION, 3)
+    assert built[1] is GOOD and built.guarantee.status == "estimate" and len(records) == 4
 
 
 @pytest.mark.parametrize("loss", [-5.0, 9.0, np.inf])
@@ -179,25 +179,25 @@ def test_candidates_fit_into_the_memory_and_the_bins():
         schemes = BallsInBins(bins, epochs), FreshBins(bins, epochs)
         return auto.candidates(schemes, epsilon, memory)
 
-    for most in range(20):
-        for one in candidates(4, 8, 8.0, most):
-            if one.kind == "banded-toeplitz":
-                assert 2 <= one.size <= min(most + 1, 8)
+    for limit in range(20):
+        for candidate in candidates(4, 8, 8.0, limit):
+            if candidate.kind == "banded-toeplitz":
+                assert 2 <= candidate.size <= min(limit + 1, 8)
             else:
-                assert one.size <= most
-    assert [one.kind for one in candidates(4, 8, 2.0, 0)] == ["identity"] * 2
-    kinds = [one.kind for one in candidates(16, 128, 2.0, auto.MEMORY)]
+                assert candidate.size <= limit
+    assert [candidate.kind for candidate in candidates(4, 8, 2.0, 0)] == ["identity"] * 2
+    kinds = [candidate.kind for candidate in candidates(16, 128, 2.0, auto.MEMORY)]
     assert kinds == ["identity", "identity", "blt", "cleared-blt"]
-    kinds = [one.kind for one in candidates(16, 128, 8.0, auto.MEMORY)]
+    kinds = [candidate.kind for candidate in candidates(16, 128, 8.0, auto.MEMORY)]
     assert kinds == ["identity", "identity", "blt", "wave-blt", "cleared-blt"]
     # all the bands that there are leave nothing for a cleared BLT
-    assert [one.kind for one in candidates(4, 8, 2.0, 7)][3:] == ["banded-toeplitz"]
+    assert [candidate.kind for candidate in candidates(4, 8, 2.0, 7)][3:] == ["banded-toeplitz"]
     with pytest.raises(UsageError, match="memory"):
         auto.least_error(SCHEMES, QUESTION, -1)
 
 
 @pytest.mark.parametrize(
-    ("extra", "named"),
+    ("extra", "keywords"),
     [
         ("--strategy blt", "--strategy"),
         ("--bands 4", "--bands"),
@@ -206,9 +206,9 @@ def test_candidates_fit_into_the_memory_and_the_bins():
         ("--memory -1", "memory"),
     ],
 )
-def test_what_auto_chooses_itself_is_refused(extra, named, capsys):
+def test_what_auto_chooses_itself_is_refused(extra, keywords, capsys):
     words = f"optimize --epochs 2 --iters 4 --eps 2 --sampling auto {extra}"
-    assert named in failure(capsys, *words.split())
+    assert keywords in failure(capsys, *words.split())
 
 
 @pytest.mark.ci
@@ -223,8 +223,8 @@ def test_the_command_prints_what_was_tried(searched, tmp_path, capsys, monkeypat
     text = capsys.readouterr().out
     assert "balls-in-bins, blt (3): RMSE" in text and "(+0.00%)" in text
     assert "fresh-bins, banded-toeplitz (4): RMSE" in text
-    found = mfopt.load(path)
-    assert found.provenance["at_most"] == 3 and len(found.provenance["tried"]) == 4
+    factorization = mfopt.load(path)
+    assert factorization.provenance["at_most"] == 3 and len(factorization.provenance["tried"]) == 4
 
 
 @pytest.mark.ci
@@ -234,9 +234,9 @@ def test_within_a_memory_the_scheme_stays(searched, tmp_path, capsys):
     path = tmp_path / "m.npz"
     words = "optimize --epochs 2 --iters 4 --eps 2 --delta 1e-3 --memory 3 --seed 0 --quiet"
     main([*words.split(), "--out", str(path)])
-    made = mfopt.load(path)
-    assert made.guarantee.status == "certified" and made.sampling == SCHEMES[0]
-    assert [one["strategy"] for one in made.provenance["tried"]] == ["identity", "blt"]
+    factorization = mfopt.load(path)
+    assert factorization.guarantee.status == "certified" and factorization.sampling == SCHEMES[0]
+    assert [item["strategy"] for item in factorization.provenance["tried"]] == ["identity", "blt"]
 
 
 @pytest.mark.parametrize(("bins", "samples"), [(256, 2**15), (512, 2**17)])

@@ -10,9 +10,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_what_a_mutant_changes_stands_once_and_its_tests_exist():
-    every = bench.listed_mutants()
-    assert len(every) > 100
-    for name, mutant in every.items():
+    mutants = bench.listed_mutants()
+    assert len(mutants) > 100
+    for name, mutant in mutants.items():
         text = (ROOT / mutant.path).read_text(encoding="utf-8")
         assert text.count(mutant.before) == 1, name
         assert mutant.after != mutant.before, name
@@ -20,6 +20,6 @@ def test_what_a_mutant_changes_stands_once_and_its_tests_exist():
         files = [ROOT / word for word in words if word.endswith(".py")]
         text = "".join(map(Path.read_text, files))
         tests = re.findall(r"def (test_\w+)|^class (\w+)", text, re.M)
-        for asked in words[words.index("-k") + 1].split(" or ") if "-k" in words else ():
-            for word in asked.split(" and not "):
-                assert any(word in one for pair in tests for one in pair), f"{name}: {word}"
+        for requested in words[words.index("-k") + 1].split(" or ") if "-k" in words else ():
+            for word in requested.split(" and not "):
+                assert any(word in item for pair in tests for item in pair), f"{name}: {word}"

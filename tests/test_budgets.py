@@ -81,7 +81,9 @@ def test_no_room_outgrows_its_budget():
     over = {name: (count, NODES[name]) for name, count in nodes.items() if count > NODES[name]}
     assert not over, f"(nodes, budget): {over}"
     # a budget far above what is there is none: lower it where code was taken out
-    loose = {name: (nodes[name], most) for name, most in NODES.items() if most > 1.02 * nodes[name]}
+    loose = {
+        name: (nodes[name], limit) for name, limit in NODES.items() if limit > 1.02 * nodes[name]
+    }
     assert not loose, f"(nodes, budget): {loose}"
     # a control: layout and docstrings weigh nothing
     assert weight('def f(a):\n    """Text."""\n    return (\n        a\n    )\n') == weight(
@@ -95,12 +97,12 @@ def test_few_names_are_public_and_few_functions_are_wide():
         if path.parts[0] == "tests":
             continue
         tree = ast.parse(text)
-        named = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-        names += sum(not node.name.startswith("_") for node in named)
+        keywords = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        names += sum(not node.name.startswith("_") for node in keywords)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                every = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-                wide += sum(arg.arg not in ("self", "cls") for arg in every) > 6
+                posonlyargs = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+                wide += sum(arg.arg not in ("self", "cls") for arg in posonlyargs) > 6
     assert 0 < names <= PUBLIC_NAMES and 0 < wide <= WIDE_FUNCTIONS, (names, wide)
 
 
@@ -119,19 +121,19 @@ def shape(function):
 
 def duplicates(files):
     """Lists of functions of one shape, of those of 6 lines and more."""
-    same = defaultdict(list)
+    unchanged = defaultdict(list)
     for path, text in files:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 first = node.body[1:] if ast.get_docstring(node) is not None else node.body
                 if first and node.end_lineno - first[0].lineno + 1 >= 6:
-                    same[shape(node)].append(f"{path}:{node.name}")
-    return [names for names in same.values() if len(names) > 1]
+                    unchanged[shape(node)].append(f"{path}:{node.name}")
+    return [names for names in unchanged.values() if len(names) > 1]
 
 
 def test_no_function_is_written_twice():
-    found = duplicates((path, text) for path, text in sources() if path.parts[0] != "tests")
-    assert sum(len(names) - 1 for names in found) <= DUPLICATES, found
+    actual = duplicates((path, text) for path, text in sources() if path.parts[0] != "tests")
+    assert sum(len(names) - 1 for names in actual) <= DUPLICATES, actual
     twice = "def f(a):\n" + "".join(f"    a = g(a, {i})\n" for i in range(6)) + "    return a\n"
     assert duplicates([("one.py", twice), ("two.py", twice.replace("a", "b"))])  # a control
 
@@ -182,21 +184,23 @@ def main_job():
     from mfopt import sampling
     from mfopt.optimize import Question, Target, factorize
 
-    seen, told = Seen(), sys.monitoring
-    told.use_tool_id(told.PROFILER_ID, "budgets")
-    told.register_callback(told.PROFILER_ID, told.events.PY_START, seen)
-    told.set_events(told.PROFILER_ID, told.events.PY_START)
+    recorded, monitoring = Seen(), sys.monitoring
+    monitoring.use_tool_id(monitoring.PROFILER_ID, "budgets")
+    monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.PY_START, recorded)
+    monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.PY_START)
     factorize(sampling.BallsInBins(bins=16, epochs=4), Question(Target(2.0, seed=0)))
-    return seen.measured()
+    return recorded.measured()
 
 
 @pytest.mark.ci
 @pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="Python 3.12 tells of calls")
 def test_the_main_job_stays_readable():
-    found = json.loads(python(__file__))
-    over = {name: (found[name], most) for name, most in MAIN_JOB.items() if not found[name] <= most}
+    parsed = json.loads(python(__file__))
+    over = {
+        name: (parsed[name], limit) for name, limit in MAIN_JOB.items() if not parsed[name] <= limit
+    }
     assert not over, f"(found, budget): {over}"
-    assert found["files"] > 40  # a control: it was seen
+    assert parsed["files"] > 40  # a control: it was seen
 
 
 if __name__ == "__main__":

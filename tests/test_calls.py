@@ -11,9 +11,9 @@ from mfopt_cli.main import COMMANDS
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     # independent noise: its σ takes no samples
-    found = calls.prepare(tmp_path_factory.mktemp("calls"), "identity")
-    yield found
-    Path(found["LOCKED"]).chmod(0o600)
+    prepared = calls.prepare(tmp_path_factory.mktemp("calls"), "identity")
+    yield prepared
+    Path(prepared["LOCKED"]).chmod(0o600)
 
 
 # what was once answered by a traceback, an abort or success
@@ -54,9 +54,9 @@ ONCE = [
 
 @pytest.mark.parametrize("line", ONCE)
 def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, places):
-    found = calls.run(shlex.split(line), places, 60.0)
-    assert (found["code"], found["problem"], found["stopped"]) == (2, "", False), found
-    assert found["said"].startswith("mfopt: error: ")
+    result = calls.run(shlex.split(line), places, 60.0)
+    assert (result["code"], result["problem"], result["stopped"]) == (2, "", False), result
+    assert result["said"].startswith("mfopt: error: ")
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, places):
     ],
 )
 def test_a_refusal_names_what_was_typed_and_the_way_out(line, said, places):
-    found = calls.run(line.split(), places, 60.0)
+    result = calls.run(line.split(), places, 60.0)
     for name in ("FILE", "FOLDER", "MISSING", "TEXT"):
         said = said.replace(name, places[name])
-    assert found["code"] == 2 and said in found["said"], found
+    assert result["code"] == 2 and said in result["said"], result
 
 
 @pytest.mark.release
@@ -95,9 +95,9 @@ def test_a_sample_of_generated_calls(places):
     quick = [call for call in chosen if call[0] not in ("optimize", "compare", "audit", "noise")]
     assert len(quick) > 60
     problems = [
-        (found["call"], found["problem"])
-        for found in (calls.run(call, places, 5.0) for call in quick)
-        if found["problem"]
+        (actual["call"], actual["problem"])
+        for actual in (calls.run(call, places, 5.0) for call in quick)
+        if actual["problem"]
     ]
     assert not problems
 

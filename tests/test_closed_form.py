@@ -45,7 +45,7 @@ SIZE = {"epochs": EPOCHS, "iterations_per_epoch": ITERS, "epsilon": EPSILON, "de
 
 
 @functools.cache
-def made(sampling, kind, options):
+def cached_factorization(sampling, kind, options):
     return mfopt.factorize(**SIZE, sampling=sampling, strategy=kind, **dict(options))
 
 
@@ -70,19 +70,19 @@ def sensitivity(matrix, scheme):
 
 def poisson_epsilon(sigma, probability, rounds):
     """ε of Poisson-sampled Gaussian rounds by dp_accounting."""
-    one = pld.from_gaussian_mechanism(
+    item = pld.from_gaussian_mechanism(
         sigma, sampling_prob=probability, value_discretization_interval=1e-4
     )
-    return one.self_compose(rounds).get_epsilon_for_delta(DELTA)
+    return item.self_compose(rounds).get_epsilon_for_delta(DELTA)
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("sampling", "kind", "options"), CASES)
 def test_sigma_and_error_are_those_of_independent_oracles(sampling, kind, options):
-    found = made(sampling, kind, tuple(options.items()))
-    scheme, matrix = found.sampling, np.asarray(found.strategy.materialize(N))
-    assert scheme.kind == sampling and found.strategy.kind == kind
-    sigma, stated = found.noise_multiplier, found.guarantee
+    actual = cached_factorization(sampling, kind, tuple(options.items()))
+    scheme, matrix = actual.sampling, np.asarray(actual.strategy.materialize(N))
+    assert scheme.kind == sampling and actual.strategy.kind == kind
+    sigma, stated = actual.noise_multiplier, actual.guarantee
     assert (stated.epsilon, stated.delta, stated.status in ("exact", "bound")) == (
         EPSILON,
         DELTA,
@@ -102,7 +102,7 @@ def test_sigma_and_error_are_those_of_independent_oracles(sampling, kind, option
     assert EPSILON * (1 - 2e-3) < epsilon < EPSILON * (1 + 1e-3)
     prefix = np.tril(np.ones((N, N)))
     rmse = sigma * np.linalg.norm(prefix @ np.linalg.inv(matrix)) / N**0.5
-    assert found.rmse == pytest.approx(rmse, rel=1e-9)
+    assert actual.rmse == pytest.approx(rmse, rel=1e-9)
 
 
 def error(found):
@@ -119,11 +119,12 @@ def test_optimized_is_below_what_is_not_and_more_freedom_below_less():
         ("min-separation", (("separation", 3), ("max_participations", 2))),
     ):
         toeplitz, blt, *fixed = (
-            error(made(sampling, kind, options)) for kind in ("toeplitz", "blt", "sqrt", "identity")
+            error(cached_factorization(sampling, kind, options))
+            for kind in ("toeplitz", "blt", "sqrt", "identity")
         )
         assert toeplitz < blt < min(fixed)
     banded, toeplitz = (
-        error(made("cyclic-poisson", kind, (("bands", 2),)))
+        error(cached_factorization("cyclic-poisson", kind, (("bands", 2),)))
         for kind in ("banded", "banded-toeplitz")
     )
     assert banded < toeplitz
@@ -132,8 +133,8 @@ def test_optimized_is_below_what_is_not_and_more_freedom_below_less():
 def test_the_number_of_groups_is_the_best_of_powers_of_two():
     size = {**SIZE, "epsilon": 30.0}
     best = mfopt.factorize(**size, sampling="cyclic-poisson")
-    every = [mfopt.factorize(**size, sampling="cyclic-poisson", bands=w) for w in (1, 2, 4)]
-    assert error(best) == min(map(error, every))
+    complete = [mfopt.factorize(**size, sampling="cyclic-poisson", bands=w) for w in (1, 2, 4)]
+    assert error(best) == min(map(error, complete))
     assert best.sampling.bands == 4
     assert {entry["size"] for entry in best.provenance["groups"]} >= {1, 2}
 
@@ -148,23 +149,27 @@ def test_the_number_of_groups_is_the_best_of_powers_of_two():
     ],
 )
 def test_a_file_certifies_itself_and_no_more(tmp_path, sampling, options):
-    found = mfopt.factorize(**SIZE, sampling=sampling, **options)
-    path = found.save(tmp_path / "found.npz")
+    factorization = mfopt.factorize(**SIZE, sampling=sampling, **options)
+    path = factorization.save(tmp_path / "found.npz")
     read = mfopt.load(path)
-    assert read.digest == found.digest and read.guarantee == found.guarantee and read.proved_here
+    assert (
+        read.digest == factorization.digest
+        and read.guarantee == factorization.guarantee
+        and read.proved_here
+    )
     shown = printed("show", path)
     assert shown["certified"] and shown["proved_here"] and shown["sampling"]["kind"] == sampling
-    again = printed("certify", path)
-    assert (again["epsilon"], again["status"], again["failure_probability"]) == (
+    repeated = printed("certify", path)
+    assert (repeated["epsilon"], repeated["status"], repeated["failure_probability"]) == (
         EPSILON,
-        found.guarantee.status,
+        factorization.guarantee.status,
         0,
     )
     with pytest.raises(mfopt.FailureError, match="FALSE"):
         mfopt.certify(read, epsilon=EPSILON * 0.999)
     tighter = mfopt.calibrate(read, epsilon=1.0)
     account = mfopt.account(tighter, delta=DELTA)
-    assert tighter.noise_multiplier > found.noise_multiplier
+    assert tighter.noise_multiplier > factorization.noise_multiplier
     assert account.epsilon == pytest.approx(1.0, abs=1e-3)
     assert mfopt.certify(tighter).guarantee.epsilon == 1.0
 
@@ -191,8 +196,8 @@ def test_a_false_guarantee_is_refuted_and_a_true_one_is_not(scheme, strategy, sh
     with pytest.raises(mfopt.FailureError, match="FALSE"):
         proofs.refute(mechanism, false)
     # by as little as estimates err
-    near = dataclasses.replace(true, epsilon=0.99 * EPSILON, status="estimate")
-    proofs.refute(mechanism, near)
+    variant = dataclasses.replace(true, epsilon=0.99 * EPSILON, status="estimate")
+    proofs.refute(mechanism, variant)
     with pytest.raises(mfopt.FailureError, match="FALSE"):
         proofs.refute(mechanism, dataclasses.replace(true, delta=0.0))
 
@@ -235,8 +240,8 @@ def test_what_has_no_account_or_no_effect_is_refused(options, said):
 @pytest.mark.ci
 def test_every_scheme_is_taken_by_the_door_for_objects():
     for scheme in (CyclicPoisson(0.3, 2, 8), MinSeparation(9, 2, 3), Poisson(0.1, 7)):
-        found = factorized(scheme, 2.0, 1e-5)
-        assert found.sampling == scheme and found.guarantee.status == "exact"
+        factorization = factorized(scheme, 2.0, 1e-5)
+        assert factorization.sampling == scheme and factorization.guarantee.status == "exact"
 
 
 def test_names_have_defaults_of_their_own():

@@ -21,13 +21,13 @@ LIMIT = 0.003  # of RMSE; two estimates of σ on 2^15 samples differ by 0.1%
 pytestmark = pytest.mark.ci
 
 
-def stored(table, **wanted):
+def stored(table, **required):
     """The one row of a committed table with these values."""
     with (ROOT / "artifacts" / "tables" / table).open(newline="") as file:
         (row,) = [
             row
             for row in csv.DictReader(file)
-            if all(row[name] == str(value) for name, value in wanted.items())
+            if all(row[name] == str(value) for name, value in required.items())
         ]
     return float(row["rmse"])
 
@@ -58,16 +58,16 @@ FAMILIES = {"blt-4-scaled": "blt", "wave-blt-4-scaled": "wave-blt", "blt-2-scale
 @pytest.mark.parametrize("table", [cell[0] for cell in CELLS if "32x32" not in cell[0]])
 def test_tables_hold_the_best_values_known(table):
     """One of which is searched again before a release, by `bench_optima.py`."""
-    best, seen = bench_optima.known(), set()
+    best, recorded = bench_optima.known(), set()
     with (ROOT / "artifacts" / "tables" / table).open(newline="") as file:
         for row in csv.DictReader(file):
             sizes = re.findall(r"\d+", table) or [row["epochs"], row["bins"]]
             kind = FAMILIES.get(row.get("family") or row["kind"], "")
-            place = kind, "balls-in-bins", *map(int, sizes), float(row["epsilon"])
-            if (cell := bench_optima.Cell(*place)) in best:
-                seen.add(cell)
+            index = kind, "balls-in-bins", *map(int, sizes), float(row["epsilon"])
+            if (cell := bench_optima.Cell(*index)) in best:
+                recorded.add(cell)
                 assert float(row["rmse"]) == pytest.approx(best[cell][0], rel=LIMIT), cell
-    assert seen & set(bench_optima.every())
+    assert recorded & set(bench_optima.every())
 
 
 CLOSED_FORM = "field-16x128.csv"
@@ -81,11 +81,11 @@ def test_every_table_has_a_cell_that_is_found_again():
 
 
 def test_a_closed_form_of_the_field_is_found_again():
-    wanted = stored(CLOSED_FORM, family="dpsgd+poisson", epsilon=2.0)
+    required = stored(CLOSED_FORM, family="dpsgd+poisson", epsilon=2.0)
     scheme = Poisson(1 / 128, 16 * 128)
     sigma = account(Mechanism(scheme, Identity()), epsilon=2.0, delta=1e-5).noise_multiplier
     rmse = sigma * math.sqrt((scheme.iterations + 1) / 2)
-    assert rmse == pytest.approx(wanted, rel=LIMIT)
+    assert rmse == pytest.approx(required, rel=LIMIT)
 
 
 @pytest.mark.parametrize(

@@ -22,15 +22,15 @@ print(jax.config.jax_compilation_cache_dir, sum(hits))
 """
 
 
-def _run(home, *arguments, **more):
+def _run(home, *arguments, **extra):
     """(folder, programs that were read) of a process that compiles one after a command."""
     inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))
     }
-    own = inherited | {compile_cache.VARIABLE: str(home), **more}
-    done = ended("-c", _PROGRAM, *arguments, env=own, cwd=home.parent)
+    custom = inherited | {compile_cache.VARIABLE: str(home), **extra}
+    done = ended("-c", _PROGRAM, *arguments, env=custom, cwd=home.parent)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     folder, hits = done.stdout.split()
@@ -87,9 +87,9 @@ def test_no_cache_is_set_where_another_choice_was_made(reason, fresh, monkeypatc
     else:
         name = compile_cache.VARIABLE if reason == "switched off" else "JAX_COMPILATION_CACHE_DIR"
         monkeypatch.setenv(name, "off" if reason == "switched off" else "theirs")
-    before = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    value = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     assert compile_cache.switch_on() is None
-    assert os.environ.get("JAX_COMPILATION_CACHE_DIR") == before and not fresh.exists()
+    assert os.environ.get("JAX_COMPILATION_CACHE_DIR") == value and not fresh.exists()
 
 
 def test_a_folder_that_cannot_be_used_is_no_reason_to_fail(fresh, tmp_path_factory):

@@ -41,6 +41,6 @@ def test_a_front_for_memory():
 
 def test_at_most_eight_families_and_the_baseline():
     names = [*FAMILIES]
-    rows = [row(name, 1.0 + place, epsilon=e) for place, name in enumerate(names) for e in (1, 2)]
+    rows = [row(name, 1.0 + index, epsilon=e) for index, name in enumerate(names) for e in (1, 2)]
     chosen = decision_plots.best_families(rows, names[-1])
     assert len(chosen) == decision_plots.MOST_CURVES and chosen[-1] == names[-1]

@@ -26,11 +26,11 @@ BOTH = ("wave-blt", "blt")
 
 
 def test_a_wave_is_tried_where_it_pays():
-    few, many = BallsInBins(128, 2), BallsInBins(129, 2)
-    assert defaults.kinds(few, defaults.WAVE_FROM, 4) == BOTH
-    assert defaults.kinds(few, np.nextafter(defaults.WAVE_FROM, 0), 4) == ("blt",)
-    assert defaults.kinds(few, 16.0, starts.FEWEST_WAVE - 1) == ("blt",)
-    assert defaults.kinds(many, 16.0, 4) == ("blt",)
+    scheme, large = BallsInBins(128, 2), BallsInBins(129, 2)
+    assert defaults.kinds(scheme, defaults.WAVE_FROM, 4) == BOTH
+    assert defaults.kinds(scheme, np.nextafter(defaults.WAVE_FROM, 0), 4) == ("blt",)
+    assert defaults.kinds(scheme, 16.0, starts.FEWEST_WAVE - 1) == ("blt",)
+    assert defaults.kinds(large, 16.0, 4) == ("blt",)
     assert defaults.kinds(BallsInBins(2, 129), 16.0, 4) == ("blt",)
     assert defaults.kinds(FreshBins(128, 2), 16.0, 4) == ("cleared-blt",)
     # a band of an epoch keeps no more
@@ -62,9 +62,9 @@ def test_runs_of_a_few_iterations_have_as_few_buffers(iters, tmp_path):
 
     scheme = BallsInBins(iters, 1)
     assert defaults.buffers(scheme) == iters and defaults.buffers(BallsInBins(4, 2)) == 4
-    assert max(one.size for one in auto.candidates([scheme], 2.0, 15)) <= iters
-    found = optimized(scheme, 2.0, 1e-3, samples=64, steps=1, seed=1)
-    assert found.strategy.buffers == iters
+    assert max(candidate.size for candidate in auto.candidates([scheme], 2.0, 15)) <= iters
+    optimum = optimized(scheme, 2.0, 1e-3, samples=64, steps=1, seed=1)
+    assert optimum.strategy.buffers == iters
     path = tmp_path / "few.npz"
     words = f"--epochs 1 --iters {iters} --eps 8 --samples 64 --steps 1 --seed 1 --quiet"
     main(["optimize", *words.split(), "--out", str(path)])
@@ -75,12 +75,12 @@ def test_runs_of_a_few_iterations_have_as_few_buffers(iters, tmp_path):
 
 @pytest.mark.ci
 def test_the_better_form_is_kept_whichever_comes_first():
-    found, steps = best()
-    assert set(found.forms) == set(BOTH) and found.strategy.kind in BOTH
-    assert found.loss == found.forms[found.strategy.kind] == min(found.forms.values())
-    again = searched(BOTH[::-1])
-    assert again.strategy.kind == found.strategy.kind and again.forms == found.forms
-    assert searched([found.strategy.kind]).forms == {}  # nothing to choose from
+    actual, steps = best()
+    assert set(actual.forms) == set(BOTH) and actual.strategy.kind in BOTH
+    assert actual.loss == actual.forms[actual.strategy.kind] == min(actual.forms.values())
+    optimum = searched(BOTH[::-1])
+    assert optimum.strategy.kind == actual.strategy.kind and optimum.forms == actual.forms
+    assert searched([actual.strategy.kind]).forms == {}  # nothing to choose from
     # one count over both searches, which never passes its ceiling
     assert [step.done for step in steps] == list(range(1, len(steps) + 1))
     assert all(step.done <= step.total for step in steps)
@@ -93,40 +93,42 @@ def test_fresh_samples_decide(monkeypatch, better):
     real = run._Job._afresh
 
     def judged(job, points, samples, *sigma):
-        seen = real(job, points, samples, *sigma)
+        recorded = real(job, points, samples, *sigma)
         if len({point.build for point in points}) < 2:  # ends and starts of one kind
-            return seen
+            return recorded
         return [
-            at._replace(value=float("nan") if kind != better else at.value)
-            for kind, at in zip(BOTH, seen, strict=True)
+            position._replace(value=float("nan") if kind != better else position.value)
+            for kind, position in zip(BOTH, recorded, strict=True)
         ]
 
     monkeypatch.setattr(run._Job, "_afresh", judged)
     assert searched().strategy.kind == better
 
 
-@pytest.mark.parametrize("after", [1, 6])
-def test_an_interrupt_keeps_the_better_so_far(after):
-    seen = []
+@pytest.mark.parametrize("updated", [1, 6])
+def test_an_interrupt_keeps_the_better_so_far(updated):
+    recorded = []
 
     def progress(step):
-        seen.append(step)
-        if len(seen) == after:
+        recorded.append(step)
+        if len(recorded) == updated:
             raise KeyboardInterrupt
 
     with pytest.raises(run.InterruptedOptimization) as stop:
         searched(BOTH, progress=progress)
-    assert len(seen) == after  # nothing went on behind the user's back
+    assert len(recorded) == updated  # nothing went on behind the user's back
     best = stop.value.best
     assert best.forms == {} and np.exp(best.loss) == pytest.approx(rmse(best.strategy), rel=0.1)
-    least = min(seen, key=lambda step: step.trace.best_value).stage.removeprefix("optimizing, ")
-    assert best.strategy.kind == ("wave-blt" if after == 1 else least)
+    lowest = min(recorded, key=lambda step: step.trace.best_value).stage.removeprefix(
+        "optimizing, "
+    )
+    assert best.strategy.kind == ("wave-blt" if updated == 1 else lowest)
 
 
 def test_a_start_says_which_forms_are_searched():
     blt = S.BLT(np.array([0.3, 0.2, 0.1, 0.1]), np.array([0.9, 0.5, 0.3, 0.1]))
-    found = searched(init=blt, steps=1)
-    assert found.strategy.kind == "blt" and found.forms == {}
+    optimum = searched(init=blt, steps=1)
+    assert optimum.strategy.kind == "blt" and optimum.forms == {}
     assert searched(init=starts.wave(4), steps=1).strategy.kind == "wave-blt"
     with pytest.raises(UsageError, match="cannot start a wave-blt or blt strategy of this size"):
         searched(init=S.Identity())
@@ -137,10 +139,10 @@ def test_a_start_says_which_forms_are_searched():
 
 
 def test_the_library_takes_the_usual_form(monkeypatch):
-    asked = []
+    requests = []
 
     def stub(scheme, question, progress):
-        asked.append((scheme.kind, question.form.strategy))
+        requests.append((scheme.kind, question.form.strategy))
         raise UsageError("enough")
 
     monkeypatch.setattr("mfopt.optimize.pipeline.optimize", stub)
@@ -152,7 +154,7 @@ def test_the_library_takes_the_usual_form(monkeypatch):
     ):
         with pytest.raises(UsageError, match="enough"):
             factorized(scheme, epsilon, 1e-4, **options)
-    assert asked == [
+    assert requests == [
         ("balls-in-bins", ("blt",)),
         ("balls-in-bins", BOTH),
         ("balls-in-bins", ("blt",)),
@@ -170,11 +172,11 @@ def test_the_page_says_what_the_tables_say():
     section = page.split("## Which C at a large ε")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([a-z0-9-]+)`[^|]*\|([^|]+)\|([^|]+)\|([^|]+)\|", section, re.M)
     assert len(rows) == 3
-    for family, *told in rows:
-        for epsilon, text in zip((4.0, 8.0, 16.0), told, strict=True):
+    for family, *reports in rows:
+        for epsilon, text in zip((4.0, 8.0, 16.0), reports, strict=True):
             above = [t[family, epsilon] / t["toeplitz-scaled", epsilon] - 1 for t in tables]
-            least, most = 100 * min(above), 100 * max(above)
-            assert text.strip() == f"{least:+.1f} to {most:+.1f}%"
+            lowest, limit = 100 * min(above), 100 * max(above)
+            assert text.strip() == f"{lowest:+.1f} to {limit:+.1f}%"
     # the wave is the better wherever both are searched, and below Toeplitz where it must be
     for table in tables:
         for epsilon in (4.0, 8.0, 16.0):
@@ -191,8 +193,10 @@ def test_the_command_names_the_form_that_it_kept(tmp_path, monkeypatch, capsys):
     main(["optimize", "--epochs", "4", "--iters", "4", "--eps", "8", "--certify-samples", "4096"])
     text = capsys.readouterr().out
     (path,) = tmp_path.iterdir()
-    found = mfopt.load(path)
-    kept = found.strategy.kind
+    factorization = mfopt.load(path)
+    kept = factorization.strategy.kind
     (other,) = set(BOTH) - {kept}
     assert path.name == f"mfopt-{kept}-4x4-eps8.npz"
-    assert f"{kept} is better; {other}: +" in text and set(found.provenance["forms"]) == set(BOTH)
+    assert f"{kept} is better; {other}: +" in text and set(
+        factorization.provenance["forms"]
+    ) == set(BOTH)

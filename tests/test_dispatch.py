@@ -55,11 +55,11 @@ def test_a_question_is_seen(line):
 
 
 def test_only_the_tables_ask_for_a_class():
-    found = []
+    collected = []
     for path in FILES:
         name = path.relative_to(ROOT).as_posix()
         if name not in TABLES and not name.startswith(OWN):
             text = path.read_text()
             lines = (text.count("\n", 0, match.start()) + 1 for match in ASKED.finditer(text))
-            found += [f"{name}:{line}" for line in lines]
-    assert not found, "use a method or a dispatch table"
+            collected += [f"{name}:{line}" for line in lines]
+    assert not collected, "use a method or a dispatch table"

@@ -34,16 +34,16 @@ def parse(arguments: list[str]) -> None:
     context = click.Context(cli, info_name="mfopt")
     words = list(arguments)
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        found = command.get_command(context, words.pop(0))
-        assert found is not None, f"no such command in: mfopt {' '.join(arguments)}"
-        command, context = found, click.Context(found, parent=context, info_name=found.name)
-    known = {name for p in command.get_params(context) for name in (*p.opts, *p.secondary_opts)} | {
-        "--help"
-    }
+        actual = command.get_command(context, words.pop(0))
+        assert actual is not None, f"no such command in: mfopt {' '.join(arguments)}"
+        command, context = actual, click.Context(actual, parent=context, info_name=actual.name)
+    reference = {
+        name for p in command.get_params(context) for name in (*p.opts, *p.secondary_opts)
+    } | {"--help"}
     for word in words:
         name = word.partition("=")[0]
         if name.startswith("--"):
-            assert name in known, f"mfopt {' '.join(arguments)}: {name}"
+            assert name in reference, f"mfopt {' '.join(arguments)}: {name}"
 
 
 def run(block: Block, names: dict, page: str) -> None:
@@ -57,10 +57,10 @@ def run(block: Block, names: dict, page: str) -> None:
             if block.is_example:
                 continue
             done = CliRunner().invoke(cli, arguments)
-            where = f"{page}:{block.line}: mfopt {' '.join(arguments)}"
-            assert done.exit_code == 0, f"{where}\n{done.output}"
+            label = f"{page}:{block.line}: mfopt {' '.join(arguments)}"
+            assert done.exit_code == 0, f"{label}\n{done.output}"
             missing = set(documentation.words(shown)) - set(documentation.words(done.output))
-            assert not missing, f"{where}: not in the output: {sorted(missing)}\n{done.output}"
+            assert not missing, f"{label}: not in the output: {sorted(missing)}\n{done.output}"
 
 
 SEARCHED: dict[str, object] = {}
@@ -69,10 +69,12 @@ SEARCHED: dict[str, object] = {}
 def searched(scheme, question, progress):
     """A search of the plainest kind, which many pages begin with, is made once."""
     target, init = question.target, question.search.init
-    asked = repr((scheme, target.epsilon, target.delta, question.form, question.objective, init))
-    if asked not in SEARCHED:
-        SEARCHED[asked] = optimize(scheme, question, progress)
-    return SEARCHED[asked]
+    requested = repr(
+        (scheme, target.epsilon, target.delta, question.form, question.objective, init)
+    )
+    if requested not in SEARCHED:
+        SEARCHED[requested] = optimize(scheme, question, progress)
+    return SEARCHED[requested]
 
 
 def run_page(page, tmp_path, monkeypatch, *, slow: bool) -> None:
@@ -158,10 +160,10 @@ def test_every_page_is_two_clicks_from_the_first():
     for page in todo:
         text = (ROOT / "docs" / page).read_text()
         for target in re.findall(r"\]\(([^)#:\s]+\.md)", text):
-            found = os.path.normpath(Path(page).parent / target)
-            if not found.startswith("..") and found not in clicks:
-                clicks[found] = clicks[page] + 1
-                todo.append(found)
+            actual = os.path.normpath(Path(page).parent / target)
+            if not actual.startswith("..") and actual not in clicks:
+                clicks[actual] = clicks[page] + 1
+                todo.append(actual)
     pages = {str(page.relative_to("docs")) for page in PAGES if page.parts[0] == "docs"}
     assert pages == clicks.keys() and max(clicks.values()) <= 2, pages ^ clicks.keys()
 
@@ -196,7 +198,7 @@ def test_the_page_about_the_machine_says_what_the_code_does():
 def test_each_message_of_the_faq_is_one_that_is_said():
     said = re.findall(r"^### `(.*)`$", (ROOT / "docs/faq.md").read_text(), re.M)
     assert len(said) >= 15
-    assert not [one for one in said if not any(one in text for _, text in texts())]
+    assert not [item for item in said if not any(item in text for _, text in texts())]
 
 
 def test_the_readme_names_every_command():
@@ -217,8 +219,8 @@ def test_tree_names_no_machine():
         if path.parts[0] in ("tests", ".ci"):
             continue
         if path.suffix in (".md", ".json", ".csv", ".ipynb", ".py", ".toml", ".svg", ".cff"):
-            found = pattern.search((ROOT / path).read_text())
-            assert found is None, f"{path}: {found.group()}"
+            match = pattern.search((ROOT / path).read_text())
+            assert match is None, f"{path}: {match.group()}"
 
 
 def tracked():

@@ -34,11 +34,11 @@ def public_functions(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 yield from walk(node.body, f"{prefix}{node.name}.")
             elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                given = node.args
-                found = [p.arg for p in given.posonlyargs + given.args + given.kwonlyargs]
-                if prefix and found[:1] in (["self"], ["cls"]):
-                    found = found[1:]
-                yield prefix + node.name, node, found
+                args = node.args
+                actual = [p.arg for p in args.posonlyargs + args.args + args.kwonlyargs]
+                if prefix and actual[:1] in (["self"], ["cls"]):
+                    actual = actual[1:]
+                yield prefix + node.name, node, actual
 
     return walk(tree.body)
 
@@ -83,12 +83,12 @@ def test_parameters_are_explained_where_there_are_many():
         and len(parameters) >= MANY
         and set(parameters) <= explained(ast.get_docstring(node) or "")
     }
-    found = [
+    actual = [
         f"{path}: {name}: {', '.join(missing)}"
         for path, tree in public_modules()
         for name, missing in unexplained(tree, documented)
     ]
-    assert not found, "\n".join(["no text in an Args section:", *found])
+    assert not actual, "\n".join(["no text in an Args section:", *actual])
 
 
 def test_what_the_rule_sees():
@@ -114,13 +114,13 @@ class K:
 
 @pytest.mark.parametrize("name", MOST_USED)
 def test_the_most_used_have_an_example_that_runs(name):
-    found = getattr(importlib.import_module(MOST_USED[name]), name)
-    home = importlib.import_module(found.__module__)
+    value = getattr(importlib.import_module(MOST_USED[name]), name)
+    home = importlib.import_module(value.__module__)
     collected = doctest.DocTestFinder(exclude_empty=True).find(home)
-    if f"{home.__name__}.{name}" in {one.name for one in collected if one.examples}:
+    if f"{home.__name__}.{name}" in {item.name for item in collected if item.examples}:
         return  # pytest runs it (addopts in pyproject.toml)
     # by hand: doctest does not look behind decorators
-    example = doctest.DocTestParser().get_doctest(found.__doc__, dict(vars(home)), name, None, 0)
+    example = doctest.DocTestParser().get_doctest(value.__doc__, dict(vars(home)), name, None, 0)
     assert example.examples
     assert doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example).failed == 0
 
@@ -139,8 +139,8 @@ MOST_OPENERS = 0.02
 def openers(tree):
     """(docstrings, those that begin with an opener) of a module."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
-    texts = [text for text in found if text]
+    actual = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
+    texts = [text for text in actual if text]
     return len(texts), [text for text in texts if begins_with_an_opener(text)]
 
 
@@ -151,8 +151,8 @@ def begins_with_an_opener(text):
 def test_docstrings_begin_with_a_noun_phrase_or_a_verb():
     count, wrong = 0, []
     for path in FILES:
-        here, bad = openers(parsed(path))
-        count += here
+        current, bad = openers(parsed(path))
+        count += current
         wrong += [f"{path.relative_to(ROOT)}: {text.splitlines()[0]}" for text in bad]
     assert count > 2000 and len(wrong) <= MOST_OPENERS * count, "\n".join(wrong)
 

@@ -67,13 +67,13 @@ def test_key_depends_on_every_setting_that_is_no_default() -> None:
     assert "epsilon" in str(a) and a.settings == {
         "goal": {"bins": BINS, "epochs": EPOCHS, "epsilon": 1.0, "delta": 1e-5}
     }
-    others = [
+    variants = [
         SigmaCell(FixedCell("sqrt"), Goal(BINS, EPOCHS, 2.0, 1e-5)),
         SigmaCell(FixedCell("sqrt"), goal, samples=64),
         SigmaCell(FixedCell("tree"), goal),
         FixedCell("sqrt"),
     ]
-    assert len({a.key, *(cell.key for cell in others)}) == 5
+    assert len({a.key, *(cell.key for cell in variants)}) == 5
     # σ that takes no samples is one cell, however many are asked for
     plain = dataclasses.replace(goal, sampling="poisson")
     assert SigmaCell(FixedCell("identity"), plain, 64) == SigmaCell(FixedCell("identity"), plain)
@@ -83,9 +83,9 @@ def test_cache_round_trip_and_damage(tmp_path) -> None:
     store, cell = Cache(tmp_path), FixedCell("sqrt")
     assert store.load(cell) is None
     store.store(cell, Result({"x": 0.1}, {"C/a": np.arange(3.0)}))
-    found = store.load(cell)
-    assert found is not None and found.record == {"x": 0.1}
-    np.testing.assert_array_equal(found.arrays["C/a"], np.arange(3.0))
+    loaded = store.load(cell)
+    assert loaded is not None and loaded.record == {"x": 0.1}
+    np.testing.assert_array_equal(loaded.arrays["C/a"], np.arange(3.0))
     content = store.path(cell).read_bytes()
     store.path(cell).write_bytes(content[: len(content) // 2])
     assert store.load(cell) is None
@@ -95,35 +95,37 @@ def test_cache_round_trip_and_damage(tmp_path) -> None:
 
 
 def test_sweep_resumes_and_reports_progress(cache: Cache, sizes: dict) -> None:
-    seen: list[tuple[int, int]] = []
+    recorded: list[tuple[int, int]] = []
 
     def progress(event: Progress) -> None:
-        seen.append((event.done, event.total))
+        recorded.append((event.done, event.total))
 
     comparison.every_size(SETTING, cache, jobs=1, progress=progress)
-    assert seen == [(0, 0)]
+    assert recorded == [(0, 0)]
     planned = [cell for c in comparison.plan(SETTING).values() for _, cell in c]
     lost = next(cell for cell in planned if cell.goal.sampling == "poisson")
     cache.path(lost).unlink()
-    again = comparison.every_size(SETTING, cache, jobs=1, progress=progress)
-    assert seen[1:] == [(0, 1), (1, 1)]
-    assert again == sizes
+    repeated = comparison.every_size(SETTING, cache, jobs=1, progress=progress)
+    assert recorded[1:] == [(0, 1), (1, 1)]
+    assert repeated == sizes
 
 
 def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
     setting = Comparison(128, 16, (2.0,), include=("dense", "sqrt"))
-    one = families.memory(setting)
-    assert one == families.find("dense").memory(setting) > families.find("sqrt").memory(setting)
-    asked: list[int] = []
-    monkeypatch.setattr(comparison, "run_all", lambda *_, jobs, **__: asked.append(jobs) or [][0])
+    item = families.memory(setting)
+    assert item == families.find("dense").memory(setting) > families.find("sqrt").memory(setting)
+    requests: list[int] = []
+    monkeypatch.setattr(
+        comparison, "run_all", lambda *_, jobs, **__: requests.append(jobs) or [][0]
+    )
     monkeypatch.setattr(runner.os, "cpu_count", lambda: 64)
     store = Cache(tmp_path)
 
     def jobs_with(free: float, jobs: int | None = None) -> int:
-        monkeypatch.setattr(_sizes, "usable_memory", lambda: free * one)
+        monkeypatch.setattr(_sizes, "usable_memory", lambda: free * item)
         with pytest.raises(IndexError):
             comparison.every_size(setting, store, jobs=jobs)
-        return asked[-1]
+        return requests[-1]
 
     assert [jobs_with(free) for free in (1.5, 3.5, 100.0)] == [1, 3, 32]
     assert jobs_with(2.5, jobs=2) == 2
@@ -174,10 +176,10 @@ def test_an_interrupted_cell_is_never_kept(kind: str, tmp_path, monkeypatch) -> 
 
 def test_the_address_of_a_result_follows_the_code(monkeypatch) -> None:
     cell = FixedCell("sqrt")
-    before = cell.key
-    assert cell.key == before
+    key = cell.key
+    assert cell.key == key
     monkeypatch.setattr(cache_module, "code_digest", lambda *_: "another")
-    assert cell.key != before
+    assert cell.key != key
 
 
 def test_balls_in_bins_never_loses_to_unamplified_at_the_same_c(sizes: dict) -> None:
@@ -218,8 +220,8 @@ def test_sigmas_follow_their_definitions(sizes: dict, cache: Cache) -> None:
     planned = dict(comparison.plan(SETTING)["banded+poisson", 1.0])
     optimum = strategy_of(cache.load(planned[4].source))  # type: ignore[arg-type]
     norm = np.linalg.norm(np.asarray(optimum.materialize(BINS * EPOCHS)), axis=0).max()
-    found = epsilon_of(4 / BINS, row.noise_multiplier / norm, BINS * EPOCHS // 4)
-    assert found == pytest.approx(1.0, rel=1e-3)
+    actual = epsilon_of(4 / BINS, row.noise_multiplier / norm, BINS * EPOCHS // 4)
+    assert actual == pytest.approx(1.0, rel=1e-3)
     assert dominating_pair.exact(optimum, BallsInBins(BINS, EPOCHS)).bins == BINS
 
 
@@ -260,17 +262,17 @@ def test_a_recommendation_weighs_error_against_memory_and_time() -> None:
     assert sixteen.text().endswith("nothing here is better") and not sixteen.rivals
     # an error that is above is said to be above
     poorer = [row("blt-2", 11.0, 2), row("banded+poisson", 10.0, 31, size=32)]
-    (found,) = recommendation.recommend(poorer)
-    assert "10.0% above the best with Poisson sampling" in found.text()
-    assert found.text().endswith(
+    (actual,) = recommendation.recommend(poorer)
+    assert "10.0% above the best with Poisson sampling" in actual.text()
+    assert actual.text().endswith(
         "banded (32 bands), RMSE 10.00 at 31 buffers with Poisson sampling (cyclic for bands)"
     )
 
 
 def test_a_recommendation_is_of_any_size_within_the_memory_by_final_model_error() -> None:
     def sized(family: str, rmse: float, model: float, memory: int, draws: float = 1.0) -> Row:
-        one = row(family, rmse, memory, draws=draws, size=memory + 1)
-        return one._replace(final_model_error=model)
+        item = row(family, rmse, memory, draws=draws, size=memory + 1)
+        return item._replace(final_model_error=model)
 
     rows = [
         sized("dpsgd+poisson", 12.0, 1.0, 0),
@@ -338,14 +340,14 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
 
     assert "--force" in failure(capsys, *arguments)
     main([*arguments[:-2], "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["baseline"] == "banded+poisson" and len(found["rows"]) == 2 * len(FAMILIES)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["baseline"] == "banded+poisson" and len(printed["rows"]) == 2 * len(FAMILIES)
     main([*arguments[:-2], "--csv", "--quiet"])
     assert capsys.readouterr().out.startswith("family,epsilon")
 
 
 @pytest.mark.parametrize(
-    ("extra", "named"),
+    ("extra", "keywords"),
     [
         (["--eps", "0"], "eps"),
         (["--eps", "one"], "eps"),
@@ -359,9 +361,9 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
         (["--out", "/nowhere/c"], "folder"),
     ],
 )
-def test_command_names_bad_arguments(extra, named, tmp_path, capsys) -> None:
+def test_command_names_bad_arguments(extra, keywords, tmp_path, capsys) -> None:
     words = f"compare --epochs 2 --iters 8 --include dpsgd --cache {tmp_path}"
-    assert named in failure(capsys, *words.split(), *extra)
+    assert keywords in failure(capsys, *words.split(), *extra)
 
 
 def test_same_figure_same_bytes(tmp_path) -> None:
@@ -375,31 +377,31 @@ def test_same_figure_same_bytes(tmp_path) -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no such thing")
 def test_a_worker_stays_on_its_cores_and_says_what_machine_it_is():
     """Threads on all cores in every worker would wait for one another."""
-    before = os.sched_getaffinity(0)
+    original = os.sched_getaffinity(0)
     context = multiprocessing.get_context("spawn")
-    own = context.SimpleQueue()
+    custom = context.SimpleQueue()
     try:
         # a worker of these tests has one core: what it starts would stay on that in any case
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
-        every = os.sched_getaffinity(0)
-        if len(every) == 1:
+        complete = os.sched_getaffinity(0)
+        if len(complete) == 1:
             pytest.skip("one core")
-        own.put((max(every),))
+        custom.put((max(complete),))
         with concurrent.futures.ProcessPoolExecutor(
-            1, mp_context=context, initializer=runner._begin, initargs=([], own)
+            1, mp_context=context, initializer=runner._begin, initargs=([], custom)
         ) as pool:
-            assert pool.submit(os.sched_getaffinity, 0).result() == {max(every)}
-            assert f"{len(every)} cores" in pool.submit(runner.device).result()
+            assert pool.submit(os.sched_getaffinity, 0).result() == {max(complete)}
+            assert f"{len(complete)} cores" in pool.submit(runner.device).result()
     finally:
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, original)
 
 
 def test_workers_import_only_what_can_be_imported(monkeypatch):
-    here = type("Here", (), {})
+    current = type("Here", (), {})
     typed = type("Typed", (), {"__module__": "page"})  # of a page whose code was run by exec
-    own = type("Own", (), {"__module__": "mfopt.strategies.blt"})
+    custom = type("Own", (), {"__module__": "mfopt.strategies.blt"})
     main = type("Main", (), {"__module__": "__main__"})
-    kinds = {"here": here, "typed": typed, "own": own, "main": main}
+    kinds = {"here": current, "typed": typed, "own": custom, "main": main}
     monkeypatch.setattr("mfopt.strategies.registered", lambda: kinds)
     assert runner._own_modules() == [__name__]
     monkeypatch.setitem(sys.modules, "page", types.ModuleType("page"))
@@ -407,7 +409,9 @@ def test_workers_import_only_what_can_be_imported(monkeypatch):
 
 
 def test_a_worker_that_is_killed_is_told_of_in_a_line():
-    with pytest.raises(FailureError, match=r"killed, .*Finished cells are kept.*`jobs=1`") as told:  # noqa: SIM117
-        with runner.workers(2) as pool:
-            pool.submit(os._exit, 9).result()
-    assert len(str(told.value).splitlines()) == 1
+    with (
+        pytest.raises(FailureError, match=r"killed, .*Finished cells are kept.*`jobs=1`") as raised,
+        runner.workers(2) as pool,
+    ):
+        pool.submit(os._exit, 9).result()
+    assert len(str(raised.value).splitlines()) == 1

@@ -23,20 +23,20 @@ def lower(coefs):
 
 
 def test_the_normalized_square_root_has_columns_of_norm_one():
-    made = np.asarray(published.strategy("normalized-sqrt", N).materialize(N))
+    matrix = np.asarray(published.strategy("normalized-sqrt", N).materialize(N))
     root = scipy.linalg.sqrtm(np.tril(np.ones((N, N))))
-    assert np.allclose(made, root / np.linalg.norm(root, axis=0), atol=1e-6)
-    assert np.allclose(np.linalg.norm(made, axis=0), 1.0, atol=1e-13)
+    assert np.allclose(matrix, root / np.linalg.norm(root, axis=0), atol=1e-6)
+    assert np.allclose(np.linalg.norm(matrix, axis=0), 1.0, atol=1e-13)
 
 
 def test_lambda_cgd_cancels_a_part_of_the_draw_before():
-    made, ratio = published.strategy("lambda-cgd", N, exponent=0.6), 0.6
+    strategy, ratio = published.strategy("lambda-cgd", N, exponent=0.6), 0.6
     norms = np.array([math.sqrt(sum(ratio ** (2 * k) for k in range(N - t))) for t in range(N)])
-    noise = np.asarray(made.solve(np.eye(N)))
+    noise = np.asarray(strategy.solve(np.eye(N)))
     expected = norms[:, None] * (np.eye(N) - ratio * np.eye(N, k=-1))
     assert np.allclose(noise, expected, atol=1e-13)
     assert not np.allclose(noise, np.eye(N) - ratio * np.eye(N, k=-1), atol=1e-2)  # a control
-    regenerated = choose(made, N, past="regenerate")
+    regenerated = choose(strategy, N, past="regenerate")
     assert (regenerated.slots, round(regenerated.draws(N))) == (0, 2)
 
 
@@ -45,13 +45,13 @@ def test_bifr_has_the_first_coefficients_of_a_fractional_power(bands, exponent):
     k = np.arange(N)
     power = (-1.0) ** k * scipy.special.binom(exponent, k)  # (1 - x)^γ
     inverse = lower(np.where(k < bands, power, 0.0))
-    made = published.strategy("bifr", N, bands, exponent)
-    assert np.allclose(np.asarray(made.materialize(N)) @ inverse, np.eye(N), atol=1e-12)
-    made.check_entries(N)
+    strategy = published.strategy("bifr", N, bands, exponent)
+    assert np.allclose(np.asarray(strategy.materialize(N)) @ inverse, np.eye(N), atol=1e-12)
+    strategy.check_entries(N)
     if bands == N:  # a whole power: those of γ and 1 - γ give the prefix sums
         other = published.strategy("bifr", N, N, 1 - exponent)
-        both = np.asarray(made.materialize(N)) @ np.asarray(other.materialize(N))
-        assert np.allclose(both, np.tril(np.ones((N, N))), atol=1e-10)
+        matrix = np.asarray(strategy.materialize(N)) @ np.asarray(other.materialize(N))
+        assert np.allclose(matrix, np.tril(np.ones((N, N))), atol=1e-10)
 
 
 def test_the_banded_inverse_square_root_is_a_half():
@@ -64,14 +64,14 @@ def test_the_exponent_is_the_best_for_the_goal():
     goal = Goal(6, 3, 2.0, 1e-5)
     cell = published.PublishedCell(goal, "lambda-cgd")
     result = cell.run()
-    found = result.record["exponent"]
+    actual = result.record["exponent"]
 
     def rmse(exponent):
-        made = published.strategy("lambda-cgd", 18, exponent=exponent)
-        sigma = calibrate(law(goal.bin_scheme()).loss(made), 2.0, 1e-5, samples=2**12, seed=1)
-        return sigma.noise_multiplier * float(query_error.rmse(PrefixSums(), made, 18))
+        strategy = published.strategy("lambda-cgd", 18, exponent=exponent)
+        sigma = calibrate(law(goal.bin_scheme()).loss(strategy), 2.0, 1e-5, samples=2**12, seed=1)
+        return sigma.noise_multiplier * float(query_error.rmse(PrefixSums(), strategy, 18))
 
     # the draw before is made again, not kept
     streamed = SigmaCell(cell, goal, 2**10).run(result).record
     assert (streamed["memory"], round(streamed["draws"], 2)) == (0, 1.94)
-    assert rmse(found) <= 1.003 * min(rmse(x) for x in (found - 0.1, found + 0.1, 0.05))
+    assert rmse(actual) <= 1.003 * min(rmse(x) for x in (actual - 0.1, actual + 0.1, 0.05))

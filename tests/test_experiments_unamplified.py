@@ -47,10 +47,10 @@ def test_parameters_make_columns_or_modes_of_the_norm_that_is_due(bands, equal) 
     shape = fixed_bands.FixedBands(bands, N, SCHEME.bins, SCHEME.epochs, equal)
     entries = random_band(bands, N)
     with jax.enable_x64(True):
-        found = Banded(np.asarray(shape.build(jnp.asarray(shape.parameters(entries)))))
-    assert sensitivity(found, SCHEME).value == pytest.approx(1, rel=1e-9)
+        actual = Banded(np.asarray(shape.build(jnp.asarray(shape.parameters(entries)))))
+    assert sensitivity(actual, SCHEME).value == pytest.approx(1, rel=1e-9)
     # C but for a scale of each column
-    scale = np.asarray(found.entries(N)) / np.asarray(Banded(entries).entries(N)).clip(1e-300)
+    scale = np.asarray(actual.entries(N)) / np.asarray(Banded(entries).entries(N)).clip(1e-300)
     np.testing.assert_allclose(scale[0, : N - 2], scale[1, : N - 2], rtol=1e-9)
 
 
@@ -64,12 +64,12 @@ def optima() -> dict[str, unamplified.UnamplifiedOptimum]:
 
 @pytest.mark.release
 def test_sensitivity_is_one_by_an_independent_computation(optima) -> None:
-    for found in optima.values():
-        matrix = np.asarray(found.strategy.materialize(N))
+    for actual in optima.values():
+        matrix = np.asarray(actual.strategy.materialize(N))
         products = np.abs(matrix.T @ matrix)
         worst = max(products[i :: SCHEME.bins, i :: SCHEME.bins].sum() for i in range(SCHEME.bins))
         assert worst == pytest.approx(1, rel=1e-9)
-        assert found.sensitivity == pytest.approx(1, rel=1e-9)
+        assert actual.sensitivity == pytest.approx(1, rel=1e-9)
         assert np.all(np.triu(matrix, 1) == 0)
 
 
@@ -115,10 +115,10 @@ def test_columns_have_one_norm_as_cyclic_poisson_needs(optima) -> None:
 
 @pytest.mark.release
 def test_more_bands_than_bins_normalizes_modes() -> None:
-    found = unamplified.optimize(SCHEME, Form("banded", 12), search=Search(steps=60))
-    assert found.sensitivity == pytest.approx(1, rel=1e-9)
+    optimum = unamplified.optimize(SCHEME, Form("banded", 12), search=Search(steps=60))
+    assert optimum.sensitivity == pytest.approx(1, rel=1e-9)
     narrow = unamplified.optimize(SCHEME, Form("banded", 8))
-    assert found.rmse < narrow.rmse * 1.001
+    assert optimum.rmse < narrow.rmse * 1.001
 
 
 def test_bad_input_is_named() -> None:

@@ -57,9 +57,9 @@ def saved(tmp_path):
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_every_kind_and_workload_comes_back(kind, tmp_path):
     strategy = every_strategy(N, seed=3)[kind]
-    every = every_workload(N)  # all of them for BLT, one each for the other kinds: compilations
+    complete = every_workload(N)  # all of them for BLT, one each for the other kinds: compilations
     for index, workload in enumerate(
-        every if kind == "blt" else [every[EVERY_KIND.index(kind) % 4]]
+        complete if kind == "blt" else [complete[EVERY_KIND.index(kind) % 4]]
     ):
         written = record(strategy, workload)
         path = written.save(tmp_path / f"{index}.npz")
@@ -77,22 +77,22 @@ def test_every_kind_and_workload_comes_back(kind, tmp_path):
 def test_errors_are_those_of_the_dense_definition():
     strategy, workload = every_strategy(N)["dense"], every_workload(N)[3]
     product = workload.materialize(N) @ np.linalg.inv(strategy.materialize(N))
-    found = record(strategy, workload, sigma=0.7)
-    assert found.rmse == pytest.approx(0.7 * np.linalg.norm(product) / np.sqrt(N))
-    assert found.max_error == pytest.approx(0.7 * np.linalg.norm(product, axis=1).max())
+    actual = record(strategy, workload, sigma=0.7)
+    assert actual.rmse == pytest.approx(0.7 * np.linalg.norm(product) / np.sqrt(N))
+    assert actual.max_error == pytest.approx(0.7 * np.linalg.norm(product, axis=1).max())
 
 
 def test_digest_names_the_mechanism_and_nothing_else():
-    one = record()
-    assert dataclasses.replace(one, workload=every_workload(N)[1]).digest == one.digest
-    assert dataclasses.replace(one, provenance={}).digest == one.digest
-    others = [
+    item = record()
+    assert dataclasses.replace(item, workload=every_workload(N)[1]).digest == item.digest
+    assert dataclasses.replace(item, provenance={}).digest == item.digest
+    variants = [
         record(S.BLT(np.array([0.3, 0.1]), np.array([0.5, np.nextafter(0.9, 1)]))),
         record(sigma=np.nextafter(1.25, 2)),
         record(scheme=BallsInBins(bins=2, epochs=4)),
-        record(S.Toeplitz(np.asarray(one.strategy.toeplitz_coefs(N)))),
+        record(S.Toeplitz(np.asarray(item.strategy.toeplitz_coefs(N)))),
     ]
-    assert len({one.digest, *(other.digest for other in others)}) == 5
+    assert len({item.digest, *(other.digest for other in variants)}) == 5
 
 
 def test_record_refuses_what_does_not_belong_together():
@@ -119,7 +119,7 @@ def test_arrays_are_those_of_the_documented_table(kind, tmp_path):
     shapes = {"()": (), "(n,)": (N,), "(evaluations, 3)": (2, 3)}
     rows = documented()
     assert len(rows) == 8
-    seen = set()
+    recorded = set()
     with np.load(path, allow_pickle=False) as archive:
         for name in archive.files:
             (match,) = [
@@ -128,7 +128,7 @@ def test_arrays_are_those_of_the_documented_table(kind, tmp_path):
                 for row in names
                 if re.fullmatch(row.replace("NAME", r"[\w/]+"), name)
             ]
-            seen.add(match)
+            recorded.add(match)
             value = archive[name]
             assert value.shape == shapes.get(match[0], value.shape), name
             assert value.dtype.str.startswith("<U") if match[1] == "<U" else value.dtype == match[1]
@@ -177,10 +177,10 @@ def test_what_is_no_path_is_refused(path):
 
 
 def test_an_existing_file_is_replaced_only_by_force(saved):
-    before = saved.read_bytes()
+    content = saved.read_bytes()
     with pytest.raises(UsageError, match="force=True"):
         record(sigma=2.0).save(saved)
-    assert saved.read_bytes() == before
+    assert saved.read_bytes() == content
     record(sigma=2.0).save(saved, force=True)
     assert mfopt.load(saved).noise_multiplier == 2.0
     with pytest.raises(UsageError, match="path ="):
@@ -298,9 +298,11 @@ def test_an_inverse_that_is_wrong_is_refused(saved, monkeypatch):
 def test_long_histories_are_thinned(tmp_path, monkeypatch):
     monkeypatch.setattr("mfopt.factorization.factorization._MAX_HISTORY", 10)
     history = np.arange(75.0).reshape(25, 3)
-    found = mfopt.load(dataclasses.replace(record(), history=history).save(tmp_path / "one.npz"))
-    assert len(found.history) <= 10
-    np.testing.assert_array_equal(found.history, history[::-3][::-1])
+    factorization = mfopt.load(
+        dataclasses.replace(record(), history=history).save(tmp_path / "one.npz")
+    )
+    assert len(factorization.history) <= 10
+    np.testing.assert_array_equal(factorization.history, history[::-3][::-1])
 
 
 BOMBS = {  # what each claims is 48 MiB or more
@@ -490,19 +492,21 @@ def test_other_files_are_refused(tmp_path):
 
 
 def test_a_loaded_file_equals_what_was_saved_and_others_do_not(tmp_path):
-    made = record(workload=workloads.Momentum(0.9, np.ones(N)))
-    read = mfopt.load(made.save(tmp_path / "m.npz"))
-    assert read == made and hash(read) == hash(made) and {made: 1}[read] == 1
-    assert made != "m.npz" and made != record(workload=workloads.Momentum(0.8, np.ones(N)))
-    weaker = dataclasses.replace(made.guarantee, epsilon=3000.0)
-    assert made != dataclasses.replace(made, guarantee=weaker)
-    assert made != record(workload=workloads.Momentum(0.9, np.ones(N)), sigma=1.5)
-    assert made == dataclasses.replace(made, provenance={"date": "another"})
+    built = record(workload=workloads.Momentum(0.9, np.ones(N)))
+    read = mfopt.load(built.save(tmp_path / "m.npz"))
+    assert read == built and hash(read) == hash(built) and {built: 1}[read] == 1
+    assert built != "m.npz" and built != record(workload=workloads.Momentum(0.8, np.ones(N)))
+    weaker = dataclasses.replace(built.guarantee, epsilon=3000.0)
+    assert built != dataclasses.replace(built, guarantee=weaker)
+    assert built != record(workload=workloads.Momentum(0.9, np.ones(N)), sigma=1.5)
+    assert built == dataclasses.replace(built, provenance={"date": "another"})
 
 
 def test_notebooks_show_the_guarantee_and_a_line_for_c():
-    made = record()
-    shown = made._repr_html_()
-    assert str(made.guarantee) in shown and "<svg" in shown and "final-model error" in shown
-    assert "<svg" in made.mechanism._repr_html_() and "balls-in-bins" in shown
-    assert "\n" not in repr(made) and len(repr(made)) < 400 and str(made.guarantee) in repr(made)
+    built = record()
+    shown = built._repr_html_()
+    assert str(built.guarantee) in shown and "<svg" in shown and "final-model error" in shown
+    assert "<svg" in built.mechanism._repr_html_() and "balls-in-bins" in shown
+    assert (
+        "\n" not in repr(built) and len(repr(built)) < 400 and str(built.guarantee) in repr(built)
+    )

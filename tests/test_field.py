@@ -38,8 +38,8 @@ def test_the_table_has_the_best_of_every_size() -> None:
             row[name] = float(row[name]) if row[name] else ""  # type: ignore[assignment]
     with (ARTIFACTS / "tables/field-16x128.csv").open(encoding="utf-8") as file:
         table = list(csv.DictReader(file))
-    again = [{name: str(value) for name, value in row.items()} for row in field.best(rows)]
-    assert again == table
+    repeated = [{name: str(value) for name, value in row.items()} for row in field.best(rows)]
+    assert repeated == table
     # an error of the final model that is known for a part of the sizes is not the best
     (banded,) = [x for x in rows if (x["form"], x["epsilon"], x["size"]) == ("bifr", "2.0", "8")]
     banded["final_model_error"] = ""
@@ -75,7 +75,7 @@ def test_the_likelihood_of_a_random_partition_is_that_of_its_patterns() -> None:
         pattern = np.zeros(n)
         pattern[group::2] = takes
         mode = matrix @ pattern
-        law = math.prod(chance if taken else 1 - chance for taken in takes) / 2
+        law = math.prod(chance if take else 1 - chance for take in takes) / 2
         expected += law * np.exp(sample @ mode - mode @ mode / 2)
     assert np.exp(log_ratio) == pytest.approx(expected)
     assert products == pytest.approx(drawn @ matrix.T @ matrix, abs=1e-12)

@@ -93,20 +93,20 @@ def test_modes(tmp_path, umask):
     assert secret.read_text() == "0o600"  # while it was written, too
 
 
-@pytest.mark.parametrize("where", ["content", "check", "fsync", "replace"])
-def test_a_failure_leaves_the_old_file_and_no_rubbish(tmp_path, where, monkeypatch):
+@pytest.mark.parametrize("label", ["content", "check", "fsync", "replace"])
+def test_a_failure_leaves_the_old_file_and_no_rubbish(tmp_path, label, monkeypatch):
     path = _files.write(tmp_path / "one", "old")
 
     def broken(*_):
         raise OSError(errno.ENOSPC, "disk full")
 
-    if where in ("fsync", "replace"):
-        monkeypatch.setattr(os, where, broken)
+    if label in ("fsync", "replace"):
+        monkeypatch.setattr(os, label, broken)
     with pytest.raises(OSError, match="disk full"):
         _files.write(
             path,
-            broken if where == "content" else "new",
-            check=broken if where == "check" else None,
+            broken if label == "content" else "new",
+            check=broken if label == "check" else None,
         )
     assert path.read_text() == "old" and names(tmp_path) == ["one"]
 
@@ -200,10 +200,10 @@ def saver(content="result"):
 
 
 def test_a_result_is_kept_beside_a_file_that_appeared(tmp_path):
-    wanted = tmp_path / "one.npz"
-    assert _files.write_beside(wanted, saver("first"), force=False) == wanted
-    assert _files.write_beside(wanted, saver("second"), force=False) == tmp_path / "one-2.npz"
-    assert _files.write_beside(wanted, saver("third"), force=False) == tmp_path / "one-3.npz"
+    required = tmp_path / "one.npz"
+    assert _files.write_beside(required, saver("first"), force=False) == required
+    assert _files.write_beside(required, saver("second"), force=False) == tmp_path / "one-2.npz"
+    assert _files.write_beside(required, saver("third"), force=False) == tmp_path / "one-3.npz"
     assert [(tmp_path / name).read_text() for name in names(tmp_path)] == [
         "second",
         "third",
@@ -215,8 +215,8 @@ def test_a_result_is_kept_elsewhere_where_the_folder_is_gone(tmp_path, monkeypat
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    found = _files.write_beside(tmp_path / "gone" / "one.npz", saver(), force=True)
-    assert found.resolve() == work / "one-2.npz" and found.read_text() == "result"
+    actual = _files.write_beside(tmp_path / "gone" / "one.npz", saver(), force=True)
+    assert actual.resolve() == work / "one-2.npz" and actual.read_text() == "result"
 
 
 def test_a_result_that_fits_nowhere_says_why(tmp_path, monkeypatch):

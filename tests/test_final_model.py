@@ -57,8 +57,8 @@ def test_the_error_is_that_of_the_dense_inverse(kind):
 
 def test_independent_noise_has_its_noise_multiplier():
     for schedules in (("linear",), final_model.DEFAULT_SCHEDULES):
-        made = final_model.error(strategies.Identity(), N, 0.7, schedules)
-        assert made == pytest.approx(0.7, rel=1e-12)
+        built = final_model.error(strategies.Identity(), N, 0.7, schedules)
+        assert built == pytest.approx(0.7, rel=1e-12)
 
 
 @pytest.mark.ci
@@ -73,19 +73,21 @@ def test_the_mixture_mixes_squares_and_has_the_right_gradient():
     with jax.enable_x64(True):
         rows, columns = (jnp.asarray(x) for x in strategy.diagonals(N))
 
-        def at(x):
+        def position(x):
             base = strategies.BLT(strategy.base.scale * jnp.exp(x), strategy.base.decay)
             return loss(strategies.TimeScaled(base, rows * jnp.exp(x), columns), 1.0)
 
-        slope, step = float(jax.grad(at)(0.1)), 1e-5
-        assert slope == pytest.approx(float(at(0.1 + step) - at(0.1 - step)) / (2 * step), rel=1e-6)
+        slope, step = float(jax.grad(position)(0.1)), 1e-5
+        assert slope == pytest.approx(
+            float(position(0.1 + step) - position(0.1 - step)) / (2 * step), rel=1e-6
+        )
 
 
 def test_equal_objectives_share_what_was_compiled():
-    one, same = (final_model.MixedError(PrefixSums(), N) for _ in range(2))
-    assert one == same and hash(one) == hash(same)
-    assert one != final_model.MixedError(PrefixSums(), N, ("linear",))
-    assert one != final_model.MixedError(PrefixSums(), N, workload_share=0.5)
+    item, unchanged = (final_model.MixedError(PrefixSums(), N) for _ in range(2))
+    assert item == unchanged and hash(item) == hash(unchanged)
+    assert item != final_model.MixedError(PrefixSums(), N, ("linear",))
+    assert item != final_model.MixedError(PrefixSums(), N, workload_share=0.5)
 
 
 def test_what_is_no_schedule_is_refused():
@@ -107,11 +109,11 @@ def test_what_is_no_schedule_is_refused():
 
 
 def test_a_workload_of_ones_own_is_minimized_alone():
-    own = Momentum(0.9, np.ones(N))
+    custom = Momentum(0.9, np.ones(N))
     assert Objective.chosen(None, None, None) == Objective("robust")
     assert Objective.chosen(None, None, PrefixSums()) == Objective("robust")
-    assert Objective.chosen(None, None, own) == Objective("rmse", workload=own)
-    assert Objective.chosen(None, "linear", own) == Objective("robust", "linear", own)
+    assert Objective.chosen(None, None, custom) == Objective("rmse", workload=custom)
+    assert Objective.chosen(None, "linear", custom) == Objective("robust", "linear", custom)
 
 
 def optimized(**options):
@@ -123,18 +125,20 @@ def optimized(**options):
 @pytest.mark.release
 def test_each_objective_wins_by_its_own_measure():
     search = Search(samples=2048)
-    made = {name: optimized(objective=name, search=search) for name in ("robust", "final", "rmse")}
-    assert min(made, key=lambda name: made[name].rmse) == "rmse"
-    assert min(made, key=lambda name: made[name].final_model_error) == "final"
-    assert made["final"].rmse > 1.02 * made["rmse"].rmse
-    assert made["rmse"].final_model_error > 1.02 * made["robust"].final_model_error
-    assert made["robust"].provenance["objective"] == {"name": "robust", "schedule": None}
+    built = {name: optimized(objective=name, search=search) for name in ("robust", "final", "rmse")}
+    assert min(built, key=lambda name: built[name].rmse) == "rmse"
+    assert min(built, key=lambda name: built[name].final_model_error) == "final"
+    assert built["final"].rmse > 1.02 * built["rmse"].rmse
+    assert built["rmse"].final_model_error > 1.02 * built["robust"].final_model_error
+    assert built["robust"].provenance["objective"] == {"name": "robust", "schedule": None}
 
 
 def test_a_file_keeps_the_final_model_error(tmp_path):
-    made = mfopt.factorize(
+    factorization = mfopt.factorize(
         epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity", seed=0
     )
-    assert made.final_model_error == pytest.approx(made.noise_multiplier, rel=1e-12)
-    read = mfopt.load(made.save(tmp_path / "file.npz"))
-    assert read.final_model_error == made.final_model_error
+    assert factorization.final_model_error == pytest.approx(
+        factorization.noise_multiplier, rel=1e-12
+    )
+    read = mfopt.load(factorization.save(tmp_path / "file.npz"))
+    assert read.final_model_error == factorization.final_model_error

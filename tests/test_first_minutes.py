@@ -38,13 +38,15 @@ def test_help_of_train_shows_what_it_does_without_a_file():
 
 
 def test_show_warns_of_a_file_that_an_affected_version_made(tmp_path):
-    made = mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity")
-    assert mechanisms.advisory(made) is None
+    factorization = mfopt.factorize(
+        epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity"
+    )
+    assert mechanisms.advisory(factorization) is None
     # the same statement, not proved on this machine
-    other = dataclasses.replace(made.guarantee, privacy_unit="house")
+    other = dataclasses.replace(factorization.guarantee, privacy_unit="house")
     for version, warned in ((ADVISED[0], True), (mfopt.__version__, False), (None, True)):
         record = {} if version is None else {"mfopt": version}
-        file = dataclasses.replace(made, guarantee=other, provenance=record)
+        file = dataclasses.replace(factorization, guarantee=other, provenance=record)
         path = file.save(tmp_path / f"{version}.npz")
         done = invoked("show", path)
         assert done.exit_code == 0 and ("Advisories" in done.output) == warned, version
@@ -62,8 +64,8 @@ def test_cache_shows_and_clears_only_what_mfopt_made(tmp_path, monkeypatch):
     mine.touch()
     cell.write_bytes(b"123")
     assert _notes.write("a" * 64, {})
-    found = printed("cache")["folders"]
-    assert [(one["files"], one["bytes"]) for one in found[1:2]] == [(1, 3)]
+    folders = printed("cache")["folders"]
+    assert [(item["files"], item["bytes"]) for item in folders[1:2]] == [(1, 3)]
     assert invoked("cache", "--clear").exit_code == 0
     assert mine.exists() and not cell.exists() and _notes.read("a" * 64) is not None
     assert invoked("cache", "--proofs").exit_code == 2

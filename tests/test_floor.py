@@ -65,8 +65,8 @@ def test_full_batches_with_independent_noise_attain_it(epochs, changes, times):
     strategy = strategies.Dense(np.diag(weights))
     sigma = times * sensitivity(strategy, scheme).value / gaussian.largest_mu(EPSILON, DELTA)
     guarantee = stated(noise_multiplier=sigma, **changes)
-    found = floor.epoch_ends(PrefixSums(), strategy, scheme, guarantee)
-    assert 0 <= found.above < 1e-8
+    actual = floor.epoch_ends(PrefixSums(), strategy, scheme, guarantee)
+    assert 0 <= actual.above < 1e-8
     # a control: any less noise is below
     less = stated(noise_multiplier=(1 - 1e-6) * sigma, **changes)
     assert floor.epoch_ends(PrefixSums(), strategy, scheme, less).above < 0
@@ -95,22 +95,23 @@ def test_the_one_adversary_alone_keeps_every_c_above(signed):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_no_committed_mechanism_is_below(path):
-    made = mfopt.load(path)
-    at = made.workload, made.strategy, made.sampling
-    found = floor.epoch_ends(*at, made.guarantee)
-    assert found.rmse <= made.max_error and 0 < found.above < 1
+    factorization = mfopt.load(path)
+    position = factorization.workload, factorization.strategy, factorization.sampling
+    actual = floor.epoch_ends(*position, factorization.guarantee)
+    assert actual.rmse <= factorization.max_error and 0 < actual.above < 1
     less = dataclasses.replace(
-        made.guarantee, noise_multiplier=made.noise_multiplier / (1 + found.above) * 0.9999
+        factorization.guarantee,
+        noise_multiplier=factorization.noise_multiplier / (1 + actual.above) * 0.9999,
     )
-    assert floor.epoch_ends(*at, less).above < 0  # a control that is found
+    assert floor.epoch_ends(*position, less).above < 0  # a control that is found
 
 
 def test_error_at_ends_is_that_of_the_dense_definition():
     scheme, strategy = sampling.BallsInBins(3, 4), strategies.BLT([0.5, 0.2], [0.9, 0.3])
     half = np.tril(np.ones((12, 12))) @ np.linalg.inv(np.asarray(strategy.materialize(12)))
     expected = 1.5 * math.sqrt(np.mean(np.sum(half[[2, 5, 8, 11]] ** 2, axis=1)))
-    found = floor.epoch_ends(PrefixSums(), strategy, scheme, stated(noise_multiplier=1.5))
-    assert found.rmse == pytest.approx(expected, rel=1e-12)
+    actual = floor.epoch_ends(PrefixSums(), strategy, scheme, stated(noise_multiplier=1.5))
+    assert actual.rmse == pytest.approx(expected, rel=1e-12)
 
 
 def test_where_no_bound_is_known_there_is_none():
@@ -129,11 +130,11 @@ def test_show_says_how_far_it_is_above(capsys):
     main(["show", str(path)])
     line = next(x for x in capsys.readouterr().out.splitlines() if "at epochs' ends" in x)
     main(["show", str(path), "--json"])
-    found = json.loads(capsys.readouterr().out)["epoch_ends"]
-    assert found["floor"] == pytest.approx(22.166, abs=1e-3)
-    above = 100 * (found["rmse"] / found["floor"] - 1)
-    said = f"{above:.1f}% above the lower bound, {found['floor']:.4f}"
-    assert f"RMSE {found['rmse']:.4f}: {said}" in line
+    epoch_ends = json.loads(capsys.readouterr().out)["epoch_ends"]
+    assert epoch_ends["floor"] == pytest.approx(22.166, abs=1e-3)
+    above = 100 * (epoch_ends["rmse"] / epoch_ends["floor"] - 1)
+    said = f"{above:.1f}% above the lower bound, {epoch_ends['floor']:.4f}"
+    assert f"RMSE {epoch_ends['rmse']:.4f}: {said}" in line
 
 
 # --- refutation ----------------------------------------------------------------------------------
@@ -176,9 +177,11 @@ def test_one_accurate_query_refutes_where_the_mean_error_does_not():
 
 
 def test_files_with_a_false_guarantee_are_refused(tmp_path):
-    found = mfopt.load(FILES[0])
-    false = dataclasses.replace(found.guarantee, epsilon=found.guarantee.epsilon / 3)
-    forged = dataclasses.replace(found, guarantee=false)
+    factorization = mfopt.load(FILES[0])
+    false = dataclasses.replace(
+        factorization.guarantee, epsilon=factorization.guarantee.epsilon / 3
+    )
+    forged = dataclasses.replace(factorization, guarantee=false)
     with pytest.raises(FailureError, match="FALSE"):
         forged.save(tmp_path / "false.npz")
     with pytest.raises(FailureError, match="FALSE"):
@@ -186,11 +189,13 @@ def test_files_with_a_false_guarantee_are_refused(tmp_path):
 
 
 def test_the_commands_refuse_a_false_file(tmp_path, capsys, monkeypatch):
-    found = mfopt.load(FILES[0])
-    false = dataclasses.replace(found.guarantee, epsilon=found.guarantee.epsilon / 3)
+    factorization = mfopt.load(FILES[0])
+    false = dataclasses.replace(
+        factorization.guarantee, epsilon=factorization.guarantee.epsilon / 3
+    )
     with monkeypatch.context() as unchecked:
         unchecked.setattr(proofs, "refute", lambda *arguments: None)
-        path = dataclasses.replace(found, guarantee=false).save(tmp_path / "false.npz")
+        path = dataclasses.replace(factorization, guarantee=false).save(tmp_path / "false.npz")
     for command in ("show", "certify"):
         with pytest.raises(SystemExit) as ended:
             main([command, str(path)])

@@ -53,12 +53,14 @@ class Underflow(LossModel):
 
 @pytest.mark.parametrize("coarsely", [True, False])
 def test_a_search_begins_where_the_estimate_underflows(coarsely):
-    found = Underflow().sought_epsilon(1.0, 1e-5, start=2.0, coarsely=coarsely)
-    assert found.value == pytest.approx(math.log(1e5) / 40, rel=2e-3)
+    actual = Underflow().sought_epsilon(1.0, 1e-5, start=2.0, coarsely=coarsely)
+    assert actual.value == pytest.approx(math.log(1e5) / 40, rel=2e-3)
 
 
 def test_an_account_of_losses_that_are_all_infinite_from_below_ends():
     # at so little noise no lower end is found, and ε is stated without one
     mechanism = Mechanism(TruncatedPoisson(0.5, 1, 2, 3))
-    found = account(mechanism, noise_multiplier=0.037428705901769964, delta=2.341214642428598e-5)
-    assert 700 < found.epsilon < math.inf and found.lower_bound is None
+    guarantee = account(
+        mechanism, noise_multiplier=0.037428705901769964, delta=2.341214642428598e-5
+    )
+    assert 700 < guarantee.epsilon < math.inf and guarantee.lower_bound is None

@@ -52,18 +52,18 @@ def test_a_field_that_is_none_is_refused_by_its_name(field, value, rule):
 
 
 def test_numbers_of_numpy_become_pythons():
-    made = Guarantee(np.float32(2.0), np.float64(1e-5), np.int64(2), group_size=np.int64(3))
-    kinds = [type(value) for value in (made.epsilon, made.delta, made.noise_multiplier)]
-    assert kinds == [float] * 3 and type(made.group_size) is int
+    built = Guarantee(np.float32(2.0), np.float64(1e-5), np.int64(2), group_size=np.int64(3))
+    kinds = [type(value) for value in (built.epsilon, built.delta, built.noise_multiplier)]
+    assert kinds == [float] * 3 and type(built.group_size) is int
 
 
 def test_a_description_gives_the_guarantee_back():
-    made = Guarantee(**GOOD, details={"bracket": [1.0, 2.0]})
-    assert Guarantee.from_description(made.describe()) == made
+    built = Guarantee(**GOOD, details={"bracket": [1.0, 2.0]})
+    assert Guarantee.from_description(built.describe()) == built
     for described in (
-        made.describe() | {"certified": True},
-        {name: value for name, value in made.describe().items() if name != "method"},
-        made.describe() | {"epsilon": math.inf},
+        built.describe() | {"certified": True},
+        {name: value for name, value in built.describe().items() if name != "method"},
+        built.describe() | {"epsilon": math.inf},
         ["epsilon"],
     ):
         with pytest.raises(UsageError) as caught:
@@ -85,8 +85,8 @@ def test_a_description_gives_the_guarantee_back():
     ],
 )
 def test_a_delta_that_permits_publication_is_questioned(delta, population, said):
-    found = questionable_delta(delta, population)
-    assert said in found and bool(said) == bool(found)
+    actual = questionable_delta(delta, population)
+    assert said in actual and bool(said) == bool(actual)
 
 
 def test_the_doors_question_a_delta(capsys):
@@ -128,8 +128,8 @@ def test_the_front_door_names_arguments_of_other_types():
 
 def test_a_seed_of_numpy_can_be_written(tmp_path):
     options = {"epochs": 2, "iterations_per_epoch": 4, "epsilon": 2.0, "strategy": "identity"}
-    made = mfopt.factorize(**options, seed=np.int64(3))
-    assert mfopt.load(made.save(tmp_path / "one.npz")).provenance["seed"] == "pinned 3"
+    factorization = mfopt.factorize(**options, seed=np.int64(3))
+    assert mfopt.load(factorization.save(tmp_path / "one.npz")).provenance["seed"] == "pinned 3"
 
 
 def test_help_of_a_group_is_whole(capsys):

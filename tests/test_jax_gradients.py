@@ -99,13 +99,15 @@ def test_the_clipped_sum_is_that_of_gradients_one_by_one(name):
     function = FUNCTIONS[name]
     state = RUN.init(PARAMS, seed=3)
     batch = RUN.batches(state)[0]
-    each = jax.vmap(function, (None, 0))(PARAMS, (X[batch.units], Y[batch.units]))
-    norms = np.sqrt(sum(np.square(np.float64(g)).reshape(len(g), -1).sum(1) for g in each.values()))
+    entry = jax.vmap(function, (None, 0))(PARAMS, (X[batch.units], Y[batch.units]))
+    norms = np.sqrt(
+        sum(np.square(np.float64(g)).reshape(len(g), -1).sum(1) for g in entry.values())
+    )
     assert (norms[batch.mask] > CLIP).any()
-    found, _ = jax.jit(lambda s: RUN.gradient(function, PARAMS, (X, Y), batch, s))(state)
-    expected, _ = RUN.mean(each, batch, state)
+    actual, _ = jax.jit(lambda s: RUN.gradient(function, PARAMS, (X, Y), batch, s))(state)
+    expected, _ = RUN.mean(entry, batch, state)
     tolerance = 5e-2 if name == "narrow" else 1e-5
-    jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, atol=tolerance), found, expected)
+    jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, atol=tolerance), actual, expected)
 
 
 def test_products_are_never_formed_for_each_example():
@@ -147,8 +149,8 @@ def gradient(function, public=None, data=(X, Y)):
 
     @jax.jit
     def step(params, state, batch, t):
-        given = None if public is None else public(t)
-        return RUN.gradient(function(t), params, data, batch, state, public=given)
+        arguments = None if public is None else public(t)
+        return RUN.gradient(function(t), params, data, batch, state, public=arguments)
 
     return step
 
@@ -159,14 +161,14 @@ dropped = jax.grad(lambda p, e: loss(p, (e[0] * jax.random.bernoulli(e[2], 0.5, 
 
 
 def dropped_by_step(t):
-    def one(params, example):
+    def item(params, example):
         mask = jax.random.bernoulli(jax.random.fold_in(example[2], t), 0.5, (WIDTH,))
         return loss(params, (example[0] * mask, example[1]))
 
-    return jax.grad(one)
+    return jax.grad(item)
 
 
-def near(params, example, teacher):
+def nearby(params, example, teacher):
     x = example[0]
     return jnp.sum(jnp.square(logits(params, x) - logits(teacher, x)))
 
@@ -179,7 +181,7 @@ RIGHT = {
         lambda t: jax.grad(lambda p, e: jnp.sum(logits(p, e[0], 1.0 / (1.0 + t))))
     ),
     "a teacher that is public": gradient(
-        lambda t: jax.grad(near), lambda t: jax.tree.map(lambda leaf: leaf * (1 + t), PARAMS)
+        lambda t: jax.grad(nearby), lambda t: jax.tree.map(lambda leaf: leaf * (1 + t), PARAMS)
     ),
     "prints for debugging": gradient(
         lambda t: jax.grad(lambda p, e: (jax.debug.callback(lambda _: None, e[1]), loss(p, e))[1])
@@ -230,10 +232,10 @@ memory = []
 def by_host(call):
     like = jax.ShapeDtypeStruct((LENGTH, WIDTH), jnp.float32)
 
-    def one(params, example):
+    def item(params, example):
         return loss(params, (call(remembered, like, example[0], vmap_method="sequential"), 0))
 
-    return jax.grad(one)
+    return jax.grad(item)
 
 
 def to_centres(t):
@@ -302,17 +304,17 @@ def taken_back():
 def not_carried(state):
     """A scan whose steps share a state."""
 
-    def one(scale, _):
+    def item(scale, _):
         return scale + 1, STREAM.release(jax.tree.map(lambda x: scale * x, ONES), state)[0]
 
-    noised = jax.lax.scan(one, 1.0, None, length=2)[1]
+    noised = jax.lax.scan(item, 1.0, None, length=2)[1]
     return [jax.tree.map(lambda leaf: leaf[1], noised)]
 
 
 def reset_by_a_condition():
     def step(state, scale):
-        noised, after = STREAM.release(jax.tree.map(lambda x: scale * x, ONES), state)
-        return jax.tree.map(lambda b, a: jnp.where(scale < 2, b, a), state, after), noised
+        noised, updated = STREAM.release(jax.tree.map(lambda x: scale * x, ONES), state)
+        return jax.tree.map(lambda b, a: jnp.where(scale < 2, b, a), state, updated), noised
 
     _, noised = jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(3.0)))(STREAM.init(PARAMS))
     return [jax.tree.map(lambda leaf: leaf[1], noised)]

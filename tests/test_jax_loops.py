@@ -22,16 +22,16 @@ def make():
 
 def noises(params, seed, steps=N):
     """The noise of each step, straight from the stream."""
-    stream, made = make(), []
+    stream, collected = make(), []
     state = stream.init(params, seed=seed)
     for _ in range(steps):
         noise, state = stream.next(state)
-        made.append(noise)
-    return made
+        collected.append(noise)
+    return collected
 
 
-def close(found, expected):
-    jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, atol=2e-6), found, expected)
+def close(actual, expected):
+    jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, atol=2e-6), actual, expected)
 
 
 @pytest.mark.ci
@@ -76,14 +76,14 @@ def test_multi_transform_gives_each_part_noise_of_its_own():
     optimizer = optax.multi_transform(parts, {"w": "fast", "b": "slow"})
     update, state = jax.jit(optimizer.update), optimizer.init(PARAMS)
     fast, slow = noises({"w": PARAMS["w"]}, 3), noises({"b": PARAMS["b"]}, 4)
-    for one, two in zip(fast, slow, strict=True):
+    for item, two in zip(fast, slow, strict=True):
         changes, state = update(jax.tree.map(jnp.zeros_like, PARAMS), state, PARAMS)
-        close(changes, {"w": one["w"], "b": 0.1 * two["b"]})
+        close(changes, {"w": item["w"], "b": 0.1 * two["b"]})
     # without seeds the keys are new ones: equal shapes do not get equal noise
-    same = {"w": jnp.zeros(5), "b": jnp.zeros(5)}
+    unchanged = {"w": jnp.zeros(5), "b": jnp.zeros(5)}
     fresh = {name: add_noise(make()) for name in parts}
     optimizer = optax.multi_transform(fresh, {"w": "fast", "b": "slow"})
-    changes, _ = optimizer.update(same, optimizer.init(same), same)
+    changes, _ = optimizer.update(unchanged, optimizer.init(unchanged), unchanged)
     assert not np.any(changes["w"] == changes["b"])
 
 
@@ -126,8 +126,8 @@ def test_sums_that_are_not_as_the_parameters_are_refused_and_use_no_noise(sums, 
     update = jax.jit(optimizer.update) if jitted else optimizer.update
     with pytest.raises(UsageError, match="sums"):
         update(sums, state)
-    found, _ = optimizer.update(PARAMS, state)  # the state can still be used
-    close(found, noises(PARAMS, 3, 1)[0])
+    actual, _ = optimizer.update(PARAMS, state)  # the state can still be used
+    close(actual, noises(PARAMS, 3, 1)[0])
 
 
 def test_noise_that_is_added_to_some_sums_only_is_refused():
@@ -142,11 +142,11 @@ def test_noise_that_is_added_to_some_sums_only_is_refused():
 def test_noise_of_a_step_is_for_one_sum(key):
     optimizer = add_noise(make(), key=key)
     update, state = jax.jit(optimizer.update), optimizer.init(PARAMS)
-    first, after = update(PARAMS, state)
+    first, updated = update(PARAMS, state)
     close(update(PARAMS, state)[0], first)
     other = jax.tree.map(lambda leaf: leaf + 1, PARAMS)
     assert all(np.isnan(leaf).all() for leaf in update(other, state)[0].values())
-    assert all(np.isfinite(leaf).all() for leaf in update(other, after)[0].values())
+    assert all(np.isfinite(leaf).all() for leaf in update(other, updated)[0].values())
 
 
 def test_what_is_no_factorization_or_no_type_is_refused():

@@ -52,11 +52,11 @@ def certified():
 
 def noise(kind):
     stream = NoiseStream(KINDS[kind], iterations=16, noise_multiplier=1.0, clip_norm=1.0)
-    state, made = stream.init(PARAMETERS, seed=3), []
+    state, collected = stream.init(PARAMETERS, seed=3), []
     for _ in range(2):
         step, state = stream.next(state)
-        made.append(step)
-    return made
+        collected.append(step)
+    return collected
 
 
 WORK = {
@@ -67,7 +67,7 @@ WORK = {
 
 
 @functools.cache
-def usual(work):
+def default_handlers(work):
     return jax.device_get(WORK[work]())
 
 
@@ -83,11 +83,11 @@ def usual(work):
     ],
 )
 def test_a_setting_of_the_host_program_is_its_own(setting, work):
-    expected = usual(work)
+    expected = default_handlers(work)
     jax.clear_caches()  # else nothing is traced
     with SETTINGS[setting]():
-        found = WORK[work]()
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), expected)
+        actual = WORK[work]()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(actual), expected)
 
 
 def test_the_scope_leaves_every_setting_as_it_was():
@@ -97,11 +97,11 @@ def test_the_scope_leaves_every_setting_as_it_was():
         return {name: getattr(jax.config, f"jax_{name}") for name in names}
 
     with jax.numpy_dtype_promotion("strict"):
-        before = settings()
+        original = settings()
         with contextlib.suppress(ZeroDivisionError), _float64.scope():
             inside = settings()
             raise ZeroDivisionError
-        assert settings() == before != inside
+        assert settings() == original != inside
     assert inside == dict(zip(names, (True, "standard", "allow", False), strict=True))
 
 

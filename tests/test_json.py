@@ -17,28 +17,28 @@ import mfopt
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def built(tmp_path_factory):
     path = tmp_path_factory.mktemp("json") / "made.npz"
     mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity").save(path)
     return str(path)
 
 
-def test_every_command_prints_the_schemas_version_and_its_name(made, tmp_path):
+def test_every_command_prints_the_schemas_version_and_its_name(built, tmp_path):
     identity = ["--epochs", "2", "--iters", "4", "--eps", "2", "--strategy", "identity"]
     for words, name in [
-        (["show", made], "show"),
-        (["certify", made], "certify"),
-        (["calibrate", made, "--eps", "1"], "calibrate"),
+        (["show", built], "show"),
+        (["certify", built], "certify"),
+        (["calibrate", built, "--eps", "1"], "calibrate"),
         (["optimize", *identity, "--out", str(tmp_path / "a.npz")], "optimize"),
-        (["noise", made, "--params", "10"], "noise"),
-        (["plot", made, "--out", str(tmp_path / "a.svg")], "plot"),
+        (["noise", built, "--params", "10"], "noise"),
+        (["plot", built, "--out", str(tmp_path / "a.svg")], "plot"),
         (["account", "dpsgd", "--probability", "0.1", "--iterations", "9", "--eps", "1",
           "--delta", "1e-5"], "account dpsgd"),
         (["cache"], "cache"),
     ]:  # fmt: skip
-        found = printed(*words)
-        validate(found)
-        assert found["schema"] == messages.SCHEMA and found["command"] == name
+        actual = printed(*words)
+        validate(actual)
+        assert actual["schema"] == messages.SCHEMA and actual["command"] == name
 
 
 def test_the_schema_knows_every_command():
@@ -59,9 +59,9 @@ def test_the_schema_knows_every_command():
 )
 def test_errors_are_json_too(words, kind, code, capsys):
     assert ended(*words, "--json") == 2
-    found = json.loads(capsys.readouterr().out)
-    validate(found)
-    assert (found["error"]["kind"], found["error"]["exit_code"]) == (kind, code)
+    actual = json.loads(capsys.readouterr().out)
+    validate(actual)
+    assert (actual["error"]["kind"], actual["error"]["exit_code"]) == (kind, code)
     assert ended(*words) == 2
     assert not capsys.readouterr().out  # without --json standard output stays empty
 

@@ -36,12 +36,14 @@ def imports(path, modules):
 
 def graph():
     """module -> what it imports. A package's face only passes names on: it is left out."""
-    found = {}
+    collected = {}
     for root in (ROOT, ROOT / "cli"):
         for path in sorted(root.glob("mfopt*/**/*.py")):
             if path.name != "__init__.py":
-                found[".".join(path.relative_to(root).with_suffix("").parts)] = path
-    return {name: set(imports(path, found)) & found.keys() for name, path in found.items()}
+                collected[".".join(path.relative_to(root).with_suffix("").parts)] = path
+    return {
+        name: set(imports(path, collected)) & collected.keys() for name, path in collected.items()
+    }
 
 
 def test_no_module_imports_itself_through_others():
@@ -70,7 +72,7 @@ def test_no_two_public_classes_have_one_name():
         for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(ROOT)))
-    twice = {name: where for name, where in places.items() if len(where) > 1}
+    twice = {name: label for name, label in places.items() if len(label) > 1}
     # one thing, in either framework
     assert twice.pop("PrivateRun") == ["mfopt/jax/run.py", "mfopt/torch/run.py"]
     assert len(places) > 100 and not twice
@@ -90,8 +92,8 @@ def borrowed(path):
 
 
 def test_what_is_private_stays_in_its_package(tmp_path, monkeypatch):
-    found = {str(path): names for path in FILES if (names := list(borrowed(path)))}
-    assert len(FILES) > 150 and not found
+    actual = {str(path): names for path in FILES if (names := list(borrowed(path)))}
+    assert len(FILES) > 150 and not actual
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)  # control
     (tmp_path / "mfopt" / "optimize").mkdir(parents=True)
     outside = tmp_path / "mfopt" / "optimize" / "a.py"

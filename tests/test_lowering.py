@@ -86,55 +86,55 @@ def lowered(code):
     import jax
     import jax.export
 
-    plain, found, seen = jax.jit, {}, set()
+    plain, collected, recorded = jax.jit, {}, set()
 
-    def note(made, args, named):
-        leaves = jax.tree.leaves((args, named))
+    def note(built, args, keywords):
+        leaves = jax.tree.leaves((args, keywords))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return  # a part of a program that is seen as a whole
         shapes = [
             (str(getattr(leaf, "dtype", leaf)), getattr(leaf, "shape", "")) for leaf in leaves
         ]
-        key = (id(made), str(shapes))
-        if key in seen:
+        key = (id(built), str(shapes))
+        if key in recorded:
             return
-        seen.add(key)
-        name = f"{made.__module__}.{made.__qualname__}"
+        recorded.add(key)
+        name = f"{built.__module__}.{built.__qualname__}"
         try:
-            jax.export.export(made, platforms=PLATFORMS)(*args, **named)
-            found.setdefault(name, "")
+            jax.export.export(built, platforms=PLATFORMS)(*args, **keywords)
+            collected.setdefault(name, "")
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
+            collected[name] = f"{type(error).__name__}: {error}"
 
     def jit(function=None, **options):
         if function is None:
             return functools.partial(jit, **options)
-        made = plain(function, **options)
+        built = plain(function, **options)
 
         @functools.wraps(function)
-        def call(*args, **named):
-            note(made, args, named)
-            return made(*args, **named)
+        def call(*args, **keywords):
+            note(built, args, keywords)
+            return built(*args, **keywords)
 
-        def lower(*args, **named):
-            note(made, args, named)
-            return made.lower(*args, **named)
+        def lower(*args, **keywords):
+            note(built, args, keywords)
+            return built.lower(*args, **keywords)
 
-        call.lower, call.trace, call.eval_shape = lower, made.trace, made.eval_shape
-        call.clear_cache = made.clear_cache
+        call.lower, call.trace, call.eval_shape = lower, built.trace, built.eval_shape
+        call.clear_cache = built.clear_cache
         return call
 
     jax.jit = jit
     exec(compile(code, "program", "exec"), {"__name__": "program"})
-    return found
+    return collected
 
 
 @pytest.mark.release
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_lowers_for_accelerators(name):
-    found = json.loads(python(__file__, name).splitlines()[-1])
-    assert len(found) >= 1
-    faults = {program: error for program, error in found.items() if error}
+    parsed = json.loads(python(__file__, name).splitlines()[-1])
+    assert len(parsed) >= 1
+    faults = {program: error for program, error in parsed.items() if error}
     assert set(faults) <= CPU_ONLY.keys(), faults
 
 

@@ -68,44 +68,44 @@ def tilted_remove(pair, sigma, epsilon, order, samples=2**16, seed=3):
 
 def estimate(pair, sigma, epsilon, tilt, samples=2**16, seed=3):
     """(mean, standard error) of a tilted proposal."""
-    found = Whole(pair).pilot(tilt, Point(sigma, epsilon), samples, chunked.seed_key(seed))
-    mean = math.exp(found.log_mean)
-    return mean, mean * found.deviation / math.sqrt(found.samples)
+    pilot = Whole(pair).pilot(tilt, Point(sigma, epsilon), samples, chunked.seed_key(seed))
+    mean = math.exp(pilot.log_mean)
+    return mean, mean * pilot.deviation / math.sqrt(pilot.samples)
 
 
 def bound_of(pair, sigma, epsilon, tilt, *, samples, beta, key):
     """A bound whose bet was chosen on a pilot of its own."""
     loss, point = Whole(pair), Point(sigma, epsilon)
-    taken = loss.pilot(tilt, point, min(samples, BallsInBinsLoss.glance), chunked.subkey(key, 0))
-    bet, _ = betting.choose(np.asarray(taken.sums.log_wealth), taken.samples, samples, beta)
+    pilot = loss.pilot(tilt, point, min(samples, BallsInBinsLoss.glance), chunked.subkey(key, 0))
+    bet, _ = betting.choose(np.asarray(pilot.sums.log_wealth), pilot.samples, samples, beta)
     return loss.bound(tilt, point, bet, Trial(samples, beta, chunked.subkey(key, 1)))
 
 
 def chain_order(pair, sigma, epsilon, samples, key):
     """The best order of a chain, if one is worth a pilot; else that of the least ceiling."""
     point = Point(sigma, epsilon)
-    found = Whole(pair).choose("remove", point, Trial(samples, 1e-6, key)).tilt
-    if found.kind == "chain":
-        return found.order
+    tilt = Whole(pair).choose("remove", point, Trial(samples, 1e-6, key)).tilt
+    if tilt.kind == "chain":
+        return tilt.order
     with jax.enable_x64(True):
         return pairs.least_chain(pair, point).order
 
 
-def remove_bound(pair, sigma, epsilon, *, order, **rest):
+def remove_bound(pair, sigma, epsilon, *, order, **remaining):
     """Upper bound of the remove direction by a chain of this order."""
     return bound_of(
-        pair, sigma, epsilon, pairs.tilt("chain", order, pair, Point(sigma, epsilon)), **rest
+        pair, sigma, epsilon, pairs.tilt("chain", order, pair, Point(sigma, epsilon)), **remaining
     )
 
 
-def add_bound(pair, sigma, epsilon, **rest):
+def add_bound(pair, sigma, epsilon, **remaining):
     """Upper bound of the add direction."""
-    return bound_of(pair, sigma, epsilon, pairs.mean_tilt(pair, Point(sigma, epsilon)), **rest)
+    return bound_of(pair, sigma, epsilon, pairs.mean_tilt(pair, Point(sigma, epsilon)), **remaining)
 
 
-def apart(one, other):
+def separate(item, other):
     """Distance of two estimates in standard errors."""
-    return abs(one[0] - other[0]) / math.hypot(one[1], other[1])
+    return abs(item[0] - other[0]) / math.hypot(item[1], other[1])
 
 
 # --- the dominating pair -------------------------------------------------------------------------
@@ -149,26 +149,28 @@ def case(request):
 def test_plain_estimator_is_the_definition(case):
     pair, sigma, truth = case
     for direction, expected in truth.items():
-        found = plain.delta(pair, sigma, EPSILON, direction=direction, samples=2**18, seed=0)
-        assert apart((found.value, found.standard_error), expected) < K
+        delta = plain.delta(pair, sigma, EPSILON, direction=direction, samples=2**18, seed=0)
+        assert separate((delta.value, delta.standard_error), expected) < K
         off = plain.delta(pair, 1.05 * sigma, EPSILON, direction=direction, samples=2**18, seed=0)
-        assert apart((off.value, off.standard_error), expected) > K  # control: σ off by 5%
+        assert separate((off.value, off.standard_error), expected) > K  # control: σ off by 5%
 
 
 def test_design_points_are_unbiased_wherever_they_are_placed(case):
     pair, sigma, truth = case
-    found = design_point(pair, sigma, EPSILON)
-    assert apart(found, truth["remove"]) < K and found[1] < 0.02 * found[0]
-    assert apart(design_point(pair, sigma, EPSILON, placed=1.2 * sigma), truth["remove"]) < K
-    assert apart(design_point(pair, 1.05 * sigma, EPSILON), truth["remove"]) > K
+    actual = design_point(pair, sigma, EPSILON)
+    assert separate(actual, truth["remove"]) < K and actual[1] < 0.02 * actual[0]
+    assert separate(design_point(pair, sigma, EPSILON, placed=1.2 * sigma), truth["remove"]) < K
+    assert separate(design_point(pair, 1.05 * sigma, EPSILON), truth["remove"]) > K
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_tilted_estimator_is_unbiased_at_every_order(case, order):
     pair, sigma, truth = case
-    assert apart(tilted_remove(pair, sigma, EPSILON, order, 2**18), truth["remove"]) < K
+    assert separate(tilted_remove(pair, sigma, EPSILON, order, 2**18), truth["remove"]) < K
     if order == 2:
-        assert apart(tilted_remove(pair, 1.05 * sigma, EPSILON, order, 2**18), truth["remove"]) > K
+        assert (
+            separate(tilted_remove(pair, 1.05 * sigma, EPSILON, order, 2**18), truth["remove"]) > K
+        )
 
 
 def test_tilted_add_direction_is_unbiased(case):
@@ -176,7 +178,7 @@ def test_tilted_add_direction_is_unbiased(case):
     bound = add_bound(pair, sigma, EPSILON, samples=2**18, beta=1e-3, key=chunked.seed_key(4))
     # the spread of f is at most that of [0, B]-valued samples with this mean
     error = math.sqrt(bound.mean * (bound.ceiling - bound.mean) / bound.samples)
-    assert apart((bound.mean, error), truth["add"]) < K
+    assert separate((bound.mean, error), truth["add"]) < K
     assert truth["add"][0] <= bound.value <= bound.ceiling * (1 + 1e-6)
 
 
@@ -196,12 +198,12 @@ def test_any_nonnegative_matrix(shape, seed, sparsity, epsilon, delta):
     matrix = np.tril(rng.exponential(size=(n, n)) * (rng.uniform(size=(n, n)) >= sparsity))
     np.fill_diagonal(matrix, rng.uniform(0.2, 2.0, n))
     pair = dominating_pair.exact(S.Dense(matrix), scheme)
-    found = calibration.calibrate(pair, epsilon, delta, samples=2**13, seed=seed)
-    sigma = found.noise_multiplier
+    actual = calibration.calibrate(pair, epsilon, delta, samples=2**13, seed=seed)
+    sigma = actual.noise_multiplier
     estimate = design_point(pair, sigma, epsilon, 2**13, seed + 1)
     order = chain_order(pair, sigma, epsilon, 2**14, chunked.seed_key(seed))
     # another sampler, another estimator
-    assert apart(tilted_remove(pair, sigma, epsilon, order, 2**14, seed), estimate) < K
+    assert separate(tilted_remove(pair, sigma, epsilon, order, 2**14, seed), estimate) < K
     bound = remove_bound(
         pair, sigma, epsilon, order=order, samples=2**14, beta=1e-6, key=chunked.seed_key(seed + 2)
     )
@@ -227,8 +229,8 @@ def test_known_noise_multipliers(name):
     # two independent implementations agree on these to 0.1%
     strategy, remove, add = KNOWN[name]
     pair = dominating_pair.exact(strategy, BIG)
-    found = calibration.calibrate(pair, 2.0, 1e-5, samples=2**13, seed=6, near=1.05 * remove)
-    assert found.noise_multiplier == pytest.approx(remove, rel=0.003) and add < remove
+    actual = calibration.calibrate(pair, 2.0, 1e-5, samples=2**13, seed=6, near=1.05 * remove)
+    assert actual.noise_multiplier == pytest.approx(remove, rel=0.003) and add < remove
 
 
 def two_bins():
@@ -248,8 +250,8 @@ def test_two_bins_by_quadrature():
         mean, error = tilted_remove(pair, sigma, epsilon, order, 2**18)
         assert abs(mean - remove) < K * error < 0.5 * remove
     for direction, truth in (("remove", remove), ("add", add)):
-        found = plain.delta(pair, sigma, epsilon, direction=direction, samples=2**18, seed=0)
-        assert abs(found.value - truth) < K * found.standard_error < 0.1 * truth
+        delta = plain.delta(pair, sigma, epsilon, direction=direction, samples=2**18, seed=0)
+        assert abs(delta.value - truth) < K * delta.standard_error < 0.1 * truth
 
 
 # --- the certificate's bounds --------------------------------------------------------------------
@@ -306,9 +308,9 @@ def test_no_sample_exceeds_the_range_bound(seed, scale, order, epsilon):
         pairs.tilt("mean", 0.0, pair, Point(1.0, epsilon)),
         best,
     ):
-        found = Whole(pair).pilot(tilt, Point(1.0, epsilon), 2000, chunked.seed_key(seed))
-        assert 0 <= found.sums.total <= 2000 and found.sums.square <= found.sums.total
-        assert np.all(np.isfinite(found.sums.log_wealth[1:]))
+        pilot = Whole(pair).pilot(tilt, Point(1.0, epsilon), 2000, chunked.seed_key(seed))
+        assert 0 <= pilot.sums.total <= 2000 and pilot.sums.square <= pilot.sums.total
+        assert np.all(np.isfinite(pilot.sums.log_wealth[1:]))
 
 
 @pytest.mark.parametrize("kind", before_release(["chain", "shift", "mean"], 2))
@@ -323,16 +325,16 @@ def test_a_ceiling_that_does_not_hold_leaves_no_number(kind):
     for shift in (0.0, -6.0):
         tilt = good._replace(log_ceiling=good.log_ceiling + shift)
         trial = Trial(4096, 0.1, chunked.seed_key(0))
-        found = Whole(pair).bound(tilt, Point(1.0, 1.0), 4, trial)
-        assert math.isnan(found.value) == (shift < 0)
+        bound = Whole(pair).bound(tilt, Point(1.0, 1.0), 4, trial)
+        assert math.isnan(bound.value) == (shift < 0)
 
 
 def test_the_ceiling_alone_is_a_bound():
     pair = dominating_pair.exact(S.Identity(), SMALL)
     sampled_bound = add_bound(pair, 2.0, 2.0, samples=256, beta=0.1, key=chunked.seed_key(0))
-    alone = ceiling_alone(pairs.mean_tilt(pair, Point(2.0, 2.0)))
-    assert alone.samples == 0 < sampled_bound.samples
-    assert alone.value >= sampled_bound.ceiling >= sampled_bound.value / (1 + 1e-6)
+    single = ceiling_alone(pairs.mean_tilt(pair, Point(2.0, 2.0)))
+    assert single.samples == 0 < sampled_bound.samples
+    assert single.value >= sampled_bound.ceiling >= sampled_bound.value / (1 + 1e-6)
 
 
 @pytest.mark.release
@@ -379,8 +381,8 @@ def test_the_bound_by_betting_on_coin_flips(probability, n):
             assert np.all(np.diff(bounds) > -1e-12)
             assert weight[bounds < probability].sum() <= beta
             # control: without log(1/β), ones alone are no bound
-            alone = np.array([betting.upper_bound(w, bet, n, 1.0) for w in wealth])
-            assert bet < 20 or weight[alone < probability].sum() > 0.3
+            single = np.array([betting.upper_bound(w, bet, n, 1.0) for w in wealth])
+            assert bet < 20 or weight[single < probability].sum() > 0.3
             # and from below, by sums alone, at about the best bet
             rate = math.sqrt(-2 * math.log(beta) / (n * probability))
             below = np.array([betting.lower_bound(s, s, rate, n, beta) for s in ones])
@@ -393,18 +395,18 @@ def test_the_bound_by_betting_on_coin_flips(probability, n):
 def bet_against(values, beta):
     """Upper bound on the mean of iid values; the first sixteenth is the pilot."""
     cut = len(values) // 16
-    first, last = (np.asarray(betting.log_wealth(x)) for x in (values[:cut], values[cut:]))
-    bet, rest = betting.choose(first, cut, len(values) - cut, beta)[0], len(values) - cut
-    return min(betting.upper_bound(float(last[bet]), bet, rest, beta), 1.0)
+    first, final = (np.asarray(betting.log_wealth(x)) for x in (values[:cut], values[cut:]))
+    bet, remaining = betting.choose(first, cut, len(values) - cut, beta)[0], len(values) - cut
+    return min(betting.upper_bound(float(final[bet]), bet, remaining, beta), 1.0)
 
 
 def test_a_bet_is_chosen_well_and_values_are_bounded():
     values = np.random.default_rng(0).beta(0.02, 20, size=2**16)
     mean, second = values.mean(), np.mean(values**2)
     for beta in (1e-2, 1e-12):
-        found = bet_against(values, beta)
+        actual = bet_against(values, beta)
         per_sample = math.log(1 / beta) / len(values)
-        assert mean < found < mean + math.sqrt(2 * second * per_sample) + 1.1 * per_sample
+        assert mean < actual < mean + math.sqrt(2 * second * per_sample) + 1.1 * per_sample
     assert bet_against(np.ones(64), 1e-3) == 1.0
     # a mean above every observed value cannot be excluded: nothing seen in n samples
     nothing = bet_against(np.zeros(1600), 0.05)
@@ -418,5 +420,5 @@ def test_sample_counts_are_rounded_up_never_down():
     pair = pair_of(BLT)[0]
     size = chunked.chunk_size(10**9, pair.bins)
     for samples in (1000, size + 1):
-        found = plain.delta(pair, 3.5, EPSILON, samples=samples, seed=0)
-        assert samples <= found.samples < samples + size
+        delta = plain.delta(pair, 3.5, EPSILON, samples=samples, seed=0)
+        assert samples <= delta.samples < samples + size

@@ -47,9 +47,9 @@ def ways(bins: int, rounds: int, group_size: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def loss() -> MultisetLoss:
     strategy = BandedToeplitz(COLUMN)
-    found = MultisetLoss.of(FreshBinsLaw(FRESH).loss(strategy), 2)
-    assert found is not None
-    return found
+    actual = MultisetLoss.of(FreshBinsLaw(FRESH).loss(strategy), 2)
+    assert actual is not None
+    return actual
 
 
 @float64
@@ -70,15 +70,15 @@ def test_the_recursion_is_the_mixture_over_all_ways_to_fall(loss: MultisetLoss) 
 def test_ceilings_are_maxima_over_all_ways_to_fall(loss: MultisetLoss) -> None:
     modes = ways(3, 2, 2) / SIGMA
     overlaps = modes @ modes.T
-    found = multisets.ceilings(loss.likelihood.scaled(SIGMA))
+    ceilings = multisets.ceilings(loss.likelihood.scaled(SIGMA))
     expected = 0.0
     for order in (1, 2, 3):
         logs = special.logsumexp(order * overlaps, axis=0) - math.log(len(modes))
         expected += float(np.max(logs))
-        assert math.isclose(found.chain("chain", order)[0], expected, rel_tol=1e-10)
-    assert math.isclose(found.largest_square, np.max(np.diagonal(overlaps)), rel_tol=1e-12)
-    assert math.isclose(found.mean_square, np.mean(np.diagonal(overlaps)), rel_tol=1e-12)
-    assert math.isclose(found.square_of_mean, np.mean(overlaps), rel_tol=1e-12)
+        assert math.isclose(ceilings.chain("chain", order)[0], expected, rel_tol=1e-10)
+    assert math.isclose(ceilings.largest_square, np.max(np.diagonal(overlaps)), rel_tol=1e-12)
+    assert math.isclose(ceilings.mean_square, np.mean(np.diagonal(overlaps)), rel_tol=1e-12)
+    assert math.isclose(ceilings.square_of_mean, np.mean(overlaps), rel_tol=1e-12)
 
 
 @pytest.mark.ci
@@ -89,10 +89,10 @@ def test_every_proposal_has_the_mean_of_the_mixture(loss: MultisetLoss, directio
     tilts = loss._tilts(direction, point)
     assert tilts
     for tilt in tilts:
-        seen = loss.pilot(tilt, point, 2**13, KEY)
-        spread = 4 * math.hypot(seen.deviation / math.sqrt(seen.samples) * truth, error)
-        assert abs(math.exp(seen.log_mean) - truth) < spread < 0.2 * truth
-        bet, _ = seen.expected(2**13, 1e-4)
+        pilot = loss.pilot(tilt, point, 2**13, KEY)
+        spread = 4 * math.hypot(pilot.deviation / math.sqrt(pilot.samples) * truth, error)
+        assert abs(math.exp(pilot.log_mean) - truth) < spread < 0.2 * truth
+        bet, _ = pilot.expected(2**13, 1e-4)
         bound = loss.bound(tilt, point, bet, Trial(2**13, 1e-4, chunked.seed_key(3)))
         assert truth - 4 * error <= bound.value
     # the control: what 10% more noise gives is told apart
@@ -114,13 +114,13 @@ def drawn(number: int) -> tuple[Mechanism, np.ndarray, np.ndarray, float, float]
     counts = np.array([np.bincount(fall, minlength=bins) for fall in falls])
     chances = np.exp(math.lgamma(size + 1) - special.gammaln(counts + 1).sum(axis=1))
     chances /= bins**size
-    each = c.reshape(n, rounds, bins)
+    entry = c.reshape(n, rounds, bins)
     if fresh:
-        modes = np.einsum("nrb,rmb->rmn", each, np.stack([counts] * rounds))
+        modes = np.einsum("nrb,rmb->rmn", entry, np.stack([counts] * rounds))
         modes = (modes[0][:, None] + modes[1]).reshape(-1, n)
         chances = np.outer(chances, chances).ravel()
     else:
-        modes = counts @ each.sum(axis=1).T
+        modes = counts @ entry.sum(axis=1).T
     sigma = float(rng.uniform(0.5, 1.2)) * math.sqrt(np.max(np.sum(modes**2, axis=1)))
     epsilon = float(rng.uniform(0.3, 1.0) * 2.5)
     scheme = FreshBins(bins, rounds) if fresh else BallsInBins(bins, rounds)
@@ -145,8 +145,8 @@ def overshot(
             x = sigma * rng.standard_normal((size, modes.shape[1]))
             x += far * modes[rng.choice(len(modes), len(x), p=chances)]
             y = log_ratio(x, 1.0)
-            each = [log_ratio(x, one) for one in fars]
-            weights = (y if sign > 0 else 0.0) - special.logsumexp(each, 0) + math.log(len(fars))
+            entry = [log_ratio(x, far) for far in fars]
+            weights = (y if sign > 0 else 0.0) - special.logsumexp(entry, 0) + math.log(len(fars))
             values.append(np.maximum(-np.expm1(epsilon - sign * y), 0.0) * np.exp(weights))
         spread = float(np.std(values)) / math.sqrt(np.size(values))
         best.append((float(np.mean(values)), spread))
@@ -159,8 +159,8 @@ def test_random_groups_are_within_five_percent_of_enumeration(number: int) -> No
     mechanism, *mixture, sigma, epsilon = drawn(number)
     truth, error = overshot(*mixture, sigma, epsilon)
     assert error < 0.05 * truth
-    found = account(mechanism, noise_multiplier=sigma, epsilon=epsilon, seed=7)
-    assert found.status == "certified" and "bin counts" in found.method
-    assert truth - 4 * error <= found.delta <= 1.05 * truth + 4 * error
-    below, above = found.details["bracket"]
-    assert 0.85 * truth - 4 * error <= below <= truth + 4 * error and above == found.delta
+    guarantee = account(mechanism, noise_multiplier=sigma, epsilon=epsilon, seed=7)
+    assert guarantee.status == "certified" and "bin counts" in guarantee.method
+    assert truth - 4 * error <= guarantee.delta <= 1.05 * truth + 4 * error
+    below, above = guarantee.details["bracket"]
+    assert 0.85 * truth - 4 * error <= below <= truth + 4 * error and above == guarantee.delta

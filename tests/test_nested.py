@@ -40,16 +40,16 @@ def _matrix(pieces):
 @pytest.mark.parametrize("bins", [1, 20, 21, 97, 150])
 def test_the_pieces_are_the_matrix_but_for_what_is_measured(small, bins):
     factor = np.linalg.cholesky(GRAM[:bins, :bins])
-    pieces, apart = nested.nested(factor)
+    pieces, separate = nested.nested(factor)
     dense = _matrix(pieces)
     assert not dense[bins:].any() and not dense[:, bins:].any()
     dense = dense[:bins, :bins]
-    np.testing.assert_allclose(apart, np.linalg.norm(dense - factor), rtol=0.1, atol=1e-13)
-    assert apart < 1e-9 * np.linalg.norm(factor)
+    np.testing.assert_allclose(separate, np.linalg.norm(dense - factor), rtol=0.1, atol=1e-13)
+    assert separate < 1e-9 * np.linalg.norm(factor)
     normal = np.random.default_rng(0).normal(size=(3, bins))
     with jax.enable_x64(True):
-        found = jax.jit(nested.coloured)(jnp.asarray(normal), jax.tree.map(jnp.asarray, pieces))
-    np.testing.assert_allclose(found, normal @ dense.T, rtol=0, atol=1e-13)
+        actual = jax.jit(nested.coloured)(jnp.asarray(normal), jax.tree.map(jnp.asarray, pieces))
+    np.testing.assert_allclose(actual, normal @ dense.T, rtol=0, atol=1e-13)
     np.testing.assert_allclose(pieces.square(bins), dense @ dense.T, rtol=0, atol=1e-12)
     vector = normal[0]
     np.testing.assert_allclose(pieces.solve(vector), np.linalg.solve(dense, vector), rtol=1e-9)
@@ -67,8 +67,8 @@ def test_what_has_no_small_rank_keeps_its_matrix(small):
     rng = np.random.default_rng(0)
     rough = np.eye(BINS) + 0.1 * rng.random((BINS, 40)) @ rng.random((40, BINS))
     gram = rough.T @ rough
-    _, apart = nested.nested(np.linalg.cholesky(gram))
-    assert apart > 1e-3  # what would be lost
+    _, separate = nested.nested(np.linalg.cholesky(gram))
+    assert separate > 1e-3  # what would be lost
     pair = dominating_pair.above(gram, 1e-14)
     assert not isinstance(pair.factor, nested.HierarchicalLowRank)
     assert np.linalg.eigvalsh(pair.factor @ pair.factor.T - gram).min() > 0
@@ -76,13 +76,13 @@ def test_what_has_no_small_rank_keeps_its_matrix(small):
 
 
 def test_normalizers_are_sums_over_rows():
-    known = KeptBins(GRAM, None).scaled(0.8)
+    reference = KeptBins(GRAM, None).scaled(0.8)
     with jax.enable_x64(True):
-        found, largest = kept_bins._log_normalizers(known, 3, 0.2)
+        actual, largest = kept_bins._log_normalizers(reference, 3, 0.2)
     smooth = GRAM / 0.8**2 - 0.2 * np.eye(BINS)
-    orders = np.arange(3, 3 + len(found))
+    orders = np.arange(3, 3 + len(actual))
     sums = [scipy.special.logsumexp(l * smooth, axis=0).max() for l in orders]
-    np.testing.assert_allclose(found, np.array(sums) - np.log(BINS), rtol=1e-12)
+    np.testing.assert_allclose(actual, np.array(sums) - np.log(BINS), rtol=1e-12)
     beside = smooth.copy()
     beside[np.diag_indices(BINS)] = -np.inf
     assert float(largest) == pytest.approx(beside.max(), rel=1e-7)
@@ -96,21 +96,21 @@ def test_every_estimator_says_the_same_of_both_forms(small):
     off = DominatingPair(pieces.gram, dense.factor * (1 + 1e-6))
     point, key = Point(0.8, 2.0), chunked.seed_key(0)
 
-    def seen(pair):
+    def recorded(pair):
         for kind, order in (("chain", 3.0), ("shift", 2.0), ("mean", 2.0)):
-            made = pairs.tilt(kind, order, pair, point)
-            sums, _ = pairs.total(pair, made, point, 512, key)
+            tilt = pairs.tilt(kind, order, pair, point)
+            sums, _ = pairs.total(pair, tilt, point, 512, key)
             yield from (float(sums.total), float(sums.square))
         # beside the shared component
         loss = BallsInBinsLoss.__new__(BallsInBinsLoss)
         object.__setattr__(loss, "pair", pair)  # unchecked: that is what is told apart
-        made = loss.at(Tilt("chain", 2.0, 0.0), point)
-        yield float(loss.pilot(made, point, 512, key).sums.total)
+        tilt = loss.at(Tilt("chain", 2.0, 0.0), point)
+        yield float(loss.pilot(tilt, point, 512, key).sums.total)
 
-    one, two, other = (np.array(list(seen(pair))) for pair in (pieces, dense, off))
-    np.testing.assert_allclose(one[:-1], two[:-1], rtol=1e-9)
+    item, two, other = (np.array(list(recorded(pair))) for pair in (pieces, dense, off))
+    np.testing.assert_allclose(item[:-1], two[:-1], rtol=1e-9)
     # the direction of the common part comes from L̃ here and from a factor of G there
-    np.testing.assert_allclose(one[-1], two[-1], rtol=1e-6)
+    np.testing.assert_allclose(item[-1], two[-1], rtol=1e-6)
     assert np.all(np.abs(other / two - 1) > 1e-8)
 
 

@@ -31,12 +31,12 @@ run = functools.partial(ended, "noise")
 def test_json_gives_memory_and_time(saved, capsys):
     path = saved(S.BandedToeplitz(np.array([1.0, 0.5, 0.25])))
     assert run(path, "--params", "20k", "--repeats", "2", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["parameters"], found["buffers"], found["iterations"]) == (20_000, 2, 24)
-    assert found["buffer_bytes"] == 2 * 4 * 20_000
-    assert 3 * 4 * 20_000 <= found["peak_bytes"] <= 4 * 4 * 20_000 + 4096
-    assert found["run_seconds"] == pytest.approx(24 * found["first_seconds"])
-    assert not found["extrapolated"]
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["parameters"], printed["buffers"], printed["iterations"]) == (20_000, 2, 24)
+    assert printed["buffer_bytes"] == 2 * 4 * 20_000
+    assert 3 * 4 * 20_000 <= printed["peak_bytes"] <= 4 * 4 * 20_000 + 4096
+    assert printed["run_seconds"] == pytest.approx(24 * printed["first_seconds"])
+    assert not printed["extrapolated"]
 
 
 def test_a_strategy_is_described_in_words_everywhere(saved, capsys):
@@ -45,9 +45,9 @@ def test_a_strategy_is_described_in_words_everywhere(saved, capsys):
     words = "blt, buffers 1, time-scaled"
     assert run(path, "--params", "1e3", "--repeats", "1") == 0
     assert words in capsys.readouterr().out
-    found = load(path)
-    assert words in repr(from_factorization(found, clip_norm=1.0, allow_uncertified=True))
-    assert words in mechanism_plot.draw(found).get_suptitle()
+    factorization = load(path)
+    assert words in repr(from_factorization(factorization, clip_norm=1.0, allow_uncertified=True))
+    assert words in mechanism_plot.draw(factorization).get_suptitle()
 
 
 def test_table_says_that_a_growing_step_is_extrapolated(saved, capsys):
@@ -87,9 +87,11 @@ def test_secure_noise_says_what_it_costs(saved, capsys):
     path = saved(S.BandedToeplitz(np.array([1.0, 0.5, 0.25])))
     options = (path, "--params", "1e3", "--repeats", "1", "--secure")
     assert run(*options, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["secure"] and found["buffer_bytes"] == 2 * 8 * 1000
-    assert 2.0 < found["secure_epsilon"] < 2.0 + 1e-4 and 1e-5 < found["secure_delta"] < 1.001e-5
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["secure"] and printed["buffer_bytes"] == 2 * 8 * 1000
+    assert (
+        2.0 < printed["secure_epsilon"] < 2.0 + 1e-4 and 1e-5 < printed["secure_delta"] < 1.001e-5
+    )
     assert run(*options) == 0
     assert "secure epsilon" in capsys.readouterr().out
     assert run(*options, "--buffer-dtype", "bfloat16") == 2

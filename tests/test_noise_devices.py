@@ -187,6 +187,6 @@ def test_eight_devices_make_the_noise_of_one_without_communication(tmp_path):
 @pytest.mark.release
 def test_two_processes_make_the_noise_of_one(tmp_path):
     port = free_port()
-    both = [begun(TWO_PROCESSES, 2, rank, port, tmp_path / "state.npz") for rank in range(2)]
-    first, second = results(*both)
+    pair = [begun(TWO_PROCESSES, 2, rank, port, tmp_path / "state.npz") for rank in range(2)]
+    first, second = results(*pair)
     assert first["keys"] == second["keys"]

@@ -63,13 +63,15 @@ def test_torch_noise_is_that_of_the_jax_stream(kind):
     noise = TorchNoise(stream, tensors(), seed=3)
     state = stream.init(ARRAYS, seed=3)
     for _ in range(N):
-        made = noise.next()
+        built = noise.next()
         expected, state = stream.next(state)
-        for one, two in zip(made, expected, strict=True):
+        for item, two in zip(built, expected, strict=True):
             assert (
-                one.is_contiguous() and one.dtype == torch.float32 and tuple(one.shape) == two.shape
+                item.is_contiguous()
+                and item.dtype == torch.float32
+                and tuple(item.shape) == two.shape
             )
-            np.testing.assert_allclose(one.numpy(), two, atol=3e-6)
+            np.testing.assert_allclose(item.numpy(), two, atol=3e-6)
     with pytest.raises(NoiseExhaustedError, match=f"covers {N} iterations"):
         noise.next()
 
@@ -84,11 +86,11 @@ def test_torch_noise_from_the_generator_of_other_devices(kind, past, monkeypatch
     strategy = every_strategy(N)[kind]
     noise = TorchNoise(make(strategy, past=past), tensors(), seed=3)
     white = TorchNoise(make(S.Identity()), tensors(), seed=3)
-    made, plain = (
+    built, plain = (
         np.array([torch.cat([t.flatten() for t in source.next()]).numpy() for _ in range(N)])
         for source in (noise, white)
     )
-    np.testing.assert_allclose(made, strategy.solve(plain), atol=1e-5)
+    np.testing.assert_allclose(built, strategy.solve(plain), atol=1e-5)
     assert len(np.unique(plain)) == plain.size  # no draw of a step or parameter comes twice
 
 
@@ -119,19 +121,19 @@ def test_parameters_without_elements_have_noise_without_any():
     stream = make(S.BLT(np.array([0.3]), np.array([0.5])))
     noise = TorchNoise(stream, [torch.zeros(0, 3), torch.zeros(2)])
     noise.next()
-    again = TorchNoise(stream, [torch.zeros(0, 3), torch.zeros(2)])
-    again.load_state_dict(noise.state_dict())
-    assert all(map(torch.equal, again.next(), noise.next()))
+    repeated = TorchNoise(stream, [torch.zeros(0, 3), torch.zeros(2)])
+    repeated.load_state_dict(noise.state_dict())
+    assert all(map(torch.equal, repeated.next(), noise.next()))
 
 
 @pytest.mark.parametrize("kind", ["blt", "toeplitz"])
 def test_noise_is_added_in_place_as_out_of_place(kind):
     stream = make(every_strategy(N)[kind])
     parameters = [*tensors(), torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros(7).double()]
-    given, inside = (TorchNoise(stream, parameters, seed=3) for _ in "12")
+    arguments, inside = (TorchNoise(stream, parameters, seed=3) for _ in "12")
     handed, kept = [], []
     for step in range(N):
-        noise = given.next()
+        noise = arguments.next()
         wide = [torch.promote_types(p.dtype, torch.float32) for p in parameters]
         sums = [
             torch.full_like(p, 0.1 * step, dtype=dtype, requires_grad=True)
@@ -149,8 +151,8 @@ def test_noise_is_added_in_place_as_out_of_place(kind):
         assert all(map(torch.equal, sums, expected))
         handed.append((noise, [z.clone() for z in noise]))
         kept.append((sums, expected))
-    for earlier, then in handed + kept:  # no later step writes into what was handed out
-        assert all(map(torch.equal, earlier, then))
+    for earlier, later in handed + kept:  # no later step writes into what was handed out
+        assert all(map(torch.equal, earlier, later))
     with pytest.raises(NoiseExhaustedError):
         inside.add_to(sums)
 
@@ -172,8 +174,8 @@ def test_sums_that_are_not_the_parameters_are_refused_and_use_no_noise(change):
     with pytest.raises(UsageError, match="sums"):
         noise.add_to(sums)
     assert noise.step == 0 and all(not torch.any(total) for total in sums[1:])
-    again = TorchNoise(noise.stream, tensors(), seed=3)
-    assert all(map(torch.equal, noise.next(), again.next()))
+    repeated = TorchNoise(noise.stream, tensors(), seed=3)
+    assert all(map(torch.equal, noise.next(), repeated.next()))
 
 
 def test_a_step_that_was_broken_off_is_never_made_again(monkeypatch):
@@ -231,8 +233,8 @@ def test_torch_noise_goes_on_from_its_state(tmp_path, buffer_dtype):
     ):
         other = TorchNoise(stream, tensors())
         restore(other)
-        for one, two in zip(other.next(), expected, strict=True):
-            assert torch.equal(one, two)
+        for item, two in zip(other.next(), expected, strict=True):
+            assert torch.equal(item, two)
     with pytest.raises(UsageError, match="takes back noise that 2 steps were released with"):
         noise.load_state_dict(saved)
     changed = TorchNoise(make(S.BLT(np.array([0.3, 0.2]), np.array([0.5, 0.9]))), tensors())
@@ -282,9 +284,9 @@ def test_torch_states_that_no_noise_makes_are_refused_and_change_nothing(change,
     else:
         state = {}
     other = TorchNoise(stream, tensors(), seed=1)
-    before = other.state_dict()
+    original = other.state_dict()
     with pytest.raises(UsageError, match="state"):
         other.load_state_dict(state)
-    after = other.state_dict()
-    assert torch.equal(before["key"], after["key"]) and before["step"] == after["step"]
-    assert all(map(torch.equal, before["buffers"], after["buffers"]))
+    updated = other.state_dict()
+    assert torch.equal(original["key"], updated["key"]) and original["step"] == updated["step"]
+    assert all(map(torch.equal, original["buffers"], updated["buffers"]))

@@ -50,9 +50,9 @@ def _white(n, seed, shapes, dtype):
             words = map(jnp.asarray, words)
             row.append(_draws.standard_normal(*words, offset[0], dtype))
         rows.append(np.concatenate(row))
-    found = np.array(rows, np.float64)
-    found.setflags(write=False)
-    return found
+    actual = np.array(rows, np.float64)
+    actual.setflags(write=False)
+    return actual
 
 
 def streamed(stream, n, seed=1, params=PARAMS):
@@ -243,13 +243,13 @@ def test_every_call_of_init_draws_a_new_key_unless_a_seed_pins_it():
     stream = make(S.Identity(), 4)
     first, second = stream.init(PARAMS), stream.init(PARAMS)
     assert not np.array_equal(first.key, second.key) and not first.pinned
-    one, two = stream.init(PARAMS, seed=3), stream.init(PARAMS, seed=3)
-    np.testing.assert_array_equal(one.key, two.key)
-    assert one.pinned and not np.array_equal(one.key, stream.init(PARAMS, seed=4).key)
+    state, two = stream.init(PARAMS, seed=3), stream.init(PARAMS, seed=3)
+    np.testing.assert_array_equal(state.key, two.key)
+    assert state.pinned and not np.array_equal(state.key, stream.init(PARAMS, seed=4).key)
     words = np.arange(1, 9, dtype=np.uint32)
-    given = stream.init(PARAMS, key=words)
-    np.testing.assert_array_equal(given.key, words)
-    assert not given.pinned
+    arguments = stream.init(PARAMS, key=words)
+    np.testing.assert_array_equal(arguments.key, words)
+    assert not arguments.pinned
     with pytest.raises(UsageError, match="not both"):
         stream.init(PARAMS, seed=1, key=words)
     with pytest.raises(UsageError, match="uint32"):

@@ -28,9 +28,9 @@ DATA = "system_text"
 
 
 def test_every_script_is_listed_and_short():
-    found = {path.stem: path for path in (ROOT / "notebooks").glob("*.py")}
-    assert set(found) == {*SCRIPTS, DATA}
-    for name, path in found.items():
+    actual = {path.stem: path for path in (ROOT / "notebooks").glob("*.py")}
+    assert set(actual) == {*SCRIPTS, DATA}
+    for name, path in actual.items():
         text = path.read_text()
         if name == DATA:  # no training loop
             assert len(text.splitlines()) <= 72 and "from mfopt" in text
@@ -83,8 +83,8 @@ def test_text_of_the_system_becomes_users_and_records(tmp_path, monkeypatch):
     }
     assert ("one@example.org", "* Entry 1 of a log, with \u00fc.\n    - More of it.") in entries
     assert ("two@example.org", "* Before entry 0.") in entries
-    (page, words), *rest = script.manpages(tmp_path)
-    assert page == "page.8.gz" and not rest
+    (page, words), *remaining = script.manpages(tmp_path)
+    assert page == "page.8.gz" and not remaining
     assert words == ("The option --name does one thing for a file, and another for a folder.")
     (tmp_path / "lib").mkdir()
     for i in range(40):

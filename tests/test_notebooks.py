@@ -56,15 +56,17 @@ def differences(old: list[str], new: list[str]) -> list[str]:
     """Pairs of stored and printed lines that differ by more than they may."""
     if len(old) != len(new):
         return [f"{len(old)} lines are stored, {len(new)} printed"]
-    found = []
+    collected = []
     for was, line in zip(old, new, strict=True):
-        same = NUMBER.sub(r"\1", was) == NUMBER.sub(r"\1", line)
-        for before, after in zip(NUMBER.finditer(was), NUMBER.finditer(line), strict=False):
-            first, second = (float(re.search(r"[\d.]+", match[0])[0]) for match in (before, after))
-            same = same and abs(second - first) <= room(before, first)
-        if not same:
-            found.append(f"- {was}\n+ {line}")
-    return found
+        unchanged = NUMBER.sub(r"\1", was) == NUMBER.sub(r"\1", line)
+        for original, updated in zip(NUMBER.finditer(was), NUMBER.finditer(line), strict=False):
+            first, second = (
+                float(re.search(r"[\d.]+", match[0])[0]) for match in (original, updated)
+            )
+            unchanged = unchanged and abs(second - first) <= room(original, first)
+        if not unchanged:
+            collected.append(f"- {was}\n+ {line}")
+    return collected
 
 
 @pytest.mark.release

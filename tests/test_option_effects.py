@@ -194,11 +194,11 @@ QUIET_WORK = {
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run"]
 
 
-def told(table, path, name):
+def entry_for(table, path, name):
     """The entry of a table for an option of a command, of its group, or of any."""
-    for place in (path, path.split()[0], ""):
-        if (place, name) in table:
-            return table[place, name]
+    for index in (path, path.split()[0], ""):
+        if (index, name) in table:
+            return table[index, name]
     return None
 
 
@@ -245,23 +245,25 @@ def said(x):
     return f"{x.describe()}" if described else repr(x)
 
 
-def asked(*what, **named):
-    named = {name: value for name, value in named.items() if name not in ("progress", "command")}
-    shown = [said(x) for x in what] + [f"{name}={said(x)}" for name, x in named.items()]
+def show(*arguments, **keywords):
+    keywords = {
+        name: value for name, value in keywords.items() if name not in ("progress", "command")
+    }
+    shown = [said(x) for x in arguments] + [f"{name}={said(x)}" for name, x in keywords.items()]
     click.echo(re.sub(r"0x[0-9a-f]+", "", "\n".join(shown)), err=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _light(inputs):
     """Print what heavy work was asked for, in place of doing it."""
-    found = mfopt.load(inputs / "sqrt.npz")
+    factorization = mfopt.load(inputs / "sqrt.npz")
 
-    def search(*what, **named):
-        asked(*what, **named)
-        return found
+    def search(*arguments, **keywords):
+        show(*arguments, **keywords)
+        return factorization
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mfopt.experiments.report.page", lambda *what: str(what))
+        patch.setattr("mfopt.experiments.report.page", lambda *arguments: str(arguments))
         patch.setattr("mfopt.experiments.mechanism_plot.plot", lambda _, to: to.write_text(""))
         patch.setattr("mfopt._api.factorize", search)
         yield
@@ -272,46 +274,48 @@ def _stubbed(inputs, monkeypatch):
     """Print what an account, a certificate, a measurement or a cell was asked for, in its place."""
     guarantee = mfopt.load(inputs / "sqrt.npz").guarantee
 
-    def stated(mechanism, **given):
-        asked(mechanism, **given)
+    def stated(mechanism, **arguments):
+        show(mechanism, **arguments)
         return dataclasses.replace(guarantee, status="certified", failure_probability=1e-9)
 
     class Composed:
         def __init__(self, mechanism, other, **effort):
-            asked(len(other.parts), [part.losses for part, _ in other.parts])
+            show(len(other.parts), [part.losses for part, _ in other.parts])
             self.epsilon = functools.partial(self._stated, mechanism, effort)
             self.delta = self.noise_multiplier = self.epsilon
 
         def _stated(self, mechanism, effort, *numbers):
             return stated(mechanism, numbers=numbers, **effort)
 
-    def proved(pair, *what, samples=None, seed=None, certificate=None, **_):
-        asked(*what, samples=samples, seed=seed, certificate=certificate)
-        sigma = what[0] if len(what) == 3 else 3.0
+    def proved(pair, *arguments, samples=None, seed=None, certificate=None, **_):
+        show(*arguments, samples=samples, seed=seed, certificate=certificate)
+        sigma = arguments[0] if len(arguments) == 3 else 3.0
         return Certificate(2.0, 1e-3, sigma, 1e-3, 1e-3, 1e-6, 99, 99, 2.0, 1, seed, "stub")
 
-    def released(*what, **given):
-        return proved(*what, **given), SimpleNamespace(noise_multiplier=3.0, relative_error=0.0)
+    def released(*arguments, **settings):
+        return proved(*arguments, **settings), SimpleNamespace(
+            noise_multiplier=3.0, relative_error=0.0
+        )
 
     def timed(stream, parameters, **_):
-        asked(stream.describe(), parameters)
+        show(stream.describe(), parameters)
         return Cost(parameters, "stub", 1, 1, 1.0, 1.0, 1.0, 1.0, False)
 
     def cells(wanted, cache, **_):
-        asked(*wanted, cache.folder.name)
+        show(*wanted, cache.folder.name)
         record = dict.fromkeys(Row._fields, 1.0) | {"status": "estimate", "memory": 1}
         return {cell: Result(record | {"rmse": n + 1.0}) for n, cell in enumerate(wanted)}
 
-    def audited(_, settings, *, confidence, canaries, **given):
-        asked(settings, **given)
+    def audited(_, settings, *, confidence, canaries, **arguments):
+        show(settings, **arguments)
         return Audit(1.0, 1.0, 3.0, 2.0, 1e-3, 2.5, confidence, canaries, 9, 9, 0.5, 0.5)
 
-    def drawn(model, begin, **given):
-        asked(**given)
+    def drawn(model, begin, **arguments):
+        show(**arguments)
         return begin
 
-    def verified(facts, **given):
-        asked(**given)
+    def verified(facts, **arguments):
+        show(**arguments)
         return Verification((), {}, ())
 
     for name, stub in {
@@ -345,26 +349,26 @@ class Toy:
 
     def tried(self, name, words):
         """(words, the run without them, the run with them) for each value of an option."""
-        base = replaced(self.base, told(WITH, self.path, name) or [])
+        base = replaced(self.base, entry_for(WITH, self.path, name) or [])
         if name in ("--json", "--quiet", "--csv"):
             base = [word for word in base if word not in ("--json", "--quiet")]
-        before = self.outcome(*base)
+        original = self.outcome(*base)
         for word in words:
-            yield word, before, self.outcome(*replaced(base, [word]))
+            yield word, original, self.outcome(*replaced(base, [word]))
 
     def words(self, name):
         """Words that give an option some value."""
         param = self.options[name]
-        own = told(OWN_OF, self.path, name)
+        custom = entry_for(OWN_OF, self.path, name)
         typed = values(param)
-        known = isinstance(param.type, click.Choice | options.StrategyName)
-        return own or (typed if known or name not in OWN else OWN[name])
+        reference = isinstance(param.type, click.Choice | options.StrategyName)
+        return custom or (typed if reference or name not in OWN else OWN[name])
 
     @functools.cache  # noqa: B019 - toys are few
     def effective(self, name):
         """The first words that give the option an effect, None where none do."""
-        for word, before, after in self.tried(name, self.words(name)):
-            if after != before and after.code == 0:
+        for word, original, updated in self.tried(name, self.words(name)):
+            if updated != original and updated.code == 0:
                 return word
         return None
 
@@ -374,20 +378,20 @@ def check_alone(toy):
     idle = [
         name
         for name in toy.options
-        if told(QUIET_WORK, toy.path, name) is None and toy.effective(name) is None
+        if entry_for(QUIET_WORK, toy.path, name) is None and toy.effective(name) is None
     ]
     assert not idle, f"{toy.path}: nothing changes with {', '.join(idle)}"
     for name, param in toy.options.items():
         # an exact answer is deterministic already
         exact = name == "--certificate" and toy.path.startswith("account ")
-        if told(WITH, toy.path, name) and name != "--force" and not exact:
-            alone = toy.outcome(*toy.base)
-            found = [toy.outcome(*replaced(toy.base, [word])) for word in toy.words(name)]
-            seen = [one.refused or one != alone for one in found]
-            assert any(seen), f"{toy.path}: {name} does nothing, and says nothing"
+        if entry_for(WITH, toy.path, name) and name != "--force" and not exact:
+            single = toy.outcome(*toy.base)
+            actual = [toy.outcome(*replaced(toy.base, [word])) for word in toy.words(name)]
+            recorded = [item.refused or item != single for item in actual]
+            assert any(recorded), f"{toy.path}: {name} does nothing, and says nothing"
         if isinstance(param.type, click.Choice | options.StrategyName):
-            for word, _, after in toy.tried(name, toy.words(name)):
-                assert after.code in (0, 1) or after.refused, (toy.path, word, after)
+            for word, _, updated in toy.tried(name, toy.words(name)):
+                assert updated.code in (0, 1) or updated.refused, (toy.path, word, updated)
 
 
 def test_every_command_is_looked_at():
@@ -410,16 +414,16 @@ def test_every_option_of_slow_commands_reaches_their_work(path, inputs):
 def test_bands_of_a_comparison_without_any_are_refused():
     """They were taken, and changed nothing."""
     words = ["compare", "--epochs=2", "--iters=4", "--include=sqrt", "--bands=2"]
-    found = invoked(*words)
-    assert found.exit_code == 2 and "--bands has no effect with --include sqrt" in found.stderr
+    result = invoked(*words)
+    assert result.exit_code == 2 and "--bands has no effect with --include sqrt" in result.stderr
 
 
 @pytest.mark.release
 def test_every_option_of_a_search_changes_what_is_found(inputs, monkeypatch):
     """The search itself, of 8 bins: an argument that arrives may still be dropped there."""
     monkeypatch.setattr("mfopt._api.factorize", FACTORIZE)
-    few = ["--samples=256", "--certify-samples=1024", "--steps=8", "--out=x.npz"]
-    toy = Toy("optimize", [*BASE["optimize"], *few], inputs)
+    small = ["--samples=256", "--certify-samples=1024", "--steps=8", "--out=x.npz"]
+    toy = Toy("optimize", [*BASE["optimize"], *small], inputs)
     for name in toy.options:
         if name not in ("--memory", "--force"):  # searches of many forms
             assert toy.effective(name), name

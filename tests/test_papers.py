@@ -43,8 +43,8 @@ def test_the_manifest_has_every_file_its_digest_and_its_command() -> None:
     assert ARTIFACTS.keys() <= entries.keys()
     paths = [path for path in FOLDER.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     present = {path.relative_to(FOLDER) for path in paths}
-    rest = {path.as_posix() for path in present if path.parts[0] != "papers"} - listed
-    assert rest == {"manifest.json", "README.md"}
+    remaining = {path.as_posix() for path in present if path.parts[0] != "papers"} - listed
+    assert remaining == {"manifest.json", "README.md"}
     # light enough to be read, cloned and packed
     assert len(paths) <= 155 and sum(path.stat().st_size for path in paths) <= 6e6
 
@@ -59,8 +59,8 @@ def points(path: Path) -> dict[tuple[str, ...], float]:
 
 @pytest.mark.release
 def test_a_figure_is_made_again_and_noted(run: common.Run) -> None:
-    made = user_level.FIGURES, ["user-level-2a"]
-    common.make(run, user_level.__file__, *made)
+    built = user_level.FIGURES, ["user-level-2a"]
+    common.make(run, user_level.__file__, *built)
     csv_path = Path("figures/user-level-2a.csv")
     assert points(run.folder / csv_path) == pytest.approx(points(FOLDER / csv_path), rel=1e-4)
     entry = manifest.read_manifest(run.folder)["user-level-2a"]
@@ -76,10 +76,10 @@ def test_the_models_of_table_2_have_the_printed_epsilon(run: common.Run) -> None
     with (FOLDER / "figures" / path.name).open(encoding="utf-8", newline="") as file:
         committed = list(csv.DictReader(file))
     assert len(rows) == 6
-    for row, before in zip(rows, committed, strict=True):
+    for row, original in zip(rows, committed, strict=True):
         assert round(float(row["epsilon_moments"]), 3) == float(row["epsilon_printed"])
         assert float(row["epsilon_pld"]) < float(row["epsilon_moments"])
-        assert float(row["epsilon_pld"]) == pytest.approx(float(before["epsilon_pld"]), rel=1e-3)
+        assert float(row["epsilon_pld"]) == pytest.approx(float(original["epsilon_pld"]), rel=1e-3)
 
 
 def test_a_study_says_what_it_found(run: common.Run, capsys) -> None:
@@ -119,8 +119,8 @@ def test_what_the_pages_name_exists() -> None:
         r"\n\| ((?:Figure|Table|App|Alg)[^|]*) \|.*\| (.*) \|(.*)\|",
         "\n".join(page.read_text("utf-8") for page in pages),
     )
-    named = {name for *_, names in rows for name in re.findall(r"`([a-z0-9-]+)`", names)}
-    made = {name.removeprefix("studies/") for name in ARTIFACTS}
-    assert len(rows) > 60 and named <= made
+    keywords = {name for *_, names in rows for name in re.findall(r"`([a-z0-9-]+)`", names)}
+    built = {name.removeprefix("studies/") for name in ARTIFACTS}
+    assert len(rows) > 60 and keywords <= built
     figures = {name for script in scripts.FIGURES for name in script.FIGURES}
-    assert {name for name in figures if not name.startswith("fresh-bins")} <= named
+    assert {name for name in figures if not name.startswith("fresh-bins")} <= keywords

@@ -32,16 +32,16 @@ def _here(tmp_path, monkeypatch):
 )
 def test_a_loader_gets_what_it_executes(loader, scheme):
     framework = [] if loader == "federated" else ["--framework", "jax"]
-    made = printed("plan", "--units", 100, "--loader", loader, *framework, *SMALL)
-    found = mfopt.load("mechanism.npz")
-    assert made["sampling"]["kind"] == found.sampling.kind == scheme
-    assert found.guarantee.status != "estimate" and found.iterations == 8
-    assert made["epsilon"] == 2.0 and made["delta"] <= 1 / (10 * 100)
-    assert made["dpsgd_final_model_error"] > 0
-    assert Path(made["loop_path"]).read_text() == made["loop"]
-    assert "mechanism.npz" in made["loop"]
-    exec(compile(made["loop"], loader, "exec"), {})  # it trains, to the last step
-    words = shlex.split(made["optimize"])
+    built = printed("plan", "--units", 100, "--loader", loader, *framework, *SMALL)
+    factorization = mfopt.load("mechanism.npz")
+    assert built["sampling"]["kind"] == factorization.sampling.kind == scheme
+    assert factorization.guarantee.status != "estimate" and factorization.iterations == 8
+    assert built["epsilon"] == 2.0 and built["delta"] <= 1 / (10 * 100)
+    assert built["dpsgd_final_model_error"] > 0
+    assert Path(built["loop_path"]).read_text() == built["loop"]
+    assert "mechanism.npz" in built["loop"]
+    exec(compile(built["loop"], loader, "exec"), {})  # it trains, to the last step
+    words = shlex.split(built["optimize"])
     assert words[:2] == ["mfopt", "optimize"] and invoked(*words[1:], "--force").exit_code == 0
 
 
@@ -55,28 +55,30 @@ def test_delta_is_far_below_one_over_the_units(units):
 
 
 def test_own_batches_take_the_scheme_of_lowest_error(monkeypatch):
-    asked = []
+    requests = []
 
     def factorize(**options):
-        asked.append(options)
-        return made
+        requests.append(options)
+        return factorization
 
-    made = mfopt.factorize(epochs=1, iterations_per_epoch=4, epsilon=2.0, strategy="identity")
+    factorization = mfopt.factorize(
+        epochs=1, iterations_per_epoch=4, epsilon=2.0, strategy="identity"
+    )
     monkeypatch.setattr("mfopt.factorize", factorize)
     sizes = ["--iters", 4], ["--batch-size", 25]
     for epochs, memory in ((2, 1), (2, 9), (2, 0), (1, 3)):
         words = ["--epochs", epochs, *sizes[memory % 2], "--memory", memory, "--eps", 2]
         printed("plan", "--units", 100, *words, "--yes", "--force", "--records-per-unit", 3)
-    chosen = [(o["sampling"], o["strategy"], o["buffers"], o["bands"]) for o in asked]
+    chosen = [(o["sampling"], o["strategy"], o["buffers"], o["bands"]) for o in requests]
     assert chosen == [
         ("fresh-bins", None, 1, None),
         ("fresh-bins", "banded-toeplitz", None, 4),
         ("fresh-bins", "identity", None, None),
         ("balls-in-bins", None, 3, None),
     ]
-    assert {o["iterations_per_epoch"] for o in asked} == {4}
-    assert {o["privacy_unit"] for o in asked} == {"user"}
-    assert {o["schedule"] for o in asked} == {"linear"}
+    assert {o["iterations_per_epoch"] for o in requests} == {4}
+    assert {o["privacy_unit"] for o in requests} == {"user"}
+    assert {o["schedule"] for o in requests} == {"linear"}
 
 
 def test_what_has_no_effect_or_no_default_is_refused(capsys):

@@ -130,9 +130,12 @@ def test_a_strategy_of_a_plugin_is_optimized_by_name(install, tmp_path):
     try:
         done = invoked(*words)
         assert done.exit_code == 0, done.output
-        made = load(tmp_path / "made.npz")
-        assert made.strategy.kind == "plugin-decaying" and made.guarantee.status == "certified"
-        stream = from_factorization(made, clip_norm=1.0, past="dense")
+        factorization = load(tmp_path / "made.npz")
+        assert (
+            factorization.strategy.kind == "plugin-decaying"
+            and factorization.guarantee.status == "certified"
+        )
+        stream = from_factorization(factorization, clip_norm=1.0, past="dense")
         noise, _ = stream.next(stream.init(np.zeros(2, np.float32)))
         assert np.all(np.isfinite(noise)) and np.all(noise != 0)
     finally:

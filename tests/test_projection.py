@@ -65,8 +65,8 @@ def test_one_shift_is_a_gaussian_release():
     law = projection.of_sum([np.array([0.7])])
     profile = law.profile(0.5)
     for epsilon in (0.0, 1.0, 20.0):
-        found, truth = profile.log_delta_below(epsilon), gaussian.log_delta(1.4, epsilon)
-        assert truth - 1e-3 < found <= truth
+        actual, truth = profile.log_delta_below(epsilon), gaussian.log_delta(1.4, epsilon)
+        assert truth - 1e-3 < actual <= truth
     assert profile.epsilon_below(1e-5) == pytest.approx(gaussian.epsilon(1.4, 1e-5), rel=1e-5)
     assert profile.epsilon_below(0.99) == 0.0
 

@@ -45,9 +45,9 @@ def test_gradients_match_finite_differences(kind):
             return jnp.sum(weight * query_error.row_variances(workload, strategy, N))
 
         with jax.enable_x64(True):
-            both = jax.jit(jax.value_and_grad(value))
-            slope = float(both(0.0)[1])
-            numeric = float(both(1e-6)[0] - both(-1e-6)[0]) / 2e-6
+            pair = jax.jit(jax.value_and_grad(value))
+            slope = float(pair(0.0)[1])
+            numeric = float(pair(1e-6)[0] - pair(-1e-6)[0]) / 2e-6
         assert slope == pytest.approx(numeric, rel=2e-5)
 
 
@@ -59,17 +59,17 @@ def test_queries_in_parts_have_the_error_and_gradient_of_all_at_once(monkeypatch
 
     def error(matrix):
         strategy = types.SimpleNamespace(materialize=lambda n: matrix)
-        found = query_error.dense(strategy, workloads.DenseWorkload(query), n)
-        return weight @ found, found
+        dense_error = query_error.dense(strategy, workloads.DenseWorkload(query), n)
+        return weight @ dense_error, dense_error
 
-    def found():
+    def actual():
         return jax.jit(jax.value_and_grad(lambda x: error(x), has_aux=True))(jnp.asarray(matrix))
 
     with jax.enable_x64(True):
-        (_, whole), whole_slope = found()
+        (_, whole), whole_slope = actual()
         monkeypatch.setattr(query_error, "_PARTS", 3)
         monkeypatch.setattr(query_error, "_LEAST", 1)
-        (_, parts), slope = found()
+        (_, parts), slope = actual()
     np.testing.assert_allclose(parts, whole, rtol=1e-12)
     np.testing.assert_allclose(parts, np.sum((query @ np.linalg.inv(matrix)) ** 2, axis=1))
     np.testing.assert_allclose(np.tril(slope), np.tril(whole_slope), rtol=1e-10, atol=1e-12)
@@ -91,8 +91,8 @@ def test_momentum_workload_is_what_the_optimizer_does():
 
 def test_workloads_round_trip_and_refuse_nonsense(tmp_path):
     for workload in every_workload(N):
-        again = workloads.from_description(workload.describe(), workload.arrays())
-        np.testing.assert_array_equal(again.materialize(N), workload.materialize(N))
+        restored = workloads.from_description(workload.describe(), workload.arrays())
+        np.testing.assert_array_equal(restored.materialize(N), workload.materialize(N))
     with pytest.raises(UsageError, match="lower triangular"):
         workloads.DenseWorkload(np.ones((3, 3)))
     with pytest.raises(UsageError, match="momentum"):
@@ -131,8 +131,8 @@ def test_what_a_workload_says_of_itself_is_what_it_is():
         for kind in ("blt", "banded"):
             strategy = every_strategy(N)[kind]
             product = matrix @ np.linalg.inv(strategy.materialize(N))
-            found = query_error.row_variances(workload, strategy, N)
-            np.testing.assert_allclose(found, np.sum(product**2, axis=1), rtol=1e-9)
+            variances = query_error.row_variances(workload, strategy, N)
+            np.testing.assert_allclose(variances, np.sum(product**2, axis=1), rtol=1e-9)
 
 
 def test_a_workload_of_ones_own_needs_its_matrix_only():
@@ -143,14 +143,14 @@ def test_a_workload_of_ones_own_needs_its_matrix_only():
         def materialize(self, n):
             return np.eye(n) - np.eye(n, k=-1)
 
-    own, strategy = Differences(), every_strategy(N)["blt"]
-    product = own.materialize(N) @ np.linalg.inv(strategy.materialize(N))
+    custom, strategy = Differences(), every_strategy(N)["blt"]
+    product = custom.materialize(N) @ np.linalg.inv(strategy.materialize(N))
     np.testing.assert_allclose(
-        query_error.row_variances(own, strategy, N), np.sum(product**2, axis=1), rtol=1e-9
+        query_error.row_variances(custom, strategy, N), np.sum(product**2, axis=1), rtol=1e-9
     )
-    assert workloads.from_description(own.describe(), {}) == own
+    assert workloads.from_description(custom.describe(), {}) == custom
     with pytest.raises(UsageError, match="taken by another"):
         type("Other", (workloads.Workload,), {"kind": "test-differences"})
     del workloads._KINDS["test-differences"]
     with pytest.raises(UsageError, match="must be one of"):
-        workloads.from_description(own.describe(), {})
+        workloads.from_description(custom.describe(), {})

@@ -50,14 +50,14 @@ def of_jax(factorization, seed=None, **options):
     return run, state
 
 
-@pytest.mark.parametrize("way", [of_torch, of_jax])
-def test_a_receipt_is_verified(factorization, way):
-    receipts.write_receipt("receipt.json", *way(factorization))
+@pytest.mark.parametrize("variant", [of_torch, of_jax])
+def test_a_receipt_is_verified(factorization, variant):
+    receipts.write_receipt("receipt.json", *variant(factorization))
     facts = verification.read("receipt.json")
-    found = verification.verify(facts)
-    assert found.holds, [check for check in found.checks if not check.holds]
+    actual = verification.verify(facts)
+    assert actual.holds, [check for check in actual.checks if not check.holds]
     assert (facts["steps_done"], facts["parameters"], facts["clipping"]["clip_norm"]) == (2, 8, 0.5)
-    assert found.told["units.unit"] == factorization.guarantee.privacy_unit
+    assert actual.told["units.unit"] == factorization.guarantee.privacy_unit
     # in a fixed order units have places: that of the file is for the account
     assert facts["statement"].startswith("(2, 1e-05)-DP per example, zero-out adjacency, exact")
 
@@ -71,9 +71,9 @@ def test_a_changed_receipt_is_not_verified(factorization, change):
         assert not verification.verify(facts).holds
 
 
-@pytest.mark.parametrize("way", [of_torch, of_jax])
-def test_a_pinned_run_has_no_guarantee_in_its_receipt(factorization, way):
-    run, state = way(factorization, seed=1, allow_uncertified=True)
+@pytest.mark.parametrize("variant", [of_torch, of_jax])
+def test_a_pinned_run_has_no_guarantee_in_its_receipt(factorization, variant):
+    run, state = variant(factorization, seed=1, allow_uncertified=True)
     facts = receipts.receipt(run, state)
     assert facts["pinned"] and not facts["holds"]
     assert not verification.verify(json.loads(json.dumps(facts))).holds

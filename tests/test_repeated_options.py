@@ -13,9 +13,9 @@ SMALL = ["--epochs", "2", "--iters", "4"]
 
 def said(words):
     """(exit code, lines on standard error) of a command that writes nothing else."""
-    found = invoked(*words)
-    assert found.stdout == ""
-    return found.exit_code, found.stderr.splitlines()
+    result = invoked(*words)
+    assert result.stdout == ""
+    return result.exit_code, result.stderr.splitlines()
 
 
 @every
@@ -67,12 +67,12 @@ def test_companions_compose():
     def sigma(*also):
         words = ["account", "balls-in-bins", *SMALL, "--eps", "2", "--delta", "1e-3"]
         words += ["--certify-samples", "8192", "--seed", "1"]
-        found = printed(*words, *(f"--also={text}" for text in also))
-        assert len(found["details"]["composed_with"]) == len(also)
-        return found["noise_multiplier"]
+        actual = printed(*words, *(f"--also={text}" for text in also))
+        assert len(actual["details"]["composed_with"]) == len(also)
+        return actual["noise_multiplier"]
 
-    alone = sigma("pure:0.5")
-    both = [sigma("pure:0.5", "pure:1e-3"), sigma("pure:1e-3", "pure:0.5")]
+    single = sigma("pure:0.5")
+    pair = [sigma("pure:0.5", "pure:1e-3"), sigma("pure:1e-3", "pure:0.5")]
     # to the accuracy that σ is searched to
-    assert min(both) >= alone * (1 - 1e-5) and both[0] == pytest.approx(both[1], rel=1e-6)
-    assert sigma("pure:0.5", "pure:0.5") > 1.05 * alone
+    assert min(pair) >= single * (1 - 1e-5) and pair[0] == pytest.approx(pair[1], rel=1e-6)
+    assert sigma("pure:0.5", "pure:0.5") > 1.05 * single

@@ -74,26 +74,30 @@ def test_the_page_is_whole_and_says_what_holds():
 def test_a_page_of_fresh_bins_says_what_to_execute_and_compares():
     stated = Guarantee(2.0, 1e-5, 3.0, "example", method="a method", status="certified")
     strategy = BandedToeplitz(np.array([1.0, 0.5]))
-    found = mfopt.Factorization(strategy, 3.0, FreshBins(4, 2), PrefixSums(), stated)
-    text = Page(report.page(found)).text
+    factorization = mfopt.Factorization(strategy, 3.0, FreshBins(4, 2), PrefixSums(), stated)
+    text = Page(report.page(factorization)).text
     assert "reassigned every epoch" in text and "reassigning units at other epochs" in text
     assert "throwing units afresh" not in text
-    poisson, fixed = report.alternatives(found)  # of independent noise in the same batches: none
+    poisson, fixed = report.alternatives(
+        factorization
+    )  # of independent noise in the same batches: none
     longest = math.sqrt(2 * 1.25 + 2 * 0.5)  # late in one epoch, early in the next: they overlap
     assert fixed.noise_multiplier == pytest.approx(longest / gaussian.largest_mu(2.0, 1e-5))
     assert 0 < poisson.noise_multiplier < fixed.noise_multiplier
 
 
 def test_alternatives_are_at_their_exact_noise():
-    found = made()
-    same, poisson, fixed = report.alternatives(found)
+    actual = made()
+    unchanged, poisson, fixed = report.alternatives(actual)
     exact = account(Mechanism(SCHEME, Identity()), epsilon=2.0, delta=1e-5).noise_multiplier
-    assert same.noise_multiplier == pytest.approx(exact)
-    assert same.rmse == pytest.approx(float(query_error.rmse(PrefixSums(), Identity(), 8, exact)))
-    order = Mechanism(FixedOrder(4, 2), found.strategy)
+    assert unchanged.noise_multiplier == pytest.approx(exact)
+    assert unchanged.rmse == pytest.approx(
+        float(query_error.rmse(PrefixSums(), Identity(), 8, exact))
+    )
+    order = Mechanism(FixedOrder(4, 2), actual.strategy)
     plain = account(order, epsilon=2.0, delta=1e-5).noise_multiplier
     assert fixed.noise_multiplier == pytest.approx(plain, rel=1e-6) and fixed.memory == 2
-    assert fixed.rmse == pytest.approx(found.rmse * plain / 3.0, rel=1e-6)
+    assert fixed.rmse == pytest.approx(actual.rmse * plain / 3.0, rel=1e-6)
     assert poisson.noise_multiplier < plain
 
 

@@ -62,24 +62,24 @@ def half_a_derivative(self, slope, strategy):
     return (value + jax.lax.stop_gradient(value)) / 2
 
 
-def a_sum_for_a_mean(self, terms, *at):
+def a_sum_for_a_mean(self, terms, *position):
     """Halves have half of it."""
-    return LAW.log_delta(self, terms, *at) + math.log(len(terms.component) / 2**11)
+    return LAW.log_delta(self, terms, *position) + math.log(len(terms.component) / 2**11)
 
 
 def low_ceiling(self, direction, point):
-    found = OWN.least(self, direction, point)
-    return found._replace(log_ceiling=found.log_ceiling - 3)
+    tilt = OWN.least(self, direction, point)
+    return tilt._replace(log_ceiling=tilt.log_ceiling - 3)
 
 
 def mean_for_a_bound(self, tilt, point, bet, trial):
-    found = OWN.bound(self, tilt, point, bet, trial)
-    return found._replace(value=found.mean * (1 + 1e-9))
+    bound = OWN.bound(self, tilt, point, bet, trial)
+    return bound._replace(value=bound.mean * (1 + 1e-9))
 
 
 def no_number_is_fine(self, tilt, point, bet, trial):
-    found = OWN.bound(self, tilt, point, bet, trial)
-    return found if math.isfinite(found.value) else found._replace(value=1.0)
+    bound = OWN.bound(self, tilt, point, bet, trial)
+    return bound if math.isfinite(bound.value) else bound._replace(value=1.0)
 
 
 def one_payoff(self, tilt, point, samples, key):
@@ -107,7 +107,7 @@ BROKEN = {
         "depend on its key",
     ),
     "biased": (
-        law_of(log_delta=lambda self, *at: LAW.log_delta(self, *at) + 0.1),
+        law_of(log_delta=lambda self, *position: LAW.log_delta(self, *position) + 0.1),
         "standard errors apart",
     ),
     "undivided": (law_of(log_delta=a_sum_for_a_mean), "is the law `divisible`"),

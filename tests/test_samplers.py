@@ -28,26 +28,26 @@ def test_every_way_to_the_batches_gives_the_draws_of_the_scheme(kind):
     drawn = [scheme.sample(t, population, 4) for t in range(scheme.length)]
     parts = [sampler.part(rank, 3) for rank in range(3)]
     trainer = Sampler(scheme, population, 4, microbatch=4)
-    again = pickle.loads(pickle.dumps(sampler))
+    parsed = pickle.loads(pickle.dumps(sampler))
     ways = {
         "indexed": [sampler[t] for t in range(len(sampler))],
         "iterated": list(sampler),
-        "resumed": [*(sampler[t] for t in (0, 1)), *again.steps(2)],
+        "resumed": [*(sampler[t] for t in (0, 1)), *parsed.steps(2)],
         "padded": [units[mask] for units, mask in sampler.padded(4)],
         "parts": [np.sort(np.concatenate([p[t] for p in parts])) for t in range(len(sampler))],
         "trainer": [(u := trainer.batch(t).units)[u >= 0] for t in range(scheme.length)],
         "state": list(UnitSampler.from_state(sampler.state_dict())),
     }
-    for way, batches in ways.items():
+    for variant, batches in ways.items():
         assert len(batches) == len(drawn)
-        for one, two in zip(batches, drawn, strict=True):
-            np.testing.assert_array_equal(one, two, err_msg=way)
+        for item, two in zip(batches, drawn, strict=True):
+            np.testing.assert_array_equal(item, two, err_msg=variant)
     assert [len(p[0]) for p in parts] == [len(drawn[0][r::3]) for r in range(3)]
     assert sampler.expected_batch == parts[1].expected_batch == scheme.expected_batch(population)
     # a factorization's sampler is one of its scheme
     if kind not in ("fixed-batch", "truncated-poisson"):
-        own = record(scheme).sampler(population, seed=4)
-        np.testing.assert_array_equal(own[1], drawn[1])
+        custom = record(scheme).sampler(population, seed=4)
+        np.testing.assert_array_equal(custom[1], drawn[1])
 
 
 def test_a_seed_is_secret_and_new_unless_it_is_pinned():
@@ -119,13 +119,13 @@ def test_records_of_users_are_all_theirs_once_and_know_their_owner():
     users = Users(labels)
     assert users.population == len(np.unique(labels))
     sampler = UnitSampler(FixedOrder(4, 1), users.population)
-    seen = []
+    recorded = []
     for units in sampler:
         records, owner = users.records(units)
         np.testing.assert_array_equal(labels[records], users.names[units[owner]])
-        seen.append(records)
-        few, of = users.records(units, most=2)
-        assert np.bincount(of, minlength=len(units)).max() <= 2
-        np.testing.assert_array_equal(few, records[np.isin(records, few)])
-    np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(200))
+        recorded.append(records)
+        small, subject = users.records(units, most=2)
+        assert np.bincount(subject, minlength=len(units)).max() <= 2
+        np.testing.assert_array_equal(small, records[np.isin(records, small)])
+    np.testing.assert_array_equal(np.sort(np.concatenate(recorded)), np.arange(200))
     assert [part.tolist() for part in users.records([])] == [[], []]

@@ -36,8 +36,8 @@ EXAMPLES = {
 
 
 def test_every_kind_of_the_project_has_an_example():
-    own = {k for k, cls in sampling.registered().items() if cls.__module__.startswith("mfopt.")}
-    assert set(EXAMPLES) == own
+    custom = {k for k, cls in sampling.registered().items() if cls.__module__.startswith("mfopt.")}
+    assert set(EXAMPLES) == custom
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
@@ -59,12 +59,12 @@ def test_numpy_numbers_are_stored_as_plain_ones():
 def test_cyclic_poisson_takes_each_group_in_its_turn_only():
     scheme = CyclicPoisson(0.5, 3, 300)
     groups = scheme.assign(90, sampling.generator(8))
-    seen = set()
+    recorded = set()
     for t in range(300):
         chosen = scheme.sample(t, 90, 8)
         assert np.all(groups[chosen] == t % 3)
-        seen.update(chosen.tolist())
-    assert seen == set(range(90))
+        recorded.update(chosen.tolist())
+    assert recorded == set(range(90))
     assert scheme.rounds == 100 and scheme.expected_batch(90) == 15
 
 

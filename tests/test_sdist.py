@@ -18,22 +18,22 @@ BUILD = "import sys; from setuptools.build_meta import build_sdist; build_sdist(
 
 def test_everything_is_in_the_sdist_and_nothing_that_was_compiled(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
-    tree, out = tmp_path / "tree", tmp_path / "out"  # a copy, without what tools leave in it
+    tree, output = tmp_path / "tree", tmp_path / "out"  # a copy, without what tools leave in it
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache", ".ipynb_checkpoints")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
     for name in (*FILES, "pyproject.toml", "setup.py", "mkdocs.yml", "MANIFEST.in"):
         shutil.copy(ROOT / name, tree / name)
-    wanted = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+    required = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
     (tree / "tests" / "__pycache__").mkdir()
     (tree / "tests" / "__pycache__" / "x.cpython-311.pyc").touch()
-    python("-c", BUILD, out, cwd=tree)
-    (archive,) = out.glob("*.tar.gz")
+    python("-c", BUILD, output, cwd=tree)
+    (archive,) = output.glob("*.tar.gz")
     assert archive.stat().st_size < MOST_BYTES
     with tarfile.open(archive) as packed:
-        found = {name.partition("/")[2] for name in packed.getnames()}
-    assert wanted <= found, sorted(wanted - found)[:10]
-    assert not [name for name in found if "__pycache__" in name]
+        actual = {name.partition("/")[2] for name in packed.getnames()}
+    assert required <= actual, sorted(required - actual)[:10]
+    assert not [name for name in actual if "__pycache__" in name]
 
 
 @pytest.mark.ci
@@ -46,13 +46,13 @@ def test_a_source_is_the_same_bytes_again_and_type_checkers_find_editable_instal
     for name in (*FILES, "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tree / name)
     dated = {"SOURCE_DATE_EPOCH": "1760000000", "MFOPT_TREE": "https://example.org/tree/"}
-    made = []
+    collected = []
     for name in ("first", "second"):
         (tree / "mfopt" / "words.py").touch()  # another date of a file
         python("-c", BUILD, tmp_path / name, cwd=tree, env=os.environ | dated)
         (archive,) = (tmp_path / name).glob("*.tar.gz")
-        made.append(archive.read_bytes())
-    assert made[0] == made[1]
+        collected.append(archive.read_bytes())
+    assert collected[0] == collected[1]
     with tarfile.open(archive) as packed:
         assert {entry.mtime for entry in packed.getmembers()} == {1760000000}
         (about,) = (name for name in packed.getnames() if name.count("/") == 1 and "PKG" in name)

@@ -89,14 +89,14 @@ def test_its_peak_is_the_largest_value_and_no_more(mu):
 @pytest.mark.parametrize("kind", ["blt", "dense", "identity"])
 def test_the_component_of_kept_bins_and_the_rest_are_the_whole(kind):
     pair = pair_of(kind)
-    found = kept_bins.shared(pair)
-    rest = Residual(KeptBins(*pair), found)
-    left = np.asarray(float64(lambda: rest.noise(jnp.eye(pair.bins)))())
-    whole = left.T @ left + found.shift**2
+    component = kept_bins.shared(pair)
+    residual = Residual(KeptBins(*pair), component)
+    remainder = np.asarray(float64(lambda: residual.noise(jnp.eye(pair.bins)))())
+    whole = remainder.T @ remainder + component.shift**2
     np.testing.assert_allclose(whole, pair.gram, rtol=0, atol=1e-9 * pair.gram.max())
     # the largest component: any larger one leaves no Gram matrix
-    more = pair.gram - 1.01 * found.length**2
-    assert np.linalg.eigvalsh(more).min() < 0
+    gram = pair.gram - 1.01 * component.length**2
+    assert np.linalg.eigvalsh(gram).min() < 0
 
 
 @pytest.mark.parametrize("kind", before_release(["chain", "clusters", "shift", "mean"], 3))
@@ -109,19 +109,19 @@ def test_both_ways_have_one_mean(kind):
     point = Point(sigma, epsilon)
     order = {"chain": 2, "clusters": 2, "shift": 1.0, "mean": 1.5}[kind]
 
-    def seen(one, seed):
-        tilt = one.at(Tilt(kind, order, 0.0), point)
-        found = one.pilot(tilt, point, 2**16, chunked.seed_key(seed))
-        mean = math.exp(found.log_mean)
-        return mean, mean * found.deviation / math.sqrt(found.samples), tilt.log_ceiling
+    def recorded(item, seed):
+        tilt = item.at(Tilt(kind, order, 0.0), point)
+        pilot = item.pilot(tilt, point, 2**16, chunked.seed_key(seed))
+        mean = math.exp(pilot.log_mean)
+        return mean, mean * pilot.deviation / math.sqrt(pilot.samples), tilt.log_ceiling
 
-    apart, expected = seen(loss, 1), seen(whole, 0)
-    assert abs(apart[0] - expected[0]) < K * math.hypot(apart[1], expected[1])
-    assert apart[1] < expected[1] and apart[2] < expected[2] - 0.1
-    known, limits, paid = loss._sampled(point)
+    separate, expected = recorded(loss, 1), recorded(whole, 0)
+    assert abs(separate[0] - expected[0]) < K * math.hypot(separate[1], expected[1])
+    assert separate[1] < expected[1] and separate[2] < expected[2] - 0.1
+    reference, limits, paid = loss._sampled(point)
     wrong = paid._replace(payoff=GaussianPayoff(1.05 * paid.payoff.mu))
-    loss.__dict__["_sampled"] = lambda _: (known, limits, wrong)
-    off = seen(loss, 1)
+    loss.__dict__["_sampled"] = lambda _: (reference, limits, wrong)
+    off = recorded(loss, 1)
     assert abs(off[0] - expected[0]) > K * math.hypot(off[1], expected[1])
 
 
@@ -129,8 +129,8 @@ def test_a_companion_is_paid_with_the_whole():
     """δ₂ of a table takes all of Y: nothing is paid twice."""
     stick = composition.HockeyStick.of(composition.gaussian(1.3))
     point = Point(1.0, 1.0, stick)
-    found, limits, at = BallsInBinsLoss(pair_of())._sampled(point)
-    assert isinstance(found, KeptBins) and at.payoff is stick and limits.common == 0
+    actual, limits, position = BallsInBinsLoss(pair_of())._sampled(point)
+    assert isinstance(actual, KeptBins) and position.payoff is stick and limits.common == 0
 
 
 def test_where_nothing_is_in_common_all_is_sampled():
@@ -145,8 +145,8 @@ def test_where_nothing_is_in_common_all_is_sampled():
     # two modes that differ by rounding: what comes out is either even or not taken
     gram = np.array([[1.0, 1.0], [1.0, 1 + 1e-15]])
     factor = np.array([[1.0, 0.0], [1.0, math.sqrt(1e-15)]])
-    found = kept_bins.shared(DominatingPair(gram, factor))
-    assert found is None or found.shift**2 <= 1 + 1e-9
+    component = kept_bins.shared(DominatingPair(gram, factor))
+    assert component is None or component.shift**2 <= 1 + 1e-9
 
 
 # --- patterns of bins that are assigned anew -----------------------------------------------------
@@ -175,49 +175,53 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("patterns", "every", "modes"), CASES)
+@pytest.mark.parametrize(("patterns", "complete", "modes"), CASES)
 def test_the_common_part_is_the_distance_from_the_hull_and_leaves_one_constant(
-    patterns, every, modes
+    patterns, complete, modes
 ):
     shared = pattern.shared(patterns)
-    rest = Residual(patterns, shared)
-    products = shared.toward @ every
+    residual = Residual(patterns, shared)
+    products = shared.toward @ complete
     np.testing.assert_allclose(products, shared.length)
     np.testing.assert_allclose(np.linalg.norm(shared.toward), 1)
-    gram = every.T @ every
+    gram = complete.T @ complete
     # 1/(1ᵀG⁺1), the largest there is; with bins kept for two epochs it is not reached
     largest = 1 / np.sum(np.linalg.pinv(gram, hermitian=True))
     reached = products[0] ** 2 / largest
     assert abs(reached - 1) < 1e-6 if patterns.rethrow == 1 else 0.3 < reached < 1
 
-    left = np.asarray(float64(lambda: rest.noise(jnp.eye(patterns.dimension)))()).copy()
+    remainder = np.asarray(float64(lambda: residual.noise(jnp.eye(patterns.dimension)))()).copy()
     parts = math.sqrt(likelihood._PART) * shared.parts
-    np.testing.assert_allclose(left.T @ left, modes.T @ modes - np.outer(parts, parts), atol=1e-12)
+    np.testing.assert_allclose(
+        remainder.T @ remainder, modes.T @ modes - np.outer(parts, parts), atol=1e-12
+    )
     # (2): of patterns one number is missing, the same for all
-    chosen = np.linalg.lstsq(modes, every, rcond=None)[0].round(9)  # the bins of each
+    chosen = np.linalg.lstsq(modes, complete, rcond=None)[0].round(9)  # the bins of each
     common = shared.shift**2
-    inner = (left @ chosen).T @ (left @ chosen)
+    inner = (remainder @ chosen).T @ (remainder @ chosen)
     np.testing.assert_allclose(inner, gram - common, atol=1e-7)
 
 
 @pytest.mark.release
-@pytest.mark.parametrize(("patterns", "every", "modes"), CASES)
-def test_the_rest_has_the_likelihood_and_ceilings_of_its_own_patterns(patterns, every, modes):
-    rest = Residual(patterns, pattern.shared(patterns)).scaled(SIGMA)
-    shift = rest.shared.shift
-    along = (1 - likelihood._LEFT) * rest.shared.length
-    others = every / SIGMA - along * np.asarray(rest.shared.toward)[:, None]
+@pytest.mark.parametrize(("patterns", "complete", "modes"), CASES)
+def test_the_rest_has_the_likelihood_and_ceilings_of_its_own_patterns(patterns, complete, modes):
+    remaining = Residual(patterns, pattern.shared(patterns)).scaled(SIGMA)
+    shift = remaining.shared.shift
+    along = (1 - likelihood._LEFT) * remaining.shared.length
+    variants = complete / SIGMA - along * np.asarray(remaining.shared.toward)[:, None]
     x = 2 * np.random.default_rng(1).normal(size=(patterns.dimension, 16))
-    ratio = float64(lambda power: np.asarray(rest.log_ratio(rest.noise(jnp.asarray(x.T)), power)))
-    exact = plain_loss(others, x, 1.0)
+    ratio = float64(
+        lambda power: np.asarray(remaining.log_ratio(remaining.noise(jnp.asarray(x.T)), power))
+    )
+    exact = plain_loss(variants, x, 1.0)
     np.testing.assert_allclose(ratio(1.0), exact, atol=1e-12)
-    np.testing.assert_allclose(ratio(1.7), plain_loss(1.7 * others, x, 1.0), atol=1e-12)
+    np.testing.assert_allclose(ratio(1.7), plain_loss(1.7 * variants, x, 1.0), atol=1e-12)
     # the control: the constant of throws that are not neighbours left out
     assert np.min(np.abs(ratio(1.0) - shift**2 / 2 - exact)) > 1e-3
 
     whole = pattern_ceilings.ceilings(patterns.scaled(SIGMA))
     ceilings = whole.without(shift**2)
-    inner, total = others.T @ others, 0.0
+    inner, total = variants.T @ variants, 0.0
     np.testing.assert_allclose(ceilings.largest_square, np.max(np.diagonal(inner)))
     np.testing.assert_allclose(ceilings.mean_square, np.mean(np.diagonal(inner)))
     np.testing.assert_allclose(ceilings.square_of_mean, np.mean(inner))
@@ -243,25 +247,29 @@ def test_what_is_left_and_its_payoff_have_the_mean_of_the_whole(plain, kind, ord
     assert isinstance(loss._sampled(point)[2].payoff, GaussianPayoff)
     mean, error = plain[direction]
 
-    def seen(sampled):
+    def recorded(sampled):
         tilt = sampled.at(Tilt(kind, order, 0.0), point)
-        taken = sampled.pilot(tilt, point, 2**14, chunked.seed_key(3))
-        found = math.exp(taken.log_mean)
-        return found, found * taken.deviation / math.sqrt(taken.samples), taken.tilt.log_ceiling
+        pilot = sampled.pilot(tilt, point, 2**14, chunked.seed_key(3))
+        log_mean = math.exp(pilot.log_mean)
+        return (
+            log_mean,
+            log_mean * pilot.deviation / math.sqrt(pilot.samples),
+            pilot.tilt.log_ceiling,
+        )
 
-    found, spread, ceiling = seen(loss)
-    assert abs(found - mean) < 4 * math.hypot(spread, error) < 0.03 * mean
+    actual, spread, ceiling = recorded(loss)
+    assert abs(actual - mean) < 4 * math.hypot(spread, error) < 0.03 * mean
     # not split: the same mean, with a higher ceiling and more spread
-    same = FreshBinsLoss(CASES[0][0])
-    same.__dict__["shared"] = None
-    other, wider, higher = seen(same)
+    unchanged = FreshBinsLoss(CASES[0][0])
+    unchanged.__dict__["shared"] = None
+    other, wider, higher = recorded(unchanged)
     assert abs(other - mean) < 4 * math.hypot(wider, error)
     assert ceiling < higher and spread < wider
     # the control: a release a tenth too short is paid for
-    rest, ceilings, paid = loss._sampled(point)
+    remaining, ceilings, paid = loss._sampled(point)
     wrong = paid._replace(payoff=GaussianPayoff(0.9 * paid.payoff.mu))
-    loss.__dict__["_sampled"] = lambda _: (rest, ceilings, wrong)
-    assert abs(seen(loss)[0] - mean) > 4 * math.hypot(spread, error)
+    loss.__dict__["_sampled"] = lambda _: (remaining, ceilings, wrong)
+    assert abs(recorded(loss)[0] - mean) > 4 * math.hypot(spread, error)
 
 
 def test_where_there_is_little_in_common_or_it_cannot_be_solved_for_nothing_is_split():
@@ -275,7 +283,9 @@ def test_where_there_is_little_in_common_or_it_cannot_be_solved_for_nothing_is_s
     steep = TimeScaled(
         BandedToeplitz(np.array([1.0, 0.99])), np.geomspace(1, 1e-9, 12), np.ones(12)
     )
-    found = pattern.shared(FreshBinsLaw(FreshBins(4, 3)).exact(steep))
-    if found is not None:
-        products = found.toward @ all_patterns(np.asarray(steep.materialize(12)), FreshBins(4, 3))
-        np.testing.assert_allclose(products, found.length, rtol=1e-9)
+    component = pattern.shared(FreshBinsLaw(FreshBins(4, 3)).exact(steep))
+    if component is not None:
+        products = component.toward @ all_patterns(
+            np.asarray(steep.materialize(12)), FreshBins(4, 3)
+        )
+        np.testing.assert_allclose(products, component.length, rtol=1e-9)

@@ -20,14 +20,16 @@ POLITE = [signal.SIGTERM, signal.SIGHUP]
 @pytest.fixture(autouse=True)
 def usual_handlers():
     """Those of a terminal: whoever started the tests may have had signals ignored."""
-    usual = {
+    default_handlers = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGHUP: signal.SIG_DFL,
         signal.SIGTERM: signal.SIG_DFL,
     }
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    original = {
+        number: signal.signal(number, handler) for number, handler in default_handlers.items()
+    }
     yield
-    for number, handler in before.items():
+    for number, handler in original.items():
         signal.signal(number, handler)
 
 
@@ -38,10 +40,10 @@ def raised(number):
 
 @pytest.mark.parametrize("number", POLITE)
 def test_polite_signals_are_interrupts(number):
-    before = signal.getsignal(number)
+    handler = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), _signals.as_interrupts():
         raised(number)
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(number) is handler
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *POLITE])
@@ -67,13 +69,13 @@ def test_a_signal_inside_a_finalizer_is_not_lost(number):
 @pytest.mark.parametrize("number", [signal.SIGINT, *POLITE])
 def test_an_interrupt_that_is_swallowed_comes_again_with_the_next_report(number):
     def block():
-        told = _signals.heard(events.append)
-        told("before")
+        reports = _signals.heard(events.append)
+        reports("before")
         try:
             raised(number)
         except:  # noqa: E722 (as libraries have it)
             events.append("swallowed")
-        told("after")
+        reports("after")
         events.append("went on")
 
     events = []
@@ -85,7 +87,7 @@ def test_an_interrupt_that_is_swallowed_comes_again_with_the_next_report(number)
 
 
 def test_ignored_signals_stay_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
         with _signals.as_interrupts():
             signal.raise_signal(signal.SIGHUP)
@@ -93,7 +95,7 @@ def test_ignored_signals_stay_ignored():
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *POLITE])

@@ -23,9 +23,9 @@ from mfopt.workloads import PrefixSums
 
 def guaranteed(**changes):
     """A file's statement; ``changes`` are those of its guarantee."""
-    found = made()
-    stated = dataclasses.replace(found.guarantee, **changes)
-    return dataclasses.replace(found, guarantee=stated)
+    actual = made()
+    stated = dataclasses.replace(actual.guarantee, **changes)
+    return dataclasses.replace(actual, guarantee=stated)
 
 
 def test_no_detail_that_a_file_says_lowers_what_an_attacker_can_do():
@@ -36,8 +36,8 @@ def test_no_detail_that_a_file_says_lowers_what_an_attacker_can_do():
 
 def test_every_number_is_the_guarantees():
     for epsilon, delta in ((0.5, 1e-6), (2.0000001, 1.00000001e-5), (8.0, 1e-9)):
-        found = guaranteed(epsilon=epsilon, delta=delta)
-        page = statement.of_factorization(found, units=1000)
+        actual = guaranteed(epsilon=epsilon, delta=delta)
+        page = statement.of_factorization(actual, units=1000)
         text, facts = page.markdown(), page.describe()
         assert page.holds and facts["holds"]
         assert (facts["epsilon"], facts["delta"]) == (epsilon, delta)
@@ -97,13 +97,13 @@ def test_the_page_is_whole_and_escapes():
 
 def test_the_command_prints_writes_and_refuses(tmp_path, capsys):
     path = made().save(tmp_path / "m.npz")
-    found = printed("statement", path, "--units", 10)
-    assert found["epsilon"] == 2.0 and found["units"] == 10 and found["path"] is None
-    assert found["page"].startswith("# Privacy statement for one example")
-    out = tmp_path / "m.html"
-    main(["statement", str(path), "--format", "html", "--out", str(out)])
-    assert out.read_text().startswith("<!doctype html>") and "saved" in capsys.readouterr().out
-    assert "--force" in failure(capsys, "statement", path, "--format", "html", "--out", out)
+    actual = printed("statement", path, "--units", 10)
+    assert actual["epsilon"] == 2.0 and actual["units"] == 10 and actual["path"] is None
+    assert actual["page"].startswith("# Privacy statement for one example")
+    output = tmp_path / "m.html"
+    main(["statement", str(path), "--format", "html", "--out", str(output)])
+    assert output.read_text().startswith("<!doctype html>") and "saved" in capsys.readouterr().out
+    assert "--force" in failure(capsys, "statement", path, "--format", "html", "--out", output)
     assert ".md" in failure(capsys, "statement", path, "--out", tmp_path / "x.pdf")
     assert "privacy-report.json" in failure(capsys, "statement", tmp_path)
 

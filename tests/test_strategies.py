@@ -65,8 +65,10 @@ def dense_modes(matrix, scheme):
 def test_kinds_differ_in_their_tree_structure():
     # compiled code is found by structure: two kinds that compare equal would share it
     structures = [jax.tree.structure(strategy) for strategy in every_strategy(8).values()]
-    for i, one in enumerate(structures):
-        assert [one == other for other in structures] == [i == j for j in range(len(structures))]
+    for i, structure in enumerate(structures):
+        assert [structure == other for other in structures] == [
+            i == j for j in range(len(structures))
+        ]
 
 
 def test_a_wave_is_never_negative_and_what_could_be_is_refused():
@@ -88,7 +90,7 @@ def test_a_cleared_blt_is_a_blt_until_its_blocks_begin_again():
     """Each exponential ends with the period of its own block, and is whole until then."""
     n, (scale, decay) = 30, ([0.3, 0.2], [0.5, 0.9])
     periods, blocks = (4, 10), (2, 3)
-    found = S.ClearedBLT(np.array(scale), np.array(decay), periods, blocks, np.array(2.0))
+    actual = S.ClearedBLT(np.array(scale), np.array(decay), periods, blocks, np.array(2.0))
     expected = 2 * np.eye(n)
     for i, period in enumerate(periods):
         length = -(-period // blocks[i])
@@ -96,8 +98,8 @@ def test_a_cleared_blt_is_a_blt_until_its_blocks_begin_again():
             begin = s // period * period + s % period // length * length
             for t in range(s + 1, min(begin + period, n)):
                 expected[t, s] += 2 * scale[i] * decay[i] ** (t - s - 1)
-    np.testing.assert_allclose(found.materialize(n), expected, atol=1e-15)
-    assert found.column_bands(n) == 10 and found.buffers == 5
+    np.testing.assert_allclose(actual.materialize(n), expected, atol=1e-15)
+    assert actual.column_bands(n) == 10 and actual.buffers == 5
     assert expected[9, 0] > 0 and not np.any(np.tril(expected, -10))
     parameters = np.ones(1), np.ones(1)
     for periods, blocks, why in (
@@ -189,7 +191,7 @@ def test_inverse_coefficients_that_grow(second):
     np.testing.assert_allclose(strategy.solve(y), expected, rtol=1e-9)
     gradient = jax.grad(lambda a: S.Toeplitz(a).inverse_coefs(n)[3])
     with jax.enable_x64(True):
-        found = gradient(jnp.asarray(strategy.coefs))
+        actual = gradient(jnp.asarray(strategy.coefs))
     # d(1/a)_3 = -((1/a)² da)_3
     square = np.convolve(exact[:4], exact[:4])[:4]
-    np.testing.assert_allclose(found[:4], -square[::-1], rtol=1e-9)
+    np.testing.assert_allclose(actual[:4], -square[::-1], rtol=1e-9)

@@ -38,7 +38,7 @@ def on_a_terminal(program, *, width=80, **environment):
         env={**CLEAN, "TERM": "xterm-256color", **environment},
     )
     os.close(follower)
-    seen = b""
+    recorded = b""
     overdue = threading.Timer(120, child.kill)
     overdue.start()
     while True:
@@ -48,11 +48,11 @@ def on_a_terminal(program, *, width=80, **environment):
             break
         if not part:
             break
-        seen += part
+        recorded += part
     overdue.cancel()
     os.close(leader)
-    assert child.wait() == 0, seen.decode()
-    return seen.decode()
+    assert child.wait() == 0, recorded.decode()
+    return recorded.decode()
 
 
 def plain(text):
@@ -100,9 +100,9 @@ def as_a_pipe(program, **environment):
 
 
 def test_a_pipe_gets_plain_text_one_line_a_row():
-    out, err = as_a_pipe(TABLES, PYTHONIOENCODING="utf-8")
-    lines = out.decode().splitlines()
-    assert len(lines) == 6 and b"\x1b" not in out and err == b""
+    output, err = as_a_pipe(TABLES, PYTHONIOENCODING="utf-8")
+    lines = output.decode().splitlines()
+    assert len(lines) == 6 and b"\x1b" not in output and err == b""
     assert lines[1].startswith("  noise multiplier σ  3.2 × word")
     assert lines[0] == "one [bold]title[/bold] σ"
     assert not any(line != line.rstrip() for line in lines)
@@ -111,8 +111,8 @@ def test_a_pipe_gets_plain_text_one_line_a_row():
 @pytest.mark.release
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
 def test_an_encoding_without_greek_gets_words(encoding):
-    out, _ = as_a_pipe(TABLES, PYTHONIOENCODING=encoding)
-    text = out.decode(encoding)
+    output, _ = as_a_pipe(TABLES, PYTHONIOENCODING=encoding)
+    text = output.decode(encoding)
     assert "noise multiplier sigma" in text and "epsilon" in text and "?" not in text
     lines = text.splitlines()
     assert lines[1].index("3.2") == lines[2].index("0123")  # columns are even in what is shown
@@ -166,8 +166,8 @@ def test_one_display_on_a_terminal_that_leaves_no_trace(width):
 def test_dumb_terminals_and_pipes_get_lines():
     dumb = on_a_terminal(PROGRESS, TERM="dumb")
     assert "\x1b" not in dumb and "first stage: 0 of 6 steps" in dumb
-    out, err = as_a_pipe(PROGRESS)
-    assert out == b"the end\n" and b"\x1b" not in err
+    output, err = as_a_pipe(PROGRESS)
+    assert output == b"the end\n" and b"\x1b" not in err
     lines = err.decode().splitlines()
     # one line for each stage, and the note that stays: not one for each report
     assert [line.split("] ")[-1].split(":")[0] for line in lines] == [

@@ -59,16 +59,16 @@ def test_the_closed_form_is_the_divergence(probability):
             ("remove", (mixture, stats.norm.pdf)),
             ("add", (stats.norm.pdf, mixture)),
         ):
-            found = math.exp(profile.log_delta(epsilon, direction))
-            assert found == pytest.approx(hockey_stick(*pair, epsilon), rel=1e-6, abs=1e-9)
+            log_delta = math.exp(profile.log_delta(epsilon, direction))
+            assert log_delta == pytest.approx(hockey_stick(*pair, epsilon), rel=1e-6, abs=1e-9)
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     mechanism = Mechanism(SCHEME, STRATEGY, privacy_unit="user")
-    found = account(mechanism, epsilon=2.0, delta=1e-5)
+    guarantee = account(mechanism, epsilon=2.0, delta=1e-5)
     path = tmp_path_factory.mktemp("lottery") / "lottery.npz"
-    record = Factorization(STRATEGY, found.noise_multiplier, SCHEME, PrefixSums(), found)
+    record = Factorization(STRATEGY, guarantee.noise_multiplier, SCHEME, PrefixSums(), guarantee)
     record.save(path)
     return record, path
 
@@ -134,8 +134,8 @@ def test_it_is_trained_with_its_own_statement(saved):
     for t, batch in enumerate(drawn):
         assert np.array_equal(batch.units[batch.units >= 0], SCHEME.sample(t, 40, 5))
     # a unit takes part twice or never
-    taken = np.bincount(np.concatenate([b.units[b.units >= 0] for b in drawn]), minlength=40)
-    assert set(taken.tolist()) == {0, 2}
+    participated = np.bincount(np.concatenate([b.units[b.units >= 0] for b in drawn]), minlength=40)
+    assert set(participated.tolist()) == {0, 2}
 
 
 def test_what_is_no_scheme_is_refused_where_it_enters(saved):

@@ -76,10 +76,10 @@ def test_short_ways_exist_and_agree_at_length():
         product = workload.materialize(n) @ np.linalg.inv(forms[0].materialize(n))
         for strategy in forms:
             with jax.enable_x64(True):
-                found = time_scaled_error.row_variances(workload, strategy, n)
-            assert (found is not None) == short
-            if found is not None:
-                np.testing.assert_allclose(found, np.sum(product**2, axis=1), rtol=1e-9)
+                variances = time_scaled_error.row_variances(workload, strategy, n)
+            assert (variances is not None) == short
+            if variances is not None:
+                np.testing.assert_allclose(variances, np.sum(product**2, axis=1), rtol=1e-9)
 
 
 def test_normalized_is_the_same_matrix_up_to_a_constant():
@@ -88,8 +88,8 @@ def test_normalized_is_the_same_matrix_up_to_a_constant():
     lower = np.tril_indices(N)
     ratio = ratio[lower] / np.asarray(strategy.materialize(N))[lower]
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-12)
-    again = strategy.normalized()
-    for diagonal in again.diagonals(N):
+    repeated = strategy.normalized()
+    for diagonal in repeated.diagonals(N):
         assert np.mean(np.log(diagonal)) == pytest.approx(0, abs=1e-14)
 
 

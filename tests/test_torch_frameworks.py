@@ -94,11 +94,11 @@ def test_a_trainer_of_transformers_takes_the_steps_and_resumes_at_its_own():
 
 def test_a_trainer_of_transformers_makes_its_own_optimizer():
     trainer = hugging_face(max_steps=2, learning_rate=0.1)
-    before = [p.detach().clone() for p in trainer.model.parameters()]
+    original = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.optimizer = trainer.lr_scheduler = None
     trainer.train()
     assert type(trainer.optimizer.optimizer).__name__ == "AdamW" and trainer.run.step == 2
-    assert all((p != b).any() for p, b in zip(trainer.model.parameters(), before, strict=True))
+    assert all((p != b).any() for p, b in zip(trainer.model.parameters(), original, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -237,10 +237,10 @@ def accelerated(attach_first=True):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     if attach_first:
         run.attach(optimizer)
-    made = accelerator.prepare(model, optimizer, run.loader(run_tests.data()))
+    prepared = accelerator.prepare(model, optimizer, run.loader(run_tests.data()))
     if not attach_first:
-        run.attach(made[1])
-    return accelerator, run, *made
+        run.attach(prepared[1])
+    return accelerator, run, *prepared
 
 
 @pytest.mark.parametrize("attach_first", [True, pytest.param(False, marks=pytest.mark.release)])
@@ -345,14 +345,14 @@ def sums_are_right(model, loss, batch, examples):
 
     parameters = list(model.parameters())
     run_tests.backward(model, loss, batch, 1e3)
-    found = [p.grad for p in parameters]
+    actual = [p.grad for p in parameters]
     for p in parameters:
         p.grad = None
     for i in range(examples):
         loss(model, trees.tree_map(lambda leaf, i=i: leaf[i : i + 1], batch)).backward()
-    for p, f in zip(parameters, found, strict=True):
+    for p, f in zip(parameters, actual, strict=True):
         torch.testing.assert_close(f, p.grad, atol=1e-5, rtol=1e-4)
-    assert any(f.abs().max() > 1e-3 for f in found)
+    assert any(f.abs().max() > 1e-3 for f in actual)
 
 
 @pytest.mark.parametrize(
@@ -361,16 +361,20 @@ def sums_are_right(model, loss, batch, examples):
 def test_layers_without_a_rule_go_one_example_at_a_time(kind):
     model = checkpointed(False) if kind == "checkpoint" else Recurrent(kind)
     batch = tuple(part[:3] for part in run_tests.data().tensors)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reports:
         warnings.simplefilter("always")
         for _ in range(2):
             for p in model.parameters():
                 p.grad = None
             sums_are_right(model, loss_of, batch, 3)
-    told = [str(one.message) for one in told if "one example after the other" in str(one.message)]
+    reports = [
+        str(report.message)
+        for report in reports
+        if "one example after the other" in str(report.message)
+    ]
     if kind != "LSTM":
-        assert len(told) == 1
-        assert told[0].startswith("module.cell (GRU)" if kind == "GRU" else "module")
+        assert len(reports) == 1
+        assert reports[0].startswith("module.cell (GRU)" if kind == "GRU" else "module")
 
 
 @pytest.mark.parametrize(

@@ -21,41 +21,41 @@ NORMAL = scipy.stats.norm
 def gaussian(mu, epsilons, **changes):
     """Statements about one Gaussian release that do not say that it is one."""
     mechanism, changes = Mechanism(FixedOrder(4, 1)), {"details": {}, **changes}
-    answers = (account(mechanism, noise_multiplier=1 / mu, epsilon=at) for at in epsilons)
+    answers = (account(mechanism, noise_multiplier=1 / mu, epsilon=epsilon) for epsilon in epsilons)
     return Tradeoff(dataclasses.replace(answer, **changes) for answer in answers)
 
 
 @pytest.mark.parametrize("mu", [0.2, 1.0, 3.0])
 def test_statements_bound_a_gaussian_release_from_above(mu):
     true = NORMAL.cdf(NORMAL.ppf(RATES) + mu)
-    few, many = (gaussian(mu, np.linspace(0, 5 * mu * (1 + mu), count)) for count in (3, 200))
-    for made in (few, many):
-        assert np.all(made.true_positive_rate(RATES) >= true)
-        assert np.all(made.false_negative_rate(RATES) <= NORMAL.sf(NORMAL.ppf(RATES) + mu))
-        assert made.advantage >= 2 * NORMAL.cdf(mu / 2) - 1 and made.mu() >= mu
-    at = (RATES > 1e-3) & (RATES < 1)
-    assert np.max(many.true_positive_rate(RATES[at]) / true[at]) < 1.004
-    assert many.advantage == pytest.approx(2 * NORMAL.cdf(mu / 2) - 1, rel=1e-9)
-    assert many.mu() < mu * 1.01 and few.mu() > mu * 1.01
+    small, large = (gaussian(mu, np.linspace(0, 5 * mu * (1 + mu), count)) for count in (3, 200))
+    for built in (small, large):
+        assert np.all(built.true_positive_rate(RATES) >= true)
+        assert np.all(built.false_negative_rate(RATES) <= NORMAL.sf(NORMAL.ppf(RATES) + mu))
+        assert built.advantage >= 2 * NORMAL.cdf(mu / 2) - 1 and built.mu() >= mu
+    position = (RATES > 1e-3) & (RATES < 1)
+    assert np.max(large.true_positive_rate(RATES[position]) / true[position]) < 1.004
+    assert large.advantage == pytest.approx(2 * NORMAL.cdf(mu / 2) - 1, rel=1e-9)
+    assert large.mu() < mu * 1.01 and small.mu() > mu * 1.01
 
 
 def test_one_statement_is_the_bound_of_its_two_numbers():
-    made = Tradeoff([Guarantee(1.0, 0.01, 1.0)])
+    built = Tradeoff([Guarantee(1.0, 0.01, 1.0)])
     np.testing.assert_allclose(
-        made.true_positive_rate([0.0, 0.1, 0.9]),
+        built.true_positive_rate([0.0, 0.1, 0.9]),
         [0.01, 0.01 + 0.1 * math.e, 1 - (0.99 - 0.9) / math.e],
         rtol=1e-9,
     )
-    assert made.advantage == pytest.approx((math.e - 1 + 0.02) / (math.e + 1))
+    assert built.advantage == pytest.approx((math.e - 1 + 0.02) / (math.e + 1))
     # no test with both error rates at 0.001 is excluded: not even the smallest rate is
-    assert made.mu(1e-3) < math.inf and Tradeoff([Guarantee(9.0, 0.9, 1.0)]).mu(0.2) == math.inf
+    assert built.mu(1e-3) < math.inf and Tradeoff([Guarantee(9.0, 0.9, 1.0)]).mu(0.2) == math.inf
 
 
 def test_a_release_of_one_gaussian_is_exact():
-    made = tradeoff(Mechanism(FixedOrder(4, 1)), 0.5, epsilons=[1.0])
+    curve = tradeoff(Mechanism(FixedOrder(4, 1)), 0.5, epsilons=[1.0])
     exact = NORMAL.cdf(NORMAL.ppf(RATES) + 2.0)
-    np.testing.assert_allclose(made.true_positive_rate(RATES), exact, rtol=1e-9)
-    assert made.mu() == pytest.approx(2.0) and made.status == "exact"
+    np.testing.assert_allclose(curve.true_positive_rate(RATES), exact, rtol=1e-9)
+    assert curve.mu() == pytest.approx(2.0) and curve.status == "exact"
 
 
 @pytest.mark.ci
@@ -63,7 +63,7 @@ def test_poisson_sampling_against_dp_accounting():
     from dp_accounting.pld import privacy_loss_distribution
 
     rounds, probability, epsilons = 100, 0.05, np.linspace(0.0, 6.0, 17)
-    made = tradeoff(Mechanism(Poisson(probability, rounds)), 1.0, epsilons=epsilons)
+    curve = tradeoff(Mechanism(Poisson(probability, rounds)), 1.0, epsilons=epsilons)
     theirs = privacy_loss_distribution.from_gaussian_mechanism(
         1.0,
         sampling_prob=probability,
@@ -73,26 +73,26 @@ def test_poisson_sampling_against_dp_accounting():
     ).self_compose(rounds)
     dense = np.linspace(0.0, 9.0, 200)
     optimistic = [
-        dataclasses.replace(made.statements[0], epsilon=at, delta=delta)
-        for at, delta in zip(dense, theirs.get_delta_for_epsilon(dense), strict=True)
+        dataclasses.replace(curve.statements[0], epsilon=position, delta=delta)
+        for position, delta in zip(dense, theirs.get_delta_for_epsilon(dense), strict=True)
     ]
     below = Tradeoff(optimistic).true_positive_rate(RATES[RATES > 1e-5])
-    above = made.true_positive_rate(RATES[RATES > 1e-5])
+    above = curve.true_positive_rate(RATES[RATES > 1e-5])
     assert np.all(above >= below * (1 - 1e-6)) and np.max(above / below) < 1.15
 
 
 def test_what_statements_have_in_common_is_checked():
-    one, other = Guarantee(1.0, 0.01, 1.0), Guarantee(2.0, 0.001, 1.0)
+    item, other = Guarantee(1.0, 0.01, 1.0), Guarantee(2.0, 0.001, 1.0)
     for changes in ({"noise_multiplier": 2.0}, {"group_size": 2}, {"adjacency": "replace"}):
         with pytest.raises(UsageError, match=next(iter(changes))):
-            Tradeoff([one, dataclasses.replace(other, **changes)])
+            Tradeoff([item, dataclasses.replace(other, **changes)])
     for statements in ([], [Guarantee(math.inf, 0.01, 1.0)]):
         with pytest.raises(UsageError, match="statements"):
             Tradeoff(statements)
     for rate in (-0.1, 1.1, math.nan):
         with pytest.raises(UsageError, match="false_positive_rate"):
-            Tradeoff([one]).true_positive_rate([0.5, rate])
-    sampled = [dataclasses.replace(each, failure_probability=0.01) for each in (one, other)]
+            Tradeoff([item]).true_positive_rate([0.5, rate])
+    sampled = [dataclasses.replace(entry, failure_probability=0.01) for entry in (item, other)]
     weak = Tradeoff([sampled[0], dataclasses.replace(sampled[1], status="bound")])
     assert weak.failure_probability == 0.02 and weak.status == "estimate"
     with pytest.raises(FailureError):
@@ -103,9 +103,9 @@ def test_curve_of_a_command(tmp_path, capsys):
     words = ["account", "dpsgd", "--probability", "0.05", "--iters", "50", "--delta", "1e-5"]
     plot = tmp_path / "curve.svg"
     main([*words, "--noise-multiplier", "1", "--curve", "--json", "--plot", str(plot)])
-    found = json.loads(capsys.readouterr().out)
-    curve = found["curve"]
-    assert plot.stat().st_size > 1000 and found["epsilon"] in curve["epsilons"]
+    printed = json.loads(capsys.readouterr().out)
+    curve = printed["curve"]
+    assert plot.stat().st_size > 1000 and printed["epsilon"] in curve["epsilons"]
     assert len(curve["epsilons"]) == 9 and curve["failure_probability"] == 0
     rates = curve["true_positive_rates"]
     assert rates == sorted(rates) and rates[-1] == 1.0

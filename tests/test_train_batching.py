@@ -28,9 +28,9 @@ def test_batches_are_the_specs_draws_padded(scheme):
         expected = scheme.sample(step, 40, 11)
         np.testing.assert_array_equal(batch.units[batch.units >= 0], expected)
         assert len(batch.units) % 4 == 0 and len(batch.units) > 0
-        for most in (1, 3):
-            blocks = list(batch.blocks(most))
-            assert all(0 < len(rows) <= most and rows.shape[1] == 4 for rows in blocks)
+        for limit in (1, 3):
+            blocks = list(batch.blocks(limit))
+            assert all(0 < len(rows) <= limit and rows.shape[1] == 4 for rows in blocks)
             np.testing.assert_array_equal(np.concatenate(blocks).reshape(-1), batch.units)
     with pytest.raises(UsageError, match="ends after"):
         sampler.batch(scheme.length)
@@ -61,8 +61,8 @@ def test_selection_against_sorting_one_user_at_a_time(rule):
             assert sorted(key(r) for r in kept) == best
         # no other user changes the choice
         if user >= 0:
-            alone = select(store, np.array([user]), 3, rule, seed=9, step=2, losses=losses)
-            np.testing.assert_array_equal(alone[0], row)
+            single = select(store, np.array([user]), 3, rule, seed=9, step=2, losses=losses)
+            np.testing.assert_array_equal(single[0], row)
 
 
 def test_random_selection_is_uniform_and_fresh_at_each_step():
@@ -103,11 +103,11 @@ def test_a_users_rows_do_not_depend_on_the_other_units(rule):
     tokens, mask = units.fetch(np.array([3, 5, -1, 9]), step=4)
     assert tokens.shape == mask.shape == (4, 2, 8)
     assert not mask[0].any() and not mask[2].any()  # no records; nobody
-    alone, _ = units.fetch(np.array([9]), step=4)
-    np.testing.assert_array_equal(tokens[3], alone[0])
+    single, _ = units.fetch(np.array([9]), step=4)
+    np.testing.assert_array_equal(tokens[3], single[0])
     if rule == "chunk":
         other, _ = units.fetch(np.array([9]), step=5)
-        assert not np.array_equal(other, alone)
+        assert not np.array_equal(other, single)
 
 
 def test_record_units_are_single_rows_of_the_selected_records():
@@ -122,8 +122,8 @@ def test_record_units_are_single_rows_of_the_selected_records():
 
 def test_streams_of_a_run_are_independent_and_reproducible():
     secret = RunSecret.fresh()
-    again = RunSecret.from_bytes(secret.to_bytes())
-    assert again.to_bytes() == secret.to_bytes() != RunSecret.fresh().to_bytes()
+    repeated = RunSecret.from_bytes(secret.to_bytes())
+    assert repeated.to_bytes() == secret.to_bytes() != RunSecret.fresh().to_bytes()
     damaged = bytearray(secret.to_bytes())
     damaged[5] ^= 1
     with pytest.raises(UsageError, match="damaged"):

@@ -97,8 +97,8 @@ def test_tables_are_taken_up_again_without_double_rows(tmp_path):
         assert len(path.read_text().splitlines()) == step + 2  # on disk
     stream.close()
     path.write_text(path.read_text() + "5,")  # killed in the middle of a row
-    stream, again = metrics.open_table(path, ("step", "loss"), start=3)
-    again.writerow({"step": 3, "loss": 2.5})
+    stream, repeated = metrics.open_table(path, ("step", "loss"), start=3)
+    repeated.writerow({"step": 3, "loss": 2.5})
     stream.close()
     rows = metrics.read_table(path)
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"] and rows[3]["loss"] == "2.5"
@@ -135,8 +135,8 @@ def test_evaluation_is_the_mean_over_predicted_tokens():
     assert evaluation.loss == pytest.approx(total / count, rel=1e-5)
     assert evaluation.tokens == count
     assert evaluation.perplexity == pytest.approx(np.exp(total / count), rel=1e-5)
-    few = Evaluator(model, 12, block=5)(model.params, store, max_records=7)
-    assert 0 < few.tokens < count
+    small = Evaluator(model, 12, block=5)(model.params, store, max_records=7)
+    assert 0 < small.tokens < count
 
 
 def test_export_is_the_model_alone(tmp_path):
@@ -182,16 +182,16 @@ def saved_twice(folder, trainer, secret):
     return states
 
 
-def flip(path, place):
+def flip(path, index):
     content = bytearray(path.read_bytes())
-    content[int(place * (len(content) - 1))] ^= 0x10
+    content[int(index * (len(content) - 1))] ^= 0x10
     path.write_bytes(content)
 
 
 # the reader's own threads find its event loop closed when a read of damaged bytes has failed
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("every", before_release([False, True], 0))
-def test_a_flipped_bit_is_never_loaded(every, tmp_path):
+@pytest.mark.parametrize("complete", before_release([False, True], 0))
+def test_a_flipped_bit_is_never_loaded(complete, tmp_path):
     trainer, secret = trainer_for(), RunSecret.fresh()
     states = saved_twice(tmp_path / "whole", trainer, secret)
     files = [path for path in sorted((tmp_path / "whole" / "2").rglob("*")) if path.is_file()]
@@ -199,28 +199,28 @@ def test_a_flipped_bit_is_never_loaded(every, tmp_path):
     facts = next(path for path in files if path.parent.name == "facts")
     index = tmp_path / "whole" / "2" / "state" / "manifest.ocdbt"  # the one that all is read by
     flips = [(largest, 0.9), (index, 0.5)]
-    if every:
+    if complete:
         flips += [(file, 0.5) for file in files] + [(largest, 0.3), (facts, 0.2)]
     fell_back = 0
-    for number, (file, place) in enumerate(flips):
+    for number, (file, spot) in enumerate(flips):
         folder = tmp_path / str(number)
         shutil.copytree(tmp_path / "whole", folder)
-        flip(folder / file.relative_to(tmp_path / "whole"), place)
+        flip(folder / file.relative_to(tmp_path / "whole"), spot)
         with Checkpoints(folder) as checkpoints:
-            found = checkpoints.restore(trainer.init(), secret)
-            step = int(found.state.step)
-            assert equal(found.state, states[step - 1])
+            restored = checkpoints.restore(trainer.init(), secret)
+            step = int(restored.state.step)
+            assert equal(restored.state, states[step - 1])
             # a bit that nothing reads does no harm; any other gives the checkpoint before
-            assert bool(found.damaged) == (step == 1)
+            assert bool(restored.damaged) == (step == 1)
             fell_back += step == 1
-            assert checkpoints.steps == ([1] if found.damaged else [1, 2])
+            assert checkpoints.steps == ([1] if restored.damaged else [1, 2])
             # and the run goes on to write the same step again
-            *_, last = trainer.run(found.state, 2) if step == 1 else [None]
-            if last is not None:
-                checkpoints.save(last.state, secret, {})
+            *_, final = trainer.run(restored.state, 2) if step == 1 else [None]
+            if final is not None:
+                checkpoints.save(final.state, secret, {})
                 checkpoints.wait()
                 assert checkpoints.steps == [1, 2]
-    assert fell_back >= (4 if every else 1)
+    assert fell_back >= (4 if complete else 1)
     gc.collect()  # what was left of the failed reads is told of here, not in a later test
 
 

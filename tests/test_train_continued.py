@@ -81,13 +81,13 @@ def test_a_run_begins_where_another_ended_and_states_both(first, other_data, tmp
         {"continues": old | {"pinned": True}},
     ]
     verified(facts, lies)
-    alone = {name: value for name, value in facts.items() if name != "continues"}
-    assert not verification.verify(alone).holds
+    single = {name: value for name, value in facts.items() if name != "continues"}
+    assert not verification.verify(single).holds
     # a third one, on the first data again: the sum of three
     third = settings_of(first, first.data, tmp_path / "third", continue_from=settings.output)
-    again = execute(prepare(third))["privacy"]
-    assert len(again["guarantee"]["details"]["runs"]) == 3
-    assert again["guarantee"]["epsilon"] > total["epsilon"]
+    privacy = execute(prepare(third))["privacy"]
+    assert len(privacy["guarantee"]["details"]["runs"]) == 3
+    assert privacy["guarantee"]["epsilon"] > total["epsilon"]
     assert verification.verify(report_in(tmp_path / "third")).holds
     # and a stopped one is resumed, but not from another run
     prepare(third, resume=True).close()
@@ -99,9 +99,9 @@ def test_a_run_begins_where_another_ended_and_states_both(first, other_data, tmp
 def test_the_command_takes_the_settings_of_the_earlier_run(first, other_data) -> None:
     flags = ["--continue", first.output, "--data", str(other_data), "--out=x", "--show-config"]
     shown = CliRunner().invoke(command, [*flags, "--eps=4", "--delta=1e-5"])
-    found = tomllib.loads(shown.stdout)
-    asked = settings_of(first, other_data, "x").to_toml()
-    assert found == tomllib.loads(asked) and found["model"]["width"] == 8
+    printed = tomllib.loads(shown.stdout)
+    requested = settings_of(first, other_data, "x").to_toml()
+    assert printed == tomllib.loads(requested) and printed["model"]["width"] == 8
     refused = CliRunner().invoke(command, ["--continue=nowhere", "--show-config"])
     assert refused.exit_code == 2 and "nowhere" in refused.output
 
@@ -111,15 +111,15 @@ def test_statements_add_up_where_no_grid_does() -> None:
 
     def run(scheme, epsilon, delta=1e-6, **changes):
         mechanism = Mechanism(scheme, Identity(), privacy_unit="user")
-        made = solved(mechanism, epsilon, delta)
-        return dataclasses.replace(made.guarantee, **changes), made
+        solution = solved(mechanism, epsilon, delta)
+        return dataclasses.replace(solution.guarantee, **changes), solution
 
     poisson = sampling.Poisson(0.1, 20)
     first, second = run(poisson, 2.0), run(sampling.Poisson(0.2, 10), 3.0)
-    both = composed([first, second])
-    parts = [phases.Phase(made.mechanism, made.noise_multiplier) for _, made in (first, second)]
-    assert both.epsilon == phases.compose(parts, delta=both.delta).epsilon < 5.0
-    assert both.delta >= 2e-6 and both.status == "bound"
+    pair = composed([first, second])
+    parts = [phases.Phase(built.mechanism, built.noise_multiplier) for _, built in (first, second)]
+    assert pair.epsilon == phases.compose(parts, delta=pair.delta).epsilon < 5.0
+    assert pair.delta >= 2e-6 and pair.status == "bound"
     # a statement that is not the account's own (truncation, a grid) is summed
     charged = run(poisson, 2.0)
     charged = dataclasses.replace(charged[0], delta=2e-6), charged[1]
@@ -151,18 +151,18 @@ def test_what_cannot_be_verified_is_not_continued(first, data, other_data, tmp_p
             ({"data": str(tmp_path / "words")}, "another tokenizer"),
         ]
     ):
-        asked = settings_of(first, other_data, tmp_path / f"out{number}")
+        settings = settings_of(first, other_data, tmp_path / f"out{number}")
         with pytest.raises(UsageError, match=match):
-            prepare(dataclasses.replace(asked, **changes))
+            prepare(dataclasses.replace(settings, **changes))
         assert not (tmp_path / f"out{number}" / "checkpoints").exists()
     # what is not as it was written is not read
     altered = tmp_path / "altered"
     shutil.copytree(first.output, altered)
     (facts,) = (altered / "checkpoints" / "2" / "facts").glob("metadata")
     facts.write_text(facts.read_text().replace('"epsilon": 8.0', '"epsilon": 1.0'))
-    asked = settings_of(first, other_data, tmp_path / "out", continue_from=str(altered))
+    settings = settings_of(first, other_data, tmp_path / "out", continue_from=str(altered))
     with pytest.raises(FailureError, match="facts are not what was written"):
-        prepare(asked)
+        prepare(settings)
     with pytest.raises(UsageError, match="output folder too"):
         prepare(dataclasses.replace(first, continue_from=first.output), resume=True)
     for changes in ({"pretrain_steps": 3}, {"algorithm": "none", "epsilon": 0.0, "delta": 0.0}):

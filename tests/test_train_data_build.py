@@ -152,11 +152,11 @@ def test_more_than_a_hundredth_of_bad_lines_is_skipped_on_purpose_only(tmp_path,
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return format_of(path)([path], "user", "text")
 
-    out = tmp_path / "out"
+    output = tmp_path / "out"
     with pytest.raises(UsageError, match=r"2 of 101 lines .*2 × user is (missing|empty).*skip_bad"):
-        build(rows(99, 2), out, tokenizer=tokenizer)
-    assert not out.exists()
-    report = build(rows(99, 2), out, tokenizer=tokenizer, options=Options(on_bad="skip"))
+        build(rows(99, 2), output, tokenizer=tokenizer)
+    assert not output.exists()
+    report = build(rows(99, 2), output, tokenizer=tokenizer, options=Options(on_bad="skip"))
     assert report["reading"]["train"]["records"] == 99
     build(rows(99, 1), tmp_path / "few", tokenizer=tokenizer)
 
@@ -176,31 +176,33 @@ def test_bad_lines_can_be_fatal(tmp_path, tokenizer):
 
 def test_summary_against_numpy():
     store = TokenStore.from_records([[[1] * n for n in range(u)] for u in range(6)])
-    found = summary(store)
-    assert (found["users"], found["records"], found["tokens"]) == (6, 15, 20)
-    assert found["records_per_user"]["min"] == 0 and found["records_per_user"]["max"] == 5
-    assert found["records_per_user"]["median"] == 2.5
-    assert found["tokens_per_record"]["mean"] == pytest.approx(20 / 15)
-    assert found["tokens_per_user"]["max"] == 10
+    actual = summary(store)
+    assert (actual["users"], actual["records"], actual["tokens"]) == (6, 15, 20)
+    assert actual["records_per_user"]["min"] == 0 and actual["records_per_user"]["max"] == 5
+    assert actual["records_per_user"]["median"] == 2.5
+    assert actual["tokens_per_record"]["mean"] == pytest.approx(20 / 15)
+    assert actual["tokens_per_user"]["max"] == 10
 
 
 def test_command_line_from_files_to_statistics(tmp_path):
     data = write_rows(tmp_path / "rows.jsonl")
     public = write_rows(tmp_path / "public.jsonl", seed=1)
-    out = tmp_path / "out"
-    command = ["data", "build", out, "--data", data, "--on-bad", "skip"]
+    output = tmp_path / "out"
+    command = ["data", "build", output, "--data", data, "--on-bad", "skip"]
     code, text, _ = run(*command, "--public", public, "--vocab-size", 300)
     assert code == 0 and "8 bad, skipped: not JSON" in text
-    tokens = open_parts(out)["train"].num_tokens
+    tokens = open_parts(output)["train"].num_tokens
     assert text.splitlines()[1].split() == ["train", "17", "392", f"{tokens:,}"]
-    code, _, error = run(*command, "--tokenizer", out)
+    code, _, error = run(*command, "--tokenizer", output)
     assert code == 2 and "--force" in error
-    code, text, _ = run(*command, "--tokenizer", out, "--force", "--json", "--held-out-users", 0.3)
+    code, text, _ = run(
+        *command, "--tokenizer", output, "--force", "--json", "--held-out-users", 0.3
+    )
     report = json.loads(text)
     assert code == 0 and set(report["parts"]) == {"train", "held-out-users"}
-    code, text, _ = run("data", "stats", out, "--verify")
+    code, text, _ = run("data", "stats", output, "--verify")
     assert code == 0 and "records per user" in text
-    code, text, _ = run("data", "stats", out, "--json")
+    code, text, _ = run("data", "stats", output, "--json")
     assert json.loads(text)["train"]["users"] == report["parts"]["train"]["users"]
 
 
@@ -261,10 +263,10 @@ def test_of_a_prompt_and_its_completion_the_completion_is_learned(tmp_path, kind
     store.verify()
     tokens, mask = store.batch(np.arange(9), 64)
     rows = [row for user in range(3) for row in PROMPTS[user::3]]
-    for row, found, learned in zip(rows, tokens, mask, strict=True):
+    for row, actual, learned in zip(rows, tokens, mask, strict=True):
         prompt = tokenizer.encode(row["prompt"], end=False)
         whole = [*prompt, *tokenizer.encode(row["completion"])]
-        assert found[: len(whole)].tolist() == whole
+        assert actual[: len(whole)].tolist() == whole
         # the last token of the prompt is where the first one of the completion is predicted
         assert np.flatnonzero(learned).tolist() == [*range(len(prompt) - 1, len(whole))]
     chunks, _ = store.in_chunks(4).batch([0], 4)
@@ -285,10 +287,10 @@ def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path, tokenizer):
     assert report["reading"]["train"]["bad"] == {"text is not text": 1}
     start, end = (tokenizer.backend.token_to_id(f"<|im_{word}|>") for word in ("start", "end"))
     tokens, mask = open_parts(tmp_path / "out")["train"].batch(np.arange(9), 128)
-    for row, found, learned in zip(
+    for row, actual, learned in zip(
         [x for u in range(3) for x in CHATS[u::3]], tokens, mask, strict=True
     ):
         # a user cannot spell a special token out
-        assert (found == start).sum() == (found == end).sum() == 2
+        assert (actual == start).sum() == (actual == end).sum() == 2
         said = row["messages"][1]["content"]
-        assert tokenizer.decode(found[learned][1:]) == f"{said}\n"
+        assert tokenizer.decode(actual[learned][1:]) == f"{said}\n"

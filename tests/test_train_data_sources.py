@@ -72,9 +72,9 @@ def test_tables_give_the_rows_that_were_written(tmp_path, kind, write, suffix):
     assert_repeatable(source)
     bad = next(item for item in source.read() if item.reason)
     assert bad.where.startswith(f"two.{suffix}: ")
-    before = source.describe()
+    description = source.describe()
     write(files[0], [*ROWS, ("new", "row")])
-    assert kind(files, "who", "what").describe() != before
+    assert kind(files, "who", "what").describe() != description
     with pytest.raises(UsageError, match="is not a file"):
         kind([tmp_path / "nowhere"], "who", "what")
 

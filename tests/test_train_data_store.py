@@ -26,10 +26,10 @@ def fill(builder, rows, drop=False):
 
 def grouped(rows):
     """{user: [tokens, ...]} in order of first appearance: what the builder must give."""
-    out = {}
+    output = {}
     for user, record, _ in rows:
-        out.setdefault(user, []).append(list(record))
-    return out
+        output.setdefault(user, []).append(list(record))
+    return output
 
 
 def as_dict(store):
@@ -73,11 +73,11 @@ def test_repeated_texts_are_dropped_within_a_user_only(tmp_path_factory, rows):
     with TokenStoreBuilder(folder, vocab_size=100) as builder:
         fill(builder, rows, drop=True)
         counts = builder.finish(folder, FACTS)
-    seen, kept = set(), []
+    recorded, kept = set(), []
     for user, record, text in rows:
-        if (user, text) not in seen:
+        if (user, text) not in recorded:
             kept.append((user, record, text))
-        seen.add((user, text))
+        recorded.add((user, text))
     assert as_dict(open_parts(folder)["train"]) == grouped(kept)
     assert counts["duplicates"] == len(rows) - len(kept)
 
@@ -97,15 +97,15 @@ def test_held_out_parts_are_a_partition_decided_by_each_user_alone(tmp_path):
     parts = split(tmp_path / "all", names, hold_out)
     assert set(parts) == {"train", "held-out-users", "held-out-records"}
     for name in names:
-        found = [record for part in parts.values() for record in part.get(name, [])]
-        assert sorted(found) == [[number] for number in range(8)]
+        actual = [record for part in parts.values() for record in part.get(name, [])]
+        assert sorted(actual) == [[number] for number in range(8)]
     outside = parts["held-out-users"]
     assert not set(outside) & (set(parts["train"]) | set(parts["held-out-records"]))
     # 400 users at 1/4, and 8 * 300 records at 1/2: within 4 standard errors.
     assert abs(len(outside) - 100) < 4 * np.sqrt(400 * 0.25 * 0.75)
-    rest = 400 - len(outside)
+    remaining = 400 - len(outside)
     kept = sum(map(len, parts["train"].values()))
-    assert abs(kept - 4 * rest) < 4 * np.sqrt(8 * rest / 4)
+    assert abs(kept - 4 * remaining) < 4 * np.sqrt(8 * remaining / 4)
     # Without every other user, each remaining user's records stay on the same side.
     fewer = split(tmp_path / "half", names[::-2], hold_out)
     for name in names[::-2]:
@@ -117,14 +117,14 @@ def test_held_out_parts_are_a_partition_decided_by_each_user_alone(tmp_path):
 
 def test_hash_numbers_are_uniform():
     keys = [key(b"%d" % number) for number in range(20000)]
-    one, two = (np.array([_uniform(digest, salt) for digest in keys]) for salt in (0, 1))
-    for numbers in (one, two):
+    item, two = (np.array([_uniform(digest, salt) for digest in keys]) for salt in (0, 1))
+    for numbers in (item, two):
         counts, _ = np.histogram(numbers, bins=20, range=(0, 1))
         assert np.sum((counts - 1000) ** 2 / 1000) < 19 + 4 * np.sqrt(2 * 19)
     # the choice that older builds made: a store can be built again
     old = [_uniform(key(b"ann"), 7, number) for number in (0, 3)]
     assert old == pytest.approx([0.030907540492, 0.934624560561], abs=1e-12)
-    assert abs(np.corrcoef(one, two)[0, 1]) < 4 / np.sqrt(20000)
+    assert abs(np.corrcoef(item, two)[0, 1]) < 4 / np.sqrt(20000)
 
 
 def test_builder_refuses_what_does_not_fit(tmp_path):
@@ -165,19 +165,19 @@ def test_random_chunks_are_all_windows_of_the_joined_text_equally_often():
     tokens, mask = store.random_chunks([2] * count, 4, np.random.default_rng(0).random(count))
     assert mask.all()
     windows = [tuple(joined[begin : begin + 4]) for begin in range(3)]
-    found = [tuple(row) for row in tokens.tolist()]
+    actual = [tuple(row) for row in tokens.tolist()]
     for window in windows:
-        assert abs(found.count(window) - count / 3) < 4 * np.sqrt(count * 2 / 9)
-    assert set(found) == set(windows)
+        assert abs(actual.count(window) - count / 3) < 4 * np.sqrt(count * 2 / 9)
+    assert set(actual) == set(windows)
     short, mask = store.random_chunks([0, 1, -1], 6, np.full(3, 0.5))
     assert short.tolist() == [[1, 2, 3, 4, 0, 0], [0] * 6, [0] * 6]
     assert mask.sum(axis=1).tolist() == [4, 0, 0]
 
 
 def test_a_users_chunk_depends_on_no_other_users_data():
-    one = TokenStore.from_records([[list(range(50))], [[1] * 30], [list(range(40))]])
+    item = TokenStore.from_records([[list(range(50))], [[1] * 30], [list(range(40))]])
     two = TokenStore.from_records([[list(range(50))], [], [list(range(40))]])
-    first, _ = one.random_chunks([0, 1, 2], 5, np.arange(3) / 3)
+    first, _ = item.random_chunks([0, 1, 2], 5, np.arange(3) / 3)
     second, _ = two.random_chunks([0, 1, 2], 5, np.arange(3) / 3)
     np.testing.assert_array_equal(first[[0, 2]], second[[0, 2]])
 
@@ -261,7 +261,7 @@ def test_chunks_hold_every_token_once_and_none_alone():
         for user, records in enumerate(users):
             cut = [chunks.record(number) for number in chunks.records_of(user)]
             np.testing.assert_array_equal(
-                *(np.concatenate([np.empty(0), *each]) for each in (records, cut))
+                *(np.concatenate([np.empty(0), *entry]) for entry in (records, cut))
             )
             assert len(cut) == sum(max(1, -(-len(record) // length)) for record in records)
         sizes = chunks.record_lengths()

@@ -74,18 +74,18 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path):
     execute(prepare(settings))
     model = tmp_path / "run" / "model"
     assert Tokenizer.load(model).digest == digest  # exported with its tokenizer
-    again = settings_for(tmp_path / "data", tmp_path / "again", model=str(model), steps=1)
-    prepare(again).close()
+    repeated = settings_for(tmp_path / "data", tmp_path / "again", model=str(model), steps=1)
+    prepare(repeated).close()
     other.save(model / "tokenizer.json")
     with pytest.raises(UsageError, match="another tokenizer"):
-        prepare(again)
+        prepare(repeated)
     (model / "tokenizer.json").unlink()
     with pytest.raises(UsageError, match="tokenizer"):
-        prepare(again)
+        prepare(repeated)
     mine.save(model / "tokenizer.json")
     other.save(tmp_path / "data" / "tokenizer.json")
     with pytest.raises(UsageError, match="another tokenizer"):
-        prepare(again)
+        prepare(repeated)
 
 
 def test_private_records_are_found_in_a_public_part():
@@ -95,20 +95,20 @@ def test_private_records_are_found_in_a_public_part():
         return [rng.integers(0, 500, length).tolist() for _ in range(count)]
 
     private, public = texts(60), texts(40)
-    near = [private[0][:30] + [1] * 10, [2] * 6 + private[1][5:38]]
+    nearby = [private[0][:30] + [1] * 10, [2] * 6 + private[1][5:38]]
     stores = [TokenStore.from_records([[text] for text in private])]
-    alike = TokenStore.from_records([public + private[5:8] + near])
+    alike = TokenStore.from_records([public + private[5:8] + nearby])
     examined, copied = map(np.flatnonzero, copies(alike, stores))
     assert examined.tolist() == [*range(45)] and copied.tolist() == [40, 41, 42, 43, 44]
-    found = refuse_copies(alike, stores, 1.0)
-    assert (found.records, found.copies) == (45, 5)
-    assert found.share == pytest.approx((3 * 40 + 40 + 39) / (43 * 40 + 40 + 39))
+    actual = refuse_copies(alike, stores, 1.0)
+    assert (actual.records, actual.copies) == (45, 5)
+    assert actual.share == pytest.approx((3 * 40 + 40 + 39) / (43 * 40 + 40 + 39))
     clean = refuse_copies(TokenStore.from_records([public]), stores)
     assert (clean.copies, clean.share) == (0, 0.0)
     # short ones and halves of a text are no copies
     alike = TokenStore.from_records([[private[0][:15], private[1][:17] + texts(1)[0][:23]]])
-    found = refuse_copies(alike, stores, 1.0)
-    assert found.copies == 0
+    actual = refuse_copies(alike, stores, 1.0)
+    assert actual.copies == 0
     with pytest.raises(UsageError, match=r"60 copies"):
         refuse_copies(stores[0], stores)
 
@@ -181,8 +181,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint(data, whole, tmp_path, number):  
     )
     assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
     # and from an earlier step, if asked for
-    again = execute(prepare(settings, resume=True), resume_from=3)
-    assert again["steps"] == 6
+    summary = execute(prepare(settings, resume=True), resume_from=3)
+    assert summary["steps"] == 6
     with pytest.raises(UsageError, match="not found"):
         execute(prepare(settings, resume=True), resume_from=1)
 

@@ -74,21 +74,21 @@ def summed(trainer, users):
 
 def moved(trainer, user):
     """Δ of a user by the pseudocode, float64."""
-    model, how = trainer.model, trainer.execution.clipping
+    model, clipping = trainer.model, trainer.execution.clipping
     tokens, mask = (rows[0] for rows in trainer.execution.units.fetch(np.array([user]), 0))
-    size, theta = how.local_batch or len(tokens), model.params
-    layers = len(model.params) if how.per_layer else 1
+    size, theta = clipping.local_batch or len(tokens), model.params
+    layers = len(model.params) if clipping.per_layer else 1
     slope = jax.jit(jax.grad(model.loss))
-    for _ in range(how.local_epochs):
+    for _ in range(clipping.local_epochs):
         for begin in range(0, len(tokens), size):
             rows = zip(tokens[begin : begin + size], mask[begin : begin + size], strict=True)
-            each = [slope(theta, model.frozen, *row) for row in rows if row[1].any()]
-            for gradient in each:
-                theta = plus(theta, gradient, -how.local_rate / len(each))
-            delta, bound = plus(theta, model.params, -1.0), how.clip_norm / np.sqrt(layers)
+            entry = [slope(theta, model.frozen, *row) for row in rows if row[1].any()]
+            for gradient in entry:
+                theta = plus(theta, gradient, -clipping.local_rate / len(entry))
+            delta, bound = plus(theta, model.params, -1.0), clipping.clip_norm / np.sqrt(layers)
             whole = norm_of(delta)
             for name, leaf in delta.items():
-                norm = norm_of(leaf) if how.per_layer else whole
+                norm = norm_of(leaf) if clipping.per_layer else whole
                 delta[name] = MARGIN * leaf * min(1.0, bound / max(norm, 1e-30))
             theta = plus(model.params, delta)
     return plus(theta, model.params, -1.0), int(mask.any(axis=-1).sum())
@@ -111,14 +111,16 @@ def moved(trainer, user):
 )
 def test_a_step_against_a_plain_loop(model, store, changes) -> None:
     trainer = trainer_of(model, store, **changes)
-    how = trainer.execution.clipping
+    clipping = trainer.execution.clipping
     total = jax.tree.map(np.zeros_like, model.params)
     for user in range(USERS):
         delta, records = moved(trainer, user)
-        weight = min(1.0, records / how.weight_cap) if how.weight_cap else float(records > 0)
+        weight = (
+            min(1.0, records / clipping.weight_cap) if clipping.weight_cap else float(records > 0)
+        )
         total = plus(total, delta, -weight)
-    found = summed(trainer, np.arange(USERS))
-    assert norm_of(plus(found, total, -1.0)) <= 1e-6 * norm_of(total)
+    actual = summed(trainer, np.arange(USERS))
+    assert norm_of(plus(actual, total, -1.0)) <= 1e-6 * norm_of(total)
 
 
 @pytest.mark.release
@@ -128,8 +130,8 @@ def test_one_local_step_is_dp_sgd_of_the_users_mean_gradient(model, store) -> No
     ours = FedAvg(0.5 * 0.6, normalized=True, local_batch=0, local_rate=0.5)
     tokens, mask = trainer_of(model, store).execution.units.fetch(np.arange(USERS), 0)
     sums = [
-        jax.jit(make(model, how))(Totals.zero(model.params), model.params, (), tokens, mask)
-        for make, how in (
+        jax.jit(make(model, options))(Totals.zero(model.params), model.params, (), tokens, mask)
+        for make, options in (
             (microbatch_adder, sgd),
             (fedavg.adder, ours),
             (fedavg.adder, dataclasses.replace(ours, local_batch=1)),
@@ -138,7 +140,7 @@ def test_one_local_step_is_dp_sgd_of_the_users_mean_gradient(model, store) -> No
     size = norm_of(sums[0].gradient)
     assert norm_of(plus(sums[1].gradient, sums[0].gradient, -1.0)) < 1e-6 * size
     for name in ("units", "clipped", "loss", "targets", "tokens"):
-        stated = [float(getattr(one.statistics, name)) for one in sums[:2]]
+        stated = [float(getattr(item.statistics, name)) for item in sums[:2]]
         assert stated[0] == pytest.approx(stated[1], rel=1e-6)
     # the control: several local steps are another thing
     assert norm_of(plus(sums[2].gradient, sums[0].gradient, -1.0)) > 1e-2 * size
@@ -146,27 +148,27 @@ def test_one_local_step_is_dp_sgd_of_the_users_mean_gradient(model, store) -> No
 
 def largest_move(trainer) -> float:
     """Largest change of a sum by one user, over batches of 1 to all and everyone left out."""
-    found = []
+    collected = []
     for count in range(1, USERS + 1):
         whole = summed(trainer, np.arange(count))
         for user in range(count):
             part = summed(trainer, np.delete(np.arange(count), user))
-            found.append(norm_of(plus(whole, part, -1.0)))
-    return max(found)
+            collected.append(norm_of(plus(whole, part, -1.0)))
+    return max(collected)
 
 
 @pytest.mark.ci
 def test_one_user_moves_a_sum_by_at_most_the_sensitivity(model, store, monkeypatch):
     """With updates all at the bound; a sum that is not weighted at most 1 is beyond it."""
-    how = {"clip_norm": 0.4, "local_rate": 50.0, "weight_cap": 2}
-    trainer = trainer_of(model, store, normalizer=3.0, **how)
+    options = {"clip_norm": 0.4, "local_rate": 50.0, "weight_cap": 2}
+    trainer = trainer_of(model, store, normalizer=3.0, **options)
     clipping, noise = trainer.execution.clipping, trainer.execution.noise
     assert clipping.sensitivity == 0.4
     assert noise.clip_norm == clipping.sensitivity
     assert 0.4 * clipping.sensitivity < largest_move(trainer) <= clipping.sensitivity
     # control: weights that are not cut at 1
     monkeypatch.setattr(fedavg, "weights", lambda counts, cap: 3.0 * counts / cap)
-    assert largest_move(trainer_of(model, store, normalizer=3.0, **how)) > clipping.sensitivity
+    assert largest_move(trainer_of(model, store, normalizer=3.0, **options)) > clipping.sensitivity
 
 
 @pytest.mark.parametrize(
@@ -186,10 +188,10 @@ def test_settings_that_do_not_fit_are_refused(name, value, match) -> None:
 
 def test_runs_from_before_these_settings_go_on() -> None:
     """Their fingerprint, as it was then."""
-    before = "e650085fe1ad6c25ac94be3651fd31e006993ba8236cbd1dd67fd522c3a16ebe"
-    assert TrainConfig(factorization="f.npz", long_records="cut").fingerprint == before
+    original = "e650085fe1ad6c25ac94be3651fd31e006993ba8236cbd1dd67fd522c3a16ebe"
+    assert TrainConfig(factorization="f.npz", long_records="cut").fingerprint == original
     local = dataclasses.replace(SETTINGS, local_epochs=2)
-    assert len({local.fingerprint, SETTINGS.fingerprint, before}) == 3
+    assert len({local.fingerprint, SETTINGS.fingerprint, original}) == 3
 
 
 @pytest.mark.ci
@@ -204,9 +206,9 @@ def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path) -> None:  
     lies = [{"estimator": "clipped"}, {"sensitivity": 0.5}]
     verified(facts, [{"clipping": facts["clipping"] | lie} for lie in lies])
     # a run that was stopped goes on, and with other local steps it does not
-    again = dataclasses.replace(settings, local_epochs=1)
+    variant = dataclasses.replace(settings, local_epochs=1)
     with pytest.raises(UsageError, match="settings"):
-        execute(prepare(again, resume=True))
+        execute(prepare(variant, resume=True))
     prepare(settings, resume=True).close()
 
 
@@ -217,8 +219,8 @@ def faults(alter=lambda execution: execution, **changes):
     account = solved(ORDERED, 3.0, 1e-6)
     settings = dataclasses.replace(SETTINGS, records_per_user=3, **changes)
     secret = RunSecret.pinned(1)
-    found = recovered.findings(account, settings, secret, alter=alter, model=layered_model())
-    return {finding.name for finding in found if finding.fault}
+    findings = recovered.findings(account, settings, secret, alter=alter, model=layered_model())
+    return {finding.name for finding in findings if finding.fault}
 
 
 def altered(**changes):
@@ -231,35 +233,35 @@ def altered(**changes):
 
 @pytest.mark.release
 def test_the_audit_knows_the_definition() -> None:
-    how = {"local_epochs": 2, "weight_cap": 2, "normalizer": 2.0}
-    how |= {"local_batch": 2, "local_rate": 0.01, "per_layer": True}
-    assert not faults(**how)
-    assert "sums of clipped gradients" in faults(altered(local_epochs=1), **how)
-    assert "sums of clipped gradients" in faults(altered(weight_cap=0), **how)
+    options = {"local_epochs": 2, "weight_cap": 2, "normalizer": 2.0}
+    options |= {"local_batch": 2, "local_rate": 0.01, "per_layer": True}
+    assert not faults(**options)
+    assert "sums of clipped gradients" in faults(altered(local_epochs=1), **options)
+    assert "sums of clipped gradients" in faults(altered(weight_cap=0), **options)
 
 
 @pytest.mark.ci
 def test_an_unclipped_or_doubly_weighted_user_is_caught(monkeypatch) -> None:
-    how = {"local_rate": 0.01}
+    options = {"local_rate": 0.01}
     weights = fedavg.weights
     monkeypatch.setattr(fedavg, "weights", lambda counts, cap: 2 * weights(counts, cap))
-    assert "contributions within the bound" in faults(**how)
+    assert "contributions within the bound" in faults(**options)
     monkeypatch.setattr(fedavg, "weights", weights)
     factors = FedAvg.factors
 
     def unclipped(self, squares):
-        found = factors(self, squares)
-        return found._replace(each=jax.tree.map(lambda _: 1.0, found.each))
+        actual = factors(self, squares)
+        return actual._replace(each=jax.tree.map(lambda _: 1.0, actual.each))
 
     monkeypatch.setattr(FedAvg, "factors", unclipped)
-    assert "contributions within the bound" in faults(**how)
+    assert "contributions within the bound" in faults(**options)
 
 
 @pytest.mark.release
 def test_an_audit_of_canaries_has_no_finding() -> None:
     changes = {"local_epochs": 2, "weight_cap": 2}
-    found = audit(
+    audited = audit(
         ACCOUNT, SETTINGS, canaries=300, seed=3, model=layered_model(), microbatch=8, **changes
     )
-    assert found.passed, found.sampling
-    assert found.epsilon_lower < found.epsilon_claimed
+    assert audited.passed, audited.sampling
+    assert audited.epsilon_lower < audited.epsilon_claimed

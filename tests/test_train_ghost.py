@@ -90,7 +90,7 @@ def difference(a, b):
 
 
 # records of a unit, and whether each layer is clipped by itself
-CASES = [(name, *how) for name in MODELS for how in ((1, False), (3, True))]
+CASES = [(name, *options) for name in MODELS for options in ((1, False), (3, True))]
 
 
 @pytest.fixture
@@ -131,27 +131,31 @@ def test_no_unit_in_bfloat16_is_longer_than_the_clip_norm(monkeypatch):
     monkeypatch.setattr(ghost, "pays", lambda *_: False)
     model = gpt2_model(gpt2_config(V, LENGTH, 8, 1, 2, compute_dtype="bfloat16"))
     params, (tokens, mask) = moved(model.params), rows(1)
-    alone = []
+    single = []
     for unit in (0, 2, 3, 4):
-        own = np.where(np.arange(5)[:, None, None] == unit, mask, False)
-        alone.append(sums(model, params, Clipping(0.05), tokens, own).gradient)
-        squares = [np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(alone[-1])]
+        custom = np.where(np.arange(5)[:, None, None] == unit, mask, False)
+        single.append(sums(model, params, Clipping(0.05), tokens, custom).gradient)
+        squares = [
+            np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(single[-1])
+        ]
         assert 0.0499 < np.sqrt(sum(squares)) <= 0.05
     together = sums(model, params, Clipping(0.05), tokens, mask).gradient
-    assert difference(together, jax.tree.map(lambda *leaves: sum(leaves), *map(host, alone))) < 1e-5
+    assert (
+        difference(together, jax.tree.map(lambda *leaves: sum(leaves), *map(host, single))) < 1e-5
+    )
 
 
 @pytest.mark.ci
 def test_uses_are_found_in_the_program():
     model = from_nnx(Other())
-    found = taps_of(model, LENGTH)
+    actual = taps_of(model, LENGTH)
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(model.params)]
-    tapped = {names[i] for i in found.leaves}
+    tapped = {names[i] for i in actual.leaves}
     kernels = {f"['{name}']['kernel']" for name in ("heads", "mix", "twice", "out")}
     assert tapped == kernels | {"['embed']['embedding']"}
     biases = {"['heads']['bias']"}  # of two axes, so it is looked at
-    assert {names[i] for i in found.unknown} == {"['looped']", "['square']"} | biases
-    assert len(found.uses) == 6
+    assert {names[i] for i in actual.unknown} == {"['looped']", "['square']"} | biases
+    assert len(actual.uses) == 6
 
 
 def test_what_has_no_fast_form_is_said():
@@ -166,13 +170,13 @@ def test_what_has_no_fast_form_is_said():
 
 
 def test_where_positions_are_many_gradients_are_formed_and_on_accelerators(monkeypatch):
-    found = taps_of(tiny(), LENGTH)
+    actual = taps_of(tiny(), LENGTH)
     leaves = jax.tree.leaves(tiny().params)
     # two uses of 6 positions in 40 x 8 numbers; of 12 positions with two records
-    assert len(leaves) > len(ghost.chosen(found, leaves, 1).leaves) > 0
-    assert ghost.chosen(found, leaves, 4).leaves == ()
+    assert len(leaves) > len(ghost.chosen(actual, leaves, 1).leaves) > 0
+    assert ghost.chosen(actual, leaves, 4).leaves == ()
     monkeypatch.setattr("mfopt.training.mesh.on_cpu", lambda: False)
-    assert ghost.chosen(found, leaves, 1).leaves == ()
+    assert ghost.chosen(actual, leaves, 1).leaves == ()
 
 
 @pytest.mark.ci
@@ -203,10 +207,10 @@ def test_norms_are_not_too_small_where_terms_cancel(size, monkeypatch):
     u, v = np.float32(u), np.float32(v)
     true = np.sum((np.float64(u).swapaxes(1, 2) @ np.float64(v)) ** 2, axis=(1, 2))
 
-    def found():
+    def actual():
         squares = jax.vmap(lambda u, v: ghost.square([ghost.Part(u, v, turned=False)]))(u, v)
         return np.asarray(squares, np.float64)
 
-    assert np.all(found() >= true)
+    assert np.all(actual() >= true)
     monkeypatch.setattr(ghost, "_SIGMAS", 0.0)
-    assert np.sum(found() < true) > 20  # without the allowance
+    assert np.sum(actual() < true) > 20  # without the allowance

@@ -77,28 +77,28 @@ SLOW = {"length": LENGTH, "normalizer": 5.0, "rate": 0.3}
 def test_user_level_sampling_against_algorithm_2(noise, rule):
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, rule=rule, seed=5)
-    last = run(model, execution_for(units, noise=noise))[-1]
+    final = run(model, execution_for(units, noise=noise))[-1]
     batches = []
     for step in range(STEPS):
         chosen = select(store, SCHEME.sample(step, USERS, 7), 2, rule, seed=5, step=step)
         batches.append([[r for r in row if r >= 0] for row in chosen])
     rows = noise_rows(model.params, 0.4) if noise else None
     slow = dp_sgd(model, store, batches, noise=rows, clip_norm=0.4 if noise else None, **SLOW)
-    assert_close(last.state.params, slow)
-    assert int(last.state.step) == STEPS
+    assert_close(final.state.params, slow)
+    assert int(final.state.step) == STEPS
 
 
 @pytest.mark.ci
 def test_example_level_sampling_against_algorithm_1():
     store, model = store_and_model()
     units = RecordUnits(store, group_size=2, length=LENGTH, seed=5)
-    last = run(model, execution_for(units))[-1]
+    final = run(model, execution_for(units))[-1]
     batches = [
         [[record] for record in units.selected[SCHEME.sample(step, units.population, 7)]]
         for step in range(STEPS)
     ]
     slow = dp_sgd(model, store, batches, noise=noise_rows(model.params, 0.4), clip_norm=0.4, **SLOW)
-    assert_close(last.state.params, slow)
+    assert_close(final.state.params, slow)
 
 
 @pytest.mark.release
@@ -130,9 +130,9 @@ def test_optimizers_act_on_the_noised_mean(name):
 def test_accumulation_changes_neither_noise_nor_sum():
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, seed=5)
-    few = run(model, execution_for(units, microbatch=2), keep_release=True)
-    many = run(model, execution_for(units, microbatch=16), keep_release=True)
-    for a, b in zip(few, many, strict=True):
+    result = run(model, execution_for(units, microbatch=2), keep_release=True)
+    large = run(model, execution_for(units, microbatch=16), keep_release=True)
+    for a, b in zip(result, large, strict=True):
         assert_close(a.release, b.release)
 
 
@@ -268,9 +268,9 @@ def test_a_run_past_n_is_refused():
 
 def test_the_model_survives_training():
     store, model = store_and_model()
-    before = jax.tree.map(np.array, model.params)
+    array = jax.tree.map(np.array, model.params)
     run(model, execution_for(UserUnits(store, records=2, length=LENGTH)))
-    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(model.params), strict=True):
+    for a, b in zip(jax.tree.leaves(array), jax.tree.leaves(model.params), strict=True):
         np.testing.assert_array_equal(a, b)
 
 

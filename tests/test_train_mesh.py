@@ -29,18 +29,18 @@ def train(folder, name, *, devices, resume="", **changes):
 
 
 def results(*children):
-    return [json.loads(out[out.index("{") :]) for out in finish(*children)]
+    return [json.loads(output[output.index("{") :]) for output in finish(*children)]
 
 
-def assert_same(one, other):
-    a, b = np.load(one), np.load(other)
+def assert_same(item, other):
+    a, b = np.load(item), np.load(other)
     assert set(a.files) == set(b.files) and len(a.files) > 10
     for name in a.files:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def single(tmp_path_factory):
     """One device, no mesh."""
     folder = tmp_path_factory.mktemp("mesh")
     finish(train(folder, "one.npz", devices=1, model_parallel=0))
@@ -48,26 +48,26 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.release
-def test_eight_devices_share_everything_and_give_the_same_run(alone):
-    (facts,) = results(train(alone, "eight.npz", devices=8))
+def test_eight_devices_share_everything_and_give_the_same_run(single):
+    (facts,) = results(train(single, "eight.npz", devices=8))
     assert facts["devices"] == facts["kernel_shards"] == 8
     # beside numbers like the step, which every device has
     assert facts["total"] / 8 <= facts["held"] < facts["total"] / 8 + 200
-    assert_same(alone / "one.npz", alone / "eight.npz")
+    assert_same(single / "one.npz", single / "eight.npz")
 
 
 @pytest.mark.release
-def test_every_units_whole_gradient_gives_the_same_run_also_from_its_checkpoint(alone):
-    finish(train(alone, "again.npz", devices=8))
-    finish(train(alone, "plain.npz", devices=8, per_unit=True, resume="again.npz"))
-    assert_same(alone / "one.npz", alone / "plain.npz")
+def test_every_units_whole_gradient_gives_the_same_run_also_from_its_checkpoint(single):
+    finish(train(single, "again.npz", devices=8))
+    finish(train(single, "plain.npz", devices=8, per_unit=True, resume="again.npz"))
+    assert_same(single / "one.npz", single / "plain.npz")
 
 
 @pytest.mark.release
-def test_the_default_device_is_the_only_one_where_it_is_set(alone, monkeypatch):
-    (facts,) = results(train(alone, "chosen.npz", devices=4, default_device=2))
+def test_the_default_device_is_the_only_one_where_it_is_set(single, monkeypatch):
+    (facts,) = results(train(single, "chosen.npz", devices=4, default_device=2))
     assert facts["devices"] == 4 and facts["used"] == [2]
-    assert_same(alone / "one.npz", alone / "chosen.npz")
+    assert_same(single / "one.npz", single / "chosen.npz")
     with jax.default_device("cpu"):
         assert meshes.devices() == jax.devices()[:1]
         monkeypatch.setattr(jax, "process_count", lambda: 2)
@@ -76,10 +76,10 @@ def test_the_default_device_is_the_only_one_where_it_is_set(alone, monkeypatch):
 
 
 @pytest.mark.release
-def test_a_model_axis_splits_parameters_and_gives_the_same_run(alone):
-    (facts,) = results(train(alone, "split.npz", devices=4, model_parallel=2))
+def test_a_model_axis_splits_parameters_and_gives_the_same_run(single):
+    (facts,) = results(train(single, "split.npz", devices=4, model_parallel=2))
     assert facts["devices"] == facts["kernel_shards"] == 4
-    assert_same(alone / "one.npz", alone / "split.npz")
+    assert_same(single / "one.npz", single / "split.npz")
 
 
 @pytest.mark.release
@@ -104,15 +104,15 @@ def test_two_processes_train_together_by_the_command_line(tmp_path):
     flags += ["--no-tensorboard", "--quiet", "--json"]
     program = "from mfopt_cli.main import main; main()"
 
-    def command(output, *more):
-        return begun("-c", program, "train", f"--output={tmp_path / output}", *flags, *more)
+    def command(output, *extra):
+        return begun("-c", program, "train", f"--output={tmp_path / output}", *flags, *extra)
 
-    (one,) = results(command("one"))
+    (item,) = results(command("one"))
     together = (f"--coordinator=127.0.0.1:{free_port()}", "--processes=2")
     summaries = results(*(command("two", *together, f"--process={i}") for i in range(2)))
     for summary in summaries:
         assert summary["steps"] == 3
-        for part, result in one["after"].items():
+        for part, result in item["after"].items():
             assert summary["after"][part]["loss"] == pytest.approx(result["loss"], rel=1e-5)
     a, b = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
     for name in a:

@@ -78,10 +78,10 @@ def saved(tmp_path_factory):
     """Folder and reference logits of each kind, with no parameter at 0 or 1."""
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    made = {}
+    collected = {}
 
     def save(kind):
-        if kind not in made:
+        if kind not in collected:
             name, extra = KINDS[kind]
             torch.manual_seed(len(kind))
             config = getattr(transformers, f"{name}Config")(**SIZES | extra)
@@ -92,8 +92,8 @@ def saved(tmp_path_factory):
                 logits = model(torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
             folder = tmp_path_factory.mktemp(kind)
             model.save_pretrained(folder)
-            made[kind] = folder, logits
-        return made[kind]
+            collected[kind] = folder, logits
+        return collected[kind]
 
     return save
 
@@ -158,8 +158,8 @@ def test_norms_and_clipped_sums_are_those_of_the_gradients_one_by_one(
         )
         for per_unit in (False, True)
     )
-    for one, other in zip(*map(jax.tree.leaves, (fast.gradient, slow.gradient)), strict=True):
-        np.testing.assert_allclose(one, other, atol=3e-5 * float(jnp.max(jnp.abs(other))))
+    for item, other in zip(*map(jax.tree.leaves, (fast.gradient, slow.gradient)), strict=True):
+        np.testing.assert_allclose(item, other, atol=3e-5 * float(jnp.max(jnp.abs(other))))
     np.testing.assert_allclose(fast.statistics, slow.statistics, rtol=1e-5)
     assert 0 < float(fast.statistics.clipped) <= float(fast.statistics.units) == 4
 
@@ -171,14 +171,14 @@ def test_two_private_steps(lora, saved, data, tmp_path):  # noqa: F811
     changes = {"model": str(folder), "length": 16, "steps": 2, "lora_rank": lora}
     run = tmp_path / "run"
     summary = execute(prepare(settings_for(data, run, **changes)))
-    before, after = load_file(folder / WEIGHTS), load_file(run / "model" / WEIGHTS)
-    moved = {name for name in before if not np.array_equal(before[name], after[name])}
-    assert summary["steps"] == 2 and before.keys() == after.keys()
+    original, updated = load_file(folder / WEIGHTS), load_file(run / "model" / WEIGHTS)
+    moved = {name for name in original if not np.array_equal(original[name], updated[name])}
+    assert summary["steps"] == 2 and original.keys() == updated.keys()
     adapted = {f"model.layers.{i}.self_attn.{x}_proj.weight" for i in "01" for x in "qkv"}
-    assert moved == (adapted if lora else set(before))
+    assert moved == (adapted if lora else set(original))
     trained = summary["privacy"]["parameters"]
     sizes = sum(2 * (16 + columns) for columns in (16, 8, 8)) * 2
-    assert trained == (sizes if lora else sum(value.size for value in before.values()))
+    assert trained == (sizes if lora else sum(value.size for value in original.values()))
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_two_private_steps(lora, saved, data, tmp_path):  # noqa: F811
 )
 def test_what_would_be_another_function_is_refused(change, words, saved, tmp_path):
     folder = saved("qwen2")[0]
-    found = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(found | change))
+    parsed = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(parsed | change))
     save_file(load_file(folder / WEIGHTS), tmp_path / WEIGHTS)
     with pytest.raises(UsageError, match=words):
         load_pretrained(tmp_path)
@@ -268,9 +268,9 @@ def test_older_files_say_the_same(saved, tmp_path):
         ("llama-3.1", {"rope_scaling": LLAMA3}),
     ]:
         folder = saved(kind)[0]
-        found = json.loads((folder / "config.json").read_text())
-        del found["rope_parameters"]
-        (tmp_path / "config.json").write_text(json.dumps(found | change))
+        parsed = json.loads((folder / "config.json").read_text())
+        del parsed["rope_parameters"]
+        (tmp_path / "config.json").write_text(json.dumps(parsed | change))
         assert read_config(tmp_path) == read_config(folder)
 
 

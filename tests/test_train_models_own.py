@@ -24,8 +24,8 @@ def test_loss_against_a_loop():
             row = logits[position - 1]
             terms.append(np.log(np.exp(row).sum()) - row[tokens[position]])
         expected = np.mean(terms) if terms else 0.0
-        found = next_token_loss(jnp.asarray(logits), jnp.asarray(tokens), jnp.asarray(mask))
-        assert float(found) == pytest.approx(expected, rel=1e-6, abs=1e-7)
+        actual = next_token_loss(jnp.asarray(logits), jnp.asarray(tokens), jnp.asarray(mask))
+        assert float(actual) == pytest.approx(expected, rel=1e-6, abs=1e-7)
         assert int(num_targets(jnp.asarray(mask))) == len(terms)
 
 
@@ -40,12 +40,12 @@ def test_loss_and_gradient_are_those_of_the_rows_that_predict():
         losses = jax.nn.logsumexp(rows, axis=-1) - chosen
         return jnp.sum(weights * losses) / jnp.maximum(jnp.sum(weights), 1.0)
 
-    right, asked = (jax.jit(jax.value_and_grad(loss)) for loss in (cut, next_token_loss))
+    right, requested = (jax.jit(jax.value_and_grad(loss)) for loss in (cut, next_token_loss))
     for length in range(7):
         mask = jnp.arange(6) < length
         expected, slope = right(logits, mask)
-        found, gradient = asked(logits, tokens, mask)
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        actual, gradient = requested(logits, tokens, mask)
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
         np.testing.assert_allclose(gradient, slope, rtol=1e-6)
         # a row that the next token is not known of has no gradient; all others have
         assert np.any(gradient, axis=1).tolist() == [row + 1 < length for row in range(6)]
@@ -65,12 +65,12 @@ def test_any_nnx_module_becomes_a_model():
     assert model.num_params == 16 * 4 + 4 * 16 + 16
     tokens, mask = jnp.array([3, 1, 4, 1, 5]), jnp.ones(5, bool)
     expected = next_token_loss(module(tokens), tokens, mask)
-    found = model.loss(model.params, model.frozen, tokens, mask)
-    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    actual = model.loss(model.params, model.frozen, tokens, mask)
+    assert float(actual) == pytest.approx(float(expected), rel=1e-6)
     kernel_only = from_nnx(module, trainable=nnx.PathContains("kernel"))
     assert jax.tree.map(jnp.shape, kernel_only.params) == {"out": {"0": {"kernel": (4, 16)}}}
-    found = kernel_only.loss(kernel_only.params, kernel_only.frozen, tokens, mask)
-    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    actual = kernel_only.loss(kernel_only.params, kernel_only.frozen, tokens, mask)
+    assert float(actual) == pytest.approx(float(expected), rel=1e-6)
     with pytest.raises(UsageError, match="trainable"):
         from_nnx(module, trainable=nnx.LoRAParam)
 

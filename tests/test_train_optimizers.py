@@ -37,8 +37,8 @@ def moved(optimizer, gradients):
 def correlated(n, size=4000, seed=0):
     """Noise whose sums are small: z_t - 0.8 z_{t-1}, and independent noise of the same z."""
     z = np.random.default_rng(seed).normal(size=(n, size)).astype(np.float32)
-    before = np.vstack([np.zeros((1, size), np.float32), z[:-1]])
-    return z - 0.8 * before, z
+    original = np.vstack([np.zeros((1, size), np.float32), z[:-1]])
+    return z - 0.8 * original, z
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adam-bc"])
@@ -48,8 +48,8 @@ def test_the_fitting_rate_makes_all_noise_move_alike(name):
         sums = np.cumsum(noise, axis=0)
         deviation = float(noise.std())
         rate = fitting_rate(name, deviation, float(np.sqrt(np.mean(sums**2))), steps=n)
-        known = np.full(n, deviation**2)
-        path, _ = moved(make_optimizer(settings, rate, known), noise)
+        reference = np.full(n, deviation**2)
+        path, _ = moved(make_optimizer(settings, rate, reference), noise)
         size = np.sqrt(np.mean(path**2))
         assert NOISE_MOVE / 1.5 < size < 1.5 * NOISE_MOVE
     # the control: one rate for both is off by the ratio of the sums
@@ -112,11 +112,11 @@ def test_corrected_adam_finds_the_signal_s_second_moment():
     gradients = signal + spread[:, None] * rng.normal(size=(3000, 4000))
     gradients = gradients.astype(np.float32)
     _, state = moved(corrected_adam(0.01, spread**2, 0.9, 0.999), gradients)
-    found = np.asarray(state.square["w"]) / (1 - 0.999**3000) - float(state.noise) / (
+    actual = np.asarray(state.square["w"]) / (1 - 0.999**3000) - float(state.noise) / (
         1 - 0.999**3000
     )
-    assert np.mean(found[:2000]) == pytest.approx(1.0, abs=0.02)
-    assert np.mean(found[2000:]) == pytest.approx(0.09, abs=0.02)
+    assert np.mean(actual[:2000]) == pytest.approx(1.0, abs=0.02)
+    assert np.mean(actual[2000:]) == pytest.approx(0.09, abs=0.02)
     path, _ = moved(corrected_adam(0.01, spread**2, 0.9, 0.999), gradients)
     plain, _ = moved(optax.adam(0.01), gradients)
 

@@ -155,9 +155,9 @@ def test_text_is_drawn_from_the_model_s_distribution():
     )
     text = [0, *generate(model, [0], tokens=4000, seed=1)]
     for token in range(3):
-        after = np.bincount([b for a, b in itertools.pairwise(text) if a == token])
-        shares, chances = after / after.sum(), np.exp(np.asarray(table[token]))
-        assert np.all(np.abs(shares - chances) < 4 * np.sqrt(chances / after.sum()))
+        updated = np.bincount([b for a, b in itertools.pairwise(text) if a == token])
+        shares, chances = updated / updated.sum(), np.exp(np.asarray(table[token]))
+        assert np.all(np.abs(shares - chances) < 4 * np.sqrt(chances / updated.sum()))
     assert list(generate(model, [0], tokens=4, temperature=0.0)) == [1, 0, 1, 0]
     assert list(generate(model, [0], tokens=9, temperature=0.0, end=0)) == [1]
     with pytest.raises(UsageError, match="prompt"):
@@ -203,9 +203,9 @@ def test_early_stopping_looks_at_public_data_only(data, tmp_path):  # noqa: F811
     changes = {"patience": 1, "evaluate_every": 1, "learning_rate": 3.0, "seed": 2}
     summary = execute(prepare(settings_for(data, tmp_path / "run", **changes)))
     assert summary["steps"] < 6 and summary["privacy"]["steps_done"] == summary["steps"]
-    again = execute(prepare(settings_for(data, tmp_path / "run", **changes), resume=True))
-    assert again["steps"] == summary["steps"]  # it stays where it stopped
-    alone = tmp_path / "alone"
-    write_store(synthetic_store(num_users=20), alone / "train")
+    repeated = execute(prepare(settings_for(data, tmp_path / "run", **changes), resume=True))
+    assert repeated["steps"] == summary["steps"]  # it stays where it stopped
+    single = tmp_path / "alone"
+    write_store(synthetic_store(num_users=20), single / "train")
     with pytest.raises(UsageError, match="no public part"):
-        prepare(settings_for(alone, tmp_path / "other", patience=1))
+        prepare(settings_for(single, tmp_path / "other", patience=1))

@@ -29,8 +29,8 @@ CLIP = 0.5
 def account_for(
     scheme=SCHEME, *, group_size=1, unit="user", adjacency="add-remove", sigma=1.5, strategy=None
 ):
-    of = (unit, group_size, adjacency)
-    guarantee = Guarantee(2.0, 1e-6, sigma, *of, method="for tests", status="bound")
+    subject = (unit, group_size, adjacency)
+    guarantee = Guarantee(2.0, 1e-6, sigma, *subject, method="for tests", status="bound")
     strategy = strategy or BLT(np.array([0.2]), np.array([0.8]))
     return privacy.account_for(Mechanism(scheme, strategy, group_size, unit, adjacency), guarantee)
 
@@ -138,12 +138,12 @@ def test_an_emptied_record_moves_no_other_to_another_batch(rule):
 
     def batches(users, **changes):
         units = units_of(users, **changes)
-        found = []
+        collected = []
         for step in range(4):
             tokens, mask = units.fetch(np.arange(step, units.population, 4), step)
             kept = mask[:, 0].any(axis=-1)
-            found.append({int(row[0]) for row in tokens[kept, 0]})
-        return found
+            collected.append({int(row[0]) for row in tokens[kept, 0]})
+        return collected
 
     def moved(**changes):
         pairs = zip(batches(texts, **changes), batches(emptied, **changes), strict=True)
@@ -199,8 +199,8 @@ def test_fixed_batches_protect_what_units_contribute():
 
 
 def test_black_box_group_privacy_against_the_chain_of_inequalities():
-    one = Guarantee(0.5, 1e-9, 2.0, method="x", status="bound")
-    group = black_box_group(one, 4)
+    item = Guarantee(0.5, 1e-9, 2.0, method="x", status="bound")
+    group = black_box_group(item, 4)
     delta = 0.0
     for _ in range(4):  # D_0 .. D_4: δ_{k+1} = δ + e^ε δ_k
         delta = 1e-9 + np.exp(0.5) * delta
@@ -208,7 +208,7 @@ def test_black_box_group_privacy_against_the_chain_of_inequalities():
     epsilon, delta = one_unit_target(2.0, group.delta, 4)
     assert epsilon == 0.5 and delta == pytest.approx(1e-9)
     with pytest.raises(UsageError, match="says nothing"):
-        black_box_group(dataclasses.replace(one, epsilon=8.0), 10)
+        black_box_group(dataclasses.replace(item, epsilon=8.0), 10)
     account = account_for(unit="record")
     records = RecordUnits(STORE, group_size=3, length=8)
     stated = privacy.statement(account, execution_for(account, records), black_box=True)
@@ -217,11 +217,13 @@ def test_black_box_group_privacy_against_the_chain_of_inequalities():
 
 def test_accounts_of_other_schemes_come_from_the_accountant():
     scheme = sampling.Poisson(probability=0.1, iterations=50)
-    one = privacy.solved(Mechanism(scheme, privacy_unit="user"), 4.0, 1e-5)
-    assert one.guarantee.epsilon == 4.0 and one.sampling is scheme
-    assert privacy.statement(one, execution_for(one, users())).epsilon == 4.0
+    solution = privacy.solved(Mechanism(scheme, privacy_unit="user"), 4.0, 1e-5)
+    assert solution.guarantee.epsilon == 4.0 and solution.sampling is scheme
+    assert privacy.statement(solution, execution_for(solution, users())).epsilon == 4.0
     group = privacy.solved(Mechanism(scheme, group_size=3), 4.0, 1e-5)
-    assert group.noise_multiplier > 1.5 * one.noise_multiplier and group.digest != one.digest
+    assert (
+        group.noise_multiplier > 1.5 * solution.noise_multiplier and group.digest != solution.digest
+    )
 
 
 def test_sizes_of_noise_and_signal_against_sampled_noise():
@@ -235,17 +237,17 @@ def test_sizes_of_noise_and_signal_against_sampled_noise():
         squares.append(float(np.sum((np.asarray(row) / execution.normalizer) ** 2)))
         total = total + np.asarray(row) / execution.normalizer
         totals.append(float(np.sum(total**2)))
-    sums, last = np.sqrt(np.mean(totals)), np.sqrt(totals[-1])
+    sums, final = np.sqrt(np.mean(totals)), np.sqrt(totals[-1])
     assert np.sqrt(np.mean(squares)) == pytest.approx(sizes["noise_norm"], rel=0.01)
     assert np.sqrt(squares[0]) == pytest.approx(sizes["first_noise_norm"], rel=0.02)
     assert sums / np.sqrt(50_000) == pytest.approx(sizes["sum_noise_per_coordinate"], rel=0.01)
-    assert last == pytest.approx(sizes["noise_of_all_steps"], rel=0.02)
+    assert final == pytest.approx(sizes["noise_of_all_steps"], rel=0.02)
     assert sizes["largest_signal_of_all_steps"] == pytest.approx(8 * sizes["largest_signal_norm"])
     assert sizes["largest_signal_norm"] == pytest.approx(CLIP * (40 / 4) / 10)
     # other strategies than Toeplitz take another path to the same numbers
     independent = privacy.account_for(Mechanism(SCHEME, privacy_unit="user"), account.guarantee)
-    same = privacy.noise_against_signal(execution_for(independent, users()), 50_000)
-    assert same["noise_norm"] == pytest.approx(same["first_noise_norm"])
+    unchanged = privacy.noise_against_signal(execution_for(independent, users()), 50_000)
+    assert unchanged["noise_norm"] == pytest.approx(unchanged["first_noise_norm"])
 
 
 def test_reports_are_public_and_readable():

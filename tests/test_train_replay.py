@@ -23,12 +23,12 @@ def ran(data, folder, **changes):  # noqa: F811
 @pytest.mark.ci
 def test_a_run_is_executed_again_bit_for_bit(data, tmp_path):  # noqa: F811
     folder = ran(data, tmp_path / "run")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    found = replay(folder)
-    assert (found.begin, found.end, found.differences) == (4, 6, ())
-    assert "the same, bit for bit" in str(found)
+    original = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    replayed = replay(folder)
+    assert (replayed.begin, replayed.end, replayed.differences) == (4, 6, ())
+    assert "the same, bit for bit" in str(replayed)
     # nothing of the run is changed
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == original
     # an export or a report that is not the run's
     model = folder / "model" / "model.safetensors"
     arrays = load_file(model)
@@ -49,9 +49,9 @@ def test_a_run_of_another_program_ends_elsewhere(data, tmp_path, monkeypatch):  
     with monkeypatch.context() as patch:
         patch.setattr(Sampler, "batch", every_other)
         folder = ran(data, tmp_path / "run")
-    found = replay(folder)
-    assert "parameters" in found.differences and "noise" not in found.differences
-    assert "DIFFERENT: parameters" in str(found)
+    replayed = replay(folder)
+    assert "parameters" in replayed.differences and "noise" not in replayed.differences
+    assert "DIFFERENT: parameters" in str(replayed)
 
 
 def test_what_cannot_be_executed_again_is_refused(data, tmp_path):  # noqa: F811

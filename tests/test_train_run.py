@@ -65,8 +65,8 @@ def settings_for(data, output, **changes):
 
 def flags_of(**settings):
     """Settings that are no switches, as flags."""
-    given = {name: value for name, value in settings.items() if not isinstance(value, bool)}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    arguments = {name: value for name, value in settings.items() if not isinstance(value, bool)}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in arguments.items()]
     return [*flags, "--no-tensorboard"]
 
 
@@ -220,20 +220,20 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(data, tmp_path):
 
 
 def test_all_tokens_are_read_and_a_screen_says_so(data, tmp_path):
-    told = []
+    reports = []
 
     def prepared_for(name, **changes):
-        told.clear()
+        reports.clear()
         settings = settings_for(data, tmp_path / name, **changes)
-        prepared = prepare(settings, progress=lambda progress: told.append(progress.note or ""))
+        prepared = prepare(settings, progress=lambda progress: reports.append(progress.note or ""))
         prepared.close()
         return prepared
 
     cut = prepared_for("cut")
     over = int(np.maximum(cut.parts["train"].record_lengths() - 8, 0).sum())
-    assert over and any("train: 19 users" in x and f"{over:,} (" in x for x in told), told
+    assert over and any("train: 19 users" in x and f"{over:,} (" in x for x in reports), reports
     chunks = prepared_for("chunks", long_records="chunks")
-    assert any("train: 19 users" in x and "all read in" in x for x in told), told
+    assert any("train: 19 users" in x and "all read in" in x for x in reports), reports
     for name, store in chunks.parts.items():
         assert store.num_tokens == cut.parts[name].num_tokens
         assert store.record_lengths().max() <= 8, name
@@ -254,9 +254,9 @@ def test_all_tokens_are_read_and_a_screen_says_so(data, tmp_path):
 def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
     settings = settings_for(data, tmp_path / "run", steps=2)
     execute(prepare(settings))
-    others = {"clip_norm": 0.5, "records_per_user": 3, "epsilon": 9.0, "normalizer": 5.0}
-    others |= {"momentum": 0.5, "sampling": "poisson:probability=0.3,iterations=7"}
-    for name, value in others.items():
+    variants = {"clip_norm": 0.5, "records_per_user": 3, "epsilon": 9.0, "normalizer": 5.0}
+    variants |= {"momentum": 0.5, "sampling": "poisson:probability=0.3,iterations=7"}
+    for name, value in variants.items():
         other = settings_for(data, tmp_path / "run", **{name: value})
         with pytest.raises(UsageError, match=r"resume|its noise are not"):
             execute(prepare(other, resume=True))
@@ -267,8 +267,8 @@ def test_a_resumed_run_must_be_the_same_run(data, tmp_path):
     with pytest.raises(UsageError, match="data"):
         execute(with_other_data)
     # and what changes no number may change; the run then reaches its end and not one step more
-    more = settings_for(data, tmp_path / "run", checkpoint_every=1, evaluate_every=0)
-    summary = execute(prepare(more, resume=True))
+    extra = settings_for(data, tmp_path / "run", checkpoint_every=1, evaluate_every=0)
+    summary = execute(prepare(extra, resume=True))
     assert summary["steps"] == 6
     with pytest.raises(UsageError, match="covers 6 steps"):
         prepare(settings_for(data, tmp_path / "run", steps=7), resume=True)
@@ -309,20 +309,20 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(tmp_path):
 def test_what_the_flags_leave_open_is_filled_in(words, expected):
     said = CliRunner().invoke(command, [*words, "--show-config"], catch_exceptions=False)
     tables = tomllib.loads(said.stdout).values()
-    found = {name: value for table in tables for name, value in table.items()}
-    assert expected.items() <= found.items()
+    actual = {name: value for table in tables for name, value in table.items()}
+    assert expected.items() <= actual.items()
 
 
 def test_the_move_of_a_fitted_rate_follows_what_the_model_has_read():
     settings = TrainConfig(sampling="fixed-order:bins=1,epochs=1", epsilon=1.0, delta=0.1)
-    near = dataclasses.replace(settings, pretrain_steps=3)
-    assert settings.data == "stdlib" and (settings.move, near.move) == (0.04, 0.003)
-    assert dataclasses.replace(near, data="stdlib-code").move == 0.04
-    assert dataclasses.replace(near, noise_move=0.012, learning_rate=1.0).move == 0.012
+    variant = dataclasses.replace(settings, pretrain_steps=3)
+    assert settings.data == "stdlib" and (settings.move, variant.move) == (0.04, 0.003)
+    assert dataclasses.replace(variant, data="stdlib-code").move == 0.04
+    assert dataclasses.replace(variant, noise_move=0.012, learning_rate=1.0).move == 0.012
 
 
-@pytest.mark.parametrize("left", ["empty", "damaged"])
-def test_other_data_never_meets_the_secret_of_a_run_without_checkpoints(tmp_path, left):
+@pytest.mark.parametrize("remainder", ["empty", "damaged"])
+def test_other_data_never_meets_the_secret_of_a_run_without_checkpoints(tmp_path, remainder):
     folder = tmp_path / "run"
     settings = TrainConfig(sampling="fixed-order:bins=1,epochs=1", epsilon=1.0, delta=0.1)
     (folder / "checkpoints").mkdir(parents=True)
@@ -334,7 +334,7 @@ def test_other_data_never_meets_the_secret_of_a_run_without_checkpoints(tmp_path
     (folder / "checkpoints" / "0").mkdir()
     assert secret() == first  # a control
     (folder / "checkpoints" / "0").rename(folder / "checkpoints" / "damaged-0")
-    if left == "empty":
+    if remainder == "empty":
         (folder / "checkpoints" / "damaged-0").rmdir()
     assert secret() != first
 
@@ -437,12 +437,14 @@ def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
         with pytest.raises(UsageError, match=match):
             config.load(path, POISSON)
     # a file of version 0.2: what its runs did is done, or refused
-    before = settings.to_toml().replace("[optimizer]\n", "[optimizer]\nwarmup = 0\nbeta2 = 0.999\n")
-    path.write_text(before)
+    variant = settings.to_toml().replace(
+        "[optimizer]\n", "[optimizer]\nwarmup = 0\nbeta2 = 0.999\n"
+    )
+    path.write_text(variant)
     assert config.load(path) == settings
-    path.write_text(before.replace('long_records = "chunks"\n', ""))
+    path.write_text(variant.replace('long_records = "chunks"\n', ""))
     assert config.load(path).long_records == "cut"
-    path.write_text(before.replace("warmup = 0", "warmup = 3"))
+    path.write_text(variant.replace("warmup = 0", "warmup = 3"))
     with pytest.raises(UsageError, match=r"optimizer.warmup = 3: must be 0: .* older versions"):
         config.load(path)
     unknown = ("poisson:probability=x,iterations=3", "poisson:rate=1", "dice:bins=3", "poisson")
@@ -465,23 +467,23 @@ def test_the_command_line(data, tmp_path):
     runner = CliRunner()
     shown = runner.invoke(command, [*flags, "--show-config"])
     assert shown.exit_code == 0 and "width = 8" in shown.output
-    asked = invoked("train", *flags, "--report-only", "--json")
-    assert asked.exit_code == 0 and "epsilon, delta    8, 0.0001" in asked.stderr
-    (tmp_path / "printed.json").write_text(asked.stdout)
+    result = invoked("train", *flags, "--report-only", "--json")
+    assert result.exit_code == 0 and "epsilon, delta    8, 0.0001" in result.stderr
+    (tmp_path / "printed.json").write_text(result.stdout)
     assert invoked("verify", tmp_path / "printed.json").exit_code == 0
     assert not (tmp_path / "run" / "checkpoints").exists()
     done = runner.invoke(command, [*flags, "--quiet"], catch_exceptions=False)
     assert done.exit_code == 0 and "2 steps done" in done.stdout
-    again = runner.invoke(command, [*fewer, "--resume", "--json", "--quiet", "--steps=4"])
-    assert json.loads(again.stdout)["steps"] == 4
-    for given, words in [
+    repeated = runner.invoke(command, [*fewer, "--resume", "--json", "--quiet", "--steps=4"])
+    assert json.loads(repeated.stdout)["steps"] == 4
+    for arguments, words in [
         (flags, "--resume"),
         ([*flags, "--processes=2"], "belong together"),
         ([*flags, "--coordinator=here", "--processes=2", "--process=0"], "HOST:PORT"),
         ([*flags, "--coordinator=here:1", "--processes=2", "--process=2"], r"0..1"),
         ([*elsewhere, f"--output={data / 'train' / 'metadata.json'}"], "cannot be made a folder"),
     ]:
-        wrong = runner.invoke(command, [*given, "--quiet"])
+        wrong = runner.invoke(command, [*arguments, "--quiet"])
         assert wrong.exit_code == 2 and words in wrong.stderr
 
 
@@ -506,10 +508,10 @@ def test_a_factorization_file_brings_its_sampling_and_its_guarantee(data, tmp_pa
 
 
 def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkeypatch):
-    asked = []
+    requests = []
 
     def solve(execution, epsilon, delta):
-        asked.append((execution, epsilon, delta))
+        requests.append((execution, epsilon, delta))
         raise UsageError("seen")
 
     monkeypatch.setattr(privacy, "solved", solve)
@@ -518,10 +520,10 @@ def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkey
         with pytest.raises(UsageError, match="seen"):
             prepare(settings_for(data, tmp_path / "run", **changes))
     stored = mfopt.load(FILE)
-    (tight, *target), (one, *smaller) = asked
-    assert tight.sampling == one.sampling == stored.sampling
+    (tight, *target), (item, *smaller) = requests
+    assert tight.sampling == item.sampling == stored.sampling
     assert tight.strategy.describe() == stored.strategy.describe()
-    assert (tight.group_size, one.group_size) == (2, 1)
+    assert (tight.group_size, item.group_size) == (2, 1)
     assert target == [8.0, 1e-4]
     assert smaller == list(one_unit_target(8.0, 1e-4, 2))
 
@@ -541,8 +543,8 @@ def test_a_strategy_is_optimized_for_bins_only(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "factorization.npz").write_bytes(FILE.read_bytes())
     flags = ["--sampling=balls-in-bins:bins=32,epochs=8", "--strategy=blt", "--epsilon=3"]
-    asked = [*flags, "--delta=1e-5", f"--output={tmp_path / 'run'}"]
-    refused = CliRunner().invoke(command, asked)
+    requested = [*flags, "--delta=1e-5", f"--output={tmp_path / 'run'}"]
+    refused = CliRunner().invoke(command, requested)
     assert refused.exit_code == 2 and "not for" in refused.output
 
 
@@ -566,12 +568,12 @@ def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data,
 @pytest.mark.release
 @pytest.mark.parametrize("scheme", ["balls-in-bins", "fresh-bins"])
 def test_records_of_a_user_get_a_c_that_was_optimized(data, tmp_path, scheme):
-    asked = {"sampling": f"{scheme}:bins=4,epochs=3", "epsilon": 8, "algorithm": "els"}
+    requested = {"sampling": f"{scheme}:bins=4,epochs=3", "epsilon": 8, "algorithm": "els"}
     sums = []
-    for more in ([], ["--strategy=identity"]):
+    for extra in ([], ["--strategy=identity"]):
         output = tmp_path / str(len(sums))
-        flags = flags_of(**SMALL, **asked, data=data, output=output)
-        facts = printed("train", *flags, *more, "--report-only")
+        flags = flags_of(**SMALL, **requested, data=data, output=output)
+        facts = printed("train", *flags, *extra, "--report-only")
         del facts["schema"], facts["command"]
         assert facts["guarantee"]["details"]["accounted_group_size"] == 2
         assert verification.verify(facts).holds

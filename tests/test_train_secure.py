@@ -51,14 +51,14 @@ def test_every_release_is_the_streams_own_and_a_resumed_run_the_same(tmp_path) -
     state, key = trainer.init(SECRET.key("noise")), SECRET.key("noise")
     noise = trainer.execution.noise
     with jax.enable_x64(True):
-        own = noise.init(jax.ShapeDtypeStruct((2 * 32 * 8,), jnp.float32), key=key)
+        custom = noise.init(jax.ShapeDtypeStruct((2 * 32 * 8,), jnp.float32), key=key)
     ends, params = [], jax.tree.map(jnp.array, state.params)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         for result in trainer.run(state):
             # sums of the same data: those that a trainer with other noise forms there
             total, tree_of = ravel_pytree(other.sum(params, result.batch, result.step).gradient)
             with jax.enable_x64(True):
-                noised, own = noise.release(total, own)
+                noised, custom = noise.release(total, custom)
             for mine, theirs in zip(
                 jax.tree.leaves(result.release), jax.tree.leaves(tree_of(noised)), strict=True
             ):
@@ -71,10 +71,10 @@ def test_every_release_is_the_streams_own_and_a_resumed_run_the_same(tmp_path) -
                 assert {leaf.dtype for leaf in kept.noise.buffers} == {np.dtype(np.float64)}
                 checkpoints.save(kept, SECRET, {})
         checkpoints.wait()
-        found = checkpoints.restore(trainer.init(key), SECRET)
-        assert not found.damaged
-    *_, last = trainer.run(found.state)
-    jax.tree.map(np.testing.assert_array_equal, last.state.params, ends[-1])
+        restored = checkpoints.restore(trainer.init(key), SECRET)
+        assert not restored.damaged
+    *_, final = trainer.run(restored.state)
+    jax.tree.map(np.testing.assert_array_equal, final.state.params, ends[-1])
     plain = next(other.run(other.init(key)))  # the control: other noise moves them elsewhere
     assert np.abs(plain.state.params["embed"] - ends[0]["embed"]).max() > 1e-3
 
@@ -84,19 +84,19 @@ def test_a_report_states_the_price_and_none_without_it_holds(data, tmp_path) -> 
     settings = settings_for(data, tmp_path / "run", noise="secure", seed=-1)
     done = execute(prepare(settings))
     facts = json.loads((tmp_path / "run" / "privacy-report.json").read_text())
-    guarantee, before = facts["guarantee"], facts["guarantee"]["details"]
+    guarantee, details = facts["guarantee"], facts["guarantee"]["details"]
     assert done["privacy"]["guarantee"] == guarantee
     stream = NoiseStream(Identity(), iterations=6, noise_multiplier=1.0, clip_norm=1.0, secure=True)
     cost = stream.secure_cost(facts["parameters"])
-    asked = before["epsilon_before_grid"], before["delta_before_grid"]
-    assert (guarantee["epsilon"], guarantee["delta"]) == cost.total(*asked)
+    requested = details["epsilon_before_grid"], details["delta_before_grid"]
+    assert (guarantee["epsilon"], guarantee["delta"]) == cost.total(*requested)
     assert facts["noise"]["epsilon"] == cost.epsilon > 0
-    assert guarantee["epsilon"] > asked[0] <= 8.0 and guarantee["delta"] > asked[1]
+    assert guarantee["epsilon"] > requested[0] <= 8.0 and guarantee["delta"] > requested[1]
     assert privacy.SECURE_NOT_COVERED in facts["not_covered"]
     assert any(name == "secure noise" for name, _ in privacy.report_rows(facts))
     lies = [
-        {"guarantee": guarantee | {"epsilon": asked[0]}},
-        {"guarantee": guarantee | {"delta": asked[1]}},
+        {"guarantee": guarantee | {"epsilon": requested[0]}},
+        {"guarantee": guarantee | {"delta": requested[1]}},
         {"noise": facts["noise"] | {"epsilon": 0.0}},
         {"parameters": facts["parameters"] // 2},
     ]
@@ -116,5 +116,5 @@ def test_what_it_does_not_go_with_is_refused(data, tmp_path) -> None:  # noqa: F
     units = wired.units(synthetic_store(), "random")
     with pytest.raises(UsageError, match="one device, and there are 4"):
         wired.execution(units)
-    before = TrainConfig(factorization="f.npz").fingerprint
-    assert TrainConfig(factorization="f.npz", noise="secure").fingerprint != before
+    fingerprint = TrainConfig(factorization="f.npz").fingerprint
+    assert TrainConfig(factorization="f.npz", noise="secure").fingerprint != fingerprint

@@ -77,11 +77,11 @@ def test_a_microbatch_takes_what_the_compiled_program_does(width, records, layer
     rows = [jax.ShapeDtypeStruct((8, records, 64), dtype) for dtype in (jnp.int32, bool)]
     totals = jax.eval_shape(Totals.zero, model.params)
     program = jax.jit(add, donate_argnums=0).lower(totals, model.params, model.frozen, *rows)
-    found = program.compile().memory_analysis().temp_size_in_bytes
+    temp_size_in_bytes = program.compile().memory_analysis().temp_size_in_bytes
     settings = config(width=width, layers=layers, heads=2, length=64, remat=remat)
     run = execution(records=records)
     first, second = map(sizes.RunCost(work(settings), run, settings).memory, (8, 16))
-    assert 0.45 * (second - first) < found < 1.3 * (second - first)
+    assert 0.45 * (second - first) < temp_size_in_bytes < 1.3 * (second - first)
 
 
 def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
@@ -103,16 +103,18 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
         sizes.RunCost(small, run, settings).require()
 
 
-@pytest.mark.parametrize(("given", "devices", "copies", "taken"), [(21, 1, 1, 5), (24, 8, 2, 4)])
+@pytest.mark.parametrize(
+    ("arguments", "devices", "copies", "participated"), [(21, 1, 1, 5), (24, 8, 2, 4)]
+)
 def test_microbatches_of_any_size_are_halved_until_they_fit(
-    given, devices, copies, taken, monkeypatch
+    arguments, devices, copies, participated, monkeypatch
 ):
     monkeypatch.setattr(mesh, "devices", lambda: [None] * devices)
     monkeypatch.setattr(mesh, "on_cpu", lambda: True)
     monkeypatch.setattr(_sizes, "usable_memory", lambda: devices * 6.0)
     monkeypatch.setattr(sizes.RunCost, "memory", lambda _, microbatch: float(microbatch))
-    cost = sizes.RunCost(None, execution(microbatch=given), config(model_parallel=copies))
-    assert cost.fitting() == taken
+    cost = sizes.RunCost(None, execution(microbatch=arguments), config(model_parallel=copies))
+    assert cost.fitting() == participated
 
 
 def test_a_billion_parameters_fit_on_eight_devices(monkeypatch):
@@ -127,10 +129,12 @@ def test_a_billion_parameters_fit_on_eight_devices(monkeypatch):
     device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": limit})
     monkeypatch.setattr(mesh, "devices", lambda: [device] * 8)
     assert 9e9 < cost.memory(8) < 12e9
-    many = dataclasses.replace(cost, execution=execution(records=1, strategy=four, microbatch=512))
-    assert many.fitting() == 512
+    variant = dataclasses.replace(
+        cost, execution=execution(records=1, strategy=four, microbatch=512)
+    )
+    assert variant.fitting() == 512
     limit = 14e9
-    assert 8 <= many.fitting() < 512
+    assert 8 <= variant.fitting() < 512
     # several processes take what was asked for
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert many.fitting() == 512
+    assert variant.fitting() == 512

@@ -130,38 +130,38 @@ def test_every_question_looks_at_both_directions(question):
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_every_question_charges_its_failure_probability(question):
     ask = QUESTIONS[question]
-    for both in ((DELTA, 0.0), (0.0, DELTA), (DELTA * (1 - 0.5e-3), 0.0)):
+    for two_values in ((DELTA, 0.0), (0.0, DELTA), (DELTA * (1 - 0.5e-3), 0.0)):
         with pytest.raises(FailureError, match="not certified"):
-            ask(Known(lambda *_, both=both: both))
-    found = ask(Known(lambda *_: (DELTA * (1 - 1.001e-3), 0.0)))
-    assert found.beta == DELTA / 1000 and found.delta == DELTA
+            ask(Known(lambda *_, both=two_values: both))
+    actual = ask(Known(lambda *_: (DELTA * (1 - 1.001e-3), 0.0)))
+    assert actual.beta == DELTA / 1000 and actual.delta == DELTA
 
 
 def test_a_reported_delta_holds_both_directions_and_its_failure_probability():
     truth = Known.truth(3.0)
-    for both in ((truth, truth / 3), (truth / 3, truth)):
-        found = Engine(Known(lambda *_, both=both: both), 0).delta(3.0, 1.0)
-        assert found.delta == pytest.approx(truth * 1.001, rel=1e-9) and found.delta > truth
-        assert found.beta == pytest.approx(truth / 1000)
+    for two_values in ((truth, truth / 3), (truth / 3, truth)):
+        delta = Engine(Known(lambda *_, both=two_values: both), 0).delta(3.0, 1.0)
+        assert delta.delta == pytest.approx(truth * 1.001, rel=1e-9) and delta.delta > truth
+        assert delta.beta == pytest.approx(truth / 1000)
     for value in NO_BOUND:
-        for both in ((truth, value), (value, truth)):
-            found = Engine(Known(lambda *_, both=both: both), 0).delta(3.0, 1.0)
-            assert found.delta == 1.0  # nothing is shown, and that always holds
+        for two_values in ((truth, value), (value, truth)):
+            delta = Engine(Known(lambda *_, both=two_values: both), 0).delta(3.0, 1.0)
+            assert delta.delta == 1.0  # nothing is shown, and that always holds
 
 
 @pytest.mark.parametrize("question", ["noise_multiplier", "epsilon"])
 @pytest.mark.parametrize("refused", [0, 1, 2])
 def test_one_value_is_tested_in_a_round_and_released_where_it_is_accepted(question, refused):
-    place = 0 if question == "noise_multiplier" else 1
+    index = 0 if question == "noise_multiplier" else 1
     good, bad = (0.5 * DELTA, 0.5 * DELTA), (1.01 * DELTA, 0.0)
     model = Known(lambda truth, number, key: bad if number < refused else good)
-    found = QUESTIONS[question](model)
-    asked = [x[place] for x in model.asked]
-    assert len(asked) == found.tests == refused + 1
-    assert (found.noise_multiplier, found.epsilon)[place] == asked[-1]
+    actual = QUESTIONS[question](model)
+    requested = [x[index] for x in model.asked]
+    assert len(requested) == actual.tests == refused + 1
+    assert (actual.noise_multiplier, actual.epsilon)[index] == requested[-1]
     assert len(set(model.keys)) == len(model.keys)  # fresh samples for each
-    assert found.samples == model.sizes[-1]
-    assert found.beta == pytest.approx((refused + 1) * DELTA / 1000)
+    assert actual.samples == model.sizes[-1]
+    assert actual.beta == pytest.approx((refused + 1) * DELTA / 1000)
 
 
 def test_a_refused_first_value_starts_a_new_round_that_is_charged():
@@ -173,8 +173,8 @@ def test_a_refused_first_value_starts_a_new_round_that_is_charged():
     assert len(model.asked) == 3  # one in each round
     good = DELTA * (1 - 2.1e-3)
     model = Known(lambda truth, number, key: refuse if number == 0 else (good, 0.0))
-    found = Engine(model, 0).noise_multiplier(1.0, DELTA)
-    assert found.beta == 2 * DELTA / 1000 and len(set(model.keys)) == len(model.keys)
+    sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    assert sigma.beta == 2 * DELTA / 1000 and len(set(model.keys)) == len(model.keys)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -214,13 +214,13 @@ def test_bad_values_are_released_no_more_often_than_beta(wrong, monkeypatch):
                     )
                     for x in (3.1, 2.95, 2.94, 2.93)
                 ]
-                accepted = [verify.accepts(one.both, beta * DELTA, DELTA) for one in plan]
+                accepted = [verify.accepts(item.both, beta * DELTA, DELTA) for item in plan]
                 bad += any(accepted[1:])
                 continue
-            found = Engine(model, seed).noise_multiplier(1.0, DELTA)
+            sigma = Engine(model, seed).noise_multiplier(1.0, DELTA)
         except FailureError:
             continue
-        bad += Known.truth(found.noise_multiplier) > DELTA * (1 - beta)
+        bad += Known.truth(sigma.noise_multiplier) > DELTA * (1 - beta)
     limit = beta + 4 * math.sqrt(beta * (1 - beta) / runs)
     assert (bad / runs <= limit) == (not wrong)
     assert bad > 0  # the failures do happen
@@ -238,8 +238,8 @@ class Free:
     method: str = "free"
 
     def log_deltas(self, noise_multiplier, epsilon):
-        found = math.log(self.factor * Known.truth(noise_multiplier, epsilon))
-        return found, found - 1
+        factor = math.log(self.factor * Known.truth(noise_multiplier, epsilon))
+        return factor, factor - 1
 
     def noise_multiplier(self, epsilon, delta):
         return 3 * (self.factor * 1e-5 / delta * math.exp(1 - epsilon)) ** (1 / SLOPE)
@@ -248,7 +248,7 @@ class Free:
         return 1 + math.log(self.factor * Known.truth(noise_multiplier) / delta)
 
 
-def after(tests, factor):
+def outcomes(tests, factor):
     """σ of a free bound that leaves its share of δ to each test before it."""
     return Free(factor).noise_multiplier(1.0, DELTA * (1 - tests / 1000))
 
@@ -256,24 +256,24 @@ def after(tests, factor):
 def test_nothing_above_the_free_bound_is_ever_released():
     model = Known(lambda truth, number, key: (2 * DELTA, 0.0))  # no test is ever passed
     model.free = (Free(1.2),)
-    found = Engine(model, 0).noise_multiplier(1.0, DELTA)
-    assert found.method == "free" and found.beta == 0
-    assert found.noise_multiplier == pytest.approx(after(1, 1.2), rel=1e-9)
+    sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    assert sigma.method == "free" and sigma.beta == 0
+    assert sigma.noise_multiplier == pytest.approx(outcomes(1, 1.2), rel=1e-9)
     model.free = (Free(1e3),)  # far from the estimate, and still what holds
-    found = Engine(model, 0).noise_multiplier(1.0, DELTA)
-    assert found.method == "free" and found.beta == 0
+    sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    assert sigma.method == "free" and sigma.beta == 0
     # where tests are passed they win
     model = Known()
     model.free = (Free(1.2),)
-    found = Engine(model, 0).noise_multiplier(1.0, DELTA)
-    assert found.method == "known" and found.noise_multiplier < 3 * 1.2 ** (1 / SLOPE)
+    sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    assert sigma.method == "known" and sigma.noise_multiplier < 3 * 1.2 ** (1 / SLOPE)
 
 
 def test_exact_bounds_need_no_samples():
     model = Known(lambda *_: (math.nan, math.nan))
     model.free = (Free(1.0, exact=True), Free(2.0))
-    found = Engine(model, 0).noise_multiplier(1.0, DELTA)
-    assert not model.asked and found.noise_multiplier == pytest.approx(3.0)
+    sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    assert not model.asked and sigma.noise_multiplier == pytest.approx(3.0)
     assert Engine(model, 0).epsilon(3.0, DELTA).epsilon == pytest.approx(1.0)
     assert Engine(model, 0).delta(3.0, 1.0).delta == pytest.approx(1e-5)
     assert Engine(model, 0).certify(3.001, 1.0, DELTA).method == "free"
@@ -298,12 +298,14 @@ def test_where_samples_say_too_little_what_holds_without_them_is_given():
     for model in (far, refused):
         with pytest.raises(FailureError, match="not certified"):
             Engine(model, 0).noise_multiplier(1.0, DELTA)
-        told, model.free, model.pilots = [], (Free(1e3),), 0
+        reports, model.free, model.pilots = [], (Free(1e3),), 0
         model.asked.clear()
-        found = Engine(model, 0, told.append).noise_multiplier(1.0, DELTA)
-        assert found.method == "free" and len(model.asked) == (3 if model is refused else 0)
-        assert found.noise_multiplier == pytest.approx(after(len(model.asked), 1e3), rel=1e-9)
-        assert found.beta == 0 and "proved without samples" in told[-1].note and told[-1].lasting
+        sigma = Engine(model, 0, reports.append).noise_multiplier(1.0, DELTA)
+        assert sigma.method == "free" and len(model.asked) == (3 if model is refused else 0)
+        assert sigma.noise_multiplier == pytest.approx(outcomes(len(model.asked), 1e3), rel=1e-9)
+        assert (
+            sigma.beta == 0 and "proved without samples" in reports[-1].note and reports[-1].lasting
+        )
 
 
 class Nothing(Free):
@@ -319,15 +321,15 @@ def test_what_takes_long_without_samples_is_asked_where_they_say_too_little():
     loose.excess = math.log(4)
     for model in (refused, loose):
         model.free, model.slow = (Free(1e3),), (Free(1.2),)
-        found = Engine(model, 0).noise_multiplier(1.0, DELTA)
-        assert found.method == "free"
+        sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
+        assert sigma.method == "free"
         tests = 3 if model is refused else 1
-        assert found.noise_multiplier == pytest.approx(after(tests, 1.2), rel=1e-9)
+        assert sigma.noise_multiplier == pytest.approx(outcomes(tests, 1.2), rel=1e-9)
         # the control: a lower answer by samples stands
         model.slow = (Free(1e3),)
         other = Engine(model, 0).noise_multiplier(1.0, DELTA)
         assert (other.method == "known") == (model is loose)
-        assert other.noise_multiplier > 1.01 * found.noise_multiplier
+        assert other.noise_multiplier > 1.01 * sigma.noise_multiplier
     tight = Known()
     tight.free, tight.slow = (Free(1e3),), None  # is not asked
     assert Engine(tight, 0).noise_multiplier(1.0, DELTA).method == "known"
@@ -368,17 +370,17 @@ class KnownBound(DeterministicBound):
 def test_tests_have_their_share_of_delta_beside_another_analysis(question):
     """What that proves is reported after three refused tests: at what is left of δ, as δ."""
     mechanism = Mechanism(SMALL)
-    given = (1.0 if question == "noise_multiplier" else 3.0, DELTA)
+    arguments = (1.0 if question == "noise_multiplier" else 3.0, DELTA)
     proved = DeterministicAnalysis(mechanism, KnownBound())
     for answer, tests in ((2 * DELTA, 3), (0.5 * DELTA, 1)):  # refused, and accepted further out
         tested = VerifiedAnalysis(mechanism, Known(lambda *_, answer=answer: (answer, 0.0)), seed=0)
-        found = getattr(least([tested, proved]), question)(*given)
-        less = getattr(proved, question)(given[0], DELTA * (1 - tests / 1000))
-        assert getattr(found, question) == getattr(less, question) and found.delta == DELTA
-        assert ("without_answer" in found.details) == (tests == 3)
+        actual = getattr(least([tested, proved]), question)(*arguments)
+        less = getattr(proved, question)(arguments[0], DELTA * (1 - tests / 1000))
+        assert getattr(actual, question) == getattr(less, question) and actual.delta == DELTA
+        assert ("without_answer" in actual.details) == (tests == 3)
     # the control: without tests nothing is charged
-    whole = getattr(proved, question)(*given)
-    assert getattr(least([proved]), question)(*given) == whole
+    whole = getattr(proved, question)(*arguments)
+    assert getattr(least([proved]), question)(*arguments) == whole
     assert getattr(whole, question) < getattr(less, question)
 
 
@@ -402,9 +404,9 @@ def test_a_search_follows_the_slope_of_its_bounds():
     """Within a test: by the slope of δ̂ it would need more than there are rounds."""
     model = Flat()
     model.most_slack = 1.0
-    found = Engine(model, 0).noise_multiplier(1.0, DELTA)
-    least = 3 * 10 ** (3 / SLOPE)
-    assert least <= found.noise_multiplier < 1.02 * least and found.tests == 1
+    actual = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    lowest = 3 * 10 ** (3 / SLOPE)
+    assert lowest <= actual.noise_multiplier < 1.02 * lowest and actual.tests == 1
     model.ceiling = lambda sigma: 1e-4  # has no slope
     with pytest.raises(FailureError, match="not certified"):
         Engine(model, 0).noise_multiplier(1.0, DELTA)
@@ -428,12 +430,12 @@ class Chance(Known):
 
 def certified_again(seeds):
     """How many released σ are certified with another seed."""
-    held = 0
+    occupied = 0
     for seed in seeds:
         sigma = Engine(Chance(), seed).noise_multiplier(1.0, DELTA).noise_multiplier
         with contextlib.suppress(FailureError):
-            held += Engine(Chance(), 1000 + seed).certify(sigma, 1.0, DELTA).delta == DELTA
-    return held
+            occupied += Engine(Chance(), 1000 + seed).certify(sigma, 1.0, DELTA).delta == DELTA
+    return occupied
 
 
 def test_a_sigma_that_was_certified_is_certified_again(monkeypatch):
@@ -445,8 +447,8 @@ def test_a_sigma_that_was_certified_is_certified_again(monkeypatch):
 
 def test_each_round_of_a_certificate_has_its_own_samples_and_counts():
     model = Known(lambda truth, number, key: (DELTA * (1.1 - 0.06 * number), 0.0), samples=None)
-    found = Engine(model, 0).certify(3.2, 1.0, DELTA)
-    assert found.tests == 3 and found.beta == pytest.approx(3 * DELTA / 1000)
+    certificate = Engine(model, 0).certify(3.2, 1.0, DELTA)
+    assert certificate.tests == 3 and certificate.beta == pytest.approx(3 * DELTA / 1000)
     assert len(set(model.keys)) == 3 and model.sizes[1:] == [4 * size for size in model.sizes[:-1]]
 
 

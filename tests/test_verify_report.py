@@ -85,8 +85,8 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
     other = "bound" if guarantee["status"] == "certified" else "certified"
     for status in (other, "estimate"):
         lies.append({"guarantee": guarantee | {"status": status}})
-    found = verified(facts, filter(None, lies))
-    assert found.claims
+    actual = verified(facts, filter(None, lies))
+    assert actual.claims
     # what version 0.2 wrote beside it, where it says nothing
     former = facts["sampling"] | {"batch_size": None, "truncation": None}
     assert verification.verify(facts | {"sampling": former}).holds
@@ -123,10 +123,10 @@ def alterations(leaf):
 
 def with_leaf(facts, path, value):
     changed = json.loads(json.dumps(facts))
-    place = changed
+    index = changed
     for name in path[:-1]:
-        place = place[name]
-    place[path[-1]] = value
+        index = index[name]
+    index[path[-1]] = value
     return changed
 
 
@@ -148,31 +148,35 @@ def test_every_field_altered_is_refused_or_told(data, tmp_path, changes, monkeyp
     facts = report_of(data, tmp_path / "run", **changes)
     proved, prove = {}, verification.proofs.prove
 
-    def prove_once(mechanism, multiplier, stated, **rest):
+    def prove_once(mechanism, multiplier, stated, **remaining):
         key = mechanism.digest, multiplier, stated.delta, stated.status
         if key not in proved:
-            proved[key] = prove(mechanism, multiplier, stated, **rest)
+            proved[key] = prove(mechanism, multiplier, stated, **remaining)
         return proved[key]
 
     monkeypatch.setattr(verification.proofs, "prove", prove_once)
     assert verification.verify(facts).holds
-    believed, told = [], set()
+    believed, recorded = [], set()
     for path, leaf in places(facts):
         for value in alterations(leaf):
             try:
-                found = verification.verify(with_leaf(facts, path, value))
+                actual = verification.verify(with_leaf(facts, path, value))
             except UsageError:
                 continue
             names = [".".join(map(str, path[:end])) for end in range(1, len(path) + 1)]
-            if found.holds and not any(name in found.told for name in names):
+            if actual.holds and not any(name in actual.told for name in names):
                 believed.append((path, leaf, value))
-            elif found.holds:
-                told.add(names[-1])
+            elif actual.holds:
+                recorded.add(names[-1])
                 same_type = type(value) is type(leaf) or None in (leaf, value)
                 assert same_type or names[1:2] == ["account.details"], (path, value)
     assert not believed
-    assert "clipping.clip_norm" in told or "sampling.population" in told or "units.length" in told
-    assert not told & {"guarantee.epsilon", "noise_multiplier", "mechanism_digest"}
+    assert (
+        "clipping.clip_norm" in recorded
+        or "sampling.population" in recorded
+        or "units.length" in recorded
+    )
+    assert not recorded & {"guarantee.epsilon", "noise_multiplier", "mechanism_digest"}
 
 
 @pytest.mark.release
@@ -187,9 +191,9 @@ def test_a_certified_file_is_proved_again(data, tmp_path):  # noqa: F811
     # a certificate that may be wrong is not a proof that cannot be
     believed = []
     for change in ({"status": "exact"}, {"status": "bound"}, {"failure_probability": 0.0}):
-        both = {name: facts[name] | change for name in ("account", "guarantee")}
-        text = str(Guarantee(**both["guarantee"]))
-        if verification.verify(facts | both | {"statement": text}).holds:
+        pair = {name: facts[name] | change for name in ("account", "guarantee")}
+        text = str(Guarantee(**pair["guarantee"]))
+        if verification.verify(facts | pair | {"statement": text}).holds:
             believed.append(change)
     assert not believed
     # a C that does not fit is looked up in its file, and must be that of the digest
@@ -212,8 +216,8 @@ def test_the_command_line(data, tmp_path):  # noqa: F811
     said = runner.invoke(command, [str(path)], catch_exceptions=False)
     assert "not verifiable" in said.stdout
     assert "computed here" in said.stdout and "told by the report" in said.stdout
-    asked = json.loads(runner.invoke(command, [str(path), "--json"]).stdout)
-    assert asked["holds"] and len(asked["checks"]) > 10
+    printed = json.loads(runner.invoke(command, [str(path), "--json"]).stdout)
+    assert printed["holds"] and len(printed["checks"]) > 10
     for name, exit_code in (("train", 0), ("train: all is covered", 1)):  # as JSON is printed
         path.write_text(json.dumps({"schema": 1, "command": name, **facts}))
         assert runner.invoke(command, [str(path), "--quiet"]).exit_code == exit_code

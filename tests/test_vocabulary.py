@@ -104,7 +104,7 @@ def test_one_name_takes_one_kind_of_value():
     for path in EVERY:
         for name, option in visible(path).items():
             kinds[name][meaning(option)].append(" ".join(path))
-    twofold = {name: dict(found) for name, found in kinds.items() if len(found) > 1}
+    twofold = {name: dict(actual) for name, actual in kinds.items() if len(actual) > 1}
     assert not twofold
 
 
@@ -138,8 +138,8 @@ def test_the_older_names_are_hidden_and_mean_the_same():
                 value = [] if param.is_flag else ["7" if meaning(param) == "number" else "word"]
                 if param.type.name == "choice":
                     value = [param.type.choices[0]]
-                found = [_parsed(path, [name, *value])[param.name] for name in (param.main, older)]
-                assert found[0] == found[1] is not None, (path, older)
+                actual = [_parsed(path, [name, *value])[param.name] for name in (param.main, older)]
+                assert actual[0] == actual[1] is not None, (path, older)
 
 
 def _parsed(path, words):
@@ -188,10 +188,10 @@ def commands_of_the_manifest():
 
 def misspelt(text):
     """What is no word of today's vocabulary in a command; it is parsed, and not run."""
-    program, name, *rest = shlex.split(text)
+    program, name, *remaining = shlex.split(text)
     if program == "python":
         parser = benchmark(Path(name)).parser()
-        parser.parse_args(rest)
+        parser.parse_args(remaining)
         shown = {
             option
             for action in parser._actions
@@ -202,10 +202,10 @@ def misspelt(text):
         assert program == "mfopt"
         path = (name,)
         if path not in EVERY:  # of a group: a kind of account
-            path = (name, rest.pop(0))
-        EVERY[path].make_context(name, list(rest))
+            path = (name, remaining.pop(0))
+        EVERY[path].make_context(name, list(remaining))
         shown = set(visible(path))
-    return [word for word in rest if word.startswith("--") and word not in shown]
+    return [word for word in remaining if word.startswith("--") and word not in shown]
 
 
 def test_commands_of_the_manifest_are_spelt_as_today(monkeypatch):
@@ -271,7 +271,7 @@ def test_arguments_in_backticks_become_options_of_the_command_at_hand():
 
 def test_the_library_knows_no_options():
     """Error texts of mfopt name Python arguments; its commands' own texts may stand in quotes."""
-    found = []
+    collected = []
     for path in (path for path in FILES if path.is_relative_to(ROOT / "mfopt")):
         for node in ast.walk(parsed(path)):
             names = (
@@ -284,8 +284,8 @@ def test_the_library_knows_no_options():
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
                     text = re.sub(r"`mfopt [^`]*`", "", part.value)
                     if re.search(r"(?<![\w-])--[a-z]", text):
-                        found.append(f"{path.name}:{part.lineno}: {part.value}")
-    assert not found
+                        collected.append(f"{path.name}:{part.lineno}: {part.value}")
+    assert not collected
 
 
 # --- phrases that a reader who knows the field stumbles over ------------------------------------
@@ -347,7 +347,7 @@ def speech():
 
 def avoided(texts):
     wrong = re.compile("|".join(AVOIDED))
-    return [f"{place}: {found[0]}" for place, text in texts for found in wrong.finditer(text)]
+    return [f"{index}: {actual[0]}" for index, text in texts for actual in wrong.finditer(text)]
 
 
 def test_texts_speak_the_terms_of_the_field():

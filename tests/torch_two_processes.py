@@ -8,7 +8,7 @@ import torch
 warnings.filterwarnings("ignore")
 
 
-def main(rank: int, store: str, out: str) -> None:
+def main(rank: int, store: str, output: str) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2
     )
@@ -19,52 +19,52 @@ def main(rank: int, store: str, out: str) -> None:
 
     model, optimizer, loader = made_private()
     epoch(model, optimizer, loader, stop=3)
-    found = {"loop of opacus": [p.detach() for p in model.parameters()]}
+    actual = {"loop of opacus": [p.detach() for p in model.parameters()]}
     state = loader.run.keys.open(optimizer.state_dict()["mfopt_noise"])
-    found["buffers"] = "key" in state["noise"]
+    actual["buffers"] = "key" in state["noise"]
     torch.manual_seed(rank)
     uneven = torch.optim.SGD(torch.nn.Linear(4, 3).parameters(), lr=1.0)
     run = PrivateRun(test_torch_run.factorization(), 12, 0.5)
-    found["unequal"] = refusal(lambda: run.attach(uneven))
+    actual["unequal"] = refusal(lambda: run.attach(uneven))
     run, model, optimizer = plain()
     go(run, model, optimizer, 3)
-    found["plain"] = [p.detach() for p in model.parameters()]
-    for way in (zero, sharded):
-        run, model, optimizer = way()
+    actual["plain"] = [p.detach() for p in model.parameters()]
+    for variant in (zero, sharded):
+        run, model, optimizer = variant()
         with torch.no_grad():
             model(torch.ones(2, 4))  # leaves whole parameters in a sharded model
         go(run, model, optimizer, 2)
-        if way is sharded:
+        if variant is sharded:
             size = sum(p.numel() for p in network().parameters())
             kept = sum(buffer.numel() for buffer in run.noise.state_dict()["buffers"])
             assert kept < 0.6 * size * run.stream.recursion.slots, kept
-        if way is zero:
+        if variant is zero:
             optimizer.consolidate_state_dict(to=0)
             states = [optimizer.state_dict() if rank == 0 else None]
             torch.distributed.broadcast_object_list(states, src=0)
             state = states[0]
         else:
             state = optimizer.state_dict()
-        _, again, other = resumed = way(seed=5)
-        again.load_state_dict(model.state_dict())
+        _, repeated, other = resumed = variant(seed=5)
+        repeated.load_state_dict(model.state_dict())
         other.load_state_dict(state)
         go(*resumed, 1)
-        whole = [p.full_tensor() if way is sharded else p for p in again.parameters()]
-        found[way.__name__] = [p.detach() for p in whole]
+        whole = [p.full_tensor() if variant is sharded else p for p in repeated.parameters()]
+        actual[variant.__name__] = [p.detach() for p in whole]
     run, model, optimizer = sharded(seed=None)
     go(run, model, optimizer, 1)
     states = [optimizer.state_dict()]
     go(run, model, optimizer, 1)
     states.append(optimizer.state_dict())
     _, _, other = sharded(seed=None)
-    found["steps"] = refusal(lambda: other.load_state_dict(states[rank]))
-    found["caller"] = refusal(lambda: sharded(clipped_by_caller=True))
-    found["overlap"] = refusal(lambda: zero(overlap=True))
+    actual["steps"] = refusal(lambda: other.load_state_dict(states[rank]))
+    actual["caller"] = refusal(lambda: sharded(clipped_by_caller=True))
+    actual["overlap"] = refusal(lambda: zero(overlap=True))
     run, model, optimizer = sharded()
     next(iter(run.loader(test_torch_run.data())))
     model(torch.ones(2, 4)).sum().backward()
-    found["gradients"] = refusal(optimizer.step)
-    torch.save(found, out)
+    actual["gradients"] = refusal(optimizer.step)
+    torch.save(actual, output)
     torch.distributed.destroy_process_group()
 
 
@@ -81,11 +81,11 @@ def refusal(call) -> str:
 def go(run, model, optimizer, steps: int) -> None:
     from test_torch_run import data, loss_of
 
-    for place, batch in enumerate(run.loader(data())):
+    for index, batch in enumerate(run.loader(data())):
         run.backward(model, loss_of, batch)
         optimizer.step()
         optimizer.zero_grad()
-        if place + 1 == steps:
+        if index + 1 == steps:
             break
 
 

@@ -43,11 +43,11 @@ def main(arguments):
     if settings["per_unit"]:
         trainer._adder = microbatch_adder(model, execution.clipping, per_unit=True)
     state, secret = trainer.init(np.arange(1, 9, dtype=np.uint32)), RunSecret.pinned(1)
-    held, total = [0] * len(jax.devices()), 0
+    occupied, total = [0] * len(jax.devices()), 0
     for leaf in jax.tree.leaves((state.params, state.optimizer, state.noise)):
         total += leaf.nbytes
         for shard in leaf.addressable_shards:
-            held[shard.device.id] += shard.data.nbytes
+            occupied[shard.device.id] += shard.data.nbytes
     with Checkpoints(settings["output"] + ".checkpoints") as checkpoints:
         for result in trainer.run(state, 2):
             state = result.state
@@ -71,7 +71,7 @@ def main(arguments):
     facts = {"devices": len(jax.devices()), "kernel_shards": len(shards)}
     used = [device.id for leaf in jax.tree.leaves(state) for device in leaf.devices()]
     facts["used"] = sorted({*used})
-    print(json.dumps(facts | {"held": max(held), "total": total}))
+    print(json.dumps(facts | {"held": max(occupied), "total": total}))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from mfopt.training.data.store import METADATA
 
 def verified(facts, lies):
     """What is found in a report that holds, and that does not with any of ``lies`` in it."""
-    found = verification.verify(facts)
-    assert found.holds, [check for check in found.checks if not check.holds]
+    actual = verification.verify(facts)
+    assert actual.holds, [check for check in actual.checks if not check.holds]
     assert not [lie for lie in lies if _believed(facts | lie)]
-    return found
+    return actual
 
 
 def _believed(facts):
@@ -47,7 +47,7 @@ def clipped_sum(model, store, length, clip_norm):
     """
     slope = jax.jit(jax.grad(model.loss))
 
-    def of(params, units):
+    def subject(params, units):
         zero = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
         total = zero
         for records in units:
@@ -59,7 +59,7 @@ def clipped_sum(model, store, length, clip_norm):
             total = plus(total, mean, 1.0 if clip_norm is None else min(1.0, clip_norm / norm))
         return total
 
-    return of
+    return subject
 
 
 def dp_sgd(model, store, batches, *, length, clip_norm, noise, normalizer, rate):

@@ -8,10 +8,10 @@ from mfopt.sampling import Poisson
 
 def main(path: str) -> mfopt.Factorization:
     """Find, save, read, certify, calibrate and account for a mechanism of few iterations."""
-    made = mfopt.factorize(
+    factorization = mfopt.factorize(
         epochs=2, iterations_per_epoch=4, epsilon=2, delta=1e-5, strategy="identity", seed=0
     )
-    made.save(path)
+    factorization.save(path)
     read = mfopt.load(path)
     assert_type(read, mfopt.Factorization)
     assert_type(read.noise_multiplier, float)

@@ -49,10 +49,10 @@ def theirs(size: int, probability: float, iters: int, sigma: float) -> float:
 
     counts = np.arange(size + 1)
     weights = stats.binom.pmf(counts, size, probability)
-    one = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+    item = privacy_loss_distribution.from_mixture_gaussian_mechanism(
         sigma, counts.tolist(), weights.tolist(), value_discretization_interval=INTERVAL
     )
-    return float(one.self_compose(iters).get_epsilon_for_delta(DELTA))
+    return float(item.self_compose(iters).get_epsilon_for_delta(DELTA))
 
 
 def calibrated(options: Options) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def calibrated(options: Options) -> dict[str, Any]:
     from mfopt.sampling import Poisson
 
     mechanism = Mechanism(Poisson(options.probability, options.iters), group_size=183)
-    found, seconds = cpu(lambda: account(mechanism, epsilon=8.0, delta=DELTA))
-    sigma = found.noise_multiplier
+    actual, seconds = cpu(lambda: account(mechanism, epsilon=8.0, delta=DELTA))
+    sigma = actual.noise_multiplier
     return {"group_size": 183, "epsilon": 8.0, "noise_multiplier": sigma, "seconds": seconds}
 
 
@@ -72,12 +72,12 @@ def sweep(options: Options) -> dict[str, Any]:
     ours(2, options.probability, 10, 2.0), theirs(2, options.probability, 10, 2.0)  # imports
     setting = options.probability, options.iters, options.noise_multiplier
     sizes = range(1, options.group_size + 1)
-    asked = {*sizes} if options.all else {*options.timed, 1, options.group_size} & {*sizes}
-    own, rows = [], []
+    requested = {*sizes} if options.all else {*options.timed, 1, options.group_size} & {*sizes}
+    custom, rows = [], []
     for size in sizes:
         epsilon, seconds = cpu(ours, size, *setting)
-        own.append(seconds)
-        if size in asked:
+        custom.append(seconds)
+        if size in requested:
             reference, reference_seconds = cpu(theirs, size, *setting)
             rows.append(
                 {
@@ -90,22 +90,24 @@ def sweep(options: Options) -> dict[str, Any]:
                 }
             )
             print(f"K = {size}: {seconds:.2f} s, {reference_seconds:.2f} s", file=sys.stderr)
-    at, took = zip(*((r["group_size"], r["dp_accounting_seconds"]) for r in rows), strict=True)
-    total = float(np.interp(sizes, at, took).sum())
+    position, took = zip(
+        *((r["group_size"], r["dp_accounting_seconds"]) for r in rows), strict=True
+    )
+    total = float(np.interp(sizes, position, took).sum())
     between = f"interpolated between the {len(rows)} group sizes that were timed"
-    found = {
+    actual = {
         "what": f"epsilon for K = 1..{options.group_size}, each K from scratch; CPU seconds",
         **dict(zip(("probability", "iterations", "noise_multiplier"), setting, strict=True)),
         "delta": DELTA,
-        "mfopt_seconds": sum(own),
+        "mfopt_seconds": sum(custom),
         "dp_accounting_seconds": total,
-        "dp_accounting_total_is": between if len(rows) < len(own) else "measured at every K",
-        "ratio": total / sum(own),
+        "dp_accounting_total_is": between if len(rows) < len(custom) else "measured at every K",
+        "ratio": total / sum(custom),
         "ratio_at_the_timed_sizes": sum(took) / sum(r["mfopt_seconds"] for r in rows),
         "dp_accounting_interval": INTERVAL,
         "timed": rows,
     }
-    return {"sweep": found, "calibration": calibrated(options), **machine("dp_accounting")}
+    return {"sweep": actual, "calibration": calibrated(options), **machine("dp_accounting")}
 
 
 if __name__ == "__main__":

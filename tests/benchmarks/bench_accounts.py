@@ -85,14 +85,14 @@ def drawn(generator: np.random.Generator, kinds: tuple[str, ...] = tuple(SCHEMES
 
 def fault(mechanism: Mechanism, question: dict[str, Any]) -> tuple[str, str]:
     """("", how it ended) of an account; (what is wrong, its question) where something is."""
-    what = f"account({mechanism}, {question})"
+    arguments = f"account({mechanism}, {question})"
     try:
         answer = account(mechanism, **question)
     except (FailureError, UsageError) as refusal:
         fits = str(refusal) and "\n" not in str(refusal)
-        return ("", type(refusal).__name__) if fits else (f"message {refusal!r}", what)
+        return ("", type(refusal).__name__) if fits else (f"message {refusal!r}", arguments)
     except Exception:
-        return traceback.format_exc(), what
+        return traceback.format_exc(), arguments
     sigma, epsilon, delta = answer.noise_multiplier, answer.epsilon, answer.delta
     (sought,) = set(QUESTIONS) - set(question)
     low = answer.lower_bound or 0.0
@@ -104,7 +104,7 @@ def fault(mechanism: Mechanism, question: dict[str, Any]) -> tuple[str, str]:
         and all(math.isclose(getattr(answer, name), question[name]) for name in QUESTIONS[:3]
                 if name in question)
     )  # fmt: skip
-    return ("", answer.status) if fits else (f"answer {answer!r}", what)
+    return ("", answer.status) if fits else (f"answer {answer!r}", arguments)
 
 
 @bench.work

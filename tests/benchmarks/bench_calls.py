@@ -148,38 +148,38 @@ def hostile(param: Any, rng: random.Random) -> str:
 def generate(count: int, seed: int) -> Iterator[Call]:
     """``count`` calls, equally many of every command."""
     rng = random.Random(seed)
-    known = {path: options_of(path) for path in GOOD}
+    reference = {path: options_of(path) for path in GOOD}
     for index in range(count):
         path = list(GOOD)[index % len(GOOD)]
         words = shlex.split(GOOD[path])
         for _ in range(rng.choice((1, 1, 1, 2))):
-            words = _broken(words, known[path], rng)
-        if rng.random() < 0.3 and "--json" in known[path] and "--json" not in words:
+            words = _broken(words, reference[path], rng)
+        if rng.random() < 0.3 and "--json" in reference[path] and "--json" not in words:
             words.append("--json")
         yield [*path.split(), *words]
 
 
-def _broken(words: Call, known: dict[str, Any], rng: random.Random) -> Call:
+def _broken(words: Call, reference: dict[str, Any], rng: random.Random) -> Call:
     """``words`` with one thing wrong: a value, a word too many or too few, an option twice."""
     words = list(words)
     kind = rng.random()
-    if kind < 0.75 and known:
-        name = rng.choice(list(known))
-        param = known[name]
+    if kind < 0.75 and reference:
+        name = rng.choice(list(reference))
+        param = reference[name]
         if param.is_flag:
             return [*words, name]
         value = hostile(param, rng)
         if name in words:
-            place = words.index(name) + 1
-            words[place : place + 1] = [value]
+            index = words.index(name) + 1
+            words[index : index + 1] = [value]
             return words
         return [*words, name, value]
     if kind < 0.85 and words:
         words.pop(rng.randrange(len(words)))
         return words
     if kind < 0.95 and any(not word.startswith("-") for word in words):
-        place = rng.choice([i for i, word in enumerate(words) if not word.startswith("-")])
-        words[place] = rng.choice(PATHS)
+        index = rng.choice([i for i, word in enumerate(words) if not word.startswith("-")])
+        words[index] = rng.choice(PATHS)
         return words
     return [*words, rng.choice((*WORDS, "--no-such-option", "--eps", "-h", "--js"))]
 
@@ -197,8 +197,8 @@ def prepare(folder: Path, strategy: str = "sqrt") -> dict[str, str]:
     (folder / "text").write_text("hello")
     (folder / "empty").write_text("")
     with contextlib.redirect_stdout(io.StringIO()):
-        made = f"optimize --epochs 2 --iters 4 --eps 2 --delta 1e-3 --strategy {strategy} --seed 1"
-        main([*made.split(), "--certify-samples", "4096", "--quiet", "--out", places["FILE"]])
+        built = f"optimize --epochs 2 --iters 4 --eps 2 --delta 1e-3 --strategy {strategy} --seed 1"
+        main([*built.split(), "--certify-samples", "4096", "--quiet", "--out", places["FILE"]])
     (folder / "cut").write_bytes(Path(places["FILE"]).read_bytes()[:700])
     (folder / "locked").write_text("")
     (folder / "locked").chmod(0)
@@ -215,7 +215,7 @@ def run(call: Call, places: dict[str, str], seconds: float) -> dict[str, Any]:
 
     folder = Path(tempfile.mkdtemp(dir=places["FOLDER"]))
     words = [_placed(word, places, folder) for word in call]
-    out, err, code, stopped = io.StringIO(), io.StringIO(), 0, False
+    output, err, code, stopped = io.StringIO(), io.StringIO(), 0, False
     problem = ""
 
     def stop(*_: object) -> None:
@@ -223,11 +223,11 @@ def run(call: Call, places: dict[str, str], seconds: float) -> dict[str, Any]:
         stopped = True
         raise _OutOfTimeError
 
-    before, began = Path.cwd(), time.perf_counter()
+    previous_folder, began = Path.cwd(), time.perf_counter()
     previous = signal.signal(signal.SIGALRM, stop)
     os.chdir(folder)
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(err):
             signal.setitimer(signal.ITIMER_REAL, seconds)
             try:
                 main(words)
@@ -238,9 +238,9 @@ def run(call: Call, places: dict[str, str], seconds: float) -> dict[str, Any]:
     except BaseException as escaped:
         problem = f"traceback: {type(escaped).__name__}: {str(escaped)[:300]}"
     finally:
-        os.chdir(before)
+        os.chdir(previous_folder)
         signal.signal(signal.SIGALRM, previous)
-    problem = problem or judge(call, code, out.getvalue(), err.getvalue(), folder, stopped)
+    problem = problem or judge(call, code, output.getvalue(), err.getvalue(), folder, stopped)
     return {
         "call": call,
         "code": code,
@@ -253,17 +253,17 @@ def run(call: Call, places: dict[str, str], seconds: float) -> dict[str, Any]:
 
 
 def _placed(word: str, places: dict[str, str], folder: Path) -> str:
-    name, dot, rest = word.partition(".") if word.startswith("NEW") else word.partition("/")
+    name, dot, remaining = word.partition(".") if word.startswith("NEW") else word.partition("/")
     if name == "NEW":
-        return str(folder / f"new{dot}{rest}")
-    return places.get(name, name) + dot + rest
+        return str(folder / f"new{dot}{remaining}")
+    return places.get(name, name) + dot + remaining
 
 
-def judge(call: Call, code: int, out: str, err: str, folder: Path, stopped: bool) -> str:
+def judge(call: Call, code: int, output: str, err: str, folder: Path, stopped: bool) -> str:
     """What is wrong with how a call ended; an empty text where nothing is."""
     # an interrupt inside a garbage collector's callback is printed and dropped by Python itself
-    if "Traceback" in out + err and not (stopped and "Exception ignored in" in err):
-        return f"traceback printed: {(out + err)[-400:]}"
+    if "Traceback" in output + err and not (stopped and "Exception ignored in" in err):
+        return f"traceback printed: {(output + err)[-400:]}"
     if stopped:
         return "" if code in (0, 1, 2, 130) else f"exit code {code} for an interrupt"
     if code not in (0, 1, 2):
@@ -271,24 +271,30 @@ def judge(call: Call, code: int, out: str, err: str, folder: Path, stopped: bool
     lines = err.strip().splitlines()
     if code and not (lines and lines[-1].startswith(("mfopt: ", "Error: "))):
         return f"no reason given: {lines[-1:]}"
-    if code and "--json" in call and out.strip() and call[0] != "audit" and not _is_error(out):
+    if (
+        code
+        and "--json" in call
+        and output.strip()
+        and call[0] != "audit"
+        and not _is_error(output)
+    ):
         return "output in spite of an error"
     if any(part.name.endswith(".mfopt-part") for part in folder.rglob("*")):
         return "a part of a file was left"
     if code == 0:
         if "--json" in call and not {"-h", "--help", "--list", "--show-config"} & set(call):
             try:
-                _finite(json.loads(out))
+                _finite(json.loads(output))
             except ValueError as problem:
                 return f"not JSON: {problem}"
         return _meaningless(call)
     return ""
 
 
-def _is_error(out: str) -> bool:
+def _is_error(output: str) -> bool:
     """True for the JSON object of an error, and nothing else."""
     try:
-        return "error" in json.loads(out)
+        return "error" in json.loads(output)
     except ValueError:
         return False
 
@@ -303,11 +309,11 @@ def _finite(value: Any) -> None:
 
 def _meaningless(call: Call) -> str:
     path = " ".join(call[:2]) if " ".join(call[:2]) in GOOD else call[0]
-    known = options_of(path)
+    reference = options_of(path)
     if {"-h", "--help", "--list"} & set(call):
         return ""
     for name, value in itertools.pairwise(call):
-        param = known.get(name)
+        param = reference.get(name)
         numeric = param is not None and param.type.name in NUMERIC
         if numeric and value in NEVER and call.count(name) == 1:
             return f"success with {name} {value!r}"
@@ -330,9 +336,9 @@ def worker(calls: list[tuple[int, Call]], options: Options) -> None:
 
 def drive(calls: list[Call], options: Options) -> list[dict[str, Any]]:
     """All calls that there is time for, in a child that is replaced when a call ends it."""
-    left, results = collections.deque(enumerate(calls)), []
+    remainder, results = collections.deque(enumerate(calls)), []
     until = time.monotonic() + 60 * options.minutes
-    while left and time.monotonic() < until:
+    while remainder and time.monotonic() < until:
         child = subprocess.Popen(
             [sys.executable, __file__, "--worker", f"--seconds={options.seconds}"],
             stdin=subprocess.PIPE,
@@ -342,7 +348,7 @@ def drive(calls: list[Call], options: Options) -> list[dict[str, Any]]:
             env={**os.environ, "MPLBACKEND": "Agg", "HOME": tempfile.gettempdir()},
         )
         assert child.stdin is not None and child.stdout is not None
-        json.dump(list(left), child.stdin)
+        json.dump(list(remainder), child.stdin)
         child.stdin.close()
         begun = None
         for line in child.stdout:
@@ -352,8 +358,8 @@ def drive(calls: list[Call], options: Options) -> list[dict[str, Any]]:
             if "begun" in entry:
                 begun = entry["begun"]
                 continue
-            while left and left[0][0] <= entry["index"]:
-                left.popleft()
+            while remainder and remainder[0][0] <= entry["index"]:
+                remainder.popleft()
             if entry["gib"] > options.gib:
                 entry["problem"] = entry["problem"] or f"{entry['gib']:.1f} GiB"
                 # a fresh process, so that the next one's memory can be told
@@ -368,8 +374,8 @@ def drive(calls: list[Call], options: Options) -> list[dict[str, Any]]:
                 break
         child.wait()
         if begun is not None:
-            while left and left[0][0] <= begun:
-                left.popleft()
+            while remainder and remainder[0][0] <= begun:
+                remainder.popleft()
             problem = f"the process ended with {child.returncode}"
             results.append({"call": calls[begun], "code": child.returncode, "problem": problem})
             print(f"{shlex.join(calls[begun])[:200]}\n    {problem}", flush=True)
@@ -385,34 +391,34 @@ def called(options: Options) -> tuple[dict[str, Any] | None, bool]:
         worker([(index, call) for index, call in json.load(sys.stdin)], options)
         return None, False
     began = time.perf_counter()
-    made = generate(options.count, options.seed)
-    calls = [call for call in made if " ".join(call).startswith(options.only)]
+    built = generate(options.count, options.seed)
+    calls = [call for call in built if " ".join(call).startswith(options.only)]
     nothing = {"command": bench.how, "calls": 0, "codes": {}, "stopped_at_work": 0}
     nothing |= {"largest_gib": 0.0, "problems": [], "seconds": 0.0}
-    before = bench.earlier(nothing, same="command")
-    summary = added(before, drive(calls[before["calls"] :], options))
-    summary["seconds"] = round(before["seconds"] + time.perf_counter() - began, 1)
-    bench.begun -= before["seconds"]
+    original = bench.earlier(nothing, same="command")
+    summary = added(original, drive(calls[original["calls"] :], options))
+    summary["seconds"] = round(original["seconds"] + time.perf_counter() - began, 1)
+    bench.begun -= original["seconds"]
     if summary["calls"] < len(calls):
         print(f"{summary['calls']} of {len(calls)} calls; the same command goes on")
     return summary, bool(summary["problems"])
 
 
-def added(before: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
+def added(original: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
     """The report with more calls."""
-    codes = collections.Counter(before["codes"]) + collections.Counter(
+    codes = collections.Counter(original["codes"]) + collections.Counter(
         str(entry["code"]) for entry in results
     )
-    largest = max([before["largest_gib"], *(entry.get("gib", 0.0) for entry in results)])
+    largest = max([original["largest_gib"], *(entry.get("gib", 0.0) for entry in results)])
     wrong = [entry for entry in results if entry["problem"]]
     return {
-        **before,
-        "calls": before["calls"] + len(results),
+        **original,
+        "calls": original["calls"] + len(results),
         "codes": dict(sorted(codes.items())),
-        "stopped_at_work": before["stopped_at_work"]
+        "stopped_at_work": original["stopped_at_work"]
         + sum(entry.get("stopped", False) for entry in results),
         "largest_gib": round(largest, 2),
-        "problems": before["problems"]
+        "problems": original["problems"]
         + [{k: entry[k] for k in ("call", "code", "problem")} for entry in wrong],
     }
 

@@ -80,29 +80,29 @@ class Target:
         damaged = self.path.with_name(f"damaged-{self.path.name}")
         damaged.write_bytes(data)
         damaged.chmod(0o600)
-        most = max(2 * self.memory, OWN)
-        found, taken = self._loaded(damaged)
-        if taken > most:  # what is imported or compiled once is no part of it
-            found, taken = self._loaded(damaged)
-        self.most = max(self.most, taken)
-        if taken > most:
-            raise Broken(f"{taken} bytes were taken, and {self.memory} for the good file")
-        if found is None:
+        memory = max(2 * self.memory, OWN)
+        actual, participated = self._loaded(damaged)
+        if participated > memory:  # what is imported or compiled once is no part of it
+            actual, participated = self._loaded(damaged)
+        self.most = max(self.most, participated)
+        if participated > memory:
+            raise Broken(f"{participated} bytes were taken, and {self.memory} for the good file")
+        if actual is None:
             return "refused"
-        if found != self.good:
+        if actual != self.good:
             raise Broken("it loads with other contents")
         return "same"
 
     def _loaded(self, path: Path) -> tuple[Any, int]:
         """(what came of a file, or None where it was refused; the most bytes that it took)."""
-        found = None
+        actual = None
         with measured() as peak:
             try:
-                found = self._facts(self._load(path))
+                actual = self._facts(self._load(path))
             except (FailureError, UsageError) as problem:
                 if not str(problem).isprintable():
                     raise Broken(f"a message with control characters: {problem!r}") from None
-        return found, peak[0]
+        return actual, peak[0]
 
 
 @contextlib.contextmanager
@@ -119,7 +119,7 @@ def measured() -> Iterator[list[int]]:
 
 def targets(folder: Path) -> list[Target]:
     """Good files of several kinds."""
-    found = []
+    collected = []
     kinds: list[tuple[Any, Any]] = [
         (S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), workloads.PrefixSums()),
         (S.Toeplitz(1.0 / np.arange(1.0, N + 1)), workloads.Momentum(0.9, np.ones(N))),
@@ -130,7 +130,7 @@ def targets(folder: Path) -> list[Target]:
         guarantee = Guarantee(
             2.0, 1e-5, 12.5, status="certified", method="for this benchmark", details={"order": 7}
         )
-        made = Factorization(
+        factorization = Factorization(
             strategy,
             12.5,
             SCHEME,
@@ -139,17 +139,17 @@ def targets(folder: Path) -> list[Target]:
             np.arange(6.0).reshape(2, 3),
             {"command": "none"},
         )
-        found.append(Target(made.save(folder / f"{number}.npz"), mfopt.load, contents))
+        collected.append(Target(factorization.save(folder / f"{number}.npz"), mfopt.load, contents))
     params = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(5, np.float32)}
     stream = NoiseStream(
         kinds[0][0], iterations=N, noise_multiplier=1.25, clip_norm=1.0, sampling=SCHEME
     )
     _, state = stream.next(stream.init(params, seed=0))
     save_state(folder / "state.npz", stream, state)
-    found.append(
+    collected.append(
         Target(folder / "state.npz", lambda path: load_state(path, stream, params), of_state)
     )
-    return found
+    return collected
 
 
 def contents(factorization: Factorization) -> Any:
@@ -177,24 +177,26 @@ def bytes_changed(draw: Any, data: bytes) -> bytes:
     directory = max(data.find(b"PK\x01\x02"), 0)
     for _ in range(draw(st.integers(1, 4))):
         low = min(draw(st.sampled_from([0, directory])), len(changed) - 1)
-        at = draw(st.integers(low, len(changed) - 1))
+        drawn = draw(st.integers(low, len(changed) - 1))
         length = draw(st.sampled_from([1, 1, 1, 2, 4, 8, 64]))
-        way = draw(st.sampled_from(["set", "zero", "cut", "insert", "swap", "truncate", "ones"]))
-        if way == "set":
-            changed[at] = draw(st.integers(0, 255))
-        elif way == "zero":
-            changed[at : at + length] = bytes(len(changed[at : at + length]))
-        elif way == "ones":
-            changed[at : at + length] = b"\xff" * len(changed[at : at + length])
-        elif way == "cut":
-            del changed[at : at + length]
-        elif way == "insert":
-            changed[at:at] = draw(st.binary(min_size=length, max_size=length))
-        elif way == "swap":
+        variant = draw(
+            st.sampled_from(["set", "zero", "cut", "insert", "swap", "truncate", "ones"])
+        )
+        if variant == "set":
+            changed[drawn] = draw(st.integers(0, 255))
+        elif variant == "zero":
+            changed[drawn : drawn + length] = bytes(len(changed[drawn : drawn + length]))
+        elif variant == "ones":
+            changed[drawn : drawn + length] = b"\xff" * len(changed[drawn : drawn + length])
+        elif variant == "cut":
+            del changed[drawn : drawn + length]
+        elif variant == "insert":
+            changed[drawn:drawn] = draw(st.binary(min_size=length, max_size=length))
+        elif variant == "swap":
             other = draw(st.integers(low, len(changed) - 1))
-            changed[at], changed[other] = changed[other], changed[at]
+            changed[drawn], changed[other] = changed[other], changed[drawn]
         else:
-            del changed[at:]
+            del changed[drawn:]
         if not changed:
             return b""
     return bytes(changed)
@@ -208,26 +210,28 @@ _NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size
 def members_changed(draw: Any, data: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = [(name, archive.read(name)) for name in archive.namelist()]
-    at = draw(st.integers(0, len(members) - 1))
-    name, body = members[at]
-    way = draw(st.sampled_from(["drop", "double", "rename", "exchange", "body", "header", "order"]))
-    if way == "drop":
-        del members[at]
-    elif way == "double":
+    drawn = draw(st.integers(0, len(members) - 1))
+    name, body = members[drawn]
+    variant = draw(
+        st.sampled_from(["drop", "double", "rename", "exchange", "body", "header", "order"])
+    )
+    if variant == "drop":
+        del members[drawn]
+    elif variant == "double":
         members.append((name, members[draw(st.integers(0, len(members) - 1))][1]))
-    elif way == "rename":
-        members[at] = (draw(_NAMES) + ".npy", body)
-    elif way == "exchange":
-        members[at] = (name, members[draw(st.integers(0, len(members) - 1))][1])
-    elif way == "body":
-        members[at] = (name, draw(bytes_changed(body)))
-    elif way == "header":
+    elif variant == "rename":
+        members[drawn] = (draw(_NAMES) + ".npy", body)
+    elif variant == "exchange":
+        members[drawn] = (name, members[draw(st.integers(0, len(members) - 1))][1])
+    elif variant == "body":
+        members[drawn] = (name, draw(bytes_changed(body)))
+    elif variant == "header":
         shape = draw(st.lists(st.integers(-1, 2**40), max_size=3))
         dtype = draw(st.sampled_from(["<f8", "<i8", "|O", "<U9", ">f8", "<f4", "|V8", "<c16"]))
         order = draw(st.booleans())
         text = f"{{'descr': '{dtype}', 'fortran_order': {order}, 'shape': {tuple(shape)}, }}\n"
         tail = body[10 + int.from_bytes(body[8:10], "little") :]
-        members[at] = (
+        members[drawn] = (
             name,
             b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + tail,
         )
@@ -273,18 +277,18 @@ def contents_changed(draw: Any, data: bytes) -> bytes:
     if draw(st.booleans()):
         name = draw(st.sampled_from(proved))
         value = np.array(arrays[name])
-        way = draw(st.sampled_from(["entry", "shape", "type", "cut", "grow", "scale"]))
-        if way == "entry" and value.size:
+        drawn = draw(st.sampled_from(["entry", "shape", "type", "cut", "grow", "scale"]))
+        if drawn == "entry" and value.size:
             value.reshape(-1)[draw(st.integers(0, value.size - 1))] = (
                 draw(_NUMBERS) if value.dtype.kind == "f" else draw(st.integers(-(2**60), 2**60))
             )
-        elif way == "shape":
+        elif drawn == "shape":
             value = value.reshape(draw(st.sampled_from([(-1,), (1, -1), (-1, 1)])))
-        elif way == "type":
+        elif drawn == "type":
             value = value.astype(draw(st.sampled_from(["<f4", "<i8", ">f8", "<U8", "<c16"])))
-        elif way == "cut":
+        elif drawn == "cut":
             value = value.reshape(-1)[: draw(st.integers(0, max(value.size - 1, 0)))]
-        elif way == "grow":
+        elif drawn == "grow":
             value = np.zeros(draw(st.sampled_from([N + 1, 2**12, 2**20])), value.dtype)
         else:
             value = (value * draw(st.sampled_from([0.0, 0.5, 2.0, -1.0]))).astype(value.dtype)
@@ -308,12 +312,12 @@ def contents_changed(draw: Any, data: bytes) -> bytes:
 
 def _places(facts: dict[str, Any], holder: tuple[str, ...] = ()) -> list[tuple[Any, str]]:
     """Where a fact about the mechanism stands: (way to its object, name)."""
-    told = {"provenance", "guarantee", "workload"} if not holder else set()
-    found = [(holder, name) for name in facts if name not in told]
+    reports = {"provenance", "guarantee", "workload"} if not holder else set()
+    actual = [(holder, name) for name in facts if name not in reports]
     for name, value in facts.items():
-        if isinstance(value, dict) and name not in told:
-            found += _places(value, (*holder, name))
-    return found
+        if isinstance(value, dict) and name not in reports:
+            actual += _places(value, (*holder, name))
+    return actual
 
 
 WAYS = (bytes_changed, members_changed, contents_changed)
@@ -325,7 +329,9 @@ def peak() -> float:
     return int(line.split()[1]) / 1024
 
 
-def attack(target: Target, way: Any, counts: Counter[str], *, examples: int, number: int) -> None:
+def attack(
+    target: Target, variant: Any, counts: Counter[str], *, examples: int, number: int
+) -> None:
     """Load so many files damaged in one way."""
 
     @seed(number)
@@ -336,9 +342,9 @@ def attack(target: Target, way: Any, counts: Counter[str], *, examples: int, num
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(data=way(target.data))
+    @given(data=variant(target.data))
     def once(data: bytes) -> None:
-        counts[f"{target.path.name}, {way.__name__}: {target.check(data)}"] += 1
+        counts[f"{target.path.name}, {variant.__name__}: {target.check(data)}"] += 1
 
     once()
 
@@ -347,25 +353,25 @@ def attack(target: Target, way: Any, counts: Counter[str], *, examples: int, num
 def damaged(options: Options) -> tuple[dict[str, Any], bool]:
     """Damage files for so many minutes; exit code 1 where memory grew too much."""
     folder = Path(tempfile.mkdtemp(prefix="mfopt-fuzz-"))
-    known = targets(folder)
-    before, begun, counts = peak(), time.monotonic(), Counter[str]()
+    reference = targets(folder)
+    original, begun, counts = peak(), time.monotonic(), Counter[str]()
     round_ = 0
     try:
         while time.monotonic() - begun < 60 * options.minutes:
-            for target in known:
-                for way in WAYS:
-                    attack(target, way, counts, examples=200, number=options.seed + round_)
+            for target in reference:
+                for variant in WAYS:
+                    attack(target, variant, counts, examples=200, number=options.seed + round_)
                     round_ += 1
     except BaseException:
         print(f"the file is kept in {folder}")
         raise
-    grown = peak() - before
+    grown = peak() - original
     return {
         "minutes": round((time.monotonic() - begun) / 60, 1),
         "files": sum(counts.values()),
         "peak_growth_mib": round(grown, 1),
         "bytes taken, good file and most": {
-            target.path.name: [target.memory, target.most] for target in known
+            target.path.name: [target.memory, target.most] for target in reference
         },
         "outcomes": dict(sorted(counts.items())),
     }, grown > 200

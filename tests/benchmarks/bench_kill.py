@@ -103,7 +103,7 @@ class Running:
             )
             self._pid = self._process.pid
         else:
-            self._pid = copied(lambda: told(words), error, limit)
+            self._pid = copied(lambda: reports(words), error, limit)
         os.close(error)
 
     def spent(self) -> float:
@@ -144,8 +144,8 @@ class Running:
 
 
 def ended(pid: int) -> int | None:
-    found, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if found else None
+    actual, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if actual else None
 
 
 def heard(pipe: int) -> str:
@@ -181,7 +181,7 @@ def copied(function: Callable[[], int], error: int, limit: int | None = None) ->
         os._exit(code)
 
 
-def told(words: list[str]) -> int:
+def reports(words: list[str]) -> int:
     """The exit code of a command."""
     from mfopt_cli.main import main
 
@@ -223,48 +223,48 @@ def killed(options: Options) -> tuple[dict[str, Any], bool]:
     works = facts.setdefault("seconds_undisturbed", {})
     undisturbed: dict[str, str] = {}
     for name in options.commands:
-        known = works.get(name)  # from an earlier part
-        for _ in range(1 if known else 2):  # the first one compiles
+        value = works.get(name)  # from an earlier part
+        for _ in range(1 if value else 2):  # the first one compiles
             running = Running(COMMANDS[name].format(folder := fresh(root), data))
-            works[name] = known or round(running.watched(), 2)
+            works[name] = value or round(running.watched(), 2)
             code, said = running.wait()
             if code:
                 raise SystemExit(f"{name} does not even run undisturbed: {said}")
         undisturbed[name] = table(folder)
-    before, until = facts["seconds"], time.monotonic() + 60 * options.minutes
+    seconds, until = facts["seconds"], time.monotonic() + 60 * options.minutes
     while (number := len(facts["moments"])) < options.moments:
         if time.monotonic() > until:
             print(f"{number} of {options.moments} moments; the same command goes on")
             break
         rng = random.Random(f"{options.seed} {number}")
-        name, way = options.commands[number % len(options.commands)], rng.choice(WAYS)
+        name, variant = options.commands[number % len(options.commands)], rng.choice(WAYS)
         cold = rng.randrange(COLD) == 0
         whole = works[name] + (importing if cold else 0.0)
-        row, faults = one(name, way, cold, rng, root, data, whole, undisturbed[name])
+        row, faults = item(name, variant, cold, rng, root, data, whole, undisturbed[name])
         facts["moments"].append(row)
         # a report names no folder of the machine
         facts["faults"] += [re.sub(r"(?:/[\w.+-]+)+/", "", fault) for fault in faults]
-        facts["seconds"] = round(before + time.perf_counter() - started, 1)
+        facts["seconds"] = round(seconds + time.perf_counter() - started, 1)
         print(f"{number + 1}/{options.moments} {row}: {len(facts['faults'])} faults", flush=True)
         write(bench.out, facts)
     shutil.rmtree(root)
-    bench.begun = started - before
+    bench.begun = started - seconds
     return summed(facts), bool(facts["faults"])
 
 
-def write(out: Path | None, facts: dict[str, Any]) -> None:
+def write(output: Path | None, facts: dict[str, Any]) -> None:
     """Keep what there is. (:meth:`Bench.keep` asks JAX for its device: a later copy hangs.)"""
     from mfopt._runtime import _files
 
-    if out is not None:
-        _files.write(out, json.dumps(summed(facts), indent=2, ensure_ascii=False) + "\n")
+    if output is not None:
+        _files.write(output, json.dumps(summed(facts), indent=2, ensure_ascii=False) + "\n")
 
 
 def summed(facts: dict[str, Any]) -> dict[str, Any]:
     """The report, with how often each command ended how."""
     outcomes: collections.Counter[str] = collections.Counter()
-    for name, way, _, code in facts["moments"]:
-        outcomes[f"{name}, {way}: exit {code}"] += 1
+    for name, variant, _, code in facts["moments"]:
+        outcomes[f"{name}, {variant}: exit {code}"] += 1
     return {**facts, "outcomes": dict(sorted(outcomes.items()))}
 
 
@@ -293,9 +293,9 @@ def fresh(root: Path) -> Path:
     return folder
 
 
-def one(
+def item(
     name: str,
-    way: str,
+    variant: str,
     cold: bool,
     rng: random.Random,
     root: Path,
@@ -309,28 +309,28 @@ def one(
     """
     folder = fresh(root)
     command = COMMANDS[name].format(folder, data)
-    if way == "disk full":
-        at: float = rng.choice(LIMITS)
-        code, said = Running(command, limit=int(at), cold=cold).wait()
+    if variant == "disk full":
+        position: float = rng.choice(LIMITS)
+        code, said = Running(command, limit=int(position), cold=cold).wait()
         allowed = {0, 1, 2}
     else:
-        at = round(rng.random(), 3)
+        position = round(rng.random(), 3)
         running = Running(command, cold=cold)
-        running.end_after(at * whole, SIGNALS[way])
+        running.end_after(position * whole, SIGNALS[variant])
         code, said = running.wait()
-        allowed = {0, -9} if way == "kill -9" else {0, 128 + SIGNALS[way]}
-    where = f"{name}, {way} at {at:g}: "
+        allowed = {0, -9} if variant == "kill -9" else {0, 128 + SIGNALS[variant]}
+    label = f"{name}, {variant} at {position:g}: "
     faults = []
     if code not in allowed and not cold:
-        faults.append(f"{where}exit code {code}: {said[-300:]}")
-    if "Traceback" in said and not (cold and way != "disk full"):
-        faults.append(f"{where}traceback: {said[-1500:]}")
+        faults.append(f"{label}exit code {code}: {said[-300:]}")
+    if "Traceback" in said and not (cold and variant != "disk full"):
+        faults.append(f"{label}traceback: {said[-1500:]}")
     if code == 0 and not complete(name, folder):
-        faults.append(f"{where}exit code 0 without the whole output")
-    faults += [where + text for text in afterwards(name, command, root, folder)]
+        faults.append(f"{label}exit code 0 without the whole output")
+    faults += [label + text for text in afterwards(name, command, root, folder)]
     if any(folder.iterdir()) and table(folder) != undisturbed:
-        faults.append(f"{where}another table than undisturbed: {table(folder)}")
-    return [name, way + (", cold" if cold else ""), at, code], faults
+        faults.append(f"{label}another table than undisturbed: {table(folder)}")
+    return [name, variant + (", cold" if cold else ""), position, code], faults
 
 
 def afterwards(name: str, command: str, root: Path, folder: Path) -> list[str]:
@@ -345,12 +345,12 @@ def afterwards(name: str, command: str, root: Path, folder: Path) -> list[str]:
         command += " --force"
 
     def look() -> int:
-        found = wrong(folder) + wrong(root / "proofs")
-        code = told(shlex.split(command))
+        actual = wrong(folder) + wrong(root / "proofs")
+        code = reports(shlex.split(command))
         if code or not complete(name, folder):
-            found.append(f"run again it gives exit code {code}")
-        found += wrong(folder)
-        report.write_text(json.dumps(found))
+            actual.append(f"run again it gives exit code {code}")
+        actual += wrong(folder)
+        report.write_text(json.dumps(actual))
         return 0
 
     said, error = os.pipe()
@@ -367,7 +367,7 @@ def wrong(folder: Path) -> list[str]:
     """Files that cannot be read whole."""
     import mfopt
 
-    found = []
+    collected = []
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if hidden or not path.is_file() or "checkpoints" in path.parts or "cache" in path.parts:
@@ -380,8 +380,8 @@ def wrong(folder: Path) -> list[str]:
             elif path.suffix in (".png", ".svg", ".toml", ".txt"):
                 assert path.stat().st_size > 0, "empty"
         except Exception as problem:
-            found.append(f"{path.name} is damaged: {problem}")
-    return found
+            collected.append(f"{path.name} is damaged: {problem}")
+    return collected
 
 
 def table(folder: Path) -> str:

@@ -134,28 +134,32 @@ def failures(
     """Searches whose RMSE is not finite and within ``limit`` percent of a known best, as lines."""
     lines = []
     for row in rows:
-        there, value = best.get(Cell(*row["cell"])), row["rmse"]
-        if there is None:
+        target, value = best.get(Cell(*row["cell"])), row["rmse"]
+        if target is None:
             lines.append(f"no best value is known: {row['cell']}")
-        elif not (math.isfinite(value) and value <= there[0] * (1 + limit / 100)):
-            lines.append(f"{value:.6g} where {there[0]:.6g} is known: {row['cell']}, {row['seed']}")
+        elif not (math.isfinite(value) and value <= target[0] * (1 + limit / 100)):
+            lines.append(
+                f"{value:.6g} where {target[0]:.6g} is known: {row['cell']}, {row['seed']}"
+            )
     return lines
 
 
 def excesses(rows: list[dict[str, Any]]) -> list[str]:
     """Cells in which a kind ended more than 0.3% above one that it contains, as lines."""
     worst: dict[tuple[Any, ...], float] = {}
-    least: dict[tuple[Any, ...], float] = {}
+    lowest: dict[tuple[Any, ...], float] = {}
     for row in rows:
-        at = tuple(row["cell"])
-        worst[at] = max(worst.get(at, 0.0), row["rmse"])
-        least[at] = min(least.get(at, row["rmse"]), row["rmse"])
+        cell = tuple(row["cell"])
+        worst[cell] = max(worst.get(cell, 0.0), row["rmse"])
+        lowest[cell] = min(lowest.get(cell, row["rmse"]), row["rmse"])
     lines = []
     for small, large in CONTAINED:
-        for at, value in least.items():
-            above = worst.get((large, *at[1:]), 0.0)
-            if at[0] == small and above > value * (1 + LIMIT / 100):
-                lines.append(f"{large} above {small} by {100 * (above / value - 1):.2f}%: {at[1:]}")
+        for cell, value in lowest.items():
+            above = worst.get((large, *cell[1:]), 0.0)
+            if cell[0] == small and above > value * (1 + LIMIT / 100):
+                lines.append(
+                    f"{large} above {small} by {100 * (above / value - 1):.2f}%: {cell[1:]}"
+                )
     return lines
 
 
@@ -174,11 +178,11 @@ parser, main = bench.parser, bench.main
 @bench.work
 def searched(options: Options) -> tuple[dict[str, Any], bool]:
     """Run the cells, and say how far above the best each ended."""
-    wanted = CHECK if options.check else every()
-    wanted = [cell for cell in wanted if not options.kinds or cell.kind in options.kinds]
+    required = CHECK if options.check else every()
+    required = [cell for cell in required if not options.kinds or cell.kind in options.kinds]
     best, rows = known(), list[dict[str, Any]]()
     commit = (_version.commit() or "unknown")[:7]
-    for cell in wanted:
+    for cell in required:
         seeds = (1 if cell in LONG else 2) if options.check else options.seeds
         for seed in range(options.first_seed, options.first_seed + seeds):
             (value, status), seconds = cpu(rmse, cell, seed)
@@ -197,12 +201,12 @@ def searched(options: Options) -> tuple[dict[str, Any], bool]:
                 }
             )
             mark = "  <--" if excess > LIMIT else ""
-            where = "  ".join(map(str, cell))
-            print(f"{where}  seed {seed}: {value:.5g}, +{excess:.2f}%{mark}", flush=True)
+            label = "  ".join(map(str, cell))
+            print(f"{label}  seed {seed}: {value:.5g}, +{excess:.2f}%{mark}", flush=True)
     for row in rows:  # against the best of all, those of this run among them
-        there = best.get(Cell(*row["cell"]))
-        if there is not None:
-            row["percent above the best known"] = round(100 * (row["rmse"] / there[0] - 1), 3)
+        target = best.get(Cell(*row["cell"]))
+        if target is not None:
+            row["percent above the best known"] = round(100 * (row["rmse"] / target[0] - 1), 3)
     largest = max(row["percent above the best known"] for row in rows)
     failed = failures(rows, best, LIMIT if options.check else LIMIT_RELEASE)
     contained = excesses(rows)

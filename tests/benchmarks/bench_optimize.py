@@ -57,12 +57,12 @@ def command(folder: Path, kept: Path, *words: str) -> dict[str, Any]:
     )
     wall = time.perf_counter() - begun
     spent, memory = map(float, done.stderr.split()[-2:])
-    taken = {"wall seconds": wall, "CPU seconds": spent, "GiB": memory}
+    participated = {"wall seconds": wall, "CPU seconds": spent, "GiB": memory}
     if "--json" not in words:
-        return taken
-    found = json.loads(done.stdout)
-    said = {name: found[name] for name in ("rmse", "noise_multiplier", "certified")}
-    return {**taken, **said, "evaluations": found["provenance"]["evaluations"]}
+        return participated
+    printed = json.loads(done.stdout)
+    said = {name: printed[name] for name in ("rmse", "noise_multiplier", "certified")}
+    return {**participated, **said, "evaluations": printed["provenance"]["evaluations"]}
 
 
 def optimized(folder: Path, kept: Path, epochs: int, bins: int) -> dict[str, Any]:
@@ -97,14 +97,14 @@ def started(folder: Path, repeats: int) -> dict[str, Any]:
 @bench.work
 def measured(options: Options) -> dict[str, Any]:
     """Everyday commands, then sizes."""
-    found, ticks = machine("jax", "numpy"), [yardstick()]
+    actual, ticks = machine("jax", "numpy"), [yardstick()]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found["commands"], found["sizes"] = started(folder, options.repeats), {}
+        actual["commands"], actual["sizes"] = started(folder, options.repeats), {}
         for size in options.sizes:
-            found["sizes"][size] = optimized(folder, folder / size, *SIZES[size])
-            print(size, found["sizes"][size], flush=True)
-    return {**found, "yardstick": [*ticks, yardstick()]}
+            actual["sizes"][size] = optimized(folder, folder / size, *SIZES[size])
+            print(size, actual["sizes"][size], flush=True)
+    return {**actual, "yardstick": [*ticks, yardstick()]}
 
 
 if __name__ == "__main__":

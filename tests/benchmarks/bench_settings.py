@@ -125,31 +125,31 @@ def check(setting: Setting) -> Setting:
     if sigma == 0:
         return result
     with _measured(result, "epsilon"):
-        found = account(mechanism, noise_multiplier=sigma, delta=delta)
+        guarantee = account(mechanism, noise_multiplier=sigma, delta=delta)
     with _measured(result, "delta"):
         back = account(mechanism, noise_multiplier=sigma, epsilon=target).delta
-    result |= {"found": found.epsilon, "below": found.details.get("bracket", [0.0])[0]}
-    if found.epsilon > target * (1 + 2e-5) + 1e-12:
-        wrong.append(f"ε = {found.epsilon} at its own σ")
+    result |= {"found": guarantee.epsilon, "below": guarantee.details.get("bracket", [0.0])[0]}
+    if guarantee.epsilon > target * (1 + 2e-5) + 1e-12:
+        wrong.append(f"ε = {guarantee.epsilon} at its own σ")
     if back > delta * (1 + 1e-9):
         wrong.append(f"δ = {back} at its own σ")
-    if not result["below"] <= found.epsilon:
+    if not result["below"] <= guarantee.epsilon:
         wrong.append("lower bound above the answer")
     # σ is the least: with a thousandth less noise the target is missed
     less = _epsilon(setting, sigma * 0.995)
     if 0 < less < target * (1 - _SLACK):
         wrong.append(f"σ is not the smallest: ε = {less} with 0.5% less")
     for name, worse in _worse(setting).items():
-        more = _epsilon(worse, sigma)
-        if more < found.epsilon * (1 - _SLACK) - 1e-8:
-            wrong.append(f"not monotone in {name}: {found.epsilon} -> {more}")
+        extra = _epsilon(worse, sigma)
+        if extra < guarantee.epsilon * (1 - _SLACK) - 1e-8:
+            wrong.append(f"not monotone in {name}: {guarantee.epsilon} -> {extra}")
     return result
 
 
 def _epsilon(setting: Setting, sigma: float) -> float:
     """What ``account`` would say, without the other end of its bracket, which takes as long."""
-    found: Any = analysis(make(setting))
-    return float(found.parts[-1].bound.profile(sigma).epsilon(setting["delta"]))
+    bound: Any = analysis(make(setting))
+    return float(bound.parts[-1].bound.profile(sigma).epsilon(setting["delta"]))
 
 
 def _worse(setting: Setting) -> dict[str, Setting]:
@@ -180,15 +180,15 @@ def reference(result: Setting, finer: float = 1.0) -> list[float]:
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    sigma, how = result["noise_multiplier"], {}
-    how["value_discretization_interval"] = _interval(result, finer)
+    sigma, options = result["noise_multiplier"], {}
+    options["value_discretization_interval"] = _interval(result, finer)
 
     def one_round(pessimistic: bool) -> Any:
-        more = {**how, "pessimistic_estimate": pessimistic}
+        extra = {**options, "pessimistic_estimate": pessimistic}
         if result["group_size"] > 1:
-            return pld.from_mixture_gaussian_mechanism(sigma, *_mixture(result), **more)
+            return pld.from_mixture_gaussian_mechanism(sigma, *_mixture(result), **extra)
         p = result["probability"]
-        return pld.from_gaussian_mechanism(sigma, sampling_prob=p, **more)
+        return pld.from_gaussian_mechanism(sigma, sampling_prob=p, **extra)
 
     return [
         one_round(pessimistic)
@@ -215,13 +215,13 @@ def hopeless(result: Setting, seconds: float, finer: float = 1.0) -> bool:
 
     directions, span = privacy_loss_mechanism.AdjacencyType, 0.0
     for direction in (directions.REMOVE, directions.ADD):
-        one = privacy_loss_mechanism.MixtureGaussianPrivacyLoss(
+        item = privacy_loss_mechanism.MixtureGaussianPrivacyLoss(
             result["noise_multiplier"], *_mixture(result), adjacency_type=direction
         )
-        ends = one.connect_dots_bounds()
+        ends = item.connect_dots_bounds()
         span += ends.epsilon_upper - ends.epsilon_lower
-    most = _REFERENCE_POINTS[result["group_size"] > 1] * seconds
-    return bool(span / _interval(result, finer) > most)
+    limit = _REFERENCE_POINTS[result["group_size"] > 1] * seconds
+    return bool(span / _interval(result, finer) > limit)
 
 
 def contradiction(brackets: list[list[float]]) -> bool:
@@ -260,34 +260,34 @@ def isolated(work: Callable[[], Any], seconds: float) -> tuple[Any, int, str]:
         peak = usage.ru_maxrss * 1024
         if os.WIFSIGNALED(status):
             return None, peak, f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
-        found = pickle.load(pipe)  # our own child's
-        return (None, peak, found) if os.WEXITSTATUS(status) else (found, peak, "")
+        loaded = pickle.load(pipe)  # our own child's
+        return (None, peak, loaded) if os.WEXITSTATUS(status) else (loaded, peak, "")
 
 
 def examine(setting: Setting, *, compare: bool) -> Setting:
     """All checks of one setting, each in its own process."""
-    found, peak, problem = isolated(lambda: check(setting), 12 * SECONDS)
-    if found is None:
+    actual, peak, problem = isolated(lambda: check(setting), 12 * SECONDS)
+    if actual is None:
         return {**setting, "wrong": [problem], "peak": peak}
-    found["peak"] = peak
+    actual["peak"] = peak
     if peak > BYTES:
-        found["wrong"].append(f"{peak / 2**30:.2f} GiB")
-    bracket = _asked(found, _REFERENCE_SECONDS) if compare and found.get("found") else None
+        actual["wrong"].append(f"{peak / 2**30:.2f} GiB")
+    bracket = _asked(actual, _REFERENCE_SECONDS) if compare and actual.get("found") else None
     if bracket is not None:
-        found["reference"] = bracket
+        actual["reference"] = bracket
         low, high = bracket
-        if not low * (1 - 1e-6) - 1e-9 <= found["found"] <= high * (1 + _ABOVE) + 1e-9:
-            said = f"ε = {found['found']} outside dp_accounting's {tuple(bracket)}"
-            found["grids"] = grids(found)
-            if contradiction(found["grids"]):
-                found["contradictory_reference"] = said
+        if not low * (1 - 1e-6) - 1e-9 <= actual["found"] <= high * (1 + _ABOVE) + 1e-9:
+            said = f"ε = {actual['found']} outside dp_accounting's {tuple(bracket)}"
+            actual["grids"] = grids(actual)
+            if contradiction(actual["grids"]):
+                actual["contradictory_reference"] = said
             elif setting["delta"] < _FLOOR:
-                found["beyond_floor"] = said
+                actual["beyond_floor"] = said
             elif setting.get("number") in ARBITRATED:
-                found["arbitrated"] = said
+                actual["arbitrated"] = said
             else:
-                found["wrong"].append(said)
-    return found
+                actual["wrong"].append(said)
+    return actual
 
 
 def _asked(result: Setting, seconds: float, finer: float = 1.0) -> list[float] | None:
@@ -302,23 +302,23 @@ def _asked(result: Setting, seconds: float, finer: float = 1.0) -> list[float] |
 
 def grids(result: Setting) -> list[list[float]]:
     """The reference's bracket and, if it has them in time, those on two other grids."""
-    most = 3 * _REFERENCE_SECONDS
-    coarse, fine = _asked(result, most, 1 / 3), _asked(result, most, 3.0)
-    fine = fine or _asked(result, most, 2.0)
-    return [one for one in (coarse, result["reference"], fine) if one is not None]
+    limit = 3 * _REFERENCE_SECONDS
+    coarse, fine = _asked(result, limit, 1 / 3), _asked(result, limit, 3.0)
+    fine = fine or _asked(result, limit, 2.0)
+    return [item for item in (coarse, result["reference"], fine) if item is not None]
 
 
-def known(log: Path | None, chosen: list[Setting]) -> list[Setting]:
+def finished(log: Path | None, chosen: list[Setting]) -> list[Setting]:
     """What the log has of the settings that were chosen, as they are drawn today."""
     if log is None or not log.is_file():
         return []
-    found = [json.loads(line) for line in log.read_text().splitlines()]
+    actual = [json.loads(line) for line in log.read_text().splitlines()]
     # of a setting that was examined again, what was found last
-    latest = {one["number"]: one for one in found if one["number"] < len(chosen)}
-    here = [latest[number] for number in sorted(latest)]
-    if any({**one, **chosen[one["number"]]} != one for one in here):
+    latest = {item["number"]: item for item in actual if item["number"] < len(chosen)}
+    current = [latest[number] for number in sorted(latest)]
+    if any({**item, **chosen[item["number"]]} != item for item in current):
         raise SystemExit(f"--log {log}: its settings are other ones")
-    return here
+    return current
 
 
 def summary(results: list[Setting]) -> dict[str, Any]:
@@ -367,8 +367,8 @@ def examined(options: Options) -> tuple[dict[str, Any], bool]:
     """Examine settings; exit code 1 where something was wrong."""
     begun = time.perf_counter()
     chosen = settings(options.first + options.count, options.seed)
-    results = {one["number"]: one for one in known(options.log, chosen)}
-    done = {n for n, one in results.items() if not (options.again and one["wrong"])}
+    results = {item["number"]: item for item in finished(options.log, chosen)}
+    done = {n for n, item in results.items() if not (options.again and item["wrong"])}
     commit = _version.commit()
     if options.compare_every > 0:  # once, not in every process that asks it
         importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
@@ -377,13 +377,13 @@ def examined(options: Options) -> tuple[dict[str, Any], bool]:
             break
         compare = options.compare_every > 0 and number % options.compare_every == 0
         numbered = chosen[number] if options.seed else {"number": number, **chosen[number]}
-        found = {**examine(numbered, compare=compare), "number": number, "commit": commit}
-        results[number] = found
-        line = json.dumps(found, ensure_ascii=False)
+        actual = {**examine(numbered, compare=compare), "number": number, "commit": commit}
+        results[number] = actual
+        line = json.dumps(actual, ensure_ascii=False)
         if options.log is not None:
             with options.log.open("a") as log:
                 log.write(line + "\n")
-        if found["wrong"]:
+        if actual["wrong"]:
             print(line, flush=True)
     report = summary(list(results.values()))
     # of all settings, those of earlier calls too

@@ -45,46 +45,46 @@ def count(text: str) -> int:
 
 def listed(item: Callable[[str], Any], choices: Iterable[str] = ()) -> Callable[[str], list[Any]]:
     """A comma-separated list of what ``item`` reads, each of ``choices`` where there are any."""
-    known = list(choices)
+    reference = list(choices)
 
     def parse(text: str) -> list[Any]:
         words = [word.strip() for word in text.split(",")]
         for word in words:
-            if known and word not in known:
-                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+            if reference and word not in reference:
+                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(reference)}")
         return [item(word) for word in words]
 
     parse.__name__ = f"list of {getattr(item, '__name__', 'values')}"
     return parse
 
 
-def choice(known: Iterable[str], default: Sequence[str] = ()) -> tuple[Any, ...]:
+def choice(reference: Iterable[str], default: Sequence[str] = ()) -> tuple[Any, ...]:
     """An option that is a list of some of ``known``; all of them where there is no ``default``."""
-    names = [*known]
+    names = [*reference]
     return [*default] or names, f"Which of {', '.join(names)}; a list.", listed(str, names)
 
 
 class Parser(argparse.ArgumentParser):
     """Reads a benchmark's options, and refuses what no benchmark can do."""
 
-    def parse_args(self, *arguments: Any, **named: Any) -> Any:
+    def parse_args(self, *arguments: Any, **keywords: Any) -> Any:
         """Parse; an ``--out`` that cannot be written and numbers not above 0 are refused."""
-        found = super().parse_args(*arguments, **named)
+        actual = super().parse_args(*arguments, **keywords)
         for action in self._actions:
-            value = getattr(found, action.dest, None)
+            value = getattr(actual, action.dest, None)
             if value == action.default or not action.option_strings:
                 continue
-            for each in value if isinstance(value, list | tuple) else [value]:
-                if each is False or not isinstance(each, int | float):
+            for entry in value if isinstance(value, list | tuple) else [value]:
+                if entry is False or not isinstance(entry, int | float):
                     continue
-                if not 0 < each < math.inf:
-                    self.error(f"{action.option_strings[0]} {each}: must be finite and above 0")
-        out = getattr(found, "out", None)
-        if out is not None and out.is_dir():
-            self.error(f"--out {out}: is a folder; name a file")
-        if out is not None and not out.resolve().parent.is_dir():
-            self.error(f"--out {out}: its folder does not exist")
-        return found
+                if not 0 < entry < math.inf:
+                    self.error(f"{action.option_strings[0]} {entry}: must be finite and above 0")
+        output = getattr(actual, "out", None)
+        if output is not None and output.is_dir():
+            self.error(f"--out {output}: is a folder; name a file")
+        if output is not None and not output.resolve().parent.is_dir():
+            self.error(f"--out {output}: its folder does not exist")
+        return actual
 
 
 class Bench:
@@ -115,34 +115,39 @@ class Bench:
             description=self._doc,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        for name, (default, text, *more) in self._options.items():
-            how: dict[str, Any] = {"default": default, "type": next(filter(callable, more), None)}
-            if how["type"] is None and default is False:
-                how = {"action": "store_true"}
-            elif how["type"] is None:
-                one = default[0] if isinstance(default, list) else default
-                kind: Any = {int: count}.get(type(one), type(one))
-                how["type"] = listed(kind) if default is not one else kind
-            action = words.add_argument(f"--{name.replace('_', '-')}", help=text, **how)
+        for name, (default, text, *extra) in self._options.items():
+            options: dict[str, Any] = {
+                "default": default,
+                "type": next(filter(callable, extra), None),
+            }
+            if options["type"] is None and default is False:
+                options = {"action": "store_true"}
+            elif options["type"] is None:
+                item = default[0] if isinstance(default, list) else default
+                kind: Any = {int: count}.get(type(item), type(item))
+                options["type"] = listed(kind) if default is not item else kind
+            action = words.add_argument(f"--{name.replace('_', '-')}", help=text, **options)
             hidden = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS, "dest": action.dest}
-            for older in filter(lambda each: isinstance(each, str), more):
-                words.add_argument(older, **{**how, **hidden})
+            for older in filter(lambda entry: isinstance(entry, str), extra):
+                words.add_argument(older, **{**options, **hidden})
         words.add_argument("--out", type=Path, help="JSON file to write, replacing what is there.")
         return words
 
     def main(self, arguments: list[str] | None = None) -> int:
         """Do the work, print its report and keep it; returns the exit code."""
-        given = sys.argv[1:] if arguments is None else arguments
-        options = self.parser().parse_args(given)
+        settings = sys.argv[1:] if arguments is None else arguments
+        options = self.parser().parse_args(settings)
         # the words that run this once more, but for where its report goes
-        pairs = zip(["", *given], given, strict=False)
-        words = [w for before, w in pairs if before != "--out" and not re.match("--out(=|$)", w)]
+        pairs = zip(["", *settings], settings, strict=False)
+        words = [
+            w for original, w in pairs if original != "--out" and not re.match("--out(=|$)", w)
+        ]
         self.how = shlex.join(["python", f"tests/benchmarks/{self.script}", *words])
         self.begun, self.out = time.perf_counter(), options.out
         self.seed = getattr(options, "seed", None)
         assert self._work is not None
-        found = self._work(options)
-        report, code = found if isinstance(found, tuple) else (found, 0)
+        actual = self._work(options)
+        report, code = actual if isinstance(actual, tuple) else (actual, 0)
         if report is not None:
             self.keep(report)
             print(json.dumps(report, indent=2, ensure_ascii=False))
@@ -157,14 +162,14 @@ class Bench:
         from mfopt.experiments.runner import device
 
         _files.write(self.out, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-        out = self.out.resolve()
-        for folder in out.parents[:2]:
+        output = self.out.resolve()
+        for folder in output.parents[:2]:
             if (folder / manifest.MANIFEST).is_file():
-                name, beside = out.relative_to(folder), folder == out.parent
+                name, beside = output.relative_to(folder), folder == output.parent
                 manifest.note(
                     folder,
                     name.with_suffix("").as_posix(),
-                    [out],
+                    [output],
                     how=f"{self.how} --out artifacts/{name}" if beside else self.how,
                     seed=self.seed,
                     device=[device()],
@@ -175,8 +180,8 @@ class Bench:
         """The report in --out, to go on with, or ``nothing`` where ``same`` in it is another."""
         if self.out is None or not self.out.is_file():
             return nothing
-        found: dict[str, Any] = json.loads(self.out.read_text())
-        return nothing if same and found.get(same) != nothing[same] else found
+        parsed: dict[str, Any] = json.loads(self.out.read_text())
+        return nothing if same and parsed.get(same) != nothing[same] else parsed
 
 
 def machine(*packages: str) -> dict[str, Any]:

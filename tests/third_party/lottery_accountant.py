@@ -39,8 +39,8 @@ class LotteryProfile(Profile):
     mu: float
 
     def log_delta(self, epsilon: float, direction: str | None = None) -> float:
-        both = {"remove": self._remove(epsilon), "add": self._add(epsilon)}
-        return max(both.values()) if direction is None else both[direction]
+        pair = {"remove": self._remove(epsilon), "add": self._add(epsilon)}
+        return max(pair.values()) if direction is None else pair[direction]
 
     def epsilon(self, delta: float) -> float:
         """Smallest ε with δ(ε) <= ``delta``, by bisection from the private side."""
