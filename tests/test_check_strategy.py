@@ -32,7 +32,7 @@ def test_every_registered_kind_conforms(kind):
     assert dense == (matrix if kind in ("dense", "tree") else ())
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_blt_of_another_scale_conforms():
     example = S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]), gain=0.3)
     check_strategy(example, SCHEME)

@@ -279,7 +279,7 @@ def test_a_start_without_a_sigma_ends_at_once():
 @pytest.mark.parametrize(
     ("bins", "share", "epsilon"),
     [
-        pytest.param(5, 0.5, 1.0, marks=pytest.mark.ci, id="whole"),
+        pytest.param(5, 0.5, 1.0, marks=pytest.mark.release, id="whole"),
         pytest.param(200, 0.5, 1.0, marks=pytest.mark.release, id="nodes"),
         pytest.param(5, 0.02, 2000.0, marks=pytest.mark.release, id="large ε"),
         pytest.param(200, 0.005, 1e5, marks=pytest.mark.release, id="powers that are cut"),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from selection import before_release
 
 from mfopt import strategies as S
 from mfopt.errors import UsageError
@@ -178,7 +179,7 @@ def test_n_beyond_the_stored_size_is_refused():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("second", [1.3, 0.999, 5.0])
+@pytest.mark.parametrize("second", before_release([1.3, 0.999, 5.0], 1, 2))
 def test_inverse_coefficients_that_grow(second):
     # 1/(1 + a x) = Σ (-a)^t x^t; by FFTs alone the first of 256 terms came out as 3.4e10
     n = 256

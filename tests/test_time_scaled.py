@@ -40,16 +40,8 @@ def every_scaled(n, seed=0):
 NAMES = [f"{s.base.kind}-{i}" for i, s in enumerate(every_scaled(4))]
 
 
-SOME = (2,)  # banded Toeplitz; a BLT in test_check_strategy.py, the rest at a release
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(i, id=name, marks=pytest.mark.ci if i in SOME else pytest.mark.release)
-        for i, name in enumerate(NAMES)
-    ],
-)
+@pytest.mark.release  # of each check, a BLT: test_check_strategy.py
+@pytest.mark.parametrize("kind", range(len(NAMES)), ids=NAMES)
 def test_scaled_kinds_conform_in_the_memory_of_their_base(kind):
     strategy = every_scaled(N)[kind]
     check_strategy(strategy, SCHEME)

@@ -106,7 +106,7 @@ def test_tables_are_taken_up_again_without_double_rows(tmp_path):
     assert metrics.read_table(tmp_path / "none.csv") == []
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_step_rows_are_means_over_what_took_part():
     trainer = trainer_for(microbatch=8)
     result = next(trainer.run(trainer.init(loop_tests.KEY)))

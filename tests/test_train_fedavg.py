@@ -240,7 +240,7 @@ def test_the_audit_knows_the_definition() -> None:
     assert "sums of clipped gradients" in faults(altered(weight_cap=0), **options)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_an_unclipped_or_doubly_weighted_user_is_caught(monkeypatch) -> None:
     options = {"local_rate": 0.01}
     weights = fedavg.weights

@@ -235,7 +235,7 @@ def test_settings_of_no_effect_are_passed_over_and_unknown_ones_told(saved, tmp_
         read_config(tmp_path)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize("kind", ["mistral", "qwen2"])
 def test_a_window_longer_than_the_records_is_no_obstacle(kind, saved, tmp_path):
     folder = saved(kind)[0]
