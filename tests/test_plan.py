@@ -3,11 +3,14 @@
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import documentation
 import pytest
+from click.testing import CliRunner
 from commands import failure, invoked, printed
 from mfopt_cli.commands import plan
+from mfopt_cli.main import cli
 
 import mfopt
 from mfopt.guarantee import questionable_delta
@@ -85,9 +88,21 @@ def test_what_has_no_effect_or_no_default_is_refused(capsys):
     assert "--units" in failure(capsys, "plan", "--yes")
     federated = ["plan", "--units", 9, "--batch-size", 3, "--eps", 1, "--loader", "federated"]
     assert "--framework has no effect" in failure(capsys, *federated, "--yes", "--framework", "jax")
-    assert "batch" in failure(capsys, "plan", "--units", 9, "--eps", 1, "--yes")
+    batch = ["--batch-size", 10]
+    assert "--batch-size 10" in failure(capsys, "plan", "--units", 9, "--eps", 1, "--yes", *batch)
     Path("mechanism.py").touch()
     assert "mechanism.py: exists" in failure(capsys, *federated, "--yes")
+
+
+def test_a_terminal_is_asked_again_until_an_answer_is_in_range(monkeypatch):
+    monkeypatch.setattr(plan, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    answers = ["abc", "0", "100", "fed", "federated", "3", "101", "20", "4", "", "-1", "2", "n"]
+    done = CliRunner().invoke(cli, ["plan"], input="\n".join(answers), prog_name="mfopt")
+    assert done.exit_code == 0 and done.stderr.count("Error: ") == 5, done.output
+    for refusal in ("--units 0: must be at least 1", "--batch-size 101", "--eps -1.0: must be gr"):
+        assert refusal in done.stderr
+    assert "--epochs 3 --iters 5 --eps 2.0 --delta 0.001 --sampling min-separation" in done.stdout
+    assert "Framework" not in done.output and not list(Path().iterdir())
 
 
 @pytest.mark.ci

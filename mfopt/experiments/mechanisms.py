@@ -65,6 +65,11 @@ class Goal:
         """Steps of the whole run, n."""
         return self.bins * self.epochs
 
+    @property
+    def cost(self) -> float:
+        """Time of one account, relative to one without new bins in each epoch."""
+        return 6.0 if self.sampling == FRESH else 1.0
+
     def bin_scheme(self) -> BinScheme:
         """The scheme, where units are assigned to bins."""
         if self.sampling == FRESH:
@@ -156,7 +161,7 @@ class AmplifiedCell(Cell):
       start: what to begin from in place of the kind's own starts.
     """
 
-    name, cost = "amplified", 12.0
+    name = "amplified"
     goal: Goal
     kind: str
     scaled: bool = False
@@ -184,6 +189,11 @@ class AmplifiedCell(Cell):
             )
             for stage in ([] if entry.starts(size) else entry.after(size))
         )
+
+    @property
+    def cost(self) -> float:
+        """Accounts that the search takes as long as, about."""
+        return 12.0 * self.goal.cost
 
     def run(self, *needed: Result) -> Result:
         goal = self.goal
@@ -215,6 +225,11 @@ class SigmaCell(Cell):
         if self.goal.sampling not in ESTIMATED:  # exact: what pins samples makes no other cell
             object.__setattr__(self, "samples", 0)
             object.__setattr__(self, "goal", dataclasses.replace(self.goal, seed=0))
+
+    @property
+    def cost(self) -> float:
+        """That of one account."""
+        return self.goal.cost
 
     def run(self, *needed: Result) -> Result:
         (source,), goal = needed, self.goal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from pathlib import Path
@@ -11,9 +12,10 @@ import click
 
 from mfopt import words
 from mfopt._runtime import _check
-from mfopt_cli import display, options
+from mfopt.errors import UsageError
+from mfopt_cli import display, messages, options
 from mfopt_cli.commands import optimize
-from mfopt_cli.options import COUNT, option
+from mfopt_cli.options import COUNT, Count, option
 
 _LOOPS = Path(__file__).parent.parent / "loops"
 _LINEAR = {"torch": "lambda step: 1 - step / n", "optax": "optax.linear_schedule(0.1, 0.0, n)"}
@@ -37,8 +39,8 @@ _WHY = {
 }
 _QUESTIONS = {
     "units": "Number of protected units (people, or examples)",
-    "records": "Records of one unit at most",
     "loader": "Where do batches come from",
+    "records": "Records of one unit at most",
     "framework": "Framework",
     "epochs": "Passes over the data",
     "batch_size": "Expected batch size, in units",
@@ -46,6 +48,8 @@ _QUESTIONS = {
     "schedule": "Learning-rate schedule",
     "epsilon": "Target ε (1: strong, 8: weak)",
 }
+_BATCH = 256  # default, where there are as many units
+_NOT_FEDERATED = {"framework": "framework", "records": "records-per-unit"}
 
 
 class LoaderPlan(NamedTuple):
@@ -66,11 +70,14 @@ class LoaderPlan(NamedTuple):
     loop: str
 
 
+_POSITIVE = Count(rule=_check.integer)
+
+
 @options.command("plan")
-@option("--units", COUNT, "Number of protected units in the data, N.")
+@option("--units", _POSITIVE, "Number of protected units in the data, N.")
 @option(
     "--records-per-unit",
-    COUNT,
+    _POSITIVE,
     "Most records of one unit; more than 1: a user.",
     "records",
     default=1,
@@ -84,7 +91,11 @@ class LoaderPlan(NamedTuple):
 )
 @option("--framework", ("opacus", "pytorch", "jax"), "Framework of the loop.")
 @option("--epochs", COUNT, "Passes over the data.", default=10)
-@option("--batch-size", COUNT, "Expected batch size, in units.", default=256)
+@option(
+    "--batch-size",
+    _POSITIVE,
+    f"Expected batch size, in units. [default: {_BATCH}, or all]",
+)
 @option(
     "--iters",
     COUNT,
@@ -93,7 +104,7 @@ class LoaderPlan(NamedTuple):
 )
 @option("--memory", COUNT, "Model-sized noise buffers that fit into memory.", default=4)
 @option("--schedule", tuple(_RATES), "Learning-rate schedule.")
-@options.eps("Target ε > 0.")
+@options.eps(callback=lambda _, param, value: _check.optional(_check.positive, param.name, value))
 @option(
     "--separation",
     COUNT,
@@ -155,21 +166,38 @@ def _ask(asked: Any) -> None:
     if not sys.stdin.isatty():
         rule = "there is no terminal to ask on: give --units, --eps and --yes"
         raise click.UsageError(rule)
-    params = {param.name: param for param in click.get_current_context().command.params}
+    context = click.get_current_context()
+    params = {param.name: param for param in context.command.params}
+
+    def value(param: click.Parameter, text: Any) -> Any:
+        try:
+            answer = param.process_value(context, text)
+            if param.name == "batch_size":
+                _check.integer("batch_size", answer, at_most=asked.units)
+            return answer
+        except UsageError as problem:
+            raise click.UsageError(messages.of_usage(problem, context)) from None
+
     for name, question in _QUESTIONS.items():
-        if not options.typed(name) and not (name == "batch_size" and asked.iters):
-            default, kind = getattr(asked, name), params[name].type
-            setattr(asked, name, click.prompt(question, default=default, type=kind, err=True))
+        idle = (name == "batch_size" and asked.iters) or (
+            name in _NOT_FEDERATED and asked.loader == "federated"
+        )
+        if not (idle or options.typed(name)):
+            default = min(_BATCH, asked.units) if name == "batch_size" else getattr(asked, name)
+            kind = params[name].type if isinstance(params[name].type, click.Choice) else None
+            check = functools.partial(value, params[name])
+            found = click.prompt(question, default=default, type=kind, value_proc=check, err=True)
+            setattr(asked, name, found)
 
 
 def _choose(asked: Any) -> LoaderPlan:
     units = _check.integer("units", asked.units)
     iters = asked.iters
     if iters is None:
-        batch = _check.integer("batch_size", asked.batch_size, at_most=units)
-        iters = max(1, round(units / batch))
+        batch = asked.batch_size or min(_BATCH, units)
+        iters = max(1, round(units / _check.integer("batch_size", batch, at_most=units)))
     federated = asked.loader == "federated"
-    for name, option_name in (("framework", "framework"), ("records", "records-per-unit")):
+    for name, option_name in _NOT_FEDERATED.items():
         if federated and options.typed(name):
             raise click.UsageError(
                 f"--{option_name} has no effect with --loader federated; remove it"
