@@ -81,6 +81,17 @@ def survives(mutant: Mutant, copy: Path) -> bool:
     return code == 0
 
 
+def copied(folder: Path) -> Path:
+    """``folder`` with a copy of what the tests need of the project."""
+    for part in ("mfopt", "tests", "cli"):
+        skipped = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / part, folder / part, ignore=skipped)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    (folder / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "schema.json", folder / "docs")  # read by the tests' set-up
+    return folder
+
+
 def tried(words: list[str], copy: Path) -> tuple[int, str]:
     """(exit code of pytest on the tests of ``copy``, what it said).
 
@@ -130,11 +141,7 @@ def survived(options: Options) -> tuple[dict[str, Any], int]:
         raise SystemExit(f"--only {options.only}: no mutant has that in its name")
     alive: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        skipped = shutil.ignore_patterns("__pycache__")
-        for part in ("mfopt", "tests", "cli"):
-            shutil.copytree(ROOT / part, copy / part, ignore=skipped)
-        shutil.copy(ROOT / "pyproject.toml", copy)
+        copy = copied(Path(folder))
         for name, mutant in chosen.items():  # before the first is run
             times = (copy / mutant.path).read_text(encoding="utf-8").count(mutant.before)
             if times != 1:

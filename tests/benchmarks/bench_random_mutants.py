@@ -1,0 +1,74 @@
+"""Random one-line changes of guarantee code, each held against the tests of its file.
+
+    python tests/benchmarks/bench_random_mutants.py --count 200 --seed 0
+
+The files are those of ``mutants.txt``, each with the tests that stand beside it there, without
+what waits for a release. A seeded draw takes a file, a statement of one of its functions and a
+change of it (:func:`bench_audit_mutants.changes`). Survivors are listed: equivalent changes are
+among them, which is for a reader to judge, so the target is a share, 80%.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench_audit_mutants import changes
+from bench_mutants import LIST, ROOT, Mutant, copied, survives
+from harness import Bench, Options
+
+
+def tests_of_files() -> dict[str, str]:
+    """Words for pytest that name the tests of each file of ``mutants.txt``."""
+    tests: dict[str, str] = {}
+    for line in LIST.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            path, words = line[1:].split("] ")
+            tests[path] = f"{words} {tests.get(path, '')}".strip()
+    return {path: f"{words} -m 'not release'" for path, words in tests.items()}
+
+
+def mutants(path: str, tests: str) -> Iterator[tuple[str, Mutant]]:
+    """(place and change, mutant) of every change of a statement of a function of one file."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    simple = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return
+    for function in ast.walk(ast.parse(text)):
+        if isinstance(function, ast.FunctionDef):
+            for statement in ast.walk(function):
+                source = ast.get_source_segment(text, statement) or ""
+                if isinstance(statement, simple) and text.count(source) == 1:
+                    for changed in changes(statement):
+                        line = ast.unparse(changed).replace("_first(", "(lambda x, *_: x)(")
+                        name = f"{path}:{statement.lineno} {' '.join(line.split())[:100]}"
+                        yield name, Mutant(path, source, line, tests)
+
+
+bench = Bench(
+    __file__, __doc__, count=(200, "Changes to draw."), seed=(0, "Of the choice of the changes.")
+)
+parser, main = bench.parser, bench.main
+
+
+@bench.work
+def killed(options: Options) -> dict[str, Any]:
+    """Run the tests with each drawn change; those that pass them all are listed."""
+    rng, tests = random.Random(options.seed), tests_of_files()
+    by_file = {path: list(mutants(path, words)) for path, words in tests.items()}
+    chosen = [rng.choice(by_file[rng.choice(list(by_file))]) for _ in range(options.count)]
+    alive: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        project = copied(Path(folder))
+        for name, mutant in chosen:
+            if survives(mutant, project):
+                alive.append(name)
+            print(f"{'SURVIVES' if name in alive[-1:] else 'killed':9} {name}", flush=True)
+    share = 1 - len(alive) / options.count
+    return {"mutants": options.count, "killed share": share, "survivors": alive}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
