@@ -146,7 +146,6 @@ def plane(pair: CountPair, sigma: float, epsilon: float) -> tuple[float, float]:
             (CountPair(2, 4, 2.0), 2),  # and so do the counts that are sampled
         ],
         0,
-        2,
     ),
 )
 def test_two_bins_by_quadrature(
@@ -216,7 +215,7 @@ def test_groups_of_independent_noise_are_near_the_exact_mixture() -> None:
     assert guarantee.group_size == 3 and len(guarantee.details["least_of"]) == 3
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_moment_below_the_smallest_float_is_a_moment() -> None:
     pair = CountPair(4, 8, 1.0)
     for lowest in (0.5, 3.0, 1e3):

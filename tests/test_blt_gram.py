@@ -77,7 +77,7 @@ def test_groups_have_the_mean_modes_and_the_mean_norms(epochs, bins, size):
     np.testing.assert_allclose([fast, plain], expected, rtol=1e-10)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_product_and_its_gradient_are_those_of_the_dense_matrix():
     strategy, scheme = _case(3, 7, [0.9, 0.3, 0.05])
     slope = np.random.default_rng(1).normal(size=(7, 7))
@@ -100,7 +100,7 @@ def test_the_product_and_its_gradient_are_those_of_the_dense_matrix():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11), found, expected)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_many_epochs_need_no_modes():
     strategy, scheme = _case(200, 2, [0.999, 0.2])
     modes = _modes(strategy, scheme)

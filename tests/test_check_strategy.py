@@ -14,13 +14,13 @@ from mfopt.sampling import BallsInBins
 from mfopt.testing import check_strategy
 
 SCHEME = BallsInBins(bins=4, epochs=3)  # 12 iterations, no power of two
-SLOW = ("wave-blt", "banded", "toeplitz")  # at a release
+AT_CHECK = ("banded-sqrt", "blt", "dense", "identity", "sqrt", "time-scaled", "tree")
 
 
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.release if kind in SLOW else pytest.mark.ci)
+        pytest.param(kind, marks=pytest.mark.ci if kind in AT_CHECK else pytest.mark.release)
         for kind in EVERY_KIND
     ],
 )

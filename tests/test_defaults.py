@@ -74,7 +74,7 @@ def test_runs_of_a_few_iterations_have_as_few_buffers(iters, tmp_path):
         optimized(scheme, 2.0, 1e-3, buffers=4)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_better_form_is_kept_whichever_comes_first():
     actual, steps = best()
     assert set(actual.forms) == set(BOTH) and actual.strategy.kind in BOTH

@@ -61,7 +61,7 @@ def test_independent_noise_has_its_noise_multiplier():
         assert built == pytest.approx(0.7, rel=1e-12)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_mixture_mixes_squares_and_has_the_right_gradient():
     strategy, share = STRATEGIES["scaled"], final_model.WORKLOAD_SHARE
     loss = final_model.MixedError(PrefixSums(), N)

@@ -484,7 +484,7 @@ def test_a_search_that_sees_nothing_names_the_target():
         asked(2.0, 1e-290)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_search_without_a_certificate_is_kept(monkeypatch, tmp_path, capsys):
     from mfopt.factorization import proofs
 

@@ -106,8 +106,9 @@ def test_a_terminal_is_asked_again_until_an_answer_is_in_range(monkeypatch):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
-@pytest.mark.parametrize("framework", ["opacus", "pytorch", "jax"])
+@pytest.mark.parametrize(
+    ("framework", "schedule"), [("opacus", "linear"), ("pytorch", "cosine"), ("jax", "constant")]
+)
 def test_every_loop_trains_at_every_schedule(framework, schedule):
     pytest.importorskip({"jax": "optax", "pytorch": "torch"}.get(framework, framework))
     words = ["--framework", framework, "--schedule", schedule, "--loader", "shuffled"]

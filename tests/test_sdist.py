@@ -36,7 +36,7 @@ def test_everything_is_in_the_sdist_and_nothing_that_was_compiled(tmp_path):
     assert not [name for name in actual if "__pycache__" in name]
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_source_is_the_same_bytes_again_and_type_checkers_find_editable_installs(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
     tree = tmp_path / "tree"

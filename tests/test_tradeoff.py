@@ -58,7 +58,7 @@ def test_a_release_of_one_gaussian_is_exact():
     assert curve.mu() == pytest.approx(2.0) and curve.status == "exact"
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_poisson_sampling_against_dp_accounting():
     from dp_accounting.pld import privacy_loss_distribution
 

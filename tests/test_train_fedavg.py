@@ -105,7 +105,6 @@ def moved(trainer, user):
             {"clip_norm": 0.5, "local_batch": 0, "normalizer": 30.0},
         ],
         0,
-        1,
     ),
     ids=lambda changes: "-".join(changes),
 )

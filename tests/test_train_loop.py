@@ -72,8 +72,7 @@ SLOW = {"length": LENGTH, "normalizer": 5.0, "rate": 0.3}
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("noise", [True, False], ids=["uls", "non-private"])
-@pytest.mark.parametrize("rule", ["random", "longest"])
+@pytest.mark.parametrize(("noise", "rule"), [(True, "random"), (False, "longest")])
 def test_user_level_sampling_against_algorithm_2(noise, rule):
     store, model = store_and_model()
     units = UserUnits(store, records=2, length=LENGTH, rule=rule, seed=5)

@@ -124,7 +124,7 @@ def test_adapters_start_at_the_base_and_are_all_that_is_trained(pretrained, reco
     assert np.abs(np.asarray(adapter["lora_b"])).max() > 1e-3
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_merged_export_computes_what_the_adapted_model_does(tmp_path, recorded):
     lora = LoRAConfig(rank=3, alpha=6.0, layers=("attn/c_attn", "mlp/c_proj"))
     model = load_pretrained(REFERENCE, lora=lora, seed=1)

@@ -116,7 +116,7 @@ def make_ahead(vocab_size, length, seed):
     return Bigram(vocab_size, nnx.Rngs(seed), ahead=True)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_model_by_its_import_path(data, tmp_path):  # noqa: F811
     name = f"{__name__}:make_bigram"
     summary = execute(prepare(settings_for(data, tmp_path / "run", model=name, steps=2)))
