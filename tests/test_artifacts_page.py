@@ -2,9 +2,11 @@
 
 import contextlib
 import csv
+import functools
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,6 @@ from mfopt.experiments.families import FAMILIES
 
 FOLDER = Path(__file__).parents[1] / "artifacts"
 DOCS = FOLDER.parent / "docs"
-LINES = [
-    line
-    for page in (
-        FOLDER / "README.md",
-        *sorted((DOCS / "benchmarks").glob("*.md")),
-        DOCS / "papers" / "differences.md",
-    )
-    for line in page.read_text(encoding="utf-8").splitlines()
-]
 
 
 def rows(name: str, folder: Path = FOLDER) -> list[dict[str, str]]:
@@ -32,52 +25,37 @@ def rows(name: str, folder: Path = FOLDER) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def panels(name: str) -> list[dict[tuple[str, float], float]]:
-    """For each panel of a figure its values by curve and place."""
-    found: dict[str, dict[tuple[str, float], float]] = {}
-    for row in rows(f"figures/{name}.csv"):
-        found.setdefault(row["panel"], {})[row["curve"], float(row["x"])] = float(row["y"])
-    return list(found.values())
-
-
 def said(number: Any, places: int = 2) -> str:
     return f"{number:,.{places}f}"
 
 
-def table_after(heading: str) -> list[list[str]]:
-    """The cells of the first table below a line that begins so, but for its head."""
-    first = next(i for i, line in enumerate(LINES) if line.lstrip().startswith(heading))
-    found = []
-    for line in LINES[first:]:
-        if line.lstrip().startswith("|"):
-            found.append([cell.strip() for cell in line.strip().strip("|").split("|")])
-        elif found:
-            break
-    return found[2:]
+# A page of results is checked block by block: a paragraph, an item of a list, or a row of a table.
+# Its decimal numbers, and those in percent, are those of the artifacts that it names in backquotes
+# or in a comment <!-- from: NAME NAME -->, which holds for the rows of a table below it too.
+RESULTS = sorted((*(DOCS / "benchmarks").glob("*.md"), *(DOCS / "papers").glob("*.md")))
+_NAMED = re.compile(r"`([^`\s]+)`|\[([\w.-]+\.json)\]|<!-- from: ([^>]+) -->")
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
+# no results: code, links, keyed numbers (checked exactly), sizes, dates, sections, settings
+_NO_RESULT = re.compile(
+    r"```.*?```|`[^`]*`|\]\([^)]*\)|[\d.,]*\d%?<!--.*?-->|<!--.*?-->|arXiv [\d.]+"
+    r"|\d+ × \d+|10[⁰-⁹¹²³⁻]+|20\d\d-\d\d-\d\d|[Ss]ections? [\d.]+|95%|jax-privacy 2\.0"
+    r"|[εδσ₂]+ (?:=|up to|every) [\d.e-]+(?:(?:, | and | or | to )[\d.]+(?![\d%]))*"
+    r"|(?:rates?|grid|moves?|momentum|top-p|q) (?:of )?[\d.]+(?:(?:, | and | to )[\d.]+)*",
+    re.DOTALL,
+)
+GENERATED = {"accuracy", "field"}  # whose tables other tests make again
+_FILES = {path.stem: path for suffix in ("json", "csv") for path in FOLDER.rglob(f"*.{suffix}")}
 
 
-def test_tables_of_the_page() -> None:
-    kept, _ = panels("fresh-bins-kept")
-    lengths = sorted({x for _, x in kept})
-    table = table_after("- **Bins kept")
-    assert {f"ε = {row[0]}" for row in table} == {curve for curve, _ in kept}
-    for epsilon, *cells in table:
-        assert cells == [said(kept[f"ε = {epsilon}", x]) for x in lengths]
-    rmse, saved = panels("fresh-bins-certified")
-    table = table_after("- **16 × 128**")
-    assert {float(row[0]) for row in table} == {x for _, x in rmse}
-    for epsilon, *cells in table:
-        at = float(epsilon)
-        assert cells == [
-            *(said(y) for (_, x), y in rmse.items() if x == at),
-            *(f"{said(y, 1)}%" for (_, x), y in saved.items() if x == at),
-        ]
-
-
-# of benchmarks: what was done, and what follows from several of a file's numbers
-_SETTING = {"40", "24", "2,048", "1,024"}
-_FOLLOWS = {"1.24", "0.12", "0.03", "636", "22.018768", "22.018793", "2,688", "5,820", "8319"}
-_BENCHMARKS = [line for line in LINES if line.startswith("| `bench-")]
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Blocks of a page, each with the words that name its artifacts."""
+    above = ""
+    for part in re.split(r"\n\s*\n", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        above = above if part.lstrip().startswith("|") else ""
+        for block in re.split(r"\n(?=\s*(?:[*-] |\|))", part):
+            is_row = block.lstrip().startswith("|")
+            above = above if is_row else block
+            yield block, above + block if is_row else block
 
 
 def inside(value: Any) -> Iterator[float]:
@@ -94,33 +72,75 @@ def inside(value: Any) -> Iterator[float]:
         yield value
 
 
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
+def seed_means(rows: list[dict[str, Any]]) -> Iterator[float]:
+    """Means over the rows that differ in nothing but the seed and what was measured."""
+    arms: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        words = (value for key, value in row.items() if isinstance(value, str) or key == "epsilon")
+        arms.setdefault(tuple(words), []).append(row)
+    for same in arms.values():
+        for key in same[0]:
+            values = [row.get(key) for row in same]
+            if all(isinstance(value, int | float) for value in values):
+                yield float(np.mean(values))
 
 
-@pytest.mark.parametrize("line", _BENCHMARKS, ids=lambda line: line[3 : line.index("json") - 1])
-def test_numbers_of_benchmarks(line: str) -> None:
-    names, text = line.strip("| ").split("|", 1)
-    files = [FOLDER / name for name in re.findall(r"`([^`]+)`", names)]
-    contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    assert missing(text, inside(contents)) <= _SETTING | _FOLLOWS
+@functools.cache
+def numbers_of(path: Path) -> np.ndarray:
+    """Every number of an artifact, in percent, as a difference in percent, and in minutes."""
+    if path.suffix == ".json":
+        content = json.loads(path.read_text(encoding="utf-8"))
+        values = [*inside(content)]
+        values += seed_means(content["rows"]) if "studies" in path.parts else []
+    else:
+        with path.open(encoding="utf-8") as file:
+            values = [*inside([*csv.reader(file)])]
+    numbers = np.array(values, float)
+    percent = 100 * numbers, 100 * (numbers - 1), 100 * (1 - numbers)
+    return np.concatenate([numbers, *percent, numbers / 60])  # seconds in minutes
 
 
-def missing(text: str, numbers: Iterable[float]) -> set[str]:
-    """The numbers of a text that are none of these, rounded, in percent, or as a difference."""
-    values = np.array(list(numbers))
-    values = np.concatenate([values, 100 * values, 100 * (values - 1), 100 * (1 - values)])
-    found = set()
-    for number in _NUMBER.findall(re.sub(r"`[^`]*`|BLT-4|\d+ × \d+|10[⁰-⁹¹²³]+", "", text)):
-        places = len(number.partition(".")[2].partition("e")[0])
-        if np.min(np.abs(values - float(number.replace(",", "")))) > 0.51 * 10.0**-places:
-            found.add(number)
-    return found
+def unfounded(text: str) -> Iterator[tuple[str, set[str]]]:
+    """Blocks of a page with the numbers that none of their artifacts has."""
+    for block, words in blocks(text):
+        named = " ".join(map("".join, _NAMED.findall(words))).split()
+        stems = {re.sub(r"\.(\*|json|csv|svg)$", "", name.rpartition("/")[2]) for name in named}
+        values = [numbers_of(_FILES[stem]) for stem in sorted(stems & {*_FILES})]
+        numbers = np.concatenate([*values, [math.inf]])
+        missing = {
+            number
+            for number, percent in re.findall(
+                rf"({_NUMBER.pattern})(%?)", _NO_RESULT.sub("", block)
+            )
+            if "." in number or percent
+            if np.min(np.abs(numbers - float(number.replace(",", ""))))
+            > 0.51 * 10.0 ** -len(number.partition(".")[2].partition("e")[0])
+        }
+        if missing:
+            yield block, missing
 
 
-def test_a_number_that_no_benchmark_has_is_seen() -> None:
-    line = next(line for line in _BENCHMARKS if "bench-seeds" in line)
-    with pytest.raises(AssertionError, match="23"):
-        test_numbers_of_benchmarks(line.replace("22.89", "23.89"))
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.stem)
+def test_numbers_of_results_are_those_of_their_artifacts(page: Path) -> None:
+    is_generated = page.stem in GENERATED
+    text = page.read_text("utf-8")
+    assert not [
+        (block, missing)
+        for block, missing in unfounded(text)
+        if not (is_generated and block.lstrip().startswith("|"))
+    ]
+
+
+def test_a_changed_study_with_an_unchanged_page_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "papers/findings-training.md").read_text("utf-8")
+    changed = tmp_path / "studies" / "lora.json"
+    changed.parent.mkdir()
+    changed.write_text(json.dumps({"rows": []}), "utf-8")
+    monkeypatch.setitem(_FILES, "lora", changed)
+    ((block, missing),) = unfounded(page)
+    assert block.startswith("* `lora`") and missing > {"0.5444", "0.0591"}
 
 
 def test_audits() -> None:

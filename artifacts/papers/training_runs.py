@@ -254,11 +254,12 @@ class TrainMechanismCell(Cell):
     def run(self, *needed: Result) -> Result:
         goal = Goal(self.bins, self.epochs, self.epsilon, self.delta, self.sampling)
         target = Target(self.epsilon, self.delta, "user", seed=0)
-        form = Form(self.strategy, bands=min(self.bins, FRESH_BANDS))
+        banded = self.strategy.startswith("banded")
+        form = Form(self.strategy, bands=min(self.bins, FRESH_BANDS) if banded else None)
         factorization = factorize(goal.bin_scheme(), Question(target, form))
         if factorization.provenance["interrupted"]:
             raise KeyboardInterrupt  # what was kept is no result of this cell
-        if factorization.guarantee.status != "certified":
+        if factorization.guarantee.status == "estimate":
             raise _check.FailureError(factorization.not_certified)
         with tempfile.TemporaryDirectory() as folder:
             factorization.save(Path(folder) / "mechanism.npz")
@@ -280,7 +281,8 @@ class TrainRunCell(Cell):
       given: settings of :class:`~mfopt.training.config.TrainConfig`, as (name, value).
       rate, seeds: of the runs; where ``by_move``, the rate is how far the noise alone is to move a
         parameter.
-      units, steps: of Poisson sampling: users, or records, that are expected in a step.
+      units, steps: of Poisson sampling that ``given`` does not name: users, or records, that are
+        expected in a step.
       selection: rule by which a user's records are chosen.
       every: steps between evaluations on held-out users; 0: before and after only.
     """
@@ -303,7 +305,7 @@ class TrainRunCell(Cell):
         record: dict[str, Any] = {}
         if mechanism:
             sources["factorization"] = mechanism[0]
-        else:
+        elif self.units:
             chance = record["probability"] = self.probability(base.record["users"], settings)
             settings["sampling"] = f"poisson:probability={chance!r},iterations={self.steps}"
         runs = runs_of(sources, schedule="constant", seed=0, **settings)

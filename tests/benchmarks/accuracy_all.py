@@ -322,10 +322,39 @@ def with_tables(page: str, rows: list[dict[str, Any]]) -> str:
                 lines.append(
                     "| " + " | ".join((family.replace("--schedule", "own schedule"), *cells)) + " |"
                 )
-            heading = f"{title}, ε = {epsilon:g}:\n\n"
-            before, _, after = page.partition(heading)
-            page = before + heading + "\n".join(lines) + "\n\n" + after.partition("\n\n")[2]
-    return page
+            page = _with_table(page, f"{title}, ε = {epsilon:g}:", lines)
+    return _with_table(page, "Of all cells:", [*_counts(rows)])
+
+
+def _with_table(page: str, heading: str, lines: list[str]) -> str:
+    """The page with these lines as the table below a heading."""
+    before, _, after = page.partition(f"{heading}\n\n")
+    return f"{before}{heading}\n\n" + "\n".join(lines) + "\n\n" + after.partition("\n\n")[2]
+
+
+def _counts(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Lines of a table: each of mfopt's mechanisms against others, over all cells."""
+    cells: dict[tuple[str, ...], dict[str, float]] = {}
+    for row in rows:
+        place = tuple(row[k] for k in ("task", "optimizer", "epsilon", "schedule", "reading"))
+        if row["reading"] == "last" or row["schedule"] == "constant":
+            cells.setdefault(place, {})[row["family"]] = float(row["loss"])
+    peers = [family for family in FAMILIES if not family.startswith("mfopt")]
+    yield "| mechanism | cells below the best peer | against it | against DP-SGD, Poisson |"
+    yield "| --- " * 4 + "|"
+    for family in FAMILIES:
+        if family in peers:
+            continue
+        losses = [
+            (cell[family], min(map(cell.get, peers)), cell[BASELINE]) for cell in cells.values()
+        ]
+        below = sum(loss < best for loss, best, _ in losses)
+        spans = []
+        for place in (1, 2):
+            changes = [100 * (each[0] / each[place] - 1) for each in losses]
+            spans.append(f"{min(changes):+.1f} to {max(changes):+.1f}%".replace("-", "−"))
+        name = family.replace("--schedule", "own schedule")
+        yield f"| {name} | {below} of {len(losses)} | {spans[0]} | {spans[1]} |"
 
 
 def parser() -> argparse.ArgumentParser:
