@@ -64,10 +64,10 @@ def inside(value: Any) -> Iterator[float]:
         yield from inside([*value.items()])
     elif isinstance(value, list | tuple):
         yield len(value)
-        for each in value:
-            yield from inside(each)
+        for entry in value:
+            yield from inside(entry)
     elif isinstance(value, str):
-        yield from (float(found.replace(",", "")) for found in _NUMBER.findall(value))
+        yield from (float(actual.replace(",", "")) for actual in _NUMBER.findall(value))
     elif isinstance(value, int | float):
         yield value
 
@@ -78,9 +78,9 @@ def seed_means(rows: list[dict[str, Any]]) -> Iterator[float]:
     for row in rows:
         words = (value for key, value in row.items() if isinstance(value, str) or key == "epsilon")
         arms.setdefault(tuple(words), []).append(row)
-    for same in arms.values():
-        for key in same[0]:
-            values = [row.get(key) for row in same]
+    for arm in arms.values():
+        for key in arm[0]:
+            values = [row.get(key) for row in arm]
             if all(isinstance(value, int | float) for value in values):
                 yield float(np.mean(values))
 
@@ -103,8 +103,8 @@ def numbers_of(path: Path) -> np.ndarray:
 def unfounded(text: str) -> Iterator[tuple[str, set[str]]]:
     """Blocks of a page with the numbers that none of their artifacts has."""
     for block, words in blocks(text):
-        named = " ".join(map("".join, _NAMED.findall(words))).split()
-        stems = {re.sub(r"\.(\*|json|csv|svg)$", "", name.rpartition("/")[2]) for name in named}
+        keywords = " ".join(map("".join, _NAMED.findall(words))).split()
+        stems = {re.sub(r"\.(\*|json|csv|svg)$", "", name.rpartition("/")[2]) for name in keywords}
         values = [numbers_of(_FILES[stem]) for stem in sorted(stems & {*_FILES})]
         numbers = np.concatenate([*values, [math.inf]])
         missing = {
@@ -147,19 +147,19 @@ def test_audits() -> None:
     page = (DOCS / "howto" / "audit.md").read_text(encoding="utf-8")
     text = " ".join(page.split())
     content = json.loads((FOLDER / "audit.json").read_text(encoding="utf-8"))
-    found = {(a["fault"], a["size"]): a for a in content["rows"]}
+    actual = {(a["fault"], a["size"]): a for a in content["rows"]}
 
     def bounds(fault: str, size: float) -> str:
-        one = found[fault, size]
-        return f"{one['epsilon_lower']:.3g} and {one['epsilon_profile']:.3g}"
+        item = actual[fault, size]
+        return f"{item['epsilon_lower']:.3g} and {item['epsilon_profile']:.3g}"
 
     claim = content["setting"]["epsilon"]
     assert f"ε = {claim:g} the bounds are {bounds('noise', 1.0)} for the correct trainer" in text
     assert f"{bounds('noise', 0.5)} for one that adds half the noise, " in text
     assert f"{bounds('norm', 1.5)} for one that does not clip gradients of 1.5 clip norms" in text
-    caught = [found["noise", 0.5], found["norm", 1.5]]
+    caught = [actual["noise", 0.5], actual["norm", 1.5]]
     assert all(a["epsilon_lower"] < claim < a["epsilon_profile"] for a in caught)
-    assert max(a["epsilon_lower"] for a in found.values()) < 3.8  # which the page says of all
+    assert max(a["epsilon_lower"] for a in actual.values()) < 3.8  # which the page says of all
 
 
 # A number followed by <!-- FILE: column=value … column --> is that of the one row of the artifact;
@@ -183,9 +183,9 @@ def keyed_numbers(text: str) -> Iterator[tuple[str, str, dict[str, str], str]]:
         assert epsilons and body, table
         for line in body:
             label = re.sub(r" \(\D.*\)$", "", line[0])
-            for place, epsilon in epsilons:
+            for index, epsilon in epsilons:
                 key = {"family": _FAMILIES.get(label, label), "epsilon": epsilon}
-                yield line[place], name, key, column
+                yield line[index], name, key, column
 
 
 def differing(text: str, folder: Path = FOLDER) -> list[tuple[str, str]]:

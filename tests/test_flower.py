@@ -20,7 +20,7 @@ def test_flower_rounds_clip_rest_and_are_noised():
 
     for name in ("task_id", "run_id", "node_id"):  # what a ServerApp's process is told
         setattr(TaskIdentity, name, 1)
-    asked = {}
+    requests = {}
 
     class Devices(Grid):
         """Devices that send the model moved by far more than the clip norm; one has no answer."""
@@ -35,7 +35,7 @@ def test_flower_rounds_clip_rest_and_are_noised():
             replies = []
             for message in messages:
                 node = message.metadata.dst_node_id
-                asked.setdefault(node, []).append(message.content["config"]["server-round"])
+                requests.setdefault(node, []).append(message.content["config"]["server-round"])
                 arrays = message.content["arrays"].to_numpy_ndarrays()
                 moved = [array + (np.nan if node == 1 else 9.0) for array in arrays]
                 content = RecordDict({"arrays": ArrayRecord(numpy_ndarrays=moved)})
@@ -45,17 +45,17 @@ def test_flower_rounds_clip_rest_and_are_noised():
     page = {}
     block = documentation.blocks(Path("docs/howto/federated.md"))[-1]
     exec(block.code, page)
-    rest = {"sampling": "min-separation", "separation": 3, "max_participations": 2}
-    made = mfopt.factorize(
-        epochs=1, iterations_per_epoch=ROUNDS, epsilon=8.0, strategy="identity", **rest
+    remaining = {"sampling": "min-separation", "separation": 3, "max_participations": 2}
+    factorization = mfopt.factorize(
+        epochs=1, iterations_per_epoch=ROUNDS, epsilon=8.0, strategy="identity", **remaining
     )
     initial = ArrayRecord(numpy_ndarrays=[np.zeros(SIZE, np.float32)])
-    strategy = page["PrivateAverage"](made, initial, clip_norm=1.0, cohort=1)
+    strategy = page["PrivateAverage"](factorization, initial, clip_norm=1.0, cohort=1)
     ended = strategy.start(Devices(), initial, num_rounds=ROUNDS).arrays.to_numpy_ndarrays()[0]
-    assert all(rounds == [1, 4] for rounds in asked.values()) and len(asked) == DEVICES
+    assert all(rounds == [1, 4] for rounds in requests.values()) and len(requests) == DEVICES
     # five devices count, twice each, with norm 1; the noise is that of all rounds
     assert ended.mean() == pytest.approx(2 * (DEVICES - 1) / np.sqrt(SIZE), abs=0.3)
-    deviation = made.noise_multiplier * np.sqrt(made.row_variances[-1])
+    deviation = factorization.noise_multiplier * np.sqrt(factorization.row_variances[-1])
     assert ended.std() == pytest.approx(deviation, rel=0.05)
     with pytest.raises(noise.NoiseExhaustedError, match="covers 8"):
         strategy.aggregate_train(ROUNDS + 1, [])

@@ -50,13 +50,13 @@ def released():
     """The noised mean of each step at ``PARAMS``, from the plain pieces."""
     stream = noise.from_factorization(factorization(), clip_norm=CLIP)
     state, sampler = stream.init(PARAMS, seed=SEED), RUN.sampler(RUN.init(PARAMS, seed=SEED))
-    each = jax.tree.map(np.asarray, per_example(PARAMS, np.arange(RECORDS)))
-    norms = np.sqrt(sum((g.reshape(RECORDS, -1) ** 2).sum(1) for g in each.values()))
+    asarray = jax.tree.map(np.asarray, per_example(PARAMS, np.arange(RECORDS)))
+    norms = np.sqrt(sum((g.reshape(RECORDS, -1) ** 2).sum(1) for g in asarray.values()))
     for units in sampler:
         drawn, state = stream.next(state)
         total = {
             name: sum((g[u] * min(1, CLIP / norms[u]) for u in units), np.zeros(g.shape[1:]))
-            for name, g in each.items()
+            for name, g in asarray.items()
         }
         yield jax.tree.map(lambda s, z: (s + z) / sampler.expected_batch, total, drawn)
 
@@ -72,8 +72,8 @@ PARTS = PrivateRun(factorization(), RECORDS, CLIP, microbatch=2, allow_uncertifi
 
 @jax.jit
 def step(state, batch, scale=1.0):  # 'scale': before the run sees the gradients
-    each = jax.tree.map(lambda g: scale * g, per_example(PARAMS, batch.units))
-    return RUN.mean(each, batch, state)
+    entry = jax.tree.map(lambda g: scale * g, per_example(PARAMS, batch.units))
+    return RUN.mean(entry, batch, state)
 
 
 add = jax.jit(lambda state, part: PARTS.add(per_example(PARAMS, part.units), part, state))
@@ -97,8 +97,8 @@ class Loop:
         return means
 
 
-def close(found, wanted):
-    jax.tree.map(lambda f, w: np.testing.assert_allclose(f, w, atol=2e-6), found, dict(wanted))
+def close(actual, required):
+    jax.tree.map(lambda f, w: np.testing.assert_allclose(f, w, atol=2e-6), actual, dict(required))
 
 
 def refused(match, error=UsageError):
@@ -160,12 +160,12 @@ def a_state_that_a_skipped_step_takes_back():
     loop, optimizer = Loop(), optax.apply_if_finite(optax.sgd(1.0), 3)
     opt, means = optimizer.init(PARAMS), []
     for t in range(1, 5):
-        batch, before = loop.batches[t], loop.state
-        mean, after = step(before, batch)
+        batch, state = loop.batches[t], loop.state
+        mean, updated = step(state, batch)
         mean = jax.tree.map(lambda g, t=t: g * jnp.nan if t == 1 else g, mean)
         _, opt = optimizer.update(mean, opt, PARAMS)
         ok = opt.last_finite
-        loop.state = jax.tree.map(lambda b, a, ok=ok: jnp.where(ok, a, b), before, after)
+        loop.state = jax.tree.map(lambda b, a, ok=ok: jnp.where(ok, a, b), state, updated)
         means.append(mean)
     return means
 
@@ -173,8 +173,8 @@ def a_state_that_a_skipped_step_takes_back():
 @nan
 def a_step_past_the_last():
     loop = Loop(taken=10)
-    last = jax.tree.map(lambda leaf: leaf + 0, loop.batches[9])
-    return loop.go([dataclasses.replace(last, step=np.int32(10)), last])
+    final = jax.tree.map(lambda leaf: leaf + 0, loop.batches[9])
+    return loop.go([dataclasses.replace(final, step=np.int32(10)), final])
 
 
 @refused("batch = 'tuple'")
@@ -286,22 +286,22 @@ def a_file_of_half_a_step():
 @refused("gradients = .*must be as the parameters")
 def a_sum_that_nobody_clipped():
     loop = Loop(taken=0)
-    each = per_example(PARAMS, loop.batches[0].units)
-    RUN.mean(jax.tree.map(lambda g: g.sum(0), each), loop.batches[0], loop.state)
+    entry = per_example(PARAMS, loop.batches[0].units)
+    RUN.mean(jax.tree.map(lambda g: g.sum(0), entry), loop.batches[0], loop.state)
 
 
 @refused("gradients = .*structure of the parameters")
 def gradients_in_another_structure():
     loop = Loop(taken=0)
-    each = per_example(PARAMS, loop.batches[0].units)
-    RUN.mean([each["b"], each["w"]], loop.batches[0], loop.state)
+    entry = per_example(PARAMS, loop.batches[0].units)
+    RUN.mean([entry["b"], entry["w"]], loop.batches[0], loop.state)
 
 
 @refused("gradients = 'of whole numbers'")
 def gradients_of_whole_numbers():
     loop = Loop(taken=0)
-    each = per_example(PARAMS, loop.batches[0].units)
-    RUN.mean(jax.tree.map(lambda g: g.astype(int), each), loop.batches[0], loop.state)
+    entry = per_example(PARAMS, loop.batches[0].units)
+    RUN.mean(jax.tree.map(lambda g: g.astype(int), entry), loop.batches[0], loop.state)
 
 
 @refused(r"data = \[\(11,\), \(12,\)\]: must have 12 rows")
@@ -365,9 +365,9 @@ def dropout_of_nnx():
 @refused("changes the parameters that it is given")
 def parameters_written_in_place():
     def gradient(params, example):
-        made = jax.grad(loss)(params, example)
-        params["b"] = params["b"] + made["b"]
-        return made
+        built = jax.grad(loss)(params, example)
+        params["b"] = params["b"] + built["b"]
+        return built
 
     loop = Loop(taken=0)
     RUN.gradient(gradient, PARAMS, (X, Y), loop.batches[0], loop.state)
@@ -379,8 +379,8 @@ def parameters_written_in_place():
 @refused("holds as a constant")
 def a_state_that_is_compiled_in():
     loop = Loop(taken=0)
-    each = per_example(PARAMS, loop.batches[0].units)
-    jax.jit(lambda batch: RUN.mean(each, batch, loop.state))(loop.batches[0])
+    entry = per_example(PARAMS, loop.batches[0].units)
+    jax.jit(lambda batch: RUN.mean(entry, batch, loop.state))(loop.batches[0])
 
 
 @nan
@@ -439,10 +439,10 @@ def a_state_twice_in_one_program():
     loop = Counted()
 
     @jax.jit
-    def both(state, batch):
+    def pair(state, batch):
         return [step(state, batch, scale)[0] for scale in (1.0, -1.0)]
 
-    means = both(loop.state, loop.batch)
+    means = pair(loop.state, loop.batch)
     right = [np.isfinite(mean["w"]).all() for mean in means]
     assert sum(right) == 1  # of the one that came first
     return [means[right.index(False)]]
@@ -569,19 +569,19 @@ def test_a_wrong_loop_gives_nan(name):
 @pytest.mark.parametrize("name", sorted(HARMLESS))
 def test_a_wrong_loop_is_harmless(name, expected):
     means = HARMLESS[name]()
-    for found, wanted in zip(means, expected[1:], strict=False):
-        close(found, wanted)
+    for actual, required in zip(means, expected[1:], strict=False):
+        close(actual, required)
 
 
 def test_the_right_loop_is_right(expected):
     """Control: the means of the plain pieces, and each is finite."""
     loop = Loop(taken=0)
-    found = loop.go(loop.batches)
-    assert len(found) == SCHEME.length and not loop.batches[0].mask.any()
-    for mean, wanted in zip(found, expected, strict=True):
-        close(mean, wanted)
+    actual = loop.go(loop.batches)
+    assert len(actual) == SCHEME.length and not loop.batches[0].mask.any()
+    for mean, required in zip(actual, expected, strict=True):
+        close(mean, required)
     with pytest.raises(AssertionError):
-        close(found[1], expected[2])
+        close(actual[1], expected[2])
 
 
 def test_gradients_count_for_the_clip_norm_at_most():
@@ -602,11 +602,11 @@ def test_a_scan_over_stacked_batches_is_the_loop(microbatch, expected):
     run = PARTS if microbatch else RUN
     state = run.init(PARAMS, seed=SEED)
 
-    def one(state, batch):
+    def item(state, batch):
         mean, state = run.gradient(jax.grad(loss), PARAMS, (X, Y), batch, state)
         return state, mean
 
-    state, means = jax.lax.scan(one, state, run.batches(state).stacked(6))
+    state, means = jax.lax.scan(item, state, run.batches(state).stacked(6))
     assert int(state.noise.step) == 6
     for t in range(6):
         close(jax.tree.map(lambda leaf, t=t: leaf[t], means), expected[t])
@@ -623,8 +623,8 @@ def test_a_saved_run_goes_on(expected):
     assert t == 9
     fresh = RUN.init(PARAMS)  # with secrets of its own
     units = np.concatenate([batch.units[batch.mask] for batch in RUN.batches(fresh)])
-    own = np.concatenate([batch.units[batch.mask] for batch in loop.batches])
-    assert len(units) == 2 * RECORDS and not np.array_equal(units, own)
+    custom = np.concatenate([batch.units[batch.mask] for batch in loop.batches])
+    assert len(units) == 2 * RECORDS and not np.array_equal(units, custom)
     assert "secret" in repr(fresh) and not fresh.noise.pinned
     assert RUN.guarantee(fresh) == str(factorization().guarantee)
     assert RUN.guarantee(state) == "none: seed pinned"

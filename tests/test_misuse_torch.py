@@ -50,12 +50,12 @@ class Loop:
 
     def steps(self, stop=5, zero=True, loss=loss_of):
         """The right loop."""
-        for place, batch in enumerate(self.loader):
+        for index, batch in enumerate(self.loader):
             self.backward(batch, loss)
             self.optimizer.step()
             if zero:
                 self.optimizer.zero_grad()
-            if place + 1 == stop:
+            if index + 1 == stop:
                 break
 
     def batch(self):
@@ -143,9 +143,9 @@ def a_centre_loss(loop, batch):
     centres = torch.zeros(3, 3)
 
     def centre_loss(model, part):
-        out, label = model(part[0]), int(part[1][0])
-        centres[label] = 0.5 * (centres[label] + out[0].detach())
-        return (out - centres[label]).square().sum()
+        output, label = model(part[0]), int(part[1][0])
+        centres[label] = 0.5 * (centres[label] + output[0].detach())
+        return (output - centres[label]).square().sum()
 
     loop.backward(batch, centre_loss)
 
@@ -272,8 +272,8 @@ def growing_list(model, x):
 
 
 def tensor_of_vmap(model, x):
-    before, model.seen = model.seen, x.abs().mean()
-    return before
+    original, model.seen = model.seen, x.abs().mean()
+    return original
 
 
 def weight_moved_in_the_pass(model, x):
@@ -334,12 +334,12 @@ def started(generator):
 def hook_that_remembers():
     model = run_tests.network()
 
-    def after(module, arguments, output):
+    def updated(module, arguments, output):
         value = getattr(module, "last", 0.0)
         module.last = size(arguments[0].detach())
         return output + value
 
-    model[0].register_forward_hook(after)
+    model[0].register_forward_hook(updated)
     return model
 
 
@@ -403,11 +403,11 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", [Loop, LikeOpacus])
+@pytest.mark.parametrize("variant", [Loop, LikeOpacus])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_that_keeps_a_batch_is_refused(name, way):
+def test_a_model_that_keeps_a_batch_is_refused(name, variant):
     make, match = MODELS[name]
-    loop = way(model=make())
+    loop = variant(model=make())
     batch = loop.batch()
     with pytest.raises(UsageError, match=f"(?s){match}"):
         loop.backward(batch)
@@ -597,9 +597,9 @@ def empty_batches_skipped():
 @refused("accumulate nothing over batches")
 def accumulation():
     loop = Loop()
-    for place, batch in enumerate(loop.loader):
+    for index, batch in enumerate(loop.loader):
         loop.backward(batch)
-        if place % 2:
+        if index % 2:
             loop.optimizer.step()
 
 
@@ -612,9 +612,9 @@ def batches_at_once_from_workers():
 @refused("not of step 2")
 def two_iterators_of_the_loader():
     loop = Loop()
-    one, two = iter(loop.loader), iter(loop.loader)
-    for place in range(3):
-        loop.backward(next(two if place == 1 else one))
+    item, two = iter(loop.loader), iter(loop.loader)
+    for index in range(3):
+        loop.backward(next(two if index == 1 else item))
         loop.optimizer.step()
 
 
@@ -729,8 +729,8 @@ def tied_weights():
     other = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
     other[2].weight = other[0].weight
     run_tests.backward(other, loss_of, tuple(part[:1] for part in loop.data.tensors), 1e3)
-    wanted = torch.autograd.grad(loss_of(other, loop.data[:1]), list(other.parameters()))
-    for p, gradient in zip(other.parameters(), wanted, strict=True):
+    required = torch.autograd.grad(loss_of(other, loop.data[:1]), list(other.parameters()))
+    for p, gradient in zip(other.parameters(), required, strict=True):
         torch.testing.assert_close(p.grad, gradient)
 
 
@@ -912,9 +912,9 @@ def test_a_checkpoint_without_its_secrets_is_refused(match):
 
 @refused("the guarantee of such a run is none: seed pinned.*allow_uncertified=True")
 def a_pinned_seed():
-    for way in (LikeOpacus, Loop):
+    for variant in (LikeOpacus, Loop):
         with contextlib.suppress(UsageError):
-            way(allow_uncertified=False)
+            variant(allow_uncertified=False)
             return
     Loop(allow_uncertified=False)
 
@@ -949,9 +949,9 @@ def test_a_wrong_loop_is_harmless(name):
 # --- right models --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", [Loop, LikeOpacus])
-def test_an_example_without_a_finite_loss_adds_nothing(way):
-    loop = way()
+@pytest.mark.parametrize("variant", [Loop, LikeOpacus])
+def test_an_example_without_a_finite_loss_adds_nothing(variant):
+    loop = variant()
     x, y = loop.batch()
     x = x.clone()
     x[0] = torch.inf
@@ -970,10 +970,10 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("way", [Loop, LikeOpacus])
+@pytest.mark.parametrize("variant", [Loop, LikeOpacus])
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_right_model_is_not_refused(name, way):
-    loop = way(
+def test_a_right_model_is_not_refused(name, variant):
+    loop = variant(
         model=torch.nn.Sequential(torch.nn.Linear(4, 8), RIGHT[name](), torch.nn.Linear(8, 3))
     )
     loop.steps(3)

@@ -126,10 +126,10 @@ def test_sums_in_16_bits_are_refused_and_narrow_parameters_are_not():
         for update in (transformation.update, jax.jit(transformation.update)):
             with pytest.raises(UsageError, match="narrower than float32"):
                 update(params.astype(narrow), state)
-    out, _ = transformation.update(params.astype(jnp.float32) + 1, state)
+    output, _ = transformation.update(params.astype(jnp.float32) + 1, state)
     noise, _ = stream.next(stream.init(params, seed=4))
-    assert out.dtype == noise.dtype == jnp.float32
-    np.testing.assert_array_equal(out, 1 + noise)
+    assert output.dtype == noise.dtype == jnp.float32
+    np.testing.assert_array_equal(output, 1 + noise)
 
 
 def test_one_key_makes_the_noise_of_one_group_of_parameters():
@@ -140,22 +140,22 @@ def test_one_key_makes_the_noise_of_one_group_of_parameters():
     with pytest.raises(UsageError, match="was used by an init"):
         optax.multi_transform({"one": shared, "two": shared}, groups).init(params)
     # shapes alone take no noise
-    again = add_noise(stream, key=key)
-    jax.eval_shape(again.init, params)
-    again.init(params)
+    transformation = add_noise(stream, key=key)
+    jax.eval_shape(transformation.init, params)
+    transformation.init(params)
 
 
 def test_optax_raises_past_the_last_step_and_gives_nan_inside_jit():
     transformation = add_noise(make(n=1), seed=4)
     for update in (transformation.update, jax.jit(transformation.update)):
-        out, state = update(PARAMS, transformation.init(PARAMS))
-        assert not np.any(np.isnan(out["a"]))
+        output, state = update(PARAMS, transformation.init(PARAMS))
+        assert not np.any(np.isnan(output["a"]))
         if update is transformation.update:
             with pytest.raises(NoiseExhaustedError):
                 update(PARAMS, state)
         else:
-            out, _ = update(PARAMS, state)
-            assert np.all(np.isnan(out["a"])) and np.all(np.isnan(out["b"]))
+            output, _ = update(PARAMS, state)
+            assert np.all(np.isnan(output["a"])) and np.all(np.isnan(output["b"]))
 
 
 # --- what a state must look like, and what other libraries make of it ----------------------

@@ -16,14 +16,14 @@ UPDATE = {"w": np.array([3.0, 0.0, 4.0], np.float32)}
 
 
 def rounds(folder, scheme=SCHEME, **options):
-    made = stated(
+    built = stated(
         BLT(np.array([0.3]), np.array([0.5])),
         scheme,
         1e-4,
         status="certified",
         adjacency="zero-out",
     )
-    return PrivateRounds(folder, made, PARAMS, clip_norm=0.5, cohort=2.0, **options)
+    return PrivateRounds(folder, built, PARAMS, clip_norm=0.5, cohort=2.0, **options)
 
 
 def test_devices_are_clipped_and_kept_apart(tmp_path):

@@ -58,9 +58,9 @@ def clipped_sum(model, units):
 @functools.cache
 def expected_path(steps=SCHEME.iterations, scheme=SCHEME):
     """The parameters after each step, from the plain pieces: sampler, loop, JAX noise, division."""
-    made = factorization(scheme)
-    stream = noise.from_factorization(made, clip_norm=CLIP)
-    sampler = made.sampler(RECORDS, seed=SEED)
+    built = factorization(scheme)
+    stream = noise.from_factorization(built, clip_norm=CLIP)
+    sampler = built.sampler(RECORDS, seed=SEED)
     model, state, path = network(), None, []
     for t in range(steps):
         sums = clipped_sum(model, sampler[t])
@@ -107,13 +107,13 @@ def plain(model=None, optimizer=None, **options):
 
 def epoch(model, optimizer, loader, loss=None, stop=None, skips=False):
     loss = loss or torch.nn.functional.cross_entropy
-    for place, (x, y) in enumerate(loader):
+    for index, (x, y) in enumerate(loader):
         if skips and not len(x):
             continue
         optimizer.zero_grad()
         loss(model(x), y).backward()
         optimizer.step()
-        if stop is not None and place + 1 == stop:
+        if stop is not None and index + 1 == stop:
             break
 
 
@@ -171,24 +171,24 @@ def test_a_wrong_noise_would_be_seen():
     assert max(float((a - b).abs().max()) for a, b in zip(path[1], other[1], strict=True)) > 0.01
 
 
-@pytest.mark.parametrize("way", ["loop of opacus", "plain"])
-def test_a_run_goes_on_from_the_state_of_its_optimizer(way, tmp_path):
+@pytest.mark.parametrize("variant", ["loop of opacus", "plain"])
+def test_a_run_goes_on_from_the_state_of_its_optimizer(variant, tmp_path):
     path = expected_path()
 
     def new():
-        if way == "loop of opacus":
+        if variant == "loop of opacus":
             return made_private(seed=None)
         run, model, optimizer = plain(seed=None)
         return model, optimizer, run.loader(data())
 
     def go(model, optimizer, loader, stop=None):
-        if way == "loop of opacus":
+        if variant == "loop of opacus":
             return epoch(model, optimizer, loader, stop=stop)
-        for place, batch in enumerate(loader):
+        for index, batch in enumerate(loader):
             optimizer.zero_grad()
             loader.run.backward(model, loss_of, batch)
             optimizer.step()
-            if place + 1 == stop:
+            if index + 1 == stop:
                 break
         return None
 
@@ -208,16 +208,16 @@ def test_a_run_goes_on_from_the_state_of_its_optimizer(way, tmp_path):
     assert len(second[2]) == 2  # of this epoch
     go(*second)
     go(*second)
-    for one, two in zip(ended, second[0].parameters(), strict=True):
-        assert torch.equal(one, two)  # steps that were released are repeated exactly
+    for item, two in zip(ended, second[0].parameters(), strict=True):
+        assert torch.equal(item, two)  # steps that were released are repeated exactly
     # the draws are new ones: not the pinned path
     assert not torch.allclose(ended[0], path[-1][0], atol=1e-2)
 
 
-@pytest.mark.parametrize("way", ["loop of opacus", "plain"])
-def test_states_that_are_not_of_this_run_are_refused(way):
+@pytest.mark.parametrize("variant", ["loop of opacus", "plain"])
+def test_states_that_are_not_of_this_run_are_refused(variant):
     def new(population=RECORDS):
-        if way == "loop of opacus":
+        if variant == "loop of opacus":
             return made_private(dataset=torch.utils.data.Subset(data(), range(population)))[1]
         run, _, optimizer = plain()
         del run
@@ -269,17 +269,17 @@ def test_loaders_and_data_sets_that_the_scheme_cannot_draw_from_are_refused():
         def __iter__(self):
             return iter(())
 
-    for given, match in (
+    for arguments, match in (
         (loaders.DataLoader(data(), sampler=weighted), "WeightedRandomSampler"),
         (loaders.DataLoader(data(), sampler=replaced), "RandomSampler"),
         (loaders.DataLoader(data(), batch_size=None), "sampler of its own"),
         (Endless(), "numbered records"),
     ):
         with pytest.raises(UsageError, match=match):
-            made_private(dataset=given)
+            made_private(dataset=arguments)
         run, _, _ = plain()
         with pytest.raises(UsageError, match=match):
-            run.loader(given)
+            run.loader(arguments)
     with pytest.raises(UsageError, match="population of 12"):
         run.loader(loaders.Subset(data(), range(5)))
     # a plain loader gives its data set
@@ -297,13 +297,13 @@ def test_what_is_no_optimizer_or_is_taken_is_not_attached():
     def other():
         return torch.optim.SGD(network().parameters(), lr=1.0)
 
-    for given in (None, network(), network().parameters()):
+    for arguments in (None, network(), network().parameters()):
         with pytest.raises(UsageError, match=r"optimizer = .*must be of class Optimizer"):
-            new().attach(given)
+            new().attach(arguments)
     run, model, optimizer = plain()
-    for taken in (run, new()):  # of two runs each step would carry both noises
+    for participated in (run, new()):  # of two runs each step would carry both noises
         with pytest.raises(UsageError, match="made private already"):
-            taken.attach(optimizer)
+            participated.attach(optimizer)
     with pytest.raises(UsageError, match="has an optimizer already"):
         run.attach(other())
     used = other()
@@ -313,14 +313,14 @@ def test_what_is_no_optimizer_or_is_taken_is_not_attached():
     with pytest.raises(UsageError, match="not this run's"):
         run.attach(used)
     words = {"dataset": data(), "factorization": factorization(), "max_grad_norm": CLIP}
-    for module, taken in ((model, optimizer), made_private()[:2]):
+    for module, participated in ((model, optimizer), made_private()[:2]):
         with pytest.raises(UsageError, match="made private already"):
-            make_private(module, taken, **words)
+            make_private(module, participated, **words)
         with pytest.raises(UsageError, match="made private already"):
-            new().attach(taken)
-    for module, taken in ((None, other()), (model, None)):
+            new().attach(participated)
+    for module, participated in ((None, other()), (model, None)):
         with pytest.raises(UsageError, match="must be of class"):
-            make_private(module, taken, **words)
+            make_private(module, participated, **words)
 
 
 def test_a_second_one_that_would_draw_the_same_noise_cannot_be_made():
@@ -408,19 +408,19 @@ def test_an_empty_batch_that_is_skipped_is_seen_where_batches_are_fetched_ahead(
 
 
 @pytest.mark.parametrize("times", [2, 0], ids=["twice", "fewer"])
-@pytest.mark.parametrize("way", ["plain", "loop of opacus"])
-def test_a_batch_that_holds_a_record_twice_or_not_at_all_is_refused(way, times):
+@pytest.mark.parametrize("variant", ["plain", "loop of opacus"])
+def test_a_batch_that_holds_a_record_twice_or_not_at_all_is_refused(variant, times):
     def collate(records):
         return torch.utils.data.default_collate(records * times or records[:1])
 
-    if way == "plain":
+    if variant == "plain":
         run, model, optimizer = plain()
         loader = run.loader(data(), collate_fn=collate)
     else:
         model, optimizer, loader = made_private(collate_fn=collate)
 
     def go():
-        if way != "plain":
+        if variant != "plain":
             return epoch(model, optimizer, loader)
         for batch in loader:
             optimizer.zero_grad()
@@ -538,7 +538,7 @@ def contributions(build, examples=512, numbers=1024):
     x = torch.randn(1, numbers) + 0.3 * torch.randn(examples, numbers)
     whole = build(x)
     without = [build(torch.cat([x[:i], x[i + 1 :]])) for i in range(8)]
-    return max(float((whole - one).double().norm()) for one in without)
+    return max(float((whole - item).double().norm()) for item in without)
 
 
 def test_one_example_moves_a_sum_by_its_clip_norm_under_autocast():
@@ -581,10 +581,10 @@ def test_a_module_that_gives_its_loss_takes_the_steps_of_the_loop():
     assert module.names == ("loss", "scores")
     for x, y in loader:
         optimizer.zero_grad()
-        found = module(x, labels=y)
-        assert found["scores"].shape == (len(x), 3) and found["kind"] == "classes"
+        actual = module(x, labels=y)
+        assert actual["scores"].shape == (len(x), 3) and actual["kind"] == "classes"
         module(x, labels=y)  # no gradients are asked for
-        found["loss"].backward()
+        actual["loss"].backward()
         optimizer.step()
     same(module, expected_path()[4])
     module.eval()
@@ -633,8 +633,8 @@ def test_batches_of_nobody_keep_the_structure_of_a_batch():
         return Collator(collate, dataset)((list(range(len(records))), records))
 
     records = [{"x": torch.ones(3), "names": "a", "pair": (1, 2.0)}]
-    usual = torch.utils.data.default_collate
-    empty, full = (collated(usual, records, each) for each in ([], records))
+    default_collate = torch.utils.data.default_collate
+    empty, full = (collated(default_collate, records, entry) for entry in ([], records))
     assert full["x"].shape == (1, 3) and empty["x"].shape == (0, 3)
     assert full["names"] == ["a"] and empty["names"] == []
     assert [part.shape for part in empty["pair"]] == [(0,), (0,)]
@@ -649,13 +649,13 @@ def test_two_processes_make_the_step_of_one(tmp_path):
     finish(*(start(child, rank, store, tmp_path / f"out{rank}.pt") for rank in range(2)))
     path = expected_path(3)
     for rank in range(2):
-        found = torch.load(tmp_path / f"out{rank}.pt", weights_only=True)
-        for way in ("loop of opacus", "plain", "zero", "sharded"):
-            for p, e in zip(found[way], path[2], strict=True):
-                np.testing.assert_allclose(p, e, atol=3e-5, err_msg=f"{way} {rank}")
-        assert found["buffers"] == (rank == 0)
-        assert "2 parameters differ between processes" in found["unequal"]
-        assert "which have ['of step 1', 'of step 2']" in found["steps"]
-        assert "Leave it out and call run.backward" in found["caller"]
-        assert "Make the ZeroRedundancyOptimizer without it" in found["overlap"]
-        assert "holds gradients that run.backward did not make" in found["gradients"]
+        loaded = torch.load(tmp_path / f"out{rank}.pt", weights_only=True)
+        for variant in ("loop of opacus", "plain", "zero", "sharded"):
+            for p, e in zip(loaded[variant], path[2], strict=True):
+                np.testing.assert_allclose(p, e, atol=3e-5, err_msg=f"{variant} {rank}")
+        assert loaded["buffers"] == (rank == 0)
+        assert "2 parameters differ between processes" in loaded["unequal"]
+        assert "which have ['of step 1', 'of step 2']" in loaded["steps"]
+        assert "Leave it out and call run.backward" in loaded["caller"]
+        assert "Make the ZeroRedundancyOptimizer without it" in loaded["overlap"]
+        assert "holds gradients that run.backward did not make" in loaded["gradients"]

@@ -172,9 +172,9 @@ def _digest(mechanism: Mechanism, seeds: int) -> str:
     return hashlib.sha256(noise + f"{scheme} {seeds}".encode()).hexdigest()[:16]
 
 
-def train(cell: Cell, out: Path, folder: Path, families: list[str], seeds: int) -> None:
+def train(cell: Cell, output: Path, folder: Path, families: list[str], seeds: int) -> None:
     """Bring the cell's results up to date."""
-    path = out / "results.json"
+    path = output / "results.json"
     reports: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     report = reports.setdefault(cell.stem, {})
     begin: dict[tuple[str, str], int] = {}
@@ -208,10 +208,10 @@ def train(cell: Cell, out: Path, folder: Path, families: list[str], seeds: int) 
         print(cell.stem, mechanism.label, *(f"{s.mean:.4f}" for s in results.values()), flush=True)
 
 
-def summary(out: Path) -> list[dict[str, Any]]:
+def summary(output: Path) -> list[dict[str, Any]]:
     """Rows of every cell: each family at its best size, with differences to DP-SGD."""
     rows = []
-    reports = json.loads((out / "results.json").read_text())
+    reports = json.loads((output / "results.json").read_text())
     for cell in CELLS:
         report = reports.get(cell.stem, {})
         best: dict[tuple[str, str, str], Any] = {}
@@ -261,7 +261,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                 shift = 0.1 * (number - len(SHOWN) / 2 + 0.5)
                 mine = family in (GIVEN, DEFAULT, FRESH)
                 axes.errorbar(
-                    [place + shift for place, eps in enumerate(EPSILONS) if eps in points],
+                    [index + shift for index, eps in enumerate(EPSILONS) if eps in points],
                     [float(points[eps]["change_percent"]) for eps in EPSILONS if eps in points],
                     [
                         float(points[eps]["half_interval_percent"])
@@ -328,17 +328,17 @@ def with_tables(page: str, rows: list[dict[str, Any]]) -> str:
 
 def _with_table(page: str, heading: str, lines: list[str]) -> str:
     """The page with these lines as the table below a heading."""
-    before, _, after = page.partition(f"{heading}\n\n")
-    return f"{before}{heading}\n\n" + "\n".join(lines) + "\n\n" + after.partition("\n\n")[2]
+    original, _, updated = page.partition(f"{heading}\n\n")
+    return f"{original}{heading}\n\n" + "\n".join(lines) + "\n\n" + updated.partition("\n\n")[2]
 
 
 def _counts(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Lines of a table: each of mfopt's mechanisms against others, over all cells."""
     cells: dict[tuple[str, ...], dict[str, float]] = {}
     for row in rows:
-        place = tuple(row[k] for k in ("task", "optimizer", "epsilon", "schedule", "reading"))
+        index = tuple(row[k] for k in ("task", "optimizer", "epsilon", "schedule", "reading"))
         if row["reading"] == "last" or row["schedule"] == "constant":
-            cells.setdefault(place, {})[row["family"]] = float(row["loss"])
+            cells.setdefault(index, {})[row["family"]] = float(row["loss"])
     peers = [family for family in FAMILIES if not family.startswith("mfopt")]
     yield "| mechanism | cells below the best peer | against it | against DP-SGD, Poisson |"
     yield "| --- " * 4 + "|"
@@ -350,8 +350,8 @@ def _counts(rows: list[dict[str, Any]]) -> Iterator[str]:
         ]
         below = sum(loss < best for loss, best, _ in losses)
         spans = []
-        for place in (1, 2):
-            changes = [100 * (each[0] / each[place] - 1) for each in losses]
+        for index in (1, 2):
+            changes = [100 * (loss[0] / loss[index] - 1) for loss in losses]
             spans.append(f"{min(changes):+.1f} to {max(changes):+.1f}%".replace("-", "−"))
         name = family.replace("--schedule", "own schedule")
         yield f"| {name} | {below} of {len(losses)} | {spans[0]} | {spans[1]} |"
