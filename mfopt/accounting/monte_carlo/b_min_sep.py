@@ -31,10 +31,9 @@ class BMinSepLoss(PatternLoss):
     def estimated(cls, scaled: Any, /) -> Ceilings:
         return separated_ceilings.estimated(scaled)
 
-    def estimating(self) -> BMinSepLoss:
-        return _Estimating(self.likelihood)
-
     def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
+        if self._estimates:
+            return super().remove_tilts(ceilings, point)
         # a proven ceiling takes long: the order is found by estimates, and moved while it falls
         scaled = self.likelihood.scaled(point.noise_multiplier)
         near = importance.remove_tilts(self.estimated(scaled).without(ceilings.common), point)
@@ -46,15 +45,6 @@ class BMinSepLoss(PatternLoss):
                     break
                 one = found[place] = lower
         return sorted(found, key=lambda one: one.log_ceiling)
-
-
-class _Estimating(BMinSepLoss):
-    """What any proposal has the right mean for is estimated by one of an estimated ceiling."""
-
-    proven = staticmethod(separated_ceilings.estimated)
-
-    def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
-        return importance.remove_tilts(ceilings, point)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,9 +22,9 @@ from mfopt.strategies.fields import Array
 MAX_ORDER = 256  # of a chain
 _MOST = {"chain": MAX_ORDER, "typical": MAX_ORDER, "clusters": clusters.MOST - 1}  # whole orders
 _GROWTH = 1.15  # from one order to the next that is tried
-_ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
+ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
 _BELOW = 1e-8  # the same from below, with what payoffs are rounded up by
-_COARSE = 2.0**-46  # absolute, on f/B: uniforms have 52 bits, so tails end 8 σ out
+COARSE = 2.0**-46  # absolute, on f/B: uniforms have 52 bits, so tails end 8 σ out
 _ABOVE = 1e-6  # a value of f/B this far above 1 is no rounding: the ceiling does not hold
 
 
@@ -83,8 +83,9 @@ class Tilt(NamedTuple):
     """A proposal at one σ and ε.
 
     Attributes:
-      kind: "chain", "typical", "clusters" or "shift" (remove direction), "mean" (add direction).
-      order: s of the remove direction, t of the add direction.
+      kind: "chain", "typical", "clusters" or "shift" (remove direction), "mean" or "plain" (add
+        direction).
+      order: s of the remove direction, t or s of the add direction.
       log_ceiling: log B.
       detail: what else it is placed by, where there is more.
       outside: what the divergence may exceed the mean of the values by.
@@ -106,11 +107,17 @@ class Tilt(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Over iid samples: Σ f/B, Σ (f/B)², and Σ log(1 − λ f/B) for each bet λ."""
+    """Over iid samples: Σ f/B, Σ (f/B)², and Σ log(1 − λ f/B) for each bet λ.
+
+    Attributes:
+      losses: of "plain", with Y' the loss: the counts of Y' <= low and of Y' <= high, Σ Y' and
+        Σ Y'²; shape (4,).
+    """
 
     total: jax.Array
     square: jax.Array
     log_wealth: jax.Array
+    losses: Any = None
 
 
 def sums(value: jax.Array) -> Sums:
@@ -187,7 +194,7 @@ class Pilot(NamedTuple):
             return -math.inf
         bet = math.sqrt(-2 * math.log(beta) / (self.samples * square))
         sums = float(self.sums.total), float(self.sums.square)
-        scaled = betting.lower_bound(*sums, bet, self.samples, beta) * (1 - _BELOW) - _COARSE
+        scaled = betting.lower_bound(*sums, bet, self.samples, beta) * (1 - _BELOW) - COARSE
         return math.log(scaled) + self.tilt.log_ceiling if scaled > 0 else -math.inf
 
     def agrees(self, log_mean: float) -> bool:
@@ -218,8 +225,8 @@ def upper_bound(
     """
     ceiling = _ceiling(tilt)
     scaled = betting.upper_bound(float(sums.log_wealth[bet]), bet, samples, beta)
-    scaled += uniforms * _COARSE
-    value = min(scaled, 1.0) * ceiling * (1 + _ROUNDING) + tilt.outside
+    scaled += uniforms * COARSE
+    value = min(scaled, 1.0) * ceiling * (1 + ROUNDING) + tilt.outside
     if not (math.isfinite(float(sums.total)) and math.isfinite(scaled)):
         value = math.nan  # a sample was no number: there is no bound
     mean = float(sums.total) / samples * ceiling
@@ -233,4 +240,4 @@ def ceiling_alone(tilt: Tilt) -> UpperBound:
 
 
 def _ceiling(tilt: Tilt) -> float:
-    return math.exp(min(tilt.log_ceiling, 700.0)) * (1 + _ROUNDING)
+    return math.exp(min(tilt.log_ceiling, 700.0)) * (1 + ROUNDING)

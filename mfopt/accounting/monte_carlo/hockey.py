@@ -26,8 +26,9 @@ class GaussianPayoff(NamedTuple):
     def log_value(self, t: Array) -> Array:
         """log δ₂(t), rounded up; NaN where t is."""
         t = jnp.asarray(t)
-        first = jax.scipy.special.log_ndtr(self.mu / 2 - t / self.mu, _TERMS)
-        ratio = t + jax.scipy.special.log_ndtr(-self.mu / 2 - t / self.mu, _TERMS) - first
+        halves = jnp.stack([self.mu / 2 - t / self.mu, -self.mu / 2 - t / self.mu])
+        first, second = jax.scipy.special.log_ndtr(halves, _TERMS)  # once: half to compile
+        ratio = t + second - first
         # NaN only where t is: XLA's minimum need not keep it
         capped = jnp.where(ratio > -1e-12, -1e-12, ratio)
         return first + jnp.log(-jnp.expm1(capped)) + _NUDGE

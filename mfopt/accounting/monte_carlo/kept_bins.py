@@ -201,8 +201,9 @@ def tuples(overlaps: np.ndarray) -> tuple[float, ...]:
 @float64
 def ceilings(bins: KeptBins, common: float = 0.0) -> Ceilings:
     """The ceilings of bins in noise units; clusters are chosen by c of a shared component."""
-    diagonal = np.asarray(bins.diagonal())
-    means = np.asarray(bins.mean()[0])
+    numbers = bins._replace(gram=np.asarray(bins.gram))  # nothing is compiled for a few sums
+    diagonal = numbers.diagonal()
+    means = np.mean(numbers.gram, axis=0) / bins.sigma**2
     plain: list[float] = [0.0]  # Σ_{l<=s} log R_l
 
     @float64  # they may be asked for outside of any scope
@@ -214,13 +215,14 @@ def ceilings(bins: KeptBins, common: float = 0.0) -> Ceilings:
 
     chains = {"chain": PatternChain(chain, MAX_ORDER)}
     if bins.bins > 1:
-        chains = {"clusters": _clusters(bins, diagonal, common), **chains}
+        chains = {"clusters": _clusters(bins, diagonal, numbers.diagonal(1), common), **chains}
     squares = np.max(diagonal), np.mean(diagonal), np.mean(means)
     return Ceilings(chains, *map(float, squares))
 
 
-def _clusters(bins: KeptBins, diagonal: np.ndarray, common: float) -> PatternChain:
-    beside = np.asarray(bins.diagonal(1))
+def _clusters(
+    bins: KeptBins, diagonal: np.ndarray, beside: np.ndarray, common: float
+) -> PatternChain:
     spikes = clusters.spikes(diagonal - common, beside - common)
     log_weights = clusters.log_weights(spikes, diagonal)
 

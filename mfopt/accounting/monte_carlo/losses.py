@@ -11,10 +11,18 @@ from typing import Any, ClassVar
 import jax
 
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, importance
-from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound, upper_bound
+from mfopt.accounting.monte_carlo import chunked, convex, importance
+from mfopt.accounting.monte_carlo.evidence import (
+    Pilot,
+    Point,
+    Sums,
+    Tilt,
+    Trial,
+    UpperBound,
+    upper_bound,
+)
 from mfopt.accounting.monte_carlo.free import guess_noise_multiplier
-from mfopt.accounting.monte_carlo.hockey import beside
+from mfopt.accounting.monte_carlo.hockey import GaussianPayoff, beside
 from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
     Likelihood,
@@ -23,6 +31,9 @@ from mfopt.accounting.monte_carlo.likelihood import (
 )
 from mfopt.accounting.monte_carlo.moment_bound import MomentBound, Moments
 from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledDirection, SampledLoss
+
+_PLANNED = 1e-8  # β that a pilot expects a tail for
+_GAINED = 0.1  # t²ρ': log of what a tilt by the mean mode lowers a second moment by
 
 
 class LikelihoodLoss(SampledLoss):
@@ -103,16 +114,30 @@ class LikelihoodLoss(SampledLoss):
 
     def at(self, tilt: Tilt, point: Point) -> Tilt:
         _, ceilings, point = self._sampled(point)
+        if tilt.kind == convex.KIND:
+            return convex.placed(tilt.order, tilt.detail, point)
         return importance.tilt(tilt.kind, tilt.order, ceilings, point)
+
+    def estimator_tilt(self, direction: SampledDirection, point: Point) -> Tilt:
+        least = self.least(direction, point)
+        if direction == "remove":
+            return least
+        _, ceilings, paid = self._sampled(point)
+        gained = least.order**2 * ceilings.square_of_mean
+        smooth = isinstance(paid.payoff, GaussianPayoff)
+        return convex.uncut(paid) if smooth and gained < _GAINED else least
 
     @float64
     def choose(
         self, direction: SampledDirection, point: Point, trial: Trial, log_mean: float | None = None
     ) -> Pilot:
-        tilts = self._tilts(direction, point)
         if direction == "remove":
-            return self._best(tilts, point, trial, log_mean)
-        return self.pilot(tilts[0], point, self.glance, trial.key)
+            return self._best(self._tilts(direction, point), point, trial, log_mean)
+        seen = self.pilot(self.estimator_tilt(direction, point), point, self.glance, trial.key)
+        if seen.tilt.kind != convex.KIND:
+            return seen
+        placed = convex.cut(seen.sums, seen.samples, self._sampled(point)[2])
+        return self.pilot(placed, point, self.glance, chunked.subkey(trial.key, 1))
 
     def _best(
         self, tilts: Sequence[Tilt], point: Point, trial: Trial, log_mean: float | None
@@ -146,14 +171,14 @@ class LikelihoodLoss(SampledLoss):
         return best[1]
 
     def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
-        likelihood, _, paid = self._sampled(point)
-        return Pilot(
-            tilt, *importance.total(likelihood, tilt, paid, samples, key, self.chunk_parts)
-        )
+        sums, used = self._total(tilt, point, samples, key)
+        return Pilot(convex.with_tail(tilt, sums, used, _PLANNED)[0], sums, used)
 
     def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
+        sums, used = self._total(tilt, point, trial.samples, trial.key)
+        tilt, beta = convex.with_tail(tilt, sums, used, trial.beta)
+        return upper_bound(tilt, sums, used, bet=bet, beta=beta)
+
+    def _total(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
         likelihood, _, paid = self._sampled(point)
-        sums, used = importance.total(
-            likelihood, tilt, paid, trial.samples, trial.key, self.chunk_parts
-        )
-        return upper_bound(tilt, sums, used, bet=bet, beta=trial.beta)
+        return importance.total(likelihood, tilt, paid, samples, key, self.chunk_parts)

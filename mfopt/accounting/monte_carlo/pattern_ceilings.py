@@ -80,7 +80,7 @@ def estimated(patterns: Patterns) -> Ceilings:
       FailureError: as :func:`ceilings`.
     """
     found, _, squares = _moments(patterns)
-    return Ceilings({"chain": PatternChain(summed(found.log_about), MAX_ORDER)}, *squares)
+    return Ceilings({"chain": PatternChain(summed(found.log_about, math.inf), MAX_ORDER)}, *squares)
 
 
 def _moments(patterns: Patterns) -> tuple[_Moments, float, tuple[float, ...]]:
@@ -217,29 +217,31 @@ class _Moments(NamedTuple):
             before = np.zeros((throws, reach, bins))  # P: (K, p late, c)
             if reach and throws > 1:
                 late, early = inner[:-1, bins - reach :], inner[1:, :reach]
-                after[:-1, :, :reach] = np.einsum("gic,giq->gcq", late, outer) / bins
-                before[1:] = np.einsum("gpk,gkc->gpc", outer, early) / bins
+                after[:-1, :, :reach] = late.swapaxes(1, 2) @ outer / bins
+                before[1:] = outer @ early / bins
             fines = np.zeros((throws, bins, reach + 1))  # w_g, as N
             fines[:-1, bins - reach :, :reach] = self.corner
             by = penalties[:, None, None]
             best = np.log(own[0][:, None] + after[0]) - by * fines[0]  # (m, c, next early or none)
             kind = np.minimum(np.arange(bins), reach)  # of a bin as the next one
-            block = np.arange(reach + 1) // _BLOCK  # Q of q
-            block[reach] = -(-reach // _BLOCK)  # not early
-            sides, product = np.empty((bins, reach + 1)), np.empty_like(best)
+            starts = np.append(np.arange(0, reach, _BLOCK), reach)  # of blocks Q: last no early q
+            block = np.repeat(np.arange(len(starts)), np.diff(starts, append=reach + 1))
             for g in range(1, throws):
                 rest = np.max(best[:, : bins - reach], axis=1)[:, kind]  # (m, q)
                 seen = best[:, bins - reach :][:, :, kind]  # (m, i, q)
                 top = np.maximum(rest, np.max(seen, axis=1, initial=-np.inf))
-                # in units of the largest, and never rounded to nothing
-                shares = np.maximum(np.exp(seen - top[:, None]), _LEAST)[:, :, :, None]
-                alone = own[g][:, None] + after[g]  # (q, r)
-                found = np.maximum(np.exp(rest - top), _LEAST)[:, :, None] * alone
+                # in units of the largest, and never rounded to nothing; a bin that is not late last
+                weights = np.exp(np.append(seen, rest[:, None], axis=1) - top[:, None])
+                shares = np.maximum(weights, _LEAST)[:, :, :, None]
                 between = before[g][:, :, None] + self._between(l, g)
-                for i in range(reach):
-                    np.take(between[i], block, axis=1, out=sides, mode="clip")
-                    sides += alone
-                    np.maximum(found, np.multiply(shares[:, i], sides, out=product), out=found)
+                between = np.pad(between, ((0, 1), (0, 0), (0, 0)))  # (i, q, Q)
+                alone = own[g][:, None] + after[g]  # (q, r)
+                low = np.minimum.reduceat(alone, starts, axis=1)
+                high = np.maximum.reduceat(alone, starts, axis=1)
+                # a maximum of lines in ``alone`` is convex: in a block at most on its chord
+                at_low, at_high = (np.max(shares * (between + x), axis=1) for x in (low, high))
+                rise = (at_high - at_low) / np.maximum(high - low, _LEAST)
+                found = at_low[:, :, block] + rise[:, :, block] * (alone - low[:, block])
                 best = top[:, :, None] + np.log(found) - by * fines[g]
             result = np.max(best[:, :, reach], axis=1)
         return np.where(np.isfinite(result), result, np.inf)

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +46,8 @@ class PatternLoss(LikelihoodLoss):
     worth = 0.0025
     glance = 1024
 
-    def __init__(self, likelihood: Any) -> None:
-        self._likelihood = likelihood
+    def __init__(self, likelihood: Any, estimates: bool = False) -> None:
+        self._likelihood, self._estimates = likelihood, estimates
 
     @property
     def likelihood(self) -> Any:
@@ -63,8 +63,11 @@ class PatternLoss(LikelihoodLoss):
         """Estimates of them, to choose by, where proofs take long: the proven ones by default."""
         return cls.proven(scaled)
 
+    def estimating(self) -> Self:
+        return type(self)(self._likelihood, estimates=True)
+
     def ceilings(self, scaled: Any, common: float) -> Ceilings:
-        return self.proven(scaled)
+        return self.estimated(scaled) if self._estimates else self.proven(scaled)
 
     @functools.cached_property
     def sensitivity(self) -> float:

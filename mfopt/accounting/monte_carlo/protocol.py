@@ -119,6 +119,10 @@ class SampledLoss(abc.ABC):
     def least(self, direction: SampledDirection, point: Point) -> Tilt:
         """The proposal of least ceiling."""
 
+    def estimator_tilt(self, direction: SampledDirection, point: Point) -> Tilt:
+        """The proposal that estimates use, whatever its ceiling: by default that of the least."""
+        return self.least(direction, point)
+
     @abc.abstractmethod
     def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
         """iid values >= 0 whose mean is the divergence, or less; they choose, and bound from below.

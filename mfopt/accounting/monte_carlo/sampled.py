@@ -146,6 +146,7 @@ class OneUnit(LossModel):
         # a ceiling below the other direction's estimate is enough
         if self._with_constant("add", tilt.log_ceiling) <= removed:
             return removed
+        tilt = self._estimating.estimator_tilt("add", point)
         log_mean = self._glanced(tilt, point, chunked.seed_key(0)).log_mean
         return max(removed, self._with_constant("add", log_mean))
 
@@ -205,7 +206,8 @@ class OneUnit(LossModel):
         if other is not None:
             if self._with_constant(direction, tilt.log_ceiling) <= log_delta:
                 return None
-            seen = self._glanced(tilt, point, key, _FIRST_SAMPLES)
+            tilt = self._estimating.estimator_tilt(direction, point)
+            seen = self._glanced(tilt, point, key)
             error = seen.deviation / math.sqrt(seen.samples)
             above = seen.log_mean + math.log1p(_DECISIVE * error)
             if self._with_constant(direction, above) <= log_delta:
