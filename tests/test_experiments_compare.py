@@ -1,14 +1,10 @@
 """Cache, runner, comparison and its command line."""
 
-import concurrent.futures
 import csv
 import dataclasses
 import io
 import json
-import multiprocessing
 import os
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +16,7 @@ from mfopt import FailureError, UsageError
 from mfopt._runtime import _sizes
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.experiments import cache as cache_module
-from mfopt.experiments import comparison, families, plots, recommendation, runner
+from mfopt.experiments import comparison, families, recommendation, runner
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.comparison import Comparison, Row
 from mfopt.experiments.mechanisms import (
@@ -144,8 +140,6 @@ def test_a_failing_cell_raises_and_keeps_the_finished(tmp_path) -> None:
     with pytest.raises(UsageError, match="strategy"):
         run_all([bad], store, jobs=1)
     assert store.has(good) and not store.has(bad)
-    with pytest.raises(FailureError, match="lost"):
-        runner._work(str(tmp_path / "other"), bad)
 
 
 @pytest.mark.ci
@@ -364,48 +358,6 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
 def test_command_names_bad_arguments(extra, keywords, tmp_path, capsys) -> None:
     words = f"compare --epochs 2 --iters 8 --include dpsgd --cache {tmp_path}"
     assert keywords in failure(capsys, *words.split(), *extra)
-
-
-def test_same_figure_same_bytes(tmp_path) -> None:
-    panel = plots.Panel([plots.Curve("a", [1, 2], [3, 4], [2, 3], [4, 5])], "t", "x", "y")
-    first = [p.read_bytes() for p in plots.save(plots.draw([panel]), tmp_path / "one")]
-    second = [p.read_bytes() for p in plots.save(plots.draw([panel]), tmp_path / "two")]
-    assert first == second
-
-
-@pytest.mark.ci
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no such thing")
-def test_a_worker_stays_on_its_cores_and_says_what_machine_it_is():
-    """Threads on all cores in every worker would wait for one another."""
-    original = os.sched_getaffinity(0)
-    context = multiprocessing.get_context("spawn")
-    custom = context.SimpleQueue()
-    try:
-        # a worker of these tests has one core: what it starts would stay on that in any case
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-        complete = os.sched_getaffinity(0)
-        if len(complete) == 1:
-            pytest.skip("one core")
-        custom.put((max(complete),))
-        with concurrent.futures.ProcessPoolExecutor(
-            1, mp_context=context, initializer=runner._begin, initargs=([], custom)
-        ) as pool:
-            assert pool.submit(os.sched_getaffinity, 0).result() == {max(complete)}
-            assert f"{len(complete)} cores" in pool.submit(runner.device).result()
-    finally:
-        os.sched_setaffinity(0, original)
-
-
-def test_workers_import_only_what_can_be_imported(monkeypatch):
-    current = type("Here", (), {})
-    typed = type("Typed", (), {"__module__": "page"})  # of a page whose code was run by exec
-    custom = type("Own", (), {"__module__": "mfopt.strategies.blt"})
-    main = type("Main", (), {"__module__": "__main__"})
-    kinds = {"here": current, "typed": typed, "own": custom, "main": main}
-    monkeypatch.setattr("mfopt.strategies.registered", lambda: kinds)
-    assert runner._own_modules() == [__name__]
-    monkeypatch.setitem(sys.modules, "page", types.ModuleType("page"))
-    assert runner._own_modules() == [__name__]
 
 
 def test_a_worker_that_is_killed_is_told_of_in_a_line():
