@@ -68,7 +68,7 @@ class PrivateRounds:
         **options: Any,
     ) -> None:
         scheme = factorization.sampling
-        way_out = "Use `sampling="min-separation"`: other schemes draw their batches."
+        way_out = "Use `sampling='min-separation'`: other schemes draw their batches."
         self.scheme = _check.kind("factorization.sampling", scheme, MinSeparation, way_out)
         options |= {"clip_norm": clip_norm, "allow_uncertified": allow_uncertified}
         self.stream = noise.from_factorization(factorization, **options)
