@@ -77,5 +77,5 @@ def test_the_guarantee_so_far_grows_to_that_of_all(tmp_path):
 
 
 def test_other_schemes_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="min-separation; other schemes draw"):
+    with pytest.raises(UsageError, match="other schemes draw their batches"):
         rounds(tmp_path, BallsInBins(bins=5, epochs=1))

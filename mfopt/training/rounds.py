@@ -37,7 +37,7 @@ class PrivateRounds:
 
     A round without an answer counts too: ``release({})`` is noise. ``folder`` holds key, noise and
     participations, for its owner only, **as secret as the data**; made again with it, the object
-    goes on after the last round that was released. A round that was broken off is left out.
+    continues after the last round that was released. A round that was broken off is left out.
 
     Formal guarantee: ``print(rounds.guarantee)``, of all rounds, where a unit is a device; of those
     so far, :meth:`spent`. Refused is an update of a device too early or too often.
