@@ -14,7 +14,7 @@ from train_fixtures import RANK, WIDTH, layered_model
 from mfopt import sampling
 from mfopt.errors import UsageError
 from mfopt.mechanism import Mechanism
-from mfopt.noise import NoiseStream
+from mfopt.noise import NoiseStream, _draws
 from mfopt.sampling.sampler import pad
 from mfopt.strategies import BLT, Identity
 from mfopt.training import clipping, executed, ghost, loop, recovered, units
@@ -161,7 +161,7 @@ def added_after_the_optimizer(right, trainer, state, total, keep):
 @in_place_of(Trainer, "run")
 def normalized_by_the_batch_drawn(right, trainer, state, stop=None):
     for result in right(trainer, state, stop):
-        factor = trainer.execution.normalizer / max(1, result.batch.drawn)
+        factor = trainer.execution.normalizer / max(1, np.sum(result.batch.units >= 0))
         release = jax.tree.map(lambda leaf, factor=factor: leaf * factor, result.release)
         yield dataclasses.replace(result, release=release)
 
@@ -233,6 +233,15 @@ def rounding_forgotten(patch):
     patch.setattr(clipping, "_MARGIN", 1.0)
 
 
+def allowance_too_small(patch):
+    patch.setattr(ghost, "_SIGMAS", 4.0)
+
+
+@in_place_of(_draws, "chacha20")
+def another_cipher(right, key, counter):
+    return jnp.roll(right(key, counter), 1, axis=0)
+
+
 # --- batches -------------------------------------------------------------------------------
 
 
@@ -282,7 +291,7 @@ def sums_divided_by_the_batch_drawn(right, trainer, state, stop=None):
         batch = trainer.execution.sampler.batch(step)
         total = trainer.sum(params, batch, step).gradient
         (result,) = right(trainer, state, step + 1)
-        more = 1 / max(1, batch.drawn) - 1 / trainer.execution.normalizer
+        more = 1 / max(1, np.sum(batch.units >= 0)) - 1 / trainer.execution.normalizer
         release = jax.tree.map(lambda mean, x, more=more: mean + more * x, result.release, total)
         update, _ = trainer.optimizer.update(release, moments, params)
         moved = jax.tree.map(jnp.add, params, update)
@@ -370,6 +379,8 @@ PLANTED = {
     "margin for rounding left out": (
         rounding_forgotten, "contributions within the bound", {"microbatch": 1}
     ),
+    "less allowance for rounding": (allowance_too_small, "norms allow for rounding", {}),
+    "another cipher": (another_cipher, "draws under a published key", {}),
     "a unit added twice": (kept(lambda drawn: np.append(drawn, drawn[:1])), UNITS, {}),
     "batch cut unsaid": (kept(lambda drawn: drawn[:-1]), UNITS, {}),
     "a record of the neighbour": (a_record_of_the_neighbour, SUMS, {}),
@@ -416,7 +427,7 @@ def test_planted_bugs_are_found(name, monkeypatch):
 )  # fmt: skip
 def test_a_correct_trainer_has_none(options):
     found = findings(**options)
-    assert not faults(found) and len(found) == 18
+    assert not faults(found) and len(found) == 20
 
 
 @pytest.mark.ci

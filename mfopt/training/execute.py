@@ -7,6 +7,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -187,6 +188,7 @@ def _finish(prepared: Prepared, state: TrainState) -> dict[str, Any] | None:
         force=True,
         tokenizer=prepared.tokenizer,
         end_id=prepared.parts["train"].metadata.get("end_id"),
+        base=Path(prepared.config.model) if prepared.config.model else None,
     )
     return report
 

@@ -23,7 +23,7 @@ from scipy import stats
 from mfopt.factorization import Factorization
 from mfopt.progress import Progress, Report, silent
 from mfopt.sampling import UnitSampler
-from mfopt.training import executed, sizes
+from mfopt.training import executed, ghost, sizes
 from mfopt.training import mesh as meshes
 from mfopt.training.batching import Batch
 from mfopt.training.config import TrainConfig
@@ -53,6 +53,11 @@ _LATTICE = 1 << 14  # numbers of a step's noise that are compared with each othe
 # probability of the likeliest value of a float32 normal draw (3e-8), and of what is rounded to it
 _LIKELIEST = 2.0**-22
 _RATE = 1e-3  # of plain gradient descent: the optimizer is no part of the guarantee
+# a published key, and the first draws of step 0 under it by another program: a library's ChaCha20,
+# Threefry in whole numbers, the inverse of the normal law in float64
+PUBLISHED_KEY = np.arange(8, dtype=np.uint32)
+PUBLISHED_DRAWS = np.array([-0.51512955, 0.69065661, -0.88775771, 1.53007436])
+_DRAW_ROUNDING = 1e-5
 
 
 def _canary_users(
@@ -190,7 +195,11 @@ class _Run:
     def findings(self, n: int, progress: Report) -> list[Finding]:
         """Findings of ``n`` steps."""
         holds: dict[str, bool] = defaultdict(lambda: True)
-        lattice = self._lattice()
+        length = self.account.sampling.length
+        # the first steps of C, which is lower triangular
+        first = np.asarray(self.account.strategy.multiply(np.eye(length, n)))[:n]
+        lattice = self._published(first[0, 0], holds)
+        holds["norms allow for rounding"] &= _allows_for_rounding()
         self._pairs(holds)
         by_step = []
         for step, each in enumerate(self._steps(n, holds)):
@@ -199,9 +208,6 @@ class _Run:
         noise, totals = (np.stack(part) / self.sigma for part in zip(*by_step, strict=True))
         again = next(self.trainer.run(self.trainer.init(self.secret.twin().key("noise")), 1))
         other = self.normalizer * self._at(_leaves(again.release)) / self.sigma - totals[0]
-        # the first steps of C, which is lower triangular
-        length = self.account.sampling.length
-        first = np.asarray(self.account.strategy.multiply(np.eye(length, n)))[:n]
         white, signal = first @ noise, first @ totals
         return [
             *(certain(name, held) for name, held in holds.items()),
@@ -271,25 +277,36 @@ class _Run:
             holds["change of a release by one user"] &= _norm(apart) <= rounding + rounded
             holds["largest change of a release"] &= _norm(change) <= limit + rounded
 
-    def _lattice(self) -> Finding:
-        """Test that the noise of a step without any unit takes as many values as float32 has.
+    def _published(self, scale: float, holds: dict[str, bool]) -> Finding:
+        """Test the noise of a step without any unit under a published key.
 
-        A draw repeats one of m earlier ones with probability at most m times that of its most
-        likely value; rounded to fewer bits, or to a coarse grid, it does much more often.
+        Its first draws must be the published ones, and it takes as many values as float32 has: a
+        draw repeats one of m earlier ones with probability at most m times that of its most likely
+        value; rounded to fewer bits, or to a coarse grid, it does much more often.
+
+        ``scale``: entry of C in its first row.
         """
-        values = self._at(self._released(np.empty(0, np.int64)))[:_LATTICE]
+        noise = self._released(np.empty(0, np.int64), PUBLISHED_KEY)
+        if self.settings.noise != "secure":  # which has another generator
+            drawn = np.concatenate([leaf.reshape(-1) for leaf in noise])[: len(PUBLISHED_DRAWS)]
+            apart = self.normalizer * scale / self.sigma * drawn - PUBLISHED_DRAWS[: len(drawn)]
+            holds["draws under a published key"] &= bool(np.all(np.abs(apart) < _DRAW_ROUNDING))
+        values = self._at(noise)[:_LATTICE]
         repeated = len(values) - len(np.unique(values))
         chance = stats.binom.sf(repeated - 1, len(values), len(values) * _LIKELIEST)
         return Finding("noise on a lattice", executed.capped(chance))
 
-    def _released(self, units: np.ndarray) -> list[np.ndarray]:
-        """The release of step 0, if these were the units that the scheme chose."""
+    def _released(self, units: np.ndarray, key: np.ndarray | None = None) -> list[np.ndarray]:
+        """The release of step 0, if these were the units that the scheme chose.
+
+        ``key``: of the noise; None: that of the run.
+        """
         execution = self.trainer.execution
         sampler = copy.copy(execution.sampler)
         sampler.drawn = {0: units}  # type: ignore[assignment]
         trainer = self.trainer.over(execution.units, sampler)
-        result = next(trainer.run(trainer.init(self.secret.key("noise")), 1))
-        return _leaves(result.release)
+        key = self.secret.key("noise") if key is None else key
+        return _leaves(next(trainer.run(trainer.init(key), 1)).release)
 
     def _numbers_of(self, user: int) -> np.ndarray:
         """The numbers of a user's units."""
@@ -371,6 +388,23 @@ class _Run:
         """The tested coordinates of a tree's leaves, in one vector."""
         pairs = zip(leaves, self.tested, strict=True)
         return np.concatenate([leaf.reshape(-1)[at] for leaf, at in pairs])
+
+
+def _allows_for_rounding() -> bool:
+    """Return True if a ghost norm is that of its gradient, plus the allowance that was proved.
+
+    Of two positions whose products cancel, so that nothing but the allowance is left; and of two
+    that add up. Six deviations of the errors of both Gram matrices, of three and four columns, and
+    of the sum of their products, a number of each position and side (Higham and Mary 2019).
+    """
+    spread = 2 * 3 * 4.0
+    allowance = 12 * math.sqrt(3 + 4 + 2 * 2) * 2.0**-24 * spread
+    for sign, square in ((-1.0, 0.0), (1.0, 4 * 3 * 4.0)):
+        u = jnp.stack([jnp.ones(3), jnp.full(3, sign)])
+        norm = float(ghost.square([ghost.Part(u, jnp.ones((2, 4)), turned=False)]))
+        if not math.isclose(norm, square + allowance, rel_tol=1e-6):
+            return False
+    return True
 
 
 def _leaves(tree: PyTree) -> list[np.ndarray]:

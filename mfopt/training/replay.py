@@ -113,8 +113,9 @@ def _of_files(folder: Path, copy: Path) -> list[str]:
     reports = [json.loads((place / REPORT).read_text()) for place in (folder, copy)]
     if reports[0]["steps_done"] != reports[1]["steps_done"]:
         return []  # it was stopped: nothing was exported at its last checkpoint
-    names = sorted(path.name for path in (copy / MODEL).iterdir())
-    same, _, _ = filecmp.cmpfiles(folder / MODEL, copy / MODEL, names, shallow=False)
+    model = copy / MODEL
+    names = [str(path.relative_to(model)) for path in model.rglob("*") if path.is_file()]
+    same, _, _ = filecmp.cmpfiles(folder / MODEL, model, names, shallow=False)
     differing = ["exported model"] if len(same) < len(names) else []
     for report in reports:
         report.pop("mfopt", None)

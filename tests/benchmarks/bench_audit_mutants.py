@@ -3,23 +3,34 @@
     python tests/benchmarks/bench_audit_mutants.py --count 20 --seed 0
 
 A seeded mutator changes one statement of the files below in one place: an operator, a comparison, a
-number, a truth value or a call. Each change is written into a copy of the package, and the audits
-of a correct trainer are run there: the fault is caught if one of them finds anything or fails.
-One that survives may be harmless; that is for a reader to judge.
+number, a truth value or a call. Each change is written into a copy of the package, and two runs are
+audited there: user-level sampling in bins with correlated noise, and record-level Poisson sampling.
+
+Only faults count. A statement is changed if those audits execute it (its line is seen by
+``sys.monitoring``). It is caught if an audit finds anything, and survives if none does although the
+runs, under the same secrets, draw other batches or release other numbers. What raises an error,
+what changes nothing, and what changes releases by no more than rounding (``ROUNDING`` of the
+largest number of a release) is listed apart, and another change is drawn.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import json
+import pickle
 import random
 import shutil
+import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench_mutants import ROOT, Mutant, survives
+import jax
+import numpy as np
+from bench_mutants import ROOT, forked
 from harness import Bench, Options
 
 FILES = (
@@ -28,7 +39,13 @@ FILES = (
     *(f"mfopt/sampling/{name}.py" for name in ("_bins", "_generator", "poisson", "sampler")),
     *(f"mfopt/noise/{name}.py" for name in ("_draws", "recursions", "stream")),
 )
-AUDITS = "tests/test_train_planted.py -k a_correct_trainer_has_none"
+CANARIES, SEED = 200, 1
+ROUNDING = 1e-5
+# settings of the audited runs, by the name of their factorization file
+RUNS: dict[str, dict[str, Any]] = {
+    "user": {"algorithm": "uls"},
+    "record": {"algorithm": "els", "privacy_unit": "record"},
+}
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -69,21 +86,112 @@ def changes(statement: ast.stmt) -> Iterator[ast.stmt]:
         yield changed
 
 
-def mutants(path: str) -> Iterator[tuple[str, Mutant]]:
-    """(place and change, mutant) of every change of one file."""
+def mutants(path: str, executed: set[int]) -> Iterator[tuple[str, str, str]]:
+    """(place and change, statement, changed statement) of one file's ``executed`` lines."""
     text = (ROOT / path).read_text(encoding="utf-8")
     simple = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return
     for function in ast.walk(ast.parse(text)):
         if not isinstance(function, ast.FunctionDef):
             continue
         for statement in ast.walk(function):
-            before = ast.get_source_segment(text, statement) if statement is not function else None
-            if not isinstance(statement, simple) or before is None or text.count(before) != 1:
+            if not isinstance(statement, simple) or statement.lineno not in executed:
+                continue
+            before = ast.get_source_segment(text, statement)
+            if before is None or text.count(before) != 1:
                 continue
             for changed in changes(statement):
                 after = ast.unparse(changed).replace("_first(", "(lambda x, *_: x)(")
-                name = f"{path}:{statement.lineno} {' '.join(after.split())[:100]}"
-                yield name, Mutant(path, before, after, AUDITS)
+                yield f"{path}:{statement.lineno} {' '.join(after.split())[:100]}", before, after
+
+
+def audited(folder: Path) -> int:
+    """Audit the runs with the package that is imported, until anything is found; 1 if it is.
+
+    Writes all batches and releases, and the names of the findings, to ``folder``.
+    """
+    from train_fixtures import layered_model
+
+    import mfopt
+    from mfopt.training.audit import audit
+    from mfopt.training.config import TrainConfig
+    from mfopt.training.loop import Trainer
+
+    steps, found = [], []
+    run = Trainer.run
+
+    def watched(trainer: Any, *arguments: Any) -> Iterator[Any]:
+        for result in run(trainer, *arguments):
+            leaves = jax.tree.leaves(jax.device_get(result.release))
+            steps.extend([result.batch.units, *leaves])
+            yield result
+
+    Trainer.run = watched  # type: ignore[method-assign, assignment]
+    sizes: dict[str, Any] = {"records_per_user": 3, "length": 8, "microbatch": 2}
+    how: dict[str, Any] = {"canaries": CANARIES, "seed": SEED, "model": layered_model()}
+    for name, changed in RUNS.items():
+        settings = TrainConfig(factorization="(an account)", **sizes, **changed)
+        result = audit(mfopt.load(folder / f"{name}.npz"), settings, **how)
+        found += [finding.name for finding in result.sampling if finding.fault]
+        if found:
+            break
+    with (folder / "steps.pickle").open("wb") as stream:
+        pickle.dump(steps, stream)
+    (folder / "found.json").write_text(json.dumps(found))
+    return 1 if found else 0
+
+
+def change(before: list[np.ndarray], after: list[np.ndarray]) -> str:
+    """What happened to batches and releases: "same", "rounding" or "survived"."""
+    if [x.shape for x in before] != [x.shape for x in after]:
+        return "survived"
+    pairs = list(zip(before, after, strict=True))
+    if all(np.array_equal(a, b) for a, b in pairs):
+        return "same"
+    alike = (
+        np.allclose(a, b, rtol=0, atol=0 if a.dtype.kind == "i" else ROUNDING * np.abs(a).max())
+        for a, b in pairs
+    )
+    return "rounding" if all(alike) else "survived"
+
+
+def executed_lines(project: Path, folder: Path) -> dict[str, set[int]]:
+    """Lines of ``FILES`` that the audits of the unchanged copy execute."""
+
+    def watched() -> int:
+        lines = defaultdict(set)
+        tool = sys.monitoring.COVERAGE_ID
+        sys.monitoring.use_tool_id(tool, "executed lines")
+
+        def line(code: Any, number: int) -> Any:
+            lines[code.co_filename].add(number)
+            return sys.monitoring.DISABLE
+
+        sys.monitoring.register_callback(tool, sys.monitoring.events.LINE, line)
+        sys.monitoring.set_events(tool, sys.monitoring.events.LINE)
+        code = audited(folder)
+        sys.monitoring.set_events(tool, 0)
+        seen = {path: sorted(lines[str(project / path)]) for path in FILES}
+        (folder / "lines.json").write_text(json.dumps(seen))
+        return code
+
+    code, said = forked(watched, project)
+    if code:
+        raise SystemExit(f"the audits find a fault where none is planted\n{said[-3000:]}")
+    seen = json.loads((folder / "lines.json").read_text())
+    return {path: set(numbers) for path, numbers in seen.items()}
+
+
+def save_accounts(folder: Path) -> None:
+    """The factorization files of the audited runs."""
+    from mfopt import sampling, strategies
+    from mfopt.mechanism import Mechanism
+    from mfopt.training.privacy import solved
+
+    blt = strategies.BLT(np.array([0.3]), np.array([0.7]))
+    user = Mechanism(sampling.BallsInBins(4, 3), blt, privacy_unit="user")
+    record = Mechanism(sampling.Poisson(0.2, 12), strategies.Identity(), privacy_unit="record")
+    for name, mechanism in (("user", user), ("record", record)):
+        solved(mechanism, 3.0, 1e-5).save(folder / f"{name}.npz")
 
 
 bench = Bench(
@@ -94,26 +202,47 @@ parser, main = bench.parser, bench.main
 
 @bench.work
 def caught(options: Options) -> dict[str, Any]:
-    """Plant the chosen faults; those that no audit finds are listed."""
+    """Plant faults until there are as many as asked for; those that no audit finds are listed."""
     rng = random.Random(options.seed)
-    by_file = {path: list(mutants(path)) for path in FILES}
-    chosen = [rng.choice(by_file[rng.choice(FILES)]) for _ in range(options.count)]
-    alive: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        project = Path(folder)
+    kinds = ("caught", "survived", "rounding", "same", "error")
+    outcomes: dict[str, list[str]] = {name: [] for name in kinds}
+    with tempfile.TemporaryDirectory() as place:
+        project, folder = Path(place).resolve(), Path(place).resolve() / "audits"
         for part in ("mfopt", "tests", "cli"):
             skipped = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / part, project / part, ignore=skipped)
-        shutil.copy(ROOT / "pyproject.toml", project)
-        (project / "docs").mkdir()
-        shutil.copy(ROOT / "docs" / "schema.json", project / "docs")  # read by the tests' set-up
-        if not survives(Mutant(FILES[0], "", "", AUDITS), project):
-            raise SystemExit("the audits find a fault where none is planted")
-        for name, mutant in chosen:
-            if survives(mutant, project):
-                alive.append(name)
-            print(f"{'SURVIVES' if name in alive[-1:] else 'caught':9} {name}", flush=True)
-    return {"faults": options.count, "caught": options.count - len(alive), "survivors": alive}
+        folder.mkdir()
+        code, said = forked(lambda: save_accounts(folder), project)
+        if code:
+            raise SystemExit(said[-3000:])
+        lines = executed_lines(project, folder)
+        steps = pickle.loads((folder / "steps.pickle").read_bytes())
+        by_file = {path: list(mutants(path, lines[path])) for path in FILES}
+        drawn = set()
+        while len(outcomes["caught"]) + len(outcomes["survived"]) < options.count:
+            path = rng.choice([path for path in FILES if by_file[path]])
+            name, before, after = rng.choice(by_file[path])
+            if name in drawn:
+                continue
+            drawn.add(name)
+            source = project / path
+            text = source.read_text(encoding="utf-8")
+            source.write_text(text.replace(before, after), encoding="utf-8")
+            (folder / "found.json").unlink(missing_ok=True)
+            try:
+                code, said = forked(lambda: audited(folder), project)
+            finally:
+                source.write_text(text, encoding="utf-8")
+            outcome, why = "error", said.strip().rpartition("\n")[2][:100]
+            if (folder / "found.json").is_file():
+                found = json.loads((folder / "found.json").read_text())
+                outcome, why = "caught", ", ".join(found[:3])
+                if not found:
+                    outcome = change(steps, pickle.loads((folder / "steps.pickle").read_bytes()))
+            outcomes[outcome].append(f"{name}: {why}" if why else name)
+            print(f"{outcome:9} {outcomes[outcome][-1]}", flush=True)
+            bench.keep({"faults": options.count, **outcomes})
+    return {"faults": options.count, **outcomes}
 
 
 if __name__ == "__main__":

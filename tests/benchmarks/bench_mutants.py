@@ -21,6 +21,7 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,7 +74,8 @@ def survives(mutant: Mutant, copy: Path) -> bool:
     options = ["-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning", "-m", ""]
     try:
-        code, said = tried([*options, *shlex.split(mutant.tests)], copy)
+        words = [*options, *shlex.split(mutant.tests)]
+        code, said = forked(lambda: int(pytest.main(words)), copy)
     finally:
         source.write_text(text, encoding="utf-8")
     if code in (3, 4, 5):  # no tests, a bad option: no verdict
@@ -92,11 +94,11 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def tried(words: list[str], copy: Path) -> tuple[int, str]:
-    """(exit code of pytest on the tests of ``copy``, what it said).
+def forked(work: Callable[[], int | None], copy: Path) -> tuple[int, str]:
+    """(exit code that ``work`` returns, 70 where it raises; what it said).
 
-    In a copy of this process, so that JAX and the rest are imported once for all mutants; of the
-    project nothing is kept.
+    It is done in a copy of this process, so that JAX and the rest are imported once for all
+    mutants, with the package and the tests of ``copy``; of the project nothing is kept.
     """
     log = copy / "log"
     with warnings.catch_warnings():
@@ -117,8 +119,9 @@ def tried(words: list[str], copy: Path) -> tuple[int, str]:
                 del sys.modules[name]
         os.chdir(copy)
         parts = [str(copy), str(copy / "cli")]
-        sys.path[:0], os.environ["PYTHONPATH"] = parts, os.pathsep.join(parts)
-        code = int(pytest.main(words))
+        os.environ["PYTHONPATH"] = os.pathsep.join(parts)
+        sys.path[:0] = [*parts, str(copy / "tests")]
+        code = int(work() or 0)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,10 @@ with _extras.required():
     from safetensors.numpy import save_file
 
 WEIGHTS = "model.safetensors"
+ADAPTER = "adapter"  # folder beside the weights
+_GENERATION, _TOKENIZER = "generation_config.json", "tokenizer_config.json"
+# files of a base model's folder that say how text is made of it: training does not change them
+_KEPT = (_GENERATION, _TOKENIZER, "special_tokens_map.json", "chat_template.jinja")
 _A_FOLDER = "Name the folder of a model or of a run."
 # tensors of older files that follow from others
 _DERIVED = (
@@ -113,14 +119,69 @@ def gpt2_shapes(config: DecoderConfig, lora: LoRAConfig | None = None) -> Model:
         name=size + (f"-lora{lora.rank}" if lora else ""),
         vocab_size=config.vocab_size,
         max_length=module.positions,
-        export=lambda params, frozen, folder: save_pretrained(
-            folder, config, merge_adapters(params, frozen, lora)
-        ),
+        export=lambda params, frozen, folder: _export(folder, config, params, frozen, lora),
     )
     params, frozen = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (model.params, model.frozen)
     )
     return dataclasses.replace(model, params=params, frozen=frozen)
+
+
+def _export(
+    folder: Path, config: DecoderConfig, params: PyTree, frozen: PyTree, lora: LoRAConfig | None
+) -> None:
+    """Write the plain model, and in a folder beside it the adapters alone where it has such."""
+    save_pretrained(folder, config, merge_adapters(params, frozen, lora))
+    if lora is not None:
+        save_adapters(folder / ADAPTER, config, params, lora)
+
+
+def save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: LoRAConfig) -> None:
+    """Write the adapters as a folder that PEFT puts onto the base model.
+
+    Where matrices with adapters share a tensor in the file their adapters are one, of a rank that
+    is the sum of theirs: those of other rows are 0.
+    """
+    low, sizes = flatten_dict(params), Counter[str]()
+    of_module: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+    patterns: dict[str, int] = {}
+    for path, name, _, rows in config.tensors():
+        if path[-1] != "kernel":
+            continue
+        columns = config.matrices["/".join(path[2:4])][1]
+        rows = np.arange(columns) if rows is None else rows
+        sizes[module := name.removesuffix(".weight")] += columns
+        if (*path[:-1], "lora_a") in low:
+            a, b = (np.asarray(low[*path[:-1], x], np.float32).T for x in ("lora_a", "lora_b"))
+            of_module.setdefault(module, []).append((a, b, rows))
+            # of all blocks alike
+            patterns[module.partition(f".{path[1]}.")[2]] = lora.rank * len(of_module[module])
+    tensors: dict[str, np.ndarray] = {}
+    for module, parts in of_module.items():
+        whole = np.zeros((sizes[module], lora.rank * len(parts)), np.float32)
+        for number, (_, b, rows) in enumerate(parts):
+            whole[rows, number * lora.rank : (number + 1) * lora.rank] = b
+        name = f"base_model.model.{module}.lora_"
+        tensors[f"{name}A.weight"] = np.concatenate([a for a, _, _ in parts])
+        tensors[f"{name}B.weight"] = whole
+    folder.mkdir()
+    _files.write(
+        folder / "adapter_model.safetensors",
+        lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"}),
+    )
+    facts = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": config.facts().get("_name_or_path"),
+        "target_modules": sorted(patterns),
+        "r": lora.rank,
+        "lora_alpha": lora.scale * lora.rank,
+        "rank_pattern": patterns,
+        "alpha_pattern": {module: lora.scale * rank for module, rank in patterns.items()},
+        "fan_in_fan_out": config.family.learned,
+        "inference_mode": True,
+    }
+    _write_json(folder / "adapter_config.json", facts)
 
 
 def merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> PyTree:
@@ -251,6 +312,7 @@ def export_model(
     force: bool = False,
     tokenizer: Tokenizer | None = None,
     end_id: int | None = None,
+    base: Path | None = None,
 ) -> Path:
     """Write ``params`` of ``model`` into ``folder``; returns it.
 
@@ -262,6 +324,8 @@ def export_model(
       force: replace what is there.
       tokenizer: written beside the model as ``tokenizer.json``.
       end_id: the token that ended the records it was trained on, where generation then stops.
+      base: folder of the model that was trained further: the settings of its tokenizer and of
+        generation, and its template of chats, are copied.
     """
     folder = Path(folder)
     if folder.exists() and not force:
@@ -278,13 +342,17 @@ def export_model(
             }
             arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves.items()}
             save_file(arrays, part / WEIGHTS)
+        for name in _KEPT if base is not None else ():
+            if (base / name).is_file():
+                shutil.copyfile(base / name, part / name)
         if tokenizer is not None:
             tokenizer.save(part / FILE_NAME)
+        if tokenizer is not None and not (part / _TOKENIZER).is_file():
             facts = {
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "eos_token": tokenizer.end_of_text,
             }
-            _write_json(part / "tokenizer_config.json", facts)
+            _write_json(part / _TOKENIZER, facts)
         if end_id is not None and (part / "config.json").is_file():
             config = _json_object(part / "config.json")
             ends = config.get("eos_token_id")
@@ -292,8 +360,8 @@ def export_model(
             ends = [end_id, *(end for end in ends if end != end_id)]
             ending = {"eos_token_id": ends if len(ends) > 1 else end_id}
             _write_json(part / "config.json", config | ending)
-            _write_json(part / "generation_config.json", ending)
-        os.chmod(part, 0o755)
-        for path in part.iterdir():  # made to be released, whatever wrote it
-            os.chmod(path, 0o644)
+            kept = _json_object(part / _GENERATION) if (part / _GENERATION).is_file() else {}
+            _write_json(part / _GENERATION, kept | ending)
+        for path in (part, *part.rglob("*")):  # made to be released, whatever wrote it
+            os.chmod(path, 0o755 if path.is_dir() else 0o644)
     return folder
