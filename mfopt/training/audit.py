@@ -1,10 +1,12 @@
 """Audit of the loop that trains, as a run of its settings executes it (``docs/howto/audit.md``).
 
 Every canary's gradient is its own coordinate axis at full clip norm: its coordinate of the released
-sequence is a draw from the dominating pair of the account. Two bounds come out of the guesses:
+sequence is a draw from the dominating pair of the account. Three bounds come out of the guesses:
 
 * ``epsilon_lower`` assumes nothing about the trainer: guesses that are better than any (ε, δ)-DP
-  algorithm allows refute (ε, δ)-DP (Steinke, Nasr and Jagielski 2023, Theorem 5.2).
+  algorithm allows refute (ε, δ)-DP (:func:`refuted`).
+* ``epsilon_curve`` is that of the account's mechanism at the largest noise multiplier whose
+  (ε, δ) curve the guesses do not refute, by the same test: canaries need not be independent.
 * ``epsilon_profile`` is that of the account's mechanism at the largest noise multiplier that is
   compatible with how many guesses were right. Canaries count as independent trials, which for
   separate axes and independent noise per coordinate they are.
@@ -14,17 +16,18 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy import special, stats
+from scipy import stats
 
 from mfopt._runtime import _check, _sizes
 from mfopt._runtime._float64 import pinned
-from mfopt.accounting import account as account_of
+from mfopt.accounting import analysis
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent
@@ -44,6 +47,8 @@ _DRAWS = 40_000  # simulated canaries, for the accuracy to expect
 _NUMBERS = 1 << 24  # of their statistics kept
 _AT_ONCE = 2_000
 _TWINS = 8  # runs of the sampler under other secrets
+_STATEMENTS, _LARGEST_DELTA = 4, 0.1  # of a mechanism's (ε, δ) curve
+_USELESS = 100.0  # ε that refutes nothing
 _ERRORS = 6.0  # standard errors that the expected accuracy may be off
 _LOUDNESS = 100.0  # a canary's gradient norm before clipping, in clip norms
 
@@ -59,6 +64,7 @@ class Audit:
     """
 
     epsilon_lower: float
+    epsilon_curve: float
     epsilon_profile: float
     noise_multiplier_highest: float
     epsilon_claimed: float
@@ -209,12 +215,12 @@ def _judge(
     *,
     confidence: float,
 ) -> Audit:
-    """Audit from the scores of all canaries: two bounds, at half of the error probability each.
+    """Audit from the scores of all canaries: three bounds, at a third of the error chance each.
 
     ``scores``: log-likelihood ratios, (canaries,).
     """
     delta, m = claimed.delta, len(scores)
-    level = (1 - confidence) / 2
+    level = (1 - confidence) / 3
     rules = _rules(scores, present)
     lower, guesses, correct = max(
         (epsilon_from_guesses(m, *rule, delta, level / len(rules)), *rule) for rule in rules
@@ -223,26 +229,42 @@ def _judge(
     least = float(stats.beta.ppf(level, hits, m - hits + 1)) if hits else 0.0
     optimum = _Expected(account, settings.group_size)
     sigma = account.noise_multiplier
+    # estimates where the account is sampled: the audit is a measurement, not a proof
+    bound, factor = analysis(account.mechanism, certify=False), 1.0
+    if settings.algorithm == "group":  # the account is for one of a canary's units
+        factor = float(settings.records_per_user)
+
+    def epsilon_at(noise_multiplier: float) -> float:
+        """ε of the run's statement at that noise multiplier, at its own δ."""
+        if not np.isfinite(noise_multiplier):
+            return 0.0
+        return factor * bound.epsilon(noise_multiplier, account.guarantee.delta).epsilon
+
+    def too_many(noise_multiplier: float) -> bool:
+        """True if the mechanism does not allow so many right guesses."""
+        deltas = np.geomspace(account.guarantee.delta, _LARGEST_DELTA, _STATEMENTS).tolist()
+        curve = [(bound.epsilon(noise_multiplier, x).epsilon, x) for x in deltas]
+        return any(refuted(curve, m, *rule, level / len(rules)) for rule in rules)
+
     highest = optimum.largest_noise_multiplier(least, sigma)
-    profile = 0.0
-    if np.isfinite(highest):  # ε of the run's statement at that noise multiplier, at its own δ
-        # an estimate where the account is sampled: the audit is a measurement, not a proof
-        at: dict[str, Any] = {"noise_multiplier": highest, "delta": account.guarantee.delta}
-        profile = account_of(account.mechanism, certify=False, **at).epsilon
-        profile *= settings.records_per_user if settings.algorithm == "group" else 1
-    refuted = [guesses_p_value(m, *rule, claimed.epsilon, delta) for rule in rules]
+    sigmas = (sigma * 2.0 ** np.arange(-3, 3, 2**-4)).tolist()
+    allowed = [*sigmas, np.inf][bisect.bisect_left(sigmas, True, key=too_many)]
+    chances_of_rules = [guesses_p_value(m, *rule, claimed.epsilon, delta) for rule in rules]
     expected, error = optimum.accuracy(sigma)
     below, above = np.clip([expected - _ERRORS * error, expected + _ERRORS * error], 0, 1)
     chances = [stats.binom.sf(hits - 1, m, above), stats.binom.cdf(hits, m, below)]
     findings = [
-        executed.Finding("guesses beyond the claim", executed.capped(len(rules) * np.min(refuted))),
+        executed.Finding(
+            "guesses beyond the claim", executed.capped(len(rules) * min(chances_of_rules))
+        ),
         executed.Finding("right guesses", executed.capped(2 * np.min(chances))),
         *findings,
     ]
     assert len(findings) <= executed.MOST
     return Audit(
         epsilon_lower=lower,
-        epsilon_profile=profile,
+        epsilon_curve=lower if factor > 1 else max(lower, epsilon_at(allowed)),
+        epsilon_profile=epsilon_at(highest),
         noise_multiplier_highest=highest,
         epsilon_claimed=claimed.epsilon,
         delta=delta,
@@ -330,31 +352,70 @@ def epsilon_from_guesses(
       level: significance of the test.
     """
 
-    def refuted(epsilon: float) -> bool:
-        return guesses_p_value(canaries, guesses, correct, epsilon, delta) <= level
-
-    step = 2.0**-40
-    first = bisect.bisect_left(range(1 << 46), True, key=lambda k: not refuted(k * step))
+    step = 2.0**-20
+    first = bisect.bisect_left(
+        range(1 << 26),
+        True,
+        key=lambda k: not refuted([(k * step, delta)], canaries, guesses, correct, level),
+    )
     return max(0, first - 1) * step
 
 
 def guesses_p_value(
     canaries: int, guesses: int, correct: int, epsilon: float, delta: float
 ) -> float:
-    """Most probable chance of ``correct`` or more right guesses under (ε, δ)-DP.
-
-    With W ~ Binomial(guesses, e^ε/(1+e^ε)) and f(v) = P[W >= v]:
-    f(v) + 2 m δ max_i (f(v-i) - f(v))/i.
+    """Bound on the chance of ``correct`` or more right guesses under (ε, δ)-DP; rounded up.
 
     Args:
       canaries, guesses, correct: canary users, guesses that were made, and those that were right.
       epsilon, delta: of the statement.
     """
-    # fewer than none cannot be right, so the tail is only needed down to 0
-    tail = stats.binom.sf(np.arange(-1, correct), guesses, special.expit(epsilon))  # f(0..correct)
-    at = tail[-1]
-    if correct == 0:
-        return 1.0
-    steps = np.arange(1, correct + 1)
-    slope = np.max((tail[::-1][1:] - at) / steps)
-    return float(min(1.0, at + 2 * canaries * delta * slope))
+    levels = (2.0 ** np.arange(-64, 0, 2**-6)).tolist()
+    found = bisect.bisect_left(
+        levels,
+        True,
+        key=lambda level: refuted([(epsilon, delta)], canaries, guesses, correct, level),
+    )
+    return [*levels, 1.0][found]
+
+
+def refuted(
+    statements: Sequence[tuple[float, float]],
+    canaries: int,
+    guesses: int,
+    correct: int,
+    level: float,
+) -> bool:
+    """True if ``correct`` or more right guesses have a chance below ``level``, under (ε, δ)-DP.
+
+    Let C be right of g guesses about m fair coins, and p_i = P[C = i]. Whatever the other coins
+    are, the chance of a right guess about coin i while the others have j right is at most F of the
+    chance of a wrong one: F(x) is the largest power of a test of level x. As F is concave,
+
+        Σ_{i >= a} i p_i / m  <=  F(Σ_{i >= a} (g - i + 1) p_{i-1} / m)      for each a.
+
+    With P[C >= c] = τ the sums are smallest where all of it is at c; from there on down each sum
+    forces the next. If what is forced exceeds g / m in all, the chance is below τ.
+
+    Source: Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-differential privacy in one run".
+
+    Args:
+      statements: (ε, δ) of one mechanism, of which all hold.
+      canaries, guesses, correct: m; g, fixed in advance; c.
+      level: τ.
+    """
+    # the inverse of F is the largest of these lines (slope, value at 0), and of 0
+    lines = []
+    for epsilon, delta in statements:
+        if epsilon < _USELESS:
+            more, less = math.exp(epsilon), math.exp(-epsilon)
+            lines += [(less, -delta * less), (more, 1 - delta - more)]
+    right, wrong = level * correct / canaries, level * (guesses - correct) / canaries
+    for number in range(correct - 1, -1, -1):
+        forced = max((slope * right + begin for slope, begin in lines), default=0.0)
+        more = max(0.0, forced - wrong)
+        right += more * number / (guesses - number)
+        wrong += more
+        if right + wrong > guesses / canaries:
+            return True
+    return False

@@ -84,8 +84,10 @@ def command(arguments: Any) -> None:
             f"mechanism expects {result.accuracy_claimed:.4f}",
             "epsilon at least": f"{result.epsilon_lower:.4g} whatever the trainer does "
             f"({result.correct} of {result.guesses} guesses right)",
-            "": f"{result.epsilon_profile:.4g} if it is this mechanism with another noise "
-            f"multiplier ({_at_most(result.noise_multiplier_highest)})",
+            " ": f"{result.epsilon_curve:.4g} if it is this mechanism with another noise "
+            "multiplier",
+            "": f"{result.epsilon_profile:.4g} if canaries are independent besides "
+            f"({_at_most(result.noise_multiplier_highest)})",
             "confidence": f"{result.confidence:g}",
             "tests": "; ".join(f"{f.name}: {_chance(f)}" for f in faults) or passed,
         }
