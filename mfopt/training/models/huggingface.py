@@ -141,6 +141,10 @@ def save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: LoR
 
     Where matrices with adapters share a tensor in the file their adapters are one, of a rank that
     is the sum of theirs: those of other rows are 0.
+
+    Args:
+        folder: to make.
+        config, params, lora: shape of the base model, its adapters, and how they were made.
     """
     low, sizes = flatten_dict(params), Counter[str]()
     of_module: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
@@ -162,7 +166,8 @@ def save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: LoR
         for number, (_, b, rows) in enumerate(parts):
             whole[rows, number * lora.rank : (number + 1) * lora.rank] = b
         name = f"base_model.model.{module}.lora_"
-        tensors[f"{name}A.weight"] = np.concatenate([a for a, _, _ in parts])
+        # the writer takes the bytes as they lie
+        tensors[f"{name}A.weight"] = np.ascontiguousarray(np.concatenate([a for a, _, _ in parts]))
         tensors[f"{name}B.weight"] = whole
     folder.mkdir()
     _files.write(
@@ -342,9 +347,9 @@ def export_model(
             }
             arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves.items()}
             save_file(arrays, part / WEIGHTS)
-        for name in _KEPT if base is not None else ():
-            if (base / name).is_file():
-                shutil.copyfile(base / name, part / name)
+        kept_files = [] if base is None else [base / name for name in _KEPT]
+        for file in filter(Path.is_file, kept_files):
+            shutil.copyfile(file, part / file.name)
         if tokenizer is not None:
             tokenizer.save(part / FILE_NAME)
         if tokenizer is not None and not (part / _TOKENIZER).is_file():
