@@ -20,7 +20,6 @@ import copy
 import json
 import pickle
 import random
-import shutil
 import sys
 import tempfile
 from collections import defaultdict
@@ -30,7 +29,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from bench_mutants import ROOT, forked
+from bench_mutants import ROOT, copied, forked
 from harness import Bench, Options
 
 FILES = (
@@ -86,15 +85,21 @@ def changes(statement: ast.stmt) -> Iterator[ast.stmt]:
         yield changed
 
 
-def mutants(path: str, executed: set[int]) -> Iterator[tuple[str, str, str]]:
-    """(place and change, statement, changed statement) of one file's ``executed`` lines."""
+def mutants(path: str, executed: set[int] | None = None) -> Iterator[tuple[str, str, str]]:
+    """(place and change, statement, changed statement) of one file.
+
+    Args:
+      path, executed: the file, and lines on which statements begin that are changed; None: on all.
+    """
     text = (ROOT / path).read_text(encoding="utf-8")
     simple = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return
     for function in ast.walk(ast.parse(text)):
         if not isinstance(function, ast.FunctionDef):
             continue
         for statement in ast.walk(function):
-            if not isinstance(statement, simple) or statement.lineno not in executed:
+            if not isinstance(statement, simple):
+                continue
+            if executed is not None and statement.lineno not in executed:
                 continue
             before = ast.get_source_segment(text, statement)
             if before is None or text.count(before) != 1:
@@ -207,10 +212,8 @@ def caught(options: Options) -> dict[str, Any]:
     kinds = ("caught", "survived", "rounding", "same", "error")
     outcomes: dict[str, list[str]] = {name: [] for name in kinds}
     with tempfile.TemporaryDirectory() as place:
-        project, folder = Path(place).resolve(), Path(place).resolve() / "audits"
-        for part in ("mfopt", "tests", "cli"):
-            skipped = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / part, project / part, ignore=skipped)
+        project = copied(Path(place).resolve())
+        folder = project / "audits"
         folder.mkdir()
         code, said = forked(lambda: save_accounts(folder), project)
         if code:

@@ -5,21 +5,19 @@
 The files are those of ``mutants.txt``, each with the tests that stand beside it there, without
 what waits for a release; what these do not kill is held against the tests of all files of the list.
 A seeded draw takes a file, a statement of one of its functions and a change of it
-(:func:`bench_audit_mutants.changes`). Survivors are listed: equivalent changes and those of
+(:func:`bench_audit_mutants.mutants`). Survivors are listed: equivalent changes and those of
 estimates and plans are among them, which is for a reader to judge, so the target is a share, 80%.
 """
 
 from __future__ import annotations
 
-import ast
 import random
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench_audit_mutants import changes
-from bench_mutants import LIST, ROOT, Mutant, copied, survives
+from bench_audit_mutants import mutants
+from bench_mutants import LIST, Mutant, copied, survives
 from harness import Bench, Options
 
 
@@ -31,21 +29,6 @@ def tests_of_files() -> dict[str, str]:
             path, words = line[1:].split("] ")
             tests[path] = f"{words} {tests.get(path, '')}".strip()
     return tests
-
-
-def mutants(path: str) -> Iterator[tuple[str, str, str]]:
-    """(place and change, statement, changed statement) of the functions of one file."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    simple = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return
-    for function in ast.walk(ast.parse(text)):
-        if isinstance(function, ast.FunctionDef):
-            for statement in ast.walk(function):
-                source = ast.get_source_segment(text, statement) or ""
-                if isinstance(statement, simple) and text.count(source) == 1:
-                    for changed in changes(statement):
-                        line = ast.unparse(changed).replace("_first(", "(lambda x, *_: x)(")
-                        name = f"{path}:{statement.lineno} {' '.join(line.split())[:100]}"
-                        yield name, source, line
 
 
 bench = Bench(
