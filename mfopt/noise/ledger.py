@@ -143,7 +143,7 @@ class Ledger:
         return max(self._digests, default=-1) + 1
 
     def first_free(self, step: int) -> int:
-        """The step from which a run that resumes at ``step`` continues: after those that are lost."""
+        """The step from which a run resumed at ``step`` continues: after those that are lost."""
         lost = (number for number, digest in self._digests.items() if digest == _LOST)
         return max(step, *(number + 1 for number in lost), 0)
 
