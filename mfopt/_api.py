@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from mfopt import accounting
 from mfopt._runtime import _check
+from mfopt.accounting import Effort
+from mfopt.calibration.release import AS_NEEDED
 from mfopt.errors import InterruptedFactorization, UncertifiedError
 from mfopt.factorization import Factorization, proofs
 from mfopt.factorization.provenance import provenance
@@ -141,11 +143,13 @@ def factorize(
         record = provenance(question.target.seed, command)
         if auto or memory is not None:
             _refuse_choices(question, memory, sampling)
-            most = MEMORY if memory is None else memory
-            made = least_error(schemes, question, most, provenance=record, progress=progress)
+            most_buffers = MEMORY if memory is None else memory
+            factorization = least_error(
+                schemes, question, most_buffers, provenance=record, progress=progress
+            )
         else:
-            made = optimized(schemes, question, provenance=record, progress=progress)
-        return _certified(made)
+            factorization = optimized(schemes, question, provenance=record, progress=progress)
+        return _certified(factorization)
 
 
 # names inside the library -> arguments of the front door
@@ -192,7 +196,7 @@ def _refuse_choices(question: Question, memory: int | None, sampling: str) -> No
         raise _check.reject("memory", memory, rule, "Use balls-in-bins, fresh-bins or auto.")
 
 
-def _require_calls(progress: Any, command: Any) -> None:
+def _require_calls(progress: object, command: object) -> None:
     """Refuse a listener that cannot be called, and a maker that is no text."""
     if not callable(progress):
         rule = "must be a function of a mfopt.progress.Progress"
@@ -260,7 +264,7 @@ def account(
         )
 
 
-def _checked(factorization: Any, progress: Any, command: Any) -> Factorization:
+def _checked(factorization: object, progress: object, command: object) -> Factorization:
     """The factorization, where all three have their types."""
     _require_calls(progress, command)
     way_out = "mfopt.load reads one from a file."
@@ -273,9 +277,7 @@ def certify(
     *,
     epsilon: float | None = None,
     delta: float | None = None,
-    samples: int | None = None,
-    seed: int | None = None,
-    certificate: CertificateKind = "monte-carlo",
+    effort: Effort = AS_NEEDED,
     progress: Report = silent,
     command: str = "mfopt.certify",
 ) -> Factorization:
@@ -284,9 +286,8 @@ def certify(
     Args:
       factorization: C, σ and sampling.
       epsilon, delta: statement to prove; by default the factorization's own.
-      samples: iid samples for each direction; by default as many as are needed.
-      seed: pinned seed, for reproduction only.
-      certificate: as for :func:`factorize`.
+      effort: samples for each direction (by default as many as are needed), their seed, pinned for
+        reproduction only, and the kind of certificate.
       progress: callback for stages.
       command: what to put on record as the maker.
 
@@ -307,9 +308,9 @@ def certify(
             stated.epsilon if epsilon is None else epsilon,
             stated.delta if delta is None else delta,
             stated.privacy_unit,
-            samples,
-            seed,
-            certificate,
+            effort.samples,
+            effort.seed,
+            effort.certificate,
         )
         seed = goal.seed
         target = dataclasses.replace(
@@ -334,9 +335,7 @@ def calibrate(
     *,
     epsilon: float,
     delta: float = 1e-5,
-    samples: int | None = None,
-    seed: int | None = None,
-    certificate: CertificateKind = "monte-carlo",
+    effort: Effort = AS_NEEDED,
     progress: Report = silent,
     command: str = "mfopt.calibrate",
 ) -> Factorization:
@@ -345,8 +344,7 @@ def calibrate(
     Args:
       factorization: C and sampling.
       epsilon, delta: target.
-      samples: iid samples of the last test; by default as many as are worth it.
-      seed, certificate, progress, command: as for :func:`certify`.
+      effort, progress, command: as for :func:`certify`.
 
     Returns:
       The factorization with the new σ and its guarantee.
@@ -361,7 +359,7 @@ def calibrate(
     factorization = _checked(factorization, progress, command)
     unit = factorization.guarantee.privacy_unit
     with _check.renamed_arguments(_PROOF_NAMES):
-        target = Target(epsilon, delta, unit, samples, seed, certificate)
+        target = Target(epsilon, delta, unit, effort.samples, effort.seed, effort.certificate)
         seed = target.seed
         guarantee, facts = proofs.calibrated(
             factorization.mechanism,

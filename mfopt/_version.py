@@ -12,14 +12,14 @@ def commit() -> str | None:
 
     ``+changes`` follows a clone's commit where files differ from it, ``artifacts/`` aside.
     """
-    here = Path(__file__).parent
-    built = here / "_commit.txt"  # written by setup.py into what is built
+    folder = Path(__file__).parent
+    built = folder / "_commit.txt"  # written by setup.py into what is built
     if built.is_file():
         return built.read_text().strip()
 
     def git(*words: str) -> str | None:
         try:
-            done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True)
+            done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True)
         except OSError:
             return None
         return done.stdout.strip() if done.returncode == 0 else None

@@ -44,11 +44,13 @@ WORKLOAD_SHARE = 0.4
 _NEGLIGIBLE = 1e-8
 
 _SHAPES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "constant": lambda left: np.ones_like(left),
-    "averaged": lambda left: np.ones_like(left),
-    "linear": lambda left: left,
-    "cosine": lambda left: (1 - np.cos(np.pi * left)) / 2,
-    "wsd": lambda left: np.minimum(np.minimum(1, 10 * (1 - left + 1 / len(left))), 4 * left),
+    "constant": lambda remaining: np.ones_like(remaining),
+    "averaged": lambda remaining: np.ones_like(remaining),
+    "linear": lambda remaining: remaining,
+    "cosine": lambda remaining: (1 - np.cos(np.pi * remaining)) / 2,
+    "wsd": lambda remaining: np.minimum(
+        np.minimum(1, 10 * (1 - remaining + 1 / len(remaining))), 4 * remaining
+    ),
 }
 SCHEDULES = tuple(_SHAPES)
 DEFAULT_SCHEDULES = ("constant", "averaged", "linear", "wsd")
@@ -111,8 +113,10 @@ def _directions(schedule: Schedule, n: int) -> np.ndarray:
     rates = learning_rates(schedule, n)
     curvatures = CURVATURES / rates.sum()
     forgotten = np.exp(-np.outer(curvatures, np.cumsum(rates)))  # by step t: exp(-h·Σ_{r<=t} η_r)
-    last = -(-n // AVERAGED) if isinstance(schedule, str) and schedule == "averaged" else 1
-    ends = np.where(np.arange(n) >= n - last, forgotten / last, 0)
+    averaged_steps = (
+        -(-n // AVERAGED) if isinstance(schedule, str) and schedule == "averaged" else 1
+    )
+    ends = np.where(np.arange(n) >= n - averaged_steps, forgotten / averaged_steps, 0)
     later = np.cumsum(ends[:, ::-1], axis=1)[:, ::-1]  # of the iterates that a step is part of
     moved = rates * later / forgotten
     return np.sqrt(curvatures)[:, None] * moved

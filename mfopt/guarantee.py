@@ -8,6 +8,7 @@ import sys
 from typing import Any, Literal, get_args
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.sampling import Adjacency
 from mfopt.words import delta as delta_in_words
 from mfopt.words import round_up
@@ -195,7 +196,7 @@ class Guarantee:
         low = min(max(below, self.lower_bound or 0.0), value)
         return dataclasses.replace(self, details={**self.details, "bracket": [low, value]})
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """JSON-able description."""
         return dataclasses.asdict(self)
 

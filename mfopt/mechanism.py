@@ -11,12 +11,13 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
 from mfopt import sampling
 from mfopt._runtime import _check, _page
+from mfopt._runtime._types import JsonObject
 from mfopt.sampling import Adjacency, Scheme
 from mfopt.strategies import Identity, Strategy
 from mfopt.words import described
@@ -106,7 +107,7 @@ def release_digest(
       scheme: the sampling. Noise that is streamed outside of any account has none, and then
       iterations: says how many steps there are.
     """
-    description: dict[str, Any] = {
+    description: JsonObject = {
         "strategy": strategy.describe(),
         "noise_multiplier": float(noise_multiplier).hex(),
     }
@@ -117,7 +118,7 @@ def release_digest(
     return content_digest(description, strategy.arrays())
 
 
-def content_digest(description: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+def content_digest(description: JsonObject, arrays: dict[str, np.ndarray]) -> str:
     """Hex SHA-256 over canonical JSON and the arrays' names, types, shapes and bytes."""
     return stream_digest(
         description,
@@ -129,7 +130,7 @@ def content_digest(description: dict[str, Any], arrays: dict[str, np.ndarray]) -
 
 
 def stream_digest(
-    description: dict[str, Any],
+    description: JsonObject,
     arrays: Iterable[tuple[str, np.dtype, tuple[int, ...], Iterable[bytes | memoryview]]],
 ) -> str:
     """:func:`content_digest` of arrays that come in pieces: (name, type, shape, pieces) by name."""

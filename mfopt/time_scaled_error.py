@@ -100,6 +100,8 @@ def _by_covariances(
     base: BLT, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
 ) -> jax.Array:
     """Var y_t for a BLT: u_t = z_t / r_t, s_{t+1} = λ̂ s_t + u_t, w_t = (u_t + ω̂·s_t)/(g d_t)."""
+    if type(base) is not BLT:  # a subclass may have another C
+        return _toeplitz(base, rows, columns, rates, momentum)
     read, decay = base.inverse()
     fresh, output_scale = 1 / rows**2, 1 / (jnp.asarray(base.gain) * columns)
     buffers = len(read)
@@ -134,6 +136,8 @@ def _by_state(
 
     The state (s, m, y) is one vector x_{t+1} = A_t x_t + b_t u_t, and its covariance is carried on.
     """
+    if isinstance(base, WaveBLT) and type(base) is not WaveBLT:  # it may have another C
+        return _toeplitz(base, rows, columns, rates, momentum)
     read, decay, feed = (jnp.asarray(table) for table in base.tables(len(rows)))
     buffers = read.shape[1]
     gain = 1 / jnp.asarray(base.gain)

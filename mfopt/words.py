@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+
+from mfopt._runtime._types import JsonObject
 
 # what each status of a guarantee means
 STATUS = {
@@ -99,7 +100,7 @@ def against(value: float, reference: float, noun: str = "error") -> str:
     return f"{abs(percent):.1f}% {'less' if percent > 0 else 'more'} {noun}"
 
 
-def described(description: dict[str, Any]) -> str:
+def described(description: JsonObject) -> str:
     """A strategy's or workload's description in a line: kind, then its numbers.
 
     >>> described({"kind": "blt", "buffers": 4})

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mfopt._runtime import _archive, _check
+from mfopt._runtime._types import JsonObject
 
 _KINDS: dict[str, type[Workload]] = {}
 
@@ -60,7 +61,7 @@ class Workload(abc.ABC):
         """
         return None
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """JSON-able description: the kind and every field but the arrays."""
         cls: Any = type(self)
         names = [field.name for field in dataclasses.fields(cls)]
@@ -223,12 +224,12 @@ def load(path: str | Path, n: int) -> ToeplitzWorkload | DenseWorkload:
     return ToeplitzWorkload(values) if values.ndim == 1 else DenseWorkload(values)
 
 
-def dimensions(description: dict[str, Any]) -> dict[str, int]:
+def dimensions(description: JsonObject) -> dict[str, int]:
     """The arrays that a workload with this description has, and their number of dimensions."""
     return _kind_of(description).dimensions
 
 
-def from_description(description: dict[str, Any], arrays: dict[str, np.ndarray]) -> Workload:
+def from_description(description: JsonObject, arrays: dict[str, np.ndarray]) -> Workload:
     """The workload that gave ``describe()`` and ``arrays()``; anything else is refused."""
     fields = {**description, **arrays}
     cls = _kind_of(fields)
@@ -239,7 +240,7 @@ def from_description(description: dict[str, Any], arrays: dict[str, np.ndarray])
         raise _check.reject("workload", description, f"is not a description ({error})") from None
 
 
-def _kind_of(description: dict[str, Any]) -> type[Workload]:
+def _kind_of(description: JsonObject) -> type[Workload]:
     return _KINDS[_check.choice("workload kind", description.get("kind"), sorted(_KINDS))]
 
 

@@ -121,8 +121,6 @@ def test_an_account_satisfies_what_holds_for_all(case):
         delta=DELTA,
         longer=case.longer,
         patterns=patterns(mechanism) if public else None,
-        population=mechanism.sampling.describe().get("population"),
-        runs=4000 if mechanism.sampling.independent else 200,
         tolerance=case.tolerance,
         **effort,
     )

@@ -39,12 +39,12 @@ CASES = [
 def test_every_entry_is_within_the_stated_error(epochs, bins, decay):
     strategy, scheme = _case(epochs, bins, decay)
     modes = _modes(strategy, scheme)
-    found = blt_gram.gram(strategy.base, strategy.rows, strategy.columns, scheme)
+    found = blt_gram.gram(strategy, scheme)
     error = np.abs(found / (modes.T @ modes) - 1).max()
     assert error < blt_gram.relative_error(scheme) < 1e-10 * max(1, epochs / 100)
     # a control: a buffer that forgets a little faster is seen
     other = BLT(strategy.base.scale, strategy.base.decay * (1 - 1e-7), 1.7)
-    moved = blt_gram.gram(other, strategy.rows, strategy.columns, scheme)
+    moved = blt_gram.gram(TimeScaled(other, strategy.rows, strategy.columns), scheme)
     wrong = np.abs(moved / (modes.T @ modes) - 1).max()
     assert wrong > blt_gram.relative_error(scheme) or scheme.iterations == 2
 
@@ -54,7 +54,7 @@ def test_every_entry_is_within_the_stated_error(epochs, bins, decay):
 def test_groups_have_the_mean_modes_and_the_mean_norms(epochs, bins, size):
     strategy, scheme = _case(epochs, bins, [0.9, 0.3])
     gram = _modes(strategy, scheme).T @ _modes(strategy, scheme)
-    found = blt_gram.grouped(strategy.base, strategy.rows, strategy.columns, scheme, size)
+    found = blt_gram.grouped(strategy, scheme, size)
     cuts = np.arange(0, bins, size)
     counts = np.diff(np.append(cuts, bins))
     sums = np.add.reduceat(np.add.reduceat(gram, cuts, 0), cuts, 1)
@@ -68,9 +68,7 @@ def test_groups_have_the_mean_modes_and_the_mean_norms(epochs, bins, size):
     slopes = [np.random.default_rng(2).normal(size=part.shape) for part in found]
     with jax.enable_x64(True):
         fast = jax.jit(
-            lambda slope, diagonal: blt_gram.product(
-                slope, strategy.base, strategy.rows, strategy.columns, scheme, size, diagonal
-            )
+            lambda slope, diagonal: blt_gram.product(slope, strategy, scheme, size, diagonal)
         )(*slopes)
         plain = Strategy.grouped_product(strategy, *slopes, scheme, size)
     expected = sum(np.sum(a * b) for a, b in zip(slopes, found, strict=True))
@@ -83,7 +81,8 @@ def test_the_product_and_its_gradient_are_those_of_the_dense_matrix():
     slope = np.random.default_rng(1).normal(size=(7, 7))
 
     def fast(scale, decay, rows, columns):
-        return blt_gram.product(jnp.asarray(slope), BLT(scale, decay, 1.7), rows, columns, scheme)
+        scaled = TimeScaled(BLT(scale, decay, 1.7), rows, columns)
+        return blt_gram.product(jnp.asarray(slope), scaled, scheme)
 
     def plain(scale, decay, rows, columns):
         scaled = TimeScaled(BLT(scale, decay, 1.7), rows, columns)

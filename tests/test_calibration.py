@@ -13,7 +13,7 @@ from selection import before_release
 from test_strategies import every_strategy
 
 from mfopt import strategies as S
-from mfopt.accounting import Mechanism, solve, verify
+from mfopt.accounting import Effort, Mechanism, solve, verify
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import (
     chunked,
@@ -74,7 +74,18 @@ def test_larger_direction_decides():
         )
 
 
-@pytest.mark.parametrize("call", [calibrate, release, partial(certify, noise_multiplier=3.0)])
+def by_effort(prover):
+    """A prover that is asked with samples and seed beside its numbers, as ``calibrate`` is."""
+    return lambda pair, samples=None, seed=None, **numbers: prover(
+        pair, effort=Effort(samples, seed), **numbers
+    )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [calibrate, by_effort(release), by_effort(partial(certify, noise_multiplier=3.0))],
+    ids=["calibrate", "release", "certify"],
+)
 def test_what_is_out_of_range_is_refused(pair, call):
     bad = [("epsilon", value) for value in (0.0, -1.0, math.nan, math.inf, "two")]
     bad += [("delta", value) for value in (0.0, 1.0, 2.0, -1e-5, math.nan)]
@@ -95,7 +106,7 @@ def test_what_is_out_of_range_is_refused(pair, call):
     ("epsilon", "delta"), before_release([(1.0, 1e-5), (4.0, 1e-12), (0.3, 1e-3)], 1)
 )
 def test_released_sigma_is_a_little_above_the_estimate(pair, epsilon, delta):
-    certificate, estimate = release(pair, epsilon, delta, samples=2**17, seed=4)
+    certificate, estimate = release(pair, epsilon, delta, effort=Effort(samples=2**17, seed=4))
     ratio = certificate.noise_multiplier / estimate.noise_multiplier
     assert 1 - 4 * estimate.relative_error < ratio < 1.01
     assert max(certificate.remove, certificate.add) + certificate.beta <= delta
@@ -113,18 +124,18 @@ def test_release_is_never_below_the_truth_where_it_is_known(one_bin, delta):
     pair, norm = one_bin
     truth = norm / gaussian.largest_mu(2.0, delta)
     for seed in range(4):
-        certificate, _ = release(pair, 2.0, delta, samples=2**14, seed=seed)
+        certificate, _ = release(pair, 2.0, delta, effort=Effort(samples=2**14, seed=seed))
         assert truth < certificate.noise_multiplier < 1.1 * truth
 
 
 def test_a_false_statement_is_not_certified(one_bin):
     pair, norm = one_bin
     truth = norm / gaussian.largest_mu(2.0, 1e-5)
-    certify(pair, 1.1 * truth, 2.0, 1e-5, samples=2**16, seed=0)
+    certify(pair, 1.1 * truth, 2.0, 1e-5, effort=Effort(samples=2**16, seed=0))
     for sigma in (0.2 * truth, 0.9 * truth, 0.999 * truth):
         for seed in range(5):
             with pytest.raises(FailureError, match=r"not certified.*upper bound"):
-                certify(pair, sigma, 2.0, 1e-5, samples=2**16, seed=seed)
+                certify(pair, sigma, 2.0, 1e-5, effort=Effort(samples=2**16, seed=seed))
 
 
 def test_too_few_samples_fail_or_inflate_but_never_lie(one_bin):
@@ -132,7 +143,7 @@ def test_too_few_samples_fail_or_inflate_but_never_lie(one_bin):
     for delta in (1e-5, 1e-200):
         for seed in range(5):
             with contextlib.suppress(FailureError):
-                certificate, _ = release(pair, 2.0, delta, samples=256, seed=seed)
+                certificate, _ = release(pair, 2.0, delta, effort=Effort(samples=256, seed=seed))
                 assert certificate.noise_multiplier > norm / gaussian.largest_mu(2.0, delta)
 
 
@@ -160,11 +171,13 @@ def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monke
 
 
 def test_pinned_seeds_reproduce_and_unpinned_do_not(pair):
-    first, second = (release(pair, 1.0, 1e-4, samples=2**14, seed=9) for _ in range(2))
+    first, second = (
+        release(pair, 1.0, 1e-4, effort=Effort(samples=2**14, seed=9)) for _ in range(2)
+    )
     assert first == second and first[0].seed == 9
-    third = release(pair, 1.0, 1e-4, samples=2**14, seed=10)
+    third = release(pair, 1.0, 1e-4, effort=Effort(samples=2**14, seed=10))
     assert third[0].noise_multiplier != first[0].noise_multiplier
-    free = [release(pair, 1.0, 1e-4, samples=2**14)[0] for _ in range(2)]
+    free = [release(pair, 1.0, 1e-4, effort=Effort(samples=2**14))[0] for _ in range(2)]
     assert free[0].noise_multiplier != free[1].noise_multiplier
     assert [certificate.seed for certificate in free] == [None, None]
 
@@ -181,7 +194,7 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
         return original(kernel, key, *arguments, **options)
 
     monkeypatch.setattr(chunked, "total", watch)
-    release(pair, 1.0, 1e-4, samples=2**14, seed=2)
+    release(pair, 1.0, 1e-4, effort=Effort(samples=2**14, seed=2))
     # searches for σ look again and again at one sample each; nothing else does
     estimate = subkey(chunked.seed_key(2), verify._DOMAIN, 0)
     searches = [
@@ -245,7 +258,7 @@ def test_no_sigma_is_absurd(epsilon, delta):
     pair = dominating_pair.exact(S.SquareRoot(), scheme)
     norm = math.sqrt(np.max(np.diagonal(pair.gram)))
     plain = norm / gaussian.largest_mu(epsilon, delta)
-    certificate, _ = release(pair, epsilon, delta, seed=2)
+    certificate, _ = release(pair, epsilon, delta, effort=Effort(seed=2))
     assert certificate.noise_multiplier <= plain * (1 + 1e-9)
     # one bin is met with probability 1/4: H >= (H of its mode at ε + log 4)/4
     least = min(np.sqrt(np.diagonal(pair.gram))) / gaussian.largest_mu(
@@ -276,7 +289,7 @@ def test_orthogonal_modes_need_no_samples_and_agree_with_sampling(epsilon, delta
     with pytest.raises(FailureError, match="not certified"):  # nothing is left to give away
         certify(pair, certificate.noise_multiplier * (1 - 1e-4), epsilon, delta)
     # nor does a number of samples change the answer
-    asked, _ = release(pair, epsilon, delta, samples=2**16, seed=2)
+    asked, _ = release(pair, epsilon, delta, effort=Effort(samples=2**16, seed=2))
     assert asked.samples == 0 and asked.noise_multiplier == certificate.noise_multiplier
 
 
@@ -299,7 +312,7 @@ def test_overlapping_or_unequal_modes_are_sampled(pair):
     gram = 3 * np.eye(50) + 1e-11
     bound = dominating_pair.orthogonal_norm(dominating_pair.DominatingPair(gram, gram))
     assert bound is not None and np.linalg.eigvalsh(bound * np.eye(50) - gram).min() >= 0
-    assert release(pair, 1.0, 1e-4, samples=2**14, seed=0)[0].samples
+    assert release(pair, 1.0, 1e-4, effort=Effort(samples=2**14, seed=0))[0].samples
 
 
 def test_a_root_is_found_from_where_nothing_is_seen():

@@ -11,7 +11,7 @@ import pytest
 from processes import finish, free_port, python, start, with_devices
 from questions import searched
 
-from mfopt.accounting import over_processes
+from mfopt.accounting import Effort, over_processes
 from mfopt.accounting.monte_carlo import chunked, processes, sharding
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.protocol import law
@@ -118,7 +118,9 @@ def as_one_of_several():
         with chunked.counting(looked.append):
             many, few = certified(), certified(8192)  # four chunks each, and one for two of them
         keys = [jax.random.key_data(chunked.seed_key(None)).tolist() for _ in range(2)]
-        released = dataclasses.asdict(release(law(SCHEME).loss(C), EPSILON, DELTA, seed=3)[0])
+        released = dataclasses.asdict(
+            release(law(SCHEME).loss(C), EPSILON, DELTA, effort=Effort(seed=3))[0]
+        )
         try:
             certified(8192 + 8192 * jax.process_index())
             refused = ""
@@ -135,7 +137,9 @@ def test_two_processes_answer_as_one():
     assert found == [float(x) for x in certified() + certified(8192)]
     assert looked == 2 * (4 + 1) * 8192
     assert keys[0] != keys[1]
-    assert released == dataclasses.asdict(release(law(SCHEME).loss(C), EPSILON, DELTA, seed=3)[0])
+    assert released == dataclasses.asdict(
+        release(law(SCHEME).loss(C), EPSILON, DELTA, effort=Effort(seed=3))[0]
+    )
     assert "asked for different things" in refused
 
 

@@ -48,7 +48,7 @@ VALUES = {
     "--reassign-every": (1, 2, 3),
     "--separation": (1, 2, 4, 9),
     "--max-participations": (1, 2, 50),
-    "--strategy": (*kinds.every(), None),
+    "--strategy": (*kinds.all_names(), None),
     "--buffers": (0, 1, 3, 4, 100),
     "--bands": (0, 1, 2, 4, 8, 40),
     "--memory": (0, 1, 4),

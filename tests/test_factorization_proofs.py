@@ -16,7 +16,7 @@ import mfopt
 from mfopt import strategies as S
 from mfopt import workloads
 from mfopt._runtime import _notes
-from mfopt.accounting import account
+from mfopt.accounting import Effort, account
 from mfopt.calibration import release
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
@@ -39,7 +39,7 @@ def certified():
     plain = Factorization(
         strategy, 1.0, SCHEME, workloads.PrefixSums(), Guarantee(2.0, 1e-3, 1.0, status="estimate")
     )
-    certificate, _ = release(plain.dominating_pair(), 2.0, 1e-3, seed=0)
+    certificate, _ = release(plain.dominating_pair(), 2.0, 1e-3, effort=Effort(seed=0))
     guarantee, sigma = certificate.guarantee(), certificate.noise_multiplier
     made = dataclasses.replace(plain, noise_multiplier=sigma, guarantee=guarantee)
     return with_sigma(made, 1.02 * sigma)
@@ -96,7 +96,7 @@ def test_the_words_belong_to_what_was_proved(certified, edited, tmp_path):
     assert (proved.status, proved.method) == ("certified", certified.guarantee.method)
     assert proved.failure_probability > 0 and "beta" in proved.details
     assert proved.privacy_unit == changed.guarantee.privacy_unit
-    known = proofs.known(changed)
+    known = proofs.proved_guarantee(changed)
     assert known == proved
     # a status, a method or a chance that was not proved does not become so by the certificate
     assert changed.proved_here == (edited in ("privacy_unit", "details"))

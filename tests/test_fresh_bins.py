@@ -475,12 +475,14 @@ def test_a_second_moment_knows_about_sigma(epsilon):
     assert start == pytest.approx(sampled, rel=0.03)
     surrogate = FreshBinsLaw(scheme).surrogate()
     rmse = objective.log_rmse(PrefixSums(), scheme.iterations)
-    mapping = kinds.of(c, scheme.iterations)
+    mapping = kinds.parameterization_of(c, scheme.iterations)
     samples = objective.Samples(64, None)
     target = objective.AmplifiedObjective(rmse, mapping, surrogate, (epsilon, 1e-5), samples)
     # where no σ is near, it is found all the same, and its slope is that of the value
     found = target.placed(mapping.start, 1e3 * start)
-    assert found.at.noise_multiplier == pytest.approx(start, rel=2e-3)
+    assert found.evaluation.noise_multiplier == pytest.approx(start, rel=2e-3)
     step = np.array([1e-4, 0.0])
     ends = [target(mapping.start + sign * step).value for sign in (1, -1)]
-    assert (ends[0] - ends[1]) / 2e-4 == pytest.approx(found.at.gradient[0], rel=1e-3, abs=1e-6)
+    assert (ends[0] - ends[1]) / 2e-4 == pytest.approx(
+        found.evaluation.gradient[0], rel=1e-3, abs=1e-6
+    )

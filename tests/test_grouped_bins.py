@@ -71,9 +71,10 @@ def test_the_gradient_through_groups_is_that_of_differences():
         loss, mapping, GroupedLaw(SCHEME, 5), (2.0, 1e-4), samples
     )
     placed = target.placed(mapping.start)
-    at, step = placed.at, 1e-5 * np.random.default_rng(0).normal(size=len(mapping.start))
+    at, step = placed.evaluation, 1e-5 * np.random.default_rng(0).normal(size=len(mapping.start))
     ahead, behind = (  # a proposal of their own would move them too
-        target.tangent(mapping.start + sign * step, placed.placement).at.value for sign in (1, -1)
+        target.tangent(mapping.start + sign * step, placed.placement).evaluation.value
+        for sign in (1, -1)
     )
     np.testing.assert_allclose(at.gradient @ step, (ahead - behind) / 2, rtol=1e-6)
     norms = np.linalg.norm(C.modes(SCHEME), axis=0)

@@ -7,6 +7,7 @@ import pytest
 from mfopt_cli.main import main
 
 import mfopt
+from mfopt.accounting import Effort
 from mfopt.errors import UsageError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee, questionable_delta
@@ -112,7 +113,7 @@ def test_the_front_door_names_arguments_of_other_types():
     for call, name in (
         (lambda: mfopt.certify("x.npz"), "factorization"),
         (lambda: mfopt.calibrate(None, epsilon=1.0), "factorization"),
-        (lambda: mfopt.certify(file, seed=1.5), "seed"),
+        (lambda: mfopt.certify(file, effort=Effort(seed=1.5)), "seed"),
         (lambda: mfopt.account(file.sampling, noise_multiplier=1.0, epsilon="2"), "epsilon"),
         (lambda: mfopt.account(file.sampling, noise_multiplier=True, delta=1e-5), "noise_multi"),
         (

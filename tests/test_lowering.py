@@ -14,7 +14,7 @@ OPTIMIZE = """
 import mfopt
 made = mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=4.0, delta=1e-3, seed=0)
 """
-CERTIFY = OPTIMIZE + "mfopt.certify(made, seed=1)\n"
+CERTIFY = OPTIMIZE + "mfopt.certify(made, effort=mfopt.accounting.Effort(seed=1))\n"
 NOISE = """
 import jax, jax.numpy as jnp, numpy as np
 from mfopt import strategies

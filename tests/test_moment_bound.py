@@ -12,7 +12,7 @@ import pytest
 import mfopt
 from mfopt import strategies as S
 from mfopt._runtime._float64 import scope
-from mfopt.accounting import Mechanism
+from mfopt.accounting import Effort, Mechanism
 from mfopt.accounting.monte_carlo import (
     dominating_pair,
     evidence,
@@ -130,7 +130,7 @@ def test_released_certified_saved_and_proved_again(tmp_path):
     sampled = mfopt.factorize(
         epochs=2, iterations_per_epoch=8, epsilon=2.0, strategy="banded-sqrt", seed=1
     )
-    found = mfopt.calibrate(sampled, epsilon=2.0, certificate="deterministic")
+    found = mfopt.calibrate(sampled, epsilon=2.0, effort=Effort(certificate="deterministic"))
     assert found.noise_multiplier <= 1.01 * sampled.noise_multiplier
     stated = found.guarantee
     assert (stated.status, stated.failure_probability) == ("certified", 0.0)
@@ -152,14 +152,14 @@ def test_released_certified_saved_and_proved_again(tmp_path):
 
 def test_what_is_not_proved_is_refused():
     loss = small()
-    sigma = release(loss, 1.0, 1e-4, certificate="deterministic")[0].noise_multiplier
-    assert certify(loss, sigma, 1.0, 1e-4, certificate="deterministic").beta == 0
+    sigma = release(loss, 1.0, 1e-4, effort=Effort(certificate="deterministic"))[0].noise_multiplier
+    assert certify(loss, sigma, 1.0, 1e-4, effort=Effort(certificate="deterministic")).beta == 0
     with pytest.raises(FailureError, match="without samples"):
-        certify(loss, 0.97 * sigma, 1.0, 1e-4, certificate="deterministic")
+        certify(loss, 0.97 * sigma, 1.0, 1e-4, effort=Effort(certificate="deterministic"))
     with pytest.raises(UsageError, match="no effect on a deterministic"):
-        release(loss, 1.0, 1e-4, samples=1000, certificate="deterministic")
+        release(loss, 1.0, 1e-4, effort=Effort(samples=1000, certificate="deterministic"))
     with pytest.raises(UsageError, match="must be one of"):
-        release(loss, 1.0, 1e-4, certificate="proved")
+        release(loss, 1.0, 1e-4, effort=Effort(certificate="proved"))
     group = dataclasses.replace(Mechanism(SMALL, SQRT), group_size=2)
     with pytest.raises(UsageError, match="no deterministic account"):
         mfopt.account(group, epsilon=1.0, delta=1e-5, certificate="deterministic")

@@ -166,7 +166,7 @@ def test_parts_of_several_processes_are_parts_of_one_draw():
     expected = whole.unpacked(np.asarray(whole.draw(key, step, np.float32)))
     spans = [packing.share(math.prod(shape), (1, 3)) for shape in shapes]
     part = Packing((0, 1, 2), tuple((stop - start,) for start, stop in spans))
-    first = part.first(np.array([start for start, _ in spans]))
+    first = part.row_starts(np.array([start for start, _ in spans]))
     made = part.unpacked(np.asarray(part.draw(key, step, np.float32, first)))
     for leaf, (start, stop), found in zip(expected, spans, made, strict=True):
         np.testing.assert_array_equal(leaf.ravel()[start:stop], found)

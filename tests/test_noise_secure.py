@@ -227,7 +227,7 @@ def test_release_without_secure_adds_the_noise():
 
 
 def test_the_cost_is_that_of_a_gaussian_mechanism_on_either_side():
-    cost = secure.SecureCost.of(3e-10, 2048 * 10**7)
+    cost = secure.SecureCost.of_draws(3e-10, 2048 * 10**7)
     assert cost.distance == 2048 * 10**7 * 2.0**-80
     # hockey stick of N(0, 1) against N(r, 1) at ε₂, half of what is added: at most δ₂
     shift, half = 3e-10 * np.sqrt(2048 * 10**7), cost.epsilon / 2
@@ -245,7 +245,7 @@ def test_three_steps_between_neighbours_spend_what_is_counted():
 
     moved, inner = 1e-4, 0.7
     delta = hockey_stick(inner, 1.0)
-    cost = secure.SecureCost.of(moved / np.sqrt(7), 7)
+    cost = secure.SecureCost.of_draws(moved / np.sqrt(7), 7)
     epsilon, total = cost.total(1.0, delta)
     assert hockey_stick(inner + 2 * moved, epsilon) <= total < 1.01 * delta
     assert hockey_stick(inner + 2 * moved, 1.0) > total  # control: ε would not do

@@ -25,7 +25,7 @@ from mfopt.calibration import calibrate
 from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import kinds, optimizers, starts
 from mfopt.optimize import run as runs
-from mfopt.optimize.kinds import of
+from mfopt.optimize.kinds import parameterization_of
 from mfopt.optimize.objective import (
     AmplifiedObjective,
     Evaluation,
@@ -47,7 +47,7 @@ IDENTITY = types.SimpleNamespace(strategy=S.Identity())
 
 
 def objective_for(strategy, loss=None, samples=256, scheme=SCHEME):
-    mapping = of(strategy, N)
+    mapping = parameterization_of(strategy, N)
     loss = loss or log_rmse(PREFIX, N)
     target = AmplifiedObjective(loss, mapping, law(scheme), (2.0, 1e-4), Samples(samples, 0))
     return target, mapping
@@ -59,7 +59,7 @@ def objective_for(strategy, loss=None, samples=256, scheme=SCHEME):
 def test_kinds_without_parameters_are_refused():
     for strategy in (S.Identity(), S.SquareRoot(), S.Tree()):
         with pytest.raises(UsageError, match="no parameters"):
-            of(strategy, N)
+            parameterization_of(strategy, N)
 
 
 # --- gradients -----------------------------------------------------------------------------------
@@ -79,7 +79,8 @@ def test_objective_gradient_matches_finite_differences(kind):
         # entries at the floor have no gradient that differences could resolve
         direction[mapping.start < -20] = 0
         low, high = (
-            target.tangent(mapping.start + h * direction, here.placement).at for h in (-1e-4, 1e-4)
+            target.tangent(mapping.start + h * direction, here.placement).evaluation
+            for h in (-1e-4, 1e-4)
         )
         numeric = (high.value - low.value) / 2e-4
         assert at.gradient @ direction == pytest.approx(numeric, rel=1e-4, abs=3e-7)
@@ -133,8 +134,8 @@ def test_losses_are_the_errors_they_are_named_after(workload):
 def test_objective_is_nan_far_from_its_proposal_and_recovers():
     target, mapping = objective_for(every_strategy(N)["blt"])
     here, far = target.placed(mapping.start), mapping.start + 30.0
-    assert not math.isfinite(target.tangent(far, here.placement).at.value)
-    assert target.tangent(mapping.start, here.placement).at.value == here.at.value
+    assert not math.isfinite(target.tangent(far, here.placement).evaluation.value)
+    assert target.tangent(mapping.start, here.placement).evaluation.value == here.evaluation.value
     assert math.isfinite(target(far * 0.1).value)  # on a proposal of its own
 
 
@@ -143,7 +144,7 @@ def test_objective_is_nan_far_from_its_proposal_and_recovers():
 
 def run(target, start, steps=120):
     trace = Trace()
-    optimizers.lbfgs(target, start, trace, steps=steps, tolerance=1e-7)
+    optimizers.lbfgs(target, start, optimizers.Descent(trace, steps, 1e-7))
     return trace
 
 
@@ -183,7 +184,7 @@ def test_a_round_without_gain_on_unseen_samples_is_taken_back():
 
     def searched(judge):
         trace = Trace()
-        optimizers.lbfgs(bowl, start, trace, steps=120, tolerance=1e-7, judge=judge)
+        optimizers.lbfgs(bowl, start, optimizers.Descent(trace, 120, 1e-7), judge)
         return trace
 
     against = searched(lambda x: Evaluation(float(-x @ x), x, 2.0, 0.5))
@@ -551,7 +552,7 @@ def test_a_wave_keeps_its_form_when_buffers_are_added():
     assert (grown.weight, grown.frequency, grown.phase) == (wave.weight, wave.frequency, wave.phase)
     assert entry.convert(grown, size._replace(buffers=5)) is None
     assert entry.convert(S.BLT(wave.scale, wave.decay), size) is None
-    assert [s.size.buffers for s in kinds.Stage(entry, size).way()] == [4, 6]
+    assert [s.size.buffers for s in kinds.Stage(entry, size).chain()] == [4, 6]
     with pytest.raises(UsageError, match="buffers = 3: must be at least 4"):
         kinds.Stage(entry, size._replace(buffers=3)).kind.starts(size._replace(buffers=3))
 

@@ -22,7 +22,7 @@ from mfopt.optimize.objective import (
     Tangent,
     log_rmse,
 )
-from mfopt.optimize.optimizers import Trace
+from mfopt.optimize.optimizers import Descent, Trace
 from mfopt.sampling import BallsInBins, FreshBins
 
 
@@ -81,13 +81,13 @@ def test_no_tangent_has_a_sigma_that_misses_the_target():
     for size in (0.01, 0.1, 0.5, 1, 2, 8, 30) * 3:
         point = mapping.start + size * rng.normal(size=mapping.start.shape)
         found = target.tangent(point, here.placement)
-        if not math.isfinite(found.at.value):
+        if not math.isfinite(found.evaluation.value):
             continue
         met += 1
         with jax.enable_x64(True):
             pair = dominating_pair.jittered(mapping.build(jnp.asarray(point)).gram(SCHEME))
             terms = design_point.exponents(pair, here.placement.proposal, target._draws)
-            reached = float(log_delta(terms, math.log(found.at.noise_multiplier), 2.0))
+            reached = float(log_delta(terms, math.log(found.evaluation.noise_multiplier), 2.0))
         assert reached == pytest.approx(math.log(1e-4), abs=1e-6)
     assert 5 < met < 21  # some were near, some were too far
 
@@ -103,10 +103,10 @@ def test_a_tangent_touches_the_objective(strategy):
     here = target.placed(mapping.start)
     assert abs(here.drift) < 0.03
     value, gradient = target.model(here)(mapping.start)
-    assert value == pytest.approx(here.at.value, abs=1e-10)
-    np.testing.assert_allclose(gradient, here.at.gradient, atol=1e-10)
+    assert value == pytest.approx(here.evaluation.value, abs=1e-10)
+    np.testing.assert_allclose(gradient, here.evaluation.gradient, atol=1e-10)
     away = mapping.start + 0.03 * np.random.default_rng(0).normal(size=mapping.start.shape)
-    error = abs(target.model(here)(away)[0] - target.follow(away, here).at.value)
+    error = abs(target.model(here)(away)[0] - target.follow(away, here).evaluation.value)
     assert 1e-8 < error < 0.02
 
 
@@ -114,13 +114,15 @@ def test_a_tangent_touches_the_objective(strategy):
 def test_proposals_follow_where_sigma_moves():
     """Wherever a search comes from, its value is that of a proposal placed at the point."""
     scheme = BallsInBins(bins=32, epochs=8)
-    mapping = kinds.of(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), scheme.iterations)
+    mapping = kinds.parameterization_of(
+        S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), scheme.iterations
+    )
     loss = log_rmse(PREFIX, scheme.iterations)
     target = AmplifiedObjective(loss, mapping, law(scheme), (0.5, 1e-5), Samples(1024, 0))
     there, here = mapping.start + np.array([2.0, 2.0, 1.0, 1.0]), target.placed(mapping.start)
     own, from_afar = target.placed(there), target.follow(there, here)
     assert from_afar.placement is not here.placement and abs(from_afar.drift) <= 0.03
-    assert from_afar.at.value == pytest.approx(own.at.value, abs=3e-4)
+    assert from_afar.evaluation.value == pytest.approx(own.evaluation.value, abs=3e-4)
     near = target.follow(there + 0.01, own)
     assert near.placement is own.placement and near.drift != own.drift
 
@@ -133,7 +135,7 @@ def test_a_sigma_beyond_numerical_range_is_no_answer_but_no_failure():
     scheme = FreshBins(bins=N // 2, epochs=2)
     target, mapping = objective_for(S.BandedToeplitz([1.0, 0.5, 0.3]), samples=64, scheme=scheme)
     for sigma in (1e-2, 1e-9, math.nan):
-        assert not target.placed(mapping.start, sigma, anywhere=False).at.usable
+        assert not target.placed(mapping.start, sigma, anywhere=False).evaluation.usable
 
 
 # --- the search ----------------------------------------------------------------------------------
@@ -172,7 +174,7 @@ class Valley:
         return Tangent(np.array(x), Evaluation(value, gradient, 1.0), placement, far, (0.0, ()))
 
     def model(self, touched):
-        x, at = touched.point, touched.at
+        x, at = touched.point, touched.evaluation
 
         def evaluate(y):
             away = y - x
@@ -184,7 +186,7 @@ class Valley:
 
 def searched(objective, start, steps=60, tolerance=1e-9):
     trace = Trace()
-    search.minimize(objective, np.array(start), trace, steps=steps, tolerance=tolerance)
+    search.minimize(objective, np.array(start), Descent(trace, steps, tolerance))
     return trace
 
 
@@ -216,8 +218,11 @@ class Slopes(Valley):
     def touch(self, x, placement):
         found, at = super().touch(x, placement), placement.proposal
         slope = 0.05 * np.random.default_rng(int(1e9 * np.abs(at).sum())).normal(size=3)
-        value, gradient = found.at.value + slope @ (x - at), found.at.gradient + slope
-        return found._replace(at=found.at._replace(value=value, gradient=gradient))
+        value, gradient = (
+            found.evaluation.value + slope @ (x - at),
+            found.evaluation.gradient + slope,
+        )
+        return found._replace(evaluation=found.evaluation._replace(value=value, gradient=gradient))
 
 
 def test_a_search_ends_where_proposals_of_its_own_find_nothing_lower():
@@ -236,9 +241,9 @@ class Trap(Valley):
 
     def touch(self, x, placement):
         found = super().touch(x, placement)
-        if found.drift == 0 or not found.at.usable:
+        if found.drift == 0 or not found.evaluation.usable:
             return found
-        return found._replace(at=found.at._replace(value=Valley().truth(x)[0]))
+        return found._replace(evaluation=found.evaluation._replace(value=Valley().truth(x)[0]))
 
 
 def test_a_point_that_is_worse_on_its_own_proposal_is_taken_back():
@@ -258,7 +263,7 @@ class Wall(Valley):
         return value, 0.1 * x + 20 * np.sign(x) * wall**3
 
     def model(self, touched):
-        x, at = touched.point, touched.at
+        x, at = touched.point, touched.evaluation
         return lambda y: (at.value + at.gradient @ (y - x), at.gradient)
 
 
@@ -331,7 +336,7 @@ def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, ep
 
 def test_scaled_parameters_round_trip():
     strategy = scaled_blt()
-    inside = kinds.of(strategy.base, N)
+    inside = kinds.parameterization_of(strategy.base, N)
     mapping = time_scale.scaled(strategy, N, inside, levelled=False)
     assert len(mapping.start) == 4 + 2 * time_scale.KNOTS
     with jax.enable_x64(True):

@@ -192,14 +192,14 @@ class CoinsKnown(Accountant):
 
 def test_a_right_accountant_passes():
     check_accountant(
-        Mechanism(Coins(0.9, 4)), noise_multiplier=2.0, longer=Mechanism(Coins(0.9, 5)), runs=500
+        Mechanism(Coins(0.9, 4)), noise_multiplier=2.0, longer=Mechanism(Coins(0.9, 5))
     )
 
 
 def test_an_accountant_that_says_too_little_is_refused(monkeypatch):
     monkeypatch.setattr(CoinsKnown, "_share", 0.6)
     with pytest.raises(AssertionError, match="as it is executed shows"):
-        check_accountant(Mechanism(Coins(0.9, 4)), noise_multiplier=2.0, runs=500)
+        check_accountant(Mechanism(Coins(0.9, 4)), noise_multiplier=2.0)
 
 
 class Alters:
@@ -246,4 +246,4 @@ def test_a_statement_that_says_something_else_is_refused(monkeypatch, change, ma
         lambda self, mechanism, effort: Alters(plain(self, mechanism, effort), change),
     )
     with pytest.raises(AssertionError, match=match):
-        check_accountant(Mechanism(Coins(0.9, 4)), noise_multiplier=2.0, runs=100)
+        check_accountant(Mechanism(Coins(0.9, 4)), noise_multiplier=2.0)

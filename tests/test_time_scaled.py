@@ -6,8 +6,8 @@ import pytest
 from test_query_error import every_workload
 from test_strategies import every_strategy
 
+from mfopt import query_error, time_scaled_error
 from mfopt import strategies as S
-from mfopt import time_scaled_error
 from mfopt.errors import UsageError
 from mfopt.noise import choice
 from mfopt.sampling import BallsInBins
@@ -72,6 +72,37 @@ def test_short_ways_exist_and_agree_at_length():
             assert (variances is not None) == short
             if variances is not None:
                 np.testing.assert_allclose(variances, np.sum(product**2, axis=1), rtol=1e-9)
+
+
+class FadingBLT(S.BLT):
+    """A subclass whose C is not that of its parent."""
+
+    kind = "test-fading-blt"
+
+    def toeplitz_coefs(self, n):
+        return super().toeplitz_coefs(n) * 0.9 ** np.arange(n)
+
+
+class FadingWave(S.WaveBLT):
+    kind = "test-fading-wave"
+
+    def toeplitz_coefs(self, n):
+        return super().toeplitz_coefs(n) * 0.9 ** np.arange(n)
+
+
+def test_a_subclass_with_another_matrix_has_its_own_error():
+    blt, wave = every_strategy(N)["blt"], every_strategy(N)["wave-blt"]
+    rows, columns = diagonals(N)
+    momentum = every_workload(N)[2]
+    for base, cls in ((blt, FadingBLT), (wave, FadingWave)):
+        strategy = S.TimeScaled(cls(**base.arrays()), rows, columns)
+        through = momentum.materialize(N) @ np.linalg.inv(strategy.materialize(N))
+        found = query_error.row_variances(momentum, strategy, N)
+        np.testing.assert_allclose(found, np.sum(through**2, axis=1), rtol=1e-9)
+        # a control: that of the parent is another one
+        parent = query_error.row_variances(momentum, S.TimeScaled(base, rows, columns), N)
+        assert not np.allclose(found, parent, rtol=1e-3)
+    assert "blt_scale" not in FadingBLT(**blt.arrays()).inverse_arrays(N)
 
 
 def test_normalized_is_the_same_matrix_up_to_a_constant():

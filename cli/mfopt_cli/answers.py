@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,11 @@ from mfopt.guarantee import Guarantee, questionable_delta
 from mfopt.progress import Progress, listening, within
 from mfopt_cli import display, sweeps
 from mfopt_cli.live import Live
+
+if TYPE_CHECKING:
+    from mfopt.mechanism import Mechanism
+    from mfopt.sampling import Scheme
+    from mfopt.strategies import Strategy
 
 Row = dict[str, Any]
 _RATES = (1e-4, 1e-3, 1e-2, 0.1)  # false positive rates of a table
@@ -38,7 +43,7 @@ def question(row: Row) -> Row:
     return {field: row[name] for name, field in _FIELDS.items()}
 
 
-def analysed(mechanism: Any, row: Row, **effort: Any) -> Guarantee:
+def analysed(mechanism: Mechanism, row: Row, **effort: Any) -> Guarantee:
     """The answer of the mechanism's own accountant."""
     from mfopt.accounting import account
 
@@ -47,9 +52,9 @@ def analysed(mechanism: Any, row: Row, **effort: Any) -> Guarantee:
 
 def answer(
     arguments: Row,
-    scheme: Callable[[Row], Any],
+    scheme: Callable[[Row], Scheme],
     title: str,
-    strategy: Any = None,
+    strategy: Strategy | Callable[[Scheme], Strategy] | None = None,
     analyse: Callable[..., Guarantee] = analysed,
     noise_unit: str | None = None,
     **statement: Any,
@@ -131,12 +136,12 @@ def _curve(stated: Guarantee, guarantee_at: Callable[[float], Guarantee]) -> Row
     from mfopt.accounting.tradeoff import SHARES, Tradeoff, answered
 
     largest = stated.epsilon if 0 < stated.epsilon < math.inf else 1.0
-    others = answered(guarantee_at, [share * largest for share in SHARES])
+    statements = answered(guarantee_at, [share * largest for share in SHARES])
     rates = np.append(np.geomspace(*_DRAWN_RATES), _RATES)
-    return Tradeoff([stated, *others]).describe(np.unique(rates))
+    return Tradeoff([stated, *statements]).describe(np.unique(rates))
 
 
-def tell(facts: Row, show: Callable[[], None], places: Any) -> None:
+def tell(facts: Row, show: Callable[[], None], places: SimpleNamespace) -> None:
     """Print answers: ``facts`` as JSON, or by ``show``, or not at all."""
     if places.as_json:
         display.json_object(facts)
@@ -168,11 +173,11 @@ def say_doubt(texts: Iterable[str]) -> None:
 def say_unused(effort: Row, sampled: bool) -> None:
     """A note where how to sample was said, and no samples were taken."""
     typed = {"samples": "--certify-samples", "seed": "--seed", "certify": "--estimate"}
-    given = [
+    unused = [
         typed[name] for name, value in effort.items() if value not in (None, True) and name in typed
     ]
-    if given and not sampled:
-        click.echo(f"mfopt: {', '.join(given)}: no samples were needed", err=True)
+    if unused and not sampled:
+        click.echo(f"mfopt: {', '.join(unused)}: no samples were needed", err=True)
 
 
 def sampled(results: list[Row]) -> bool:
@@ -248,8 +253,8 @@ def _table(results: Sequence[Row], swept: str | None) -> tuple[list[str], list[l
 def _protects(row: Row, swept: str | None = None) -> str:
     """Whom the statement protects, and how neighbours differ."""
     group = "group_size" if swept == "group_size" else row["group_size"]
-    what = row["privacy_unit"] if group == 1 else f"groups of {group} {row['privacy_unit']}s"
-    return f"{what}, {row['adjacency']} adjacency"
+    protected = row["privacy_unit"] if group == 1 else f"groups of {group} {row['privacy_unit']}s"
+    return f"{protected}, {row['adjacency']} adjacency"
 
 
 def _cell(row: Row, name: str) -> str:
@@ -312,17 +317,17 @@ def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> None:
     ``ends``: 0, and the iterations done at the end of each phase.
     """
     solved = "delta" if len({row["epsilon"] for row in results}) == 1 else "epsilon"
-    given = "epsilon" if solved == "delta" else "delta"
+    fixed = "epsilon" if solved == "delta" else "delta"
     finite = [{"iterations": 0, solved: 0.0}]
     finite += [row for row in results if math.isfinite(row[solved])]
     lines: list[Any] = []
-    for number, (first, last) in enumerate(itertools.pairwise(ends), 1):
-        start = [row for row in finite if row["iterations"] <= first][-1:]
-        part = start + [row for row in finite if first < row["iterations"] <= last]
+    for number, (begun, ended) in enumerate(itertools.pairwise(ends), 1):
+        start = [row for row in finite if row["iterations"] <= begun][-1:]
+        part = start + [row for row in finite if begun < row["iterations"] <= ended]
         label = "the run" if len(ends) == 2 else f"phase {number}"
         steps = {"drawstyle": "steps-pre"}  # a value is that of all iterations since the last
         lines.append((label, *_columns(part, "iterations", solved), steps))
-    title = f"{_LABELS[solved]} over the run at {_LABELS[given]} = {results[0][given]:g}"
+    title = f"{_LABELS[solved]} over the run at {_LABELS[fixed]} = {results[0][fixed]:g}"
     _draw(path, lines, (title, "iterations done", _LABELS[solved], False, False))
 
 

@@ -28,8 +28,12 @@ def switch_on() -> Path | None:
 
     By the environment, so that processes started by this one use the same folder.
     """
-    given = os.environ.get(VARIABLE, "")
-    if "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ or given.lower() in _OFF:
+    chosen_folder = os.environ.get(VARIABLE, "")
+    if (
+        "jax" in sys.modules
+        or "JAX_COMPILATION_CACHE_DIR" in os.environ
+        or chosen_folder.lower() in _OFF
+    ):
         return None
     folder = base() / _processor()
     try:
@@ -53,10 +57,10 @@ def switch_on() -> Path | None:
 
 def base() -> Path:
     """Folder of all compiled programs: in ``$MFOPT_COMPILED``, or the user's cache folder."""
-    given = os.environ.get(VARIABLE, "")
-    if given.lower() in ("", *_OFF):
+    chosen_folder = os.environ.get(VARIABLE, "")
+    if chosen_folder.lower() in ("", *_OFF):
         return platformdirs.user_cache_path("mfopt", appauthor=False) / "compiled"
-    return Path(given) / "compiled"
+    return Path(chosen_folder) / "compiled"
 
 
 def _processor() -> str:
@@ -74,9 +78,9 @@ def _private(folder: Path) -> bool:
     """
     if not hasattr(os, "getuid"):
         return True
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or folder.is_symlink():
+    facts = folder.lstat()
+    if facts.st_uid != os.getuid() or folder.is_symlink():
         return False
-    if found.st_mode & 0o077:
+    if facts.st_mode & 0o077:
         folder.chmod(0o700)
     return True

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mfopt._runtime._types import JsonObject
 from mfopt_cli.messages import SCHEMA
 
 _NO_WRAP = 10_000  # columns of a pipe
@@ -66,30 +67,30 @@ def fitting(text: str, stream: IO[str] | None = None) -> str:
 
 def table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """A name and its value a row; long values go on in their own column."""
-    out = console()
+    screen = console()
     grid = Table.grid(padding=(0, 2, 0, 0))
-    narrow = out.width < 60
-    grid.add_column(no_wrap=not narrow, style="dim" if out.is_terminal else "")
+    narrow = screen.width < 60
+    grid.add_column(no_wrap=not narrow, style="dim" if screen.is_terminal else "")
     grid.add_column(overflow="fold")
     for name, value in rows:
         grid.add_row(Text(fitting(f"  {name}")), Text(fitting(value)))
     print_text(title, style="bold")
-    _print(out, grid)
+    _print(screen, grid)
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table; where the terminal is too narrow for it, each row becomes a block of lines."""
-    out = console()
+    screen = console()
     headers = [fitting(text) for text in headers]
     cells = [[fitting(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
-    if sum(widths) + 2 * (len(widths) - 1) > out.width:
+    if sum(widths) + 2 * (len(widths) - 1) > screen.width:
         # words may be folded, numbers may not
-        least = [
+        narrowest = [
             min(width, 16) if _words(column) else width
             for width, column in zip(widths, zip(*cells, strict=True), strict=True)
         ]
-        if sum(least) + 2 * (len(least) - 1) > out.width:
+        if sum(narrowest) + 2 * (len(narrowest) - 1) > screen.width:
             for row in cells:
                 table(f"{headers[0]} {row[0]}", list(zip(headers[1:], row[1:], strict=True)))
             return
@@ -99,37 +100,37 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         grid.add_column(
             no_wrap=not _words(column), overflow="fold", justify="right" if numbers else "left"
         )
-    grid.add_row(*(Text(text, style="bold" if out.is_terminal else "") for text in headers))
+    grid.add_row(*(Text(text, style="bold" if screen.is_terminal else "") for text in headers))
     for row in cells:
         grid.add_row(*(Text(cell) for cell in row))
-    _print(out, grid)
+    _print(screen, grid)
 
 
 def _words(cells: Sequence[str]) -> bool:
     return any(" " in cell for cell in cells)
 
 
-def _print(out: Console, grid: Table) -> None:
+def _print(screen: Console, grid: Table) -> None:
     """Print without the blanks that pad the last column."""
-    if out.is_terminal:
-        out.print(grid)
+    if screen.is_terminal:
+        screen.print(grid)
         return
-    with out.capture() as captured:
-        out.print(grid)
+    with screen.capture() as captured:
+        screen.print(grid)
     for line in captured.get().splitlines():
         click.echo(line.rstrip())
 
 
 def print_text(text: str, style: str = "") -> None:
     """One text on standard output, folded at words on a terminal."""
-    out = console()
-    if out.is_terminal:
-        out.print(Text(fitting(text), style=style))
+    screen = console()
+    if screen.is_terminal:
+        screen.print(Text(fitting(text), style=style))
     else:
         click.echo(text)
 
 
-def json_object(values: dict[str, Any] | None) -> None:
+def json_object(values: JsonObject | None) -> None:
     """Print one JSON object of schema :data:`SCHEMA` (docs/json.md): ``values`` and their command.
 
     Numbers that are not finite become null, as JSON has none.
@@ -137,15 +138,15 @@ def json_object(values: dict[str, Any] | None) -> None:
     context = click.get_current_context(silent=True)
     name = "" if context is None else context.command_path.partition(" ")[2]
     # a study's own record names the line that made it
-    found = {
-        "command_line" if key == "command" else key: one for key, one in (values or {}).items()
+    renamed = {
+        "command_line" if key == "command" else key: value for key, value in (values or {}).items()
     }
-    print_json({"schema": SCHEMA, "command": name, **plain(found)})
+    print_json({"schema": SCHEMA, "command": name, **plain(renamed)})
 
 
-def print_json(found: dict[str, Any]) -> None:
+def print_json(values: JsonObject) -> None:
     """Print one JSON object as it is."""
-    click.echo(json.dumps(found, indent=2, allow_nan=False))
+    click.echo(json.dumps(values, indent=2, allow_nan=False))
 
 
 def plain(value: Any) -> Any:

@@ -68,7 +68,7 @@ class Live:
         """Take note of where the work stands."""
         if not self._enabled or self._closed.is_set():
             return
-        now = time.perf_counter()
+        clock = time.perf_counter()
         new = event.stage != self._event.stage
         if event.lasting:
             self._keep(event.note)
@@ -77,12 +77,12 @@ class Live:
         if new:
             self._first = None
         if self._first is None and event.fraction:
-            self._first = now, event.fraction
+            self._first = clock, event.fraction
         if new or event.fraction != self._event.fraction:
-            self._told = now
+            self._told = clock
         self._event = event
-        if self._screen is None and (new or now - self._shown > self._pause):
-            self._line(now)
+        if self._screen is None and (new or clock - self._shown > self._pause):
+            self._line(clock)
 
     def _keep(self, note: str) -> None:
         if self._screen is not None:
@@ -93,52 +93,55 @@ class Live:
     def _tick(self) -> None:
         """Say that work continues, however long one piece of it takes."""
         while not self._closed.wait(_FIRST_PAUSE):
-            now = time.perf_counter()
-            if now - max(self._shown, self._started) > max(self._pause, 5 * _FIRST_PAUSE):
-                self._line(now)
+            clock = time.perf_counter()
+            if clock - max(self._shown, self._started) > max(self._pause, 5 * _FIRST_PAUSE):
+                self._line(clock)
 
-    def _line(self, now: float) -> None:
-        self._shown = now
-        self._pause = min(max(_FIRST_PAUSE, 0.1 * (now - self._started)), _LONGEST_PAUSE)
-        where = "  ".join(filter(None, [self._count(), self._event.note, self._left(now)]))
+    def _line(self, clock: float) -> None:
+        self._shown = clock
+        self._pause = min(max(_FIRST_PAUSE, 0.1 * (clock - self._started)), _LONGEST_PAUSE)
+        position = "  ".join(filter(None, [self._count(), self._event.note, self._left(clock)]))
         click.echo(
-            f"[{self._elapsed(now)}] {self._event.stage}{': ' if where else ''}{where}", err=True
+            f"[{self._elapsed(clock)}] {self._event.stage}{': ' if position else ''}{position}",
+            err=True,
         )
 
-    def _elapsed(self, now: float) -> str:
-        seconds = round(now - self._started)
+    def _elapsed(self, clock: float) -> str:
+        seconds = round(clock - self._started)
         return words.duration(seconds) if seconds >= 10 else f"{seconds} s"
 
     def _count(self) -> str:
         event = self._event
         if event.total is None:
             return f"{event.done:,.10g} {event.unit}" if event.done else ""
-        of = "of at most" if event.at_most else "of"
+        preposition = "of at most" if event.at_most else "of"
         if event.unit == "bytes":
-            return f"{words.size(event.done)} {of} {words.size(event.total)}"
-        return f"{event.done:,.10g} {of} {event.total:,.10g} {event.unit}".rstrip()
+            return f"{words.size(event.done)} {preposition} {words.size(event.total)}"
+        return f"{event.done:,.10g} {preposition} {event.total:,.10g} {event.unit}".rstrip()
 
-    def _left(self, now: float) -> str:
-        begun, before = self._first or (now, 1.0)
-        timed = self._event.fraction - before
+    def _left(self, clock: float) -> str:
+        begun, fraction_then = self._first or (clock, 1.0)
+        timed = self._event.fraction - fraction_then
         if timed < _TIMED or self._event.at_most:
             return ""
-        seconds = (1 - self._event.fraction) * (self._told - begun) / timed - (now - self._told)
+        seconds = (1 - self._event.fraction) * (self._told - begun) / timed - (clock - self._told)
         # one that is over is withdrawn
         return f"about {words.duration(seconds)} left" if seconds > 0 else ""
 
     def _render(self) -> RenderableType:
-        event, now = self._event, time.perf_counter()
+        event, clock = self._event, time.perf_counter()
 
         def line(text: str, style: str = "") -> Text:
             return Text(display.fitting(text, sys.stderr), style, no_wrap=True, overflow="ellipsis")
 
-        first = line(f"{event.stage}  ", "bold")
-        first.append(line("  ".join(filter(None, [self._count(), self._elapsed(now)])), "not bold"))
-        lines: list[RenderableType] = [first]
+        headline = line(f"{event.stage}  ", "bold")
+        headline.append(
+            line("  ".join(filter(None, [self._count(), self._elapsed(clock)])), "not bold")
+        )
+        lines: list[RenderableType] = [headline]
         if event.total:
             width = min(40, max(self._console.width - 2, 10))
             bar = Table.grid()  # a row of its own: a bar by itself does not end its line
             bar.add_row(ProgressBar(total=1, completed=event.fraction, width=width))
             lines.append(bar)
-        return Group(*lines, *(line(x, "dim") for x in (self._left(now), event.note) if x))
+        return Group(*lines, *(line(x, "dim") for x in (self._left(clock), event.note) if x))

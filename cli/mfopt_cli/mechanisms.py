@@ -5,19 +5,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import click
 
 from mfopt import words
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt._version import ADVISED
 from mfopt.guarantee import questionable_delta
 from mfopt_cli import answers, display, messages
 from mfopt_cli.live import COMPILING, Live
 
+if TYPE_CHECKING:
+    from mfopt.factorization import Factorization
+    from mfopt.final_model import Schedule
+    from mfopt.floor import EpochEnds
+    from mfopt.guarantee import Guarantee
+    from mfopt.workloads import Workload
 
-def workload(arguments: Any, n: int) -> Any:
+
+def workload(arguments: SimpleNamespace, n: int) -> Workload:
     """The workload of ``--workload``, ``--momentum`` and ``--cooldown``, for n iterations."""
     import numpy as np
 
@@ -49,7 +58,7 @@ def workload(arguments: Any, n: int) -> Any:
     return workloads.Momentum(default if momentum is None else momentum, rates)
 
 
-def schedule(text: str | None) -> Any:
+def schedule(text: str | None) -> Schedule | None:
     """The learning rates of ``--schedule``: a name, or the array of a file."""
     if text is None or not text.endswith(".npy"):
         return text
@@ -58,7 +67,7 @@ def schedule(text: str | None) -> Any:
     return _archive.array(text, "schedule")
 
 
-def final_model_error(factorization: Any) -> str:
+def final_model_error(factorization: Factorization) -> str:
     """Final-model error, with its unit."""
     error = factorization.final_model_error
     return f"{error:.4f}  (σ of independent noise that disturbs the final model as much)"
@@ -69,7 +78,7 @@ def typed() -> str:
     return " ".join(["mfopt", *sys.argv[1:]])
 
 
-def keep(factorization: Any, path: Path, *, force: bool) -> Path:
+def keep(factorization: Factorization, path: Path, *, force: bool) -> Path:
     """Save a finished result, elsewhere if need be; return where, and say so if it is elsewhere."""
     from mfopt.factorization import keep
 
@@ -84,18 +93,20 @@ def keep(factorization: Any, path: Path, *, force: bool) -> Path:
     return saved
 
 
-def prove(arguments: Any, prover: Callable[..., Any]) -> tuple[Any, Path | None]:
+def prove(
+    arguments: SimpleNamespace, prover: Callable[..., Factorization]
+) -> tuple[Factorization, Path | None]:
     """(what ``mfopt.certify`` or ``calibrate`` proves about the C of a file, where it is saved)."""
+    from mfopt.accounting import Effort
     from mfopt.factorization import check_output, load
 
     factorization = load(arguments.path)
     if arguments.out is not None:
         check_output(arguments.out, force=arguments.force, name="out")
-    goal = {name: getattr(arguments, name) for name in ("epsilon", "delta", "certificate", "seed")}
+    goal = {name: getattr(arguments, name) for name in ("epsilon", "delta")}
+    effort = Effort(arguments.certify_samples, arguments.seed, certificate=arguments.certificate)
     with Live(not arguments.quiet and not arguments.as_json, COMPILING) as live:
-        new = prover(
-            factorization, samples=arguments.certify_samples, progress=live, command=typed(), **goal
-        )
+        new = prover(factorization, effort=effort, progress=live, command=typed(), **goal)
     answers.say_doubt([questionable_delta(new.guarantee.delta)])
     answers.say_unused(
         {"samples": arguments.certify_samples}, bool(new.guarantee.details.get("samples"))
@@ -103,7 +114,11 @@ def prove(arguments: Any, prover: Callable[..., Any]) -> tuple[Any, Path | None]
     return new, None if arguments.out is None else keep(new, arguments.out, force=arguments.force)
 
 
-def draw(arguments: Any, suffixes: tuple[str, ...], write: Callable[[Any, Path], object]) -> None:
+def draw(
+    arguments: SimpleNamespace,
+    suffixes: tuple[str, ...],
+    write: Callable[[Factorization, Path], object],
+) -> None:
     """Write a picture of a file to ``--out``, or beside it with the first of ``suffixes``."""
     from mfopt._runtime._files import check_output
     from mfopt.factorization import load
@@ -118,15 +133,17 @@ def draw(arguments: Any, suffixes: tuple[str, ...], write: Callable[[Any, Path],
         display.print_text(f"saved {target}")
 
 
-def epoch_ends(factorization: Any) -> Any:
+def epoch_ends(factorization: Factorization) -> EpochEnds | None:
     """Error at epochs' ends beside its lower bound, None where there is none."""
     from mfopt import floor
 
-    made = factorization
-    return floor.epoch_ends(made.workload, made.strategy, made.sampling, made.guarantee)
+    mechanism = factorization
+    return floor.epoch_ends(
+        mechanism.workload, mechanism.strategy, mechanism.sampling, mechanism.guarantee
+    )
 
 
-def above_floor(factorization: Any) -> list[tuple[str, str]]:
+def above_floor(factorization: Factorization) -> list[tuple[str, str]]:
     """A row of a table: how far the error at epochs' ends is above its lower bound."""
     if (ends := epoch_ends(factorization)) is None:
         return []
@@ -134,10 +151,10 @@ def above_floor(factorization: Any) -> list[tuple[str, str]]:
     return [("at epochs' ends", f"RMSE {ends.rmse:.4f}: {above}")]
 
 
-def summary(factorization: Any) -> dict[str, Any]:
+def summary(factorization: Factorization) -> JsonObject:
     """JSON output of a factorization."""
     guarantee, ends = factorization.guarantee, epoch_ends(factorization)
-    own = (
+    fields = (
         "rmse",
         "max_error",
         "final_model_error",
@@ -150,7 +167,7 @@ def summary(factorization: Any) -> dict[str, Any]:
     for name in ("group_size", "details"):
         del stated[name]
     return stated | {
-        **{name: getattr(factorization, name) for name in own},
+        **{name: getattr(factorization, name) for name in fields},
         "epoch_ends": ends and ends._asdict(),
         "certified": guarantee.proved,
         "advisory": advisory(factorization),
@@ -161,11 +178,11 @@ def summary(factorization: Any) -> dict[str, Any]:
     }
 
 
-def proved(factorization: Any, path: Path) -> str:
+def proved(factorization: Factorization, path: Path) -> str:
     """One line: how much of the guarantee was proved on this machine."""
     from mfopt.factorization import proofs
 
-    guarantee = proofs.known(factorization)
+    guarantee = proofs.proved_guarantee(factorization)
     if guarantee is None:
         return f"no: run `mfopt certify {path}`"
     if not factorization.proved_here:
@@ -173,7 +190,7 @@ def proved(factorization: Any, path: Path) -> str:
     return f"yes (that the unit is one {guarantee.privacy_unit} is its maker's word)"
 
 
-def advisory(factorization: Any) -> str | None:
+def advisory(factorization: Factorization) -> str | None:
     """One line where a version that could state a wrong ε made the file, and nothing proved it."""
     made_by = factorization.provenance.get("mfopt", "an unknown version")
     if factorization.proved_here or made_by not in (*ADVISED, "an unknown version"):
@@ -183,7 +200,7 @@ def advisory(factorization: Any) -> str | None:
     )
 
 
-def statement(guarantee: Any) -> str:
+def statement(guarantee: Guarantee) -> str:
     """One line: the guarantee in words, nothing rounded towards less privacy."""
     said = {
         "certified": f"certified; Monte Carlo failure probability <= "

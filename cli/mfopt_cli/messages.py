@@ -107,10 +107,10 @@ def translate(text: str, ctx: click.Context | None) -> str:
 
     def option(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
-        found = flag(name, ctx)
-        if found is None:
+        typed_option = flag(name, ctx)
+        if typed_option is None:
             return match[0]
-        return found if value in (None, "True") else f"{found} {value}"
+        return typed_option if value in (None, "True") else f"{typed_option} {value}"
 
     return re.sub(r"`(\w+)(?:=([^`]*))?`", option, text)
 
@@ -125,17 +125,19 @@ def flag(name: str, ctx: click.Context | None) -> str | None:
             parameters.setdefault(opt.lstrip("-").replace("-", "_"), param)
     plain = name.replace(" ", "_").replace("-", "_")
     candidates = [parameters.get(word) for word in (plain, *_MEANINGS.get(name, ()))]
-    options = [found for found in candidates if isinstance(found, Option)]
+    options = [candidate for candidate in candidates if isinstance(candidate, Option)]
     # what was typed, or else what help shows
-    for found in sorted(options, key=lambda option: (not option.given(ctx), option.hidden)):
+    for candidate in sorted(
+        options, key=lambda option: (not option.typed_name(ctx), option.hidden)
+    ):
         if (
             plain in ("iterations", "length", "epochs_×_iterations_per_epoch")
-            and found.main == "--iters"
+            and candidate.main == "--iters"
         ):
             return "--epochs × --iters"
-        return found.typed(ctx)
-    others = [found for found in candidates if isinstance(found, click.Argument)]
-    return others[0].make_metavar(ctx).strip("[]") if others else None
+        return candidate.typed(ctx)
+    positional = [candidate for candidate in candidates if isinstance(candidate, click.Argument)]
+    return positional[0].make_metavar(ctx).strip("[]") if positional else None
 
 
 def json_error(

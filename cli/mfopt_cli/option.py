@@ -29,9 +29,9 @@ class Option(click.Option):
         may_be_empty: bool = False,
         needs: dict[str, str | None] | None = None,
         excludes: tuple[str, ...] = (),
-        **more: Any,
+        **keywords: Any,
     ) -> None:
-        """Make an option; ``names``, ``help`` and ``more`` as for ``click.Option``.
+        """Make an option; ``names``, ``help`` and ``keywords`` as for ``click.Option``.
 
         ``aliases``: older names; ``may_be_empty``: whether "" is a value. ``needs``: names of other
         options, one of which must be given (or have this value): without all of them this one has
@@ -40,7 +40,7 @@ class Option(click.Option):
         main = next(name for name in names if name.startswith("--"))
         self.older = tuple(aliases) or ALIASES.get(main, ())
         self.may_be_empty, self.needs, self.excludes = may_be_empty, needs or {}, excludes
-        super().__init__([*names, *self.older], help=help, **{"show_default": True, **more})
+        super().__init__([*names, *self.older], help=help, **{"show_default": True, **keywords})
 
     @property
     def main(self) -> str:
@@ -48,30 +48,30 @@ class Option(click.Option):
         return next(name for name in self.opts if name.startswith("--"))
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        given = value if isinstance(value, list | tuple) else (value,)
-        if not self.may_be_empty and any(isinstance(x, str) and not x.strip() for x in given):
+        values = value if isinstance(value, list | tuple) else (value,)
+        if not self.may_be_empty and any(isinstance(x, str) and not x.strip() for x in values):
             # an unset variable of a shell, as a rule: "" would be the working folder, or nothing
             raise _check.reject(self.name or "", None, "is empty", "Give a value, or leave it out.")
         return super().type_cast_value(ctx, value)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        every, self.opts = self.opts, [name for name in self.opts if name not in self.older]
+        all_names, self.opts = self.opts, [name for name in self.opts if name not in self.older]
         try:
             return super().get_help_record(ctx)
         finally:
-            self.opts = every
+            self.opts = all_names
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         return f"'{self.typed(ctx)}'"
 
-    def given(self, ctx: click.Context | None) -> str | None:
+    def typed_name(self, ctx: click.Context | None) -> str | None:
         """The name under which the option was given, None if it was not."""
         words = [] if ctx is None else [word.split("=")[0] for word in ctx.meta.get(WORDS, ())]
         return next((name for name in self.opts if name in words), None)
 
     def typed(self, ctx: click.Context | None) -> str:
         """The name under which the option was given, its main one if it was not."""
-        return self.given(ctx) or self.main
+        return self.typed_name(ctx) or self.main
 
 
 WORDS = "mfopt_cli.words"  # where a context's meta keeps what was typed

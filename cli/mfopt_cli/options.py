@@ -49,10 +49,10 @@ def _once(command: click.Command, ctx: click.Context, args: list[str]) -> None:
     """Refuse an option that is given more than once: click takes the last and drops the others."""
     if ctx.resilient_parsing:  # half a line, to be completed
         return
-    _, _, given = command.make_parser(ctx).parse_args(args=list(args))
-    for param in dict.fromkeys(given):
+    _, _, parsed = command.make_parser(ctx).parse_args(args=list(args))
+    for param in dict.fromkeys(parsed):
         single = isinstance(param, click.Option) and not (param.multiple or param.is_eager)
-        if single and given.count(param) > 1:
+        if single and parsed.count(param) > 1:
             names = [word.split("=")[0] for word in args]
             typed = [name for name in [*param.opts, *param.secondary_opts] if name in names]
             said = " and ".join(typed or param.opts[:1])
@@ -61,19 +61,31 @@ def _once(command: click.Command, ctx: click.Context, args: list[str]) -> None:
 
 def _with_effect(command: click.Command, ctx: click.Context) -> None:
     """Refuse an option that was given where it has no effect, by what it needs and excludes."""
-    every = {param.name: param for param in command.get_params(ctx) if isinstance(param, Option)}
+    options_by_name = {
+        param.name: param for param in command.get_params(ctx) if isinstance(param, Option)
+    }
     source = ctx.get_parameter_source
-    given = {name for name in every if source(name or "") is ParameterSource.COMMANDLINE}
-    for name in () if ctx.resilient_parsing else (name for name in every if name in given):
-        param, typed = every[name], every[name].typed(ctx)
-        for other in (name for name in param.excludes if name in given):
-            rule = f"{typed} has no effect with {every[other].typed(ctx)}; remove one"
+    typed_names = {
+        name for name in options_by_name if source(name or "") is ParameterSource.COMMANDLINE
+    }
+    for name in (
+        () if ctx.resilient_parsing else (name for name in options_by_name if name in typed_names)
+    ):
+        param, typed = options_by_name[name], options_by_name[name].typed(ctx)
+        for other_name in (name for name in param.excludes if name in typed_names):
+            rule = (
+                f"{typed} has no effect with {options_by_name[other_name].typed(ctx)}; remove one"
+            )
             raise messages.Refused(rule)
-        found = [(ctx.params[other], value) for other, value in param.needs.items()]
-        if found and not any(a in b.split("|") if b else a is not None for a, b in found):
+        needed_values = [
+            (ctx.params[other_name], value) for other_name, value in param.needs.items()
+        ]
+        if needed_values and not any(
+            a in b.split("|") if b else a is not None for a, b in needed_values
+        ):
             said = [
-                (every[other].main, " or ".join((value or "").split("|")))
-                for other, value in param.needs.items()
+                (options_by_name[other_name].main, " or ".join((value or "").split("|")))
+                for other_name, value in param.needs.items()
             ]
             without = " or ".join(" ".join(words).strip() for words in said)
             raise messages.Refused(f"{typed} has no effect without {without}")
@@ -86,11 +98,11 @@ class Command(click.Command):
         ctx.meta[WORDS] = tuple(args)
         _once(self, ctx, args)
         try:
-            left = super().parse_args(ctx, args)
+            remaining = super().parse_args(ctx, args)
         except UsageError as problem:
             raise messages.Refused(messages.of_usage(problem, ctx)) from problem
         _with_effect(self, ctx)
-        return left
+        return remaining
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -116,8 +128,8 @@ class Group(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """As click does, with the nearest command in the message where there is none."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1, 0.5)
-            hint = f"Did you mean `{ctx.command_path} {near[0]}`?" if near else ""
+            similar = difflib.get_close_matches(args[0], self.list_commands(ctx), 1, 0.5)
+            hint = f"Did you mean `{ctx.command_path} {similar[0]}`?" if similar else ""
             rule = f"{args[0]}: no such command. {hint or f'See {ctx.command_path} --help.'}"
             raise messages.Refused(rule)
         return super().resolve_command(ctx, args)
@@ -126,9 +138,9 @@ class Group(click.Group):
         """Write the whole first sentence of each command, which click would cut to a line."""
         commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         rows = [
-            (name, each.get_short_help_str(1000))
-            for name, each in commands
-            if each and not each.hidden
+            (name, subcommand.get_short_help_str(1000))
+            for name, subcommand in commands
+            if subcommand and not subcommand.hidden
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -142,7 +154,7 @@ class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime arg
     """A registered kind of strategy: one that can be optimized, or has no parameters."""
 
     name = "kind"
-    # what mfopt.optimize.kinds.every() gives without plugins: help does not wait for JAX
+    # what mfopt.optimize.kinds.all_names() gives without plugins: help does not wait for JAX
     # fmt: off
     names: tuple[str, ...] = (
         "blt", "toeplitz", "banded-toeplitz", "cleared-blt", "wave-blt", "banded",
@@ -155,47 +167,47 @@ class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime arg
         return [CompletionItem(name) for name in self.names if name.startswith(incomplete)]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        known = self.names
-        if value not in known and (_plugins.installed() or "mfopt.optimize" in sys.modules):
+        kind_names = self.names
+        if value not in kind_names and (_plugins.installed() or "mfopt.optimize" in sys.modules):
             from mfopt.optimize import kinds
 
             with contextlib.suppress(UsageError):
                 return kinds.check(str(value))
-            known = kinds.every()
-        if value not in known:
-            self.fail(f"{value!r} is none of {', '.join(known)}", param, ctx)
+            kind_names = kinds.all_names()
+        if value not in kind_names:
+            self.fail(f"{value!r} is none of {', '.join(kind_names)}", param, ctx)
         return str(value)
 
 
 class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
     """A whole number, also as 1e6, 10M or 1_000.
 
-    More than ``most`` is refused where it is read, before any work: sizes beyond which work takes
-    days, for nothing. What else is wrong with a number is for the library to say, or at once for
-    ``rule``, also of a command that has then no use for it.
+    More than ``maximum`` is refused where it is read, before any work: sizes beyond which work
+    takes days, for nothing. What else is wrong with a number is for the library to say, or at once
+    for ``rule``, also of a command that has then no use for it.
     """
 
     name = "integer"
 
     def __init__(
-        self, most: int | None = None, rule: Callable[[str, Any], int] | None = None
+        self, maximum: int | None = None, rule: Callable[[str, Any], int] | None = None
     ) -> None:
-        self.most, self.rule = most, rule
+        self.most, self.rule = maximum, rule
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
             number = whole(value)
         except ValueError as problem:
             self.fail(f"{value!r} {problem}", param, ctx)
-        found = int(at_most(self.most, number, param))
-        return self.rule((param and param.name) or "value", found) if self.rule else found
+        count = int(at_most(self.most, number, param))
+        return self.rule((param and param.name) or "value", count) if self.rule else count
 
 
-def at_most(most: int | None, number: Any, param: click.Parameter | None) -> Any:
-    """``number``, unless it is above ``most``."""
-    if most is not None and number > most:
+def at_most(maximum: int | None, number: Any, param: click.Parameter | None) -> Any:
+    """``number``, unless it is above ``maximum``."""
+    if maximum is not None and number > maximum:
         name = (param and param.name) or "value"
-        raise _check.reject(name, _check.shortened(number), f"must be at most {most}")
+        raise _check.reject(name, _check.shortened(number), f"must be at most {maximum}")
     return number
 
 
@@ -232,8 +244,8 @@ def command(
 
     def decorate(function: Callable[[Any], Any]) -> click.Command:
         @functools.wraps(function)
-        def called(**given: Any) -> Any:
-            return function(SimpleNamespace(**given))
+        def called(**values: Any) -> Any:
+            return function(SimpleNamespace(**values))
 
         return click.command(name=name, cls=kind)(called)
 
@@ -246,7 +258,7 @@ def typed(name: str) -> bool:
     return source is ParameterSource.COMMANDLINE
 
 
-def option(name: str, kind: Any, text: str, into: str | None = None, **more: Any) -> Decorator:
+def option(name: str, kind: Any, text: str, into: str | None = None, **keywords: Any) -> Decorator:
     """``click.option`` of this module's class, which shows its default.
 
     Args:
@@ -255,13 +267,13 @@ def option(name: str, kind: Any, text: str, into: str | None = None, **more: Any
         first.
       text: its help.
       into: the parameter that it sets, where that is not its name.
-      more: as for :class:`Option`.
+      keywords: as for :class:`Option`.
     """
     if isinstance(kind, tuple):
-        kind, more["default"] = click.Choice(kind), kind[0]
-    how = {"is_flag": True} if kind is bool else {"type": kind}
+        kind, keywords["default"] = click.Choice(kind), kind[0]
+    value_type = {"is_flag": True} if kind is bool else {"type": kind}
     names = [name] if into is None else [name, into]
-    return click.option(*names, cls=Option, help=text, **how, **more)
+    return click.option(*names, cls=Option, help=text, **value_type, **keywords)
 
 
 def apply(*decorators: Decorator) -> Decorator:
@@ -275,19 +287,19 @@ def apply(*decorators: Decorator) -> Decorator:
     return decorate
 
 
-def eps(text: str = "Target ε > 0.", **more: Any) -> Decorator:
+def eps(text: str = "Target ε > 0.", **keywords: Any) -> Decorator:
     """``--eps``."""
-    return option("--eps", float, text, "epsilon", **more)
+    return option("--eps", float, text, "epsilon", **keywords)
 
 
-def delta(text: str = "Target δ.", **more: Any) -> Decorator:
+def delta(text: str = "Target δ.", **keywords: Any) -> Decorator:
     """``--delta``."""
-    return option("--delta", float, text, **more)
+    return option("--delta", float, text, **keywords)
 
 
-def out(text: str, **more: Any) -> Decorator:
+def output_path(text: str, **keywords: Any) -> Decorator:
     """``--out``."""
-    return option("--out", PATH, text, **more)
+    return option("--out", PATH, text, **keywords)
 
 
 privacy = apply(eps(required=True), delta(default=1e-5))
@@ -326,13 +338,13 @@ unit = option(
 )
 
 
-def certify_samples_as(name: str | None = None, **more: Any) -> Decorator:
+def certify_samples_as(name: str | None = None, **keywords: Any) -> Decorator:
     """``--certify-samples``; the default is the same everywhere, so that one question has one σ."""
     text = (
         "iid samples of the certificate [default: chosen automatically; more give a slightly "
         "smaller σ]."
     )
-    return option("--certify-samples", Count(MOST_SAMPLES), text, name, **more)
+    return option("--certify-samples", Count(MOST_SAMPLES), text, name, **keywords)
 
 
 certify_samples = certify_samples_as()
@@ -343,12 +355,12 @@ certificate_kind = option(
 )
 
 
-def seed(text: str = "for reproduction; the certificate says so", **more: Any) -> Decorator:
+def seed(text: str = "for reproduction; the certificate says so", **keywords: Any) -> Decorator:
     """``--seed``."""
     text = f"Pin the randomness, {text}."
-    if "default" not in more:
+    if "default" not in keywords:
         text += " Default: the operating system's entropy."
-    return option("--seed", Count(rule=_check.pinned), text, **more)
+    return option("--seed", Count(rule=_check.pinned), text, **keywords)
 
 
 jobs = option(
@@ -366,7 +378,9 @@ cache = option(
 
 def certificate(text: str) -> Decorator:
     """Options of commands that prove a statement about a file; ``text``: help of ``--out``."""
-    return apply(certify_samples, certificate_kind, seed(), out(text), force_of("out"), output)
+    return apply(
+        certify_samples, certificate_kind, seed(), output_path(text), force_of("out"), output
+    )
 
 
 file_argument = click.argument("path", metavar="FILE", type=FILE)

@@ -13,14 +13,14 @@ from mfopt_cli import options
 
 
 class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
-    """A number, a range ``first:last[:step]`` or a list ``a,b,c``, of ``kind``, at most ``most``.
+    """A number, a range ``start:stop[:step]`` or a list ``a,b,c``, of ``kind``, up to ``maximum``.
 
     A range includes both its ends; a step ``xF`` multiplies by F. Converts to a tuple of values; an
     option that was not given stays None.
     """
 
-    def __init__(self, kind: type[int] | type[float], most: int | None = None) -> None:
-        self.kind, self.most = kind, most
+    def __init__(self, kind: type[int] | type[float], maximum: int | None = None) -> None:
+        self.kind, self.most = kind, maximum
         self.name = "integers" if kind is int else "numbers"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
@@ -35,8 +35,10 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
             return (value,)
         try:
             ranged = ":" in value
-            found = self._range(value.split(":")) if ranged else map(self._number, value.split(","))
-            return tuple(options.at_most(self.most, number, param) for number in found)
+            numbers = (
+                self._range(value.split(":")) if ranged else map(self._number, value.split(","))
+            )
+            return tuple(options.at_most(self.most, number, param) for number in numbers)
         except UsageError:
             raise
         except ValueError as problem:
@@ -48,18 +50,18 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
     def _range(self, parts: list[str]) -> tuple[Any, ...]:
         if len(parts) not in (2, 3):
             raise ValueError("a range is FIRST:LAST, FIRST:LAST:STEP or FIRST:LAST:xFACTOR")
-        first, last = self._number(parts[0]), self._number(parts[1])
-        by = parts[2] if len(parts) == 3 else "1"
-        factor = float(by[1:]) if by.startswith("x") else None
-        step = self._number(by) if factor is None else 1
-        if not (math.isfinite(first) and math.isfinite(last) and step > 0 and last >= first):
+        start, stop = self._number(parts[0]), self._number(parts[1])
+        increment = parts[2] if len(parts) == 3 else "1"
+        factor = float(increment[1:]) if increment.startswith("x") else None
+        step = self._number(increment) if factor is None else 1
+        if not (math.isfinite(start) and math.isfinite(stop) and step > 0 and stop >= start):
             raise ValueError("a range needs FIRST <= LAST and STEP > 0")
         if factor is not None:
-            if not (first > 0 and 1 < factor < math.inf):
+            if not (start > 0 and 1 < factor < math.inf):
                 raise ValueError("xFACTOR needs FIRST > 0 and FACTOR > 1")
-            width = math.log(last / first) / math.log(factor)
+            width = math.log(stop / start) / math.log(factor)
         else:
-            width = (last - first) / step
+            width = (stop - start) / step
         if len(parts) == 2 and 0 < width < 1:
             rule = "the step 1 leaves only the two ends: give FIRST:LAST:STEP or FIRST:LAST:xFACTOR"
             raise ValueError(rule)
@@ -67,20 +69,20 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
             rule = f"{math.floor(width) + 1} values; a sweep has at most {options.MOST_POINTS}"
             raise ValueError(rule)
         steps = range(math.ceil(width * (1 - 1e-12)))
-        inner = (first + i * step if factor is None else first * factor**i for i in steps)
-        return *(self.kind(value) for value in inner), last
+        inner = (start + i * step if factor is None else start * factor**i for i in steps)
+        return *(self.kind(value) for value in inner), stop
 
 
 def option(
-    name: str, kind: type[int] | type[float], text: str, most: int | None = None, **more: Any
+    name: str, kind: type[int] | type[float], text: str, maximum: int | None = None, **keywords: Any
 ) -> Callable[..., Any]:
     """An option that may be swept.
 
     Args:
-      name, text, more: as for :func:`mfopt_cli.options.option`.
-      kind, most: as for :class:`Sweep`.
+      name, text, keywords: as for :func:`mfopt_cli.options.option`.
+      kind, maximum: as for :class:`Sweep`.
     """
-    return options.option(name, Sweep(kind, most), text, **more)
+    return options.option(name, Sweep(kind, maximum), text, **keywords)
 
 
 def points(arguments: dict[str, tuple[Any, ...] | None]) -> tuple[str | None, list[dict[str, Any]]]:

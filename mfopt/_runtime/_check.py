@@ -24,7 +24,7 @@ MOST = 2**53  # whole numbers up to here are exact in float64
 SINGLES = (1e-37, 1e38)  # what single precision holds
 
 
-def reject(name: str, value: Any, rule: str, way_out: str = "") -> UsageError:
+def reject(name: str, value: object, rule: str, way_out: str = "") -> UsageError:
     """The error for ``name`` having ``value`` where ``rule`` is required.
 
     ``name`` is the argument's name in Python; other arguments that ``rule`` and ``way_out`` speak
@@ -77,7 +77,7 @@ def kind(name: str, value: Any, expected: type, way_out: str = "") -> Any:
     return value
 
 
-def word(name: str, value: Any) -> str:
+def word(name: str, value: object) -> str:
     """``value``, a text to be printed in a line: not empty, without control characters."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         rule = "must be a word or some, such as example or user, without control characters"
@@ -85,7 +85,7 @@ def word(name: str, value: Any) -> str:
     return value
 
 
-def choice(name: str, value: Any, choices: Iterable[str], way_out: str = "") -> str:
+def choice(name: str, value: object, choices: Iterable[str], way_out: str = "") -> str:
     """``value``, one of the ``choices``."""
     words = [*choices]
     if not isinstance(value, str) or value not in words:
@@ -93,7 +93,7 @@ def choice(name: str, value: Any, choices: Iterable[str], way_out: str = "") -> 
     return value
 
 
-def path(name: str, value: Any) -> Path:
+def path(name: str, value: object) -> Path:
     """``value`` as a path: a text that is not empty, or a ``Path``."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str):
@@ -103,7 +103,7 @@ def path(name: str, value: Any) -> Path:
     return Path(text)
 
 
-def file(name: str, value: Any) -> Path:
+def file(name: str, value: object) -> Path:
     """``value`` as a path where there is a file."""
     checked = path(name, value)
     if not checked.is_file():
@@ -212,17 +212,17 @@ def integer(name: str, value: Any, *, at_least: int = 1, at_most: int | None = M
     return number
 
 
-def seed(name: str, value: Any) -> int:
+def seed(name: str, value: object) -> int:
     """``value`` as an int >= 0, however large: a run's secret ones have 256 bits."""
     return integer(name, value, at_least=0, at_most=None)
 
 
-def pinned(name: str, value: Any) -> int:
+def pinned(name: str, value: object) -> int:
     """``value`` as a seed that somebody types: an int >= 0 of 64 bits."""
     return integer(name, value, at_least=0, at_most=2**64 - 1)
 
 
-def shortened(number: int) -> Any:
+def shortened(number: int) -> int:
     """A number for a message: rounded where nobody wants to read its digits."""
     return number if abs(number) < 10**20 else Rounded(number)
 

@@ -21,6 +21,7 @@ from typing import Any
 import platformdirs
 
 from mfopt._runtime import _files
+from mfopt._runtime._types import JsonObject
 
 _KEY_BYTES = 32
 MOST_BYTES = 2**25  # some ten thousand notes
@@ -38,7 +39,7 @@ def note_path(name: str) -> Path:
     return folder() / f"{name}.json"
 
 
-def write(name: str, facts: dict[str, Any]) -> bool:
+def write(name: str, facts: JsonObject) -> bool:
     """Put ``facts`` on record under ``name``; False where the folder cannot be written.
 
     Args:
@@ -59,7 +60,7 @@ def write(name: str, facts: dict[str, Any]) -> bool:
 def read(name: str) -> dict[str, Any] | None:
     """The facts noted under ``name``; None where there is no note, or a damaged or foreign one."""
     try:
-        facts: dict[str, Any] = json.loads(note_path(name).read_text(encoding="utf-8"))
+        facts: JsonObject = json.loads(note_path(name).read_text(encoding="utf-8"))
         tag = str(facts.pop("tag"))
         expected = _tag(facts, _key(make=False))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
@@ -79,5 +80,5 @@ def _key(*, make: bool) -> bytes:
     return key
 
 
-def _tag(facts: dict[str, Any], key: bytes) -> str:
+def _tag(facts: JsonObject, key: bytes) -> str:
     return hmac.digest(key, json.dumps(facts, sort_keys=True).encode(), "sha256").hex()

@@ -37,8 +37,8 @@ def sparkline(values: Sequence[float], width: int = 160, height: int = 32) -> st
     """A small line of numbers that are at least 0, as an element of a page."""
     count, top = max(1, len(values) - 1), max(*values, 0.0) or 1.0
     points = " ".join(
-        f"{width * place / count:.4g},{height * (1 - value / top):.4g}"
-        for place, value in enumerate(values)
+        f"{width * index / count:.4g},{height * (1 - value / top):.4g}"
+        for index, value in enumerate(values)
     )
     return (
         f"<svg width='{width}' height='{height}' viewBox='-1 -1 {width + 2} {height + 2}'>"

@@ -152,22 +152,24 @@ def best_split(
     low, high = (middle(group_size, epsilon) + step for step in (-1, 1))
     while True:  # more knots where a split ends at the last of them
         knots = np.arange(low, high + 1)
-        known = np.flatnonzero((points >= low) & (points <= high))
+        inside = np.flatnonzero((points >= low) & (points <= high))
         values = np.nan_to_num([value(int(knot)) for knot in knots], posinf=0.0, neginf=_FAINT)
         curve = scipy.interpolate.PchipInterpolator(np.exp(knots * _KNOTS), values)
-        logs = np.minimum(curve(np.exp(points[known] * _KNOTS)), 0.0)
-        lines = group.best_split(shares[known] * epsilon, logs, group_size, epsilon)
-        if 0 < known[0] == known[np.min(lines)]:
+        logs = np.minimum(curve(np.exp(points[inside] * _KNOTS)), 0.0)
+        lines = group.best_split(shares[inside] * epsilon, logs, group_size, epsilon)
+        if 0 < inside[0] == inside[np.min(lines)]:
             low -= len(knots) // 3
-        elif known[np.max(lines)] == known[-1] < len(points) - 1:
+        elif inside[np.max(lines)] == inside[-1] < len(points) - 1:
             high += len(knots) // 3
         else:
-            found = shares[known[lines]]
-            found = found * (1 - _ROUNDING) / max(np.sum(found), _ROUNDING)  # all that there is
-            spent = epsilon * (np.cumsum(found) - found)
-            logs = curve(np.clip(found * epsilon, *np.exp(knots[[0, -1]] * _KNOTS)))
+            best_shares = shares[inside[lines]]
+            best_shares = (
+                best_shares * (1 - _ROUNDING) / max(np.sum(best_shares), _ROUNDING)
+            )  # all that there is
+            spent = epsilon * (np.cumsum(best_shares) - best_shares)
+            logs = curve(np.clip(best_shares * epsilon, *np.exp(knots[[0, -1]] * _KNOTS)))
             log_total = scipy.special.logsumexp(spent + np.minimum(logs, 0.0))
-            return found, spent, min(float(log_total), 0.0)
+            return best_shares, spent, min(float(log_total), 0.0)
 
 
 def middle(group_size: int, epsilon: float) -> int:

@@ -61,7 +61,7 @@ def smallest(
         return values[x]
 
     start = min(max(guess, least), largest)
-    low, high = _bracket(evaluate, start, least, largest, name, growth, gap)
+    low, high = _bracket(evaluate, start, (least, largest), growth, (name, gap))
     if low is None:
         return high
     for step in range(_STEPS):
@@ -181,13 +181,15 @@ def lowest(function: Callable[[float], float], low: float, high: float, *, width
 def _bracket(
     evaluate: Callable[[float], float],
     guess: float,
-    least: float,
-    largest: float,
-    name: str,
+    ends: tuple[float, float],
     factor: float,
-    gap: str,
+    words: tuple[str, str],
 ) -> tuple[float | None, float]:
-    """(low, high) with excess(low) > 0 >= excess(high); low is None if ``least`` satisfies."""
+    """(low, high) with excess(low) > 0 >= excess(high); low is None if the least satisfies.
+
+    ``ends``: least and largest x; ``words``: what x is, and what the excess is a difference of.
+    """
+    (least, largest), (name, gap) = ends, words
     x = guess
     if evaluate(x) <= 0:
         while True:

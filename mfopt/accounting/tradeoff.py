@@ -26,6 +26,7 @@ import numpy as np
 import scipy
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting.account import account
 from mfopt.errors import FailureError
 from mfopt.guarantee import Guarantee
@@ -146,7 +147,7 @@ class Tradeoff:
             width = -scipy.special.ndtri(alpha[:-1]) - scipy.special.ndtri(miss[1:])
         return float(min(np.max(width[smaller]) + _ROUNDING, self._gaussian))
 
-    def describe(self, false_positive_rates: Any = ()) -> dict[str, Any]:
+    def describe(self, false_positive_rates: Any = ()) -> JsonObject:
         """JSON-able description, with the bounds at some false positive rates."""
         rates = np.asarray(false_positive_rates, np.float64)
         mu = self.mu()

@@ -10,13 +10,16 @@ import dataclasses
 import math
 
 from mfopt._runtime._float64 import float64
+from mfopt.accounting import Effort
 from mfopt.accounting.monte_carlo.calibrate import Calibration
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, loss_of
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.verify import Engine, Verified
-from mfopt.guarantee import CertificateKind, Guarantee, is_deterministic
+from mfopt.guarantee import Guarantee
 from mfopt.progress import Report, silent
+
+AS_NEEDED = Effort()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +80,7 @@ def certify(
     epsilon: float,
     delta: float,
     *,
-    samples: int | None = None,
-    seed: int | None = None,
-    certificate: CertificateKind = "monte-carlo",
+    effort: Effort = AS_NEEDED,
     progress: Report = silent,
 ) -> Certificate:
     """Prove (ε, δ) for a σ that is already chosen, in up to three tests on fresh samples.
@@ -88,10 +89,8 @@ def certify(
       pair: the mechanism, by its dominating pair or as a sampled loss.
       noise_multiplier: σ, relative to the clip norm, for C as stored.
       epsilon, delta: the statement, add-remove adjacency of one unit.
-      samples: iid samples for each direction; by default as many as are needed, and none where
-        the statement follows without.
-      seed: pinned seed, or None for the operating system's entropy.
-      certificate: "deterministic" draws no samples and has failure probability 0.
+      effort: iid samples for each direction (by default as many as are needed, and none where the
+        statement follows without), their seed and the kind of certificate.
       progress: callback for each stage.
 
     Raises:
@@ -106,10 +105,9 @@ def certify(
     >>> max(found.remove, found.add) <= 1e-5, found.samples
     (True, 0)
     """
-    deterministic = is_deterministic(certificate, samples)
-    model = OneUnit(loss_of(pair), samples, deterministic=deterministic)
-    engine = Engine(model, seed, progress)
-    return _certificate(engine.certify(noise_multiplier, epsilon, delta), seed)
+    model = OneUnit(loss_of(pair), effort.samples, deterministic=effort.deterministic)
+    engine = Engine(model, effort.seed, progress)
+    return _certificate(engine.certify(noise_multiplier, epsilon, delta), effort.seed)
 
 
 @float64
@@ -118,10 +116,8 @@ def release(
     epsilon: float,
     delta: float,
     *,
-    samples: int | None = None,
+    effort: Effort = AS_NEEDED,
     near: float | None = None,
-    seed: int | None = None,
-    certificate: CertificateKind = "monte-carlo",
     progress: Report = silent,
 ) -> tuple[Certificate, Calibration]:
     """Smallest σ that this method certifies at (ε, δ), with the estimate it started from.
@@ -129,15 +125,13 @@ def release(
     Args:
       pair: the mechanism, by its dominating pair or as a sampled loss.
       epsilon, delta: the target, add-remove adjacency of one unit.
-      samples: iid samples of the last test, for each direction; by default as many as keep the
+      effort: iid samples of the last test, for each direction; by default as many as keep the
         slack near 0.1% of σ (0.5% for a pair in pieces, with many bins), from 2^16 up to 2^18,
         and beyond while it is above 0.25%, which is enough for fresh bins, from 2^15 on;
         fewer in the direction that the other's bound covers. None are taken where the bins never
-        share a coordinate (C = I).
+        share a coordinate (C = I). Also their seed, and the kind of certificate.
       near: σ within some percent, from whoever searched for C: the estimate begins there. What is
         certified does not depend on it.
-      seed: pinned seed, or None for the operating system's entropy.
-      certificate: as for :func:`certify`.
       progress: callback for each stage.
 
     Raises:
@@ -151,10 +145,9 @@ def release(
     >>> round(certificate.noise_multiplier, 3), certificate.samples
     (1.549, 0)
     """
-    deterministic = is_deterministic(certificate, samples)
-    model = OneUnit(loss_of(pair), samples, near=near, deterministic=deterministic)
-    verified = Engine(model, seed, progress).noise_multiplier(epsilon, delta)
-    return _certificate(verified, seed), _calibration(verified)
+    model = OneUnit(loss_of(pair), effort.samples, near=near, deterministic=effort.deterministic)
+    verified = Engine(model, effort.seed, progress).noise_multiplier(epsilon, delta)
+    return _certificate(verified, effort.seed), _calibration(verified)
 
 
 def _certificate(verified: Verified, seed: int | None) -> Certificate:

@@ -23,6 +23,7 @@ import numpy as np
 import platformdirs
 
 from mfopt._runtime import _check, _files
+from mfopt._runtime._types import JsonObject
 
 _FORMAT = 3  # of the files
 FILES = f"*-{'[0-9a-f]' * 40}.npz"  # pattern of their names
@@ -57,7 +58,7 @@ def code_digest(folder: Path | None = None) -> str:
     return sha.hexdigest()
 
 
-def _strategy_code(settings: dict[str, Any]) -> str:
+def _strategy_code(settings: JsonObject) -> str:
     """SHA-256 of the file that defines a user's own kind of strategy; "" for those of mfopt."""
     from mfopt.strategies import registered
 
@@ -99,10 +100,10 @@ class Cell(abc.ABC):
         return 1.0
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The other fields, JSON-able, but those that have their defaults."""
         text = json.dumps(_non_defaults(self), allow_nan=False, default=_described)
-        settings: dict[str, Any] = json.loads(text)
+        settings: JsonObject = json.loads(text)
         return settings
 
     @property
@@ -147,7 +148,7 @@ def _described(value: Any) -> Any:
 class Result:
     """Result of a cell: a JSON-compatible record, and arrays."""
 
-    record: dict[str, Any]
+    record: JsonObject
     arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mfopt._runtime import _check, _sizes
+from mfopt._runtime._types import JsonObject
 from mfopt.experiments import families, tables
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.families import Comparison as Comparison
@@ -153,9 +154,7 @@ def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
     return tables.csv_of_rows(entries)
 
 
-def described(
-    setting: Comparison, rows: Sequence[Row], baseline: str | None = None
-) -> dict[str, Any]:
+def described(setting: Comparison, rows: Sequence[Row], baseline: str | None = None) -> JsonObject:
     """JSON-able description of the rows and the setting."""
     gains = improvements(rows, baseline) if baseline else {}
     entries: list[dict[str, Any]] = [row._asdict() for row in rows]

@@ -239,8 +239,8 @@ class Comparison(NamedTuple):
 
     def goal(self, epsilon: float, sampling: str) -> Goal:
         """Goal of a mechanism at one ε and sampling."""
-        place = self.bins, self.epochs, float(epsilon), self.delta, sampling
-        return Goal(*place, seed=self.seed)
+        shape_and_target = self.bins, self.epochs, float(epsilon), self.delta, sampling
+        return Goal(*shape_and_target, seed=self.seed)
 
     def check(self) -> Comparison:
         """Return it, or raise :class:`UsageError`."""

@@ -187,7 +187,7 @@ class AmplifiedCell(Cell):
                 stage.size.bands,
                 stage.size.buffers,
             )
-            for stage in ([] if entry.starts(size) else entry.after(size))
+            for stage in ([] if entry.starts(size) else entry.prerequisites(size))
         )
 
     @property

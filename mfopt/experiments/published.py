@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 import scipy
 
 from mfopt import query_error
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
 from mfopt.experiments.cache import Cell, Result
@@ -79,7 +79,7 @@ class PublishedCell(Cell):
             log_rmse, bounds=(_LEAST, _MOST), method="bounded", options={"xatol": _WIDTH}
         )
         candidate = strategy(self.kind, n, self.bands, float(optimum.x))
-        found: dict[str, Any] = {"exponent": float(optimum.x), "evaluations": int(optimum.nfev)}
+        facts: JsonObject = {"exponent": float(optimum.x), "evaluations": int(optimum.nfev)}
         if self.kind == "lambda-cgd":  # as published: the draw before is made again, not kept
-            found["past"] = "regenerate"
-        return with_strategy(candidate, **found)
+            facts["past"] = "regenerate"
+        return with_strategy(candidate, **facts)

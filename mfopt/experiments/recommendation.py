@@ -63,8 +63,8 @@ def error(row: Row) -> float:
     return row.rmse if row.final_model_error is None else row.final_model_error
 
 
-def _percent_below(row: Row, other: Row) -> float:
-    return 100 * (1 - error(row) / error(other))
+def _percent_below(row: Row, reference: Row) -> float:
+    return 100 * (1 - error(row) / error(reference))
 
 
 def recommend(rows: Sequence[Row], memory: int = LITTLE) -> list[Recommendation]:

@@ -11,11 +11,12 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 from mfopt import words
 from mfopt._runtime import _check
 from mfopt._runtime._page import section, text, whole
+from mfopt._runtime._types import JsonObject
 from mfopt._version import __version__
 from mfopt.accounting.tradeoff import Tradeoff
 from mfopt.factorization import Factorization
@@ -71,9 +72,9 @@ class Statement:
     holds: bool
     sections: dict[str, tuple[Part, ...]]
     rates: tuple[tuple[float, float], ...]
-    facts: dict[str, Any]
+    facts: JsonObject
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """JSON-able description: the numbers of the page."""
         return self.facts | {"holds": self.holds, "title": self.title}
 
@@ -129,17 +130,12 @@ def of_factorization(factorization: Factorization, units: int | None = None) -> 
         f"The statement is about a run of at most {factorization.iterations:,} steps. A file does "
         "not tell whether one took place."
     )
-    return _statement(
-        _without_details(factorization.guarantee),
-        factorization.sampling.words(),
-        units,
-        proof=proof,
-        executed=steps,
-        facts={"digest": factorization.digest, "proved_here": factorization.proved_here},
-    )
+    facts = {"digest": factorization.digest, "proved_here": factorization.proved_here}
+    subject = _Subject(factorization.sampling.words(), proof, steps, facts)
+    return _statement(_without_details(factorization.guarantee), units, subject)
 
 
-def of_report(report: dict[str, Any], units: int | None = None) -> Statement:
+def of_report(report: JsonObject, units: int | None = None) -> Statement:
     """Statement about a run of the trainer.
 
     Args:
@@ -177,13 +173,8 @@ def of_report(report: dict[str, Any], units: int | None = None) -> Statement:
     )
     return _statement(
         _without_details(guarantee, "epsilon_before_grid"),
-        sampling,
         population if units is None else units,
-        proof=proof,
-        executed=executed,
-        facts=facts,
-        sampled=sampled,
-        pinned=pinned,
+        _Subject(sampling, proof, executed, facts, sampled, pinned),
     )
 
 
@@ -193,21 +184,31 @@ def _without_details(guarantee: Guarantee, *kept: str) -> Guarantee:
     return dataclasses.replace(guarantee, details=details)
 
 
-def _statement(
-    guarantee: Guarantee,
-    sampling: str,
-    units: int | None,
-    *,
-    proof: str,
-    executed: Part,
-    facts: dict[str, Any],
-    sampled: str = "",
-    pinned: bool = False,
-) -> Statement:
+class _Subject(NamedTuple):
+    """What a statement is about, in words.
+
+    Attributes:
+      sampling: how batches are drawn.
+      proof: who proved the guarantee.
+      executed: what took place.
+      facts: numbers beside those of the guarantee.
+      sampled: name of what is drawn into batches; the privacy unit where empty.
+      pinned: whether the seed was public.
+    """
+
+    sampling: str
+    proof: str
+    executed: Part
+    facts: JsonObject
+    sampled: str = ""
+    pinned: bool = False
+
+
+def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> Statement:
     unit, group = guarantee.privacy_unit, guarantee.group_size
     protected = unit if group == 1 else f"group of up to {group} {unit}s"
     refusal = ""
-    if pinned:
+    if subject.pinned:
         refusal = "The random numbers of the run were chosen beforehand (a pinned seed). Who knows "
         refusal += "them can subtract the noise."
     elif guarantee.status == "estimate":
@@ -229,8 +230,8 @@ def _statement(
         rounding = "Noise was drawn on a grid to close this; ε and δ include what that costs."
     names = {
         "unit": protected,
-        "sampled": sampled or unit,
-        "sampling": sampling,
+        "sampled": subject.sampled or unit,
+        "sampling": subject.sampling,
         "rounding": rounding,
     }
     failure = f"Failure probability of the proof: {guarantee.failure_probability:.2g}."
@@ -249,12 +250,12 @@ def _statement(
         _ATTACKER: attacker,
         "What was proved, and by whom": (
             f"{guarantee.status}: {words.STATUS[guarantee.status]}. Method: {guarantee.method}. "
-            f"{failure} {proof}",
+            f"{failure} {subject.proof}",
         ),
-        "What was executed": (executed,),
+        "What was executed": (subject.executed,),
         "What is trusted": (tuple(item.format(**names) for item in _TRUSTED),),
         "What is not covered": (tuple(item.format(**names) for item in _NOT_COVERED),),
-        "Record": (f"Mechanism {facts['digest']}. Written by mfopt {__version__}.",),
+        "Record": (f"Mechanism {subject.facts['digest']}. Written by mfopt {__version__}.",),
     }
     title = "No privacy is promised" if refusal else f"Privacy statement for one {protected}"
     numbers = guarantee.describe() | {
@@ -263,7 +264,7 @@ def _statement(
         "false_positive_rates": [alpha for alpha, _ in rates],
         "true_positive_rates": [rate for _, rate in rates],
     }
-    return Statement(title, not refusal, sections, rates, numbers | facts)
+    return Statement(title, not refusal, sections, rates, numbers | subject.facts)
 
 
 def _in_short(protected: str, refusal: str, rates: Sequence[tuple[float, float]]) -> str:

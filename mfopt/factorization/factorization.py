@@ -21,6 +21,7 @@ import numpy as np
 from mfopt import final_model, query_error, strategies, workloads
 from mfopt._runtime import _check, _files, _page, _signals
 from mfopt._runtime._archive import MALFORMED, Archive, Header
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting.account import supporting
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, law
@@ -250,7 +251,9 @@ def keep(factorization: Factorization, path: Path, *, force: bool = False) -> Pa
     """
     with _signals.deferred():
         return _files.write_beside(
-            path, lambda place, replace: factorization.save(place, force=replace), force=force
+            path,
+            lambda candidate, replace: factorization.save(candidate, force=replace),
+            force=force,
         )
 
 
@@ -292,7 +295,7 @@ def load(path: str | Path) -> Factorization:
         raise FailureError(f"cannot load {path}: {reason}") from None
 
 
-def _metadata(archive: Archive) -> dict[str, Any]:
+def _metadata(archive: Archive) -> JsonObject:
     header = archive.headers.get("metadata")
     if header is None or header.dtype.kind != "U" or header.shape:
         raise ValueError("it has no metadata: it is not an mfopt factorization")
@@ -325,7 +328,7 @@ def _printable(value: Any) -> Any:
     return [_printable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _digest(archive: Archive, metadata: dict[str, Any]) -> str:
+def _digest(archive: Archive, metadata: JsonObject) -> str:
     return stream_digest(
         metadata,
         (
@@ -336,16 +339,14 @@ def _digest(archive: Archive, metadata: dict[str, Any]) -> str:
     )
 
 
-def _check_headers(
-    headers: Mapping[str, Header], metadata: dict[str, Any], sampling: Scheme
-) -> None:
+def _check_headers(headers: Mapping[str, Header], metadata: JsonObject, sampling: Scheme) -> None:
     """Names, types and shapes of the table above, before any array is read.
 
     Shapes that follow from C are compared with C's later, when they are computed; until then no
     side may be longer than n, so that a small file of a small run cannot ask for much memory.
     """
     n = sampling.length
-    wanted = {
+    expected = {
         "noise_multiplier": Header(_FLOAT, ()),
         **{name: Header(v.dtype, ()) for name, v in _sampling_arrays(sampling).items()},
         "row_variances": Header(_FLOAT, (n,)),
@@ -365,12 +366,12 @@ def _check_headers(
         elif name.startswith("noise/"):
             fits = longest <= max(n, _SHORT)
         else:
-            if name not in wanted:
+            if name not in expected:
                 raise ValueError(f"array {name!r} is not part of the schema")
-            fits = header == wanted[name]
-        if not fits or (header.dtype != _FLOAT and name not in wanted):
+            fits = header == expected[name]
+        if not fits or (header.dtype != _FLOAT and name not in expected):
             raise ValueError(f"array {name!r} is {header}, which does not fit n = {n}")
-    for name in ("history", *wanted):
+    for name in ("history", *expected):
         if name not in headers:
             raise ValueError(f"it has no array {name!r}")
 
@@ -405,7 +406,7 @@ def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict
     )
 
 
-def _restore(archive: Archive, metadata: dict[str, Any], sampling: Scheme) -> Factorization:
+def _restore(archive: Archive, metadata: JsonObject, sampling: Scheme) -> Factorization:
     def part(prefix: str) -> dict[str, np.ndarray]:
         return {
             name.removeprefix(prefix): archive.read(name)
@@ -430,7 +431,7 @@ def _restore(archive: Archive, metadata: dict[str, Any], sampling: Scheme) -> Fa
     return factorization
 
 
-def _prove(archive: Archive, metadata: dict[str, Any], factorization: Factorization) -> None:
+def _prove(archive: Archive, metadata: JsonObject, factorization: Factorization) -> None:
     """Refuse a file that is not, but for rounding, what saving ``factorization`` would write."""
     factorization.strategy.check_inverse(factorization.iterations)
     arrays, expected = _contents(factorization)
@@ -441,16 +442,18 @@ def _prove(archive: Archive, metadata: dict[str, Any], factorization: Factorizat
             raise ValueError(f"array {name!r} is not part of its kind of C")
         if header != Header(value.dtype, value.shape):
             raise ValueError(f"array {name!r} is {header}, not {value.shape}")
-        given = name.startswith(("strategy/", "workload/", "history"))  # C, A: what it was built of
-        if not given and not _equal(archive.read(name), value):
+        is_input = name.startswith(
+            ("strategy/", "workload/", "history")
+        )  # C, A: what it was built of
+        if not is_input and not _equal(archive.read(name), value):
             raise ValueError(f"its {name!r} does not belong to its C, σ and sampling")
     for name in _LATER - metadata.keys():
         del expected[name]
     if metadata.keys() != expected.keys():
         raise ValueError(f"its metadata has {sorted(metadata)}, not {sorted(expected)}")
     for name, value in expected.items():
-        same = _equal(metadata[name], value) if isinstance(value, float) else None
-        if same is False or (same is None and metadata[name] != _printable(value)):
+        is_equal = _equal(metadata[name], value) if isinstance(value, float) else None
+        if is_equal is False or (is_equal is None and metadata[name] != _printable(value)):
             raise ValueError(f"its {name} does not belong to its C, σ and sampling")
 
 
@@ -468,9 +471,9 @@ def _thinned(history: np.ndarray) -> np.ndarray:
 def _sampling_arrays(sampling: Scheme) -> dict[str, np.ndarray]:
     """The numbers of the scheme, by name."""
     fields = {name: value for name, value in sampling.describe().items() if name != "kind"}
-    taken = set(fields) & {"metadata", "noise_multiplier", "row_variances", "history"}
-    if taken:
-        rule = f"a file has other arrays called {sorted(taken)}"
+    reserved = set(fields) & {"metadata", "noise_multiplier", "row_variances", "history"}
+    if reserved:
+        rule = f"a file has other arrays called {sorted(reserved)}"
         way_out = "Name the scheme's fields otherwise."
         raise _check.reject("sampling", sampling, rule, way_out)
     return {

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import mfopt
 from mfopt import floor
 from mfopt._runtime import _notes, _plugins
+from mfopt._runtime._types import JsonObject
 from mfopt._version import __version__
 from mfopt.accounting import Analysis, DeterministicAnalysis, Effort, account, analysis, attained
 from mfopt.accounting.monte_carlo.protocol import is_sampled, law
@@ -69,7 +70,7 @@ def note(factorization: Factorization, proved: Guarantee | None = None) -> bool:
     return _notes.write(statement(factorization), facts)
 
 
-def known(factorization: Factorization) -> Guarantee | None:
+def proved_guarantee(factorization: Factorization) -> Guarantee | None:
     """Stated guarantee in the words that this machine proved; None where it proved nothing.
 
     Status, method, probability of failing and details are those of the proof.
@@ -80,7 +81,7 @@ def known(factorization: Factorization) -> Guarantee | None:
 
 def is_known(factorization: Factorization) -> bool:
     """True where this machine proved the guarantee, and nothing in it is said to be surer."""
-    proved, stated = known(factorization), factorization.guarantee
+    proved, stated = proved_guarantee(factorization), factorization.guarantee
     return (
         proved is not None
         and (proved.status, proved.method) == (stated.status, stated.method)
@@ -104,7 +105,7 @@ def ensure(factorization: Factorization, *, progress: Report = silent) -> Guaran
     stated = factorization.guarantee
     if stated.status not in _PROVED:
         return stated
-    proved = known(factorization)
+    proved = proved_guarantee(factorization)
     if proved is not None:
         return proved
     progress(Progress("proving the file's guarantee on this machine"))
@@ -166,9 +167,7 @@ def prove(
         noise_multiplier,
         stated.epsilon,
         stated.delta,
-        samples=effort.samples,
-        seed=effort.seed,
-        certificate=effort.certificate,
+        effort=effort,
         progress=progress,
     )
     return proof.guarantee(mechanism.privacy_unit)
@@ -206,10 +205,8 @@ def calibrated(
         loss,
         epsilon,
         delta,
-        samples=effort.samples,
+        effort=effort,
         near=near,
-        seed=effort.seed,
-        certificate=effort.certificate,
         progress=progress,
     )
     return proof.guarantee(mechanism.privacy_unit), {
@@ -223,14 +220,14 @@ def _fields(effort: Effort) -> dict[str, Any]:
     return {field.name: getattr(effort, field.name) for field in dataclasses.fields(effort)}
 
 
-def _by_any(of: Analysis, noise_multiplier: float, stated: Guarantee) -> Guarantee:
+def _by_any(subject: Analysis, noise_multiplier: float, stated: Guarantee) -> Guarantee:
     """What the first part of an analysis that proves the statement proves.
 
     Where samples are drawn the statement itself is certified: a search for the least ε ends above
     it too often.
     """
     sigma, epsilon, delta = noise_multiplier, stated.epsilon, stated.delta
-    for part in getattr(of, "parts", (of,)):
+    for part in getattr(subject, "parts", (subject,)):
         try:
             if isinstance(part, VerifiedAnalysis | DeterministicAnalysis):
                 answer = part.certified(sigma, epsilon, delta)
@@ -247,7 +244,7 @@ def _by_any(of: Analysis, noise_multiplier: float, stated: Guarantee) -> Guarant
 
 def statement(factorization: Factorization) -> str:
     """Name that a proof of the guarantee of ``factorization`` is noted under."""
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "code": code_digest(),
         "mechanism": factorization.digest,
         "guarantee": json.dumps(factorization.guarantee.describe(), sort_keys=True),

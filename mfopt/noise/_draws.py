@@ -39,6 +39,7 @@ import numpy as np
 from jax import lax
 
 from mfopt._runtime import _check
+from mfopt._runtime._arrays import Array, Step
 
 KEY_WORDS = 8  # 256 bits
 SUBKEYS = 12  # two before the first of five groups of four rounds and two after each
@@ -105,7 +106,7 @@ _DOUBLE = _Inversion(
 
 
 @jax.jit  # traced once for each shape, however many programs use it
-def chacha20(key: Any, counter: Any) -> jax.Array:
+def chacha20(key: Array, counter: Array) -> jax.Array:
     """The block of ChaCha20 (RFC 8439, section 2.3): 16 words for each counter.
 
     ``key``: 8 words, uint32; ``counter``: (4, blocks), uint32: the block count and the nonce.
@@ -115,7 +116,7 @@ def chacha20(key: Any, counter: Any) -> jax.Array:
         [jnp.broadcast_to(jnp.reshape(x, (4, -1)), counter.shape) for x in columns]
     ).astype(jnp.uint32)
 
-    def double_round(i: Any, state: jax.Array) -> jax.Array:
+    def double_round(i: jax.Array, state: jax.Array) -> jax.Array:
         a, b, c, d = _quarter_rounds(*state)
         # the diagonals: row k, turned by k, stands in columns again
         a, b, c, d = _quarter_rounds(a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0))
@@ -126,13 +127,15 @@ def chacha20(key: Any, counter: Any) -> jax.Array:
     return lax.fori_loop(0, 10, double_round, start).reshape(16, -1)
 
 
-def _quarter_rounds(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any, Any]:
+def _quarter_rounds(
+    a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The quarter round on every column of four rows."""
-    for first, second in ((16, 12), (8, 7)):
+    for upper_bits, lower_bits in ((16, 12), (8, 7)):
         a = a + b
-        d = _rotated(d ^ a, first)
+        d = _rotated(d ^ a, upper_bits)
         c = c + d
-        b = _rotated(b ^ c, second)
+        b = _rotated(b ^ c, lower_bits)
     return a, b, c, d
 
 
@@ -140,7 +143,7 @@ def _rotated(word: Any, bits: int) -> Any:
     return (word << np.uint32(bits)) | (word >> np.uint32(32 - bits))
 
 
-def threefry(subkeys: Any, low: Any, high: Any) -> tuple[Any, Any]:
+def threefry(subkeys: Array, low: Array, high: Array) -> tuple[Array, Array]:
     """The rounds of Threefry-2x32-20 on (low, high), elementwise; all words are uint32.
 
     The published generator fills the 12 ``subkeys`` from a key of 64 bits, within reach of an
@@ -157,7 +160,7 @@ def threefry(subkeys: Any, low: Any, high: Any) -> tuple[Any, Any]:
     return low, high
 
 
-def seeds(key: Any, step: Any, leaves: Any) -> tuple[jax.Array, jax.Array]:
+def seeds(key: Array, step: Step, leaves: Array) -> tuple[jax.Array, jax.Array]:
     """(subkeys of :func:`threefry`, (12, leaves) uint32; offsets u in (0, 1), (leaves,)) of a step.
 
     ``leaves``: an integer array of shape (leaves,).
@@ -170,7 +173,7 @@ def seeds(key: Any, step: Any, leaves: Any) -> tuple[jax.Array, jax.Array]:
     return words[:SUBKEYS], offset
 
 
-def standard_normal(low: Any, high: Any, offset: Any, dtype: Any) -> jax.Array:
+def standard_normal(low: Array, high: Array, offset: Array, dtype: np.dtype) -> jax.Array:
     """N(0, 1) from two random words per element, by inversion; float32 or float64.
 
     The top bit of ``high`` is the sign, set for minus; the other 63, those of ``high`` inverted
@@ -193,19 +196,19 @@ def standard_normal(low: Any, high: Any, offset: Any, dtype: Any) -> jax.Array:
     root = lax.rsqrt(w)
     center = w < to(kind.split)
 
-    def choose(one: float, other: float) -> jax.Array:
-        return jnp.where(center, to(one), to(other))
+    def choose(central: float, outer: float) -> jax.Array:
+        return jnp.where(center, to(central), to(outer))
 
     t = jnp.where(center, w * to(2 / kind.split) - to(1), root * to(kind.scale) + to(kind.shift))
     # 2⁻³¹ of x is in the coefficients
     value = choose(2.0**-31 * kind.center[-1], 2.0**-31 * kind.tail[-1])
-    for one, other in zip(kind.center[-2::-1], kind.tail[-2::-1], strict=True):
-        value = value * t + choose(2.0**-31 * one, 2.0**-31 * other)
+    for central, outer in zip(kind.center[-2::-1], kind.tail[-2::-1], strict=True):
+        value = value * t + choose(2.0**-31 * central, 2.0**-31 * outer)
     return x * jnp.where(center, value, value * (w * root))
 
 
 @functools.partial(jax.jit, static_argnames="dtype")
-def normal(subkeys: Any, low: Any, high: Any, offset: Any, dtype: np.dtype) -> jax.Array:
+def normal(subkeys: Array, low: Array, high: Array, offset: Array, dtype: np.dtype) -> jax.Array:
     """:func:`standard_normal` of :func:`threefry`; ``offset`` as broadcast to ``low``.
 
     Some 200 operations, so a function of its own: a program that draws in many places, in both
@@ -216,8 +219,8 @@ def normal(subkeys: Any, low: Any, high: Any, offset: Any, dtype: np.dtype) -> j
 
 
 def counters(
-    shape: tuple[int, ...], block: tuple[int, ...], offset: tuple[Any, ...]
-) -> tuple[Any, Any]:
+    shape: tuple[int, ...], block: tuple[int, ...], offset: tuple[Step, ...]
+) -> tuple[jax.Array, jax.Array]:
     """(element, its group) as uint32 of each element of a block of a leaf.
 
     A leaf of this ``shape`` has several groups if it has 2³² elements or more; the block, of shape
@@ -258,9 +261,9 @@ def check_sizes(shapes: tuple[tuple[int, ...], ...], iterations: int) -> None:
             rule = f"one slice of its first axis has {math.prod(shape[1:])} elements"
             way_out = "Split the parameter: slices of more than 2**32 elements are not supported."
             raise _check.reject("parameter shape", shape, rule, way_out)
-    left = slack(shapes, iterations)
-    if not left <= _SLACK:
+    added_delta = slack(shapes, iterations)
+    if not added_delta <= _SLACK:
         rule = "with these parameters the ends of the draws' range could "
-        rule += f"add {left:.2g} to δ, and at most {_SLACK:.2g} is let pass"
+        rule += f"add {added_delta:.2g} to δ, and at most {_SLACK:.2g} is let pass"
         way_out = "Split the parameters into more arrays, or take fewer iterations."
         raise _check.reject("iterations", iterations, rule, way_out)

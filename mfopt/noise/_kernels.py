@@ -13,9 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from mfopt._runtime import _quick
+from mfopt._runtime._arrays import Array, Step
 from mfopt.noise.recursions import Modal, Recursion, Ring, Rows
 
 Draw = Callable[[Any], jax.Array]  # step -> white noise
@@ -26,7 +28,7 @@ _TOGETHER = 4  # past draws summed in one fused loop
 
 
 @functools.cache
-def host_options() -> dict[str, Any]:
+def host_options() -> dict[str, int]:
     """Options that compile a step for the CPU with vectors as wide as it has.
 
     XLA stops at 256 bits. Draws are arithmetic and nothing else: with 512 they take two thirds of
@@ -42,13 +44,13 @@ def buffer_shape(recursion: Recursion, shape: tuple[int, ...]) -> tuple[int, ...
 
 def advance(
     recursion: Recursion,
-    coefficients: tuple[Any, ...],
+    coefficients: tuple[Array, ...],
     draw: Draw,
-    step: Any,
-    buffer: Any,
-    dtype: Any,
-) -> tuple[jax.Array, Any]:
-    """(noise of step, new buffer), from the ``coefficients`` of ``recursion.at(step)``.
+    step: Step,
+    buffer: jax.Array | None,
+    dtype: np.dtype,
+) -> tuple[jax.Array, jax.Array | None]:
+    """(noise of step, new buffer), from the ``coefficients`` of ``recursion.coefficients(step)``.
 
     ``draw`` gives white noise of any step <= ``step``, of the type ``dtype`` in which the noise is
     computed; ``buffer`` is of :func:`buffer_shape`, or None.
@@ -59,14 +61,14 @@ def advance(
         return _modal(coefficients, draw, step, buffer, dtype)
     if not isinstance(recursion, Rows):
         raise TypeError(type(recursion))
-    if recursion.store:
+    if recursion.store and buffer is not None:
         return _stored_rows(coefficients[0], draw, step, buffer, dtype)
     return _redrawn_rows(recursion, coefficients[0], draw, step, dtype), None
 
 
 def _ring(
-    recursion: Ring, row: Any, draw: Draw, step: Any, buffer: Any, dtype: Any
-) -> tuple[jax.Array, Any]:
+    recursion: Ring, row: Array, draw: Draw, step: Step, buffer: jax.Array | None, dtype: np.dtype
+) -> tuple[jax.Array, jax.Array | None]:
     row = jnp.asarray(row, dtype)
     if buffer is None:
         return row[0] * draw(step), None
@@ -87,8 +89,12 @@ def _ring(
 
 
 def _modal(
-    coefficients: tuple[Any, ...], draw: Draw, step: Any, buffer: Any, dtype: Any
-) -> tuple[jax.Array, Any]:
+    coefficients: tuple[Array, ...],
+    draw: Draw,
+    step: Step,
+    buffer: jax.Array | None,
+    dtype: np.dtype,
+) -> tuple[jax.Array, jax.Array | None]:
     gain, read, decay, feed = (jnp.asarray(c, dtype) for c in coefficients)
     if buffer is None:
         return gain * draw(step), None
@@ -100,7 +106,9 @@ def _modal(
     return noise, kept.astype(buffer.dtype)
 
 
-def _stored_rows(weights: Any, draw: Draw, step: Any, buffer: Any, dtype: Any) -> Any:
+def _stored_rows(
+    weights: Array, draw: Draw, step: Step, buffer: jax.Array, dtype: np.dtype
+) -> tuple[jax.Array, jax.Array]:
     weights = jnp.asarray(weights, dtype)
     slots = buffer.shape[0]
     # what is stored is what is used now: a narrow buffer rounds the draw itself
@@ -108,7 +116,7 @@ def _stored_rows(weights: Any, draw: Draw, step: Any, buffer: Any, dtype: Any) -
         buffer, draw(step).astype(buffer.dtype), step % slots, 0
     )
 
-    def term(lag: Any) -> jax.Array:
+    def term(lag: Step) -> jax.Array:
         past = lax.dynamic_index_in_dim(buffer, (step - lag) % slots, 0, keepdims=False)
         return weights[lag] * past.astype(dtype)
 
@@ -116,7 +124,9 @@ def _stored_rows(weights: Any, draw: Draw, step: Any, buffer: Any, dtype: Any) -
     return _summed(term, 0, used, jnp.zeros_like(buffer[0], dtype)), buffer
 
 
-def _redrawn_rows(recursion: Rows, weights: Any, draw: Draw, step: Any, dtype: Any) -> jax.Array:
+def _redrawn_rows(
+    recursion: Rows, weights: Array, draw: Draw, step: Step, dtype: np.dtype
+) -> jax.Array:
     weights = jnp.asarray(weights, dtype)
     past = jnp.minimum(step, recursion.window - 1)
     return _summed(
@@ -124,13 +134,15 @@ def _redrawn_rows(recursion: Rows, weights: Any, draw: Draw, step: Any, dtype: A
     )
 
 
-def _summed(term: Callable[[Any], jax.Array], begin: int, end: Any, total: jax.Array) -> jax.Array:
+def _summed(
+    term: Callable[[Step], jax.Array], begin: int, end: Step, total: jax.Array
+) -> jax.Array:
     """``total`` plus ``term(lag)`` for begin <= lag < end: by blocks, then one at a time.
 
     No term is made for nothing: a draw costs as much as a pass over ten buffers.
     """
 
-    def block(index: Any, total: jax.Array) -> jax.Array:
+    def block(index: jax.Array, total: jax.Array) -> jax.Array:
         for k in range(_TOGETHER):
             total = total + term(begin + index * _TOGETHER + k)
         return total
@@ -142,7 +154,7 @@ def _summed(term: Callable[[Any], jax.Array], begin: int, end: Any, total: jax.A
     )
 
 
-def once(compute: Callable[[], jax.Array], step: Any) -> jax.Array:
+def once(compute: Callable[[], jax.Array], step: Step) -> jax.Array:
     """``compute()``, as an array in memory that its users read and do not compute again.
 
     XLA on CPU drops optimization barriers before it fuses loops; what it cannot fuse into is a
@@ -159,12 +171,12 @@ def once(compute: Callable[[], jax.Array], step: Any) -> jax.Array:
     return lax.platform_dependent(cpu=branch, default=barrier)
 
 
-def weighted_sum(weights: jax.Array, buffer: jax.Array) -> jax.Array:
+def weighted_sum(weights: Array, buffer: jax.Array) -> jax.Array:
     """Σ_k weights[k] buffer[k] without a temporary array of the size of ``buffer``."""
     slots = buffer.shape[0]
     looped = slots - slots % _UNROLL if slots > _UNROLL else 0
 
-    def add(start: Any, count: int, total: jax.Array) -> jax.Array:
+    def add(start: Step, count: int, total: jax.Array) -> jax.Array:
         for k in range(count):
             value = lax.dynamic_index_in_dim(buffer, start + k, 0, keepdims=False)
             total = total + weights[start + k] * value.astype(weights.dtype)

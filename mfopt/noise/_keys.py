@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Any
 
 import jax
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt._runtime._arrays import Array
 from mfopt.noise._draws import KEY_WORDS
 
 
-def choose(seed: Any, key: Any) -> np.ndarray:
+def choose(seed: object, key: Array | None) -> np.ndarray:
     """The key of a pinned ``seed``, a ``key`` that the caller keeps, or a new one.
 
     Uint32 (8,). A new one, from the operating system, must be made by all JAX processes at once:
@@ -38,13 +38,13 @@ def choose(seed: Any, key: Any) -> np.ndarray:
     return words
 
 
-def on_host(seed: Any, key: Any) -> np.ndarray:
+def on_host(seed: object, key: Array | None) -> np.ndarray:
     """:func:`choose` for programs without JAX: no backend is started, no process asked."""
     if seed is not None and key is not None:
         raise _check.reject("seed", seed, "give a seed or a key, not both")
     if seed is not None:
         return pinned(seed)
-    return from_bytes(os.urandom(4 * KEY_WORDS)) if key is None else given(key)
+    return from_bytes(os.urandom(4 * KEY_WORDS)) if key is None else from_words(key)
 
 
 def tracing() -> bool:
@@ -52,13 +52,13 @@ def tracing() -> bool:
     return isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer)
 
 
-def pinned(seed: Any) -> np.ndarray:
+def pinned(seed: object) -> np.ndarray:
     """The key of a public seed in [0, 2**64), for experiments and tests only."""
     seed = _check.pinned("seed", seed)
     return from_bytes(hashlib.sha256(f"mfopt pinned noise {seed}".encode()).digest())
 
 
-def given(key: Any) -> np.ndarray:
+def from_words(key: object) -> np.ndarray:
     """A secret key that the caller keeps, as eight uint32 words."""
     words = np.asarray(key)
     if words.shape != (KEY_WORDS,) or words.dtype != np.uint32:

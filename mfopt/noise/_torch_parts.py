@@ -43,10 +43,12 @@ class OnCPU:
     ) -> None:
         if any(math.prod(whole[i]) > 2**32 for i in leaves):
             raise _check.reject("parameters", "one of them", "has more than 2**32 elements")
-        self.stream, self.leaves, self._first = stream, leaves, None
+        self.stream, self.leaves, self._row_starts = stream, leaves, None
         self.packing = Packing(leaves, tuple(shapes[i] for i in leaves))
         if part[1] > 1:  # its shares are parts of the draws that all have
-            self._first = self.packing.first([share(math.prod(whole[i]), part)[0] for i in leaves])
+            self._row_starts = self.packing.row_starts(
+                [share(math.prod(whole[i]), part)[0] for i in leaves]
+            )
         self._buffer: Any = None
         self._scratch: Any = None
         self.draws = ["counters", *map(int, leaves)]
@@ -64,26 +66,26 @@ class OnCPU:
             total.add_(part)
         self._scratch = noise  # nobody else has it: the next step may write into it
 
-    def _advance(self, key: np.ndarray, step: int, scratch: Any) -> Any:
+    def _advance(self, key: np.ndarray, step: int, scratch: jax.Array | None) -> jax.Array:
         with jax.default_device(_cpu()), _float64.scope(self.stream.dtype == np.float64):
             noise, self._buffer = self.stream.step_packed(
                 key,
                 self._buffer,
                 np.int32(step),
                 packing=self.packing,
-                first=self._first,
+                row_starts=self._row_starts,
                 scratch=scratch,
             )
         return noise
 
-    def _scratch_memory(self) -> Any:
+    def _scratch_memory(self) -> jax.Array:
         if self._scratch is None:
             with jax.default_device(_cpu()), _float64.scope(self.stream.dtype == np.float64):
                 return jax.numpy.zeros(self.packing.shape, self.stream.dtype)
         scratch, self._scratch = self._scratch, None
         return scratch
 
-    def _unpacked(self, noise: Any) -> list[torch.Tensor]:
+    def _unpacked(self, noise: jax.Array) -> list[torch.Tensor]:
         packed: torch.Tensor = torch.utils.dlpack.from_dlpack(noise)
         return self.packing.unpacked(packed)
 
@@ -129,7 +131,7 @@ class OnDevice:
         elif isinstance(recursion, Modal):
             tables = (recursion.read, recursion.decay, recursion.feed)
         elif isinstance(recursion, Rows) and recursion.store:
-            tables = (np.stack([recursion.at(t)[0] for t in range(stream.iterations)]),)
+            tables = (np.stack([recursion.coefficients(t)[0] for t in range(stream.iterations)]),)
             constant = recursion.inverse.ndim == 1 and recursion.inputs is None
             tables = (tables[0][:1],) if constant else tables
         # put on the device once: (n, k), or (1, k) where they are the same in all steps
@@ -173,7 +175,7 @@ class OnDevice:
     def _advance(self, key: np.ndarray, step: int) -> torch.Tensor:
         recursion, white, buffer = self.stream.recursion, self._draw(key, step), self._buffer
         if isinstance(recursion, Modal):
-            noise = white.mul_(float(recursion.at(step)[0]))
+            noise = white.mul_(float(recursion.coefficients(step)[0]))
             if buffer is None:
                 return noise
             read, decay, feed = (_row(table, step) for table in self._tables)
@@ -185,23 +187,23 @@ class OnDevice:
                     buffer[k].copy_(decay[k] * buffer[k] + feed[k] * noise)
             return noise
         if isinstance(recursion, Rows) and buffer is None:
-            weights = recursion.at(step)[0]  # used as numbers of the host
+            weights = recursion.coefficients(step)[0]  # used as numbers of the host
             noise = white.mul_(float(weights[0]))
             for lag in range(1, min(step, recursion.window - 1) + 1):
                 noise.add_(self._draw(key, step - lag), alpha=float(weights[lag]))
             return noise
-        weights = _row(self._tables[0], step)
+        row = _row(self._tables[0], step)
         if buffer is None:
-            return white.mul_(weights[0])
+            return white.mul_(row[0])
         slots = len(buffer)
         if isinstance(recursion, Ring) and recursion.feedback:
             # slot k holds the output of lag 1 + (step - 1 - k) % slots
-            noise = add_products(white.mul_(weights[0]), buffer, weights[1:].flip(0).roll(step))
+            noise = add_products(white.mul_(row[0]), buffer, row[1:].flip(0).roll(step))
             buffer[step % slots].copy_(noise)
             return noise
         # slot k holds the draw of lag (step - k) % slots; 0 where there was none yet
         buffer[step % slots].copy_(white)
-        return add_products(white.zero_(), buffer, weights[:slots].flip(0).roll(step + 1))
+        return add_products(white.zero_(), buffer, row[:slots].flip(0).roll(step + 1))
 
     def _draw(self, key: np.ndarray, step: int) -> torch.Tensor:
         """White noise: PyTorch's generator, seeded with 64 bits of a hash for each step."""
@@ -259,5 +261,5 @@ def _row(table: torch.Tensor, step: int) -> torch.Tensor:
     return table[0] if len(table) == 1 else table[step]
 
 
-def _cpu() -> Any:
+def _cpu() -> jax.Device:
     return jax.devices("cpu")[0]

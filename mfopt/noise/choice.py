@@ -38,10 +38,10 @@ def choose(strategy: Strategy, n: int, past: Past = "auto") -> Recursion:
     if past == "dense":
         return dense(strategy, n, past)
     if type(strategy) not in recursion.registry:
-        known = sorted(cls.kind for cls in recursion.registry if issubclass(cls, Strategy))
+        kinds = sorted(cls.kind for cls in recursion.registry if issubclass(cls, Strategy))
         rule = "has no noise recursion"
         way_out = "Register one with mfopt.noise.choice.recursion, or ask for past='dense': n² "
-        way_out += f"numbers and up to n draws a step. Registered: {', '.join(known)}."
+        way_out += f"numbers and up to n draws a step. Registered: {', '.join(kinds)}."
         raise _check.reject("strategy", strategy.kind, rule, way_out)
     return recursion(strategy, n, past)
 
@@ -138,8 +138,10 @@ def _tree(strategy: strategies.Tree, n: int, past: Past) -> Modal:
     read = np.zeros((n, levels + 1))
     for level in range(1, levels + 1):
         start = step >> level << level
-        left = start < (step >> (level - 1) << (level - 1))  # the left half of the block is past
-        entry = np.where(left, matrix[step, start], 0.0)
+        in_left_half = start < (
+            step >> (level - 1) << (level - 1)
+        )  # the left half of the block is past
+        entry = np.where(in_left_half, matrix[step, start], 0.0)
         read[:, level] += entry
         read[:, level - 1] -= entry
     # A_0 is always empty

@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import ml_dtypes
@@ -21,6 +20,8 @@ import numpy as np
 
 from mfopt._runtime import _check, _files
 from mfopt._runtime._archive import MALFORMED, Archive
+from mfopt._runtime._arrays import Array
+from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.mechanism import stream_digest
 from mfopt.noise import ledger
 from mfopt.noise._draws import KEY_WORDS
@@ -46,11 +47,11 @@ def owner_only() -> Iterator[None]:
     It sets the umask, which all threads of the process share; what replaces an existing file keeps
     the mode that this file had. A writer in the background must have finished inside.
     """
-    before = os.umask(0o077)
+    previous = os.umask(0o077)
     try:
         yield
     finally:
-        os.umask(before)
+        os.umask(previous)
 
 
 def save_state(
@@ -94,7 +95,7 @@ def save_state(
     )
 
 
-def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -> NoiseState:
+def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: PyTree) -> NoiseState:
     """Read what :func:`save_state` wrote, laid out over devices as ``params`` is now.
 
     The devices may be others than those that wrote the file: the noise is the same.
@@ -105,7 +106,7 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: Any) -
     """
     header, arrays = read_secret(path)
     stream.refuse_other("state file", header.get("digest"), header.get("settings"))
-    layout = Layout.of(params)
+    layout = Layout.of_params(params)
     names = leaf_names(layout)
     shapes = [list(shape) for shape in layout.shapes]
     if header.get("parameters") != names or header.get("shapes") != shapes:
@@ -131,7 +132,7 @@ def leaf_names(layout: Layout) -> list[str]:
 
 
 def check_saved(
-    header: dict[str, Any],
+    header: JsonObject,
     arrays: dict[str, np.ndarray],
     stream: NoiseStream,
     shapes: tuple[tuple[int, ...], ...],
@@ -159,7 +160,7 @@ def check_saved(
 
 def write_secret(
     path: str | os.PathLike[str],
-    header: dict[str, Any],
+    header: JsonObject,
     arrays: dict[str, np.ndarray],
     *,
     force: bool,
@@ -189,7 +190,7 @@ def write_secret(
         raise _check.reject("path", str(path), "appeared meanwhile", _files.EXISTS) from None
 
 
-def read_secret(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def read_secret(path: str | os.PathLike[str]) -> tuple[JsonObject, dict[str, np.ndarray]]:
     """(header, arrays) of a file of :func:`write_secret`; nothing in it is executed."""
     path = Path(path)
     if not path.is_file():
@@ -220,7 +221,7 @@ def read_secret(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
     return header, arrays
 
 
-def _content(header: dict[str, Any], raw: dict[str, np.ndarray]) -> str:
+def _content(header: JsonObject, raw: dict[str, np.ndarray]) -> str:
     """A digest against damage. Who can write the file can also read the key in it."""
     arrays = (
         (name, value.dtype, value.shape, [value.reshape(-1).view(np.uint8).data])
@@ -236,7 +237,7 @@ def _raw(value: np.ndarray) -> np.ndarray:
     return value.view(np.dtype(f"u{value.dtype.itemsize}"))
 
 
-def _local(name: str, value: Any) -> np.ndarray:
+def _local(name: str, value: Array) -> np.ndarray:
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         rule = "its buffers are spread over several processes"
         way_out = "Checkpoint the state, a pytree, with a library for such arrays; keep it secret."

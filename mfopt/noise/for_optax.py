@@ -9,6 +9,8 @@ from typing import Any
 import optax
 
 from mfopt._runtime import _check
+from mfopt._runtime._arrays import Array
+from mfopt._runtime._types import PyTree
 from mfopt.noise import _keys, ledger
 from mfopt.noise.state import NoiseState
 from mfopt.noise.stream import NoiseStream
@@ -17,7 +19,7 @@ _SOMETIMES = {"conditionally_transform", "maybe_transform", "maybe_update"}
 
 
 def add_noise(
-    stream: NoiseStream, *, seed: int | None = None, key: Any = None
+    stream: NoiseStream, *, seed: int | None = None, key: Array | None = None
 ) -> optax.GradientTransformation:
     """Adds the noise of the step to the *sum* of clipped gradients.
 
@@ -37,7 +39,7 @@ def add_noise(
     )
     used = False
 
-    def init(params: Any) -> NoiseState:
+    def init(params: PyTree) -> NoiseState:
         nonlocal used
         state = stream.init(params, seed=seed, key=key)
         if key is not None and not _keys.tracing():
@@ -48,10 +50,12 @@ def add_noise(
             used = True
         if key is None:
             return state
-        ledger.begin(_keys.given(key))
+        ledger.begin(_keys.from_words(key))
         return dataclasses.replace(state, counted=True)
 
-    def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
+    def update(
+        updates: PyTree, state: NoiseState, params: PyTree = None
+    ) -> tuple[PyTree, NoiseState]:
         del params
         if _sometimes_called():
             rule = "lets sums pass without noise where its condition is false"

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,10 @@ from mfopt._runtime import _check, _extras
 with _extras.required():
     import torch
 
+from typing import NoReturn
+
+from mfopt._runtime._arrays import Array
+from mfopt._runtime._types import JsonObject
 from mfopt.noise import _draws, _keys, _torch_parts, files
 from mfopt.noise.packing import share
 from mfopt.noise.recursions import Rows
@@ -61,7 +64,7 @@ class TorchNoise:
         parameters: Iterable[torch.Tensor],
         *,
         seed: int | None = None,
-        key: Any = None,
+        key: Array | None = None,
         part: tuple[int, int] | None = None,
     ) -> None:
         _check.kind(
@@ -104,7 +107,7 @@ class TorchNoise:
         kind = "pinned, not private" if self.pinned else "secret"
         return f"TorchNoise({self.stream!r}, step={self.step}, key=<{kind}>)"
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise no_copy(self)
 
     @torch.no_grad()
@@ -118,8 +121,8 @@ class TorchNoise:
         noise: dict[int, torch.Tensor] = {}
         with self._one_step():
             for part in self._parts:
-                made = part.next(self._key, self.step)
-                noise.update(zip(part.leaves, made, strict=True))
+                tensors = part.next(self._key, self.step)
+                noise.update(zip(part.leaves, tensors, strict=True))
         return [noise[i] for i in range(len(self._shapes))]
 
     @torch.no_grad()
@@ -157,7 +160,7 @@ class TorchNoise:
 
     def _refuse_past_end(self) -> None:
         if self.step >= self.stream.iterations:
-            raise NoiseExhaustedError.after(self.stream.iterations)
+            raise NoiseExhaustedError.past_end(self.stream.iterations)
 
     @contextlib.contextmanager
     def _one_step(self) -> Iterator[None]:
@@ -177,7 +180,7 @@ class TorchNoise:
                 "a new run."
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """**Secret.** Everything :meth:`load_state_dict` needs, for PyTorch checkpoints.
 
         Raises FailureError where a step was broken off half-way.
@@ -195,7 +198,7 @@ class TorchNoise:
             **({"part": list(self.part)} if self.part[1] > 1 else {}),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: JsonObject) -> None:
         """Resume from :meth:`state_dict`; nothing changes if it is refused.
 
         Raises:
@@ -211,9 +214,9 @@ class TorchNoise:
         self.step, self.pinned = state["step"], state["pinned"]
         self._sound = True
 
-    def check_state_dict(self, state: Any) -> tuple[np.ndarray, list[Any]]:
+    def check_state_dict(self, state: object) -> tuple[np.ndarray, list[torch.Tensor | None]]:
         """(key, buffers) of a state, or the errors of :meth:`load_state_dict`; changes nothing."""
-        _refuse_other(state, self.stream)
+        state = _checked_state(state, self.stream)
         if state.get("silent"):
             rule = "holds neither key nor buffers"
             way_out = "Save and load the optimizer of rank 0."
@@ -263,10 +266,10 @@ class SilentNoise:
     def add_to(self, sums: Iterable[torch.Tensor]) -> None:
         """Advance by one step; raises as :meth:`TorchNoise.add_to` past the last one."""
         if self.step >= self.stream.iterations:
-            raise NoiseExhaustedError.after(self.stream.iterations)
+            raise NoiseExhaustedError.past_end(self.stream.iterations)
         self.step += 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """The step, and the digest of the stream it belongs to."""
         stream = self.stream
         return {
@@ -276,7 +279,7 @@ class SilentNoise:
             "settings": stream.settings,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: JsonObject) -> None:
         """Resume from a state of this class or of a :class:`TorchNoise`, without its secrets.
 
         Refused is one of another factorization, or whose step is none of this stream's.
@@ -284,31 +287,31 @@ class SilentNoise:
         self.check_state_dict(state)
         self.step = state["step"]
 
-    def check_state_dict(self, state: Any) -> None:
+    def check_state_dict(self, state: object) -> None:
         """Raise the errors of :meth:`load_state_dict`."""
-        _refuse_other(state, self.stream)
-        step = state.get("step")
+        step = _checked_state(state, self.stream).get("step")
         if type(step) is not int or not 0 <= step <= self.stream.iterations:
             raise _check.reject("state: step", step, f"must be from 0 to {self.stream.iterations}")
 
 
-def _refuse_other(state: Any, stream: NoiseStream) -> None:
-    """Raise :class:`UsageError` unless ``state`` is one that noise of ``stream`` gave."""
+def _checked_state(state: object, stream: NoiseStream) -> JsonObject:
+    """``state``, or :class:`UsageError` unless it is one that noise of ``stream`` gave."""
     if not isinstance(state, dict):
         raise _check.reject("state", type(state).__name__, "must come from state_dict")
     stream.refuse_other("state file", state.get("digest"), state.get("settings"))
+    return state
 
 
-def split_state(state: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+def split_state(state: JsonObject) -> tuple[JsonObject, object]:
     """(an optimizer's own ``state_dict``, that of the noise in it); refused where there is none."""
-    rest = dict(state)
-    noise_state = rest.pop(STATE, None)
+    optimizer_state = dict(state)
+    noise_state = optimizer_state.pop(STATE, None)
     if noise_state is None:
         rule = "holds no noise state: the noise would start again, with another key, on a run "
         rule += "whose first steps are released"
         way_out = "Load what this optimizer saved after its noise was replaced, or start a new run."
-        raise _check.reject("state_dict", sorted(rest), rule, way_out)
-    return rest, noise_state
+        raise _check.reject("state_dict", sorted(optimizer_state), rule, way_out)
+    return optimizer_state, noise_state
 
 
 def refuse_narrow(name: str, sums: Iterable[torch.Tensor]) -> None:
@@ -325,15 +328,15 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> str:
     Bits are added up in 1024 columns where the tensors lie, and only these sums are hashed.
     """
     digest = hashlib.sha256()
-    for each in tensors:
-        flat = each.detach().reshape(-1).view(torch.uint8)
+    for item in tensors:
+        flat = item.detach().reshape(-1).view(torch.uint8)
         cut = flat.numel() // _STRIPE * _STRIPE
         columns = flat[:cut].view(torch.int64).view(-1, _STRIPE // 8).sum(0)
         digest.update(columns.cpu().numpy().tobytes() + flat[cut:].cpu().numpy().tobytes())
     return digest.hexdigest()[:32]
 
 
-def _listed(name: str, tensors: Any) -> list[torch.Tensor]:
+def _listed(name: str, tensors: object) -> list[torch.Tensor]:
     if not isinstance(tensors, Iterable) or isinstance(tensors, torch.Tensor):
         rule = "must be a list of tensors, one for each parameter"
         way_out = "Of a module, list(module.parameters()) is one."
@@ -341,7 +344,7 @@ def _listed(name: str, tensors: Any) -> list[torch.Tensor]:
     return list(tensors)
 
 
-def _words(key: Any) -> np.ndarray:
+def _words(key: object) -> np.ndarray:
     """The key of a state, as the words that it was made from."""
     if not isinstance(key, torch.Tensor) or key.dtype != torch.int32:
         raise _check.reject("state: key", type(key).__name__, "must be a tensor of int32")
@@ -349,7 +352,7 @@ def _words(key: Any) -> np.ndarray:
 
 
 def _checked(
-    name: str, parameter: Any, *, whole: bool = True
+    name: str, parameter: object, *, whole: bool = True
 ) -> tuple[tuple[int, ...], torch.device]:
     if not isinstance(parameter, torch.Tensor):
         raise _check.reject(name, type(parameter).__name__, "must be a torch.Tensor")

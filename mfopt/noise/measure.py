@@ -60,8 +60,8 @@ def measure(stream: NoiseStream, parameters: int, *, repeats: int = 5) -> Cost:
     sums = jax.numpy.zeros(shape.shape, shape.dtype)
 
     def step_of(state: NoiseState) -> NoiseState:
-        made, state = stream.release(sums, state) if stream.secure else stream.next(state)
-        jax.block_until_ready((made, state.buffers))
+        noise, state = stream.release(sums, state) if stream.secure else stream.next(state)
+        jax.block_until_ready((noise, state.buffers))
         return state
 
     state = step_of(state)
@@ -76,7 +76,7 @@ def measure(stream: NoiseStream, parameters: int, *, repeats: int = 5) -> Cost:
         - memory.alias_size_in_bytes
     )
 
-    def at(step: int) -> float:
+    def seconds_at(step: int) -> float:
         nonlocal state
         times = []
         for _ in range(repeats):
@@ -86,32 +86,34 @@ def measure(stream: NoiseStream, parameters: int, *, repeats: int = 5) -> Cost:
             times.append(time.perf_counter() - started)
         return float(np.median(times))
 
-    first, last, run, extrapolated = _whole_run(stream.recursion, stream.iterations, at)
+    first_seconds, last_seconds, run_seconds, extrapolated = _whole_run(
+        stream.recursion, stream.iterations, seconds_at
+    )
     return Cost(
         parameters=parameters,
         device=jax.devices()[0].device_kind,
         buffer_bytes=stream.buffer_bytes(parameters),
         peak_bytes=int(peak),
-        compile_seconds=max(0.0, compile_seconds - first),
-        first_seconds=first,
-        last_seconds=last,
-        run_seconds=run,
+        compile_seconds=max(0.0, compile_seconds - first_seconds),
+        first_seconds=first_seconds,
+        last_seconds=last_seconds,
+        run_seconds=run_seconds,
         extrapolated=extrapolated,
     )
 
 
 def _whole_run(
-    recursion: Recursion, iterations: int, at: Callable[[int], float]
+    recursion: Recursion, iterations: int, seconds_at: Callable[[int], float]
 ) -> tuple[float, float, float, bool]:
     """(first, last, all steps, extrapolated) in seconds."""
-    first = at(0)
+    first_seconds = seconds_at(0)
     probe = min(_PROBE, iterations - 1)
     if not isinstance(recursion, Rows) or probe == 0:
-        return first, first, first * iterations, False
-    per_draw = max(0.0, at(probe) - first) / probe
+        return first_seconds, first_seconds, first_seconds * iterations, False
+    per_draw = max(0.0, seconds_at(probe) - first_seconds) / probe
     lags = np.minimum(np.arange(iterations), recursion.window - 1)
-    times = first + per_draw * lags
-    return first, float(times[-1]), float(np.sum(times)), iterations - 1 > probe
+    times = first_seconds + per_draw * lags
+    return first_seconds, float(times[-1]), float(np.sum(times)), iterations - 1 > probe
 
 
 def refuse_too_large(stream: NoiseStream, parameters: int) -> None:

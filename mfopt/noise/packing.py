@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mfopt._runtime._arrays import Array, Step
+from mfopt._runtime._types import PyTree
 from mfopt.noise import _draws
 from mfopt.noise.state import buffer_sharding
 
@@ -69,36 +72,38 @@ class Packing:
         """Place in ``leaves`` of the leaf of each row: shape (rows,)."""
         return np.repeat(np.arange(len(self.leaves)), np.diff(self.starts))
 
-    def first(self, before: Any = 0) -> np.ndarray:
+    def row_starts(self, offset: int | list[int] = 0) -> np.ndarray:
         """Number of each row's first element in its leaf, uint32 (rows,).
 
-        ``before``: elements of each leaf that lie in front of what is packed of it.
+        ``offset``: elements of each leaf that lie in front of what is packed of it.
         """
         rows_before = np.arange(self.shape[0]) - self.starts[self.owners]
-        begin = np.broadcast_to(np.asarray(before, np.int64), len(self.leaves))[self.owners]
+        begin = np.broadcast_to(np.asarray(offset, np.int64), len(self.leaves))[self.owners]
         return (begin + rows_before * self.width).astype(np.uint32)
 
-    def words(self, first: Any = None) -> Any:
+    def words(self, row_starts: Array | None = None) -> Array:
         """Number of each element in its leaf, uint32 of shape :attr:`shape`.
 
-        ``first``: that of the first element of each row, (rows,); None: as in whole leaves.
+        ``row_starts``: that of the first element of each row, (rows,); None: as in whole leaves.
         """
-        first = self.first() if first is None else first
-        return first[:, None] + jax.lax.broadcasted_iota(jnp.uint32, self.shape, 1)
+        row_starts = self.row_starts() if row_starts is None else row_starts
+        return row_starts[:, None] + jax.lax.broadcasted_iota(jnp.uint32, self.shape, 1)
 
-    def draw(self, key: Any, step: Any, dtype: Any, first: Any = None) -> jax.Array:
+    def draw(
+        self, key: Array, step: Step, dtype: np.dtype, row_starts: Array | None = None
+    ) -> jax.Array:
         """White noise N(0, 1) of all leaves, shape :attr:`shape`; what fills up is noise too.
 
         Args:
           key, step: of the run, uint32 (8,), secret; and number of the step, from 0.
-          dtype, first: float32 or float64; and of :meth:`words`.
+          dtype, row_starts: float32 or float64; and of :meth:`words`.
         """
         subkeys, offset = _draws.seeds(key, step, np.array(self.leaves))
         if not np.all(np.diff(self.starts) == 1):  # not a row each
             subkeys, offset = subkeys[:, self.owners], offset[self.owners]
         return _draws.normal(
             subkeys[:, :, None],
-            self.words(first),
+            self.words(row_starts),
             jnp.zeros((), jnp.uint32),
             offset[:, None],
             dtype=np.dtype(dtype),
@@ -106,21 +111,21 @@ class Packing:
 
     def unpacked(self, packed: Any) -> list[Any]:
         """The leaves of an array of shape (..., rows, width): each (..., *shape of the leaf)."""
-        before = packed.shape[:-2]
-        flat = packed.reshape((*before, -1))
-        first = self.starts * self.width
+        leading = packed.shape[:-2]
+        flat = packed.reshape((*leading, -1))
+        begins = self.starts * self.width
         return [
-            flat[..., int(start) : int(start) + size].reshape((*before, *shape))
-            for start, size, shape in zip(first, self.sizes, self.shapes, strict=False)
+            flat[..., int(start) : int(start) + size].reshape((*leading, *shape))
+            for start, size, shape in zip(begins, self.sizes, self.shapes, strict=False)
         ]
 
     def packed(self, leaves: list[np.ndarray]) -> np.ndarray:
         """The inverse of :meth:`unpacked`, filled up with 0; on the host."""
-        before = leaves[0].shape[: leaves[0].ndim - len(self.shapes[0])]
-        matrix = np.zeros((*before, *self.shape), leaves[0].dtype)
-        flat = matrix.reshape(*before, -1)
+        leading = leaves[0].shape[: leaves[0].ndim - len(self.shapes[0])]
+        matrix = np.zeros((*leading, *self.shape), leaves[0].dtype)
+        flat = matrix.reshape(*leading, -1)
         for start, size, leaf in zip(self.starts * self.width, self.sizes, leaves, strict=False):
-            flat[..., start : start + size] = leaf.reshape(*before, size)
+            flat[..., start : start + size] = leaf.reshape(*leading, size)
         return matrix
 
 
@@ -155,11 +160,11 @@ class LeafGroup:
         rows, width = self.packing.shape
         return rows * (self.sharding.mesh.size if self.sharding else 1), width
 
-    def begin(self) -> Any:
+    def begin(self) -> Array | None:
         """Argument of :meth:`Packing.words` for this device; inside a ``shard_map`` of the mesh."""
         if self.sharding is None:
             return None
-        inside, before = [], []
+        inside, block_starts = [], []
         counts = np.diff(self.packing.starts)
         for whole, block, sharding, rows in zip(
             self.whole, self.packing.shapes, self.shardings, counts, strict=True
@@ -169,32 +174,34 @@ class LeafGroup:
             places = np.unravel_index(starts, block) if block and rows else ()
             inside.append(np.tensordot(strides, places, 1) if len(places) else starts)
             begin = [jnp.asarray(x).astype(jnp.uint32) for x in offsets(sharding, block)]
-            by = zip(begin, strides.astype(np.uint32), strict=True)
-            before.append(sum((x * stride for x, stride in by), jnp.zeros((), jnp.uint32)))
+            weighted = zip(begin, strides.astype(np.uint32), strict=True)
+            block_starts.append(
+                sum((x * stride for x, stride in weighted), jnp.zeros((), jnp.uint32))
+            )
         numbers = np.concatenate(inside).astype(np.uint32)
-        return numbers + jnp.stack(before)[self.packing.owners]
+        return numbers + jnp.stack(block_starts)[self.packing.owners]
 
-    def elements(self, begin: Any) -> tuple[Any, Any, Any]:
+    def elements(self, begin: PyTree) -> tuple[Array, Array, jax.Array]:
         """(leaf, low word, high word) of each element that this device has, from its ``begin``."""
         owners = np.array(self.leaves)[self.packing.owners][:, None]
         return owners, self.packing.words(begin), jnp.zeros((), jnp.uint32)
 
-    def draw(self, key: Any, step: Any, dtype: Any, begin: Any) -> jax.Array:
+    def draw(self, key: Array, step: Step, dtype: np.dtype, begin: Array | None) -> jax.Array:
         return self.packing.draw(key, step, dtype, begin)
 
-    def parts(self, made: jax.Array) -> list[jax.Array]:
+    def parts(self, noise: jax.Array) -> list[jax.Array]:
         """The part of each leaf that this device has."""
-        return self.packing.unpacked(made)
+        return self.packing.unpacked(noise)
 
-    def unpacked(self, packed: Any) -> list[Any]:
+    def unpacked(self, packed: Array) -> Sequence[Array]:
         """Whole leaves of an array (..., *shape); on the host where they are spread."""
         if self.sharding is None:
             return self.packing.unpacked(packed)
         leaves = [np.zeros((*packed.shape[:-2], *whole), packed.dtype) for whole in self.whole]
         devices = np.split(np.asarray(packed), self.sharding.mesh.size, axis=-2)
         for part, places in zip(devices, self._places(), strict=True):
-            for leaf, block, place in zip(leaves, self.packing.unpacked(part), places, strict=True):
-                leaf[place] = block
+            for leaf, block, index in zip(leaves, self.packing.unpacked(part), places, strict=True):
+                leaf[index] = block
         return leaves
 
     def packed(self, leaves: list[np.ndarray]) -> jax.Array:
@@ -202,7 +209,7 @@ class LeafGroup:
         if self.sharding is None:
             return jnp.asarray(self.packing.packed(leaves))
         parts = [
-            self.packing.packed([leaf[at] for leaf, at in zip(leaves, places, strict=True)])
+            self.packing.packed([leaf[index] for leaf, index in zip(leaves, places, strict=True)])
             for places in self._places()
         ]
         return jax.device_put(np.concatenate(parts, axis=-2), buffer_sharding(self.sharding))
@@ -241,21 +248,21 @@ class SingleLeaf:
     def _block(self) -> tuple[int, ...]:
         return self.shape if self.sharding is None else self.sharding.shard_shape(self.shape)
 
-    def begin(self) -> Any:
+    def begin(self) -> tuple[Step, ...]:
         return offsets(self.sharding, self._block)
 
-    def elements(self, begin: Any) -> tuple[Any, Any, Any]:
+    def elements(self, begin: PyTree) -> tuple[np.uint32, jax.Array, jax.Array]:
         return np.uint32(self.leaf), *_draws.counters(self.shape, self._block, begin)
 
-    def draw(self, key: Any, step: Any, dtype: Any, begin: Any) -> jax.Array:
+    def draw(self, key: Array, step: Step, dtype: np.dtype, begin: tuple[Step, ...]) -> jax.Array:
         subkeys, offset = _draws.seeds(key, step, np.array([self.leaf]))
         words = _draws.counters(self.shape, self._block, begin)
         return _draws.normal(subkeys[:, 0], *words, offset[0], dtype=np.dtype(dtype))
 
-    def parts(self, made: jax.Array) -> list[jax.Array]:
-        return [made]
+    def parts(self, noise: jax.Array) -> list[jax.Array]:
+        return [noise]
 
-    def unpacked(self, packed: Any) -> list[Any]:
+    def unpacked(self, packed: Array) -> Sequence[Array]:
         return [packed]
 
     def packed(self, leaves: list[np.ndarray]) -> jax.Array:
@@ -280,13 +287,13 @@ def grouped(
             members.setdefault((sharding and sharding.mesh, width), []).append(i)
     groups: list[LeafGroup | SingleLeaf] = []
     for (_, width), leaves in members.items():
-        where = tuple(shardings[i] for i in leaves)
+        layouts = tuple(shardings[i] for i in leaves)
         whole = tuple(shapes[i] for i in leaves)
-        blocks = tuple(s.shard_shape(x) if s else x for x, s in zip(whole, where, strict=True))
-        groups.append(LeafGroup(Packing(tuple(leaves), blocks, width), whole, where))
+        blocks = tuple(s.shard_shape(x) if s else x for x, s in zip(whole, layouts, strict=True))
+        groups.append(LeafGroup(Packing(tuple(leaves), blocks, width), whole, layouts))
     together = {i for group in groups for i in group.leaves}
-    others = (i for i in range(len(shapes)) if i not in together)
-    return *groups, *(SingleLeaf(i, shapes[i], shardings[i]) for i in others)
+    single = (i for i in range(len(shapes)) if i not in together)
+    return *groups, *(SingleLeaf(i, shapes[i], shardings[i]) for i in single)
 
 
 def _run(shape: tuple[int, ...], block: tuple[int, ...]) -> int:
@@ -297,7 +304,7 @@ def _run(shape: tuple[int, ...], block: tuple[int, ...]) -> int:
     return math.gcd(math.prod(block[cut:]), _WIDTH)
 
 
-def offsets(sharding: NamedSharding | None, block: tuple[int, ...]) -> tuple[Any, ...]:
+def offsets(sharding: NamedSharding | None, block: tuple[int, ...]) -> tuple[Step, ...]:
     """Start of this device's block of a leaf; inside a ``shard_map`` of the mesh."""
     spec = () if sharding is None else sharding.spec
     axes = (*spec, *[None] * (len(block) - len(spec)))

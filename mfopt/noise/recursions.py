@@ -8,18 +8,19 @@ With z_t the white draw of step t and w_t the noise, row t of C w = z or of w = 
 - :class:`Modal`: ``w_t = a z_t - r·s_t``, ``s_{t+1} = λ s_t + μ w_t``, from d buffers (BLT, tree);
 - :class:`Rows`: ``w_t = Σ_{τ<=t} C⁻¹[t, τ] z_τ``, from all past draws.
 
-Coefficients may depend on the step; ``at(step)`` gives those of one step. They are float64 here and
-cast to the noise's type where they are used. The memory and time of a mechanism are computed from
-its recursion (``slots``, ``draws``) alone.
+Coefficients may depend on the step; ``coefficients(step)`` gives those of one step. They are
+float64 here and cast to the noise's type where they are used. The memory and time of a mechanism
+are computed from its recursion (``slots``, ``draws``) alone.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any
 
 import numpy as np
+
+from mfopt._runtime._arrays import Array, Step
 
 
 class Recursion(abc.ABC):
@@ -35,7 +36,7 @@ class Recursion(abc.ABC):
         return 1.0
 
     @abc.abstractmethod
-    def at(self, step: Any) -> tuple[Any, ...]:
+    def coefficients(self, step: Step) -> tuple[Array, ...]:
         """Coefficients of one step, which may be traced."""
 
     @abc.abstractmethod
@@ -65,7 +66,7 @@ class Ring(Recursion):
         bands = self.table.shape[1]
         return bands - 1 if self.feedback or bands == 1 else bands
 
-    def at(self, step: Any) -> tuple[Any]:
+    def coefficients(self, step: Step) -> tuple[Array]:
         """(coefficients of step,), shape (b̂,)."""
         return (_row(self.table, step),)
 
@@ -100,7 +101,7 @@ class Modal(Recursion):
     def slots(self) -> int:
         return self.read.shape[1]
 
-    def at(self, step: Any) -> tuple[Any, ...]:
+    def coefficients(self, step: Step) -> tuple[Array, ...]:
         """(a, r, λ, μ) of step: shapes (), (d,), (d,), (d,)."""
         return tuple(_row(x, step) for x in (self.gain, self.read, self.decay, self.feed))
 
@@ -140,7 +141,7 @@ class Rows(Recursion):
         past = np.minimum(np.arange(n), self.window - 1)
         return 1.0 if self.store else 1.0 + float(np.mean(past))
 
-    def at(self, step: Any) -> tuple[Any]:
+    def coefficients(self, step: Step) -> tuple[Array]:
         """(weights,) of step by lag: ``weights[k]`` belongs to z_{step-k}; shape (window,).
 
         The weights of lags beyond step mean nothing and must not be used.
@@ -158,7 +159,7 @@ class Rows(Recursion):
         return dataclasses.replace(self, inputs=inputs, outputs=outputs)
 
 
-def _row(table: np.ndarray, step: Any) -> Any:
+def _row(table: np.ndarray, step: Step) -> Array:
     """``table[step]``, or the only row; a traced step past the end reads the last row."""
     if len(table) == 1:
         return table[0]

@@ -16,12 +16,12 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from mfopt._runtime import _check, _files
+from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.noise.ledger import KEY_FOLDER
 
 _FORMAT = "mfopt checkpoint key 1"
@@ -43,7 +43,7 @@ class KeyFile:
         self.folder = _check.path("key_folder", folder).absolute()
         self._handle, self._key = "", b""
 
-    def seal(self, state: dict[str, Any]) -> dict[str, Any]:
+    def seal(self, state: JsonObject) -> JsonObject:
         """``state`` as handle, nonce, bytes and digest; the file is written where there is none."""
         if not self._key:
             handle, key = secrets.token_hex(8), secrets.token_bytes(32)
@@ -62,7 +62,7 @@ class KeyFile:
             "sealed": torch.from_numpy(data),
         }
 
-    def open(self, state: Any) -> Any:
+    def open(self, state: object) -> PyTree:
         """Content of a seal; a state of before there were seals as it is.
 
         Raises:
@@ -124,7 +124,7 @@ def _xor(data: np.ndarray, key: bytes, nonce: bytes) -> None:
 
 
 def _digest(data: np.ndarray, key: bytes, nonce: bytes) -> str:
-    own = hashlib.sha256(b"digest" + key).digest()
-    authenticator = hmac.new(own, nonce, hashlib.sha256)
+    digest_key = hashlib.sha256(b"digest" + key).digest()
+    authenticator = hmac.new(digest_key, nonce, hashlib.sha256)
     authenticator.update(data.data)
     return authenticator.hexdigest()

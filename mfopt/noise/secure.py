@@ -50,7 +50,6 @@ import decimal
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +58,7 @@ import scipy
 from jax import lax
 
 from mfopt._runtime import _check
+from mfopt._runtime._arrays import Array, Step
 from mfopt.noise import _draws, _kernels
 from mfopt.noise.recursions import Modal, Recursion, Ring, Rows
 from mfopt.strategies import Strategy
@@ -101,7 +101,7 @@ def sample(upper_bits: jax.Array, lower_bits: jax.Array) -> jax.Array:
     count = len(table()[0])
     bits = count.bit_length()
 
-    def halve(i: Any, rank: jax.Array) -> jax.Array:
+    def halve(i: jax.Array, rank: jax.Array) -> jax.Array:
         tried = rank + (jnp.int32(1) << (bits - 1 - i).astype(jnp.int32))
         index = jnp.minimum(tried, count) - 1
         high, low = upper[index], lower[index]
@@ -112,7 +112,7 @@ def sample(upper_bits: jax.Array, lower_bits: jax.Array) -> jax.Array:
     return ranks - CUT * BASE
 
 
-def integers(key: Any, step: Any, leaf: Any, low: Any, high: Any) -> jax.Array:
+def integers(key: Array, step: Step, leaf: Array, low: Array, high: Array) -> jax.Array:
     """Discrete Gaussians of deviation S for elements (low, high) of a leaf: float64 integers.
 
     Args:
@@ -146,12 +146,12 @@ def integers(key: Any, step: Any, leaf: Any, low: Any, high: Any) -> jax.Array:
 
 def advance(
     recursion: Recursion,
-    coefficients: tuple[Any, ...],
-    draw: Callable[[Any], jax.Array],
-    step: Any,
-    buffer: Any,
-    unit: Any,
-) -> tuple[jax.Array, Any, Any]:
+    coefficients: tuple[Array, ...],
+    draw: Callable[[Step], jax.Array],
+    step: Step,
+    buffer: jax.Array | None,
+    unit: Array,
+) -> tuple[jax.Array, Array, Array | None]:
     """(noise in grid steps, width of a grid step γ, new buffer).
 
     Args:
@@ -196,7 +196,7 @@ def advance(
     return noise, width, lax.dynamic_update_index_in_dim(buffer, kept, step % buffer.shape[0], 0)
 
 
-def release(sums: jax.Array, noise: jax.Array, width: Any) -> jax.Array:
+def release(sums: Array, noise: jax.Array, width: Array) -> jax.Array:
     """The sum, rounded to the grid, plus noise on it: float64. Exact up to the last product."""
     rounded = jnp.clip(jnp.round(sums.astype(jnp.float64) / width), -_LARGEST, _LARGEST)
     return (rounded + noise) * width
@@ -215,7 +215,7 @@ class SecureCost:
     distance: float
 
     @classmethod
-    def of(cls, shift: float, draws: int) -> SecureCost:
+    def of_draws(cls, shift: float, draws: int) -> SecureCost:
         """Cost of this many draws with means off by ``shift`` each: r = shift · √draws."""
         moved = shift * math.sqrt(draws)
         epsilon = moved * (moved / 2 - float(scipy.special.ndtri(_DELTA)))
@@ -307,14 +307,14 @@ def _responses(recursion: Recursion, n: int) -> np.ndarray:
     if isinstance(recursion, Modal):
         kept = np.zeros((recursion.read.shape[1], n))
         for t in range(n):
-            gain, read, decay, feed = (np.asarray(c) for c in recursion.at(t))
+            gain, read, decay, feed = (np.asarray(c) for c in recursion.coefficients(t))
             responses[t] = -(read @ kept)
             responses[t, t] = gain
             kept = decay[:, None] * kept + feed[:, None] * responses[t]
         return responses
     feedback = isinstance(recursion, Ring) and recursion.feedback
     for t in range(n):
-        row = np.asarray(recursion.at(t)[0], np.float64)[: t + 1]
+        row = np.asarray(recursion.coefficients(t)[0], np.float64)[: t + 1]
         if feedback:
             responses[t] = row[:0:-1] @ responses[t + 1 - len(row) : t]
             responses[t, t] = row[0]
@@ -324,7 +324,7 @@ def _responses(recursion: Recursion, n: int) -> np.ndarray:
 
 
 def _operations(
-    recursion: Recursion, inverse: np.ndarray, size: Callable[[np.ndarray], Any]
+    recursion: Recursion, inverse: np.ndarray, size: Callable[[np.ndarray], np.ndarray]
 ) -> float:
     """Σ of |terms| over the operations of one step, each of which errs by 2⁻⁵³ of it; the most.
 
@@ -337,7 +337,7 @@ def _operations(
         kept = np.zeros((recursion.read.shape[1], n))  # what s_k is of z
         error = np.zeros(len(kept))  # of s_k, in units of 2⁻⁵³
         for t in range(n):
-            _, read, decay, feed = (np.asarray(c) for c in recursion.at(t))
+            _, read, decay, feed = (np.asarray(c) for c in recursion.coefficients(t))
             terms = (len(read) + 4) * size(kept) + error
             largest = max(largest, float(np.sum(np.abs(read) * terms)))
             error = np.abs(decay) * (error + 3 * size(kept)) + 4 * np.abs(feed) * outputs[t]
@@ -347,6 +347,6 @@ def _operations(
         outputs = np.full(n, float(size(np.ones(1))))  # the draws themselves
     largest = 0.0
     for t in range(n):
-        row = np.abs(np.asarray(recursion.at(t)[0], np.float64))[1 : t + 1]
+        row = np.abs(np.asarray(recursion.coefficients(t)[0], np.float64))[1 : t + 1]
         largest = max(largest, (len(row) + 5) * float(row @ outputs[t - len(row) : t][::-1]))
     return largest

@@ -7,15 +7,18 @@ import functools
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mfopt._runtime import _check
+from mfopt._runtime._arrays import Array
 from mfopt._runtime._pytree import STATIC, pytree
+from mfopt._runtime._types import PyTree
 from mfopt.noise import ledger, uses
 
 
@@ -32,7 +35,7 @@ class Layout:
     shardings: tuple[NamedSharding | None, ...]
 
     @classmethod
-    def of(cls, params: Any) -> Layout:
+    def of_params(cls, params: PyTree) -> Layout:
         """The layout of ``params``: arrays or ``jax.ShapeDtypeStruct``, floating point only."""
         leaves, treedef = jax.tree.flatten(params)
         shapes, shardings = [], []
@@ -57,7 +60,7 @@ class Layout:
         return sum(int(np.prod(shape)) for shape in self.shapes)
 
 
-def _named_sharding(leaf: Any) -> NamedSharding | None:
+def _named_sharding(leaf: object) -> NamedSharding | None:
     sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
     if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
         return None
@@ -118,7 +121,7 @@ class NoiseState:
         """Called by JAX, and so by what saves pytrees, before it takes a state apart."""
         _register_with_orbax()
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise no_copy(self)
 
     def __repr__(self) -> str:
@@ -129,7 +132,7 @@ class NoiseState:
         )
 
 
-def no_copy(noise: Any) -> _check.UsageError:
+def no_copy(noise: object) -> _check.UsageError:
     """The error for copying or pickling what adds noise: two would add the same draws."""
     return _check.reject(
         type(noise).__name__,
@@ -139,11 +142,13 @@ def no_copy(noise: Any) -> _check.UsageError:
     )
 
 
-def check_arrays(arrays: dict[str, Any], expected: dict[str, tuple[tuple[int, ...], Any]]) -> None:
+def check_arrays(
+    arrays: Mapping[str, Array], expected: Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]]
+) -> None:
     """Raise :class:`UsageError` unless the arrays have exactly these names, shapes and types."""
-    if other := sorted(set(arrays) ^ set(expected)):
-        kind = "lacks" if other[0] in expected else "should not hold"
-        raise _check.reject("state", f"{len(arrays)} arrays", f"{kind} {other[0]}")
+    if differing := sorted(set(arrays) ^ set(expected)):
+        kind = "lacks" if differing[0] in expected else "should not hold"
+        raise _check.reject("state", f"{len(arrays)} arrays", f"{kind} {differing[0]}")
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         have = tuple(np.shape(array)), str(getattr(array, "dtype", type(array)))
@@ -152,13 +157,13 @@ def check_arrays(arrays: dict[str, Any], expected: dict[str, tuple[tuple[int, ..
             raise _check.reject(f"state: {name}", f"{have[1]}{list(have[0])}", rule)
 
 
-def parts_of(state: NoiseState) -> dict[str, Any]:
+def parts_of(state: NoiseState) -> dict[str, Array]:
     """Data of a state by name: key, step, mark and buffers."""
     buffers = {f"buffer/{i}": b for i, b in enumerate(state.buffers) if b is not None}
     return {"key": state.key, "step": state.step, "mark": state.mark, **buffers}
 
 
-def check_saving(arrays: Iterable[Any]) -> None:
+def check_saving(arrays: Iterable[Array]) -> None:
     """Called before ``arrays`` go to a file: store the ledgers of the keys among them.
 
     Raises:
@@ -194,8 +199,8 @@ _watched: set[Any] = set()
 
 def _watching(serialize: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(serialize)
-    async def watched(self: Any, values: Any, *rest: Any, **named: Any) -> Any:
+    async def watched(self: Any, values: Any, *arguments: Any, **keywords: Any) -> Any:
         check_saving(values)
-        return await serialize(self, values, *rest, **named)
+        return await serialize(self, values, *arguments, **keywords)
 
     return watched

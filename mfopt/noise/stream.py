@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mfopt import words
 from mfopt._runtime import _check
+from mfopt._runtime._arrays import Array, Step
 from mfopt._runtime._float64 import pinned
+from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.guarantee import statement
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys, ledger, secure, uses
@@ -33,7 +36,7 @@ class NoiseExhaustedError(_check.FailureError):
     """A step past the last one that the factorization, and so its guarantee, covers."""
 
     @classmethod
-    def after(cls, iterations: int) -> NoiseExhaustedError:
+    def past_end(cls, iterations: int) -> NoiseExhaustedError:
         """The error for the step after the last one."""
         return cls(
             f"step {iterations} (counted from 0): the factorization covers {iterations} "
@@ -108,16 +111,16 @@ class NoiseStream:
         clip_norm: float,
         sampling: Scheme | None = None,
         past: Past = "auto",
-        dtype: Any = None,
-        buffer_dtype: Any = None,
+        dtype: npt.DTypeLike | None = None,
+        buffer_dtype: npt.DTypeLike | None = None,
         secure: bool = False,
     ) -> None:
         self.iterations = _check.integer("iterations", iterations)
         self.noise_multiplier = _check.positive("noise_multiplier", noise_multiplier)
         self.clip_norm = _check.positive("clip_norm", clip_norm)
         self.secure = bool(secure)
-        usual = np.float64 if secure else np.float32
-        self.dtype = _dtype("dtype", usual if dtype is None else dtype)
+        default_type = np.float64 if secure else np.float32
+        self.dtype = _dtype("dtype", default_type if dtype is None else dtype)
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise _check.reject("dtype", str(self.dtype), "noise is float32 or float64")
         narrow = self.dtype if buffer_dtype is None else buffer_dtype
@@ -125,9 +128,9 @@ class NoiseStream:
         if not jnp.issubdtype(self.buffer_dtype, jnp.floating):
             raise _check.reject("buffer_dtype", str(buffer_dtype), "must be a floating-point type")
         if self.secure and not self.dtype == self.buffer_dtype == np.float64:
-            given = f"{self.dtype}, buffers {self.buffer_dtype}"
+            types = f"{self.dtype}, buffers {self.buffer_dtype}"
             rule = "secure noise is held in float64"
-            raise _check.reject("dtype", given, rule, "Leave both out.")
+            raise _check.reject("dtype", types, rule, "Leave both out.")
         limits = np.finfo(self.dtype)
         if not limits.tiny / limits.eps <= self.stddev <= limits.max * limits.eps:
             factors = (self.noise_multiplier, self.clip_norm)
@@ -169,7 +172,7 @@ class NoiseStream:
             f"{', secure' if self.secure else ''}"
         )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Public, JSON-compatible facts for a report."""
         return {
             "strategy": self.strategy.describe(),
@@ -201,7 +204,7 @@ class NoiseStream:
         if not self.secure:
             raise _check.reject("secure", False, "only secure streams have this cost")
         draws = _check.integer("parameters", parameters) * self.iterations
-        cost = secure.SecureCost.of(self._largest_shift, draws)
+        cost = secure.SecureCost.of_draws(self._largest_shift, draws)
         if not (cost.epsilon <= 0.02 and cost.distance <= 2.0**-36):
             rule = f"rounding would add {cost.epsilon:.2g} to ε and {cost.distance:.2g} to δ"
             way_out = "Take fewer parameters or iterations, or a stream without secure."
@@ -213,7 +216,9 @@ class NoiseStream:
         return secure.largest_shift(self.strategy, self.recursion, self.iterations)
 
     @pinned
-    def init(self, params: Any, *, seed: int | None = None, key: Any = None) -> NoiseState:
+    def init(
+        self, params: PyTree, *, seed: int | None = None, key: Array | None = None
+    ) -> NoiseState:
         """The state before step 0, for ``params``: arrays or ``jax.ShapeDtypeStruct``.
 
         The key comes from the operating system, so no two calls share a draw. Two exceptions, of
@@ -232,7 +237,7 @@ class NoiseStream:
         if self.dtype == np.float64 and not jax.config.read("jax_enable_x64"):
             rule = "JAX is in 32-bit mode"
             raise _check.reject("dtype", "float64", rule, "Enable jax_enable_x64.")
-        layout = Layout.of(params)
+        layout = Layout.of_params(params)
         _draws.check_sizes(layout.shapes, self.iterations)
         if self.secure:
             self.secure_cost(layout.size)
@@ -247,7 +252,7 @@ class NoiseStream:
         layout: Layout,
         key: np.ndarray,
         step: int,
-        buffers: tuple[Any, ...],
+        buffers: tuple[jax.Array | None, ...],
         *,
         pinned: bool,
         counted: bool,
@@ -275,7 +280,7 @@ class NoiseStream:
         )
 
     @pinned
-    def next(self, state: NoiseState) -> tuple[Any, NoiseState]:
+    def next(self, state: NoiseState) -> tuple[PyTree, NoiseState]:
         """(noise of this step, next state); consumes ``state`` outside of jit.
 
         Raises:
@@ -292,8 +297,8 @@ class NoiseStream:
 
     @pinned
     def release(
-        self, sums: Any, state: NoiseState, constants: Any = None
-    ) -> tuple[Any, NoiseState]:
+        self, sums: PyTree, state: NoiseState, constants: Array | None = None
+    ) -> tuple[PyTree, NoiseState]:
         """(sums of clipped gradients plus the noise of this step, next state).
 
         The sum is formed in the wider of the types of noise and gradient and then cut to the type
@@ -314,13 +319,13 @@ class NoiseStream:
             raise _check.reject("sums", narrow[0], TOO_NARROW, "Add up g.astype(jnp.float32).")
         digest = None
         if state.counted:
-            rest = np.zeros(3, np.uint32) if constants is None else constants
-            digest = jnp.concatenate([uses.fingerprint(leaves), rest])
+            constants_digest = np.zeros(3, np.uint32) if constants is None else constants
+            digest = jnp.concatenate([uses.fingerprint(leaves), constants_digest])
         if not self.secure:
             noise, state = self._step(state, None, digest)
             return jax.tree.map(_added, sums, noise), state
-        made, state = self._step(state, tuple(leaves), digest)
-        return jax.tree.map(lambda s, m: m.astype(jnp.result_type(s)), sums, made), state
+        noised, state = self._step(state, tuple(leaves), digest)
+        return jax.tree.map(lambda s, m: m.astype(jnp.result_type(s)), sums, noised), state
 
     def skip(self, state: NoiseState, step: int) -> NoiseState:
         """The state of a later ``step``, at most the last: the noise until then is never used."""
@@ -332,8 +337,8 @@ class NoiseStream:
 
     @staticmethod
     def leaves_like(
-        state: NoiseState, tree: Any, name: str = "sums", leading: tuple[int, ...] = ()
-    ) -> list[Any]:
+        state: NoiseState, tree: PyTree, name: str = "sums", leading: tuple[int, ...] = ()
+    ) -> list[Array]:
         """Leaves of ``tree``; raises :class:`UsageError` unless they are as the parameters.
 
         Args:
@@ -343,9 +348,9 @@ class NoiseStream:
           leading: axes that each leaf has before the parameter's own.
         """
         leaves, treedef = jax.tree.flatten(tree)
-        wanted = tuple((*leading, *shape) for shape in state.layout.shapes)
-        if (shapes := tuple(map(np.shape, leaves))) != wanted:
-            raise _check.reject(name, shapes, f"must be as the parameters, {wanted}")
+        expected = tuple((*leading, *shape) for shape in state.layout.shapes)
+        if (shapes := tuple(map(np.shape, leaves))) != expected:
+            raise _check.reject(name, shapes, f"must be as the parameters, {expected}")
         try:  # NNX wraps gradients otherwise than parameters: structures need not be equal
             jax.tree.map(lambda *_: 0, tree, state.layout.treedef.unflatten(range(len(leaves))))
         except (TypeError, ValueError):
@@ -355,7 +360,9 @@ class NoiseStream:
             raise _check.reject(name, "of whole numbers", "must be of a floating-point type")
         return leaves
 
-    def _step(self, state: NoiseState, sums: Any, digest: Any) -> tuple[Any, NoiseState]:
+    def _step(
+        self, state: NoiseState, sums: PyTree, digest: Array | None
+    ) -> tuple[PyTree, NoiseState]:
         """One step inside or outside of jit: noise, or noised sums; of a state that was checked.
 
         ``digest``: of the sums that the noise is for, or zeros (:mod:`mfopt.noise.uses`).
@@ -363,12 +370,14 @@ class NoiseStream:
         if isinstance(state.step, jax.core.Tracer):
             traced = state.step
             # past the end, and with the buffers of another stream, all is NaN once and for all
-            own = mark(state.layout, self.digest, self.settings)
-            mine = jnp.all(jnp.asarray(state.mark) == own)
+            expected_mark = mark(state.layout, self.digest, self.settings)
+            mine = jnp.all(jnp.asarray(state.mark) == expected_mark)
             valid = mine & (traced >= 0) & (traced < self.iterations)
             if state.counted:
                 valid &= uses.permitted(state.key, traced, digest)
-            noise, key, buffers = self._advance(**self._inputs(state, traced, valid, sums))
+            noise, key, buffers = self._advance(
+                *self._inputs(state, traced, valid), sums, layout=state.layout
+            )
             return noise, dataclasses.replace(state, step=traced + 1, key=key, buffers=buffers)
         if _keys.tracing():
             rule = "a state that the compiled function holds as a constant would give "
@@ -377,39 +386,35 @@ class NoiseStream:
             raise _check.reject("state", state, rule, way_out)
         step = int(state.step)
         if step >= self.iterations:
-            raise NoiseExhaustedError.after(self.iterations)
+            raise NoiseExhaustedError.past_end(self.iterations)
         if state.counted:
             uses.record(uses.on_host(state.key), step, np.asarray(digest))
-        inputs = self._inputs(state, np.int32(step), np.bool_(True), sums)
-        noise, key, buffers = self._advance_jitted(**inputs)
-        after = np.asarray(step + 1, np.int32)
-        return noise, dataclasses.replace(state, step=after, key=key, buffers=buffers)
+        inputs = self._inputs(state, np.int32(step), np.bool_(True))
+        noise, key, buffers = self._advance_jitted(*inputs, sums, layout=state.layout)
+        following = np.asarray(step + 1, np.int32)
+        return noise, dataclasses.replace(state, step=following, key=key, buffers=buffers)
 
     @pinned
     def compile_step(self, state: NoiseState) -> jax.stages.Compiled:
         """The compiled step outside of jit, to inspect its memory and its communication."""
         sums = tuple(map(jnp.zeros, state.layout.shapes)) if self.secure else None
-        inputs = self._inputs(state, np.int32(0), np.bool_(True), sums)
-        return self._advance_jitted.lower(**inputs).compile()
+        inputs = self._inputs(state, np.int32(0), np.bool_(True))
+        return self._advance_jitted.lower(*inputs, sums, layout=state.layout).compile()
 
-    def _inputs(self, state: NoiseState, step: Any, valid: Any, sums: Any) -> dict[str, Any]:
-        """Arguments of :meth:`_advance`."""
-        return {
-            "key": state.key,
-            "buffers": state.buffers,
-            "step": step,
-            "valid": valid,
-            "coefficients": self.recursion.at(step),
-            "sums": sums,
-            "layout": state.layout,
-        }
+    def _inputs(
+        self, state: NoiseState, step: Step, valid: np.bool_ | jax.Array
+    ) -> tuple[
+        Array, tuple[jax.Array | None, ...], tuple[Step, np.bool_ | Array, tuple[Array, ...]]
+    ]:
+        """First arguments of :meth:`_advance`."""
+        return state.key, state.buffers, (step, valid, self.recursion.coefficients(step))
 
     def check_state(self, state: NoiseState) -> None:
         """Raise :class:`UsageError` unless ``state`` was made for this stream."""
         if not isinstance(state, NoiseState):
             raise _check.reject("state", type(state).__name__, "must come from init or next")
         self.refuse_other("state", state.digest, state.settings)
-        expected = {
+        expected: dict[str, tuple[tuple[int, ...], npt.DTypeLike]] = {
             "key": ((_draws.KEY_WORDS,), np.uint32),
             "step": ((), np.int32),
             "mark": ((8,), np.uint32),
@@ -418,8 +423,8 @@ class NoiseStream:
         check_arrays(parts_of(state), expected)
         if isinstance(state.step, jax.core.Tracer):
             return  # inside jit the values are not known; there a wrong one gives NaN
-        known = isinstance(state.key, jax.Array) and not isinstance(state.key, jax.core.Tracer)
-        if known and state.key.is_deleted():
+        concrete = isinstance(state.key, jax.Array) and not isinstance(state.key, jax.core.Tracer)
+        if concrete and state.key.is_deleted():
             rule = "was used already: the same noise twice cancels"
             way_out = "Continue from the state that the last call returned."
             raise _check.reject("state", f"state of step {int(state.step)}", rule, way_out)
@@ -431,7 +436,7 @@ class NoiseStream:
             way_out = "Restore the state that this stream made."
             raise _check.reject("state.mark", "of the buffers", rule, way_out)
 
-    def refuse_other(self, name: str, digest: Any, settings: Any) -> None:
+    def refuse_other(self, name: str, digest: object, settings: object) -> None:
         """Raise :class:`UsageError` unless the state ``name`` was made by this stream."""
         if digest != self.digest:
             rule = f"belongs to another factorization than this one ({self.digest[:12]})"
@@ -452,7 +457,7 @@ class NoiseStream:
             if shape is not None
         }
 
-    def buffers_by_leaf(self, state: NoiseState) -> dict[int, Any]:
+    def buffers_by_leaf(self, state: NoiseState) -> dict[int, Array]:
         """The buffers of each parameter, (slots, *its shape), by its number; for files."""
         by_leaf: dict[int, Any] = {}
         if self.recursion.slots:
@@ -463,7 +468,7 @@ class NoiseStream:
 
     def buffers_from_leaves(
         self, layout: Layout, by_leaf: dict[int, np.ndarray]
-    ) -> tuple[Any, ...]:
+    ) -> tuple[jax.Array | None, ...]:
         """The inverse of :meth:`buffers_by_leaf`, laid out over devices as ``layout`` says."""
         return tuple(
             block.packed([by_leaf[i] for i in block.leaves]) if by_leaf else None
@@ -477,27 +482,28 @@ class NoiseStream:
 
     def _advance(
         self,
-        key: Any,
-        buffers: tuple[Any, ...],
-        step: Any,
-        valid: Any,
-        coefficients: Any,
-        sums: Any,
+        key: Array,
+        buffers: tuple[jax.Array | None, ...],
+        position: tuple[Step, np.bool_ | Array, tuple[Array, ...]],
+        sums: PyTree,
         *,
         layout: Layout,
-    ) -> tuple[Any, Any, tuple[Any, ...]]:
-        """One step for every leaf; traced."""
+    ) -> tuple[PyTree, Array, tuple[jax.Array | None, ...]]:
+        """One step for every leaf; traced. ``position``: its number, is it one, coefficients."""
+        step, valid, coefficients = position
         scale = jnp.where(valid, np.asarray(self.stddev, self.dtype), jnp.nan)
         _draws.check_sizes(layout.shapes, self.iterations)
         coefficients = tuple(jnp.asarray(c, self.dtype) for c in coefficients)
-        of = _Step(key, step, scale, coefficients)
+        shared = _Step(key, step, scale, coefficients)
         new: list[Any] = []
         noise: dict[int, Any] = {}
         blocks = grouped(layout.shapes, layout.shardings)
         for block, buffer in zip(blocks, buffers, strict=True):
             totals = None if sums is None else tuple(sums[i] for i in block.leaves)
-            made, kept = _spread(self._advance_block, block, buffer, totals)(of, buffer, totals)
-            noise.update(zip(block.leaves, made, strict=True))
+            parts, kept = _spread(self._advance_block, block, buffer, totals)(
+                shared, buffer, totals
+            )
+            noise.update(zip(block.leaves, parts, strict=True))
             new.append(kept)
         ordered = [noise[i] for i in range(len(noise))]
         if len(ordered) == 1 and new == [None]:
@@ -509,27 +515,29 @@ class NoiseStream:
     def step_packed(
         self,
         key: np.ndarray,
-        buffer: Any,
-        step: Any,
+        buffer: jax.Array | None,
+        step: Step,
         *,
         packing: Packing,
-        first: Any = None,
-        scratch: Any = None,
-    ) -> tuple[jax.Array, Any]:
+        row_starts: Array | None = None,
+        scratch: Array | None = None,
+    ) -> tuple[jax.Array, jax.Array | None]:
         """(noise, new buffer) of packed leaves, shapes (rows, width) and (slots, rows, width).
 
         Outside of jit, for adapters that keep their own state.
 
         Args:
-          key, step, first: as for :meth:`Packing.draw`.
+          key, step, row_starts: as for :meth:`Packing.draw`.
           buffer: what is kept between steps, (slots, rows, width); None where nothing is.
           packing: how the leaves lie in rows; static.
           scratch: noise of an earlier step that nobody needs any more, or None: the new noise is
             put into its memory. On the CPU fresh memory costs half as much as the draw.
         """
-        coefficients = tuple(np.asarray(c, self.dtype) for c in self.recursion.at(int(step)))
-        of = _Step(key, step, np.asarray(self.stddev, self.dtype), coefficients)
-        return self._packed_jitted(of, buffer, scratch, first, packing=packing)
+        coefficients = tuple(
+            np.asarray(c, self.dtype) for c in self.recursion.coefficients(int(step))
+        )
+        shared = _Step(key, step, np.asarray(self.stddev, self.dtype), coefficients)
+        return self._packed_jitted(shared, buffer, scratch, row_starts, packing=packing)
 
     @functools.cached_property
     def _packed_jitted(self) -> Any:
@@ -542,23 +550,33 @@ class NoiseStream:
         )
 
     def _packed_into(
-        self, step: _Step, buffer: Any, scratch: Any, first: Any, *, packing: Packing
-    ) -> tuple[jax.Array, Any]:
+        self,
+        step: _Step,
+        buffer: jax.Array | None,
+        scratch: Array | None,
+        row_starts: Array | None,
+        *,
+        packing: Packing,
+    ) -> tuple[jax.Array, jax.Array | None]:
         """:meth:`step_packed`, traced; ``scratch`` is donated, and becomes the noise's memory."""
-        return self._noise_of(packing, first, step, buffer)
+        return self._noise_of(packing, row_starts, step, buffer)
 
     def _noise_of(
-        self, block: LeafGroup | SingleLeaf | Packing, begin: Any, step: _Step, buffer: Any
-    ) -> tuple[jax.Array, Any]:
+        self,
+        block: LeafGroup | SingleLeaf | Packing,
+        begin: PyTree,
+        step: _Step,
+        buffer: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array | None]:
         """(noise, new buffer) of what lies together; traced."""
         dtype = self.dtype
 
-        def draw(which: Any) -> jax.Array:
+        def draw(which: Step) -> jax.Array:
             return step.scale.astype(dtype) * block.draw(step.key, which, dtype, begin)
 
-        def advance() -> tuple[jax.Array, Any]:
-            at = step.coefficients, draw, step.number
-            return _kernels.advance(self.recursion, *at, buffer, dtype)
+        def advance() -> tuple[jax.Array, jax.Array | None]:
+            drawing = step.coefficients, draw, step.number
+            return _kernels.advance(self.recursion, *drawing, buffer, dtype)
 
         if buffer is None and len(block.leaves) > 1:
             # XLA would make the draw again inside every leaf that is cut out of it
@@ -567,15 +585,19 @@ class NoiseStream:
         return advance()
 
     def _advance_block(
-        self, block: LeafGroup | SingleLeaf, step: _Step, buffer: Any, totals: Any
-    ) -> tuple[tuple[Any, ...], Any]:
+        self,
+        block: LeafGroup | SingleLeaf,
+        step: _Step,
+        buffer: jax.Array | None,
+        totals: tuple[Array, ...] | None,
+    ) -> tuple[tuple[Array, ...], Array | None]:
         """The part of each leaf of a block that this device has, and the new buffer."""
         begin = block.begin()
         if not self.secure:
-            made, buffer = self._noise_of(block, begin, step, buffer)
-            return tuple(block.parts(made)), buffer
+            noise, buffer = self._noise_of(block, begin, step, buffer)
+            return tuple(block.parts(noise)), buffer
         elements = block.elements(begin)
-        noise, width, buffer = secure.advance(
+        noise, width, kept = secure.advance(
             self.recursion,
             step.coefficients,
             lambda which: secure.integers(step.key, which, *elements),
@@ -583,19 +605,23 @@ class NoiseStream:
             buffer,
             step.scale * secure.UNIT,
         )
-        pairs = zip(totals, block.parts(noise), strict=True)
-        return tuple(secure.release(total, part, width) for total, part in pairs), buffer
+        pairs = zip(totals or (), block.parts(noise), strict=True)
+        return tuple(secure.release(total, part, width) for total, part in pairs), kept
 
-    def _zeros(self, block: LeafGroup | SingleLeaf) -> Any:
+    def _zeros(self, block: LeafGroup | SingleLeaf) -> jax.Array | None:
         full = _kernels.buffer_shape(self.recursion, block.shape)
         if full is None:
             return None
-        where = block.sharding and buffer_sharding(block.sharding)
-        return jnp.zeros(full, self.buffer_dtype, device=where)
+        layout = block.sharding and buffer_sharding(block.sharding)
+        return jnp.zeros(full, self.buffer_dtype, device=layout)
 
 
 def from_factorization(
-    factorization: Any, *, clip_norm: float, allow_uncertified: bool = False, **options: Any
+    factorization: Any,
+    *,
+    clip_norm: float,
+    allow_uncertified: bool = False,
+    **options: Any,
 ) -> NoiseStream:
     """The stream of a :class:`mfopt.factorization.Factorization`.
 
@@ -628,20 +654,25 @@ def from_factorization(
     )
 
 
-def _dtype(name: str, given: Any) -> np.dtype:
+def _dtype(name: str, value: npt.DTypeLike) -> np.dtype:
     try:
-        dtype: np.dtype = np.dtype(given)
+        dtype: np.dtype = np.dtype(value)
     except TypeError:
-        raise _check.reject(name, str(given), "is not a numeric type") from None
+        raise _check.reject(name, str(value), "is not a numeric type") from None
     return dtype
 
 
-def _added(gradient: Any, noise: Any) -> Any:
+def _added(gradient: Array, noise: Array) -> Array:
     wide = jnp.promote_types(jnp.result_type(gradient), noise.dtype)
     return (gradient.astype(wide) + noise.astype(wide)).astype(gradient.dtype)
 
 
-def _spread(function: Any, block: LeafGroup | SingleLeaf, buffer: Any, totals: Any) -> Any:
+def _spread(
+    function: Any,
+    block: LeafGroup | SingleLeaf,
+    buffer: jax.Array | None,
+    totals: tuple[Array, ...] | None,
+) -> Any:
     """``function(block, ...)``, run on each device for what it has of the leaves.
 
     Written with ``shard_map`` and not left to the compiler: the blocks' places in their leaves

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from mfopt._runtime import _check
+from mfopt._runtime._arrays import Array, Step
 from mfopt.noise import ledger
 
 WORDS = 6  # of a use: a digest of the sum, and one of what its gradients depend on
@@ -25,7 +25,7 @@ _ODD = np.uint32(0x9E3779B9)
 
 
 @jax.jit
-def fingerprint(leaves: list[Any]) -> jax.Array:
+def fingerprint(leaves: list[Array]) -> jax.Array:
     """A digest of the bits of arrays of numbers, as floating point: uint32 (3,), first word 1.
 
     It tells mistakes, not forgery: sums over all bits, weighted by their places, modulo 2³².
@@ -34,23 +34,23 @@ def fingerprint(leaves: list[Any]) -> jax.Array:
     for number, leaf in enumerate(leaves):
         wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
         bits = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(wide), jnp.uint32)
-        place, stride = jnp.full(bits.shape, number, jnp.uint32) * _ODD, 1
+        weights, stride = jnp.full(bits.shape, number, jnp.uint32) * _ODD, 1
         for axis in reversed(range(bits.ndim)):
-            place += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * np.uint32(stride)
+            weights += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * np.uint32(stride)
             stride = stride * bits.shape[axis] % 2**32
-        weighted = bits * (2 * place + 1)
+        weighted = bits * (2 * weights + 1)
         # both sums in one reduction, a tenth of the time of two
         of_leaf = jax.lax.reduce(
             (weighted, (weighted >> 15) ^ bits),
             (zero, zero),
-            lambda one, other: (one[0] + other[0], one[1] + other[1]),
+            lambda sums, terms: (sums[0] + terms[0], sums[1] + terms[1]),
             range(bits.ndim),
         )
         totals = [total + part for total, part in zip(totals, of_leaf, strict=True)]
     return jnp.stack([np.uint32(1), *totals])
 
 
-def on_host(key: jax.Array) -> np.ndarray:
+def on_host(key: Array) -> np.ndarray:
     """The words of a key, of a copy: a view would keep a step from reusing the memory."""
     if isinstance(key, jax.Array) and not key.is_fully_addressable:
         key = key.addressable_data(0)  # all processes have the same
@@ -75,7 +75,7 @@ def record(key: np.ndarray, step: int, digest: np.ndarray) -> None:
 
 
 @custom_vmap
-def permitted(key: Any, step: Any, digest: Any) -> jax.Array:
+def permitted(key: Array, step: Step, digest: Array) -> jax.Array:
     """Answer of :func:`record` to a use, a bool of no dimension, from the host at each run."""
     answer = jax.ShapeDtypeStruct((), np.bool_)
     # as one array: the host takes each argument at a cost of its own
@@ -84,7 +84,9 @@ def permitted(key: Any, step: Any, digest: Any) -> jax.Array:
 
 
 @permitted.def_vmap
-def _(size: int, batched: list[bool], key: Any, step: Any, digest: Any) -> tuple[Any, bool]:
+def _(
+    size: int, batched: list[bool], key: Array, step: Step, digest: Array
+) -> tuple[jax.Array, bool]:
     if batched[2] and not batched[0]:
         rule = f"is one for {size} sums under vmap, which would all have the same noise"
         way_out = "Map over states too, each of its own init; or release one sum."
@@ -93,15 +95,15 @@ def _(size: int, batched: list[bool], key: Any, step: Any, digest: Any) -> tuple
     return jax.vmap(permitted.fun, axes)(key, step, digest), True
 
 
-def _answers(uses: Any) -> np.ndarray:
+def _answers(uses: Array) -> np.ndarray:
     """Answers for uses in any number of leading axes; called from a compiled program."""
     words = np.asarray(uses)
     answers = np.zeros(words.shape[:-1], np.bool_)
-    for place in np.ndindex(answers.shape):
-        key, step, digest = np.split(words[place], (8, 9))
+    for index in np.ndindex(answers.shape):
+        key, step, digest = np.split(words[index], (8, 9))
         try:
             record(key, int(step[0]), digest)
-            answers[place] = True
+            answers[index] = True
         except _check.UsageError as error:
             logging.getLogger("mfopt").error("the noise of this step is NaN: %s", error)
     return answers

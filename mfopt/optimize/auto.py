@@ -27,13 +27,13 @@ import numpy as np
 from mfopt import query_error
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import Factorization
 from mfopt.noise.choice import choose
 from mfopt.optimize import defaults, kinds
-from mfopt.optimize.objective import Objective
 from mfopt.optimize.pipeline import Searched, on_record
 from mfopt.optimize.question import Form, Question
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
@@ -77,8 +77,8 @@ class Candidate(NamedTuple):
             time_scale=question.search.time_scale is not False and kinds.find(self.kind).scalable,
             init=blt if banded else None,
         )
-        asked = dataclasses.replace(question, form=form, search=search)
-        return optimize(self.scheme, asked, progress)
+        narrowed = dataclasses.replace(question, form=form, search=search)
+        return optimize(self.scheme, narrowed, progress)
 
 
 class Score(NamedTuple):
@@ -106,10 +106,10 @@ class Tried(NamedTuple):
     seconds: float
     problem: str = ""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Record of the outcome, JSON values only."""
         sampling, kind, size = self.candidate
-        record: dict[str, Any] = {"sampling": sampling.describe(), "strategy": kind, "size": size}
+        record: JsonObject = {"sampling": sampling.describe(), "strategy": kind, "size": size}
         if self.problem:
             record["problem"] = self.problem
         else:
@@ -139,18 +139,20 @@ def candidates(schemes: Sequence[BinScheme], epsilon: float, memory: int) -> lis
     >>> [one.words() for one in candidates([BallsInBins(32, 8)], 2.0, 16)][1:]
     ['balls-in-bins, blt (4 buffers)', 'balls-in-bins, banded-toeplitz (17 bands)']
     """
-    wanted = [Candidate(scheme, "identity") for scheme in schemes]
+    mechanisms = [Candidate(scheme, "identity") for scheme in schemes]
     for scheme in schemes if memory else ():
-        most = defaults.buffers(scheme) if scheme.most_bands is None else _MOST_CLEARED
-        buffers, bands = min(memory, most), min(memory + 1, scheme.bins)
-        few = defaults.kinds(scheme, epsilon, buffers)
-        wanted += [
-            Candidate(scheme, kind, buffers) for kind in reversed(few) if kind != "banded-toeplitz"
+        most_buffers = defaults.buffers(scheme) if scheme.most_bands is None else _MOST_CLEARED
+        buffers, bands = min(memory, most_buffers), min(memory + 1, scheme.bins)
+        kinds_by_default = defaults.kinds(scheme, epsilon, buffers)
+        mechanisms += [
+            Candidate(scheme, kind, buffers)
+            for kind in reversed(kinds_by_default)
+            if kind != "banded-toeplitz"
         ]
         enough = bands >= max(_FEWEST_BANDS, int(_LEAST_SHARE * scheme.bins) + 1)
-        if (enough and len(schemes) == 1) or ("banded-toeplitz" in few and bands > 1):
-            wanted.append(Candidate(scheme, "banded-toeplitz", bands))
-    return wanted
+        if (enough and len(schemes) == 1) or ("banded-toeplitz" in kinds_by_default and bands > 1):
+            mechanisms.append(Candidate(scheme, "banded-toeplitz", bands))
+    return mechanisms
 
 
 def least_error(
@@ -183,33 +185,36 @@ def least_error(
     tried, interrupted = _all_tried(
         candidates(schemes, question.target.epsilon, memory), question, progress
     )
-    ranked = sorted((one for one in tried if one.optimum), key=lambda one: one.score.error)
+    ranked = sorted(
+        (candidate for candidate in tried if candidate.optimum),
+        key=lambda candidate: candidate.score.error,
+    )
     if not ranked:
         if interrupted:
             raise FailureError("interrupted before anything was tried; nothing to keep")
         raise FailureError("nothing that was tried has an answer: " + tried[-1].problem)
     record = {
         **(provenance or {}),
-        "objective": _objective(question).describe(),
-        "tried": [one.describe() for one in tried],
+        "objective": question.described_objective.describe(),
+        "tried": [candidate.describe() for candidate in tried],
         "at_most": memory,
     }
     return _certified_best(ranked, question, record, interrupted, progress)
 
 
 def _all_tried(
-    wanted: Sequence[Candidate], question: Question, progress: Report
+    mechanisms: Sequence[Candidate], question: Question, progress: Report
 ) -> tuple[list[Tried], bool]:
     """Outcome of each search, and whether an interrupt ended them."""
     tried: list[Tried] = []
     blt: Strategy | None = None
-    for candidate in wanted:
+    for candidate in mechanisms:
         begun = time.perf_counter()
-        told = within(progress, candidate.words())
+        report = within(progress, candidate.words())
         optimum: Optimized | None = None
         try:
-            optimum = candidate.search(question, blt, told)
-            told(Progress("estimating its error on fresh samples"))
+            optimum = candidate.search(question, blt, report)
+            report(Progress("estimating its error on fresh samples"))
             score, problem = scored(optimum.strategy, candidate.scheme, question), ""
         except KeyboardInterrupt as stop:
             if isinstance(stop, InterruptedOptimization):
@@ -233,7 +238,7 @@ def _all_tried(
 def _certified_best(
     ranked: Sequence[Tried],
     question: Question,
-    record: dict[str, Any],
+    record: JsonObject,
     interrupted: bool,
     progress: Report,
 ) -> Factorization:
@@ -242,26 +247,26 @@ def _certified_best(
     refused: list[str] = []
     kept: list[Factorization] = []
     proved: list[Factorization] = []
-    for one in ranked:
+    for candidate in ranked:
         # a certificate may cost more than was estimated, up to all of the amplification
-        if proved and not one.score.error < min(map(error, proved)):
+        if proved and not candidate.score.error < min(map(error, proved)):
             break
-        optimum, scheme = one.optimum, one.candidate.scheme
+        optimum, scheme = candidate.optimum, candidate.candidate.scheme
         assert optimum is not None
         try:
             facts = {**record, **({"not_certified": list(refused)} if refused else {})}
             searched = Searched(optimum, scheme, facts, interrupted, keep=True)
-            made = on_record(searched, question, progress)
+            factorization = on_record(searched, question, progress)
         except FailureError as problem:
             why = str(problem)
         else:
-            if interrupted or made.provenance["interrupted"]:
-                return min(proved, key=error, default=made)
-            if made.guarantee.status == "certified":
-                proved.append(made)
+            if interrupted or factorization.provenance["interrupted"]:
+                return min(proved, key=error, default=factorization)
+            if factorization.guarantee.status == "certified":
+                proved.append(factorization)
                 continue
-            kept.append(made)
-            why = made.not_certified
+            kept.append(factorization)
+            why = factorization.not_certified
         refused.append(f"{scheme.kind}, {optimum.strategy.kind}: {why}")
         note = f"{refused[-1]} The next best is certified instead."
         progress(Progress("certifying", note=note, lasting=True))
@@ -270,16 +275,10 @@ def _certified_best(
     raise FailureError("nothing that was tried could be certified: " + refused[0])
 
 
-def certified_error(question: Question, made: Factorization) -> float:
+def certified_error(question: Question, factorization: Factorization) -> float:
     """Error of a certified mechanism, of the kind that is minimized."""
-    loss = _objective(question).loss(made.iterations)
-    return math.exp(float(np.asarray(loss(made.strategy, made.noise_multiplier))))
-
-
-def _objective(question: Question) -> Objective:
-    """The error to minimize, which must be known for each number of iterations."""
-    checked: Objective = _check.kind("objective", question.objective, Objective)
-    return checked
+    loss = question.described_objective.loss(factorization.iterations)
+    return math.exp(float(np.asarray(loss(factorization.strategy, factorization.noise_multiplier))))
 
 
 @float64
@@ -289,7 +288,7 @@ def scored(strategy: Strategy, scheme: BinScheme, question: Question) -> Score:
     How many samples depends on the scheme alone: C that are compared must share them.
     """
     epsilon, delta = question.target.epsilon, question.target.delta
-    objective, n = _objective(question), scheme.iterations
+    objective, n = question.described_objective, scheme.iterations
     privacy_loss = law(scheme).loss(strategy)
     exact = [bound for bound in privacy_loss.free_bounds() if bound.exact]
     if exact:

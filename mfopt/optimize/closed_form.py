@@ -16,6 +16,7 @@ import numpy as np
 
 from mfopt._runtime import _check, _signals, _sizes
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting import Mechanism, account
 from mfopt.noise.choice import choose
 from mfopt.optimize import defaults, kinds, unamplified
@@ -47,7 +48,7 @@ def default_bands(scheme: Scheme) -> int:
     """Number of bands of a banded C if none is named."""
     if type(scheme) not in _OPTIMIZED:
         return 1
-    participation = unamplified.Participation.of(scheme)
+    participation = unamplified.Participation.of_scheme(scheme)
     if scheme.bands_are_groups:
         return participation.separation
     return min(defaults.BANDS, participation.separation)
@@ -118,8 +119,8 @@ def _of_kind(form: str, scheme: Scheme, question: Question, progress: Report) ->
         sigma = _sigma(Mechanism(scheme, strategy), target)
         return Optimized(strategy, float(np.asarray(loss(strategy, sigma))), sigma)
     # of a C with sensitivity, or largest column norm, 1
-    most = unamplified.Participation.of(scheme).most
-    at_one = _sigma(Mechanism(scheme, Identity()), target) / math.sqrt(most)
+    participations = unamplified.Participation.of_scheme(scheme).largest_count
+    at_one = _sigma(Mechanism(scheme, Identity()), target) / math.sqrt(participations)
     trace = Trace(progress=_listener(form, at_one, progress))
     optimum = unamplified.optimize(
         scheme,
@@ -157,7 +158,7 @@ def _listener(form: str, at_one: float, progress: Report) -> Callable[[Trace], N
     return report
 
 
-def _record(scheme: Scheme, result: Optimized) -> dict[str, Any]:
+def _record(scheme: Scheme, result: Optimized) -> JsonObject:
     """What came of one scheme, JSON values only."""
     return {
         "sampling": scheme.describe(),

@@ -60,7 +60,7 @@ def kinds(scheme: BinScheme, epsilon: float, buffers: int) -> tuple[str, ...]:
         buffered = _BUFFERED.get(scheme.kind) if scheme.bins > buffers + 1 else None
         return (buffered or "banded-toeplitz",)
     # of many, only a BLT without a wave has a G from its buffers
-    few = not time_scaled.has_many_modes(scheme)
-    waves = few and buffers >= starts.FEWEST_WAVE
+    has_few_modes = not time_scaled.has_many_modes(scheme)
+    waves = has_few_modes and buffers >= starts.FEWEST_WAVE
     # the one that will most likely be kept first: what comes after the search is compiled for it
     return ("wave-blt", "blt") if waves and epsilon >= WAVE_FROM else ("blt",)

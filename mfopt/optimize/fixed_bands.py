@@ -18,14 +18,14 @@ class FixedBands:
 
     Attributes:
       bands, n: shape of C.
-      separation, most: distance of a unit's iterations, and their number.
+      separation, participations: distance of a unit's iterations, and their number.
       equal: whether all columns have one norm.
     """
 
     bands: int
     n: int
     separation: int
-    most: int
+    participations: int
     equal: bool
 
     @property
@@ -48,13 +48,13 @@ class FixedBands:
         row = np.arange(self.bands)[:, None] + np.arange(self.n)
         raw = jnp.where(row < self.n, x[self.shares :].reshape(self.bands, self.n), 0)
         if self.overlapping:
-            place = row * self.separation + np.arange(self.n) % self.separation
-            modes = jnp.zeros(int(place.max()) + 1).at[place.ravel()].add(raw.ravel())
+            position = row * self.separation + np.arange(self.n) % self.separation
+            modes = jnp.zeros(int(position.max()) + 1).at[position.ravel()].add(raw.ravel())
             modes = jnp.pad(modes, (0, -len(modes) % self.separation))
             squares = jnp.sum(modes.reshape(-1, self.separation) ** 2, axis=0)
-            return raw / jnp.sqrt(jnp.tile(squares, self.most))
-        target = jnp.full(self.n, 1 / self.most)
+            return raw / jnp.sqrt(jnp.tile(squares, self.participations))
+        target = jnp.full(self.n, 1 / self.participations)
         if not self.equal:  # columns that do not overlap are orthogonal: squared norms add up
-            logits = x[: self.n].reshape(self.most, self.separation)
+            logits = x[: self.n].reshape(self.participations, self.separation)
             target = jax.nn.softmax(logits, axis=0).reshape(-1)
         return raw * jnp.sqrt(target / jnp.sum(raw**2, axis=0))

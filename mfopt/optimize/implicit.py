@@ -42,13 +42,13 @@ class _Bracket(NamedTuple):
     """State of the root finder: a point, the point before it, and a bracket."""
 
     theta: jax.Array
-    before: jax.Array
+    previous: jax.Array
     height_before: jax.Array
     slope: jax.Array
     low: jax.Array
     high: jax.Array
     met: jax.Array
-    taken: jax.Array
+    steps: jax.Array
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -73,21 +73,21 @@ def log_sigma(
 
     def unfinished(state: _Bracket) -> jax.Array:
         inside = jnp.isfinite(state.theta) & (state.low < top) & (state.high > bottom)
-        return ~state.met & (state.taken < _MAX_ITERATIONS) & inside
+        return ~state.met & (state.steps < _MAX_ITERATIONS) & inside
 
     # secant steps, kept inside the bracket
     def iterate(state: _Bracket) -> _Bracket:
         theta = state.theta
-        found = estimate(theta, epsilon)
-        value = found - log_delta
+        log_estimate = estimate(theta, epsilon)
+        value = log_estimate - log_delta
         # nearly straight in log σ, as a Gaussian tail is; δ̂ may be above 1
-        height = jnp.where(found < 0, jnp.log(log_delta / found), jnp.inf)
+        height = jnp.where(log_estimate < 0, jnp.log(log_delta / log_estimate), jnp.inf)
         low = jnp.where(value > 0, jnp.maximum(state.low, theta), state.low)
         high = jnp.where(value > 0, state.high, jnp.minimum(state.high, theta))
-        apart = theta - state.before
-        read = (height - state.height_before) / apart
+        distance = theta - state.previous
+        read = (height - state.height_before) / distance
         slope = jnp.where(
-            (jnp.abs(apart) > _APART) & (read < 0) & jnp.isfinite(read), read, state.slope
+            (jnp.abs(distance) > _APART) & (read < 0) & jnp.isfinite(read), read, state.slope
         )
         # δ̂ = 0 (value −inf) means that σ is far too large
         step = jnp.where(jnp.isfinite(height), -height / slope, jnp.sign(value))
@@ -96,7 +96,7 @@ def log_sigma(
         moved = jnp.where(inside, moved, (jnp.maximum(low, bottom) + jnp.minimum(high, top)) / 2)
         met = jnp.abs(value) <= TOLERANCE
         moved = jnp.where(met, theta, jnp.where(jnp.isnan(value), jnp.nan, moved))
-        return _Bracket(moved, theta, height, slope, low, high, met, state.taken + 1)
+        return _Bracket(moved, theta, height, slope, low, high, met, state.steps + 1)
 
     far = jnp.full_like(centre, jnp.inf)
     begin = _Bracket(

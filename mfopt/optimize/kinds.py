@@ -60,7 +60,7 @@ class Kind:
         objective serves all starts.
       parameters: how many free numbers a C of this size has.
       starts: where to begin without any other strategy.
-      after: what is optimized before, for its optimum to be converted to a start.
+      prerequisites: what is optimized before, for its optimum to be converted to a start.
       samples: frozen Monte Carlo samples. Few suffice for a handful of parameters; a free
         coefficient for every lag would fit the noise of a small sample.
       steps: evaluations of the objective at most.
@@ -88,7 +88,7 @@ class Kind:
     steps: int
     tolerance: float
     starts: Callable[[Size], list[Strategy]] = _none
-    after: Callable[[Size], list[Stage]] = _none
+    prerequisites: Callable[[Size], list[Stage]] = _none
     warm_steps: int = 60
     twice: int = _SHORT_RUN
     scalable: bool = False
@@ -111,14 +111,14 @@ class Stage(NamedTuple):
     kind: Kind
     size: Size
 
-    def way(self) -> list[Stage]:
+    def chain(self) -> list[Stage]:
         """Stages that lead here, each once and after its prerequisites, this one last."""
-        found = {
+        stages = {
             (stage.kind.name, stage.size): stage
-            for before in self.kind.after(self.size)
-            for stage in before.way()
+            for earlier in self.kind.prerequisites(self.size)
+            for stage in earlier.chain()
         }
-        return [*found.values(), self]
+        return [*stages.values(), self]
 
 
 _KINDS: dict[str, Kind] = {}
@@ -133,11 +133,16 @@ def register(kind: Kind) -> Kind:
     """
     if kind.name not in strategies.registered():
         raise _check.reject("kind", kind.name, "must be the kind of a strategy that is defined")
-    known = _KINDS.get(kind.name)
-    if known is not None and known.parameterize.__module__ != kind.parameterize.__module__:
+    registered = _KINDS.get(kind.name)
+    if (
+        registered is not None
+        and registered.parameterize.__module__ != kind.parameterize.__module__
+    ):
         raise _check.reject("kind", kind.name, "can be optimized already: take another name")
-    if kind.starts is _none and kind.after is _none:
-        raise _check.reject("kind", kind.name, "needs `starts`, or another kind to come `after`")
+    if kind.starts is _none and kind.prerequisites is _none:
+        raise _check.reject(
+            "kind", kind.name, "needs `starts`, or another kind to come before it (`prerequisites`)"
+        )
     _KINDS[kind.name] = kind
     return kind
 
@@ -156,7 +161,7 @@ def fixed_names() -> tuple[str, ...]:
     )
 
 
-def every() -> tuple[str, ...]:
+def all_names() -> tuple[str, ...]:
     """Kinds that can be asked for: optimized, or known once their size is."""
     return tuple(dict.fromkeys((*_KINDS, *fixed_names())))
 
@@ -167,12 +172,12 @@ def check(name: str) -> str:
     Raises:
       UsageError: no kind of that name can be optimized or is known once its size is.
     """
-    if name not in every():
+    if name not in all_names():
         _plugins.load()
-    return _check.choice("strategy", name, every())
+    return _check.choice("strategy", name, all_names())
 
 
-def named(strategy: str | Sequence[str]) -> tuple[str, ...]:
+def by_name(strategy: str | Sequence[str]) -> tuple[str, ...]:
     """The kinds that a caller names, one or several, each once.
 
     Raises:
@@ -203,7 +208,7 @@ def fixed(name: str, **sizes: int) -> Strategy:
     return cls(**{key: value for key, value in sizes.items() if key in fields.roles(cls)})
 
 
-def of(strategy: Strategy, n: int) -> Parameterization:
+def parameterization_of(strategy: Strategy, n: int) -> Parameterization:
     """Parameters of ``strategy`` as an n×n matrix, and the way back.
 
     Raises:
@@ -211,7 +216,7 @@ def of(strategy: Strategy, n: int) -> Parameterization:
     """
     if isinstance(strategy, TimeScaled):
         entry = _KINDS.get(strategy.base.kind)
-        return _between(strategy, n, of, None if entry is None else entry.tilted)
+        return _between(strategy, n, parameterization_of, None if entry is None else entry.tilted)
     if strategy.kind not in _KINDS:
         raise _check.reject("strategy", strategy.kind, "has no parameters to optimize")
     return _KINDS[strategy.kind].parameterize(strategy, n)
@@ -260,18 +265,20 @@ def scaled(kind: Kind) -> Kind:
             return []
         return [TimeScaled(start) for start in kind.starts(size)]
 
-    def after(size: Size) -> list[Stage]:
+    def prerequisites(size: Size) -> list[Stage]:
         if kind.plain_first:
             return [Stage(kind, size)]
         return [
             Stage(scaled(stage.kind) if stage.kind.scalable else stage.kind, stage.size)
-            for stage in kind.after(size)
+            for stage in kind.prerequisites(size)
         ]
 
-    def stretch(strategy: TimeScaled, before: int, n: int) -> Strategy:
+    def stretch(strategy: TimeScaled, shorter: int, n: int) -> Strategy:
         assert kind.stretch is not None
-        rows, columns = (time_scale.stretched(np.asarray(x), n) for x in strategy.diagonals(before))
-        return TimeScaled(kind.stretch(strategy.base, before, n), rows, columns)
+        rows, columns = (
+            time_scale.stretched(np.asarray(x), n) for x in strategy.diagonals(shorter)
+        )
+        return TimeScaled(kind.stretch(strategy.base, shorter, n), rows, columns)
 
     return dataclasses.replace(
         kind,
@@ -281,7 +288,7 @@ def scaled(kind: Kind) -> Kind:
         parameterize=parameterize,
         parameters=lambda size: kind.parameters(size) + 2 * time_scale.KNOTS,
         starts=begin,
-        after=after,
+        prerequisites=prerequisites,
         samples=max(kind.samples, time_scale.SAMPLES),
         steps=time_scale.STEPS,
         warm_steps=time_scale.STEPS,
@@ -299,9 +306,9 @@ def _few_blts(size: Size) -> list[Strategy]:
     """
     if size.buffers > _WARM_BUFFERS:
         return []
-    most = None if size.n <= _SHORT_RUN else 1
-    found: list[Strategy] = [*starts.spread_blts(size.buffers, size.bins)]
-    return found[:most]
+    limit = None if size.n <= _SHORT_RUN else 1
+    spread: list[Strategy] = [*starts.spread_blts(size.buffers, size.bins)]
+    return spread[:limit]
 
 
 def _blt(size: Size, buffers: int = _WARM_BUFFERS) -> Stage:
@@ -326,14 +333,14 @@ register(
         scalable=True,
         starts=_few_blts,
         # many buffers from a few: spread evenly they end in a worse optimum
-        after=lambda size: [
+        prerequisites=lambda size: [
             *([_blt(size, starts.fewer(size.buffers))] if size.buffers > _WARM_BUFFERS else [])
         ],
         convert=lambda strategy, size: starts.as_blt(strategy, size.buffers),
         parameterize=parameterization.blt,
         tilted=starts.tilted_blt,
         parameters=lambda size: 2 * size.buffers,
-        stretch=lambda strategy, before, n: starts.stretched(strategy, n / before, n),
+        stretch=lambda strategy, shorter, n: starts.stretched(strategy, n / shorter, n),
         working=lambda size: 4.0 * size.n * size.buffers,
         samples=2**13,
         steps=150,
@@ -345,7 +352,7 @@ register(
         "toeplitz",
         scalable=True,
         # at a large ε the optimum is cut at the epoch, where a search from a smooth C ends too soon
-        after=lambda size: [_blt(size), _banded_toeplitz(size, size.bins)],
+        prerequisites=lambda size: [_blt(size), _banded_toeplitz(size, size.bins)],
         convert=lambda strategy, size: starts.as_toeplitz(strategy, size.n),
         parameterize=parameterization.toeplitz,
         tilted=starts.tilted_toeplitz,
@@ -360,7 +367,7 @@ register(
     Kind(
         "banded-toeplitz",
         scalable=True,
-        after=lambda size: [_blt(size)],
+        prerequisites=lambda size: [_blt(size)],
         convert=lambda strategy, size: starts.as_banded_toeplitz(strategy, size.n, size.bands),
         parameterize=parameterization.banded_toeplitz,
         tilted=starts.tilted_toeplitz,
@@ -395,7 +402,7 @@ register(
         plain_first=True,
         starts=lambda size: [*starts.waves(size.buffers, size.bins)],
         # as for blt: with own starts six buffers ended 0.3% above four at 16 × 128, ε = 2
-        after=lambda size: [*([_wave(size)] if size.buffers > starts.FEWEST_WAVE else [])],
+        prerequisites=lambda size: [*([_wave(size)] if size.buffers > starts.FEWEST_WAVE else [])],
         convert=lambda strategy, size: starts.as_wave(strategy, size.buffers),
         parameterize=parameterization.wave_blt,
         parameters=lambda size: 2 * size.buffers - 1,
@@ -409,7 +416,7 @@ register(
     Kind(
         "banded",
         tangents=False,
-        after=lambda size: _scaled(_banded_toeplitz(size, size.bands)),
+        prerequisites=lambda size: _scaled(_banded_toeplitz(size, size.bands)),
         convert=lambda strategy, size: starts.as_banded(strategy, size.n, size.bands),
         parameterize=parameterization.banded,
         parameters=lambda size: float(size.bands) * size.n,
@@ -422,7 +429,7 @@ register(
     Kind(
         "dense",
         tangents=False,
-        after=lambda size: _scaled(Stage(find("toeplitz"), size)),
+        prerequisites=lambda size: _scaled(Stage(find("toeplitz"), size)),
         convert=lambda strategy, size: starts.as_dense(strategy, size.n),
         parameterize=parameterization.dense,
         parameters=lambda size: float(size.n) ** 2,

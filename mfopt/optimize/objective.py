@@ -28,6 +28,7 @@ import numpy as np
 from mfopt import final_model, query_error
 from mfopt._runtime import _check, _quick
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting.monte_carlo import chunked, sharding
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.accounting.monte_carlo.sampled import OneUnit
@@ -119,7 +120,7 @@ class Objective:
         share = final_model.WORKLOAD_SHARE if self.name == "robust" else 0.0
         return final_model.MixedError(self.workload, n, schedules, share)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Record of it, JSON values only."""
         schedule = self.schedule
         if schedule is not None and not isinstance(schedule, str):
@@ -160,14 +161,14 @@ class Tangent(NamedTuple):
 
     Attributes:
       point: parameters.
-      at: value, gradient and σ on the frozen samples.
+      evaluation: value, gradient and σ on the frozen samples.
       placement: where the samples were put.
       drift: log σ over the scale of C, less the placement's centre.
       touch: (log σ, ∂ log σ/∂quadratic).
     """
 
     point: np.ndarray
-    at: Evaluation
+    evaluation: Evaluation
     placement: Placement
     drift: float
     touch: tuple[Any, Any]
@@ -200,8 +201,8 @@ class AmplifiedObjective:
         draws = self._law.draws(chunked.subkey(chunked.seed_key(samples.seed), 0), count)
         self._devices = implicit.devices(self._law, draws)
         self._draws = sharding.placed(draws, self._devices)
-        known = loss if isinstance(loss, Hashable) else functools.partial(loss)
-        self._compiled_model = _model(known, self._law, parameterization.build)
+        hashable_loss = loss if isinstance(loss, Hashable) else functools.partial(loss)
+        self._compiled_model = _model(hashable_loss, self._law, parameterization.build)
 
     @property
     def disagreement(self) -> float:
@@ -210,7 +211,7 @@ class AmplifiedObjective:
 
     def __call__(self, parameters: np.ndarray) -> Evaluation:
         """Value and gradient on a proposal placed at ``parameters`` themselves."""
-        return self.placed(parameters).at
+        return self.placed(parameters).evaluation
 
     def placed(
         self, parameters: np.ndarray, sigma: float = math.nan, anywhere: bool = True
@@ -223,30 +224,30 @@ class AmplifiedObjective:
           anywhere: whether σ is searched for from anywhere where none is found near that one.
         """
         quadratic = self.quadratic(parameters)
-        found = _nothing(parameters)
-        known = math.isfinite(sigma) and sigma > 0
-        first: Callable[[np.ndarray], float] = (lambda _: sigma) if known else self._guessed
-        for find in ([first] if known or anywhere else []) + ([self._rough] if anywhere else []):
+        tangent = _nothing(parameters)
+        is_known = math.isfinite(sigma) and sigma > 0
+        guess: Callable[[np.ndarray], float] = (lambda _: sigma) if is_known else self._guessed
+        for find in ([guess] if is_known or anywhere else []) + ([self._rough] if anywhere else []):
             with contextlib.suppress(FailureError):  # no σ, or one beyond numerical range
-                near = find(parameters)
+                guessed = find(parameters)
                 for _ in range(_ATTEMPTS):
-                    if not (math.isfinite(near) and near > 0):
+                    if not (math.isfinite(guessed) and guessed > 0):
                         break
-                    found = self._tangent(parameters, quadratic, self._place(quadratic, near))
-                    if abs(found.drift) <= _CLOSE:
-                        return found
-                    near = found.at.noise_multiplier
-        return found
+                    tangent = self._tangent(parameters, quadratic, self._place(quadratic, guessed))
+                    if abs(tangent.drift) <= _CLOSE:
+                        return tangent
+                    guessed = tangent.evaluation.noise_multiplier
+        return tangent
 
-    def follow(self, parameters: np.ndarray, near: Tangent, anywhere: bool = True) -> Tangent:
-        """The tangent on the proposal of ``near`` while that serves, else on one of its own."""
+    def follow(self, parameters: np.ndarray, neighbour: Tangent, anywhere: bool = True) -> Tangent:
+        """The tangent on the proposal of ``neighbour`` while that serves, else on its own."""
         quadratic = self.quadratic(parameters)
-        sigma = self._foreseen(near, quadratic)
+        sigma = self._foreseen(neighbour, quadratic)
         # samples are not asked on a proposal that will not serve
-        if not abs(self._centre(quadratic, sigma) - near.placement.centre) > KEEP:
-            found = self._tangent(parameters, quadratic, near.placement)
-            if abs(found.drift) <= KEEP:
-                return found
+        if not abs(self._centre(quadratic, sigma) - neighbour.placement.centre) > KEEP:
+            tangent = self._tangent(parameters, quadratic, neighbour.placement)
+            if abs(tangent.drift) <= KEEP:
+                return tangent
         return self.placed(parameters, sigma, anywhere)
 
     def tangent(self, parameters: np.ndarray, placement: Placement) -> Tangent:
@@ -254,9 +255,9 @@ class AmplifiedObjective:
         return self._tangent(parameters, self.quadratic(parameters), placement)
 
     def _tangent(self, parameters: np.ndarray, quadratic: Any, placement: Placement) -> Tangent:
-        at, log_scale, touch = self._touched(parameters, quadratic, placement)
+        evaluation, log_scale, touch = self._touched(parameters, quadratic, placement)
         drift = float(touch[0]) - log_scale - placement.centre
-        return Tangent(np.asarray(parameters), at, placement, drift, touch)
+        return Tangent(np.asarray(parameters), evaluation, placement, drift, touch)
 
     @float64
     def _place(self, quadratic: Any, noise_multiplier: float) -> Placement:
@@ -282,8 +283,10 @@ class AmplifiedObjective:
         (log_sigma, norm, log_scale), slope = _slope(self._law, quadratic, frozen, *target)
         touch = sharding.gathered((jnp.asarray(log_sigma), slope), self._devices)
         value, gradient = self._compiled_model(parameters, *touch)
-        at = Evaluation(float(value), np.asarray(gradient), math.exp(log_sigma), float(norm))
-        return at, float(log_scale), touch
+        evaluation = Evaluation(
+            float(value), np.asarray(gradient), math.exp(log_sigma), float(norm)
+        )
+        return evaluation, float(log_scale), touch
 
     def model(self, tangent: Tangent) -> Model:
         """Parameters -> (value, gradient) with the σ of ``tangent``, without samples."""
@@ -320,8 +323,10 @@ class AmplifiedObjective:
 
 def _nothing(parameters: np.ndarray) -> Tangent:
     """The tangent where no σ was found."""
-    at = Evaluation(math.nan, np.full(np.shape(parameters), math.nan), math.nan, math.nan)
-    return Tangent(np.asarray(parameters), at, Placement(None, math.nan), math.nan, (math.nan, ()))
+    evaluation = Evaluation(math.nan, np.full(np.shape(parameters), math.nan), math.nan, math.nan)
+    return Tangent(
+        np.asarray(parameters), evaluation, Placement(None, math.nan), math.nan, (math.nan, ())
+    )
 
 
 @functools.partial(_quick.jit, static_argnums=0)
@@ -350,8 +355,8 @@ def _slope(
         log_sigma = implicit.log_sigma(law, reduced, frozen, epsilon, log_delta)
         return log_sigma, (log_sigma, law.norm(reduced), law.log_scale(reduced))
 
-    (_, found), slope = jax.value_and_grad(value, has_aux=True)(quadratic)
-    return found, slope
+    (_, numbers), slope = jax.value_and_grad(value, has_aux=True)(quadratic)
+    return numbers, slope
 
 
 @functools.lru_cache(maxsize=16)

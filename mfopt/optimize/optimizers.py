@@ -7,6 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -74,13 +75,24 @@ class Step(Progress):
     trace: Trace = dataclasses.field(kw_only=True)
 
 
+class Descent(NamedTuple):
+    """Record of a search from one point, and where it ends.
+
+    Attributes:
+      trace: record of every evaluation; keeps the best.
+      steps: evaluations at most.
+      tolerance: relative decrease of the objective in a step below which it ends.
+    """
+
+    trace: Trace
+    steps: int
+    tolerance: float
+
+
 def lbfgs(
     objective: AmplifiedObjective,
     start: np.ndarray,
-    trace: Trace,
-    *,
-    steps: int,
-    tolerance: float,
+    descent: Descent,
     judge: Judge | None = None,
 ) -> None:
     """SciPy's L-BFGS-B in rounds, at the beginning of which the proposal is placed.
@@ -91,13 +103,12 @@ def lbfgs(
     Args:
       objective: what is minimized.
       start: parameters, shape (p,).
-      trace: record of every evaluation; keeps the best.
-      steps: evaluations at most.
-      tolerance: decrease of the objective over a round that counts as progress, a third of it over
-        a step.
+      descent: record, evaluations at most, and the decrease of the objective over a round that
+        counts as progress, a third of it over a step.
       judge: the objective on samples that no step sees, where the frozen ones can be fitted: a
         round that does not lower it is taken back, and ends the search.
     """
+    trace, steps, tolerance = descent
     parameters = start
     judged = None if judge is None else judge(start)
     if judged is not None and not math.isfinite(judged.value):
@@ -114,9 +125,7 @@ def lbfgs(
         message = descend(
             functools.partial(_on_placement, objective, placement),
             parameters,
-            trace,
-            steps=budget,
-            tolerance=tolerance / 3,
+            Descent(trace, budget, tolerance / 3),
             first_step=first_step,
             pairs=20 if len(start) < 10**5 else 8,  # of vectors: a dense C has millions of entries
         )
@@ -141,32 +150,28 @@ def lbfgs(
 def _on_placement(
     objective: AmplifiedObjective, placement: Placement, point: np.ndarray
 ) -> Evaluation:
-    return objective.tangent(point, placement).at
+    return objective.tangent(point, placement).evaluation
 
 
 def descend(
     evaluate: Callable[[np.ndarray], Evaluation],
     start: np.ndarray,
-    trace: Trace,
-    *,
-    steps: int,
-    tolerance: float,
+    descent: Descent,
     first_step: float = 1.0,
     pairs: int = 30,
     lowest: np.ndarray | None = None,
 ) -> str:
-    """Return why SciPy's L-BFGS-B ended; ``trace`` has the points.
+    """Return why SciPy's L-BFGS-B ended; the record has the points.
 
     Args:
       evaluate: value and gradient at parameters.
       start: parameters, shape (p,).
-      trace: record of every evaluation.
-      steps: evaluations at most.
-      tolerance: relative decrease of the value in a step at which it ends.
+      descent: record of every evaluation, and where it ends.
       first_step: length of the first step.
       pairs: steps whose curvature is kept.
       lowest: bounds of the parameters, shape (p,), or None.
     """
+    trace, steps, tolerance = descent
     last_gradient = np.zeros_like(start)
     limit, earlier = max(steps, 1), len(trace.history)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mfopt._runtime import _check, _signals
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting.monte_carlo.protocol import is_sampled, law
 from mfopt.calibration import calibrate
 from mfopt.errors import FailureError
@@ -17,7 +18,6 @@ from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.optimize import closed_form, defaults, kinds, sizes
-from mfopt.optimize.objective import Objective
 from mfopt.optimize.question import Form, Question, Search, Target
 from mfopt.optimize.run import InterruptedOptimization, Optimized, optimize
 from mfopt.progress import Report, silent
@@ -72,7 +72,7 @@ def factorize(
     for item in schemes or (None,):
         _check.kind("scheme", item, Scheme, "BallsInBins(bins=128, epochs=16) is one.")
     first_scheme: Scheme = schemes[0]
-    objective: Objective = _check.kind("objective", question.objective, Objective)
+    objective = question.described_objective
     record = dict(provenance or {})
     form, search = question.form, question.search
     forms = form.strategy or default_kinds(first_scheme, question.target.epsilon, form.buffers)
@@ -157,9 +157,9 @@ def _planned(scheme: BinScheme, forms: Sequence[str], question: Question) -> Que
     """The question with its defaults under bins, checked before any work."""
     form = question.form
     bands = defaults.bands(scheme) if form.bands is None else form.bands
-    most = scheme.most_bands
-    if most is not None and bands > most and set(forms) & set(_BANDED):
-        rule = f"must be at most {most} with {scheme.kind.replace('-bins', ' bins')}"
+    most_bands = scheme.most_bands
+    if most_bands is not None and bands > most_bands and set(forms) & set(_BANDED):
+        rule = f"must be at most {most_bands} with {scheme.kind.replace('-bins', ' bins')}"
         raise _check.reject("bands", bands, rule, "More bands have no account there.")
     scaled = question.search.time_scale
     if scaled is None:
@@ -188,7 +188,7 @@ class Searched(NamedTuple):
 
     optimum: Optimized
     scheme: Scheme
-    record: dict[str, Any]
+    record: JsonObject
     interrupted: bool = False
     keep: bool = False
 
@@ -205,8 +205,7 @@ def on_record(searched: Searched, question: Question, progress: Report = silent)
       FailureError: no σ could be certified, and C is not to be kept; or it has no estimate either.
     """
     optimized, scheme, record, interrupted, keep = searched
-    target, objective = question.target, question.objective
-    assert isinstance(objective, Objective)
+    target, objective = question.target, question.described_objective
     record = {
         **record,
         "optimizer_status": optimized.status,
@@ -219,14 +218,16 @@ def on_record(searched: Searched, question: Question, progress: Report = silent)
     mechanism = Mechanism(scheme, optimized.strategy, privacy_unit=target.privacy_unit)
     if not interrupted or not is_sampled(scheme):
         try:
-            near = optimized.noise_multiplier if np.isfinite(optimized.noise_multiplier) else None
+            searched_sigma = (
+                optimized.noise_multiplier if np.isfinite(optimized.noise_multiplier) else None
+            )
             # the engine's samples are its own, also where the seed is the optimizer's
             guarantee, facts = proofs.calibrated(
                 mechanism,
                 target.epsilon,
                 target.delta,
                 effort=target.effort,
-                near=near,
+                near=searched_sigma,
                 progress=_signals.heard(progress),
             )
             record |= facts

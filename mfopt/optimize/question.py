@@ -70,7 +70,7 @@ class Form:
 
     def __post_init__(self) -> None:
         if self.strategy is not None:
-            object.__setattr__(self, "strategy", kinds.named(self.strategy))
+            object.__setattr__(self, "strategy", kinds.by_name(self.strategy))
         for name in ("bands", "buffers"):
             number = _check.optional(_check.integer, name, getattr(self, name))
             object.__setattr__(self, name, number)
@@ -101,8 +101,8 @@ class Search:
 
     def __post_init__(self) -> None:
         _check.optional(_check.kind, "time_scale", self.time_scale, expected=bool)
-        for name, least in (("samples", 64), ("steps", 1)):
-            number = _check.optional(_check.integer, name, getattr(self, name), at_least=least)
+        for name, lowest in (("samples", 64), ("steps", 1)):
+            number = _check.optional(_check.integer, name, getattr(self, name), at_least=lowest)
             object.__setattr__(self, name, number)
         for strategy in self.starts:
             _check.kind("init", strategy, Strategy, "mfopt.load(path).strategy is one.")
@@ -131,3 +131,13 @@ class Question:
     form: Form = Form()
     objective: Objective | Loss = dataclasses.field(default_factory=Objective)
     search: Search = Search()
+
+    @property
+    def described_objective(self) -> Objective:
+        """The objective, for work that records it or changes the number of iterations.
+
+        Raises:
+          UsageError: it is a function of (C, σ), which says neither its name nor its iterations.
+        """
+        objective: Objective = _check.kind("objective", self.objective, Objective)
+        return objective

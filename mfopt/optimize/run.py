@@ -7,7 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,10 +16,10 @@ from mfopt._runtime import _check, _quick, _signals
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import FailureError, UsageError
-from mfopt.optimize import defaults, kinds, optimizers, sizes
+from mfopt.optimize import defaults, kinds, sizes
 from mfopt.optimize.kinds import Kind
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Loss, Objective, Samples
-from mfopt.optimize.optimizers import Judge, Step, Trace
+from mfopt.optimize.optimizers import Descent, Judge, Step, Trace, lbfgs
 from mfopt.optimize.parameterization import Parameterization, built
 from mfopt.optimize.question import Question, Search, Target
 from mfopt.optimize.search import CHECKS, minimize
@@ -112,43 +112,43 @@ def optimize(scheme: BinScheme, question: Question, progress: Report = silent) -
     entries = [kinds.find(name) for name in form.strategy or ("blt",)]
     if scaled:
         entries = [kinds.scaled(entry) for entry in entries]
-    searched, few = scheme, None
+    searched, coarse_problem = scheme, None
     if isinstance(loss, Objective):
         if law(scheme).coarse() != law(scheme) and loss.any_length:
             if not search.starts and all(entry.stretch is not None for entry in entries):
                 searched = sizes.searched(scheme)
             smaller = dataclasses.replace(scheme, bins=min(_FEW_BINS, scheme.bins))
-            few = _Problem(smaller, law(smaller), loss.loss(smaller.iterations), smaller)
+            coarse_problem = _Problem(smaller, law(smaller), loss.loss(smaller.iterations), smaller)
         loss = loss.loss(searched.iterations)
     n = searched.iterations
     bands = min(16 if form.bands is None else form.bands, n)
     buffers = defaults.buffers(scheme) if form.buffers is None else form.buffers
     size = kinds.Size(n, searched.bins, bands, buffers)
     problem = _Problem(searched, law(searched).coarse(), loss, scheme)
-    job = _Job(problem, few, question.target, search.tolerance, progress)
+    job = _Job(problem, coarse_problem, question.target, search.tolerance, progress)
     work = {
         entry.plain: sizes.Load(
             entry.plain, job.samples(entry, size, search.samples), bands, buffers, scaled
         )
         for entry in entries
     }
-    for wanted in work.values():
-        sizes.require(scheme, wanted)
+    for load in work.values():
+        sizes.require(scheme, load)
     searches = [job.search(entry, size, search) for entry in entries]
     if search.starts:
         searches = [planned for planned in searches if planned.starts]
         if not searches:
             rule = f"cannot start a {' or '.join(work)} strategy of this size"
             raise _check.reject("init", search.starts[0].kind, rule)
-    told = [work[planned.kind.plain] for planned in searches]
-    sizes.announce(scheme, told, [planned.steps for planned in searches], progress)
+    loads = [work[planned.kind.plain] for planned in searches]
+    sizes.announce(scheme, loads, [planned.steps for planned in searches], progress)
     ends: list[StartedTrace] = []
     for number, planned in enumerate(searches):
         if not job.interrupted:
-            after = sum(later.most for later in searches[number + 1 :])
-            ends.append(_best(job, planned, size, after))
-    place, forms = job.preferred(searches, ends)
-    trace = ends[place]
+            later_evaluations = sum(later.evaluations for later in searches[number + 1 :])
+            ends.append(_best(job, planned, size, later_evaluations))
+    best_index, forms = job.preferred(searches, ends)
+    trace = ends[best_index]
     strategy, mode_norm = normalized(trace.result(), scheme, trace.norm)
     optimum = Optimized(
         strategy,
@@ -165,18 +165,18 @@ def optimize(scheme: BinScheme, question: Question, progress: Report = silent) -
     return optimum
 
 
-def _best(job: _Job, search: _Search, size: kinds.Size, after: int) -> StartedTrace:
-    """Run one search; at most ``after`` evaluations follow it."""
+def _best(job: _Job, search: _Search, size: kinds.Size, later_evaluations: int) -> StartedTrace:
+    """Run one search; at most ``later_evaluations`` follow it."""
     kind, limit = search.kind, search.steps
-    job.later = search.most + after
+    job.later = search.evaluations + later_evaluations
     candidates = search.starts or _own_starts(job, kind, size)
     law(job.problem.scheme).check_shape(candidates[0])
-    near = None if search.starts else job.near(kind, candidates, limit)
-    if near is not None:
+    in_closed_form = None if search.starts else job.closed_form_search(kind, candidates, limit)
+    if in_closed_form is not None:
         if job.problem.law.surrogate_suffices(job.target.epsilon):
-            return near
-        candidates = [near.searched(), *candidates]
-    job.later = _budget(len(candidates), limit) + after
+            return in_closed_form
+        candidates = [in_closed_form.searched(), *candidates]
+    job.later = _budget(len(candidates), limit) + later_evaluations
     trace = job.best_of(kind, candidates, limit, search.samples)
     if search.samples < _UNFITTED * kind.parameters(size):
         job.confirm(kind, candidates, trace, search.samples)
@@ -200,9 +200,9 @@ def normalized(
     return (strategy, norm) if rescaled is None else (rescaled, 1.0)
 
 
-def _stretched(kind: Kind, before: int, n: int, strategy: Strategy) -> Strategy:
+def _stretched(kind: Kind, shorter: int, n: int, strategy: Strategy) -> Strategy:
     assert kind.stretch is not None
-    return kind.stretch(strategy, before, n)
+    return kind.stretch(strategy, shorter, n)
 
 
 @functools.partial(_quick.jit, static_argnums=0)
@@ -212,33 +212,33 @@ def _norm(sampled: SampledLaw, strategy: Strategy) -> jax.Array:
 
 def _own_starts(job: _Job, entry: Kind, size: kinds.Size) -> list[Strategy]:
     """The starts of a kind, and the converted optima of what it comes after."""
-    *way, last = kinds.Stage(entry, size).way()
-    found: dict[tuple[str, kinds.Size], Strategy] = {}
+    *earlier_stages, final = kinds.Stage(entry, size).chain()
+    optima: dict[tuple[str, kinds.Size], Strategy] = {}
 
     def candidates(stage: kinds.Stage) -> list[Strategy]:
-        made = job.starts(stage)
-        for before in stage.kind.after(stage.size):
-            start = stage.kind.convert(found[before.kind.name, before.size], stage.size)
+        starts = job.starts(stage)
+        for earlier in stage.kind.prerequisites(stage.size):
+            start = stage.kind.convert(optima[earlier.kind.name, earlier.size], stage.size)
             if start is None:
-                raise FailureError(f"{before.kind.name} gives no start for {stage.kind.name}")
-            made.append(start)
-        return made
+                raise FailureError(f"{earlier.kind.name} gives no start for {stage.kind.name}")
+            starts.append(start)
+        return starts
 
-    for number, stage in enumerate(way):
-        kind, made = stage.kind, candidates(stage)
+    for number, stage in enumerate(earlier_stages):
+        kind, starts = stage.kind, candidates(stage)
         text = f"warm start, {kind.name}" if number else "warm start"
-        if not job.covers(made[0]):
+        if not job.covers(starts[0]):
             # the scheme has no account of such a C: what leads on from it begins where it would
-            found[kind.name, stage.size] = made[0]
+            optima[kind.name, stage.size] = starts[0]
             continue
-        near = job.near(kind, made, kind.warm_steps)
-        if near is not None:
-            found[kind.name, stage.size] = near.searched()
+        in_closed_form = job.closed_form_search(kind, starts, kind.warm_steps)
+        if in_closed_form is not None:
+            optima[kind.name, stage.size] = in_closed_form.searched()
             continue
         samples = job.samples(kind, stage.size)
-        trace = job.best_of(kind, made, kind.warm_steps, samples, stage=text)
-        found[kind.name, stage.size] = trace.searched()
-    return candidates(last)
+        trace = job.best_of(kind, starts, kind.warm_steps, samples, stage=text)
+        optima[kind.name, stage.size] = trace.searched()
+    return candidates(final)
 
 
 def _budget(candidates: int, steps: int) -> int:
@@ -254,14 +254,14 @@ class _Search(NamedTuple):
       starts: where it begins, or none for its own starts.
       steps: evaluations at most, once one start is chosen.
       samples: frozen ones.
-      most: evaluations at most, with all that comes before.
+      evaluations: evaluations at most, with all that comes before.
     """
 
     kind: Kind
     starts: list[Strategy]
     steps: int
     samples: int
-    most: int
+    evaluations: int
 
 
 class _Problem(NamedTuple):
@@ -271,13 +271,14 @@ class _Problem(NamedTuple):
       scheme: bins and epochs.
       law: its own, or a coarse one.
       loss: of C and σ.
-      asked: whose C is wanted: of more bins, where the one that is found is stretched to them.
+      target_scheme: whose C is wanted: of more bins, where the one that is found is stretched to
+        them.
     """
 
     scheme: BinScheme
     law: SampledLaw
     loss: Loss
-    asked: BinScheme
+    target_scheme: BinScheme
 
     @property
     def grouped(self) -> bool:
@@ -315,12 +316,13 @@ class _Attempt(NamedTuple):
 class _Job:
     """Settings shared by all starts of one call, and its progress.
 
-    ``few`` is the same with few bins, where many are grouped and the loss is known there too.
-    ``done`` evaluations lie behind, and ``later`` ones at most belong to runs not yet begun.
+    ``coarse_problem`` is the same with few bins, where many are grouped and the loss is known
+    there too. ``done`` evaluations lie behind, and ``later`` ones at most belong to runs not yet
+    begun.
     """
 
     problem: _Problem
-    few: _Problem | None
+    coarse_problem: _Problem | None
     target: Target
     tolerance: float | None
     progress: Report
@@ -338,12 +340,14 @@ class _Job:
             converted = (kind.convert(source, size) for source in options.starts)
             starts = [start for start in converted if start is not None]
             return _Search(kind, starts, limit, count, _budget(len(starts), limit))
-        stages = kinds.Stage(kind, size).way()
-        most = sum(2 * _SCOUT_STEPS for stage in stages if self.stretches(stage))
+        stages = kinds.Stage(kind, size).chain()
+        most_evaluations = sum(2 * _SCOUT_STEPS for stage in stages if self.stretches(stage))
         for stage in stages:
-            begin = len(stage.kind.starts(stage.size)) + len(stage.kind.after(stage.size))
-            most += _budget(begin, limit if stage is stages[-1] else stage.kind.warm_steps)
-        return _Search(kind, [], limit, count, most)
+            begin = len(stage.kind.starts(stage.size)) + len(stage.kind.prerequisites(stage.size))
+            most_evaluations += _budget(
+                begin, limit if stage is stages[-1] else stage.kind.warm_steps
+            )
+        return _Search(kind, [], limit, count, most_evaluations)
 
     def covers(self, strategy: Strategy) -> bool:
         """Return True if the scheme's accounting supports a C of this form."""
@@ -362,20 +366,26 @@ class _Job:
         history: list[tuple[float, float, float]] = []
         begun: list[float] = []
         targets: dict[int, AmplifiedObjective] = {}
-        maps = [kind.parameterize(one, self.problem.scheme.iterations) for one in candidates]
+        maps = [
+            kind.parameterize(candidate, self.problem.scheme.iterations) for candidate in candidates
+        ]
         cost = functools.partial(sizes.search_seconds, self.problem.scheme, samples=samples)
         slow = cost(evaluations=2) - cost(evaluations=1) > _SLOW and steps > 2 * _SCOUT_STEPS
-        few = min(max(samples // (2 * _PART) * 2, 64), samples) if slow else samples
-        scouts, checks = len(candidates) > 1 or few < samples, 1 if slow else CHECKS
+        scout_samples = min(max(samples // (2 * _PART) * 2, 64), samples) if slow else samples
+        scouts, checks = len(candidates) > 1 or scout_samples < samples, 1 if slow else CHECKS
         for mapping in maps:
             # starts of one shape share one compiled objective
             size = len(mapping.start)
             if size not in targets:
-                targets[size] = self._objective(self.problem, mapping, few, self.target.seed)
+                targets[size] = self._objective(
+                    self.problem, mapping, scout_samples, self.target.seed
+                )
             target, trace = targets[size], self._started(kind, mapping.build)
             judge = None if scouts else self._judge(kind, mapping, samples)
-            first = _SCOUT_STEPS if scouts else steps
-            attempt = _Attempt(target, kind, mapping.start, first, stage, judge, checks=checks)
+            scout_steps = _SCOUT_STEPS if scouts else steps
+            attempt = _Attempt(
+                target, kind, mapping.start, scout_steps, stage, judge, checks=checks
+            )
             self._run(attempt, trace)
             history += trace.history
             begun.append(trace.history[0][1] if trace.history else math.nan)
@@ -385,13 +395,13 @@ class _Job:
                 break
         assert best is not None
         # so few samples may have no σ where all have one
-        point = maps[0].start if best.best is None and few < samples else best.best
+        point = maps[0].start if best.best is None and scout_samples < samples else best.best
         if scouts and not best.interrupted and point is not None:
             mapping, final = Parameterization(point, best.build), self._started(kind, best.build)
             steps -= len(history) if len(candidates) == 1 else 0
             try:
                 target = targets[len(point)]
-                if few < samples:
+                if scout_samples < samples:
                     target = self._objective(self.problem, mapping, samples, self.target.seed)
                 judge = self._judge(kind, mapping, samples)
                 sigma = best.best_sigma * best.best_norm
@@ -406,7 +416,9 @@ class _Job:
         best.history, best.begun = history, begun
         return best
 
-    def near(self, kind: Kind, candidates: list[Strategy], steps: int) -> StartedTrace | None:
+    def closed_form_search(
+        self, kind: Kind, candidates: list[Strategy], steps: int
+    ) -> StartedTrace | None:
         """Search the law's surrogate, without samples; None where it has none, or no σ."""
         surrogate = self.problem.law.surrogate()
         if surrogate is None or not kind.tangents:
@@ -424,14 +436,14 @@ class _Job:
 
     def _started(self, kind: Kind, build: Callable[[jax.Array], Strategy]) -> StartedTrace:
         """A trace for this problem."""
-        few, many = self.problem.scheme, self.problem.asked
-        stretch = functools.partial(_stretched, kind, few.iterations, many.iterations)
+        searched, target_scheme = self.problem.scheme, self.problem.target_scheme
+        stretch = functools.partial(_stretched, kind, searched.iterations, target_scheme.iterations)
         target = f"`epsilon={self.target.epsilon:g}`, `delta={self.target.delta:g}`"
-        wanted = stretch if few != many else None
-        return StartedTrace(build=build, stretch=wanted, target=target)
+        to_target = stretch if searched != target_scheme else None
+        return StartedTrace(build=build, stretch=to_target, target=target)
 
     def confirm(
-        self, kind: Kind, starts: list[Strategy], found: StartedTrace, samples: int
+        self, kind: Kind, starts: list[Strategy], trace: StartedTrace, samples: int
     ) -> None:
         """Evaluate the end on samples unseen by the search, and revert to a start that does better
         there: of those that were not plainly worse on its own.
@@ -439,24 +451,26 @@ class _Job:
         A C of as many numbers as a general one has fits the frozen samples themselves: at 16 × 128
         dense C was up to 0.7% worse than the time-scaled Toeplitz that it had begun from.
         """
-        if self.interrupted or found.best is None:
+        if self.interrupted or trace.best is None:
             return
-        ends = [Parameterization(found.best, found.build)]
-        for start, loss in zip(starts, found.begun, strict=True):
-            if not loss > found.best_value + _PLAIN:
+        ends = [Parameterization(trace.best, trace.build)]
+        for start, loss in zip(starts, trace.begun, strict=True):
+            if not loss > trace.best_value + _PLAIN:
                 ends.append(kind.parameterize(start, self.problem.scheme.iterations))
-        seen = self._afresh(ends, samples, found.best_sigma * found.best_norm)
-        if not seen:
-            found.interrupted = True
+        evaluations = self._afresh(ends, samples, trace.best_sigma * trace.best_norm)
+        if not evaluations:
+            trace.interrupted = True
             return
-        place = min(range(len(ends)), key=lambda i: np.nan_to_num(seen[i].value, nan=math.inf))
-        at = seen[place]
-        if not math.isfinite(at.value):
+        best_index = min(
+            range(len(ends)), key=lambda i: np.nan_to_num(evaluations[i].value, nan=math.inf)
+        )
+        best = evaluations[best_index]
+        if not math.isfinite(best.value):
             return
-        found.build = ends[place].build
-        found.move(ends[place].start, at)
-        if place:
-            found.status += "; fresh samples preferred the start"
+        trace.build = ends[best_index].build
+        trace.move(ends[best_index].start, best)
+        if best_index:
+            trace.status += "; fresh samples preferred the start"
 
     def preferred(
         self, searches: list[_Search], ends: list[StartedTrace]
@@ -467,18 +481,22 @@ class _Job:
         an interrupt they are all that there is.
         """
         points = {
-            place: Parameterization(end.best, end.build)
-            for place, end in enumerate(ends)
+            index: Parameterization(end.best, end.build)
+            for index, end in enumerate(ends)
             if end.best is not None
         }
         forms: dict[str, float] = {}
         if len(points) > 1 and not self.interrupted:
-            seen = self._afresh(list(points.values()), max(search.samples for search in searches))
-            for place, at in zip(points, seen, strict=False):  # none after an interrupt
-                ends[place].move(points[place].start, at)
-                forms[searches[place].kind.plain] = at.value
-        values = {place: np.nan_to_num(ends[place].best_value, nan=math.inf) for place in points}
-        return min(values, key=lambda place: values[place], default=0), forms
+            evaluations = self._afresh(
+                list(points.values()), max(search.samples for search in searches)
+            )
+            for index, evaluation in zip(
+                points, evaluations, strict=False
+            ):  # none after an interrupt
+                ends[index].move(points[index].start, evaluation)
+                forms[searches[index].kind.plain] = evaluation.value
+        values = {index: np.nan_to_num(ends[index].best_value, nan=math.inf) for index in points}
+        return min(values, key=lambda index: values[index], default=0), forms
 
     def _afresh(
         self, points: list[Parameterization], samples: int, sigma: float = math.nan
@@ -487,24 +505,24 @@ class _Job:
 
         Empty after an interrupt, which is noted. ``sigma`` is about that of the first point.
         """
-        seed, seen = self._seed_afresh(), list[Evaluation]()
+        seed, evaluations = self._seed_afresh(), list[Evaluation]()
         try:
             for point in points:
                 target = self._objective(self.problem, point, samples, seed)
-                seen.append(target.placed(point.start, sigma).at)
+                evaluations.append(target.placed(point.start, sigma).evaluation)
                 sigma = math.nan
         except KeyboardInterrupt:
             self.interrupted = True
             return []
-        return seen
+        return evaluations
 
-    def samples(self, kind: Kind, size: kinds.Size, asked: int | None = None) -> int:
+    def samples(self, kind: Kind, size: kinds.Size, chosen: int | None = None) -> int:
         """Number of frozen samples of a search at this size, unless the caller named one."""
-        if asked is not None:
-            return asked
-        more = _MANY_SAMPLES if self.problem.grouped else 1
+        if chosen is not None:
+            return chosen
+        factor = _MANY_SAMPLES if self.problem.grouped else 1
         enough = self.problem.law.enough_samples(kind.parameters(size))
-        return int(min(more * kind.samples, enough))
+        return int(min(factor * kind.samples, enough))
 
     def accuracy(self, problem: _Problem, kind: Kind) -> float:
         """Tolerance, by default the kind's."""
@@ -517,7 +535,7 @@ class _Job:
     def stretches(self, stage: kinds.Stage) -> bool:
         """Return True if the start of a stage is found with few bins."""
         return (
-            self.few is not None
+            self.coarse_problem is not None
             and stage.kind.stretch is not None
             and bool(stage.kind.starts(stage.size))
         )
@@ -528,21 +546,21 @@ class _Job:
         In short runs beside its own: from the former alone one search of four ended 1% above the
         best known at 4 × 512, ε = 2, from all of them two of two within 0.5%.
         """
-        kind, few = stage.kind, self.few
-        if few is None or kind.stretch is None or not self.stretches(stage):
+        kind, coarse_problem = stage.kind, self.coarse_problem
+        if coarse_problem is None or kind.stretch is None or not self.stretches(stage):
             return list(kind.starts(stage.size))
-        n = few.scheme.iterations
-        start = kind.starts(stage.size._replace(n=n, bins=few.scheme.bins))[0]
+        n = coarse_problem.scheme.iterations
+        start = kind.starts(stage.size._replace(n=n, bins=coarse_problem.scheme.bins))[0]
         mapping = kind.parameterize(start, n)
-        target = self._objective(few, mapping, kind.samples, self.target.seed)
+        target = self._objective(coarse_problem, mapping, kind.samples, self.target.seed)
         trace = Trace()  # what is not for this scheme is kept by nobody
-        text = f"{kind.name}, {few.scheme.bins} bins first"
-        attempt = _Attempt(target, kind, mapping.start, _SCOUT_STEPS, text, problem=few)
+        text = f"{kind.name}, {coarse_problem.scheme.bins} bins first"
+        attempt = _Attempt(target, kind, mapping.start, _SCOUT_STEPS, text, problem=coarse_problem)
         self._run(attempt, trace)
         if trace.best is not None:
             start = built(mapping.build, trace.best)
-        own = kind.starts(stage.size) if self.problem.scheme.iterations <= _OWN_STARTS else []
-        return [kind.stretch(start, n, self.problem.scheme.iterations), *own]
+        direct = kind.starts(stage.size) if self.problem.scheme.iterations <= _OWN_STARTS else []
+        return [kind.stretch(start, n, self.problem.scheme.iterations), *direct]
 
     def _judge(self, kind: Kind, mapping: Parameterization, samples: int) -> Judge | None:
         """Fresh samples for validation, where C could overfit those of the search."""
@@ -571,14 +589,18 @@ class _Job:
         self.later = max(self.later - steps, 0)
         # σ and the error are those of groups then: nothing that the result is reported with
         if problem.grouped:
-            fewer = "" if problem.scheme == problem.asked else f"{problem.scheme.bins} "
+            fewer = "" if problem.scheme == problem.target_scheme else f"{problem.scheme.bins} "
             stage += f", {fewer}bins grouped"
         tell = _signals.heard(self.progress)
 
         def report(trace: Trace) -> None:
-            so_far = self.done + len(trace.history)
+            evaluations = self.done + len(trace.history)
             ceiling = self.done + max(steps, len(trace.history)) + self.later
-            tell(Step(f"optimizing, {stage}", so_far, ceiling, "steps", at_most=True, trace=trace))
+            tell(
+                Step(
+                    f"optimizing, {stage}", evaluations, ceiling, "steps", at_most=True, trace=trace
+                )
+            )
 
         trace.progress = report
         try:
@@ -586,14 +608,13 @@ class _Job:
                 raise KeyboardInterrupt
             if kind.tangents:
                 twice = steps > _SCOUT_STEPS and problem.scheme.iterations <= kind.twice
-                first = steps // 2 if twice else steps
-                how: Any = {"tolerance": tolerance, "most_checks": attempt.checks}
-                minimize(target, point, trace, steps=first, sigma=attempt.sigma, **how)
+                first_steps = steps // 2 if twice else steps
+                descent = Descent(trace, first_steps, tolerance)
+                minimize(target, point, descent, attempt.sigma, attempt.checks)
                 if twice:
                     self._again(target, point, trace, steps, tolerance)
             else:
-                how = {"tolerance": tolerance, "judge": attempt.judge}
-                optimizers.lbfgs(target, point, trace, steps=steps, **how)
+                lbfgs(target, point, Descent(trace, steps, tolerance), attempt.judge)
         except KeyboardInterrupt:
             # noted for the whole job: no later start or stage may begin
             self.interrupted = trace.interrupted = True
@@ -614,15 +635,15 @@ class _Job:
         """
         if trace.best is None:
             return
-        first = dataclasses.replace(trace)
+        earlier = dataclasses.replace(trace)
         trace.restart()
         try:
             begin = trace.best + _BACK * (start - trace.best)
-            minimize(target, begin, trace, steps=steps, tolerance=tolerance)
+            minimize(target, begin, Descent(trace, steps, tolerance))
         finally:  # an interrupt may end it
-            if not trace.best_value < first.best_value - target.disagreement / 2:
+            if not trace.best_value < earlier.best_value - target.disagreement / 2:
                 for name in ("best", "best_value", "best_sigma", "best_norm", "status"):
-                    setattr(trace, name, getattr(first, name))
+                    setattr(trace, name, getattr(earlier, name))
 
 
 @dataclasses.dataclass
@@ -662,5 +683,5 @@ class StartedTrace(Trace):
 
     def result(self) -> Strategy:
         """The best strategy so far for the scheme. Raises as :meth:`searched`."""
-        found = self.searched()
-        return found if self.stretch is None else self.stretch(found)
+        best = self.searched()
+        return best if self.stretch is None else self.stretch(best)

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.optimize
 
 from mfopt.optimize.objective import AmplifiedObjective, Model, Tangent
-from mfopt.optimize.optimizers import Trace
+from mfopt.optimize.optimizers import Descent
 
 REACH = 5.0  # largest step, in each parameter
 _SHORTER, _LONGER = 4.0, 2.0  # factors of the box after a step that failed, and one that did not
@@ -38,94 +38,109 @@ CHECKS = 3  # in a row, of points on proposals of their own, that found no lower
 def minimize(
     objective: AmplifiedObjective,
     start: np.ndarray,
-    trace: Trace,
-    *,
-    steps: int,
-    tolerance: float,
+    descent: Descent,
     sigma: float = math.nan,
     most_checks: int = CHECKS,
 ) -> None:
-    """Take at most ``steps`` tangent steps from ``start``; ``trace`` keeps the best point and the
-    status.
+    """Take tangent steps from ``start``; the record keeps the best point and the status.
 
     Args:
       objective: what is minimized.
       start: parameters, shape (p,).
-      trace: record of every tangent.
-      steps: tangents at most.
-      tolerance: relative change of the error that the samples resolve.
+      descent: record of every tangent, tangents at most, and the relative change of the error that
+        the samples resolve.
       sigma: σ at the start, where it is known.
       most_checks: as :data:`CHECKS`, after which it ends.
     """
+    trace, steps, tolerance = descent
     coarsest = _AGREE * tolerance
-    # own: the last point on a proposal of its own; lowest: the best of these
-    here = own = lowest = objective.placed(start, sigma)
-    trace.record(here.point, here.at)
-    if not here.at.usable:
+    # anchor: the last point on a proposal of its own; lowest: the best of these
+    current = anchor = lowest = objective.placed(start, sigma)
+    trace.record(current.point, current.evaluation)
+    if not current.evaluation.usable:
         trace.status = "the objective is not a number at the start"
         return
     bend, width, renewed, checks = _Curvature(), REACH, True, 0
     while len(trace.history) < steps:
-        model = bend.added(objective.model(here), here.point)
-        least, reached = _minimum(model, here, width, tolerance)
-        if here.at.value - least < tolerance:
+        model = bend.added(objective.model(current), current.point)
+        predicted, reached = _minimum(model, current, width, tolerance)
+        if current.evaluation.value - predicted < tolerance:
             if not renewed:  # what was learned may forbid what the tangent alone would promise
                 bend, width, renewed = _Curvature(), REACH, True
-            elif here is own:
+            elif current is anchor:
                 trace.status = f"converged (relative tolerance {tolerance:.2g})"
                 return
             else:  # is it a minimum on a proposal of its own?
-                before = here
-                here = own = objective.placed(here.point, here.at.noise_multiplier)
-                changed = abs(here.at.value - before.at.value)
+                previous = current
+                current = anchor = objective.placed(
+                    current.point, current.evaluation.noise_multiplier
+                )
+                changed = abs(current.evaluation.value - previous.evaluation.value)
                 tolerance = max(tolerance, min(changed, coarsest))
-                checks = 0 if here.at.value < lowest.at.value else checks + 1
+                checks = 0 if current.evaluation.value < lowest.evaluation.value else checks + 1
                 if checks == most_checks:
-                    trace.move(lowest.point, lowest.at)
+                    trace.move(lowest.point, lowest.evaluation)
                     trace.status = f"converged (no lower error in {checks} placements)"
                     return
-                if not _worse(here, lowest, objective.disagreement):
-                    lowest = here if here.at.value <= lowest.at.value else lowest
+                if not _worse(current, lowest, objective.disagreement):
+                    lowest = (
+                        current if current.evaluation.value <= lowest.evaluation.value else lowest
+                    )
                 else:
-                    here = own = lowest
-                    width, renewed = _widest(before.point - here.point) / _SHORTER, False
-                trace.move(here.point, here.at)
-                trace.note(here.at)
+                    current = anchor = lowest
+                    width, renewed = _widest(previous.point - current.point) / _SHORTER, False
+                trace.move(current.point, current.evaluation)
+                trace.note(current.evaluation)
             continue
-        there = objective.follow(reached, here, anywhere=False)
-        step, change = _widest(reached - here.point), there.at.value - here.at.value
-        if there.at.usable and change < _WILD:
-            bend.learn(reached - here.point, there.at.gradient - objective.model(here)(reached)[1])
-        if not (there.at.usable and change < 0):
-            trace.note(there.at)
+        candidate = objective.follow(reached, current, anywhere=False)
+        step, change = (
+            _widest(reached - current.point),
+            candidate.evaluation.value - current.evaluation.value,
+        )
+        if candidate.evaluation.usable and change < _WILD:
+            bend.learn(
+                reached - current.point,
+                candidate.evaluation.gradient - objective.model(current)(reached)[1],
+            )
+        if not (candidate.evaluation.usable and change < 0):
+            trace.note(candidate.evaluation)
             width = step / _SHORTER
             continue
         renewed = renewed and -change < tolerance
-        gain = own.at.value - there.at.value
-        if there.placement is own.placement and gain > _UNSEEN * objective.disagreement:
-            seen = objective.placed(there.point, there.at.noise_multiplier)
-            if _worse(seen, own, -objective.disagreement):  # nothing was gained
-                trace.note(there.at)
-                width = _widest(there.point - own.point) / _SHORTER
-                here = own
-                trace.move(here.point, here.at)
+        gain = anchor.evaluation.value - candidate.evaluation.value
+        if candidate.placement is anchor.placement and gain > _UNSEEN * objective.disagreement:
+            renewed_candidate = objective.placed(
+                candidate.point, candidate.evaluation.noise_multiplier
+            )
+            if _worse(renewed_candidate, anchor, -objective.disagreement):  # nothing was gained
+                trace.note(candidate.evaluation)
+                width = _widest(candidate.point - anchor.point) / _SHORTER
+                current = anchor
+                trace.move(current.point, current.evaluation)
                 continue
-            there = seen
-        if there.placement is not here.placement:
-            own, lowest = there, there if there.at.value <= lowest.at.value else lowest
-        here, width = there, min(max(_LONGER * step, width), REACH)
-        trace.move(here.point, here.at)  # before it is told, which an interrupt may end
-        trace.note(here.at)
+            candidate = renewed_candidate
+        if candidate.placement is not current.placement:
+            anchor, lowest = (
+                candidate,
+                candidate if candidate.evaluation.value <= lowest.evaluation.value else lowest,
+            )
+        current, width = candidate, min(max(_LONGER * step, width), REACH)
+        # before it is told, which an interrupt may end
+        trace.move(current.point, current.evaluation)
+        trace.note(current.evaluation)
     trace.status = f"step limit {steps} reached"
-    if here is not own:
-        here = objective.placed(here.point, here.at.noise_multiplier)
-        here = lowest if _worse(here, lowest, objective.disagreement) else here
-        trace.move(here.point, here.at)
+    if current is not anchor:
+        current = objective.placed(current.point, current.evaluation.noise_multiplier)
+        current = lowest if _worse(current, lowest, objective.disagreement) else current
+        trace.move(current.point, current.evaluation)
 
 
-def _worse(own: Tangent, other: Tangent, disagreement: float) -> bool:
-    """True where a point on its own proposal is worse than ``other`` by more than two differ."""
-    return not (own.at.usable and own.at.value <= other.at.value + disagreement)
+def _worse(point: Tangent, reference: Tangent, disagreement: float) -> bool:
+    """True where a point on its own proposal is worse than ``reference``, beyond noise."""
+    return not (
+        point.evaluation.usable
+        and point.evaluation.value <= reference.evaluation.value + disagreement
+    )
 
 
 def _widest(step: np.ndarray) -> float:
@@ -150,10 +165,10 @@ class _Curvature:
 
     def learn(self, step: np.ndarray, change: np.ndarray) -> None:
         """Update K so that K ``step`` is ``change``, where K stays positive semidefinite."""
-        left = change - self.times(step)
-        along = float(left @ step)
-        if along > 1e-8 * np.linalg.norm(left) * np.linalg.norm(step):
-            self._parts.append(left / math.sqrt(along))
+        residual = change - self.times(step)
+        along = float(residual @ step)
+        if along > 1e-8 * np.linalg.norm(residual) * np.linalg.norm(step):
+            self._parts.append(residual / math.sqrt(along))
 
     def added(self, model: Model, centre: np.ndarray) -> Model:
         """``model`` + (x - centre)ᵀ K (x - centre)/2."""
@@ -172,23 +187,23 @@ class _EnoughError(Exception):
 
 
 def _minimum(
-    model: Model, here: Tangent, reach: float, tolerance: float
+    model: Model, tangent: Tangent, reach: float, tolerance: float
 ) -> tuple[float, np.ndarray]:
-    """(lowest value, where) of a model within ``reach`` of each parameter of ``here``.
+    """(lowest value, where) of a model within ``reach`` of each parameter of ``tangent``.
 
     It ends early where the rest cannot be worth it, or where the model cannot be trusted.
     """
-    value = here.at.value
-    lowest, best = value, here.point
+    value = tangent.evaluation.value
+    lowest, best = value, tangent.point
     course: list[float] = []
 
     def function(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal lowest, best
-        at, slope = model(parameters)
-        if not (math.isfinite(at) and np.all(np.isfinite(slope))):
+        value_there, slope = model(parameters)
+        if not (math.isfinite(value_there) and np.all(np.isfinite(slope))):
             return lowest + 1.0, np.zeros_like(parameters)  # the line search backs off
-        if at < lowest:
-            lowest, best = at, parameters.copy()
+        if value_there < lowest:
+            lowest, best = value_there, parameters.copy()
         course.append(lowest)
         settled = len(course) > _WINDOW and (
             course[-1 - _WINDOW] - lowest < _ADDED * (value - lowest)
@@ -196,15 +211,15 @@ def _minimum(
         # no error falls below 0, nor its logarithm so far: where a tangent's σ does, it is lost
         if settled or value - lowest > _LOST * max(1.0, abs(value)):
             raise _EnoughError
-        return at, slope
+        return value_there, slope
 
     with contextlib.suppress(_EnoughError):
         scipy.optimize.minimize(
             function,
-            here.point,
+            tangent.point,
             jac=True,
             method="L-BFGS-B",
-            bounds=scipy.optimize.Bounds(here.point - reach, here.point + reach),
+            bounds=scipy.optimize.Bounds(tangent.point - reach, tangent.point + reach),
             options={"maxfun": _INNER, "maxcor": _PAIRS, "ftol": tolerance / 30, "gtol": 1e-12},
         )
     return lowest, best

@@ -84,9 +84,9 @@ def memory(scheme: BinScheme, work: Load) -> float:
     cls = strategies.registered()[kinds.check(kind)]
     whole = n * n if cls.modes is Strategy.modes else 0.0
     structured = _structured(kind, scheme, scaled)
-    each = dominating_pair.STRUCTURED if structured else 12.0
+    bytes_each = dominating_pair.STRUCTURED if structured else 12.0
     modes = 0.0 if structured else 2 * n * (bins + (epochs if scaled else 0))
-    pair = modes + each * float(bins) ** 2 + 5 * whole
+    pair = modes + bytes_each * float(bins) ** 2 + 5 * whole
     # chunks of a certificate
     pair += chunked.MEMORY_BUDGET / 8
     if not samples:
@@ -97,9 +97,14 @@ def memory(scheme: BinScheme, work: Load) -> float:
         # normals of antithetic pairs in float32, samples in chunks; overlaps of an assignment
         search = samples * n / 2 + 6 * n * bins + entry.working(size)
         return 2 * _BASE + 8 * (search + (2 * _PAIRS[True] + 12) * parameters + 30 * n)
-    few = groups(scheme)
-    search = 8 * float(samples) * few + 14 * float(few) ** 2 + 4 * whole + entry.working(size)
-    if not structured and few < bins:
+    group_count = groups(scheme)
+    search = (
+        8 * float(samples) * group_count
+        + 14 * float(group_count) ** 2
+        + 4 * whole
+        + entry.working(size)
+    )
+    if not structured and group_count < bins:
         search += 2 * n * bins + 4 * float(bins) ** 2
     driver = (2 * _PAIRS[parameters < 10**5] + 12) * parameters
     # the pair is made again while the search's vectors are held
@@ -117,10 +122,10 @@ def search_seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> floa
     bins = float(scheme.bins)
     if _throws(scheme) > 1:
         return min(evaluations, _USUAL_CHAIN) * samples * bins * _throws(scheme) * _CHAIN
-    few = groups(scheme)
-    usual = min(evaluations, _USUAL_GROUPED if few < bins else _USUAL)
+    group_count = groups(scheme)
+    expected = min(evaluations, _USUAL_GROUPED if group_count < bins else _USUAL)
     between = _PER_STEP * searched(scheme).iterations if time_scaled.has_many_modes(scheme) else 0.0
-    return usual * samples * few * (_EVALUATION + _PER_BIN * few) + between
+    return expected * samples * group_count * (_EVALUATION + _PER_BIN * group_count) + between
 
 
 def announce(
@@ -199,5 +204,5 @@ def _has_buffers(kind: str, size: Size) -> bool:
     """Return True if the number of buffers changes a C of this kind."""
     if kind not in kinds.names():
         return False
-    parameters, more = kinds.find(kind).parameters, size._replace(buffers=size.buffers + 1)
-    return parameters(size) != parameters(more)
+    parameters, larger = kinds.find(kind).parameters, size._replace(buffers=size.buffers + 1)
+    return parameters(size) != parameters(larger)

@@ -38,7 +38,7 @@ from mfopt.optimize import parameterization, starts
 from mfopt.optimize.defaults import BANDS, BUFFERS
 from mfopt.optimize.fixed_bands import FixedBands
 from mfopt.optimize.objective import Evaluation, Loss, log_rmse
-from mfopt.optimize.optimizers import Trace, descend
+from mfopt.optimize.optimizers import Descent, Trace, descend
 from mfopt.optimize.question import Form, Search
 from mfopt.sampling import CyclicPoisson, FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, Strategy, Toeplitz
@@ -57,18 +57,18 @@ class Participation(NamedTuple):
     Attributes:
       iterations: n.
       separation: between two of a unit at least.
-      most: of a unit at most.
+      largest_count: of a unit at most.
       periodic: whether a unit takes part in all iterations of one class modulo ``separation``, so
         that each class has its own budget.
     """
 
     iterations: int
     separation: int
-    most: int
+    largest_count: int
     periodic: bool = False
 
     @classmethod
-    def of(cls, scheme: Scheme) -> Participation:
+    def of_scheme(cls, scheme: Scheme) -> Participation:
         """Participation under a scheme whose σ is a norm of C times a number.
 
         Raises:
@@ -94,14 +94,6 @@ _PARTICIPATIONS: dict[type[Scheme], Callable[[Any], tuple[int, int, bool]]] = {
     # each iteration is accounted for by its column
     CyclicPoisson: lambda scheme: (scheme.bands, 1, False),
 }
-
-
-class _Limits(NamedTuple):
-    """Where a search ends, and its record."""
-
-    steps: int
-    tolerance: float
-    trace: Trace
 
 
 class UnamplifiedOptimum(NamedTuple):
@@ -147,30 +139,30 @@ def optimize(
       UsageError: unknown kind or scheme, more bands than a scheme permits, an error that a kind is
         not optimized for, or a start without a smooth way from it.
     """
-    participation = Participation.of(scheme)
+    participation = Participation.of_scheme(scheme)
     (strategy,) = form.strategy or ("",)
     _check.choice("strategy", strategy, KINDS)
     n = participation.iterations
     bands = n if strategy == "toeplitz" else min(form.bands or BANDS, n)
     buffers = min(BUFFERS, n) if form.buffers is None else form.buffers
     trace = Trace() if trace is None else trace
-    limits = _Limits(search.steps or _STEPS, search.tolerance or _TOLERANCE, trace)
+    descent = Descent(trace, search.steps or _STEPS, search.tolerance or _TOLERANCE)
     plain = loss is None or loss == log_rmse(PrefixSums(), n)
     minimized = log_rmse(PrefixSums(), n) if loss is None else loss
     optimum: Strategy
     if strategy == "dense":
         _require_dense(scheme, plain)
-        optimum = _dense(participation, search, equal_columns, limits)
+        optimum = _dense(participation, search, equal_columns, descent)
     elif strategy == "banded":
         shape = _shape(participation, bands, equal_columns)
-        optimum = _banded(minimized, shape, limits)
+        optimum = _banded(minimized, shape, descent)
     else:
         build, start = (
             _blt(participation, buffers)
             if strategy == "blt"
             else _toeplitz(participation, bands, Toeplitz if strategy == "toeplitz" else None)
         )
-        best = _descend(_traced(minimized, build), start, limits)
+        best = _descend(_traced(minimized, build), start, descent)
         optimum = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
     value = participation.norm(optimum, scheme)
     rmse = float(query_error.rmse(PrefixSums(), optimum, n))
@@ -179,7 +171,7 @@ def optimize(
 
 def _require_dense(scheme: Scheme, plain: bool) -> None:
     """Refuse a dense C where its problem is not convex, or not known."""
-    if not Participation.of(scheme).periodic:
+    if not Participation.of_scheme(scheme).periodic:
         rule = f"is not optimized under {scheme.kind}"
         raise _check.reject("strategy", "dense", rule, "Use banded or toeplitz, or a fixed order.")
     if not plain:
@@ -203,16 +195,15 @@ def _traced(
 def _descend(
     evaluate: Callable[[np.ndarray], Evaluation],
     start: np.ndarray,
-    limits: _Limits,
+    descent: Descent,
     lowest: np.ndarray | None = None,
 ) -> np.ndarray:
     """L-BFGS-B with x >= ``lowest``: the loss is deterministic, nothing is placed again."""
     # vectors gain nothing from threads of BLAS, whose waiting costs more than the work
-    steps, tolerance, trace = limits
     with threadpool_limits(1, user_api="blas"):
-        why = descend(evaluate, start, trace, steps=steps, tolerance=tolerance, lowest=lowest)
-    trace.status = f"L-BFGS: {why}"
-    return start if trace.best is None else trace.best
+        why = descend(evaluate, start, descent, lowest=lowest)
+    descent.trace.status = f"L-BFGS: {why}"
+    return start if descent.trace.best is None else descent.trace.best
 
 
 def _shape(participation: Participation, bands: int, equal_columns: bool) -> FixedBands:
@@ -224,7 +215,7 @@ def _shape(participation: Participation, bands: int, equal_columns: bool) -> Fix
     return FixedBands(bands, n, separation, participations, equal_columns or not periodic)
 
 
-def _banded(loss: Loss, shape: FixedBands, limits: _Limits) -> Banded:
+def _banded(loss: Loss, shape: FixedBands, descent: Descent) -> Banded:
     """The banded C of lowest loss: its parameters are the entries themselves, bounded below.
 
     Entries >= 0 is what balls-in-bins needs; no bound was seen active at an optimum. Their
@@ -242,7 +233,7 @@ def _banded(loss: Loss, shape: FixedBands, limits: _Limits) -> Banded:
     def build(x: jax.Array) -> Strategy:
         return Banded(shape.build(x))
 
-    best = _descend(_traced(loss, build), start, limits, bounds)
+    best = _descend(_traced(loss, build), start, descent, bounds)
     return Banded(np.asarray(shape.build(jnp.asarray(best))))
 
 
@@ -292,7 +283,7 @@ def _worst_norm(column: jax.Array, participation: Participation) -> jax.Array:
 
 
 def _dense(
-    participation: Participation, search: Search, equal_columns: bool, limits: _Limits
+    participation: Participation, search: Search, equal_columns: bool, descent: Descent
 ) -> Dense:
     """Minimize tr(AᵀA X⁻¹) over positive definite X with X[i, j] = 0 for one unit's pairs.
 
@@ -342,7 +333,7 @@ def _dense(
             rule = "a unit's columns are not nearly orthogonal"
             way_out = f"Use one with at most {bins} bands."
             raise _check.reject("init", init.kind, rule, way_out)
-    x = _descend(evaluate, start, limits)
+    x = _descend(evaluate, start, descent)
     # CᵀC = X with C lower triangular: a Cholesky factorization from the last row up
     flipped = np.linalg.cholesky(matrix(x)[::-1, ::-1] / epochs)
     return Dense(np.ascontiguousarray(np.tril(flipped.T[::-1, ::-1])))

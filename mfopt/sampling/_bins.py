@@ -79,7 +79,7 @@ class AssignedBins(BinScheme, abstract=True):
         lasts = self.epochs // self.throws
 
         def drawn(step: int) -> np.ndarray:
-            epoch, place = divmod(self._step(step), self.bins)
+            epoch, bin_index = divmod(self._step(step), self.bins)
             throw = epoch // lasts
             if not assigned or assigned[0][0] != throw:
                 bins = self.assign(population, generator(seed, self._stream(throw)))
@@ -87,7 +87,7 @@ class AssignedBins(BinScheme, abstract=True):
                 border = np.searchsorted(bins[order], np.arange(self.bins + 1))
                 assigned[:] = [(throw, order, border)]
             _, order, border = assigned[0]
-            return order[border[place] : border[place + 1]]
+            return order[border[bin_index] : border[bin_index + 1]]
 
         return drawn
 

@@ -67,26 +67,26 @@ class BMinSep(BinScheme):
             f"epochs × {self.bins} iterations on average = {self.iterations} iterations"
         )
 
-    def first(self, units: int, rng: np.random.Generator) -> np.ndarray:
+    def first_steps(self, units: int, rng: np.random.Generator) -> np.ndarray:
         """First step of each of ``units`` units, shape (units,); it may lie past the end."""
         rests = np.full(self.separation, self.probability)
         rests[0] = 1.0
         cut = np.cumsum(rests / (1 + (self.separation - 1) * self.probability))
-        rest = np.minimum(np.searchsorted(cut, rng.random(units), "right"), self.separation - 1)
-        return rest + self.waits(units, rng)
+        pause = np.minimum(np.searchsorted(cut, rng.random(units), "right"), self.separation - 1)
+        return pause + self.waits(units, rng)
 
     def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
         population = _check.integer("population", population, at_least=0)
-        at, ahead, units = -1, np.zeros(0, np.int64), np.zeros(0, np.int64)
+        current, ahead, units = -1, np.zeros(0, np.int64), np.zeros(0, np.int64)
 
         def drawn(step: int) -> np.ndarray:
-            nonlocal at, ahead, units
-            if self._step(step) < at or at < 0:
-                at, ahead = -1, self.first(population, generator(seed))
-            while at < step:
-                at += 1
-                units = np.flatnonzero(ahead == at)
-                waits = self.waits(len(units), generator(seed, at))
+            nonlocal current, ahead, units
+            if self._step(step) < current or current < 0:
+                current, ahead = -1, self.first_steps(population, generator(seed))
+            while current < step:
+                current += 1
+                units = np.flatnonzero(ahead == current)
+                waits = self.waits(len(units), generator(seed, current))
                 ahead[units] += self.separation + waits
             return units
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from mfopt._runtime import _check, _plugins
+from mfopt._runtime._types import JsonObject
 from mfopt.sampling import dropped
 
 Adjacency = Literal["add-remove", "zero-out", "replace"]
@@ -69,8 +70,8 @@ class Scheme(abc.ABC):
         def iterations(self) -> int:
             """Training iterations n."""
 
-    def __init_subclass__(cls, *, abstract: bool = False, **rest: Any) -> None:
-        super().__init_subclass__(**rest)
+    def __init_subclass__(cls, *, abstract: bool = False, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
         if abstract:
             return
         kind = cls.__dict__.get("kind")
@@ -120,7 +121,7 @@ class Scheme(abc.ABC):
         """
         return ()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """JSON-able description; :func:`from_description` reads it back."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
@@ -187,13 +188,13 @@ class Scheme(abc.ABC):
         value = _check.integer(name, getattr(self, name), at_least=at_least, at_most=largest)
         object.__setattr__(self, name, value)
 
-    def _stated(self, own: int, population: int) -> int:
+    def _stated(self, stated: int, population: int) -> int:
         """The population that the scheme states, which whoever asks must have."""
-        if _check.integer("population", population) != own:
-            rule = f"this scheme is for {own} units"
+        if _check.integer("population", population) != stated:
+            rule = f"this scheme is for {stated} units"
             way_out = "Its account depends on the size of the data set."
             raise _check.reject("population", population, rule, way_out)
-        return own
+        return stated
 
     def _step(self, step: int) -> int:
         step = _check.integer("step", step, at_least=0)
@@ -209,7 +210,7 @@ def registered() -> dict[str, type[Scheme]]:
     return dict(_SCHEMES)
 
 
-def require(scheme: Any) -> Scheme:
+def require(scheme: object) -> Scheme:
     """``scheme``, if it is one that a file could hold and give back.
 
     Raises:
@@ -226,7 +227,7 @@ def require(scheme: Any) -> Scheme:
     return scheme
 
 
-def from_description(description: dict[str, Any]) -> Scheme:
+def from_description(description: JsonObject) -> Scheme:
     """The scheme of a description by ``describe()``; unknown or malformed ones are refused."""
     fields = dict(description)
     scheme = _named(fields.pop("kind", None))
@@ -249,7 +250,7 @@ def parse(text: str) -> Scheme:
     scheme = _named(kind.strip())
     types = typing.get_type_hints(scheme)
     names = [field.name for field in dataclasses.fields(scheme)]
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for item in filter(None, fields_text.split(",")):
         name, _, value = (part.strip() for part in item.partition("="))
         if name not in names:
@@ -276,7 +277,7 @@ def parse(text: str) -> Scheme:
     return scheme(**values)
 
 
-def _named(kind: Any) -> type[Scheme]:
+def _named(kind: object) -> type[Scheme]:
     if isinstance(kind, str) and kind not in _SCHEMES:
         _plugins.load()
         if kind not in _SCHEMES:

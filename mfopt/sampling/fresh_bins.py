@@ -49,9 +49,9 @@ class FreshBins(AssignedBins):
         return self.bins
 
     def words(self) -> str:
-        every = "every epoch" if self.rethrow == 1 else f"every {self.rethrow} epochs"
+        rhythm = "every epoch" if self.rethrow == 1 else f"every {self.rethrow} epochs"
         return (
-            f"fresh bins, reassigned {every}: {self.epochs} epochs × {self.bins} bins "
+            f"fresh bins, reassigned {rhythm}: {self.epochs} epochs × {self.bins} bins "
             f"= {self.iterations} iterations"
         )
 

@@ -67,8 +67,8 @@ def named_scheme(
         return (BallsInBins if name == BallsInBins.kind else FixedOrder)(bins, epochs)
     n = FixedOrder(bins, epochs).iterations  # checks both numbers
     if name == MinSeparation.kind:
-        most = chosen.get("max_participations", epochs)
-        return MinSeparation(n, chosen.get("separation", bins), most)
+        participations = chosen.get("max_participations", epochs)
+        return MinSeparation(n, chosen.get("separation", bins), participations)
     if name == Poisson.kind:
         return Poisson(1 / bins, n)
     if _check.integer("bands", bands) > bins:

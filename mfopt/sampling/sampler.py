@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.sampling.base import Scheme, from_description, require
 
 
@@ -119,7 +120,7 @@ class UnitSampler:
         """Steps in which a unit is drawn once on average, rounded: ``bins`` for balls-in-bins."""
         return min(len(self), max(1, round(self.population / self.expected_batch)))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """**Secret.** All that :meth:`from_state` needs, JSON-able."""
         return {
             "scheme": self.scheme.describe(),
@@ -131,7 +132,7 @@ class UnitSampler:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> UnitSampler:
+    def from_state(cls, state: JsonObject) -> UnitSampler:
         """The sampler of :meth:`state_dict`.
 
         Raises:

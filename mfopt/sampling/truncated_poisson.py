@@ -51,8 +51,8 @@ class TruncatedPoisson(Scheme):
     @property
     def full(self) -> float:
         """Probability that the others alone fill a batch."""
-        others = scipy.stats.binom(self.population - 1, self.probability)
-        return float(others.sf(self.batch_size - 1))
+        other_units = scipy.stats.binom(self.population - 1, self.probability)
+        return float(other_units.sf(self.batch_size - 1))
 
     @property
     def kept(self) -> float:
@@ -65,10 +65,10 @@ class TruncatedPoisson(Scheme):
         return min(share / full, self.probability)
 
 
-def _at_most(count: int, probability: float, most: int) -> Any:
-    """Return the law of the smaller of a binomial number and ``most``."""
-    most = min(most, count)
+def _at_most(count: int, probability: float, limit: int) -> Any:
+    """Return the law of the smaller of a binomial number and ``limit``."""
+    limit = min(limit, count)
     law = scipy.stats.binom(count, probability)
-    values = np.arange(most + 1)
-    chances = np.append(law.pmf(values[:-1]), law.sf(most - 1))
+    values = np.arange(limit + 1)
+    chances = np.append(law.pmf(values[:-1]), law.sf(limit - 1))
     return scipy.stats.rv_discrete(values=(values, chances / chances.sum()))

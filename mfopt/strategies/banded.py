@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime._float64 import compiled
+from mfopt._runtime._types import JsonObject
 from mfopt.sampling import BallsInBins
 from mfopt.strategies.base import Strategy, check_values
 from mfopt.strategies.fields import Array, parameter
@@ -121,7 +122,7 @@ class Banded(Strategy):
         entries = self.entries(n)[:bands]
         return jnp.pad(entries, ((0, bands - entries.shape[0]), (0, 0)))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {**super().describe(), "bands": self.bands}
 
     def check_entries(self, n: int) -> None:

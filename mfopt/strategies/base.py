@@ -38,6 +38,7 @@ from scipy.fft import next_fast_len
 from mfopt._runtime import _check, _plugins
 from mfopt._runtime._float64 import compiled, float64, in_float64
 from mfopt._runtime._pytree import pytree
+from mfopt._runtime._types import JsonObject
 from mfopt.errors import FailureError
 from mfopt.sampling import BallsInBins, dropped
 from mfopt.strategies import fields, series
@@ -188,12 +189,12 @@ class Strategy(abc.ABC):
                     stored[name] = array
         return stored
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """JSON-able description: the kind and its static settings, without the parameters.
 
         A subclass may add facts for readers; :func:`from_description` compares them.
         """
-        facts: dict[str, Any] = {"kind": self.kind}
+        facts: JsonObject = {"kind": self.kind}
         for name, role in fields.roles(type(self)).items():
             if isinstance(role, Inner):
                 facts[name] = getattr(self, name).describe()
@@ -466,7 +467,7 @@ def _first_mode(coefs: Array, scheme: BallsInBins) -> jax.Array:
     return jnp.cumsum(by_epoch, axis=0).reshape(-1)
 
 
-def dimensions(description: dict[str, Any]) -> dict[str, int]:
+def dimensions(description: JsonObject) -> dict[str, int]:
     """The arrays that a strategy with this description may have, and their number of dimensions.
 
     Raises:
@@ -482,7 +483,7 @@ def dimensions(description: dict[str, Any]) -> dict[str, int]:
     return counts
 
 
-def _kind_of(description: dict[str, Any]) -> type[Strategy]:
+def _kind_of(description: JsonObject) -> type[Strategy]:
     kind = description.get("kind")
     if isinstance(kind, str) and kind not in _KINDS:
         _plugins.load()
@@ -492,14 +493,14 @@ def _kind_of(description: dict[str, Any]) -> type[Strategy]:
     return _KINDS[_check.choice("strategy kind", kind, sorted(_KINDS), way_out)]
 
 
-def _inside(description: dict[str, Any], name: str) -> dict[str, Any]:
+def _inside(description: JsonObject, name: str) -> dict[str, Any]:
     inside = description.get(name)
     if not isinstance(inside, dict):
         raise _check.reject(name, inside, f"a {description['kind']} strategy has a strategy here")
     return inside
 
 
-def from_description(description: dict[str, Any], arrays: dict[str, np.ndarray]) -> Strategy:
+def from_description(description: JsonObject, arrays: dict[str, np.ndarray]) -> Strategy:
     """The strategy that gave ``describe()`` and ``arrays()``; anything else is refused.
 
     Raises:

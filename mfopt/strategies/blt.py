@@ -10,6 +10,7 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import compiled
+from mfopt._runtime._types import JsonObject
 from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.buffered import Exponentials
@@ -74,6 +75,8 @@ class BLT(Exponentials, ToeplitzStrategy):
         return coefs
 
     def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
+        if type(self) is not BLT:  # its C may be another one
+            return super().inverse_arrays(n)
         scale, decay = self.inverse()
         gain = 1 / np.asarray(self.gain)
         return {
@@ -83,7 +86,7 @@ class BLT(Exponentials, ToeplitzStrategy):
             "blt_decay": decay,
         }
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {**super().describe(), "buffers": self.buffers}
 
     def check_entries(self, n: int) -> None:

@@ -25,7 +25,7 @@ subtracted, so every entry of G has a small relative error (:func:`relative_erro
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,9 @@ from mfopt.sampling import BallsInBins
 from mfopt.strategies.blt import BLT
 from mfopt.strategies.fields import Array
 
+if TYPE_CHECKING:
+    from mfopt.strategies.time_scaled import TimeScaled
+
 _BLOCK = 128  # columns of H that are one product
 _UNROLLED = 4  # steps of a recursion
 _TINY = 1e-150  # λ = 0 has a logarithm too: the buffer is empty one step later all the same
@@ -43,9 +46,7 @@ _TINY = 1e-150  # λ = 0 has a logarithm too: the buffer is empty one step later
 
 def product(
     slope: jax.Array,
-    base: BLT,
-    rows: Array,
-    columns: Array,
+    strategy: TimeScaled,
     scheme: BallsInBins,
     size: int = 1,
     diagonal: Any = 0.0,
@@ -54,15 +55,14 @@ def product(
 
     Args:
       slope: H, (groups, groups); its symmetric part counts.
-      base: the BLT.
-      rows: r, shape (n,).
-      columns: d, shape (n,).
+      strategy: diag(r) B diag(d) with a BLT for B.
       scheme: bins and epochs.
       size: bins in a group, whose mean mode G is of; the last group may have fewer.
       diagonal: h, (groups,), for D the mean squared norm of each group's modes.
     """
     epochs, bins = scheme.epochs, scheme.bins
-    rows, columns = jnp.asarray(rows), jnp.asarray(columns)
+    base = cast(BLT, strategy.base)
+    rows, columns = map(jnp.asarray, strategy.diagonals(scheme.iterations))
     groups = -(-bins // size)
     counts = np.minimum(size, bins - size * np.arange(groups))
     weight, decay = jnp.asarray(base.scale), jnp.maximum(jnp.asarray(base.decay), _TINY)
@@ -179,36 +179,30 @@ def _recursion(factor: jax.Array, added: jax.Array) -> jax.Array:
 
 
 @compiled("scheme")
-def gram(base: BLT, rows: Array, columns: Array, scheme: BallsInBins) -> Array:
+def gram(strategy: TimeScaled, scheme: BallsInBins) -> Array:
     """G, shape (bins, bins).
 
     Args:
-      base: the BLT.
-      rows: r, shape (n,).
-      columns: d, shape (n,).
+      strategy: diag(r) B diag(d) with a BLT for B.
       scheme: bins and epochs.
     """
-    slope = jax.grad(lambda h: product(h, base, rows, columns, scheme))
+    slope = jax.grad(lambda h: product(h, strategy, scheme))
     return slope(jnp.zeros((scheme.bins, scheme.bins)))
 
 
 @compiled("scheme", "size")
-def grouped(
-    base: BLT, rows: Array, columns: Array, scheme: BallsInBins, size: int
-) -> tuple[Array, Array]:
+def grouped(strategy: TimeScaled, scheme: BallsInBins, size: int) -> tuple[Array, Array]:
     """G of the groups' mean modes, (groups, groups), and D, (groups,).
 
     Args:
-      base: the BLT.
-      rows: r, shape (n,).
-      columns: d, shape (n,).
+      strategy: diag(r) B diag(d) with a BLT for B.
       scheme: bins and epochs.
       size: bins in a group.
     """
     groups = -(-scheme.bins // size)
 
     def value(slope: jax.Array, diagonal: jax.Array) -> jax.Array:
-        return product(slope, base, rows, columns, scheme, size, diagonal)
+        return product(slope, strategy, scheme, size, diagonal)
 
     slopes = jax.grad(value, argnums=(0, 1))
     return slopes(jnp.zeros((groups, groups)), jnp.zeros(groups))

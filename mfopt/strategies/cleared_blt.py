@@ -17,6 +17,7 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import compiled, float64
+from mfopt._runtime._types import JsonObject
 from mfopt.strategies.buffered import Buffered, ages
 from mfopt.strategies.fields import Array, parameter, setting
 
@@ -70,7 +71,7 @@ class ClearedBLT(Buffered):
             if blocks > period:
                 raise _check.reject("blocks", blocks, f"must be at most its period, {period}")
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         lists = {"periods": list(self.periods), "blocks": list(self.blocks)}
         return {**super().describe(), **lists, "buffers": self.buffers}
 

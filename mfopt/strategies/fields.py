@@ -14,10 +14,8 @@ import jax
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt._runtime._arrays import Array as Array
 from mfopt._runtime._pytree import STATIC
-
-Array: TypeAlias = jax.Array | np.ndarray
-"""A numpy array, or a JAX array (a tracer under differentiation)."""
 
 _ROLE = "mfopt"
 

@@ -15,11 +15,13 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from scipy.fft import next_fast_len
 
+from mfopt._runtime._arrays import Array
+
 _SOLVED = 64  # leading terms of a reciprocal that are solved for directly
 _GROWTH = 16.0  # largest term over the first one, up to which FFTs are trusted
 
 
-def convolve(a: Any, b: Any) -> Any:
+def convolve(a: Array, b: Array) -> Any:
     """First n = len(a) terms of the product of two series, ``a`` (n,), ``b`` (n, ...) -> (n, ...).
 
     O(n log n): the product of a Toeplitz matrix with one or many vectors. Of NumPy's arrays a NumPy

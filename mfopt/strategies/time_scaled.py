@@ -7,7 +7,7 @@ up for nearly all of that, and C⁻¹z = diag(1/d) B⁻¹ diag(1/r) z is streame
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -160,12 +160,12 @@ class TimeScaled(Strategy):
         pays = scheme.iterations * scheme.bins >= _PAYS
         if not (self._of_buffers() and (pays or self.has_structured_gram(scheme))):
             return super().gram_product(slope, scheme)
-        return blt_gram.product(jnp.asarray(slope), *self._parts(scheme), scheme)
+        return blt_gram.product(jnp.asarray(slope), self, scheme)
 
     def grouped_gram(self, scheme: BallsInBins, size: int) -> tuple[Array, Array]:
         if not self.has_structured_gram(scheme):
             return super().grouped_gram(scheme, size)
-        return blt_gram.grouped(*self._parts(scheme), scheme, size)
+        return blt_gram.grouped(self, scheme, size)
 
     def grouped_product(
         self, slope: Array, diagonal: Array, scheme: BallsInBins, size: int
@@ -173,7 +173,7 @@ class TimeScaled(Strategy):
         if not self.has_structured_gram(scheme):
             return super().grouped_product(slope, diagonal, scheme, size)
         slopes = jnp.asarray(slope), jnp.asarray(diagonal)
-        return blt_gram.product(slopes[0], *self._parts(scheme), scheme, size, slopes[1])
+        return blt_gram.product(slopes[0], self, scheme, size, slopes[1])
 
     def has_structured_gram(self, scheme: BallsInBins) -> bool:
         """True for a BLT base with too many modes, or epochs, to form the modes."""
@@ -184,11 +184,7 @@ class TimeScaled(Strategy):
         return type(self) is TimeScaled and type(self.base) is BLT
 
     def structured_gram(self, scheme: BallsInBins) -> tuple[Array, float]:
-        return blt_gram.gram(*self._parts(scheme), scheme), blt_gram.relative_error(scheme)
-
-    def _parts(self, scheme: BallsInBins) -> tuple[BLT, Array, Array]:
-        """B, r and d as :mod:`blt_gram` takes them."""
-        return cast(BLT, self.base), *self.diagonals(scheme.iterations)
+        return blt_gram.gram(self, scheme), blt_gram.relative_error(scheme)
 
     def check_entries(self, n: int) -> None:
         self.base.check_entries(self.check_size(n))

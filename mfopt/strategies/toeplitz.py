@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mfopt._runtime._types import JsonObject
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.fields import Array, parameter
 
@@ -59,5 +60,5 @@ class BandedToeplitz(ToeplitzStrategy):
         numbers = jnp if isinstance(kept, jax.Array) else np
         return numbers.pad(kept, (0, n - kept.shape[0]))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {**super().describe(), "bands": self.bands}

@@ -7,12 +7,13 @@ its trough at the end of an epoch costs three.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from mfopt._runtime._float64 import compiled, float64
+from mfopt._runtime._types import JsonObject
 from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.buffered import Exponentials
@@ -87,7 +88,7 @@ class WaveBLT(Exponentials, ToeplitzStrategy):
             rows(jnp.ones(exponentials), feed),
         )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {**super().describe(), "buffers": self.buffers}
 
     def check_entries(self, n: int) -> None:

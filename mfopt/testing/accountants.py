@@ -15,6 +15,7 @@ from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.testing._rules import refused, rule
 
+_RUNS, _WHOLE_RUNS = 4000, 200  # draws of independent units, and of units that hang together
 _ONCE = 1e-6  # chance that a right account is refused
 
 
@@ -25,8 +26,6 @@ def check_accountant(
     delta: float = 1e-5,
     longer: Mechanism | None = None,
     patterns: np.ndarray | None = None,
-    population: int | None = None,
-    runs: int = 4000,
     tolerance: float = 1e-3,
     **effort: Any,
 ) -> None:
@@ -43,8 +42,6 @@ def check_accountant(
       delta: δ of the questions.
       longer: the same with more iterations, which must cost ε.
       patterns: participations of one unit, shape (runs, n), for a scheme that is not executable.
-      population: number of units of the simulated runs, where the scheme prescribes it.
-      runs: draws of the scheme.
       tolerance: relative width to which σ comes back; larger for sampled accounts.
       effort: keywords of :func:`mfopt.accounting.account` for sampled accounts.
 
@@ -64,23 +61,21 @@ def check_accountant(
     _round_trip(mechanism, guarantee, tolerance, effort)
     _bad_numbers(mechanism, sigma, delta)
     if patterns is None and mechanism.sampling.executable:
-        patterns = drawn_patterns(mechanism, runs, population)
+        patterns = drawn_patterns(mechanism)
     if patterns is not None:
         _executed(mechanism, sigma, patterns, effort)
 
 
-def drawn_patterns(
-    mechanism: Mechanism, runs: int, population: int | None = None, seed: int = 0
-) -> np.ndarray:
+def drawn_patterns(mechanism: Mechanism, seed: int = 0) -> np.ndarray:
     """Number of a group's units in each iteration, shape (runs, n), drawn by the scheme.
 
     Args:
       mechanism: whose scheme draws, and whose group is followed.
-      runs: how many.
-      population: units of each run, where the scheme prescribes it.
       seed: of the first run.
     """
     scheme, group = mechanism.sampling, mechanism.group_size
+    population = scheme.describe().get("population")
+    runs = _RUNS if scheme.independent else _WHOLE_RUNS
     counts = np.zeros((runs, scheme.length))
     if scheme.independent and population is None:
         # units are drawn each on its own, so that one run has as many groups as are wanted

@@ -235,8 +235,8 @@ def _file(strategy: Strategy, scheme: BallsInBins) -> None:
 
 def _parameters(strategy: Strategy, matrix: np.ndarray) -> None:
     n = len(matrix)
-    mapping = kinds.of(strategy, n)
-    repeated = kinds.of(strategy, n)
+    mapping = kinds.parameterization_of(strategy, n)
+    repeated = kinds.parameterization_of(strategy, n)
     rule(
         mapping.build == repeated.build and hash(mapping.build) == hash(repeated.build),
         "parameterize gives unequal builds for one shape: each start would be compiled again",

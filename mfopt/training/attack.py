@@ -73,8 +73,8 @@ def participations(scheme: Scheme, units: int, rng: np.random.Generator) -> np.n
 
 def _unknown(scheme: Scheme) -> Exception:
     classes = [cls for cls in attack_on.registry if issubclass(cls, Scheme) and cls != Scheme]
-    known = ", ".join(sorted(cls.kind for cls in classes))
-    rule = f"no attack is known on this scheme, so a run of it cannot be audited (known: {known})"
+    kinds = ", ".join(sorted(cls.kind for cls in classes))
+    rule = f"no attack is known on this scheme, so a run of it cannot be audited (known: {kinds})"
     return _check.reject("sampling", scheme, rule, "Register one with mfopt.training.attack.")
 
 
@@ -95,7 +95,7 @@ def _(scheme: sampling.BallsInBins, strategy: Strategy, group_size: int = 1) -> 
         places = np.sum(thrown[:, :, None] == np.arange(bins), axis=1, dtype=np.float64)
     halves = 0.5 * np.einsum("ib,bc,ic->i", places, gram, places)
 
-    def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
+    def score(statistics: np.ndarray, sigma: float, start: int) -> np.ndarray:
         each = (places @ statistics - halves[:, None]) / sigma**2
         return np.asarray(special.logsumexp(each, axis=0) - np.log(len(places)))
 
@@ -113,7 +113,7 @@ def _(scheme: _Pairs, strategy: Strategy, group_size: int = 1) -> Attack:
         columns = columns.reshape(scheme.iterations, -1)
 
     @float64
-    def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
+    def score(statistics: np.ndarray, sigma: float, start: int) -> np.ndarray:
         return np.asarray(likelihood.scaled(sigma).log_ratio(jnp.asarray(statistics.T / sigma**2)))
 
     return Attack(columns.T, score)
@@ -123,9 +123,9 @@ def _(scheme: _Pairs, strategy: Strategy, group_size: int = 1) -> Attack:
 def _(scheme: sampling.FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
     (modes, gram), bins = _modes(strategy, scheme), scheme.bins
 
-    def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
+    def score(statistics: np.ndarray, sigma: float, start: int) -> np.ndarray:
         canaries = np.arange(statistics.shape[1])
-        members = ((first + canaries)[:, None] * group_size + np.arange(group_size)) % bins
+        members = ((start + canaries)[:, None] * group_size + np.arange(group_size)) % bins
         signal = statistics[members, canaries[:, None]].sum(axis=1)
         size = gram[members[:, :, None], members[:, None, :]].sum(axis=(1, 2))
         return np.asarray((signal - 0.5 * size) / sigma**2)
@@ -151,7 +151,7 @@ def _(scheme: sampling.FreshBins, units: int, rng: np.random.Generator) -> np.nd
 @participations.register
 def _(scheme: sampling.BMinSep, units: int, rng: np.random.Generator) -> np.ndarray:
     result = np.zeros((units, scheme.iterations), bool)
-    step = scheme.first(units, rng)
+    step = scheme.first_steps(units, rng)
     while (alive := np.flatnonzero(step < scheme.iterations)).size:
         result[alive, step[alive]] = True
         step[alive] += scheme.separation + scheme.waits(len(alive), rng)
@@ -175,7 +175,7 @@ def _(scheme: _Coins, strategy: Strategy, group_size: int = 1) -> Attack:
     members = np.arange(group_size + 1)
     weights = stats.binom.logpmf(members, group_size, chance)
 
-    def score(statistics: np.ndarray, sigma: float, first: int) -> np.ndarray:
+    def score(statistics: np.ndarray, sigma: float, start: int) -> np.ndarray:
         steps = np.full(statistics.shape, -np.inf)
         for k, weight in zip(members.tolist(), weights.tolist(), strict=True):
             each = (k * statistics - k**2 * halves[:, None]) / sigma**2

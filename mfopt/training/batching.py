@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.sampling import Scheme, UnitSampler
 from mfopt.sampling.sampler import pad
 
@@ -32,11 +32,11 @@ class Batch:
         """Empty slots."""
         return int(np.sum(self.units < 0))
 
-    def blocks(self, most: int) -> Iterator[np.ndarray]:
+    def blocks(self, size: int) -> Iterator[np.ndarray]:
         """The units as microbatches (k, m), at most ``most`` of them at a time; at least one."""
         rows = self.units.reshape(-1, self.microbatch)
-        for begin in range(0, len(rows), most):
-            yield rows[begin : begin + most]
+        for begin in range(0, len(rows), size):
+            yield rows[begin : begin + size]
 
 
 class Sampler:
@@ -76,6 +76,6 @@ class Sampler:
         units = pad(self.drawn[step], self.microbatch, fill=-1).reshape(-1)
         return Batch(units, self.microbatch)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """JSON-able: the scheme and the public number of units."""
         return {"scheme": self.scheme.describe(), "population": self.population}

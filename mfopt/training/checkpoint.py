@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from mfopt._runtime import _check, _extras
 from mfopt._runtime._float64 import scope
+from mfopt._runtime._types import JsonObject
 from mfopt.errors import FailureError, UsageError
 from mfopt.noise import NoiseState
 from mfopt.training import mesh as meshes
@@ -41,7 +42,7 @@ class Restored(NamedTuple):
     """A checkpoint that is whole, the facts in it, and {step: what is wrong} of newer ones."""
 
     state: TrainState
-    facts: dict[str, Any]
+    facts: JsonObject
     damaged: dict[int, str]
 
 
@@ -125,14 +126,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             UsageError: there is none, or it is of another secret, model, optimizer or noise.
             Damaged: none is whole, or not that of ``step``.
         """
-        wanted = list(reversed(self.steps)) if step is None else [step]
-        if not wanted:
+        candidates = list(reversed(self.steps)) if step is None else [step]
+        if not candidates:
             raise _check.reject("checkpoint", str(self.folder), "holds none")
-        if wanted[0] not in self.steps:
+        if candidates[0] not in self.steps:
             rule = f"not found in {self.folder} (found: {self.steps or 'none'})"
             raise _check.reject("checkpoint", step, rule)
         damaged: dict[int, str] = {}
-        for candidate in wanted:
+        for candidate in candidates:
             try:
                 with _damage_told():
                     arrays, facts = self._read(secret, candidate, like)
@@ -158,8 +159,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         ``like``: a state of the same run, whose placement they get.
         """
-        asked = ocp.args.Composite(facts=ocp.args.JsonRestore())
-        facts = dict(self._manager.restore(step, args=asked)["facts"])
+        request = ocp.args.Composite(facts=ocp.args.JsonRestore())
+        facts = dict(self._manager.restore(step, args=request)["facts"])
         body = {name: value for name, value in facts.items() if name not in ("check", "seal")}
         if facts["check"] != _check_of(body):
             raise ValueError("its facts are not what was written")
@@ -172,19 +173,19 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         if like is not None:
             expected = _structure(like)
             abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
-        other = [name for name in expected if facts["structure"].get(name) != expected[name]]
-        if other:
-            rule = f"its {' and '.join(other)} are not those of this run"
+        differing = [name for name in expected if facts["structure"].get(name) != expected[name]]
+        if differing:
+            rule = f"its {' and '.join(differing)} are not those of this run"
             way_out = "Resume with the settings of the run that wrote it."
             raise _check.reject("checkpoint", str(self.folder / str(step)), rule, way_out)
         seal = facts.pop("seal")
-        asked = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        request = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
         with scope():
-            arrays: dict[str, Any] = self._manager.restore(step, args=asked)["state"]
+            arrays: dict[str, Any] = self._manager.restore(step, args=request)["state"]
         if not hmac.compare_digest(secret.seal(_message(arrays, facts)), seal):
             raise ValueError("its seal does not hold")
-        own = ("structure", "secret", "check")
-        return arrays, {name: value for name, value in facts.items() if name not in own}
+        internal = ("structure", "secret", "check")
+        return arrays, {name: value for name, value in facts.items() if name not in internal}
 
     def parameters(self, secret: RunSecret) -> tuple[list[Any], dict[str, Any]]:
         """(leaves of the parameters, facts) of the newest checkpoint; nothing is changed."""
@@ -226,10 +227,10 @@ def _message(items: Mapping[str, list[Any]], facts: Mapping[str, Any]) -> bytes:
     """Sealed message: the facts, and a digest of each array."""
     arrays = [(name, leaf) for name, leaves in sorted(items.items()) for leaf in leaves]
     if jax.process_count() > 1:  # all processes gather the same array at once
-        digests = [_digest(*each) for each in arrays]
+        digests = [_digest(*item) for item in arrays]
     else:
         with ThreadPoolExecutor() as threads:  # hashing lets other threads run
-            digests = list(threads.map(lambda each: _digest(*each), arrays))
+            digests = list(threads.map(lambda item: _digest(*item), arrays))
     return "\n".join([json.dumps(facts, sort_keys=True), *digests]).encode()
 
 

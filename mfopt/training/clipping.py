@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 
 PyTree = Any
 
@@ -68,8 +69,8 @@ class Clipping:
     per_layer: bool = False
     normalized: bool = False
 
-    def __init_subclass__(cls, **rest: Any) -> None:
-        super().__init_subclass__(**rest)
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
         if "__call__" in vars(cls):
             raise TypeError(f"{cls.__name__}: define factors(), which is what training applies")
 
@@ -90,7 +91,7 @@ class Clipping:
         """Largest change of a step's sum by one unit: what a noise multiplier is relative to."""
         return self.bound
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """JSON-compatible description."""
         return dataclasses.asdict(self)
 
@@ -109,11 +110,11 @@ class Clipping:
 
         ``squares``: a pytree like the parameters, of float32 scalars no less than the true values.
         """
-        named, structure = jax.tree.flatten_with_path(squares)
-        leaves = [leaf for _, leaf in named]
+        by_path, structure = jax.tree.flatten_with_path(squares)
+        leaves = [leaf for _, leaf in by_path]
         norm = jnp.sqrt(sum(leaves, start=jnp.float32(0)))
         # a leaf at the top is a layer of its own
-        layers = [path[:-1] or path if self.per_layer else () for path, _ in named]
+        layers = [path[:-1] or path if self.per_layer else () for path, _ in by_path]
         bound = self.clip_norm / max(1, len(set(layers))) ** 0.5
         target = _MARGIN * (bound / self.clip_norm if self.normalized else bound)
         usable = jnp.isfinite(norm)
@@ -124,8 +125,8 @@ class Clipping:
             active |= length > bound
             # max in the denominator: no division by zero, and a factor of at most target / bound
             factor[layer] = jnp.where(usable, target / jnp.maximum(length, bound), 0.0)
-        each = jax.tree.unflatten(structure, [factor[layer] for layer in layers])
-        return Factors(each, norm, active | ~usable)
+        of_leaves = jax.tree.unflatten(structure, [factor[layer] for layer in layers])
+        return Factors(of_leaves, norm, active | ~usable)
 
 
 @dataclasses.dataclass(frozen=True)

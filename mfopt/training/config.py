@@ -17,6 +17,7 @@ from typing import Any
 
 from mfopt import sampling
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.sampling import Scheme
 from mfopt.training.units import RULES
 
@@ -278,8 +279,8 @@ class TrainConfig:
                 yield ignored, field.name, f"has no effect on {chosen}", way_out
         for name in ("local_batch", "weight_cap"):
             rule = f"is more than `records_per_user` = {self.records_per_user}: no user reads so "
-            more = getattr(self, name) > self.records_per_user
-            yield more, name, f"{rule}many in a step", ""
+            exceeds = getattr(self, name) > self.records_per_user
+            yield exceeds, name, f"{rule}many in a step", ""
         private = self.algorithm != "none"
         begun = self.continue_from and (self.pretrain_steps or not private)
         rule = "begins from private parameters: no pretraining, and not without privacy"
@@ -322,8 +323,8 @@ class TrainConfig:
     @property
     def move(self) -> float:
         """``noise_move``, or what stands for it if it is 0."""
-        near = self.data == "stdlib" and self.pretrain_steps > 0
-        return self.noise_move or (NEAR_MOVE if near else NOISE_MOVE)
+        is_pretrained = self.data == "stdlib" and self.pretrain_steps > 0
+        return self.noise_move or (NEAR_MOVE if is_pretrained else NOISE_MOVE)
 
     @property
     def group_size(self) -> int:
@@ -380,7 +381,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _check.reject("config", str(path), f"is not TOML: {error}") from None
     section_of = {f.name: f.metadata["section"] for f in dataclasses.fields(TrainConfig)}
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for section, table in tables.items():
         if section not in SECTIONS or not isinstance(table, dict):
             rule = f"is not a table of it (tables: {', '.join(SECTIONS)})"

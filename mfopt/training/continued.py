@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.progress import Report
 from mfopt.training import verification
 from mfopt.training.checkpoint import Checkpoints
@@ -29,9 +30,9 @@ class Earlier:
     """An earlier run: its verified ``report``, its leaves of parameters, what it was made from."""
 
     folder: Path
-    report: dict[str, Any]
+    report: JsonObject
     leaves: list[Any]
-    facts: dict[str, Any]
+    facts: JsonObject
 
     @property
     def base(self) -> str:
@@ -45,8 +46,8 @@ class Earlier:
 
     def begin(self, model: Model) -> Model:
         """``model`` with the earlier run's parameters, which must have been made for it."""
-        own, structure = jax.tree.flatten(model.params)
-        shapes = [(leaf.shape, leaf.dtype) for leaf in own]
+        leaves, structure = jax.tree.flatten(model.params)
+        shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
         if shapes != [(leaf.shape, leaf.dtype) for leaf in self.leaves]:
             rule = "has other parameters than this model"
             way_out = "Keep the settings of its model (its config.toml)."

@@ -60,10 +60,10 @@ def certain(name: str, holds: Any) -> Finding:
 
 def participations_of(sampler: Sampler) -> np.ndarray:
     """Participations that a run's sampler draws, (population, n) of bool."""
-    taken = np.zeros((sampler.population, sampler.scheme.length), dtype=bool)
-    for step in range(taken.shape[1]):
-        taken[sampler.drawn[step], step] = True
-    return taken
+    matrix = np.zeros((sampler.population, sampler.scheme.length), dtype=bool)
+    for step in range(matrix.shape[1]):
+        matrix[sampler.drawn[step], step] = True
+    return matrix
 
 
 def compare(
@@ -79,48 +79,50 @@ def compare(
     if scheme.public_order:
         expected = participations_of(Sampler(scheme, len(executed), 0, microbatch=1))
         return [certain("order is the public one", np.array_equal(expected, executed))]
-    both = executed, attack.participations(scheme, 4 * _UNITS, rng)
+    samples = executed, attack.participations(scheme, 4 * _UNITS, rng)
     # common steps of each unit with itself in other runs, against random pairs of units
     paired = np.array([_paired(executed, twin) for twin in twins])
     common = _permuted(paired[:, 0].sum(), paired[:, 1].sum(), paired[:, 2].max())
     return [
         Finding("participations follow another secret", common),
         Finding("participations of neighbouring units", _neighbours(executed)),
-        Finding("number of participations", _law(*(x.sum(axis=1) for x in both))),
-        Finding("first participation", _law(*map(_first, both))),
-        Finding("gaps between participations", _law(*map(_gap, both))),
+        Finding("number of participations", _law(*(x.sum(axis=1) for x in samples))),
+        Finding("first participation", _law(*map(_first, samples))),
+        Finding("gaps between participations", _law(*map(_gap, samples))),
         Finding("batch sizes", _sizes(scheme, executed)),
     ]
 
 
-def compare_noise(white: np.ndarray, arrays: Sequence[slice], other: np.ndarray) -> list[Finding]:
+def compare_noise(
+    white: np.ndarray, arrays: Sequence[slice], independent: np.ndarray
+) -> list[Finding]:
     """Run the tests of a run's noise.
 
     ``white``: C times the noise of the run, in units of σ, (n, coordinates); ``arrays``: places of
     each array's coordinates; ``other``: the noise of step 0 under another secret, (coordinates,).
     """
     n, m = white.shape
-    if not (np.all(np.isfinite(white)) and np.all(np.any(white, axis=1)) and np.any(other)):
+    if not (np.all(np.isfinite(white)) and np.all(np.any(white, axis=1)) and np.any(independent)):
         return [certain("noise is drawn in every step", False)]
     squares = np.stack([np.sum(white[:, part] ** 2, axis=1) for part in arrays], axis=1)
     counts = np.array([part.stop - part.start for part in arrays])
     law = [
-        _two_sided(stats.binom(n * m, 2 * stats.norm.sf(at)), np.sum(np.abs(white) > at))
-        for at in _TAILS
+        _two_sided(stats.binom(n * m, 2 * stats.norm.sf(tail)), np.sum(np.abs(white) > tail))
+        for tail in _TAILS
     ]
     earlier, later = np.tril_indices(n, -1)[::-1]
     by_step = _two_sided(stats.chi2(m), squares.sum(axis=1))
     by_array = _two_sided(stats.chi2(n * counts), squares.sum(axis=0))
-    each = _two_sided(stats.chi2(counts), squares)
+    p_values = _two_sided(stats.chi2(counts), squares)
     return [
         Finding("size of the noise", _worst(_two_sided(stats.chi2(n * m), squares.sum()))),
-        Finding("size of the noise over the steps", _worst(by_step, each)),
+        Finding("size of the noise over the steps", _worst(by_step, p_values)),
         Finding("size of the noise over the arrays", _worst(by_array)),
         Finding("law of the noise", _worst(np.array(law))),
         Finding("noise of different steps", _worst(_products(white)[later, earlier])),
         Finding("noise of different coordinates", _coordinates(white)),
         Finding("noise of different arrays", _arrays(white, arrays)),
-        Finding("noise under another secret", _worst(_normal(other @ white.T, other))),
+        Finding("noise under another secret", _worst(_normal(independent @ white.T, independent))),
     ]
 
 
@@ -134,8 +136,10 @@ def compare_signal(white: np.ndarray, signal: np.ndarray, arrays: Sequence[slice
     chances = []
     for part in (slice(None), *arrays):
         lengths = np.linalg.norm(signal[:, part], axis=1)
-        there = lengths != 0  # what is not a number is there, and a fault
-        along = np.sum(white[there, part] * signal[there, part], axis=1) / lengths[there]
+        is_present = lengths != 0  # what is not a number is there, and a fault
+        along = (
+            np.sum(white[is_present, part] * signal[is_present, part], axis=1) / lengths[is_present]
+        )
         chances.append(_normal(along.sum(), np.ones(len(along))))
         # sums that are scaled by what is drawn: too much in one step, too little in another
         chances.append(_two_sided(stats.chi2(max(1, len(along))), np.sum(along**2)))
@@ -151,13 +155,13 @@ def _two_sided(law: Any, value: Any) -> Any:
 
 def _worst(*families: np.ndarray) -> float:
     """Chance of a smallest one as small, of several families of tests."""
-    least = [np.min(each, initial=1.0) * np.size(each) for each in families]
-    return capped(len(families) * np.min(least))
+    smallest = [np.min(p_values, initial=1.0) * np.size(p_values) for p_values in families]
+    return capped(len(families) * np.min(smallest))
 
 
-def _normal(products: np.ndarray, given: np.ndarray) -> Any:
+def _normal(products: np.ndarray, expected: np.ndarray) -> Any:
     """Chances of inner products of ``given`` vectors (..., m) with standard normal ones."""
-    sizes = np.maximum(np.linalg.norm(given, axis=-1), 1e-300)
+    sizes = np.maximum(np.linalg.norm(expected, axis=-1), 1e-300)
     return 2 * stats.norm.sf(np.abs(products) / sizes)
 
 
@@ -174,9 +178,9 @@ def _coordinates(white: np.ndarray) -> float:
     pairs = _products(white[:, some].T)[np.tril_indices(len(some), -1)]
     lagged = []
     for lag in range(1, min(_LAGS, m // 2) + 1):
-        first, second = _apart(m, lag)
-        product = np.sum(white[:, first] * white[:, second])
-        lagged.append(_normal(product, white[:, first].reshape(-1)))
+        left_places, right_places = _apart(m, lag)
+        product = np.sum(white[:, left_places] * white[:, right_places])
+        lagged.append(_normal(product, white[:, left_places].reshape(-1)))
     return _worst(means, pairs, np.array(lagged))
 
 
@@ -193,48 +197,48 @@ def _arrays(white: np.ndarray, arrays: Sequence[slice]) -> float:
 
 def _apart(count: int, lag: int) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of numbers below ``count`` with the distance ``lag``, no number in two pairs."""
-    first = np.flatnonzero(np.arange(count - lag) // lag % 2 == 0)
-    return first, first + lag
+    begins = np.flatnonzero(np.arange(count - lag) // lag % 2 == 0)
+    return begins, begins + lag
 
 
-def _permuted(total: float, expected: float, most: float) -> float:
+def _permuted(total: float, expected: float, largest: float) -> float:
     """Bound on the chance of a sum Σ a(i, π(i)) so far from its mean over random pairings π.
 
     2 exp(-t² / (4 mean + 2 t)) for entries in [0, 1] (Chatterjee 2007, proposition 1.1); for
     independent pairings, of the sum of their sums.
     """
-    if most == 0:
+    if largest == 0:
         return 1.0
-    away, mean = abs(total - expected) / most, expected / most
+    away, mean = abs(total - expected) / largest, expected / largest
     return float(min(1.0, 2 * np.exp(-(away**2) / (4 * mean + 2 * away)))) if away else 1.0
 
 
-def _paired(first: np.ndarray, second: np.ndarray) -> tuple[float, float, int]:
+def _paired(upper: np.ndarray, lower: np.ndarray) -> tuple[float, float, int]:
     """(common steps of the rows of two runs, their mean over pairings, most of one pair)."""
-    steps = first.sum(axis=0, dtype=float) @ second.sum(axis=0, dtype=float)
-    most = min(first.sum(axis=1).max(initial=0), second.sum(axis=1).max(initial=0))
-    return float(np.count_nonzero(first & second)), steps / len(first), int(most)
+    steps = upper.sum(axis=0, dtype=float) @ lower.sum(axis=0, dtype=float)
+    largest = min(upper.sum(axis=1).max(initial=0), lower.sum(axis=1).max(initial=0))
+    return float(np.count_nonzero(upper & lower)), steps / len(upper), int(largest)
 
 
-def _neighbours(taken: np.ndarray) -> float:
+def _neighbours(matrix: np.ndarray) -> float:
     """The worst distance between units, of all distances up to ``_LAGS``."""
-    taken = taken[:_UNITS]
+    matrix = matrix[:_UNITS]
     chances = []
-    for lag in range(1, min(_LAGS, len(taken) // 2) + 1):
-        first, second = _apart(len(taken), lag)
-        chances.append(_permuted(*_paired(taken[first], taken[second])))
+    for lag in range(1, min(_LAGS, len(matrix) // 2) + 1):
+        upper, lower = _apart(len(matrix), lag)
+        chances.append(_permuted(*_paired(matrix[upper], matrix[lower])))
     return _worst(np.array(chances))
 
 
-def _first(taken: np.ndarray) -> np.ndarray:
-    return np.asarray(np.where(taken.any(axis=1), taken.argmax(axis=1), taken.shape[1]))
+def _first(matrix: np.ndarray) -> np.ndarray:
+    return np.asarray(np.where(matrix.any(axis=1), matrix.argmax(axis=1), matrix.shape[1]))
 
 
-def _gap(taken: np.ndarray) -> np.ndarray:
+def _gap(matrix: np.ndarray) -> np.ndarray:
     """Steps from the first participation to the second, n if there is none."""
-    first = _first(taken)
-    later = taken & (np.arange(taken.shape[1]) > first[:, None])
-    return np.asarray(np.where(later.any(axis=1), _first(later) - first, taken.shape[1]))
+    begins = _first(matrix)
+    later = matrix & (np.arange(matrix.shape[1]) > begins[:, None])
+    return np.asarray(np.where(later.any(axis=1), _first(later) - begins, matrix.shape[1]))
 
 
 def _law(mine: np.ndarray, theirs: np.ndarray) -> float:

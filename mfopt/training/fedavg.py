@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.training.clipping import Clipping
 from mfopt.training.gradients import Adder, Statistics, Totals, mean_loss
 from mfopt.training.models import Model, PyTree
@@ -41,13 +42,13 @@ class FedAvg(Clipping):
         _check.positive("local_rate", self.local_rate)
         _check.integer("weight_cap", self.weight_cap, at_least=0)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         # the only one since version 0.3, of two
         facts = {"algorithm": "fedavg", **super().describe(), "estimator": "fixed"}
         return facts | {"sensitivity": self.sensitivity}
 
 
-def clipping_of(description: dict[str, Any]) -> Clipping:
+def clipping_of(description: JsonObject) -> Clipping:
     """Clipping with this :meth:`~mfopt.training.clipping.Clipping.describe`."""
     facts = dict(description)
     if facts.pop("algorithm", None) != "fedavg":

@@ -47,12 +47,12 @@ def hold(folder: Path) -> filelock.BaseFileLock:
 
 def check_folder(folder: Path, resume: bool) -> bool:
     """Return True if a run is resumed; refuse to write over one, or to begin one again."""
-    there = (folder / CHECKPOINTS).is_dir()  # a first one may still be being written
-    if there and not resume:
+    has_checkpoints = (folder / CHECKPOINTS).is_dir()  # a first one may still be being written
+    if has_checkpoints and not resume:
         way_out = "Resume it with `resume=True`, or choose another folder."
         raise _check.reject("output", str(folder), "holds a run already", way_out)
     # one that ended before its first checkpoint has used no noise: it begins with a new secret
-    if resume and not there and not (folder / _SECRETS[0]).is_file():
+    if resume and not has_checkpoints and not (folder / _SECRETS[0]).is_file():
         way_out = "Name the folder of the run, or begin one: leave `resume=True` out."
         raise _check.reject("output", str(folder), "holds no run to resume", way_out)
     begun = any(child.name.isdigit() for child in (folder / CHECKPOINTS).glob("*"))

@@ -45,15 +45,15 @@ def generate(
     length = min(model.max_length or 256, len(text) + tokens)
 
     @jax.jit
-    def scored(arrays: tuple[Any, Any], row: Any, last: Any) -> Any:
-        return logits(*arrays, row)[last].astype(jnp.float32)
+    def scored(arrays: tuple[Any, Any], row: Any, position: Any) -> Any:
+        return logits(*arrays, row)[position].astype(jnp.float32)
 
     @pinned
     def following() -> np.ndarray:
         # what comes after the last token is not seen by a causal model
-        row, last = np.zeros(length, np.int32), len(text[-length:]) - 1
-        row[: last + 1] = text[-length:]
-        return np.asarray(scored((model.params, model.frozen), row, np.int32(last)), np.float64)
+        row, position = np.zeros(length, np.int32), len(text[-length:]) - 1
+        row[: position + 1] = text[-length:]
+        return np.asarray(scored((model.params, model.frozen), row, np.int32(position)), np.float64)
 
     rng = np.random.default_rng(_check.seed("seed", seed))
     for _ in range(tokens):

@@ -49,13 +49,13 @@ def parts(uses: list[tuple[Use, jax.Array, jax.Array]], wide: bool) -> list[Part
     ``uses``: each with what went in, (G, positions, rows) or (G, positions), and the gradient of
     its tap, (G, *shape). ``wide``: all in float32; else products of bfloat16 stay such.
     """
-    first, pieces = uses[0][0].rows, []
+    rows, pieces = uses[0][0].rows, []
     for use, u, gradient in uses:
         v = jax.vmap(use.matrix)(gradient)
         narrow = u.dtype == jnp.bfloat16 and not (wide or use.picked)
         v = v.astype(u.dtype if narrow else jnp.float32).reshape(-1, v.shape[-1])
         u = u.reshape(-1) if use.picked else u.astype(v.dtype).reshape(-1, u.shape[-1])
-        pieces.append(Part(u, v, use.rows != first))
+        pieces.append(Part(u, v, use.rows != rows))
     return pieces
 
 
@@ -125,7 +125,7 @@ def chosen(taps: Taps, leaves: list[jax.Array], records: int) -> Taps:
     for use in taps.uses:
         positions[use.leaf] += records * use.positions
     sizes = [leaf.size for leaf in leaves]
-    return taps.keep([i for i, many in positions.items() if pays(many, sizes[i], sum(sizes))])
+    return taps.keep([i for i, uses in positions.items() if pays(uses, sizes[i], sum(sizes))])
 
 
 def _gram(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -108,11 +108,11 @@ def formed_one_by_one(model: Model, length: int) -> str | None:
     share = sum(large.values()) / model.num_params
     if share < _WORTH_TELLING:
         return None
-    first = max(large, key=lambda name: large[name])
-    more = f" and {len(large) - 1} more" if len(large) > 1 else ""
+    largest = max(large, key=lambda name: large[name])
+    others_too = f" and {len(large) - 1} more" if len(large) > 1 else ""
     return (
-        f"gradients of {share:.0%} of the parameters ({first}{more}) are formed unit by unit, "
-        "which is slow: the loss uses them otherwise than in products and picked rows"
+        f"gradients of {share:.0%} of the parameters ({largest}{others_too}) are formed unit by "
+        "unit, which is slow: the loss uses them otherwise than in products and picked rows"
     )
 
 
@@ -122,13 +122,13 @@ def _clipped_sum(
     """Σ clip(gradient) over the units, and each unit's statistics."""
     leaves, structure = jax.tree.flatten(params)
     ghosts = ghost.chosen(taps, leaves, rows[0].shape[1]).leaves
-    others = [i for i in range(len(leaves)) if i not in taps.leaves]
+    untapped = [i for i in range(len(leaves)) if i not in taps.leaves]
     uses = {i: [k for k, use in enumerate(taps.uses) if use.leaf == i] for i in taps.leaves}
 
     def unit(tokens: jax.Array, mask: jax.Array) -> tuple[Any, Any, Statistics]:
         def loss(plain: list[jax.Array], zeros: list[jax.Array]) -> tuple[jax.Array, Any]:
             whole = list(leaves)
-            for i, leaf in zip(others, plain, strict=True):
+            for i, leaf in zip(untapped, plain, strict=True):
                 whole[i] = leaf
 
             def record(tokens: jax.Array, mask: jax.Array, zeros: list[jax.Array]) -> Any:
@@ -141,9 +141,11 @@ def _clipped_sum(
 
         zeros = jax.tree.map(lambda x: jnp.zeros((len(tokens), *x.shape), x.dtype), taps.zeros())
         gradients, (inputs, sums) = jax.grad(loss, argnums=(0, 1), has_aux=True)(
-            [leaves[i] for i in others], zeros
+            [leaves[i] for i in untapped], zeros
         )
-        plain = {i: leaf.astype(jnp.float32) for i, leaf in zip(others, gradients[0], strict=True)}
+        plain = {
+            i: leaf.astype(jnp.float32) for i, leaf in zip(untapped, gradients[0], strict=True)
+        }
         parts = {}
         for i, mine in uses.items():
             tapped = [(taps.uses[k], inputs[k], gradients[1][k]) for k in mine]
@@ -157,9 +159,12 @@ def _clipped_sum(
         factors = clipping.factors(jax.tree.unflatten(structure, squares))
         present = jnp.any(mask)
         # a loss that breaks its promise on padding must still not leak through an empty slot
-        each = [jnp.where(present, factor, 0.0) for factor in jax.tree.leaves(factors.each)]
+        leaf_factors = [jnp.where(present, factor, 0.0) for factor in jax.tree.leaves(factors.each)]
         # where, not a product alone: 0 times infinity is no number
-        bounded = {i: jnp.where(each[i] > 0, each[i] * leaf, 0.0) for i, leaf in plain.items()}
+        bounded = {
+            i: jnp.where(leaf_factors[i] > 0, leaf_factors[i] * leaf, 0.0)
+            for i, leaf in plain.items()
+        }
         statistics = Statistics(
             units=present,
             clipped=present & factors.active,
@@ -168,7 +173,7 @@ def _clipped_sum(
             targets=sums[1],
             tokens=jnp.sum(mask),
         )
-        weighted = {i: ghost.weighted(part, each[i]) for i, part in parts.items()}
+        weighted = {i: ghost.weighted(part, leaf_factors[i]) for i, part in parts.items()}
         return bounded, weighted, statistics
 
     bounded, weighted, statistics = jax.vmap(unit)(*rows)

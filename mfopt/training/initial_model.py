@@ -18,6 +18,7 @@ import optax
 from flax import nnx
 
 from mfopt._runtime import _check, _files
+from mfopt._runtime._types import JsonObject
 from mfopt.progress import Progress, Report
 from mfopt.sampling import FixedOrder
 from mfopt.training import mesh as meshes
@@ -120,8 +121,8 @@ def _gpt2(
 ) -> Model:
     if not source:
         return gpt2_model(_shape(config, vocab_size), lora=lora, seed=_SEED)
-    how: dict[str, Any] = {"compute_dtype": config.compute_dtype, "remat": config.remat}
-    return load_pretrained(source, lora=lora, seed=_SEED, **how)
+    settings: JsonObject = {"compute_dtype": config.compute_dtype, "remat": config.remat}
+    return load_pretrained(source, lora=lora, seed=_SEED, **settings)
 
 
 def _shape(config: TrainConfig, vocab_size: int) -> DecoderConfig:
@@ -140,20 +141,22 @@ def _imported(config: TrainConfig, vocab_size: int) -> Model:
     """The model that ``config.model``, MODULE:FUNCTION, makes (``docs/training/models.md``)."""
     make = maker_of(config)
     with nnx.use_eager_sharding(False):  # where annotated parameters need no mesh to be made
-        made = make(vocab_size=vocab_size, length=config.length, seed=_SEED)
-    if not isinstance(made, Model | nnx.Module):
-        given = f"gives a {type(made).__name__}: must be a Model or a Flax NNX module"
-        raise _check.reject("model", config.model, given)
-    if not isinstance(made, Model):
-        made = from_nnx(made, name=config.model.partition(":")[2], vocab_size=vocab_size)
-    if made.logits is not None:
+        model = make(vocab_size=vocab_size, length=config.length, seed=_SEED)
+    if not isinstance(model, Model | nnx.Module):
+        rule = f"gives a {type(model).__name__}: must be a Model or a Flax NNX module"
+        raise _check.reject("model", config.model, rule)
+    if not isinstance(model, Model):
+        model = from_nnx(model, name=config.model.partition(":")[2], vocab_size=vocab_size)
+    if model.logits is not None:
         rows = jnp.zeros((2, config.length), jnp.int32).at[1, -1].set(1)
-        first, second = (np.asarray(made.logits(made.params, made.frozen, x))[:-1] for x in rows)
+        of_zeros, of_one = (
+            np.asarray(model.logits(model.params, model.frozen, x))[:-1] for x in rows
+        )
         # finite logits that a causal model computes from the same tokens differ by rounding at most
-        if not np.allclose(first, second, rtol=1e-3, atol=1e-4):
+        if not np.allclose(of_zeros, of_one, rtol=1e-3, atol=1e-4):
             rule = "looks ahead: its logits at a token follow from later tokens"
             raise _check.reject("model", config.model, rule)
-    return made
+    return model
 
 
 def _pretrained(

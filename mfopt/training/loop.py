@@ -152,9 +152,9 @@ class Trainer:
         sampler = execution.sampler
         size = sampler.expected_batch + 4 * sampler.expected_batch**0.5
         tokens, _ = execution.units.fetch(np.full(1, -1), 0)
-        each = sampler.microbatch * tokens.size
-        block = max(math.ceil(size / sampler.microbatch), _LEAST_TOKENS // each)
-        self._block = max(1, min(block, _BLOCK_TOKENS // each))
+        block_size = sampler.microbatch * tokens.size
+        block = max(math.ceil(size / sampler.microbatch), _LEAST_TOKENS // block_size)
+        self._block = max(1, min(block, _BLOCK_TOKENS // block_size))
         self._zero = jax.jit(lambda params: self._pin_totals(Totals.zero(params)))
         self._add = jax.jit(self._added, donate_argnums=0)
         self._update = jax.jit(
@@ -169,9 +169,9 @@ class Trainer:
             if getattr(sampler, name) != getattr(mine, name):
                 rule = f"must be {getattr(mine, name)!r}, as the programs were made for"
                 raise _check.reject(name, getattr(sampler, name), rule)
-        other = copy.copy(self)
-        other.execution = dataclasses.replace(self.execution, units=units, sampler=sampler)
-        return other
+        twin = copy.copy(self)
+        twin.execution = dataclasses.replace(self.execution, units=units, sampler=sampler)
+        return twin
 
     def init(self, key: Any = None) -> TrainState:
         """The state before step 0.
@@ -186,13 +186,13 @@ class Trainer:
         # a copy, as the loop reuses the state's buffers and the model must survive it; made by the
         # host, as no device need hold all of it
         params = meshes.place(jax.tree.map(np.array, self.model.params), self._where)
-        made = jax.eval_shape(self.optimizer.init, params)
+        shapes = jax.eval_shape(self.optimizer.init, params)
         # moments lie where their parameters do
         pairs = zip(jax.tree.leaves(params), jax.tree.leaves(self._where), strict=True)
-        known = {leaf.shape: place for leaf, place in pairs}
-        own = meshes.spread(self._mesh, made)
-        where = jax.tree.map(lambda leaf, rule: known.get(leaf.shape, rule), made, own)
-        optimizer = jax.jit(self.optimizer.init, out_shardings=where)(params)
+        by_shape = {leaf.shape: sharding for leaf, sharding in pairs}
+        spread = meshes.spread(self._mesh, shapes)
+        layout = jax.tree.map(lambda leaf, rule: by_shape.get(leaf.shape, rule), shapes, spread)
+        optimizer = jax.jit(self.optimizer.init, out_shardings=layout)(params)
         noise = self.execution.noise
         draws: Any = ()
         if noise is not None and not self._secure:
@@ -246,11 +246,11 @@ class Trainer:
         """The sums with ``count`` more microbatches, of tokens (block, m, G, L), in one loop."""
         params, frozen = meshes.gathered(self._mesh, self.model, *arrays)  # once for the block
 
-        def more(i: jax.Array, totals: Totals) -> Totals:
+        def add_block(i: jax.Array, totals: Totals) -> Totals:
             return self._pin_totals(self._adder(totals, params, frozen, tokens[i], mask[i]))
 
         # a count that is traced: batches of all sizes are served by one compilation
-        return jax.lax.fori_loop(0, count, more, totals)
+        return jax.lax.fori_loop(0, count, add_block, totals)
 
     def _apply(
         self, state: TrainState, total: PyTree, keep_release: bool
@@ -263,11 +263,11 @@ class Trainer:
         release = jax.tree.map(lambda leaf: leaf / execution.normalizer, total)
         update, optimizer = self.optimizer.update(release, state.optimizer, state.params)
         params = optax.apply_updates(state.params, update)
-        after = TrainState(state.step + 1, params, optimizer, noise_state)
+        following = TrainState(state.step + 1, params, optimizer, noise_state)
         if self._state_where is not None:
             # the same layout after every step, so that one compilation serves all
-            after = jax.lax.with_sharding_constraint(after, self._state_where)
-        return after, (release if keep_release else None)
+            following = jax.lax.with_sharding_constraint(following, self._state_where)
+        return following, (release if keep_release else None)
 
     def _tree_of(self, vector: jax.Array, like: PyTree) -> PyTree:
         """The tree of a vector of all parameters, on each device its share of either."""
@@ -283,24 +283,24 @@ class Trainer:
         def shares(part: jax.Array) -> PyTree:
             parts: list[jax.Array] = []
             device, begin = jax.lax.axis_index(mesh.axis_names), 0
-            for leaf, where in zip(leaves, places, strict=True):
+            for leaf, layout in zip(leaves, places, strict=True):
                 if parts:  # the whole of one leaf at a time
                     part, parts[-1] = jax.lax.optimization_barrier((part, parts[-1]))
                 mine = _window(part, begin // part.size - device, begin % part.size, leaf.size)
                 begin += leaf.size
-                mine, left = mine.reshape(leaf.shape), set(mesh.axis_names)
-                for axis, names in enumerate(where.spec):
+                mine, free_axes = mine.reshape(leaf.shape), set(mesh.axis_names)
+                for axis, names in enumerate(layout.spec):
                     if names:  # every number is one device's, and 0 on the others
                         mine = jax.lax.psum_scatter(mine, names, scatter_dimension=axis, tiled=True)
-                        left -= {names} if isinstance(names, str) else set(names)
-                parts.append(jax.lax.psum(mine, tuple(left)) if left else mine)
+                        free_axes -= {names} if isinstance(names, str) else set(names)
+                parts.append(jax.lax.psum(mine, tuple(free_axes)) if free_axes else mine)
             return jax.tree.unflatten(structure, parts)
 
         return jax.shard_map(
             shares,
             mesh=mesh,
             in_specs=PartitionSpec(mesh.axis_names),
-            out_specs=jax.tree.map(lambda where: where.spec, self._where),
+            out_specs=jax.tree.map(lambda layout: layout.spec, self._where),
             check_vma=False,  # what is summed counts as equal on all devices
         )(vector)
 
@@ -311,8 +311,8 @@ class Trainer:
         return meshes.place_rows(self._mesh, block, axis=1)
 
     def _pin_totals(self, totals: Totals) -> Totals:
-        where = (self._where, meshes.replicated(self._mesh))
-        return Totals(*jax.lax.with_sharding_constraint(tuple(totals), where))
+        layouts = (self._where, meshes.replicated(self._mesh))
+        return Totals(*jax.lax.with_sharding_constraint(tuple(totals), layouts))
 
 
 def _window(part: jax.Array, ahead: jax.Array, begin: int, size: int) -> jax.Array:
@@ -321,9 +321,9 @@ def _window(part: jax.Array, ahead: jax.Array, begin: int, size: int) -> jax.Arr
     ``part`` is one of the equal parts of a vector.
     """
     ahead = jnp.clip(ahead, -(size // part.size) - 2, 1)  # else places overflow in large models
-    place = ahead * part.size + begin + jnp.arange(size)
-    inside = jnp.clip(place, 0, part.size - 1)
-    return jnp.where(place == inside, part[inside], 0)
+    index = ahead * part.size + begin + jnp.arange(size)
+    inside = jnp.clip(index, 0, part.size - 1)
+    return jnp.where(index == inside, part[inside], 0)
 
 
 def _vector(params: PyTree, mesh: Mesh | None = None) -> jax.ShapeDtypeStruct:
@@ -336,5 +336,5 @@ def _vector(params: PyTree, mesh: Mesh | None = None) -> jax.ShapeDtypeStruct:
     if mesh is None:
         return jax.ShapeDtypeStruct((size,), jnp.float32)
     shape = (-(-size // mesh.size) * mesh.size,)
-    where = meshes.spread(mesh, jax.ShapeDtypeStruct(shape, jnp.float32))
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)
+    layout = meshes.spread(mesh, jax.ShapeDtypeStruct(shape, jnp.float32))
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=layout)

@@ -51,14 +51,14 @@ def make_mesh(model_parallel: int = 1) -> Mesh:
 
 def one_device() -> Mesh:
     """Mesh of one device of this process."""
-    own = [device for device in devices() if device.process_index == jax.process_index()]
-    return Mesh(np.asarray(own[:1]).reshape(1, 1), (DATA, MODEL))
+    local = [device for device in devices() if device.process_index == jax.process_index()]
+    return Mesh(np.asarray(local[:1]).reshape(1, 1), (DATA, MODEL))
 
 
-def wait_for_lead(what: str) -> None:
+def wait_for_lead(event: str) -> None:
     """Barrier of all processes, after which files written by the first are there for all."""
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(what)
+        multihost_utils.sync_global_devices(event)
 
 
 def data_parallel(mesh: Mesh) -> int:
@@ -81,14 +81,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def layout_of(mesh: Mesh, tree: PyTree) -> PyTree:
     """A ``NamedSharding`` per leaf of ``tree``: as it lies on ``mesh``, or replicated."""
 
-    def where(leaf: Any) -> NamedSharding:
+    def layout(leaf: Any) -> NamedSharding:
         sharding = getattr(leaf, "sharding", None)
         # a compiled function may hand out an equal layout under another name
         if isinstance(sharding, NamedSharding) and sharding.mesh == mesh:
             return NamedSharding(mesh, sharding.spec)
         return replicated(mesh)
 
-    return jax.tree.map(where, tree)
+    return jax.tree.map(layout, tree)
 
 
 def spread(mesh: Mesh, tree: PyTree, partition: PyTree | None = None) -> PyTree:
@@ -98,19 +98,21 @@ def spread(mesh: Mesh, tree: PyTree, partition: PyTree | None = None) -> PyTree:
     the number of devices divides. A leaf without such an axis is left as ``partition`` says.
     """
 
-    def where(leaf: Any, wanted: NamedSharding) -> NamedSharding:
-        shape, spec = np.shape(leaf), wanted.spec
+    def layout(leaf: Any, stated: NamedSharding) -> NamedSharding:
+        shape, spec = np.shape(leaf), stated.spec
         axes = [(x,) if isinstance(x, str) else x for x in spec]
         axes += [None] * (len(shape) - len(axes))
-        rest = tuple(name for name in mesh.axis_names if not any(name in (x or ()) for x in axes))
+        free_axes = tuple(
+            name for name in mesh.axis_names if not any(name in (x or ()) for x in axes)
+        )
         for i in sorted(range(len(shape)), key=lambda i: not axes[i]):
-            cut = (*(axes[i] or ()), *rest)
+            cut = (*(axes[i] or ()), *free_axes)
             if shape[i] and shape[i] % math.prod(mesh.shape[name] for name in cut) == 0:
                 return NamedSharding(mesh, PartitionSpec(*axes[:i], cut, *axes[i + 1 :]))
-        return wanted
+        return stated
 
-    wanted = shardings(mesh, tree, partition)
-    return wanted if mesh.size == 1 else jax.tree.map(where, tree, wanted)
+    layouts = shardings(mesh, tree, partition)
+    return layouts if mesh.size == 1 else jax.tree.map(layout, tree, layouts)
 
 
 def gathered(mesh: Mesh, model: Model, params: PyTree, frozen: PyTree) -> tuple[PyTree, PyTree]:
@@ -122,11 +124,11 @@ def gathered(mesh: Mesh, model: Model, params: PyTree, frozen: PyTree) -> tuple[
       params: its trained parameters, cut over all devices.
       frozen: its frozen arrays, cut over all devices.
     """
-    where = (
+    layouts = (
         shardings(mesh, model.params, model.partition),
         shardings(mesh, model.frozen, model.frozen_partition),
     )
-    whole: tuple[PyTree, PyTree] = jax.lax.with_sharding_constraint((params, frozen), where)
+    whole: tuple[PyTree, PyTree] = jax.lax.with_sharding_constraint((params, frozen), layouts)
     return whole
 
 
@@ -140,11 +142,11 @@ def shardings(mesh: Mesh, tree: PyTree, partition: PyTree | None) -> PyTree:
 def place(tree: PyTree, sharding: PyTree) -> PyTree:
     """``tree`` on the devices of ``sharding`` (a pytree of shardings); all hosts hold all of it."""
 
-    def put(leaf: Any, where: NamedSharding) -> jax.Array:
-        if isinstance(leaf, jax.Array) and leaf.sharding == where:
+    def put(leaf: Any, layout: NamedSharding) -> jax.Array:
+        if isinstance(leaf, jax.Array) and leaf.sharding == layout:
             return leaf
         host = np.asarray(leaf)
-        return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+        return jax.make_array_from_callback(host.shape, layout, lambda index: host[index])
 
     return jax.tree.map(put, tree, sharding)
 
@@ -156,8 +158,8 @@ def distribute(mesh: Mesh, tree: PyTree, partition: PyTree | None) -> PyTree:
 
 def place_rows(mesh: Mesh, rows: np.ndarray, axis: int = 0) -> jax.Array:
     """A microbatch with its ``axis`` split over the data axis."""
-    where = NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
-    return jax.make_array_from_callback(rows.shape, where, lambda index: rows[index])
+    layout = NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
+    return jax.make_array_from_callback(rows.shape, layout, lambda index: rows[index])
 
 
 def gather(mesh: Mesh, tree: PyTree) -> PyTree:

@@ -64,8 +64,8 @@ class Evaluator:
 
         def losses(params: PyTree, frozen: PyTree, tokens: Any, mask: Any) -> Any:
             params, frozen = meshes.gathered(self._mesh, model, params, frozen)
-            each = jax.vmap(model.loss, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
-            return each.astype(jnp.float32), num_targets(mask)
+            by_unit = jax.vmap(model.loss, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
+            return by_unit.astype(jnp.float32), num_targets(mask)
 
         self._losses = jax.jit(losses)
 
@@ -165,8 +165,10 @@ class Recorder(contextlib.ExitStack):
         if self._private:
             file, self._steps = open_table(folder / "metrics.csv", STEP_FIELDS, start)
             # an evaluation belongs to the state after so many steps, so that of `start` is kept
-            other, self._evaluations = open_table(folder / "evaluation.csv", EVAL_FIELDS, start + 1)
-            for table in (file, other):
+            evaluation_rows, self._evaluations = open_table(
+                folder / "evaluation.csv", EVAL_FIELDS, start + 1
+            )
+            for table in (file, evaluation_rows):
                 self.enter_context(table)
         self._events: Any = None
         if self._private and config.tensorboard:
@@ -182,9 +184,9 @@ class Recorder(contextlib.ExitStack):
     def step(self, result: StepResult) -> None:
         """Record one step."""
         result.statistics.units.block_until_ready()
-        now = time.perf_counter()
-        row = step_row(result, now - self._clock)
-        self._clock, note = now, ""
+        clock = time.perf_counter()
+        row = step_row(result, clock - self._clock)
+        self._clock, note = clock, ""
         if self._private:
             self._steps.writerow(row)
             note = (

@@ -58,8 +58,8 @@ def make_optimizer(
         "adam": lambda: optax.adam(learning_rate),
         "adam-bc": lambda: corrected_adam(learning_rate, variance),
     }
-    made = makers[settings.optimizer]()
-    return averaged(made, settings.average) if settings.average else made
+    optimizer = makers[settings.optimizer]()
+    return averaged(optimizer, settings.average) if settings.average else optimizer
 
 
 def fitting_rate(
@@ -136,7 +136,7 @@ def corrected_adam(
 
     Source: Tang, Shpilevskiy and Lécuyer 2024 (DP-AdamBC), with a fixed floor in place of k.
     """
-    known = jnp.asarray(noise_variance, jnp.float32)
+    variances = jnp.asarray(noise_variance, jnp.float32)
 
     def init(params: Any) -> CorrectedState:
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -144,16 +144,18 @@ def corrected_adam(
 
     def update(updates: Any, state: CorrectedState, params: Any = None) -> tuple[Any, Any]:
         step = state.count + 1
-        now = known[jnp.minimum(state.count, len(known) - 1)]
+        variance = variances[jnp.minimum(state.count, len(variances) - 1)]
         mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates)
         square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g**2, state.square, updates)
-        noise = beta2 * state.noise + (1 - beta2) * now
-        first, second = 1 - beta1**step, 1 - beta2**step
-        phi = noise / second
+        noise = beta2 * state.noise + (1 - beta2) * variance
+        mean_bias, square_bias = 1 - beta1**step, 1 - beta2**step
+        phi = noise / square_bias
         floor = jnp.maximum(phi * _floor(step, beta2), 1e-16)
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         moved = jax.tree.map(
-            lambda m, v: -rate * (m / first) / jnp.sqrt(jnp.maximum(v / second - phi, floor)),
+            lambda m, v: (
+                -rate * (m / mean_bias) / jnp.sqrt(jnp.maximum(v / square_bias - phi, floor))
+            ),
             mean,
             square,
         )
@@ -184,8 +186,8 @@ def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.Gra
     def update(updates: Any, state: AveragedState, params: Any = None) -> tuple[Any, Any]:
         moved, inner = optimizer.update(updates, state.inner, params)
         fresh = jnp.maximum(1 - decay, 9 / (state.count + 10))
-        after = optax.apply_updates(params, moved)
-        mean = jax.tree.map(lambda old, new: old + fresh * (new - old), state.mean, after)
+        moved_params = optax.apply_updates(params, moved)
+        mean = jax.tree.map(lambda old, new: old + fresh * (new - old), state.mean, moved_params)
         return moved, AveragedState(inner, state.count + 1, mean)
 
     return optax.GradientTransformation(init, update)

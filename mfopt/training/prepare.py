@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
+from mfopt._runtime._types import JsonObject
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
@@ -56,7 +57,7 @@ class Prepared:
     trainer: Trainer
     secret: RunSecret
     mesh: Mesh
-    facts: dict[str, Any]
+    facts: JsonObject
     public_report: dict[str, Any] | None
     learning_rate: float
     lock: BaseFileLock
@@ -71,7 +72,7 @@ class Prepared:
         """Steps to do: all that are covered, or fewer."""
         return self.config.steps or self.execution.iterations
 
-    def report(self, steps_done: int) -> dict[str, Any] | None:
+    def report(self, steps_done: int) -> JsonObject | None:
         """The privacy report after so many steps."""
         if self.public_report is None:
             return None
@@ -295,7 +296,7 @@ def _report(
     guarantee: Guarantee,
     num_params: int,
     rate: float,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The privacy report before the first step."""
     facts = privacy.report(
         account,
@@ -330,9 +331,11 @@ def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
 
 def optimizer_of(config: TrainConfig, execution: Execution, rate: float) -> Any:
     """The optimizer of a run at a learning rate."""
-    known = execution.noise is not None and config.optimizer == "adam-bc"
+    corrects = execution.noise is not None and config.optimizer == "adam-bc"
     rates = schedule(config.schedule, rate, execution.iterations)
-    return make_optimizer(config, rates, privacy.noise_by_step(execution) ** 2 if known else None)
+    return make_optimizer(
+        config, rates, privacy.noise_by_step(execution) ** 2 if corrects else None
+    )
 
 
 def folder_of_data(config: TrainConfig) -> Path:
@@ -346,19 +349,19 @@ def _open_data(
     config: TrainConfig, progress: Report, resuming: bool
 ) -> tuple[dict[str, TokenStore], Tokenizer | None]:
     """The stores, every bit of them compared with their digests, and their one tokenizer."""
-    file, place = Path(config.data), folder_of_data(config)
-    if place != file:
+    file, folder = Path(config.data), folder_of_data(config)
+    if folder != file:
         if jax.process_index() == 0:
-            told: dict[str, Any] = {"progress": within(progress, f"corpus of {config.data}")}
-            told["reuse"] = "alike" if resuming else "same"
+            keywords: dict[str, Any] = {"progress": within(progress, f"corpus of {config.data}")}
+            keywords["reuse"] = "alike" if resuming else "same"
             if config.data in EMBEDDED:
-                build_stdlib(place, public=EMBEDDED[config.data], **told)
+                build_stdlib(folder, public=EMBEDDED[config.data], **keywords)
             else:
-                own = config.model and not initial_model.made_elsewhere(config.model)
-                told["skip_bad"] = config.skip_bad
-                build_lines(file, place, config.model if own else None, **told)
+                has_tokenizer = config.model and not initial_model.made_elsewhere(config.model)
+                keywords["skip_bad"] = config.skip_bad
+                build_lines(file, folder, config.model if has_tokenizer else None, **keywords)
         meshes.wait_for_lead("corpus")
-    parts = open_parts(place)
+    parts = open_parts(folder)
     progress(Progress("comparing the data with its digests"))
     if jax.process_index() == 0:
         verify_all(parts)
@@ -372,7 +375,7 @@ def _open_data(
     if not train.get("tokenizer_digest"):  # a store of tokens that come from no text
         return parts, None
     tokenizer = None
-    for file in (place / TOKENIZER_FILE, place.parent / TOKENIZER_FILE):
+    for file in (folder / TOKENIZER_FILE, folder.parent / TOKENIZER_FILE):
         if file.is_file():
             tokenizer = Tokenizer.of_data(file, train)
             break

@@ -8,12 +8,12 @@ everything else, and adds what only the run decides: the privacy unit.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
 from mfopt import query_error
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt._version import __version__
 from mfopt.accounting import account as account_of
 from mfopt.accounting.closed_form import group as lemma
@@ -80,8 +80,8 @@ def statement(
         rule = f"the account is for σ = {account.noise_multiplier}"
         raise _check.reject("noise_multiplier", noise.noise_multiplier, rule)
     if noise.digest != account.digest:
-        own = account.digest[:12]
-        rule = f"is made by another strategy or without the sampling of the account ({own})"
+        digest = account.digest[:12]
+        rule = f"is made by another strategy or without the sampling of the account ({digest})"
         way_out = "Make the noise stream from the same file, or with sampling = the account's."
         raise _check.reject("noise", noise.digest[:12], rule, way_out)
     sampled = str(units.describe()["unit"])
@@ -117,13 +117,13 @@ def with_grid(guarantee: Guarantee, execution: Execution, num_params: int) -> Gu
     epsilon, delta = execution.noise.secure_cost(num_params).total(
         guarantee.epsilon, guarantee.delta
     )
-    before = {"epsilon_before_grid": guarantee.epsilon, "delta_before_grid": guarantee.delta}
+    without_grid = {"epsilon_before_grid": guarantee.epsilon, "delta_before_grid": guarantee.delta}
     return dataclasses.replace(
         guarantee,
         epsilon=epsilon,
         delta=min(1.0, delta),
         status="bound" if guarantee.status == "exact" else guarantee.status,
-        details=guarantee.details | before,
+        details=guarantee.details | without_grid,
     )
 
 
@@ -250,7 +250,7 @@ def report(
     steps_done: int,
     pinned: bool = False,
     black_box: bool = False,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Privacy report: public numbers only, JSON-compatible.
 
     It holds all that :mod:`mfopt.training.verification` needs to compute every number in it again.
@@ -305,7 +305,7 @@ def report(
     }
 
 
-def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def report_rows(facts: JsonObject) -> list[tuple[str, str]]:
     """The report for people, as names and values."""
     guarantee, sizes = facts["guarantee"], facts["noise_against_signal"]
     scheme = facts["sampling"]["scheme"]
@@ -336,10 +336,10 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("contribution", words))
     extra = guarantee["details"]
     if "runs" in extra:
-        alone = [
+        single = [
             f"({round_up(x['epsilon'], 6)}, {delta_in_words(x['delta'])})" for x in extra["runs"]
         ]
-        words = f"runs of {' and '.join(alone)}, the last of them this one"
+        words = f"runs of {' and '.join(single)}, the last of them this one"
         rows.append(("composed of", f"{words}; a user may be in the data of all"))
     if "noise" in facts:
         price = f"adds {facts['noise']['epsilon']:.3g} to epsilon, for rounding to its grid"
@@ -354,7 +354,7 @@ def report_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def report_text(facts: dict[str, Any]) -> str:
+def report_text(facts: JsonObject) -> str:
     """:func:`report_rows` and what is not covered, a line each."""
     lines = [f"{name:<17} {value}" for name, value in report_rows(facts)]
     return "\n".join([*lines, "not covered:", *(f"  - {text}" for text in facts["not_covered"])])

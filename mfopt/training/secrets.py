@@ -85,13 +85,13 @@ def uniform_hash(seed: int, step: int, *numbers: np.ndarray) -> np.ndarray:
     Flood 2014).
     """
     key = hashlib.sha256(f"{seed}:{step}".encode()).digest()
-    first, second = np.frombuffer(key[:16], dtype="<u8").astype(np.uint64)
+    low, high = np.frombuffer(key[:16], dtype="<u8").astype(np.uint64)
     shape = np.broadcast_shapes(*(np.shape(number) for number in numbers))
-    state = np.full(shape, first, dtype=np.uint64)
+    state = np.full(shape, low, dtype=np.uint64)
     with np.errstate(over="ignore"):
         for number in numbers:
             state = _mix(state ^ np.asarray(number, dtype=np.int64).view(np.uint64))
-            state += second
+            state += high
         return _mix(state)
 
 

@@ -42,8 +42,10 @@ class Work(NamedTuple):
 
     def formed(self, records: int) -> float:
         """Parameters whose gradients are formed for each of several units of so many records."""
-        few = (size for size, t in self.products if ghost.pays(records * t, size, self.trained))
-        return self.trained - sum(few)
+        formed_sizes = (
+            size for size, t in self.products if ghost.pays(records * t, size, self.trained)
+        )
+        return self.trained - sum(formed_sizes)
 
 
 def work(model: Model, length: int) -> Work:
@@ -60,21 +62,21 @@ def work(model: Model, length: int) -> Work:
     blocks = [eqn for eqn in taps.program.jaxpr.eqns if eqn.primitive.name in _REMAT]
     if blocks:  # one at a time is recomputed in the backward pass, and held with its gradient
         block = max(blocks, key=lambda eqn: len(eqn.params["jaxpr"].eqns))
-        again = jaxpr_as_fun(ClosedJaxpr(block.params["jaxpr"], ()))
-        given = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in block.invars]
-        record += 2 * _held(lambda given: again(*given), given)
+        rebuilt = jaxpr_as_fun(ClosedJaxpr(block.params["jaxpr"], ()))
+        shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in block.invars]
+        record += 2 * _held(lambda shapes: rebuilt(*shapes), shapes)
     return Work(sum(map(float, sizes)), float(sum(frozen)), record, products, max(sizes, default=0))
 
 
-def _held(function: Callable[..., Any], given: Any, *rest: Any) -> float:
+def _held(function: Callable[..., Any], inputs: Any, *constants: Any) -> float:
     """Float32 numbers that the backward pass towards ``given`` keeps beside the arguments."""
 
-    def backward(given: Any, *rest: Any) -> Any:
-        return jax.vjp(lambda given: function(given, *rest), given)[1]
+    def backward(inputs: Any, *constants: Any) -> Any:
+        return jax.vjp(lambda inputs: function(inputs, *constants), inputs)[1]
 
     kept, arguments = (
         sum(leaf.size * leaf.dtype.itemsize / 4 for leaf in jax.tree.leaves(tree))
-        for tree in (jax.eval_shape(backward, given, *rest), (given, rest))
+        for tree in (jax.eval_shape(backward, inputs, *constants), (inputs, constants))
     )
     return max(0.0, float(kept - arguments))
 

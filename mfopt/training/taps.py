@@ -91,11 +91,11 @@ class Taps:
         inputs: list[jax.Array] = []
         waiting = iter(zip(self.uses, taps, strict=True))
 
-        def meet(placed: Use, u: jax.Array, out: jax.Array) -> jax.Array:
+        def meet(placed: Use, u: jax.Array, output: jax.Array) -> jax.Array:
             use, tap = next(waiting)
             assert use == placed  # the same program gives the same uses
             inputs.append(u)
-            return out + tap
+            return output + tap
 
         walk = _Walk(meet, self.leaves)
         views = [_whole(i, x) if i in self.leaves else None for i, x in enumerate(arguments)]
@@ -103,39 +103,39 @@ class Taps:
         return loss, inputs
 
 
-def find(loss: Callable[..., jax.Array], params: PyTree, *rest: Any) -> Taps:
+def find(loss: Callable[..., jax.Array], params: PyTree, *constants: Any) -> Taps:
     """The taps of ``loss(params, *rest)``; arrays or their shapes.
 
     A parameter is tapped if its only uses are products without batch axes and rows picked along
     its first axis, all with the same split of its axes.
     """
-    program = jax.make_jaxpr(loss)(params, *rest)
+    program = jax.make_jaxpr(loss)(params, *constants)
     shapes = program.in_avals
     leaves = jax.tree.leaves(params)
     uses: list[Use] = []
 
-    def meet(use: Use, u: jax.Array, out: jax.Array) -> jax.Array:
+    def meet(use: Use, u: jax.Array, output: jax.Array) -> jax.Array:
         uses.append(use)
-        return out
+        return output
 
     def trial(*arguments: jax.Array) -> Any:
         walk = _Walk(meet, range(len(leaves)))
         views = [_whole(i, x) if i < len(leaves) else None for i, x in enumerate(arguments)]
         outs, kept = walk.run(program.jaxpr, program.consts, arguments, views)
         walk.other |= {view.leaf for view in kept if view}
-        other.update(walk.other)
+        unusable.update(walk.other)
         return outs
 
-    other: set[int] = set()
+    unusable: set[int] = set()
     jax.eval_shape(trial, *(jax.ShapeDtypeStruct(s.shape, s.dtype) for s in shapes))
     for leaf in {use.leaf for use in uses}:
         mine = [use for use in uses if use.leaf == leaf]
         halves = {frozenset((use.rows, use.columns)) for use in mine}
         if len(halves) > 1 or not all(mine[0].columns):
-            other.add(leaf)
-    unknown = tuple(sorted(i for i in other if leaves[i].ndim > 1))
+            unusable.add(leaf)
+    unknown = tuple(sorted(i for i in unusable if leaves[i].ndim > 1))
     taps = Taps(program, tuple(uses), unknown)
-    return taps.keep([use.leaf for use in uses if use.leaf not in other])
+    return taps.keep([use.leaf for use in uses if use.leaf not in unusable])
 
 
 def _whole(leaf: int, value: Any) -> View | None:
@@ -168,68 +168,68 @@ class _Walk:
         """The results of ``jaxpr``, and which of them are views."""
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
-        seen = {v: view for v, view in zip(jaxpr.invars, views, strict=True) if view}
+        views_of = {v: view for v, view in zip(jaxpr.invars, views, strict=True) if view}
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, Literal) else values[atom]
 
         def view_of(atom: Any) -> View | None:
-            return None if isinstance(atom, Literal) else seen.get(atom)
+            return None if isinstance(atom, Literal) else views_of.get(atom)
 
         for eqn in jaxpr.eqns:
-            inputs, held = [read(v) for v in eqn.invars], [view_of(v) for v in eqn.invars]
-            outs, kept = self._equation(eqn, inputs, held, jaxpr.debug_info)
-            for var, out, view in zip(eqn.outvars, outs, kept, strict=True):
-                values[var] = out
+            inputs, views_in = [read(v) for v in eqn.invars], [view_of(v) for v in eqn.invars]
+            outs, kept = self._equation(eqn, inputs, views_in, jaxpr.debug_info)
+            for var, output, view in zip(eqn.outvars, outs, kept, strict=True):
+                values[var] = output
                 if view:
-                    seen[var] = view
+                    views_of[var] = view
         return [read(v) for v in jaxpr.outvars], [view_of(v) for v in jaxpr.outvars]
 
     def _equation(
-        self, eqn: Any, inputs: list[Any], held: list[View | None], about: Any
+        self, eqn: Any, inputs: list[Any], views_in: list[View | None], about: Any
     ) -> tuple[list[Any], list[View | None]]:
-        views, name = [view for view in held if view], eqn.primitive.name
+        views, name = [view for view in views_in if view], eqn.primitive.name
         if views and name in CALLS:
             inner = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
-            return self.run(inner.jaxpr, inner.consts, inputs, held)
+            return self.run(inner.jaxpr, inner.consts, inputs, views_in)
         if views and name == "convert_element_type":
             return evaluate(eqn, inputs, about), [views[0]]
         if views and name == "transpose":
             axes = tuple(views[0].axes[axis] for axis in eqn.params["permutation"])
             return evaluate(eqn, inputs, about), [View(views[0].leaf, axes)]
-        out = evaluate(eqn, inputs, about)
-        kept: list[View | None] = [None] * len(out)
-        held = [view if view and view.leaf in self._tapped else None for view in held]
-        views, met = [view for view in held if view], None
+        outputs = evaluate(eqn, inputs, about)
+        kept: list[View | None] = [None] * len(outputs)
+        views_in = [view if view and view.leaf in self._tapped else None for view in views_in]
+        views, met = [view for view in views_in if view], None
         if not views:
-            return out, kept
+            return outputs, kept
         if len(views) == 1 and name == "dot_general":
-            met = _product(eqn, inputs, held, out[0])
+            met = _product(eqn, inputs, views_in, outputs[0])
         if len(views) == 1 and name == "gather":
-            met = _rows(eqn, inputs, held, out[0])
+            met = _rows(eqn, inputs, views_in, outputs[0])
         if met is None:
             self.other |= {view.leaf for view in views}
         else:
-            out = [self._meet(*met, out[0])]
-        return out, kept
+            outputs = [self._meet(*met, outputs[0])]
+        return outputs, kept
 
 
 def evaluate(eqn: Any, inputs: list[Any], about: Any) -> list[Any]:
     """The results of one equation, by JAX's own evaluation."""
     values = {v: x for v, x in zip(eqn.invars, inputs, strict=True) if not isinstance(v, Literal)}
-    one = Jaxpr([], list(values), list(eqn.outvars), [eqn], eqn.effects, debug_info=about)
-    return list(jaxpr_as_fun(ClosedJaxpr(one, ()))(*values.values()))
+    program = Jaxpr([], list(values), list(eqn.outvars), [eqn], eqn.effects, debug_info=about)
+    return list(jaxpr_as_fun(ClosedJaxpr(program, ()))(*values.values()))
 
 
 def _product(
-    eqn: Any, inputs: list[Any], held: list[View | None], out: jax.Array
+    eqn: Any, inputs: list[Any], views_in: list[View | None], output: jax.Array
 ) -> tuple[Use, jax.Array] | None:
     """The use of a matrix in a product, and what it is multiplied with."""
     contracted, batched = eqn.params["dimension_numbers"]
     if any(map(len, batched)):
         return None
-    side = 0 if held[0] else 1  # on which side the parameter stands
-    view, x = held[side], inputs[1 - side]
+    side = 0 if views_in[0] else 1  # on which side the parameter stands
+    view, x = views_in[side], inputs[1 - side]
     assert view is not None
     pairs = zip(contracted[side], contracted[1 - side], strict=True)
     met = {view.axes[ours]: theirs for ours, theirs in pairs}
@@ -239,27 +239,29 @@ def _product(
     positions = math.prod(x.shape[axis] for axis in free)
     u = x.transpose([*free, *(met[axis] for axis in rows)]).reshape(positions, -1)
     # what comes out has the free axes of the left side first
-    left = [axis for axis in view.axes if axis not in met]  # of the parameter, in the view's order
-    first = 0 if side == 0 else len(free)
-    where = {axis: first + place for place, axis in enumerate(left)}
-    begin = len(left) if side == 0 else 0
-    order = (*range(begin, begin + len(free)), *(where[axis] for axis in columns))
-    return Use(view.leaf, rows, columns, False, positions, out.shape, out.dtype, order), u
+    remaining_axes = [
+        axis for axis in view.axes if axis not in met
+    ]  # of the parameter, in the view's order
+    offset = 0 if side == 0 else len(free)
+    position = {axis: offset + index for index, axis in enumerate(remaining_axes)}
+    begin = len(remaining_axes) if side == 0 else 0
+    order = (*range(begin, begin + len(free)), *(position[axis] for axis in columns))
+    return Use(view.leaf, rows, columns, False, positions, output.shape, output.dtype, order), u
 
 
 def _rows(
-    eqn: Any, inputs: list[Any], held: list[View | None], out: jax.Array
+    eqn: Any, inputs: list[Any], views_in: list[View | None], output: jax.Array
 ) -> tuple[Use, jax.Array] | None:
     """The use of a matrix as rows picked by number, and the numbers."""
-    view, how = held[0], eqn.params["dimension_numbers"]
+    view, dimension_numbers = views_in[0], eqn.params["dimension_numbers"]
     if view is None or view.axes != tuple(range(len(view.axes))):
         return None
     table, numbers = inputs
     plain = (
-        how.collapsed_slice_dims == (0,)
-        and how.start_index_map == (0,)
-        and not how.operand_batching_dims
-        and how.offset_dims == tuple(range(numbers.ndim - 1, out.ndim))
+        dimension_numbers.collapsed_slice_dims == (0,)
+        and dimension_numbers.start_index_map == (0,)
+        and not dimension_numbers.operand_batching_dims
+        and dimension_numbers.offset_dims == tuple(range(numbers.ndim - 1, output.ndim))
         and tuple(eqn.params["slice_sizes"]) == (1, *table.shape[1:])
         and eqn.params["mode"].name in _MODES
     )
@@ -270,5 +272,5 @@ def _rows(
         u = jnp.clip(u, 0, count - 1)
     u = jnp.where((u >= 0) & (u < count), u, count)  # a row that is not there has no gradient
     columns = tuple(range(1, len(view.axes)))
-    order = tuple(range(out.ndim))
-    return Use(view.leaf, (0,), columns, True, u.size, out.shape, out.dtype, order), u
+    order = tuple(range(output.ndim))
+    return Use(view.leaf, (0,), columns, True, u.size, output.shape, output.dtype, order), u

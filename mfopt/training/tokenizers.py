@@ -172,7 +172,7 @@ def _end_token(folder: Path, backend: tokenizers.Tokenizer) -> str:
     """The end token that ``config.json`` in a model's folder names; GPT-2's without one."""
     try:
         ends = json.loads((folder / "config.json").read_bytes())["eos_token_id"]
-        first = ends[0] if isinstance(ends, list) else ends
-        return backend.id_to_token(first) or END_OF_TEXT
+        token = ends[0] if isinstance(ends, list) else ends
+        return backend.id_to_token(token) or END_OF_TEXT
     except (OSError, ValueError, LookupError, TypeError):
         return END_OF_TEXT  # who reads the model says what is wrong with its folder

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.training.data import TokenStore
 from mfopt.training.secrets import uniform_hash
 
@@ -33,7 +34,7 @@ class Units:
             well.
     """
 
-    def __init__(self, population: int, facts: dict[str, Any]) -> None:
+    def __init__(self, population: int, facts: JsonObject) -> None:
         self.population, self._facts = population, facts
         self.records, self.group_size = (int(facts.get(x, 1)) for x in ("records", "group_size"))
 
@@ -44,7 +45,7 @@ class Units:
         """
         raise NotImplementedError("only the public numbers of these units are known")
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """JSON-able settings."""
         return dict(self._facts)
 
@@ -81,8 +82,8 @@ class UserUnits(Units):
             shares = (uniform_hash(self._seed, step, units[rows], places) >> 11) * 2.0**-53
             tokens, mask = self.store.random_chunks(units[rows], self.length, shares)
         else:
-            how: dict[str, Any] = {"seed": self._seed, "step": step, "losses": self._losses}
-            chosen = select(self.store, units, self.records, self.rule, **how)
+            keywords: dict[str, Any] = {"seed": self._seed, "step": step, "losses": self._losses}
+            chosen = select(self.store, units, self.records, self.rule, **keywords)
             tokens, mask = self.store.batch(chosen.reshape(-1), self.length)
         return tokens.reshape(shape), mask.reshape(shape)
 
@@ -184,11 +185,11 @@ def select(
     _check_rule(rule, losses, store.num_records)
     users = np.asarray(users, dtype=np.int64)
     present = np.where(users < 0, 0, users)
-    first = store.user_offsets[present]
-    count = np.where(users < 0, 0, store.user_offsets[present + 1] - first)
+    begins = store.user_offsets[present]
+    count = np.where(users < 0, 0, store.user_offsets[present + 1] - begins)
     row = np.repeat(np.arange(len(users)), count)
     position = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    record = first[row] + position
+    record = begins[row] + position
     tie = uniform_hash(seed, step, users[row], position)
     if rule == "random":
         order = np.lexsort((tie, row))

@@ -21,6 +21,7 @@ import numpy as np
 
 from mfopt import sampling, strategies
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt._version import __version__
 from mfopt.accounting import account as account_of
 from mfopt.accounting import phases
@@ -139,7 +140,7 @@ class Verification:
         """True if the report claims a guarantee, and every result is as computed here."""
         return all(check.holds for check in self.checks)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """JSON-able."""
         return dataclasses.asdict(self) | {"holds": self.holds}
 
@@ -162,7 +163,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def verify(
-    facts: dict[str, Any],
+    facts: JsonObject,
     *,
     factorization: str | Path | None = None,
     progress: Report = silent,
@@ -179,7 +180,7 @@ def verify(
     """
     try:
         facts = _without_former(facts)
-        told = _inputs(facts)
+        claims = _inputs(facts)
         stated, account, execution = _rebuilt(facts, factorization)
         progress(Progress("proving the account again"))
         checks = [_proved(account, progress), *_compared(facts, stated, account, execution)]
@@ -188,16 +189,16 @@ def verify(
             failed = ", ".join(check.name for check in earlier.checks if not check.holds)
             words = str(facts["continues"].get("statement"))
             checks.append(Check("earlier run", words, failed, earlier.holds))
-            told |= {f"continues.{name}": value for name, value in earlier.told.items()}
+            claims |= {f"continues.{name}": value for name, value in earlier.told.items()}
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, UsageError):
             raise
         rule = f"is not a privacy report of mfopt ({problem})"
         raise _check.reject("report", type(problem).__name__, rule) from None
-    return Verification(tuple(checks), told, CLAIMS)
+    return Verification(tuple(checks), claims, CLAIMS)
 
 
-def _without_former(facts: dict[str, Any]) -> dict[str, Any]:
+def _without_former(facts: JsonObject) -> dict[str, Any]:
     """A report without the fields of version 0.2, refused where they say something."""
     tables = {name: dict(facts[name]) for name in ("sampling", "units")}
     for table, name, empty in _FORMER:
@@ -207,7 +208,7 @@ def _without_former(facts: dict[str, Any]) -> dict[str, Any]:
     return facts | tables
 
 
-def _inputs(facts: dict[str, Any]) -> dict[str, Any]:
+def _inputs(facts: JsonObject) -> dict[str, Any]:
     """Name and value of every input; UsageError where a field is unknown or of another type."""
     of_units, of_clipping = facts["units"], facts["clipping"]
     tables = dict(_INPUTS)
@@ -218,28 +219,28 @@ def _inputs(facts: dict[str, Any]) -> dict[str, Any]:
     else:
         tables["units"] = _UNITS.get(of_units["unit"], {})
     tables["clipping"] = _FEDAVG if "algorithm" in of_clipping else _CLIPPING
-    told = {}
+    claims = {}
     for table, types in tables.items():
         values = facts[table] if table else facts
         prefix = f"{table}." if table else ""
         for name, allowed in types.items():
             _typed(f"{prefix}{name}", values[name] if table else facts[name], allowed)
-            told[f"{prefix}{name}"] = values[name]
+            claims[f"{prefix}{name}"] = values[name]
         if table:
             _only(table, values, [*types, "scheme"] if table == "sampling" else types)
-    told.pop("clipping.sensitivity", None)  # computed
+    claims.pop("clipping.sensitivity", None)  # computed
     for name in ("account", "guarantee"):
         _only(name, facts[name], _GUARANTEE)
         for field, allowed in _GUARANTEE.items():
             _typed(f"{name}.{field}", facts[name][field], allowed)
     if "signature" in facts:  # of version 0.2
-        told["signature"] = facts["signature"]
+        claims["signature"] = facts["signature"]
     # of a group, the name of what it is a group of; and how the account was found
     for name in ("privacy_unit", "method"):
-        told[f"account.{name}"] = facts["account"][name]
+        claims[f"account.{name}"] = facts["account"][name]
     for name, value in facts["account"]["details"].items():
-        told[f"account.details.{name}"] = value
-    return told
+        claims[f"account.details.{name}"] = value
+    return claims
 
 
 def _typed(name: str, value: Any, allowed: tuple[type, ...]) -> None:
@@ -248,7 +249,7 @@ def _typed(name: str, value: Any, allowed: tuple[type, ...]) -> None:
         raise _check.reject(f"report {name}", value, f"must be {words}")
 
 
-def _only(table: str, values: dict[str, Any], fields: Iterable[str]) -> None:
+def _only(table: str, values: JsonObject, fields: Iterable[str]) -> None:
     """Refuse a table of the report with other fields than these."""
     if values.keys() != set(fields):
         rule = f"must have the fields {', '.join(sorted(fields))}, and no other"
@@ -256,7 +257,7 @@ def _only(table: str, values: dict[str, Any], fields: Iterable[str]) -> None:
         raise _check.reject(f"report {table}", sorted(values), rule, way_out)
 
 
-def runs_of(facts: dict[str, Any]) -> list[Run]:
+def runs_of(facts: JsonObject) -> list[Run]:
     """Statements about a verified report's run and the earlier ones alone, and their accounts."""
     stated, account, execution = _rebuilt(facts, None)
     earlier = runs_of(facts["continues"]) if "continues" in facts else []
@@ -264,18 +265,18 @@ def runs_of(facts: dict[str, Any]) -> list[Run]:
 
 
 def _alone(
-    facts: dict[str, Any], stated: Guarantee, account: Factorization, execution: Execution
+    facts: JsonObject, stated: Guarantee, account: Factorization, execution: Execution
 ) -> Guarantee:
     """The statement that follows for the run alone."""
-    how: dict[str, Any] = {"black_box": bool(facts["black_box"])}
-    statement = privacy.statement(account, execution, privacy_unit=stated.privacy_unit, **how)
+    keywords: dict[str, Any] = {"black_box": bool(facts["black_box"])}
+    statement = privacy.statement(account, execution, privacy_unit=stated.privacy_unit, **keywords)
     return privacy.with_grid(
         statement, execution, _check.integer("parameters", facts["parameters"])
     )
 
 
 def _rebuilt(
-    facts: dict[str, Any], factorization: str | Path | None
+    facts: JsonObject, factorization: str | Path | None
 ) -> tuple[Guarantee, Factorization, Execution]:
     """(the statement, the account, the execution) that the report describes."""
     accounted = Guarantee.from_description(facts["account"])
@@ -339,12 +340,12 @@ def _as_certain(stated: Guarantee, proof: Guarantee) -> bool:
     if stated.status != "certified":
         return proof.failure_probability == 0
     # that of its own draws, of as many tests as it took: no test errs less than this
-    least = min(proof.failure_probability, BETA_SHARE * stated.delta)
-    return stated.failure_probability >= least * (1 - 1e-9)
+    smallest = min(proof.failure_probability, BETA_SHARE * stated.delta)
+    return stated.failure_probability >= smallest * (1 - 1e-9)
 
 
 def _compared(
-    facts: dict[str, Any], stated: Guarantee, account: Factorization, execution: Execution
+    facts: JsonObject, stated: Guarantee, account: Factorization, execution: Execution
 ) -> Iterator[Check]:
     """Checks of the report's fields against what follows from the account and the execution."""
     claim = f"{facts['holds']}, pinned: {facts['pinned']}"
@@ -380,22 +381,24 @@ def _compared(
     yield Check("steps done", f"{done}", f"at most {covered}", 0 <= done <= covered)
     if "learning_rate" in facts:
         yield _learning_rate(facts["learning_rate"], execution)
-    other = sorted(facts.keys() - expected.keys() - {*_OTHER_PARTS, "noise_against_signal"})
-    yield Check("fields", "those of a report", f"and {other}", not other)
-    its, own = (re.findall(r"\d+", version)[:3] for version in (facts["mfopt"], __version__))
-    newer = [*map(int, its)] > [*map(int, own)]
+    surplus = sorted(facts.keys() - expected.keys() - {*_OTHER_PARTS, "noise_against_signal"})
+    yield Check("fields", "those of a report", f"and {surplus}", not surplus)
+    its, ours = (re.findall(r"\d+", version)[:3] for version in (facts["mfopt"], __version__))
+    newer = [*map(int, its)] > [*map(int, ours)]
     yield Check("mfopt", facts["mfopt"], f"{__version__}, which is older", not newer)
     words, warnings = facts["warnings"], expected["warnings"]
-    same = isinstance(words, list) and len(words) == len(warnings)
-    same = same and all(map(_same_warning, words, warnings))
-    yield Check("warnings", f"{words}", f"{warnings}", same)
+    is_equal = isinstance(words, list) and len(words) == len(warnings)
+    is_equal = is_equal and all(map(_same_warning, words, warnings))
+    yield Check("warnings", f"{words}", f"{warnings}", is_equal)
     yield _alike("sampling scheme", facts["sampling"]["scheme"], expected["sampling"]["scheme"])
     if (rule := facts["units"].get("selection")) is not None:
         yield Check("rule of selection", rule, f"one of {RULES}", rule in RULES)
     arrays = facts["strategy_arrays"]
     if arrays is not None:  # every bit of C
-        same = arrays == expected["strategy_arrays"]
-        yield Check("strategy arrays", "as computed here" if same else "C", "another C", same)
+        is_equal = arrays == expected["strategy_arrays"]
+        yield Check(
+            "strategy arrays", "as computed here" if is_equal else "C", "another C", is_equal
+        )
     # inputs only, compared with themselves
     rebuilt = {name: expected[name] for name in ("sampling", "clipping", "units")}
     stray = [name for name, value in rebuilt.items() if not _equal(facts[name], value)]
@@ -412,7 +415,7 @@ def _same_warning(stated: Any, computed: str) -> bool:
         return False
     pairs = zip(_NUMBER.findall(stated), _NUMBER.findall(computed), strict=True)
     numbers = [[float(text.rstrip(".")) for text in pair] for pair in pairs]
-    return all(math.isclose(first, second, rel_tol=_ROUNDED) for first, second in numbers)
+    return all(math.isclose(old, new, rel_tol=_ROUNDED) for old, new in numbers)
 
 
 def _learning_rate(stated: dict[str, Any], execution: Execution) -> Check:
@@ -433,18 +436,20 @@ def _plain(value: Any) -> Any:
 
 
 def _alike(name: str, stated: Any, computed: Any) -> Check:
-    same = _equal(stated, computed)
-    first, second = (f"{x:.6g}" if type(x) is float else str(x) for x in (stated, computed))
-    if same and isinstance(stated, dict | list):
-        first = "as computed here"
-    return Check(name.replace("_", " "), first, second, same)
+    is_equal = _equal(stated, computed)
+    shown_stated, shown_computed = (
+        f"{x:.6g}" if type(x) is float else str(x) for x in (stated, computed)
+    )
+    if is_equal and isinstance(stated, dict | list):
+        shown_stated = "as computed here"
+    return Check(name.replace("_", " "), shown_stated, shown_computed, is_equal)
 
 
 def _equal(stated: Any, computed: Any) -> bool:
     """Return True if two JSON values are equal up to the last bits of numbers."""
     if isinstance(stated, dict) and isinstance(computed, dict):
-        same = stated.keys() == computed.keys()
-        return same and all(_equal(stated[name], computed[name]) for name in computed)
+        is_equal = stated.keys() == computed.keys()
+        return is_equal and all(_equal(stated[name], computed[name]) for name in computed)
     if isinstance(stated, list) and isinstance(computed, list):
         return len(stated) == len(computed) and all(map(_equal, stated, computed))
     if type(stated) is float and type(computed) is float:
@@ -461,36 +466,55 @@ def composed(runs: Sequence[Run]) -> Guarantee:
     independent rounds, which :mod:`mfopt.accounting.phases` adds up on one grid.
     Refused are runs that protect different units or adjacencies, and estimates.
     """
-    last = runs[-1][0]
-    for own, _ in runs:
+    newest = runs[-1][0]
+    for run_guarantee, _ in runs:
         for name in ("privacy_unit", "adjacency"):
-            if getattr(own, name) != getattr(last, name):
-                rule = f"is {getattr(own, name)!r} in an earlier run, {getattr(last, name)!r} here"
+            if getattr(run_guarantee, name) != getattr(newest, name):
+                rule = f"is {getattr(run_guarantee, name)!r} in an earlier run, "
+                rule += f"{getattr(newest, name)!r} here"
                 way_out = "Statements about different neighbours do not compose."
-                raise _check.reject(name, getattr(last, name), rule, way_out)
-        if own.status == "estimate":
-            raise _check.reject("account", str(own), "is an estimate, which proves nothing")
-    delta = min(1.0, _up(math.fsum(own.delta for own, _ in runs)))
-    epsilon, method = _up(math.fsum(own.epsilon for own, _ in runs)), f"sum of {len(runs)} runs"
+                raise _check.reject(name, getattr(newest, name), rule, way_out)
+        if run_guarantee.status == "estimate":
+            raise _check.reject(
+                "account", str(run_guarantee), "is an estimate, which proves nothing"
+            )
+    delta = min(1.0, _up(math.fsum(run_guarantee.delta for run_guarantee, _ in runs)))
+    epsilon, method = (
+        _up(math.fsum(run_guarantee.epsilon for run_guarantee, _ in runs)),
+        f"sum of {len(runs)} runs",
+    )
     names = ("epsilon", "delta", "adjacency", "privacy_unit", "group_size")
     # no group or grid is in a statement that is the account's own
-    if all(getattr(own, x) == getattr(of.guarantee, x) for own, of in runs for x in names):
+    if all(
+        getattr(run_guarantee, x) == getattr(account.guarantee, x)
+        for run_guarantee, account in runs
+        for x in names
+    ):
         with contextlib.suppress(UsageError, FailureError):  # the sum holds without
-            parts = [phases.Phase(each.mechanism, each.noise_multiplier) for _, each in runs]
+            parts = [
+                phases.Phase(account.mechanism, account.noise_multiplier) for _, account in runs
+            ]
             if all(part.rounds is not None for part in parts):
                 composition = phases.compose(parts, delta=delta)
                 if composition.status == "bound" and composition.epsilon < epsilon:
                     epsilon, method = composition.epsilon, f"composition of {len(runs)} runs"
-    alone = [{"epsilon": own.epsilon, "delta": own.delta} for own, _ in runs]
-    details = {name: value for name, value in last.details.items() if name != "bracket"}
+    epsilons = [
+        {"epsilon": run_guarantee.epsilon, "delta": run_guarantee.delta}
+        for run_guarantee, _ in runs
+    ]
+    details = {name: value for name, value in newest.details.items() if name != "bracket"}
     return dataclasses.replace(
-        last,
+        newest,
         epsilon=epsilon,
         delta=delta,
         method=method,
-        status="certified" if any(own.status == "certified" for own, _ in runs) else "bound",
-        failure_probability=min(1.0, _up(math.fsum(own.failure_probability for own, _ in runs))),
-        details=details | {"runs": alone},
+        status="certified"
+        if any(run_guarantee.status == "certified" for run_guarantee, _ in runs)
+        else "bound",
+        failure_probability=min(
+            1.0, _up(math.fsum(run_guarantee.failure_probability for run_guarantee, _ in runs))
+        ),
+        details=details | {"runs": epsilons},
     )
 
 

@@ -78,20 +78,20 @@ def account_of(
     accounted = Mechanism(
         sampled, strategy, group_size=group, privacy_unit=unit, adjacency=adjacency
     )
-    asked = [sampled.describe(), digest, group, unit, epsilon, delta, adjacency]
+    question = [sampled.describe(), digest, group, unit, epsilon, delta, adjacency]
     path = folder / ACCOUNT
     kept = resuming and path.is_file()
     if not kept and jax.process_index() == 0:
         solved = privacy.solved(accounted, epsilon, delta)
-        text = json.dumps({"asked": asked, "guarantee": solved.guarantee.describe()}, indent=2)
+        text = json.dumps({"asked": question, "guarantee": solved.guarantee.describe()}, indent=2)
         _files.write(path, text + "\n")
         proofs.note(solved)
     meshes.wait_for_lead("account")
-    return _read(path, asked, accounted, (epsilon, delta), progress if kept else None)
+    return _read(path, question, accounted, (epsilon, delta), progress if kept else None)
 
 
 def _proved(
-    account: Factorization, progress: Report | None, way_out: str, what: str = ""
+    account: Factorization, progress: Report | None, way_out: str, subject: str = ""
 ) -> Factorization:
     """``account`` as proved on this machine; without ``progress`` it is proved already."""
     if progress is not None and jax.process_index() == 0:  # it alone writes the report
@@ -99,14 +99,14 @@ def _proved(
             proved = proofs.ensure(account, progress=progress)
             account = dataclasses.replace(account, guarantee=proved)
         except FailureError as problem:
-            raise FailureError(f"{what}{problem} {way_out}") from None
+            raise FailureError(f"{subject}{problem} {way_out}") from None
     meshes.wait_for_lead("proof")
     return account
 
 
 def _read(
     path: Path,
-    asked: list[Any],
+    question: list[Any],
     accounted: Mechanism,
     target: tuple[float, float],
     progress: Report | None,
@@ -116,12 +116,12 @@ def _read(
         kept = json.loads(path.read_text())
         account = privacy.account_for(accounted, Guarantee.from_description(kept["guarantee"]))
         _check.noise_multiplier(account.noise_multiplier)
-        same = kept["asked"] == asked and account.mechanism == accounted
+        is_equal = kept["asked"] == question and account.mechanism == accounted
     except (OSError, ValueError, KeyError, TypeError) as problem:
         rule = f"is not an account of a run ({problem})"
         raise _check.reject("output", str(path), rule, _ANOTHER) from None
     stated = account.guarantee
-    if not (same and stated.epsilon <= target[0] and stated.delta <= target[1]):
+    if not (is_equal and stated.epsilon <= target[0] and stated.delta <= target[1]):
         rule = f"differs from the run, whose account ({path}) is {stated}"
         way_out = "Resume with what the run was started with (its config.toml), or start a new run."
         raise _check.reject("resume", "epsilon, delta, sampling or unit", rule, way_out)
@@ -157,14 +157,14 @@ class Wiring:
         config, scheme = self.config, self.scheme
         devices = meshes.data_parallel(self.mesh)
         meshes.check_microbatch(self.mesh, config.microbatch)
-        each = max(1, 64 // units.records)
+        microbatch = max(1, 64 // units.records)
         if meshes.on_cpu():  # a user's G records fill one by themselves, single records together
-            each = 8 if units.records == 1 else 1
+            microbatch = 8 if units.records == 1 else 1
         sampler = Sampler(
             scheme,
             units.population,
             self.secret.seed("sampling"),
-            microbatch=config.microbatch or each * devices,
+            microbatch=config.microbatch or microbatch * devices,
         )
         normalizer = config.normalizer or sampler.expected_batch
         if config.noise == "secure" and self.mesh.size > 1:

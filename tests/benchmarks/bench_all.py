@@ -59,6 +59,7 @@ def certify() -> Contest:
     from jax_privacy import batch_selection
     from jax_privacy.experimental.monte_carlo import delta_calculation, sample_generation
 
+    from mfopt.accounting import Effort
     from mfopt.accounting.monte_carlo import dominating_pair
     from mfopt.calibration import calibrate, release
     from mfopt.sampling import BallsInBins
@@ -67,7 +68,7 @@ def certify() -> Contest:
     scheme, epsilon, delta = BallsInBins(bins=128, epochs=16), 2.0, 1e-5
     blt = BLT(SCALES, DECAYS)
     pair = dominating_pair.exact(blt, scheme)
-    made, _ = release(pair, epsilon, delta, seed=1)
+    made, _ = release(pair, epsilon, delta, effort=Effort(seed=1))
     sigma = made.noise_multiplier
     # δ at the certified σ, from far more samples than it was made with
     near = calibrate(pair, epsilon, delta, samples=2**18, seed=2, start=sigma)
@@ -83,7 +84,7 @@ def certify() -> Contest:
 
     one = cpu(samples)
     return Contest(
-        cpu(lambda: release(pair, epsilon, delta, seed=1)),
+        cpu(lambda: release(pair, epsilon, delta, effort=Effort(seed=1))),
         lambda: one() / few * needed,
         {"extrapolated": True, "samples_of_theirs": needed, "delta_at_sigma": there},
     )
@@ -205,7 +206,7 @@ def torch() -> Contest:
     steps = itertools.count()
 
     def theirs() -> None:
-        gain, *rows = recursion.at(next(steps))
+        gain, *rows = recursion.coefficients(next(steps))
         read, decay, feed = (torch.tensor(row).float() for row in rows)
         drawn.normal_(0.0, float(gain))
         drawn.addmv_(buffers.T, -read)

@@ -8,7 +8,8 @@ import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,6 +31,9 @@ from mfopt_cli import answers, options, sweeps
 from mfopt_cli.answers import Row, answer
 from mfopt_cli.live import Live
 from mfopt_cli.options import MOST_GROUP, MOST_POINTS, PATH, Count, apply, option
+
+if TYPE_CHECKING:
+    pass
 
 _two_of_three = apply(
     sweeps.option(
@@ -156,7 +160,7 @@ def command() -> None:
 @_adjacency
 @options.unit
 @_results
-def dpsgd(**arguments: Any) -> None:
+def dpsgd(**arguments: SimpleNamespace) -> None:
     """DP-SGD: independent noise, Poisson sampling.
 
     \b
@@ -179,7 +183,7 @@ def dpsgd(**arguments: Any) -> None:
 @sweeps.option("--bands", int, "Bands of C, and groups of the data. [default: those of FILE]")
 @_protects
 @_results
-def banded(path: Path | None, **arguments: Any) -> None:
+def banded(path: Path | None, **arguments: SimpleNamespace) -> None:
     """Banded C with cyclic Poisson sampling: the C of a FILE, or the banded square root.
 
     --probability is the chance within the group whose turn it is; a FILE of cyclic Poisson
@@ -206,7 +210,7 @@ def banded(path: Path | None, **arguments: Any) -> None:
 )
 @_adjacency
 @_results
-def els(**arguments: Any) -> None:
+def els(**arguments: SimpleNamespace) -> None:
     """Example-level sampling for user-level privacy: DP-SGD with up to K examples of a user.
 
     \b
@@ -229,7 +233,7 @@ def els(**arguments: Any) -> None:
 @_by_rate
 @_adjacency
 @_results
-def uls(**arguments: Any) -> None:
+def uls(**arguments: SimpleNamespace) -> None:
     """User-level sampling: users are drawn, and one user's averaged gradient is clipped.
 
     --probability, --batch-size and --population count users.
@@ -249,7 +253,7 @@ def uls(**arguments: Any) -> None:
 @_lengths
 @_protects
 @_results
-def fixed_batch(**arguments: Any) -> None:
+def fixed_batch(**arguments: SimpleNamespace) -> None:
     """DP-SGD with batches of fixed size, drawn without replacement.
 
     \b
@@ -272,7 +276,7 @@ def fixed_batch(**arguments: Any) -> None:
     "Accountant: as published, improved Rényi conversion, or PLD (tightest).",
 )
 @_plot
-def fedavg(conversion: Any, **arguments: Any) -> None:
+def fedavg(conversion: Any, **arguments: SimpleNamespace) -> None:
     """DP-FedAvg and DP-FedSGD: sampled users, moments accountant.
 
     --noise-multiplier is z, the noise on the average over its sensitivity S/(qW): clip norm S,
@@ -319,7 +323,7 @@ def fedavg(conversion: Any, **arguments: Any) -> None:
     metavar="MECHANISM",
     multiple=True,
 )
-def balls_in_bins(also: tuple[str, ...], **arguments: Any) -> None:
+def balls_in_bins(also: tuple[str, ...], **arguments: SimpleNamespace) -> None:
     """Any C >= 0 with balls-in-bins batching; exact for C = I, certified by sampling otherwise.
 
     \b
@@ -341,7 +345,7 @@ def balls_in_bins(also: tuple[str, ...], **arguments: Any) -> None:
     "rethrow",
     aliases=("--rethrow",),
 )
-def fresh_bins(**arguments: Any) -> None:
+def fresh_bins(**arguments: SimpleNamespace) -> None:
     """Units in a new random batch in each epoch; C >= 0 of at most --iters bands, certified.
 
     \b
@@ -355,7 +359,7 @@ def fresh_bins(**arguments: Any) -> None:
 @command.command("b-min-sep", cls=options.Command)
 @_binned
 @_separation
-def b_min_sep(**arguments: Any) -> None:
+def b_min_sep(**arguments: SimpleNamespace) -> None:
     """Units by chance, resting after each participation; C >= 0 of at most --separation bands.
 
     An available unit takes part with probability 1/(iters − separation + 1), so that each iteration
@@ -372,7 +376,7 @@ def b_min_sep(**arguments: Any) -> None:
 @command.command("fixed-order", cls=options.Command)
 @_with_strategy
 @_of_file
-def fixed_order(**arguments: Any) -> None:
+def fixed_order(**arguments: SimpleNamespace) -> None:
     """Batches in an order fixed beforehand, the same in every epoch; any C, nothing amplified.
 
     \b
@@ -391,7 +395,7 @@ def fixed_order(**arguments: Any) -> None:
     int,
     "Maximum number of participations of a unit. [default: that of a FILE]",
 )
-def min_separation(**arguments: Any) -> None:
+def min_separation(**arguments: SimpleNamespace) -> None:
     """Any participation at least --separation iterations apart; any C, nothing amplified.
 
     \b
@@ -422,7 +426,7 @@ def min_separation(**arguments: Any) -> None:
 @options.unit
 @_verified
 @_plot
-def run(arguments: Any) -> None:
+def run(arguments: SimpleNamespace) -> None:
     """ε over a run: what has been spent after each part of it, by every scheme that has an account.
 
     A PHASE is a factorization FILE, or SCHEME:NAME=VALUE,...[/STRATEGY]@SIGMA, with C = I unless
@@ -543,7 +547,9 @@ _OPTION_OF = {"bins": "iters"}
 _DEFAULTS = {"rethrow": 1}
 
 
-def _answer(kind: Any, title: str, arguments: Row, also: tuple[str, ...] = (), **more: Any) -> None:
+def _answer(
+    kind: Any, title: str, arguments: Row, also: tuple[str, ...] = (), **statement: Any
+) -> None:
     """Answer for a scheme whose fields are options, and the C of ``--strategy``.
 
     Args:
@@ -551,7 +557,7 @@ def _answer(kind: Any, title: str, arguments: Row, also: tuple[str, ...] = (), *
       title: of the answer.
       arguments: what was typed.
       also: mechanisms that it is composed with.
-      more: as for :func:`.answers.answer`.
+      statement: as for :func:`.answers.answer`.
     """
     text = arguments.pop("strategy")
     strategy, file = _matrix(text)
@@ -563,12 +569,12 @@ def _answer(kind: Any, title: str, arguments: Row, also: tuple[str, ...] = (), *
     def scheme(row: Row) -> Any:
         if "iterations" in row and (file is None or row["iters"] is not None):
             row = {**row, "iterations": _iterations(row)}
-        made = kind(*(_field(row, name, stated.get(name)) for name in fields))
+        sampling = kind(*(_field(row, name, stated.get(name)) for name in fields))
         if file is not None:
-            _require_length(made.iterations, file)
-        return made
+            _require_length(sampling.iterations, file)
+        return sampling
 
-    answer(arguments, scheme, ", and ".join([f"{title}, {text}", *also]), strategy, **more)
+    answer(arguments, scheme, ", and ".join([f"{title}, {text}", *also]), strategy, **statement)
 
 
 def _field(row: Row, name: str, stated: Any) -> Any:
@@ -652,11 +658,13 @@ def _composed(companions: list[Any], mechanism: Any, row: Row, **effort: Any) ->
 
     if "certificate" in effort:
         raise click.UsageError("--also has no deterministic certificate: remove one of the two")
-    other = Composition(tuple(part for companion in companions for part in companion.parts))
+    companions_together = Composition(
+        tuple(part for companion in companions for part in companion.parts)
+    )
     epsilon, delta, sigma = row["eps"], row["delta"], row["noise_multiplier"]
     if delta is not None:
-        _require_reachable(other, epsilon, delta)
-    analysis = composition.analysis(mechanism, other, **effort)
+        _require_reachable(companions_together, epsilon, delta)
+    analysis = composition.analysis(mechanism, companions_together, **effort)
     if epsilon is None:
         return analysis.epsilon(sigma, delta)
     if delta is None:
@@ -664,14 +672,15 @@ def _composed(companions: list[Any], mechanism: Any, row: Row, **effort: Any) ->
     return analysis.noise_multiplier(epsilon, delta)
 
 
-def _require_reachable(other: Any, epsilon: float | None, delta: float) -> None:
+def _require_reachable(companions: Any, epsilon: float | None, delta: float) -> None:
     """Refuse a target that the other mechanisms alone exceed: no noise reaches it."""
-    alone, place = other.infinite, "any ε"
+    delta_alone, epsilon_words = companions.infinite, "any ε"
     if epsilon is not None:
-        tilt = other.tilt_for_epsilon(epsilon)
-        alone = math.exp(other.convolve(tilt).log_delta_below(epsilon))
-        place = f"ε = {epsilon:g}"
-    if alone > delta:
-        rule = f"what --also names is accounted for with δ = {alone:.3g} at {place} on its own, "
-        rule += f"above {delta:g}: no noise reaches the target. Ask for a larger ε or δ, or less."
+        tilt = companions.tilt_for_epsilon(epsilon)
+        delta_alone = math.exp(companions.convolve(tilt).log_delta_below(epsilon))
+        epsilon_words = f"ε = {epsilon:g}"
+    if delta_alone > delta:
+        rule = f"what --also names is accounted for with δ = {delta_alone:.3g} at {epsilon_words} "
+        rule += f"on its own, above {delta:g}: no noise reaches the target. "
+        rule += "Ask for a larger ε or δ, or less."
         raise _check.FailureError(rule)

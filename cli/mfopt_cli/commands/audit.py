@@ -69,8 +69,8 @@ def command(arguments: Any) -> None:
     if arguments.as_json:
         tests = [dataclasses.asdict(f) | {"deviation": f.deviation} for f in result.sampling]
         facts = {"passed": result.passed, "sampling": tests}
-        again = executed_again
-        facts["replay"] = {"not": why_not} if again is None else dataclasses.asdict(again)
+        repeated = executed_again
+        facts["replay"] = {"not": why_not} if repeated is None else dataclasses.asdict(repeated)
         display.json_object(dataclasses.asdict(result) | facts)
     elif not arguments.quiet:
         passed = (
@@ -136,8 +136,8 @@ def _subject(run: str | None, path: str | None) -> tuple[Any, Any]:
         if run is None:
             raise _check.reject("run", None, "give a run's folder, a factorization, or --config")
         return mfopt.load(run), None
-    given = {} if folder or run is None else {"factorization": run, "sampling": ""}
-    settings = replay.settings_of_run(folder) if folder else config.load(path, given)
+    settings_of_run = {} if folder or run is None else {"factorization": run, "sampling": ""}
+    settings = replay.settings_of_run(folder) if folder else config.load(path, settings_of_run)
     with tempfile.TemporaryDirectory() as empty:
         kept = folder is not None
         account = wiring.account_of(settings, folder or Path(empty), silent, resuming=kept)

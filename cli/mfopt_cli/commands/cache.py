@@ -32,31 +32,31 @@ def command(clear: bool, proofs: bool, as_json: bool) -> None:
     from mfopt.experiments import cache
 
     most_compiled = compile_cache.MOST_BYTES
-    found: list[dict[str, Any]] = []
-    for what, folder, patterns, most in (
+    folders: list[dict[str, Any]] = []
+    for content, folder, patterns, most_bytes in (
         ("compiled programs", compile_cache.base(), ("*/*-cache", "*/*-atime"), most_compiled),
         ("finished cells", cache.default_folder(), (cache.FILES,), cache.MOST_BYTES),
         ("notes of proofs", _notes.folder(), ("?" * 64 + ".json", "key"), _notes.MOST_BYTES),
     ):
         files = [path for pattern in patterns for path in folder.glob(pattern)]
-        if clear and (proofs or what != "notes of proofs"):
+        if clear and (proofs or content != "notes of proofs"):
             for path in files:  # only what mfopt names so: the folder may be one of the user's
                 path.unlink(missing_ok=True)
             files = []
         size = sum(path.stat().st_size for path in files)
-        entry = {"what": what, "path": str(folder), "files": len(files), "bytes": size}
-        found.append({**entry, "most_bytes": most})
+        folder_facts = {"what": content, "path": str(folder), "files": len(files), "bytes": size}
+        folders.append({**folder_facts, "most_bytes": most_bytes})
     if as_json:
-        display.json_object({"cleared": clear, "folders": found})
+        display.json_object({"cleared": clear, "folders": folders})
         return
     display.table(
         "cleared" if clear else "kept on this machine",
         [
             (
-                str(one["what"]),
-                f"{one['files']} files, {one['bytes'] / 2**20:.1f} MiB of at most "
-                f"{one['most_bytes'] / 2**20:.0f}, in {one['path']}",
+                str(entry["what"]),
+                f"{entry['files']} files, {entry['bytes'] / 2**20:.1f} MiB of at most "
+                f"{entry['most_bytes'] / 2**20:.0f}, in {entry['path']}",
             )
-            for one in found
+            for entry in folders
         ],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from types import SimpleNamespace
 
 from mfopt import words
 from mfopt_cli import display, mechanisms, options
@@ -13,7 +13,7 @@ from mfopt_cli import display, mechanisms, options
 @options.file_argument
 @options.privacy
 @options.certificate("Save C with the new σ.")
-def command(arguments: Any) -> int:
+def command(arguments: SimpleNamespace) -> int:
     """Smallest σ certified at (ε, δ) for the C of FILE. C itself stays as it is.
 
     \b

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
 
 from mfopt import words
+from mfopt._runtime._types import JsonObject
 from mfopt_cli import display, mechanisms, options
 
 
@@ -13,7 +14,7 @@ from mfopt_cli import display, mechanisms, options
 @options.eps("ε to prove [default: the file's].")
 @options.delta("δ to prove [default: the file's].")
 @options.certificate("Save the file with this statement.")
-def command(arguments: Any) -> int:
+def command(arguments: SimpleNamespace) -> int:
     """Prove (ε, δ) for the C and σ of FILE with fresh randomness; exit code 1 if it fails.
 
     \b
@@ -39,7 +40,7 @@ def command(arguments: Any) -> int:
     return 0 if saved == arguments.out else 1
 
 
-def _bounds(numbers: dict[str, Any]) -> list[tuple[str, str]]:
+def _bounds(numbers: JsonObject) -> list[tuple[str, str]]:
     """Rows of the bounds of δ in both directions, where the proof has them."""
     if "remove" not in numbers:
         return []

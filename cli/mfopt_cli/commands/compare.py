@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import click
 
@@ -45,14 +45,14 @@ from mfopt_cli.options import COUNT, Count, option
 @options.seed("that of the Monte Carlo samples", default=0)
 @options.jobs
 @options.cache
-@options.out(
+@options.output_path(
     "Stem of the files STEM.csv, STEM-sizes.csv, .json, and of the plots STEM-rmse and "
     "STEM-memory (.png and .svg)."
 )
 @option("--csv", bool, "Print CSV instead of the table.", "as_csv", excludes=("as_json",))
 @options.force_of("out")
 @options.output
-def command(arguments: Any) -> None:
+def command(arguments: SimpleNamespace) -> None:
     """σ, RMSE and memory of every mechanism at (ε, δ), each at its best size.
 
     Guarantees are for one example, add-remove adjacency; RMSE is of prefix sums, per coordinate
@@ -70,7 +70,7 @@ def command(arguments: Any) -> None:
     from mfopt.experiments import comparison, decision_plots, families, recommendation
     from mfopt.experiments.cache import Cache, default_folder
 
-    baseline, out = arguments.baseline, arguments.out
+    baseline, stem = arguments.baseline, arguments.out
     chosen = [name for part in arguments.include for name in part.split(",") if name]
     setting = comparison.Comparison(
         arguments.iters,
@@ -95,19 +95,19 @@ def command(arguments: Any) -> None:
         rule = "is not among the compared families"
         way_out = f"Add `include={baseline}`, or name one of {', '.join(setting.include)}."
         raise _check.reject("baseline", baseline, rule, way_out)
-    if out is not None:
-        if out.suffix in (".csv", ".json"):  # one of the files is named, not their stem
-            out = out.with_suffix("")
-        _check_outputs(out, arguments.force)
+    if stem is not None:
+        if stem.suffix in (".csv", ".json"):  # one of the files is named, not their stem
+            stem = stem.with_suffix("")
+        _check_outputs(stem, arguments.force)
     store = Cache(arguments.cache or default_folder())
 
     with Live(not arguments.quiet and not arguments.as_json) as live:
-        found = comparison.every_size(setting, store, jobs=arguments.jobs, progress=live)
-        rows = [min(candidates, key=lambda row: row.rmse) for candidates in found.values()]
-        sizes = [row for candidates in found.values() for row in candidates]
+        by_family = comparison.every_size(setting, store, jobs=arguments.jobs, progress=live)
+        rows = [min(candidates, key=lambda row: row.rmse) for candidates in by_family.values()]
+        sizes = [row for candidates in by_family.values() for row in candidates]
         advices = recommendation.recommend(sizes, arguments.memory)
-    if out is not None:
-        for path in decision_plots.write(out, setting, rows, sizes, baseline):
+    if stem is not None:
+        for path in decision_plots.write(stem, setting, rows, sizes, baseline):
             if not arguments.quiet and not arguments.as_json:
                 click.echo(f"wrote {path}", err=True)
     if arguments.as_json:
@@ -132,12 +132,12 @@ def command(arguments: Any) -> None:
         )
 
 
-def _check_outputs(out: Path, force: bool) -> None:
+def _check_outputs(stem: Path, force: bool) -> None:
     from mfopt.experiments import plots
 
-    if not out.name or out.is_dir():
-        raise _check.reject("out", str(out), "must be a file name prefix, not a folder")
+    if not stem.name or stem.is_dir():
+        raise _check.reject("out", str(stem), "must be a file name prefix, not a folder")
     ends = [".csv", "-sizes.csv", ".json"]
     ends += [f"-{part}.{kind}" for part in ("rmse", "memory") for kind in plots.FORMATS]
     for end in ends:
-        _files.check_output(out.with_name(f"{out.name}{end}"), force=force, name="output")
+        _files.check_output(stem.with_name(f"{stem.name}{end}"), force=force, name="output")

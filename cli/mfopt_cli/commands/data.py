@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
 from mfopt_cli.options import COUNT, option
@@ -69,7 +71,7 @@ def command() -> None:
 @option("--no-end", bool, "Append no end-of-text token to records.")
 @options.force
 @options.output
-def build(asked: Any) -> None:
+def build(arguments: SimpleNamespace) -> None:
     """Build the folder OUT of token stores from text with users.
 
     \b
@@ -85,60 +87,66 @@ def build(asked: Any) -> None:
     from mfopt.training.data.stdlib import build_stdlib
     from mfopt.training.tokenizers import END_OF_TEXT, Tokenizer
 
-    paths = asked.paths
+    paths = arguments.paths
     embedded = next((path for path in paths if path in EMBEDDED), None)
     shares = {"users": 0.1, "records": 0.05} if embedded else {}
     for name in ("users", "records"):
-        if (share := getattr(asked, f"held_out_{name}")) is not None:
+        if (share := getattr(arguments, f"held_out_{name}")) is not None:
             shares[name] = share
     chosen = Options(
-        on_bad=asked.on_bad,
-        hold_out=HoldOut(**shares, seed=asked.seed),
-        drop_duplicates=asked.drop_duplicates,
-        end=not asked.no_end,
-        public_overlap=asked.public_overlap,
+        on_bad=arguments.on_bad,
+        hold_out=HoldOut(**shares, seed=arguments.seed),
+        drop_duplicates=arguments.drop_duplicates,
+        end=not arguments.no_end,
+        public_overlap=arguments.public_overlap,
     )
-    if asked.tokenizer is None and asked.end_of_text != END_OF_TEXT:
+    if arguments.tokenizer is None and arguments.end_of_text != END_OF_TEXT:
         rule = "goes with `tokenizer` only: one that is trained here has its own end"
-        raise _check.reject("end_of_text", asked.end_of_text, rule, "Leave it out.")
+        raise _check.reject("end_of_text", arguments.end_of_text, rule, "Leave it out.")
     if embedded:
-        if asked.public or asked.tokenizer or len(paths) > 1:
+        if arguments.public or arguments.tokenizer or len(paths) > 1:
             rule = f"{embedded} brings its own public part and tokenizer"
             way_out = "Leave --public, --tokenizer and other --data out."
             raise _check.reject("data", list(paths), rule, way_out)
-        size = 2048 if asked.vocab_size is None else asked.vocab_size
-        make = functools.partial(build_stdlib, asked.out, public=EMBEDDED[embedded], tokenizer=size)
-    else:
-        if (asked.tokenizer is None) == (asked.vocab_size is None):
-            rule = "give either --tokenizer, or --vocab-size and --public to train one"
-            raise _check.reject("tokenizer", asked.tokenizer, rule)
-        tokenizer = asked.vocab_size
-        if tokenizer is None:
-            tokenizer = Tokenizer.load(asked.tokenizer, asked.end_of_text)
-        public = _source(asked.public, asked, "public") if asked.public else None
+        size = 2048 if arguments.vocab_size is None else arguments.vocab_size
         make = functools.partial(
-            build_stores, _source(paths, asked), asked.out, tokenizer=tokenizer, public=public
+            build_stdlib, arguments.out, public=EMBEDDED[embedded], tokenizer=size
         )
-    with Live(not asked.quiet and not asked.as_json) as live:
-        report = make(options=chosen, force=asked.force, progress=live)
-    if asked.as_json:
+    else:
+        if (arguments.tokenizer is None) == (arguments.vocab_size is None):
+            rule = "give either --tokenizer, or --vocab-size and --public to train one"
+            raise _check.reject("tokenizer", arguments.tokenizer, rule)
+        tokenizer = arguments.vocab_size
+        if tokenizer is None:
+            tokenizer = Tokenizer.load(arguments.tokenizer, arguments.end_of_text)
+        public = _source(arguments.public, arguments, "public") if arguments.public else None
+        make = functools.partial(
+            build_stores,
+            _source(paths, arguments),
+            arguments.out,
+            tokenizer=tokenizer,
+            public=public,
+        )
+    with Live(not arguments.quiet and not arguments.as_json) as live:
+        report = make(options=chosen, force=arguments.force, progress=live)
+    if arguments.as_json:
         display.json_object(report)
-    elif not asked.quiet:
+    elif not arguments.quiet:
         _print(report)
 
 
 command.add_command(build)
 
 
-def _source(paths: tuple[str, ...], asked: Any, name: str = "data") -> Any:
+def _source(paths: tuple[str, ...], arguments: SimpleNamespace, name: str = "data") -> Any:
     from mfopt.training.data import sources
 
-    kind = asked.kind
+    kind = arguments.kind
     if kind == "auto":
         formats = {path: sources.format_of(path) for path in paths}
         kinds = {
-            "folder" if Path(path).is_dir() else found.format if found else None
-            for path, found in formats.items()
+            "folder" if Path(path).is_dir() else known_format.format if known_format else None
+            for path, known_format in formats.items()
         }
         if len(kinds) != 1 or None in kinds:
             rule = "has no suffix that determines one format"
@@ -146,25 +154,25 @@ def _source(paths: tuple[str, ...], asked: Any, name: str = "data") -> Any:
         kind = kinds.pop()
     if kind == "folder":
         _leave_default(
-            asked, f"has no effect with --format {kind}", user_column="user", text_column="text"
+            arguments, f"has no effect with --format {kind}", user_column="user", text_column="text"
         )
     if kind != "folder":
-        _leave_default(asked, "has an effect only with --format folder", records="file")
+        _leave_default(arguments, "has an effect only with --format folder", records="file")
     if kind == "folder":
         if len(paths) != 1:
             raise _check.reject(name, list(paths), f"must be one folder for --format {kind}")
-        return sources.Folder(paths[0], asked.records)
+        return sources.Folder(paths[0], arguments.records)
     source = {"jsonl": sources.JsonLines, "csv": sources.Csv, "parquet": sources.Parquet}[kind]
-    return source(paths, asked.user_column, asked.text_column)
+    return source(paths, arguments.user_column, arguments.text_column)
 
 
-def _leave_default(asked: Any, rule: str, **defaults: str) -> None:
+def _leave_default(arguments: SimpleNamespace, rule: str, **defaults: str) -> None:
     for name, default in defaults.items():
-        if getattr(asked, name) != default:
-            raise _check.reject(name, getattr(asked, name), rule, "Leave it out.")
+        if getattr(arguments, name) != default:
+            raise _check.reject(name, getattr(arguments, name), rule, "Leave it out.")
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print(report: JsonObject) -> None:
     display.columns(
         ["part", "users", "records", "tokens"],
         [
@@ -173,10 +181,10 @@ def _print(report: dict[str, Any]) -> None:
         ],
     )
     if "overlap" in report:
-        found = report["overlap"]
+        overlap = report["overlap"]
         display.print_text(
-            f"public: {found['copies']:,} copies of private records among {found['records']:,}, "
-            f"{found['share']:.1%} of the tokens"
+            f"public: {overlap['copies']:,} copies of private records among "
+            f"{overlap['records']:,}, {overlap['share']:.1%} of the tokens"
         )
     for name, counts in report["reading"].items():
         for reason, count in sorted(counts["bad"].items()):
@@ -185,8 +193,8 @@ def _print(report: dict[str, Any]) -> None:
             display.print_text(
                 f"{name}: {counts['duplicates']:,} repeated texts of one user dropped"
             )
-        for place in counts["examples"]:
-            display.print_text(f"  {place}")
+        for example in counts["examples"]:
+            display.print_text(f"  {example}")
 
 
 @command.command()
@@ -209,15 +217,15 @@ def stats(path: str, verify: bool, as_json: bool) -> None:
     if verify:
         for store in stores.values():
             store.verify()
-    found = {name: statistics.summary(store) for name, store in stores.items()}
+    summaries = {name: statistics.summary(store) for name, store in stores.items()}
     if as_json:
-        display.json_object(found)
+        display.json_object(summaries)
     else:
-        for name, facts in found.items():
+        for name, facts in summaries.items():
             _describe(name, facts)
 
 
-def _describe(name: str, facts: dict[str, Any]) -> None:
+def _describe(name: str, facts: JsonObject) -> None:
     display.print_text(
         f"{name}: {facts['users']:,} users, {facts['records']:,} records, "
         f"{facts['tokens']:,} tokens, vocabulary {facts['vocab_size']:,}"

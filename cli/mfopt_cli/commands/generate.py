@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
 
 import click
 
@@ -19,7 +19,7 @@ from mfopt_cli.options import MOST_POINTS, Count, option
 @option("--temperature", float, "Sampling temperature; 0: greedy decoding.", default=1.0)
 @options.seed("of the draws", default=0)
 @options.json_flag
-def command(arguments: Any) -> None:
+def command(arguments: SimpleNamespace) -> None:
     """Generate texts with MODEL, the folder of a run or of its model.
 
     What a model says follows from its parameters: the guarantee of its run covers it.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from types import SimpleNamespace
 
 from mfopt import words
+from mfopt._runtime._types import JsonObject
 from mfopt_cli import display, options
 from mfopt_cli.options import COUNT, MOST_POINTS, Count, option
 
 
-def _method(about: dict[str, Any]) -> str:
+def _method(about: JsonObject) -> str:
     if about["method"] == "rows":
         return f"all past draws, {'stored' if about['buffers'] else 'regenerated from the key'}"
     if about["method"] == "modal":
@@ -40,7 +41,7 @@ def _method(about: dict[str, Any]) -> str:
 )
 @option("--repeats", Count(MOST_POINTS), "Number of timed steps.", default=5)
 @options.json_flag
-def command(arguments: Any) -> None:
+def command(arguments: SimpleNamespace) -> None:
     """Memory and time per step of the noise of FILE, measured on this machine.
 
     The noise is discarded; its key comes from the operating system. The measurement uses one
@@ -75,19 +76,19 @@ def command(arguments: Any) -> None:
     price = {}
     if arguments.secure:  # the ε and δ that hold with it
         stated = factorization.guarantee.epsilon, factorization.guarantee.delta
-        both = stream.secure_cost(arguments.params).total(*stated)
-        price = dict(zip(("secure_epsilon", "secure_delta"), both, strict=True))
+        secure_statement = stream.secure_cost(arguments.params).total(*stated)
+        price = dict(zip(("secure_epsilon", "secure_delta"), secure_statement, strict=True))
     if arguments.as_json:
         display.json_object(
             {**dataclasses.asdict(cost), **about, **price, "path": str(arguments.path)}
         )
         return
     guess = "  (extrapolated)" if cost.extrapolated else ""
-    first, last, run, compiling = map(
+    first_step, last_step, run, compiling = map(
         words.duration,
         (cost.first_seconds, cost.last_seconds, cost.run_seconds, cost.compile_seconds),
     )
-    step = f"{first} at the first step, {last} at the last{guess}"
+    step = f"{first_step} at the first step, {last_step} at the last{guess}"
     rows = {
         "strategy": words.described(about["strategy"]),
         "method": _method(about),
@@ -97,7 +98,7 @@ def command(arguments: Any) -> None:
         "device": cost.device,
         "memory kept": f"{words.size(cost.buffer_bytes)}  (buffers, between steps)",
         "memory in a step": f"{words.size(cost.peak_bytes)}  (buffers, noise, temporary arrays)",
-        "time per step": first if cost.last_seconds == cost.first_seconds else step,
+        "time per step": first_step if cost.last_seconds == cost.first_seconds else step,
         "time of the run": f"{run} for {about['iterations']} steps{guess}, and {compiling} to "
         "compile",
     }

@@ -125,7 +125,7 @@ from mfopt_cli.options import COUNT, PATH, option
 @options.seed()
 @option("--init", PATH, "Start from this factorization.")
 @options.unit
-@options.out(
+@options.output_path(
     "Output file [default: mfopt-STRATEGY-EPOCHSxITERS-epsEPS.npz, with the form that was kept]."
 )
 @options.force

@@ -6,12 +6,14 @@ import functools
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import click
 
 from mfopt import words
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.errors import UsageError
 from mfopt_cli import display, messages, options
 from mfopt_cli.commands import optimize
@@ -111,11 +113,13 @@ _POSITIVE = Count(rule=_check.integer)
     "Minimum number of rounds between two participations of a device [default: an epoch].",
     needs={"loader": "federated"},
 )
-@options.out("Factorization file; the loop is written beside it.", default=Path("mechanism.npz"))
+@options.output_path(
+    "Factorization file; the loop is written beside it.", default=Path("mechanism.npz")
+)
 @options.force
 @option("--yes", bool, "Ask nothing: take defaults for what is not given, and search.")
 @options.json_flag
-def command(asked: Any) -> int:
+def command(arguments: SimpleNamespace) -> int:
     """Choose δ and a mechanism for a loader, find it, and write its file and training loop.
 
     On a terminal what is not given is asked for. The search takes from seconds (poisson, shuffled,
@@ -126,41 +130,41 @@ def command(asked: Any) -> int:
       mfopt plan
       mfopt plan --units 60000 --eps 2 --epochs 4 --batch-size 2000 --loader poisson --yes
     """
-    _ask(asked)
-    plan = _choose(asked)
-    loop = asked.out.with_suffix(".py")
+    _ask(arguments)
+    plan = _choose(arguments)
+    loop = arguments.out.with_suffix(".py")
     from mfopt._runtime import _files
 
-    _files.check_output(loop, force=asked.force, name="loop")
+    _files.check_output(loop, force=arguments.force, name="loop")
     line = shlex.join(["mfopt", "optimize", *plan.command])
-    if not asked.as_json:
+    if not arguments.as_json:
         rows = [
-            ("loader", f"{asked.loader}: {plan.why}"),
-            ("protects", f"one {plan.unit}, of {asked.units:,}"),
-            ("δ", f"{words.delta(plan.delta)}, at most a tenth of 1/{asked.units:,}"),
+            ("loader", f"{arguments.loader}: {plan.why}"),
+            ("protects", f"one {plan.unit}, of {arguments.units:,}"),
+            ("δ", f"{words.delta(plan.delta)}, at most a tenth of 1/{arguments.units:,}"),
             ("command", line),
         ]
         display.table("Plan", rows)
-    if not (asked.yes or click.confirm("Search now?", default=True, err=True)):
+    if not (arguments.yes or click.confirm("Search now?", default=True, err=True)):
         return 0
-    quiet = ["--quiet"] if asked.as_json else []
+    quiet = ["--quiet"] if arguments.as_json else []
     with optimize.command.make_context("mfopt optimize", [*plan.command, *quiet]) as context:
         code = optimize.command.invoke(context)
     if code:
         return int(code)
-    _files.write(loop, plan.loop, force=asked.force)
-    if asked.as_json:
-        display.json_object(_described(asked, plan, line, loop))
+    _files.write(loop, plan.loop, force=arguments.force)
+    if arguments.as_json:
+        display.json_object(_described(arguments, plan, line, loop))
     else:
         display.print_text(f"loop: {loop}\n\n{plan.loop}")
     return 0
 
 
-def _ask(asked: Any) -> None:
+def _ask(arguments: SimpleNamespace) -> None:
     """Ask for what was not given, or refuse where it has no default and nobody can be asked."""
-    if asked.yes:
+    if arguments.yes:
         for name, typed in (("units", "--units"), ("epsilon", "--eps")):
-            if getattr(asked, name) is None:
+            if getattr(arguments, name) is None:
                 raise click.UsageError(f"Missing option '{typed}'.")
         return
     if not sys.stdin.isatty():
@@ -173,56 +177,60 @@ def _ask(asked: Any) -> None:
         try:
             answer = param.process_value(context, text)
             if param.name == "batch_size":
-                _check.integer("batch_size", answer, at_most=asked.units)
+                _check.integer("batch_size", answer, at_most=arguments.units)
             return answer
         except UsageError as problem:
             raise click.UsageError(messages.of_usage(problem, context)) from None
 
     for name, question in _QUESTIONS.items():
-        idle = (name == "batch_size" and asked.iters) or (
-            name in _NOT_FEDERATED and asked.loader == "federated"
+        idle = (name == "batch_size" and arguments.iters) or (
+            name in _NOT_FEDERATED and arguments.loader == "federated"
         )
         if not (idle or options.typed(name)):
-            default = min(_BATCH, asked.units) if name == "batch_size" else getattr(asked, name)
+            default = (
+                min(_BATCH, arguments.units) if name == "batch_size" else getattr(arguments, name)
+            )
             kind = params[name].type if isinstance(params[name].type, click.Choice) else None
             check = functools.partial(value, params[name])
-            found = click.prompt(question, default=default, type=kind, value_proc=check, err=True)
-            setattr(asked, name, found)
+            answer = click.prompt(question, default=default, type=kind, value_proc=check, err=True)
+            setattr(arguments, name, answer)
 
 
-def _choose(asked: Any) -> LoaderPlan:
-    units = _check.integer("units", asked.units)
-    iters = asked.iters
+def _choose(arguments: SimpleNamespace) -> LoaderPlan:
+    units = _check.integer("units", arguments.units)
+    iters = arguments.iters
     if iters is None:
-        batch = asked.batch_size or min(_BATCH, units)
+        batch = arguments.batch_size or min(_BATCH, units)
         iters = max(1, round(units / _check.integer("batch_size", batch, at_most=units)))
-    federated = asked.loader == "federated"
+    federated = arguments.loader == "federated"
     for name, option_name in _NOT_FEDERATED.items():
         if federated and options.typed(name):
             raise click.UsageError(
                 f"--{option_name} has no effect with --loader federated; remove it"
             )
     delta = power_below(units)
-    unit = "device" if federated else "example" if asked.records == 1 else "user"
-    named = {
-        "epochs": asked.epochs,
+    unit = "device" if federated else "example" if arguments.records == 1 else "user"
+    options_by_name = {
+        "epochs": arguments.epochs,
         "iters": iters,
-        "eps": repr(asked.epsilon),
+        "eps": repr(arguments.epsilon),
         "delta": f"{delta:g}",
-        "sampling": _sampling(asked, iters),
-        "schedule": asked.schedule,
+        "sampling": _sampling(arguments, iters),
+        "schedule": arguments.schedule,
         "unit": unit,
-        **_form(asked, iters),
-        "out": asked.out,
+        **_form(arguments, iters),
+        "out": arguments.out,
     }
-    if asked.separation is not None:
-        named["separation"] = asked.separation
-    command = [word for name, value in named.items() for word in (f"--{name}", str(value))]
-    loop = _loop("server" if federated else asked.framework, asked.schedule, asked.out)
+    if arguments.separation is not None:
+        options_by_name["separation"] = arguments.separation
+    command = [
+        word for name, value in options_by_name.items() for word in (f"--{name}", str(value))
+    ]
+    loop = _loop("server" if federated else arguments.framework, arguments.schedule, arguments.out)
     if unit == "user":
         loop = "# one entry of the data set holds all records of one user\n" + loop
-    command += ["--force"] if asked.force else []
-    return LoaderPlan(command, delta, unit, _WHY[asked.loader], loop)
+    command += ["--force"] if arguments.force else []
+    return LoaderPlan(command, delta, unit, _WHY[arguments.loader], loop)
 
 
 def power_below(units: int) -> float:
@@ -234,21 +242,21 @@ def power_below(units: int) -> float:
     return float(f"1e-{len(str(10 * units - 1))}")
 
 
-def _sampling(asked: Any, iters: int) -> str:
+def _sampling(arguments: SimpleNamespace, iters: int) -> str:
     """Name of the scheme that the loader executes."""
-    if asked.loader == "own":
-        return "fresh-bins" if asked.epochs > 1 and iters > 1 else "balls-in-bins"
-    return {"poisson": "poisson", "shuffled": "fixed-order"}.get(asked.loader, "min-separation")
+    if arguments.loader == "own":
+        return "fresh-bins" if arguments.epochs > 1 and iters > 1 else "balls-in-bins"
+    return {"poisson": "poisson", "shuffled": "fixed-order"}.get(arguments.loader, "min-separation")
 
 
-def _form(asked: Any, iters: int) -> dict[str, Any]:
+def _form(arguments: SimpleNamespace, iters: int) -> dict[str, Any]:
     """Options of the form of C within the memory."""
-    if asked.loader == "poisson" or asked.memory == 0 or iters * asked.epochs == 1:
+    if arguments.loader == "poisson" or arguments.memory == 0 or iters * arguments.epochs == 1:
         return {"strategy": "identity"}
     # buffers of an epoch: a band as wide as that is the best there
-    if asked.loader == "own" and asked.epochs > 1 and iters <= asked.memory + 1:
+    if arguments.loader == "own" and arguments.epochs > 1 and iters <= arguments.memory + 1:
         return {"strategy": "banded-toeplitz", "bands": iters}
-    return {"buffers": min(asked.memory, iters * asked.epochs)}
+    return {"buffers": min(arguments.memory, iters * arguments.epochs)}
 
 
 def _loop(framework: str, schedule: str, path: Path) -> str:
@@ -261,24 +269,24 @@ def _loop(framework: str, schedule: str, path: Path) -> str:
     return text.replace('"mechanism.npz"', repr(str(path)))
 
 
-def _described(asked: Any, plan: LoaderPlan, line: str, loop: Path) -> dict[str, Any]:
+def _described(arguments: SimpleNamespace, plan: LoaderPlan, line: str, loop: Path) -> JsonObject:
     """JSON output: the plan, the guarantee, and errors beside those of DP-SGD."""
     import mfopt
     from mfopt.sampling import Poisson
 
-    made = mfopt.load(asked.out)
-    stated = made.guarantee
-    poisson = Poisson(asked.epochs / made.iterations, made.iterations)
+    factorization = mfopt.load(arguments.out)
+    stated = factorization.guarantee
+    poisson = Poisson(arguments.epochs / factorization.iterations, factorization.iterations)
     dpsgd = mfopt.account(poisson, epsilon=stated.epsilon, delta=stated.delta)
     return {
         **stated.describe(),
-        "final_model_error": made.final_model_error,
+        "final_model_error": factorization.final_model_error,
         "dpsgd_final_model_error": dpsgd.noise_multiplier,
-        "sampling": made.sampling.describe(),
-        "strategy": made.strategy.describe(),
+        "sampling": factorization.sampling.describe(),
+        "strategy": factorization.strategy.describe(),
         "why": plan.why,
         "optimize": line,
-        "path": str(asked.out),
+        "path": str(arguments.out),
         "loop": plan.loop,
         "loop_path": str(loop),
     }

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
 
 from mfopt_cli import mechanisms, options
 
 
 @options.command("plot")
 @options.file_argument
-@options.out("Image file, .png, .svg or .pdf [default: FILE with .png].")
+@options.output_path("Image file, .png, .svg or .pdf [default: FILE with .png].")
 @options.force
 @options.output
-def command(arguments: Any) -> None:
+def command(arguments: SimpleNamespace) -> None:
     """Plot C and C⁻¹, the error of each step, and how the optimization went.
 
     \b

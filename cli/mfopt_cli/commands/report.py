@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from mfopt_cli import mechanisms, options
+
+if TYPE_CHECKING:
+    from mfopt.factorization import Factorization
 
 
 @options.command("report")
 @options.file_argument
-@options.out("HTML file [default: FILE with .html].")
+@options.output_path("HTML file [default: FILE with .html].")
 @options.force
 @options.output
-def command(arguments: Any) -> None:
+def command(arguments: SimpleNamespace) -> None:
     """Write one HTML page: guarantee, sampling, C, error, cost, alternatives, code.
 
     The page needs no network and no other file.
@@ -25,7 +29,7 @@ def command(arguments: Any) -> None:
     from mfopt._runtime import _files
     from mfopt.experiments.report import page
 
-    def write(factorization: Any, target: Path) -> None:
+    def write(factorization: Factorization, target: Path) -> None:
         _files.write(target, page(factorization, arguments.path.name))
 
     mechanisms.draw(arguments, (".html", ".htm"), write)

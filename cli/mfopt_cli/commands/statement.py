@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -23,10 +24,10 @@ _SUFFIXES = {"markdown": (".md", ".txt"), "html": (".html", ".htm")}
     "form",
 )
 @option("--units", COUNT, "Number of units in the data, N: δ must be far below 1/N.")
-@options.out("File for the page [default: standard output].")
+@options.output_path("File for the page [default: standard output].")
 @options.force_of("out")
 @options.json_flag
-def command(arguments: Any) -> None:
+def command(arguments: SimpleNamespace) -> None:
     """Write a privacy statement for a reader who knows no differential privacy.
 
     FILE is a factorization file or a privacy report, RUN the folder of a training run. The page

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.progress import Report
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
@@ -24,7 +26,7 @@ def _settings() -> list[options.Option]:
     # the settings' own records give the flags, so that file, flags and help cannot disagree
     from mfopt.training import config
 
-    found = []
+    decorators = []
     fields = dataclasses.fields(config.TrainConfig)
     without_file = _completed(dict.fromkeys(field.name for field in fields))
     for field in fields:
@@ -39,7 +41,7 @@ def _settings() -> list[options.Option]:
         if field.name in without_file:
             its = "its own" if field.metadata["section"] == "privacy" else field.default
             shown = f" [{without_file[field.name]}; with a file or --config {its}]"
-        found.append(
+        decorators.append(
             options.Option(
                 [f"{flag}/--no-{flag[2:]}" if kind is bool else flag, field.name],
                 type=click.Choice(choices) if choices else types[kind],
@@ -48,7 +50,7 @@ def _settings() -> list[options.Option]:
                 may_be_empty=field.default == "",
             )
         )
-    return found
+    return decorators
 
 
 def _with_flags(text: str) -> str:
@@ -90,7 +92,7 @@ class _TrainCommand(options.Command):
 )
 @option("--processes", COUNT, "Number of processes, with --coordinator.")
 @option("--process", COUNT, "Index of this process, with --coordinator.")
-def command(asked: Any) -> None:
+def command(arguments: SimpleNamespace) -> None:
     """Fine-tune a language model with the mechanism in FACTORIZATION.
 
     Without a file: 8 epochs of 8 balls-in-bins iterations at (8, 1e-5), a C optimized for the
@@ -113,9 +115,11 @@ def command(asked: Any) -> None:
     from mfopt.training import config as settings_of
     from mfopt.training import privacy
 
-    config, resume_from = asked.config, asked.resume_from
-    flags = {f.name: getattr(asked, f.name) for f in dataclasses.fields(settings_of.TrainConfig)}
-    flags["sampling"] = _sampling(asked.epochs, asked.iters, flags["sampling"])
+    config, resume_from = arguments.config, arguments.resume_from
+    flags = {
+        f.name: getattr(arguments, f.name) for f in dataclasses.fields(settings_of.TrainConfig)
+    }
+    flags["sampling"] = _sampling(arguments.epochs, arguments.iters, flags["sampling"])
     if resume_from is not None:
         _check.integer("resume_from", resume_from, at_least=0)
     if flags["continue_from"] and not config:
@@ -123,30 +127,30 @@ def command(asked: Any) -> None:
         # of the earlier run alone
         flags |= {name: flags[name] or 0 for name in ("pretrain_steps", "steps")}
     settings = settings_of.load(config, flags if config else _completed(flags))
-    if asked.show_config:
+    if arguments.show_config:
         click.echo(settings.to_toml(), nl=False)
         return
-    _join(asked.coordinator, asked.processes, asked.process)
+    _join(arguments.coordinator, arguments.processes, arguments.process)
     from mfopt.training.execute import execute
     from mfopt.training.prepare import preflight, prepare
 
-    resume = asked.resume or resume_from is not None
-    with Live(not asked.quiet) as live:
+    resume = arguments.resume or resume_from is not None
+    with Live(not arguments.quiet) as live:
         if settings.optimizes:
             preflight(settings, resume=resume)
             settings = _with_factorization(settings, live)
         prepared = prepare(settings, resume=resume, progress=live)
     report = prepared.report(0)
-    if report is not None and not asked.quiet:
+    if report is not None and not arguments.quiet:
         click.echo(privacy.report_text(report), err=True)
-    if asked.report_only:
+    if arguments.report_only:
         prepared.close()
-        if asked.as_json:
+        if arguments.as_json:
             display.json_object(report)
         return
-    with Live(not asked.quiet) as live:
+    with Live(not arguments.quiet) as live:
         summary = execute(prepared, resume_from=resume_from, progress=live)
-    if asked.as_json:
+    if arguments.as_json:
         display.json_object(summary)
         return
     for line in _lines(summary):
@@ -168,21 +172,25 @@ def _completed(flags: dict[str, Any]) -> dict[str, Any]:
 
     if flags["factorization"]:
         return flags
-    usual: dict[str, Any] = {"sampling": "balls-in-bins:bins=8,epochs=8", "data": "stdlib-code"}
-    data = Path(flags["data"] or usual["data"])
+    defaults: dict[str, Any] = {"sampling": "balls-in-bins:bins=8,epochs=8", "data": "stdlib-code"}
+    data = Path(flags["data"] or defaults["data"])
     if flags["model"] is None and ((data / "public").is_dir() or not data.is_dir()):
-        usual["pretrain_steps"] = 300
+        defaults["pretrain_steps"] = 300
     if flags["algorithm"] != "none":
-        kind = (flags["sampling"] or usual["sampling"]).partition(":")[0]
-        usual |= {"strategy": OPTIMIZED.get(kind, ("identity",))[0], "epsilon": 8.0, "delta": 1e-5}
-    return usual | {name: value for name, value in flags.items() if value is not None}
+        kind = (flags["sampling"] or defaults["sampling"]).partition(":")[0]
+        defaults |= {
+            "strategy": OPTIMIZED.get(kind, ("identity",))[0],
+            "epsilon": 8.0,
+            "delta": 1e-5,
+        }
+    return defaults | {name: value for name, value in flags.items() if value is not None}
 
 
 def _join(coordinator: str | None, processes: int | None, process: int | None) -> None:
     """Make this process one of several, where that is asked for."""
-    given = {"coordinator": coordinator, "processes": processes, "process": process}
-    missing = [f"--{name}" for name, value in given.items() if value is None]
-    if len(missing) == len(given):
+    addresses = {"coordinator": coordinator, "processes": processes, "process": process}
+    missing = [f"--{name}" for name, value in addresses.items() if value is None]
+    if len(missing) == len(addresses):
         return
     if coordinator is None or processes is None or process is None:
         raise click.UsageError(
@@ -218,36 +226,43 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
         make_folder(path.parent)
         unit = "user" if settings.by_user else "record"
         question = Question(Target(*target, unit), Form(settings.strategy))
-        found = factorize(scheme, question, progress=progress)
-        if found.provenance["interrupted"]:
+        factorization = factorize(scheme, question, progress=progress)
+        if factorization.provenance["interrupted"]:
             raise KeyboardInterrupt  # before training has begun; what was kept proves nothing
-        if found.guarantee.status != "certified":
-            raise _check.FailureError(found.not_certified)
-        found.save(path)
+        if factorization.guarantee.status != "certified":
+            raise _check.FailureError(factorization.not_certified)
+        factorization.save(path)
     wait_for_lead("factorization")
-    found = mfopt.load(path)
-    facts = found.strategy.describe()
+    factorization = mfopt.load(path)
+    facts = factorization.strategy.describe()
     kind = facts.get("base", facts)["kind"]  # a time-scaled one is made where its base is asked for
-    stated = (found.sampling, found.guarantee.epsilon, found.guarantee.delta, kind)
-    asked = (scheme, *target, settings.strategy)
-    if stated != asked:
-        rule = f"holds a factorization for {stated}, not for {asked}"
+    stated = (
+        factorization.sampling,
+        factorization.guarantee.epsilon,
+        factorization.guarantee.delta,
+        kind,
+    )
+    question_asked = (scheme, *target, settings.strategy)
+    if stated != question_asked:
+        rule = f"holds a factorization for {stated}, not for {question_asked}"
         way_out = "Choose another output folder."
         raise _check.reject("output", settings.output, rule, way_out)
     # for one unit the file's own guarantee is the one that was asked for
-    left = dict.fromkeys(("epsilon", "delta"), 0.0) if settings.group_size == 1 else {}
-    made = {"factorization": str(path), "sampling": "", "strategy": "identity"}
-    return dataclasses.replace(settings, **made, **left)
+    no_target = dict.fromkeys(("epsilon", "delta"), 0.0) if settings.group_size == 1 else {}
+    settings_of_file = {"factorization": str(path), "sampling": "", "strategy": "identity"}
+    return dataclasses.replace(settings, **settings_of_file, **no_target)
 
 
-def _lines(summary: dict[str, Any]) -> list[str]:
+def _lines(summary: JsonObject) -> list[str]:
     lines = [f"{summary['steps']} steps done; results in {summary['output']}"]
     if summary["padded"]:
         lines.append(f"{summary['padded']} slots padded")
-    for part, after in summary["after"].items():
-        before = summary["before"].get(part)
-        change = f"{before['loss']:.4f} -> " if before else ""
-        lines.append(f"{part}: loss {change}{after['loss']:.4f} ({after['tokens']} tokens)")
+    for part, value_after in summary["after"].items():
+        value_before = summary["before"].get(part)
+        change = f"{value_before['loss']:.4f} -> " if value_before else ""
+        lines.append(
+            f"{part}: loss {change}{value_after['loss']:.4f} ({value_after['tokens']} tokens)"
+        )
     if summary["privacy"] is None:
         lines.append("no privacy guarantee: non-private baseline")
     elif summary["privacy"]["holds"]:

@@ -34,19 +34,19 @@ def command(report: str, factorization: str | None, as_json: bool, quiet: bool) 
 
     facts = verification.read(report)
     with Live(not quiet and not as_json) as live:
-        found = verification.verify(facts, factorization=factorization, progress=live)
+        verification_result = verification.verify(facts, factorization=factorization, progress=live)
     if as_json:
-        display.json_object(found.describe())
+        display.json_object(verification_result.describe())
     elif not quiet:
         rows = [
             (check.name, f"{check.stated}" if check.holds else f"{check.stated}: {check.found}")
-            for check in found.checks
+            for check in verification_result.checks
         ]
         display.table(f"{report}: computed here", rows)
-        told = [(name, str(value)) for name, value in found.told.items()]
-        display.table(f"{report}: told by the report", told)
-        for claim in found.claims:
+        claims = [(name, str(value)) for name, value in verification_result.told.items()]
+        display.table(f"{report}: told by the report", claims)
+        for claim in verification_result.claims:
             display.print_text(f"not verifiable from this report: {claim}")
-    if not found.holds:
-        wrong = ", ".join(check.name for check in found.checks if not check.holds)
+    if not verification_result.holds:
+        wrong = ", ".join(check.name for check in verification_result.checks if not check.holds)
         raise FailureError(f"the report is wrong: {wrong}")

@@ -26,11 +26,11 @@ class BallsInBinsAccountant(SampledAccountant):
         return balls_in_bins.model(mechanism, effort.samples, effort.deterministic)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        asked = effort.samples or not effort.certify or effort.deterministic
-        if not asked and balls_in_bins.is_costly(mechanism):
+        is_sampled_question = effort.samples or not effort.certify or effort.deterministic
+        if not is_sampled_question and balls_in_bins.is_costly(mechanism):
             return KnownBins().analysis(mechanism, effort)  # without samples, as WholeProfile
-        alone = mechanism.group_size == 1
-        squared = balls_in_bins.orthogonal_norm(mechanism) if alone else None
+        is_single = mechanism.group_size == 1
+        squared = balls_in_bins.orthogonal_norm(mechanism) if is_single else None
         if squared is None:
             return super().analysis(mechanism, effort)
         scheme: Any = mechanism.sampling

@@ -19,11 +19,14 @@ class PublicParticipation(Accountant):
         """Accept every C: each has a sensitivity, which refuses an n that needs too much memory."""
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> DeterministicAnalysis:
-        one = unamplified.sensitivity(mechanism.strategy, mechanism.sampling)
+        largest = unamplified.sensitivity(mechanism.strategy, mechanism.sampling)
         # units of a group may share their iterations; a replaced unit moves by twice the norm
         factor = mechanism.group_size * (2 if mechanism.adjacency == "replace" else 1)
         return gaussian_release(
-            mechanism, one.value * factor, f"Gaussian mechanism, {one.method}", exact=one.exact
+            mechanism,
+            largest.value * factor,
+            f"Gaussian mechanism, {largest.method}",
+            exact=largest.exact,
         )
 
 

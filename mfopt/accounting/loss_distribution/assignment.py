@@ -108,12 +108,9 @@ class BinAssignment(Round):
             )
         index = np.arange(start, stop + 1)
         gram, losses = noise_multiplier**-2, step * index
-        above = log_hinges(
-            self.bins, gram, losses[losses >= 0], "remove", log_faint=resolution.log_tail
-        )
-        below = log_hinges(
-            self.bins, gram, -losses[losses <= 0], "add", log_faint=resolution.log_tail
-        )
+        allowance = _MOST_CELLS, _ROUNDING, resolution.log_tail
+        above = log_hinges(self.bins, gram, losses[losses >= 0], "remove", allowance)
+        below = log_hinges(self.bins, gram, -losses[losses <= 0], "add", allowance)
         log_q, infinite, reverse = _kinks(losses, above, below)
         with np.errstate(under="ignore"):
             mass = np.exp(log_q + losses)
@@ -190,9 +187,7 @@ def log_hinges(
     gram: float,
     epsilons: np.ndarray,
     direction: Literal["remove", "add"],
-    most: int = _MOST_CELLS,
-    rounding: float = _ROUNDING,
-    log_faint: float = -math.inf,
+    allowance: tuple[int, float, float] = (_MOST_CELLS, _ROUNDING, -math.inf),
 ) -> np.ndarray:
     """Upper bounds of log H_{e^ε} at each ε >= 0, in any order, shape of ``epsilons``.
 
@@ -204,11 +199,12 @@ def log_hinges(
       bins, gram: b, and g = |m|²/σ².
       epsilons: where; what they are apart says how fine the lognormals' grid is.
       direction: "remove" or "add".
-      most: cells of one lognormal, with fewer of which the bounds are looser.
-      rounding: relative, that a bound may have without a convolution of its own.
-      log_faint: log of the rounding that any bound may have so: what each truncation may lose.
+      allowance: cells of one lognormal, with fewer of which the bounds are looser; the relative
+        rounding that a bound may have without a convolution of its own; and log of the rounding
+        that any bound may have so: what each truncation may lose.
     """
     profile = AllocationProfile(bins, gram)
+    most_cells, rounding, log_faint = allowance
     allowed = math.log(rounding), log_faint
     order = np.argsort(epsilons)
     if direction == "remove":
@@ -225,7 +221,7 @@ def log_hinges(
             continue
         end = start + int(np.searchsorted(np.abs(sorted_ - sorted_[start])[start:], ratio, "right"))
         resolution = float(np.min(spacings[start:end]))
-        served = _block(profile, sorted_[start:end], sign, resolution, most, allowed)
+        served = _block(profile, sorted_[start:end], sign, resolution, most_cells, allowed)
         if not served.size:
             if end - start > 1:
                 ratio /= 2
@@ -246,7 +242,7 @@ def _block(
     epsilons: np.ndarray,
     sign: float,
     resolution: float,
-    most: int,
+    most_cells: int,
     allowed: tuple[float, float],
 ) -> np.ndarray:
     """Bounds at the first of the thresholds, as many as one law is good for; none if it is not."""
@@ -254,7 +250,7 @@ def _block(
     thresholds = bins * np.exp(sign * epsilons)
     top, bottom = float(thresholds[0]), float(thresholds[-1])
     step = _PART * resolution * bottom / math.sqrt(bins)
-    step = max(min(step, top / 64), top / most)
+    step = max(min(step, top / 64), top / most_cells)
     direction: Literal["remove", "add"] = "remove" if sign > 0 else "add"
     summand = profile._one(top, step, direction, False)
     if summand.mass.size == 0:  # no X is so small
@@ -293,8 +289,8 @@ def _log_hinges(composed: ComposedLosses, thresholds: np.ndarray) -> tuple[np.nd
         above = np.append(np.cumsum(weights[::-1])[::-1], 0.0)  # mass at a point and beyond
         # E (S - s_j)₊ = E (S - s_{j+1})₊ + step · mass beyond s_j
         hinge = step * np.append(np.cumsum(above[1:][::-1])[::-1], 0.0)
-        place = np.clip(np.floor((thresholds - points[0]) / step).astype(int), 0, points.size - 1)
-        value = hinge[place + 1] + (points[0] + (place + 1) * step - thresholds) * above[place + 1]
+        cell = np.clip(np.floor((thresholds - points[0]) / step).astype(int), 0, points.size - 1)
+        value = hinge[cell + 1] + (points[0] + (cell + 1) * step - thresholds) * above[cell + 1]
     furthest = np.maximum(points[-1] - thresholds, step)
     peak = np.minimum(1 / (math.e * tilt), furthest) if tilt > 0 else furthest
     scale = composed.log_scale - tilt * lowest
@@ -342,13 +338,12 @@ def _nodes(bins: int, noise_multiplier: float, log_tail: float) -> Nodes:
     right = losses[_NODES:]
     is_near = right <= _ALONE
     log_above = np.empty(right.shape)
-    log_above[is_near] = log_hinges(
-        bins, gram, right[is_near], "remove", _FEW_CELLS, _ROUGH, log_tail
-    )
+    rough = _FEW_CELLS, _ROUGH, log_tail
+    log_above[is_near] = log_hinges(bins, gram, right[is_near], "remove", rough)
     # far out one lognormal decides, the others at their mean: good enough to plan with
     shifted = [math.log(bins * math.expm1(e) + 1) for e in right[~is_near]]
     log_above[~is_near] = [gaussian.log_delta(math.sqrt(gram), e) for e in shifted]
-    log_below = log_hinges(bins, gram, -losses[: _NODES + 1], "add", _FEW_CELLS, _ROUGH, log_tail)
+    log_below = log_hinges(bins, gram, -losses[: _NODES + 1], "add", rough)
     log_q, _, _ = _kinks(losses, log_above, log_below)
     kept = log_q > -690
     return losses[kept], log_q[kept], np.zeros(int(np.count_nonzero(kept)))

@@ -85,8 +85,8 @@ class Composition(Tilting):
             long.
         """
         if self.stages:  # on the coarse grid
-            ((one, rounds),) = self.parts
-            return self.stages.compose(one, rounds, tilt, extended=extended)
+            ((single, rounds),) = self.parts
+            return self.stages.compose(single, rounds, tilt, extended=extended)
         like = like or self
         base = self.log_moment(tilt)
         _, variance = self.tilted_moments(tilt)

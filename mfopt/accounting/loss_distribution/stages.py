@@ -319,32 +319,32 @@ def coarser_below(composed: ComposedLosses, ratio: int) -> RoundsBlock:
 
 
 def divided(
-    one: LossDistribution, small: float, coarse: float
+    part: LossDistribution, small: float, coarse: float
 ) -> tuple[LossDistribution, LossDistribution]:
     """Two independent pairs that together dominate ``one``: its small losses, and all others.
 
     The first is ``one`` on condition that its loss is no larger than ``small`` either way. The
     second tells whether it is, and else the loss; it is on a grid of spacing ``coarse``.
     """
-    losses = one.losses
+    losses = part.losses
     is_small = np.abs(losses) <= small
-    mass_p = float(one.mass[is_small].sum())
-    mass_q = float((one.mass[is_small] * np.exp(-losses[is_small])).sum())
+    mass_p = float(part.mass[is_small].sum())
+    mass_q = float((part.mass[is_small] * np.exp(-losses[is_small])).sum())
     # of the event that the loss is small; the pair that is given it has as much less
     log_ratio = math.log(mass_p) - math.log(mass_q)
     bulk = dataclasses.replace(
-        one,
-        index=one.index[is_small],
-        mass=one.mass[is_small] / mass_p,
+        part,
+        index=part.index[is_small],
+        mass=part.mass[is_small] / mass_p,
         infinite=0.0,
         reverse_infinite=0.0,
-        offset=one.offset - log_ratio,
+        offset=part.offset - log_ratio,
     )
     large = distribution.from_atoms(
         coarse,
         np.append(losses[~is_small] - log_ratio, 0.0),
-        np.append(one.mass[~is_small], mass_p),
-        one.infinite,
-        one.reverse_infinite,
+        np.append(part.mass[~is_small], mass_p),
+        part.infinite,
+        part.reverse_infinite,
     )
     return bulk, dataclasses.replace(large, offset=log_ratio)

@@ -118,8 +118,8 @@ class Thinned(Tilting):
 
     terms: Sequence[tuple[Any, int]] = ()
 
-    def __init__(self, whole: Tilting, most: int = 1 << 13) -> None:
-        self.terms = tuple((_merged(part, most), count) for part, count in whole.terms)
+    def __init__(self, whole: Tilting, limit: int = 1 << 13) -> None:
+        self.terms = tuple((_merged(part, limit), count) for part, count in whole.terms)
 
 
 @dataclasses.dataclass(frozen=True)

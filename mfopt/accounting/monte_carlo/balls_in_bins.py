@@ -96,8 +96,8 @@ class BallsInBinsLoss(LikelihoodLoss):
 
 
 @loss_of.register
-def _of_pair(given: DominatingPair) -> SampledLoss:
-    return BallsInBinsLoss(given)
+def _of_pair(pair: DominatingPair) -> SampledLoss:
+    return BallsInBinsLoss(pair)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,8 +246,8 @@ def _merged(
     counts = np.minimum(size, bins - size * np.arange(-(-bins // size)))
     above = groups.squares - jnp.diagonal(groups.means)
     own = above / noise_multiplier**2 * counts / np.maximum(counts - 1, 1)  # p
-    more = jnp.log1p(jnp.expm1(own) / counts) - own / counts
-    share = jnp.where(above > 0, more * noise_multiplier**2 / jnp.where(above > 0, above, 1), 0)
+    excess = jnp.log1p(jnp.expm1(own) / counts) - own / counts
+    share = jnp.where(above > 0, excess * noise_multiplier**2 / jnp.where(above > 0, above, 1), 0)
     return _with_share(groups, share), share
 
 
@@ -278,9 +278,9 @@ def orthogonal_norm(mechanism: Any) -> float | None:
     if column is not None and column[0] > 0 and not np.any(column[1:]):
         # a multiple of C = I: without a Gram matrix, for any number of bins
         return dominating_pair.rounded_norm(scheme.epochs * float(column[0]) ** 2)
-    first = np.arange(scheme.iterations)[:, None] % scheme.bins == [0, 1]
-    one, two = np.asarray(strategy.widened().multiply(first.astype(float))).T
-    if one @ two > _OVERLAP * (one @ one):  # it is refuted without a Gram matrix
+    two_bins = np.arange(scheme.iterations)[:, None] % scheme.bins == [0, 1]
+    mode, second_mode = np.asarray(strategy.widened().multiply(two_bins.astype(float))).T
+    if mode @ second_mode > _OVERLAP * (mode @ mode):  # it is refuted without a Gram matrix
         return None
     return dominating_pair.orthogonal_norm(dominating_pair.exact(strategy, scheme))
 

@@ -61,9 +61,9 @@ def _by_tiles(band: jax.Array, x: jax.Array) -> jax.Array:
     blocks = tiles(band)
     count, width = blocks.shape[0], blocks.shape[2]
     padded = jnp.pad(x, ((0, 0), (0, (count + 1) * width - n))).reshape(-1, count + 1, width)
-    here = jnp.einsum("str,trc->stc", padded[:, :-1], blocks[:, :width])
+    tile_sums = jnp.einsum("str,trc->stc", padded[:, :-1], blocks[:, :width])
     below = jnp.einsum("str,trc->stc", padded[:, 1:], blocks[:, width:])
-    return (here + below).reshape(-1, count * width)[:, :n]
+    return (tile_sums + below).reshape(-1, count * width)[:, :n]
 
 
 def product(blocks: jax.Array, x: jax.Array) -> jax.Array:
@@ -71,10 +71,10 @@ def product(blocks: jax.Array, x: jax.Array) -> jax.Array:
     count, width = blocks.shape[0], blocks.shape[2]
     n = x.shape[1]
     padded = jnp.pad(x, ((0, 0), (0, count * width - n))).reshape(-1, count, width)
-    here = jnp.einsum("stc,trc->str", padded, blocks[:, :width])
+    tile_sums = jnp.einsum("stc,trc->str", padded, blocks[:, :width])
     below = jnp.einsum("stc,trc->str", padded, blocks[:, width:])
     moved = jnp.pad(below[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    return (here + moved).reshape(-1, count * width)[:, :n]
+    return (tile_sums + moved).reshape(-1, count * width)[:, :n]
 
 
 def gram(band: jax.Array) -> jax.Array:
@@ -82,12 +82,12 @@ def gram(band: jax.Array) -> jax.Array:
     bands, n = band.shape
     padded = jnp.pad(band, ((0, bands), (0, bands)))
 
-    def one(d: jax.Array) -> jax.Array:
+    def of_one(d: jax.Array) -> jax.Array:
         below = jax.lax.dynamic_slice(padded, (d, 0), (bands, n))  # M[j + d + r, j]
         later = jax.lax.dynamic_slice(padded, (0, d), (bands, n))  # M[j + d + r, j + d]
         return jnp.sum(below * later, axis=0)
 
-    return jax.lax.map(one, jnp.arange(bands))
+    return jax.lax.map(of_one, jnp.arange(bands))
 
 
 def gram_product(slope: jax.Array, band: jax.Array) -> jax.Array:
@@ -96,14 +96,14 @@ def gram_product(slope: jax.Array, band: jax.Array) -> jax.Array:
     With H the symmetric matrix whose lower band is ``slope``, off the diagonal halved, it is
     <M, M H> and has the gradient 2 M H: products of tiles, in place of a sum for each lag.
     """
-    own = tiles(band)
-    fixed = jax.lax.stop_gradient(own)
-    (top, low), (same, next_) = (jnp.split(x, 2, axis=1) for x in (fixed, tiles(slope)))
-    same, next_ = (same + jnp.swapaxes(same, 1, 2)) / 2, next_ / 2
+    band_tiles = tiles(band)
+    fixed = jax.lax.stop_gradient(band_tiles)
+    (top, low), (within, next_) = (jnp.split(x, 2, axis=1) for x in (fixed, tiles(slope)))
+    within, next_ = (within + jnp.swapaxes(within, 1, 2)) / 2, next_ / 2
     ahead = jnp.pad(top[1:], ((0, 1), (0, 0), (0, 0)))
-    before = jnp.pad((low @ jnp.swapaxes(next_, 1, 2))[:-1], ((1, 0), (0, 0), (0, 0)))
-    moved = jnp.concatenate([top @ same + before, low @ same + ahead @ next_], axis=1)
-    value = jnp.sum(own * moved)
+    from_previous = jnp.pad((low @ jnp.swapaxes(next_, 1, 2))[:-1], ((1, 0), (0, 0), (0, 0)))
+    moved = jnp.concatenate([top @ within + from_previous, low @ within + ahead @ next_], axis=1)
+    value = jnp.sum(band_tiles * moved)
     return 2 * value - jax.lax.stop_gradient(value)
 
 

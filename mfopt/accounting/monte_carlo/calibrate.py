@@ -36,9 +36,11 @@ class Calibration(NamedTuple):
     samples: int
 
     @classmethod
-    def of(cls, found: Estimate) -> Calibration:
+    def of(cls, estimate: Estimate) -> Calibration:
         """The record of an estimate of σ."""
-        return cls(found.value, found.error, found.slope, found.direction, found.samples)
+        return cls(
+            estimate.value, estimate.error, estimate.slope, estimate.direction, estimate.samples
+        )
 
 
 @float64

@@ -70,19 +70,19 @@ def total(
     devices = sharding.devices()
     per_call = _CALL * len(devices)
     results = []
-    first, end = processes.share(chunks)
-    for start in range(first, max(end, first + 1), per_call):  # without chunks, for the shapes
+    begin, end = processes.share(chunks)
+    for start in range(begin, max(end, begin + 1), per_call):  # without chunks, for the shapes
         count = min(per_call, end - start)
         per_device = -(-count // len(devices))
-        part = _run(kernel, size, devices, key, start, per_device, args)
+        part = _run(kernel, size, devices, key, (start, per_device), args)
         # device d holds its chunks at d·_CALL ..; the rest of its block is unused
         kept = np.concatenate([d * _CALL + np.arange(per_device) for d in range(len(devices))])
         results.append(jax.tree.map(lambda x, k=kept[:count]: np.asarray(x)[k], part))
         looked_at(count * size)
-    own = jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
-    every = processes.joined(own, chunks, (jax.random.key_data(key), samples, args))
-    looked_at((chunks - (end - first)) * size)
-    return jax.tree.map(lambda leaf: leaf.sum(axis=0), every), chunks * size
+    own_sums = jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
+    all_sums = processes.joined(own_sums, chunks, (jax.random.key_data(key), samples, args))
+    looked_at((chunks - (end - begin)) * size)
+    return jax.tree.map(lambda leaf: leaf.sum(axis=0), all_sums), chunks * size
 
 
 @functools.partial(_quick.jit, static_argnums=(0, 1, 2))
@@ -91,22 +91,24 @@ def _run(
     size: int,
     devices: tuple[Any, ...],
     key: jax.Array,
-    start: jax.Array,
-    count: jax.Array,
+    numbers: tuple[jax.Array, jax.Array],
     args: tuple[Any, ...],
 ) -> Any:
-    """Chunks ``start`` .. of every device, ``count`` each: one compilation for any count."""
+    """Chunks ``start`` .. of every device, ``count`` each: one compilation for any count.
 
+    ``numbers``: (start, count).
+    """
+    start, count = numbers
     traced = jax.jit(kernel, static_argnums=1)  # once, for its shapes and in the loop
 
-    def block(first: jax.Array) -> Any:
-        def one(i: jax.Array, results: Any) -> Any:
-            value = traced(jax.random.fold_in(key, first[0] + i), size, *args)
+    def block(begin: jax.Array) -> Any:
+        def add_chunk(i: jax.Array, results: Any) -> Any:
+            value = traced(jax.random.fold_in(key, begin[0] + i), size, *args)
             return jax.tree.map(lambda all_, new: all_.at[i].set(new), results, value)
 
         shapes = jax.eval_shape(lambda: traced(key, size, *args))
         empty = jax.tree.map(lambda leaf: jnp.zeros((_CALL, *leaf.shape), leaf.dtype), shapes)
-        return jax.lax.fori_loop(0, count, one, empty)
+        return jax.lax.fori_loop(0, count, add_chunk, empty)
 
     firsts = start + count * jnp.arange(len(devices))
     return sharding.mapped(block, devices)(firsts)

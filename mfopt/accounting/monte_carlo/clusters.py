@@ -105,14 +105,16 @@ def log_connected(spikes: np.ndarray) -> np.ndarray:
         inversions.append(np.logaddexp.reduce(parts))
     with np.errstate(divide="ignore"):
         edge = spikes + np.log(-np.expm1(-spikes))  # log y
-    return np.stack([own + m * edge if m else own for m, own in enumerate(inversions)])
+    return np.stack(
+        [inversion + m * edge if m else inversion for m, inversion in enumerate(inversions)]
+    )
 
 
 def log_weights(spikes: np.ndarray, diagonal: np.ndarray) -> np.ndarray:
     """log w_m(k) − m log b for m = 0, …, MOST, (MOST + 1, bins), by d and the diagonal of S."""
     places = np.arange(1, MOST + 1)[:, None]
-    own = log_connected(spikes) + places * (places - 1) / 2 * (diagonal - spikes)
-    return np.concatenate([np.zeros((1, len(spikes))), own - places * math.log(len(spikes))])
+    connected = log_connected(spikes) + places * (places - 1) / 2 * (diagonal - spikes)
+    return np.concatenate([np.zeros((1, len(spikes))), connected - places * math.log(len(spikes))])
 
 
 def clusters(
@@ -125,14 +127,14 @@ def clusters(
       log_normalizers: R(1), R(2), …, at least one.
       order, top: s < MOST, and the largest entry of T.
     """
-    known = len(log_normalizers)
+    normalized = len(log_normalizers)
     summed, largest = np.logaddexp.reduce(weights, axis=1), np.max(weights, axis=1)
 
     # log of (4) for a cluster of each size (rows) after each number of places (columns)
     power = np.arange(MOST + 1)[:, None] * np.arange(MOST)
-    beyond = np.maximum(power - known, 0)
+    excess = np.maximum(power - normalized, 0)
     # mean_k e^(p T) grows by e^T at most from p to p + 1
-    ratio = log_normalizers[np.maximum(power - beyond, 1) - 1] + beyond * top
+    ratio = log_normalizers[np.maximum(power - excess, 1) - 1] + excess * top
     bounds = largest[:, None] + math.log(len(spikes)) + ratio
     bounds[:, 0] = summed
     bounds[0] = 0  # no cluster
@@ -143,13 +145,13 @@ def clusters(
     log_sum = float(np.logaddexp.reduce(log_shares))
     ends = np.cumsum(np.exp(log_shares - log_sum))
     ends[-1] = np.inf  # whatever was rounded
-    more = len(_kinds(MOST).sizes) - len(totals)  # never drawn: one form, one compilation
+    padding = len(_kinds(MOST).sizes) - len(totals)  # never drawn: one form, one compilation
     return Clusters(
         spikes,
         weights,
-        np.pad(kinds.sizes, ((0, more), (0, 0))),
-        np.pad(ends, (0, more), constant_values=np.inf),
-        np.pad(log_sum - totals, (0, more)),
+        np.pad(kinds.sizes, ((0, padding), (0, 0))),
+        np.pad(ends, (0, padding), constant_values=np.inf),
+        np.pad(log_sum - totals, (0, padding)),
         log_sum,
     )
 
@@ -169,8 +171,8 @@ class _Kinds(NamedTuple):
 def _kinds(places: int) -> _Kinds:
     kinds = tuple(partitions(places))
     sizes = np.array([kind + (0,) * (MOST - len(kind)) for kind in kinds])
-    before = np.where(sizes > 0, np.cumsum(sizes, axis=1) - sizes, 0)
-    return _Kinds(sizes, before, np.array([math.log(count(kind)) for kind in kinds]))
+    preceding = np.where(sizes > 0, np.cumsum(sizes, axis=1) - sizes, 0)
+    return _Kinds(sizes, preceding, np.array([math.log(count(kind)) for kind in kinds]))
 
 
 def partitions(places: int) -> Iterator[tuple[int, ...]]:
@@ -178,24 +180,24 @@ def partitions(places: int) -> Iterator[tuple[int, ...]]:
     sizes = [places]
     while True:
         yield tuple(sizes)
-        left = 1
+        remaining = 1
         while sizes and sizes[-1] == 1:
-            left += sizes.pop()
+            remaining += sizes.pop()
         if not sizes:
             return
         sizes[-1] -= 1
-        while left > sizes[-1]:
+        while remaining > sizes[-1]:
             sizes.append(sizes[-1])
-            left -= sizes[-1]
-        sizes.append(left)
+            remaining -= sizes[-1]
+        sizes.append(remaining)
 
 
 @functools.cache
 def count(kind: tuple[int, ...]) -> int:
     """Number of set partitions with clusters of these sizes."""
-    found = math.factorial(sum(kind))
+    ways = math.factorial(sum(kind))
     for size in kind:
-        found //= math.factorial(size)
+        ways //= math.factorial(size)
     for size in set(kind):
-        found //= math.factorial(kind.count(size))
-    return found
+        ways //= math.factorial(kind.count(size))
+    return ways

@@ -25,6 +25,7 @@ import scipy
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._pytree import pytree
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting import loss_distribution
 from mfopt.accounting.loss_distribution import Composition, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Mixture, Resolution
@@ -158,8 +159,8 @@ class HockeyStick:
         share = jnp.expm1(past) / jnp.expm1(self.step)
         low, high = finite[inside], finite[inside + 1]
         # below the first point, from e^t = 0 on
-        first = jnp.exp(jnp.minimum(t - self.step * self.start, 0.0))
-        below = self.total * (1 - first) + finite[0] * first
+        lowest = jnp.exp(jnp.minimum(t - self.step * self.start, 0.0))
+        below = self.total * (1 - lowest) + finite[0] * lowest
         value = jnp.where(position < 0, below, low * (1 - share) + high * share)
         value = jnp.where(position >= finite.size - 1, -jnp.inf, jnp.log(value))
         return jnp.where(jnp.isnan(t), jnp.nan, value)
@@ -173,21 +174,25 @@ class HockeyStick:
         fall = np.maximum(self.finite[:-1] - self.finite[1:], 0.0) / wide
         top = self.finite[:-1] + fall
         inside = self._peaks(order, top, fall, 1.0, math.exp(self.step))
-        at = order * self.step * (self.start + np.arange(self.finite.size - 1))
+        exponents = order * self.step * (self.start + np.arange(self.finite.size - 1))
         # before the table the piece begins at u = 0 and ends at the first point, u = 1
-        first = np.array([max(self.total - float(self.finite[0]), 0.0)])
-        below = self._peaks(order, np.array([self.total]), first, 0.0, 1.0)
-        return max(float(np.max(at + inside)), order * self.step * self.start + float(below[0]))
+        infinite_mass = np.array([max(self.total - float(self.finite[0]), 0.0)])
+        below = self._peaks(order, np.array([self.total]), infinite_mass, 0.0, 1.0)
+        return max(
+            float(np.max(exponents + inside)), order * self.step * self.start + float(below[0])
+        )
 
     @staticmethod
     def _peaks(
-        order: float, top: np.ndarray, fall: np.ndarray, least: float, most: float
+        order: float, top: np.ndarray, fall: np.ndarray, low: float, high: float
     ) -> np.ndarray:
         """log max u^order (top - fall u) over least <= u <= most."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            best = np.where(fall > 0, order * top / ((1 + order) * fall), most)
-            at = np.clip(best, least, most)
-            return order * np.log(at) + np.log(np.maximum(top - fall * at, 0.0))
+            best = np.where(fall > 0, order * top / ((1 + order) * fall), high)
+            place_of_peak = np.clip(best, low, high)
+            return order * np.log(place_of_peak) + np.log(
+                np.maximum(top - fall * place_of_peak, 0.0)
+            )
 
 
 def analysis(
@@ -230,8 +235,8 @@ class ComposedModel(OneUnit):
         self, loss: SampledLoss | DominatingPair, other: Composition, samples: int | None = None
     ) -> None:
         companions = {}
-        for direction, one in zip(DIRECTIONS, (other, other.reverse()), strict=True):
-            stick = HockeyStick.of(one)
+        for direction, composition in zip(DIRECTIONS, (other, other.reverse()), strict=True):
+            stick = HockeyStick.of(composition)
             companions[direction] = ComposedMechanism(stick, stick.constant)
         super().__init__(loss_of(loss), samples, companions)
         self.method += f", composed with {_NAMED}"
@@ -242,7 +247,7 @@ class ComposedModel(OneUnit):
 _NAMED = "a privacy loss distribution"
 
 
-def _described(part: Any, count: int) -> dict[str, Any]:
+def _described(part: Any, count: int) -> JsonObject:
     """Public summary of a composed mechanism: its losses in the direction that removes a unit."""
     ends = {"least_loss": np.min, "largest_loss": np.max} if part.losses.size else {}
     return {

@@ -136,15 +136,15 @@ class CountPair(NamedTuple):
 
 @functools.cache
 def _most(bins: int, group_size: int) -> int:
-    most = 1
-    while most < group_size and _fuller(bins, group_size, most) > _FAINT:
-        most += 1
-    return most
+    count = 1
+    while count < group_size and _fuller(bins, group_size, count) > _FAINT:
+        count += 1
+    return count
 
 
-def _fuller(bins: int, group_size: int, most: int) -> float:
+def _fuller(bins: int, group_size: int, largest_count: int) -> float:
     """b·Pr[Bin(K, 1/b) > J]."""
-    return bins * float(scipy.special.bdtrc(most, group_size, 1 / bins))
+    return bins * float(scipy.special.bdtrc(largest_count, group_size, 1 / bins))
 
 
 class _Tables(NamedTuple):
@@ -197,8 +197,8 @@ def least(pair: CountPair, direction: SampledDirection, point: Point) -> Tilt:
         return tilt(pair, "remove", math.exp(log_order), point).log_ceiling
 
     # convex enough, and wide at its least
-    found = solve.lowest(log_ceiling, math.log(0.1), math.log(100.0), width=0.1)
-    return tilt(pair, "remove", math.exp(found), point)
+    best_level = solve.lowest(log_ceiling, math.log(0.1), math.log(100.0), width=0.1)
+    return tilt(pair, "remove", math.exp(best_level), point)
 
 
 def _alone(point: Point) -> tuple[float, float]:
@@ -208,8 +208,8 @@ def _alone(point: Point) -> tuple[float, float]:
       UsageError: it is another's.
     """
     if not isinstance(point.payoff, HockeyStickPayoff):
-        named = type(point.payoff).__name__
-        raise _check.reject("payoff", named, "groups are not accounted with companions")
+        payoff_name = type(point.payoff).__name__
+        raise _check.reject("payoff", payoff_name, "groups are not accounted with companions")
     return point.noise_multiplier, point.epsilon
 
 
@@ -245,20 +245,20 @@ def _shape(pair: CountPair, sigma: float) -> _Shape:
     inside = np.maximum(np.minimum(spread[1:], spread[:-1]) - steep / 2, 0.0)
     least_spread = _lower_tail(pair, mass, np.concatenate([[0.0], inside, [0.0]]))
     capped = np.minimum(np.concatenate([[0.0], level]), _PART)
-    beyond = max(_lower_tail(pair, mass, capped) - _PART, 0.0)
+    tail = max(_lower_tail(pair, mass, capped) - _PART, 0.0)
     log_constant = _log_constant(pair) + math.log(scipy.special.i0e(least_spread))
-    return _Shape(grid, level, log_constant, least_spread, beyond)
+    return _Shape(grid, level, log_constant, least_spread, tail)
 
 
-def _lower_tail(pair: CountPair, mass: np.ndarray, least: np.ndarray) -> float:
+def _lower_tail(pair: CountPair, mass: np.ndarray, smallest: np.ndarray) -> float:
     """a with P'(Σ h < a) <= faint by (6), h >= ``least`` in cells of F's ``mass``; at least 0."""
     if pair.faint <= 0:
         return 0.0
     best, budget, whole = 0.0, math.log(pair.faint) - _log_constant(pair), float(mass.sum())
-    mass, least = mass[mass > 0], least[mass > 0]  # most cells are empty
+    mass, smallest = mass[mass > 0], smallest[mass > 0]  # most cells are empty
     for rate in np.geomspace(0.1, 1e3, 30):
         with np.errstate(under="ignore"):
-            moment = float(mass @ np.exp(-rate * least)) * (1 + _NUDGE)
+            moment = float(mass @ np.exp(-rate * smallest)) * (1 + _NUDGE)
         moment += _UNDERFLOW * whole  # what floats do not hold of the masses and of the rest
         best = max(best, (budget - pair.bins * math.log(moment)) / rate)
     return best
@@ -284,9 +284,9 @@ def _one_bin(base: np.ndarray, root: float, z: np.ndarray) -> tuple[np.ndarray, 
 
 def _masses(edges: np.ndarray, root: float, count: np.ndarray) -> np.ndarray:
     """Masses of cells under N(√g n, 1), shape (counts, cells): differences of the smaller tail."""
-    at = edges - root * count[:, None]
-    tail, head = scipy.special.ndtr(-at), scipy.special.ndtr(at)
-    right = at[:, :-1] > 0
+    standardized = edges - root * count[:, None]
+    tail, head = scipy.special.ndtr(-standardized), scipy.special.ndtr(standardized)
+    right = standardized[:, :-1] > 0
     mass = np.where(right, tail[:, :-1] - tail[:, 1:], head[:, 1:] - head[:, :-1])
     return np.maximum(mass, 0.0)
 
@@ -310,8 +310,8 @@ def _proposal(pair: CountPair, order: float, sigma: float, epsilon: float) -> _P
     log_peak = HINGE.log_peak(order)
     cap = max(epsilon - shape.log_constant - log_peak / order - shape.beyond, _PART)
     # F rises with z: cells are ranges of log F, and the upper end of each bounds G there
-    wanted = np.geomspace(_LEAST_LEVEL, cap, CELLS - 1)
-    inner = np.interp(wanted, shape.level, shape.grid)
+    levels = np.geomspace(_LEAST_LEVEL, cap, CELLS - 1)
+    inner = np.interp(levels, shape.level, shape.grid)
     edges = np.concatenate([[-np.inf], inner, [np.inf]])
     ends = np.append(np.minimum(_one_bin(base, root, inner)[0], cap), cap)
     log_g = order * np.maximum.accumulate(ends) * (1 + 1e-12)
@@ -335,8 +335,8 @@ def _log_power(log_law: np.ndarray, bins: int, units: int) -> float:
     """
     lag = np.subtract.outer(np.arange(units + 1), np.arange(units + 1))
 
-    def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        terms = np.where(lag >= 0, left + right[np.abs(lag)], -np.inf)
+    def product(first_factor: np.ndarray, second_factor: np.ndarray) -> np.ndarray:
+        terms = np.where(lag >= 0, first_factor + second_factor[np.abs(lag)], -np.inf)
         return np.asarray(np.logaddexp.reduce(terms, axis=1))
 
     law, power = np.full((2, units + 1), -np.inf)
@@ -350,17 +350,17 @@ def _log_power(log_law: np.ndarray, bins: int, units: int) -> float:
 @functools.lru_cache(maxsize=8)
 def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tables:
     shape, proposal = _shape(pair, sigma), _proposal(pair, order, sigma, epsilon)
-    k, b, most = pair.group_size, pair.bins, pair.most
+    k, b, largest_count = pair.group_size, pair.bins, pair.most
     base, root = _base(pair, sigma)
     cells = np.cumsum(proposal.masses, axis=1) / proposal.masses.sum(axis=1)[:, None]
-    cells = np.minimum(cells / cells[:, -1:], 1.0) + np.arange(most + 1)[:, None]
+    cells = np.minimum(cells / cells[:, -1:], 1.0) + np.arange(largest_count + 1)[:, None]
     # the counts: coefficients of the power b, from the last bin backwards
     power = np.full(k + 1, -np.inf)
     power[0] = 0.0
-    counts = np.ones((b + 1, k + 1, most + 1))
+    counts = np.ones((b + 1, k + 1, largest_count + 1))
     for m in range(1, b + 1):
-        parts = np.full((k + 1, most + 1), -np.inf)
-        for j in range(min(most, k) + 1):
+        parts = np.full((k + 1, largest_count + 1), -np.inf)
+        for j in range(min(largest_count, k) + 1):
             parts[j:, j] = proposal.log_law[j] + power[: k + 1 - j]
         power = np.asarray(np.logaddexp.reduce(parts, axis=1))
         reached = np.isfinite(power)
@@ -377,9 +377,9 @@ def _tables(pair: CountPair, order: float, sigma: float, epsilon: float) -> _Tab
         shape.beyond + _PART if shape.beyond > 0 else 0.0,
     )
     # in the smaller tail
-    low = proposal.edges[:-1] - root * np.arange(most + 1)[:, None]
+    low = proposal.edges[:-1] - root * np.arange(largest_count + 1)[:, None]
     sign = np.where(low > 0, -1.0, 1.0)
-    mass = _masses(proposal.edges, root, np.arange(most + 1))
+    mass = _masses(proposal.edges, root, np.arange(largest_count + 1))
     tails = np.stack([scipy.special.ndtr(sign * low), sign * mass]).reshape(2, -1)
     laws = cells.ravel(), tails, counts, base, np.eye(1, k + 1)[0]
     return _Tables(proposal.edges, proposal.log_g, *laws, *map(float, scalars))
@@ -408,8 +408,8 @@ def bound(pair: CountPair, tilt: Tilt, point: Point, bet: int, trial: Trial) -> 
       point: where.
       bet, trial: index of λ, chosen without these samples; samples, β and key.
     """
-    found, used = _total(pair, tilt, point, trial.samples, trial.key)
-    result = upper_bound(tilt, found, used, bet=bet, beta=trial.beta, uniforms=3 * pair.bins)
+    sums, used = _total(pair, tilt, point, trial.samples, trial.key)
+    result = upper_bound(tilt, sums, used, bet=bet, beta=trial.beta, uniforms=3 * pair.bins)
     aside = 2 * pair.faint if tilt.kind == "counts" else 0.0  # what A leaves out
     return result._replace(value=result.value + pair.left_out + aside)
 
@@ -453,7 +453,7 @@ def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array) -> S
     bins, width, root = tables.counts.shape[0] - 1, tables.log_g.shape[0], tables.root
     empty = tables.empty
 
-    def one(i: jax.Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def draw_bin(i: jax.Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
         left, log_weight, level, spread, polynomial = state
         uniform = jax.random.uniform(jax.random.fold_in(key, i), (3, size))
         law = tables.counts[bins - i, left]  # (size, J+1)
@@ -473,7 +473,9 @@ def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array) -> S
     zero = jnp.zeros(size)
     start = jnp.broadcast_to(empty[:, None], (empty.shape[0], size)), zero
     begin = jnp.full(size, empty.shape[0] - 1), zero, zero, zero, start
-    _, log_weight, level, spread, (polynomial, log_scale) = jax.lax.fori_loop(0, bins, one, begin)
+    _, log_weight, level, spread, (polynomial, log_scale) = jax.lax.fori_loop(
+        0, bins, draw_bin, begin
+    )
     # a coefficient below the smallest float would hide a loss: no number, so nothing is accepted
     coefficient = jnp.where(polynomial[-1] > 0, polynomial[-1], jnp.nan)
     loss = jnp.log(coefficient) + log_scale + tables.log_constant
@@ -494,14 +496,16 @@ def _add(
     zeros, base, empty, root, log_constant = constants
     bins, mean = zeros.shape[0], (empty.shape[0] - 1) / zeros.shape[0] * root
 
-    def one(i: jax.Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def draw_bin(i: jax.Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
         log_weight, polynomial = state
         z = jax.random.normal(jax.random.fold_in(key, i), (size,)) - order * mean
         log_weight = log_weight + order * mean * z + order**2 * mean**2 / 2
         return log_weight, _times(polynomial, root * z, jnp.asarray(base))[0]
 
     start = jnp.broadcast_to(empty[:, None], (empty.shape[0], size)), jnp.zeros(size)
-    log_weight, (polynomial, log_scale) = jax.lax.fori_loop(0, bins, one, (jnp.zeros(size), start))
+    log_weight, (polynomial, log_scale) = jax.lax.fori_loop(
+        0, bins, draw_bin, (jnp.zeros(size), start)
+    )
     # a coefficient below the smallest float would hide a loss: no number, so nothing is accepted
     coefficient = jnp.where(polynomial[-1] > 0, polynomial[-1], jnp.nan)
     loss = jnp.log(coefficient) + log_scale + log_constant

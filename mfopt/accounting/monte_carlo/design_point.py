@@ -121,9 +121,9 @@ def placed(gram: Array, noise_multiplier: jax.Array, epsilon: jax.Array) -> Plac
     """
     bins = gram.shape[0]
     chosen = nodes(bins)
-    own = jnp.eye(bins)[chosen]
+    is_chosen = jnp.eye(bins)[chosen]
     scaled = gram / noise_multiplier**2
-    modes = jnp.tile(own, (2, 1))
+    modes = jnp.tile(is_chosen, (2, 1))
     at_modes = jnp.tile(scaled[chosen] - jnp.diagonal(scaled) / 2, (2, 1))  # row j: u at mode j
 
     def outer(_: int, p: jax.Array) -> jax.Array:
@@ -131,7 +131,7 @@ def placed(gram: Array, noise_multiplier: jax.Array, epsilon: jax.Array) -> Plac
         step = _step_lengths(modes, at_modes, move, epsilon)
         return (p + jax.nn.softmax(at_modes + step[:, None] * move, axis=1)) / 2
 
-    begin = jnp.concatenate([own, jnp.full(own.shape, 1 / bins)])
+    begin = jnp.concatenate([is_chosen, jnp.full(is_chosen.shape, 1 / bins)])
     p = jax.lax.fori_loop(0, _OUTER, outer, begin)
     length = _step_lengths(modes, at_modes, p @ scaled, epsilon)
     return Placed(modes + length[:, None] * p, chosen)
@@ -141,9 +141,9 @@ def _step_lengths(
     modes: jax.Array, at_modes: jax.Array, move: jax.Array, epsilon: jax.Array
 ) -> jax.Array:
     """λ_j >= 0 with Y(m_j + λ_j Σ_k p_jk m_k) = ε; 0 where the mode itself is beyond ε."""
-    own, speed = jnp.sum(modes * at_modes, axis=1), jnp.sum(modes * move, axis=1)
+    exponent, speed = jnp.sum(modes * at_modes, axis=1), jnp.sum(modes * move, axis=1)
     # Y >= u_j - log b, so the root of that line lies to the right of the root of Y
-    right = (epsilon + jnp.log(modes.shape[1]) - own) / jnp.maximum(speed, 1e-300)
+    right = (epsilon + jnp.log(modes.shape[1]) - exponent) / jnp.maximum(speed, 1e-300)
 
     def newton(_: int, length: jax.Array) -> jax.Array:
         u = at_modes + length[:, None] * move
@@ -206,8 +206,8 @@ def joined(
         return Exponents(linear, square, top, jax.lax.stop_gradient(at_top))
 
     linear, square = of_loss
-    every = len(nodes) == square.shape[1]
-    at_nodes = None if every else part(linear[:, nodes], square[:, nodes])
+    is_whole = len(nodes) == square.shape[1]
+    at_nodes = None if is_whole else part(linear[:, nodes], square[:, nodes])
     return Terms(component, part(linear, square), at_nodes, part(*of_proposal))
 
 
@@ -226,20 +226,20 @@ def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Ar
         return padded.reshape(-1, size, *part.shape[1:])
 
     parts = terms.loss, terms.nodes, terms.proposal
-    every = jax.tree.map(in_blocks, [part and (part.linear, part.own) for part in parts])
+    blocks = jax.tree.map(in_blocks, [part and (part.linear, part.own) for part in parts])
 
     @jax.checkpoint  # a backward pass makes the exponents of a block again
-    def block(given: list[Any]) -> jax.Array:
-        at_modes, at_nodes, at_components = given
+    def block(parts: list[Any]) -> jax.Array:
+        at_modes, at_nodes, at_components = parts
         losses = densities = _log_means(x, of_loss, *at_modes)
         if of_nodes is not None:
             densities = _log_means(x, of_nodes, *at_nodes)
         ratios = _log_means(x, of_proposal, *at_components)
-        both = zip(losses, densities, ratios, strict=True)
-        each = [density - ratio + log_hinge(loss - epsilon) for loss, density, ratio in both]
-        return jnp.stack(each)
+        triples = zip(losses, densities, ratios, strict=True)
+        terms = [density - ratio + log_hinge(loss - epsilon) for loss, density, ratio in triples]
+        return jnp.stack(terms)
 
-    values = jax.lax.map(block, every)
+    values = jax.lax.map(block, blocks)
     return jnp.swapaxes(values, 0, 1).reshape(2, -1)[:, :pairs].reshape(-1)
 
 

@@ -167,8 +167,8 @@ def above(gram: np.ndarray, relative: float) -> DominatingPair:
     if not spare:
         return DominatingPair(raised, scipy.linalg.cholesky(raised, lower=True))
     factor = _cholesky_in_place(raised)
-    pieces, apart = nested.nested(factor)
-    if 2 * (2 * math.sqrt(rows + 2 * (room + spare)) * apart + apart**2) <= spare:
+    pieces, distance = nested.nested(factor)
+    if 2 * (2 * math.sqrt(rows + 2 * (room + spare)) * distance + distance**2) <= spare:
         del raised, factor, gram  # of very many bins no two matrices should be held
         return DominatingPair(pieces.square(bins), pieces)
     return DominatingPair(factor @ factor.T, factor)
@@ -180,15 +180,15 @@ def _cholesky_in_place(matrix: np.ndarray) -> np.ndarray:
     LAPACK's own ends in a segmentation fault at 16,384 rows (OpenBLAS, two threads).
     """
     for begin in range(0, len(matrix), _ROWS):
-        own, below = slice(begin, begin + _ROWS), slice(begin + _ROWS, None)
-        corner = scipy.linalg.cholesky(matrix[own, own], lower=True)
-        matrix[own, own], matrix[own, below] = corner, 0
-        matrix[below, own] = scipy.linalg.solve_triangular(
-            corner, matrix[below, own].T, lower=True
+        block, below = slice(begin, begin + _ROWS), slice(begin + _ROWS, None)
+        corner = scipy.linalg.cholesky(matrix[block, block], lower=True)
+        matrix[block, block], matrix[block, below] = corner, 0
+        matrix[below, block] = scipy.linalg.solve_triangular(
+            corner, matrix[below, block].T, lower=True
         ).T
         for cut in range(begin + _ROWS, len(matrix), _ROWS):  # and nothing above the diagonal
             rows = slice(cut, cut + _ROWS)
-            matrix[cut:, rows] -= matrix[cut:, own] @ matrix[rows, own].T
+            matrix[cut:, rows] -= matrix[cut:, block] @ matrix[rows, block].T
     return matrix
 
 
@@ -204,8 +204,8 @@ def check(pair: DominatingPair) -> DominatingPair:
         factor = np.asarray(factor, np.float64)
         square = gram.ndim == 2 and gram.shape[0] == gram.shape[1] > 0
         if not square or factor.shape[:1] != gram.shape[:1] or factor.ndim != 2:
-            given = gram.shape, factor.shape
-            raise _check.reject("pair", given, "must be G (b, b) and L (b, ...)")
+            shapes = gram.shape, factor.shape
+            raise _check.reject("pair", shapes, "must be G (b, b) and L (b, ...)")
     diagonal = np.diagonal(gram)
     cuts = [slice(cut, cut + _ROWS) for cut in range(0, len(gram), _ROWS)]
     parts = [*jax.tree.leaves(factor), *[gram[cut] for cut in cuts]]

@@ -29,8 +29,8 @@ class EqualSteps:
 
     def log_deltas(self, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
         remove, add = self.unit.log_deltas(noise_multiplier, epsilon / self.group_size)
-        more = self._more(epsilon)
-        return min(remove + more, 0.0), min(add + more, 0.0)
+        correction = self._more(epsilon)
+        return min(remove + correction, 0.0), min(add + correction, 0.0)
 
     def noise_multiplier(self, epsilon: float, delta: float) -> float:
         of_one = max(math.exp(math.log(delta) - self._more(epsilon) - _SPARE), _LEAST)

@@ -110,10 +110,10 @@ class ReassignedBins(DeterministicBound):
         scaled = sigma / math.sqrt(self.squared_norm) * (1 - _NUDGE)
         if scaled < LEAST * (1 + _GRIDS):  # too little noise for grids: without amplification
             return gaussian.GaussianProfile(math.sqrt(self.throws) / scaled)
-        one = BinAssignment(self.bins)
-        faint = self.throws * one.log_square(scaled) <= _FAINT**2
+        assignment = BinAssignment(self.bins)
+        faint = self.throws * assignment.log_square(scaled) <= _FAINT**2
         kind = FaintProfile if faint else RoundsProfile
-        return kind(one, self.throws, scaled, accuracy)
+        return kind(assignment, self.throws, scaled, accuracy)
 
     def guess(self, epsilon: float, delta: float) -> float:
         norm = math.sqrt(self.throws * self.squared_norm)

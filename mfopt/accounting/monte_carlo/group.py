@@ -129,7 +129,7 @@ def model(
     if direct is not None:
         return GroupUnits(direct, samples)
     if size > 1:
-        free = [known for known in loss.free_bounds() if isinstance(known, ReassignedBins)]
+        free = [bound for bound in loss.free_bounds() if isinstance(bound, ReassignedBins)]
         if free:
             return GroupBound(free[0], size, loss.name)
         return SampledChain(loss, size, samples)

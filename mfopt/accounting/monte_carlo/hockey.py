@@ -27,11 +27,11 @@ class GaussianPayoff(NamedTuple):
         """log δ₂(t), rounded up; NaN where t is."""
         t = jnp.asarray(t)
         halves = jnp.stack([self.mu / 2 - t / self.mu, -self.mu / 2 - t / self.mu])
-        first, second = jax.scipy.special.log_ndtr(halves, _TERMS)  # once: half to compile
-        ratio = t + second - first
+        log_tail, shifted = jax.scipy.special.log_ndtr(halves, _TERMS)  # once: half to compile
+        ratio = t + shifted - log_tail
         # NaN only where t is: XLA's minimum need not keep it
         capped = jnp.where(ratio > -1e-12, -1e-12, ratio)
-        return first + jnp.log(-jnp.expm1(capped)) + _NUDGE
+        return log_tail + jnp.log(-jnp.expm1(capped)) + _NUDGE
 
     def log_peak(self, order: float) -> float:
         """log sup_t e^(s t) δ₂(t)."""
@@ -48,20 +48,20 @@ def _log_peak(mu: float, order: float) -> float:
     """
     if order <= 0:
         return 0.0
-    wanted, log_ndtr = math.log1p(1 / order), scipy.special.log_ndtr
+    log_ratio, log_ndtr = math.log1p(1 / order), scipy.special.log_ndtr
 
     def above(t: float) -> float:
-        first, second = (log_ndtr(half - t / mu) for half in (mu / 2, -mu / 2))
-        return float(first - second - t) - wanted
+        upper_tail, lower_tail = (log_ndtr(half - t / mu) for half in (mu / 2, -mu / 2))
+        return float(upper_tail - lower_tail - t) - log_ratio
 
     # at μ -> 0 the peak is the hinge's, at large μ near μ² (s + 1/2)
-    least, most = -wanted - 1.0, mu**2 * (order + 0.5) + 1.0
-    while above(least) <= 0:
-        least -= 1 - least
-    while above(most) >= 0:
-        most += 1 + most
-    at = solve.root(above, least, most)
-    return order * at + float(log_ndtr(mu / 2 - at / mu)) - math.log1p(order) + _NUDGE
+    low, high = -log_ratio - 1.0, mu**2 * (order + 0.5) + 1.0
+    while above(low) <= 0:
+        low -= 1 - low
+    while above(high) >= 0:
+        high += 1 + high
+    peak = solve.root(above, low, high)
+    return order * peak + float(log_ndtr(mu / 2 - peak / mu)) - math.log1p(order) + _NUDGE
 
 
 def beside(point: Point, shift: float) -> Point | None:

@@ -102,8 +102,8 @@ class KeptBins(NamedTuple):
             return self._draw_clusters(keys, noise, order, by)
         rows, size, squares = jnp.arange(len(noise)), (len(noise),), self.diagonal()
 
-        def extend(l: jax.Array, before: Drawn) -> Drawn:
-            products, along, square, log_normalizers = before
+        def extend(l: jax.Array, previous: Drawn) -> Drawn:
+            products, along, square, log_normalizers = previous
             chosen, top, mass = importance.pick(products, jax.random.fold_in(keys[1], l))
             return Drawn(
                 products + self.rows(chosen),
@@ -112,29 +112,31 @@ class KeptBins(NamedTuple):
                 log_normalizers + top + jnp.log(mass / self.bins),
             )
 
-        first = jax.random.randint(keys[0], size, 0, self.bins)
-        begin = Drawn(self.rows(first), noise[rows, first], squares[first], jnp.zeros(size))
+        start_bins = jax.random.randint(keys[0], size, 0, self.bins)
+        begin = Drawn(
+            self.rows(start_bins), noise[rows, start_bins], squares[start_bins], jnp.zeros(size)
+        )
         return jax.lax.fori_loop(1, order.astype(int) + 1, extend, begin)
 
     def _draw_clusters(
         self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Clusters
     ) -> Drawn:
-        size, place = len(noise), jnp.arange(self.bins)
+        size, positions = len(noise), jnp.arange(self.bins)
         kind = jnp.searchsorted(by.ends, jax.random.uniform(keys[0], (size,)), side="right")
         sizes = by.sizes[kind]
 
         # with n the counts of the bins drawn so far: smooth = T n
         def extend(
-            j: jax.Array, before: tuple[jax.Array, jax.Array, jax.Array]
+            j: jax.Array, previous: tuple[jax.Array, jax.Array, jax.Array]
         ) -> tuple[jax.Array, jax.Array, jax.Array]:
-            smooth, counts, log_normalizers = before
+            smooth, counts, log_normalizers = previous
             places = sizes[:, j]
             exponents = places[:, None] * smooth + by.log_weights[places]
             chosen, top, mass = importance.pick(exponents, jax.random.fold_in(keys[1], j))
             log_normalizers += jnp.where(places > 0, top + jnp.log(mass), 0)
-            more = jnp.where(place == chosen[:, None], places[:, None], 0.0)
-            smooth += places[:, None] * self.rows(chosen) - more * by.spikes
-            return smooth, counts + more, log_normalizers
+            added = jnp.where(positions == chosen[:, None], places[:, None], 0.0)
+            smooth += places[:, None] * self.rows(chosen) - added * by.spikes
+            return smooth, counts + added, log_normalizers
 
         nothing = jnp.zeros((size, self.bins))
         steps, begin = order.astype(int) + 1, (nothing, nothing, by.log_over[kind])
@@ -188,11 +190,11 @@ def tuples(overlaps: np.ndarray) -> tuple[float, ...]:
         products = float(bins) ** max(places - 3, 0)
         return products <= _PRODUCTS and products * float(bins) ** min(places, 3) <= _TUPLES
 
-    ones, most = np.ones(bins) / bins, 2
-    while most < _MOST_PLACES and affordable(most + 1):
-        most += 1
+    ones, size = np.ones(bins) / bins, 2
+    while size < _MOST_PLACES and affordable(size + 1):
+        size += 1
     with np.errstate(over="ignore", invalid="ignore"):
-        return tuple(total(ones, places) for places in range(2, most + 1))
+        return tuple(total(ones, places) for places in range(2, size + 1))
 
 
 # --- ceilings ------------------------------------------------------------------------------------
@@ -209,8 +211,8 @@ def ceilings(bins: KeptBins, common: float = 0.0) -> Ceilings:
     @float64  # they may be asked for outside of any scope
     def chain(order: int) -> tuple[float, None]:
         while len(plain) <= order:
-            more = np.asarray(_log_normalizers(bins, len(plain))[0])
-            plain.extend(plain[-1] + np.cumsum(more))
+            normalizers = np.asarray(_log_normalizers(bins, len(plain))[0])
+            plain.extend(plain[-1] + np.cumsum(normalizers))
         return float(plain[order]), None
 
     chains = {"chain": PatternChain(chain, MAX_ORDER)}
@@ -243,19 +245,21 @@ def _clusters(
 
 
 @_quick.jit
-def _log_normalizers(known: KeptBins, first: int, spikes: Any = 0.0) -> tuple[jax.Array, jax.Array]:
+def _log_normalizers(
+    pattern: KeptBins, first: int, spikes: Any = 0.0
+) -> tuple[jax.Array, jax.Array]:
     """log max_k mean_i e^(l·T[i,k]), T = S − diag(``spikes``), and the largest S off the diagonal.
 
     For l = first, …, shape (_ORDERS,).
     """
-    bins = known.bins
+    bins = pattern.bins
     orders = first + jnp.arange(_ORDERS)
 
     def of_rows(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
-        rows, at = known.rows(numbers), (jnp.arange(len(numbers)), numbers)
-        own = rows[at] - jnp.broadcast_to(spikes, (bins,))[numbers]
-        beside = jnp.max(rows.at[at].set(-jnp.inf))
-        rows = rows.at[at].set(own)
+        rows, diagonal_index = pattern.rows(numbers), (jnp.arange(len(numbers)), numbers)
+        diagonal = rows[diagonal_index] - jnp.broadcast_to(spikes, (bins,))[numbers]
+        beside = jnp.max(rows.at[diagonal_index].set(-jnp.inf))
+        rows = rows.at[diagonal_index].set(diagonal)
         top = jnp.max(rows, axis=1)
         ratio = jnp.exp(rows - top[:, None])
 

@@ -141,15 +141,15 @@ def summed(
     second is found, beyond 16 every fourth and so on, and the others are taken on the chords, which
     are above: an upper bound at both ends is one between.
     """
-    found = functools.cache(log_largest)
+    cached = functools.cache(log_largest)
 
     def largest(l: int) -> float:
         step = 1 << max((l - 1).bit_length() - 3, 0)
         part = l % step / step
         if part == 0:
-            return found(l)
+            return cached(l)
         low = l - l % step
-        return (1 - part) * found(low) + part * found(low + step)
+        return (1 - part) * cached(low) + part * cached(low + step)
 
     @functools.cache
     def ceiling(order: int) -> float:
@@ -158,16 +158,16 @@ def summed(
     return lambda order: (ceiling(order), by)
 
 
-def require_range(what: str, found: float, most: float) -> None:
+def require_range(subject: str, value: float, limit: float) -> None:
     """Refuse a σ at which float64 loses patterns.
 
     Raises:
-      FailureError: ``found``, in noise units, is not at most ``most``.
+      FailureError: ``value``, in noise units, is not at most ``limit``.
     """
-    if not found <= most:
+    if not value <= limit:
         raise FailureError(
-            f"σ is beyond numerical range: {what} {found:.3g} in noise units, and the likelihood "
-            f"is known up to {most:g}. Ask for a larger σ, or a smaller ε."
+            f"σ is beyond numerical range: {subject} {value:.3g} in noise units, and the "
+            f"likelihood is known up to {limit:g}. Ask for a larger σ, or a smaller ε."
         )
 
 

@@ -122,11 +122,13 @@ def divergence(moments: Moments, direction: SampledDirection) -> float:
     """Upper bound of H(P, Q) ("remove") or H(Q, P) ("add"), at most 1."""
     ceilings, point = moments.ceilings, moments.point
     tilt = moments.remove if direction == "remove" else importance.mean_tilt(ceilings, point)
-    alone = ceiling_alone(tilt).value
+    ceiling = ceiling_alone(tilt).value
     with np.errstate(over="ignore"):  # what is beyond range proves nothing
         problem = _Problem.of(moments, direction, tilt)
         share = math.inf if problem is None else problem.solved()
-    proved = [bound for bound in (alone, alone * share * (1 + _ROUNDING)) if bound >= 0]  # no NaN
+    proved = [
+        bound for bound in (ceiling, ceiling * share * (1 + _ROUNDING)) if bound >= 0
+    ]  # no NaN
     return max(min([1.0, *proved]), 1e-300)
 
 
@@ -153,20 +155,20 @@ class _Terms(NamedTuple):
 
     def curvature(self, weights: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         """Upper bound of p'' between e^low and e^high for the weights of the terms."""
-        left, right = np.expm1(low) / self.scale, np.expm1(high) / self.scale
+        lower_value, upper_value = np.expm1(low) / self.scale, np.expm1(high) / self.scale
         total = np.zeros_like(low)
         for j in range(2, self.signed):
-            ends = left ** (j - 2), right ** (j - 2)
-            most, least = np.maximum(*ends), np.minimum(*ends)
+            ends = lower_value ** (j - 2), upper_value ** (j - 2)
+            largest, smallest = np.maximum(*ends), np.minimum(*ends)
             if j % 2 == 0 and j > 2:
-                least = np.where((left < 0) & (right > 0), 0.0, least)
+                smallest = np.where((lower_value < 0) & (upper_value > 0), 0.0, smallest)
             weight = weights[j] * j * (j - 1) / self.scale**2
-            total += weight * (most if weight > 0 else least)
-        others = zip(weights[self.signed :], self.powers, self.log_means, strict=True)
-        for weight, power, log_mean in others:
+            total += weight * (largest if weight > 0 else smallest)
+        powered = zip(weights[self.signed :], self.powers, self.log_means, strict=True)
+        for weight, power, log_mean in powered:
             if weight > 0:
-                at = high if power > 2 else low
-                total += weight * power * (power - 1) * np.exp((power - 2) * at - log_mean)
+                end = high if power > 2 else low
+                total += weight * power * (power - 1) * np.exp((power - 2) * end - log_mean)
         return total
 
 
@@ -193,7 +195,7 @@ class _Problem(NamedTuple):
     @classmethod
     def of(cls, moments: Moments, direction: SampledDirection, tilt: Tilt) -> _Problem | None:
         """The problem; None where numbers are beyond range."""
-        ceilings, point, known, _ = moments
+        ceilings, point, moments_known, _ = moments
         remove, epsilon = direction == "remove", point.epsilon
         highest = min(epsilon + _HIGH, _FARTHEST)
         if not (epsilon + 1 < highest and math.isfinite(tilt.log_ceiling)):
@@ -201,19 +203,21 @@ class _Problem(NamedTuple):
         log_b, order = tilt.log_ceiling, tilt.order
         log_known = log_b - point.payoff.log_peak(order) + order * epsilon
         growth = (1 + order if remove else -order), log_known
-        raw = np.array([1.0, 1.0, *known])
+        raw = np.array([1.0, 1.0, *moments_known])
         raw = raw[: int(np.argmin(np.append(np.isfinite(raw), False)))]
         scale, costs = _central(raw, _OVERLAP * max(ceilings.largest_square, 1.0))
         if not np.all(np.isfinite(costs)):
             return None
         kind = next(iter(ceilings.chains))
-        most = min(_POWERS[-1], ceilings.chains[kind].most + 1)
+        largest_power = min(_POWERS[-1], ceilings.chains[kind].most + 1)
         powers = [growth]
-        powers += [(k, ceilings.chain(kind, k - 1)[0]) for k in _POWERS if len(raw) <= k <= most]
+        powers += [
+            (k, ceilings.chain(kind, k - 1)[0]) for k in _POWERS if len(raw) <= k <= largest_power
+        ]
         if not remove:
             mean, square = ceilings.mean_square, ceilings.square_of_mean
             powers += [(-t, t * mean / 2 + t**2 * square / 2) for t in _FALLS]
-        powers = [one for one in powers if math.isfinite(one[1])]
+        powers = [power for power in powers if math.isfinite(power[1])]
 
         def payoff(y: np.ndarray) -> np.ndarray:
             t = epsilon - y if remove else epsilon + y
@@ -225,8 +229,8 @@ class _Problem(NamedTuple):
 
         terms = _Terms(len(raw), scale, *map(np.array, zip(*powers, strict=True)))
         ones = np.ones(len(powers))
-        both = np.concatenate([costs[0], ones]), costs[1]
-        return cls(terms, both, payoff, growth, highest, log_b, remove)
+        costs_of_all = np.concatenate([costs[0], ones]), costs[1]
+        return cls(terms, costs_of_all, payoff, growth, highest, log_b, remove)
 
     def solved(self) -> float:
         """Bound of the divergence over B; infinite where no p was proven."""
@@ -257,24 +261,24 @@ class _Problem(NamedTuple):
 
     def _weights(self, y: np.ndarray, raised: np.ndarray) -> np.ndarray | None:
         """Weights of the terms whose p is above the payoff at e^y, about, by ``raised`` (q + B)."""
-        signed, own = self.terms.signed, self._unit(y)
+        signed, unit = self.terms.signed, self._unit(y)
         values = self.terms.values(y)
         if not np.all(np.isfinite(values)):
             return None
         # the solver takes numbers of moderate size, and misses by some 1e-7 of them
-        units = np.maximum(own, np.max(np.abs(values[:signed]), axis=0) / _LARGE)
+        units = np.maximum(unit, np.max(np.abs(values[:signed]), axis=0) / _LARGE)
         values = np.minimum(values / units, _LARGE)
-        wanted = (self.payoff(y) + raised * own) / units + np.where(units > own, _ABOVE, 0.0)
-        found = scipy.optimize.linprog(
+        required = (self.payoff(y) + raised * unit) / units + np.where(units > unit, _ABOVE, 0.0)
+        solution = scipy.optimize.linprog(
             np.concatenate(self.costs),
             A_ub=-np.concatenate([values, -values[:signed]]).T,
-            b_ub=-wanted,
+            b_ub=-required,
             method="highs",
         )
-        if found.x is None:
+        if solution.x is None:
             return None
-        weights: np.ndarray = np.maximum(found.x[: len(values)], 0.0)
-        weights[:signed] -= np.maximum(found.x[len(values) :], 0.0)
+        weights: np.ndarray = np.maximum(solution.x[: len(values)], 0.0)
+        weights[:signed] -= np.maximum(solution.x[len(values) :], 0.0)
         return weights
 
     def _unit(self, y: np.ndarray) -> np.ndarray:
@@ -296,23 +300,25 @@ class _Problem(NamedTuple):
         missing = np.maximum(gap[:-1], gap[1:]) + width**2 / 8 * bend * (1 + _ROUNDING)
         unit = self._unit(y)
         below = self._below(weights, y[:1], float(gap[0]))
-        beyond = 0.0 if self._outweighs(weights, terms[:, -1], float(y[-1])) else math.inf
-        return missing / np.minimum(unit[:-1], unit[1:]), float(np.max([below, beyond]))
+        tail = 0.0 if self._outweighs(weights, terms[:, -1], float(y[-1])) else math.inf
+        return missing / np.minimum(unit[:-1], unit[1:]), float(np.max([below, tail]))
 
-    def _below(self, weights: np.ndarray, first: np.ndarray, gap: float) -> float:
+    def _below(self, weights: np.ndarray, lowest_terms: np.ndarray, gap: float) -> float:
         """θ on 0 < v < e^first."""
         powers, signed = self.terms.powers, np.arange(self.terms.signed)
         falls = np.concatenate([np.zeros(signed.size, bool), powers < 0])
         rising = np.where(falls, 0.0, weights)
         nothing = np.concatenate([(-1 / self.terms.scale) ** signed, (powers == 0) * 1.0])
-        at_end = float(weights[falls] @ self.terms.values(first)[falls, 0])
+        at_end = float(weights[falls] @ self.terms.values(lowest_terms)[falls, 0])
         limit = 0.0 if self.linear else math.exp(-self.log_ceiling)  # of the payoff at v = 0
         at_zero = limit - float(rising @ nothing) - at_end
         at_zero += _TERMS * (float(np.abs(rising) @ np.abs(nothing)) + at_end)
-        bend = self.terms.curvature(rising, np.array([-700.0]), first)[0]
-        return float(np.maximum(at_zero, gap) + math.exp(2 * first[0]) / 8 * np.maximum(bend, 0.0))
+        bend = self.terms.curvature(rising, np.array([-700.0]), lowest_terms)[0]
+        return float(
+            np.maximum(at_zero, gap) + math.exp(2 * lowest_terms[0]) / 8 * np.maximum(bend, 0.0)
+        )
 
-    def _outweighs(self, weights: np.ndarray, last: np.ndarray, y: float) -> bool:
+    def _outweighs(self, weights: np.ndarray, highest_terms: np.ndarray, y: float) -> bool:
         """True if one power keeps p above the payoff beyond the grid."""
         signed, v = self.terms.signed, math.exp(y)
         # coefficients of v^j of the signed terms, at V
@@ -327,8 +333,8 @@ class _Problem(NamedTuple):
         end = np.array([y])
         payoff = math.exp(y - self.log_ceiling) if self.linear else float(self.payoff(end)[0])
         powers = {float(j): float(raw[j]) - rounding for j in range(1, signed)}
-        for place, power in enumerate(self.terms.powers):
-            value = float(weights[signed + place] * last[signed + place])
+        for index, power in enumerate(self.terms.powers):
+            value = float(weights[signed + index] * highest_terms[signed + index])
             powers[power] = powers.get(power, 0.0) + value
         return any(
             power >= signed - 1 and value * (1 - _ROUNDING) >= negative + payoff

@@ -126,9 +126,9 @@ class Multisets(NamedTuple):
         passing = jnp.exp(-(power**2) * coupled)  # (rounds − 1, late, early)
         classes = jax.nn.one_hot(self.late, len(self.late_counts), dtype=float)
 
-        def step(before: jax.Array, of_round: tuple[jax.Array, jax.Array]) -> Any:
-            here, passed = of_round
-            mass = here * (before @ passed)[:, jnp.asarray(self.early)]
+        def step(previous: jax.Array, of_round: tuple[jax.Array, jax.Array]) -> Any:
+            of_bin, passed = of_round
+            mass = of_bin * (previous @ passed)[:, jnp.asarray(self.early)]
             total = jnp.sum(mass, axis=1)
             return (mass / total[:, None]) @ classes, jnp.log(total)
 
@@ -142,16 +142,16 @@ class Multisets(NamedTuple):
         overlaps = patterns.Overlaps(*self.whole.overlaps())
         units = jnp.sum(jnp.asarray(self.counts)[0]).astype(int)
 
-        def extend(l: jax.Array, before: Drawn) -> Drawn:
+        def extend(l: jax.Array, previous: Drawn) -> Drawn:
             key = jax.random.fold_in(keys[1], l)
 
             # e^<m, V> is a product over the units: they fall independently
             def fall(j: jax.Array, state: Drawn) -> Drawn:
-                own = jax.random.fold_in(key, j)
-                pattern, logs = patterns.picked(before.products, self.whole.throws, own)
+                round_key = jax.random.fold_in(key, j)
+                pattern, logs = patterns.picked(previous.products, self.whole.throws, round_key)
                 return overlaps.added(pattern, state, noise, logs)
 
-            return jax.lax.fori_loop(0, units, fall, before)
+            return jax.lax.fori_loop(0, units, fall, previous)
 
         # of the first, drawn by its law, normalizers are 1
         steps = order.astype(int) + 1
@@ -163,9 +163,9 @@ class Multisets(NamedTuple):
 
 
 @_quick.jit
-def _parts(of: Multisets) -> tuple[jax.Array, ...]:
+def _parts(group: Multisets) -> tuple[jax.Array, ...]:
     """One program: operation by operation, each would be compiled for each shape."""
-    return (*of.whole.overlaps(), of.mean()[1])
+    return (*group.whole.overlaps(), group.mean()[1])
 
 
 @float64
@@ -211,10 +211,10 @@ def ceilings(of: Multisets) -> Ceilings:
 def _heaviest(values: Sequence[np.ndarray], of: Multisets) -> float:
     """max over patterns of Σ_g values_g[late class before, multiset, early class after]."""
     best = values[0][0]  # (c, q): class 0 has no counts
-    for here in values[1:]:
+    for values_of_round in values[1:]:
         reached = np.full((len(of.late_counts), best.shape[1]), -np.inf)
         np.maximum.at(reached, of.late, best)
-        best = np.max(reached[:, of.early, None] + here, axis=0)
+        best = np.max(reached[:, of.early, None] + values_of_round, axis=0)
     return float(np.max(best[:, 0]))
 
 
@@ -256,9 +256,9 @@ class MultisetLoss(LikelihoodLoss):
         """The loss of a group by that of a unit; None where there are too many multisets."""
         unit = one.likelihood
         bins, reach, rounds = unit.bins, unit.reach, unit.throws
-        many = math.comb(bins + group_size - 1, group_size)
+        multisets = math.comb(bins + group_size - 1, group_size)
         classes = math.comb(reach + group_size, group_size) if rounds > 1 else 1
-        if not few(bins, group_size) or rounds * (many * classes) ** 2 > _MOST_WORK:
+        if not few(bins, group_size) or rounds * (multisets * classes) ** 2 > _MOST_WORK:
             return None
         return cls(Multisets.of(unit, group_size), one.shared, one.name)
 

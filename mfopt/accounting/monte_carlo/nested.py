@@ -49,8 +49,8 @@ class HierarchicalLowRank(NamedTuple):
         used = run
         for block, right in zip(_blocks(len(self.rows)), self.right, strict=True):
             if block.middle <= number < block.end:
-                left = rows[:, used : used + RANK]
-                result[:, run * block.begin : run * block.middle] = left @ np.asarray(right).T
+                low_rank = rows[:, used : used + RANK]
+                result[:, run * block.begin : run * block.middle] = low_rank @ np.asarray(right).T
                 used += RANK
         return result
 
@@ -76,37 +76,37 @@ class HierarchicalLowRank(NamedTuple):
         short = len(self.rows) * run - bins
         normal = numbers.pad(normal, ((0, 0), (0, short))) if short else normal
         blocks = zip(_blocks(len(self.rows)), self.right, strict=True)
-        seen = {
+        products = {
             block: normal[:, run * block.begin : run * block.middle] @ right
             for block, right in blocks
         }
         parts = []
         for number, rows in enumerate(self.rows):
-            own = normal[:, run * number : run * (number + 1)]
-            above = [seen[block] for block in seen if block.middle <= number < block.end]
-            parts.append(numbers.concatenate([own, *above], axis=1) @ rows.T)
+            draws = normal[:, run * number : run * (number + 1)]
+            above = [products[block] for block in products if block.middle <= number < block.end]
+            parts.append(numbers.concatenate([draws, *above], axis=1) @ rows.T)
         return numbers.concatenate(parts, axis=1)[:, :bins]
 
     def solve(self, vector: np.ndarray) -> np.ndarray:
         """L̃⁻¹ of one vector, (bins,)."""
         bins, run = len(vector), len(self.rows[0])
         blocks = _blocks(len(self.rows))
-        found = np.zeros(len(self.rows) * run)
-        seen = dict[_Block, np.ndarray]()
+        solution = np.zeros(len(self.rows) * run)
+        products = dict[_Block, np.ndarray]()
         for number, kept in enumerate(self.rows):
             begin, end = (min(run * cut, bins) for cut in (number, number + 1))
-            rows, left = np.asarray(kept)[: end - begin], vector[begin:end]
+            rows, remaining = np.asarray(kept)[: end - begin], vector[begin:end]
             used = run
             for block, right in zip(blocks, self.right, strict=True):
                 if block.middle <= number < block.end:
-                    if block not in seen:  # all that it takes is known by now
-                        above = found[run * block.begin : run * block.middle]
-                        seen[block] = np.asarray(right).T @ above
-                    left = left - rows[:, used : used + RANK] @ seen[block]
+                    if block not in products:  # all that it takes is known by now
+                        above = solution[run * block.begin : run * block.middle]
+                        products[block] = np.asarray(right).T @ above
+                    remaining = remaining - rows[:, used : used + RANK] @ products[block]
                     used += RANK
             triangle = rows[:, : end - begin]
-            found[begin:end] = scipy.linalg.solve_triangular(triangle, left, lower=True)
-        return found[:bins]
+            solution[begin:end] = scipy.linalg.solve_triangular(triangle, remaining, lower=True)
+        return solution[:bins]
 
 
 Factor: TypeAlias = Array | HierarchicalLowRank
@@ -155,24 +155,24 @@ def nested(factor: np.ndarray) -> tuple[HierarchicalLowRank, float]:
     right, square = [], 0.0
     rows: list[list[np.ndarray]] = []
     for number in range(runs):
-        own = factor[run * number : run * (number + 1), run * number : run * (number + 1)]
-        rows.append([np.pad(own, [(0, run - size) for size in own.shape])])
+        diagonal = factor[run * number : run * (number + 1), run * number : run * (number + 1)]
+        rows.append([np.pad(diagonal, [(0, run - size) for size in diagonal.shape])])
     for block in _blocks(runs):
         begin, middle, end = (run * cut for cut in block)
         part = factor[middle:end, begin:middle]
         width = min(RANK, len(part))
-        left, weights = np.zeros((end - middle, RANK)), np.zeros((middle - begin, RANK))
+        columns, weights = np.zeros((end - middle, RANK)), np.zeros((middle - begin, RANK))
         if width:
             basis = np.linalg.qr(part @ rng.normal(size=(middle - begin, width)))[0]
             basis = np.linalg.qr(part @ (part.T @ basis))[0]
-            left[: len(part), :width], weights[:, :width] = basis, part.T @ basis
+            columns[: len(part), :width], weights[:, :width] = basis, part.T @ basis
             for cut in range(0, len(part), run):  # the difference in pieces
                 inside = slice(cut, cut + run)
                 square += float(np.sum((part[inside] - basis[inside] @ weights[:, :width].T) ** 2))
         right.append(weights)
         for number in range(block.middle, block.end):
             cut = run * (number - block.middle)
-            rows[number].append(left[cut : cut + run])
+            rows[number].append(columns[cut : cut + run])
     stacked = tuple(np.concatenate(parts, axis=1) for parts in rows)
     return HierarchicalLowRank(stacked, tuple(right)), float(np.sqrt(square))
 

@@ -168,8 +168,8 @@ def _ratio(
     ratio = scaled.ratio(proposal.alpha)
 
     def log_ratio(exponents: jax.Array) -> jax.Array:
-        own = ratio(exponents - gamma * toward) - gamma**2 * square / 2
-        return own + gamma * scaled.average(exponents)
+        log_density = ratio(exponents - gamma * toward) - gamma**2 * square / 2
+        return log_density + gamma * scaled.average(exponents)
 
     return log_ratio
 
@@ -192,8 +192,8 @@ def all_terms(
 
     @jax.checkpoint
     def chunk(draws: PatternDraws) -> tuple[jax.Array, jax.Array]:
-        made = terms(patterns, proposal, draws)
-        return made.centre.astype(width), made.noise.astype(width)
+        likelihoods = terms(patterns, proposal, draws)
+        return likelihoods.centre.astype(width), likelihoods.noise.astype(width)
 
     kept = jax.lax.map(chunk, _cut(draws))
     return PatternTerms(patterns, proposal, *(x.reshape(-1, patterns.numbers) for x in kept))

@@ -92,18 +92,18 @@ class Patterns(PatternLikelihood):
 
     def largest_square(self) -> jax.Array:
         """max_k |m_k|²: one pass over the assignments, whose state is the last bin."""
-        own = squared_norms(self).reshape(self.throws, self.bins)
+        squares = squared_norms(self).reshape(self.throws, self.bins)
         corner = corners(self)
         reach = corner.shape[-1]
 
         def step(best: jax.Array, throw: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-            here, coupled = throw
+            square, coupled = throw
             early = jnp.max(best[self.bins - reach :, None] + 2 * coupled, axis=0, initial=0.0)
             coming = jnp.full(self.bins, jnp.max(best))
             # overlaps are >= 0, so that a late bin without any is no better than with one
-            return here + coming.at[:reach].max(early), None
+            return square + coming.at[:reach].max(early), None
 
-        return jnp.max(jax.lax.scan(step, own[0], (own[1:], corner))[0])
+        return jnp.max(jax.lax.scan(step, squares[0], (squares[1:], corner))[0])
 
     def ratio(self, power: Any = 1) -> Callable[[jax.Array], jax.Array]:
         half = power**2 * squared_norms(self) / 2
@@ -117,18 +117,18 @@ class Patterns(PatternLikelihood):
         overlaps = Overlaps(*self.overlaps())
         nothing = Drawn.nothing(noise)
 
-        def added(pattern: jax.Array, before: Drawn, logs: jax.Array) -> Drawn:
+        def added(pattern: jax.Array, previous: Drawn, logs: jax.Array) -> Drawn:
             if by is not None:  # the largest overlap of assignments of a typical pattern
                 logs = jnp.where(overlaps.between(pattern) <= by, logs, -jnp.inf)
-            return overlaps.added(pattern, before, noise, logs)
+            return overlaps.added(pattern, previous, noise, logs)
 
-        def extend(l: jax.Array, before: Drawn) -> Drawn:
+        def extend(l: jax.Array, previous: Drawn) -> Drawn:
             key = jax.random.fold_in(keys[1], l)
-            pattern, logs = picked(before.products, self.throws, key)
-            return added(pattern, before, logs)
+            pattern, logs = picked(previous.products, self.throws, key)
+            return added(pattern, previous, logs)
 
-        first = jax.random.randint(keys[0], (len(noise), self.throws), 0, self.bins)
-        start = added(first, nothing, nothing.log_normalizers)
+        start_bins = jax.random.randint(keys[0], (len(noise), self.throws), 0, self.bins)
+        start = added(start_bins, nothing, nothing.log_normalizers)
         return jax.lax.fori_loop(1, order.astype(int) + 1, extend, start)
 
 
@@ -141,11 +141,11 @@ class Overlaps:
 
     def __init__(self, inside: jax.Array, corner: jax.Array) -> None:
         self._within, self._bins = inside, inside.shape[-1]
-        rest = self._bins - corner.shape[-1]
+        padding = self._bins - corner.shape[-1]
         # for each bin of an assignment: its part in early bins of the next assignment, and in late
         # bins of the previous one
-        self._ahead = jnp.pad(corner, ((0, 0), (rest, 0), (0, 0)))
-        self._back = jnp.pad(jnp.swapaxes(corner, 1, 2), ((0, 0), (0, rest), (0, 0)))
+        self._ahead = jnp.pad(corner, ((0, 0), (padding, 0), (0, 0)))
+        self._back = jnp.pad(jnp.swapaxes(corner, 1, 2), ((0, 0), (0, padding), (0, 0)))
 
     def of(self, pattern: jax.Array) -> jax.Array:
         """<M, m_k> for each pattern (samples, K): shape (samples, K·b)."""
@@ -164,10 +164,12 @@ class Overlaps:
         if not reach:
             return jnp.zeros(len(pattern))
         later = pattern[:, 1:]
-        found = self._ahead[throw, pattern[:, :-1], jnp.minimum(later, reach - 1)]
-        return jnp.sum(jnp.where(later < reach, found, 0), axis=1)
+        overlap = self._ahead[throw, pattern[:, :-1], jnp.minimum(later, reach - 1)]
+        return jnp.sum(jnp.where(later < reach, overlap, 0), axis=1)
 
-    def added(self, pattern: jax.Array, before: Drawn, noise: jax.Array, logs: jax.Array) -> Drawn:
+    def added(
+        self, pattern: jax.Array, previous: Drawn, noise: jax.Array, logs: jax.Array
+    ) -> Drawn:
         """``before`` with one pattern more in each sample.
 
         Args:
@@ -176,12 +178,12 @@ class Overlaps:
           noise: of every entry, shape (samples, K·b).
           logs: log normalizers that it was drawn at, shape (samples,).
         """
-        own = self.of(pattern)
+        products = self.of(pattern)
         return Drawn(
-            before.products + own,
-            before.along + entries(noise, pattern),
-            before.square + 2 * entries(before.products, pattern) + entries(own, pattern),
-            before.log_normalizers + logs,
+            previous.products + products,
+            previous.along + entries(noise, pattern),
+            previous.square + 2 * entries(previous.products, pattern) + entries(products, pattern),
+            previous.log_normalizers + logs,
         )
 
 
@@ -210,8 +212,8 @@ def within(patterns: Patterns) -> jax.Array:
     k, c = jnp.arange(bins)[:, None], jnp.arange(bins)[None, :]
     lag = jnp.abs(k - c)
     # the lag moves to the front: [k, c, assignment]
-    same = jnp.sum(by_epoch[jnp.minimum(lag, reach), :, :, jnp.minimum(k, c)], axis=3)
-    total = jnp.where((lag <= reach)[:, :, None], same, 0)
+    in_one_block = jnp.sum(by_epoch[jnp.minimum(lag, reach), :, :, jnp.minimum(k, c)], axis=3)
+    total = jnp.where((lag <= reach)[:, :, None], in_one_block, 0)
     if patterns.rethrow > 1:
         # one column late in an epoch, one early in the next of the same assignment
         lag = bins + c - k
@@ -223,8 +225,8 @@ def within(patterns: Patterns) -> jax.Array:
 
 def squared_norms(patterns: Patterns) -> jax.Array:
     """|M_g[:, k]|², shape (K·b,): columns of one bin never overlap within b bands."""
-    each = jnp.asarray(patterns.gram)[0].reshape(patterns.throws, patterns.rethrow, patterns.bins)
-    return jnp.sum(each, axis=1).reshape(-1)
+    grams = jnp.asarray(patterns.gram)[0].reshape(patterns.throws, patterns.rethrow, patterns.bins)
+    return jnp.sum(grams, axis=1).reshape(-1)
 
 
 def orthogonal_norm(patterns: Patterns) -> float | None:
@@ -242,10 +244,10 @@ def orthogonal_norm(patterns: Patterns) -> float | None:
 def corners(patterns: Patterns) -> jax.Array:
     """<M_g[:, b - c + i], M_{g+1}[:, k']>, c = bands - 1, shape (K - 1, c, c): late i, early k'."""
     reach, bins = patterns.reach, patterns.bins
-    last = bins * patterns.rethrow * jnp.arange(1, patterns.throws)[:, None, None] - reach
+    begins = bins * patterns.rethrow * jnp.arange(1, patterns.throws)[:, None, None] - reach
     late, early = jnp.arange(reach)[:, None], jnp.arange(reach)[None, :]
     lag = jnp.clip(reach - late + early, 0, reach)
-    return jnp.where(early <= late, jnp.asarray(patterns.gram)[lag, last + late], 0)
+    return jnp.where(early <= late, jnp.asarray(patterns.gram)[lag, begins + late], 0)
 
 
 def log_mean(corner: jax.Array, bins: int) -> Callable[[jax.Array], jax.Array]:
@@ -264,13 +266,13 @@ def log_mean(corner: jax.Array, bins: int) -> Callable[[jax.Array], jax.Array]:
     # nothing comes before the first assignment
     passing = jnp.exp(-jnp.pad(corner, ((1, 0), (0, 0), (0, 0))))
 
-    def step(before: tuple[jax.Array, jax.Array], throw: tuple[jax.Array, ...]) -> Any:
-        (rest, tail), (early, last, others, passed) = before, throw
-        early = early * (rest[:, None] + tail @ passed)
-        rest = others + jnp.sum(early[:, :late], axis=1)
-        tail = jnp.concatenate([early[:, late:], last], axis=1)
-        mass = rest + jnp.sum(tail, axis=1)
-        return (rest / mass, tail / mass[:, None]), jnp.log(mass)
+    def step(state: tuple[jax.Array, jax.Array], throw: tuple[jax.Array, ...]) -> Any:
+        (body, tail), (early, latest, elsewhere, passed) = state, throw
+        early = early * (body[:, None] + tail @ passed)
+        body = elsewhere + jnp.sum(early[:, :late], axis=1)
+        tail = jnp.concatenate([early[:, late:], latest], axis=1)
+        mass = body + jnp.sum(tail, axis=1)
+        return (body / mass, tail / mass[:, None]), jnp.log(mass)
 
     def log_of(exponents: jax.Array) -> jax.Array:
         parts = exponents.reshape(-1, exponents.shape[1] // bins, bins)

@@ -45,32 +45,34 @@ def share(chunks: int) -> tuple[int, int]:
     """(first, end) of this process's chunks; all shares but the last ones are equally long."""
     if count() == 1:
         return 0, chunks
-    each, place = -(-chunks // count()), jax.process_index()
-    return min(place * each, chunks), min((place + 1) * each, chunks)
+    per_process, index = -(-chunks // count()), jax.process_index()
+    return min(index * per_process, chunks), min((index + 1) * per_process, chunks)
 
 
-def joined(own: Any, chunks: int, asked: Any) -> Any:
+def joined(results: Any, chunks: int, question: Any) -> Any:
     """Results of all chunks, in order, from each process's own, chunks along the first axis.
 
     ``asked`` is a pytree that must be the same for all processes.
     """
     if count() == 1:
-        return own
+        return results
     from jax.experimental import multihost_utils  # which one process can spare
 
-    each = -(-chunks // count())
+    per_process = -(-chunks // count())
 
     def filled(leaf: np.ndarray) -> np.ndarray:
-        return np.pad(leaf, [(0, each - len(leaf))] + [(0, 0)] * (leaf.ndim - 1))
+        return np.pad(leaf, [(0, per_process - len(leaf))] + [(0, 0)] * (leaf.ndim - 1))
 
-    digests = multihost_utils.process_allgather(_digest(asked))  # of one shape, whatever was asked
+    digests = multihost_utils.process_allgather(
+        _digest(question)
+    )  # of one shape, whatever was asked
     if not np.array_equal(digests, np.broadcast_to(digests[0], digests.shape)):
         raise FailureError(
             "the processes were asked for different things; start all of them with the same "
             "program, files, seed and versions, on machines of one kind"
         )
-    found = multihost_utils.process_allgather(jax.tree.map(filled, own))
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:chunks], found)
+    gathered = multihost_utils.process_allgather(jax.tree.map(filled, results))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:chunks], gathered)
 
 
 def agreed(entropy: np.ndarray) -> np.ndarray:
@@ -82,10 +84,10 @@ def agreed(entropy: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.broadcast_one_to_all(entropy))
 
 
-def _digest(asked: Any) -> np.ndarray:
-    leaves, structure = jax.tree.flatten(asked)
-    found = hashlib.sha256(str(structure).encode())
+def _digest(question: Any) -> np.ndarray:
+    leaves, structure = jax.tree.flatten(question)
+    digest = hashlib.sha256(str(structure).encode())
     for leaf in leaves:
         array = np.asarray(leaf)
-        found.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-    return np.frombuffer(found.digest(), np.uint32)
+        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return np.frombuffer(digest.digest(), np.uint32)

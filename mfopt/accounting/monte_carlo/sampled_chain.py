@@ -56,15 +56,15 @@ class Split(NamedTuple):
     weights: np.ndarray
     chosen: Sequence[Chosen]
 
-    def sizes(self, samples: int, least: int, beta: float) -> list[int]:
+    def sizes(self, samples: int, smallest: int, beta: float) -> list[int]:
         """Samples of each point, from ``least`` to ``samples``: as few as add little to δ."""
         sizes = [samples] * len(self.chosen)
-        most = self.log_bounds(sizes, beta)
-        little = scipy.special.logsumexp(most) + _LITTLE - math.log(len(sizes))
-        most = np.logaddexp(most, little)
-        while samples // 2 >= least:
+        log_bounds = self.log_bounds(sizes, beta)
+        little = scipy.special.logsumexp(log_bounds) + _LITTLE - math.log(len(sizes))
+        log_bounds = np.logaddexp(log_bounds, little)
+        while samples // 2 >= smallest:
             samples //= 2
-            fewer = self.log_bounds([samples] * len(sizes), beta) <= most
+            fewer = self.log_bounds([samples] * len(sizes), beta) <= log_bounds
             sizes = [
                 samples if enough and size // 2 == samples else size
                 for size, enough in zip(sizes, fewer, strict=True)
@@ -75,7 +75,7 @@ class Split(NamedTuple):
         """Weighed bounds to expect of so many samples at each point, β for all, in log."""
         share = beta / len(sizes)
         pairs = zip(self.chosen, sizes, strict=True)
-        return self.weights + [one.log_bound(size, share) for one, size in pairs]
+        return self.weights + [chosen.log_bound(size, share) for chosen, size in pairs]
 
 
 class SampledChain(LossModel):
@@ -127,15 +127,15 @@ class SampledChain(LossModel):
 
     def pilot(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         """A plan without a split, by the curve alone."""
-        at = noise_multiplier, epsilon
-        shares, _, log_mean = self._best(*at, _mean)
+        question = noise_multiplier, epsilon
+        shares, _, log_mean = self._best(*question, _mean)
         used = len(np.unique(shares))
         middle = self._middle(noise_multiplier, epsilon)
         spread = middle.pilot.deviation if math.isfinite(middle.pilot.deviation) else 0.0
 
         @functools.cache
         def excess(samples: int, beta: float) -> float:
-            best = self._best(*at, lambda chosen: chosen.log_bound(samples, beta / used))
+            best = self._best(*question, lambda chosen: chosen.log_bound(samples, beta / used))
             return max(best[2] - log_mean, 0.0)
 
         enough = self._affordable([middle] * used)
@@ -144,9 +144,9 @@ class SampledChain(LossModel):
 
     def widened(self, plan: Plan, noise_multiplier: float, epsilon: float, trial: Trial) -> Plan:
         split = self._split(noise_multiplier, epsilon, trial)
-        means = split.weights + np.maximum([_mean(one) for one in split.chosen], _FAINT)
+        means = split.weights + np.maximum([_mean(choice) for choice in split.chosen], _FAINT)
         log_mean = float(scipy.special.logsumexp(means))
-        spreads = np.array([one.pilot.deviation for one in split.chosen])
+        spreads = np.array([choice.pilot.deviation for choice in split.chosen])
         # what no pilot has seen has no part in the mean
         parts = np.where(np.isfinite(spreads), spreads, 0.0) * np.exp(means - log_mean)
         enough = self._affordable(split.chosen)
@@ -159,7 +159,7 @@ class SampledChain(LossModel):
         sizes = np.array(self._sizes(split, trial))
         deviation = float(np.linalg.norm(parts * np.sqrt(np.max(sizes) / sizes)))
         deviation *= math.exp(-excess(trial.samples, trial.beta))
-        pilot = min((one.pilot.samples for one in split.chosen if one.sampled), default=1)
+        pilot = min((choice.pilot.samples for choice in split.chosen if choice.sampled), default=1)
         return Plan((Side(log_mean, excess, deviation, pilot, enough),), split)
 
     def bounds(
@@ -173,35 +173,37 @@ class SampledChain(LossModel):
         logs: dict[SampledDirection, list[float]] = {direction: [] for direction in DIRECTIONS}
         # a direction holds except with β, together over its points
         beta = trial.beta / len(split.chosen)
-        sizes, before = self._sizes(split, trial), None
+        sizes, previous = self._sizes(split, trial), None
         for number, point in enumerate(np.unique(split.shares)):
             size, chosen = sizes[number], split.chosen[number]
             weight = float(scipy.special.logsumexp(spent[split.shares == point]))
-            at = Point(noise_multiplier, float(point) * epsilon)
+            point_at = Point(noise_multiplier, float(point) * epsilon)
             for direction, key in zip(DIRECTIONS, keys[:2], strict=True):
                 share = Trial(size, beta, chunked.subkey(key, number, 0))
                 if direction == "add":
                     # the split is the other direction's: to be below its bound is enough
-                    chosen = before = self._add(at, share, logs["remove"][-1] - weight, before)
+                    chosen = previous = self._add(
+                        point_at, share, logs["remove"][-1] - weight, previous
+                    )
                     share = share._replace(key=chunked.subkey(key, number, 1))
-                value = chosen.bound(self.loss, at, share).value
+                value = chosen.bound(self.loss, point_at, share).value
                 logs[direction].append(weight + math.log(max(value, 1e-300)))
         totals = (float(scipy.special.logsumexp(logs[side])) for side in DIRECTIONS)
         remove, add = (math.exp(min(total, 0.0)) for total in totals)
         return Bounds(remove, add, {})
 
-    def _add(self, point: Point, trial: Trial, enough: float, before: Chosen | None) -> Chosen:
+    def _add(self, point: Point, trial: Trial, enough: float, previous: Chosen | None) -> Chosen:
         """Proposal for a bound of the add direction, with no need to be below ``enough``.
 
         The proposal of the point ``before`` where that serves: to choose one takes as long as
         the bound.
         """
-        least = self.loss.least("add", point)
-        if least.log_ceiling <= enough:
-            return Chosen(unseen(least), False)
+        lowest = self.loss.least("add", point)
+        if lowest.log_ceiling <= enough:
+            return Chosen(unseen(lowest), False)
         pilot = None
-        if before is not None and before.sampled:
-            tilt = self.loss.at(before.pilot.tilt, point)
+        if previous is not None and previous.sampled:
+            tilt = self.loss.at(previous.pilot.tilt, point)
             pilot = self.loss.pilot(tilt, point, self._least, chunked.subkey(trial.key, 2))
         if pilot is None or pilot.log_bound(trial.samples, trial.beta / 2)[1] > enough:
             pilot = self.loss.choose("add", point, trial)
@@ -215,7 +217,7 @@ class SampledChain(LossModel):
         """Samples of each point that take so much time as a test may, for these proposals."""
         if self.samples is not None:
             return None
-        cost = sum(1 + one.pilot.tilt.order / _ORDER for one in chosen) * self.work
+        cost = sum(1 + choice.pilot.tilt.order / _ORDER for choice in chosen) * self.work
         return max(int(_MOST_WORK / cost), _AFFORDED, self._least)
 
     def _sizes(self, split: Split, trial: Trial) -> list[int]:
@@ -226,16 +228,19 @@ class SampledChain(LossModel):
 
     def _split(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Split:
         """The best split by the bounds that such a trial should give."""
-        asked, at = (trial.samples, trial.beta / self.group_size), (noise_multiplier, epsilon)
-        shares, spent, _ = self._best(*at, lambda chosen: chosen.log_bound(*asked))
+        sizes_and_share, question = (
+            (trial.samples, trial.beta / self.group_size),
+            (noise_multiplier, epsilon),
+        )
+        shares, spent, _ = self._best(*question, lambda chosen: chosen.log_bound(*sizes_and_share))
         used = np.unique(shares)
         weights = np.array([scipy.special.logsumexp(spent[shares == share]) for share in used])
         middle = self._middle(noise_multiplier, epsilon)
-        most = min(trial.samples, self._affordable([middle] * len(used)) or trial.samples)
+        largest_size = min(trial.samples, self._affordable([middle] * len(used)) or trial.samples)
         chosen = []
         for number, share in enumerate(used):
             point = Point(noise_multiplier, float(share) * epsilon)
-            size = max(most // 4, self._least)
+            size = max(largest_size // 4, self._least)
             chosen.append(self._seen(point, size, chunked.subkey(trial.key, number)))
         return Split(shares, weights, chosen)
 
@@ -249,8 +254,8 @@ class SampledChain(LossModel):
         Returns:
           Its shares of ε, shape (K,), ε_1 + … + ε_{j-1} at each, and log δ.
         """
-        at = self._shares, self.group_size, epsilon
-        return chain.best_split(*at, lambda knot: value(self._knot(noise_multiplier, knot)))
+        question = self._shares, self.group_size, epsilon
+        return chain.best_split(*question, lambda knot: value(self._knot(noise_multiplier, knot)))
 
     def _middle(self, noise_multiplier: float, epsilon: float) -> Chosen:
         return self._knot(noise_multiplier, chain.middle(self.group_size, epsilon))

@@ -76,9 +76,9 @@ class Separated(PatternLikelihood):
         size = self.separation
         squares = self._cut(jnp.asarray(self.gram)[:1], 0.0)[0]
 
-        def step(after: jax.Array, own: jax.Array) -> tuple[jax.Array, None]:
-            found = jnp.append(own + after, after[0])
-            return jax.lax.cummax(found, reverse=True)[:-1], None
+        def step(following: jax.Array, square: jax.Array) -> tuple[jax.Array, None]:
+            reached = jnp.append(square + following, following[0])
+            return jax.lax.cummax(reached, reverse=True)[:-1], None
 
         return jax.lax.scan(step, jnp.zeros(size), squares, reverse=True)[0][0]
 
@@ -89,10 +89,10 @@ class Separated(PatternLikelihood):
         begin = size * jnp.arange(self.blocks)[:, None, None]
         k, t = jnp.arange(size + 1)[:, None], jnp.arange(size)[None, :]
 
-        def table(lag: jax.Array, first: jax.Array) -> jax.Array:
-            inside = (jnp.abs(lag) <= reach) & (k < size) & (first >= 0)
-            entry = gram[jnp.clip(jnp.abs(lag), 0, reach), jnp.clip(first, 0, self.dimension - 1)]
-            later = first + jnp.abs(lag) < self.dimension
+        def table(lag: jax.Array, offset: jax.Array) -> jax.Array:
+            inside = (jnp.abs(lag) <= reach) & (k < size) & (offset >= 0)
+            entry = gram[jnp.clip(jnp.abs(lag), 0, reach), jnp.clip(offset, 0, self.dimension - 1)]
+            later = offset + jnp.abs(lag) < self.dimension
             return jnp.where(inside & later, entry, 0.0)  # (blocks, k, t)
 
         q = jnp.arange(self.blocks)
@@ -108,13 +108,13 @@ class Separated(PatternLikelihood):
         # ``by`` has a row a_l of shape (n,) for each pattern: see :mod:`.separated_ceilings`
         tilts = jnp.zeros((1, self.dimension)) if by is None else jnp.asarray(by)
 
-        def extend(l: jax.Array, before: Drawn) -> Drawn:
+        def extend(l: jax.Array, previous: Drawn) -> Drawn:
             tilt = tilts[jnp.minimum(l, len(tilts) - 1)]
-            weights, log_mean = self.passed(before.products + tilt)
+            weights, log_mean = self.passed(previous.products + tilt)
             key = jax.random.fold_in(keys[1], l)
             uniforms = jax.random.uniform(key, (len(noise), self.uniforms))
             places = self.chosen(uniforms, weights)
-            own = self.products(places)
+            products = self.products(places)
 
             def picked(x: jax.Array) -> jax.Array:  # its sum over the steps of a pattern
                 parts = jnp.pad(self._cut(x, 0.0), ((0, 0), (0, 0), (0, 1)))  # 0 for none
@@ -122,10 +122,10 @@ class Separated(PatternLikelihood):
                 return jnp.sum(chosen[:, :, 0], axis=1)
 
             return Drawn(
-                before.products + own,
-                before.along + picked(noise),
-                before.square + 2 * picked(before.products) + picked(own),
-                before.log_normalizers + log_mean - picked(jnp.broadcast_to(tilt, noise.shape)),
+                previous.products + products,
+                previous.along + picked(noise),
+                previous.square + 2 * picked(previous.products) + picked(products),
+                previous.log_normalizers + log_mean - picked(jnp.broadcast_to(tilt, noise.shape)),
             )
 
         nothing = Drawn.nothing(noise)
@@ -133,8 +133,8 @@ class Separated(PatternLikelihood):
 
     def _cut(self, x: jax.Array, fill: float) -> jax.Array:
         """Rows in blocks, (samples, blocks, S)."""
-        more = self.blocks * self.separation - self.dimension
-        padded = jnp.pad(x, ((0, 0), (0, more)), constant_values=fill)
+        padding = self.blocks * self.separation - self.dimension
+        padded = jnp.pad(x, ((0, 0), (0, padding)), constant_values=fill)
         return padded.reshape(len(x), self.blocks, self.separation)
 
     def passed(self, exponents: jax.Array) -> tuple[Any, jax.Array]:
@@ -149,21 +149,21 @@ class Separated(PatternLikelihood):
         parts = jnp.moveaxis(self._cut(exponents, 0.0), 1, 0)  # past the end f = 1
         peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(parts, axis=2), 0.0))
 
-        def step(after: jax.Array, at: tuple[jax.Array, jax.Array]) -> Any:
-            u, peak = at
-            taken = p * waits[:-1] * jnp.exp(u - peak[:, None]) * after
-            last = waits[-1] * jnp.exp(-peak) * after[:, 0]
+        def step(following: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> Any:
+            u, peak = inputs
+            weighted = p * waits[:-1] * jnp.exp(u - peak[:, None]) * following
+            ending = waits[-1] * jnp.exp(-peak) * following[:, 0]
             # XLA's running sums take ten times as long as this product of matrices
-            summed = jnp.concatenate([taken, last[:, None]], axis=1) @ later
-            here = summed[:, :-1] / waits[:-1]
-            top = jax.lax.stop_gradient(jnp.max(here, axis=1))
-            return here / top[:, None], (summed, jnp.log(top) + peak)
+            summed = jnp.concatenate([weighted, ending[:, None]], axis=1) @ later
+            block_weights = summed[:, :-1] / waits[:-1]
+            top = jax.lax.stop_gradient(jnp.max(block_weights, axis=1))
+            return block_weights / top[:, None], (summed, jnp.log(top) + peak)
 
         later = jnp.tril(jnp.ones((size + 1, size + 1)))  # of a place: its own and all after it
         start = jnp.ones((len(exponents), size))
-        first, (summed, logs) = jax.lax.scan(step, start, (parts, peak), reverse=True)
+        initial, (summed, logs) = jax.lax.scan(step, start, (parts, peak), reverse=True)
         begun = jnp.where(jnp.arange(size) == 0, 1.0, p)
-        mean = jnp.log(first @ begun) - math.log1p((size - 1) * p)
+        mean = jnp.log(initial @ begun) - math.log1p((size - 1) * p)
         return summed, jnp.sum(logs, axis=0) + mean
 
     def chosen(self, uniforms: jax.Array, summed: Any) -> jax.Array:
@@ -173,13 +173,13 @@ class Separated(PatternLikelihood):
         begun = jnp.cumsum(summed[0, :, :-1] / waits * jnp.where(jnp.arange(size) == 0, 1.0, p), 1)
         begin = jnp.sum(begun <= uniforms[:, :1] * begun[:, -1:], axis=1)
 
-        def step(free: jax.Array, at: tuple[jax.Array, jax.Array]) -> Any:
-            sums, uniform = at
+        def step(free: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> Any:
+            sums, uniform = inputs
             # of the units that are free from here on, those that take part later than a step
-            left = uniform * jnp.take_along_axis(sums, free[:, None], axis=1)[:, 0]
-            place = jnp.sum(sums[:, 1:] > left[:, None], axis=1)
+            threshold = uniform * jnp.take_along_axis(sums, free[:, None], axis=1)[:, 0]
+            waiting = jnp.sum(sums[:, 1:] > threshold[:, None], axis=1)
             # a unit is free again at the same place of the next block
-            return jnp.where(place == size, 0, place), place
+            return jnp.where(waiting == size, 0, waiting), waiting
 
         free = jnp.minimum(begin, size - 1)
         places = jax.lax.scan(step, free, (summed, uniforms[:, 1:].T))[1]

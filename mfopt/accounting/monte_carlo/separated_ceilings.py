@@ -93,7 +93,7 @@ def _chain(tilt: np.ndarray, size: int, probability: float) -> _Chain:
     weights = logs[:size] + np.where(np.arange(size) == 0, 0.0, taking)
     total = scipy.special.logsumexp(weights)
     available = np.exp(weights - total)  # the law of the first step at which a unit is
-    made: list[tuple[np.ndarray, ...]] = []
+    levels: list[tuple[np.ndarray, ...]] = []
     for chance in chances:
         waits = np.append(0.0, np.cumsum(np.log1p(-chance)))
         kernel = np.triu(np.exp(np.minimum(waits - waits[:-1, None], 0.0)) * np.append(chance, 1.0))
@@ -104,12 +104,12 @@ def _chain(tilt: np.ndarray, size: int, probability: float) -> _Chain:
         _, norms, rows = np.linalg.svd(scaled, full_matrices=False)
         norms, rows = np.append(norms, np.zeros(_KEPT + 1)), np.pad(rows, ((0, _KEPT), (0, 0)))
         along = rows[:_KEPT, :-1] * np.sqrt(law[:-1])
-        each = np.sum(scaled[:, :-1] ** 2, axis=0)
-        made.append((law[:-1], norms[: _KEPT + 1] * _SVD, along, each))
+        squares = np.sum(scaled[:, :-1] ** 2, axis=0)
+        levels.append((law[:-1], norms[: _KEPT + 1] * _SVD, along, squares))
         # available from that place of the next block, or from its first step after none
         available = np.append(law[0] + law[-1], law[1:-1])
     log_mean = total - math.log1p((size - 1) * probability)
-    return _Chain(log_mean, *map(np.array, zip(*made, strict=True)))
+    return _Chain(log_mean, *map(np.array, zip(*levels, strict=True)))
 
 
 class _Parts(NamedTuple):
@@ -135,67 +135,71 @@ class _Parts(NamedTuple):
 
 
 @float64
-def ceilings(at: Separated) -> Ceilings:
+def ceilings(pattern: Separated) -> Ceilings:
     """The ceilings in noise units.
 
     Raises:
       FailureError: contributions of a unit are longer than the likelihood is known for.
     """
-    of_squares = squares(at)
+    of_squares = squares(pattern)
     require_range("the contribution of a unit has a squared norm of", of_squares[0], LONGEST)
 
     @functools.cache
     def chain(order: int) -> tuple[float, np.ndarray]:
-        gram = np.asarray(at.gram)
-        tilts, total = np.zeros((MAX_ORDER + 1, at.dimension)), 0.0
+        gram = np.asarray(pattern.gram)
+        tilts, total = np.zeros((MAX_ORDER + 1, pattern.dimension)), 0.0
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
                 for l in range(order, 0, -1):
-                    found, cost = log_largest(gram, at.separation, at.probability, l, tilts[l])
-                    total += found
+                    log_value, cost = log_largest(
+                        gram, pattern.separation, pattern.probability, l, tilts[l]
+                    )
+                    total += log_value
                     tilts[l - 1] = tilts[l] + cost / l
                     if not math.isfinite(total):
                         raise FloatingPointError
-                past_end = -at.dimension % at.separation
-                first = _chain(np.pad(tilts[0], (0, past_end)), at.separation, at.probability)
+                past_end = -pattern.dimension % pattern.separation
+                start_chain = _chain(
+                    np.pad(tilts[0], (0, past_end)), pattern.separation, pattern.probability
+                )
         except FloatingPointError:
             return math.inf, np.zeros_like(tilts)
-        return total + first.log_mean, tilts
+        return total + start_chain.log_mean, tilts
 
     return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *of_squares)
 
 
 @float64
-def estimated(at: Separated) -> Ceilings:
+def estimated(pattern: Separated) -> Ceilings:
     """The same with tilts and ceilings to first order, which prove nothing: for estimates."""
-    gram = np.asarray(at.gram)
+    gram = np.asarray(pattern.gram)
 
     @functools.cache
     def cost(l: int) -> np.ndarray:
         with np.errstate(over="ignore"):
             raised = np.expm1(l * gram)
-        return _COST * firsts(raised, np.ones(at.dimension)) / at.bins
+        return _COST * firsts(raised, np.ones(pattern.dimension)) / pattern.bins
 
-    log_product = summed(lambda l: float(np.sum(cost(l)) / at.bins))
+    log_product = summed(lambda l: float(np.sum(cost(l)) / pattern.bins))
 
     def chain(order: int) -> tuple[float, np.ndarray]:
-        tilts = np.zeros((MAX_ORDER + 1, at.dimension))
+        tilts = np.zeros((MAX_ORDER + 1, pattern.dimension))
         for l in range(order, 0, -1):
             tilts[l - 1] = tilts[l] + cost(l) / l
         return log_product(order)[0], tilts
 
-    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *squares(at))
+    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *squares(pattern))
 
 
-def squares(at: Separated) -> tuple[float, float, float]:
-    largest, mean, of_mean = map(float, _three(at))
+def squares(pattern: Separated) -> tuple[float, float, float]:
+    largest, mean, of_mean = map(float, _three(pattern))
     return largest, mean, of_mean
 
 
 @_quick.jit
-def _three(at: Separated) -> tuple[jax.Array, ...]:
+def _three(pattern: Separated) -> tuple[jax.Array, ...]:
     """One program: operation by operation, each would be compiled for each shape."""
-    return at.largest_square(), at.mean_square(), at.mean()[1]
+    return pattern.largest_square(), pattern.mean_square(), pattern.mean()[1]
 
 
 def firsts(raised: np.ndarray, law: np.ndarray) -> np.ndarray:
@@ -232,27 +236,27 @@ def log_largest(
     prices = np.exp(-np.pad(cost, (0, past_end))).reshape(-1, size)
     t, k = np.arange(size)[None, :], np.arange(size)[:, None]  # t of a block, k of k'
     # places of k' in the block before (0 for none, then p + 1) and in the next that are S from c
-    before, behind = np.arange(size + 1) < k + 2, np.arange(size + 1) >= k
+    precedes, follows = np.arange(size + 1) < k + 2, np.arange(size + 1) >= k
     # (m, o) by the places of k' in a block (0 for none, then p + 1) and the next (c, or S for none)
-    found = np.stack([np.ones((size + 1, size + 1)), np.zeros((size + 1, size + 1))])
+    largest = np.stack([np.ones((size + 1, size + 1)), np.zeros((size + 1, size + 1))])
     for q in range(len(prices) - 1, -1, -1):
         begin = size * (1 + q)
         past = raised[np.clip(size + t - k, 0, size), begin - size + k]  # (p, t)
-        own = raised[np.abs(t - k), begin + np.minimum(t, k)]  # (c, t)
+        between = raised[np.abs(t - k), begin + np.minimum(t, k)]  # (c, t)
         ahead = raised[np.clip(size + k - t, 0, size), begin + t]  # (next, t)
         past, ahead = np.pad(past, ((1, 0), (0, 0))), np.pad(ahead, ((0, 1), (0, 0)))
         # k' is in the block at c: steps before c see the block before too, those after it the next
-        left = _parts(chain, q, past, np.where(t < k, own, 0.0)).by_column()  # (c, p)
-        right = _parts(chain, q, ahead, np.where(t >= k, own, 0.0)).by_column()  # (c, next)
-        each = _grown(left, right, chain.norms[q, 0], found[:, 1:], before, behind)
-        new = np.empty_like(found)
-        new[:, :, :size] = np.where(before, prices[q][:, None] * each, 0.0).swapaxes(1, 2)
+        left_parts = _parts(chain, q, past, np.where(t < k, between, 0.0)).by_column()  # (c, p)
+        right = _parts(chain, q, ahead, np.where(t >= k, between, 0.0)).by_column()  # (c, next)
+        grown = _grown(left_parts, right, chain.norms[q, 0], largest[:, 1:], precedes, follows)
+        new = np.empty_like(largest)
+        new[:, :, :size] = np.where(precedes, prices[q][:, None] * grown, 0.0).swapaxes(1, 2)
         # or not in it: a step may see both
-        both = _parts(chain, q, ahead, past).by_column()  # (p, next)
-        nothing = _Parts(*(np.zeros_like(part[..., :1]) for part in both))
-        new[:, :, size] = _grown(nothing, both, chain.norms[q, 0], found[:, :1])[:, :, 0]
-        found = new
-    return chain.log_mean + math.log(np.max(found[0, 0])), cost
+        outer_parts = _parts(chain, q, ahead, past).by_column()  # (p, next)
+        nothing = _Parts(*(np.zeros_like(part[..., :1]) for part in outer_parts))
+        new[:, :, size] = _grown(nothing, outer_parts, chain.norms[q, 0], largest[:, :1])[:, :, 0]
+        largest = new
+    return chain.log_mean + math.log(np.max(largest[0, 0])), cost
 
 
 def _grown(
@@ -274,21 +278,23 @@ def _grown(
       later: (m, o) of the next block for each j, shape (2, c, j) or (2, 1, j).
       own, known: which i and which j there are for each c.
     """
-    mean, rest = later
+    mean, variation = later
     r, moved, spread = (
         _between(getattr(one, name), getattr(other, name), own, known)
         for name in ("variance", "moved", "spread")
     )
     with_mean = np.stack([1 + one.first, one.variance / (2 * r)], axis=2)
-    after = other.first * mean + (other.variance / r + r) / 2 * rest
+    own_mean = other.first * mean + (other.variance / r + r) / 2 * variation
     with_rest = np.stack([one.moved / (2 * moved), norm + one.spread / (2 * spread)], axis=2)
     with_rest = np.concatenate([with_rest, np.moveaxis(one.along, 1, 2)], axis=2)
-    both = np.stack(np.broadcast_arrays(mean, rest, after)[:2], axis=1)
-    crossed = np.concatenate([both, other.along * (mean / moved)[:, None]], axis=1)
-    again = (other.moved / moved + moved) / 2 * mean + (other.spread / spread + spread) / 2 * rest
-    found = with_mean @ both + after[:, None], with_rest @ crossed + again[:, None]
-    where = np.broadcast_to(known, after.shape)[:, None]
-    return np.array([np.max(part, axis=2, where=where, initial=-np.inf) for part in found])
+    stacked = np.stack(np.broadcast_arrays(mean, variation, own_mean)[:2], axis=1)
+    crossed = np.concatenate([stacked, other.along * (mean / moved)[:, None]], axis=1)
+    own_variation = (other.moved / moved + moved) / 2 * mean + (
+        other.spread / spread + spread
+    ) / 2 * variation
+    grown = with_mean @ stacked + own_mean[:, None], with_rest @ crossed + own_variation[:, None]
+    is_known = np.broadcast_to(known, own_mean.shape)[:, None]
+    return np.array([np.max(part, axis=2, where=is_known, initial=-np.inf) for part in grown])
 
 
 def _between(
@@ -299,30 +305,30 @@ def _between(
     Shape (c, 1). Arguments are as for :func:`_grown`.
     """
 
-    def ends(part: np.ndarray, there: np.ndarray | bool) -> tuple[np.ndarray, np.ndarray]:
-        most = np.max(part, axis=1, keepdims=True, where=there, initial=-np.inf)
-        return most, np.min(part, axis=1, keepdims=True, where=there, initial=np.inf)
+    def ends(part: np.ndarray, is_known: np.ndarray | bool) -> tuple[np.ndarray, np.ndarray]:
+        highest_value = np.max(part, axis=1, keepdims=True, where=is_known, initial=-np.inf)
+        return highest_value, np.min(part, axis=1, keepdims=True, where=is_known, initial=np.inf)
 
     highest, lowest = zip(ends(one, own), ends(other, known), strict=True)
-    most, least = highest[0] + highest[1] + _SPARE, lowest[0] + lowest[1]
-    result: np.ndarray = (most * np.maximum(least, most / 16)) ** 0.25
+    upper_end, lower_end = highest[0] + highest[1] + _SPARE, lowest[0] + lowest[1]
+    result: np.ndarray = (upper_end * np.maximum(lower_end, upper_end / 16)) ** 0.25
     return result
 
 
 def _parts(chain: _Chain, q: int, one: np.ndarray, other: np.ndarray) -> _Parts:
     """h = one + other + one·other for each pair of their rows, in block q."""
-    again = 1 + other
+    shifted = 1 + other
 
     def mean(weight: np.ndarray) -> np.ndarray:
-        return one @ (weight * again).T + other @ weight
+        return one @ (weight * shifted).T + other @ weight
 
     def square(weight: np.ndarray) -> np.ndarray:
-        cross = 2 * one @ (weight * other * again).T
-        return one**2 @ (weight * again**2).T + cross + other**2 @ weight
+        cross = 2 * one @ (weight * other * shifted).T
+        return one**2 @ (weight * shifted**2).T + cross + other**2 @ weight
 
-    norms, first, second = chain.norms[q], mean(chain.law[q]), square(chain.law[q])
+    norms, means, squares = chain.norms[q], mean(chain.law[q]), square(chain.law[q])
     vectors = zip(norms, chain.along[q], strict=False)
     along = np.stack([norm * mean(weight) for norm, weight in vectors])
-    moved = np.sum(along**2, axis=0) + norms[-1] ** 2 * second + _SPARE
-    variance = np.maximum(second - first**2, 0) + _SPARE
-    return _Parts(first, variance, along, moved, square(chain.each[q]))
+    moved = np.sum(along**2, axis=0) + norms[-1] ** 2 * squares + _SPARE
+    variance = np.maximum(squares - means**2, 0) + _SPARE
+    return _Parts(means, variance, along, moved, square(chain.each[q]))

@@ -29,10 +29,10 @@ def devices() -> Devices:
 def dividing(tree: Any) -> Devices:
     """Largest set of devices that cuts the first axis of every array into equal parts."""
     lengths = {leaf.shape[0] if leaf.shape else 1 for leaf in jax.tree.leaves(tree)}
-    found = devices()
+    usable = devices()
     whole = math.gcd(*lengths)
-    count = next(k for k in range(len(found), 0, -1) if whole % k == 0)
-    return found[:count]
+    count = next(k for k in range(len(usable), 0, -1) if whole % k == 0)
+    return usable[:count]
 
 
 def placed(tree: Any, over: Devices) -> Any:
@@ -55,12 +55,12 @@ def mapped(function: Callable[..., Any], over: Devices) -> Callable[..., Any]:
     if len(over) == 1:
         return function
 
-    def call(parts: Any, *same: Any) -> Any:
-        specs = (_SPLIT, *(_SAME for _ in same))
+    def call(parts: Any, *shared: Any) -> Any:
+        specs = (_SPLIT, *(_SAME for _ in shared))
         inner = jax.shard_map(
             function, mesh=_mesh(over), in_specs=specs, out_specs=_SPLIT, check_vma=False
         )
-        return inner(parts, *same)
+        return inner(parts, *shared)
 
     return call
 

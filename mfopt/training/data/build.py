@@ -91,8 +91,8 @@ def build(
     target = _files.check_output(out, force=force or bool(reuse), name="out", folder=True)
     if target.exists() and not (target / REPORT).is_file():
         raise _check.reject("out", str(out), "is not a built data folder, so it is not replaced")
-    own = tokenizer if isinstance(tokenizer, Tokenizer) else None
-    if own is None and public is None:
+    ready = tokenizer if isinstance(tokenizer, Tokenizer) else None
+    if ready is None and public is None:
         rule = "a tokenizer is part of the released model and is not trained on private data"
         way_out = "Give a tokenizer.json, or public text to train on."
         raise _check.reject("tokenizer", tokenizer, rule, way_out)
@@ -100,22 +100,22 @@ def build(
         "mfopt": __version__,
         "source": source.describe(),
         "public": None if public is None else public.describe(),
-        "tokenizer": tokenizer if own is None else own.digest,
+        "tokenizer": tokenizer if ready is None else ready.digest,
         # what is skipped follows from the source
         "options": {k: v for k, v in dataclasses.asdict(options).items() if k != "on_bad"},
     }
     if reuse and target.exists():
-        made = _plan_in(target / REPORT)
+        earlier_plan = _plan_in(target / REPORT)
         if reuse == "alike":
             for name in ("source", "public"):
-                if _text(made.get(name)) != _text(plan[name]):
+                if _text(earlier_plan.get(name)) != _text(plan[name]):
                     rule = f"was built from another {name} text than is given now"
                     raise _check.reject("data", str(out), rule, "Resume with what it was made of.")
-        if reuse == "alike" or not _changed(made, plan):
+        if reuse == "alike" or not _changed(earlier_plan, plan):
             return dict(json.loads((target / REPORT).read_text()))
     with _files.new_folder(target) as folder:
         os.chmod(folder, 0o700)  # private text: its owner's alone
-        tokenizer = own or _trained(tokenizer, public, progress)
+        tokenizer = ready or _trained(tokenizer, public, progress)
         report = {"plan": plan, "tokenizer_digest": tokenizer.digest}
         report |= _written(folder, source, public, tokenizer, plan, options, progress)
         tokenizer.save(folder / FILE_NAME)
@@ -250,10 +250,10 @@ def _fill(
     add()
     skipped, records = sum(bad.values()), builder.num_records
     if options.on_bad == "few" and records and skipped > _FEW * (records + skipped):
-        first = ", ".join(examples[:3])
+        sample = ", ".join(examples[:3])
         rule = f"{skipped:,} of {records + skipped:,} lines are no record: {reasons(bad)}; first "
         way_out = "Mend them, or skip them all: `skip_bad` (`mfopt data build --on-bad skip`)."
-        raise _check.reject("data", name, f"{rule}{first}", way_out)
+        raise _check.reject("data", name, f"{rule}{sample}", way_out)
     return {"bad": bad, "examples": examples, "records": records}
 
 

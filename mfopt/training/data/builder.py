@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from mfopt._runtime import _check, _files
+from mfopt._runtime._types import JsonObject
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training.data import store as stores
@@ -130,13 +131,13 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         counts = np.bincount(owners, minlength=len(names))
         position = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
         seed = 2 * hold_out.seed
-        outside = np.array([_uniform(each, seed) < hold_out.users for each in digests], bool)
-        held = np.zeros(len(order), bool)
+        outside = np.array([_uniform(digest, seed) < hold_out.users for digest in digests], bool)
+        held_out = np.zeros(len(order), bool)
         if hold_out.records:
             pairs = zip(owners[order].tolist(), position.tolist(), strict=True)
             chances = (_uniform(digests[owner], seed + 1, number) for owner, number in pairs)
-            held[:] = [chance < hold_out.records for chance in chances]
-        part_of = np.where(outside[owners[order]], 1, np.where(held, 2, 0))
+            held_out[:] = [chance < hold_out.records for chance in chances]
+        part_of = np.where(outside[owners[order]], 1, np.where(held_out, 2, 0))
         part_of[np.array(self._repeated, bool)[order]] = -1
         parts = {
             part: order[part_of == number]
@@ -157,17 +158,18 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         records: np.ndarray,
         owners: np.ndarray,
         names: Sequence[bytes],
-        metadata: dict[str, Any],
+        metadata: JsonObject,
         progress: Report,
     ) -> None:
         """Write the store of some records (R,), by user, and their ``owners`` (R,)."""
         folder.mkdir(mode=0o700, parents=True)
-        sizes, first = np.array(self._sizes, np.int64), np.flatnonzero(np.diff(owners, prepend=-1))
-        texts = [names[owner] for owner in owners[first].tolist()]
+        sizes = np.array(self._sizes, np.int64)
+        user_begins = np.flatnonzero(np.diff(owners, prepend=-1))
+        texts = [names[owner] for owner in owners[user_begins].tolist()]
         begins, offsets = np.cumsum(sizes) - sizes, np.cumsum([0, *sizes[records]])
         arrays = {
             "record_offsets": offsets,
-            "user_offsets": np.append(first, len(records)),
+            "user_offsets": np.append(user_begins, len(records)),
             "name_offsets": np.cumsum([0, *map(len, texts)]),
             "user_names": np.frombuffer(b"".join(texts), np.uint8),
         }
@@ -183,13 +185,13 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
                 begin = begins[record]
                 tokens[offsets[i] : offsets[i + 1]] = spool[begin : begin + sizes[record]]
                 if i % _EVERY == 0:
-                    what = f"grouping {metadata['part']}"
-                    progress(Progress(what, i, len(records), "records"))
+                    stage = f"grouping {metadata['part']}"
+                    progress(Progress(stage, i, len(records), "records"))
         tokens.flush()
         mapped = [stores.map_array(folder / f"{name}.npy") for name in stores.ARRAYS]
         facts = metadata | {
             "format_version": stores.FORMAT_VERSION,
-            "num_users": len(first),
+            "num_users": len(user_begins),
             "num_records": len(records),
             "num_tokens": len(tokens),
             "content_digest": stores.content_digest(*mapped),
@@ -200,7 +202,7 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
 
 def _uniform(digest: bytes, salt: int, number: int = 0) -> float:
     """A number in [0, 1) from a key, a salt and a number: the finalizer of splitmix64, twice."""
-    low, high = (int.from_bytes(digest[at : at + 8], "little") for at in (0, 8))
+    low, high = (int.from_bytes(digest[offset : offset + 8], "little") for offset in (0, 8))
     x = low ^ (number << 32) ^ salt
     for addend in (high ^ number, 0x9E3779B97F4A7C15):
         x = (x + addend) % (1 << 64)

@@ -65,7 +65,9 @@ def copies(public: TokenStore, private: Sequence[TokenStore]) -> tuple[np.ndarra
     return examined, copied
 
 
-def refuse_copies(public: TokenStore, private: Sequence[TokenStore], most: float = MOST) -> Overlap:
+def refuse_copies(
+    public: TokenStore, private: Sequence[TokenStore], largest_share: float = MOST
+) -> Overlap:
     """Copies of records of ``private`` in ``public``; all with the same tokenizer.
 
     Refused are copies that hold more than ``most`` of the public tokens.
@@ -75,9 +77,9 @@ def refuse_copies(public: TokenStore, private: Sequence[TokenStore], most: float
     total = int(lengths[examined].sum())
     share = int(lengths[copied].sum()) / total if total else 0.0
     overlap = Overlap(int(examined.sum()), int(copied.sum()), share)
-    if not share <= most:
+    if not share <= largest_share:
         rule = f"of private records among {overlap.records} hold {share:.1%} of the public tokens "
-        rule += f"(at most {most:.1%} may)"
+        rule += f"(at most {largest_share:.1%} may)"
         way_out = "What is learned from public text is released without noise: leave the private "
         way_out += "records out of it, or, where they are alike by nature, raise `public_overlap`."
         raise _check.reject("public", f"{overlap.copies} copies", rule, way_out)
@@ -89,13 +91,13 @@ def _blocks(store: TokenStore) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndar
 
     A run's owner is its record's place among the R.
     """
-    first, count, borders = 0, store.num_records, np.asarray(store.record_offsets)
+    start, count, borders = 0, store.num_records, np.asarray(store.record_offsets)
     powers = np.cumprod(np.full(WINDOW, _BASE), dtype=np.uint64)
-    while first < count:
+    while start < count:
         # as many records as fit, at least one
-        end = int(np.searchsorted(borders, borders[first] + _BLOCK, side="right")) - 1
-        end = min(max(end, first + 1), count)
-        offsets = borders[first : end + 1]
+        end = int(np.searchsorted(borders, borders[start] + _BLOCK, side="right")) - 1
+        end = min(max(end, start + 1), count)
+        offsets = borders[start : end + 1]
         tokens = np.asarray(store.tokens[offsets[0] : offsets[-1]]) % CONTEXT
         lengths = np.diff(offsets)
         long = np.flatnonzero(lengths >= SHORTEST)
@@ -106,6 +108,6 @@ def _blocks(store: TokenStore) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndar
         letters, windows = uniform_hash(0, 0, tokens), np.zeros(len(begin), np.uint64)
         for i in range(WINDOW):
             windows += letters[begin + i] * powers[i]
-        yield first + long, uniform_hash(0, 1, windows), owner
+        yield start + long, uniform_hash(0, 1, windows), owner
         give_back(store.tokens)
-        first = end
+        start = end

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.training.tokenizers import Content, Piece
 
 COMPLETION, CHAT = ("prompt", "completion"), ("messages",)
@@ -64,8 +65,8 @@ class Item(NamedTuple):
         learned = "".join(part.text for part in text if part.predicted) if pieces else text
         for name, value in (("user", user), ("text", learned)):
             if not isinstance(value, str):
-                other = "neither text nor integer" if name == "user" else "not text"
-                return cls(reason=f"{name} is {'missing' if value is None else other}")
+                rule = "neither text nor integer" if name == "user" else "not text"
+                return cls(reason=f"{name} is {'missing' if value is None else rule}")
             if not value.strip():
                 return cls(reason=f"{name} is empty")
         try:
@@ -102,7 +103,7 @@ class _Files:
         self.paths = [_check.file("data", path) for path in paths]
         self.user_column, self.text_column = user_column, text_column
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Format, columns, and the name, size and SHA-256 of each file."""
         columns = {name: getattr(self, name) for name in ("user_column", "text_column")}
         files = []
@@ -116,9 +117,9 @@ class _Files:
     def columns(self) -> tuple[str, ...]:
         """The columns that the text of a record is in, by the first row of the first file."""
         rows = (row for row, _, _ in self._rows(self.paths[0]))
-        named = next((row for row in rows if isinstance(row, dict)), {})
+        first_row = next((row for row in rows if isinstance(row, dict)), {})
         kinds = [(self.text_column,), COMPLETION, CHAT]
-        return next((kind for kind in kinds if named.keys() >= {*kind}), kinds[0])
+        return next((kind for kind in kinds if first_row.keys() >= {*kind}), kinds[0])
 
     @property
     def context(self) -> bool:
@@ -131,14 +132,14 @@ class _Files:
 
     def read(self) -> Iterator[Item]:
         """Read the items of all files."""
-        before = 0
+        bytes_done = 0
         for path in self.paths:
-            for row, done, where in self._rows(path):
+            for row, done, position in self._rows(path):
                 item = Item(reason=str(row))
                 if isinstance(row, dict):
                     item = Item.of_row(row, self.user_column, self.columns)
-                yield item._replace(done=before + done, where=f"{path.name}: {where}")
-            before += path.stat().st_size
+                yield item._replace(done=bytes_done + done, where=f"{path.name}: {position}")
+            bytes_done += path.stat().st_size
 
     def _rows(self, path: Path) -> Iterator[tuple[Row, int, str]]:
         """(a row, or why there is none; bytes so far; place) of each line of a file."""
@@ -147,8 +148,11 @@ class _Files:
     def _check_columns(self, path: Path, names: Sequence[str]) -> None:
         """Refuse a table without users, or without texts of any kind."""
         texts = (self.text_column, COMPLETION[0], CHAT[0])
-        for column, known in ((self.user_column, (self.user_column,)), (self.text_column, texts)):
-            if not {*known} & {*names}:
+        for column, accepted in (
+            (self.user_column, (self.user_column,)),
+            (self.text_column, texts),
+        ):
+            if not {*accepted} & {*names}:
                 raise _check.reject("column", column, f"{path.name} has columns {list(names)}")
 
 
@@ -225,8 +229,8 @@ class Parquet(_Files):
             with parquet.ParquetFile(path) as file:
                 names, count = file.schema_arrow.names, max(file.metadata.num_rows, 1)
                 self._check_columns(path, names)
-                wanted = {self.user_column, self.text_column, *COMPLETION, *CHAT}
-                read = [name for name in names if name in wanted]
+                columns = {self.user_column, self.text_column, *COMPLETION, *CHAT}
+                read = [name for name in names if name in columns]
                 for batch in file.iter_batches(1024, columns=read):
                     for row in batch.to_pylist():
                         number += 1
@@ -285,7 +289,7 @@ class FileTree:
         """The files, in a fixed order."""
         return walk(self.folder)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Format, number of files, a digest of their names and sizes, and what else decides."""
         digest, count = hashlib.sha256(), 0
         for path in self.files():
@@ -301,9 +305,9 @@ class FileTree:
     def read(self) -> Iterator[Item]:
         """Read the items of all files."""
         for number, path in enumerate(self.files(), 1):
-            where = str(path.relative_to(self.folder))
+            position = str(path.relative_to(self.folder))
             for item in self.items(path):
-                yield item._replace(done=number, where=where)
+                yield item._replace(done=number, where=position)
 
     def items(self, path: Path) -> Iterator[Item]:
         """The records of one file, or the reasons why there are none."""

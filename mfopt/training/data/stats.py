@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from mfopt._runtime._types import JsonObject
 from mfopt.training.data.store import TokenStore
 
 _QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
@@ -24,7 +23,7 @@ def _spread(values: np.ndarray) -> dict[str, float]:
     }
 
 
-def summary(store: TokenStore) -> dict[str, Any]:
+def summary(store: TokenStore) -> JsonObject:
     """Sizes and spreads of ``store``, JSON-able: without noise, and as private as the data."""
     return {
         "users": store.num_users,

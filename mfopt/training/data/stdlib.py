@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.training.data.build import Options, build
 from mfopt.training.data.builder import HoldOut
 from mfopt.training.data.sources import FileTree, Item, format_of, walk
@@ -59,7 +60,7 @@ def functions_of(source: str) -> list[str]:
     lines = source.splitlines(keepends=True)
     texts = []
     for node in _functions(ast.parse(source).body):
-        begin = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        begin = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         texts.append(textwrap.dedent("".join(lines[begin - 1 : node.end_lineno])))
     return texts
 
@@ -111,17 +112,17 @@ class StandardLibrary(FileTree):
             yield Item.of(module.removesuffix(".__init__"), text)
 
 
-def build_stdlib(out: str | Path, *, public: str = "public", **rest: Any) -> dict[str, Any]:
+def build_stdlib(folder: str | Path, *, public: str = "public", **keywords: Any) -> dict[str, Any]:
     """Build the embedded corpus: parts ``train``, ``public``, and held-out ones.
 
     The public part is "public" (code) or "prose" (docstrings). By default the tokenizer is a
     byte-level BPE of 2048 entries trained on it, and a tenth of the private modules and a twentieth
-    of the others' functions are held out. ``out``, ``rest``, returns, raises: as
+    of the others' functions are held out. ``folder``, ``keywords``, returns, raises: as
     :func:`mfopt.training.data.build.build`.
     """
-    how: dict[str, Any] = {"tokenizer": 2048, "options": _HELD_OUT}
-    how |= {"public": StandardLibrary(public)} | rest
-    return build(StandardLibrary("private"), out, **how)
+    settings: JsonObject = {"tokenizer": 2048, "options": _HELD_OUT}
+    settings |= {"public": StandardLibrary(public)} | keywords
+    return build(StandardLibrary("private"), folder, **settings)
 
 
 def check_lines(path: str | Path) -> None:
@@ -133,11 +134,11 @@ def check_lines(path: str | Path) -> None:
 
 def build_lines(
     path: str | Path,
-    out: str | Path,
+    folder: str | Path,
     tokenizer: str | None = None,
     *,
     skip_bad: bool = False,
-    **rest: Any,
+    **keywords: Any,
 ) -> dict[str, Any]:
     """Build the stores of a file (:func:`format_of`) with the columns ``user`` and ``text``.
 
@@ -151,9 +152,9 @@ def build_lines(
     check_lines(path)
     source = format_of(path)
     assert source is not None
-    rest |= {
+    keywords |= {
         "tokenizer": 2048 if tokenizer is None else Tokenizer.load(tokenizer),
         "options": dataclasses.replace(_HELD_OUT, on_bad="skip" if skip_bad else "few"),
         "public": StandardLibrary("prose"),
     }
-    return build(source([path], "user", "text"), out, **rest)
+    return build(source([path], "user", "text"), folder, **keywords)

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.training.tokenizers import CONTEXT
 
 FORMAT_VERSION = 1
@@ -59,10 +60,10 @@ def content_digest(tokens: np.ndarray, record_offsets: np.ndarray, user_offsets:
     return digest.hexdigest()
 
 
-def _chunks(array: np.ndarray, more: int = 0) -> Iterator[np.ndarray]:
+def _chunks(array: np.ndarray, extra: int = 0) -> Iterator[np.ndarray]:
     """Parts of an array, each with ``more`` of the next; of a map one part is in memory at once."""
     for begin in range(0, len(array), _CHUNK):
-        yield array[begin : begin + _CHUNK + more]
+        yield array[begin : begin + _CHUNK + extra]
         give_back(array)
 
 
@@ -85,7 +86,7 @@ class TokenStore:
     tokens: np.ndarray
     record_offsets: np.ndarray
     user_offsets: np.ndarray
-    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+    metadata: JsonObject = dataclasses.field(default_factory=dict)
     path: Path | None = None
 
     def __post_init__(self) -> None:
@@ -201,10 +202,10 @@ class TokenStore:
             (tokens (B, L) int32, mask (B, L) bool); mask is True on real tokens that are predicted
             or begin a prediction.
         """
-        first, empty = self._numbers("records", records, self.num_records)
+        begins, empty = self._numbers("records", records, self.num_records)
         if not self.num_records:
-            return self._gather(first, first, length, pad_id)
-        start, stop = self.record_offsets[first], self.record_offsets[first + 1]
+            return self._gather(begins, begins, length, pad_id)
+        start, stop = self.record_offsets[begins], self.record_offsets[begins + 1]
         return self._gather(start, np.where(empty, 0, stop - start), length, pad_id)
 
     def in_chunks(self, length: int) -> TokenStore:
@@ -217,9 +218,9 @@ class TokenStore:
         begin, sizes = np.asarray(self.record_offsets[:-1]), self.record_lengths()
         counts = np.maximum(1, -(-sizes // length))
         ends = np.concatenate([[0], np.cumsum(counts)])
-        place = np.arange(ends[-1]) - np.repeat(ends[:-1], counts)  # of a chunk in its record
+        chunk_index = np.arange(ends[-1]) - np.repeat(ends[:-1], counts)  # of a chunk in its record
         of_record = [np.repeat(values, counts) for values in (begin, sizes, counts)]
-        offsets = of_record[0] + place * of_record[1] // of_record[2]
+        offsets = of_record[0] + chunk_index * of_record[1] // of_record[2]
         offsets = np.append(offsets, self.record_offsets[-1])
         chunks = TokenStore(self.tokens, offsets, ends[self.user_offsets], self.metadata, self.path)
         chunks.digest = self.digest
@@ -236,12 +237,12 @@ class TokenStore:
 
         ``users``: (B,) user numbers; -1 stands for nobody (all padding). Returns as :meth:`batch`.
         """
-        first, empty = self._numbers("users", users, self.num_users)
+        users_asked, empty = self._numbers("users", users, self.num_users)
         length = _check.integer("length", length)
         if not self.num_users:
-            return self._gather(first, first, length)
-        begin = self.record_offsets[self.user_offsets[first]]
-        end = self.record_offsets[self.user_offsets[first + 1]]
+            return self._gather(users_asked, users_asked, length)
+        begin = self.record_offsets[self.user_offsets[users_asked]]
+        end = self.record_offsets[self.user_offsets[users_asked + 1]]
         total = np.where(empty, 0, end - begin)
         windows = np.maximum(total - length, 0) + 1
         shift = np.minimum((shares * windows).astype(np.int64), windows - 1)
@@ -251,7 +252,7 @@ class TokenStore:
         """Read everything once: order of offsets, token range, content digest."""
         for name in ("record_offsets", "user_offsets"):
             offsets = getattr(self, name)
-            if any(np.any(np.diff(part) < 0) for part in _chunks(offsets, more=1)):
+            if any(np.any(np.diff(part) < 0) for part in _chunks(offsets, extra=1)):
                 raise _check.reject(name, str(self.path), "must not decrease")
         largest = max((int((part % CONTEXT).max()) for part in _chunks(self.tokens)), default=-1)
         if largest >= self.vocab_size:
@@ -312,8 +313,8 @@ def open_parts(path: str | Path, name: str = "path") -> dict[str, TokenStore]:
     folder = _check.path(name, path)
     if (folder / METADATA).is_file():
         return {"train": TokenStore.open(folder)}
-    there = [part for part in PARTS if (folder / part / METADATA).is_file()]
-    stores = {part: TokenStore.open(folder / part) for part in there}
+    existing = [part for part in PARTS if (folder / part / METADATA).is_file()]
+    stores = {part: TokenStore.open(folder / part) for part in existing}
     if "train" not in stores:
         raise _check.reject(name, str(folder), "holds no token store", _MAKE_ONE)
     return stores

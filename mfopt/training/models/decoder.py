@@ -122,13 +122,13 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype
-        out: jax.Array = x @ self.kernel[...].astype(dtype)
+        product: jax.Array = x @ self.kernel[...].astype(dtype)
         if self.bias is not None:
-            out = out + self.bias[...].astype(dtype)
+            product = product + self.bias[...].astype(dtype)
         if self.scale:
             low = x @ self.lora_a[...].astype(dtype) @ self.lora_b[...].astype(dtype)
-            out = out + self.scale * low
-        return out
+            product = product + self.scale * low
+        return product
 
 
 def attend(
@@ -167,9 +167,9 @@ def rotated(rows: jax.Array, speed: tuple[float, ...]) -> jax.Array:
     """
     planes = len(speed)
     angle = (jnp.arange(len(rows))[:, None] * np.array(speed, np.float32))[:, None]
-    first, second, rest = jnp.split(rows.astype(jnp.float32), (planes, 2 * planes), axis=-1)
+    first, second, untouched = jnp.split(rows.astype(jnp.float32), (planes, 2 * planes), axis=-1)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    parts = first * cos - second * sin, second * cos + first * sin, rest
+    parts = first * cos - second * sin, second * cos + first * sin, untouched
     return jnp.concatenate(parts, axis=-1).astype(rows.dtype)
 
 
@@ -197,14 +197,14 @@ class Attention(nnx.Module):
         return rotated(rows, self.speed) if self.speed else rows
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        *read, last = (getattr(self, layer) for layer in self.layers)
+        *read, output_layer = (getattr(self, layer) for layer in self.layers)
         # of queries, keys and values, which one matrix may give
         query, key, value = (
             [layer(x) for layer in read] if len(read) > 1 else jnp.split(read[0](x), 3, axis=-1)
         )
         heads = self._heads(query, "q_norm"), self._heads(key, "k_norm")
         value = value.reshape(len(x), -1, self.size)
-        mixed: jax.Array = last(attend(*heads, value, self.scale, self.cap))
+        mixed: jax.Array = output_layer(attend(*heads, value, self.scale, self.cap))
         return mixed
 
 
@@ -217,10 +217,10 @@ class Network(nnx.Module):
             setattr(self, layer, config.linear(f"mlp/{layer}", adapters))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        *wide, last = (getattr(self, layer) for layer in self.layers)
+        *wide, output_layer = (getattr(self, layer) for layer in self.layers)
         inner = ACTIVATIONS[self.activation](wide[0](x))
-        out: jax.Array = last(inner * wide[1](x) if len(wide) > 1 else inner)
-        return out
+        result: jax.Array = output_layer(inner * wide[1](x) if len(wide) > 1 else inner)
+        return result
 
 
 class Block(nnx.Module):

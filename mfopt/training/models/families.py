@@ -20,6 +20,7 @@ import numpy as np
 from flax import nnx
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.training.models.decoder import (
     ACTIVATIONS,
     TASKS,
@@ -314,14 +315,14 @@ class DecoderConfig:
         _check.choice("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
 
     @classmethod
-    def read(cls, settings: dict[str, Any]) -> DecoderConfig:
+    def read(cls, settings: JsonObject) -> DecoderConfig:
         """The shape that a ``config.json`` says; refused is one of another function."""
         values = dict(settings)
         family = FAMILIES[values["model_type"]]
         if family.learned:
-            for name, (meaning, usual) in _OF_GPT2.items():
-                value = values.pop(name, usual)
-                values[meaning] = usual if value is None else value
+            for name, (meaning, default) in _OF_GPT2.items():
+                value = values.pop(name, default)
+                values[meaning] = default if value is None else value
             values["intermediate_size"] = values["intermediate_size"] or 4 * values["hidden_size"]
         blocks = _check.integer("num_hidden_layers", values.get("num_hidden_layers"))
         kinds = _kinds(values, blocks)
@@ -332,7 +333,7 @@ class DecoderConfig:
         if not windowed and values.get("layer_types") and _SLIDING in kinds:
             rule = "has layers with a window, and there is no `sliding_window`"
             raise _check.reject("config.json layer_types", kinds, rule)
-        usual = "gelu_pytorch_tanh" if family.gemma else "gelu" if family.plain else "silu"
+        default = "gelu_pytorch_tanh" if family.gemma else "gelu" if family.plain else "silu"
         activations = (*ACTIVATIONS,)[1:] if family.gemma or family.plain else ("silu",)
         required = {k: v for k, v in _REQUIRED.items() if k not in family.follows}
         values["partial_rotary_factor"] = min(rotary.share for rotary in ropes.values())
@@ -341,46 +342,48 @@ class DecoderConfig:
         if family.parallel:
             required["use_parallel_residual"] = (True,)
         check_settings(values, {*_SIZES, *_FOLLOWED, *family.follows, "model_type"}, required)
-        known = {name: values[name] for name in _SIZES if values.get(name) is not None}
+        sizes = {name: values[name] for name in _SIZES if values.get(name) is not None}
         for name in _SIZES:
-            if name not in known and name not in ("num_key_value_heads", "head_dim"):
+            if name not in sizes and name not in ("num_key_value_heads", "head_dim"):
                 raise _check.reject("config.json", name, "is missing")
         epsilon = "layer_norm_eps" if family.plain else "rms_norm_eps"
         if values.get(epsilon) is None:
             raise _check.reject("config.json", epsilon, "is missing")
-        heads = _check.integer("num_attention_heads", known["num_attention_heads"])
-        size = _check.integer("hidden_size", known["hidden_size"]) // heads
-        if "head_dim" not in known and known["hidden_size"] % heads:
-            rule = f"must divide hidden_size = {known['hidden_size']}"
+        heads = _check.integer("num_attention_heads", sizes["num_attention_heads"])
+        size = _check.integer("hidden_size", sizes["hidden_size"]) // heads
+        if "head_dim" not in sizes and sizes["hidden_size"] % heads:
+            rule = f"must divide hidden_size = {sizes['hidden_size']}"
             raise _check.reject("num_attention_heads", heads, rule)
-        known = {"num_key_value_heads": heads, "head_dim": size} | known
+        sizes = {"num_key_value_heads": heads, "head_dim": size} | sizes
         if family.plain:
-            known["num_key_value_heads"] = heads
+            sizes["num_key_value_heads"] = heads
         positions = values.get("no_rope_layers") or [1] * blocks
         if len(positions) != blocks or len(kinds) != blocks:
             raise _check.reject("config.json layers", blocks, "is not the length of their settings")
-        scalar = values.get("query_pre_attn_scalar") or known["head_dim"]
+        scalar = values.get("query_pre_attn_scalar") or sizes["head_dim"]
         # older Gemma files name the exact GELU where all readers take the other one
-        named = values.get("hidden_activation") or (values.get("hidden_act"), usual)[family.gemma]
+        activation = (
+            values.get("hidden_activation") or (values.get("hidden_act"), default)[family.gemma]
+        )
         return cls(
             model_type=values["model_type"],
             norm_epsilon=_check.positive(epsilon, values[epsilon]),
             rotary=tuple(
-                ropes[kind] if there and not family.learned else None
-                for kind, there in zip(kinds, positions, strict=True)
+                ropes[kind] if is_there and not family.learned else None
+                for kind, is_there in zip(kinds, positions, strict=True)
             ),
             tie_word_embeddings=values.get("tie_word_embeddings", family.gemma),
             attention_bias=values.get("attention_bias", family.plain),
             sliding_window=values.get("sliding_window"),
-            activation=named or usual,
+            activation=activation or default,
             query_scale=_check.positive("query_pre_attn_scalar", scalar) ** -0.5,
             attention_cap=values.get("attn_logit_softcapping"),
             logits_cap=values.get("final_logit_softcapping"),
             source=json.dumps(settings),
-            **known,
+            **sizes,
         )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """What a ``config.json`` says of the shape: all that was read."""
         return json.loads(self.source) | {"architectures": [self.family.architecture]}
 
@@ -492,13 +495,13 @@ class DecoderConfig:
             return ()
         planes = int(self.head_dim * rotary.share) // 2
         speed = rotary.theta ** (-np.arange(planes) / planes)
-        if given := dict(rotary.scaling):
+        if scaling := dict(rotary.scaling):
             share = np.zeros(planes)  # left as it is
-            if given["rope_type"] == "llama3":
-                turns = given["original_max_position_embeddings"] * speed / (2 * np.pi)
-                low, high = given["low_freq_factor"], given["high_freq_factor"]
+            if scaling["rope_type"] == "llama3":
+                turns = scaling["original_max_position_embeddings"] * speed / (2 * np.pi)
+                low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
                 share = np.clip((turns - low) / (high - low), 0.0, 1.0)
-            speed = speed * (share + (1 - share) / given["factor"])
+            speed = speed * (share + (1 - share) / scaling["factor"])
         return tuple(speed.astype(np.float32).tolist())
 
     def _rows(self, layer: str) -> np.ndarray | None:
@@ -507,10 +510,12 @@ class DecoderConfig:
         One after the other in Phi 3; in Pythia queries, keys and values of each head together.
         """
         names = self.family.names
-        together = [other for other in self.matrices if names.get(other, other) == names.get(layer)]
+        together = [
+            matrix for matrix in self.matrices if names.get(matrix, matrix) == names.get(layer)
+        ]
         if len(together) < 2:
             return None
-        columns = [self.matrices[other][1] for other in together]
+        columns = [self.matrices[matrix][1] for matrix in together]
         if self.family.parallel:
             numbers = np.arange(sum(columns)).reshape(-1, len(columns), self.head_dim)
             return numbers[:, together.index(layer)].ravel()
@@ -524,7 +529,7 @@ class DecoderConfig:
         return layer in self.family.biased or (self.attention_bias and of_attention)
 
 
-def _kinds(values: dict[str, Any], blocks: int) -> list[str]:
+def _kinds(values: JsonObject, blocks: int) -> list[str]:
     """Which layers attend to a window only, where that decides their positions."""
     kinds = values.get("layer_types")
     if kinds is not None:
@@ -532,25 +537,25 @@ def _kinds(values: dict[str, Any], blocks: int) -> list[str]:
         if not {*map(str, kinds)} <= {_FULL, _SLIDING}:
             raise _check.reject("config.json layer_types", kinds, "has a layer of another kind")
         return kinds
-    every = values.pop("sliding_window_pattern", None)  # of older Gemma 3 files
+    period = values.pop("sliding_window_pattern", None)  # of older Gemma 3 files
     if values["model_type"] != "gemma3_text":
         return [_FULL] * blocks
-    every = _check.integer("sliding_window_pattern", every or 6)
-    return [_SLIDING if (number + 1) % every else _FULL for number in range(blocks)]
+    period = _check.integer("sliding_window_pattern", period or 6)
+    return [_SLIDING if (number + 1) % period else _FULL for number in range(blocks)]
 
 
-def _ropes(values: dict[str, Any]) -> dict[str, Rotary]:
+def _ropes(values: JsonObject) -> dict[str, Rotary]:
     """Rotary positions by kind of layer, taken out of what a ``config.json`` says of them."""
-    given = values.pop("rope_parameters", None) or {}
+    parameters = values.pop("rope_parameters", None) or {}
     local = values.pop("rope_local_base_freq", None)
     # older files have all but the stretching outside
     outside = {"rope_theta": values.pop("rotary_emb_base", None) or values.get("rope_theta")}
     share = values.pop("rotary_pct", None) or values.get("partial_rotary_factor")
     outside |= {"partial_rotary_factor": share} | (values.pop("rope_scaling", None) or {})
     outside = {name: value for name, value in outside.items() if value is not None}
-    if {*given} <= {_FULL, _SLIDING} and given:
-        return {kind: _rotary(dict(given[kind])) for kind in given}
-    full = _rotary(given | outside)
+    if {*parameters} <= {_FULL, _SLIDING} and parameters:
+        return {kind: _rotary(dict(parameters[kind])) for kind in parameters}
+    full = _rotary(parameters | outside)
     return {_FULL: full, _SLIDING: full if local is None else Rotary(local)}
 
 
@@ -596,8 +601,8 @@ def gpt2_config(
     1557611200
     """
     sizes = (vocab_size, n_positions, n_embd, n_layer, n_head, n_inner)
-    settings: dict[str, Any] = dict(zip(_OF_GPT2, sizes, strict=False))
-    settings |= {name: usual for name, (_, usual) in _OF_GPT2.items() if name not in settings}
+    settings: JsonObject = dict(zip(_OF_GPT2, sizes, strict=False))
+    settings |= {name: default for name, (_, default) in _OF_GPT2.items() if name not in settings}
     settings |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
     settings |= {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
     if vocab_size <= _GPT2_END:

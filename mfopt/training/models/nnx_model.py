@@ -71,8 +71,8 @@ def from_nnx(
         UsageError: ``trainable`` selects nothing.
     """
     graph = nnx.graphdef(module)
-    chosen, rest = nnx.state(module, trainable, ...)
-    params, frozen = flatten(chosen), flatten(rest)
+    chosen, frozen_state = nnx.state(module, trainable, ...)
+    params, frozen = flatten(chosen), flatten(frozen_state)
     if not params:
         raise _check.reject("trainable", trainable, "selects no parameter of the module")
     paths = list(params), list(frozen)
@@ -89,8 +89,8 @@ def from_nnx(
         return next_token_loss(logits(params, frozen, tokens), tokens, mask)
 
     def specs(state: Any) -> PyTree:
-        named = flatten(nnx.get_partition_spec(state))
-        return nest({path: _over_model(spec) for path, spec in named.items()})
+        by_name = flatten(nnx.get_partition_spec(state))
+        return nest({path: _over_model(spec) for path, spec in by_name.items()})
 
     return Model(
         params=nest(params),
@@ -102,5 +102,5 @@ def from_nnx(
         logits=logits,
         export=export,
         partition=specs(chosen),
-        frozen_partition=specs(rest),
+        frozen_partition=specs(frozen_state),
     )
