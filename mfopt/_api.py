@@ -205,7 +205,7 @@ def _require_calls(progress: object, command: object) -> None:
 
 
 def _certified(factorization: Factorization) -> Factorization:
-    """``made``, unless its guarantee is an estimate only."""
+    """``factorization``, unless its guarantee is an estimate only."""
     if factorization.provenance.get("interrupted"):
         raise InterruptedFactorization(factorization)
     if factorization.guarantee.proved:

@@ -33,7 +33,7 @@ class Batch:
         return int(np.sum(self.units < 0))
 
     def blocks(self, size: int) -> Iterator[np.ndarray]:
-        """The units as microbatches (k, m), at most ``most`` of them at a time; at least one."""
+        """The units as microbatches (k, m), at most ``size`` of them at a time; at least one."""
         rows = self.units.reshape(-1, self.microbatch)
         for begin in range(0, len(rows), size):
             yield rows[begin : begin + size]

@@ -99,7 +99,8 @@ def compare_noise(
     """Run the tests of a run's noise.
 
     ``white``: C times the noise of the run, in units of σ, (n, coordinates); ``arrays``: places of
-    each array's coordinates; ``other``: the noise of step 0 under another secret, (coordinates,).
+    each array's coordinates; ``independent``: the noise of step 0 under another secret,
+    (coordinates,).
     """
     n, m = white.shape
     if not (np.all(np.isfinite(white)) and np.all(np.any(white, axis=1)) and np.any(independent)):
@@ -160,7 +161,7 @@ def _worst(*families: np.ndarray) -> float:
 
 
 def _normal(products: np.ndarray, expected: np.ndarray) -> Any:
-    """Chances of inner products of ``given`` vectors (..., m) with standard normal ones."""
+    """Chances of inner products of ``expected`` vectors (..., m) with standard normal ones."""
     sizes = np.maximum(np.linalg.norm(expected, axis=-1), 1e-300)
     return 2 * stats.norm.sf(np.abs(products) / sizes)
 

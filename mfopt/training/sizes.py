@@ -69,7 +69,7 @@ def work(model: Model, length: int) -> Work:
 
 
 def _held(function: Callable[..., Any], inputs: Any, *constants: Any) -> float:
-    """Float32 numbers that the backward pass towards ``given`` keeps beside the arguments."""
+    """Float32 numbers that the backward pass towards ``inputs`` keeps beside the arguments."""
 
     def backward(inputs: Any, *constants: Any) -> Any:
         return jax.vjp(lambda inputs: function(inputs, *constants), inputs)[1]

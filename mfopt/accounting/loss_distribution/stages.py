@@ -321,9 +321,9 @@ def coarser_below(composed: ComposedLosses, ratio: int) -> RoundsBlock:
 def divided(
     part: LossDistribution, small: float, coarse: float
 ) -> tuple[LossDistribution, LossDistribution]:
-    """Two independent pairs that together dominate ``one``: its small losses, and all others.
+    """Two independent pairs that together dominate ``part``: its small losses, and all others.
 
-    The first is ``one`` on condition that its loss is no larger than ``small`` either way. The
+    The first is ``part`` on condition that its loss is no larger than ``small`` either way. The
     second tells whether it is, and else the loss; it is on a grid of spacing ``coarse``.
     """
     losses = part.losses

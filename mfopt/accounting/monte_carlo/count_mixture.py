@@ -251,7 +251,7 @@ def _shape(pair: CountPair, sigma: float) -> _Shape:
 
 
 def _lower_tail(pair: CountPair, mass: np.ndarray, smallest: np.ndarray) -> float:
-    """a with P'(Σ h < a) <= faint by (6), h >= ``least`` in cells of F's ``mass``; at least 0."""
+    """a with P'(Σ h < a) <= faint by (6), h >= ``smallest`` in cells of F's ``mass``; >= 0."""
     if pair.faint <= 0:
         return 0.0
     best, budget, whole = 0.0, math.log(pair.faint) - _log_constant(pair), float(mass.sum())

@@ -170,11 +170,11 @@ class Overlaps:
     def added(
         self, pattern: jax.Array, previous: Drawn, noise: jax.Array, logs: jax.Array
     ) -> Drawn:
-        """``before`` with one pattern more in each sample.
+        """``previous`` with one pattern more in each sample.
 
         Args:
           pattern: its bins, shape (samples, K).
-          before: what was drawn so far.
+          previous: what was drawn so far.
           noise: of every entry, shape (samples, K·b).
           logs: log normalizers that it was drawn at, shape (samples,).
         """

@@ -52,7 +52,7 @@ def share(chunks: int) -> tuple[int, int]:
 def joined(results: Any, chunks: int, question: Any) -> Any:
     """Results of all chunks, in order, from each process's own, chunks along the first axis.
 
-    ``asked`` is a pytree that must be the same for all processes.
+    ``question`` is a pytree that must be the same for all processes.
     """
     if count() == 1:
         return results

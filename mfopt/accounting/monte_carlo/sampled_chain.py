@@ -57,7 +57,7 @@ class Split(NamedTuple):
     chosen: Sequence[Chosen]
 
     def sizes(self, samples: int, smallest: int, beta: float) -> list[int]:
-        """Samples of each point, from ``least`` to ``samples``: as few as add little to δ."""
+        """Samples of each point, from ``smallest`` to ``samples``: as few as add little to δ."""
         sizes = [samples] * len(self.chosen)
         log_bounds = self.log_bounds(sizes, beta)
         little = scipy.special.logsumexp(log_bounds) + _LITTLE - math.log(len(sizes))
@@ -195,7 +195,7 @@ class SampledChain(LossModel):
     def _add(self, point: Point, trial: Trial, enough: float, previous: Chosen | None) -> Chosen:
         """Proposal for a bound of the add direction, with no need to be below ``enough``.
 
-        The proposal of the point ``before`` where that serves: to choose one takes as long as
+        The proposal of the point ``previous`` where that serves: to choose one takes as long as
         the bound.
         """
         lowest = self.loss.least("add", point)

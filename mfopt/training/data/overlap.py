@@ -70,7 +70,7 @@ def refuse_copies(
 ) -> Overlap:
     """Copies of records of ``private`` in ``public``; all with the same tokenizer.
 
-    Refused are copies that hold more than ``most`` of the public tokens.
+    Refused are copies that hold more than ``largest_share`` of the public tokens.
     """
     examined, copied = copies(public, private)
     lengths = public.record_lengths()

@@ -145,7 +145,7 @@ def build_lines(
     The rest is as for :func:`build_stdlib`, whose docstrings are the public part.
 
     Args:
-      path, out: the file, and the folder to make.
+      path, folder: the file, and the folder to make.
       tokenizer: folder of a model with its own; None: one is trained.
       skip_bad: skip lines that are no record even if they are more than a hundredth.
     """

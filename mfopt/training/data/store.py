@@ -61,7 +61,7 @@ def content_digest(tokens: np.ndarray, record_offsets: np.ndarray, user_offsets:
 
 
 def _chunks(array: np.ndarray, extra: int = 0) -> Iterator[np.ndarray]:
-    """Parts of an array, each with ``more`` of the next; of a map one part is in memory at once."""
+    """Parts of an array, each with ``extra`` of the next; of a map one is in memory at once."""
     for begin in range(0, len(array), _CHUNK):
         yield array[begin : begin + _CHUNK + extra]
         give_back(array)
