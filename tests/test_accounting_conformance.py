@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from test_strategies import EVERY_KIND, every_strategy
 
 from mfopt.accounting import Mechanism, account, analysis
 from mfopt.accounting.account import registered
@@ -20,7 +21,7 @@ from mfopt.sampling import (
     Poisson,
     TruncatedPoisson,
 )
-from mfopt.strategies import BandedSquareRoot, SquareRoot
+from mfopt.strategies import BandedSquareRoot, Dense, SquareRoot
 from mfopt.testing import check_accountant
 
 DELTA = 1e-5
@@ -201,3 +202,29 @@ def test_scaling_c_scales_sigma():
     )
     half = account(Mechanism(scheme, BandedToeplitz(np.array([0.5, 0.3]))), epsilon=1.0, delta=1e-5)
     assert half.noise_multiplier == pytest.approx(whole.noise_multiplier / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize(
+    "scheme",
+    [FixedOrder(4, 3), MinSeparation(12, 3, 4), CyclicPoisson(0.3, 4, 12), Poisson(0.3, 12)],
+    ids=lambda scheme: scheme.kind,
+)
+def test_every_kind_of_c_is_accounted_as_its_dense_matrix_or_refused_as_it_is(scheme, kind):
+    strategy = every_strategy(12)[kind]
+    dense = Mechanism(scheme, Dense(np.asarray(strategy.materialize(12))))
+    question = {"noise_multiplier": 3.0, "delta": 1e-5}
+    try:
+        guarantee = account(Mechanism(scheme, strategy), **question)
+    except UsageError:
+        with pytest.raises(UsageError):
+            account(dense, **question)
+        return
+    if kind != "identity" or scheme.kind != "poisson":  # where an identity is known by its class
+        oracle = account(dense, **question).epsilon
+        # of columns that fall, a bound on patterns of the dense matrix is not attained
+        lowest = 0.0 if scheme.kind == "min-separation" else (1 - 1e-9) * oracle
+        assert lowest <= guarantee.epsilon <= (1 + 1e-9) * oracle
+    assert 0 < guarantee.lower_bound <= guarantee.epsilon
+    for change in ({"noise_multiplier": 3.3}, {"delta": 1e-4}):
+        assert account(Mechanism(scheme, strategy), **question | change).epsilon < guarantee.epsilon
