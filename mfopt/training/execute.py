@@ -110,6 +110,8 @@ def _execute(
                         "epsilon."
                     )
                 ends = done == prepared.steps
+                if ends:  # beyond what the pace of the steps tells
+                    told(Progress("evaluating"))
                 if ends or (config.evaluate_every and done % config.evaluate_every == 0):
                     last, evaluated = evaluate(state), done
                     recorder.evaluations(done, last)
