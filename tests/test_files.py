@@ -219,6 +219,17 @@ def test_a_result_is_kept_elsewhere_where_the_folder_is_gone(tmp_path, monkeypat
     assert actual.resolve() == work / "one-2.npz" and actual.read_text() == "result"
 
 
+def test_a_result_outlives_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "work").rmdir()
+    actual = _files.write_beside(Path("one.npz"), saver(), force=False)
+    assert actual == tmp_path / "home" / "one-2.npz" and actual.read_text() == "result"
+    monkeypatch.chdir(tmp_path)  # pytest's own goes back from a folder that is there
+
+
 def test_a_result_that_fits_nowhere_says_why(tmp_path, monkeypatch):
     def full(path, force):
         raise OSError(errno.ENOSPC, "disk full", str(path))

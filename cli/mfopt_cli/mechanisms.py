@@ -86,8 +86,8 @@ def keep(factorization: Factorization, path: Path, *, force: bool) -> Path:
     messages.COMPLETE.append(str(saved))
     if saved != path:
         click.echo(
-            f"mfopt: {path} could not be written (it appeared meanwhile, or the disk is full): "
-            f"the result is saved as {saved}",
+            f"mfopt: {path} could not be written (it appeared meanwhile, its folder is gone, or "
+            f"the disk is full): the result is saved as {saved}",
             err=True,
         )
     return saved

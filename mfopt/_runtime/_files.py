@@ -350,9 +350,10 @@ def _sync_folder(folder: Path) -> None:
 
 def _fallback_folders(preferred: Path) -> Iterator[Path]:
     tried = set()
-    for folder in (preferred, Path.cwd(), Path.home(), Path(tempfile.gettempdir())):
-        if folder.is_dir() and (whole := folder.resolve()) not in tried:
-            tried.add(whole)
+    # by what they are: a working folder that was removed has no path
+    for folder in (preferred, Path(), Path.home(), Path(tempfile.gettempdir())):
+        if folder.is_dir() and (place := (folder.stat().st_dev, folder.stat().st_ino)) not in tried:
+            tried.add(place)
             yield folder
 
 
