@@ -105,10 +105,10 @@ def patterns(mechanism):
     """Where the participations are not drawn: all that there are of one unit in fixed order, or
     the densest one; of a unit that is one of K, all K alike."""
     scheme, steps = mechanism.sampling, np.arange(mechanism.iterations)
-    apart = getattr(scheme, "bins", None) or scheme.separation
-    most = 3 if scheme.kind == "fixed-order" else scheme.participations
-    taken = (steps % apart == 0) & (steps < most * apart)
-    return np.tile(taken * float(mechanism.group_size), (2, 1))
+    separate = getattr(scheme, "bins", None) or scheme.separation
+    limit = 3 if scheme.kind == "fixed-order" else scheme.participations
+    participated = (steps % separate == 0) & (steps < limit * separate)
+    return np.tile(participated * float(mechanism.group_size), (2, 1))
 
 
 @pytest.mark.ci
@@ -125,43 +125,47 @@ def test_an_account_satisfies_what_holds_for_all(case):
         tolerance=case.tolerance,
         **effort,
     )
-    found = account(mechanism, noise_multiplier=case.sigma, delta=DELTA, **effort)
-    assert found.status == case.status
+    guarantee = account(mechanism, noise_multiplier=case.sigma, delta=DELTA, **effort)
+    assert guarantee.status == case.status
 
 
 def test_every_accountant_of_the_project_has_a_case():
     cases = {case.mechanism.sampling.kind for case in CASES.values()}
-    own = {
+    custom = {
         kind
-        for kind, found in registered().items()
-        if any(type(accountant).__module__.startswith("mfopt.") for accountant in found)
+        for kind, actual in registered().items()
+        if any(type(accountant).__module__.startswith("mfopt.") for accountant in actual)
     }
-    assert cases == own
+    assert cases == custom
 
 
 @pytest.mark.parametrize("case", EXACT.values(), ids=EXACT.keys())
 def test_both_directions_are_covered(case):
-    found = analysis(case.mechanism)
+    bound = analysis(case.mechanism)
     # of the scheme's own accountant, without the bound that holds anyway
-    profile = getattr(found, "parts", (found,))[-1].bound.profile(case.sigma)
+    profile = getattr(bound, "parts", (bound,))[-1].bound.profile(case.sigma)
     scheme = case.mechanism.sampling
     one_gaussian = scheme.kind in ("fixed-order", "min-separation")
     one_gaussian |= getattr(scheme, "probability", 0) == 1  # every unit in every batch
     assert isinstance(profile, GaussianProfile) == one_gaussian
-    same = one_gaussian or case.mechanism.sampling.describe().get("probability") == 1
+    unchanged = one_gaussian or case.mechanism.sampling.describe().get("probability") == 1
     for epsilon in (0.05, 1.0):
-        both = profile.log_delta(epsilon)
+        log_delta = profile.log_delta(epsilon)
         remove = profile.log_delta(epsilon, "remove")
         add = profile.log_delta(epsilon, "add")
-        assert both == pytest.approx(max(remove, add), abs=1e-9)
-        assert (abs(remove - add) <= 1e-6) == same
+        assert log_delta == pytest.approx(max(remove, add), abs=1e-9)
+        assert (abs(remove - add) <= 1e-6) == unchanged
 
 
 def test_exactly_two_of_three():
     mechanism = Mechanism(Poisson(0.1, 10))
-    for given in ({}, {"epsilon": 1.0}, {"epsilon": 1.0, "delta": 0.1, "noise_multiplier": 1.0}):
+    for arguments in (
+        {},
+        {"epsilon": 1.0},
+        {"epsilon": 1.0, "delta": 0.1, "noise_multiplier": 1.0},
+    ):
         with pytest.raises(UsageError, match="exactly two"):
-            account(mechanism, **given)
+            account(mechanism, **arguments)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ CASES = [
 def test_every_entry_is_within_the_stated_error(epochs, bins, decay):
     strategy, scheme = _case(epochs, bins, decay)
     modes = _modes(strategy, scheme)
-    found = blt_gram.gram(strategy, scheme)
-    error = np.abs(found / (modes.T @ modes) - 1).max()
+    gram = blt_gram.gram(strategy, scheme)
+    error = np.abs(gram / (modes.T @ modes) - 1).max()
     assert error < blt_gram.relative_error(scheme) < 1e-10 * max(1, epochs / 100)
     # a control: a buffer that forgets a little faster is seen
     other = BLT(strategy.base.scale, strategy.base.decay * (1 - 1e-7), 1.7)
@@ -54,24 +54,24 @@ def test_every_entry_is_within_the_stated_error(epochs, bins, decay):
 def test_groups_have_the_mean_modes_and_the_mean_norms(epochs, bins, size):
     strategy, scheme = _case(epochs, bins, [0.9, 0.3])
     gram = _modes(strategy, scheme).T @ _modes(strategy, scheme)
-    found = blt_gram.grouped(strategy, scheme, size)
+    grouped = blt_gram.grouped(strategy, scheme, size)
     cuts = np.arange(0, bins, size)
     counts = np.diff(np.append(cuts, bins))
     sums = np.add.reduceat(np.add.reduceat(gram, cuts, 0), cuts, 1)
-    np.testing.assert_allclose(found[0], sums / np.outer(counts, counts), rtol=1e-12)
+    np.testing.assert_allclose(grouped[0], sums / np.outer(counts, counts), rtol=1e-12)
     np.testing.assert_allclose(
-        found[1], np.add.reduceat(gram.diagonal(), cuts) / counts, rtol=1e-12
+        grouped[1], np.add.reduceat(gram.diagonal(), cuts) / counts, rtol=1e-12
     )
     # the dense way that other kinds take, and both products
     dense = Strategy.grouped_gram(strategy, scheme, size)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11), tuple(dense), found)
-    slopes = [np.random.default_rng(2).normal(size=part.shape) for part in found]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11), tuple(dense), grouped)
+    slopes = [np.random.default_rng(2).normal(size=part.shape) for part in grouped]
     with jax.enable_x64(True):
         fast = jax.jit(
             lambda slope, diagonal: blt_gram.product(slope, strategy, scheme, size, diagonal)
         )(*slopes)
         plain = Strategy.grouped_product(strategy, *slopes, scheme, size)
-    expected = sum(np.sum(a * b) for a, b in zip(slopes, found, strict=True))
+    expected = sum(np.sum(a * b) for a, b in zip(slopes, grouped, strict=True))
     np.testing.assert_allclose([fast, plain], expected, rtol=1e-10)
 
 
@@ -90,13 +90,14 @@ def test_the_product_and_its_gradient_are_those_of_the_dense_matrix():
         modes = dense.reshape(21, 3, 7).sum(axis=1)
         return jnp.sum(slope * (modes.T @ modes))
 
-    at = [strategy.base.scale, strategy.base.decay, strategy.rows, strategy.columns]
+    position = [strategy.base.scale, strategy.base.decay, strategy.rows, strategy.columns]
     with jax.enable_x64(True):
-        every = (0, 1, 2, 3)
-        found, expected = (
-            jax.jit(jax.value_and_grad(f, every))(*map(jnp.asarray, at)) for f in (fast, plain)
+        complete = (0, 1, 2, 3)
+        actual, expected = (
+            jax.jit(jax.value_and_grad(f, complete))(*map(jnp.asarray, position))
+            for f in (fast, plain)
         )
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11), found, expected)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11), actual, expected)
 
 
 @pytest.mark.release
@@ -107,17 +108,17 @@ def test_many_epochs_need_no_modes():
     assert not strategy.has_structured_gram(BallsInBins(bins=2, epochs=100))
     np.testing.assert_allclose(strategy.gram(scheme), modes.T @ modes, rtol=1e-11)
 
-    def held(epochs):
+    def occupied(epochs):
         """Bytes that a program for G holds: those of modes would grow with the epochs squared."""
-        asked = BallsInBins(bins=2, epochs=epochs)
-        program = jax.jit(lambda d: TimeScaled(strategy.base, jnp.ones(1), d).gram(asked))
+        scheme = BallsInBins(bins=2, epochs=epochs)
+        program = jax.jit(lambda d: TimeScaled(strategy.base, jnp.ones(1), d).gram(scheme))
         return program.lower(jnp.ones(2 * epochs)).compile().memory_analysis().temp_size_in_bytes
 
-    assert held(1200) < 2.2 * held(600)
+    assert occupied(1200) < 2.2 * occupied(600)
 
 
 @pytest.fixture
-def few(monkeypatch):
+def few_blocks(monkeypatch):
     monkeypatch.setattr(time_scaled, "_MANY", 1)
     jax.clear_caches()
     yield
@@ -126,7 +127,7 @@ def few(monkeypatch):
 
 
 @pytest.mark.ci
-def test_the_certificates_pair_is_above_the_modes_and_by_a_hair(few):
+def test_the_certificates_pair_is_above_the_modes_and_by_a_hair(few_blocks):
     strategy, scheme = _case(4, 33, [0.999, 0.9, 0.5])
     modes = _modes(strategy, scheme)
     gram = modes.T @ modes

@@ -54,24 +54,26 @@ def one_bin():
 def test_one_bin_has_the_gaussian_mechanisms_sigma(one_bin, epsilon, delta):
     pair, norm = one_bin
     truth = norm / gaussian.largest_mu(epsilon, delta)
-    found = calibrate(pair, epsilon, delta, samples=2**15, seed=1)
-    assert abs(found.noise_multiplier / truth - 1) < 5 * found.relative_error + 1e-5 < 0.01
+    calibration = calibrate(pair, epsilon, delta, samples=2**15, seed=1)
+    assert (
+        abs(calibration.noise_multiplier / truth - 1) < 5 * calibration.relative_error + 1e-5 < 0.01
+    )
     # from a σ that is known about, no other is searched for
-    again = calibrate(pair, epsilon, delta, samples=2**15, seed=1, near=1.05 * truth)
-    assert again.noise_multiplier == pytest.approx(found.noise_multiplier, rel=0.004)
+    repeated = calibrate(pair, epsilon, delta, samples=2**15, seed=1, near=1.05 * truth)
+    assert repeated.noise_multiplier == pytest.approx(calibration.noise_multiplier, rel=0.004)
 
 
 def test_larger_direction_decides():
     # slowly decaying C at few bins: the two directions nearly tie, and σ must cover both
     pair = dominating_pair.exact(S.SquareRoot(), SMALL)
-    found = calibrate(pair, 4.0, 1e-3, samples=2**14, seed=0)
+    calibration = calibrate(pair, 4.0, 1e-3, samples=2**14, seed=0)
     for direction in ("remove", "add"):
-        at = plain.delta(
-            pair, found.noise_multiplier, 4.0, direction=direction, samples=2**19, seed=5
+        delta = plain.delta(
+            pair, calibration.noise_multiplier, 4.0, direction=direction, samples=2**19, seed=5
         )
-        assert at.value <= 1e-3 * (1 + 4 * found.relative_error * abs(found.slope)) + (
-            4 * at.standard_error
-        )
+        assert delta.value <= 1e-3 * (
+            1 + 4 * calibration.relative_error * abs(calibration.slope)
+        ) + (4 * delta.standard_error)
 
 
 def by_effort(prover):
@@ -148,11 +150,11 @@ def test_too_few_samples_fail_or_inflate_but_never_lie(one_bin):
 
 
 def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monkeypatch):
-    seen = []
+    recorded = []
 
-    def watch(likelihood, tilt, point, *more):
-        seen.append((tilt, point))
-        return original(likelihood, tilt, point, *more)
+    def watch(likelihood, tilt, point, *extra):
+        recorded.append((tilt, point))
+        return original(likelihood, tilt, point, *extra)
 
     original = importance.total
     monkeypatch.setattr(importance, "total", watch)
@@ -161,11 +163,11 @@ def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monke
     trial = evidence.Trial(2**14, 1e-8, chunked.seed_key(0))
     with jax.enable_x64(True):
         plan = model.pilot(2.0, 1.0, trial)
-        seen.clear()
+        recorded.clear()
         for sigma in (1.9, 2.1):
             model.bounds(sigma, 1.0, plan, trial)
-    assert {point.noise_multiplier for _, point in seen} == {1.9, 2.1}
-    for tilt, paid in seen:
+    assert {point.noise_multiplier for _, point in recorded} == {1.9, 2.1}
+    for tilt, paid in recorded:
         proven = loss.at(tilt, evidence.Point(paid.noise_multiplier, 1.0))
         assert tilt.log_ceiling == pytest.approx(proven.log_ceiling, rel=1e-12)
 
@@ -201,9 +203,9 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
         tuple(np.asarray(jax.random.key_data(key)).tolist())
         for key in (chunked.seed_key(0), estimate)
     ]
-    others = [key for key in used if key not in searches]
+    variants = [key for key in used if key not in searches]
     assert set(searches) <= set(used)
-    assert len(others) >= 5 and len(set(others)) == len(others)
+    assert len(variants) >= 5 and len(set(variants)) == len(variants)
     # and the optimizer's, from the same seed, are none of them
     for path in (0, 1):
         key = subkey(chunked.seed_key(2), path)
@@ -212,8 +214,8 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
 
 def sigma_of(*words):
     """The one σ of a command's JSON."""
-    found = printed(*words)
-    (row,) = found.get("rows", [found])
+    actual = printed(*words)
+    (row,) = actual.get("rows", [actual])
     return row["noise_multiplier"]
 
 
@@ -222,13 +224,13 @@ def test_one_sigma_from_every_command(kind, tmp_path):
     """To the last digit, as typed; one that samples is given one seed."""
     target, length, seed = ("--eps", 2, "--delta", 1e-5), ("--epochs", 2, "--iters", 16), 3
     file = tmp_path / "made.npz"
-    asked = (*target, "--seed", seed)
-    sigma = sigma_of("optimize", *length, *asked, "--strategy", kind, "--out", file)
-    assert sigma_of("calibrate", file, *asked) == sigma
-    assert sigma_of("certify", file, *asked) == sigma
+    target_words = (*target, "--seed", seed)
+    sigma = sigma_of("optimize", *length, *target_words, "--strategy", kind, "--out", file)
+    assert sigma_of("calibrate", file, *target_words) == sigma
+    assert sigma_of("certify", file, *target_words) == sigma
     assert sigma_of("show", file) == sigma
     for strategy in (kind, file):
-        account_words = ("account", "balls-in-bins", *length, *asked, "--strategy", strategy)
+        account_words = ("account", "balls-in-bins", *length, *target_words, "--strategy", strategy)
         assert sigma_of(*account_words) == sigma
     if kind == "identity":  # without samples: commands that take no seed of a certificate, too
         families = ("--include", "dpsgd+balls-in-bins", "--cache", tmp_path / "cells")
@@ -261,10 +263,10 @@ def test_no_sigma_is_absurd(epsilon, delta):
     certificate, _ = release(pair, epsilon, delta, effort=Effort(seed=2))
     assert certificate.noise_multiplier <= plain * (1 + 1e-9)
     # one bin is met with probability 1/4: H >= (H of its mode at ε + log 4)/4
-    least = min(np.sqrt(np.diagonal(pair.gram))) / gaussian.largest_mu(
+    lowest = min(np.sqrt(np.diagonal(pair.gram))) / gaussian.largest_mu(
         epsilon + math.log(4), min(4 * delta, 1 - 1e-9)
     )
-    assert certificate.noise_multiplier > 0.9 * least
+    assert certificate.noise_multiplier > 0.9 * lowest
 
 
 # --- orthogonal modes ----------------------------------------------------------------------------
@@ -289,8 +291,8 @@ def test_orthogonal_modes_need_no_samples_and_agree_with_sampling(epsilon, delta
     with pytest.raises(FailureError, match="not certified"):  # nothing is left to give away
         certify(pair, certificate.noise_multiplier * (1 - 1e-4), epsilon, delta)
     # nor does a number of samples change the answer
-    asked, _ = release(pair, epsilon, delta, effort=Effort(samples=2**16, seed=2))
-    assert asked.samples == 0 and asked.noise_multiplier == certificate.noise_multiplier
+    requested, _ = release(pair, epsilon, delta, effort=Effort(samples=2**16, seed=2))
+    assert requested.samples == 0 and requested.noise_multiplier == certificate.noise_multiplier
 
 
 def test_an_orthogonal_norm_is_never_rounded_down():

@@ -32,41 +32,41 @@ def run(*arguments):
     import contextlib
     import io
 
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    output, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(err):
         try:
             main([str(argument) for argument in arguments])
         except SystemExit as stop:
             code = stop.code or 0
-    return code, out.getvalue(), err.getvalue()
+    return code, output.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def optimized_file(tmp_path_factory):
     """A file that ``optimize`` made, and what it printed."""
     path = tmp_path_factory.mktemp("cli") / "one.npz"
-    code, out, err = run(*TINY, "--strategy", "sqrt", "--out", path, "--json")
+    code, output, err = run(*TINY, "--strategy", "sqrt", "--out", path, "--json")
     assert (code, err) == (0, "")
-    return path, json.loads(out)
+    return path, json.loads(output)
 
 
-def test_optimize_json_is_one_object_that_agrees_with_the_file(made):
-    path, printed = made
+def test_optimize_json_is_one_object_that_agrees_with_the_file(optimized_file):
+    path, printed = optimized_file
     assert printed.keys() >= KEYS | {"seconds"}
-    found = mfopt.load(path)
-    assert printed["certified"] is True and found.guarantee.status == "certified"
-    assert printed["rmse"] == pytest.approx(found.rmse)
-    assert printed["noise_multiplier"] == found.noise_multiplier
+    factorization = mfopt.load(path)
+    assert printed["certified"] is True and factorization.guarantee.status == "certified"
+    assert printed["rmse"] == pytest.approx(factorization.rmse)
+    assert printed["noise_multiplier"] == factorization.noise_multiplier
     assert (printed["epsilon"], printed["delta"]) == (2.0, 1e-3)
     assert (printed["path"], printed["strategy"]) == (str(path), {"kind": "sqrt"})
-    assert found.sampling == mfopt.BallsInBins(bins=4, epochs=2)
+    assert factorization.sampling == mfopt.BallsInBins(bins=4, epochs=2)
     assert printed["provenance"]["seed"] == "pinned 3"
 
 
 @pytest.mark.ci
 def test_optimize_prints_a_table_and_names_its_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(*TINY, "--buffers", 1, "--samples", 256, "--steps", 5)
+    code, output, err = run(*TINY, "--buffers", 1, "--samples", 256, "--steps", 5)
     assert code == 0 and "Traceback" not in err
     (path,) = tmp_path.iterdir()
     assert path.name == "mfopt-blt-2x4-eps2.npz"
@@ -80,58 +80,58 @@ def test_optimize_prints_a_table_and_names_its_file(tmp_path, monkeypatch):
         "fresh bins",
         path.name,
     ):
-        assert said in out, said
-    shown = float(re.search(r"noise multiplier σ +([\d.]+)", out)[1])
+        assert said in output, said
+    shown = float(re.search(r"noise multiplier σ +([\d.]+)", output)[1])
     assert shown >= mfopt.load(path).noise_multiplier  # never rounded towards less privacy
     assert "certifying" in err  # progress goes to standard error
 
 
-def test_show(made):
-    path, printed = made
-    code, out, _ = run("show", path, "--json")
-    assert code == 0 and json.loads(out).keys() >= KEYS
-    assert json.loads(out)["digest"] == printed["digest"]
-    code, out, _ = run("show", path)
-    assert code == 0 and "balls-in-bins" in out and printed["digest"] in out
+def test_show(optimized_file):
+    path, printed = optimized_file
+    code, output, _ = run("show", path, "--json")
+    assert code == 0 and json.loads(output).keys() >= KEYS
+    assert json.loads(output)["digest"] == printed["digest"]
+    code, output, _ = run("show", path)
+    assert code == 0 and "balls-in-bins" in output and printed["digest"] in output
 
 
-def test_certify(made, tmp_path):
-    path, _ = made
+def test_certify(optimized_file, tmp_path):
+    path, _ = optimized_file
     out_path = tmp_path / "weaker.npz"
-    code, out, _ = run(
+    code, output, _ = run(
         "certify", path, "--eps", 3, "--delta", "1e-2", "--seed", 1, "--json", "--out", out_path
     )
     assert code == 0
-    printed = json.loads(out)
+    printed = json.loads(output)
     assert printed["certified"] is True and printed["epsilon"] == 3.0 and printed["delta"] == 1e-2
-    again = mfopt.load(out_path)
-    assert again.guarantee.epsilon == 3.0
-    assert again.noise_multiplier == mfopt.load(path).noise_multiplier
+    factorization = mfopt.load(out_path)
+    assert factorization.guarantee.epsilon == 3.0
+    assert factorization.noise_multiplier == mfopt.load(path).noise_multiplier
     for epsilon, said in ((1.99, "not certified"), (1, "is FALSE")):
-        code, out, err = run("certify", path, "--eps", epsilon, "--seed", 1)
-        assert code == 1 and out == "" and said in err and one_line(err.splitlines()[-1])
+        code, output, err = run("certify", path, "--eps", epsilon, "--seed", 1)
+        assert code == 1 and output == "" and said in err and one_line(err.splitlines()[-1])
 
 
-def test_calibrate(made, tmp_path):
-    path, printed = made
+def test_calibrate(optimized_file, tmp_path):
+    path, printed = optimized_file
     out_path = tmp_path / "stronger.npz"
-    code, out, _ = run(
+    code, output, _ = run(
         "calibrate", path, "--eps", 1, "--delta", "1e-3", "--seed", 1, "--json", "--out", out_path
     )
     assert code == 0
-    found = json.loads(out)
-    assert found["certified"] is True and found["path"] == str(out_path)
-    assert found["noise_multiplier"] > printed["noise_multiplier"]
-    assert found["strategy"] == printed["strategy"]
-    assert mfopt.load(out_path).noise_multiplier == found["noise_multiplier"]
+    parsed = json.loads(output)
+    assert parsed["certified"] is True and parsed["path"] == str(out_path)
+    assert parsed["noise_multiplier"] > printed["noise_multiplier"]
+    assert parsed["strategy"] == printed["strategy"]
+    assert mfopt.load(out_path).noise_multiplier == parsed["noise_multiplier"]
 
 
 @pytest.mark.filterwarnings("ignore")  # matplotlib's own, by version
-def test_plot(made, tmp_path):
-    path, _ = made
+def test_plot(optimized_file, tmp_path):
+    path, _ = optimized_file
     target = tmp_path / "one.png"
-    code, out, _ = run("plot", path, "--out", target)
-    assert code == 0 and str(target) in out
+    code, output, _ = run("plot", path, "--out", target)
+    assert code == 0 and str(target) in output
     assert target.read_bytes().startswith(b"\x89PNG") and target.stat().st_size > 10_000
     code, _, err = run("plot", path, "--out", target)
     assert code == 2 and "exists" in err
@@ -197,16 +197,16 @@ def test_bad_input_has_an_exit_code_and_one_line(name, tmp_path, monkeypatch):
     cut.write_bytes(b"PK\x03\x04 and no more")
     word, changes = BAD[name]
     options = {**dict(zip(TINY[1::2], TINY[2::2], strict=True)), "--strategy": "sqrt", **changes}
-    found, out, err = run("optimize", "--quiet", *(x for pair in options.items() for x in pair))
-    assert found == 2 and out == ""
+    actual, output, err = run("optimize", "--quiet", *(x for pair in options.items() for x in pair))
+    assert actual == 2 and output == ""
     assert word in err and "Traceback" not in err
     assert one_line(err.splitlines()[-1]), err
     assert list(tmp_path.iterdir()) == [cut]  # nothing was written
 
 
-def test_existing_files_are_kept(made, monkeypatch):
-    path, _ = made
-    before = path.read_bytes()
+def test_existing_files_are_kept(optimized_file, monkeypatch):
+    path, _ = optimized_file
+    content = path.read_bytes()
     for command in (
         [*TINY, "--strategy", "identity"],
         ["certify", path],
@@ -214,28 +214,28 @@ def test_existing_files_are_kept(made, monkeypatch):
     ):
         code, _, err = run(*command, "--out", path)
         assert code == 2 and "exists" in err and "--force" in err
-        assert path.read_bytes() == before
+        assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("command", [["show"], ["plot"], ["certify"], ["calibrate", "--eps", "1"]])
-def test_corrupt_and_missing_files(command, made, tmp_path):
+def test_corrupt_and_missing_files(command, optimized_file, tmp_path):
     bad = tmp_path / "bad.npz"
-    data = made[0].read_bytes()
+    data = optimized_file[0].read_bytes()
     for content in (data[:-100], b"hello", b"", data[:700] + b"xxxx" + data[704:]):
         bad.write_bytes(content)
-        code, out, err = run(*command, bad)
-        assert code == 1 and out == "" and "cannot load" in err
+        code, output, err = run(*command, bad)
+        assert code == 1 and output == "" and "cannot load" in err
         assert len(err.splitlines()) == 1 and one_line(err)
-    code, out, err = run(*command, tmp_path / "none.npz")
+    code, output, err = run(*command, tmp_path / "none.npz")
     assert code == 2 and "is not a file" in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "named"), [(["none"], "RUN"), (["--config", "none"], "--config")]
+    ("words", "keywords"), [(["none"], "RUN"), (["--config", "none"], "--config")]
 )
-def test_an_audit_names_what_was_typed(words, named):
+def test_an_audit_names_what_was_typed(words, keywords):
     code, _, err = run("audit", *words)
-    assert code == 2 and f"{named} none: is not a file" in err
+    assert code == 2 and f"{keywords} none: is not a file" in err
 
 
 def test_a_file_that_is_something_else_is_called_so(tmp_path):
@@ -249,13 +249,13 @@ def test_a_file_that_is_something_else_is_called_so(tmp_path):
         assert "Errno" not in err
 
 
-def test_a_file_that_ends_too_early_is_no_interrupt(made, monkeypatch):
+def test_a_file_that_ends_too_early_is_no_interrupt(optimized_file, monkeypatch):
     def load(path):
         raise EOFError("no data left in file")
 
     monkeypatch.setattr("mfopt.factorization.load", load)
-    code, out, err = run("calibrate", made[0], "--eps", 1)
-    assert (code, out) == (1, "")
+    code, output, err = run("calibrate", optimized_file[0], "--eps", 1)
+    assert (code, output) == (1, "")
     assert err == "mfopt: a file or an answer ends too early (no data left in file)\n"
 
 
@@ -267,29 +267,29 @@ def test_an_audit_without_an_upper_bound_says_so_and_is_json():
     def no_constant(text):
         raise AssertionError(f"{text} is no JSON")
 
-    code, out, _ = run(*words, "--json")
-    found = json.loads(out, parse_constant=no_constant)
-    assert code == 0 and found["noise_multiplier_highest"] is None
-    code, out, _ = run(*words)
-    assert code == 0 and "no upper bound" in out and "inf" not in out
+    code, output, _ = run(*words, "--json")
+    parsed = json.loads(output, parse_constant=no_constant)
+    assert code == 0 and parsed["noise_multiplier_highest"] is None
+    code, output, _ = run(*words)
+    assert code == 0 and "no upper bound" in output and "inf" not in output
 
 
 def test_one_printer_writes_all_json(capsys):
     for path in (Path(display.__file__).parent / "commands").glob("*.py"):
         assert "json.dumps(" not in path.read_text(), path.name
     display.json_object({"b": [float("inf"), 1.0], "a": {"x": float("nan")}})
-    found = json.loads(capsys.readouterr().out)
-    assert (found["a"], found["b"]) == ({"x": None}, [None, 1.0])
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["a"], printed["b"]) == ({"x": None}, [None, 1.0])
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("asked", "closed", "code"),
+    ("command", "closed", "code"),
     [("show {}", ">&- 2>&-", 0), ("x", "2>&-", 2)],
 )
-def test_a_closed_stream_is_no_reason_to_fail(asked, closed, code, made):
+def test_a_closed_stream_is_no_reason_to_fail(command, closed, code, optimized_file):
     python = f"{shlex.quote(sys.executable)} -c 'from mfopt_cli.main import main; main()'"
-    words = asked.format(shlex.quote(str(made[0])))
+    words = command.format(shlex.quote(str(optimized_file[0])))
     done = subprocess.run(
         f"{python} {words} {closed}", shell=True, capture_output=True, check=False
     )
@@ -330,8 +330,8 @@ def test_help_and_bad_usage_wait_for_nothing_large():
 
 
 def test_the_kinds_that_help_names_are_those_that_can_be_asked_for():
-    own = [k for k in kinds.all_names() if registered()[k].__module__.startswith("mfopt.")]
-    assert list(StrategyName.names) == own
+    custom = [k for k in kinds.all_names() if registered()[k].__module__.startswith("mfopt.")]
+    assert list(StrategyName.names) == custom
 
 
 @pytest.mark.parametrize(
@@ -340,10 +340,10 @@ def test_the_kinds_that_help_names_are_those_that_can_be_asked_for():
 )
 def test_the_documented_completion_completes(typed, completed):
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
-    found = CliRunner().invoke(
+    result = CliRunner().invoke(
         cli, [], prog_name="mfopt", env={"_MFOPT_COMPLETE": "bash_complete", **words}
     )
-    assert found.output.strip() == completed
+    assert result.output.strip() == completed
     helped = CliRunner().invoke(cli, ["--help"]).output
     assert 'eval "$(_MFOPT_COMPLETE=bash_source mfopt)"' in helped
 
@@ -375,9 +375,9 @@ def test_interrupt_saves_the_best_so_far_uncertified(tmp_path):
     assert any(" steps " in line for line in child.stderr)
     overdue.cancel()
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate()
+    output, err = child.communicate()
     assert child.returncode == 130, err
-    assert "NOT CERTIFIED" in out and "NOT CERTIFIED" in err and "Traceback" not in err
-    found = mfopt.load(tmp_path / "best.npz")
-    assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
-    assert len(found.history) >= 1 and found.strategy.base.kind == "blt"
+    assert "NOT CERTIFIED" in output and "NOT CERTIFIED" in err and "Traceback" not in err
+    factorization = mfopt.load(tmp_path / "best.npz")
+    assert factorization.guarantee.status == "estimate" and factorization.provenance["interrupted"]
+    assert len(factorization.history) >= 1 and factorization.strategy.base.kind == "blt"

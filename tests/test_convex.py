@@ -41,8 +41,8 @@ def test_what_exceeds_the_ceiling_of_a_linear_loss_is_bounded_closely():
     placed = convex.cut(exact, SAMPLES, POINT)
     levels = np.array(placed.detail)
     quantiles = (levels + spread**2 / 2) / spread
-    seen = losses(*norm.cdf(quantiles[1:]), 0.0, 0.0)
-    tilt, left = convex.with_tail(placed, seen, SAMPLES, BETA)
+    recorded = losses(*norm.cdf(quantiles[1:]), 0.0, 0.0)
+    tilt, remainder = convex.with_tail(placed, recorded, SAMPLES, BETA)
     ceiling = math.exp(placed.log_ceiling)
 
     def above(z):
@@ -50,10 +50,10 @@ def test_what_exceeds_the_ceiling_of_a_linear_loss_is_bounded_closely():
         return norm.pdf(z) * max(math.exp(value) - ceiling, 0.0)
 
     truth = scipy.integrate.quad(above, quantiles[0] - 12, quantiles[0], epsabs=0)[0]
-    assert 0 < truth <= tilt.outside < 6 * truth and 0.95 * BETA < left < BETA
+    assert 0 < truth <= tilt.outside < 6 * truth and 0.95 * BETA < remainder < BETA
     # of counts that are known exactly it is the truth's tangent: no less than the truth
-    many = seen._replace(losses=seen.losses * 2**40)
-    assert truth <= convex.with_tail(placed, many, SAMPLES * 2**40, BETA)[0].outside < 2 * truth
+    large = recorded._replace(losses=recorded.losses * 2**40)
+    assert truth <= convex.with_tail(placed, large, SAMPLES * 2**40, BETA)[0].outside < 2 * truth
     # levels that nothing tells apart bound nothing
     assert convex.with_tail(placed, losses(0.5, 0.5, 0, 0), SAMPLES, BETA)[0].outside == math.inf
 
@@ -70,8 +70,8 @@ def test_the_bound_is_that_of_the_whole_and_counts_what_the_ceiling_cuts_off():
         bet, _ = pilot.log_bound(trial.samples, BETA)
         return loss.bound(tilt, point, bet, trial)
 
-    made = bound(pilot.tilt)
-    assert mean - 4 * error < made.value < 1.1 * mean and made.mean < mean + 4 * error
+    built = bound(pilot.tilt)
+    assert mean - 4 * error < built.value < 1.1 * mean and built.mean < mean + 4 * error
     levels = pilot.tilt.detail
     middle = levels.low + 0.7 * (levels.high - levels.low)
     low = convex.Levels(middle, middle, 2 * levels.high)

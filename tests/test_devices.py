@@ -45,14 +45,14 @@ def certified(cases):
 
 def searches(cases):
     """Values and gradients on frozen samples."""
-    found = []
+    collected = []
     for scheme, strategy, _ in cases:
         mapping = kinds.find(strategy.kind).parameterize(strategy, scheme.iterations)
         loss = log_rmse(PrefixSums(), scheme.iterations)
         target = AmplifiedObjective(loss, mapping, law(scheme), (EPSILON, DELTA), Samples(256, 0))
-        at = target(mapping.start)
-        found += [at.value, *at.gradient, at.noise_multiplier]
-    return found
+        position = target(mapping.start)
+        collected += [position.value, *position.gradient, position.noise_multiplier]
+    return collected
 
 
 def ends():
@@ -61,34 +61,34 @@ def ends():
     return [best.loss, best.noise_multiplier, len(best.history)]
 
 
-def answers(every):
+def answers(complete):
     """The number of devices, what no mesh may change, and what one may in its rounding."""
-    cases = [(SCHEME, C, 30_000), THROWN_AFRESH][: 1 + every]
-    rounded = searches(cases) + ends() if every else []
+    cases = [(SCHEME, C, 30_000), THROWN_AFRESH][: 1 + complete]
+    rounded = searches(cases) + ends() if complete else []
     exact = certified(cases)
-    return [jax.local_device_count(), *([float(x) for x in one] for one in (exact, rounded))]
+    return [jax.local_device_count(), *([float(x) for x in item] for item in (exact, rounded))]
 
 
-def in_a_process(devices, every):
+def in_a_process(devices, complete):
     """The answers of a process with so many devices."""
     environment = with_devices(devices)
     environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    program = f"import json, test_devices; print(json.dumps(test_devices.answers({every})))"
+    program = f"import json, test_devices; print(json.dumps(test_devices.answers({complete})))"
     return json.loads(python("-c", program, env=environment))
 
 
 @pytest.mark.parametrize(
-    "every",
+    "complete",
     [
         pytest.param(False, marks=pytest.mark.ci, id="balls-in-bins"),
         pytest.param(True, marks=pytest.mark.release, id="all"),
     ],
 )
-def test_answers_do_not_depend_on_the_number_of_devices(every):
-    (few, exact, rounded), (many, *found) = answers(every), in_a_process(4, every)
-    assert many == 4 != few
-    assert found[0] == exact  # to the last bit
-    np.testing.assert_allclose(found[1], rounded, rtol=1e-12, atol=1e-12)
+def test_answers_do_not_depend_on_the_number_of_devices(complete):
+    (small, exact, rounded), (large, *actual) = answers(complete), in_a_process(4, complete)
+    assert large == 4 != small
+    assert actual[0] == exact  # to the last bit
+    np.testing.assert_allclose(actual[1], rounded, rtol=1e-12, atol=1e-12)
 
 
 def together(program, count=2):
@@ -97,8 +97,8 @@ def together(program, count=2):
     environment = with_devices(1)
     environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     started = [
-        start("-c", program, f"127.0.0.1:{port}", count, place, env=environment)
-        for place in range(count)
+        start("-c", program, f"127.0.0.1:{port}", count, index, env=environment)
+        for index in range(count)
     ]
     return [json.loads(printed.splitlines()[-1]) for printed in finish(*started)]
 
@@ -116,7 +116,7 @@ def as_one_of_several():
     with over_processes():
         looked = []
         with chunked.counting(looked.append):
-            many, few = certified(), certified(8192)  # four chunks each, and one for two of them
+            large, small = certified(), certified(8192)  # four chunks each, and one for two of them
         keys = [jax.random.key_data(chunked.seed_key(None)).tolist() for _ in range(2)]
         released = dataclasses.asdict(
             release(law(SCHEME).loss(C), EPSILON, DELTA, effort=Effort(seed=3))[0]
@@ -126,15 +126,15 @@ def as_one_of_several():
             refused = ""
         except FailureError as error:
             refused = str(error)
-    return [[float(x) for x in many + few], sum(looked), keys, released, refused]
+    return [[float(x) for x in large + small], sum(looked), keys, released, refused]
 
 
 @pytest.mark.release
 def test_two_processes_answer_as_one():
     first, second = together(PROGRAM)
     assert first == second
-    found, looked, keys, released, refused = first
-    assert found == [float(x) for x in certified() + certified(8192)]
+    actual, looked, keys, released, refused = first
+    assert actual == [float(x) for x in certified() + certified(8192)]
     assert looked == 2 * (4 + 1) * 8192
     assert keys[0] != keys[1]
     assert released == dataclasses.asdict(
@@ -146,13 +146,13 @@ def test_two_processes_answer_as_one():
 def test_shares_are_all_chunks_in_order(monkeypatch):
     monkeypatch.setattr(processes, "count", lambda: 4)
     for chunks in (1, 3, 4, 9, 64):
-        seen = []
-        for place in range(4):
-            monkeypatch.setattr(jax, "process_index", lambda place=place: place)
+        recorded = []
+        for index in range(4):
+            monkeypatch.setattr(jax, "process_index", lambda place=index: place)
             first, end = processes.share(chunks)
             assert end - first <= -(-chunks // 4)
-            seen += range(first, end)
-        assert seen == list(range(chunks))
+            recorded += range(first, end)
+        assert recorded == list(range(chunks))
 
 
 def _normal(key, size):
@@ -164,12 +164,12 @@ def test_what_two_processes_draw_is_what_one_draws(monkeypatch, chunks):
     """Without the exchange itself, of which only two processes can tell."""
     drawn = []
     monkeypatch.setattr(processes, "joined", lambda own, *_: (drawn.append(own), own)[1])
-    key, asked = chunked.seed_key(0), (64 * chunks, 10**9)
-    whole, used = chunked.total(_normal, key, *asked)
+    key, requested = chunked.seed_key(0), (64 * chunks, 10**9)
+    whole, used = chunked.total(_normal, key, *requested)
     monkeypatch.setattr(processes, "count", lambda: 2)
-    for place in range(2):
-        monkeypatch.setattr(jax, "process_index", lambda place=place: place)
-        assert chunked.total(_normal, key, *asked)[1] == used == 64 * chunks
+    for index in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda place=index: place)
+        assert chunked.total(_normal, key, *requested)[1] == used == 64 * chunks
     np.testing.assert_array_equal(np.concatenate(drawn[1:]), drawn[0])
     assert drawn[0].sum() == whole
 

@@ -115,13 +115,15 @@ def words(shape, epsilon, options):
 
 
 def called(shape, epsilon, options):
-    named = {ARGUMENTS[name]: value for name, value in options.items() if name in ARGUMENTS}
+    keywords = {ARGUMENTS[name]: value for name, value in options.items() if name in ARGUMENTS}
     searched = {SEARCHES[name]: value for name, value in options.items() if name in SEARCHES}
     scale = options.get("--time-scale")
     size = {"epochs": shape[0], "iterations_per_epoch": shape[1], "epsilon": epsilon}
     sampling = options["--sampling"]
     search = Search(time_scale=scale, **searched)
-    return mfopt.factorize(**size, sampling=sampling, search=search, workload=PrefixSums(), **named)
+    return mfopt.factorize(
+        **size, sampling=sampling, search=search, workload=PrefixSums(), **keywords
+    )
 
 
 def refusal(function, *arguments, **options):
@@ -147,11 +149,11 @@ def test_both_doors_ask_the_library_for_the_same_or_refuse_the_same(
         expected, work[:] = list(work), []
         shown = CliRunner().invoke(cli, words(*question), prog_name="mfopt")
         assert shown.exception is None or isinstance(shown.exception, SystemExit), shown.exception
-        asked, work[:] = list(work), []
+        requested, work[:] = list(work), []
         assert shown.exit_code == (1 if problem is None else 2), (question, problem, shown.output)
         if problem is None:
             answered += 1
-            assert asked == expected, question
+            assert requested == expected, question
         else:  # which of several wrong options is named may differ
             refused += 1
             typed = [*options, "--epochs", "--iters"]
@@ -161,7 +163,7 @@ def test_both_doors_ask_the_library_for_the_same_or_refuse_the_same(
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("sampling", "strategy", "more"),
+    ("sampling", "strategy", "extra"),
     [
         *(("fixed-order", kind, {}) for kind in ("blt", "banded-sqrt", "tree", "toeplitz")),
         ("min-separation", "blt", {"separation": 3, "max-participations": 2}),
@@ -173,24 +175,24 @@ def test_both_doors_ask_the_library_for_the_same_or_refuse_the_same(
         ("balls-in-bins", "banded-sqrt", {"certificate": "deterministic"}),
     ],
 )
-def test_both_doors_make_the_same_mechanism(sampling, strategy, more, tmp_path):
-    named = {name.replace("-", "_"): value for name, value in more.items()}
-    made = mfopt.factorize(
+def test_both_doors_make_the_same_mechanism(sampling, strategy, extra, tmp_path):
+    keywords = {name.replace("-", "_"): value for name, value in extra.items()}
+    built = mfopt.factorize(
         epochs=2,
         iterations_per_epoch=6,
         epsilon=2.0,
         sampling=sampling,
         strategy=strategy,
-        **named,
+        **keywords,
     )
-    options = {"sampling": sampling, **({"strategy": strategy} if strategy else {}), **more}
+    options = {"sampling": sampling, **({"strategy": strategy} if strategy else {}), **extra}
     line = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     size = ["--epochs", "2", "--iters", "6", "--eps", "2", "--out", str(tmp_path / "made.npz")]
     shown = CliRunner().invoke(cli, ["optimize", *size, *line, "--json"], prog_name="mfopt")
     assert shown.exit_code == 0, shown.output
     facts = json.loads(shown.stdout)
-    assert facts["digest"] == made.digest and facts["rmse"] == made.rmse
-    assert facts["status"] == made.guarantee.status
+    assert facts["digest"] == built.digest and facts["rmse"] == built.rmse
+    assert facts["status"] == built.guarantee.status
 
 
 HOSTILE = (
@@ -232,16 +234,16 @@ STATED = ("strategy", "noise_multiplier", "sampling", "workload", "guarantee")
 
 
 @pytest.fixture(scope="module")
-def made():
+def factorization():
     return mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity")
 
 
-def test_hostile_arguments_are_refused_by_the_name_that_was_typed(made, work):
+def test_hostile_arguments_are_refused_by_the_name_that_was_typed(factorization, work):
     rng = random.Random(1)
     outcomes = {"refused": 0, "taken": 0}
-    calls = {**CALLS, "Factorization": {field: getattr(made, field) for field in STATED}}
+    calls = {**CALLS, "Factorization": {field: getattr(factorization, field) for field in STATED}}
     for name in ("certify", "calibrate", "noise.from_factorization"):
-        calls[name] = {**calls[name], "factorization": made}
+        calls[name] = {**calls[name], "factorization": factorization}
     for number in range(1500):
         name = sorted(calls)[number % len(calls)]
         arguments = dict(calls[name])
@@ -258,7 +260,7 @@ def test_hostile_arguments_are_refused_by_the_name_that_was_typed(made, work):
 
 
 def test_numbers_of_numpy_are_taken_and_can_be_saved(tmp_path):
-    made = mfopt.factorize(
+    built = mfopt.factorize(
         epochs=np.int64(2),
         iterations_per_epoch=np.int32(4),
         epsilon=np.float32(2),
@@ -266,7 +268,7 @@ def test_numbers_of_numpy_are_taken_and_can_be_saved(tmp_path):
         strategy="identity",
         seed=np.int64(3),
     )
-    assert mfopt.load(made.save(tmp_path / "made.npz")).provenance["seed"] == "pinned 3"
+    assert mfopt.load(built.save(tmp_path / "made.npz")).provenance["seed"] == "pinned 3"
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -277,7 +279,7 @@ def test_a_full_output_says_what_is_complete(unbuffered, tmp_path):
 
     line = "optimize --epochs 2 --iters 4 --eps 2 --sampling poisson --out made.npz --json"
     with open("/dev/full", "w") as full:
-        found = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "mfopt", *line.split()],
             cwd=tmp_path,
             stdout=full,
@@ -285,8 +287,8 @@ def test_a_full_output_says_what_is_complete(unbuffered, tmp_path):
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         )
-    assert found.returncode == 1 and "Traceback" not in found.stderr
-    assert found.stderr.endswith("made.npz is complete\n"), found.stderr
+    assert process.returncode == 1 and "Traceback" not in process.stderr
+    assert process.stderr.endswith("made.npz is complete\n"), process.stderr
     assert mfopt.load(tmp_path / "made.npz").guarantee.status == "exact"
 
 

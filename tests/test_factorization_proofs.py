@@ -41,8 +41,8 @@ def certified():
     )
     certificate, _ = release(plain.dominating_pair(), 2.0, 1e-3, effort=Effort(seed=0))
     guarantee, sigma = certificate.guarantee(), certificate.noise_multiplier
-    made = dataclasses.replace(plain, noise_multiplier=sigma, guarantee=guarantee)
-    return with_sigma(made, 1.02 * sigma)
+    variant = dataclasses.replace(plain, noise_multiplier=sigma, guarantee=guarantee)
+    return with_sigma(variant, 1.02 * sigma)
 
 
 def with_sigma(factorization, sigma):
@@ -96,8 +96,8 @@ def test_the_words_belong_to_what_was_proved(certified, edited, tmp_path):
     assert (proved.status, proved.method) == ("certified", certified.guarantee.method)
     assert proved.failure_probability > 0 and "beta" in proved.details
     assert proved.privacy_unit == changed.guarantee.privacy_unit
-    known = proofs.proved_guarantee(changed)
-    assert known == proved
+    reference = proofs.proved_guarantee(changed)
+    assert reference == proved
     # a status, a method or a chance that was not proved does not become so by the certificate
     assert changed.proved_here == (edited in ("privacy_unit", "details"))
 
@@ -119,8 +119,8 @@ def copied(tmp_path, monkeypatch):
 
 
 def test_any_accounting_code_belongs_to_a_proof(copied, monkeypatch):
-    here, digest = proofs.code_digest(), proofs.code_digest.__wrapped__
-    assert digest() == here
+    current, digest = proofs.code_digest(), proofs.code_digest.__wrapped__
+    assert digest() == current
     for part in (
         "accounting/verify.py",
         "calibration/release.py",
@@ -129,12 +129,12 @@ def test_any_accounting_code_belongs_to_a_proof(copied, monkeypatch):
     ):
         text = (copied / part).read_text()
         (copied / part).write_text(text + "# changed\n")
-        assert digest() != here, part
+        assert digest() != current, part
         (copied / part).write_text(text)
     (copied / "training" / "__init__.py").write_text("# no proof runs this")
-    assert digest() == here
+    assert digest() == current
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0")
-    assert digest() != here
+    assert digest() != current
 
 
 def test_whatever_a_proof_may_run_belongs_to_it(monkeypatch):
@@ -165,9 +165,9 @@ def test_the_key_is_the_owners(certified):
     proofs.note(certified)
     key = _notes.folder() / "key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600 and key.stat().st_size == 32
-    before = key.read_bytes()
+    content = key.read_bytes()
     proofs.note(certified)
-    assert key.read_bytes() == before
+    assert key.read_bytes() == content
     os.chmod(key, 0o644)  # others may have read it, so its notes prove nothing any more
     assert not certified.proved_here
 
@@ -201,10 +201,10 @@ def test_a_folder_that_cannot_be_written_loses_no_result(certified, tmp_path, mo
 
 
 def test_ensure_proves_once_and_refuses_what_is_false(certified, monkeypatch):
-    told = []
-    proved = proofs.ensure(certified, progress=told.append)
+    reports = []
+    proved = proofs.ensure(certified, progress=reports.append)
     assert (proved.epsilon, proved.delta) == (2.0, 1e-3) and proved.status == "certified"
-    assert told[0].stage.startswith("proving") and told[-1].stage == "certifying"
+    assert reports[0].stage.startswith("proving") and reports[-1].stage == "certifying"
     assert certified.proved_here
     monkeypatch.setattr(proofs, "certify", None)  # not run again
     assert proofs.ensure(certified) == proved
@@ -228,16 +228,16 @@ class Proof:
 
 def test_one_certificate_is_asked_for_and_its_refusal_holds(certified, monkeypatch):
     # its rounds are counted in what it says it can err with; a second one's would not be
-    asked = []
+    requests = []
 
     def refused(loss, sigma, epsilon, delta, **options):
-        asked.append((delta, options.get("samples")))
+        requests.append((delta, options.get("samples")))
         raise FailureError("not certified")
 
     monkeypatch.setattr(proofs, "certify", refused)
     with pytest.raises(FailureError, match="could not prove it: not certified"):
         proofs.ensure(certified)
-    assert asked == [(1e-3, None)] and not certified.proved_here
+    assert requests == [(1e-3, None)] and not certified.proved_here
 
 
 class Answer:
@@ -250,9 +250,9 @@ def test_other_statements_are_accounted_for(certified, monkeypatch):
     two = dataclasses.replace(certified.guarantee, group_size=2)
     pair = dataclasses.replace(certified, guarantee=two)
     for epsilon, status in [(2.1, "bound"), (1.0, "estimate"), (np.nan, "bound")]:
-        found = Guarantee(2.0, 1e-3, 1.0, status=status)
-        object.__setattr__(found, "epsilon", epsilon)
-        monkeypatch.setattr(proofs, "analysis", lambda _, found=found, **effort: Answer(found))
+        actual = Guarantee(2.0, 1e-3, 1.0, status=status)
+        object.__setattr__(actual, "epsilon", epsilon)
+        monkeypatch.setattr(proofs, "analysis", lambda _, found=actual, **effort: Answer(found))
         with pytest.raises(FailureError, match="could not prove"):
             proofs.ensure(pair)
     monkeypatch.setattr(proofs, "analysis", lambda _, **effort: Answer(pair.guarantee))
@@ -260,10 +260,10 @@ def test_other_statements_are_accounted_for(certified, monkeypatch):
 
 
 def test_a_statement_of_fresh_bins_is_certified_as_it_stands(monkeypatch):
-    asked = []
+    requests = []
 
     def certified(loss, sigma, epsilon, delta, **_):
-        asked.append((loss.name, sigma, epsilon, delta))
+        requests.append((loss.name, sigma, epsilon, delta))
         return Proof()
 
     monkeypatch.setattr(proofs, "certify", certified)
@@ -272,4 +272,4 @@ def test_a_statement_of_fresh_bins_is_certified_as_it_stands(monkeypatch):
     mechanism = Mechanism(FreshBins(4, 3), strategy)
     stated = Guarantee(1.0, 1e-5, 2.0, status="certified")
     assert proofs.prove(mechanism, 2.0, stated).privacy_unit == "example"
-    assert asked == [("fresh-bins", 2.0, 1.0, 1e-5)]
+    assert requests == [("fresh-bins", 2.0, 1.0, 1e-5)]

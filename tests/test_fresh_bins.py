@@ -51,8 +51,8 @@ def drawn(bins, epochs, bands, seed=0):
 
 def modes_of(matrix, scheme):
     """M by its definition, one column for each (throw, bin)."""
-    each = matrix.reshape(len(matrix), scheme.throws, scheme.rethrow, scheme.bins)
-    return each.sum(axis=2).reshape(len(matrix), -1)
+    entry = matrix.reshape(len(matrix), scheme.throws, scheme.rethrow, scheme.bins)
+    return entry.sum(axis=2).reshape(len(matrix), -1)
 
 
 def all_patterns(matrix, scheme):
@@ -80,10 +80,10 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(
     bins, epochs, rethrow, bands, monkeypatch
 ):
     scheme, matrix = FreshBins(bins, epochs, rethrow), drawn(bins, epochs, bands)
-    found = FreshBinsLaw(scheme).exact(Banded.from_dense(matrix, bands))
-    every, modes = all_patterns(matrix, scheme), modes_of(matrix, scheme)
+    actual = FreshBinsLaw(scheme).exact(Banded.from_dense(matrix, bands))
+    patterns, modes = all_patterns(matrix, scheme), modes_of(matrix, scheme)
     x = np.random.default_rng(1).normal(size=(scheme.iterations, 8)) * 3
-    scaled = found.scaled(SIGMA)
+    scaled = actual.scaled(SIGMA)
     products = x.T @ modes / SIGMA**2
 
     @float64
@@ -91,7 +91,7 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(
         exponents = products - pattern.squared_norms(scaled) / 2
         return pattern.log_mean(coupling * pattern.corners(scaled), bins)(exponents)
 
-    expected = plain_loss(every, x, SIGMA)
+    expected = plain_loss(patterns, x, SIGMA)
     np.testing.assert_allclose(loss(1.0), expected, rtol=0, atol=1e-12)
     if bands > 1 and scheme.throws > 1:  # the control: neighbours taken for independent
         assert np.max(np.abs(loss(0.0) - expected)) > 1e-3
@@ -99,21 +99,21 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(
     gram = modes.T @ modes
     picked = np.random.default_rng(2).integers(0, bins, (5, scheme.throws))
     hot = np.eye(bins)[picked].reshape(5, -1)
-    overlaps = float64(lambda: pattern.Overlaps(*found.overlaps()).of(jnp.asarray(picked)))()
+    overlaps = float64(lambda: pattern.Overlaps(*actual.overlaps()).of(jnp.asarray(picked)))()
     np.testing.assert_allclose(overlaps, hot @ gram, atol=1e-12)
     np.testing.assert_allclose(
-        float64(lambda: found.noise(jnp.asarray(x.T)))(), x.T @ modes, atol=1e-12
+        float64(lambda: actual.noise(jnp.asarray(x.T)))(), x.T @ modes, atol=1e-12
     )
-    toward, square = float64(found.mean)()
-    mean = every.mean(axis=1)
+    toward, square = float64(actual.mean)()
+    mean = patterns.mean(axis=1)
     np.testing.assert_allclose(toward, modes.T @ mean, atol=1e-12)
     np.testing.assert_allclose(square, mean @ mean)
-    factor = float64(lambda: band.factor(jnp.asarray(found.gram)))()
-    np.testing.assert_allclose(factor, found.columns, atol=1e-9)
+    factor = float64(lambda: band.factor(jnp.asarray(actual.gram)))()
+    np.testing.assert_allclose(factor, actual.columns, atol=1e-9)
 
-    known, inner = ceilings(scaled), every.T @ every / SIGMA**2
-    np.testing.assert_allclose(known.largest_square, np.diagonal(inner).max())
-    np.testing.assert_allclose(known.mean_square, np.diagonal(inner).mean())
+    reference, inner = ceilings(scaled), patterns.T @ patterns / SIGMA**2
+    np.testing.assert_allclose(reference.largest_square, np.diagonal(inner).max())
+    np.testing.assert_allclose(reference.mean_square, np.diagonal(inner).mean())
     monkeypatch.setattr(pattern_ceilings, "_BLOCK", 1)
     single = ceilings(scaled)
     total = 0.0
@@ -122,7 +122,7 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(
         np.testing.assert_allclose(single.chain("chain", order)[0], total, rtol=0, atol=1e-12)
         with monkeypatch.context() as blocks:
             blocks.setattr(pattern_ceilings, "_BLOCK", 2)
-            excess = known.chain("chain", order)[0] - total
+            excess = reference.chain("chain", order)[0] - total
         assert excess > -1e-12
         about = pattern_ceilings.estimated(scaled).chain("chain", order)[0]
         assert 0.8 * total < about < 1.1 * total  # of neighbours averaged over
@@ -136,13 +136,13 @@ def test_a_product_with_overlaps_and_its_gradient_are_those_of_the_overlaps(band
     columns, slope = (np.where(inside, rng.normal(size=(bands, n)), 0) for _ in range(2))
 
     @float64
-    def both(product):
+    def pair(product):
         return jax.value_and_grad(product)(jnp.asarray(columns))
 
-    found = both(lambda x: band.gram_product(jnp.asarray(slope), x))
-    expected = both(lambda x: jnp.sum(slope * band.gram(x)))
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-12)
-    np.testing.assert_allclose(inside * found[1], inside * expected[1], atol=1e-12)
+    actual = pair(lambda x: band.gram_product(jnp.asarray(slope), x))
+    expected = pair(lambda x: jnp.sum(slope * band.gram(x)))
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-12)
+    np.testing.assert_allclose(inside * actual[1], inside * expected[1], atol=1e-12)
 
 
 BINS, EPOCHS, BANDS, EPSILON = 4, 3, 3, 0.7
@@ -161,9 +161,9 @@ def strong():
 
 def case(bands, sigma, bins=BINS, epochs=EPOCHS, samples=200_000):
     """(loss, point, {direction: plain estimate}) of a C with b^K patterns."""
-    every = all_patterns(drawn(bins, epochs, bands), FreshBins(bins, epochs))
-    known = plain.mixture(every.T, sigma, EPSILON, samples=samples)
-    return loss_of(bands, bins, epochs), Point(sigma, EPSILON), known
+    patterns = all_patterns(drawn(bins, epochs, bands), FreshBins(bins, epochs))
+    reference = plain.mixture(patterns.T, sigma, EPSILON, samples=samples)
+    return loss_of(bands, bins, epochs), Point(sigma, EPSILON), reference
 
 
 def loss_of(bands, bins=BINS, epochs=EPOCHS):
@@ -186,13 +186,13 @@ def loss_of(bands, bins=BINS, epochs=EPOCHS):
     ),
 )
 def test_every_proposal_has_the_mean_of_plain_sampling(small, kind, order, direction):
-    (loss, point, known), size = small, 2**14
+    (loss, point, reference), size = small, 2**14
     tilt = loss.at(Tilt(kind, order, 0.0), point)
-    seen = loss.pilot(tilt, point, size, chunked.seed_key(3))
-    mean, error = known[direction]
-    found = math.exp(seen.log_mean)
-    spread = math.hypot(found * seen.deviation / math.sqrt(seen.samples), error)
-    assert abs(found - mean) < 4 * spread < 0.03 * mean
+    pilot = loss.pilot(tilt, point, size, chunked.seed_key(3))
+    mean, error = reference[direction]
+    log_mean = math.exp(pilot.log_mean)
+    spread = math.hypot(log_mean * pilot.deviation / math.sqrt(pilot.samples), error)
+    assert abs(log_mean - mean) < 4 * spread < 0.03 * mean
     # the control: the same samples at another σ
     other = Point(1.05 * point.noise_multiplier, EPSILON)
     moved = loss.pilot(loss.at(tilt, other), other, size, chunked.seed_key(3))
@@ -214,28 +214,30 @@ def test_a_c_of_one_band_is_sampled():
 def test_a_group_is_not_answered_loosely():
     """4 units have ε = 23.5, 2 in many bins 3.1 where many more samples say 2.9."""
     c = BandedToeplitz(np.array([1.0, 0.5, 0.25]))
-    for scheme, units, most in ((FreshBins(16, 16), 4, 24.2), (FreshBins(128, 16), 2, 3.3)):
-        found = account(Mechanism(scheme, c, group_size=units), noise_multiplier=2.0, delta=1e-5)
-        assert found.status == "certified" and found.epsilon < most
+    for scheme, units, limit in ((FreshBins(16, 16), 4, 24.2), (FreshBins(128, 16), 2, 3.3)):
+        guarantee = account(
+            Mechanism(scheme, c, group_size=units), noise_multiplier=2.0, delta=1e-5
+        )
+        assert guarantee.status == "certified" and guarantee.epsilon < limit
 
 
 def test_chords_bound_what_is_not_found(monkeypatch):
     """Every R_l against the chords: never below, and by little. Control: a concave R_l."""
     scaled = loss_of(4, 6, 4).likelihood.scaled(SIGMA)
-    sparse, found = ceilings(scaled), []
+    sparse, collected = ceilings(scaled), []
 
-    def each(log_largest, by=None):
-        found.append(log_largest)
+    def entry(log_largest, by=None):
+        collected.append(log_largest)
         return likelihood.summed(log_largest, by)
 
-    monkeypatch.setattr(pattern_ceilings, "summed", each)
+    monkeypatch.setattr(pattern_ceilings, "summed", entry)
     ceilings(scaled)
-    for kind, log_largest in zip(("chain", "typical"), found, strict=True):
+    for kind, log_largest in zip(("chain", "typical"), collected, strict=True):
         orders = range(1, 41)
         exact = np.cumsum([log_largest(l) for l in orders])
-        taken = np.array([sparse.chain(kind, l)[0] for l in orders])
-        assert np.all(taken >= exact * (1 - 1e-12)) and np.all(taken <= exact + 0.05)
-        assert np.all(taken[:8] == exact[:8])
+        participated = np.array([sparse.chain(kind, l)[0] for l in orders])
+        assert np.all(participated >= exact * (1 - 1e-12)) and np.all(participated <= exact + 0.05)
+        assert np.all(participated[:8] == exact[:8])
     concave = likelihood.summed(math.sqrt)
     assert concave(9)[0] < sum(map(math.sqrt, range(1, 10)))
 
@@ -245,8 +247,8 @@ def test_a_large_epsilon_has_the_sigma_of_other_seeds():
     """Where one proposal for all σ serves at none, and a ceiling falls more slowly than δ."""
     scheme, c = FreshBins(16, 8), BandedSquareRoot(4)
     model = OneUnit(FreshBinsLaw(scheme).loss(c))
-    found = Engine(model, 1).noise_multiplier(64.0, 1e-4)
-    assert found.method == model.method and found.noise_multiplier < 0.36
+    sigma = Engine(model, 1).noise_multiplier(64.0, 1e-4)
+    assert sigma.method == model.method and sigma.noise_multiplier < 0.36
 
 
 @pytest.mark.ci
@@ -259,25 +261,27 @@ def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch
     picked = np.indices((bins,) * epochs).reshape(epochs, -1).T
     hot = np.eye(bins)[picked].reshape(len(picked), -1)
     inner = hot @ modes_of(matrix, scheme).T @ modes_of(matrix, scheme) @ hot.T / SIGMA**2
-    own = float64(pattern.squared_norms)(scaled)
-    overlaps = (np.diagonal(inner) - hot @ own) / 2
-    found = float64(lambda: pattern.Overlaps(*scaled.overlaps()).between(jnp.asarray(picked)))()
-    np.testing.assert_allclose(found, overlaps, atol=1e-12)
+    custom = float64(pattern.squared_norms)(scaled)
+    overlaps = (np.diagonal(inner) - hot @ custom) / 2
+    actual = float64(lambda: pattern.Overlaps(*scaled.overlaps()).between(jnp.asarray(picked)))()
+    np.testing.assert_allclose(actual, overlaps, atol=1e-12)
 
-    known = ceilings(scaled)
-    typical = overlaps <= known.chain("typical", 1)[1]
+    reference = ceilings(scaled)
+    typical = overlaps <= reference.chain("typical", 1)[1]
     assert 0 < np.mean(~typical) <= share
     total = 0.0
     for l in range(1, 5):
         total += np.max(logsumexp(l * inner, axis=0)[typical]) - math.log(len(inner))
-        assert total - 1e-12 < known.chain("typical", l)[0] < known.chain("chain", l)[0] - 0.1
+        assert (
+            total - 1e-12 < reference.chain("typical", l)[0] < reference.chain("chain", l)[0] - 0.1
+        )
 
     point = Point(SIGMA, 2.0)
     assert list(loss.moments(point).ceilings.chains) == ["chain"]  # all patterns have a part in it
     tilts = [loss.at(Tilt(kind, order, 0.0), point) for kind in ("typical", "chain")]
-    assert [one.outside for one in tilts] == [(1 + order) * share, 0]
+    assert [tilt.outside for tilt in tilts] == [(1 + order) * share, 0]
     part, whole = (loss.pilot(tilt, point, 2**14, chunked.seed_key(4)) for tilt in tilts)
-    means = [math.exp(one.log_mean) for one in (part, whole)]
+    means = [math.exp(item.log_mean) for item in (part, whole)]
     error = 4 * means[1] * whole.deviation / math.sqrt(whole.samples)
     assert error < means[1] - means[0] < (1 + order) * np.mean(~typical) + error
     # what is left out is part of the bound, and of its plan
@@ -299,18 +303,18 @@ def test_a_product_with_bands_and_its_slope_are_those_of_the_dense_matrix(bands)
     dense = sum(np.diag(lower[d, : n - d], -d) for d in range(bands))
 
     @float64
-    def found():
+    def actual():
         product, back = jax.vjp(band.transposed, jnp.asarray(lower), jnp.asarray(x))
         return product, *back(jnp.asarray(weights))
 
-    product, by_band, by_x = found()
+    product, by_band, by_x = actual()
     np.testing.assert_allclose(product, x @ dense, atol=1e-12)
     np.testing.assert_allclose(by_x, weights @ dense.T, atol=1e-12)
-    every = x.T @ weights  # slope of each entry M[i, j]
+    complete = x.T @ weights  # slope of each entry M[i, j]
     for d in range(bands):
-        np.testing.assert_allclose(by_band[d, : n - d], np.diagonal(every, -d), atol=1e-12)
+        np.testing.assert_allclose(by_band[d, : n - d], np.diagonal(complete, -d), atol=1e-12)
         if d:  # the control: row and column taken for one another
-            assert np.max(np.abs(by_band[d, : n - d] - np.diagonal(every, d))) > 0.1
+            assert np.max(np.abs(by_band[d, : n - d] - np.diagonal(complete, d))) > 0.1
 
 
 @pytest.mark.release
@@ -319,7 +323,7 @@ def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_
     made_from = FreshBinsLaw(scheme)
 
     @float64
-    def found(kept, gram, columns=None):
+    def actual(kept, gram, columns=None):
         proposal = pattern_frozen.PatternProposal(jnp.array(1.5), jnp.array(0.3))
         draws = made_from.draws(chunked.seed_key(6), 512)
 
@@ -335,17 +339,17 @@ def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_
             values = log_values(terms.centre, terms.noise)
             return jax.scipy.special.logsumexp(values) - math.log(values.size)
 
-        at, slope = jax.value_and_grad(value)(jnp.asarray(gram))
-        return np.asarray(at), np.asarray(slope)
+        position, slope = jax.value_and_grad(value)(jnp.asarray(gram))
+        return np.asarray(position), np.asarray(slope)
 
     gram = float64(made_from.quadratic)(matrix)
-    value, slope = found(True, gram)
-    expected, its_slope = found(False, gram)
+    value, slope = actual(True, gram)
+    expected, its_slope = actual(False, gram)
     np.testing.assert_allclose(value, expected, atol=1e-6)  # the draws themselves are float32
     np.testing.assert_allclose(slope, its_slope, atol=1e-5 * np.max(np.abs(its_slope)))
     # the control: noise of another C than that of the overlaps
     other = float64(lambda: 1.01 * band.factor(jnp.asarray(gram)))()
-    assert abs(found(True, gram, other)[0] - expected) > 1e-4
+    assert abs(actual(True, gram, other)[0] - expected) > 1e-4
 
 
 @pytest.mark.ci
@@ -356,16 +360,16 @@ def test_one_throw_is_balls_in_bins(epochs):
     pair = dominating_pair.exact(strategy, BallsInBins(5, epochs))
     np.testing.assert_allclose(float64(pattern.within)(once)[0], pair.gram, atol=1e-12)
     # and both backends say so: the ratio at the same products, its ceilings, the mean mode
-    known, products = kept_bins.KeptBins(*pair), np.random.default_rng(4).normal(size=(7, 5))
+    reference, products = kept_bins.KeptBins(*pair), np.random.default_rng(4).normal(size=(7, 5))
     for power in (1.0, 1.7):
-        ratios = (float64(x.log_ratio)(jnp.asarray(products), power) for x in (once, known))
+        ratios = (float64(x.log_ratio)(jnp.asarray(products), power) for x in (once, reference))
         np.testing.assert_allclose(*ratios, atol=1e-12)
-    one, other = (make(x) for make, x in ((ceilings, once), (kept_bins.ceilings, known)))
+    stream, other = (make(x) for make, x in ((ceilings, once), (kept_bins.ceilings, reference)))
     for order in (1, 2, 5):
-        np.testing.assert_allclose(one.chain("chain", order)[0], other.chain("chain", order)[0])
-    np.testing.assert_allclose(one.largest_square, other.largest_square)
-    np.testing.assert_allclose(one.square_of_mean, other.square_of_mean)
-    for mine, its in zip(*(float64(x.mean)() for x in (once, known)), strict=True):
+        np.testing.assert_allclose(stream.chain("chain", order)[0], other.chain("chain", order)[0])
+    np.testing.assert_allclose(stream.largest_square, other.largest_square)
+    np.testing.assert_allclose(stream.square_of_mean, other.square_of_mean)
+    for mine, its in zip(*(float64(x.mean)() for x in (once, reference)), strict=True):
         np.testing.assert_allclose(mine, its, atol=1e-12)
 
 
@@ -376,20 +380,22 @@ def test_one_bin_is_known_and_needs_no_samples():
     (bound,) = loss.free_bounds()
     norm = float(np.linalg.norm(np.asarray(scaled.materialize(3)).sum(axis=1)))
     assert bound.exact and loss.sensitivity == pytest.approx(norm, rel=1e-12)
-    found = account(Mechanism(FreshBins(1, 3), scaled), epsilon=2.0, delta=1e-5)
-    assert found.noise_multiplier == pytest.approx(norm / gaussian.largest_mu(2.0, 1e-5), rel=1e-9)
+    guarantee = account(Mechanism(FreshBins(1, 3), scaled), epsilon=2.0, delta=1e-5)
+    assert guarantee.noise_multiplier == pytest.approx(
+        norm / gaussian.largest_mu(2.0, 1e-5), rel=1e-9
+    )
     # a control: with a second bin there is something to draw
     two = FreshBinsLaw(FreshBins(2, 3)).loss(BandedToeplitz(np.array([1.0, 0.5])))
-    assert not any(each.exact for each in two.free_bounds())
+    assert not any(free_bound.exact for free_bound in two.free_bounds())
 
 
 def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():
     scheme, blt = FreshBins(4, 3), BLT(np.array([0.4]), np.array([0.6]))
-    wide, asked = BandedToeplitz(np.ones(5)), {"noise_multiplier": 1.0, "delta": 1e-2}
+    wide, requested = BandedToeplitz(np.ones(5)), {"noise_multiplier": 1.0, "delta": 1e-2}
     scaled, negative = TimeScaled(blt, np.ones(12), np.ones(12)), np.array([1.0, -0.1])
     for call, match in (
-        (lambda: account(Mechanism(scheme, wide), **asked), "at most as many bands"),
-        (lambda: account(Mechanism(scheme, blt), **asked), "at most as many bands"),
+        (lambda: account(Mechanism(scheme, wide), **requested), "at most as many bands"),
+        (lambda: account(Mechanism(scheme, blt), **requested), "at most as many bands"),
         (lambda: FreshBinsLaw(scheme).check_shape(scaled), "strategy = 'blt': its C is not banded"),
         (lambda: FreshBinsLaw(scheme).exact(BandedToeplitz(negative)), "entries must be >= 0"),
         (lambda: FreshBins(4, 3, 2), "must divide the number of epochs"),
@@ -401,15 +407,15 @@ def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():
 @pytest.mark.release
 def test_an_overlap_beyond_float64_is_refused_and_the_free_bound_holds():
     mechanism = Mechanism(FreshBins(2, 2), BandedToeplitz(np.ones(2)))
-    found = account(mechanism, noise_multiplier=0.01, delta=1e-5)
-    assert "without amplification" in found.method
+    guarantee = account(mechanism, noise_multiplier=0.01, delta=1e-5)
+    assert "without amplification" in guarantee.method
 
 
 def test_so_much_noise_that_no_amplification_gives_zero_is_answered_without_samples(monkeypatch):
     monkeypatch.setattr(FreshBinsLoss, "pilot", None)
     mechanism = Mechanism(FreshBins(4, 3), BandedToeplitz(np.array([1.0, 0.5])))
-    found = account(mechanism, noise_multiplier=1e9, delta=1e-5)
-    assert found.epsilon == 0 and found.status == "bound"
+    guarantee = account(mechanism, noise_multiplier=1e9, delta=1e-5)
+    assert guarantee.epsilon == 0 and guarantee.status == "bound"
 
 
 @pytest.mark.parametrize(
@@ -440,11 +446,11 @@ def test_columns_of_a_strategy_are_those_of_its_matrix(strategy):
 def test_the_audits_attack_is_the_likelihood_ratio():
     scheme, matrix = FreshBins(3, 4, 2), drawn(3, 4, 3)
     x = 3 * np.random.default_rng(4).normal(size=(12, 6))
-    found = attack.attack_on(scheme, Banded.from_dense(matrix, 3))(x, SIGMA)
-    np.testing.assert_allclose(found, plain_loss(all_patterns(matrix, scheme), x, SIGMA))
-    taken = attack.participations(scheme, 50, np.random.default_rng(5)).reshape(50, 4, 3)
-    assert np.all(taken.sum(axis=2) == 1)
-    np.testing.assert_array_equal(taken[:, 0], taken[:, 1])
+    actual = attack.attack_on(scheme, Banded.from_dense(matrix, 3))(x, SIGMA)
+    np.testing.assert_allclose(actual, plain_loss(all_patterns(matrix, scheme), x, SIGMA))
+    participated = attack.participations(scheme, 50, np.random.default_rng(5)).reshape(50, 4, 3)
+    assert np.all(participated.sum(axis=2) == 1)
+    np.testing.assert_array_equal(participated[:, 0], participated[:, 1])
 
 
 def test_every_unit_takes_part_once_in_each_epoch_and_keeps_its_bin_until_the_next_throw():
@@ -452,9 +458,9 @@ def test_every_unit_takes_part_once_in_each_epoch_and_keeps_its_bin_until_the_ne
     draw = scheme.draws(population, 7)
     places = np.zeros((6, population), int)
     for step in range(scheme.iterations):
-        epoch, place = divmod(step, 5)
+        epoch, index = divmod(step, 5)
         np.testing.assert_array_equal(draw(step), scheme.sample(step, population, 7))
-        places[epoch, draw(step)] += place + 1
+        places[epoch, draw(step)] += index + 1
     assert np.all((places >= 1) & (places <= 5))  # once: a sum of two places would be seen below
     assert sum(len(draw(step)) for step in range(5)) == population
     np.testing.assert_array_equal(places[0::2], places[1::2])
@@ -479,10 +485,10 @@ def test_a_second_moment_knows_about_sigma(epsilon):
     samples = objective.Samples(64, None)
     target = objective.AmplifiedObjective(rmse, mapping, surrogate, (epsilon, 1e-5), samples)
     # where no σ is near, it is found all the same, and its slope is that of the value
-    found = target.placed(mapping.start, 1e3 * start)
-    assert found.evaluation.noise_multiplier == pytest.approx(start, rel=2e-3)
+    placed = target.placed(mapping.start, 1e3 * start)
+    assert placed.evaluation.noise_multiplier == pytest.approx(start, rel=2e-3)
     step = np.array([1e-4, 0.0])
     ends = [target(mapping.start + sign * step).value for sign in (1, -1)]
     assert (ends[0] - ends[1]) / 2e-4 == pytest.approx(
-        found.evaluation.gradient[0], rel=1e-3, abs=1e-6
+        placed.evaluation.gradient[0], rel=1e-3, abs=1e-6
     )

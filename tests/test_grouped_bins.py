@@ -53,11 +53,11 @@ def test_sigma_of_groups_is_near_that_of_all_bins():
     groups = sampled.quadratic(C)
     with jax.enable_x64(True):
         merged, _ = balls_in_bins._merged(Groups(*map(jnp.asarray, groups)), exact, 24, 4)
-    near, far = (
+    noise_multiplier, far = (
         calibrate(_pair(np.asarray(gram)), 2.0, 1e-4, samples=2**14, seed=0).noise_multiplier
         for gram in (merged, groups.means)
     )
-    assert abs(near / exact - 1) < 0.012
+    assert abs(noise_multiplier / exact - 1) < 0.012
     assert far < 0.98 * exact  # mean modes alone, for comparison
 
 
@@ -71,14 +71,17 @@ def test_the_gradient_through_groups_is_that_of_differences():
         loss, mapping, GroupedLaw(SCHEME, 5), (2.0, 1e-4), samples
     )
     placed = target.placed(mapping.start)
-    at, step = placed.evaluation, 1e-5 * np.random.default_rng(0).normal(size=len(mapping.start))
-    ahead, behind = (  # a proposal of their own would move them too
+    evaluation, step = (
+        placed.evaluation,
+        1e-5 * np.random.default_rng(0).normal(size=len(mapping.start)),
+    )
+    ahead, value = (  # a proposal of their own would move them too
         target.tangent(mapping.start + sign * step, placed.placement).evaluation.value
         for sign in (1, -1)
     )
-    np.testing.assert_allclose(at.gradient @ step, (ahead - behind) / 2, rtol=1e-6)
+    np.testing.assert_allclose(evaluation.gradient @ step, (ahead - value) / 2, rtol=1e-6)
     norms = np.linalg.norm(C.modes(SCHEME), axis=0)
-    np.testing.assert_allclose(at.mode_norm, norms.max(), rtol=0.05)
+    np.testing.assert_allclose(evaluation.mode_norm, norms.max(), rtol=0.05)
 
 
 @pytest.mark.release
@@ -90,18 +93,18 @@ def test_of_very_many_bins_c_is_searched_for_fewer_and_stretched(monkeypatch):
     assert sizes.searched(scheme).bins == 16
     assert sizes.searched(BallsInBins(bins=12, epochs=2)).bins == 12
 
-    def search(progress=lambda event: names.append(event.stage), **given):
+    def search(progress=lambda event: names.append(event.stage), **arguments):
         options = {"buffers": 2, "time_scale": True, "seed": 0, "steps": 4, "samples": 256}
-        return searched(scheme, 2.0, 1e-3, progress=progress, **options | given)
+        return searched(scheme, 2.0, 1e-3, progress=progress, **options | arguments)
 
-    found = search()
+    match = search()
     assert names[-1].endswith("16 bins grouped")
-    assert len(found.strategy.rows) == scheme.iterations
+    assert len(match.strategy.rows) == scheme.iterations
     # for the scheme's own bins C has a largest mode norm of about 1
-    assert law(scheme).loss(found.strategy).sensitivity == pytest.approx(1.0, rel=0.1)
+    assert law(scheme).loss(match.strategy).sensitivity == pytest.approx(1.0, rel=0.1)
     # a kind that has no such likeness, and a start of its own, are searched with all of them
     names.clear()
-    search(init=found.strategy)
+    search(init=match.strategy)
     search(strategy=("blt", "cleared-blt"), steps=2)
     assert names and not any("16 bins" in name for name in names)
 

@@ -48,9 +48,9 @@ def test_two_modes_by_quadrature(overlap, sigma, epsilon):
     gram = np.array([[1.0, overlap], [overlap, 0.8]])
     loss = BallsInBinsLoss(dominating_pair.DominatingPair(gram, np.linalg.cholesky(gram)))
     truth = np.array([*plain.two_modes(gram, sigma, epsilon).values()])
-    found = bounds(loss, sigma, epsilon)
-    assert np.all(found >= truth * (1 - 1e-6))
-    assert np.all(found <= 2.5 * truth + 1e-12)
+    actual = bounds(loss, sigma, epsilon)
+    assert np.all(actual >= truth * (1 - 1e-6))
+    assert np.all(actual <= 2.5 * truth + 1e-12)
     # a control: with a tenth more noise the bound is no bound of this
     assert np.any(bounds(loss, 1.1 * sigma, epsilon) < truth)
 
@@ -58,22 +58,22 @@ def test_two_modes_by_quadrature(overlap, sigma, epsilon):
 @pytest.mark.ci
 def test_bounds_are_above_plain_sampling():
     loss, sigma, epsilon = small(), 1.7, 1.0
-    found, louder = bounds(loss, sigma, epsilon), bounds(loss, 1.2 * sigma, epsilon)
+    actual, louder = bounds(loss, sigma, epsilon), bounds(loss, 1.2 * sigma, epsilon)
     for which, direction in enumerate(["remove", "add"]):
         truth = plain.delta(loss.pair, sigma, epsilon, direction=direction, samples=2**17, seed=5)
-        least = truth.value - 4 * truth.standard_error
-        assert least <= found[which] <= 1.3 * truth.value
-        assert louder[which] < least  # a control
+        value = truth.value - 4 * truth.standard_error
+        assert value <= actual[which] <= 1.3 * truth.value
+        assert louder[which] < value  # a control
 
 
 def test_moments_are_sums_over_tuples():
     overlaps = np.array([[0.9, 0.4, 0.1], [0.4, 0.7, 0.3], [0.1, 0.3, 0.8]])
-    for places, found in enumerate(kept_bins.tuples(overlaps), 2):
+    for places, actual in enumerate(kept_bins.tuples(overlaps), 2):
         total = sum(
             math.exp(sum(overlaps[a, b] for a, b in itertools.combinations(bins, 2)))
             for bins in itertools.product(range(3), repeat=places)
         )
-        assert found == pytest.approx(total / 3**places, rel=1e-13)
+        assert actual == pytest.approx(total / 3**places, rel=1e-13)
     assert places == 4
 
 
@@ -86,8 +86,8 @@ def test_the_second_moment_of_reassigned_bins():
         for bins in itertools.product(range(3), repeat=3)
     ]
     expected = np.mean(np.exp(np.array(modes) @ np.array(modes).T - 0.1))
-    found = law(scheme).loss(strategy).tuples(sigma, 0.1)
-    assert found == (pytest.approx(expected, rel=1e-12),)
+    actual = law(scheme).loss(strategy).tuples(sigma, 0.1)
+    assert actual == (pytest.approx(expected, rel=1e-12),)
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
@@ -118,9 +118,9 @@ def test_the_polynomial_is_above_the_payoff_everywhere(direction):
 
 @pytest.mark.release
 def test_sigma_at_the_setting_of_the_readme():
-    made = mfopt.load(DEFAULT)
-    sigma = made.noise_multiplier  # certified by samples
-    loss = made.loss()
+    factorization = mfopt.load(DEFAULT)
+    sigma = factorization.noise_multiplier  # certified by samples
+    loss = factorization.loss()
     assert np.max(bounds(loss, 1.01 * sigma, 2.0)) <= 1e-5
     assert np.min(bounds(loss, 0.97 * sigma, 2.0)) > 1e-5  # a control: the truth is above
 
@@ -130,24 +130,26 @@ def test_released_certified_saved_and_proved_again(tmp_path):
     sampled = mfopt.factorize(
         epochs=2, iterations_per_epoch=8, epsilon=2.0, strategy="banded-sqrt", seed=1
     )
-    found = mfopt.calibrate(sampled, epsilon=2.0, effort=Effort(certificate="deterministic"))
-    assert found.noise_multiplier <= 1.01 * sampled.noise_multiplier
-    stated = found.guarantee
+    calibration = mfopt.calibrate(sampled, epsilon=2.0, effort=Effort(certificate="deterministic"))
+    assert calibration.noise_multiplier <= 1.01 * sampled.noise_multiplier
+    stated = calibration.guarantee
     assert (stated.status, stated.failure_probability) == ("certified", 0.0)
     assert stated.details["certificate"] == stated.certificate == "deterministic"
     assert sampled.guarantee.details["certificate"] == "monte-carlo"
     assert str(stated.details["samples"]) == "0" and "deterministic" in stated.method
     path = tmp_path / "found.npz"
-    found.save(path)
+    calibration.save(path)
     read = mfopt.load(path)
     assert read.guarantee == stated
-    again = proofs.prove(read.mechanism, read.noise_multiplier, read.guarantee)
-    assert (again.method, again.failure_probability) == (stated.method, 0.0)
-    for asked in ({"epsilon": 2.0}, {"noise_multiplier": found.noise_multiplier}):
-        answer = mfopt.account(found.mechanism, delta=1e-5, certificate="deterministic", **asked)
+    repeated = proofs.prove(read.mechanism, read.noise_multiplier, read.guarantee)
+    assert (repeated.method, repeated.failure_probability) == (stated.method, 0.0)
+    for requested in ({"epsilon": 2.0}, {"noise_multiplier": calibration.noise_multiplier}):
+        answer = mfopt.account(
+            calibration.mechanism, delta=1e-5, certificate="deterministic", **requested
+        )
         assert answer.failure_probability == 0 and answer.details["certificate"] == "deterministic"
         assert answer.epsilon == pytest.approx(2.0, rel=1e-3)
-        assert answer.noise_multiplier == pytest.approx(found.noise_multiplier, rel=1e-3)
+        assert answer.noise_multiplier == pytest.approx(calibration.noise_multiplier, rel=1e-3)
 
 
 def test_what_is_not_proved_is_refused():
@@ -169,8 +171,8 @@ def test_what_is_no_number_proves_nothing(monkeypatch):
     with scope():
         moments = small().moments(Point(1.7, 1.0))
         tilt = importance.mean_tilt(moments.ceilings, moments.point)
-        alone = evidence.ceiling_alone(tilt).value
-        assert moment_bound.divergence(moments, "add") < alone  # a control
+        single = evidence.ceiling_alone(tilt).value
+        assert moment_bound.divergence(moments, "add") < single  # a control
         problem = moment_bound._Problem.of(moments, "add", tilt)
         nodes = np.linspace(moment_bound._LOW, problem.highest, 400)
         weights = problem._weights(nodes, np.zeros_like(nodes))
@@ -185,7 +187,7 @@ def test_what_is_no_number_proves_nothing(monkeypatch):
         assert math.isnan(problem._below(weights, nodes[:1], math.nan))
         with monkeypatch.context() as patched:
             patched.setattr(moment_bound._Problem, "solved", lambda _: math.nan)
-            assert moment_bound.divergence(moments, "add") == min(alone, 1.0)
+            assert moment_bound.divergence(moments, "add") == min(single, 1.0)
             broken = evidence.UpperBound(math.nan, 0.0, math.nan, 0, 1.0)
             patched.setattr(moment_bound, "ceiling_alone", lambda _: broken)
             assert moment_bound.divergence(moments, "add") == 1.0

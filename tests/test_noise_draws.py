@@ -91,10 +91,10 @@ def test_the_draws_that_an_audit_expects():
 
 def test_steps_and_leaves_have_seeds_of_their_own():
     key = _keys.pinned(3)
-    made = [_draws.seeds(key, step, np.arange(4)) for step in range(3)]
-    subkeys = np.concatenate([np.asarray(words).T for words, _ in made])
+    seeds_of_steps = [_draws.seeds(key, step, np.arange(4)) for step in range(3)]
+    subkeys = np.concatenate([np.asarray(words).T for words, _ in seeds_of_steps])
     assert len(np.unique(subkeys)) == subkeys.size == 12 * 12
-    offsets = np.concatenate([offset for _, offset in made])
+    offsets = np.concatenate([offset for _, offset in seeds_of_steps])
     assert len(np.unique(offsets)) == 12 and np.all((offsets > 0) & (offsets <= 1))
     for bit in (0, 31, 255):  # every bit of the key counts
         other = key.copy()
@@ -109,9 +109,9 @@ def test_an_empty_leaf_changes_no_draw_of_another():
     with_empty = Packing((0, 1), ((0,), (2000,)))
     key, step = jnp.asarray(_keys.pinned(7)), jnp.int32(3)
     packed = with_empty.unpacked(with_empty.draw(key, step, np.float32))
-    alone = packing.SingleLeaf(1, (2000,), None).draw(key, step, np.float32, (0,))
+    single = packing.SingleLeaf(1, (2000,), None).draw(key, step, np.float32, (0,))
     assert packed[0].shape == (0,)
-    np.testing.assert_array_equal(packed[1], alone)
+    np.testing.assert_array_equal(packed[1], single)
 
 
 @pytest.mark.parametrize(
@@ -134,15 +134,15 @@ def test_the_rows_of_every_device_are_numbered_as_in_the_whole_leaf(
         ((3,), shape, (8, 4)),
         (None, NamedSharding(mesh, spec), NamedSharding(mesh, P("x", "y"))),
     )
-    first, group, alone = packing.grouped(*layout)
+    first, group, single = packing.grouped(*layout)
     assert first.leaves == (0,) and group.leaves == (1,)
-    assert isinstance(alone, packing.SingleLeaf)  # of which a device has runs of one
+    assert isinstance(single, packing.SingleLeaf)  # of which a device has runs of one
     assert group.packing.divisor == width
-    whole, seen = np.arange(math.prod(shape)).reshape(shape), set()
-    for place in np.ndindex(2, 4):
-        at = dict(zip("xy", place, strict=True))
+    whole, recorded = np.arange(math.prod(shape)).reshape(shape), set()
+    for spot in np.ndindex(2, 4):
+        position = dict(zip("xy", spot, strict=True))
 
-        def index(axes, at=at):  # of the device, as jax.lax.axis_index
+        def index(axes, at=position):  # of the device, as jax.lax.axis_index
             names = axes if isinstance(axes, tuple) else (axes,)
             return np.ravel_multi_index([at[n] for n in names], [mesh.shape[n] for n in names])
 
@@ -156,8 +156,8 @@ def test_the_rows_of_every_device_are_numbered_as_in_the_whole_leaf(
             )
         ]
         np.testing.assert_array_equal(block, part)
-        seen |= set(part.ravel().tolist())
-    assert len(seen) == whole.size
+        recorded |= set(part.ravel().tolist())
+    assert len(recorded) == whole.size
 
 
 def test_parts_of_several_processes_are_parts_of_one_draw():
@@ -167,20 +167,20 @@ def test_parts_of_several_processes_are_parts_of_one_draw():
     spans = [packing.share(math.prod(shape), (1, 3)) for shape in shapes]
     part = Packing((0, 1, 2), tuple((stop - start,) for start, stop in spans))
     first = part.row_starts(np.array([start for start, _ in spans]))
-    made = part.unpacked(np.asarray(part.draw(key, step, np.float32, first)))
-    for leaf, (start, stop), found in zip(expected, spans, made, strict=True):
-        np.testing.assert_array_equal(leaf.ravel()[start:stop], found)
+    draws = part.unpacked(np.asarray(part.draw(key, step, np.float32, first)))
+    for leaf, (start, stop), actual in zip(expected, spans, draws, strict=True):
+        np.testing.assert_array_equal(leaf.ravel()[start:stop], actual)
 
 
 def test_counters_of_a_leaf_beyond_32_bits_do_not_repeat():
     # groups of whole slices: never materialized, so one block of a huge leaf is looked at
     huge = (5, 2**31)
     _draws.check_sizes((huge,), iterations=4)
-    seen = set()
+    recorded = set()
     for row in range(5):
         low, high = _draws.counters(huge, (1, 2), (row, 2**31 - 2))
-        seen |= {(int(word), int(high.ravel()[0])) for word in low[0]}
-    assert len(seen) == 5 * 2
+        recorded |= {(int(word), int(high.ravel()[0])) for word in low[0]}
+    assert len(recorded) == 5 * 2
     with pytest.raises(UsageError, match="slice"):
         _draws.check_sizes(((2, 2**33),), 1)
     with pytest.raises(UsageError, match=r"2\*\*32"):
@@ -221,9 +221,9 @@ def test_inversion_against_scipy_over_the_whole_range(wide, tolerance):
         dtype = jnp.float64 if wide else jnp.float32
         for negative in (False, True):
             words = map(jnp.asarray, _signed(words_of(magnitude, False), negative))
-            made = np.asarray(_draws.standard_normal(*words, offset, dtype), np.float64)
+            draws = np.asarray(_draws.standard_normal(*words, offset, dtype), np.float64)
             sign = -1 if negative else 1
-            np.testing.assert_allclose(made, sign * expected, rtol=tolerance, atol=1e-9)
+            np.testing.assert_allclose(draws, sign * expected, rtol=tolerance, atol=1e-9)
     assert np.max(expected) > 9.1
 
 
@@ -286,12 +286,12 @@ def test_tails_beyond_five_and_a_half_have_the_normal_frequencies():
     def given_a_tail(low, high, offset, dtype):
         return _draws.standard_normal(low, (high & np.uint32(0x8000007F)) | SIGN, offset, dtype)
 
-    made = -normals(count, 0, invert=given_a_tail)
-    assert np.min(made) > 5.41
+    draws = -normals(count, 0, invert=given_a_tail)
+    assert np.min(draws) > 5.41
     for bound in (5.5, 5.8, 6.2, 6.6, 7.2):
         chance = special.ndtr(-bound) * 2.0**25
-        seen = np.mean(made > bound)
-        assert abs(seen - chance) < 4.5 * np.sqrt(chance * (1 - chance) / count), bound
+        recorded = np.mean(draws > bound)
+        assert abs(recorded - chance) < 4.5 * np.sqrt(chance * (1 - chance) / count), bound
 
 
 def test_the_stream_makes_these_draws():

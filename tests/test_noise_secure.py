@@ -82,10 +82,10 @@ def relative_error_of_a_sum(base, factor):
     spread = np.zeros(factor * (len(wide) - 1) + 1)
     spread[::factor] = weight
     law = np.convolve(spread, weight)
-    at = np.arange(len(law)) - len(law) // 2
-    exact = np.exp(-(at**2) / (2 * base**2 * (1 + factor**2)))
-    near = np.abs(at) < 6 * base * factor
-    ratio = law[near] / exact[near]
+    steps = np.arange(len(law)) - len(law) // 2
+    exact = np.exp(-(steps**2) / (2 * base**2 * (1 + factor**2)))
+    nearby = np.abs(steps) < 6 * base * factor
+    ratio = law[nearby] / exact[nearby]
     return np.max(ratio) / np.min(ratio) - 1
 
 
@@ -99,8 +99,8 @@ def test_sums_of_samples_are_discrete_gaussians():
     smoothing = 4 * np.exp(-2 * np.pi**2 * 1.75**2)
     parts = [2 * special.ndtr(-secure.CUT), entries * 2.0**-96, smoothing]
     # and room for what :func:`bounds` takes for granted of an output and of 60 buffers of each draw
-    beyond = 61 * 2 * special.ndtr(-secure.CUT)
-    assert secure.LEVELS * sum(parts) + 1 / (12 * secure.STEPS**2) + beyond < secure.DISTANCE
+    tail_mass = 61 * 2 * special.ndtr(-secure.CUT)
+    assert secure.LEVELS * sum(parts) + 1 / (12 * secure.STEPS**2) + tail_mass < secure.DISTANCE
     # the largest draw there is, and a unit that is not below a grid step
     largest = secure.CUT * secure.BASE * (secure.FACTOR**secure.LEVELS - 1) / (secure.FACTOR - 1)
     assert largest < secure._LARGEST_DRAW * secure.STEPS
@@ -110,23 +110,23 @@ def test_sums_of_samples_are_discrete_gaussians():
 
 def test_draws_have_the_law_of_the_grid():
     count = 200_000
-    made = draws(count)
-    assert np.all(made == np.round(made)) and len(np.unique(made)) > count - 5
-    z = made / secure.STEPS
+    drawn = draws(count)
+    assert np.all(drawn == np.round(drawn)) and len(np.unique(drawn)) > count - 5
+    z = drawn / secure.STEPS
     moments = np.array([np.mean(z), np.mean(z**2) - 1, np.mean(z**3), np.mean(z**4) - 3])
     assert np.all(np.abs(moments) < 4.5 * np.sqrt(np.array([1, 2, 15, 96]) / count))
     assert stats.kstest(z, "norm").pvalue > 1e-4
     assert stats.kstest(1.05 * z, "norm").pvalue < 1e-4  # control: a wrong scale
     for modulus in (2, 256, 1000):  # the finest bits are uniform
-        counts = np.bincount((made % modulus).astype(int), minlength=modulus)
+        counts = np.bincount((drawn % modulus).astype(int), minlength=modulus)
         assert stats.chisquare(counts).pvalue > 1e-4
 
 
 def test_draws_differ_by_step_leaf_element_and_key_and_do_not_depend_on_the_block():
-    made = draws(20_000)
-    np.testing.assert_array_equal(draws(100), made[:100])
-    others = [draws(20_000, step=1), draws(20_000, seed=1), draws(20_000, leaf=1)]
-    assert not any(np.any(made == other) for other in others)
+    drawn = draws(20_000)
+    np.testing.assert_array_equal(draws(100), drawn[:100])
+    variants = [draws(20_000, step=1), draws(20_000, seed=1), draws(20_000, leaf=1)]
+    assert not any(np.any(drawn == other) for other in variants)
 
 
 # --- streams -------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ def released(stream, sums=None, n=N, seed=1):
     state, rows = stream.init(PARAMS, seed=seed), []
     sums = jax.tree.map(lambda p: np.zeros(p.shape), PARAMS) if sums is None else sums
     for _ in range(n):
-        out, state = stream.release(sums, state)
-        rows.append(flat(out))
+        output, state = stream.release(sums, state)
+        rows.append(flat(output))
     unit = stream.stddev * secure.UNIT
     gains = np.diagonal(np.asarray(stream.strategy.solve(np.eye(n))))
     return np.array(rows), unit, unit * gains, state
@@ -187,9 +187,9 @@ def test_the_sum_is_rounded_to_the_grid_before_the_noise_comes():
     rng = np.random.default_rng(0)
     sums = jax.tree.map(lambda p: rng.normal(size=p.shape), PARAMS)
     noise, _, widths, _ = released(stream, jax.tree.map(lambda p: np.zeros(p.shape), PARAMS))
-    both, _, _, _ = released(stream, sums)
+    pair, _, _, _ = released(stream, sums)
     on_grid = np.round(flat(sums) / widths[:, None])
-    steps = both / widths[:, None] - noise / widths[:, None]
+    steps = pair / widths[:, None] - noise / widths[:, None]
     # integers below 2⁴⁸, one rounding of the last product each
     np.testing.assert_allclose(steps, on_grid, atol=1e-2)
     assert np.max(np.abs(flat(sums) / widths[:, None] - on_grid)) > 0.4
@@ -203,24 +203,24 @@ def test_inside_jit_and_from_a_file_it_is_the_same(tmp_path):
     run = jax.jit(
         lambda s: jax.lax.scan(lambda s, _: stream.release(sums, s)[::-1], s, length=N + 1)
     )
-    _, made = run(state)
-    assert made["a"].dtype == np.float32  # the type of the sums, after the grid
-    rows = np.concatenate([np.asarray(made["a"]).reshape(N + 1, -1), made["b"][:, None]], axis=1)
+    _, built = run(state)
+    assert built["a"].dtype == np.float32  # the type of the sums, after the grid
+    rows = np.concatenate([np.asarray(built["a"]).reshape(N + 1, -1), built["b"][:, None]], axis=1)
     np.testing.assert_array_equal(rows[:N], expected.astype(np.float32))
     assert np.all(np.isnan(rows[N]))
     state = stream.init(PARAMS, seed=1)
     _, state = stream.release(sums, state)
     save_state(tmp_path / "state.npz", stream, state)
-    out, _ = stream.release(sums, load_state(tmp_path / "state.npz", stream, PARAMS))
-    np.testing.assert_array_equal(flat(out), rows[1])
+    output, _ = stream.release(sums, load_state(tmp_path / "state.npz", stream, PARAMS))
+    np.testing.assert_array_equal(flat(output), rows[1])
 
 
 def test_release_without_secure_adds_the_noise():
     stream = make(S.Identity(), secure=False)
     sums = jax.tree.map(lambda p: p + np.float32(0.3), PARAMS)
-    out, _ = stream.release(sums, stream.init(PARAMS, seed=1))
+    output, _ = stream.release(sums, stream.init(PARAMS, seed=1))
     noise, _ = stream.next(stream.init(PARAMS, seed=1))
-    np.testing.assert_array_equal(flat(out), flat(jax.tree.map(np.add, sums, noise)))
+    np.testing.assert_array_equal(flat(output), flat(jax.tree.map(np.add, sums, noise)))
 
 
 # --- what is counted -----------------------------------------------------------------------
@@ -240,8 +240,8 @@ def test_the_cost_is_that_of_a_gaussian_mechanism_on_either_side():
 def test_three_steps_between_neighbours_spend_what_is_counted():
     # R, I, I', R' as laws on a line; R -> I and I' -> R' move by r, I -> I' is a Gaussian mechanism
     def hockey_stick(shift, epsilon):
-        left = special.ndtr(shift / 2 - epsilon / shift)
-        return left - np.exp(epsilon) * special.ndtr(-shift / 2 - epsilon / shift)
+        remainder = special.ndtr(shift / 2 - epsilon / shift)
+        return remainder - np.exp(epsilon) * special.ndtr(-shift / 2 - epsilon / shift)
 
     moved, inner = 1e-4, 0.7
     delta = hockey_stick(inner, 1.0)
@@ -255,14 +255,14 @@ def test_three_steps_between_neighbours_spend_what_is_counted():
 def test_responses_are_what_the_recursion_makes_of_unit_draws(kind):
     strategy = every_strategy(N)[kind]
     recursion = make(strategy).recursion
-    made = secure._responses(recursion, N)
-    np.testing.assert_allclose(made, np.asarray(strategy.solve(np.eye(N))), atol=1e-12)
+    responses = secure._responses(recursion, N)
+    np.testing.assert_allclose(responses, np.asarray(strategy.solve(np.eye(N))), atol=1e-12)
     matrix = np.asarray(strategy.materialize(N))
-    residual, error = secure._residual(matrix, made)
+    residual, error = secure._residual(matrix, responses)
     exact = [
         [
             sum(fractions.Fraction(a) * fractions.Fraction(b) for a, b in zip(*pair, strict=True))
-            for pair in itertools.product([row], made.T.tolist())
+            for pair in itertools.product([row], responses.T.tolist())
         ]
         for row in matrix.tolist()
     ]
@@ -296,8 +296,8 @@ def test_every_error_is_added_to_the_shift():
     expected = norm * (1.26 * secure.UNIT + epsilon * arithmetic)
     expected += largest_draw * epsilon * (residual + norm * of_responses)
     expected += 2.01 * 2.0**51 * 4 * epsilon * secure.UNIT
-    found = secure.largest_shift(strategy, make(strategy).recursion, N)
-    assert found == pytest.approx(expected, rel=1e-12, abs=0)
+    shift = secure.largest_shift(strategy, make(strategy).recursion, N)
+    assert shift == pytest.approx(expected, rel=1e-12, abs=0)
 
 
 def test_bounds_at_the_size_of_a_run_are_small():

@@ -70,20 +70,23 @@ def test_kinds_without_parameters_are_refused():
 def test_objective_gradient_matches_finite_differences(kind):
     """Each value re-solves for σ on the same frozen samples: this checks dσ/dC and the error."""
     target, mapping = objective_for(every_strategy(N)[kind])
-    here = target.placed(mapping.start)
-    at = here.at
-    assert np.all(np.isfinite(at.gradient)) and at.gradient.shape == mapping.start.shape
+    placed = target.placed(mapping.start)
+    evaluation = placed.at
+    assert (
+        np.all(np.isfinite(evaluation.gradient))
+        and evaluation.gradient.shape == mapping.start.shape
+    )
     rng = np.random.default_rng(1)
     for _ in range(3):
         direction = rng.normal(size=mapping.start.shape)
         # entries at the floor have no gradient that differences could resolve
         direction[mapping.start < -20] = 0
         low, high = (
-            target.tangent(mapping.start + h * direction, here.placement).evaluation
+            target.tangent(mapping.start + h * direction, placed.placement).evaluation
             for h in (-1e-4, 1e-4)
         )
         numeric = (high.value - low.value) / 2e-4
-        assert at.gradient @ direction == pytest.approx(numeric, rel=1e-4, abs=3e-7)
+        assert evaluation.gradient @ direction == pytest.approx(numeric, rel=1e-4, abs=3e-7)
 
 
 @pytest.mark.ci
@@ -94,8 +97,8 @@ def test_sigma_gradient_is_implicit_differentiation(kind):
 
     loss = lambda strategy, sigma: jnp.log(sigma)  # noqa: E731
     target, mapping = objective_for(every_strategy(N)[kind], loss)
-    here = target.placed(mapping.start)
-    at = here.at
+    placed = target.placed(mapping.start)
+    evaluation = placed.at
     direction = np.random.default_rng(2).normal(size=mapping.start.shape)
     direction[mapping.start < -20] = 0
     solutions = []
@@ -104,16 +107,16 @@ def test_sigma_gradient_is_implicit_differentiation(kind):
         for h in (-1e-4, 1e-4):
             built = mapping.build(jnp.asarray(mapping.start + h * direction))
             pair = dominating_pair.jittered(built.gram(SCHEME))
-            terms = design_point.exponents(pair, here.placement.proposal, target._draws)
-            low, high = at.value - 0.1, at.value + 0.1
+            terms = design_point.exponents(pair, placed.placement.proposal, target._draws)
+            low, high = evaluation.value - 0.1, evaluation.value + 0.1
             for _ in range(60):  # plain bisection, nothing shared with the solver
                 middle = (low + high) / 2
                 above = log_delta(terms, middle, 2.0) > math.log(1e-4)
                 low, high = (middle, high) if above else (low, middle)
             solutions.append(middle)
     numeric = (solutions[1] - solutions[0]) / 2e-4
-    assert at.gradient @ direction == pytest.approx(numeric, rel=1e-5)
-    assert at.noise_multiplier == pytest.approx(math.exp(sum(solutions) / 2), rel=1e-6)
+    assert evaluation.gradient @ direction == pytest.approx(numeric, rel=1e-5)
+    assert evaluation.noise_multiplier == pytest.approx(math.exp(sum(solutions) / 2), rel=1e-6)
 
 
 @pytest.mark.parametrize("workload", range(4))
@@ -122,20 +125,22 @@ def test_losses_are_the_errors_they_are_named_after(workload):
 
     strategy, query = every_strategy(N)["blt"], every_workload(N)[workload]
     with jax.enable_x64(True):
-        found = [float(loss(query, N)(strategy, 1.7)) for loss in (log_rmse, log_max_error)]
+        actual = [float(loss(query, N)(strategy, 1.7)) for loss in (log_rmse, log_max_error)]
     expected = [
         query_error.rmse(query, strategy, N, 1.7),
         query_error.max_error(query, strategy, N, 1.7),
     ]
-    np.testing.assert_allclose(np.exp(found), expected, rtol=1e-12)
+    np.testing.assert_allclose(np.exp(actual), expected, rtol=1e-12)
 
 
 @pytest.mark.ci
 def test_objective_is_nan_far_from_its_proposal_and_recovers():
     target, mapping = objective_for(every_strategy(N)["blt"])
-    here, far = target.placed(mapping.start), mapping.start + 30.0
-    assert not math.isfinite(target.tangent(far, here.placement).evaluation.value)
-    assert target.tangent(mapping.start, here.placement).evaluation.value == here.evaluation.value
+    placed, far = target.placed(mapping.start), mapping.start + 30.0
+    assert not math.isfinite(target.tangent(far, placed.placement).evaluation.value)
+    assert (
+        target.tangent(mapping.start, placed.placement).evaluation.value == placed.evaluation.value
+    )
     assert math.isfinite(target(far * 0.1).value)  # on a proposal of its own
 
 
@@ -156,8 +161,10 @@ class Bowl:
 
     def placed(self, x, sigma=math.nan):
         """As if nothing were frozen; a placement is no evaluation."""
-        at = Evaluation(math.nan, x, 1.0) if self.everywhere else Evaluation(0.0, x, 1.0)
-        return Tangent(x, at, Placement(None if self.everywhere else 0, 0.0), 0.0, (0.0, ()))
+        evaluation = Evaluation(math.nan, x, 1.0) if self.everywhere else Evaluation(0.0, x, 1.0)
+        return Tangent(
+            x, evaluation, Placement(None if self.everywhere else 0, 0.0), 0.0, (0.0, ())
+        )
 
     def tangent(self, x, placement):
         return Tangent(x, self(x), placement, 0.0, (0.0, ()))
@@ -210,11 +217,11 @@ def optimized(kind, **options):
     return searched(SCHEME, 2.0, 1e-4, strategy=kind, **options)
 
 
-def error_of(found, workload=PREFIX, epsilon=2.0, error=query_error.rmse):
+def error_of(actual, workload=PREFIX, epsilon=2.0, error=query_error.rmse):
     """log error with σ on fresh samples: never the training figure."""
-    pair = dominating_pair.exact(found.strategy, SCHEME)
+    pair = dominating_pair.exact(actual.strategy, SCHEME)
     sigma = calibrate(pair, epsilon, 1e-4, samples=2**14, seed=77).noise_multiplier
-    return math.log(error(workload, found.strategy, N, sigma))
+    return math.log(error(workload, actual.strategy, N, sigma))
 
 
 @functools.cache
@@ -226,12 +233,12 @@ def best(kind):
 @pytest.mark.release
 def test_a_general_c_is_no_worse_than_what_it_began_from(monkeypatch):
     start = optimized("toeplitz", samples=2048, time_scale=True)
-    found = optimized("dense", samples=64, init=start.strategy)
-    assert error_of(found) < error_of(start) + 1e-6 and "no gain on unseen" in found.status
+    optimum = optimized("dense", samples=64, init=start.strategy)
+    assert error_of(optimum) < error_of(start) + 1e-6 and "no gain on unseen" in optimum.status
     # a control: its 64 samples say that another C is better
     search = optimizers.lbfgs
     monkeypatch.setattr(
-        optimizers, "lbfgs", lambda *given, judge, **options: search(*given, **options)
+        optimizers, "lbfgs", lambda *arguments, judge, **options: search(*arguments, **options)
     )
     confirm, searched = runs._Job.confirm, []
 
@@ -242,53 +249,53 @@ def test_a_general_c_is_no_worse_than_what_it_began_from(monkeypatch):
     monkeypatch.setattr(runs._Job, "confirm", confirmed)
     blind = optimized("dense", samples=64, init=start.strategy)
     assert error_of(searched[0]) > error_of(start) + 0.002  # 0.007 to 0.03, by machine
-    assert len(found.history) < len(blind.history)
+    assert len(optimum.history) < len(blind.history)
     # and another search's end would be taken back too
     assert error_of(blind) < error_of(start) + 1e-6 and "preferred the start" in blind.status
 
 
 def test_a_plainly_worse_start_is_not_examined_again(monkeypatch):
-    afresh, examined = runs._Job._afresh, []
+    original_method, examined = runs._Job._afresh, []
 
-    def counted(job, points, *rest):
+    def counted(job, points, *remaining):
         examined.append(len(points))
-        return afresh(job, points, *rest)
+        return original_method(job, points, *remaining)
 
     monkeypatch.setattr(runs._Job, "_afresh", counted)
     far = S.BandedToeplitz(np.array([1.0, 0.01]))
-    found = optimized("banded-toeplitz", samples=256, init=far)
-    optimized("banded-toeplitz", samples=256, init=found.strategy, steps=2)
+    optimum = optimized("banded-toeplitz", samples=256, init=far)
+    optimized("banded-toeplitz", samples=256, init=optimum.strategy, steps=2)
     assert examined == [1, 2]
 
 
 @pytest.fixture
 def slow(monkeypatch):
     """Samples of each objective of a search that counts as slow, and whether the next is made."""
-    make, made = runs.AmplifiedObjective, types.SimpleNamespace(samples=[], interrupted=False)
+    make, built = runs.AmplifiedObjective, types.SimpleNamespace(samples=[], interrupted=False)
 
     def counted(*target):
-        made.samples.append(target[-1].number)
-        if made.interrupted and len(made.samples) > 1:
+        built.samples.append(target[-1].number)
+        if built.interrupted and len(built.samples) > 1:
             raise KeyboardInterrupt
         return make(*target)
 
     monkeypatch.setattr(runs, "AmplifiedObjective", counted)
     monkeypatch.setattr(runs, "_SLOW", 0.0)
-    return made
+    return built
 
 
 @pytest.mark.parametrize("samples", [256, 100])
 def test_a_slow_search_begins_on_a_part_of_its_samples(slow, samples):
-    found = optimized("cleared-blt", samples=samples, steps=30)
-    assert slow.samples[:2] == [64, samples] and len(found.history) <= 2 * 12 + 30
+    optimum = optimized("cleared-blt", samples=samples, steps=30)
+    assert slow.samples[:2] == [64, samples] and len(optimum.history) <= 2 * 12 + 30
 
 
 def test_a_slow_search_keeps_what_its_part_found(slow):
     slow.interrupted = True
     with pytest.raises(runs.InterruptedOptimization) as stopped:
         optimized("cleared-blt", samples=256, steps=30)
-    found = stopped.value.best
-    assert found.status == "interrupted" and math.isfinite(found.noise_multiplier)
+    actual = stopped.value.best
+    assert actual.status == "interrupted" and math.isfinite(actual.noise_multiplier)
 
 
 @pytest.mark.ci
@@ -297,41 +304,42 @@ def test_c_comes_in_one_normalization():
     from mfopt.accounting import Mechanism, account
     from mfopt.accounting.closed_form import gaussian
 
-    found = best("blt")
-    norms = np.linalg.norm(found.strategy.modes(SCHEME), axis=0)
+    optimum = best("blt")
+    norms = np.linalg.norm(optimum.strategy.modes(SCHEME), axis=0)
     assert np.max(norms) == pytest.approx(1, rel=1e-12)
-    mechanism = Mechanism(FixedOrder(SCHEME.bins, SCHEME.epochs), found.strategy)
+    mechanism = Mechanism(FixedOrder(SCHEME.bins, SCHEME.epochs), optimum.strategy)
     unamplified = account(mechanism, epsilon=2.0, delta=1e-4).noise_multiplier
     assert unamplified == pytest.approx(1 / gaussian.largest_mu(2.0, 1e-4), rel=1e-9)
     # and so are the σ of the history
-    assert found.history[-1, 2] == pytest.approx(found.noise_multiplier, rel=0.05)
+    assert optimum.history[-1, 2] == pytest.approx(optimum.noise_multiplier, rel=0.05)
 
 
 def test_a_seed_pins_a_search_and_the_scale_of_its_start_changes_nothing():
     start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
     settings = {"steps": 6, "samples": 256}
-    one, again = (optimized("banded-toeplitz", init=start, **settings) for _ in range(2))
-    np.testing.assert_array_equal(one.strategy.coefs, again.strategy.coefs)
-    np.testing.assert_array_equal(one.history[:, 1:], again.history[:, 1:])
+    optimum, repeated = (optimized("banded-toeplitz", init=start, **settings) for _ in range(2))
+    np.testing.assert_array_equal(optimum.strategy.coefs, repeated.strategy.coefs)
+    np.testing.assert_array_equal(optimum.history[:, 1:], repeated.history[:, 1:])
     other = optimized("banded-toeplitz", init=start.rescaled(7.0), **settings)
-    np.testing.assert_allclose(one.strategy.coefs, other.strategy.coefs, rtol=1e-6)
-    assert one.noise_multiplier == pytest.approx(other.noise_multiplier, rel=1e-6)
+    np.testing.assert_allclose(optimum.strategy.coefs, other.strategy.coefs, rtol=1e-6)
+    assert optimum.noise_multiplier == pytest.approx(other.noise_multiplier, rel=1e-6)
 
 
 @pytest.mark.ci
 def test_init_starts_from_a_previous_result():
-    seen = []
-    again = optimized(
+    recorded = []
+    optimum = optimized(
         "blt",
         init=best("blt").strategy,
         samples=2048,
         steps=5,
-        progress=lambda step: seen.append((step.stage, step.trace.history[-1][1])),
+        progress=lambda step: recorded.append((step.stage, step.trace.history[-1][1])),
     )
     assert (
-        seen[0] == ("optimizing, blt", pytest.approx(best("blt").loss, abs=5e-3)) and len(seen) <= 5
+        recorded[0] == ("optimizing, blt", pytest.approx(best("blt").loss, abs=5e-3))
+        and len(recorded) <= 5
     )
-    assert error_of(again) <= error_of(best("blt")) + 1e-3  # losses: on different estimates
+    assert error_of(optimum) <= error_of(best("blt")) + 1e-3  # losses: on different estimates
     # and from another kind that contains it
     wide = optimized("toeplitz", init=best("blt").strategy, samples=4096, steps=1)
     assert wide.history[0, 1] == pytest.approx(best("blt").loss, abs=0.02)
@@ -339,20 +347,20 @@ def test_init_starts_from_a_previous_result():
 
 @pytest.mark.ci
 def test_init_that_says_nothing_is_refused():
-    every = every_strategy(N)
-    for kind, init in (("blt", every["toeplitz"]), ("toeplitz", every["dense"])):
+    strategies = every_strategy(N)
+    for kind, init in (("blt", strategies["toeplitz"]), ("toeplitz", strategies["dense"])):
         with pytest.raises(UsageError, match="init"):
             optimized(kind, init=init)
     with pytest.raises(UsageError, match="at most that many"):
-        searched(BallsInBins(6, 4), 2.0, 1e-4, strategy="toeplitz", init=every["toeplitz"])
+        searched(BallsInBins(6, 4), 2.0, 1e-4, strategy="toeplitz", init=strategies["toeplitz"])
 
 
 @pytest.mark.ci
 def test_objective_max_lowers_the_largest_error():
-    found = optimized("blt", loss="max", samples=2048)
-    smallest, other = (error_of(x, error=query_error.max_error) for x in (found, best("blt")))
+    optimum = optimized("blt", loss="max", samples=2048)
+    smallest, other = (error_of(x, error=query_error.max_error) for x in (optimum, best("blt")))
     assert smallest <= other + 1e-3
-    assert found.loss == pytest.approx(smallest, abs=0.01)
+    assert optimum.loss == pytest.approx(smallest, abs=0.01)
 
 
 def test_any_differentiable_loss():
@@ -362,8 +370,8 @@ def test_any_differentiable_loss():
         return jnp.sum((jnp.asarray(strategy.coefs)[1:] - target) ** 2) + 0 * sigma
 
     start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
-    found = optimized("banded-toeplitz", loss=loss, init=start, samples=256)
-    coefs = found.strategy.coefs  # the search has a diagonal of 1, the result is normalized
+    optimum = optimized("banded-toeplitz", loss=loss, init=start, samples=256)
+    coefs = optimum.strategy.coefs  # the search has a diagonal of 1, the result is normalized
     np.testing.assert_allclose(coefs[1:] / coefs[0], target, atol=0.02)
 
 
@@ -401,32 +409,32 @@ def test_a_loss_that_is_never_a_number_is_an_error_with_words():
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("kind", "after"),
+    ("kind", "updated"),
     before_release([("blt", 1), ("blt", 5), ("dense", 5), ("dense", None)], 1, 3),
 )
-def test_interrupt_keeps_the_best_so_far(kind, after):
+def test_interrupt_keeps_the_best_so_far(kind, updated):
     """``after`` evaluations; None: at the second evaluation of the second warm start."""
-    seen = []
+    recorded = []
 
     def progress(step):
-        seen.append(step)
+        recorded.append(step)
         trace = step.trace
         second = "warm start, " in step.stage and len(trace.history) == 2
-        if second if after is None else len(seen) == after:
+        if second if updated is None else len(recorded) == updated:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as stopped:  # it travels: nobody takes it for a result
         optimized(kind, progress=progress, steps=40, samples=512)
-    found = stopped.value.best
-    assert found.status == "interrupted"
+    actual = stopped.value.best
+    assert actual.status == "interrupted"
     # one count over all starts, which never falls and never passes its ceiling
-    assert [step.done for step in seen] == list(range(1, len(seen) + 1))
-    assert all(step.done <= step.total for step in seen)
-    assert found.strategy.kind == kind
-    found.strategy.check_entries(N)
-    if after is not None:
-        assert len(seen) == after  # nothing went on behind the user's back
-    assert error_of(found) < error_of(IDENTITY) + 0.5
+    assert [step.done for step in recorded] == list(range(1, len(recorded) + 1))
+    assert all(step.done <= step.total for step in recorded)
+    assert actual.strategy.kind == kind
+    actual.strategy.check_entries(N)
+    if updated is not None:
+        assert len(recorded) == updated  # nothing went on behind the user's back
+    assert error_of(actual) < error_of(IDENTITY) + 0.5
 
 
 @pytest.mark.ci
@@ -435,32 +443,32 @@ def test_interrupted_factorization_is_an_estimate_and_says_so():
         if step.done == 4:
             raise KeyboardInterrupt
 
-    found = factorized(
+    factorization = factorized(
         SCHEME, 2.0, 1e-4, strategy="blt", buffers=2, samples=512, seed=1, progress=progress
     )
-    assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
-    assert "not certified" in found.guarantee.method
+    assert factorization.guarantee.status == "estimate" and factorization.provenance["interrupted"]
+    assert "not certified" in factorization.guarantee.method
 
-    seen = []
+    recorded = []
 
     def swallowed(step):
-        seen.append(step.done)
+        recorded.append(step.done)
         if step.done == 4:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
                 time.sleep(1)  # the handler runs between two instructions
 
     with _signals.as_interrupts():
-        found = factorized(
+        factorization = factorized(
             SCHEME, 2.0, 1e-4, strategy="blt", buffers=2, samples=512, seed=1, progress=swallowed
         )
-    assert found.provenance["interrupted"] and seen[-1] == 4
+    assert factorization.provenance["interrupted"] and recorded[-1] == 4
 
     def stage(message):
         raise KeyboardInterrupt
 
-    found = factorized(SCHEME, 2.0, 1e-4, strategy="identity", seed=1, progress=stage)
-    assert found.guarantee.status == "estimate" and found.provenance["interrupted"]
+    factorization = factorized(SCHEME, 2.0, 1e-4, strategy="identity", seed=1, progress=stage)
+    assert factorization.guarantee.status == "estimate" and factorization.provenance["interrupted"]
 
 
 @pytest.mark.ci
@@ -471,8 +479,10 @@ def test_a_file_of_an_early_interrupt_can_be_loaded(kind, tmp_path):
     def progress(step):
         raise KeyboardInterrupt
 
-    found = factorized(SCHEME, 2.0, 1e-4, strategy=kind, samples=512, seed=1, progress=progress)
-    kept = load(found.save(tmp_path / "early.npz"))
+    factorization = factorized(
+        SCHEME, 2.0, 1e-4, strategy=kind, samples=512, seed=1, progress=progress
+    )
+    kept = load(factorization.save(tmp_path / "early.npz"))
     assert kept.provenance["interrupted"] and kept.history.shape == (int(kind == "blt"), 3)
     assert kept.guarantee.status == "estimate"
 
@@ -505,9 +515,12 @@ def test_a_search_without_a_certificate_is_kept(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.release
 def test_a_target_that_samples_cannot_reach_has_the_bound_that_holds_anyway():
-    found = factorized(SCHEME, 0.01, 1e-15, strategy="sqrt", seed=1)
-    assert found.guarantee.status == "certified" and not found.guarantee.failure_probability
-    assert "without amplification" in found.guarantee.method
+    factorization = factorized(SCHEME, 0.01, 1e-15, strategy="sqrt", seed=1)
+    assert (
+        factorization.guarantee.status == "certified"
+        and not factorization.guarantee.failure_probability
+    )
+    assert "without amplification" in factorization.guarantee.method
 
 
 # --- starts --------------------------------------------------------------------------------------
@@ -574,12 +587,16 @@ def test_what_is_not_of_its_class_is_refused_by_name(scheme, options, name):
 @pytest.mark.release
 def test_fresh_bins_are_searched_from_an_optimum_in_closed_form():
     """No evaluation on samples remains, also where the usual start ends at C = I."""
-    scheme, told = FreshBins(bins=32, epochs=8), []
-    found = searched(
-        scheme, 0.5, 1e-5, strategy="cleared-blt", buffers=4, seed=0, progress=told.append
+    scheme, reports = FreshBins(bins=32, epochs=8), []
+    optimum = searched(
+        scheme, 0.5, 1e-5, strategy="cleared-blt", buffers=4, seed=0, progress=reports.append
     )
-    assert all("in closed form" in one.stage for one in told if isinstance(one, optimizers.Step))
-    assert math.exp(found.loss) < 40.4  # 40.2; from the usual start alone 40.5
-    mechanism = law(scheme).loss(found.strategy)
+    assert all(
+        "in closed form" in report.stage
+        for report in reports
+        if isinstance(report, optimizers.Step)
+    )
+    assert math.exp(optimum.loss) < 40.4  # 40.2; from the usual start alone 40.5
+    mechanism = law(scheme).loss(optimum.strategy)
     sigma = calibrate(mechanism, 0.5, 1e-5, samples=2**12, seed=1).noise_multiplier
-    assert found.noise_multiplier == pytest.approx(sigma, rel=0.02)
+    assert optimum.noise_multiplier == pytest.approx(sigma, rel=0.02)

@@ -35,7 +35,7 @@ def scaled_blt(n=N, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("value", "root", "most"),
+    ("value", "root", "limit"),
     [
         (lambda x: 8 - x, math.nan, 6),  # every σ in reach is too small
         (lambda x: -8 - x, math.nan, 60),  # and too large
@@ -47,16 +47,16 @@ def scaled_blt(n=N, seed=0):
         (lambda x: jnp.where(jnp.abs(x - 0.3) < 0.2, jnp.nan, 1 - 2 * x), math.nan, 60),
     ],
 )
-def test_sigma_meets_the_target_or_is_nan(monkeypatch, value, root, most):
+def test_sigma_meets_the_target_or_is_nan(monkeypatch, value, root, limit):
     """Evaluations of log δ̂, here by a formula, are counted."""
-    seen = []
+    recorded = []
 
     def estimate(*_):
-        def at(theta, _):
-            jax.debug.callback(lambda x: seen.append(float(x)), theta)
+        def curve(theta, _):
+            jax.debug.callback(lambda x: recorded.append(float(x)), theta)
             return value(theta) - 12
 
-        return at
+        return curve
 
     class Law:
         def log_scale(self, _):
@@ -66,10 +66,10 @@ def test_sigma_meets_the_target_or_is_nan(monkeypatch, value, root, most):
     with jax.enable_x64(True):
         zero = jnp.zeros(())
         frozen = implicit.Frozen(None, None, zero)
-        found = float(implicit.log_sigma(Law(), None, frozen, zero, zero - 12))
+        actual = float(implicit.log_sigma(Law(), None, frozen, zero, zero - 12))
     jax.effects_barrier()
-    assert found == pytest.approx(root, abs=2e-9, nan_ok=True)
-    assert 1 <= len(seen) <= most, seen
+    assert actual == pytest.approx(root, abs=2e-9, nan_ok=True)
+    assert 1 <= len(recorded) <= limit, recorded
 
 
 @pytest.mark.ci
@@ -77,17 +77,17 @@ def test_no_tangent_has_a_sigma_that_misses_the_target():
     """Wherever a step goes, near its proposal or far from it, and from wherever it comes."""
     target, mapping = objective_for(scaled_blt(), samples=512)
     rng, log_delta, met = np.random.default_rng(0), jax.jit(design_point.log_delta), 0
-    here = target.placed(mapping.start)
+    placed = target.placed(mapping.start)
     for size in (0.01, 0.1, 0.5, 1, 2, 8, 30) * 3:
         point = mapping.start + size * rng.normal(size=mapping.start.shape)
-        found = target.tangent(point, here.placement)
-        if not math.isfinite(found.evaluation.value):
+        tangent = target.tangent(point, placed.placement)
+        if not math.isfinite(tangent.evaluation.value):
             continue
         met += 1
         with jax.enable_x64(True):
             pair = dominating_pair.jittered(mapping.build(jnp.asarray(point)).gram(SCHEME))
-            terms = design_point.exponents(pair, here.placement.proposal, target._draws)
-            reached = float(log_delta(terms, math.log(found.evaluation.noise_multiplier), 2.0))
+            terms = design_point.exponents(pair, placed.placement.proposal, target._draws)
+            reached = float(log_delta(terms, math.log(tangent.evaluation.noise_multiplier), 2.0))
         assert reached == pytest.approx(math.log(1e-4), abs=1e-6)
     assert 5 < met < 21  # some were near, some were too far
 
@@ -100,13 +100,13 @@ def test_no_tangent_has_a_sigma_that_misses_the_target():
 def test_a_tangent_touches_the_objective(strategy):
     """Its model has the value and gradient of the objective there, and is near it elsewhere."""
     target, mapping = objective_for(strategy)
-    here = target.placed(mapping.start)
-    assert abs(here.drift) < 0.03
-    value, gradient = target.model(here)(mapping.start)
-    assert value == pytest.approx(here.evaluation.value, abs=1e-10)
-    np.testing.assert_allclose(gradient, here.evaluation.gradient, atol=1e-10)
+    placed = target.placed(mapping.start)
+    assert abs(placed.drift) < 0.03
+    value, gradient = target.model(placed)(mapping.start)
+    assert value == pytest.approx(placed.evaluation.value, abs=1e-10)
+    np.testing.assert_allclose(gradient, placed.evaluation.gradient, atol=1e-10)
     away = mapping.start + 0.03 * np.random.default_rng(0).normal(size=mapping.start.shape)
-    error = abs(target.model(here)(away)[0] - target.follow(away, here).evaluation.value)
+    error = abs(target.model(placed)(away)[0] - target.follow(away, placed).evaluation.value)
     assert 1e-8 < error < 0.02
 
 
@@ -119,12 +119,12 @@ def test_proposals_follow_where_sigma_moves():
     )
     loss = log_rmse(PREFIX, scheme.iterations)
     target = AmplifiedObjective(loss, mapping, law(scheme), (0.5, 1e-5), Samples(1024, 0))
-    there, here = mapping.start + np.array([2.0, 2.0, 1.0, 1.0]), target.placed(mapping.start)
-    own, from_afar = target.placed(there), target.follow(there, here)
-    assert from_afar.placement is not here.placement and abs(from_afar.drift) <= 0.03
-    assert from_afar.evaluation.value == pytest.approx(own.evaluation.value, abs=3e-4)
-    near = target.follow(there + 0.01, own)
-    assert near.placement is own.placement and near.drift != own.drift
+    start, placed = mapping.start + np.array([2.0, 2.0, 1.0, 1.0]), target.placed(mapping.start)
+    custom, from_afar = target.placed(start), target.follow(start, placed)
+    assert from_afar.placement is not placed.placement and abs(from_afar.drift) <= 0.03
+    assert from_afar.evaluation.value == pytest.approx(custom.evaluation.value, abs=3e-4)
+    followed = target.follow(start + 0.01, custom)
+    assert followed.placement is custom.placement and followed.drift != custom.drift
 
 
 def test_a_sigma_beyond_numerical_range_is_no_answer_but_no_failure():
@@ -159,8 +159,8 @@ class Valley:
         return self.touch(x, Placement(np.array(x), 0.0))
 
     def follow(self, x, near, anywhere):
-        found = self.touch(x, near.placement)
-        return found if abs(found.drift) <= 0.1 else self.placed(x)
+        touched = self.touch(x, near.placement)
+        return touched if abs(touched.drift) <= 0.1 else self.placed(x)
 
     def touch(self, x, placement):
         self.calls += 1
@@ -174,12 +174,15 @@ class Valley:
         return Tangent(np.array(x), Evaluation(value, gradient, 1.0), placement, far, (0.0, ()))
 
     def model(self, touched):
-        x, at = touched.point, touched.evaluation
+        x, evaluation = touched.point, touched.evaluation
 
         def evaluate(y):
             away = y - x
-            known = self.known * away
-            return at.value + at.gradient @ away + 0.5 * known @ away, at.gradient + known
+            reference = self.known * away
+            return (
+                evaluation.value + evaluation.gradient @ away + 0.5 * reference @ away,
+                evaluation.gradient + reference,
+            )
 
         return evaluate
 
@@ -208,21 +211,23 @@ class Noisy(Valley):
 
 def test_no_step_goes_astray_on_noise_of_the_gradients():
     """Negative curvature is seen in noise too: a model with it falls without end."""
-    seen = [at[1] for at in searched(Noisy(), [0.3, -0.1, 0.2], tolerance=1e-5).history]
-    assert max(seen[1:]) < seen[0]
+    recorded = [step[1] for step in searched(Noisy(), [0.3, -0.1, 0.2], tolerance=1e-5).history]
+    assert max(recorded[1:]) < recorded[0]
 
 
 class Slopes(Valley):
     """Each proposal has a slope of its own, as few samples give one: there is always a gain."""
 
     def touch(self, x, placement):
-        found, at = super().touch(x, placement), placement.proposal
-        slope = 0.05 * np.random.default_rng(int(1e9 * np.abs(at).sum())).normal(size=3)
+        touched, proposal = super().touch(x, placement), placement.proposal
+        slope = 0.05 * np.random.default_rng(int(1e9 * np.abs(proposal).sum())).normal(size=3)
         value, gradient = (
-            found.evaluation.value + slope @ (x - at),
-            found.evaluation.gradient + slope,
+            touched.evaluation.value + slope @ (x - proposal),
+            touched.evaluation.gradient + slope,
         )
-        return found._replace(evaluation=found.evaluation._replace(value=value, gradient=gradient))
+        return touched._replace(
+            evaluation=touched.evaluation._replace(value=value, gradient=gradient)
+        )
 
 
 def test_a_search_ends_where_proposals_of_its_own_find_nothing_lower():
@@ -240,10 +245,10 @@ class Trap(Valley):
         return value + 40 * wall**2, gradient - np.array([80 * wall, 0, 0])
 
     def touch(self, x, placement):
-        found = super().touch(x, placement)
-        if found.drift == 0 or not found.evaluation.usable:
-            return found
-        return found._replace(evaluation=found.evaluation._replace(value=Valley().truth(x)[0]))
+        touched = super().touch(x, placement)
+        if touched.drift == 0 or not touched.evaluation.usable:
+            return touched
+        return touched._replace(evaluation=touched.evaluation._replace(value=Valley().truth(x)[0]))
 
 
 def test_a_point_that_is_worse_on_its_own_proposal_is_taken_back():
@@ -263,8 +268,8 @@ class Wall(Valley):
         return value, 0.1 * x + 20 * np.sign(x) * wall**3
 
     def model(self, touched):
-        x, at = touched.point, touched.evaluation
-        return lambda y: (at.value + at.gradient @ (y - x), at.gradient)
+        x, evaluation = touched.point, touched.evaluation
+        return lambda y: (evaluation.value + evaluation.gradient @ (y - x), evaluation.gradient)
 
 
 def test_a_step_far_too_long_does_not_end_the_search():
@@ -319,19 +324,19 @@ def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, ep
         placed = design_point.placed(pair.gram, sigma, epsilon)
         draws = design_point.draw(jax.random.key(0), 2 * 4013, bins)  # many blocks
 
-        def both(log_delta, draws):
+        def two_values(log_delta, draws):
             terms = design_point.exponents(pair, placed, draws)
             parts = [(part.linear, part.square) for part in (terms.loss, terms.proposal)]
             return jax.jit(jax.value_and_grad(log_delta))(parts, terms.component, placed.nodes)
 
-        fast, slow = both(in_blocks, draws), both(whole, draws)
+        fast, slow = two_values(in_blocks, draws), two_values(whole, draws)
         assert math.isfinite(slow[0]) and float(fast[0]) == pytest.approx(float(slow[0]), rel=1e-12)
-        for found, expected in zip(*map(jax.tree.leaves, (fast[1], slow[1])), strict=True):
+        for actual, expected in zip(*map(jax.tree.leaves, (fast[1], slow[1])), strict=True):
             assert np.any(expected)
-            np.testing.assert_allclose(found, np.asarray(expected), rtol=1e-9, atol=1e-14)
+            np.testing.assert_allclose(actual, np.asarray(expected), rtol=1e-9, atol=1e-14)
         if epsilon == 1:  # what is not in cycles, it misreads
             mixed = draws._replace(component=np.sort(draws.component))
-            assert abs(both(in_blocks, mixed)[0] - both(whole, mixed)[0]) > 1e-4
+            assert abs(two_values(in_blocks, mixed)[0] - two_values(whole, mixed)[0]) > 1e-4
 
 
 def test_scaled_parameters_round_trip():
@@ -341,9 +346,9 @@ def test_scaled_parameters_round_trip():
     assert len(mapping.start) == 4 + 2 * time_scale.KNOTS
     with jax.enable_x64(True):
         built = jax.tree.map(np.asarray, mapping.build(jnp.asarray(mapping.start)))
-        for one, two in zip(built.diagonals(N), strategy.diagonals(N), strict=True):
-            np.testing.assert_allclose(one[[0, -1]], two[[0, -1]], rtol=1e-12)
-        again = time_scale.scaled(built, N, inside, levelled=False)
-        reached = jax.tree.map(np.asarray, again.build(jnp.asarray(again.start)))
+        for item, two in zip(built.diagonals(N), strategy.diagonals(N), strict=True):
+            np.testing.assert_allclose(item[[0, -1]], two[[0, -1]], rtol=1e-12)
+        repeated = time_scale.scaled(built, N, inside, levelled=False)
+        reached = jax.tree.map(np.asarray, repeated.build(jnp.asarray(repeated.start)))
     built.check_entries(N)
     reached.check_entries(N)

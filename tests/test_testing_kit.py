@@ -64,8 +64,8 @@ def all_or_none(self, step, population, seed):
 def pairs(self, step, population, seed):
     """Unit 1 does the opposite of unit 0, and everybody else is on their own."""
     units = chosen(self, step, population, seed)
-    rest = units[units > 1]
-    return rest if rest.size % 2 else np.concatenate([np.arange(2), rest])
+    remaining = units[units > 1]
+    return remaining if remaining.size % 2 else np.concatenate([np.arange(2), remaining])
 
 
 def of_the_number(self, step, population, seed):
@@ -127,11 +127,11 @@ BROKEN = {
 
 
 def _pair_law(scheme, population):
-    others = stats.binom(population - 2, scheme.probability)
+    variants = stats.binom(population - 2, scheme.probability)
     count = np.arange(population + 1)
     mass = np.zeros(population + 1)
     for k in range(population - 1):
-        mass[k if k % 2 else k + 2] += others.pmf(k)
+        mass[k if k % 2 else k + 2] += variants.pmf(k)
     return stats.rv_discrete(values=(count, mass))()
 
 

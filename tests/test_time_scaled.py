@@ -97,11 +97,11 @@ def test_a_subclass_with_another_matrix_has_its_own_error():
     for base, cls in ((blt, FadingBLT), (wave, FadingWave)):
         strategy = S.TimeScaled(cls(**base.arrays()), rows, columns)
         through = momentum.materialize(N) @ np.linalg.inv(strategy.materialize(N))
-        found = query_error.row_variances(momentum, strategy, N)
-        np.testing.assert_allclose(found, np.sum(through**2, axis=1), rtol=1e-9)
+        variances = query_error.row_variances(momentum, strategy, N)
+        np.testing.assert_allclose(variances, np.sum(through**2, axis=1), rtol=1e-9)
         # a control: that of the parent is another one
         parent = query_error.row_variances(momentum, S.TimeScaled(base, rows, columns), N)
-        assert not np.allclose(found, parent, rtol=1e-3)
+        assert not np.allclose(variances, parent, rtol=1e-3)
     assert "blt_scale" not in FadingBLT(**blt.arrays()).inverse_arrays(N)
 
 

@@ -68,29 +68,29 @@ class Repeated(NoiseStream):
     """Draws again from step 3 on what it drew before."""
 
     def next(self, state):
-        again = dataclasses.replace(
+        variant = dataclasses.replace(
             state, step=jnp.where(state.step < 3, state.step, state.step - 3)
         )
-        noise, after = super().next(again)
-        return noise, dataclasses.replace(after, step=state.step + 1)
+        noise, updated = super().next(variant)
+        return noise, dataclasses.replace(updated, step=state.step + 1)
 
 
 @pytest.mark.release
 def test_noise_beyond_the_steps_of_the_own_model_is_tested(monkeypatch):
     monkeypatch.setattr(recovered, "_STEPS", 3)
-    told = []
-    found = run(ORDERED, alter=with_noise(kind=Repeated), canaries=500, progress=told.append)
-    assert faults(found) == ["noise of different steps, of canaries"]
-    stages = list(dict.fromkeys(progress.stage for progress in told if progress.total))
+    reports = []
+    result = run(ORDERED, alter=with_noise(kind=Repeated), canaries=500, progress=reports.append)
+    assert faults(result) == ["noise of different steps, of canaries"]
+    stages = list(dict.fromkeys(progress.stage for progress in reports if progress.total))
     # what may be refused comes before what takes long
     assert stages == ["training the run's own model on canaries", "training on canaries"]
 
 
 @pytest.mark.release
 def test_too_much_noise_is_a_fault_too():
-    found = run(ORDERED, alter=with_noise(1.5))
-    assert "size of the noise" in faults(found)
-    assert found.epsilon_profile < 3.0
+    result = run(ORDERED, alter=with_noise(1.5))
+    assert "size of the noise" in faults(result)
+    assert result.epsilon_profile < 3.0
 
 
 def test_the_attack_is_the_likelihood_ratio():
@@ -104,14 +104,14 @@ def test_the_attack_is_the_likelihood_ratio():
     expected = []
     for sequence in releases.T:
         places = [np.array([1.0, 0, 1, 0]), np.array([0, 1.0, 0, 1])]
-        there = [stats.multivariate_normal(x, covariance).pdf(sequence) for x in places]
-        expected.append(np.log(np.mean(there)) - absent.logpdf(sequence))
-    found = attack_on(scheme, strategy)(np.asarray(strategy.multiply(releases)), sigma)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+        target = [stats.multivariate_normal(x, covariance).pdf(sequence) for x in places]
+        expected.append(np.log(np.mean(target)) - absent.logpdf(sequence))
+    actual = attack_on(scheme, strategy)(np.asarray(strategy.multiply(releases)), sigma)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
     # Poisson sampling with independent noise
-    found = attack_on(sampling.Poisson(0.3, 4), Identity())(releases, sigma)
-    each = np.log(0.7 + 0.3 * np.exp((releases - 0.5) / sigma**2)).sum(axis=0)
-    np.testing.assert_allclose(found, each, rtol=1e-6)
+    actual = attack_on(sampling.Poisson(0.3, 4), Identity())(releases, sigma)
+    entry = np.log(0.7 + 0.3 * np.exp((releases - 0.5) / sigma**2)).sum(axis=0)
+    np.testing.assert_allclose(actual, entry, rtol=1e-6)
 
 
 def largest_chance(m, guesses, correct, epsilon, delta):
@@ -124,8 +124,8 @@ def largest_chance(m, guesses, correct, epsilon, delta):
         for begin, slope in [*lines, (1, 0)]:
             rows.append(right - slope * wrong)
             limits.append(begin)
-    one = {"A_eq": [np.ones(guesses + 1)], "b_eq": [1], "bounds": (0, 1)}
-    return -linprog(-1.0 * (numbers >= correct), rows, limits, **one).fun
+    item = {"A_eq": [np.ones(guesses + 1)], "b_eq": [1], "bounds": (0, 1)}
+    return -linprog(-1.0 * (numbers >= correct), rows, limits, **item).fun
 
 
 def test_p_values_are_those_of_the_linear_program_and_beat_the_former_bound():
@@ -189,15 +189,15 @@ def test_the_group_attack_against_its_density():
         np.exp((white.T @ x - 0.5 * x @ x) / sigma**2)
         for x in (2 * modes[:, 0], 2 * modes[:, 1], modes.sum(axis=1), modes.sum(axis=1))
     ]
-    found = attack_on(scheme, strategy, 2)(white, sigma)
+    actual = attack_on(scheme, strategy, 2)(white, sigma)
     # 512 multisets are thrown, so that the weights are 1/4 up to their spread
-    np.testing.assert_allclose(found, np.log(np.mean(ratios, axis=0)), atol=0.15)
+    np.testing.assert_allclose(actual, np.log(np.mean(ratios, axis=0)), atol=0.15)
     # coins: the number of units of two in a step is binomial
-    found = attack_on(sampling.Poisson(0.3, 4), Identity(), 2)(white, sigma)
-    each = sum(
+    actual = attack_on(sampling.Poisson(0.3, 4), Identity(), 2)(white, sigma)
+    entry = sum(
         stats.binom.pmf(k, 2, 0.3) * np.exp((k * white - k**2 / 2) / sigma**2) for k in range(3)
     )
-    np.testing.assert_allclose(found, np.log(each).sum(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(actual, np.log(entry).sum(axis=0), rtol=1e-9)
 
 
 @pytest.mark.release

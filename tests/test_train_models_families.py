@@ -135,15 +135,15 @@ def test_an_export_is_a_folder_of_the_reference_implementation(kind, saved, tmp_
     # by PEFT's definition the base's tensors and scale B A are the merged ones, all of them
     merged, plain = load_file(tmp_path / WEIGHTS), load_file(folder / WEIGHTS)
     low = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    how = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    parsed = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     for name in low:
         module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
         if f"{module}.weight" in plain:
-            (layer,) = (x for x in how["target_modules"] if module.endswith(f".{x}"))
-            scale = how["alpha_pattern"][layer] / how["rank_pattern"][layer]
+            (layer,) = (x for x in parsed["target_modules"] if module.endswith(f".{x}"))
+            scale = parsed["alpha_pattern"][layer] / parsed["rank_pattern"][layer]
             change = scale * low[name.replace("lora_A", "lora_B")] @ low[name]
-            plain[f"{module}.weight"] += change.T if how["fan_in_fan_out"] else change
-    assert len(low) == 2 * 2 * len(how["target_modules"])
+            plain[f"{module}.weight"] += change.T if parsed["fan_in_fan_out"] else change
+    assert len(low) == 2 * 2 * len(parsed["target_modules"])
     for name, value in merged.items():
         np.testing.assert_allclose(value, plain[name], atol=1e-5)
 

@@ -46,8 +46,8 @@ def findings(mechanism=ORDERED, alter=lambda execution: execution, seed=1, model
     )
 
 
-def faults(found):
-    return {finding.name for finding in found if finding.fault}
+def faults(actual):
+    return {finding.name for finding in actual if finding.fault}
 
 
 @pytest.mark.release
@@ -90,15 +90,15 @@ class Late(NoiseStream):
         return super().init(like, key=key), jnp.zeros(like.shape)
 
     def next(self, state):
-        noise, after = super().next(state[0])
-        return state[1], (after, noise)
+        noise, updated = super().next(state[0])
+        return state[1], (updated, noise)
 
 
 class Independent(NoiseStream):
     """Adds noise of the right size that is not correlated."""
 
-    def __init__(self, strategy, **rest):
-        super().__init__(Identity(), **rest)
+    def __init__(self, strategy, **remaining):
+        super().__init__(Identity(), **remaining)
 
 
 class Restarted(NoiseStream):
@@ -141,21 +141,21 @@ def in_place_of(owner, name):
 
     def planted(wrong):
         right = getattr(owner, name)
-        return lambda patch: patch.setattr(owner, name, lambda *given: wrong(right, *given))
+        return lambda patch: patch.setattr(owner, name, lambda *arguments: wrong(right, *arguments))
 
     return planted
 
 
 @in_place_of(Trainer, "_apply")
 def added_after_the_optimizer(right, trainer, state, total, keep):
-    after, release = right(trainer, state, total, keep)
+    updated, release = right(trainer, state, total, keep)
     clean = jax.tree.map(lambda leaf: leaf / trainer.execution.normalizer, total)
     update, _ = trainer.optimizer.update(clean, state.optimizer, state.params)
     params = jax.tree.map(
         lambda old, move, noised, mean: old + move + 1e-4 * (noised - mean),
         *(state.params, update, release, clean),
     )
-    return dataclasses.replace(after, params=params), release
+    return dataclasses.replace(updated, params=params), release
 
 
 @in_place_of(Trainer, "run")
@@ -192,12 +192,12 @@ def in_shape(shape):
 
 @in_place_of(loop, "microbatch_adder")
 def first_microbatch_unclipped(right, model, bound):
-    clipped, unclipped = (right(model, each) for each in (bound, Clipping(1e6)))
+    clipped, unclipped = (right(model, entry) for entry in (bound, Clipping(1e6)))
 
-    def added(totals, *rest):
+    def added(totals, *remaining):
         first = totals.statistics.units == 0
-        both = unclipped(totals, *rest), clipped(totals, *rest)
-        return jax.tree.map(lambda a, b: jnp.where(first, a, b), *both)
+        pair = unclipped(totals, *remaining), clipped(totals, *remaining)
+        return jax.tree.map(lambda a, b: jnp.where(first, a, b), *pair)
 
     return added
 
@@ -216,17 +216,17 @@ def not_scaled(name):
 
     @in_place_of(Clipping, "factors")
     def plant(right, bound, squares):
-        found = right(bound, squares)
-        whole = jax.tree.map(jnp.ones_like, found.each[name])
-        return found._replace(each=found.each | {name: whole})
+        actual = right(bound, squares)
+        whole = jax.tree.map(jnp.ones_like, actual.each[name])
+        return actual._replace(each=actual.each | {name: whole})
 
     return plant
 
 
 @in_place_of(Clipping, "factors")
 def bound_too_large(right, bound, squares):
-    found = right(bound, squares)
-    return found._replace(each=jax.tree.map(lambda factor: 1.01 * factor, found.each))
+    actual = right(bound, squares)
+    return actual._replace(each=jax.tree.map(lambda factor: 1.01 * factor, actual.each))
 
 
 def rounding_forgotten(patch):
@@ -291,8 +291,10 @@ def sums_divided_by_the_batch_drawn(right, trainer, state, stop=None):
         batch = trainer.execution.sampler.batch(step)
         total = trainer.sum(params, batch, step).gradient
         (result,) = right(trainer, state, step + 1)
-        more = 1 / max(1, np.sum(batch.units >= 0)) - 1 / trainer.execution.normalizer
-        release = jax.tree.map(lambda mean, x, more=more: mean + more * x, result.release, total)
+        normalizer = 1 / max(1, np.sum(batch.units >= 0)) - 1 / trainer.execution.normalizer
+        release = jax.tree.map(
+            lambda mean, x, extra=normalizer: mean + extra * x, result.release, total
+        )
         update, _ = trainer.optimizer.update(release, moments, params)
         moved = jax.tree.map(jnp.add, params, update)
         state = dataclasses.replace(result.state, params=moved)
@@ -303,8 +305,8 @@ def a_record_more(patch):
     """Records of a user are kept one more than accounted."""
     right = units.select
 
-    def select(store, users, group_size, *rest, **how):
-        return right(store, users, group_size + 1, *rest, **how)
+    def select(store, users, group_size, *remaining, **options):
+        return right(store, users, group_size + 1, *remaining, **options)
 
     patch.setattr(units, "select", select)
 
@@ -314,11 +316,11 @@ def unclipped_where(odd):
 
     @in_place_of(loop, "microbatch_adder")
     def plant(right, model, bound):
-        clipped, unclipped = (right(model, each) for each in (bound, Clipping(1e6)))
+        clipped, unclipped = (right(model, entry) for entry in (bound, Clipping(1e6)))
 
         def added(totals, params, frozen, tokens, mask):
-            both = (add(totals, params, frozen, tokens, mask) for add in (unclipped, clipped))
-            return jax.tree.map(lambda a, b: jnp.where(odd(mask), a, b), *both)
+            pair = (add(totals, params, frozen, tokens, mask) for add in (unclipped, clipped))
+            return jax.tree.map(lambda a, b: jnp.where(odd(mask), a, b), *pair)
 
         return added
 
@@ -327,9 +329,9 @@ def unclipped_where(odd):
 
 @in_place_of(Clipping, "factors")
 def what_is_not_finite_contributes(right, bound, squares):
-    found = right(bound, squares)
-    each = jax.tree.map(lambda x: jnp.where(jnp.isfinite(found.norm), x, 1.0), found.each)
-    return found._replace(each=each)
+    actual = right(bound, squares)
+    entry = jax.tree.map(lambda x: jnp.where(jnp.isfinite(actual.norm), x, 1.0), actual.each)
+    return actual._replace(each=entry)
 
 
 ELS = {"mechanism": dataclasses.replace(SAMPLED, privacy_unit="record"), "algorithm": "els"}
@@ -406,10 +408,10 @@ def test_planted_bugs_are_found(name, monkeypatch):
     plant, finding, options = PLANTED[name]
     if plant.__code__.co_varnames[0] == "patch":
         plant(monkeypatch)
-        found = findings(**options)
+        actual = findings(**options)
     else:
-        found = findings(alter=plant, **options)
-    assert finding in faults(found)
+        actual = findings(alter=plant, **options)
+    assert finding in faults(actual)
 
 
 @pytest.mark.parametrize(
@@ -426,8 +428,8 @@ def test_planted_bugs_are_found(name, monkeypatch):
     ),
 )  # fmt: skip
 def test_a_correct_trainer_has_none(options):
-    found = findings(**options)
-    assert not faults(found) and len(found) == 20
+    actual = findings(**options)
+    assert not faults(actual) and len(actual) == 20
 
 
 @pytest.mark.ci
@@ -441,15 +443,15 @@ def test_no_false_alarms():
     for audit in range(100):
         white, other = rng.normal(size=(8, 150)), rng.normal(size=150)
         signal = rng.normal(size=(8, 150)).cumsum(axis=0)
-        found = executed.compare_noise(white, arrays, other)
-        found.append(executed.compare_signal(white, signal, arrays))
+        comparison = executed.compare_noise(white, arrays, other)
+        comparison.append(executed.compare_signal(white, signal, arrays))
         if audit % 20 == 0:
             first, *twins = (
                 executed.participations_of(sampler(400, audit + number)) for number in range(3)
             )
-            found += executed.compare(BINS, first, twins, rng)
-        assert not faults(found)
-        chances.append([finding.chance for finding in found[:9]])
+            comparison += executed.compare(BINS, first, twins, rng)
+        assert not faults(comparison)
+        chances.append([finding.chance for finding in comparison[:9]])
     low = np.mean(np.array(chances) < 0.05, axis=0)
     assert np.all(low <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / 100))
     assert np.mean(low) > 0.02  # control: not so large that nothing would be found
@@ -513,12 +515,12 @@ def one_seed(right, seed, step):
     return right.scheme.sample(step, right.population, 5)
 
 
-def in_rounds(most):
+def in_rounds(limit):
     """Bins drawn by numpy, in every round of 16 steps, of ``most`` of them."""
 
     def rule(right, seed, step):
         rng = np.random.default_rng([seed % 2**32, step // 16])
-        return np.flatnonzero(rng.integers(0, most, right.population) == step % 16)
+        return np.flatnonzero(rng.integers(0, limit, right.population) == step % 16)
 
     return rule
 
@@ -531,8 +533,8 @@ def coins(right, seed, step):
 def some_stay(right, seed, step):
     stay = np.arange(right.population) % 20 == 7
     drawn = right.scheme.sample(step, right.population, seed)
-    others = drawn[~stay[drawn]]
-    return np.union1d(others, np.flatnonzero(stay)) if step % 16 == 0 else others
+    variants = drawn[~stay[drawn]]
+    return np.union1d(variants, np.flatnonzero(stay)) if step % 16 == 0 else variants
 
 
 def bins_stay(right, seed, step):
@@ -547,8 +549,10 @@ def compared(scheme, rule=None, units=1600, first=1):
     """Faults of a run and eight twins, all drawn by the rule, or by the scheme."""
     right = {seed: sampler(units, seed, scheme) for seed in range(first, first + 9)}
     drawn = right.values() if rule is None else [Wrong(x, rule, k) for k, x in right.items()]
-    taken = [executed.participations_of(each) for each in drawn]
-    return faults(executed.compare(scheme, taken[0], taken[1:], np.random.default_rng(3)))
+    participated = [executed.participations_of(entry) for entry in drawn]
+    return faults(
+        executed.compare(scheme, participated[0], participated[1:], np.random.default_rng(3))
+    )
 
 
 @pytest.mark.parametrize(

@@ -68,32 +68,34 @@ def certify() -> Contest:
     scheme, epsilon, delta = BallsInBins(bins=128, epochs=16), 2.0, 1e-5
     blt = BLT(SCALES, DECAYS)
     pair = dominating_pair.exact(blt, scheme)
-    made, _ = release(pair, epsilon, delta, effort=Effort(seed=1))
-    sigma = made.noise_multiplier
+    built, _ = release(pair, epsilon, delta, effort=Effort(seed=1))
+    sigma = built.noise_multiplier
     # δ at the certified σ, from far more samples than it was made with
-    near = calibrate(pair, epsilon, delta, samples=2**18, seed=2, start=sigma)
-    there = delta * math.exp(near.slope * math.log(sigma / near.noise_multiplier))
-    needed = delta_calculation.minimum_samples_to_calibrate(there, delta)
+    calibration = calibrate(pair, epsilon, delta, samples=2**18, seed=2, start=sigma)
+    slope = delta * math.exp(calibration.slope * math.log(sigma / calibration.noise_multiplier))
+    needed = delta_calculation.minimum_samples_to_calibrate(slope, delta)
     column = np.asarray(blt.toeplitz_coefs(scheme.iterations))
     sampling = batch_selection.BallsInBinsSampling(scheme.iterations, scheme.bins)
-    few, rng = 20, np.random.default_rng(0)
+    small, rng = 20, np.random.default_rng(0)
 
     def samples() -> None:
-        drawn = sample_generation.generate_sample(sampling, sigma, column, rng, num_samples=few)
+        drawn = sample_generation.generate_sample(sampling, sigma, column, rng, num_samples=small)
         sample_generation.compute_privacy_loss(sampling, drawn, sigma, column)
 
-    one = cpu(samples)
+    item = cpu(samples)
     return Contest(
         cpu(lambda: release(pair, epsilon, delta, effort=Effort(seed=1))),
-        lambda: one() / few * needed,
-        {"extrapolated": True, "samples_of_theirs": needed, "delta_at_sigma": there},
+        lambda: item() / small * needed,
+        {"extrapolated": True, "samples_of_theirs": needed, "delta_at_sigma": slope},
     )
 
 
 def account() -> Contest:
     """ε of DP-SGD for groups of 16 examples against dp_accounting."""
-    asked = 16, 0.001, 2000, 2.0
-    ours, theirs = (partial(call, *asked) for call in (bench_account.ours, bench_account.theirs))
+    requested = 16, 0.001, 2000, 2.0
+    ours, theirs = (
+        partial(call, *requested) for call in (bench_account.ours, bench_account.theirs)
+    )
     return Contest(cpu(ours), cpu(theirs), {"relative_difference": ours() / theirs() - 1})
 
 
@@ -133,8 +135,8 @@ def optimize() -> Contest:
     def theirs() -> Any:
         return toeplitz.optimize_banded_toeplitz(2048, 16)
 
-    found = ours(), np.asarray(theirs())
-    columns = np.asarray(found[0].strategy.toeplitz_coefs(2048))[:16], found[1]
+    actual = ours(), np.asarray(theirs())
+    columns = np.asarray(actual[0].strategy.toeplitz_coefs(2048))[:16], actual[1]
     squares = [
         float(
             toeplitz.sensitivity_squared(column)
@@ -235,20 +237,20 @@ def measured(contest: Contest, rounds: int) -> dict[str, Any]:
     return {**in_turn(contest.ours, contest.theirs, rounds), **contest.facts}
 
 
-def worse(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+def worse(original: dict[str, Any], current: dict[str, Any]) -> dict[str, str]:
     """By contest, in words: ratios whose lower quartile is above the upper one they had."""
-    told = {}
-    for name, old in before["contests"].items():
-        new = now["contests"].get(name, {})
+    reports = {}
+    for name, old in original["contests"].items():
+        new = current["contests"].get(name, {})
         if "ratio" not in old or "ratio" not in new:
             continue
         if not new["quartiles"][0] <= old["quartiles"][1]:
-            told[name] = (
+            reports[name] = (
                 f"{new['ratio']:.4g} ({new['quartiles'][0]:.4g} to {new['quartiles'][1]:.4g}), was "
                 f"{old['ratio']:.4g} ({old['quartiles'][0]:.4g} to {old['quartiles'][1]:.4g}) on "
-                f"{before['date']}"
+                f"{original['date']}"
             )
-    return told
+    return reports
 
 
 def file_of(report: dict[str, Any]) -> str:
@@ -257,13 +259,13 @@ def file_of(report: dict[str, Any]) -> str:
     return f"{device}.{report['date']}.json"
 
 
-def last(folder: Path, device: str) -> dict[str, Any] | None:
+def latest_run(folder: Path, device: str) -> dict[str, Any] | None:
     """The folder's last report of a device."""
     # the day is the last part of a name, and sorts as it is written
     begin = file_of({"device": device, "date": ""}).removesuffix(".json")
     mine = sorted(path for path in folder.iterdir() if path.name.startswith(begin))
-    found: dict[str, Any] | None = json.loads(mine[-1].read_text()) if mine else None
-    return found
+    actual: dict[str, Any] | None = json.loads(mine[-1].read_text()) if mine else None
+    return actual
 
 
 bench = Bench(
@@ -282,13 +284,13 @@ def compared(options: Options) -> tuple[dict[str, Any], bool]:
     """Run the contests, keep their ratios, compare them with the last ones."""
     from mfopt.experiments import runner
 
-    found: dict[str, Any] = {
+    actual: dict[str, Any] = {
         "what": "CPU seconds of mfopt over those of the other package",
         "device": runner.device(),
         **machine("jax", "numpy"),  # the load is that of others, before this begins
         "contests": {},
     }
-    before = last(options.against, found["device"]) if options.against else None
+    original = latest_run(options.against, actual["device"]) if options.against else None
     for name in options.contests:
         make, package = CONTESTS[name]
         try:
@@ -296,24 +298,26 @@ def compared(options: Options) -> tuple[dict[str, Any], bool]:
             entry |= measured(make(), options.repeats)
         except (ImportError, metadata.PackageNotFoundError):
             entry = {"against": package, "left_out": "not installed"}
-        found["contests"][name] = entry
+        actual["contests"][name] = entry
         print(name, entry.get("ratio", "left out"), file=sys.stderr, flush=True)
     if options.reports:
         options.reports.mkdir(parents=True, exist_ok=True)
-        bench.out = options.reports / file_of(found)
-    if before is None:
-        return found, False
-    told = worse(before, found)
-    for name, text in told.items():
+        bench.out = options.reports / file_of(actual)
+    if original is None:
+        return actual, False
+    reports = worse(original, actual)
+    for name, text in reports.items():
         print(f"worse: {name} {text}", file=sys.stderr)
-    busy = max(one.get("load_average", [0.0])[0] for one in (before, found)) / (os.cpu_count() or 1)
-    if told and busy > _QUIET:
+    busy = max(item.get("load_average", [0.0])[0] for item in (original, actual)) / (
+        os.cpu_count() or 1
+    )
+    if reports and busy > _QUIET:
         print(
             f"a machine was busy ({busy:.1f} processes a core): a ratio moves by more than its "
             "spread then; measure again on an idle one",
             file=sys.stderr,
         )
-    return found, bool(told)
+    return actual, bool(reports)
 
 
 if __name__ == "__main__":

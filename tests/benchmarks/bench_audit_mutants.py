@@ -101,12 +101,16 @@ def mutants(path: str, executed: set[int] | None = None) -> Iterator[tuple[str, 
                 continue
             if executed is not None and statement.lineno not in executed:
                 continue
-            before = ast.get_source_segment(text, statement)
-            if before is None or text.count(before) != 1:
+            original = ast.get_source_segment(text, statement)
+            if original is None or text.count(original) != 1:
                 continue
             for changed in changes(statement):
-                after = ast.unparse(changed).replace("_first(", "(lambda x, *_: x)(")
-                yield f"{path}:{statement.lineno} {' '.join(after.split())[:100]}", before, after
+                variant = ast.unparse(changed).replace("_first(", "(lambda x, *_: x)(")
+                yield (
+                    f"{path}:{statement.lineno} {' '.join(variant.split())[:100]}",
+                    original,
+                    variant,
+                )
 
 
 def audited(folder: Path) -> int:
@@ -121,7 +125,7 @@ def audited(folder: Path) -> int:
     from mfopt.training.config import TrainConfig
     from mfopt.training.loop import Trainer
 
-    steps, found = [], []
+    steps, collected = [], []
     run = Trainer.run
 
     def watched(trainer: Any, *arguments: Any) -> Iterator[Any]:
@@ -132,24 +136,24 @@ def audited(folder: Path) -> int:
 
     Trainer.run = watched  # type: ignore[method-assign, assignment]
     sizes: dict[str, Any] = {"records_per_user": 3, "length": 8, "microbatch": 2}
-    how: dict[str, Any] = {"canaries": CANARIES, "seed": SEED, "model": layered_model()}
+    options: dict[str, Any] = {"canaries": CANARIES, "seed": SEED, "model": layered_model()}
     for name, changed in RUNS.items():
         settings = TrainConfig(factorization="(an account)", **sizes, **changed)
-        result = audit(mfopt.load(folder / f"{name}.npz"), settings, **how)
-        found += [finding.name for finding in result.sampling if finding.fault]
-        if found:
+        result = audit(mfopt.load(folder / f"{name}.npz"), settings, **options)
+        collected += [finding.name for finding in result.sampling if finding.fault]
+        if collected:
             break
     with (folder / "steps.pickle").open("wb") as stream:
         pickle.dump(steps, stream)
-    (folder / "found.json").write_text(json.dumps(found))
-    return 1 if found else 0
+    (folder / "found.json").write_text(json.dumps(collected))
+    return 1 if collected else 0
 
 
-def change(before: list[np.ndarray], after: list[np.ndarray]) -> str:
+def change(original: list[np.ndarray], updated: list[np.ndarray]) -> str:
     """What happened to batches and releases: "same", "rounding" or "survived"."""
-    if [x.shape for x in before] != [x.shape for x in after]:
+    if [x.shape for x in original] != [x.shape for x in updated]:
         return "survived"
-    pairs = list(zip(before, after, strict=True))
+    pairs = list(zip(original, updated, strict=True))
     if all(np.array_equal(a, b) for a, b in pairs):
         return "same"
     alike = (
@@ -175,15 +179,15 @@ def executed_lines(project: Path, folder: Path) -> dict[str, set[int]]:
         sys.monitoring.set_events(tool, sys.monitoring.events.LINE)
         code = audited(folder)
         sys.monitoring.set_events(tool, 0)
-        seen = {path: sorted(lines[str(project / path)]) for path in FILES}
-        (folder / "lines.json").write_text(json.dumps(seen))
+        recorded = {path: sorted(lines[str(project / path)]) for path in FILES}
+        (folder / "lines.json").write_text(json.dumps(recorded))
         return code
 
     code, said = forked(watched, project)
     if code:
         raise SystemExit(f"the audits find a fault where none is planted\n{said[-3000:]}")
-    seen = json.loads((folder / "lines.json").read_text())
-    return {path: set(numbers) for path, numbers in seen.items()}
+    parsed = json.loads((folder / "lines.json").read_text())
+    return {path: set(numbers) for path, numbers in parsed.items()}
 
 
 def save_accounts(folder: Path) -> None:
@@ -211,8 +215,8 @@ def caught(options: Options) -> dict[str, Any]:
     rng = random.Random(options.seed)
     kinds = ("caught", "survived", "rounding", "same", "error")
     outcomes: dict[str, list[str]] = {name: [] for name in kinds}
-    with tempfile.TemporaryDirectory() as place:
-        project = copied(Path(place).resolve())
+    with tempfile.TemporaryDirectory() as index:
+        project = copied(Path(index).resolve())
         folder = project / "audits"
         folder.mkdir()
         code, said = forked(lambda: save_accounts(folder), project)
@@ -224,13 +228,13 @@ def caught(options: Options) -> dict[str, Any]:
         drawn = set()
         while len(outcomes["caught"]) + len(outcomes["survived"]) < options.count:
             path = rng.choice([path for path in FILES if by_file[path]])
-            name, before, after = rng.choice(by_file[path])
+            name, original, updated = rng.choice(by_file[path])
             if name in drawn:
                 continue
             drawn.add(name)
             source = project / path
             text = source.read_text(encoding="utf-8")
-            source.write_text(text.replace(before, after), encoding="utf-8")
+            source.write_text(text.replace(original, updated), encoding="utf-8")
             (folder / "found.json").unlink(missing_ok=True)
             try:
                 code, said = forked(lambda: audited(folder), project)
@@ -238,9 +242,9 @@ def caught(options: Options) -> dict[str, Any]:
                 source.write_text(text, encoding="utf-8")
             outcome, why = "error", said.strip().rpartition("\n")[2][:100]
             if (folder / "found.json").is_file():
-                found = json.loads((folder / "found.json").read_text())
-                outcome, why = "caught", ", ".join(found[:3])
-                if not found:
+                parsed = json.loads((folder / "found.json").read_text())
+                outcome, why = "caught", ", ".join(parsed[:3])
+                if not parsed:
                     outcome = change(steps, pickle.loads((folder / "steps.pickle").read_bytes()))
             outcomes[outcome].append(f"{name}: {why}" if why else name)
             print(f"{outcome:9} {outcomes[outcome][-1]}", flush=True)

@@ -47,20 +47,24 @@ class Mutant(NamedTuple):
 
 def listed_mutants() -> dict[str, Mutant]:
     """By name, those of ``mutants.txt``."""
-    found: dict[str, Mutant] = {}
-    path = tests = name = asked = ""
+    collected: dict[str, Mutant] = {}
+    path = tests = name = requested = ""
     for line in LIST.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             path, tests = line[1:].split("] ")
         elif line.startswith("    harmless: "):
-            found[name] = found[name]._replace(harmless=line.removeprefix("    harmless: "))
+            collected[name] = collected[name]._replace(harmless=line.removeprefix("    harmless: "))
         elif line.startswith("    "):
-            before, after = line[4:].replace("⏎", "\n").split("  ⇒  ")
-            words = f"{tests} -k '{asked}'" if asked and "tests/" not in asked else asked or tests
-            found[name] = Mutant(path, before, after, words)
+            original, updated = line[4:].replace("⏎", "\n").split("  ⇒  ")
+            words = (
+                f"{tests} -k '{requested}'"
+                if requested and "tests/" not in requested
+                else requested or tests
+            )
+            collected[name] = Mutant(path, original, updated, words)
         elif line:
-            name, _, asked = line.partition(" | ")
-    return found
+            name, _, requested = line.partition(" | ")
+    return collected
 
 
 # --- running --------------------------------------------------------------------------------------
@@ -85,7 +89,7 @@ def survives(mutant: Mutant, copy: Path) -> bool:
 
 def copied(folder: Path) -> Path:
     """``folder`` with a copy of what the tests need of the project."""
-    for part in ("mfopt", "tests", "cli"):
+    for part in ("mfopt", "tests", "cli", "artifacts/papers"):
         skipped = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / part, folder / part, ignore=skipped)
     shutil.copy(ROOT / "pyproject.toml", folder)
@@ -139,7 +143,7 @@ parser, main = bench.parser, bench.main
 @bench.work
 def survived(options: Options) -> tuple[dict[str, Any], int]:
     """Run the chosen mutants; the exit code is that of survivors that should have been killed."""
-    chosen = {name: one for name, one in listed_mutants().items() if options.only in name}
+    chosen = {name: item for name, item in listed_mutants().items() if options.only in name}
     if not chosen:
         raise SystemExit(f"--only {options.only}: no mutant has that in its name")
     alive: list[str] = []
@@ -154,14 +158,14 @@ def survived(options: Options) -> tuple[dict[str, Any], int]:
                 alive.append(name)
             print(f"{'SURVIVES' if name in alive[-1:] else 'killed':9} {name}", flush=True)
     harmless = {name: mutant.harmless for name, mutant in chosen.items() if mutant.harmless}
-    left = [name for name in chosen if (name in alive) != (name in harmless)]
+    remainder = [name for name in chosen if (name in alive) != (name in harmless)]
     facts = {
         "mutants": len(chosen),
         "killed": len(chosen) - len(alive),
-        "survivors": left,
+        "survivors": remainder,
         "harmless": harmless,
     }
-    return facts, len(left)
+    return facts, len(remainder)
 
 
 if __name__ == "__main__":
