@@ -57,10 +57,11 @@ def test_eight_devices_share_everything_and_give_the_same_run(single):
 
 
 @pytest.mark.release
-def test_every_units_whole_gradient_gives_the_same_run_also_from_its_checkpoint(single):
-    finish(train(single, "again.npz", devices=8))
-    finish(train(single, "plain.npz", devices=8, per_unit=True, resume="again.npz"))
-    assert_same(single / "one.npz", single / "plain.npz")
+def test_other_numbers_of_devices_go_on_from_a_checkpoint_also_with_whole_gradients(single):
+    finish(train(single, "more.npz", devices=8, per_unit=True, resume="one.npz"))
+    finish(train(single, "fewer.npz", devices=2, resume="more.npz"))
+    assert_same(single / "one.npz", single / "more.npz")
+    assert_same(single / "one.npz", single / "fewer.npz")
 
 
 @pytest.mark.release

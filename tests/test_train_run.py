@@ -56,7 +56,17 @@ def data(tmp_path_factory):
     write_store(synthetic_store(num_users=20, empty_users=(3,)), folder / "train")
     write_store(synthetic_store(num_users=5, seed=1), folder / "held-out-users")
     write_store(synthetic_store(num_users=9, seed=2, public=True), folder / "public")
+    named(folder)
     return folder
+
+
+def named(folder):
+    """``folder`` of stores with names of users, none of which is in two of them."""
+    for part in ("train", "held-out-users"):
+        count = len(np.load(folder / part / "user_offsets.npy")) - 1
+        names = [f"{part} {number}".encode() for number in range(count)]
+        np.save(folder / part / "user_names.npy", np.frombuffer(b"".join(names), np.uint8))
+        np.save(folder / part / "name_offsets.npy", np.cumsum([0, *map(len, names)]))
 
 
 def settings_for(data, output, **changes):
@@ -579,3 +589,44 @@ def test_records_of_a_user_get_a_c_that_was_optimized(data, tmp_path, scheme):
         assert verification.verify(facts).holds
         sums.append(facts["noise_against_signal"]["sum_noise_per_coordinate"])
     assert sums[0] < sums[1]
+
+
+def test_losses_of_held_out_users_are_paid_for(data, tmp_path):
+    """Noise of the σ of the report, once a step; a run of other steps or users is refused."""
+    settings = settings_for(data, tmp_path / "run", validation_bound=3.0, private_metrics=False)
+    prepared = prepare(settings)
+    validation, report = prepared.validation, prepared.report(0)
+    assert report["validation"]["steps"] == [0, 3, 6] and report["validation"]["users"] == 5
+    assert verification.verify(report).holds
+    # the σ is the smallest for the (ε, δ) of the run
+    less = report["validation"] | {"noise_multiplier": 0.99 * validation.noise_multiplier}
+    failed = verification.verify(report | {"validation": less}).checks
+    assert [check.name for check in failed if not check.holds] == ["held-out users"]
+    # the sum of bounded losses, and noise that differs from step to step
+    evaluator = metrics.Evaluator(prepared.model, settings.length)
+    exact = dataclasses.replace(validation, noise_multiplier=1e-9)
+    params = prepared.model.params
+    assert (
+        0
+        < exact.loss(evaluator, params, 0)
+        < dataclasses.replace(exact, bound=9.0).loss(evaluator, params, 0)
+    )
+    drawn = [validation.loss(evaluator, params, step) for step in range(40)]
+    noise = (np.array(drawn) - exact.loss(evaluator, params, 0)) * 5 / 3.0
+    assert len({*drawn}) == 40
+    assert abs(np.std(noise) / validation.noise_multiplier - 1) < 4 / np.sqrt(80)
+    summary = execute(prepared)
+    assert summary["before"].keys() == summary["after"].keys() == {"validation"}
+    with pytest.raises(UsageError, match="validation"):
+        execute(prepare(dataclasses.replace(settings, evaluate_every=2), resume=True))
+    with pytest.raises(UsageError, match="held-out users"):
+        prepare(settings_for(data, tmp_path / "on", continue_from=str(tmp_path / "run")))
+
+
+def test_a_user_who_is_held_out_and_trained_on_is_refused(data, tmp_path):
+    shutil.copytree(data, tmp_path / "data")
+    for name in ("user_names", "name_offsets"):
+        file = Path("train") / f"{name}.npy"
+        shutil.copy(tmp_path / "data" / file, tmp_path / "data" / "held-out-users")
+    with pytest.raises(UsageError, match="trained on too"):
+        prepare(settings_for(tmp_path / "data", tmp_path / "run", validation_bound=3.0))

@@ -135,7 +135,7 @@ def with_leaf(facts, path, value):
     "changes",
     before_release(
         [
-            {},
+            {"validation_bound": 4.0},
             {"algorithm": "fedavg", "weight_cap": 2},
             {"algorithm": "els", "learning_rate": 0.0},
             {"sampling": "", "factorization": str(FILE), "epsilon": 0.0, "delta": 0.0},

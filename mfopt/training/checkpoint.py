@@ -143,7 +143,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             for number in (later for later in self.steps if later > candidate):
                 self._manager.delete(number)
             parts = {
-                name: jax.tree.unflatten(jax.tree.structure(part), arrays.get(name, []))
+                name: jax.tree.map(
+                    _placed,
+                    part,
+                    jax.tree.unflatten(jax.tree.structure(part), arrays.get(name, [])),
+                )
                 for name, part in vars(like).items()
             }
             return Restored(TrainState(**parts), facts, damaged)
@@ -247,7 +251,10 @@ def _digest(name: str, leaf: Any) -> str:
 def _items(state: TrainState) -> dict[str, list[Any]]:
     # numpy scalars (a step counter on the host) are not arrays to the writer
     leaves_of = {
-        name: [x if isinstance(x, jax.Array) else np.asarray(x) for x in jax.tree.leaves(part)]
+        name: [
+            _joined(part, x) if isinstance(x, jax.Array) else np.asarray(x)
+            for x in jax.tree.leaves(part)
+        ]
         for name, part in vars(state).items()
     }
     return {name: leaves for name, leaves in leaves_of.items() if leaves}
@@ -258,13 +265,29 @@ def _structure(state: TrainState) -> dict[str, str]:
     digests = {}
     for name, part in vars(state).items():
         lines = [
-            f"{jax.tree_util.keystr(path)} {np.dtype(leaf.dtype)} {np.shape(leaf)}"
+            f"{jax.tree_util.keystr(path)} {np.dtype(leaf.dtype)} {_joined(part, leaf).shape}"
             for path, leaf in jax.tree_util.tree_leaves_with_path(part)
         ]
         if isinstance(part, NoiseState):
             lines += [part.digest, part.settings]
         digests[name] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return digests
+
+
+def _joined(part: Any, leaf: Any) -> Any:
+    """``leaf`` of a part of the state; buffers of noise without the axis of devices."""
+    if not isinstance(part, NoiseState) or leaf.ndim < 3:
+        return leaf
+    with scope():  # secure noise has buffers in float64
+        return leaf.reshape(len(leaf), -1)
+
+
+def _placed(like: Any, leaf: Any) -> Any:
+    """What was read, in the shape and on the devices of ``like``."""
+    if leaf.shape == like.shape:
+        return leaf
+    with scope():
+        return jax.jit(lambda x: x.reshape(like.shape), out_shardings=like.sharding)(leaf)
 
 
 def _detached(items: Any) -> Any:

@@ -108,7 +108,7 @@ _CHECKS: dict[Callable[[str, Any], Any], str] = {
     functools.partial(_check.integer, at_least=0): "microbatch lora_rank "
     "pretrain_steps steps patience evaluate_every local_batch weight_cap",
     _check.single: "pretrain_rate local_rate clip_norm",
-    _single_or_0: "normalizer learning_rate noise_move",
+    _single_or_0: "normalizer learning_rate noise_move validation_bound",
     _check.non_negative: "epsilon delta",
     _below_1: "delta momentum average",
     functools.partial(_check.probability, closed=True): "public_overlap",
@@ -241,7 +241,16 @@ class TrainConfig:
     steps: int = _run(0, "Stop after this many steps; 0: all steps that the guarantee covers.")
     checkpoint_every: int = _run(50, "Steps between checkpoints.")
     evaluate_every: int = _run(50, "Steps between evaluations; 0: first and last step only.")
-    patience: int = _run(0, "Stop after so many evaluations without a lower public loss; 0: never.")
+    patience: int = _run(
+        0,
+        "Stop after so many evaluations without a lower loss, public or of private validation; 0: "
+        "never.",
+    )
+    validation_bound: float = _run(
+        0.0,
+        "Private validation: bound on a held-out user's loss, nats per token. Losses of held-out "
+        "users are shown with noise that the run's epsilon and delta cover; 0: without noise.",
+    )
     evaluate_records: int = _run(1000, "Maximum number of held-out records per evaluation.")
     private_metrics: bool = _run(True, "Write metrics such as the loss; these are not private.")
     tensorboard: bool = _run(True, "Write TensorBoard events.")
@@ -286,6 +295,9 @@ class TrainConfig:
         rule = "begins from private parameters: no pretraining, and not without privacy"
         yield begun, "continue_from", rule, ""
         yield not private and self.noise == "secure", "noise", f"has no effect on {chosen}", ""
+        alone = private and self.noise == "float" and not self.continue_from
+        rule = "is for private runs that continue no other, with noise = 'float'"
+        yield self.validation_bound and not alone, "validation_bound", rule, ""
         moved = self.noise_move not in (0, 0.012) and self.learning_rate
         yield moved, "noise_move", "fits the learning rate, and that is given", ""
         uneven = not self.model and self.width % self.heads

@@ -20,6 +20,7 @@ from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import mesh as meshes
 from mfopt.training import metrics
+from mfopt.training import validation as validated
 from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.folder import CHECKPOINTS, REPORT, mark_used
 from mfopt.training.loop import TrainState
@@ -29,6 +30,7 @@ from mfopt.training.optimizers import released
 from mfopt.training.prepare import Prepared
 
 HELD_OUT = ("held-out-users", "held-out-records")
+VALIDATION = "validation"  # losses of held-out users with noise
 _CHECKPOINT_SECONDS, _KEPT_CHECKPOINTS = 600, 2
 
 
@@ -115,8 +117,11 @@ def _execute(
                 if ends or (config.evaluate_every and done % config.evaluate_every == 0):
                     last, evaluated = evaluate(state), done
                     recorder.evaluations(done, last)
-                    if config.patience:
+                    if config.patience and prepared.validation is None:
                         history.append(public_loss(state))
+                    elif config.patience and VALIDATION in last:
+                        history.append(last[VALIDATION].loss)
+                    if config.patience:
                         ends |= _settled(history, config.patience)
                 waited = time.monotonic() - clock
                 late = alone and waited > _CHECKPOINT_SECONDS
@@ -217,10 +222,21 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
     def healthy(state: TrainState) -> bool:
         return bool(sound(released(state.params, state.optimizer), evaluator.frozen))
 
+    validation = prepared.validation
+
     def evaluate(state: TrainState) -> dict[str, HeldOutLoss]:
-        if not config.private_metrics:  # held-out users and records are private too
-            return {}
-        return {part: loss(state, part) for part in HELD_OUT if part in prepared.parts}
+        # without noise held-out users and records are private, and users may be paid for instead
+        shown = [
+            part
+            for part in HELD_OUT
+            if part in prepared.parts and (validation is None or part != validated.PART)
+        ]
+        losses = {part: loss(state, part) for part in shown if config.private_metrics}
+        step = int(state.step)
+        if validation is not None and step in validation.steps:
+            params = released(state.params, state.optimizer)
+            losses[VALIDATION] = HeldOutLoss(validation.loss(evaluator, params, step), 0)
+        return losses
 
     def loss(state: TrainState, part: str) -> HeldOutLoss:
         params = released(state.params, state.optimizer)

@@ -36,6 +36,7 @@ from mfopt.training.models import Model, PyTree
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import Units
 
+_EVEN = 64  # devices that share the noise evenly, and their divisors
 _LEAST_TOKENS, _BLOCK_TOKENS = 2**14, 2**22  # of a block: up to 16 MiB of numbers and their mask
 
 
@@ -327,14 +328,16 @@ def _window(part: jax.Array, ahead: jax.Array, begin: int, size: int) -> jax.Arr
 
 
 def _vector(params: PyTree, mesh: Mesh | None = None) -> jax.ShapeDtypeStruct:
-    """Parameters as the noise sees them: one vector, on a mesh long enough to be cut evenly.
+    """Parameters as the noise sees them: one vector, long enough to be cut evenly.
 
     The draw of a vector is compiled once, that of a hundred arrays a hundred times, and its numbers
-    are the same on every mesh. The layout is part of the state.
+    are the same on every mesh. The layout is part of the state, so it is one for all meshes whose
+    size divides ``_EVEN``: a run goes on on another number of devices.
     """
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     if mesh is None:
         return jax.ShapeDtypeStruct((size,), jnp.float32)
-    shape = (-(-size // mesh.size) * mesh.size,)
+    parts = math.lcm(mesh.size, _EVEN)
+    shape = (-(-size // parts) * parts,)
     layout = meshes.spread(mesh, jax.ShapeDtypeStruct(shape, jnp.float32))
     return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=layout)

@@ -33,6 +33,7 @@ from mfopt.training.secrets import RunSecret
 from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
 from mfopt.training.tokenizers import Tokenizer
 from mfopt.training.units import PERPLEXITY_RULES
+from mfopt.training.validation import Validation, validation_of
 from mfopt.training.verification import composed, runs_of
 from mfopt.training.wiring import Wiring, account_of
 
@@ -60,6 +61,7 @@ class Prepared:
     facts: JsonObject
     public_report: dict[str, Any] | None
     learning_rate: float
+    validation: Validation | None
     lock: BaseFileLock
 
     @property
@@ -96,7 +98,8 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
     else:
         parts = open_parts(config.data, "data")
         for name in ("pretrain_steps", "patience"):
-            if getattr(config, name) and "public" not in parts:
+            validated = name == "patience" and config.validation_bound
+            if getattr(config, name) and "public" not in parts and not validated:
                 way_out = "Build it with a public part, or pretrain elsewhere and give `model`."
                 rule = "the data has no public part"
                 raise _check.reject(name, getattr(config, name), rule, way_out)
@@ -143,7 +146,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     secret = secret_of(config, folder, resuming)
     account = account_of(config, folder, progress, resuming=resuming)
     if resuming:
-        config = _with_settings_of_start(config, folder)
+        config = _with_settings_of_start(config, folder, mesh)
     wiring = Wiring(config, account, secret, mesh)
     # which of a user's records are chosen changes no number that is checked before training
     rule = "random" if config.selection in PERPLEXITY_RULES else config.selection
@@ -153,6 +156,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         rule = f"the account covers {execution.iterations} steps"
         way_out = "A longer run needs an account of its own."
         raise _check.reject("steps", config.steps, rule, way_out)
+    validation = validation_of(config, parts, guarantee, execution.iterations, secret)
     shapes = initial_model.outline(config, train.vocab_size)
     # before a model is pretrained; one that a function makes is there before its sizes are known
     model = shapes or _initial_model(config, parts, tokenizer, earlier, progress)
@@ -175,8 +179,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         "model": model_digest,
         "tokenizer": train.metadata.get("tokenizer_digest", ""),
         "mechanism": account.digest if account else "",
-        "microbatch": config.microbatch,
-        "devices": [int(size) for size in mesh.devices.shape],
+        "validation": validation and validation.describe(),
     }
     if earlier is not None:
         facts |= {"continues": earlier.digest, "base": earlier.base}
@@ -187,7 +190,10 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         guarantee = privacy.with_grid(guarantee, execution, model.num_params)
         if earlier is not None:
             guarantee = composed([*runs_of(earlier.report), (guarantee, account)])
-        public_report = _report(config, account, execution, guarantee, model.num_params, rate)
+        sizes_and_rate = model.num_params, rate
+        public_report = _report(
+            config, account, execution, guarantee, *sizes_and_rate, facts["validation"]
+        )
         if earlier is not None:
             public_report["continues"] = earlier.report
     optimizer = optimizer_of(config, execution, rate)
@@ -205,6 +211,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         facts=facts,
         public_report=public_report,
         learning_rate=rate,
+        validation=validation,
         lock=lock,
     )
 
@@ -233,14 +240,15 @@ def _check_tokenizer(train: TokenStore, earlier: continued.Earlier) -> None:
         raise _check.reject("data", digest[:12], rule, "Build it with that run's tokenizer.")
 
 
-def _with_settings_of_start(config: TrainConfig, folder: Path) -> TrainConfig:
+def _with_settings_of_start(config: TrainConfig, folder: Path, mesh: Mesh) -> TrainConfig:
     """``config`` with the microbatch chosen at the run's start, so that sums are rounded alike.
 
-    What ``config`` itself names is compared with the checkpoint's facts later.
+    Not where the devices that there are now cannot share it: it is then chosen again.
     """
-    if config.microbatch:
+    started = load(folder / "config.toml").microbatch
+    if config.microbatch or started % meshes.data_parallel(mesh):
         return config
-    return dataclasses.replace(config, microbatch=load(folder / "config.toml").microbatch)
+    return dataclasses.replace(config, microbatch=started)
 
 
 def _affordable(
@@ -296,6 +304,7 @@ def _report(
     guarantee: Guarantee,
     num_params: int,
     rate: float,
+    validation: JsonObject | None,
 ) -> JsonObject:
     """The privacy report before the first step."""
     facts = privacy.report(
@@ -306,6 +315,7 @@ def _report(
         steps_done=0,
         pinned=config.seed >= 0,
         black_box=config.algorithm == "group",
+        validation=validation,
     )
     facts["learning_rate"] = {
         "value": rate,

@@ -238,6 +238,9 @@ NOT_COVERED = (
     "running time and the number of microbatches, which follow the sizes of the batches",
     "attacks on floating-point rounding of noise and sums",
 )
+VALIDATION_NOT_COVERED = (
+    "metrics, TensorBoard events, plots and evaluations on held-out records: computed without noise"
+)
 SECURE_NOT_COVERED = "the floating-point rounding of sums before noise is added to them on a grid"
 
 
@@ -250,6 +253,7 @@ def report(
     steps_done: int,
     pinned: bool = False,
     black_box: bool = False,
+    validation: JsonObject | None = None,
 ) -> JsonObject:
     """Privacy report: public numbers only, JSON-compatible.
 
@@ -260,6 +264,7 @@ def report(
       num_params, steps_done: trained parameters, and steps that were run: the statement is about
         all noised means, so it holds for every prefix.
       pinned, black_box: a seed was pinned; the statement is by :func:`black_box_group`.
+      validation: public numbers of losses of held-out users that are released with noise.
     """
     sizes = noise_against_signal(execution, num_params)
     not_covered, grid = NOT_COVERED, {}
@@ -267,6 +272,9 @@ def report(
         cost = execution.noise.secure_cost(num_params)
         grid["noise"] = {"kind": "secure", **dataclasses.asdict(cost)}
         not_covered = (*NOT_COVERED[:-1], SECURE_NOT_COVERED)
+    if validation is not None:
+        grid["validation"] = validation
+        not_covered = (VALIDATION_NOT_COVERED, *not_covered[1:])
     arrays = account.strategy.arrays()
     small = sum(array.size for array in arrays.values()) <= _MOST_NUMBERS
     stored = {
@@ -344,6 +352,11 @@ def report_rows(facts: JsonObject) -> list[tuple[str, str]]:
     if "noise" in facts:
         price = f"adds {facts['noise']['epsilon']:.3g} to epsilon, for rounding to its grid"
         rows.append(("secure noise", f"from a cipher, by a proven law; {price}"))
+    if "validation" in facts:
+        held_out = facts["validation"]
+        words = f"{len(held_out['steps'])} losses of {held_out['users']} users, with noise; each "
+        words += f"user's bounded by {held_out['bound']:g}; the epsilon and delta are theirs too"
+        rows.append(("held-out users", words))
     if facts["pinned"]:
         rows.append(("NO GUARANTEE", "the seed is pinned: whoever knows it can remove the noise"))
     if guarantee["status"] == "estimate":

@@ -32,7 +32,7 @@ from mfopt.factorization import load as load_factorization
 from mfopt.guarantee import Guarantee
 from mfopt.noise import NoiseStream
 from mfopt.progress import Progress, Report, silent
-from mfopt.training import privacy
+from mfopt.training import privacy, validation
 from mfopt.training.batching import Sampler
 from mfopt.training.fedavg import clipping_of
 from mfopt.training.loop import Execution
@@ -45,6 +45,12 @@ _NUMBER, _ROUNDED = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"), 0.0101
 # parts of a report that are not written by `privacy.report`
 _OTHER_PARTS = ("learning_rate", "signature", "continues")
 # compared one by one, or by the proof of the account
+_VALIDATION: dict[str, tuple[type, ...]] = {
+    "steps": (list,),
+    "bound": (float,),
+    "noise_multiplier": (float,),
+    "users": (int,),
+}
 _COMPARED_APART = ("account", "guarantee", "warnings", "sampling", "noise_against_signal")
 # fields that were written before version 0.3, and what they are where they say nothing
 _FORMER = (
@@ -218,6 +224,8 @@ def _inputs(facts: JsonObject) -> dict[str, Any]:
         _typed("learning_rate", facts.get("learning_rate"), (type(None),))
     else:
         tables["units"] = _UNITS.get(of_units["unit"], {})
+    if "validation" in facts:
+        tables["validation"] = _VALIDATION
     tables["clipping"] = _FEDAVG if "algorithm" in of_clipping else _CLIPPING
     claims = {}
     for table, types in tables.items():
@@ -259,6 +267,9 @@ def _only(table: str, values: JsonObject, fields: Iterable[str]) -> None:
 
 def runs_of(facts: JsonObject) -> list[Run]:
     """Statements about a verified report's run and the earlier ones alone, and their accounts."""
+    if "validation" in facts:
+        rule = "released losses of held-out users, who could be trained on by another run"
+        raise _check.reject("continue_from", "validation", rule, "Begin a new run.")
     stated, account, execution = _rebuilt(facts, None)
     earlier = runs_of(facts["continues"]) if "continues" in facts else []
     return [*earlier, (_alone(facts, stated, account, execution), account)]
@@ -370,6 +381,12 @@ def _compared(
         else:
             yield Check(name.replace("_", " "), f"{mine}", f"{value}", _equal(mine, value))
     public = {name: facts[name] for name in ("steps_done", "pinned", "black_box")}
+    if (losses := facts.get("validation")) is not None:
+        public["validation"] = losses
+        spent = validation.proved(losses, stated, execution.iterations)
+        words = f"{len(losses['steps'])} losses of {losses['users']} users"
+        within = spent <= stated.epsilon * (1 + 1e-9)
+        yield Check("held-out users", words, f"epsilon {spent:.8g}", within)
     expected = _plain(
         privacy.report(account, execution, stated, num_params=facts["parameters"], **public)
     )
@@ -400,7 +417,8 @@ def _compared(
             "strategy arrays", "as computed here" if is_equal else "C", "another C", is_equal
         )
     # inputs only, compared with themselves
-    rebuilt = {name: expected[name] for name in ("sampling", "clipping", "units")}
+    tables = ("sampling", "clipping", "units", "validation")
+    rebuilt = {name: expected[name] for name in tables if name in expected}
     stray = [name for name, value in rebuilt.items() if not _equal(facts[name], value)]
     yield Check("inputs belong together", "units, sampling, clipping", f"not {stray}", not stray)
     inputs = {*_INPUTS[""], *rebuilt, "strategy_arrays"}

@@ -260,9 +260,8 @@ def _lines(summary: JsonObject) -> list[str]:
     for part, value_after in summary["after"].items():
         value_before = summary["before"].get(part)
         change = f"{value_before['loss']:.4f} -> " if value_before else ""
-        lines.append(
-            f"{part}: loss {change}{value_after['loss']:.4f} ({value_after['tokens']} tokens)"
-        )
+        tokens = f" ({value_after['tokens']} tokens)" if value_after["tokens"] else ", with noise"
+        lines.append(f"{part}: loss {change}{value_after['loss']:.4f}{tokens}")
     if summary["privacy"] is None:
         lines.append("no privacy guarantee: non-private baseline")
     elif summary["privacy"]["holds"]:
