@@ -30,6 +30,7 @@ class FreshBinsLoss(PatternLoss):
     """One unit, any C >= 0 with at most as many bands as bins."""
 
     name = "fresh-bins"
+    least_samples = 2**14  # values spread by a tenth to a half of their mean at 16 × 128
     proven = staticmethod(pattern_ceilings.ceilings)
     estimated = staticmethod(pattern_ceilings.estimated)
 

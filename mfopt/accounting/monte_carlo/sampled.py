@@ -40,6 +40,7 @@ _SEARCH_SAMPLES, _FIRST_SAMPLES = 4096, 1024  # of an estimate of log δ; of one
 _FALL, _REFINED = 12.0, 1e-3  # of log δ̂ in log σ, about; relative accuracy of a first σ
 _FALL_ERROR, _PART = 0.05, 0.25  # of a fall between equal samples; of σ's error, its accuracy
 _DECISIVE = 4.0  # standard errors below δ at which a direction is met
+_ENOUGH_ERROR = 1e-3  # of σ, relative, where a certificate begins: its pilots decide
 _SERVES = 0.1  # of log σ and of ε: how far a proposal serves
 _ALONE = 0.5  # a ceiling below this part of the other direction's δ̂ needs no samples
 _ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halved so often at most,
@@ -131,6 +132,7 @@ class OneUnit(LossModel):
         self.companions = companions or {direction: ComposedMechanism() for direction in DIRECTIONS}
         self.least_samples = loss.least_samples
         self._calibrate_samples = calibrate_samples or loss.calibrate_samples
+        self._enough = 0.0 if calibrate_samples else _ENOUGH_ERROR
         self._near, self._rough = near, rough
         self._tilts: dict[SampledDirection, tuple[Point, Tilt]] = {}  # chosen last, and where
 
@@ -197,7 +199,7 @@ class OneUnit(LossModel):
         """σ near ``start`` at which one direction is met, or near that of the ``other`` one.
 
         A quarter of the samples, the same at every σ, finds it and the fall of log δ̂; of all
-        samples one value is then enough. None where they do not lead to it, and where the direction
+        samples, where more are needed, one value is then enough. None where they do not lead to it, and where the direction
         is met at the other's σ already.
         """
         sigma, log_delta = start if other is None else other.value, math.log(delta)
@@ -230,6 +232,8 @@ class OneUnit(LossModel):
             sigma, fall = crossing
             error = pilots[-1].deviation / math.sqrt(pilots[-1].samples) / fall
             relative, fall_error = _PART * error, _FALL_ERROR
+            if error < self._enough:
+                break
         if other is not None and sigma <= other.value:
             return None
         return Estimate(sigma, -fall, error, direction, pilots[-1].samples)
@@ -253,7 +257,8 @@ class OneUnit(LossModel):
             if tilt is None:
                 about = None
                 if direction == "remove":
-                    about = self._glanced(least, point, chunked.subkey(trial.key, 0)).log_mean
+                    key = chunked.subkey(trial.key, 0)
+                    about = self._glanced(least, point, key, self._calibrate_samples // 4).log_mean
                 own = trial._replace(key=chunked.subkey(trial.key, position, 0))
                 tilt = self.loss.choose(direction, point, own, about).tilt
                 self._tilts[direction] = point, tilt
