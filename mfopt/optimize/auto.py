@@ -46,7 +46,7 @@ _MOST_CLEARED = 16  # arrays of a cleared BLT: 0.3% above a band of 127
 # A few bands see a few steps, a BLT of as many arrays the whole run. At 8 × 32 half an epoch's
 # bands are no better than four buffers at ε = 1 and 12% worse at 16, a quarter 2% and 39% worse.
 _FEWEST_BANDS, _LEAST_SHARE = 9, 0.5
-_SAMPLES = 2**15
+_TIMES = 4  # as many samples as a certificate begins with
 # Bins from which on four times as many are taken, of all C: with 512 a few samples weigh most, and
 # the standard error of σ over σ was 0.012 at 4 × 512, ε = 2, where the best C are 0.001 apart.
 _MANY_BINS = 512
@@ -294,7 +294,7 @@ def scored(strategy: Strategy, scheme: BinScheme, question: Question) -> Score:
     if exact:
         sigma = exact[0].noise_multiplier(epsilon, delta)
     else:
-        samples = _SAMPLES * (4 if scheme.bins >= _MANY_BINS else 1)
+        samples = _TIMES * privacy_loss.calibrate_samples * (4 if scheme.bins >= _MANY_BINS else 1)
         sigma = calibrate(
             privacy_loss, epsilon, delta, samples=samples, seed=_SEED
         ).noise_multiplier

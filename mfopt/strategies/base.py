@@ -270,12 +270,12 @@ class Strategy(abc.ABC):
         weighted = jnp.asarray(self.materialize(n)) * jnp.asarray(columns)[None, :]
         return weighted.reshape(n, scheme.epochs, scheme.bins).sum(axis=1)
 
-    @compiled("scheme")
+    @float64  # the program of its modes is enough
     def gram(self, scheme: BallsInBins) -> Array:
         """Gram matrix G[i, k] = <mode i, mode k>, shape (bins, bins)."""
         if self.has_structured_gram(scheme):
             return self.structured_gram(scheme)[0]
-        modes = jnp.asarray(self.modes(scheme))
+        modes = self.modes(scheme)
         return modes.T @ modes
 
     def gram_product(self, slope: Array, scheme: BallsInBins) -> jax.Array:

@@ -42,7 +42,7 @@ class PatternLoss(LikelihoodLoss):
 
     longest = "pattern"
     # a sample costs several times what it does where bins are assigned once, and says more
-    least_samples = 2**15
+    calibrate_samples, least_samples = 2**11, 2**15
     worth = 0.0025
     glance = 1024
 

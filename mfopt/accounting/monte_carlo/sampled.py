@@ -199,8 +199,8 @@ class OneUnit(LossModel):
         """σ near ``start`` at which one direction is met, or near that of the ``other`` one.
 
         A quarter of the samples, the same at every σ, finds it and the fall of log δ̂; of all
-        samples, where more are needed, one value is then enough. None where they do not lead to it, and where the direction
-        is met at the other's σ already.
+        samples, where more are needed, one value is then enough. None where they do not lead to it,
+        and where the direction is met at the other's σ already.
         """
         sigma, log_delta = start if other is None else other.value, math.log(delta)
         point = self._at(direction, sigma, epsilon)
