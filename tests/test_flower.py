@@ -8,12 +8,13 @@ import pytest
 
 import mfopt
 from mfopt import noise
+from mfopt.training.rounds import PrivateRounds
 
 flwr = pytest.importorskip("flwr")
 ROUNDS, DEVICES, SIZE = 8, 6, 4000
 
 
-def test_flower_rounds_clip_rest_and_are_noised():
+def test_flower_rounds_clip_rest_and_are_noised(tmp_path):
     from flwr.app import ArrayRecord, Message, RecordDict
     from flwr.serverapp import Grid
     from flwr.supercore.task_identity import TaskIdentity
@@ -45,14 +46,16 @@ def test_flower_rounds_clip_rest_and_are_noised():
     page = {}
     block = documentation.blocks(Path("docs/howto/federated.md"))[-1]
     exec(block.code, page)
-    remaining = {"sampling": "min-separation", "separation": 3, "max_participations": 2}
+    rest = {"sampling": "min-separation", "separation": 3, "max_participations": 2}
     factorization = mfopt.factorize(
-        epochs=1, iterations_per_epoch=ROUNDS, epsilon=8.0, strategy="identity", **remaining
+        epochs=1, iterations_per_epoch=ROUNDS, epsilon=8.0, strategy="identity", **rest
     )
     initial = ArrayRecord(numpy_ndarrays=[np.zeros(SIZE, np.float32)])
-    strategy = page["PrivateAverage"](factorization, initial, clip_norm=1.0, cohort=1)
+    arrays = initial.to_numpy_ndarrays()
+    rounds = PrivateRounds(tmp_path / "rounds", factorization, arrays, clip_norm=1.0, cohort=1)
+    strategy = page["PrivateAverage"](rounds)
     ended = strategy.start(Devices(), initial, num_rounds=ROUNDS).arrays.to_numpy_ndarrays()[0]
-    assert all(rounds == [1, 4] for rounds in requests.values()) and len(requests) == DEVICES
+    assert all(asked == [1, 4] for asked in requests.values()) and len(requests) == DEVICES
     # five devices count, twice each, with norm 1; the noise is that of all rounds
     assert ended.mean() == pytest.approx(2 * (DEVICES - 1) / np.sqrt(SIZE), abs=0.3)
     deviation = factorization.noise_multiplier * np.sqrt(factorization.row_variances[-1])
