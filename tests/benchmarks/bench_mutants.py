@@ -89,12 +89,10 @@ def survives(mutant: Mutant, copy: Path) -> bool:
 
 def copied(folder: Path) -> Path:
     """``folder`` with a copy of what the tests need of the project."""
-    for part in ("mfopt", "tests", "cli", "artifacts/papers"):
-        skipped = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / part, folder / part, ignore=skipped)
-    shutil.copy(ROOT / "pyproject.toml", folder)
-    (folder / "docs").mkdir()
-    shutil.copy(ROOT / "docs" / "schema.json", folder / "docs")  # read by the tests' set-up
+    for part in ("artifacts", "cli", "docs", "mfopt", "tests"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for page in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / page, folder)
     return folder
 
 
