@@ -9,8 +9,8 @@ from mfopt_cli.main import cli, main
 
 def invoked(*words):
     """How a command ended, with what it printed."""
-    requested = [*map(str, words)]
-    return CliRunner().invoke(cli, requested, prog_name="mfopt", catch_exceptions=False)
+    arguments = [*map(str, words)]
+    return CliRunner().invoke(cli, arguments, prog_name="mfopt", catch_exceptions=False)
 
 
 def printed(*words):

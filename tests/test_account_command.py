@@ -336,7 +336,7 @@ def test_the_words_of_other_tools_are_taken(capsys):
 
 
 @pytest.mark.parametrize(
-    ("also", "requested"),
+    ("also", "question"),
     [
         (["--also=pure:2"], ["--eps=1"]),
         (["--also=approximate:0.5:1e-4"], ["--noise-multiplier=1"]),
@@ -344,10 +344,10 @@ def test_the_words_of_other_tools_are_taken(capsys):
         (["--also=pure:0.8", "--also=pure:0.8"], ["--eps=1"]),
     ],
 )
-def test_a_companion_that_exceeds_the_target_alone_is_named(also, requested, capsys):
+def test_a_companion_that_exceeds_the_target_alone_is_named(also, question, capsys):
     """It was said that no σ up to 1e50 reaches the target."""
     words = ["account", "balls-in-bins", "--epochs=2", "--iters=4", "--delta=1e-5"]
-    said = failure(capsys, *words, *also, *requested, code=1)
+    said = failure(capsys, *words, *also, *question, code=1)
     assert "what --also names is accounted for with δ = " in said
 
 

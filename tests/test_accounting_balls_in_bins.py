@@ -89,8 +89,8 @@ class TestComposition:
             plain.mixture(self.pair.factor, sigma, epsilon - loss) for loss in (local, -local)
         )
         for direction, bound in numbers.items():
-            (item, one_error), (two, two_error) = unchanged[direction], other[direction]
-            mean, error = likely * item + (1 - likely) * two, one_error + two_error
+            (value, one_error), (two, two_error) = unchanged[direction], other[direction]
+            mean, error = likely * value + (1 - likely) * two, one_error + two_error
             assert mean - 4 * error < bound < 1.25 * mean + 4 * error
 
     @pytest.mark.ci

@@ -127,11 +127,11 @@ def test_fewer_samples_are_drawn_where_each_takes_long() -> None:
 def plane(pair: CountPair, sigma: float, epsilon: float) -> tuple[float, float]:
     """(H(P, Q), H(Q, P)) of two bins by sums over a fine grid of z."""
     z, cell = np.linspace(-9, 9 + 3 * pair.group_size, 401, retstep=True)
-    item, two = np.meshgrid(z, z, indexing="ij")
+    abscissa, two = np.meshgrid(z, z, indexing="ij")
     g, k = pair.squared_norm / sigma**2, pair.group_size
-    exponents = np.stack([item.ravel(), two.ravel()], axis=1) * math.sqrt(g)
+    exponents = np.stack([abscissa.ravel(), two.ravel()], axis=1) * math.sqrt(g)
     loss = bin_counts.log_ratio(exponents, g, k)
-    plain = np.exp(-0.5 * (item**2 + two**2)).ravel() / (2 * math.pi) * cell**2
+    plain = np.exp(-0.5 * (abscissa**2 + two**2)).ravel() / (2 * math.pi) * cell**2
     remove, add = (np.maximum(-np.expm1(epsilon - sign * loss), 0) for sign in (1, -1))
     return float(plain @ (np.exp(loss) * remove)), float(plain @ add)
 
@@ -185,12 +185,12 @@ def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch) 
 
 def test_overlaps_that_do_not_fit_are_refused_before_they_are_made() -> None:
     mechanism = Mechanism(BallsInBins(10**6, 1), BandedToeplitz(np.array([1.0, 0.5])), 2)
-    for requested in (
+    for question in (
         balls_in_bins.whole_profile,
         lambda one: account(one, epsilon=1.0, delta=1e-6),
     ):
         with pytest.raises(UsageError, match="bins"):
-            requested(mechanism)
+            question(mechanism)
 
 
 @pytest.mark.release

@@ -131,12 +131,12 @@ def test_an_account_satisfies_what_holds_for_all(case):
 
 def test_every_accountant_of_the_project_has_a_case():
     cases = {case.mechanism.sampling.kind for case in CASES.values()}
-    custom = {
+    project_kinds = {
         kind
         for kind, actual in registered().items()
         if any(type(accountant).__module__.startswith("mfopt.") for accountant in actual)
     }
-    assert cases == custom
+    assert cases == project_kinds
 
 
 @pytest.mark.parametrize("case", EXACT.values(), ids=EXACT.keys())

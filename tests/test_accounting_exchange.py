@@ -53,12 +53,12 @@ def worlds(kind, rng):
 
 def worst(kind):
     """The data that should be worst for positive, and for negative losses."""
-    item, none = (1.0, 0.0), (0.0, 0.0)
+    whole, none = (1.0, 0.0), (0.0, 0.0)
     minus = (-1.0, 0.0)
     return {
-        "zeroed": [(minus, item, none), (item, item, none)],
-        "replaced": [(minus, item, minus), (item, item, minus)],
-        "replaced, Poisson": [(none, item, minus), (none, item, minus)],
+        "zeroed": [(minus, whole, none), (whole, whole, none)],
+        "replaced": [(minus, whole, minus), (whole, whole, minus)],
+        "replaced, Poisson": [(none, whole, minus), (none, whole, minus)],
     }[kind]
 
 
@@ -146,10 +146,12 @@ def test_groups_go_through_the_whole_profile(scheme, strategy, adjacency):
         mechanism = Mechanism(scheme, group_size=size, adjacency=adjacency, **extra)
         return account(mechanism, noise_multiplier=3.0, delta=1e-5)
 
-    item, two = epsilon(1), epsilon(2)
-    assert 2 * item.epsilon < two.epsilon and two.status == "bound"
+    single_unit, two = epsilon(1), epsilon(2)
+    assert 2 * single_unit.epsilon < two.epsilon and two.status == "bound"
     if adjacency == "replace":
-        assert item.epsilon > epsilon(1, "add-remove").epsilon or scheme.kind == "fixed-batch"
+        assert (
+            single_unit.epsilon > epsilon(1, "add-remove").epsilon or scheme.kind == "fixed-batch"
+        )
 
 
 def test_a_group_must_be_among_the_units():

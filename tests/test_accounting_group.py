@@ -67,9 +67,9 @@ def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
     chain = SampledChain(loss, group_size)
     trial = Trial(2**14, beta, chunked.seed_key(0))
     pair = chain.bounds(2.0, 4.0, chain.pilot(2.0, 4.0, trial), trial).both
-    for requested in loss.asked.values():
-        assert len(requested) > 1 and sum(spent for spent, _ in requested) == pytest.approx(beta)
-    keys = [key for requested in loss.asked.values() for _, key in requested]
+    for questions in loss.asked.values():
+        assert len(questions) > 1 and sum(spent for spent, _ in questions) == pytest.approx(beta)
+    keys = [key for questions in loss.asked.values() for _, key in questions]
     assert len(set(map(tuple, keys))) == len(keys)
     # above the truth, and near that of a split into shares of the exact profile, which has more
     exact = np.exp(gaussian_chain(group_size).log_deltas(2.0, 4.0))

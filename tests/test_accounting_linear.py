@@ -197,6 +197,6 @@ def test_a_probability_below_all_floats_does_not_raise_a_lower_bound(epsilon):
     j = np.arange(1, 2001)
     chance = scipy.stats.binom.logpmf(j, 2000, 0.01)
     ceiling = scipy.special.logsumexp(
-        chance + [gaussian.log_delta(math.sqrt(item), epsilon) for item in j]
+        chance + [gaussian.log_delta(math.sqrt(square), epsilon) for square in j]
     )
     assert profile.log_delta_below(epsilon) <= ceiling < -706

@@ -40,7 +40,7 @@ def test_two_phases_agree_with_dp_accounting_and_come_back_from_its_events():
     assert phases.compose(pair, epsilon=composed.epsilon).delta == pytest.approx(1e-6, rel=2e-3)
     assert events.from_event(event) == pair
     repeated = dp_event.SelfComposedDpEvent(dp_event.ComposedDpEvent([event, event]), 3)
-    assert sum(item.mechanism.iterations for item in events.from_event(repeated)) == 6 * 300
+    assert sum(phase.mechanism.iterations for phase in events.from_event(repeated)) == 6 * 300
     with pytest.raises(UsageError, match="LaplaceDpEvent"):
         events.from_event(dp_event.LaplaceDpEvent(1.0))
 
@@ -48,12 +48,14 @@ def test_two_phases_agree_with_dp_accounting_and_come_back_from_its_events():
 def test_one_phase_is_its_own_account_and_order_does_not_matter():
     epsilon = account(POISSON.mechanism, noise_multiplier=1.1, delta=1e-6).epsilon
     assert phases.compose([POISSON], delta=1e-6).epsilon == pytest.approx(epsilon, rel=1e-4)
-    item, other = (
+    forward, other = (
         phases.compose(order, delta=1e-6).epsilon
         for order in ([POISSON, SECOND], [SECOND, POISSON])
     )
-    assert item == pytest.approx(other, rel=1e-9)
-    assert item > max(epsilon, account(SECOND.mechanism, noise_multiplier=1.6, delta=1e-6).epsilon)
+    assert forward == pytest.approx(other, rel=1e-9)
+    assert forward > max(
+        epsilon, account(SECOND.mechanism, noise_multiplier=1.6, delta=1e-6).epsilon
+    )
 
 
 def test_gaussians_compose_to_a_gaussian_and_banded_phases_count():

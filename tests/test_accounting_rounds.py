@@ -106,7 +106,7 @@ def counted(group_size, batch_size, population):
         math.comb(group_size, h) * math.comb(population - group_size, batch_size - h)
         for h in range(min(group_size, batch_size) + 1)
     ]
-    shares = [Fraction(item, math.comb(population, batch_size)) for item in ways]
+    shares = [Fraction(count, math.comb(population, batch_size)) for count in ways]
     return [math.log(share.numerator) - math.log(share.denominator) for share in shares if share]
 
 
@@ -131,7 +131,7 @@ def test_weights_of_a_group_are_the_binomial_law(probability, group_size):
     exact = [
         math.comb(group_size, h) * p**h * remaining ** (group_size - h) for h in range(group_size)
     ]
-    exact = [math.log(item.numerator) - math.log(item.denominator) for item in exact]
+    exact = [math.log(share.numerator) - math.log(share.denominator) for share in exact]
     actual = Mixture.binomial(group_size, probability).log_weights[:-1]
     np.testing.assert_allclose(actual, exact, rtol=1e-12, atol=1e-11)
 
@@ -297,19 +297,17 @@ def test_wider_floats_round_away_less():
 
 
 @pytest.mark.parametrize("group_size", [1, 3])
-@pytest.mark.parametrize("requested", [{"delta": 1e-5}, {"epsilon": 1.0}])
-def test_what_is_in_every_batch_is_one_gaussian_release(group_size, requested):
+@pytest.mark.parametrize("question", [{"delta": 1e-5}, {"epsilon": 1.0}])
+def test_what_is_in_every_batch_is_one_gaussian_release(group_size, question):
     """A σ was called a bound, and a search's accuracy above the closed form."""
     guarantee = account(
-        Mechanism(Poisson(1.0, 40), group_size=group_size), noise_multiplier=20.0, **requested
+        Mechanism(Poisson(1.0, 40), group_size=group_size), noise_multiplier=20.0, **question
     )
     mu = group_size * math.sqrt(40) / 20
     want = (
-        gaussian.epsilon(mu, 1e-5)
-        if "delta" in requested
-        else math.exp(gaussian.log_delta(mu, 1.0))
+        gaussian.epsilon(mu, 1e-5) if "delta" in question else math.exp(gaussian.log_delta(mu, 1.0))
     )
-    assert (guarantee.epsilon if "delta" in requested else guarantee.delta) == pytest.approx(
+    assert (guarantee.epsilon if "delta" in question else guarantee.delta) == pytest.approx(
         want, rel=1e-11
     )
     assert guarantee.status == "exact" and "closed form" in guarantee.method
@@ -334,13 +332,13 @@ def test_a_group_that_is_always_drawn_is_not_accounted_as_one_unit():
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-@pytest.mark.parametrize("requested", [{"noise_multiplier": 0.5}, {"epsilon": 8.0}])
-def test_lower_ends_take_finer_grids_while_they_narrow_the_bracket(group_size, requested):
+@pytest.mark.parametrize("question", [{"noise_multiplier": 0.5}, {"epsilon": 8.0}])
+def test_lower_ends_take_finer_grids_while_they_narrow_the_bracket(group_size, question):
     """ε at σ = 0.5 was called a bound: its lower end was 0.8% below."""
     mechanism = Mechanism(Poisson(0.01, 2000), group_size=group_size)
-    guarantee = account(mechanism, delta=1e-6, **requested)
+    guarantee = account(mechanism, delta=1e-6, **question)
     low, high = guarantee.details["bracket"]
     assert guarantee.status == "exact" and high * (1 - 1e-3) <= low <= high
-    if "noise_multiplier" in requested:  # the truth, by grids that are a hundred times finer
+    if "noise_multiplier" in question:  # the truth, by grids that are a hundred times finer
         profile = RoundsProfile(Mixture.binomial(group_size, 0.01), 2000, 0.5, 2e-7)
         assert low <= profile.epsilon(1e-6) <= high

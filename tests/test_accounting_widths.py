@@ -38,17 +38,17 @@ def _narrowed(strategy, dtype):
     ids=lambda scheme: scheme.kind,
 )
 def test_c_is_accounted_by_its_numbers_whatever_their_width(scheme):
-    requested = {"delta": 1e-5, "certify": False, "seed": 1, "samples": 2**10}
+    question = {"delta": 1e-5, "certify": False, "seed": 1, "samples": 2**10}
     # the twin's numbers were found first, and may be found again
-    single = jnp.asarray(_WIDE, jnp.float32)
-    assert single.dtype == np.float32
-    exact = S.Toeplitz(np.asarray(single, np.float64))
+    float32_coefs = jnp.asarray(_WIDE, jnp.float32)
+    assert float32_coefs.dtype == np.float32
+    exact = S.Toeplitz(np.asarray(float32_coefs, np.float64))
     collected = []
-    for strategy in (S.Toeplitz(single), _narrowed(exact, jnp.float32), exact):
+    for strategy in (S.Toeplitz(float32_coefs), _narrowed(exact, jnp.float32), exact):
         unamplified._extent.cache_clear()
         poisson._scale.cache_clear()
         collected.append(
-            account(Mechanism(scheme, strategy), noise_multiplier=9.0, **requested).epsilon
+            account(Mechanism(scheme, strategy), noise_multiplier=9.0, **question).epsilon
         )
     assert collected[0] == collected[1] == collected[2] > 0
 

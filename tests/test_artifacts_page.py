@@ -150,8 +150,8 @@ def test_audits() -> None:
     actual = {(a["fault"], a["size"]): a for a in content["rows"]}
 
     def bounds(fault: str, size: float) -> str:
-        item = actual[fault, size]
-        return f"{item['epsilon_lower']:.3g} and {item['epsilon_profile']:.3g}"
+        row = actual[fault, size]
+        return f"{row['epsilon_lower']:.3g} and {row['epsilon_profile']:.3g}"
 
     claim = content["setting"]["epsilon"]
     assert f"ε = {claim:g} the bounds are {bounds('noise', 1.0)} for the correct trainer" in text

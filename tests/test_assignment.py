@@ -112,9 +112,12 @@ def test_random_allocation_of_several_epochs_by_another_accountant():
 
 def test_rounds_without_a_lower_bound_say_so():
     coin = PublicMixture(BinAssignment(4), BinAssignment(8), 0.5)
-    for item, keywords in ((coin, "truncated batches"), (BinAssignment(4), "assignments to bins")):
+    for one_round, keywords in (
+        (coin, "truncated batches"),
+        (BinAssignment(4), "assignments to bins"),
+    ):
         with pytest.raises(FailureError, match=f"no lower bound is known for {keywords}"):
-            item.cells_below(1.0, Steps(1e-3), Resolution(0.1, -50.0, (-1.0, 1.0)), add=True)
+            one_round.cells_below(1.0, Steps(1e-3), Resolution(0.1, -50.0, (-1.0, 1.0)), add=True)
 
 
 def test_so_little_noise_that_bins_are_told_apart_is_accounted_without_amplification():

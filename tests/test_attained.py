@@ -74,8 +74,11 @@ def test_attacks_of_groups_are_what_their_data_sets_attain(scheme, adjacency, pa
     attack = poisson.attack(Identity(), scheme, size, adjacency)
     below = math.exp(RoundsProfile(attack.mixture, 1, sigma).log_delta_below(epsilon))
     assert 0.99 * truth < below <= truth * (1 + 1e-6)
-    item = poisson.attack(Identity(), scheme, 1, adjacency)  # a control
-    assert math.exp(RoundsProfile(item.mixture, 1, sigma).log_delta_below(epsilon)) < 0.5 * truth
+    attack_of_one = poisson.attack(Identity(), scheme, 1, adjacency)  # a control
+    assert (
+        math.exp(RoundsProfile(attack_of_one.mixture, 1, sigma).log_delta_below(epsilon))
+        < 0.5 * truth
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 4.0, 30.0])
@@ -208,10 +211,10 @@ def test_a_sensitivity_from_below_is_that_of_some_data() -> None:
 
 
 def test_phases_have_the_lower_end_of_their_composition() -> None:
-    def two(*, sigma: float, **requested: float) -> Guarantee:
+    def two(*, sigma: float, **question: float) -> Guarantee:
         sampled = phases.Phase(Mechanism(Poisson(0.02, 100)), sigma)
         return phases.compose(
-            [sampled, phases.Phase(Mechanism(Poisson(0.02, 60)), sigma)], **requested
+            [sampled, phases.Phase(Mechanism(Poisson(0.02, 60)), sigma)], **question
         )
 
     guarantee = account(Mechanism(Poisson(0.02, 160)), noise_multiplier=1.0, delta=1e-5)
@@ -221,19 +224,19 @@ def test_phases_have_the_lower_end_of_their_composition() -> None:
     assert (two(sigma=0.98, delta=1e-5).lower_bound or 0.0) > guarantee.epsilon  # a control
     delta = two(sigma=1.0, epsilon=guarantee.epsilon)
     assert 0.99 * delta.delta < delta.details["bracket"][0] < 1e-5
-    single = [phases.Phase(Mechanism(FixedOrder(4, 4)), sigma) for sigma in (3.0, 4.0)]
+    gaussian_phases = [phases.Phase(Mechanism(FixedOrder(4, 4)), sigma) for sigma in (3.0, 4.0)]
     truth = gaussian.epsilon(math.hypot(2 / 3, 2 / 4), 1e-5)
-    composed = phases.compose(single, delta=1e-5)
+    composed = phases.compose(gaussian_phases, delta=1e-5)
     assert 0.999 * truth < (composed.lower_bound or 0.0) < truth < composed.epsilon
 
 
-@pytest.mark.parametrize("requested", ["--eps 2 --delta 1e-5", "--noise-multiplier 1 --delta 1e-5"])
-def test_fedavg_shows_what_its_sampled_release_attains(requested, capsys) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("question", ["--eps 2 --delta 1e-5", "--noise-multiplier 1 --delta 1e-5"])
+def test_fedavg_shows_what_its_sampled_release_attains(question, capsys) -> None:  # type: ignore[no-untyped-def]
     shape = ["--probability", "0.01", "--iters", "100", "--json"]
-    main(["account", "fedavg", *shape, *requested.split()])
+    main(["account", "fedavg", *shape, *question.split()])
     printed = json.loads(capsys.readouterr().out)
     below, above = printed["details"]["bracket"]
     assert printed["status"] == "bound" and 0.4 * above < below < above
-    main(["account", "dpsgd", *shape, *requested.split()])
+    main(["account", "dpsgd", *shape, *question.split()])
     exact = json.loads(capsys.readouterr().out)
     assert below == exact["details"]["bracket"][0]

@@ -63,11 +63,11 @@ class Made(tuple):
     """A stub of a factorization: (scheme, C, interrupted, provenance), its error and status."""
 
     def __new__(cls, facts, rmse, status):
-        built = super().__new__(cls, facts)
-        built.rmse, built.guarantee = rmse, SimpleNamespace(status=status)
-        built.not_certified = "no proof"
-        built.provenance = {**facts[3], "interrupted": facts[2], "not_certified": ["no proof"]}
-        return built
+        candidate = super().__new__(cls, facts)
+        candidate.rmse, candidate.guarantee = rmse, SimpleNamespace(status=status)
+        candidate.not_certified = "no proof"
+        candidate.provenance = {**facts[3], "interrupted": facts[2], "not_certified": ["no proof"]}
+        return candidate
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ def test_the_least_error_is_taken_and_what_was_tried_is_on_record(searched, prov
     ]
     assert calls[1][4] is GOOD  # a banded C begins where the BLT ended
     assert strategy is GOOD and scheme == BallsInBins(4, 2) and not interrupted
-    actual = {(item["sampling"]["kind"], item["strategy"]): item for item in record["tried"]}
-    assert {key: item["estimated_rmse"] for key, item in actual.items()} == ERRORS
+    actual = {(trial["sampling"]["kind"], trial["strategy"]): trial for trial in record["tried"]}
+    assert {key: trial["estimated_rmse"] for key, trial in actual.items()} == ERRORS
     notes = [event.note for event in reports if event.lasting]
     assert sum("RMSE" in note for note in notes) == len(actual)
 
@@ -146,8 +146,8 @@ def test_a_certificate_that_costs_the_amplification_gives_way_to_a_lesser_error(
 def test_a_search_without_any_certificate_is_kept(searched, proved):
     records, failing = proved
     failing += ["estimate"] * 5
-    built = auto.least_error(SCHEMES, QUESTION, 3)
-    assert built[1] is GOOD and built.guarantee.status == "estimate" and len(records) == 4
+    estimate = auto.least_error(SCHEMES, QUESTION, 3)
+    assert estimate[1] is GOOD and estimate.guarantee.status == "estimate" and len(records) == 4
 
 
 @pytest.mark.parametrize("loss", [-5.0, 9.0, np.inf])
@@ -236,7 +236,7 @@ def test_within_a_memory_the_scheme_stays(searched, tmp_path, capsys):
     main([*words.split(), "--out", str(path)])
     factorization = mfopt.load(path)
     assert factorization.guarantee.status == "certified" and factorization.sampling == SCHEMES[0]
-    assert [item["strategy"] for item in factorization.provenance["tried"]] == ["identity", "blt"]
+    assert [trial["strategy"] for trial in factorization.provenance["tried"]] == ["identity", "blt"]
 
 
 @pytest.mark.parametrize(("bins", "samples"), [(256, 2**15), (512, 2**17)])

@@ -20,6 +20,8 @@ def test_what_a_mutant_changes_stands_once_and_its_tests_exist():
         files = [ROOT / word for word in words if word.endswith(".py")]
         text = "".join(map(Path.read_text, files))
         tests = re.findall(r"def (test_\w+)|^class (\w+)", text, re.M)
-        for requested in words[words.index("-k") + 1].split(" or ") if "-k" in words else ():
-            for word in requested.split(" and not "):
-                assert any(word in item for pair in tests for item in pair), f"{name}: {word}"
+        for selection in words[words.index("-k") + 1].split(" or ") if "-k" in words else ():
+            for word in selection.split(" and not "):
+                assert any(word in test_name for pair in tests for test_name in pair), (
+                    f"{name}: {word}"
+                )

@@ -92,9 +92,9 @@ def test_the_product_and_its_gradient_are_those_of_the_dense_matrix():
 
     position = [strategy.base.scale, strategy.base.decay, strategy.rows, strategy.columns]
     with jax.enable_x64(True):
-        complete = (0, 1, 2, 3)
+        all_arguments = (0, 1, 2, 3)
         actual, expected = (
-            jax.jit(jax.value_and_grad(f, complete))(*map(jnp.asarray, position))
+            jax.jit(jax.value_and_grad(f, all_arguments))(*map(jnp.asarray, position))
             for f in (fast, plain)
         )
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11), actual, expected)

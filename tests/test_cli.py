@@ -330,8 +330,10 @@ def test_help_and_bad_usage_wait_for_nothing_large():
 
 
 def test_the_kinds_that_help_names_are_those_that_can_be_asked_for():
-    custom = [k for k in kinds.all_names() if registered()[k].__module__.startswith("mfopt.")]
-    assert list(StrategyName.names) == custom
+    project_kinds = [
+        k for k in kinds.all_names() if registered()[k].__module__.startswith("mfopt.")
+    ]
+    assert list(StrategyName.names) == project_kinds
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,10 @@ def sensitivity(matrix, scheme):
 
 def poisson_epsilon(sigma, probability, rounds):
     """ε of Poisson-sampled Gaussian rounds by dp_accounting."""
-    item = pld.from_gaussian_mechanism(
+    one_round = pld.from_gaussian_mechanism(
         sigma, sampling_prob=probability, value_discretization_interval=1e-4
     )
-    return item.self_compose(rounds).get_epsilon_for_delta(DELTA)
+    return one_round.self_compose(rounds).get_epsilon_for_delta(DELTA)
 
 
 @pytest.mark.ci
@@ -133,8 +133,10 @@ def test_optimized_is_below_what_is_not_and_more_freedom_below_less():
 def test_the_number_of_groups_is_the_best_of_powers_of_two():
     size = {**SIZE, "epsilon": 30.0}
     best = mfopt.factorize(**size, sampling="cyclic-poisson")
-    complete = [mfopt.factorize(**size, sampling="cyclic-poisson", bands=w) for w in (1, 2, 4)]
-    assert error(best) == min(map(error, complete))
+    factorizations = [
+        mfopt.factorize(**size, sampling="cyclic-poisson", bands=w) for w in (1, 2, 4)
+    ]
+    assert error(best) == min(map(error, factorizations))
     assert best.sampling.bands == 4
     assert {entry["size"] for entry in best.provenance["groups"]} >= {1, 2}
 

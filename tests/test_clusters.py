@@ -39,9 +39,9 @@ def drawn(gram, order, reference):
             weight, normalizers = math.log(clusters.count(kind)), float(arguments.log_over[number])
             flags = np.zeros(bins)
             for size, k in zip(kind, chosen, strict=True):
-                custom = weights[size] + size * flags
-                weight += custom[k]
-                normalizers += np.logaddexp.reduce(custom)
+                log_terms = weights[size] + size * flags
+                weight += log_terms[k]
+                normalizers += np.logaddexp.reduce(log_terms)
                 flags = flags + size * smooth[k]
             places = [k for size, k in zip(kind, chosen, strict=True) for _ in range(size)]
             yield arguments, places, weight, normalizers
@@ -109,9 +109,9 @@ def test_the_ceiling_falls_and_the_mean_stays():
     actual = pairs.remove_tilts(pair, point)[0]
     assert actual.kind == "clusters"
     assert actual.log_ceiling < chain.log_ceiling - 0.3
-    item, error, original = observed(pair, point, "chain", chain.order, 2**14)
+    chain_mean, error, original = observed(pair, point, "chain", chain.order, 2**14)
     other, other_error, updated = observed(pair, point, "clusters", actual.order, 2**14)
-    assert abs(item - other) < K * math.hypot(error, other_error)
+    assert abs(chain_mean - other) < K * math.hypot(error, other_error)
     assert updated.deviation < original.deviation
     loss = BallsInBinsLoss(pair)
     law, target = (loss.at(actual, Point(sigma, 2.0)) for sigma in (0.8, 0.85))

@@ -29,8 +29,8 @@ def _run(home, *arguments, **extra):
         for name, value in os.environ.items()
         if not name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))
     }
-    custom = inherited | {compile_cache.VARIABLE: str(home), **extra}
-    done = ended("-c", _PROGRAM, *arguments, env=custom, cwd=home.parent)
+    environment = inherited | {compile_cache.VARIABLE: str(home), **extra}
+    done = ended("-c", _PROGRAM, *arguments, env=environment, cwd=home.parent)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     folder, hits = done.stdout.split()

@@ -70,8 +70,10 @@ def test_the_bound_is_that_of_the_whole_and_counts_what_the_ceiling_cuts_off():
         bet, _ = pilot.log_bound(trial.samples, BETA)
         return loss.bound(tilt, point, bet, trial)
 
-    built = bound(pilot.tilt)
-    assert mean - 4 * error < built.value < 1.1 * mean and built.mean < mean + 4 * error
+    convex_bound = bound(pilot.tilt)
+    assert (
+        mean - 4 * error < convex_bound.value < 1.1 * mean and convex_bound.mean < mean + 4 * error
+    )
     levels = pilot.tilt.detail
     middle = levels.low + 0.7 * (levels.high - levels.low)
     low = convex.Levels(middle, middle, 2 * levels.high)

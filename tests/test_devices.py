@@ -61,31 +61,34 @@ def ends():
     return [best.loss, best.noise_multiplier, len(best.history)]
 
 
-def answers(complete):
+def answers(every_scheme):
     """The number of devices, what no mesh may change, and what one may in its rounding."""
-    cases = [(SCHEME, C, 30_000), THROWN_AFRESH][: 1 + complete]
-    rounded = searches(cases) + ends() if complete else []
+    cases = [(SCHEME, C, 30_000), THROWN_AFRESH][: 1 + every_scheme]
+    rounded = searches(cases) + ends() if every_scheme else []
     exact = certified(cases)
-    return [jax.local_device_count(), *([float(x) for x in item] for item in (exact, rounded))]
+    return [
+        jax.local_device_count(),
+        *([float(x) for x in numbers] for numbers in (exact, rounded)),
+    ]
 
 
-def in_a_process(devices, complete):
+def in_a_process(devices, every_scheme):
     """The answers of a process with so many devices."""
     environment = with_devices(devices)
     environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    program = f"import json, test_devices; print(json.dumps(test_devices.answers({complete})))"
+    program = f"import json, test_devices; print(json.dumps(test_devices.answers({every_scheme})))"
     return json.loads(python("-c", program, env=environment))
 
 
 @pytest.mark.parametrize(
-    "complete",
+    "every_scheme",
     [
         pytest.param(False, marks=pytest.mark.ci, id="balls-in-bins"),
         pytest.param(True, marks=pytest.mark.release, id="all"),
     ],
 )
-def test_answers_do_not_depend_on_the_number_of_devices(complete):
-    (small, exact, rounded), (large, *actual) = answers(complete), in_a_process(4, complete)
+def test_answers_do_not_depend_on_the_number_of_devices(every_scheme):
+    (small, exact, rounded), (large, *actual) = answers(every_scheme), in_a_process(4, every_scheme)
     assert large == 4 != small
     assert actual[0] == exact  # to the last bit
     np.testing.assert_allclose(actual[1], rounded, rtol=1e-12, atol=1e-12)
@@ -164,12 +167,12 @@ def test_what_two_processes_draw_is_what_one_draws(monkeypatch, chunks):
     """Without the exchange itself, of which only two processes can tell."""
     drawn = []
     monkeypatch.setattr(processes, "joined", lambda own, *_: (drawn.append(own), own)[1])
-    key, requested = chunked.seed_key(0), (64 * chunks, 10**9)
-    whole, used = chunked.total(_normal, key, *requested)
+    key, sizes = chunked.seed_key(0), (64 * chunks, 10**9)
+    whole, used = chunked.total(_normal, key, *sizes)
     monkeypatch.setattr(processes, "count", lambda: 2)
     for index in range(2):
         monkeypatch.setattr(jax, "process_index", lambda place=index: place)
-        assert chunked.total(_normal, key, *requested)[1] == used == 64 * chunks
+        assert chunked.total(_normal, key, *sizes)[1] == used == 64 * chunks
     np.testing.assert_array_equal(np.concatenate(drawn[1:]), drawn[0])
     assert drawn[0].sum() == whole
 

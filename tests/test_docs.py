@@ -69,12 +69,12 @@ SEARCHED: dict[str, object] = {}
 def searched(scheme, question, progress):
     """A search of the plainest kind, which many pages begin with, is made once."""
     target, init = question.target, question.search.init
-    requested = repr(
+    question_text = repr(
         (scheme, target.epsilon, target.delta, question.form, question.objective, init)
     )
-    if requested not in SEARCHED:
-        SEARCHED[requested] = optimize(scheme, question, progress)
-    return SEARCHED[requested]
+    if question_text not in SEARCHED:
+        SEARCHED[question_text] = optimize(scheme, question, progress)
+    return SEARCHED[question_text]
 
 
 def run_page(page, tmp_path, monkeypatch, *, slow: bool) -> None:
@@ -198,7 +198,7 @@ def test_the_page_about_the_machine_says_what_the_code_does():
 def test_each_message_of_the_faq_is_one_that_is_said():
     said = re.findall(r"^### `(.*)`$", (ROOT / "docs/faq.md").read_text(), re.M)
     assert len(said) >= 15
-    assert not [item for item in said if not any(item in text for _, text in texts())]
+    assert not [message for message in said if not any(message in text for _, text in texts())]
 
 
 def test_the_readme_names_every_command():

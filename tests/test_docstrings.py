@@ -117,7 +117,7 @@ def test_the_most_used_have_an_example_that_runs(name):
     value = getattr(importlib.import_module(MOST_USED[name]), name)
     home = importlib.import_module(value.__module__)
     collected = doctest.DocTestFinder(exclude_empty=True).find(home)
-    if f"{home.__name__}.{name}" in {item.name for item in collected if item.examples}:
+    if f"{home.__name__}.{name}" in {example.name for example in collected if example.examples}:
         return  # pytest runs it (addopts in pyproject.toml)
     # by hand: doctest does not look behind decorators
     example = doctest.DocTestParser().get_doctest(value.__doc__, dict(vars(home)), name, None, 0)

@@ -149,11 +149,11 @@ def test_both_doors_ask_the_library_for_the_same_or_refuse_the_same(
         expected, work[:] = list(work), []
         shown = CliRunner().invoke(cli, words(*question), prog_name="mfopt")
         assert shown.exception is None or isinstance(shown.exception, SystemExit), shown.exception
-        requested, work[:] = list(work), []
+        python_work, work[:] = list(work), []
         assert shown.exit_code == (1 if problem is None else 2), (question, problem, shown.output)
         if problem is None:
             answered += 1
-            assert requested == expected, question
+            assert python_work == expected, question
         else:  # which of several wrong options is named may differ
             refused += 1
             typed = [*options, "--epochs", "--iters"]
@@ -177,7 +177,7 @@ def test_both_doors_ask_the_library_for_the_same_or_refuse_the_same(
 )
 def test_both_doors_make_the_same_mechanism(sampling, strategy, extra, tmp_path):
     keywords = {name.replace("-", "_"): value for name, value in extra.items()}
-    built = mfopt.factorize(
+    by_python = mfopt.factorize(
         epochs=2,
         iterations_per_epoch=6,
         epsilon=2.0,
@@ -191,8 +191,8 @@ def test_both_doors_make_the_same_mechanism(sampling, strategy, extra, tmp_path)
     shown = CliRunner().invoke(cli, ["optimize", *size, *line, "--json"], prog_name="mfopt")
     assert shown.exit_code == 0, shown.output
     facts = json.loads(shown.stdout)
-    assert facts["digest"] == built.digest and facts["rmse"] == built.rmse
-    assert facts["status"] == built.guarantee.status
+    assert facts["digest"] == by_python.digest and facts["rmse"] == by_python.rmse
+    assert facts["status"] == by_python.guarantee.status
 
 
 HOSTILE = (
@@ -260,7 +260,7 @@ def test_hostile_arguments_are_refused_by_the_name_that_was_typed(factorization,
 
 
 def test_numbers_of_numpy_are_taken_and_can_be_saved(tmp_path):
-    built = mfopt.factorize(
+    by_numpy = mfopt.factorize(
         epochs=np.int64(2),
         iterations_per_epoch=np.int32(4),
         epsilon=np.float32(2),
@@ -268,7 +268,7 @@ def test_numbers_of_numpy_are_taken_and_can_be_saved(tmp_path):
         strategy="identity",
         seed=np.int64(3),
     )
-    assert mfopt.load(built.save(tmp_path / "made.npz")).provenance["seed"] == "pinned 3"
+    assert mfopt.load(by_numpy.save(tmp_path / "made.npz")).provenance["seed"] == "pinned 3"
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

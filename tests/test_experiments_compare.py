@@ -108,8 +108,12 @@ def test_sweep_resumes_and_reports_progress(cache: Cache, sizes: dict) -> None:
 
 def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
     setting = Comparison(128, 16, (2.0,), include=("dense", "sqrt"))
-    item = families.memory(setting)
-    assert item == families.find("dense").memory(setting) > families.find("sqrt").memory(setting)
+    memory_of_one = families.memory(setting)
+    assert (
+        memory_of_one
+        == families.find("dense").memory(setting)
+        > families.find("sqrt").memory(setting)
+    )
     requests: list[int] = []
     monkeypatch.setattr(
         comparison, "run_all", lambda *_, jobs, **__: requests.append(jobs) or [][0]
@@ -118,7 +122,7 @@ def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
     store = Cache(tmp_path)
 
     def jobs_with(free: float, jobs: int | None = None) -> int:
-        monkeypatch.setattr(_sizes, "usable_memory", lambda: free * item)
+        monkeypatch.setattr(_sizes, "usable_memory", lambda: free * memory_of_one)
         with pytest.raises(IndexError):
             comparison.every_size(setting, store, jobs=jobs)
         return requests[-1]
@@ -265,8 +269,8 @@ def test_a_recommendation_weighs_error_against_memory_and_time() -> None:
 
 def test_a_recommendation_is_of_any_size_within_the_memory_by_final_model_error() -> None:
     def sized(family: str, rmse: float, model: float, memory: int, draws: float = 1.0) -> Row:
-        item = row(family, rmse, memory, draws=draws, size=memory + 1)
-        return item._replace(final_model_error=model)
+        plain_row = row(family, rmse, memory, draws=draws, size=memory + 1)
+        return plain_row._replace(final_model_error=model)
 
     rows = [
         sized("dpsgd+poisson", 12.0, 1.0, 0),

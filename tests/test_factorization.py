@@ -57,9 +57,11 @@ def saved(tmp_path):
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_every_kind_and_workload_comes_back(kind, tmp_path):
     strategy = every_strategy(N, seed=3)[kind]
-    complete = every_workload(N)  # all of them for BLT, one each for the other kinds: compilations
+    every_workload_of_n = every_workload(
+        N
+    )  # all of them for BLT, one each for the other kinds: compilations
     for index, workload in enumerate(
-        complete if kind == "blt" else [complete[EVERY_KIND.index(kind) % 4]]
+        every_workload_of_n if kind == "blt" else [every_workload_of_n[EVERY_KIND.index(kind) % 4]]
     ):
         written = record(strategy, workload)
         path = written.save(tmp_path / f"{index}.npz")
@@ -83,16 +85,16 @@ def test_errors_are_those_of_the_dense_definition():
 
 
 def test_digest_names_the_mechanism_and_nothing_else():
-    item = record()
-    assert dataclasses.replace(item, workload=every_workload(N)[1]).digest == item.digest
-    assert dataclasses.replace(item, provenance={}).digest == item.digest
+    reference = record()
+    assert dataclasses.replace(reference, workload=every_workload(N)[1]).digest == reference.digest
+    assert dataclasses.replace(reference, provenance={}).digest == reference.digest
     variants = [
         record(S.BLT(np.array([0.3, 0.1]), np.array([0.5, np.nextafter(0.9, 1)]))),
         record(sigma=np.nextafter(1.25, 2)),
         record(scheme=BallsInBins(bins=2, epochs=4)),
-        record(S.Toeplitz(np.asarray(item.strategy.toeplitz_coefs(N)))),
+        record(S.Toeplitz(np.asarray(reference.strategy.toeplitz_coefs(N)))),
     ]
-    assert len({item.digest, *(other.digest for other in variants)}) == 5
+    assert len({reference.digest, *(other.digest for other in variants)}) == 5
 
 
 def test_record_refuses_what_does_not_belong_together():

@@ -57,8 +57,8 @@ def test_the_error_is_that_of_the_dense_inverse(kind):
 
 def test_independent_noise_has_its_noise_multiplier():
     for schedules in (("linear",), final_model.DEFAULT_SCHEDULES):
-        built = final_model.error(strategies.Identity(), N, 0.7, schedules)
-        assert built == pytest.approx(0.7, rel=1e-12)
+        errors = final_model.error(strategies.Identity(), N, 0.7, schedules)
+        assert errors == pytest.approx(0.7, rel=1e-12)
 
 
 @pytest.mark.release
@@ -84,10 +84,10 @@ def test_the_mixture_mixes_squares_and_has_the_right_gradient():
 
 
 def test_equal_objectives_share_what_was_compiled():
-    item, unchanged = (final_model.MixedError(PrefixSums(), N) for _ in range(2))
-    assert item == unchanged and hash(item) == hash(unchanged)
-    assert item != final_model.MixedError(PrefixSums(), N, ("linear",))
-    assert item != final_model.MixedError(PrefixSums(), N, workload_share=0.5)
+    objective, unchanged = (final_model.MixedError(PrefixSums(), N) for _ in range(2))
+    assert objective == unchanged and hash(objective) == hash(unchanged)
+    assert objective != final_model.MixedError(PrefixSums(), N, ("linear",))
+    assert objective != final_model.MixedError(PrefixSums(), N, workload_share=0.5)
 
 
 def test_what_is_no_schedule_is_refused():
@@ -109,11 +109,11 @@ def test_what_is_no_schedule_is_refused():
 
 
 def test_a_workload_of_ones_own_is_minimized_alone():
-    custom = Momentum(0.9, np.ones(N))
+    momentum = Momentum(0.9, np.ones(N))
     assert Objective.chosen(None, None, None) == Objective("robust")
     assert Objective.chosen(None, None, PrefixSums()) == Objective("robust")
-    assert Objective.chosen(None, None, custom) == Objective("rmse", workload=custom)
-    assert Objective.chosen(None, "linear", custom) == Objective("robust", "linear", custom)
+    assert Objective.chosen(None, None, momentum) == Objective("rmse", workload=momentum)
+    assert Objective.chosen(None, "linear", momentum) == Objective("robust", "linear", momentum)
 
 
 def optimized(**options):
@@ -125,12 +125,14 @@ def optimized(**options):
 @pytest.mark.release
 def test_each_objective_wins_by_its_own_measure():
     search = Search(samples=2048)
-    built = {name: optimized(objective=name, search=search) for name in ("robust", "final", "rmse")}
-    assert min(built, key=lambda name: built[name].rmse) == "rmse"
-    assert min(built, key=lambda name: built[name].final_model_error) == "final"
-    assert built["final"].rmse > 1.02 * built["rmse"].rmse
-    assert built["rmse"].final_model_error > 1.02 * built["robust"].final_model_error
-    assert built["robust"].provenance["objective"] == {"name": "robust", "schedule": None}
+    optima = {
+        name: optimized(objective=name, search=search) for name in ("robust", "final", "rmse")
+    }
+    assert min(optima, key=lambda name: optima[name].rmse) == "rmse"
+    assert min(optima, key=lambda name: optima[name].final_model_error) == "final"
+    assert optima["final"].rmse > 1.02 * optima["rmse"].rmse
+    assert optima["rmse"].final_model_error > 1.02 * optima["robust"].final_model_error
+    assert optima["robust"].provenance["objective"] == {"name": "robust", "schedule": None}
 
 
 def test_a_file_keeps_the_final_model_error(tmp_path):

@@ -65,7 +65,7 @@ def test_cache_shows_and_clears_only_what_mfopt_made(tmp_path, monkeypatch):
     cell.write_bytes(b"123")
     assert _notes.write("a" * 64, {})
     folders = printed("cache")["folders"]
-    assert [(item["files"], item["bytes"]) for item in folders[1:2]] == [(1, 3)]
+    assert [(cached["files"], cached["bytes"]) for cached in folders[1:2]] == [(1, 3)]
     assert invoked("cache", "--clear").exit_code == 0
     assert mine.exists() and not cell.exists() and _notes.read("a" * 64) is not None
     assert invoked("cache", "--proofs").exit_code == 2

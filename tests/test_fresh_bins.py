@@ -115,11 +115,13 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(
     np.testing.assert_allclose(reference.largest_square, np.diagonal(inner).max())
     np.testing.assert_allclose(reference.mean_square, np.diagonal(inner).mean())
     monkeypatch.setattr(pattern_ceilings, "_BLOCK", 1)
-    single = ceilings(scaled)
+    ceilings_of_one = ceilings(scaled)
     total = 0.0
     for order in range(1, 5):
         total += np.max(logsumexp(order * inner, axis=0)) - math.log(len(inner))
-        np.testing.assert_allclose(single.chain("chain", order)[0], total, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            ceilings_of_one.chain("chain", order)[0], total, rtol=0, atol=1e-12
+        )
         with monkeypatch.context() as blocks:
             blocks.setattr(pattern_ceilings, "_BLOCK", 2)
             excess = reference.chain("chain", order)[0] - total
@@ -261,8 +263,8 @@ def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch
     picked = np.indices((bins,) * epochs).reshape(epochs, -1).T
     hot = np.eye(bins)[picked].reshape(len(picked), -1)
     inner = hot @ modes_of(matrix, scheme).T @ modes_of(matrix, scheme) @ hot.T / SIGMA**2
-    custom = float64(pattern.squared_norms)(scaled)
-    overlaps = (np.diagonal(inner) - hot @ custom) / 2
+    squared_norms = float64(pattern.squared_norms)(scaled)
+    overlaps = (np.diagonal(inner) - hot @ squared_norms) / 2
     actual = float64(lambda: pattern.Overlaps(*scaled.overlaps()).between(jnp.asarray(picked)))()
     np.testing.assert_allclose(actual, overlaps, atol=1e-12)
 
@@ -281,7 +283,7 @@ def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch
     tilts = [loss.at(Tilt(kind, order, 0.0), point) for kind in ("typical", "chain")]
     assert [tilt.outside for tilt in tilts] == [(1 + order) * share, 0]
     part, whole = (loss.pilot(tilt, point, 2**14, chunked.seed_key(4)) for tilt in tilts)
-    means = [math.exp(item.log_mean) for item in (part, whole)]
+    means = [math.exp(pilot.log_mean) for pilot in (part, whole)]
     error = 4 * means[1] * whole.deviation / math.sqrt(whole.samples)
     assert error < means[1] - means[0] < (1 + order) * np.mean(~typical) + error
     # what is left out is part of the bound, and of its plan
@@ -310,11 +312,11 @@ def test_a_product_with_bands_and_its_slope_are_those_of_the_dense_matrix(bands)
     product, by_band, by_x = actual()
     np.testing.assert_allclose(product, x @ dense, atol=1e-12)
     np.testing.assert_allclose(by_x, weights @ dense.T, atol=1e-12)
-    complete = x.T @ weights  # slope of each entry M[i, j]
+    dense_slope = x.T @ weights  # slope of each entry M[i, j]
     for d in range(bands):
-        np.testing.assert_allclose(by_band[d, : n - d], np.diagonal(complete, -d), atol=1e-12)
+        np.testing.assert_allclose(by_band[d, : n - d], np.diagonal(dense_slope, -d), atol=1e-12)
         if d:  # the control: row and column taken for one another
-            assert np.max(np.abs(by_band[d, : n - d] - np.diagonal(complete, d))) > 0.1
+            assert np.max(np.abs(by_band[d, : n - d] - np.diagonal(dense_slope, d))) > 0.1
 
 
 @pytest.mark.release
@@ -391,11 +393,11 @@ def test_one_bin_is_known_and_needs_no_samples():
 
 def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():
     scheme, blt = FreshBins(4, 3), BLT(np.array([0.4]), np.array([0.6]))
-    wide, requested = BandedToeplitz(np.ones(5)), {"noise_multiplier": 1.0, "delta": 1e-2}
+    wide, question = BandedToeplitz(np.ones(5)), {"noise_multiplier": 1.0, "delta": 1e-2}
     scaled, negative = TimeScaled(blt, np.ones(12), np.ones(12)), np.array([1.0, -0.1])
     for call, match in (
-        (lambda: account(Mechanism(scheme, wide), **requested), "at most as many bands"),
-        (lambda: account(Mechanism(scheme, blt), **requested), "at most as many bands"),
+        (lambda: account(Mechanism(scheme, wide), **question), "at most as many bands"),
+        (lambda: account(Mechanism(scheme, blt), **question), "at most as many bands"),
         (lambda: FreshBinsLaw(scheme).check_shape(scaled), "strategy = 'blt': its C is not banded"),
         (lambda: FreshBinsLaw(scheme).exact(BandedToeplitz(negative)), "entries must be >= 0"),
         (lambda: FreshBins(4, 3, 2), "must divide the number of epochs"),

@@ -53,18 +53,20 @@ def test_a_field_that_is_none_is_refused_by_its_name(field, value, rule):
 
 
 def test_numbers_of_numpy_become_pythons():
-    built = Guarantee(np.float32(2.0), np.float64(1e-5), np.int64(2), group_size=np.int64(3))
-    kinds = [type(value) for value in (built.epsilon, built.delta, built.noise_multiplier)]
-    assert kinds == [float] * 3 and type(built.group_size) is int
+    guarantee = Guarantee(np.float32(2.0), np.float64(1e-5), np.int64(2), group_size=np.int64(3))
+    kinds = [
+        type(value) for value in (guarantee.epsilon, guarantee.delta, guarantee.noise_multiplier)
+    ]
+    assert kinds == [float] * 3 and type(guarantee.group_size) is int
 
 
 def test_a_description_gives_the_guarantee_back():
-    built = Guarantee(**GOOD, details={"bracket": [1.0, 2.0]})
-    assert Guarantee.from_description(built.describe()) == built
+    guarantee = Guarantee(**GOOD, details={"bracket": [1.0, 2.0]})
+    assert Guarantee.from_description(guarantee.describe()) == guarantee
     for described in (
-        built.describe() | {"certified": True},
-        {name: value for name, value in built.describe().items() if name != "method"},
-        built.describe() | {"epsilon": math.inf},
+        guarantee.describe() | {"certified": True},
+        {name: value for name, value in guarantee.describe().items() if name != "method"},
+        guarantee.describe() | {"epsilon": math.inf},
         ["epsilon"],
     ):
         with pytest.raises(UsageError) as caught:

@@ -76,9 +76,9 @@ def test_multi_transform_gives_each_part_noise_of_its_own():
     optimizer = optax.multi_transform(parts, {"w": "fast", "b": "slow"})
     update, state = jax.jit(optimizer.update), optimizer.init(PARAMS)
     fast, slow = noises({"w": PARAMS["w"]}, 3), noises({"b": PARAMS["b"]}, 4)
-    for item, two in zip(fast, slow, strict=True):
+    for fast_leaf, two in zip(fast, slow, strict=True):
         changes, state = update(jax.tree.map(jnp.zeros_like, PARAMS), state, PARAMS)
-        close(changes, {"w": item["w"], "b": 0.1 * two["b"]})
+        close(changes, {"w": fast_leaf["w"], "b": 0.1 * two["b"]})
     # without seeds the keys are new ones: equal shapes do not get equal noise
     unchanged = {"w": jnp.zeros(5), "b": jnp.zeros(5)}
     fresh = {name: add_noise(make()) for name in parts}

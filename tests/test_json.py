@@ -17,21 +17,21 @@ import mfopt
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def optimized_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("json") / "made.npz"
     mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity").save(path)
     return str(path)
 
 
-def test_every_command_prints_the_schemas_version_and_its_name(built, tmp_path):
+def test_every_command_prints_the_schemas_version_and_its_name(optimized_file, tmp_path):
     identity = ["--epochs", "2", "--iters", "4", "--eps", "2", "--strategy", "identity"]
     for words, name in [
-        (["show", built], "show"),
-        (["certify", built], "certify"),
-        (["calibrate", built, "--eps", "1"], "calibrate"),
+        (["show", optimized_file], "show"),
+        (["certify", optimized_file], "certify"),
+        (["calibrate", optimized_file, "--eps", "1"], "calibrate"),
         (["optimize", *identity, "--out", str(tmp_path / "a.npz")], "optimize"),
-        (["noise", built, "--params", "10"], "noise"),
-        (["plot", built, "--out", str(tmp_path / "a.svg")], "plot"),
+        (["noise", optimized_file, "--params", "10"], "noise"),
+        (["plot", optimized_file, "--out", str(tmp_path / "a.svg")], "plot"),
         (["account", "dpsgd", "--probability", "0.1", "--iterations", "9", "--eps", "1",
           "--delta", "1e-5"], "account dpsgd"),
         (["cache"], "cache"),

@@ -50,8 +50,8 @@ def factorization(tmp_path, monkeypatch):
     import mfopt
 
     monkeypatch.chdir(tmp_path)
-    built = mfopt.factorize(epochs=1, iterations_per_epoch=6, epsilon=8.0, strategy="identity")
-    built.save("factorization.npz")
+    example = mfopt.factorize(epochs=1, iterations_per_epoch=6, epsilon=8.0, strategy="identity")
+    example.save("factorization.npz")
     generator = np.random.default_rng(0)
     return generator.normal(size=(90, 4)).astype(np.float32), np.arange(90) % 3
 

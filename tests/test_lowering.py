@@ -109,19 +109,19 @@ def lowered(code):
     def jit(function=None, **options):
         if function is None:
             return functools.partial(jit, **options)
-        built = plain(function, **options)
+        compiled = plain(function, **options)
 
         @functools.wraps(function)
         def call(*args, **keywords):
-            note(built, args, keywords)
-            return built(*args, **keywords)
+            note(compiled, args, keywords)
+            return compiled(*args, **keywords)
 
         def lower(*args, **keywords):
-            note(built, args, keywords)
-            return built.lower(*args, **keywords)
+            note(compiled, args, keywords)
+            return compiled.lower(*args, **keywords)
 
-        call.lower, call.trace, call.eval_shape = lower, built.trace, built.eval_shape
-        call.clear_cache = built.clear_cache
+        call.lower, call.trace, call.eval_shape = lower, compiled.trace, compiled.eval_shape
+        call.clear_cache = compiled.clear_cache
         return call
 
     jax.jit = jit

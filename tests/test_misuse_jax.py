@@ -365,9 +365,9 @@ def dropout_of_nnx():
 @refused("changes the parameters that it is given")
 def parameters_written_in_place():
     def gradient(params, example):
-        built = jax.grad(loss)(params, example)
-        params["b"] = params["b"] + built["b"]
-        return built
+        gradients = jax.grad(loss)(params, example)
+        params["b"] = params["b"] + gradients["b"]
+        return gradients
 
     loop = Loop(taken=0)
     RUN.gradient(gradient, PARAMS, (X, Y), loop.batches[0], loop.state)
@@ -602,11 +602,11 @@ def test_a_scan_over_stacked_batches_is_the_loop(microbatch, expected):
     run = PARTS if microbatch else RUN
     state = run.init(PARAMS, seed=SEED)
 
-    def item(state, batch):
+    def scan_step(state, batch):
         mean, state = run.gradient(jax.grad(loss), PARAMS, (X, Y), batch, state)
         return state, mean
 
-    state, means = jax.lax.scan(item, state, run.batches(state).stacked(6))
+    state, means = jax.lax.scan(scan_step, state, run.batches(state).stacked(6))
     assert int(state.noise.step) == 6
     for t in range(6):
         close(jax.tree.map(lambda leaf, t=t: leaf[t], means), expected[t])

@@ -612,9 +612,9 @@ def batches_at_once_from_workers():
 @refused("not of step 2")
 def two_iterators_of_the_loader():
     loop = Loop()
-    item, two = iter(loop.loader), iter(loop.loader)
+    batches, two = iter(loop.loader), iter(loop.loader)
     for index in range(3):
-        loop.backward(next(two if index == 1 else item))
+        loop.backward(next(two if index == 1 else batches))
         loop.optimizer.step()
 
 

@@ -143,9 +143,9 @@ def test_released_certified_saved_and_proved_again(tmp_path):
     assert read.guarantee == stated
     repeated = proofs.prove(read.mechanism, read.noise_multiplier, read.guarantee)
     assert (repeated.method, repeated.failure_probability) == (stated.method, 0.0)
-    for requested in ({"epsilon": 2.0}, {"noise_multiplier": calibration.noise_multiplier}):
+    for question in ({"epsilon": 2.0}, {"noise_multiplier": calibration.noise_multiplier}):
         answer = mfopt.account(
-            calibration.mechanism, delta=1e-5, certificate="deterministic", **requested
+            calibration.mechanism, delta=1e-5, certificate="deterministic", **question
         )
         assert answer.failure_probability == 0 and answer.details["certificate"] == "deterministic"
         assert answer.epsilon == pytest.approx(2.0, rel=1e-3)
@@ -171,8 +171,8 @@ def test_what_is_no_number_proves_nothing(monkeypatch):
     with scope():
         moments = small().moments(Point(1.7, 1.0))
         tilt = importance.mean_tilt(moments.ceilings, moments.point)
-        single = evidence.ceiling_alone(tilt).value
-        assert moment_bound.divergence(moments, "add") < single  # a control
+        ceiling = evidence.ceiling_alone(tilt).value
+        assert moment_bound.divergence(moments, "add") < ceiling  # a control
         problem = moment_bound._Problem.of(moments, "add", tilt)
         nodes = np.linspace(moment_bound._LOW, problem.highest, 400)
         weights = problem._weights(nodes, np.zeros_like(nodes))
@@ -187,7 +187,7 @@ def test_what_is_no_number_proves_nothing(monkeypatch):
         assert math.isnan(problem._below(weights, nodes[:1], math.nan))
         with monkeypatch.context() as patched:
             patched.setattr(moment_bound._Problem, "solved", lambda _: math.nan)
-            assert moment_bound.divergence(moments, "add") == min(single, 1.0)
+            assert moment_bound.divergence(moments, "add") == min(ceiling, 1.0)
             broken = evidence.UpperBound(math.nan, 0.0, math.nan, 0, 1.0)
             patched.setattr(moment_bound, "ceiling_alone", lambda _: broken)
             assert moment_bound.divergence(moments, "add") == 1.0

@@ -332,9 +332,9 @@ def test_a_ceiling_that_does_not_hold_leaves_no_number(kind):
 def test_the_ceiling_alone_is_a_bound():
     pair = dominating_pair.exact(S.Identity(), SMALL)
     sampled_bound = add_bound(pair, 2.0, 2.0, samples=256, beta=0.1, key=chunked.seed_key(0))
-    single = ceiling_alone(pairs.mean_tilt(pair, Point(2.0, 2.0)))
-    assert single.samples == 0 < sampled_bound.samples
-    assert single.value >= sampled_bound.ceiling >= sampled_bound.value / (1 + 1e-6)
+    ceiling_bound = ceiling_alone(pairs.mean_tilt(pair, Point(2.0, 2.0)))
+    assert ceiling_bound.samples == 0 < sampled_bound.samples
+    assert ceiling_bound.value >= sampled_bound.ceiling >= sampled_bound.value / (1 + 1e-6)
 
 
 @pytest.mark.release
@@ -381,8 +381,8 @@ def test_the_bound_by_betting_on_coin_flips(probability, n):
             assert np.all(np.diff(bounds) > -1e-12)
             assert weight[bounds < probability].sum() <= beta
             # control: without log(1/β), ones alone are no bound
-            single = np.array([betting.upper_bound(w, bet, n, 1.0) for w in wealth])
-            assert bet < 20 or weight[single < probability].sum() > 0.3
+            bounds_one_by_one = np.array([betting.upper_bound(w, bet, n, 1.0) for w in wealth])
+            assert bet < 20 or weight[bounds_one_by_one < probability].sum() > 0.3
             # and from below, by sums alone, at about the best bet
             rate = math.sqrt(-2 * math.log(beta) / (n * probability))
             below = np.array([betting.lower_bound(s, s, rate, n, beta) for s in ones])

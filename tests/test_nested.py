@@ -107,10 +107,10 @@ def test_every_estimator_says_the_same_of_both_forms(small):
         tilt = loss.at(Tilt("chain", 2.0, 0.0), point)
         yield float(loss.pilot(tilt, point, 512, key).sums.total)
 
-    item, two, other = (np.array(list(recorded(pair))) for pair in (pieces, dense, off))
-    np.testing.assert_allclose(item[:-1], two[:-1], rtol=1e-9)
+    nested_values, two, other = (np.array(list(recorded(pair))) for pair in (pieces, dense, off))
+    np.testing.assert_allclose(nested_values[:-1], two[:-1], rtol=1e-9)
     # the direction of the common part comes from L̃ here and from a factor of G there
-    np.testing.assert_allclose(item[-1], two[-1], rtol=1e-6)
+    np.testing.assert_allclose(nested_values[-1], two[-1], rtol=1e-6)
     assert np.all(np.abs(other / two - 1) > 1e-8)
 
 

@@ -109,9 +109,9 @@ def test_an_empty_leaf_changes_no_draw_of_another():
     with_empty = Packing((0, 1), ((0,), (2000,)))
     key, step = jnp.asarray(_keys.pinned(7)), jnp.int32(3)
     packed = with_empty.unpacked(with_empty.draw(key, step, np.float32))
-    single = packing.SingleLeaf(1, (2000,), None).draw(key, step, np.float32, (0,))
+    leaf_alone = packing.SingleLeaf(1, (2000,), None).draw(key, step, np.float32, (0,))
     assert packed[0].shape == (0,)
-    np.testing.assert_array_equal(packed[1], single)
+    np.testing.assert_array_equal(packed[1], leaf_alone)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_the_rows_of_every_device_are_numbered_as_in_the_whole_leaf(
         ((3,), shape, (8, 4)),
         (None, NamedSharding(mesh, spec), NamedSharding(mesh, P("x", "y"))),
     )
-    first, group, single = packing.grouped(*layout)
+    first, group, ungrouped = packing.grouped(*layout)
     assert first.leaves == (0,) and group.leaves == (1,)
-    assert isinstance(single, packing.SingleLeaf)  # of which a device has runs of one
+    assert isinstance(ungrouped, packing.SingleLeaf)  # of which a device has runs of one
     assert group.packing.divisor == width
     whole, recorded = np.arange(math.prod(shape)).reshape(shape), set()
     for spot in np.ndindex(2, 4):

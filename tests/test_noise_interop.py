@@ -63,15 +63,15 @@ def test_torch_noise_is_that_of_the_jax_stream(kind):
     noise = TorchNoise(stream, tensors(), seed=3)
     state = stream.init(ARRAYS, seed=3)
     for _ in range(N):
-        built = noise.next()
+        torch_noise = noise.next()
         expected, state = stream.next(state)
-        for item, two in zip(built, expected, strict=True):
+        for tensor, two in zip(torch_noise, expected, strict=True):
             assert (
-                item.is_contiguous()
-                and item.dtype == torch.float32
-                and tuple(item.shape) == two.shape
+                tensor.is_contiguous()
+                and tensor.dtype == torch.float32
+                and tuple(tensor.shape) == two.shape
             )
-            np.testing.assert_allclose(item.numpy(), two, atol=3e-6)
+            np.testing.assert_allclose(tensor.numpy(), two, atol=3e-6)
     with pytest.raises(NoiseExhaustedError, match=f"covers {N} iterations"):
         noise.next()
 
@@ -86,11 +86,11 @@ def test_torch_noise_from_the_generator_of_other_devices(kind, past, monkeypatch
     strategy = every_strategy(N)[kind]
     noise = TorchNoise(make(strategy, past=past), tensors(), seed=3)
     white = TorchNoise(make(S.Identity()), tensors(), seed=3)
-    built, plain = (
+    correlated, plain = (
         np.array([torch.cat([t.flatten() for t in source.next()]).numpy() for _ in range(N)])
         for source in (noise, white)
     )
-    np.testing.assert_allclose(built, strategy.solve(plain), atol=1e-5)
+    np.testing.assert_allclose(correlated, strategy.solve(plain), atol=1e-5)
     assert len(np.unique(plain)) == plain.size  # no draw of a step or parameter comes twice
 
 
@@ -233,8 +233,8 @@ def test_torch_noise_goes_on_from_its_state(tmp_path, buffer_dtype):
     ):
         other = TorchNoise(stream, tensors())
         restore(other)
-        for item, two in zip(other.next(), expected, strict=True):
-            assert torch.equal(item, two)
+        for tensor, two in zip(other.next(), expected, strict=True):
+            assert torch.equal(tensor, two)
     with pytest.raises(UsageError, match="takes back noise that 2 steps were released with"):
         noise.load_state_dict(saved)
     changed = TorchNoise(make(S.BLT(np.array([0.3, 0.2]), np.array([0.5, 0.9]))), tensors())

@@ -203,9 +203,11 @@ def test_inside_jit_and_from_a_file_it_is_the_same(tmp_path):
     run = jax.jit(
         lambda s: jax.lax.scan(lambda s, _: stream.release(sums, s)[::-1], s, length=N + 1)
     )
-    _, built = run(state)
-    assert built["a"].dtype == np.float32  # the type of the sums, after the grid
-    rows = np.concatenate([np.asarray(built["a"]).reshape(N + 1, -1), built["b"][:, None]], axis=1)
+    _, releases = run(state)
+    assert releases["a"].dtype == np.float32  # the type of the sums, after the grid
+    rows = np.concatenate(
+        [np.asarray(releases["a"]).reshape(N + 1, -1), releases["b"][:, None]], axis=1
+    )
     np.testing.assert_array_equal(rows[:N], expected.astype(np.float32))
     assert np.all(np.isnan(rows[N]))
     state = stream.init(PARAMS, seed=1)

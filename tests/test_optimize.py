@@ -271,17 +271,17 @@ def test_a_plainly_worse_start_is_not_examined_again(monkeypatch):
 @pytest.fixture
 def slow(monkeypatch):
     """Samples of each objective of a search that counts as slow, and whether the next is made."""
-    make, built = runs.AmplifiedObjective, types.SimpleNamespace(samples=[], interrupted=False)
+    make, objective = runs.AmplifiedObjective, types.SimpleNamespace(samples=[], interrupted=False)
 
     def counted(*target):
-        built.samples.append(target[-1].number)
-        if built.interrupted and len(built.samples) > 1:
+        objective.samples.append(target[-1].number)
+        if objective.interrupted and len(objective.samples) > 1:
             raise KeyboardInterrupt
         return make(*target)
 
     monkeypatch.setattr(runs, "AmplifiedObjective", counted)
     monkeypatch.setattr(runs, "_SLOW", 0.0)
-    return built
+    return objective
 
 
 @pytest.mark.parametrize("samples", [256, 100])

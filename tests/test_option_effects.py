@@ -360,10 +360,10 @@ class Toy:
     def words(self, name):
         """Words that give an option some value."""
         param = self.options[name]
-        custom = entry_for(OWN_OF, self.path, name)
+        listed_words = entry_for(OWN_OF, self.path, name)
         typed = values(param)
         reference = isinstance(param.type, click.Choice | options.StrategyName)
-        return custom or (typed if reference or name not in OWN else OWN[name])
+        return listed_words or (typed if reference or name not in OWN else OWN[name])
 
     @functools.cache  # noqa: B019 - toys are few
     def effective(self, name):
@@ -386,9 +386,9 @@ def check_alone(toy):
         # an exact answer is deterministic already
         exact = name == "--certificate" and toy.path.startswith("account ")
         if entry_for(WITH, toy.path, name) and name != "--force" and not exact:
-            single = toy.outcome(*toy.base)
+            base_outcome = toy.outcome(*toy.base)
             actual = [toy.outcome(*replaced(toy.base, [word])) for word in toy.words(name)]
-            recorded = [item.refused or item != single for item in actual]
+            recorded = [outcome.refused or outcome != base_outcome for outcome in actual]
             assert any(recorded), f"{toy.path}: {name} does nothing, and says nothing"
         if isinstance(param.type, click.Choice | options.StrategyName):
             for word, _, updated in toy.tried(name, toy.words(name)):

@@ -59,8 +59,8 @@ def points(path: Path) -> dict[tuple[str, ...], float]:
 
 @pytest.mark.release
 def test_a_figure_is_made_again_and_noted(run: common.Run) -> None:
-    built = user_level.FIGURES, ["user-level-2a"]
-    common.make(run, user_level.__file__, *built)
+    figures = user_level.FIGURES, ["user-level-2a"]
+    common.make(run, user_level.__file__, *figures)
     csv_path = Path("figures/user-level-2a.csv")
     assert points(run.folder / csv_path) == pytest.approx(points(FOLDER / csv_path), rel=1e-4)
     entry = manifest.read_manifest(run.folder)["user-level-2a"]
@@ -120,7 +120,7 @@ def test_what_the_pages_name_exists() -> None:
         "\n".join(page.read_text("utf-8") for page in pages),
     )
     keywords = {name for *_, names in rows for name in re.findall(r"`([a-z0-9-]+)`", names)}
-    built = {name.removeprefix("studies/") for name in ARTIFACTS}
-    assert len(rows) > 60 and keywords <= built
+    artifact_names = {name.removeprefix("studies/") for name in ARTIFACTS}
+    assert len(rows) > 60 and keywords <= artifact_names
     figures = {name for script in scripts.FIGURES for name in script.FIGURES}
     assert {name for name in figures if not name.startswith("fresh-bins")} <= keywords

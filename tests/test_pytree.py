@@ -20,13 +20,13 @@ def test_likelihoods_with_the_same_fields_have_structures_of_their_own():
 
     columns = np.ones((2, 12))
     actual = [kind(columns, columns, 4, 1) for kind in (Patterns, Separated, Other)]
-    assert len({jax.tree.structure(item) for item in actual}) == 3
-    for i, item in enumerate(actual):
+    assert len({jax.tree.structure(likelihood) for likelihood in actual}) == 3
+    for i, likelihood in enumerate(actual):
         for other in actual[i + 1 :]:
-            assert jax.tree.structure(item) != jax.tree.structure(other)
+            assert jax.tree.structure(likelihood) != jax.tree.structure(other)
             # states of a loop, exports and checkpoints compare them too
             with np.testing.assert_raises(ValueError):
-                jax.tree.map(lambda x, y: x, item, other)
+                jax.tree.map(lambda x, y: x, likelihood, other)
 
 
 def test_a_dataclass_is_rebuilt_with_its_static_fields_and_key_paths():

@@ -146,14 +146,14 @@ def test_a_workload_of_ones_own_needs_its_matrix_only():
         def materialize(self, n):
             return np.eye(n) - np.eye(n, k=-1)
 
-    custom, strategy = Differences(), every_strategy(N)["blt"]
-    product = custom.materialize(N) @ np.linalg.inv(strategy.materialize(N))
+    differences, strategy = Differences(), every_strategy(N)["blt"]
+    product = differences.materialize(N) @ np.linalg.inv(strategy.materialize(N))
     np.testing.assert_allclose(
-        query_error.row_variances(custom, strategy, N), np.sum(product**2, axis=1), rtol=1e-9
+        query_error.row_variances(differences, strategy, N), np.sum(product**2, axis=1), rtol=1e-9
     )
-    assert workloads.from_description(custom.describe(), {}) == custom
+    assert workloads.from_description(differences.describe(), {}) == differences
     with pytest.raises(UsageError, match="taken by another"):
         type("Other", (workloads.Workload,), {"kind": "test-differences"})
     del workloads._KINDS["test-differences"]
     with pytest.raises(UsageError, match="must be one of"):
-        workloads.from_description(custom.describe(), {})
+        workloads.from_description(differences.describe(), {})

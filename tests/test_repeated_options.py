@@ -71,8 +71,8 @@ def test_companions_compose():
         assert len(actual["details"]["composed_with"]) == len(also)
         return actual["noise_multiplier"]
 
-    single = sigma("pure:0.5")
+    one_companion = sigma("pure:0.5")
     pair = [sigma("pure:0.5", "pure:1e-3"), sigma("pure:1e-3", "pure:0.5")]
     # to the accuracy that σ is searched to
-    assert min(pair) >= single * (1 - 1e-5) and pair[0] == pytest.approx(pair[1], rel=1e-6)
-    assert sigma("pure:0.5", "pure:0.5") > 1.05 * single
+    assert min(pair) >= one_companion * (1 - 1e-5) and pair[0] == pytest.approx(pair[1], rel=1e-6)
+    assert sigma("pure:0.5", "pure:0.5") > 1.05 * one_companion

@@ -40,14 +40,14 @@ def test_every_way_to_the_batches_gives_the_draws_of_the_scheme(kind):
     }
     for variant, batches in ways.items():
         assert len(batches) == len(drawn)
-        for item, two in zip(batches, drawn, strict=True):
-            np.testing.assert_array_equal(item, two, err_msg=variant)
+        for batch, two in zip(batches, drawn, strict=True):
+            np.testing.assert_array_equal(batch, two, err_msg=variant)
     assert [len(p[0]) for p in parts] == [len(drawn[0][r::3]) for r in range(3)]
     assert sampler.expected_batch == parts[1].expected_batch == scheme.expected_batch(population)
     # a factorization's sampler is one of its scheme
     if kind not in ("fixed-batch", "truncated-poisson"):
-        custom = record(scheme).sampler(population, seed=4)
-        np.testing.assert_array_equal(custom[1], drawn[1])
+        recorded_sampler = record(scheme).sampler(population, seed=4)
+        np.testing.assert_array_equal(recorded_sampler[1], drawn[1])
 
 
 def test_a_seed_is_secret_and_new_unless_it_is_pinned():

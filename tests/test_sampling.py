@@ -36,8 +36,10 @@ EXAMPLES = {
 
 
 def test_every_kind_of_the_project_has_an_example():
-    custom = {k for k, cls in sampling.registered().items() if cls.__module__.startswith("mfopt.")}
-    assert set(EXAMPLES) == custom
+    project_kinds = {
+        k for k, cls in sampling.registered().items() if cls.__module__.startswith("mfopt.")
+    }
+    assert set(EXAMPLES) == project_kinds
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)

@@ -120,11 +120,11 @@ def test_proposals_follow_where_sigma_moves():
     loss = log_rmse(PREFIX, scheme.iterations)
     target = AmplifiedObjective(loss, mapping, law(scheme), (0.5, 1e-5), Samples(1024, 0))
     start, placed = mapping.start + np.array([2.0, 2.0, 1.0, 1.0]), target.placed(mapping.start)
-    custom, from_afar = target.placed(start), target.follow(start, placed)
+    placed_there, from_afar = target.placed(start), target.follow(start, placed)
     assert from_afar.placement is not placed.placement and abs(from_afar.drift) <= 0.03
-    assert from_afar.evaluation.value == pytest.approx(custom.evaluation.value, abs=3e-4)
-    followed = target.follow(start + 0.01, custom)
-    assert followed.placement is custom.placement and followed.drift != custom.drift
+    assert from_afar.evaluation.value == pytest.approx(placed_there.evaluation.value, abs=3e-4)
+    followed = target.follow(start + 0.01, placed_there)
+    assert followed.placement is placed_there.placement and followed.drift != placed_there.drift
 
 
 def test_a_sigma_beyond_numerical_range_is_no_answer_but_no_failure():
@@ -345,10 +345,10 @@ def test_scaled_parameters_round_trip():
     mapping = time_scale.scaled(strategy, N, inside, levelled=False)
     assert len(mapping.start) == 4 + 2 * time_scale.KNOTS
     with jax.enable_x64(True):
-        built = jax.tree.map(np.asarray, mapping.build(jnp.asarray(mapping.start)))
-        for item, two in zip(built.diagonals(N), strategy.diagonals(N), strict=True):
-            np.testing.assert_allclose(item[[0, -1]], two[[0, -1]], rtol=1e-12)
-        repeated = time_scale.scaled(built, N, inside, levelled=False)
+        strategy_again = jax.tree.map(np.asarray, mapping.build(jnp.asarray(mapping.start)))
+        for diagonal, two in zip(strategy_again.diagonals(N), strategy.diagonals(N), strict=True):
+            np.testing.assert_allclose(diagonal[[0, -1]], two[[0, -1]], rtol=1e-12)
+        repeated = time_scale.scaled(strategy_again, N, inside, levelled=False)
         reached = jax.tree.map(np.asarray, repeated.build(jnp.asarray(repeated.start)))
-    built.check_entries(N)
+    strategy_again.check_entries(N)
     reached.check_entries(N)

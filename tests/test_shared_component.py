@@ -175,16 +175,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("patterns", "complete", "modes"), CASES)
+@pytest.mark.parametrize(("patterns", "all_modes", "modes"), CASES)
 def test_the_common_part_is_the_distance_from_the_hull_and_leaves_one_constant(
-    patterns, complete, modes
+    patterns, all_modes, modes
 ):
     shared = pattern.shared(patterns)
     residual = Residual(patterns, shared)
-    products = shared.toward @ complete
+    products = shared.toward @ all_modes
     np.testing.assert_allclose(products, shared.length)
     np.testing.assert_allclose(np.linalg.norm(shared.toward), 1)
-    gram = complete.T @ complete
+    gram = all_modes.T @ all_modes
     # 1/(1ᵀG⁺1), the largest there is; with bins kept for two epochs it is not reached
     largest = 1 / np.sum(np.linalg.pinv(gram, hermitian=True))
     reached = products[0] ** 2 / largest
@@ -196,19 +196,19 @@ def test_the_common_part_is_the_distance_from_the_hull_and_leaves_one_constant(
         remainder.T @ remainder, modes.T @ modes - np.outer(parts, parts), atol=1e-12
     )
     # (2): of patterns one number is missing, the same for all
-    chosen = np.linalg.lstsq(modes, complete, rcond=None)[0].round(9)  # the bins of each
+    chosen = np.linalg.lstsq(modes, all_modes, rcond=None)[0].round(9)  # the bins of each
     common = shared.shift**2
     inner = (remainder @ chosen).T @ (remainder @ chosen)
     np.testing.assert_allclose(inner, gram - common, atol=1e-7)
 
 
 @pytest.mark.release
-@pytest.mark.parametrize(("patterns", "complete", "modes"), CASES)
-def test_the_rest_has_the_likelihood_and_ceilings_of_its_own_patterns(patterns, complete, modes):
+@pytest.mark.parametrize(("patterns", "all_modes", "modes"), CASES)
+def test_the_rest_has_the_likelihood_and_ceilings_of_its_own_patterns(patterns, all_modes, modes):
     remaining = Residual(patterns, pattern.shared(patterns)).scaled(SIGMA)
     shift = remaining.shared.shift
     along = (1 - likelihood._LEFT) * remaining.shared.length
-    variants = complete / SIGMA - along * np.asarray(remaining.shared.toward)[:, None]
+    variants = all_modes / SIGMA - along * np.asarray(remaining.shared.toward)[:, None]
     x = 2 * np.random.default_rng(1).normal(size=(patterns.dimension, 16))
     ratio = float64(
         lambda power: np.asarray(remaining.log_ratio(remaining.noise(jnp.asarray(x.T)), power))

@@ -58,9 +58,9 @@ def clipped_sum(model, units):
 @functools.cache
 def expected_path(steps=SCHEME.iterations, scheme=SCHEME):
     """The parameters after each step, from the plain pieces: sampler, loop, JAX noise, division."""
-    built = factorization(scheme)
-    stream = noise.from_factorization(built, clip_norm=CLIP)
-    sampler = built.sampler(RECORDS, seed=SEED)
+    example = factorization(scheme)
+    stream = noise.from_factorization(example, clip_norm=CLIP)
+    sampler = example.sampler(RECORDS, seed=SEED)
     model, state, path = network(), None, []
     for t in range(steps):
         sums = clipped_sum(model, sampler[t])
@@ -208,8 +208,8 @@ def test_a_run_goes_on_from_the_state_of_its_optimizer(variant, tmp_path):
     assert len(second[2]) == 2  # of this epoch
     go(*second)
     go(*second)
-    for item, two in zip(ended, second[0].parameters(), strict=True):
-        assert torch.equal(item, two)  # steps that were released are repeated exactly
+    for tensor, two in zip(ended, second[0].parameters(), strict=True):
+        assert torch.equal(tensor, two)  # steps that were released are repeated exactly
     # the draws are new ones: not the pinned path
     assert not torch.allclose(ended[0], path[-1][0], atol=1e-2)
 
@@ -538,7 +538,7 @@ def contributions(build, examples=512, numbers=1024):
     x = torch.randn(1, numbers) + 0.3 * torch.randn(examples, numbers)
     whole = build(x)
     without = [build(torch.cat([x[:i], x[i + 1 :]])) for i in range(8)]
-    return max(float((whole - item).double().norm()) for item in without)
+    return max(float((whole - partial_sum).double().norm()) for partial_sum in without)
 
 
 def test_one_example_moves_a_sum_by_its_clip_norm_under_autocast():

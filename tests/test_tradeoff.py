@@ -29,10 +29,10 @@ def gaussian(mu, epsilons, **changes):
 def test_statements_bound_a_gaussian_release_from_above(mu):
     true = NORMAL.cdf(NORMAL.ppf(RATES) + mu)
     small, large = (gaussian(mu, np.linspace(0, 5 * mu * (1 + mu), count)) for count in (3, 200))
-    for built in (small, large):
-        assert np.all(built.true_positive_rate(RATES) >= true)
-        assert np.all(built.false_negative_rate(RATES) <= NORMAL.sf(NORMAL.ppf(RATES) + mu))
-        assert built.advantage >= 2 * NORMAL.cdf(mu / 2) - 1 and built.mu() >= mu
+    for curve in (small, large):
+        assert np.all(curve.true_positive_rate(RATES) >= true)
+        assert np.all(curve.false_negative_rate(RATES) <= NORMAL.sf(NORMAL.ppf(RATES) + mu))
+        assert curve.advantage >= 2 * NORMAL.cdf(mu / 2) - 1 and curve.mu() >= mu
     position = (RATES > 1e-3) & (RATES < 1)
     assert np.max(large.true_positive_rate(RATES[position]) / true[position]) < 1.004
     assert large.advantage == pytest.approx(2 * NORMAL.cdf(mu / 2) - 1, rel=1e-9)
@@ -40,15 +40,15 @@ def test_statements_bound_a_gaussian_release_from_above(mu):
 
 
 def test_one_statement_is_the_bound_of_its_two_numbers():
-    built = Tradeoff([Guarantee(1.0, 0.01, 1.0)])
+    curve = Tradeoff([Guarantee(1.0, 0.01, 1.0)])
     np.testing.assert_allclose(
-        built.true_positive_rate([0.0, 0.1, 0.9]),
+        curve.true_positive_rate([0.0, 0.1, 0.9]),
         [0.01, 0.01 + 0.1 * math.e, 1 - (0.99 - 0.9) / math.e],
         rtol=1e-9,
     )
-    assert built.advantage == pytest.approx((math.e - 1 + 0.02) / (math.e + 1))
+    assert curve.advantage == pytest.approx((math.e - 1 + 0.02) / (math.e + 1))
     # no test with both error rates at 0.001 is excluded: not even the smallest rate is
-    assert built.mu(1e-3) < math.inf and Tradeoff([Guarantee(9.0, 0.9, 1.0)]).mu(0.2) == math.inf
+    assert curve.mu(1e-3) < math.inf and Tradeoff([Guarantee(9.0, 0.9, 1.0)]).mu(0.2) == math.inf
 
 
 def test_a_release_of_one_gaussian_is_exact():
@@ -82,17 +82,17 @@ def test_poisson_sampling_against_dp_accounting():
 
 
 def test_what_statements_have_in_common_is_checked():
-    item, other = Guarantee(1.0, 0.01, 1.0), Guarantee(2.0, 0.001, 1.0)
+    statement, other = Guarantee(1.0, 0.01, 1.0), Guarantee(2.0, 0.001, 1.0)
     for changes in ({"noise_multiplier": 2.0}, {"group_size": 2}, {"adjacency": "replace"}):
         with pytest.raises(UsageError, match=next(iter(changes))):
-            Tradeoff([item, dataclasses.replace(other, **changes)])
+            Tradeoff([statement, dataclasses.replace(other, **changes)])
     for statements in ([], [Guarantee(math.inf, 0.01, 1.0)]):
         with pytest.raises(UsageError, match="statements"):
             Tradeoff(statements)
     for rate in (-0.1, 1.1, math.nan):
         with pytest.raises(UsageError, match="false_positive_rate"):
-            Tradeoff([item]).true_positive_rate([0.5, rate])
-    sampled = [dataclasses.replace(entry, failure_probability=0.01) for entry in (item, other)]
+            Tradeoff([statement]).true_positive_rate([0.5, rate])
+    sampled = [dataclasses.replace(entry, failure_probability=0.01) for entry in (statement, other)]
     weak = Tradeoff([sampled[0], dataclasses.replace(sampled[1], status="bound")])
     assert weak.failure_probability == 0.02 and weak.status == "estimate"
     with pytest.raises(FailureError):

@@ -124,8 +124,8 @@ def largest_chance(m, guesses, correct, epsilon, delta):
         for begin, slope in [*lines, (1, 0)]:
             rows.append(right - slope * wrong)
             limits.append(begin)
-    item = {"A_eq": [np.ones(guesses + 1)], "b_eq": [1], "bounds": (0, 1)}
-    return -linprog(-1.0 * (numbers >= correct), rows, limits, **item).fun
+    constraints = {"A_eq": [np.ones(guesses + 1)], "b_eq": [1], "bounds": (0, 1)}
+    return -linprog(-1.0 * (numbers >= correct), rows, limits, **constraints).fun
 
 
 def test_p_values_are_those_of_the_linear_program_and_beat_the_former_bound():

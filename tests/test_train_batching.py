@@ -61,8 +61,8 @@ def test_selection_against_sorting_one_user_at_a_time(rule):
             assert sorted(key(r) for r in kept) == best
         # no other user changes the choice
         if user >= 0:
-            single = select(store, np.array([user]), 3, rule, seed=9, step=2, losses=losses)
-            np.testing.assert_array_equal(single[0], row)
+            selected_alone = select(store, np.array([user]), 3, rule, seed=9, step=2, losses=losses)
+            np.testing.assert_array_equal(selected_alone[0], row)
 
 
 def test_random_selection_is_uniform_and_fresh_at_each_step():
@@ -103,11 +103,11 @@ def test_a_users_rows_do_not_depend_on_the_other_units(rule):
     tokens, mask = units.fetch(np.array([3, 5, -1, 9]), step=4)
     assert tokens.shape == mask.shape == (4, 2, 8)
     assert not mask[0].any() and not mask[2].any()  # no records; nobody
-    single, _ = units.fetch(np.array([9]), step=4)
-    np.testing.assert_array_equal(tokens[3], single[0])
+    rows_alone, _ = units.fetch(np.array([9]), step=4)
+    np.testing.assert_array_equal(tokens[3], rows_alone[0])
     if rule == "chunk":
         other, _ = units.fetch(np.array([9]), step=5)
-        assert not np.array_equal(other, single)
+        assert not np.array_equal(other, rows_alone)
 
 
 def test_record_units_are_single_rows_of_the_selected_records():

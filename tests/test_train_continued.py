@@ -81,8 +81,8 @@ def test_a_run_begins_where_another_ended_and_states_both(first, other_data, tmp
         {"continues": old | {"pinned": True}},
     ]
     verified(facts, lies)
-    single = {name: value for name, value in facts.items() if name != "continues"}
-    assert not verification.verify(single).holds
+    without_earlier = {name: value for name, value in facts.items() if name != "continues"}
+    assert not verification.verify(without_earlier).holds
     # a third one, on the first data again: the sum of three
     third = settings_of(first, first.data, tmp_path / "third", continue_from=settings.output)
     privacy = execute(prepare(third))["privacy"]
@@ -100,8 +100,8 @@ def test_the_command_takes_the_settings_of_the_earlier_run(first, other_data) ->
     flags = ["--continue", first.output, "--data", str(other_data), "--out=x", "--show-config"]
     shown = CliRunner().invoke(command, [*flags, "--eps=4", "--delta=1e-5"])
     printed = tomllib.loads(shown.stdout)
-    requested = settings_of(first, other_data, "x").to_toml()
-    assert printed == tomllib.loads(requested) and printed["model"]["width"] == 8
+    expected_toml = settings_of(first, other_data, "x").to_toml()
+    assert printed == tomllib.loads(expected_toml) and printed["model"]["width"] == 8
     refused = CliRunner().invoke(command, ["--continue=nowhere", "--show-config"])
     assert refused.exit_code == 2 and "nowhere" in refused.output
 
@@ -117,7 +117,10 @@ def test_statements_add_up_where_no_grid_does() -> None:
     poisson = sampling.Poisson(0.1, 20)
     first, second = run(poisson, 2.0), run(sampling.Poisson(0.2, 10), 3.0)
     pair = composed([first, second])
-    parts = [phases.Phase(built.mechanism, built.noise_multiplier) for _, built in (first, second)]
+    parts = [
+        phases.Phase(solution.mechanism, solution.noise_multiplier)
+        for _, solution in (first, second)
+    ]
     assert pair.epsilon == phases.compose(parts, delta=pair.delta).epsilon < 5.0
     assert pair.delta >= 2e-6 and pair.status == "bound"
     # a statement that is not the account's own (truncation, a grid) is summed

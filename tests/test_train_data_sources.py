@@ -19,18 +19,18 @@ ROWS = [("ann", "first"), ("bob", 'quo"te, comma'), ("ann", "two\nlines"), ("Ün
 
 
 def records(source):
-    return [(item.user, item.text) for item in source.read() if item.reason is None]
+    return [(record.user, record.text) for record in source.read() if record.reason is None]
 
 
 def reasons(source):
-    return Counter(item.reason for item in source.read() if item.reason is not None)
+    return Counter(record.reason for record in source.read() if record.reason is not None)
 
 
 def assert_repeatable(source):
     items = list(source.read())
     assert items, "an empty source proves nothing"
     assert list(source.read()) == items
-    done = [item.done for item in items]
+    done = [progress.done for progress in items]
     assert done == sorted(done) and done[-1] <= source.total()
     assert source.describe() == source.describe() and json.dumps(source.describe())
 
@@ -70,7 +70,7 @@ def test_tables_give_the_rows_that_were_written(tmp_path, kind, write, suffix):
     assert records(source) == ROWS + ROWS[:2] + ROWS[:1]
     assert reasons(source) == {"text is empty": 1}
     assert_repeatable(source)
-    bad = next(item for item in source.read() if item.reason)
+    bad = next(record for record in source.read() if record.reason)
     assert bad.where.startswith(f"two.{suffix}: ")
     description = source.describe()
     write(files[0], [*ROWS, ("new", "row")])

@@ -117,14 +117,14 @@ def test_held_out_parts_are_a_partition_decided_by_each_user_alone(tmp_path):
 
 def test_hash_numbers_are_uniform():
     keys = [key(b"%d" % number) for number in range(20000)]
-    item, two = (np.array([_uniform(digest, salt) for digest in keys]) for salt in (0, 1))
-    for numbers in (item, two):
+    unsalted, two = (np.array([_uniform(digest, salt) for digest in keys]) for salt in (0, 1))
+    for numbers in (unsalted, two):
         counts, _ = np.histogram(numbers, bins=20, range=(0, 1))
         assert np.sum((counts - 1000) ** 2 / 1000) < 19 + 4 * np.sqrt(2 * 19)
     # the choice that older builds made: a store can be built again
     old = [_uniform(key(b"ann"), 7, number) for number in (0, 3)]
     assert old == pytest.approx([0.030907540492, 0.934624560561], abs=1e-12)
-    assert abs(np.corrcoef(item, two)[0, 1]) < 4 / np.sqrt(20000)
+    assert abs(np.corrcoef(unsalted, two)[0, 1]) < 4 / np.sqrt(20000)
 
 
 def test_builder_refuses_what_does_not_fit(tmp_path):
@@ -175,9 +175,9 @@ def test_random_chunks_are_all_windows_of_the_joined_text_equally_often():
 
 
 def test_a_users_chunk_depends_on_no_other_users_data():
-    item = TokenStore.from_records([[list(range(50))], [[1] * 30], [list(range(40))]])
+    store = TokenStore.from_records([[list(range(50))], [[1] * 30], [list(range(40))]])
     two = TokenStore.from_records([[list(range(50))], [], [list(range(40))]])
-    first, _ = item.random_chunks([0, 1, 2], 5, np.arange(3) / 3)
+    first, _ = store.random_chunks([0, 1, 2], 5, np.arange(3) / 3)
     second, _ = two.random_chunks([0, 1, 2], 5, np.arange(3) / 3)
     np.testing.assert_array_equal(first[[0, 2]], second[[0, 2]])
 

@@ -139,7 +139,7 @@ def test_one_local_step_is_dp_sgd_of_the_users_mean_gradient(model, store) -> No
     size = norm_of(sums[0].gradient)
     assert norm_of(plus(sums[1].gradient, sums[0].gradient, -1.0)) < 1e-6 * size
     for name in ("units", "clipped", "loss", "targets", "tokens"):
-        stated = [float(getattr(item.statistics, name)) for item in sums[:2]]
+        stated = [float(getattr(total.statistics, name)) for total in sums[:2]]
         assert stated[0] == pytest.approx(stated[1], rel=1e-6)
     # the control: several local steps are another thing
     assert norm_of(plus(sums[2].gradient, sums[0].gradient, -1.0)) > 1e-2 * size

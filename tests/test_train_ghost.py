@@ -131,17 +131,18 @@ def test_no_unit_in_bfloat16_is_longer_than_the_clip_norm(monkeypatch):
     monkeypatch.setattr(ghost, "pays", lambda *_: False)
     model = gpt2_model(gpt2_config(V, LENGTH, 8, 1, 2, compute_dtype="bfloat16"))
     params, (tokens, mask) = moved(model.params), rows(1)
-    single = []
+    sums_of_units = []
     for unit in (0, 2, 3, 4):
-        custom = np.where(np.arange(5)[:, None, None] == unit, mask, False)
-        single.append(sums(model, params, Clipping(0.05), tokens, custom).gradient)
+        unit_mask = np.where(np.arange(5)[:, None, None] == unit, mask, False)
+        sums_of_units.append(sums(model, params, Clipping(0.05), tokens, unit_mask).gradient)
         squares = [
-            np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(single[-1])
+            np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(sums_of_units[-1])
         ]
         assert 0.0499 < np.sqrt(sum(squares)) <= 0.05
     together = sums(model, params, Clipping(0.05), tokens, mask).gradient
     assert (
-        difference(together, jax.tree.map(lambda *leaves: sum(leaves), *map(host, single))) < 1e-5
+        difference(together, jax.tree.map(lambda *leaves: sum(leaves), *map(host, sums_of_units)))
+        < 1e-5
     )
 
 

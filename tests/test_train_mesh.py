@@ -32,15 +32,15 @@ def results(*children):
     return [json.loads(output[output.index("{") :]) for output in finish(*children)]
 
 
-def assert_same(item, other):
-    a, b = np.load(item), np.load(other)
+def assert_same(arrays, other):
+    a, b = np.load(arrays), np.load(other)
     assert set(a.files) == set(b.files) and len(a.files) > 10
     for name in a.files:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory):
+def one_device(tmp_path_factory):
     """One device, no mesh."""
     folder = tmp_path_factory.mktemp("mesh")
     finish(train(folder, "one.npz", devices=1, model_parallel=0))
@@ -48,27 +48,27 @@ def single(tmp_path_factory):
 
 
 @pytest.mark.release
-def test_eight_devices_share_everything_and_give_the_same_run(single):
-    (facts,) = results(train(single, "eight.npz", devices=8))
+def test_eight_devices_share_everything_and_give_the_same_run(one_device):
+    (facts,) = results(train(one_device, "eight.npz", devices=8))
     assert facts["devices"] == facts["kernel_shards"] == 8
     # beside numbers like the step, which every device has
     assert facts["total"] / 8 <= facts["held"] < facts["total"] / 8 + 200
-    assert_same(single / "one.npz", single / "eight.npz")
+    assert_same(one_device / "one.npz", one_device / "eight.npz")
 
 
 @pytest.mark.release
-def test_other_numbers_of_devices_go_on_from_a_checkpoint_also_with_whole_gradients(single):
-    finish(train(single, "more.npz", devices=8, per_unit=True, resume="one.npz"))
-    finish(train(single, "fewer.npz", devices=2, resume="more.npz"))
-    assert_same(single / "one.npz", single / "more.npz")
-    assert_same(single / "one.npz", single / "fewer.npz")
+def test_other_numbers_of_devices_go_on_from_a_checkpoint_also_with_whole_gradients(one_device):
+    finish(train(one_device, "more.npz", devices=8, per_unit=True, resume="one.npz"))
+    finish(train(one_device, "fewer.npz", devices=2, resume="more.npz"))
+    assert_same(one_device / "one.npz", one_device / "more.npz")
+    assert_same(one_device / "one.npz", one_device / "fewer.npz")
 
 
 @pytest.mark.release
-def test_the_default_device_is_the_only_one_where_it_is_set(single, monkeypatch):
-    (facts,) = results(train(single, "chosen.npz", devices=4, default_device=2))
+def test_the_default_device_is_the_only_one_where_it_is_set(one_device, monkeypatch):
+    (facts,) = results(train(one_device, "chosen.npz", devices=4, default_device=2))
     assert facts["devices"] == 4 and facts["used"] == [2]
-    assert_same(single / "one.npz", single / "chosen.npz")
+    assert_same(one_device / "one.npz", one_device / "chosen.npz")
     with jax.default_device("cpu"):
         assert meshes.devices() == jax.devices()[:1]
         monkeypatch.setattr(jax, "process_count", lambda: 2)
@@ -77,10 +77,10 @@ def test_the_default_device_is_the_only_one_where_it_is_set(single, monkeypatch)
 
 
 @pytest.mark.release
-def test_a_model_axis_splits_parameters_and_gives_the_same_run(single):
-    (facts,) = results(train(single, "split.npz", devices=4, model_parallel=2))
+def test_a_model_axis_splits_parameters_and_gives_the_same_run(one_device):
+    (facts,) = results(train(one_device, "split.npz", devices=4, model_parallel=2))
     assert facts["devices"] == facts["kernel_shards"] == 4
-    assert_same(single / "one.npz", single / "split.npz")
+    assert_same(one_device / "one.npz", one_device / "split.npz")
 
 
 @pytest.mark.release

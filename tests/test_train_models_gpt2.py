@@ -69,9 +69,9 @@ def test_no_position_sees_a_later_one_and_padding_is_unseen(pretrained, recorded
     tokens = np.array(recorded["tokens"], np.int32)
     other = tokens.copy()
     other[:, 7:] = (other[:, 7:] + 1) % 61
-    item, two = all_logits(pretrained, tokens), all_logits(pretrained, other)
-    np.testing.assert_array_equal(item[:, :7], two[:, :7])
-    assert np.abs(item[:, 7:] - two[:, 7:]).max() > 0.1
+    logits, two = all_logits(pretrained, tokens), all_logits(pretrained, other)
+    np.testing.assert_array_equal(logits[:, :7], two[:, :7])
+    assert np.abs(logits[:, 7:] - two[:, 7:]).max() > 0.1
     mask = np.arange(12) < np.array([7, 1, 0])[:, None]
     losses = all_losses(pretrained, tokens, mask)
     np.testing.assert_array_equal(losses, all_losses(pretrained, other, mask))
@@ -92,12 +92,12 @@ def test_bfloat16_and_recomputation(pretrained, recorded):
     assert 0 < np.abs(rounded - exact).max() < 0.1
     lean = load_pretrained(REFERENCE, remat=True)
     arguments = (jnp.asarray(recorded["tokens"][0], jnp.int32), jnp.asarray(whole[0]))
-    for item, two in zip(
+    for leaf, two in zip(
         jax.tree.leaves(jax.jit(jax.grad(lean.loss))(lean.params, (), *arguments)),
         jax.tree.leaves(jax.jit(jax.grad(pretrained.loss))(pretrained.params, (), *arguments)),
         strict=True,
     ):
-        np.testing.assert_allclose(item, two, atol=1e-5)
+        np.testing.assert_allclose(leaf, two, atol=1e-5)
 
 
 @pytest.mark.ci
@@ -172,11 +172,11 @@ def test_older_names_half_precision_and_shards(tmp_path, pretrained):
             lambda tensors: {n: np.asarray(v, jnp.bfloat16) for n, v in tensors.items()},
         )
     )
-    for item, two in zip(
+    for leaf, two in zip(
         jax.tree.leaves(half.params), jax.tree.leaves(pretrained.params), strict=True
     ):
-        assert item.dtype == jnp.float32
-        np.testing.assert_allclose(item, two, rtol=2**-8)
+        assert leaf.dtype == jnp.float32
+        np.testing.assert_allclose(leaf, two, rtol=2**-8)
 
     folder = copy_of(tmp_path / "shards")
     tensors = load_file(folder / "model.safetensors")
@@ -223,17 +223,17 @@ def test_damaged_folders_are_refused(tmp_path):
 
 
 def test_random_models_are_reproducible_and_as_large_as_said():
-    item, two = gpt2_model(TINY, seed=5), gpt2_model(TINY, seed=5)
-    assert trees_equal(item.params, two.params)
-    assert not trees_equal(item.params, gpt2_model(TINY, seed=6).params)
-    assert item.num_params == TINY.num_params
+    model, two = gpt2_model(TINY, seed=5), gpt2_model(TINY, seed=5)
+    assert trees_equal(model.params, two.params)
+    assert not trees_equal(model.params, gpt2_model(TINY, seed=6).params)
+    assert model.num_params == TINY.num_params
     assert gpt2_config().num_params == 124439808
     # With a base, the same seed draws the same adapters as without one.
     lora = LoRAConfig(rank=2)
     adapted = gpt2_model(TINY, lora=lora, seed=5)
     repeated = gpt2_model(TINY, lora=lora, seed=5, base=adapted.frozen)
     assert trees_equal(adapted.params, repeated.params)
-    assert jax.tree.structure(repeated.frozen) == jax.tree.structure(item.params)
+    assert jax.tree.structure(repeated.frozen) == jax.tree.structure(model.params)
 
 
 def test_impossible_settings_are_refused():

@@ -40,11 +40,11 @@ def test_loss_and_gradient_are_those_of_the_rows_that_predict():
         losses = jax.nn.logsumexp(rows, axis=-1) - chosen
         return jnp.sum(weights * losses) / jnp.maximum(jnp.sum(weights), 1.0)
 
-    right, requested = (jax.jit(jax.value_and_grad(loss)) for loss in (cut, next_token_loss))
+    right, whole = (jax.jit(jax.value_and_grad(loss)) for loss in (cut, next_token_loss))
     for length in range(7):
         mask = jnp.arange(6) < length
         expected, slope = right(logits, mask)
-        actual, gradient = requested(logits, tokens, mask)
+        actual, gradient = whole(logits, tokens, mask)
         np.testing.assert_allclose(actual, expected, rtol=1e-6)
         np.testing.assert_allclose(gradient, slope, rtol=1e-6)
         # a row that the next token is not known of has no gradient; all others have

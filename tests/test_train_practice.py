@@ -30,7 +30,7 @@ GIVEN = SimpleNamespace(kind="auto", user_column="user", text_column="text", rec
 
 
 def read(source):
-    return [(item.user, item.text) for item in source.read()]
+    return [(record.user, record.text) for record in source.read()]
 
 
 def test_packed_lines_are_lines(tmp_path):
@@ -205,7 +205,7 @@ def test_early_stopping_looks_at_public_data_only(data, tmp_path):  # noqa: F811
     assert summary["steps"] < 6 and summary["privacy"]["steps_done"] == summary["steps"]
     repeated = execute(prepare(settings_for(data, tmp_path / "run", **changes), resume=True))
     assert repeated["steps"] == summary["steps"]  # it stays where it stopped
-    single = tmp_path / "alone"
-    write_store(synthetic_store(num_users=20), single / "train")
+    folder_alone = tmp_path / "alone"
+    write_store(synthetic_store(num_users=20), folder_alone / "train")
     with pytest.raises(UsageError, match="no public part"):
-        prepare(settings_for(single, tmp_path / "other", patience=1))
+        prepare(settings_for(folder_alone, tmp_path / "other", patience=1))

@@ -199,8 +199,8 @@ def test_fixed_batches_protect_what_units_contribute():
 
 
 def test_black_box_group_privacy_against_the_chain_of_inequalities():
-    item = Guarantee(0.5, 1e-9, 2.0, method="x", status="bound")
-    group = black_box_group(item, 4)
+    guarantee_of_one = Guarantee(0.5, 1e-9, 2.0, method="x", status="bound")
+    group = black_box_group(guarantee_of_one, 4)
     delta = 0.0
     for _ in range(4):  # D_0 .. D_4: δ_{k+1} = δ + e^ε δ_k
         delta = 1e-9 + np.exp(0.5) * delta
@@ -208,7 +208,7 @@ def test_black_box_group_privacy_against_the_chain_of_inequalities():
     epsilon, delta = one_unit_target(2.0, group.delta, 4)
     assert epsilon == 0.5 and delta == pytest.approx(1e-9)
     with pytest.raises(UsageError, match="says nothing"):
-        black_box_group(dataclasses.replace(item, epsilon=8.0), 10)
+        black_box_group(dataclasses.replace(guarantee_of_one, epsilon=8.0), 10)
     account = account_for(unit="record")
     records = RecordUnits(STORE, group_size=3, length=8)
     stated = privacy.statement(account, execution_for(account, records), black_box=True)

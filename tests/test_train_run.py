@@ -530,10 +530,10 @@ def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkey
         with pytest.raises(UsageError, match="seen"):
             prepare(settings_for(data, tmp_path / "run", **changes))
     stored = mfopt.load(FILE)
-    (tight, *target), (item, *smaller) = requests
-    assert tight.sampling == item.sampling == stored.sampling
+    (tight, *target), (plain, *smaller) = requests
+    assert tight.sampling == plain.sampling == stored.sampling
     assert tight.strategy.describe() == stored.strategy.describe()
-    assert (tight.group_size, item.group_size) == (2, 1)
+    assert (tight.group_size, plain.group_size) == (2, 1)
     assert target == [8.0, 1e-4]
     assert smaller == list(one_unit_target(8.0, 1e-4, 2))
 
@@ -553,8 +553,8 @@ def test_a_strategy_is_optimized_for_bins_only(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "factorization.npz").write_bytes(FILE.read_bytes())
     flags = ["--sampling=balls-in-bins:bins=32,epochs=8", "--strategy=blt", "--epsilon=3"]
-    requested = [*flags, "--delta=1e-5", f"--output={tmp_path / 'run'}"]
-    refused = CliRunner().invoke(command, requested)
+    words = [*flags, "--delta=1e-5", f"--output={tmp_path / 'run'}"]
+    refused = CliRunner().invoke(command, words)
     assert refused.exit_code == 2 and "not for" in refused.output
 
 
@@ -578,11 +578,11 @@ def test_a_run_that_optimized_its_strategy_goes_on_by_its_written_settings(data,
 @pytest.mark.release
 @pytest.mark.parametrize("scheme", ["balls-in-bins", "fresh-bins"])
 def test_records_of_a_user_get_a_c_that_was_optimized(data, tmp_path, scheme):
-    requested = {"sampling": f"{scheme}:bins=4,epochs=3", "epsilon": 8, "algorithm": "els"}
+    settings = {"sampling": f"{scheme}:bins=4,epochs=3", "epsilon": 8, "algorithm": "els"}
     sums = []
     for extra in ([], ["--strategy=identity"]):
         output = tmp_path / str(len(sums))
-        flags = flags_of(**SMALL, **requested, data=data, output=output)
+        flags = flags_of(**SMALL, **settings, data=data, output=output)
         facts = printed("train", *flags, *extra, "--report-only")
         del facts["schema"], facts["command"]
         assert facts["guarantee"]["details"]["accounted_group_size"] == 2

@@ -51,14 +51,14 @@ def test_every_release_is_the_streams_own_and_a_resumed_run_the_same(tmp_path) -
     state, key = trainer.init(SECRET.key("noise")), SECRET.key("noise")
     noise = trainer.execution.noise
     with jax.enable_x64(True):
-        custom = noise.init(jax.ShapeDtypeStruct((2 * 32 * 8,), jnp.float32), key=key)
+        noise_state = noise.init(jax.ShapeDtypeStruct((2 * 32 * 8,), jnp.float32), key=key)
     ends, params = [], jax.tree.map(jnp.array, state.params)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         for result in trainer.run(state):
             # sums of the same data: those that a trainer with other noise forms there
             total, tree_of = ravel_pytree(other.sum(params, result.batch, result.step).gradient)
             with jax.enable_x64(True):
-                noised, custom = noise.release(total, custom)
+                noised, noise_state = noise.release(total, noise_state)
             for mine, theirs in zip(
                 jax.tree.leaves(result.release), jax.tree.leaves(tree_of(noised)), strict=True
             ):
@@ -88,15 +88,15 @@ def test_a_report_states_the_price_and_none_without_it_holds(data, tmp_path) -> 
     assert done["privacy"]["guarantee"] == guarantee
     stream = NoiseStream(Identity(), iterations=6, noise_multiplier=1.0, clip_norm=1.0, secure=True)
     cost = stream.secure_cost(facts["parameters"])
-    requested = details["epsilon_before_grid"], details["delta_before_grid"]
-    assert (guarantee["epsilon"], guarantee["delta"]) == cost.total(*requested)
+    before_grid = details["epsilon_before_grid"], details["delta_before_grid"]
+    assert (guarantee["epsilon"], guarantee["delta"]) == cost.total(*before_grid)
     assert facts["noise"]["epsilon"] == cost.epsilon > 0
-    assert guarantee["epsilon"] > requested[0] <= 8.0 and guarantee["delta"] > requested[1]
+    assert guarantee["epsilon"] > before_grid[0] <= 8.0 and guarantee["delta"] > before_grid[1]
     assert privacy.SECURE_NOT_COVERED in facts["not_covered"]
     assert any(name == "secure noise" for name, _ in privacy.report_rows(facts))
     lies = [
-        {"guarantee": guarantee | {"epsilon": requested[0]}},
-        {"guarantee": guarantee | {"delta": requested[1]}},
+        {"guarantee": guarantee | {"epsilon": before_grid[0]}},
+        {"guarantee": guarantee | {"delta": before_grid[1]}},
         {"noise": facts["noise"] | {"epsilon": 0.0}},
         {"parameters": facts["parameters"] // 2},
     ]

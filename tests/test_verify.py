@@ -156,9 +156,9 @@ def test_one_value_is_tested_in_a_round_and_released_where_it_is_accepted(questi
     good, bad = (0.5 * DELTA, 0.5 * DELTA), (1.01 * DELTA, 0.0)
     model = Known(lambda truth, number, key: bad if number < refused else good)
     actual = QUESTIONS[question](model)
-    requested = [x[index] for x in model.asked]
-    assert len(requested) == actual.tests == refused + 1
-    assert (actual.noise_multiplier, actual.epsilon)[index] == requested[-1]
+    tested = [x[index] for x in model.asked]
+    assert len(tested) == actual.tests == refused + 1
+    assert (actual.noise_multiplier, actual.epsilon)[index] == tested[-1]
     assert len(set(model.keys)) == len(model.keys)  # fresh samples for each
     assert actual.samples == model.sizes[-1]
     assert actual.beta == pytest.approx((refused + 1) * DELTA / 1000)
@@ -214,7 +214,7 @@ def test_bad_values_are_released_no_more_often_than_beta(wrong, monkeypatch):
                     )
                     for x in (3.1, 2.95, 2.94, 2.93)
                 ]
-                accepted = [verify.accepts(item.both, beta * DELTA, DELTA) for item in plan]
+                accepted = [verify.accepts(bounds.both, beta * DELTA, DELTA) for bounds in plan]
                 bad += any(accepted[1:])
                 continue
             sigma = Engine(model, seed).noise_multiplier(1.0, DELTA)

@@ -49,10 +49,10 @@ def theirs(size: int, probability: float, iters: int, sigma: float) -> float:
 
     counts = np.arange(size + 1)
     weights = stats.binom.pmf(counts, size, probability)
-    item = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+    one_round = privacy_loss_distribution.from_mixture_gaussian_mechanism(
         sigma, counts.tolist(), weights.tolist(), value_discretization_interval=INTERVAL
     )
-    return float(item.self_compose(iters).get_epsilon_for_delta(DELTA))
+    return float(one_round.self_compose(iters).get_epsilon_for_delta(DELTA))
 
 
 def calibrated(options: Options) -> dict[str, Any]:
@@ -72,12 +72,12 @@ def sweep(options: Options) -> dict[str, Any]:
     ours(2, options.probability, 10, 2.0), theirs(2, options.probability, 10, 2.0)  # imports
     setting = options.probability, options.iters, options.noise_multiplier
     sizes = range(1, options.group_size + 1)
-    requested = {*sizes} if options.all else {*options.timed, 1, options.group_size} & {*sizes}
-    custom, rows = [], []
+    sizes_to_time = {*sizes} if options.all else {*options.timed, 1, options.group_size} & {*sizes}
+    own_seconds, rows = [], []
     for size in sizes:
         epsilon, seconds = cpu(ours, size, *setting)
-        custom.append(seconds)
-        if size in requested:
+        own_seconds.append(seconds)
+        if size in sizes_to_time:
             reference, reference_seconds = cpu(theirs, size, *setting)
             rows.append(
                 {
@@ -99,10 +99,12 @@ def sweep(options: Options) -> dict[str, Any]:
         "what": f"epsilon for K = 1..{options.group_size}, each K from scratch; CPU seconds",
         **dict(zip(("probability", "iterations", "noise_multiplier"), setting, strict=True)),
         "delta": DELTA,
-        "mfopt_seconds": sum(custom),
+        "mfopt_seconds": sum(own_seconds),
         "dp_accounting_seconds": total,
-        "dp_accounting_total_is": between if len(rows) < len(custom) else "measured at every K",
-        "ratio": total / sum(custom),
+        "dp_accounting_total_is": between
+        if len(rows) < len(own_seconds)
+        else "measured at every K",
+        "ratio": total / sum(own_seconds),
         "ratio_at_the_timed_sizes": sum(took) / sum(r["mfopt_seconds"] for r in rows),
         "dp_accounting_interval": INTERVAL,
         "timed": rows,

@@ -68,8 +68,8 @@ def certify() -> Contest:
     scheme, epsilon, delta = BallsInBins(bins=128, epochs=16), 2.0, 1e-5
     blt = BLT(SCALES, DECAYS)
     pair = dominating_pair.exact(blt, scheme)
-    built, _ = release(pair, epsilon, delta, effort=Effort(seed=1))
-    sigma = built.noise_multiplier
+    certificate, _ = release(pair, epsilon, delta, effort=Effort(seed=1))
+    sigma = certificate.noise_multiplier
     # δ at the certified σ, from far more samples than it was made with
     calibration = calibrate(pair, epsilon, delta, samples=2**18, seed=2, start=sigma)
     slope = delta * math.exp(calibration.slope * math.log(sigma / calibration.noise_multiplier))
@@ -82,20 +82,18 @@ def certify() -> Contest:
         drawn = sample_generation.generate_sample(sampling, sigma, column, rng, num_samples=small)
         sample_generation.compute_privacy_loss(sampling, drawn, sigma, column)
 
-    item = cpu(samples)
+    per_sample = cpu(samples)
     return Contest(
         cpu(lambda: release(pair, epsilon, delta, effort=Effort(seed=1))),
-        lambda: item() / small * needed,
+        lambda: per_sample() / small * needed,
         {"extrapolated": True, "samples_of_theirs": needed, "delta_at_sigma": slope},
     )
 
 
 def account() -> Contest:
     """ε of DP-SGD for groups of 16 examples against dp_accounting."""
-    requested = 16, 0.001, 2000, 2.0
-    ours, theirs = (
-        partial(call, *requested) for call in (bench_account.ours, bench_account.theirs)
-    )
+    setting = 16, 0.001, 2000, 2.0
+    ours, theirs = (partial(call, *setting) for call in (bench_account.ours, bench_account.theirs))
     return Contest(cpu(ours), cpu(theirs), {"relative_difference": ours() / theirs() - 1})
 
 
@@ -308,7 +306,7 @@ def compared(options: Options) -> tuple[dict[str, Any], bool]:
     reports = worse(original, actual)
     for name, text in reports.items():
         print(f"worse: {name} {text}", file=sys.stderr)
-    busy = max(item.get("load_average", [0.0])[0] for item in (original, actual)) / (
+    busy = max(facts.get("load_average", [0.0])[0] for facts in (original, actual)) / (
         os.cpu_count() or 1
     )
     if reports and busy > _QUIET:

@@ -197,8 +197,12 @@ def prepare(folder: Path, strategy: str = "sqrt") -> dict[str, str]:
     (folder / "text").write_text("hello")
     (folder / "empty").write_text("")
     with contextlib.redirect_stdout(io.StringIO()):
-        built = f"optimize --epochs 2 --iters 4 --eps 2 --delta 1e-3 --strategy {strategy} --seed 1"
-        main([*built.split(), "--certify-samples", "4096", "--quiet", "--out", places["FILE"]])
+        search_words = (
+            f"optimize --epochs 2 --iters 4 --eps 2 --delta 1e-3 --strategy {strategy} --seed 1"
+        )
+        main(
+            [*search_words.split(), "--certify-samples", "4096", "--quiet", "--out", places["FILE"]]
+        )
     (folder / "cut").write_bytes(Path(places["FILE"]).read_bytes()[:700])
     (folder / "locked").write_text("")
     (folder / "locked").chmod(0)

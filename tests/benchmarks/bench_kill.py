@@ -240,7 +240,7 @@ def killed(options: Options) -> tuple[dict[str, Any], bool]:
         name, variant = options.commands[number % len(options.commands)], rng.choice(WAYS)
         cold = rng.randrange(COLD) == 0
         whole = works[name] + (importing if cold else 0.0)
-        row, faults = item(name, variant, cold, rng, root, data, whole, undisturbed[name])
+        row, faults = attempt(name, variant, cold, rng, root, data, whole, undisturbed[name])
         facts["moments"].append(row)
         # a report names no folder of the machine
         facts["faults"] += [re.sub(r"(?:/[\w.+-]+)+/", "", fault) for fault in faults]
@@ -293,7 +293,7 @@ def fresh(root: Path) -> Path:
     return folder
 
 
-def item(
+def attempt(
     name: str,
     variant: str,
     cold: bool,
@@ -325,7 +325,7 @@ def item(
         faults.append(f"{label}exit code {code}: {said[-300:]}")
     if "Traceback" in said and not (cold and variant != "disk full"):
         faults.append(f"{label}traceback: {said[-1500:]}")
-    if code == 0 and not complete(name, folder):
+    if code == 0 and not finished_run(name, folder):
         faults.append(f"{label}exit code 0 without the whole output")
     faults += [label + text for text in afterwards(name, command, root, folder)]
     if any(folder.iterdir()) and table(folder) != undisturbed:
@@ -347,7 +347,7 @@ def afterwards(name: str, command: str, root: Path, folder: Path) -> list[str]:
     def look() -> int:
         actual = wrong(folder) + wrong(root / "proofs")
         code = reports(shlex.split(command))
-        if code or not complete(name, folder):
+        if code or not finished_run(name, folder):
             actual.append(f"run again it gives exit code {code}")
         actual += wrong(folder)
         report.write_text(json.dumps(actual))
@@ -390,7 +390,7 @@ def table(folder: Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
-def complete(name: str, folder: Path) -> Any:
+def finished_run(name: str, folder: Path) -> Any:
     model = "run/model/config.json"
     expected = {"optimize": "one.npz", "compare": "comparison.json", "train": model}
     return (folder / expected[name]).is_file()

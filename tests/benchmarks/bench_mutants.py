@@ -48,7 +48,7 @@ class Mutant(NamedTuple):
 def listed_mutants() -> dict[str, Mutant]:
     """By name, those of ``mutants.txt``."""
     collected: dict[str, Mutant] = {}
-    path = tests = name = requested = ""
+    path = tests = name = selection = ""
     for line in LIST.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             path, tests = line[1:].split("] ")
@@ -57,13 +57,13 @@ def listed_mutants() -> dict[str, Mutant]:
         elif line.startswith("    "):
             original, updated = line[4:].replace("⏎", "\n").split("  ⇒  ")
             words = (
-                f"{tests} -k '{requested}'"
-                if requested and "tests/" not in requested
-                else requested or tests
+                f"{tests} -k '{selection}'"
+                if selection and "tests/" not in selection
+                else selection or tests
             )
             collected[name] = Mutant(path, original, updated, words)
         elif line:
-            name, _, requested = line.partition(" | ")
+            name, _, selection = line.partition(" | ")
     return collected
 
 
@@ -141,7 +141,7 @@ parser, main = bench.parser, bench.main
 @bench.work
 def survived(options: Options) -> tuple[dict[str, Any], int]:
     """Run the chosen mutants; the exit code is that of survivors that should have been killed."""
-    chosen = {name: item for name, item in listed_mutants().items() if options.only in name}
+    chosen = {name: mutant for name, mutant in listed_mutants().items() if options.only in name}
     if not chosen:
         raise SystemExit(f"--only {options.only}: no mutant has that in its name")
     alive: list[str] = []

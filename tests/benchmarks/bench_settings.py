@@ -215,10 +215,10 @@ def hopeless(result: Setting, seconds: float, finer: float = 1.0) -> bool:
 
     directions, span = privacy_loss_mechanism.AdjacencyType, 0.0
     for direction in (directions.REMOVE, directions.ADD):
-        item = privacy_loss_mechanism.MixtureGaussianPrivacyLoss(
+        loss = privacy_loss_mechanism.MixtureGaussianPrivacyLoss(
             result["noise_multiplier"], *_mixture(result), adjacency_type=direction
         )
-        ends = item.connect_dots_bounds()
+        ends = loss.connect_dots_bounds()
         span += ends.epsilon_upper - ends.epsilon_lower
     limit = _REFERENCE_POINTS[result["group_size"] > 1] * seconds
     return bool(span / _interval(result, finer) > limit)
@@ -305,7 +305,7 @@ def grids(result: Setting) -> list[list[float]]:
     limit = 3 * _REFERENCE_SECONDS
     coarse, fine = _asked(result, limit, 1 / 3), _asked(result, limit, 3.0)
     fine = fine or _asked(result, limit, 2.0)
-    return [item for item in (coarse, result["reference"], fine) if item is not None]
+    return [grid for grid in (coarse, result["reference"], fine) if grid is not None]
 
 
 def finished(log: Path | None, chosen: list[Setting]) -> list[Setting]:
@@ -314,9 +314,9 @@ def finished(log: Path | None, chosen: list[Setting]) -> list[Setting]:
         return []
     actual = [json.loads(line) for line in log.read_text().splitlines()]
     # of a setting that was examined again, what was found last
-    latest = {item["number"]: item for item in actual if item["number"] < len(chosen)}
+    latest = {row["number"]: row for row in actual if row["number"] < len(chosen)}
     current = [latest[number] for number in sorted(latest)]
-    if any({**item, **chosen[item["number"]]} != item for item in current):
+    if any({**row, **chosen[row["number"]]} != row for row in current):
         raise SystemExit(f"--log {log}: its settings are other ones")
     return current
 
@@ -367,8 +367,8 @@ def examined(options: Options) -> tuple[dict[str, Any], bool]:
     """Examine settings; exit code 1 where something was wrong."""
     begun = time.perf_counter()
     chosen = settings(options.first + options.count, options.seed)
-    results = {item["number"]: item for item in finished(options.log, chosen)}
-    done = {n for n, item in results.items() if not (options.again and item["wrong"])}
+    results = {row["number"]: row for row in finished(options.log, chosen)}
+    done = {n for n, row in results.items() if not (options.again and row["wrong"])}
     commit = _version.commit()
     if options.compare_every > 0:  # once, not in every process that asks it
         importlib.import_module("dp_accounting.pld.privacy_loss_distribution")

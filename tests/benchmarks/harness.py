@@ -43,7 +43,9 @@ def count(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} {problem}") from None
 
 
-def listed(item: Callable[[str], Any], choices: Iterable[str] = ()) -> Callable[[str], list[Any]]:
+def listed(
+    convert: Callable[[str], Any], choices: Iterable[str] = ()
+) -> Callable[[str], list[Any]]:
     """A comma-separated list of what ``item`` reads, each of ``choices`` where there are any."""
     reference = list(choices)
 
@@ -52,9 +54,9 @@ def listed(item: Callable[[str], Any], choices: Iterable[str] = ()) -> Callable[
         for word in words:
             if reference and word not in reference:
                 raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(reference)}")
-        return [item(word) for word in words]
+        return [convert(word) for word in words]
 
-    parse.__name__ = f"list of {getattr(item, '__name__', 'values')}"
+    parse.__name__ = f"list of {getattr(convert, '__name__', 'values')}"
     return parse
 
 
@@ -123,9 +125,9 @@ class Bench:
             if options["type"] is None and default is False:
                 options = {"action": "store_true"}
             elif options["type"] is None:
-                item = default[0] if isinstance(default, list) else default
-                kind: Any = {int: count}.get(type(item), type(item))
-                options["type"] = listed(kind) if default is not item else kind
+                example = default[0] if isinstance(default, list) else default
+                kind: Any = {int: count}.get(type(example), type(example))
+                options["type"] = listed(kind) if default is not example else kind
             action = words.add_argument(f"--{name.replace('_', '-')}", help=text, **options)
             hidden = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS, "dest": action.dest}
             for older in filter(lambda entry: isinstance(entry, str), extra):
