@@ -24,10 +24,8 @@ from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo import chunked
-from mfopt.accounting.monte_carlo.equal_steps import EqualSteps
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.sampled_chain import SampledChain
-from mfopt.accounting.verify import Engine
 from mfopt.errors import FailureError
 from mfopt.sampling import FixedBatch, FixedOrder, Poisson
 
@@ -39,6 +37,9 @@ class SampledGaussian:
     asked: dict = dataclasses.field(default_factory=lambda: {"remove": [], "add": []})
     name, work, chunk_parts = "Gaussian", 1, 1
     at = staticmethod(lambda tilt, point: tilt)
+
+    def estimating(self):
+        return self
 
     def least(self, direction, point):
         return SimpleNamespace(kind=direction, order=1, log_ceiling=0.0)
@@ -79,39 +80,6 @@ def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
             < actual
             <= (1.03 if group_size == 2 else 1.1) * best
         )
-
-
-@pytest.mark.parametrize("group_size", [1, 2, 16])
-def test_equal_steps_are_above_the_truth_and_meet_what_is_asked(group_size):
-    steps, delta = EqualSteps(GaussianBound(1.0), group_size), 1e-8
-    for sigma, epsilon in ((4.0, 3.0), (20.0, 1.0)):
-        log_deltas = steps.log_deltas(sigma, epsilon)
-        truth = gaussian.log_delta(group_size / sigma, epsilon)
-        # the lemma, term by term
-        terms = [math.exp(j * epsilon / group_size) for j in range(group_size)]
-        log_delta = gaussian.log_delta(1 / sigma, epsilon / group_size)
-        assert log_deltas == pytest.approx(
-            (min(log_delta + math.log(sum(terms)), 0.0),) * 2, rel=1e-9
-        )
-        assert log_deltas[0] >= truth * (1 + 1e-12)
-    sigma = steps.noise_multiplier(2.0, delta)
-    assert math.log(delta) - 1e-3 < max(steps.log_deltas(sigma, 2.0)) <= math.log(delta)
-    assert steps.epsilon(sigma, delta) == pytest.approx(2.0, rel=1e-3)
-
-
-def test_a_group_has_what_holds_without_samples_where_these_say_too_little(monkeypatch):
-    loss, reports = SampledGaussian(), []
-    monkeypatch.setattr(
-        SampledGaussian, "slow_bounds", lambda _: [GaussianBound(1.0)], raising=False
-    )
-    monkeypatch.setattr(SampledGaussian, "start", lambda *_: 3.0, raising=False)
-    chain = SampledChain(loss, 2)
-    sampled = Engine(chain, 0).noise_multiplier(4.0, 1e-6)
-    assert sampled.method == chain.method  # no more is asked, however loose
-    chain.most_slack = -1.0
-    sigma = Engine(chain, 0, reports.append).noise_multiplier(4.0, 1e-6)
-    assert sigma.method.endswith("equal steps") and sigma.beta == 0 and reports[-1].lasting
-    assert 1 < sigma.noise_multiplier / sampled.noise_multiplier < 1.2
 
 
 def gaussian_chain(group_size):

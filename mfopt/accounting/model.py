@@ -144,7 +144,6 @@ class LossModel(abc.ABC):
         refused, and made again on fresh samples.
       deterministic: whether only what ``free_bounds`` show is released, and nothing is sampled.
       most_slack: of x, relative, that a bound may cost; beyond it none is taken from samples.
-      loose: of x over its estimate, from which on ``slow_bounds`` are asked too.
       flatter: slope of a bound in log x, over that of δ̂: its ceiling may fall more slowly.
       most_slack_delta: of log δ, where δ is asked for.
       details: what else a guarantee says about the mechanism.
@@ -161,7 +160,6 @@ class LossModel(abc.ABC):
     safe: float = 3.0
     deterministic: bool = False
     most_slack: float = 0.25
-    loose: float = 0.05
     most_slack_delta: float = 0.5
     flatter: float = 1.0
     details: Mapping[str, Any] = MappingProxyType({})

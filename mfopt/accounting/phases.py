@@ -137,7 +137,9 @@ def compose(
         log_delta = math.log(_check.probability("delta", delta))
     elif epsilon is not None:
         _check.non_negative("epsilon", epsilon)
-    solved = max(_value(_parts(phases), add, epsilon, log_delta) for add in (False, True))
+    solved, parts = 0.0 if epsilon is None else -math.inf, _parts(phases)
+    if parts:
+        solved = max(_solved(parts, add, epsilon, log_delta) for add in (False, True))
     below = -math.inf
     if math.isfinite(solved):
         with contextlib.suppress(FailureError, UsageError):  # the answer holds without
@@ -241,52 +243,41 @@ def _discretized(
     return Composition(tuple(discretized))
 
 
-def _value(parts: _Parts, add: bool, epsilon: float | None, log_delta: float) -> float:
-    """ε, or log δ, in one direction."""
-    if not parts:
-        return 0.0 if epsilon is None else -math.inf
+def _solved(
+    parts: _Parts, add: bool, epsilon: float | None, log_delta: float, planned: float | None = None
+) -> float:
+    """ε, or log δ, in one direction; from below where ``planned`` is given, about where ε is."""
     laws, tails = _laws(parts, log_delta, add)
+    below = planned is not None
     # where ε will be: at least that of each phase alone, at most the sum of all
-    planned = epsilon or max(math.hypot(*(law.epsilon(log_delta) for law in laws)), 1e-4)
-    composed = _discretized(parts, laws, tails, planned, FINE)
-    composed = composed.reverse() if add else composed
+    near = planned or epsilon or max(math.hypot(*(law.epsilon(log_delta) for law in laws)), 1e-4)
+    composed = _discretized(parts, laws, tails, near, FINE, below=below)
+    composed = composed.reverse() if add and not below else composed
+    by_epsilon = below or epsilon is not None
+    tilt = composed.tilt_for_epsilon(near) if by_epsilon else composed.tilt_for_delta(log_delta)
+    losses = composed.convolve(tilt)
     if epsilon is not None:
-        return composed.convolve(composed.tilt_for_epsilon(planned)).log_delta(epsilon)
-    whole = composed.convolve(composed.tilt_for_delta(log_delta))
-    return smallest_epsilon(whole, log_delta, planned)
+        return losses.log_delta_below(epsilon) if below else losses.log_delta(epsilon)
+    return (largest_epsilon if below else smallest_epsilon)(losses, log_delta, near)
 
 
 def _below(
     phases: Sequence[Phase], epsilon: float | None, solved: float, log_delta: float
 ) -> float:
     """Lower bound of ``solved``, the ε or log δ of all phases: what some data sets attain."""
-    attacks = [
-        (
-            poisson.attack(
-                mechanism.strategy, mechanism.sampling, mechanism.group_size, mechanism.adjacency
-            ),
-            sigma,
-        )
-        for mechanism, sigma in ((phase.mechanism, phase.noise_multiplier) for phase in phases)
-    ]
-    parts = [
-        (mechanism, sigma / mechanism.scale)
-        for mechanism, sigma in attacks
-        if mechanism and not mechanism.mixture.trivial
-    ]
+    parts: _Parts = []
+    for phase in phases:
+        mechanism = phase.mechanism
+        described = mechanism.strategy, mechanism.sampling
+        attack = poisson.attack(*described, mechanism.group_size, mechanism.adjacency)
+        if attack and not attack.mixture.trivial:
+            parts.append((attack, phase.noise_multiplier / attack.scale))
     planned = max(solved if epsilon is None else epsilon, 1e-4)
     if epsilon is not None:
         log_delta = max(solved, -690.0)
-    lower = -math.inf
-    for add in (False, True) if parts else ():
-        laws, tails = _laws(parts, log_delta, add)
-        composed = _discretized(parts, laws, tails, planned, FINE, below=True)
-        losses = composed.convolve(composed.tilt_for_epsilon(planned))
-        if epsilon is None:
-            lower = max(lower, largest_epsilon(losses, log_delta, planned))
-        else:
-            lower = max(lower, losses.log_delta_below(epsilon))
-    return lower
+    directions = (False, True) if parts else ()
+    lower = (_solved(parts, add, epsilon, log_delta, planned) for add in directions)
+    return max(lower, default=-math.inf)
 
 
 def over_training(

@@ -46,16 +46,15 @@ class ShiftLaw:
         """Law of the sum of the shifts of independent units."""
         if units == 1:
             return self
-        half = self.of_group(units // 2)._coarse()
+        half = self.of_group(units // 2)
+        half = half._coarse(-(-half.weights.size // _GROUP_CELLS))
         total = ShiftLaw(half.cell, np.convolve(half.weights, half.weights))
         if units % 2 == 0:
             return total
-        ratio = round(total.cell / self.cell)
-        single = np.add.reduceat(self.weights, np.arange(0, self.weights.size, ratio))
-        return ShiftLaw(total.cell, np.convolve(total.weights, single))
+        single = self._coarse(round(total.cell / self.cell))
+        return ShiftLaw(total.cell, np.convolve(total.weights, single.weights))
 
-    def _coarse(self) -> ShiftLaw:
-        ratio = -(-self.weights.size // _GROUP_CELLS)
+    def _coarse(self, ratio: int) -> ShiftLaw:
         rounded = np.add.reduceat(self.weights, np.arange(0, self.weights.size, ratio))
         return ShiftLaw(self.cell * ratio, rounded)
 

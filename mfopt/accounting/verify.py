@@ -58,9 +58,9 @@ _WORTH_DELTA = 0.02
 _MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
 _OTHER = 4  # times or part of the slope of δ̂ that a bound's may have, as it is read off two pilots
 _ALLOWED = 1.3  # times what a round missed by, for the next one
-_ASKED = 2**13  # samples to begin with, where it is asked whether a test is worth it at all
 _FAR = 6.0  # standard errors beyond which a statement is not worth a test
 _LARGE = 50.0  # ε from which on overlaps may be beyond what likelihoods are known for
+_LOOSE = 0.05  # of x over its estimate, from which on ``slow_bounds`` are asked too
 _BELOW = 1e-6  # failure probability of a lower end, in one try
 _SHARES = (0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)  # of a σ or ε, by which it is tried smaller
 _DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws from them
@@ -336,7 +336,7 @@ class Engine:
             why = problem
         best = searched if searched is not None and searched.tests > 0 else None
         estimated = searched.estimate.value if searched and searched.estimate else math.inf
-        if best is not None and getattr(best, name) <= (1 + self.model.loose) * estimated:
+        if best is not None and getattr(best, name) <= (1 + _LOOSE) * estimated:
             return best
         bounds_again = self.model.free_bounds() if self.tests else ()
         fallback = (
@@ -374,8 +374,6 @@ class Engine:
         """
         if fallback is not None and point_at(fallback[0])[1] > _LARGE:
             self.model.require(*point_at(fallback[0]))  # before a search that cannot end well
-        if math.isfinite(self.known):
-            self._require_better(*point_at(self.known), delta)
         with self._stage("calibrating on fresh samples"):
             estimate = find()
         begin, short = dataclasses.replace(estimate, slope=estimate.slope * self.model.flatter), 0.0
@@ -390,23 +388,6 @@ class Engine:
             f"estimate, {estimate.value:.6g}, was accepted in {ROUNDS} tests. "
             "Use more certify samples."
         )
-
-    def _require_better(self, sigma: float, epsilon: float, delta: float) -> None:
-        """Raise :class:`FailureError` where not even what is known can be expected of a test."""
-        beta = delta * BETA_SHARE
-        target = math.log(delta - beta)
-
-        def missed(plan: Plan, samples: int) -> tuple[float, ...]:
-            return plan.expected(samples, beta) - target, 0.0, 0.0
-
-        with self._stage("planning the certificate"):
-            # a small pilot tells, and only that
-            pilot_samples = min(_ASKED, self.model.least_samples)
-            plan, samples = self._plan(sigma, epsilon, beta, missed, first=pilot_samples)
-        if not plan.expected(samples, beta) <= target:
-            raise FailureError(
-                "what is proved otherwise is more than a test can be expected to prove"
-            )
 
     def _round(
         self,
@@ -458,9 +439,7 @@ class Engine:
             wide = Trial(samples, beta, self._key(3, number))
             plan = self.model.widened(plan, *point_at(centre), wide)
         most_slack = self.model.most_slack
-        is_near = (
-            fallback is not None and fallback[0] <= (1 + min(self.model.loose, most_slack)) * centre
-        )
+        is_near = fallback is not None and fallback[0] <= (1 + min(_LOOSE, most_slack)) * centre
         if not (bound(plan, samples) - plan.log_mean) / estimated_slope < most_slack:
             raise FailureError(
                 f"not certified: the Monte Carlo bound near {_words(name)} = {centre:.6g} is too "
@@ -472,6 +451,10 @@ class Engine:
         x = centre * math.exp(ahead / (slope if ahead > 0 else estimated_slope))
         x *= 1 + ROUNDING
         x = min(x, truth * (1 + most_slack))  # fixed before its test
+        if x >= self.known:
+            raise FailureError(
+                "what is proved otherwise is more than a test can be expected to prove"
+            )
         if fallback is not None and x >= fallback[0]:
             return fallback[1], begin, 0.0
         total, self.tests = samples * len(plan.sides), number
@@ -511,13 +494,12 @@ class Engine:
         beta: float,
         judged: Callable[[Plan, int], tuple[float, ...]],
         path: tuple[int, ...] = (0,),
-        first: int | None = None,
     ) -> tuple[Plan, int]:
         """A pilot, and the samples worth taking: more while what ``judged`` gives is too much.
 
         ``judged`` gives (slack, what is worth more samples up to SAMPLES, and beyond them).
         """
-        samples = self.model.samples or first or self.model.least_samples
+        samples = self.model.samples or self.model.least_samples
         plan = self.model.pilot(sigma, epsilon, Trial(samples, beta, self._key(1, *path)))
         while 2 * samples <= self._most_samples():
             slack, worthwhile, costly = judged(plan, samples)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mfopt.accounting import unamplified
 from mfopt.accounting.account import Effort
-from mfopt.accounting.accountants.sampled import KnownParticipations, SampledAccountant
+from mfopt.accounting.accountants.sampled import KnownPattern, SampledAccountant
 from mfopt.accounting.analyses import Analysis, DeterministicAnalysis, least
 from mfopt.accounting.bound import DeterministicBound
 from mfopt.accounting.model import LossModel
@@ -41,7 +41,7 @@ class BallsInBinsAccountant(SampledAccountant):
         return least([KnownBins().analysis(mechanism, effort), exact])
 
 
-class KnownBins(KnownParticipations):
+class KnownBins(KnownPattern):
     """The bins known: K units move C x by at most K times the largest mode."""
 
     schemes = (BallsInBins,)

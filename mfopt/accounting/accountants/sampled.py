@@ -6,7 +6,6 @@ hockey-stick divergence is convex, so the largest norm bounds the mixture.
 
 from __future__ import annotations
 
-import abc
 from typing import ClassVar
 
 from mfopt._runtime import _check
@@ -33,6 +32,8 @@ _ROUNDING = 1 + 1e-12  # of the largest norm
 class SampledAccountant(Accountant):
     """Any C that the scheme's law covers, and any group."""
 
+    # a law is registered where it is defined
+    schemes: ClassVar[tuple[type[Scheme], ...]] = (FreshBinsLaw.covers, BMinSepLaw.covers)
     sampled = True
 
     def check(self, mechanism: Mechanism) -> None:
@@ -53,9 +54,10 @@ class SampledAccountant(Accountant):
         return VerifiedAnalysis(mechanism, model, certify=certify, seed=effort.seed)
 
 
-class KnownParticipations(Accountant):
+class KnownPattern(Accountant):
     """Participations known: K units move C x by at most K times the longest that one adds."""
 
+    schemes: ClassVar[tuple[type[Scheme], ...]] = (FreshBinsLaw.covers,)
     free = True
 
     def check(self, mechanism: Mechanism) -> None:
@@ -66,29 +68,13 @@ class KnownParticipations(Accountant):
             way_out = "One question has one answer, whoever asks."
             raise _check.reject("group_size", 1, rule, way_out)
 
-    @abc.abstractmethod
     def longest(self, mechanism: Mechanism) -> float:
         """Largest norm that one unit adds to C x, rounded up."""
+        return law(mechanism.sampling).loss(mechanism.strategy).sensitivity * _ROUNDING
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         norm = mechanism.group_size * self.longest(mechanism)
         return gaussian_release(mechanism, norm, WITHOUT_AMPLIFICATION)
-
-
-class KnownPattern(KnownParticipations):
-    """The bins known: K units move C x by at most K times the largest pattern."""
-
-    schemes: ClassVar[tuple[type[Scheme], ...]] = (FreshBinsLaw.covers,)
-
-    def longest(self, mechanism: Mechanism) -> float:
-        return law(mechanism.sampling).loss(mechanism.strategy).sensitivity * _ROUNDING
-
-
-class PatternAccountant(SampledAccountant):
-    """Any C >= 0 with at most as many bands as bins, or as the separation; and any group."""
-
-    # a law is registered where it is defined
-    schemes = (FreshBinsLaw.covers, BMinSepLaw.covers)
 
 
 class KnownSeparatedPattern(KnownPattern):

@@ -52,7 +52,9 @@ def best_split(
             best = int(np.argmin(np.logaddexp(epsilons + log_q, log_deltas)))
             chosen.append(best)
             step, log_delta = float(epsilons[best]), float(log_deltas[best])
-            log_q = float(np.logaddexp(run * step + log_q, log_delta + _log_sum(step, run)))
+            log_q = float(
+                np.logaddexp(run * step + log_q, log_delta + black_box_log_factor(step, run))
+            )
         return np.repeat(chosen, run)[:group_size]
 
     def within(log_start: float) -> bool:
@@ -65,21 +67,16 @@ def best_split(
     return split[::-1]
 
 
-def _log_sum(epsilon: float, terms: int) -> float:
-    """log Σ_{i < n} e^{i ε} for n terms."""
-    if epsilon * terms < 1e-12:
-        return math.log(terms)
-    ratio = -math.expm1(-terms * epsilon) / -math.expm1(-epsilon)
-    return (terms - 1) * epsilon + math.log(ratio)
-
-
 def black_box_log_factor(epsilon: float, group_size: int) -> float:
     """log of δ_K / δ in the textbook group privacy lemma, at ε_K = K ε: log Σ_{j<K} e^{jε}.
 
     (e^{Kε} - 1)/(e^ε - 1), as Ganesh 2024 (Lemma 1.1) and Chua et al. 2024 (section 2) use it; the
     latter prints e^{kε-1}/(e^ε-1), which is not 1 at k = 1.
     """
-    return _log_sum(epsilon, group_size)
+    if epsilon * group_size < 1e-12:
+        return math.log(group_size)
+    ratio = -math.expm1(-group_size * epsilon) / -math.expm1(-epsilon)
+    return (group_size - 1) * epsilon + math.log(ratio)
 
 
 def black_box_group(guarantee: Guarantee, group_size: int) -> Guarantee:

@@ -34,16 +34,10 @@ class BMinSepLoss(PatternLoss):
     def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
         if self._estimates:
             return super().remove_tilts(ceilings, point)
-        # a proven ceiling takes long: the order is found by estimates, and moved while it falls
+        # a proven ceiling takes long: the order is found by estimates
         scaled = self.likelihood.scaled(point.noise_multiplier)
         near = importance.remove_tilts(self.estimated(scaled).without(ceilings.common), point)
         found = [importance.tilt(one.kind, one.order, ceilings, point) for one in near]
-        for place, one in enumerate(found):
-            while one.kind == "chain" and one.order > 1:
-                lower = importance.tilt(one.kind, one.order - 1, ceilings, point)
-                if lower.log_ceiling >= one.log_ceiling:
-                    break
-                one = found[place] = lower
         return sorted(found, key=lambda one: one.log_ceiling)
 
 

@@ -237,8 +237,9 @@ def _shape(pair: CountPair, sigma: float) -> _Shape:
     level = np.maximum.accumulate(level)
     # cells of the grid: F's mass in each is known, w and log F are at least so much
     count = np.arange(base.size)
-    log_share = count * math.log(pair.group_size / pair.bins) - scipy.special.gammaln(count + 1)
-    mass = np.exp(log_share) @ _masses(np.concatenate([[-np.inf], grid, [np.inf]]), root, count)
+    mass = np.exp(_log_shares(pair)) @ _masses(
+        np.concatenate([[-np.inf], grid, [np.inf]]), root, count
+    )
     # |w'| = √g |Σ (2j + 1 − 2 E n) p_j p_{j+1}| <= √g (2J − 1) w, where w <= 1/4: of a pair of
     # neighbours one is even and one odd, and (Σ_even p)(Σ_odd p) is no more
     steep = root * base.size * (grid[1] - grid[0])
@@ -267,8 +268,13 @@ def _lower_tail(pair: CountPair, mass: np.ndarray, smallest: np.ndarray) -> floa
 def _base(pair: CountPair, sigma: float) -> tuple[np.ndarray, float]:
     """log (K/b)^j/j! − j² g/2 for j <= J, and √g."""
     g, count = pair.squared_norm / sigma**2, np.arange(pair.most + 1)
-    base = count * math.log(pair.group_size / pair.bins) - scipy.special.gammaln(count + 1)
-    return base - 0.5 * count**2 * g, math.sqrt(g)
+    return _log_shares(pair) - 0.5 * count**2 * g, math.sqrt(g)
+
+
+def _log_shares(pair: CountPair) -> np.ndarray:
+    """log (K/b)^j/j! for j <= J."""
+    count = np.arange(pair.most + 1)
+    return count * math.log(pair.group_size / pair.bins) - scipy.special.gammaln(count + 1)
 
 
 def _one_bin(base: np.ndarray, root: float, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -319,8 +325,7 @@ def _proposal(pair: CountPair, order: float, sigma: float, epsilon: float) -> _P
         logs = np.log(_masses(edges, root, count)) + log_g
     largest = np.max(logs, axis=1)
     masses = np.exp(logs - largest[:, None])
-    log_p = count * math.log(k / b) - scipy.special.gammaln(count + 1)
-    log_p += np.log(masses.sum(axis=1)) + largest
+    log_p = _log_shares(pair) + np.log(masses.sum(axis=1)) + largest
     log_law = log_p - log_p[0]
     log_total = _log_power(log_law, b, k) + b * float(log_p[0]) + _log_constant(pair)
     aligned = order * (shape.log_constant - epsilon) + log_peak
@@ -449,6 +454,15 @@ def _times(
     return (following / total, log_scale + log_f), log_f, spread
 
 
+def _log_last(state: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """log of the last coefficient; NaN where it is below the smallest float.
+
+    It would hide a loss: what is no number is never accepted.
+    """
+    coefficient = jnp.where(state[0][-1] > 0, state[0][-1], jnp.nan)
+    return jnp.log(coefficient) + state[1]
+
+
 def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array) -> Sums:
     bins, width, root = tables.counts.shape[0] - 1, tables.log_g.shape[0], tables.root
     empty = tables.empty
@@ -473,12 +487,8 @@ def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array) -> S
     zero = jnp.zeros(size)
     start = jnp.broadcast_to(empty[:, None], (empty.shape[0], size)), zero
     begin = jnp.full(size, empty.shape[0] - 1), zero, zero, zero, start
-    _, log_weight, level, spread, (polynomial, log_scale) = jax.lax.fori_loop(
-        0, bins, draw_bin, begin
-    )
-    # a coefficient below the smallest float would hide a loss: no number, so nothing is accepted
-    coefficient = jnp.where(polynomial[-1] > 0, polynomial[-1], jnp.nan)
-    loss = jnp.log(coefficient) + log_scale + tables.log_constant
+    _, log_weight, level, spread, state = jax.lax.fori_loop(0, bins, draw_bin, begin)
+    loss = _log_last(state) + tables.log_constant
     log_value = tables.log_total + log_weight + HINGE.log_value(epsilon - loss)
     value = jnp.exp(log_value - tables.log_ceiling)
     inside = (spread >= tables.least_spread) & (level >= tables.least_sum)
@@ -503,10 +513,6 @@ def _add(
         return log_weight, _times(polynomial, root * z, jnp.asarray(base))[0]
 
     start = jnp.broadcast_to(empty[:, None], (empty.shape[0], size)), jnp.zeros(size)
-    log_weight, (polynomial, log_scale) = jax.lax.fori_loop(
-        0, bins, draw_bin, (jnp.zeros(size), start)
-    )
-    # a coefficient below the smallest float would hide a loss: no number, so nothing is accepted
-    coefficient = jnp.where(polynomial[-1] > 0, polynomial[-1], jnp.nan)
-    loss = jnp.log(coefficient) + log_scale + log_constant
+    log_weight, state = jax.lax.fori_loop(0, bins, draw_bin, (jnp.zeros(size), start))
+    loss = _log_last(state) + log_constant
     return sums(jnp.exp(log_weight + HINGE.log_value(epsilon + loss) - log_ceiling))

@@ -322,13 +322,11 @@ class _Problem(NamedTuple):
         """True if one power keeps p above the payoff beyond the grid."""
         signed, v = self.terms.signed, math.exp(y)
         # coefficients of v^j of the signed terms, at V
-        raw = np.zeros(signed)
-        for j in range(signed):
-            for i in range(j + 1):
-                part = math.comb(j, i) * (-1) ** (j - i) / self.terms.scale**j
-                raw[i] += weights[j] * part * v**i
-        size = sum(abs(weights[j]) * ((v + 1) / self.terms.scale) ** j for j in range(signed))
-        rounding = _TERMS * size
+        shifted = np.polynomial.Polynomial([-1.0, 1.0]) / self.terms.scale
+        raw = np.asarray(np.polynomial.Polynomial(weights[:signed])(shifted).coef, np.float64)
+        raw = np.append(raw, np.zeros(signed - raw.size)) * v ** np.arange(signed)
+        powers_of_v = ((v + 1) / self.terms.scale) ** np.arange(signed)
+        rounding = _TERMS * float(np.abs(weights[:signed]) @ powers_of_v)
         negative = float(np.sum(np.maximum(-raw, 0.0))) + rounding
         end = np.array([y])
         payoff = math.exp(y - self.log_ceiling) if self.linear else float(self.payoff(end)[0])

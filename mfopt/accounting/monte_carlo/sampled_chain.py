@@ -20,11 +20,9 @@ import scipy
 from mfopt.accounting import chain
 from mfopt.accounting.model import Bounds, Estimate, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
-from mfopt.accounting.monte_carlo.equal_steps import EqualSteps
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.accounting.monte_carlo.protocol import (
     DIRECTIONS,
-    FreeBound,
     SampledDirection,
     SampledLoss,
 )
@@ -90,13 +88,16 @@ class SampledChain(LossModel):
     status = "certified"
     least_samples, worth, safe, flatter = 2**12, 0.004, 4.0, 0.65
     # what holds otherwise costs more
-    most_slack, most_slack_delta, loose = 4.0, 4.0, math.inf
+    most_slack, most_slack_delta = 4.0, 4.0
 
     def __init__(self, loss: SampledLoss, group_size: int, samples: int | None = None) -> None:
         self.group_size, self.samples = group_size, samples
+        # the curve is of estimates: a proven ceiling may take longer than its samples
+        self._estimating = loss.estimating()
         if group_size >= _MANY:
-            loss = copy.copy(loss)
-            object.__setattr__(loss, "chunk_parts", _PARTS)  # it may be a frozen dataclass
+            loss, self._estimating = copy.copy(loss), copy.copy(self._estimating)
+            for part in (loss, self._estimating):  # they may be frozen dataclasses
+                object.__setattr__(part, "chunk_parts", _PARTS)
         self.loss, self.work, self.most_work = loss, loss.work, _MOST_WORK
         # a part of a chunk would be compiled for itself
         self._least = max(chunked.chunk_size(2**12, self.work * loss.chunk_parts), _LEAST)
@@ -119,9 +120,6 @@ class SampledChain(LossModel):
     ) -> Estimate:
         # what is known without samples is far above, where they take long
         return super().find_epsilon(noise_multiplier, delta, key, start / 4)
-
-    def slow_bounds(self) -> Sequence[FreeBound]:
-        return [EqualSteps(bound, self.group_size) for bound in self.loss.slow_bounds()]
 
     # --- bounds ----------------------------------------------------------------------------------
 
@@ -241,7 +239,8 @@ class SampledChain(LossModel):
         for number, share in enumerate(used):
             point = Point(noise_multiplier, float(share) * epsilon)
             size = max(largest_size // 4, self._least)
-            chosen.append(self._seen(point, size, chunked.subkey(trial.key, number)))
+            key = chunked.subkey(trial.key, number)
+            chosen.append(self._seen(self.loss, point, size, key))
         return Split(shares, weights, chosen)
 
     # --- the curve -------------------------------------------------------------------------------
@@ -262,11 +261,14 @@ class SampledChain(LossModel):
 
     def _pilot(self, noise_multiplier: float, knot: int) -> Chosen:
         point = Point(noise_multiplier, chain.epsilon_at(knot))
-        return self._seen(point, self._least, chunked.seed_key(0))
+        chosen = self._seen(self._estimating, point, self._least, chunked.seed_key(0))
+        if math.isnan(chosen.log_bound(self._least, 0.5)):  # a value above an estimated ceiling
+            chosen = self._seen(self.loss, point, self._least, chunked.seed_key(0))
+        return chosen
 
-    def _seen(self, point: Point, samples: int, key: jax.Array) -> Chosen:
+    def _seen(self, loss: SampledLoss, point: Point, samples: int, key: jax.Array) -> Chosen:
         """A pilot of the remove direction, with the proposal of least ceiling."""
-        tilt = self.loss.least("remove", point)
+        tilt = loss.least("remove", point)
         if tilt.log_ceiling < _DEEP:
             return Chosen(unseen(tilt), False)
-        return Chosen(self.loss.pilot(tilt, point, samples, key), True)
+        return Chosen(loss.pilot(tilt, point, samples, key), True)
