@@ -24,6 +24,7 @@ Z ~ N(0, 1) and τ = s/k. With s = 0 B is 1, and nothing is above it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import scipy
@@ -36,7 +37,7 @@ KIND = "plain"
 # cut, and B is two to a hundred times the mean.
 _CUT, _LOW, _HIGH = -4.5, -1.6, 0.9
 _SHARE = 1 / 64  # of β, that either count is wrong with
-_ORDERS, _WIDTH = (math.log(1e-3), math.log(1e4)), 1e-2  # of s: log B is convex in it
+_ORDERS, _WIDTH = (math.log(1e-3), math.log(1e4)), 1e-2  # of log s or log t that are tried
 
 
 class Levels(NamedTuple):
@@ -58,24 +59,27 @@ def placed(order: float, levels: Levels, point: Point) -> Tilt:
     return Tilt(KIND, order, log_ceiling, levels)
 
 
-def cut(seen: Sums, samples: int, point: Point) -> Tilt:
+def cut(sums: Sums, samples: int, point: Point) -> Tilt:
     """The proposal whose levels fit the mean and the spread of Y' in ``samples`` samples."""
-    mean, square = (float(part) / samples for part in seen.losses[2:])
+    mean, square = (float(part) / samples for part in sums.losses[2:])
     deviation = math.sqrt(max(square - mean**2, 1e-12))
     levels = Levels(*(mean + at * deviation for at in (_CUT, _LOW, _HIGH)))
-
-    def log_ceiling(log_order: float) -> float:
-        return placed(math.exp(log_order), levels, point).log_ceiling
-
-    return placed(math.exp(solve.lowest(log_ceiling, *_ORDERS, width=_WIDTH)), levels, point)
+    best = lowest_order(lambda order: placed(order, levels, point).log_ceiling)
+    return placed(best, levels, point)
 
 
-def with_tail(tilt: Tilt, seen: Sums, samples: int, beta: float) -> tuple[Tilt, float]:
+def lowest_order(log_ceiling: Callable[[float], float]) -> float:
+    """The order of about the least ceiling, which is convex in it."""
+    log_order = solve.lowest(lambda x: log_ceiling(math.exp(x)), *_ORDERS, width=_WIDTH)
+    return math.exp(log_order)
+
+
+def with_tail(tilt: Tilt, sums: Sums, samples: int, beta: float) -> tuple[Tilt, float]:
     """``tilt`` with the mean of what is above its ceiling, by the counts of iid samples.
 
     Args:
       tilt: any; one that nothing exceeds stays as it is.
-      seen: sums over its samples.
+      sums: over its samples.
       samples: how many.
       beta: failure probability of the whole bound.
 
@@ -85,7 +89,7 @@ def with_tail(tilt: Tilt, seen: Sums, samples: int, beta: float) -> tuple[Tilt, 
     if tilt.kind != KIND or tilt.order == 0:
         return tilt, beta
     share, levels = _SHARE * beta, tilt.detail
-    below, inside = (float(count) / samples for count in seen.losses[:2])
+    below, inside = (float(count) / samples for count in sums.losses[:2])
     # the rounding of uniforms may move a count as it may move a mean
     at_low = scipy.special.ndtri(_largest_mean(below, samples, share) + COARSE)
     at_high = scipy.special.ndtri(1 - _largest_mean(1 - inside, samples, share) - COARSE)
@@ -96,7 +100,7 @@ def with_tail(tilt: Tilt, seen: Sums, samples: int, beta: float) -> tuple[Tilt, 
         tau = tilt.order / slope
         raised = tau * at_cut + tau**2 / 2 + scipy.special.log_ndtr(at_cut + tau)
         above = math.exp(min(raised, 700.0)) * (1 + ROUNDING) - scipy.special.ndtr(at_cut)
-        outside = math.exp(min(tilt.log_ceiling, 700.0)) * above
+        outside = float(math.exp(min(tilt.log_ceiling, 700.0)) * above)
     return tilt._replace(outside=outside), beta - 2 * share
 
 

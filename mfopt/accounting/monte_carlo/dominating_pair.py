@@ -278,21 +278,3 @@ def log_hinge(excess: jax.Array) -> jax.Array:
     inside = excess > 0
     outside = jnp.where(jnp.isnan(excess), jnp.nan, -jnp.inf)
     return jnp.where(inside, jnp.log(-jnp.expm1(-jnp.where(inside, excess, 1.0))), outside)
-
-
-def add_tilt(mean_square: Any, mean_norm: Any, epsilon: Any, numbers: Any = jnp) -> Any:
-    """t >= 0: the add direction, H(Q, P), is sampled from N(-t m̄, σ²I) with the mean mode m̄.
-
-    With ρ = mean(S), ḡ = mean(diag S), which are given, and c = ε - ḡ/2 the values lie
-    below e^(-tc + t²ρ/2) t^t/(1+t)^(1+t) (see :mod:`mfopt.accounting.monte_carlo.importance`).
-    This t is near the minimum of that ceiling, where tρ + log(t/(1+t)) = c; log(t/(1+t)) is
-    taken as -1/(t + 1/2). Every t is valid. 0, plain sampling from Q, is left only where c <= -2.
-
-    Args:
-      mean_square, mean_norm, epsilon: ρ, ḡ and ε.
-      numbers: ``jax.numpy``, or ``numpy`` where nothing is traced.
-    """
-    crossing = epsilon - mean_norm / 2
-    middle = crossing - mean_square / 2
-    inside = numbers.maximum(middle**2 + 4 * mean_square * (crossing / 2 + 1), 0)
-    return numbers.maximum((middle + numbers.sqrt(inside)) / (2 * mean_square), 0)

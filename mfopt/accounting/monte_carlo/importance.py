@@ -75,14 +75,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked, convex
 from mfopt.accounting.monte_carlo.convex import Levels
-from mfopt.accounting.monte_carlo.dominating_pair import add_tilt
-from mfopt.accounting.monte_carlo.evidence import HockeyStickPayoff, Point, Sums, Tilt, sums
+from mfopt.accounting.monte_carlo.evidence import Point, Sums, Tilt, sums
 from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, Drawn, Likelihood
 
@@ -162,15 +160,7 @@ def mean_tilt(ceilings: Ceilings, point: Point) -> Tilt:
     Args:
       ceilings, point: at the point's σ, and σ, ε and payoff.
     """
-    if isinstance(point.payoff, HockeyStickPayoff):
-        best = float(add_tilt(ceilings.square_of_mean, ceilings.mean_square, point.epsilon, np))
-    else:
-
-        def log_ceiling(log_order: float) -> float:
-            return tilt("mean", math.exp(log_order), ceilings, point).log_ceiling
-
-        # convex in the order, as log_peak is: a supremum of what is linear in it
-        best = math.exp(solve.lowest(log_ceiling, math.log(1e-2), math.log(1e3), width=1e-2))
+    best = convex.lowest_order(lambda order: tilt("mean", order, ceilings, point).log_ceiling)
     return min([tilt("mean", t, ceilings, point) for t in (0.0, best)], key=_CEILING)
 
 
@@ -240,8 +230,8 @@ def _plain(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, leve
     log_scaled = asked.payoff.log_value(asked.epsilon + loss) - asked.log_ceiling
     # NaN stays, which is no number above the ceiling
     value = jnp.exp(jnp.where(log_scaled > 0, 0.0, log_scaled))
-    seen = loss <= levels.low, loss <= levels.high, loss, loss**2
-    return sums(value)._replace(losses=jnp.stack([jnp.sum(part) for part in seen]))
+    parts = loss <= levels.low, loss <= levels.high, loss, loss**2
+    return sums(value)._replace(losses=jnp.stack([jnp.sum(part) for part in parts]))
 
 
 def _mean(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, _: None) -> Sums:

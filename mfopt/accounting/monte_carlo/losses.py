@@ -133,10 +133,10 @@ class LikelihoodLoss(SampledLoss):
     ) -> Pilot:
         if direction == "remove":
             return self._best(self._tilts(direction, point), point, trial, log_mean)
-        seen = self.pilot(self.estimator_tilt(direction, point), point, self.glance, trial.key)
-        if seen.tilt.kind != convex.KIND:
-            return seen
-        placed = convex.cut(seen.sums, seen.samples, self._sampled(point)[2])
+        pilot = self.pilot(self.estimator_tilt(direction, point), point, self.glance, trial.key)
+        if pilot.tilt.kind != convex.KIND:
+            return pilot
+        placed = convex.cut(pilot.sums, pilot.samples, self._sampled(point)[2])
         return self.pilot(placed, point, self.glance, chunked.subkey(trial.key, 1))
 
     def _best(
