@@ -100,7 +100,7 @@ class TestComposition:
         )
         ours = composition.pure(math.log(3), 1e-3)  # keeps its value with probability 3/4
         for sides in ((theirs, ours), (theirs.reverse(), ours.reverse())):
-            tables = [composition.HockeyStick.of(side) for side in sides]
+            tables = [composition.HockeyStick.of_composition(side) for side in sides]
             t = np.array([0.0, 0.5, 1.0])
             assert np.allclose(*(np.exp(table.log_value(t)) for table in tables), atol=2e-3)
 
@@ -153,7 +153,7 @@ class TestComposition:
     def test_table_of_a_wide_loss_has_no_overflow(self):
         loss, mass = np.array([0.0, 800.0]), np.array([0.25, 0.75])
         part = loss_distribution.from_atoms(0.5, loss, mass, 0.0, 0.75)
-        stick = composition.HockeyStick.of(Composition(((part, 1),)))
+        stick = composition.HockeyStick.of_composition(Composition(((part, 1),)))
         t = np.array([-100.0, 0.0, 700.0, 799.0, 800.0])
         expected = [1.0, 0.75, 0.75, -0.75 * math.expm1(-1.0), 0.0]
         assert np.exp(stick.log_value(t)) == pytest.approx(expected, rel=1e-9)
@@ -166,7 +166,7 @@ class TestComposition:
     )
     def test_table_is_the_hockey_stick_between_and_below_its_points(self, companion):
         part = companion.parts[0][0]
-        stick = composition.HockeyStick.of(companion)
+        stick = composition.HockeyStick.of_composition(companion)
         t = np.array([-30.0, -5.0, -1.00047, -0.1, -0.09971, -1e-4, 0.0, 0.04321, 0.0999, 1.2345])
         exact = [part.mass @ np.maximum(-np.expm1(x - part.losses), 0) for x in t]
         log_values = np.exp(stick.log_value(t))

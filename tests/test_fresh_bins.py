@@ -99,7 +99,9 @@ def test_likelihood_and_ceilings_are_those_of_all_patterns(
     gram = modes.T @ modes
     picked = np.random.default_rng(2).integers(0, bins, (5, scheme.throws))
     hot = np.eye(bins)[picked].reshape(5, -1)
-    overlaps = float64(lambda: pattern.Overlaps(*actual.overlaps()).of(jnp.asarray(picked)))()
+    overlaps = float64(
+        lambda: pattern.Overlaps(*actual.overlaps()).overlaps_of(jnp.asarray(picked))
+    )()
     np.testing.assert_allclose(overlaps, hot @ gram, atol=1e-12)
     np.testing.assert_allclose(
         float64(lambda: actual.noise(jnp.asarray(x.T)))(), x.T @ modes, atol=1e-12

@@ -127,7 +127,7 @@ def test_both_ways_have_one_mean(kind):
 
 def test_a_companion_is_paid_with_the_whole():
     """δ₂ of a table takes all of Y: nothing is paid twice."""
-    stick = composition.HockeyStick.of(composition.gaussian(1.3))
+    stick = composition.HockeyStick.of_composition(composition.gaussian(1.3))
     point = Point(1.0, 1.0, stick)
     actual, limits, position = BallsInBinsLoss(pair_of())._sampled(point)
     assert isinstance(actual, KeptBins) and position.payoff is stick and limits.common == 0

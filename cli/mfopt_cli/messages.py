@@ -82,7 +82,7 @@ def of_usage(problem: UsageError, ctx: click.Context | None) -> str:
         pairs = zip(names, value, strict=True)
         shown, value = ", ".join(f"{flag(n, ctx) or n} {v!r}" for n, v in pairs), None
     if isinstance(value, float) and math.isinf(value):
-        value = typed_text(names[0], ctx) or value  # 1e309, say
+        value = _typed_text(names[0], ctx) or value  # 1e309, say
     if isinstance(value, str):
         said = f" {value}" if value else ""  # the rule speaks of one that is empty
     else:
@@ -91,7 +91,7 @@ def of_usage(problem: UsageError, ctx: click.Context | None) -> str:
     return f"{shown}{said}: {translate(f'{problem.rule}.{tail}', ctx)}"
 
 
-def typed_text(name: str, ctx: click.Context | None) -> str | None:
+def _typed_text(name: str, ctx: click.Context | None) -> str | None:
     """The value of an option as it was typed, where it was."""
     said, words = flag(name, ctx), [] if ctx is None else list(ctx.meta.get(WORDS, ()))
     for word, following in zip(words, [*words[1:], None], strict=True):

@@ -224,10 +224,10 @@ def pinned(name: str, value: object) -> int:
 
 def shortened(number: int) -> int:
     """A number for a message: rounded where nobody wants to read its digits."""
-    return number if abs(number) < 10**20 else Rounded(number)
+    return number if abs(number) < 10**20 else _Rounded(number)
 
 
-class Rounded(int):
+class _Rounded(int):
     """A whole number that shows three digits and their power of ten."""
 
     def __repr__(self) -> str:

@@ -230,14 +230,14 @@ def new_folder(target: Path) -> Iterator[Path]:
     descriptor = _locked_folder(part)
     try:
         yield part
-        replace_folder(part, target)
+        _replace_folder(part, target)
     finally:
         if descriptor is not None:
             os.close(descriptor)
         _remove(part)
 
 
-def replace_folder(folder: Path, target: Path) -> None:
+def _replace_folder(folder: Path, target: Path) -> None:
     """Move ``folder``, complete, to ``target``, in place of what is there."""
     recover(target)
     _sync_folder(folder)

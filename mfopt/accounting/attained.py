@@ -54,7 +54,7 @@ class _Separate(LowerProfile):
     def log_delta_below(self, epsilon: float) -> float:
         return GaussianProfile(self.mu).log_delta_below(epsilon + self.above) + self.log_chance
 
-    def epsilon_below(self, delta: float, near: float | None = None) -> float:
+    def epsilon_below(self, delta: float, estimate: float | None = None) -> float:
         log_delta = math.log(delta) - self.log_chance
         if log_delta >= 0:
             return 0.0
@@ -72,9 +72,9 @@ class _Best(LowerProfile):
         questions = (part.log_delta_below for part in self.parts)
         return max(bracket.known(ask, epsilon, nothing=-math.inf) for ask in questions)
 
-    def epsilon_below(self, delta: float, near: float | None = None) -> float:
+    def epsilon_below(self, delta: float, estimate: float | None = None) -> float:
         questions = (part.epsilon_below for part in self.parts)
-        return max(bracket.known(ask, delta, near, nothing=0.0) for ask in questions)
+        return max(bracket.known(ask, delta, estimate, nothing=0.0) for ask in questions)
 
 
 class _Bins:

@@ -52,15 +52,15 @@ class GroupBound(DeterministicBound):
     def method(self) -> str:  # type: ignore[override]
         return f"group privacy from the whole profile of {self.name}"
 
-    def profile(self, noise_multiplier: float, accuracy: float = FINE) -> GroupedProfile:
-        return GroupedProfile(self.unit, self.group_size, noise_multiplier, accuracy)
+    def profile(self, noise_multiplier: float, accuracy: float = FINE) -> _GroupedProfile:
+        return _GroupedProfile(self.unit, self.group_size, noise_multiplier, accuracy)
 
     def guess(self, epsilon: float, delta: float) -> float:
         return self.unit.guess(epsilon / self.group_size, delta / self.group_size)
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupedProfile(Profile):
+class _GroupedProfile(Profile):
     """Profile of a group by that of one unit: a split on a coarse grid, bounded on a fine one."""
 
     unit: DeterministicBound

@@ -220,7 +220,7 @@ def _discretized(
     share: float,
     below: bool = False,
 ) -> Composition:
-    """Composition of all parts on one grid, fine to ``share`` at ε = ``at``; remove direction.
+    """Composition of all parts on one grid, fine to ``share`` at ε = ``epsilon``; remove direction.
 
     With ``below`` one that they dominate, in the direction of the laws.
     """

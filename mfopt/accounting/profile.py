@@ -22,12 +22,12 @@ class LowerProfile:
         """Lower bound of log δ(ε), ε >= 0."""
         return -math.inf
 
-    def epsilon_below(self, delta: float, near: float | None = None) -> float:
+    def epsilon_below(self, delta: float, estimate: float | None = None) -> float:
         """Lower bound of the smallest ε >= 0 with δ(ε) <= ``delta``.
 
         Args:
           delta: δ.
-          near: about where it is; the upper bound, where that was computed.
+          estimate: about where it is; the upper bound, where that was computed.
         """
         return 0.0
 

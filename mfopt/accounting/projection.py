@@ -96,7 +96,7 @@ class ProjectedProfile(LowerProfile):
         share = 1 - ratio - _MARGIN
         return log_top + math.log(share) if share > 0 else -math.inf
 
-    def epsilon_below(self, delta: float, near: float | None = None) -> float:
+    def epsilon_below(self, delta: float, estimate: float | None = None) -> float:
         """Lower bound of the smallest ε with δ(ε) <= ``delta``."""
         target = math.log(delta)
 

@@ -256,7 +256,7 @@ def _up(value: float, n: int) -> float:
 def _best_prefix(weights: np.ndarray, separation: int, participations: int) -> list[np.ndarray]:
     """best[c][row, t] = largest weight of <= c indices among 0..t-1, >= ``separation`` apart.
 
-    For c = 0..``most``; ``weights``: shape (rows, n), >= 0.
+    For c = 0..``participations``; ``weights``: shape (rows, n), >= 0.
     """
     rows, n = weights.shape
     tables = [np.zeros((rows, n + 1))]

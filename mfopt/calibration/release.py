@@ -170,5 +170,5 @@ def _certificate(verified: Verified, seed: int | None) -> Certificate:
 
 def _calibration(verified: Verified) -> Calibration:
     if verified.estimate is not None:
-        return Calibration.of(verified.estimate)
+        return Calibration.of_estimate(verified.estimate)
     return Calibration(verified.noise_multiplier, 0.0, -math.inf, "both", 0)

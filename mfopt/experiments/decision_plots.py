@@ -32,7 +32,7 @@ def run_size(setting: Comparison) -> str:
     return f"{setting.epochs} epochs × {setting.bins} iterations, δ = {setting.delta:g}"
 
 
-def error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None) -> Figure:
+def _error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None) -> Figure:
     """Figure of RMSE relative to the lowest at each ε, with 95% intervals: the best families.
 
     Below each ε stands the least RMSE of all.
@@ -157,7 +157,7 @@ def write(
         ".json": json.dumps(comparison.described(setting, rows, baseline), indent=2) + "\n",
     }
     drawn = {
-        "-rmse": error_figure(setting, rows, baseline),
+        "-rmse": _error_figure(setting, rows, baseline),
         "-memory": memory_figure(setting, sizes),
     }
     return plots.write_files(stem, texts, drawn, kinds)

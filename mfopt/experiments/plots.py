@@ -140,13 +140,13 @@ def _panel(axis: Axes, panel: Panel, labels: Sequence[str], handles: dict[str, A
         plain_ticks(axis.yaxis, panel.y_range or [v for c in panel.curves for v in c.y])
     if panel.log_x:
         axis.set_xscale("log")
-        named_ticks(axis, [x for curve in panel.curves for x in curve.x])
+        _named_ticks(axis, [x for curve in panel.curves for x in curve.x])
     axis.grid(True, which="major", color="0.9", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def named_ticks(axis: Axes, places: Iterable[float]) -> None:
+def _named_ticks(axis: Axes, places: Iterable[float]) -> None:
     """A tick with its number at each value of a logarithmic x where these are few."""
     values = sorted({float(x) for x in places})
     if len(values) <= 9:

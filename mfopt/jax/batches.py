@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt._runtime._arrays import Array
 from mfopt._runtime._pytree import pytree
 from mfopt.sampling import UnitSampler
 from mfopt.sampling.sampler import pad
@@ -42,7 +43,7 @@ class StepBatch:
     tag: Any
 
 
-def tag_of(batch: StepBatch, secret: Any, xp: Any = jnp) -> Any:
+def tag_of(batch: StepBatch, secret: Array, xp: Any = jnp) -> Array:
     """The tag of a microbatch, uint32; one of 2³² mistakes has the right one.
 
     It tells mistakes, not forgery: whoever trains has the secret.
@@ -53,12 +54,12 @@ def tag_of(batch: StepBatch, secret: Any, xp: Any = jnp) -> Any:
       xp: numpy or ``jax.numpy``.
     """
 
-    def mixed(words: Any) -> Any:  # every bit of a word moves every other (Wellons' lowbias32)
+    def mixed(words: Array) -> Array:  # every bit of a word moves every other (Wellons' lowbias32)
         words = (words ^ (words >> 16)) * np.uint32(0x7FEB352D)
         words = (words ^ (words >> 15)) * np.uint32(0x846CA68B)
         return words ^ (words >> 16)
 
-    def folded(words: Any) -> Any:
+    def folded(words: Array) -> Array:
         places = xp.arange(1, words.shape[-1] + 1, dtype=xp.uint32) * _ODD
         # an axis of length 1 until the end: numpy warns where single numbers overflow
         return mixed(mixed(words ^ places).sum(-1, dtype=xp.uint32, keepdims=True))[..., 0]
@@ -109,16 +110,16 @@ class Batches:
         Raises:
           UsageError: so many are not left.
         """
-        left = len(self) - self.start
-        if not left:
+        remaining = len(self) - self.start
+        if not remaining:
             rule = f"the guarantee covers {len(self)} steps, and all were taken"
             raise _check.reject("state", f"step {self.start}", rule)
-        steps = left if steps is None else _check.integer("steps", steps, at_most=left)
+        steps = remaining if steps is None else _check.integer("steps", steps, at_most=remaining)
         numbers = range(self.start, self.start + steps)
         units = [self._sampler[step] for step in numbers]
-        most = max(map(len, units))
-        made = [self._batch(t, u, most) for t, u in zip(numbers, units, strict=True)]
-        return jax.tree.map(lambda *parts: np.stack(parts), *made)
+        largest = max(map(len, units))
+        batches = [self._batch(t, u, largest) for t, u in zip(numbers, units, strict=True)]
+        return jax.tree.map(lambda *parts: np.stack(parts), *batches)
 
     def _batch(self, step: int, units: np.ndarray, slots: int = 1) -> StepBatch:
         rows = pad(units, self._width, slots=slots, fill=-1).astype(np.int32)
@@ -126,8 +127,8 @@ class Batches:
             rows = rows.reshape(1, -1)
         parts, mask = len(rows), rows >= 0
         number = np.arange(parts, dtype=np.int32)
-        same = [np.full(parts, x, np.int32) for x in (step, parts)]
-        batch = StepBatch(np.where(mask, rows, 0), mask, same[0], number, same[1], None)
+        scalars = [np.full(parts, x, np.int32) for x in (step, parts)]
+        batch = StepBatch(np.where(mask, rows, 0), mask, scalars[0], number, scalars[1], None)
         batch = dataclasses.replace(batch, tag=tag_of(batch, self._key, np))
         whole: StepBatch = batch
         if self.microbatch is None:

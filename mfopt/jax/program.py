@@ -140,8 +140,10 @@ class GradientProgram:
     held: list[jax.Array]
 
     @classmethod
-    def of(cls, function: Callable[..., PyTree], params: PyTree, *rest: PyTree) -> GradientProgram:
-        """Trace ``function(params, *rest)``, where ``rest`` is an example and what is public.
+    def of(
+        cls, function: Callable[..., PyTree], params: PyTree, *constants: PyTree
+    ) -> GradientProgram:
+        """Trace ``function(params, *rest)``, where ``constants`` is an example and what is public.
 
         Raises:
           UsageError: it calls the host, has batching rules of its own, or changes what it is given
@@ -149,13 +151,13 @@ class GradientProgram:
         """
         leaves, structure = jax.tree.flatten(params)
 
-        def gradient(arrays: list[Any], *rest: PyTree) -> PyTree:
+        def gradient(arrays: list[Any], *constants: PyTree) -> PyTree:
             traced = iter(arrays)
             params = jax.tree.unflatten(
                 structure, [next(traced) if _is_array(leaf) else leaf for leaf in leaves]
             )
             values = jax.tree.leaves(params)
-            gradients = function(params, *rest)
+            gradients = function(params, *constants)
             if list(map(id, values)) != list(map(id, jax.tree.leaves(params))):
                 rule = "changes the parameters that it is given, of one example: the change is lost"
                 way_out = "Use no batch norm; give dropout a key for each example, in the data."
@@ -164,7 +166,7 @@ class GradientProgram:
 
         try:
             program, gradients = jax.make_jaxpr(gradient, return_shape=True)(
-                list(filter(_is_array, leaves)), *rest
+                list(filter(_is_array, leaves)), *constants
             )
         except Exception as error:
             if type(error).__name__ != "TraceContextError":  # of NNX
@@ -178,8 +180,8 @@ class GradientProgram:
             raise _check.reject("function", repr(function), rule, way_out)
         nnx: Any = sys.modules.get("flax.nnx")
         is_module = nnx is not None and isinstance(params, nnx.Module)
-        held = jax.tree.leaves(nnx.state(params, nnx.Not(nnx.Param))) if is_module else []
-        return cls(program, gradients, held)
+        held_arrays = jax.tree.leaves(nnx.state(params, nnx.Not(nnx.Param))) if is_module else []
+        return cls(program, gradients, held_arrays)
 
     @property
     def constants(self) -> jax.Array:

@@ -17,6 +17,7 @@ from mfopt import noise
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
 from mfopt._runtime._pytree import pytree
+from mfopt._runtime._types import PyTree
 from mfopt.factorization import Factorization
 from mfopt.guarantee import statement
 from mfopt.jax.batches import Batches, StepBatch, tag_of
@@ -24,8 +25,6 @@ from mfopt.jax.program import GradientProgram, Product
 from mfopt.noise import NoiseState, uses
 from mfopt.sampling import UnitSampler
 from mfopt.training.clipping import Clipping, sum_of_squares
-
-PyTree = Any
 
 
 @pytree
@@ -193,25 +192,25 @@ class PrivateRun:
 
         data = jax.tree.map(jnp.asarray, data)
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
-        rest = () if public is None else (public,)
-        program = GradientProgram.of(function, params, shapes, *rest)
+        constants = () if public is None else (public,)
+        program = GradientProgram.of(function, params, shapes, *constants)
         whole = {np.shape(leaf) for leaf in jax.tree.leaves(data)}
         if whole & {np.shape(array) for array in program.program.consts}:
             rule = "uses an array as large as the data: each gradient would be of all examples"
             way_out = "Use the example that it is given, and no other."
             raise _check.reject("function", repr(function), rule, way_out)
-        each = jax.vmap(program, (None, 0, *[None] * len(rest)))
+        of_units = jax.vmap(program, (None, 0, *[None] * len(constants)))
         self.stream.check_state(state.noise)
         self.stream.leaves_like(state.noise, program.gradients, "gradients")
 
-        def one(state: PrivateState, part: StepBatch) -> tuple[PrivateState, None]:
+        def step_once(state: PrivateState, part: StepBatch) -> tuple[PrivateState, None]:
             examples = jax.tree.map(lambda leaf: leaf[part.units], data)
-            return self._with(each(params, examples, *rest), part, state), None
+            return self._with(of_units(params, examples, *constants), part, state), None
 
         if np.ndim(batch.units) == 1:
-            state, _ = one(state, batch)
+            state, _ = step_once(state, batch)
         else:
-            state, _ = jax.lax.scan(one, state, batch)
+            state, _ = jax.lax.scan(step_once, state, batch)
         return self._release(state, program.constants)
 
     def mean(
@@ -244,16 +243,16 @@ class PrivateRun:
             way_out = "Scan over the first axis of the batch, or use run.gradient."
             raise _check.reject("batch", f"units of shape {units}", rule, way_out)
         self.stream.check_state(state.noise)
-        each = self.stream.leaves_like(state.noise, gradients, "gradients", units)
-        return self._with(each, batch, state)
+        of_units = self.stream.leaves_like(state.noise, gradients, "gradients", units)
+        return self._with(of_units, batch, state)
 
     @pinned
-    def _with(self, each: list[Any], batch: StepBatch, state: PrivateState) -> PrivateState:
+    def _with(self, of_units: list[Any], batch: StepBatch, state: PrivateState) -> PrivateState:
         """State with the microbatch of these gradients, arrays or products, in its sum."""
         batch = jax.tree.map(jnp.asarray, batch)
-        sums, own = self._added(state, each, batch)
+        sums, is_own = self._added(state, of_units, batch)
         _refuse(
-            own,
+            is_own,
             "batch",
             f"step {batch.step}, part {batch.part}",
             f"is not what the run drew for step {state.noise.step}, part {state.part}",
@@ -267,16 +266,18 @@ class PrivateRun:
         )
 
     @functools.cached_property
-    def _added(self) -> Any:
+    def _added(self) -> Callable[..., PyTree]:
         """``(sums and the batch's clipped gradients, whether the batch is the next one)``."""
 
-        def added(state: PrivateState, each: list[Any], batch: StepBatch) -> tuple[list[Any], Any]:
-            own = tag_of(batch, state.noise.key) == batch.tag
-            own &= (batch.step == state.noise.step) & (batch.part == state.part)
-            squares = [jax.vmap(_square)(leaf) for leaf in each]
+        def added(
+            state: PrivateState, of_units: list[Any], batch: StepBatch
+        ) -> tuple[list[Any], Any]:
+            is_own = tag_of(batch, state.noise.key) == batch.tag
+            is_own &= (batch.step == state.noise.step) & (batch.part == state.part)
+            squares = [jax.vmap(_square)(leaf) for leaf in of_units]
             factors = jax.vmap(self.clipping.factors)(squares).each
 
-            def one(total: Any, leaf: Any, factor: Any) -> Any:
+            def clipped_sum(total: Any, leaf: Any, factor: Any) -> Any:
                 factor = jnp.where(batch.mask, factor, 0.0)
                 if isinstance(leaf, Product):
                     part = leaf.total(factor)
@@ -284,10 +285,12 @@ class PrivateRun:
                     factor = factor.reshape(-1, *[1] * (leaf.ndim - 1))
                     # where, not a product alone: 0 times infinity is no number
                     part = jnp.where(factor > 0, leaf.astype(jnp.float32) * factor, 0.0).sum(0)
-                return jnp.where(own, total + part.astype(total.dtype), jnp.nan)
+                return jnp.where(is_own, total + part.astype(total.dtype), jnp.nan)
 
             totals = jax.tree.leaves(state.sums)
-            return [one(*of) for of in zip(totals, each, factors, strict=True)], own
+            return [
+                clipped_sum(*triple) for triple in zip(totals, of_units, factors, strict=True)
+            ], is_own
 
         return jax.jit(added)  # outside of jit too: not compiled operation by operation
 
@@ -300,7 +303,7 @@ class PrivateRun:
         return self._release(state, None)
 
     @pinned
-    def _release(self, state: PrivateState, constants: Any) -> tuple[PyTree, PrivateState]:
+    def _release(self, state: PrivateState, constants: PyTree) -> tuple[PyTree, PrivateState]:
         whole = state.part == state.parts
         _refuse(
             whole,
@@ -310,9 +313,9 @@ class PrivateRun:
             "Add every part of the step's batch before, an empty one too.",
         )
         sums = jax.tree.map(lambda leaf: jnp.where(whole, leaf, jnp.nan), state.sums)
-        noised, after = self.stream.release(sums, state.noise, constants)
+        noised, following = self.stream.release(sums, state.noise, constants)
         mean = jax.tree.map(lambda leaf: leaf / self.normalizer, noised)
-        return mean, self._between(after)
+        return mean, self._between(following)
 
     def save(
         self, path: str | os.PathLike[str], state: PrivateState, *, force: bool = False
@@ -339,8 +342,8 @@ class PrivateRun:
             for shape, where in zip(layout.shapes, layout.shardings, strict=True)
         ]
         sums = layout.treedef.unflatten(zeros)
-        none, one = (np.array(x, np.int32) for x in (0, 1))
-        return PrivateState(state, sums, none, one)
+        none, one_int = (np.array(x, np.int32) for x in (0, 1))
+        return PrivateState(state, sums, none, one_int)
 
 
 def _key_of(state: PrivateState) -> np.ndarray:
@@ -351,7 +354,7 @@ def _key_of(state: PrivateState) -> np.ndarray:
     return uses.on_host(state.noise.key)
 
 
-def _square(leaf: Any) -> Any:
+def _square(leaf: jax.Array) -> jax.Array:
     """Squared norm of one example's gradient of one leaf."""
     if isinstance(leaf, Product):
         return leaf.square()

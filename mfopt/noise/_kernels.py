@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from mfopt._runtime import _quick
 from mfopt._runtime._arrays import Array, Step
 from mfopt.noise.recursions import Modal, Recursion, Ring, Rows
 
+Buffer: TypeAlias = jax.Array | None  # what a recursion keeps, of every slot
 Draw = Callable[[Any], jax.Array]  # step -> white noise
 
 _UNROLL = 16  # buffers summed in one fused loop: hardware reads ahead in few streams at a time
@@ -47,9 +48,9 @@ def advance(
     coefficients: tuple[Array, ...],
     draw: Draw,
     step: Step,
-    buffer: jax.Array | None,
+    buffer: Buffer,
     dtype: np.dtype,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, Buffer]:
     """(noise of step, new buffer), from the ``coefficients`` of ``recursion.coefficients(step)``.
 
     ``draw`` gives white noise of any step <= ``step``, of the type ``dtype`` in which the noise is
@@ -67,8 +68,8 @@ def advance(
 
 
 def _ring(
-    recursion: Ring, row: Array, draw: Draw, step: Step, buffer: jax.Array | None, dtype: np.dtype
-) -> tuple[jax.Array, jax.Array | None]:
+    recursion: Ring, row: Array, draw: Draw, step: Step, buffer: Buffer, dtype: np.dtype
+) -> tuple[jax.Array, Buffer]:
     row = jnp.asarray(row, dtype)
     if buffer is None:
         return row[0] * draw(step), None
@@ -92,9 +93,9 @@ def _modal(
     coefficients: tuple[Array, ...],
     draw: Draw,
     step: Step,
-    buffer: jax.Array | None,
+    buffer: Buffer,
     dtype: np.dtype,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, Buffer]:
     gain, read, decay, feed = (jnp.asarray(c, dtype) for c in coefficients)
     if buffer is None:
         return gain * draw(step), None

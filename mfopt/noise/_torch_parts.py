@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from mfopt._runtime import _check, _float64
+from mfopt.noise._kernels import Buffer
 from mfopt.noise.packing import Packing, share
 from mfopt.noise.recursions import Modal, Ring, Rows
 from mfopt.noise.stream import NoiseStream
@@ -24,7 +25,7 @@ TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float6
 _BLOCK = 2**24  # elements that are drawn at once: their random bits are twice as wide
 
 
-class OnCPU:
+class _OnCPU:
     """Parameters on the CPU: those numbered ``leaves``, of the shapes ``whole``.
 
     ``shapes`` are those of what this process has of each; ``part`` is the number of this process
@@ -66,7 +67,7 @@ class OnCPU:
             total.add_(part)
         self._scratch = noise  # nobody else has it: the next step may write into it
 
-    def _advance(self, key: np.ndarray, step: int, scratch: jax.Array | None) -> jax.Array:
+    def _advance(self, key: np.ndarray, step: int, scratch: Buffer) -> jax.Array:
         with jax.default_device(_cpu()), _float64.scope(self.stream.dtype == np.float64):
             noise, self._buffer = self.stream.step_packed(
                 key,
@@ -108,7 +109,7 @@ class OnCPU:
 
 
 class OnDevice:
-    """Parameters on another device, laid end to end; arguments and methods as :class:`OnCPU`."""
+    """Parameters on another device, laid end to end; arguments and methods as :class:`_OnCPU`."""
 
     def __init__(
         self,
@@ -179,7 +180,7 @@ class OnDevice:
             if buffer is None:
                 return noise
             read, decay, feed = (_row(table, step) for table in self._tables)
-            add_products(noise, buffer, -read)
+            _add_products(noise, buffer, -read)
             if buffer.dtype == noise.dtype:
                 buffer.mul_(decay[:, None]).addr_(feed, noise)
             else:
@@ -198,12 +199,12 @@ class OnDevice:
         slots = len(buffer)
         if isinstance(recursion, Ring) and recursion.feedback:
             # slot k holds the output of lag 1 + (step - 1 - k) % slots
-            noise = add_products(white.mul_(row[0]), buffer, row[1:].flip(0).roll(step))
+            noise = _add_products(white.mul_(row[0]), buffer, row[1:].flip(0).roll(step))
             buffer[step % slots].copy_(noise)
             return noise
         # slot k holds the draw of lag (step - k) % slots; 0 where there was none yet
         buffer[step % slots].copy_(white)
-        return add_products(white.zero_(), buffer, row[:slots].flip(0).roll(step + 1))
+        return _add_products(white.zero_(), buffer, row[:slots].flip(0).roll(step + 1))
 
     def _draw(self, key: np.ndarray, step: int) -> torch.Tensor:
         """White noise: PyTorch's generator, seeded with 64 bits of a hash for each step."""
@@ -220,9 +221,9 @@ class OnDevice:
         return draws.mul_(self.stream.stddev)
 
 
-def part_for(device: torch.device) -> type[OnCPU] | type[OnDevice]:
+def part_for(device: torch.device) -> type[_OnCPU] | type[OnDevice]:
     """Class that makes the noise for parameters on ``device``."""
-    return OnCPU if device.type == "cpu" else OnDevice
+    return _OnCPU if device.type == "cpu" else OnDevice
 
 
 def inverted(bits: torch.Tensor, offset: float, dtype: torch.dtype) -> torch.Tensor:
@@ -233,7 +234,7 @@ def inverted(bits: torch.Tensor, offset: float, dtype: torch.dtype) -> torch.Ten
     return torch.where(negative, half, -half)
 
 
-def add_products(total: torch.Tensor, buffer: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _add_products(total: torch.Tensor, buffer: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """``total += Σ_k weights[k] buffer[k]``, in place."""
     if buffer.dtype == total.dtype:
         return total.addmv_(buffer.T, weights)

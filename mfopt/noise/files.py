@@ -75,7 +75,7 @@ def save_state(
     """
     stream.check_state(state)
     arrays: dict[str, np.ndarray] = {"key": _local("key", state.key)}
-    names = leaf_names(state.layout)
+    names = _leaf_names(state.layout)
     for i, buffer in stream.buffers_by_leaf(state).items():
         arrays[f"buffer/{i}"] = _local(names[i], buffer)
     write_secret(
@@ -107,7 +107,7 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: PyTree
     header, arrays = read_secret(path)
     stream.refuse_other("state file", header.get("digest"), header.get("settings"))
     layout = Layout.of_params(params)
-    names = leaf_names(layout)
+    names = _leaf_names(layout)
     shapes = [list(shape) for shape in layout.shapes]
     if header.get("parameters") != names or header.get("shapes") != shapes:
         rule = "are not those that the state was made for: "
@@ -125,7 +125,7 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: PyTree
     return stream.skip(dataclasses.replace(state, counted=True), resumed.first_free(step))
 
 
-def leaf_names(layout: Layout) -> list[str]:
+def _leaf_names(layout: Layout) -> list[str]:
     """The path of every parameter inside its pytree."""
     tree = jax.tree.unflatten(layout.treedef, range(len(layout.shapes)))
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]

@@ -60,6 +60,7 @@ from jax import lax
 from mfopt._runtime import _check
 from mfopt._runtime._arrays import Array, Step
 from mfopt.noise import _draws, _kernels
+from mfopt.noise._kernels import Buffer
 from mfopt.noise.recursions import Modal, Recursion, Ring, Rows
 from mfopt.strategies import Strategy
 
@@ -149,7 +150,7 @@ def advance(
     coefficients: tuple[Array, ...],
     draw: Callable[[Step], jax.Array],
     step: Step,
-    buffer: jax.Array | None,
+    buffer: Buffer,
     unit: Array,
 ) -> tuple[jax.Array, Array, Array | None]:
     """(noise in grid steps, width of a grid step γ, new buffer).

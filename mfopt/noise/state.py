@@ -163,7 +163,7 @@ def parts_of(state: NoiseState) -> dict[str, Array]:
     return {"key": state.key, "step": state.step, "mark": state.mark, **buffers}
 
 
-def check_saving(arrays: Iterable[Array]) -> None:
+def _check_saving(arrays: Iterable[Array]) -> None:
     """Called before ``arrays`` go to a file: store the ledgers of the keys among them.
 
     Raises:
@@ -200,7 +200,7 @@ _watched: set[Any] = set()
 def _watching(serialize: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(serialize)
     async def watched(self: Any, values: Any, *arguments: Any, **keywords: Any) -> Any:
-        check_saving(values)
+        _check_saving(values)
         return await serialize(self, values, *arguments, **keywords)
 
     return watched

@@ -20,6 +20,7 @@ from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.guarantee import statement
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys, ledger, secure, uses
+from mfopt.noise._kernels import Buffer
 from mfopt.noise.choice import Past, choose
 from mfopt.noise.packing import LeafGroup, Packing, SingleLeaf, grouped
 from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark, parts_of
@@ -252,7 +253,7 @@ class NoiseStream:
         layout: Layout,
         key: np.ndarray,
         step: int,
-        buffers: tuple[jax.Array | None, ...],
+        buffers: tuple[Buffer, ...],
         *,
         pinned: bool,
         counted: bool,
@@ -403,9 +404,7 @@ class NoiseStream:
 
     def _inputs(
         self, state: NoiseState, step: Step, valid: np.bool_ | jax.Array
-    ) -> tuple[
-        Array, tuple[jax.Array | None, ...], tuple[Step, np.bool_ | Array, tuple[Array, ...]]
-    ]:
+    ) -> tuple[Array, tuple[Buffer, ...], tuple[Step, np.bool_ | Array, tuple[Array, ...]]]:
         """First arguments of :meth:`_advance`."""
         return state.key, state.buffers, (step, valid, self.recursion.coefficients(step))
 
@@ -468,7 +467,7 @@ class NoiseStream:
 
     def buffers_from_leaves(
         self, layout: Layout, by_leaf: dict[int, np.ndarray]
-    ) -> tuple[jax.Array | None, ...]:
+    ) -> tuple[Buffer, ...]:
         """The inverse of :meth:`buffers_by_leaf`, laid out over devices as ``layout`` says."""
         return tuple(
             block.packed([by_leaf[i] for i in block.leaves]) if by_leaf else None
@@ -483,12 +482,12 @@ class NoiseStream:
     def _advance(
         self,
         key: Array,
-        buffers: tuple[jax.Array | None, ...],
+        buffers: tuple[Buffer, ...],
         position: tuple[Step, np.bool_ | Array, tuple[Array, ...]],
         sums: PyTree,
         *,
         layout: Layout,
-    ) -> tuple[PyTree, Array, tuple[jax.Array | None, ...]]:
+    ) -> tuple[PyTree, Array, tuple[Buffer, ...]]:
         """One step for every leaf; traced. ``position``: its number, is it one, coefficients."""
         step, valid, coefficients = position
         scale = jnp.where(valid, np.asarray(self.stddev, self.dtype), jnp.nan)
@@ -515,13 +514,13 @@ class NoiseStream:
     def step_packed(
         self,
         key: np.ndarray,
-        buffer: jax.Array | None,
+        buffer: Buffer,
         step: Step,
         *,
         packing: Packing,
         row_starts: Array | None = None,
         scratch: Array | None = None,
-    ) -> tuple[jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, Buffer]:
         """(noise, new buffer) of packed leaves, shapes (rows, width) and (slots, rows, width).
 
         Outside of jit, for adapters that keep their own state.
@@ -552,12 +551,12 @@ class NoiseStream:
     def _packed_into(
         self,
         step: _Step,
-        buffer: jax.Array | None,
+        buffer: Buffer,
         scratch: Array | None,
         row_starts: Array | None,
         *,
         packing: Packing,
-    ) -> tuple[jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, Buffer]:
         """:meth:`step_packed`, traced; ``scratch`` is donated, and becomes the noise's memory."""
         return self._noise_of(packing, row_starts, step, buffer)
 
@@ -566,15 +565,15 @@ class NoiseStream:
         block: LeafGroup | SingleLeaf | Packing,
         begin: PyTree,
         step: _Step,
-        buffer: jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array | None]:
+        buffer: Buffer,
+    ) -> tuple[jax.Array, Buffer]:
         """(noise, new buffer) of what lies together; traced."""
         dtype = self.dtype
 
         def draw(which: Step) -> jax.Array:
             return step.scale.astype(dtype) * block.draw(step.key, which, dtype, begin)
 
-        def advance() -> tuple[jax.Array, jax.Array | None]:
+        def advance() -> tuple[jax.Array, Buffer]:
             drawing = step.coefficients, draw, step.number
             return _kernels.advance(self.recursion, *drawing, buffer, dtype)
 
@@ -588,7 +587,7 @@ class NoiseStream:
         self,
         block: LeafGroup | SingleLeaf,
         step: _Step,
-        buffer: jax.Array | None,
+        buffer: Buffer,
         totals: tuple[Array, ...] | None,
     ) -> tuple[tuple[Array, ...], Array | None]:
         """The part of each leaf of a block that this device has, and the new buffer."""
@@ -608,7 +607,7 @@ class NoiseStream:
         pairs = zip(totals or (), block.parts(noise), strict=True)
         return tuple(secure.release(total, part, width) for total, part in pairs), kept
 
-    def _zeros(self, block: LeafGroup | SingleLeaf) -> jax.Array | None:
+    def _zeros(self, block: LeafGroup | SingleLeaf) -> Buffer:
         full = _kernels.buffer_shape(self.recursion, block.shape)
         if full is None:
             return None
@@ -670,7 +669,7 @@ def _added(gradient: Array, noise: Array) -> Array:
 def _spread(
     function: Any,
     block: LeafGroup | SingleLeaf,
-    buffer: jax.Array | None,
+    buffer: Buffer,
     totals: tuple[Array, ...] | None,
 ) -> Any:
     """``function(block, ...)``, run on each device for what it has of the leaves.

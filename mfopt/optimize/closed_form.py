@@ -44,7 +44,7 @@ def default_kinds(scheme: Scheme) -> tuple[str, ...]:
     return (_OPTIMIZED.get(type(scheme), ("identity",))[0],)
 
 
-def default_bands(scheme: Scheme) -> int:
+def _default_bands(scheme: Scheme) -> int:
     """Number of bands of a banded C if none is named."""
     if type(scheme) not in _OPTIMIZED:
         return 1
@@ -113,7 +113,7 @@ def _of_kind(form: str, scheme: Scheme, question: Question, progress: Report) ->
     """The best C of one kind."""
     target, objective = question.target, question.objective
     loss = objective.loss(scheme.iterations) if isinstance(objective, Objective) else objective
-    bands = question.form.bands or default_bands(scheme)
+    bands = question.form.bands or _default_bands(scheme)
     if form not in kinds.names() or (bands == 1 and form in _BANDED):
         strategy = kinds.fixed(form, bands=bands) if form not in _BANDED else Identity()
         sigma = _sigma(Mechanism(scheme, strategy), target)

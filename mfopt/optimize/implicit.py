@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import sharding
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
 
@@ -53,7 +54,7 @@ class _Bracket(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def log_sigma(
-    law: SampledLaw, reduced: Any, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
+    law: SampledLaw, reduced: PyTree, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
 ) -> jax.Array:
     """log σ with |log δ̂ − ``log_delta``| <= :data:`TOLERANCE` on the frozen samples.
 
@@ -106,13 +107,13 @@ def log_sigma(
     return jnp.where(end.met, end.theta, jnp.nan)
 
 
-def devices(law: SampledLaw, draws: Any) -> sharding.Devices:
+def devices(law: SampledLaw, draws: PyTree) -> sharding.Devices:
     """The devices that the draws are spread over, in equal parts."""
     return sharding.dividing(draws) if law.divisible else sharding.devices()[:1]
 
 
 def _estimate(
-    law: SampledLaw, reduced: Any, frozen: Frozen
+    law: SampledLaw, reduced: PyTree, frozen: Frozen
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """(log σ, ε) -> log δ̂ on the frozen samples, of which every device has its part."""
     over = devices(law, frozen.draws)
@@ -120,10 +121,10 @@ def _estimate(
         terms = law.frozen(reduced, frozen.proposal, frozen.draws)
         return functools.partial(law.log_delta, terms)
 
-    def own_terms(draws: Any, reduced: Any, proposal: Any) -> Any:
+    def own_terms(draws: PyTree, reduced: PyTree, proposal: PyTree) -> PyTree:
         return sharding.stacked(law.frozen(reduced, proposal, draws))
 
-    def own_value(terms: Any, theta: jax.Array, epsilon: jax.Array) -> jax.Array:
+    def own_value(terms: PyTree, theta: jax.Array, epsilon: jax.Array) -> jax.Array:
         return law.log_delta(sharding.unstacked(terms), theta, epsilon)[None]
 
     parts = sharding.mapped(own_terms, over)(frozen.draws, reduced, frozen.proposal)
@@ -136,7 +137,7 @@ def _estimate(
 
 
 def _forward(
-    law: SampledLaw, reduced: Any, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
+    law: SampledLaw, reduced: PyTree, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     solution = log_sigma(law, reduced, frozen, epsilon, log_delta)
     return solution, (reduced, frozen, epsilon, solution)
@@ -145,7 +146,7 @@ def _forward(
 def _backward(law: SampledLaw, saved: tuple[Any, ...], cotangent: jax.Array) -> tuple[Any, ...]:
     reduced, frozen, epsilon, solution = saved
 
-    def value(reduced: Any, theta: jax.Array) -> jax.Array:
+    def value(reduced: PyTree, theta: jax.Array) -> jax.Array:
         return _estimate(law, reduced, frozen)(theta, epsilon)
 
     by_reduced, by_theta = jax.grad(value, argnums=(0, 1))(reduced, solution)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import HINGE, Pilot, Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.protocol import (
@@ -211,7 +212,7 @@ def _law(
         )
 
     @jax.jit
-    def estimate(draws: Any, proposal: Any) -> jax.Array:
+    def estimate(draws: PyTree, proposal: PyTree) -> jax.Array:
         terms = sampled.frozen(reduced, proposal, draws)
         return jnp.exp(sampled.log_delta(terms, log_sigma, point.epsilon))
 

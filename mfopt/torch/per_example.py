@@ -57,8 +57,8 @@ class Products:
     ``right``: (examples, t, width).
     """
 
-    def __init__(self, left: torch.Tensor, right: torch.Tensor, height: int) -> None:
-        self.left, self.right, self.height = left, right, height
+    def __init__(self, left_factor: torch.Tensor, right_factor: torch.Tensor, height: int) -> None:
+        self.left, self.right, self.height = left_factor, right_factor, height
 
     @property
     def is_indexed(self) -> bool:
@@ -70,10 +70,10 @@ class Products:
         length = _last_norms(self.right)
         return (length if self.is_indexed else length * _last_norms(self.left)).sum(1)
 
-    def overlaps(self, other: Products) -> torch.Tensor:
+    def overlaps(self, partner: Products) -> torch.Tensor:
         """⟨gradient, other's gradient⟩ of each example, from inner products of all pairs of t."""
-        count = max(1, _MATRIX // max(1, self.left.shape[1] * other.left.shape[1]))
-        pieces = zip(*(torch.split(x, count) for x in (*self._pair, *other._pair)), strict=True)
+        count = max(1, _MATRIX // max(1, self.left.shape[1] * partner.left.shape[1]))
+        pieces = zip(*(torch.split(x, count) for x in (*self._pair, *partner._pair)), strict=True)
         sums = [
             (_inner(a, b) * (right @ columns.mT)).sum((1, 2)) for a, right, b, columns in pieces
         ]
@@ -118,10 +118,10 @@ def merged(gradients: Sequence[GradientRows | Products]) -> Sequence[GradientRow
     joined = []
     for is_indexed in (False, True):
         if kind := [x for x in products if x.is_indexed == is_indexed]:
-            left, right = (
+            left_factor, right_factor = (
                 torch.cat(list(x), 1) for x in zip(*(x._pair for x in kind), strict=True)
             )
-            joined.append(Products(left, right, kind[0].height))
+            joined.append(Products(left_factor, right_factor, kind[0].height))
     return joined
 
 
@@ -223,9 +223,9 @@ class _Layer:
         Args:
           copies: of one example, which gradients are of.
         """
-        held = self.layer._parameters
+        parameters = self.layer._parameters
         return any(
-            held[key] is not copies[name] and not isinstance(held[key], nn.Parameter)
+            parameters[key] is not copies[name] and not isinstance(parameters[key], nn.Parameter)
             for key, name in self.names.items()
         )
 
@@ -313,7 +313,9 @@ def _layers(
     """Layers of ``module`` whose calls give products; ``values``: trained parameters."""
     for layer in module.modules():
         kind = _KINDS.get(f"{type(layer).__module__}.{type(layer).__name__}")
-        is_plain = all(getattr(layer, option, usual) == usual for option, usual in _PLAIN.items())
+        is_plain = all(
+            getattr(layer, option, default) == default for option, default in _PLAIN.items()
+        )
         if kind and is_plain and "forward" not in vars(layer):
             parts = {key: names[p] for key, p in layer._parameters.items() if p is not None}
             trained = {key: name for key, name in parts.items() if name in values}
@@ -384,10 +386,10 @@ class _Call(torch.autograd.Function):
 _apply: Callable[..., Any] = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
 
-def _call(layer: _Layer, calls: _Calls, *arguments: Any, **named: Any) -> Any:
+def _call(layer: _Layer, calls: _Calls, *arguments: Any, **keywords: Any) -> Any:
     if layer.is_reparameterized(calls.copies):
-        return type(layer.layer).forward(layer.layer, *arguments, **named)
-    (x,) = (*arguments, *named.values())
+        return type(layer.layer).forward(layer.layer, *arguments, **keywords)
+    (x,) = (*arguments, *keywords.values())
     return _apply(_Call, x, calls.examples, layer, calls)
 
 

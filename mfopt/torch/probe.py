@@ -46,30 +46,33 @@ def contents(ignored: Iterable[Any] = (), **roots: Any) -> Contents:
     Attributes, containers, tensors, arrays, and of functions what they enclose and the globals they
     name. Left out are ``ignored`` objects, data sets, loaders and modules of Python.
     """
-    left, seen = deque(roots.items()), {id(x): x for x in ignored}  # alive: no number comes twice
+    remaining, visited = (
+        deque(roots.items()),
+        {id(x): x for x in ignored},
+    )  # alive: no number comes twice
     state: Contents = {}
-    while left:
-        path, value = left.popleft()
+    while remaining:
+        path, value = remaining.popleft()
         if isinstance(value, _VALUES):
             state[path] = repr(value)
             continue
-        if id(value) in seen or isinstance(value, _OUTSIDE) or _is_trainer(value):
+        if id(value) in visited or isinstance(value, _OUTSIDE) or _is_trainer(value):
             continue
-        seen[id(value)] = value
+        visited[id(value)] = value
         if isinstance(value, torch.Tensor):
             state[path] = _content(value)
         elif isinstance(value, np.ndarray):
             state[path] = (value.shape, hash(value.tobytes()))
         elif isinstance(value, Mapping):
-            left.extend((f"{path}[{key!r:.40}]", part) for key, part in list(value.items()))
+            remaining.extend((f"{path}[{key!r:.40}]", part) for key, part in list(value.items()))
         elif isinstance(value, list | tuple | deque | set | frozenset):
             state[path] = len(value)
             if all(isinstance(part, _VALUES) for part in value):
                 state[path] = repr(value)
             else:
-                left.extend((f"{path}[{i}]", part) for i, part in enumerate(value))
+                remaining.extend((f"{path}[{i}]", part) for i, part in enumerate(value))
         else:
-            left.extend((f"{path}.{name}", part) for name, part in _parts(value).items())
+            remaining.extend((f"{path}.{name}", part) for name, part in _parts(value).items())
     return state
 
 
@@ -86,8 +89,8 @@ def _parts(value: Any) -> dict[str, Any]:
     if isinstance(value, types.MethodType):
         return {"self": value.__self__, "func": value.__func__}
     if isinstance(value, types.FunctionType):
-        named = {name: value.__globals__.get(name) for name in value.__code__.co_names}
-        return {**named, **_held(value)}
+        globals_used = {name: value.__globals__.get(name) for name in value.__code__.co_names}
+        return {**globals_used, **_held(value)}
     if isinstance(value, types.GeneratorType):
         return {} if value.gi_frame is None else value.gi_frame.f_locals
     forward = getattr(type(value), "forward", None)
@@ -138,20 +141,20 @@ def refuse_changes(before: Contents, after: Contents, *, made: bool = False) -> 
 
 
 def refuse_difference(
-    one: list[torch.Tensor], other: list[torch.Tensor], bound: float | None
+    reference: list[torch.Tensor], repeated: list[torch.Tensor], bound: float | None
 ) -> None:
     """Raise :class:`UsageError` unless two contributions of an example are equal to rounding.
 
     Args:
-      one, other: before its batch, and after it.
-      bound: that rounding is measured by; the norm of ``one``, and at least 1, if None.
+      reference, repeated: before its batch, and after it.
+      bound: that rounding is measured by; the norm of ``reference``, and at least 1, if None.
     """
 
     def norm(tensors: list[torch.Tensor]) -> float:
         return float(sum(x.double().square().sum().cpu() for x in tensors)) ** 0.5
 
-    distance = norm([a - b for a, b in zip(one, other, strict=True)])
-    distance /= max(1.0, norm(one)) if bound is None else bound
+    distance = norm([a - b for a, b in zip(reference, repeated, strict=True)])
+    distance /= max(1.0, norm(reference)) if bound is None else bound
     if not distance <= _TOLERANCE:
         rule = f"moved by {distance:.3g} of its bound from before its batch to after it: model or "
         rule += "loss remember other examples"

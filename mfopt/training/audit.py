@@ -84,7 +84,7 @@ class Audit:
         return not any(finding.fault for finding in self.sampling)
 
 
-def canary_model(canaries: int, loudness: float = _LOUDNESS) -> Model:
+def _canary_model(canaries: int, loudness: float = _LOUDNESS) -> Model:
     """loss = loudness · θ[first token]: canary i's gradient points along coordinate i.
 
     θ is a table: on a CPU microbatches are clipped by the norms of :mod:`mfopt.training.ghost`.
@@ -92,9 +92,9 @@ def canary_model(canaries: int, loudness: float = _LOUDNESS) -> Model:
     """
 
     def loss(params: Any, tokens: Any, mask: Any) -> Any:
-        there = mask[0] & (tokens[0] < canaries)
+        is_canary = mask[0] & (tokens[0] < canaries)
         row = params["axes"][jnp.minimum(tokens[:1], canaries - 1)]
-        return jnp.where(there, loudness * row.sum(), 0)
+        return jnp.where(is_canary, loudness * row.sum(), 0)
 
     return Model.of({"axes": jnp.zeros((canaries, 1))}, loss, name="canaries")
 
@@ -137,9 +137,9 @@ def audit(
     """
     canaries = _check.integer("canaries", canaries, at_least=100)
     _check.probability("confidence", confidence)
-    own = dataclasses.replace(settings or settings_of(account), **changes)
+    audited = dataclasses.replace(settings or settings_of(account), **changes)
     # a canary's record is its number, twice: the settings' shortest record
-    settings = dataclasses.replace(own, length=2)
+    settings = dataclasses.replace(audited, length=2)
     steps, bound_of = account.sampling.length, settings.microbatch or 64
     # per-canary gradients of a microbatch, the released sums of every step and their scores
     _sizes.require("canaries", canaries, lambda m: 8.0 * m * (4 * steps + bound_of + 64))
@@ -153,12 +153,14 @@ def audit(
     claimed, execution = wired.statement(whole), alter(whole)
     assert claimed is not None
     # first: it may refuse, and is the shorter one
-    of_model = recovered.findings(account, own, secret, alter=alter, model=model, progress=progress)
+    of_model = recovered.findings(
+        account, audited, secret, alter=alter, model=model, progress=progress
+    )
     bound = execution.clipping.sensitivity
     # an update is as long as the gradients that it was made of, times the local rate
     loudness = _LOUDNESS / (settings.local_rate if settings.algorithm == "fedavg" else 1.0)
     trainer = Trainer(
-        canary_model(canaries, loudness), execution, optax.sgd(0.1), mesh=mesh, keep_release=True
+        _canary_model(canaries, loudness), execution, optax.sgd(0.1), mesh=mesh, keep_release=True
     )
     releases = np.empty((steps, canaries), np.float32)
     ran = np.zeros((units.population, steps), bool)
@@ -176,8 +178,8 @@ def audit(
     # the same execution under other secrets
     drawn, twins = executed.participations_of(execution.sampler), []
     for number in range(_TWINS):
-        other = dataclasses.replace(wired, secret=secret.twin(number))
-        twins.append(executed.participations_of(alter(other.execution(units)).sampler))
+        twin = dataclasses.replace(wired, secret=secret.twin(number))
+        twins.append(executed.participations_of(alter(twin.execution(units)).sampler))
     findings = executed.compare(
         account.sampling,
         ran,
@@ -186,22 +188,28 @@ def audit(
     )
     findings.append(executed.certain("units that were not drawn", not np.any(ran & ~drawn)))
     # an absent canary's coordinate holds noise alone, of all steps
-    again = next(trainer.run(trainer.init(secret.twin().key("noise")), 1)).release
-    assert again is not None
-    absent, alone = np.flatnonzero(~present), np.asarray(again["axes"], np.float64)[~present, 0]
+    second_release = next(trainer.run(trainer.init(secret.twin().key("noise")), 1)).release
+    assert second_release is not None
+    absent, noise_alone = (
+        np.flatnonzero(~present),
+        np.asarray(second_release["axes"], np.float64)[~present, 0],
+    )
     noise = white[:, absent] / account.noise_multiplier
-    for one in executed.compare_noise(noise, [slice(0, len(absent))], alone):
-        findings.append(dataclasses.replace(one, name=f"{one.name}, of canaries"))
+    for finding in executed.compare_noise(noise, [slice(0, len(absent))], noise_alone):
+        findings.append(dataclasses.replace(finding, name=f"{finding.name}, of canaries"))
     findings += of_model
     return _judge(scores, present, account, settings, claimed, findings, confidence=confidence)
 
 
 def _store(settings: TrainConfig, present: np.ndarray) -> TokenStore:
     """Store with a user per canary, without records if absent."""
-    each = settings.group_size
+    records_each = settings.group_size
     # a sampled user has several records too, which are to be clipped as one
-    records = settings.records_per_user if settings.by_user else each
-    users = [[[unit] * 2] * records if there else [] for unit, there in enumerate(present.tolist())]
+    records = settings.records_per_user if settings.by_user else records_each
+    users = [
+        [[unit] * 2] * records if is_present else []
+        for unit, is_present in enumerate(present.tolist())
+    ]
     return TokenStore.from_records(users, vocab_size=len(present) + 1)
 
 
@@ -226,7 +234,7 @@ def _judge(
         (epsilon_from_guesses(m, *rule, delta, level / len(rules)), *rule) for rule in rules
     )
     hits = int(np.sum((scores >= 0) == present))
-    least = float(stats.beta.ppf(level, hits, m - hits + 1)) if hits else 0.0
+    lower_share = float(stats.beta.ppf(level, hits, m - hits + 1)) if hits else 0.0
     optimum = _Expected(account, settings.group_size)
     sigma = account.noise_multiplier
     # estimates where the account is sampled: the audit is a measurement, not a proof
@@ -246,7 +254,7 @@ def _judge(
         curve = [(bound.epsilon(noise_multiplier, x).epsilon, x) for x in deltas]
         return any(refuted(curve, m, *rule, level / len(rules)) for rule in rules)
 
-    highest = optimum.largest_noise_multiplier(least, sigma)
+    highest = optimum.largest_noise_multiplier(lower_share, sigma)
     sigmas = (sigma * 2.0 ** np.arange(-3, 3, 2**-4)).tolist()
     allowed = [*sigmas, np.inf][bisect.bisect_left(sigmas, True, key=too_many)]
     chances_of_rules = [guesses_p_value(m, *rule, claimed.epsilon, delta) for rule in rules]
@@ -306,11 +314,11 @@ class _Expected:
         rows, n = self.attack.rows.shape
         draws = max(1000, min(_DRAWS, _NUMBERS // rows))
         rng = np.random.default_rng(0)
-        each = attack.participations(scheme, draws * group_size, rng)
+        participations = attack.participations(scheme, draws * group_size, rng)
         if not scheme.public_order:
-            each = rng.permutation(each)
+            participations = rng.permutation(participations)
         # the units of a canary have neighbouring numbers, as those of a user have in the loader
-        taking_part = each.reshape(draws, group_size, -1).sum(axis=1, dtype=np.float64).T
+        taking_part = participations.reshape(draws, group_size, -1).sum(axis=1, dtype=np.float64).T
         signal, noise = np.empty((2, rows, draws), np.float32)
         for begin in range(0, draws, _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
@@ -325,11 +333,11 @@ class _Expected:
         for present in (True, False):
             for begin in range(0, self.signal.shape[1], _AT_ONCE):
                 part = slice(begin, begin + _AT_ONCE)
-                seen = self.signal[:, part] * present + noise_multiplier * self.noise[:, part]
-                scores = self.attack.score(seen.astype(np.float64), noise_multiplier, begin)
+                statistics = self.signal[:, part] * present + noise_multiplier * self.noise[:, part]
+                scores = self.attack.score(statistics.astype(np.float64), noise_multiplier, begin)
                 rights.append((scores >= 0) == present)
-        every = np.concatenate(rights)
-        return float(every.mean()), float(every.std() / np.sqrt(len(every)))
+        all_rights = np.concatenate(rights)
+        return float(all_rights.mean()), float(all_rights.std() / np.sqrt(len(all_rights)))
 
     def largest_noise_multiplier(self, accuracy: float, start: float) -> float:
         """The largest σ at which that accuracy, or more, can be expected; infinite if all can."""
@@ -353,12 +361,12 @@ def epsilon_from_guesses(
     """
 
     step = 2.0**-20
-    first = bisect.bisect_left(
+    steps = bisect.bisect_left(
         range(1 << 26),
         True,
         key=lambda k: not refuted([(k * step, delta)], canaries, guesses, correct, level),
     )
-    return max(0, first - 1) * step
+    return max(0, steps - 1) * step
 
 
 def guesses_p_value(

@@ -131,7 +131,7 @@ def _clipped_sum(
             for i, leaf in zip(untapped, plain, strict=True):
                 whole[i] = leaf
 
-            def record(tokens: jax.Array, mask: jax.Array, zeros: list[jax.Array]) -> Any:
+            def record(tokens: jax.Array, mask: jax.Array, zeros: list[jax.Array]) -> PyTree:
                 arguments = jax.tree.leaves((whole, frozen, tokens, mask))
                 return taps(arguments, zeros)
 

@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 
 from mfopt._runtime import _check, _files
-from mfopt._runtime._types import JsonObject
+from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.progress import Progress, Report
 from mfopt.sampling import FixedOrder
 from mfopt.training import mesh as meshes
@@ -106,7 +106,7 @@ def maker_of(config: TrainConfig) -> Callable[..., Any]:
     return make
 
 
-def digest_of(params: Any) -> str:
+def digest_of(params: PyTree) -> str:
     """SHA-256 of the values of a pytree of arrays."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -193,7 +193,7 @@ def _pretrained(
     _files.write(record, json.dumps(facts | {"weights": weights()}, indent=2) + "\n")
 
 
-class CorpusUnits(Units):
+class _CorpusUnits(Units):
     """One unit: a fresh random block of ``records`` records of a public store at each step."""
 
     def __init__(self, store: TokenStore, records: int, length: int, seed: int) -> None:
@@ -214,7 +214,7 @@ def _pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Re
         rule = "is not marked as public, and pretraining adds no noise"
         raise _check.reject("store", str(store.path), rule)
     steps, highest = config.pretrain_steps, config.pretrain_rate
-    units = CorpusUnits(store, PRETRAIN_BATCH, config.length, _SEED)
+    units = _CorpusUnits(store, PRETRAIN_BATCH, config.length, _SEED)
     sampler = Sampler(FixedOrder(bins=1, epochs=steps), 1, 0, microbatch=1)
     rise = max(1, int(_WARMUP_SHARE * steps))
     # step t of the rise uses (t + 1) / rise of the rate, so that no step is wasted at 0

@@ -24,6 +24,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from mfopt._runtime import _check
+from mfopt._runtime._arrays import Array
 from mfopt._runtime._float64 import scope
 from mfopt._runtime._pytree import pytree
 from mfopt.noise import NoiseStream
@@ -305,7 +306,7 @@ class Trainer:
             check_vma=False,  # what is summed counts as equal on all devices
         )(vector)
 
-    def _rows(self, rows: np.ndarray) -> Any:
+    def _rows(self, rows: np.ndarray) -> Array:
         """Microbatches (k, m, ...), with empty ones behind them that fill the block."""
         block = np.zeros((self._block, *rows.shape[1:]), rows.dtype)
         block[: len(rows)] = rows

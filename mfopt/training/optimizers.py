@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import PyTree
 from mfopt.training.config import NOISE_MOVE, TrainConfig
 
 BETA1, BETA2 = 0.9, 0.999  # decays of both moments of Adam
@@ -138,11 +139,11 @@ def corrected_adam(
     """
     variances = jnp.asarray(noise_variance, jnp.float32)
 
-    def init(params: Any) -> CorrectedState:
+    def init(params: PyTree) -> CorrectedState:
         zeros = jax.tree.map(jnp.zeros_like, params)
         return CorrectedState(jnp.int32(0), zeros, jax.tree.map(jnp.copy, zeros), jnp.float32(0))
 
-    def update(updates: Any, state: CorrectedState, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: CorrectedState, params: PyTree = None) -> tuple[Any, Any]:
         step = state.count + 1
         variance = variances[jnp.minimum(state.count, len(variances) - 1)]
         mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates)
@@ -179,11 +180,11 @@ def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.Gra
     max(1 - decay, 9 / (t + 10)), so that the first steps are forgotten at once.
     """
 
-    def init(params: Any) -> AveragedState:
+    def init(params: PyTree) -> AveragedState:
         copy = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
         return AveragedState(optimizer.init(params), jnp.int32(0), copy)
 
-    def update(updates: Any, state: AveragedState, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: AveragedState, params: PyTree = None) -> tuple[Any, Any]:
         moved, inner = optimizer.update(updates, state.inner, params)
         fresh = jnp.maximum(1 - decay, 9 / (state.count + 10))
         moved_params = optax.apply_updates(params, moved)
@@ -193,6 +194,6 @@ def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.Gra
     return optax.GradientTransformation(init, update)
 
 
-def released(params: Any, optimizer_state: Any) -> Any:
+def released(params: PyTree, optimizer_state: Any) -> Any:
     """The parameters to evaluate and to export: the mean of the iterates where one is kept."""
     return optimizer_state.mean if isinstance(optimizer_state, AveragedState) else params

@@ -72,29 +72,35 @@ def _canary_users(
     scheme, records, length = account.sampling, settings.records_per_user, settings.length
     tokens = vocab_size - len(_not_finite(vocab_size))
     # a statement about one record needs users with fewer than G
-    most = records - 1 if settings.privacy_unit == "record" else records
+    most_records = records - 1 if settings.privacy_unit == "record" else records
     loud = rng.integers(0, tokens, 3 * length)
     loud[0] = 1
-    counts = {0, 1, most - 1, most}
+    counts = {0, 1, most_records - 1, most_records}
     if settings.privacy_unit == "user":
         counts |= {records + 1, 100 * records}
     odd = [[loud[:length]] * count for count in sorted(counts) if count >= 0]
-    odd += [[loud[:1]], [loud[: max(2, length // 2)]] * max(1, most), [loud] * max(1, most)]
-    odd += [[[], loud[:length]][: max(1, most)]]
+    odd += [
+        [loud[:1]],
+        [loud[: max(2, length // 2)]] * max(1, most_records),
+        [loud] * max(1, most_records),
+    ]
+    odd += [[[], loud[:length]][: max(1, most_records)]]
     for number in _not_finite(vocab_size):
-        odd.append([[number, *loud[1:length]], loud[:length]][: max(1, most)])
-    each = 1 if settings.by_user else records
+        odd.append([[number, *loud[1:length]], loud[:length]][: max(1, most_records)])
+    users_each = 1 if settings.by_user else records
     population = scheme.describe().get("population")  # of schemes that are for one number of units
     if population is not None:
-        users = max(1, population // each)
+        users = max(1, population // users_each)
     else:
         # where all take part too some are left out
-        users = math.ceil(_UNITS * 1000 / scheme.expected_batch(1000) / each)
+        users = math.ceil(_UNITS * 1000 / scheme.expected_batch(1000) / users_each)
         users = max(_FEWEST, users, len(odd) + _OTHERS)
     odd = odd[: max(0, users - _OTHERS)]
-    drawn = rng.integers(0, tokens, (users - len(odd), max(1, most), length))
+    drawn = rng.integers(0, tokens, (users - len(odd), max(1, most_records), length))
     weighted = settings.weight_cap > 0  # by their records: users with fewer, too
-    ordinary = [list(user[: rng.integers(1, most + 1) if weighted else None]) for user in drawn]
+    ordinary = [
+        list(user[: rng.integers(1, most_records + 1) if weighted else None]) for user in drawn
+    ]
     return TokenStore.from_records([*odd, *ordinary], vocab_size=vocab_size), len(odd)
 
 
@@ -179,8 +185,8 @@ class _Run:
 
         def mean(params: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
             losses = jax.vmap(model.loss, (None, None, 0, 0))(params, model.frozen, tokens, mask)
-            there = jnp.any(mask, axis=-1)
-            return jnp.sum(jnp.where(there, losses.astype(jnp.float32), 0)) / jnp.sum(there)
+            is_there = jnp.any(mask, axis=-1)
+            return jnp.sum(jnp.where(is_there, losses.astype(jnp.float32), 0)) / jnp.sum(is_there)
 
         self._gradient = jax.jit(jax.grad(mean))
         counts = [leaf.size for leaf in jax.tree.leaves(model.params)]
@@ -197,23 +203,27 @@ class _Run:
         holds: dict[str, bool] = defaultdict(lambda: True)
         length = self.account.sampling.length
         # the first steps of C, which is lower triangular
-        first = np.asarray(self.account.strategy.multiply(np.eye(length, n)))[:n]
-        lattice = self._published(first[0, 0], holds)
+        columns = np.asarray(self.account.strategy.multiply(np.eye(length, n)))[:n]
+        lattice = self._published(columns[0, 0], holds)
         holds["norms allow for rounding"] &= _allows_for_rounding()
         self._pairs(holds)
         by_step = []
-        for step, each in enumerate(self._steps(n, holds)):
-            by_step.append(each)
+        for step, step_findings in enumerate(self._steps(n, holds)):
+            by_step.append(step_findings)
             progress(Progress("training the run's own model on canaries", step + 1, n, "steps"))
         noise, totals = (np.stack(part) / self.sigma for part in zip(*by_step, strict=True))
-        again = next(self.trainer.run(self.trainer.init(self.secret.twin().key("noise")), 1))
-        other = self.normalizer * self._at(_leaves(again.release)) / self.sigma - totals[0]
-        white, signal = first @ noise, first @ totals
+        second_release = next(
+            self.trainer.run(self.trainer.init(self.secret.twin().key("noise")), 1)
+        )
+        other_noise = (
+            self.normalizer * self._at(_leaves(second_release.release)) / self.sigma - totals[0]
+        )
+        white, signal = columns @ noise, columns @ totals
         return [
-            *(certain(name, held) for name, held in holds.items()),
+            *(certain(name, holds_now) for name, holds_now in holds.items()),
             lattice,
             executed.compare_signal(white, signal, self.arrays),
-            *executed.compare_noise(white, self.arrays, first[0, 0] * other),
+            *executed.compare_noise(white, self.arrays, columns[0, 0] * other_noise),
         ]
 
     def _steps(self, n: int, holds: dict[str, bool]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -229,24 +239,29 @@ class _Run:
             if result.step < _CLOSELY:
                 summed = _leaves(trainer.sum(params, batch, result.step).gradient)
                 rounding = _ROUNDING[self.settings.compute_dtype] * max(1, len(drawn))
-                apart = [a - b for a, b in zip(summed, total, strict=True)]
-                holds["sums of clipped gradients"] &= _norm(apart) <= rounding * self.bound
+                differences = [a - b for a, b in zip(summed, total, strict=True)]
+                holds["sums of clipped gradients"] &= _norm(differences) <= rounding * self.bound
                 for unit in drawn[:_CLOSELY].tolist():
-                    alone = np.full(batch.microbatch, -1)
-                    alone[0] = unit
-                    one = trainer.sum(params, Batch(alone, batch.microbatch), result.step)
-                    within = _norm(_leaves(one.gradient)) <= self.bound
+                    nobody = np.full(batch.microbatch, -1)
+                    nobody[0] = unit
+                    sum_of_nobody = trainer.sum(
+                        params, Batch(nobody, batch.microbatch), result.step
+                    )
+                    within = _norm(_leaves(sum_of_nobody.gradient)) <= self.bound
                     holds["contributions within the bound"] &= within
-            release, after = _leaves(result.release), jax.tree.map(jnp.copy, result.state.params)
-            apart = [
+            release, params_after = (
+                _leaves(result.release),
+                jax.tree.map(jnp.copy, result.state.params),
+            )
+            differences = [
                 b - (a - _RATE * move)
-                for a, b, move in zip(_leaves(params), _leaves(after), release, strict=True)
+                for a, b, move in zip(_leaves(params), _leaves(params_after), release, strict=True)
             ]
             size = _norm(_leaves(params)) + _RATE * _norm(release)
-            holds["parameters move by the release alone"] &= _norm(apart) <= 1e-6 * size
+            holds["parameters move by the release alone"] &= _norm(differences) <= 1e-6 * size
             signal = self._at(total)
             yield self.normalizer * self._at(release) - signal, signal
-            params = after
+            params = params_after
 
     def _pairs(self, holds: dict[str, bool]) -> None:
         """Check what each odd user changes in a whole release: others, noise and batch as before.
@@ -256,25 +271,31 @@ class _Run:
         """
         execution, settings = self.trainer.execution, self.settings
         units = execution.units
-        others = np.arange(units.population)[-_OTHERS:]
+        fixed_units = np.arange(units.population)[-_OTHERS:]
         params = self.trainer.init(self.secret.key("noise")).params
-        before, sum_before = self._released(others), self._total(params, others, 0, holds)
+        released_before, sum_before = (
+            self._released(fixed_units),
+            self._total(params, fixed_units, 0, holds),
+        )
         group = settings.group_size
         limit = self.bound * group
         for user in range(self.odd):
-            numbers = np.setdiff1d(self._numbers_of(user), others)
+            numbers = np.setdiff1d(self._numbers_of(user), fixed_units)
             if settings.privacy_unit == "record":
                 numbers = numbers[:1]
             holds["units of a user, at most as accounted"] &= len(numbers) <= group
-            both = np.union1d(numbers, others)
-            after, sum_after = self._released(both), self._total(params, both, 0, holds)
-            change = [self.normalizer * (b - a) for a, b in zip(before, after, strict=True)]
+            union = np.union1d(numbers, fixed_units)
+            released_after, sum_after = self._released(union), self._total(params, union, 0, holds)
+            change = [
+                self.normalizer * (b - a)
+                for a, b in zip(released_before, released_after, strict=True)
+            ]
             expected = [b - a for a, b in zip(sum_before, sum_after, strict=True)]
-            apart = [a - b for a, b in zip(change, expected, strict=True)]
+            differences = [a - b for a, b in zip(change, expected, strict=True)]
             # a release is float32: with noise in it more is rounded away than of a sum
-            rounded = _RELEASE_ROUNDING * self.normalizer * _norm(after)
-            rounding = _ROUNDING[settings.compute_dtype] * len(both) * self.bound
-            holds["change of a release by one user"] &= _norm(apart) <= rounding + rounded
+            rounded = _RELEASE_ROUNDING * self.normalizer * _norm(released_after)
+            rounding = _ROUNDING[settings.compute_dtype] * len(union) * self.bound
+            holds["change of a release by one user"] &= _norm(differences) <= rounding + rounded
             holds["largest change of a release"] &= _norm(change) <= limit + rounded
 
     def _published(self, scale: float, holds: dict[str, bool]) -> Finding:
@@ -318,25 +339,27 @@ class _Run:
 
     def _rows(self, unit: int, step: int, holds: dict[str, bool]) -> tuple[np.ndarray, np.ndarray]:
         """Tokens (G, L) and mask of a unit in a step: which records, in which order, is drawn."""
-        units, most = self.trainer.execution.units, self.settings.records_per_user
+        units, most_records = self.trainer.execution.units, self.settings.records_per_user
         if isinstance(units, RecordUnits):
-            records, most = units.selected[[unit]], 1
+            records, most_records = units.selected[[unit]], 1
         else:
             records = np.asarray(self.store.records_of(unit))
         tokens, mask = self.store.batch(records, self.settings.length)
-        texts = [row[there].tobytes() for row, there in zip(tokens, mask, strict=True)]
+        texts = [row[is_there].tobytes() for row, is_there in zip(tokens, mask, strict=True)]
         read, read_mask = (part[0] for part in units.fetch(np.array([unit]), step))
         of_records = Counter(texts)
         of_records.subtract(
-            row[there].tobytes() for row, there in zip(read, read_mask, strict=True) if there.any()
+            row[is_there].tobytes()
+            for row, is_there in zip(read, read_mask, strict=True)
+            if is_there.any()
         )
         empty = of_records.pop(b"", 0)
         count = int(read_mask.any(axis=-1).sum())
-        expected = min(len(texts), most)
-        its_own = all(left >= 0 for left in of_records.values())
+        expected = min(len(texts), most_records)
+        its_own = all(unused >= 0 for unused in of_records.values())
         its_own &= max(0, expected - empty) <= count <= expected
         holds["records of a unit, at most as accounted"] &= its_own
-        return (read, read_mask) if its_own else (tokens[:most], mask[:most])
+        return (read, read_mask) if its_own else (tokens[:most_records], mask[:most_records])
 
     def _total(
         self, params: PyTree, units: np.ndarray, step: int, holds: dict[str, bool]
@@ -387,7 +410,7 @@ class _Run:
     def _at(self, leaves: list[np.ndarray]) -> np.ndarray:
         """The tested coordinates of a tree's leaves, in one vector."""
         pairs = zip(leaves, self.tested, strict=True)
-        return np.concatenate([leaf.reshape(-1)[at] for leaf, at in pairs])
+        return np.concatenate([leaf.reshape(-1)[index] for leaf, index in pairs])
 
 
 def _allows_for_rounding() -> bool:

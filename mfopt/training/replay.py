@@ -76,11 +76,11 @@ def replay(folder: str | Path, progress: Report = silent) -> Replay:
             raise _check.reject("run", str(folder), rule)
         begin, end = steps[-2:]
         with tempfile.TemporaryDirectory(prefix=".replay-", dir=folder) as temporary:
-            copy, last = Path(temporary) / "run", Path(temporary) / "last"
+            copy, last_folder = Path(temporary) / "run", Path(temporary) / "last"
             left_out = shutil.ignore_patterns(".replay-*", "lock*", "tensorboard", MODEL)
             shutil.copytree(folder, copy, ignore=left_out)
-            last.mkdir(mode=0o700)
-            shutil.move(copy / CHECKPOINTS / str(end), last / str(end))
+            last_folder.mkdir(mode=0o700)
+            shutil.move(copy / CHECKPOINTS / str(end), last_folder / str(end))
             changes: dict[str, Any] = {"output": str(copy), "steps": end, "patience": 0}
             changes["tensorboard"] = False
             prepared = prepare(
@@ -88,20 +88,23 @@ def replay(folder: str | Path, progress: Report = silent) -> Replay:
             )
             execute(prepared, progress=progress)
             like, secret = prepared.trainer.init(), prepared.secret
-            with Checkpoints(last) as before, Checkpoints(copy / CHECKPOINTS) as after:
-                states = [each.restore(like, secret, end).state for each in (before, after)]
+            with Checkpoints(last_folder) as original, Checkpoints(copy / CHECKPOINTS) as repeated:
+                states = [
+                    checkpoints.restore(like, secret, end).state
+                    for checkpoints in (original, repeated)
+                ]
             differences = [*_of_states(*states), *_of_files(folder, copy)]
         return Replay(begin, end, tuple(differences))
     finally:
         lock.release()
 
 
-def _of_states(before: TrainState, after: TrainState) -> list[str]:
+def _of_states(original: TrainState, repeated: TrainState) -> list[str]:
     """Names of the parts of two states that are not the same bit for bit."""
     parts = {"parameters": "params", "state of the optimizer": "optimizer", "noise": "noise"}
     differing = []
     for name, field in parts.items():
-        leaves = [jax.tree.leaves(getattr(state, field)) for state in (before, after)]
+        leaves = [jax.tree.leaves(getattr(state, field)) for state in (original, repeated)]
         pairs = zip(*leaves, strict=True)
         if any(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs):
             differing.append(name)
@@ -110,13 +113,13 @@ def _of_states(before: TrainState, after: TrainState) -> list[str]:
 
 def _of_files(folder: Path, copy: Path) -> list[str]:
     """Names of what was exported and is not the same."""
-    reports = [json.loads((place / REPORT).read_text()) for place in (folder, copy)]
+    reports = [json.loads((run_folder / REPORT).read_text()) for run_folder in (folder, copy)]
     if reports[0]["steps_done"] != reports[1]["steps_done"]:
         return []  # it was stopped: nothing was exported at its last checkpoint
     model = copy / MODEL
     names = [str(path.relative_to(model)) for path in model.rglob("*") if path.is_file()]
-    same, _, _ = filecmp.cmpfiles(folder / MODEL, model, names, shallow=False)
-    differing = ["exported model"] if len(same) < len(names) else []
+    equal_files, _, _ = filecmp.cmpfiles(folder / MODEL, model, names, shallow=False)
+    differing = ["exported model"] if len(equal_files) < len(names) else []
     for report in reports:
         report.pop("mfopt", None)
     return [*differing, "privacy report"] if reports[0] != reports[1] else differing

@@ -13,6 +13,7 @@ import numpy as np
 
 from mfopt import noise
 from mfopt._runtime import _check, _files
+from mfopt._runtime._types import PyTree
 from mfopt.accounting import account
 from mfopt.accounting.phases import beginning
 from mfopt.factorization import Factorization
@@ -20,8 +21,6 @@ from mfopt.guarantee import Guarantee, statement
 from mfopt.noise import ledger
 from mfopt.sampling import MinSeparation
 from mfopt.training.clipping import Clipping
-
-PyTree = Any
 
 
 class PrivateRounds:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from mfopt._runtime import _check, _sizes
+from mfopt._runtime._types import PyTree
 from mfopt.training import ghost
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
@@ -68,10 +69,10 @@ def work(model: Model, length: int) -> Work:
     return Work(sum(map(float, sizes)), float(sum(frozen)), record, products, max(sizes, default=0))
 
 
-def _held(function: Callable[..., Any], inputs: Any, *constants: Any) -> float:
+def _held(function: Callable[..., Any], inputs: PyTree, *constants: PyTree) -> float:
     """Float32 numbers that the backward pass towards ``inputs`` keeps beside the arguments."""
 
-    def backward(inputs: Any, *constants: Any) -> Any:
+    def backward(inputs: PyTree, *constants: PyTree) -> PyTree:
         return jax.vjp(lambda inputs: function(inputs, *constants), inputs)[1]
 
     kept, arguments = (

@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
-PyTree = Any
+from mfopt._runtime._types import PyTree
+
 CALLS = ("jit", "pjit", "closed_call", "core_call")
 _MODES = ("FILL_OR_DROP", "PROMISE_IN_BOUNDS", "CLIP")
 
 
-class View(NamedTuple):
+class _View(NamedTuple):
     """A value that is parameter number ``leaf`` with its axes in the order ``axes``, cast."""
 
     leaf: int
@@ -103,7 +104,7 @@ class Taps:
         return loss, inputs
 
 
-def find(loss: Callable[..., jax.Array], params: PyTree, *constants: Any) -> Taps:
+def find(loss: Callable[..., jax.Array], params: PyTree, *constants: PyTree) -> Taps:
     """The taps of ``loss(params, *rest)``; arrays or their shapes.
 
     A parameter is tapped if its only uses are products without batch axes and rows picked along
@@ -118,7 +119,7 @@ def find(loss: Callable[..., jax.Array], params: PyTree, *constants: Any) -> Tap
         uses.append(use)
         return output
 
-    def trial(*arguments: jax.Array) -> Any:
+    def trial(*arguments: jax.Array) -> PyTree:
         walk = _Walk(meet, range(len(leaves)))
         views = [_whole(i, x) if i < len(leaves) else None for i, x in enumerate(arguments)]
         outs, kept = walk.run(program.jaxpr, program.consts, arguments, views)
@@ -138,9 +139,9 @@ def find(loss: Callable[..., jax.Array], params: PyTree, *constants: Any) -> Tap
     return taps.keep([use.leaf for use in uses if use.leaf not in unusable])
 
 
-def _whole(leaf: int, value: Any) -> View | None:
+def _whole(leaf: int, value: Any) -> _View | None:
     # a vector's or a number's gradient is as small as what it is made of
-    return View(leaf, tuple(range(value.ndim))) if value.ndim > 1 else None
+    return _View(leaf, tuple(range(value.ndim))) if value.ndim > 1 else None
 
 
 class _Walk:
@@ -163,8 +164,8 @@ class _Walk:
         jaxpr: Jaxpr,
         consts: Sequence[Any],
         arguments: Sequence[Any],
-        views: Sequence[View | None],
-    ) -> tuple[list[Any], list[View | None]]:
+        views: Sequence[_View | None],
+    ) -> tuple[list[Any], list[_View | None]]:
         """The results of ``jaxpr``, and which of them are views."""
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
@@ -173,7 +174,7 @@ class _Walk:
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, Literal) else values[atom]
 
-        def view_of(atom: Any) -> View | None:
+        def view_of(atom: Any) -> _View | None:
             return None if isinstance(atom, Literal) else views_of.get(atom)
 
         for eqn in jaxpr.eqns:
@@ -186,8 +187,8 @@ class _Walk:
         return [read(v) for v in jaxpr.outvars], [view_of(v) for v in jaxpr.outvars]
 
     def _equation(
-        self, eqn: Any, inputs: list[Any], views_in: list[View | None], about: Any
-    ) -> tuple[list[Any], list[View | None]]:
+        self, eqn: Any, inputs: list[Any], views_in: list[_View | None], about: Any
+    ) -> tuple[list[Any], list[_View | None]]:
         views, name = [view for view in views_in if view], eqn.primitive.name
         if views and name in CALLS:
             inner = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
@@ -196,9 +197,9 @@ class _Walk:
             return evaluate(eqn, inputs, about), [views[0]]
         if views and name == "transpose":
             axes = tuple(views[0].axes[axis] for axis in eqn.params["permutation"])
-            return evaluate(eqn, inputs, about), [View(views[0].leaf, axes)]
+            return evaluate(eqn, inputs, about), [_View(views[0].leaf, axes)]
         outputs = evaluate(eqn, inputs, about)
-        kept: list[View | None] = [None] * len(outputs)
+        kept: list[_View | None] = [None] * len(outputs)
         views_in = [view if view and view.leaf in self._tapped else None for view in views_in]
         views, met = [view for view in views_in if view], None
         if not views:
@@ -222,7 +223,7 @@ def evaluate(eqn: Any, inputs: list[Any], about: Any) -> list[Any]:
 
 
 def _product(
-    eqn: Any, inputs: list[Any], views_in: list[View | None], output: jax.Array
+    eqn: Any, inputs: list[Any], views_in: list[_View | None], output: jax.Array
 ) -> tuple[Use, jax.Array] | None:
     """The use of a matrix in a product, and what it is multiplied with."""
     contracted, batched = eqn.params["dimension_numbers"]
@@ -250,7 +251,7 @@ def _product(
 
 
 def _rows(
-    eqn: Any, inputs: list[Any], views_in: list[View | None], output: jax.Array
+    eqn: Any, inputs: list[Any], views_in: list[_View | None], output: jax.Array
 ) -> tuple[Use, jax.Array] | None:
     """The use of a matrix as rows picked by number, and the numbers."""
     view, dimension_numbers = views_in[0], eqn.params["dimension_numbers"]

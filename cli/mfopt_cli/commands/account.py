@@ -160,7 +160,7 @@ def command() -> None:
 @_adjacency
 @options.unit
 @_results
-def dpsgd(**arguments: SimpleNamespace) -> None:
+def dpsgd(**arguments: Any) -> None:
     """DP-SGD: independent noise, Poisson sampling.
 
     \b
@@ -183,7 +183,7 @@ def dpsgd(**arguments: SimpleNamespace) -> None:
 @sweeps.option("--bands", int, "Bands of C, and groups of the data. [default: those of FILE]")
 @_protects
 @_results
-def banded(path: Path | None, **arguments: SimpleNamespace) -> None:
+def banded(path: Path | None, **arguments: Any) -> None:
     """Banded C with cyclic Poisson sampling: the C of a FILE, or the banded square root.
 
     --probability is the chance within the group whose turn it is; a FILE of cyclic Poisson
@@ -210,7 +210,7 @@ def banded(path: Path | None, **arguments: SimpleNamespace) -> None:
 )
 @_adjacency
 @_results
-def els(**arguments: SimpleNamespace) -> None:
+def els(**arguments: Any) -> None:
     """Example-level sampling for user-level privacy: DP-SGD with up to K examples of a user.
 
     \b
@@ -233,7 +233,7 @@ def els(**arguments: SimpleNamespace) -> None:
 @_by_rate
 @_adjacency
 @_results
-def uls(**arguments: SimpleNamespace) -> None:
+def uls(**arguments: Any) -> None:
     """User-level sampling: users are drawn, and one user's averaged gradient is clipped.
 
     --probability, --batch-size and --population count users.
@@ -253,7 +253,7 @@ def uls(**arguments: SimpleNamespace) -> None:
 @_lengths
 @_protects
 @_results
-def fixed_batch(**arguments: SimpleNamespace) -> None:
+def fixed_batch(**arguments: Any) -> None:
     """DP-SGD with batches of fixed size, drawn without replacement.
 
     \b
@@ -276,7 +276,7 @@ def fixed_batch(**arguments: SimpleNamespace) -> None:
     "Accountant: as published, improved Rényi conversion, or PLD (tightest).",
 )
 @_plot
-def fedavg(conversion: Any, **arguments: SimpleNamespace) -> None:
+def fedavg(conversion: Any, **arguments: Any) -> None:
     """DP-FedAvg and DP-FedSGD: sampled users, moments accountant.
 
     --noise-multiplier is z, the noise on the average over its sensitivity S/(qW): clip norm S,
@@ -323,7 +323,7 @@ def fedavg(conversion: Any, **arguments: SimpleNamespace) -> None:
     metavar="MECHANISM",
     multiple=True,
 )
-def balls_in_bins(also: tuple[str, ...], **arguments: SimpleNamespace) -> None:
+def balls_in_bins(also: tuple[str, ...], **arguments: Any) -> None:
     """Any C >= 0 with balls-in-bins batching; exact for C = I, certified by sampling otherwise.
 
     \b
@@ -345,7 +345,7 @@ def balls_in_bins(also: tuple[str, ...], **arguments: SimpleNamespace) -> None:
     "rethrow",
     aliases=("--rethrow",),
 )
-def fresh_bins(**arguments: SimpleNamespace) -> None:
+def fresh_bins(**arguments: Any) -> None:
     """Units in a new random batch in each epoch; C >= 0 of at most --iters bands, certified.
 
     \b
@@ -359,7 +359,7 @@ def fresh_bins(**arguments: SimpleNamespace) -> None:
 @command.command("b-min-sep", cls=options.Command)
 @_binned
 @_separation
-def b_min_sep(**arguments: SimpleNamespace) -> None:
+def b_min_sep(**arguments: Any) -> None:
     """Units by chance, resting after each participation; C >= 0 of at most --separation bands.
 
     An available unit takes part with probability 1/(iters − separation + 1), so that each iteration
@@ -376,7 +376,7 @@ def b_min_sep(**arguments: SimpleNamespace) -> None:
 @command.command("fixed-order", cls=options.Command)
 @_with_strategy
 @_of_file
-def fixed_order(**arguments: SimpleNamespace) -> None:
+def fixed_order(**arguments: Any) -> None:
     """Batches in an order fixed beforehand, the same in every epoch; any C, nothing amplified.
 
     \b
@@ -395,7 +395,7 @@ def fixed_order(**arguments: SimpleNamespace) -> None:
     int,
     "Maximum number of participations of a unit. [default: that of a FILE]",
 )
-def min_separation(**arguments: SimpleNamespace) -> None:
+def min_separation(**arguments: Any) -> None:
     """Any participation at least --separation iterations apart; any C, nothing amplified.
 
     \b

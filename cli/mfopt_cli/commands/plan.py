@@ -54,7 +54,7 @@ _BATCH = 256  # default, where there are as many units
 _NOT_FEDERATED = {"framework": "framework", "records": "records-per-unit"}
 
 
-class LoaderPlan(NamedTuple):
+class _LoaderPlan(NamedTuple):
     """What is to be made.
 
     Attributes:
@@ -196,7 +196,7 @@ def _ask(arguments: SimpleNamespace) -> None:
             setattr(arguments, name, answer)
 
 
-def _choose(arguments: SimpleNamespace) -> LoaderPlan:
+def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
     units = _check.integer("units", arguments.units)
     iters = arguments.iters
     if iters is None:
@@ -230,7 +230,7 @@ def _choose(arguments: SimpleNamespace) -> LoaderPlan:
     if unit == "user":
         loop = "# one entry of the data set holds all records of one user\n" + loop
     command += ["--force"] if arguments.force else []
-    return LoaderPlan(command, delta, unit, _WHY[arguments.loader], loop)
+    return _LoaderPlan(command, delta, unit, _WHY[arguments.loader], loop)
 
 
 def power_below(units: int) -> float:
@@ -269,7 +269,7 @@ def _loop(framework: str, schedule: str, path: Path) -> str:
     return text.replace('"mechanism.npz"', repr(str(path)))
 
 
-def _described(arguments: SimpleNamespace, plan: LoaderPlan, line: str, loop: Path) -> JsonObject:
+def _described(arguments: SimpleNamespace, plan: _LoaderPlan, line: str, loop: Path) -> JsonObject:
     """JSON output: the plan, the guarantee, and errors beside those of DP-SGD."""
     import mfopt
     from mfopt.sampling import Poisson

@@ -34,14 +34,14 @@ def refuse_replacement(mechanism: Mechanism) -> None:
         raise _check.reject("adjacency", mechanism.adjacency, rule, way_out)
 
 
-class RoundsAccountant(Accountant):
+class _RoundsAccountant(Accountant):
     """Independent rounds.
 
     Groups whose number of units stays ("replace", or zeroed in fixed batches) go through the
     whole profile of one unit.
     """
 
-    of: ClassVar[str]  # what is composed, for the record
+    subject: ClassVar[str]  # what is composed, for the record
     exchanges: ClassVar[bool] = False  # whether an added unit also takes the place of another
     composed: ClassVar[Callable[..., poisson.Rounds]]  # of C, scheme, group size and adjacency
 
@@ -66,26 +66,26 @@ class RoundsAccountant(Accountant):
             method = "Gaussian mechanism, every unit in every batch: closed form"
             return gaussian_release(mechanism, moved * (1 + 1e-14), method, exact=True)
         details = {"rounds": rounds.rounds, "column_norm": rounds.scale}
-        method = f"privacy loss distribution of {self.of}"
+        method = f"privacy loss distribution of {self.subject}"
         bound: DeterministicBound = RoundsBound(rounds, method, rounds.exact)
         if chained and not rounds.mixture.trivial:
-            bound = GroupBound(bound, mechanism.group_size, self.of)
+            bound = GroupBound(bound, mechanism.group_size, self.subject)
         return DeterministicAnalysis(mechanism, bound, details)
 
 
-class PoissonRounds(RoundsAccountant):
+class _PoissonRounds(_RoundsAccountant):
     """C = I and any group."""
 
     schemes = (Poisson,)
-    of = "Poisson-sampled rounds"
+    subject = "Poisson-sampled rounds"
     composed = staticmethod(poisson.poisson)
 
 
-class CyclicRounds(RoundsAccountant):
+class _CyclicRounds(_RoundsAccountant):
     """A banded C. One band is plain Poisson sampling, with its exact account of any group."""
 
     schemes = (CyclicPoisson,)
-    of = "cyclic Poisson sampling"
+    subject = "cyclic Poisson sampling"
 
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
         scheme: Any = mechanism.sampling
@@ -101,11 +101,11 @@ class CyclicRounds(RoundsAccountant):
         return super().chained(mechanism) or (mechanism.group_size > 1 and scheme.bands > 1)
 
 
-class FixedBatchRounds(RoundsAccountant):
+class _FixedBatchRounds(_RoundsAccountant):
     """C = I and any group that leaves a whole batch."""
 
     schemes = (FixedBatch,)
-    of = "fixed batches"
+    subject = "fixed batches"
     exchanges = True
     composed = staticmethod(poisson.fixed_batch)
 
@@ -113,11 +113,11 @@ class FixedBatchRounds(RoundsAccountant):
         return mechanism.group_size > 1 and mechanism.adjacency != "add-remove"
 
 
-class TruncatedPoissonRounds(RoundsAccountant):
+class _TruncatedPoissonRounds(_RoundsAccountant):
     """C = I and one unit."""
 
     schemes = (TruncatedPoisson,)
-    of = "Poisson-sampled rounds with full batches cut"
+    subject = "Poisson-sampled rounds with full batches cut"
     exchanges = True
 
     def rounds(self, mechanism: Mechanism) -> poisson.Rounds:
@@ -130,14 +130,14 @@ class TruncatedPoissonRounds(RoundsAccountant):
 
 
 # by exact class: a subclass may let units take part otherwise
-ROUNDS: dict[type[Scheme], RoundsAccountant] = {
+ROUNDS: dict[type[Scheme], _RoundsAccountant] = {
     scheme: one()
-    for one in (PoissonRounds, CyclicRounds, FixedBatchRounds, TruncatedPoissonRounds)
+    for one in (_PoissonRounds, _CyclicRounds, _FixedBatchRounds, _TruncatedPoissonRounds)
     for scheme in one.schemes
 }
 
 
-class FreeRounds(Accountant):
+class _FreeRounds(Accountant):
     """Participations at every opportunity: K units move each round by K columns."""
 
     schemes = tuple(ROUNDS)

@@ -10,7 +10,7 @@ from mfopt.mechanism import Mechanism
 from mfopt.sampling import FixedOrder, MinSeparation
 
 
-class PublicParticipation(Accountant):
+class _PublicParticipation(Accountant):
     """Sensitivity of C over the scheme's participations, under every adjacency."""
 
     schemes = (FixedOrder, MinSeparation)

@@ -107,6 +107,6 @@ class GaussianProfile(Profile):
         log_delta = self.log_delta(epsilon)
         return log_delta - 1e-12 * max(abs(log_delta), 1.0)
 
-    def epsilon_below(self, delta: float, near: float | None = None) -> float:
+    def epsilon_below(self, delta: float, estimate: float | None = None) -> float:
         """Lower bound of the smallest ε with δ(ε) <= ``delta``."""
         return self.epsilon(delta) * (1 - 1e-12)

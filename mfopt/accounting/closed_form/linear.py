@@ -44,7 +44,7 @@ class NearlyLinear:
     rest: float
 
     @classmethod
-    def of(cls, rounds: int, square: float, excess: float) -> NearlyLinear:
+    def of_rounds(cls, rounds: int, square: float, excess: float) -> NearlyLinear:
         """The profile of independent rounds.
 
         The linear part of the whole is the sum of the rounds' own, and with c = E (Λ - 1)² of a

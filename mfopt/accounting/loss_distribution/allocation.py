@@ -105,10 +105,10 @@ class AllocationProfile(Profile):
             lower = max(lower, float(np.logaddexp(log_delta, log_tail)))
         return min(lower, 0.0)
 
-    def epsilon_below(self, delta: float, near: float | None = None) -> float:
-        """Lower bound of the smallest ε >= 0 with δ(ε) <= ``delta``; ``near`` is about there."""
+    def epsilon_below(self, delta: float, estimate: float | None = None) -> float:
+        """Lower bound of the smallest ε >= 0 with δ(ε) <= ``delta``; ``estimate`` is near it."""
         target = math.log(_check.probability("delta", delta))
-        upper = self.epsilon(delta) if near is None else near
+        upper = self.epsilon(delta) if estimate is None else estimate
         if upper <= 1 and (linear := self._linear.epsilon_below(target)) >= upper * (1 - 1e-4):
             return min(linear, upper)
         for share in (3e-5, 1e-4, 4e-4, 1e-3, 1e-2, 0.1):
@@ -118,7 +118,7 @@ class AllocationProfile(Profile):
 
     @property
     def _linear(self) -> NearlyLinear:
-        return NearlyLinear.of(1, *linear_part(self.bins, self.gram))
+        return NearlyLinear.of_rounds(1, *linear_part(self.bins, self.gram))
 
     def _composed(
         self, epsilon: float, direction: Direction, *, below: bool = False

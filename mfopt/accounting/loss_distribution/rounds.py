@@ -104,10 +104,10 @@ class RoundsProfile(Profile):
             linear = max(linear, self._below(epsilon, law, expected).log_delta_below(epsilon))
         return linear
 
-    def epsilon_below(self, delta: float, near: float | None = None) -> float:
+    def epsilon_below(self, delta: float, estimate: float | None = None) -> float:
         """Lower bound of the smallest ε >= 0 with δ(ε) <= ``delta``.
 
-        ``near`` is about where it is: the upper bound, say, where that was computed.
+        ``estimate`` is about where it is: the upper bound, say, where that was computed.
         """
         target = math.log(_check.probability("delta", delta))
         if self._log_distance() <= target:
@@ -117,7 +117,7 @@ class RoundsProfile(Profile):
         linear = self._linear.epsilon_below(target)
         if not self._resolved:
             return linear
-        upper = self.epsilon(delta) if near is None else near
+        upper = self.epsilon(delta) if estimate is None else estimate
         if linear >= upper * (1 - 1e-4):
             return min(linear, upper)
         for law in self._deciding(upper):
@@ -162,7 +162,7 @@ class RoundsProfile(Profile):
     @property
     def _linear(self) -> NearlyLinear:
         parts = self.mixture.linear(self.noise_multiplier) or (math.inf, math.inf)
-        return NearlyLinear.of(self.rounds, *parts)
+        return NearlyLinear.of_rounds(self.rounds, *parts)
 
     @property
     def _resolved(self) -> bool:
@@ -337,10 +337,10 @@ def _no_larger(composition: Composition, epsilon: float, log_delta: float) -> bo
     return composition.log_delta_bound(epsilon, tilt) <= log_delta
 
 
-def smallest_epsilon(composed: ComposedLosses, log_delta: float, near: float) -> float:
+def smallest_epsilon(composed: ComposedLosses, log_delta: float, guess: float) -> float:
     """Smallest ε >= 0 in the window with log δ(ε) <= ``log_delta``, on the private side.
 
-    Infinite where the mass of infinite loss alone is above it. ``near`` is about where it is.
+    Infinite where the mass of infinite loss alone is above it. ``guess`` is about where it is.
     """
     low, high = max(0.0, composed.low), composed.high
     if composed.log_delta(low) <= log_delta:
@@ -354,20 +354,20 @@ def smallest_epsilon(composed: ComposedLosses, log_delta: float, near: float) ->
 
     lowest, growth = max(low, 1e-12), 1.01
     return solve.smallest(
-        excess, near, name="epsilon", relative=1e-10, least=lowest, largest=high, growth=growth
+        excess, guess, name="epsilon", relative=1e-10, least=lowest, largest=high, growth=growth
     )
 
 
-def largest_epsilon(composed: ComposedLosses, log_delta: float, near: float) -> float:
-    """An ε <= ``near`` that is too small: its δ is proven to be above ``log_delta``; or 0."""
-    high, share = near, 1e-5
-    while composed.log_delta_below(near * (1 - share)) <= log_delta:
-        high = near * (1 - share)
+def largest_epsilon(composed: ComposedLosses, log_delta: float, guess: float) -> float:
+    """An ε <= ``guess`` that is too small: its δ is proven to be above ``log_delta``; or 0."""
+    high, share = guess, 1e-5
+    while composed.log_delta_below(guess * (1 - share)) <= log_delta:
+        high = guess * (1 - share)
         share *= 4
         if share >= 1:
             return 0.0
-    low = near * (1 - share)
-    while high - low > 1e-9 * near:
+    low = guess * (1 - share)
+    while high - low > 1e-9 * guess:
         middle = 0.5 * (low + high)
         if composed.log_delta_below(middle) > log_delta:
             low = middle

@@ -77,7 +77,7 @@ class Tilting(abc.ABC):
         if epsilon >= self.largest:
             return 1.0
         if epsilon not in self._tilts:
-            self._tilts[epsilon] = increasing_root(lambda tilt: self.tilted_mean(tilt) - epsilon)
+            self._tilts[epsilon] = _increasing_root(lambda tilt: self.tilted_mean(tilt) - epsilon)
         return self._tilts[epsilon]
 
     @functools.cached_property
@@ -93,7 +93,7 @@ class Tilting(abc.ABC):
             factor = math.log(max(tilt * (1 + tilt) * math.sqrt(max(variance, 1e-300)), 1.0) + 1.0)
             return -(self.log_moment(tilt) - tilt * mean - factor) + log_delta
 
-        return increasing_root(excess)
+        return _increasing_root(excess)
 
     def chernoff(self, tilt: float, side: int, finest: float = 1e-12) -> float:
         """A loss beyond which the tilted law has mass at most e^-32, above or below.
@@ -198,7 +198,7 @@ def walk_down(function: Callable[[float], float], start: float) -> float:
     return best
 
 
-def increasing_root(function: Callable[[float], float]) -> float:
+def _increasing_root(function: Callable[[float], float]) -> float:
     """Root >= 0 of an increasing function to 1%, 0 if it is >= 0 there, capped at 1e12."""
 
     def value(x: float) -> float:

@@ -169,7 +169,7 @@ class Groups(NamedTuple):
     squares: Array
 
 
-class Grouped(NamedTuple):
+class _Grouped(NamedTuple):
     """A proposal, and how far a group's mode is from its mean mode.
 
     Attributes:
@@ -224,12 +224,12 @@ class GroupedLaw(SampledLaw):
         """Largest mode norm, or about that."""
         return jnp.sqrt(jnp.max(reduced.squares))
 
-    def proposal(self, reduced: Groups, noise_multiplier: Any, epsilon: Any) -> Grouped:
+    def proposal(self, reduced: Groups, noise_multiplier: Any, epsilon: Any) -> _Grouped:
         gram, share = _merged(reduced, noise_multiplier, self.scheme.bins, self.size)
-        return Grouped(design_point.placed(gram, noise_multiplier, epsilon), share)
+        return _Grouped(design_point.placed(gram, noise_multiplier, epsilon), share)
 
     def frozen(
-        self, reduced: Groups, proposal: Grouped, draws: design_point.Draws
+        self, reduced: Groups, proposal: _Grouped, draws: design_point.Draws
     ) -> design_point.Terms:
         pair = dominating_pair.jittered(_with_share(reduced, proposal.share))
         return design_point.exponents(pair, proposal.placed, draws)

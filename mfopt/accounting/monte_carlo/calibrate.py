@@ -36,7 +36,7 @@ class Calibration(NamedTuple):
     samples: int
 
     @classmethod
-    def of(cls, estimate: Estimate) -> Calibration:
+    def of_estimate(cls, estimate: Estimate) -> Calibration:
         """The record of an estimate of σ."""
         return cls(
             estimate.value, estimate.error, estimate.slope, estimate.direction, estimate.samples
@@ -79,4 +79,4 @@ def calibrate(
             f"calibration: the estimate of δ near σ = {estimate.value:.4g} is too noisy "
             f"(ε = {epsilon:g}, δ = {delta:g}). Use more samples or another seed."
         )
-    return Calibration.of(estimate)
+    return Calibration.of_estimate(estimate)

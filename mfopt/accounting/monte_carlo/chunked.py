@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check, _quick
+from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import processes, sharding
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
@@ -37,7 +38,7 @@ def counting(listener: Callable[[int], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
-def looked_at(samples: int) -> None:
+def _looked_at(samples: int) -> None:
     """Report ``samples`` evaluated samples to the listener of :func:`counting`, if any."""
     if (listener := _listener.get()) is not None:
         listener(samples)
@@ -50,7 +51,7 @@ def chunk_size(samples: int, bins: int) -> int:
 
 
 def total(
-    kernel: Callable[..., Any], key: jax.Array, samples: int, bins: int, *args: Any
+    kernel: Callable[..., Any], key: jax.Array, samples: int, bins: int, *args: PyTree
 ) -> tuple[Any, int]:
     """Sum of ``kernel(key_i, size, *args)`` over chunks i, and the number of samples used.
 
@@ -78,10 +79,10 @@ def total(
         # device d holds its chunks at d·_CALL ..; the rest of its block is unused
         kept = np.concatenate([d * _CALL + np.arange(per_device) for d in range(len(devices))])
         results.append(jax.tree.map(lambda x, k=kept[:count]: np.asarray(x)[k], part))
-        looked_at(count * size)
+        _looked_at(count * size)
     own_sums = jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
     all_sums = processes.joined(own_sums, chunks, (jax.random.key_data(key), samples, args))
-    looked_at((chunks - (end - begin)) * size)
+    _looked_at((chunks - (end - begin)) * size)
     return jax.tree.map(lambda leaf: leaf.sum(axis=0), all_sums), chunks * size
 
 
@@ -93,7 +94,7 @@ def _run(
     key: jax.Array,
     numbers: tuple[jax.Array, jax.Array],
     args: tuple[Any, ...],
-) -> Any:
+) -> PyTree:
     """Chunks ``start`` .. of every device, ``count`` each: one compilation for any count.
 
     ``numbers``: (start, count).
@@ -101,8 +102,8 @@ def _run(
     start, count = numbers
     traced = jax.jit(kernel, static_argnums=1)  # once, for its shapes and in the loop
 
-    def block(begin: jax.Array) -> Any:
-        def add_chunk(i: jax.Array, results: Any) -> Any:
+    def block(begin: jax.Array) -> PyTree:
+        def add_chunk(i: jax.Array, results: PyTree) -> PyTree:
             value = traced(jax.random.fold_in(key, begin[0] + i), size, *args)
             return jax.tree.map(lambda all_, new: all_.at[i].set(new), results, value)
 

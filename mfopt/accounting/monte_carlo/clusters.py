@@ -90,7 +90,7 @@ def spikes(diagonal: np.ndarray, beside: np.ndarray) -> np.ndarray:
     return np.maximum(diagonal - _SHARE * larger, 0.0)
 
 
-def log_connected(spikes: np.ndarray) -> np.ndarray:
+def _log_connected(spikes: np.ndarray) -> np.ndarray:
     """log c_m(d) of (3) for m = 1, …, MOST; (MOST, bins), −inf where d = 0 leaves no edge."""
     # log (1 + x + … + x^i) at x = e^d
     powers = [np.zeros_like(spikes)]
@@ -113,7 +113,7 @@ def log_connected(spikes: np.ndarray) -> np.ndarray:
 def log_weights(spikes: np.ndarray, diagonal: np.ndarray) -> np.ndarray:
     """log w_m(k) − m log b for m = 0, …, MOST, (MOST + 1, bins), by d and the diagonal of S."""
     places = np.arange(1, MOST + 1)[:, None]
-    connected = log_connected(spikes) + places * (places - 1) / 2 * (diagonal - spikes)
+    connected = _log_connected(spikes) + places * (places - 1) / 2 * (diagonal - spikes)
     return np.concatenate([np.zeros((1, len(spikes))), connected - places * math.log(len(spikes))])
 
 

@@ -124,7 +124,7 @@ class HockeyStick:
     total: float  # limit of the finite part at t = -∞
 
     @classmethod
-    def of(cls, composition: Composition) -> HockeyStick:
+    def of_composition(cls, composition: Composition) -> HockeyStick:
         """The table of a composition, in its own direction."""
         composed = composition.convolve(0.0)
         # the law of the window is normalized: its scale is the mass that is not infinite
@@ -236,7 +236,7 @@ class ComposedModel(OneUnit):
     ) -> None:
         companions = {}
         for direction, composition in zip(DIRECTIONS, (other, other.reverse()), strict=True):
-            stick = HockeyStick.of(composition)
+            stick = HockeyStick.of_composition(composition)
             companions[direction] = ComposedMechanism(stick, stick.constant)
         super().__init__(loss_of(loss), samples, companions)
         self.method += f", composed with {_NAMED}"

@@ -53,7 +53,7 @@ class Orthogonal(DeterministicBound):
         return guess_noise_multiplier(math.sqrt(self.squared_norm), self.bins, epsilon, delta)
 
 
-class FaintProfile(RoundsProfile):
+class _FaintProfile(RoundsProfile):
     """A profile by bounds in closed form alone: no grid is fine enough for its losses.
 
     One more than other rounds have, by the variance χ² of the likelihood ratio Λ under Q: since
@@ -112,7 +112,7 @@ class ReassignedBins(DeterministicBound):
             return gaussian.GaussianProfile(math.sqrt(self.throws) / scaled)
         assignment = BinAssignment(self.bins)
         faint = self.throws * assignment.log_square(scaled) <= _FAINT**2
-        kind = FaintProfile if faint else RoundsProfile
+        kind = _FaintProfile if faint else RoundsProfile
         return kind(assignment, self.throws, scaled, accuracy)
 
     def guess(self, epsilon: float, delta: float) -> float:

@@ -77,6 +77,7 @@ import jax
 import jax.numpy as jnp
 
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._types import PyTree
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked, convex
 from mfopt.accounting.monte_carlo.convex import Levels
@@ -105,18 +106,18 @@ def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
       order: s, whole for a chain, or t.
       ceilings, point: at the point's σ, and σ, ε and payoff.
     """
-    by: Any = None
+    detail: Any = None
     outside = 0.0
     if kind in ceilings.chains:
         order = int(order)
-        log_largest, by = ceilings.chain(kind, order)
+        log_largest, detail = ceilings.chain(kind, order)
         outside = (1 + order) * ceilings.chains[kind].outside
     elif kind == "shift":
         log_largest = order * (1 + order) * ceilings.largest_square / 2
     else:
         log_largest = order * ceilings.mean_square / 2 + order**2 * ceilings.square_of_mean / 2
     log_peak = point.payoff.log_peak(order) - order * point.epsilon
-    return Tilt(kind, order, log_largest + log_peak, by, outside)
+    return Tilt(kind, order, log_largest + log_peak, detail, outside)
 
 
 @float64
@@ -124,11 +125,11 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
     """The proposal of least ceiling of each kind that may be best; the least of all first."""
     chain: Tilt | None = None
     for kind, known in ceilings.chains.items():
-        found = _least_chain(kind, known.most, ceilings, point)
-        if found.outside > _OUTSIDE * math.exp(min(found.log_ceiling, 0.0)):
+        lowest = _least_chain(kind, known.most, ceilings, point)
+        if lowest.outside > _OUTSIDE * math.exp(min(lowest.log_ceiling, 0.0)):
             continue
-        chain = found if chain is None or found.log_ceiling < chain.log_ceiling else chain
-        if found.order < known.most:
+        chain = lowest if chain is None or lowest.log_ceiling < chain.log_ceiling else chain
+        if lowest.order < known.most:
             break
     assert chain is not None
 
@@ -136,18 +137,22 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
         return tilt("shift", math.exp(log_order), ceilings, point).log_ceiling
 
     # without log_peak the least is at (1+2s)g/2 = ε: the search is around it
-    near = math.log(max(point.epsilon / ceilings.largest_square, 1e-3))
-    least = solve.lowest(log_ceiling, min(near, -7.0) - 5, near + 5, width=_WIDTH)
-    shifts = [tilt("shift", order, ceilings, point) for order in (math.exp(least), 0.0)]
+    log_guess = math.log(max(point.epsilon / ceilings.largest_square, 1e-3))
+    shift_at = solve.lowest(log_ceiling, min(log_guess, -7.0) - 5, log_guess + 5, width=_WIDTH)
+    shifts = [tilt("shift", order, ceilings, point) for order in (math.exp(shift_at), 0.0)]
     tilts = sorted((chain, min(shifts, key=_CEILING)), key=_CEILING)
-    return [one for one in tilts if one.log_ceiling <= tilts[0].log_ceiling + _SHIFT_WORTH]
+    return [
+        candidate
+        for candidate in tilts
+        if candidate.log_ceiling <= tilts[0].log_ceiling + _SHIFT_WORTH
+    ]
 
 
-def _least_chain(kind: str, most: int, ceilings: Ceilings, point: Point) -> Tilt:
+def _least_chain(kind: str, largest_order: int, ceilings: Ceilings, point: Point) -> Tilt:
     best = tilt(kind, 1, ceilings, point)
-    for order in range(2, most + 1):
-        here = tilt(kind, order, ceilings, point)
-        best = here if here.log_ceiling < best.log_ceiling else best
+    for order in range(2, largest_order + 1):
+        current = tilt(kind, order, ceilings, point)
+        best = current if current.log_ceiling < best.log_ceiling else best
         if order >= best.order + _RISING:
             break  # the ceiling is convex enough
     return best
@@ -190,38 +195,40 @@ def total(
       key: randomness.
       parts: that a usual chunk is made into.
     """
-    asked = Asked(float(point.epsilon), float(tilt.order), tilt.log_ceiling, point.payoff)
+    question = Asked(float(point.epsilon), float(tilt.order), tilt.log_ceiling, point.payoff)
     kernel = KERNELS.get(tilt.kind, _chain)
     work = parts * likelihood.work
-    return chunked.total(kernel, key, samples, work, likelihood, asked, tilt.detail)
+    return chunked.total(kernel, key, samples, work, likelihood, question, tilt.detail)
 
 
-def _chain(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, by: Any) -> Sums:
+def _chain(
+    key: jax.Array, size: int, likelihood: Likelihood, question: Asked, detail: PyTree
+) -> Sums:
     *draw_keys, noise_key, point_key = jax.random.split(key, 4)
     noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
-    drawn = likelihood.draw(jnp.stack(draw_keys), noise, asked.order, by)
+    drawn = likelihood.draw(jnp.stack(draw_keys), noise, question.order, detail)
 
     def log_value(exponents: jax.Array) -> jax.Array:
         loss = likelihood.log_ratio(exponents)
-        log_weight: jax.Array = drawn.log_normalizers - asked.order * loss
-        paid: jax.Array = asked.payoff.log_value(asked.epsilon - loss)
+        log_weight: jax.Array = drawn.log_normalizers - question.order * loss
+        paid: jax.Array = question.payoff.log_value(question.epsilon - loss)
         return log_weight + paid
 
-    return _on_points(point_key, log_value, drawn.products, noise, drawn, asked)
+    return _on_points(point_key, log_value, drawn.products, noise, drawn, question)
 
 
-def _shift(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, _: None) -> Sums:
+def _shift(key: jax.Array, size: int, likelihood: Likelihood, question: Asked, _: None) -> Sums:
     *draw_keys, noise_key, point_key = jax.random.split(key, 4)
     noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
     drawn = likelihood.draw(jnp.stack(draw_keys), noise, jnp.zeros(()), None)
-    far = 1 + asked.order
+    far = 1 + question.order
 
     def log_value(exponents: jax.Array) -> jax.Array:
         loss, proposal = likelihood.log_ratio(exponents), likelihood.log_ratio(exponents, far)
-        paid: jax.Array = asked.payoff.log_value(asked.epsilon - loss)
+        paid: jax.Array = question.payoff.log_value(question.epsilon - loss)
         return loss - proposal + paid
 
-    return _on_points(point_key, log_value, far * drawn.products, noise, drawn, asked)
+    return _on_points(point_key, log_value, far * drawn.products, noise, drawn, question)
 
 
 def _plain(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, levels: Levels) -> Sums:
@@ -234,7 +241,7 @@ def _plain(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, leve
     return sums(value)._replace(losses=jnp.stack([jnp.sum(part) for part in parts]))
 
 
-def _mean(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, _: None) -> Sums:
+def _mean(key: jax.Array, size: int, likelihood: Likelihood, question: Asked, _: None) -> Sums:
     noise_key, point_key = jax.random.split(key)
     noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
     products, square = likelihood.mean()
@@ -244,15 +251,17 @@ def _mean(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, _: No
         jnp.full(size, square),
         jnp.zeros(size),
     )
-    order = asked.order
+    order = question.order
 
     def log_value(exponents: jax.Array) -> jax.Array:
         log_weight: jax.Array = order * likelihood.average(exponents) + order**2 * square / 2
-        paid: jax.Array = asked.payoff.log_value(asked.epsilon + likelihood.log_ratio(exponents))
+        paid: jax.Array = question.payoff.log_value(
+            question.epsilon + likelihood.log_ratio(exponents)
+        )
         return log_weight + paid
 
     centre = -order * drawn.products
-    return _on_points(point_key, log_value, centre, noise, drawn, asked)
+    return _on_points(point_key, log_value, centre, noise, drawn, question)
 
 
 def _on_points(

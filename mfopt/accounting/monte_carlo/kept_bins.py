@@ -17,6 +17,7 @@ import scipy
 
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import clusters, importance
 from mfopt.accounting.monte_carlo.clusters import Clusters
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, privacy_loss
@@ -97,7 +98,7 @@ class KeptBins(NamedTuple):
         products = jnp.mean(jnp.asarray(self.gram), axis=0) / self.sigma**2
         return products, jnp.mean(products)
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
         if by is not None:
             return self._draw_clusters(keys, noise, order, by)
         rows, size, squares = jnp.arange(len(noise)), (len(noise),), self.diagonal()

@@ -45,6 +45,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _quick
+from mfopt._runtime._types import PyTree
 from mfopt.errors import FailureError
 from mfopt.strategies.fields import Array
 
@@ -96,7 +97,7 @@ class Likelihood(Protocol):
     def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
         """log E_k e^(p <m_k, X> − p² |m_k|²/2): Y at p = 1; (size, entries) -> (size,)."""
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
         """1 + ``order`` patterns for each row of ``noise``; one compilation for any order.
 
         The first follows the pattern's law; of the l-th the density over that law is e^<m_k, V>/N_l
@@ -133,7 +134,7 @@ class PatternChain(NamedTuple):
 
 
 def summed(
-    log_largest: Callable[[int], float], by: Any = None
+    log_largest: Callable[[int], float], by: PyTree = None
 ) -> Callable[[int], tuple[float, Any]]:
     """s -> (Σ_{l<=s} log R_l, ``by``), for a :class:`PatternChain`; each R_l is found once.
 
@@ -285,7 +286,7 @@ class Residual(NamedTuple):
         passed = self.whole.log_ratio(exponents, power)
         return passed + power**2 * self.shared.shift**2 / 2
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
         drawn = self.whole.draw(keys, noise, order, by)
         count, square = 1 + order, self.shared.shift**2
         return Drawn(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import jax
 
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import chunked, convex, importance
 from mfopt.accounting.monte_carlo.evidence import (
     Pilot,
@@ -52,7 +53,7 @@ class LikelihoodLoss(SampledLoss):
         """Component that all patterns share, if accounting it exactly pays off; else None."""
 
     @abc.abstractmethod
-    def ceilings(self, scaled: Any, common: float) -> Ceilings:
+    def ceilings(self, scaled: PyTree, common: float) -> Ceilings:
         """Maxima over all patterns, in noise units.
 
         ``common`` is the square of the shared component that is paid apart; 0 for none.
@@ -88,9 +89,9 @@ class LikelihoodLoss(SampledLoss):
     def moments(self, point: Point) -> Moments:
         """Exact moments of the likelihood ratio, with what bounds the others."""
         _, ceilings, beside = self._sampled(point)
-        known = self.tuples(point.noise_multiplier, ceilings.common)
+        tuples = self.tuples(point.noise_multiplier, ceilings.common)
         ceilings = ceilings.of_all()
-        return Moments(ceilings, beside, known, self.remove_tilts(ceilings, beside)[0])
+        return Moments(ceilings, beside, tuples, self.remove_tilts(ceilings, beside)[0])
 
     def slow_bounds(self) -> Sequence[FreeBound]:
         return (MomentBound(self),)
@@ -151,22 +152,26 @@ class LikelihoodLoss(SampledLoss):
         count = 0
         # no bound is below this part of a ceiling: no value at all would give as much
         share = math.log(-math.log(trial.beta) / trial.samples)
-        for first in tilts:
-            here: Tilt | None = first
-            least, misses = math.inf, 0
-            while here is not None and misses < 2:  # one miss may be the pilot's noise
-                if best is not None and here.log_ceiling + share >= best[1].log_mean + best[0]:
+        for start_tilt in tilts:
+            current: Tilt | None = start_tilt
+            lowest_work, misses = math.inf, 0
+            while current is not None and misses < 2:  # one miss may be the pilot's noise
+                if best is not None and current.log_ceiling + share >= best[1].log_mean + best[0]:
                     break
-                taken = self.pilot(here, point, self.glance, chunked.subkey(trial.key, count))
+                pilot = self.pilot(current, point, self.glance, chunked.subkey(trial.key, count))
                 count += 1
-                seen = taken.log_mean > -math.inf and (log_mean is None or taken.agrees(log_mean))
-                expected = taken.expected(trial.samples, trial.beta)[1] if seen else math.inf
+                is_informative = pilot.log_mean > -math.inf and (
+                    log_mean is None or pilot.agrees(log_mean)
+                )
+                expected = (
+                    pilot.expected(trial.samples, trial.beta)[1] if is_informative else math.inf
+                )
                 if best is None or expected < best[0]:
-                    best = expected, taken
-                misses = 0 if expected < least else misses + 1
-                least = min(least, expected)
-                order = here.next_order
-                here = None if order is None else self.at(here._replace(order=order), point)
+                    best = expected, pilot
+                misses = 0 if expected < lowest_work else misses + 1
+                lowest_work = min(lowest_work, expected)
+                order = current.next_order
+                current = None if order is None else self.at(current._replace(order=order), point)
         assert best is not None
         return best[1]
 

@@ -37,6 +37,7 @@ import scipy
 
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import patterns
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
@@ -57,7 +58,7 @@ _MOST_WORK = 2**25  # products of a ceiling's sums, for one order
 _FAINT = 1e-300  # what a sum of exponentials, scaled by their largest, may lose of each
 
 
-class Multisets(NamedTuple):
+class _Multisets(NamedTuple):
     """The likelihood ratio of a group; arrays only.
 
     Attributes:
@@ -77,7 +78,7 @@ class Multisets(NamedTuple):
     early_counts: Array
 
     @classmethod
-    def of(cls, whole: KeptBins | Patterns, group_size: int) -> Multisets:
+    def of(cls, whole: KeptBins | Patterns, group_size: int) -> _Multisets:
         """Likelihood ratio over all multisets of ``group_size`` bins."""
         bins, reach = whole.bins, whole.reach
         falls = itertools.combinations_with_replacement(range(bins), group_size)
@@ -101,7 +102,7 @@ class Multisets(NamedTuple):
         # chunks of one size, whatever is asked for, share their compiled code
         return max(int(self.whole.throws * len(self.counts)), 128)
 
-    def scaled(self, noise_multiplier: Any) -> Multisets:
+    def scaled(self, noise_multiplier: Any) -> _Multisets:
         return self._replace(whole=self.whole.scaled(noise_multiplier))
 
     def noise(self, normal: jax.Array) -> jax.Array:
@@ -126,7 +127,7 @@ class Multisets(NamedTuple):
         passing = jnp.exp(-(power**2) * coupled)  # (rounds − 1, late, early)
         classes = jax.nn.one_hot(self.late, len(self.late_counts), dtype=float)
 
-        def step(previous: jax.Array, of_round: tuple[jax.Array, jax.Array]) -> Any:
+        def step(previous: jax.Array, of_round: tuple[jax.Array, jax.Array]) -> PyTree:
             of_bin, passed = of_round
             mass = of_bin * (previous @ passed)[:, jnp.asarray(self.early)]
             total = jnp.sum(mass, axis=1)
@@ -138,7 +139,7 @@ class Multisets(NamedTuple):
         logs = jax.lax.scan(step, start, (weights, passing))[1]
         return jnp.sum(logs, axis=0) + jnp.sum(peak, axis=1)
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
         overlaps = patterns.Overlaps(*self.whole.overlaps())
         units = jnp.sum(jnp.asarray(self.counts)[0]).astype(int)
 
@@ -163,13 +164,13 @@ class Multisets(NamedTuple):
 
 
 @_quick.jit
-def _parts(group: Multisets) -> tuple[jax.Array, ...]:
+def _parts(group: _Multisets) -> tuple[jax.Array, ...]:
     """One program: operation by operation, each would be compiled for each shape."""
     return (*group.whole.overlaps(), group.mean()[1])
 
 
 @float64
-def ceilings(of: Multisets) -> Ceilings:
+def ceilings(of: _Multisets) -> Ceilings:
     """The ceilings at one σ, of multisets in noise units.
 
     Raises:
@@ -208,7 +209,7 @@ def ceilings(of: Multisets) -> Ceilings:
     return Ceilings(chains, largest, float(each), float(square))
 
 
-def _heaviest(values: Sequence[np.ndarray], of: Multisets) -> float:
+def _heaviest(values: Sequence[np.ndarray], of: _Multisets) -> float:
     """max over patterns of Σ_g values_g[late class before, multiset, early class after]."""
     best = values[0][0]  # (c, q): class 0 has no counts
     for values_of_round in values[1:]:
@@ -239,11 +240,11 @@ class MultisetLoss(LikelihoodLoss):
     least_samples = 2**14
     glance = 2048
 
-    def __init__(self, group: Multisets, one: SharedGaussianComponent | None, name: str) -> None:
+    def __init__(self, group: _Multisets, one: SharedGaussianComponent | None, name: str) -> None:
         self._group, self._one, self.name = group, one, name  # type: ignore[misc]
 
     @property
-    def likelihood(self) -> Multisets:
+    def likelihood(self) -> _Multisets:
         return self._group
 
     @property
@@ -260,7 +261,7 @@ class MultisetLoss(LikelihoodLoss):
         classes = math.comb(reach + group_size, group_size) if rounds > 1 else 1
         if not few(bins, group_size) or rounds * (multisets * classes) ** 2 > _MOST_WORK:
             return None
-        return cls(Multisets.of(unit, group_size), one.shared, one.name)
+        return cls(_Multisets.of(unit, group_size), one.shared, one.name)
 
     @functools.cached_property
     def shared(self) -> SharedGaussianComponent | None:
@@ -269,7 +270,7 @@ class MultisetLoss(LikelihoodLoss):
         size = float(np.sum(self.likelihood.counts[0]))
         return self._one._replace(length=size * self._one.length)  # each pattern picks K entries
 
-    def ceilings(self, scaled: Multisets, common: float) -> Ceilings:
+    def ceilings(self, scaled: _Multisets, common: float) -> Ceilings:
         return ceilings(scaled)
 
     @functools.cached_property

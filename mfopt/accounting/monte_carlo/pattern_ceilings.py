@@ -8,7 +8,7 @@ of non-negative terms; the relative slack for rounding is that of :mod:`.evidenc
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._types import PyTree
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range, summed
@@ -47,22 +48,22 @@ def ceilings(patterns: Patterns) -> Ceilings:
     Raises:
       FailureError: assignments overlap by more than the likelihood is known for.
     """
-    found, coupling, squares = _moments(patterns)
+    moments, coupling, squares = _moments(patterns)
 
     def of_all(l: int) -> float:
-        return float(found.log_largest(l, np.zeros(1))[0])
+        return float(moments.log_largest(l, np.zeros(1))[0])
 
     # "typical" without its limit: one program for both
     chains = {"chain": PatternChain(summed(of_all, math.inf), MAX_ORDER)}
     if not coupling > _SLACK:  # nothing to gain: one assignment, or a C that is nearly diagonal
         return Ceilings(chains, *squares)
-    limit = float(found.threshold(math.log(_RARE)) * (1 + _SLACK))
+    limit = float(moments.threshold(math.log(_RARE)) * (1 + _SLACK))
     likely = slice(None)  # the penalties around the last best one, which changes slowly with l
 
     def of_likely(l: int) -> float:
         nonlocal likely
-        over, by = np.full(len(_PENALTIES), np.inf), l * _PENALTIES[likely]
-        over[likely] = by * limit * (1 + _SLACK) + found.log_largest(l, by)
+        over, penalties = np.full(len(_PENALTIES), np.inf), l * _PENALTIES[likely]
+        over[likely] = penalties * limit * (1 + _SLACK) + moments.log_largest(l, penalties)
         best = int(np.argmin(over))
         likely = slice(max(best - 1, 0), best + 2)
         return float(over[best])
@@ -79,17 +80,19 @@ def estimated(patterns: Patterns) -> Ceilings:
     Raises:
       FailureError: as :func:`ceilings`.
     """
-    found, _, squares = _moments(patterns)
-    return Ceilings({"chain": PatternChain(summed(found.log_about, math.inf), MAX_ORDER)}, *squares)
+    moments, _, squares = _moments(patterns)
+    return Ceilings(
+        {"chain": PatternChain(summed(moments.log_about, math.inf), MAX_ORDER)}, *squares
+    )
 
 
 def _moments(patterns: Patterns) -> tuple[_Moments, float, tuple[float, ...]]:
     """(overlaps of the modes, the largest of two assignments, squared norms of a ceiling)."""
     corner, inside, *squares = _parts(patterns)
-    found = _Moments(patterns.bins, np.asarray(corner), np.asarray(inside))
-    coupling = float(np.max(found.corner, initial=0.0))
+    moments = _Moments(patterns.bins, np.asarray(corner), np.asarray(inside))
+    coupling = float(np.max(moments.corner, initial=0.0))
     require_range("the contributions of two assignments overlap by", coupling, COUPLING)
-    return found, coupling, tuple(map(float, squares))
+    return moments, coupling, tuple(map(float, squares))
 
 
 @float64
@@ -113,20 +116,20 @@ def log_second_moment(corner: jax.Array, inside: jax.Array) -> jax.Array:
         :func:`.patterns.within` give them.
     """
     bins, reach = inside.shape[-1], corner.shape[-1]
-    own = jnp.exp(inside) / bins**2  # (K, k, k')
+    same_round = jnp.exp(inside) / bins**2  # (K, k, k')
 
-    def step(pairs: jax.Array, assignment: tuple[jax.Array, jax.Array]) -> Any:
+    def step(pairs: jax.Array, assignment: tuple[jax.Array, jax.Array]) -> PyTree:
         # by the bins (k, k') of an assignment; a late bin overlaps with an early one of the other
         # pattern in the next
-        after, more = assignment
+        following, coupling = assignment
         mass = jnp.sum(pairs)
         pairs = pairs / mass
-        early = jnp.sum(pairs[bins - reach :], axis=1) @ more
-        both = more.T @ pairs[bins - reach :, bins - reach :] @ more
+        early = jnp.sum(pairs[bins - reach :], axis=1) @ coupling
+        pairs_between = coupling.T @ pairs[bins - reach :, bins - reach :] @ coupling
         total = jnp.ones_like(pairs).at[:reach].add(early[:, None]).at[:, :reach].add(early)
-        return after * total.at[:reach, :reach].add(both), jnp.log(mass)
+        return following * total.at[:reach, :reach].add(pairs_between), jnp.log(mass)
 
-    pairs, logs = jax.lax.scan(step, own[0], (own[1:], jnp.expm1(corner)))
+    pairs, logs = jax.lax.scan(step, same_round[0], (same_round[1:], jnp.expm1(corner)))
     return jnp.sum(logs) + jnp.log(jnp.sum(pairs))
 
 
@@ -141,8 +144,8 @@ def gaussian_noise_multiplier(patterns: Patterns, mu: float) -> float:
 
     def excess(log_sigma: float) -> float:
         square = math.exp(-2 * log_sigma)
-        found = float(log_second_moment(corner * square, inside * square))
-        return found - mu**2 if math.isfinite(found) else math.inf
+        log_moment = float(log_second_moment(corner * square, inside * square))
+        return log_moment - mu**2 if math.isfinite(log_moment) else math.inf
 
     # one pattern for all would have σ = |m|/μ
     squares = np.max(np.diagonal(inside, axis1=1, axis2=2), axis=1)
@@ -168,10 +171,10 @@ class _Moments(NamedTuple):
         for theta in _TILTS / np.max(self.corner):
             weight, log_mean = np.ones(bins), 0.0
             for part in np.expm1(theta * self.corner):
-                after = np.full(bins, np.mean(weight))
-                after[:reach] += weight[bins - reach :] @ part / bins
-                log_mean += math.log(np.max(after))
-                weight = after / np.max(after)
+                following = np.full(bins, np.mean(weight))
+                following[:reach] += weight[bins - reach :] @ part / bins
+                log_mean += math.log(np.max(following))
+                weight = following / np.max(following)
             log_mean += math.log(np.mean(weight))
             best = min(best, (log_mean - log_share) / theta)
         return best
@@ -212,37 +215,39 @@ class _Moments(NamedTuple):
         with np.errstate(over="ignore", invalid="ignore"):
             inner = np.exp(l * self.within)  # (K, k, c)
             outer = np.expm1(l * self.corner)  # (K - 1, i late, k' early)
-            own = np.mean(inner, axis=1)  # F: (K, c)
-            after = np.zeros((throws, bins, reach + 1))  # N: (K, c, q early or none)
-            before = np.zeros((throws, reach, bins))  # P: (K, p late, c)
+            diagonal = np.mean(inner, axis=1)  # F: (K, c)
+            following = np.zeros((throws, bins, reach + 1))  # N: (K, c, q early or none)
+            preceding = np.zeros((throws, reach, bins))  # P: (K, p late, c)
             if reach and throws > 1:
                 late, early = inner[:-1, bins - reach :], inner[1:, :reach]
-                after[:-1, :, :reach] = late.swapaxes(1, 2) @ outer / bins
-                before[1:] = outer @ early / bins
+                following[:-1, :, :reach] = late.swapaxes(1, 2) @ outer / bins
+                preceding[1:] = outer @ early / bins
             fines = np.zeros((throws, bins, reach + 1))  # w_g, as N
             fines[:-1, bins - reach :, :reach] = self.corner
-            by = penalties[:, None, None]
-            best = np.log(own[0][:, None] + after[0]) - by * fines[0]  # (m, c, next early or none)
+            by_penalty = penalties[:, None, None]
+            best = (
+                np.log(diagonal[0][:, None] + following[0]) - by_penalty * fines[0]
+            )  # (m, c, next early or none)
             kind = np.minimum(np.arange(bins), reach)  # of a bin as the next one
             starts = np.append(np.arange(0, reach, _BLOCK), reach)  # of blocks Q: last no early q
             block = np.repeat(np.arange(len(starts)), np.diff(starts, append=reach + 1))
             for g in range(1, throws):
-                rest = np.max(best[:, : bins - reach], axis=1)[:, kind]  # (m, q)
-                seen = best[:, bins - reach :][:, :, kind]  # (m, i, q)
-                top = np.maximum(rest, np.max(seen, axis=1, initial=-np.inf))
+                untied = np.max(best[:, : bins - reach], axis=1)[:, kind]  # (m, q)
+                tied = best[:, bins - reach :][:, :, kind]  # (m, i, q)
+                top = np.maximum(untied, np.max(tied, axis=1, initial=-np.inf))
                 # in units of the largest, and never rounded to nothing; a bin that is not late last
-                weights = np.exp(np.append(seen, rest[:, None], axis=1) - top[:, None])
+                weights = np.exp(np.append(tied, untied[:, None], axis=1) - top[:, None])
                 shares = np.maximum(weights, _LEAST)[:, :, :, None]
-                between = before[g][:, :, None] + self._between(l, g)
+                between = preceding[g][:, :, None] + self._between(l, g)
                 between = np.pad(between, ((0, 1), (0, 0), (0, 0)))  # (i, q, Q)
-                alone = own[g][:, None] + after[g]  # (q, r)
-                low = np.minimum.reduceat(alone, starts, axis=1)
-                high = np.maximum.reduceat(alone, starts, axis=1)
+                independent = diagonal[g][:, None] + following[g]  # (q, r)
+                low = np.minimum.reduceat(independent, starts, axis=1)
+                high = np.maximum.reduceat(independent, starts, axis=1)
                 # a maximum of lines in ``alone`` is convex: in a block at most on its chord
                 at_low, at_high = (np.max(shares * (between + x), axis=1) for x in (low, high))
                 rise = (at_high - at_low) / np.maximum(high - low, _LEAST)
-                found = at_low[:, :, block] + rise[:, :, block] * (alone - low[:, block])
-                best = top[:, :, None] + np.log(found) - by * fines[g]
+                best_sum = at_low[:, :, block] + rise[:, :, block] * (independent - low[:, block])
+                best = top[:, :, None] + np.log(best_sum) - by_penalty * fines[g]
             result = np.max(best[:, :, reach], axis=1)
         return np.where(np.isfinite(result), result, np.inf)
 
@@ -250,13 +255,13 @@ class _Moments(NamedTuple):
         """T_g, shape (late p, c, Q), the last Q for a q that is not early: 0."""
         bins, reach = self.bins, self.corner.shape[-1]
         blocks = -(-reach // _BLOCK)
-        found = np.zeros((reach, bins, blocks + 1))
-        both = 2 * reach - bins  # bins from bins - reach on that are early too
-        if both > 0 and 0 < g < len(self.within) - 1:
-            ahead, back = (np.expm1(l * self.corner[at]) for at in (g, g - 1))
-            most = np.maximum.reduceat(ahead[:both], np.arange(0, reach, _BLOCK), axis=1)
+        sums = np.zeros((reach, bins, blocks + 1))
+        overlapping = 2 * reach - bins  # bins from bins - reach on that are early too
+        if overlapping > 0 and 0 < g < len(self.within) - 1:
+            ahead, back = (np.expm1(l * self.corner[rounds]) for rounds in (g, g - 1))
+            largest = np.maximum.reduceat(ahead[:overlapping], np.arange(0, reach, _BLOCK), axis=1)
             inner = np.exp(l * self.within[g, bins - reach : reach])
-            right = (inner[:, :, None] * most[:, None, :]).reshape(both, -1)
+            right = (inner[:, :, None] * largest[:, None, :]).reshape(overlapping, -1)
             product = back[:, bins - reach :] @ right / bins
-            found[:, :, :-1] = product.reshape(reach, bins, blocks)
-        return found
+            sums[:, :, :-1] = product.reshape(reach, bins, blocks)
+        return sums

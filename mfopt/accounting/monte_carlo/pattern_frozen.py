@@ -23,6 +23,7 @@ import numpy as np
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._pytree import STATIC
+from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import band
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.accounting.monte_carlo.evidence import Point
@@ -84,7 +85,7 @@ class PatternLikelihood(abc.ABC):
         """Exponents -> :meth:`log_ratio`; what it takes of C alone is found here, once."""
 
     @abc.abstractmethod
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn: ...
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn: ...
 
     @abc.abstractmethod
     def first(self, key: jax.Array, count: int) -> jax.Array:
@@ -199,7 +200,7 @@ def all_terms(
     return PatternTerms(patterns, proposal, *(x.reshape(-1, patterns.numbers) for x in kept))
 
 
-def _cut(tree: Any) -> Any:
+def _cut(tree: PyTree) -> PyTree:
     """Arrays of pairs in chunks along the first axis."""
     pairs, n = jax.tree.leaves(tree)[-1].shape
     # a device's part of the draws need not be whole chunks

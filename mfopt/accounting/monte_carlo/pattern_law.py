@@ -18,6 +18,7 @@ import numpy as np
 
 from mfopt._runtime import _check, _float64, _quick
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._types import PyTree
 from mfopt.accounting import unamplified
 from mfopt.accounting.monte_carlo import band, dominating_pair, pattern_frozen
 from mfopt.accounting.monte_carlo.likelihood import Ceilings
@@ -55,18 +56,18 @@ class PatternLoss(LikelihoodLoss):
 
     @staticmethod
     @abc.abstractmethod
-    def proven(scaled: Any, /) -> Ceilings:
+    def proven(scaled: PyTree, /) -> Ceilings:
         """Ceilings in noise units."""
 
     @classmethod
-    def estimated(cls, scaled: Any, /) -> Ceilings:
+    def estimated(cls, scaled: PyTree, /) -> Ceilings:
         """Estimates of them, to choose by, where proofs take long: the proven ones by default."""
         return cls.proven(scaled)
 
     def estimating(self) -> Self:
         return type(self)(self._likelihood, estimates=True)
 
-    def ceilings(self, scaled: Any, common: float) -> Ceilings:
+    def ceilings(self, scaled: PyTree, common: float) -> Ceilings:
         return self.estimated(scaled) if self._estimates else self.proven(scaled)
 
     @functools.cached_property
@@ -169,23 +170,25 @@ class PatternLaw(SampledLaw):
     def product(self, slope: jax.Array, strategy: Strategy) -> jax.Array:
         return band.gram_product(slope, self._columns(strategy))
 
-    def prepared(self, quadratic: jax.Array) -> Any:
+    def prepared(self, quadratic: jax.Array) -> PyTree:
         # C follows from its overlaps
         return self.of(band.factor(quadratic), quadratic)
 
-    def log_scale(self, reduced: Any) -> jax.Array:
+    def log_scale(self, reduced: PyTree) -> jax.Array:
         """log of the root mean square norm of the columns."""
         return jnp.log(jnp.mean(jnp.asarray(reduced.gram)[0])) / 2
 
-    def norm(self, reduced: Any) -> jax.Array:
+    def norm(self, reduced: PyTree) -> jax.Array:
         """Largest norm of a pattern."""
         return jnp.sqrt(reduced.largest_square())
 
-    def proposal(self, reduced: Any, noise_multiplier: Any, epsilon: Any) -> PatternProposal:
+    def proposal(self, reduced: PyTree, noise_multiplier: Any, epsilon: Any) -> PatternProposal:
         at = float(noise_multiplier), float(epsilon)
         return pattern_frozen.placed(reduced, *at, self.losses.estimated)
 
-    def frozen(self, reduced: Any, proposal: PatternProposal, draws: PatternDraws) -> PatternTerms:
+    def frozen(
+        self, reduced: PyTree, proposal: PatternProposal, draws: PatternDraws
+    ) -> PatternTerms:
         return pattern_frozen.all_terms(reduced, proposal, draws)
 
     def log_delta(self, terms: PatternTerms, log_sigma: Any, epsilon: Any) -> jax.Array:

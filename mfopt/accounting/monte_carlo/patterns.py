@@ -37,6 +37,7 @@ import scipy
 
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._pytree import STATIC, pytree
+from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import dominating_pair, importance
 from mfopt.accounting.monte_carlo.likelihood import Drawn, SharedGaussianComponent, shared_component
 from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood, largest_square
@@ -83,7 +84,7 @@ class Patterns(PatternLikelihood):
 
     def products(self, pattern: jax.Array) -> jax.Array:
         """<M, m_k> for each pattern (count, K): shape (count, K·b)."""
-        return Overlaps(*self.overlaps()).of(pattern)
+        return Overlaps(*self.overlaps()).overlaps_of(pattern)
 
     def mean_square(self) -> jax.Array:
         """E_k |m_k|²."""
@@ -110,7 +111,7 @@ class Patterns(PatternLikelihood):
         log_of = log_mean(power**2 * corners(self), self.bins)
         return lambda exponents: log_of(power * exponents - half)
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
         # Given the earlier patterns, whose modes sum to V, <m_k, V> = Σ_g <M_g[:, k_g], V>:
         # assignments are independent, k_g is drawn ∝ e^<M_g[:, k], V> and
         # N = Π_g mean_k e^<M_g[:, k], V>.
@@ -147,7 +148,7 @@ class Overlaps:
         self._ahead = jnp.pad(corner, ((0, 0), (padding, 0), (0, 0)))
         self._back = jnp.pad(jnp.swapaxes(corner, 1, 2), ((0, 0), (0, padding), (0, 0)))
 
-    def of(self, pattern: jax.Array) -> jax.Array:
+    def overlaps_of(self, pattern: jax.Array) -> jax.Array:
         """<M, m_k> for each pattern (samples, K): shape (samples, K·b)."""
         throw = jnp.arange(pattern.shape[1])
         total = self._within[throw, pattern]
@@ -178,7 +179,7 @@ class Overlaps:
           noise: of every entry, shape (samples, K·b).
           logs: log normalizers that it was drawn at, shape (samples,).
         """
-        products = self.of(pattern)
+        products = self.overlaps_of(pattern)
         return Drawn(
             previous.products + products,
             previous.along + entries(noise, pattern),

@@ -6,11 +6,11 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
 
 import jax
 import numpy as np
 
+from mfopt._runtime._types import PyTree
 from mfopt.errors import FailureError
 
 _shared: ContextVar[bool] = ContextVar("shared", default=False)
@@ -49,7 +49,7 @@ def share(chunks: int) -> tuple[int, int]:
     return min(index * per_process, chunks), min((index + 1) * per_process, chunks)
 
 
-def joined(results: Any, chunks: int, question: Any) -> Any:
+def joined(results: PyTree, chunks: int, question: PyTree) -> PyTree:
     """Results of all chunks, in order, from each process's own, chunks along the first axis.
 
     ``question`` is a pytree that must be the same for all processes.
@@ -84,7 +84,7 @@ def agreed(entropy: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.broadcast_one_to_all(entropy))
 
 
-def _digest(question: Any) -> np.ndarray:
+def _digest(question: PyTree) -> np.ndarray:
     leaves, structure = jax.tree.flatten(question)
     digest = hashlib.sha256(str(structure).encode())
     for leaf in leaves:

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
 from mfopt.accounting.monte_carlo.free import unamplified
 from mfopt.strategies import Strategy
@@ -210,11 +211,11 @@ class SampledLaw(abc.ABC):
         """Raise :class:`UsageError` for a form of C that no parameters would make covered."""
 
     @abc.abstractmethod
-    def draws(self, key: jax.Array, samples: int) -> Any:
+    def draws(self, key: jax.Array, samples: int) -> PyTree:
         """Frozen randomness, a pytree."""
 
     @abc.abstractmethod
-    def quadratic(self, strategy: Strategy) -> Any:
+    def quadratic(self, strategy: Strategy) -> PyTree:
         """Sufficient statistic of δ, of degree two in C: a pytree, differentiable in the strategy.
 
         Scaling C by a multiplies it by a², so that σ grows with its square root.
@@ -226,31 +227,31 @@ class SampledLaw(abc.ABC):
         return jax.tree.reduce(jnp.add, parts)
 
     @abc.abstractmethod
-    def prepared(self, quadratic: Any) -> Any:
+    def prepared(self, quadratic: PyTree) -> PyTree:
         """``quadratic`` with what sampling needs beside it (a factor, say), differentiable."""
 
-    def reduced(self, strategy: Strategy) -> Any:
+    def reduced(self, strategy: Strategy) -> PyTree:
         """Input of the methods below, a pytree."""
         return self.prepared(self.quadratic(strategy))
 
     @abc.abstractmethod
-    def log_scale(self, reduced: Any) -> jax.Array:
+    def log_scale(self, reduced: PyTree) -> jax.Array:
         """log of a length of C that σ is proportional to when C is multiplied by a constant."""
 
     @abc.abstractmethod
-    def norm(self, reduced: Any) -> jax.Array:
+    def norm(self, reduced: PyTree) -> jax.Array:
         """Sensitivity of C without amplification: what C is normalized by."""
 
     @abc.abstractmethod
-    def proposal(self, reduced: Any, noise_multiplier: Any, epsilon: Any) -> Any:
+    def proposal(self, reduced: PyTree, noise_multiplier: Any, epsilon: Any) -> PyTree:
         """Proposal of the frozen draws. Any is unbiased; one near the solution has low variance."""
 
     @abc.abstractmethod
-    def frozen(self, reduced: Any, proposal: Any, draws: Any) -> Any:
+    def frozen(self, reduced: PyTree, proposal: PyTree, draws: PyTree) -> PyTree:
         """Terms that do not depend on σ, a pytree."""
 
     @abc.abstractmethod
-    def log_delta(self, terms: Any, log_sigma: Any, epsilon: Any) -> jax.Array:
+    def log_delta(self, terms: PyTree, log_sigma: Any, epsilon: Any) -> jax.Array:
         """log δ̂ of the remove direction: smooth and decreasing in log σ."""
 
 

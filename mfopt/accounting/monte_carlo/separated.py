@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from mfopt._runtime._pytree import STATIC, pytree
+from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo.likelihood import Drawn
 from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood
 
@@ -104,7 +105,7 @@ class Separated(PatternLikelihood):
             total = total.at[:, 1:].add(past).at[:, :-1].add(ahead)
         return total.reshape(len(places), -1)[:, : self.dimension]
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
         # ``by`` has a row a_l of shape (n,) for each pattern: see :mod:`.separated_ceilings`
         tilts = jnp.zeros((1, self.dimension)) if by is None else jnp.asarray(by)
 

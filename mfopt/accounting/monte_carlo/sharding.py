@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mfopt._runtime._types import PyTree
+
 Devices = tuple[Any, ...]
 _SPLIT, _SAME = PartitionSpec("samples"), PartitionSpec()
 
@@ -26,7 +28,7 @@ def devices() -> Devices:
     return tuple(jax.local_devices()) if chosen is None else (chosen,)
 
 
-def dividing(tree: Any) -> Devices:
+def dividing(tree: PyTree) -> Devices:
     """Largest set of devices that cuts the first axis of every array into equal parts."""
     lengths = {leaf.shape[0] if leaf.shape else 1 for leaf in jax.tree.leaves(tree)}
     usable = devices()
@@ -35,14 +37,14 @@ def dividing(tree: Any) -> Devices:
     return usable[:count]
 
 
-def placed(tree: Any, over: Devices) -> Any:
+def placed(tree: PyTree, over: Devices) -> PyTree:
     """``tree`` with the first axis of every array cut over these devices."""
     if len(over) == 1:
         return tree
     return jax.device_put(tree, NamedSharding(_mesh(over), _SPLIT))
 
 
-def gathered(tree: Any, over: Devices) -> Any:
+def gathered(tree: PyTree, over: Devices) -> PyTree:
     """Results of a program over these devices where programs of one device take them."""
     return tree if len(over) == 1 else jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
 
@@ -65,12 +67,12 @@ def mapped(function: Callable[..., Any], over: Devices) -> Callable[..., Any]:
     return call
 
 
-def stacked(tree: Any) -> Any:
+def stacked(tree: PyTree) -> PyTree:
     """``tree`` with a leading axis of length 1, the layout of one device's part."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
 
 
-def unstacked(tree: Any) -> Any:
+def unstacked(tree: PyTree) -> PyTree:
     """Inverse of :func:`stacked`."""
     return jax.tree.map(lambda leaf: leaf[0], tree)
 

@@ -71,7 +71,7 @@ _WITHOUT_EFFECT = {
 _REMOVE = "Take it out if it changes nothing for records of the length that you train on."
 
 
-def check_settings(
+def _check_settings(
     settings: Mapping[str, Any], fields: set[str], required: Mapping[str, tuple[Any, ...]]
 ) -> None:
     """Refuse settings of a ``config.json`` with which the weights compute another function.
@@ -113,7 +113,7 @@ class Tensor(NamedTuple):
     rows: np.ndarray | None = None
 
 
-class DecoderFamily(NamedTuple):
+class _DecoderFamily(NamedTuple):
     """In what the models of one ``model_type`` differ from a Llama.
 
     ``norms``: names in the file of the norms of a block (:class:`~.decoder.Block`); ``query_norm``:
@@ -162,7 +162,7 @@ _PYTHIA_NAMES = {
     "lm_head": "embed_out",
 }
 FAMILIES = {
-    "gpt2": DecoderFamily(
+    "gpt2": _DecoderFamily(
         "GPT2LMHeadModel",
         {"ln_1": "ln_1", "ln_2": "ln_2"},
         biased=tuple(TASKS),
@@ -170,19 +170,19 @@ FAMILIES = {
         learned=True,
         names=_GPT2_NAMES,
     ),
-    "llama": DecoderFamily("LlamaForCausalLM", _BEFORE),
-    "mistral": DecoderFamily("MistralForCausalLM", _BEFORE),
-    "qwen2": DecoderFamily("Qwen2ForCausalLM", _BEFORE, biased=_QKV),
-    "qwen3": DecoderFamily("Qwen3ForCausalLM", _BEFORE, "head"),
-    "smollm3": DecoderFamily("SmolLM3ForCausalLM", _BEFORE, follows=_WHERE),
-    "olmo2": DecoderFamily("Olmo2ForCausalLM", _AFTER, "width"),
-    "phi3": DecoderFamily("Phi3ForCausalLM", _BEFORE, names=_PHI_NAMES, follows=_PARTLY),
-    "gemma": DecoderFamily("GemmaForCausalLM", _BEFORE, gemma=True),
-    "gemma2": DecoderFamily("Gemma2ForCausalLM", _BOTH, gemma=True, follows=_CAPS),
-    "gemma3_text": DecoderFamily(
+    "llama": _DecoderFamily("LlamaForCausalLM", _BEFORE),
+    "mistral": _DecoderFamily("MistralForCausalLM", _BEFORE),
+    "qwen2": _DecoderFamily("Qwen2ForCausalLM", _BEFORE, biased=_QKV),
+    "qwen3": _DecoderFamily("Qwen3ForCausalLM", _BEFORE, "head"),
+    "smollm3": _DecoderFamily("SmolLM3ForCausalLM", _BEFORE, follows=_WHERE),
+    "olmo2": _DecoderFamily("Olmo2ForCausalLM", _AFTER, "width"),
+    "phi3": _DecoderFamily("Phi3ForCausalLM", _BEFORE, names=_PHI_NAMES, follows=_PARTLY),
+    "gemma": _DecoderFamily("GemmaForCausalLM", _BEFORE, gemma=True),
+    "gemma2": _DecoderFamily("Gemma2ForCausalLM", _BOTH, gemma=True, follows=_CAPS),
+    "gemma3_text": _DecoderFamily(
         "Gemma3ForCausalLM", _BOTH, "head", gemma=True, follows=(*_CAPS, *_LOCAL)
     ),
-    "gpt_neox": DecoderFamily(
+    "gpt_neox": _DecoderFamily(
         "GPTNeoXForCausalLM",
         _BEFORE,
         biased=_MATRICES,
@@ -341,7 +341,7 @@ class DecoderConfig:
         required["hidden_activation"] += (None,)
         if family.parallel:
             required["use_parallel_residual"] = (True,)
-        check_settings(values, {*_SIZES, *_FOLLOWED, *family.follows, "model_type"}, required)
+        _check_settings(values, {*_SIZES, *_FOLLOWED, *family.follows, "model_type"}, required)
         sizes = {name: values[name] for name in _SIZES if values.get(name) is not None}
         for name in _SIZES:
             if name not in sizes and name not in ("num_key_value_heads", "head_dim"):
@@ -388,7 +388,7 @@ class DecoderConfig:
         return json.loads(self.source) | {"architectures": [self.family.architecture]}
 
     @property
-    def family(self) -> DecoderFamily:
+    def family(self) -> _DecoderFamily:
         """In what it differs from a Llama."""
         return FAMILIES[self.model_type]
 

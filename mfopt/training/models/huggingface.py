@@ -101,11 +101,11 @@ def _adapted(config: DecoderConfig, lora: LoRAConfig | None) -> dict[str, LoRACo
     if lora is None:
         return adapted
     for layer in lora.layers:
-        own = [x for x in (layer, *TASKS.get(layer, ())) if x in config.matrices]
-        if not own:
+        present = [x for x in (layer, *TASKS.get(layer, ())) if x in config.matrices]
+        if not present:
             rule = f"must be some of {tuple(config.matrices)}"
             raise _check.reject("layers", layer, rule)
-        adapted |= dict.fromkeys(own, lora)
+        adapted |= dict.fromkeys(present, lora)
     return adapted
 
 
@@ -131,12 +131,12 @@ def _export(
     folder: Path, config: DecoderConfig, params: PyTree, frozen: PyTree, lora: LoRAConfig | None
 ) -> None:
     """Write the plain model, and in a folder beside it the adapters alone where it has such."""
-    save_pretrained(folder, config, merge_adapters(params, frozen, lora))
+    save_pretrained(folder, config, _merge_adapters(params, frozen, lora))
     if lora is not None:
-        save_adapters(folder / ADAPTER, config, params, lora)
+        _save_adapters(folder / ADAPTER, config, params, lora)
 
 
-def save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: LoRAConfig) -> None:
+def _save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: LoRAConfig) -> None:
     """Write the adapters as a folder that PEFT puts onto the base model.
 
     Where matrices with adapters share a tensor in the file their adapters are one, of a rank that
@@ -189,7 +189,7 @@ def save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: LoR
     _write_json(folder / "adapter_config.json", facts)
 
 
-def merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> PyTree:
+def _merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> PyTree:
     """The plain model's parameters with scale * A B added to each adapted matrix."""
     if lora is None:
         return params
@@ -241,20 +241,20 @@ def load_pretrained(
         lora, compute_dtype, remat, seed: as in :func:`gpt2_model` and :class:`DecoderConfig`.
     """
     config = dataclasses.replace(read_config(folder), compute_dtype=compute_dtype, remat=remat)
-    where = _locate(Path(folder))
-    older = "transformer." if "wte.weight" in where else ""  # a prefix that first files lack
+    files = _locate(Path(folder))
+    older = "transformer." if "wte.weight" in files else ""  # a prefix that first files lack
     values: dict[tuple[Any, ...], Any] = {}
     names = set()
     for tensor in config.tensors():
         name = tensor.name.removeprefix(older)
         names.add(name)
-        if name not in where:
+        if name not in files:
             raise _check.reject("folder", str(folder), f"its weights lack the tensor {name}")
-        with safe_open(where[name], framework="flax") as tensors:
+        with safe_open(files[name], framework="flax") as tensors:
             value = tensors.get_tensor(name).astype(jnp.float32)
         value = value if tensor.rows is None else value[tensor.rows]
         values[tensor.path] = value.T if tensor.turned else value
-    for name in where.keys() - names:
+    for name in files.keys() - names:
         if not name.endswith(_DERIVED):
             rule = f"its weights hold {name}, which config.json does not mention"
             raise _check.reject("folder", str(folder), rule)
@@ -295,8 +295,8 @@ def save_pretrained(folder: str | Path, config: DecoderConfig, params: PyTree) -
         value = np.ascontiguousarray(value.T if turned else value)
         if rows is not None:  # one of several in a tensor
             whole = tensors.get(name, np.empty((0, *value.shape[1:]), np.float32))
-            more = max(0, rows.max() + 1 - len(whole))
-            whole = np.append(whole, np.empty((more, *value.shape[1:]), np.float32), axis=0)
+            missing_rows = max(0, rows.max() + 1 - len(whole))
+            whole = np.append(whole, np.empty((missing_rows, *value.shape[1:]), np.float32), axis=0)
             whole[rows] = value
             value = whole
         tensors[name] = value

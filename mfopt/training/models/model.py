@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import PyTree as PyTree
 
-PyTree = Any
 Loss = Callable[[PyTree, PyTree, jax.Array, jax.Array], jax.Array]
 
 

@@ -27,14 +27,14 @@ def nest(flat: dict[Path, Any]) -> PyTree:
     return unflatten_dict({tuple(map(str, path)): value for path, value in flat.items()})
 
 
-def pick(tree: PyTree, path: Path) -> Any:
+def pick(tree: PyTree, path: Path) -> PyTree:
     """The value at ``path`` of a nested dictionary that :func:`nest` made."""
     for part in path:
         tree = tree[str(part)]
     return tree
 
 
-def flatten(state: Any) -> dict[Path, Any]:
+def flatten(state: PyTree) -> dict[Path, Any]:
     """{path: array} of an NNX state, in a fixed order."""
     return {
         path: value.get_value() if isinstance(value, nnx.Variable) else value
@@ -77,7 +77,7 @@ def from_nnx(
         raise _check.reject("trainable", trainable, "selects no parameter of the module")
     paths = list(params), list(frozen)
 
-    def merged(params: PyTree, frozen: PyTree) -> Any:
+    def merged(params: PyTree, frozen: PyTree) -> PyTree:
         values = {path: pick(params, path) for path in paths[0]}
         values |= {path: pick(frozen, path) for path in paths[1]}
         return nnx.merge(graph, nnx.from_flat_state(values))
@@ -88,7 +88,7 @@ def from_nnx(
     def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
         return next_token_loss(logits(params, frozen, tokens), tokens, mask)
 
-    def specs(state: Any) -> PyTree:
+    def specs(state: PyTree) -> PyTree:
         by_name = flatten(nnx.get_partition_spec(state))
         return nest({path: _over_model(spec) for path, spec in by_name.items()})
 
