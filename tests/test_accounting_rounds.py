@@ -127,9 +127,9 @@ def test_weights_of_a_fixed_batch_are_those_counted(group_size, batch_size, popu
 
 @pytest.mark.parametrize(("probability", "group_size"), [(0.3, 2), (1e-4, 50), (0.97, 200)])
 def test_weights_of_a_group_are_the_binomial_law(probability, group_size):
-    p, remaining = Fraction(probability), 1 - Fraction(probability)
+    p, complement = Fraction(probability), 1 - Fraction(probability)
     exact = [
-        math.comb(group_size, h) * p**h * remaining ** (group_size - h) for h in range(group_size)
+        math.comb(group_size, h) * p**h * complement ** (group_size - h) for h in range(group_size)
     ]
     exact = [math.log(share.numerator) - math.log(share.denominator) for share in exact]
     actual = Mixture.binomial(group_size, probability).log_weights[:-1]
@@ -157,8 +157,8 @@ def test_weights_that_do_not_add_up_to_1_are_refused():
         with pytest.raises(FailureError, match="add up to"), np.errstate(invalid="ignore"):
             Mixture(shift, np.log(factor * weights))
     # control: what is missing is named, and is an infinite loss
-    keywords = Mixture(shift, np.log((1 - 1e-5) * weights), 1e-5)
-    part = keywords.discretize(1.0, 0.01, Resolution(0.01, -60.0))
+    with_error = Mixture(shift, np.log((1 - 1e-5) * weights), 1e-5)
+    part = with_error.discretize(1.0, 0.01, Resolution(0.01, -60.0))
     assert part.infinite >= 1e-5
 
 

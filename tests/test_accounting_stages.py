@@ -133,8 +133,8 @@ def shares_step_by_step(excess, deficit, mode):
     """What :func:`.distribution.upward` says, one point after the other."""
     size, share = excess.size, np.zeros(excess.size)
     for k in range(mode + 1):
-        original = share[k - 1] * deficit[k - 1] if k else 0.0
-        value = 1 - original / excess[k] if excess[k] > 0 else 0.0
+        previous = share[k - 1] * deficit[k - 1] if k else 0.0
+        value = 1 - previous / excess[k] if excess[k] > 0 else 0.0
         limit = excess[k + 1] / deficit[k] if k + 1 < size and deficit[k] > 0 else 1.0
         share[k] = max(0.0, min(value, limit, 1.0))
     forward, share[-1] = share[mode], 0.0

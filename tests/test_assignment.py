@@ -112,11 +112,11 @@ def test_random_allocation_of_several_epochs_by_another_accountant():
 
 def test_rounds_without_a_lower_bound_say_so():
     coin = PublicMixture(BinAssignment(4), BinAssignment(8), 0.5)
-    for one_round, keywords in (
+    for one_round, phrase in (
         (coin, "truncated batches"),
         (BinAssignment(4), "assignments to bins"),
     ):
-        with pytest.raises(FailureError, match=f"no lower bound is known for {keywords}"):
+        with pytest.raises(FailureError, match=f"no lower bound is known for {phrase}"):
             one_round.cells_below(1.0, Steps(1e-3), Resolution(0.1, -50.0, (-1.0, 1.0)), add=True)
 
 

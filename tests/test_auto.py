@@ -197,7 +197,7 @@ def test_candidates_fit_into_the_memory_and_the_bins():
 
 
 @pytest.mark.parametrize(
-    ("extra", "keywords"),
+    ("extra", "option"),
     [
         ("--strategy blt", "--strategy"),
         ("--bands 4", "--bands"),
@@ -206,9 +206,9 @@ def test_candidates_fit_into_the_memory_and_the_bins():
         ("--memory -1", "memory"),
     ],
 )
-def test_what_auto_chooses_itself_is_refused(extra, keywords, capsys):
+def test_what_auto_chooses_itself_is_refused(extra, option, capsys):
     words = f"optimize --epochs 2 --iters 4 --eps 2 --sampling auto {extra}"
-    assert keywords in failure(capsys, *words.split())
+    assert option in failure(capsys, *words.split())
 
 
 @pytest.mark.ci

@@ -154,9 +154,9 @@ def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monke
 
     def watch(likelihood, tilt, point, *extra):
         recorded.append((tilt, point))
-        return original(likelihood, tilt, point, *extra)
+        return real_total(likelihood, tilt, point, *extra)
 
-    original = importance.total
+    real_total = importance.total
     monkeypatch.setattr(importance, "total", watch)
     loss = protocol.loss_of(pair)
     model = sampled.OneUnit(loss)
@@ -189,11 +189,11 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
     from mfopt.accounting.monte_carlo import chunked
 
     used = []
-    original, subkey = chunked.total, chunked.subkey
+    real_total, subkey = chunked.total, chunked.subkey
 
     def watch(kernel, key, *arguments, **options):
         used.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
-        return original(kernel, key, *arguments, **options)
+        return real_total(kernel, key, *arguments, **options)
 
     monkeypatch.setattr(chunked, "total", watch)
     release(pair, 1.0, 1e-4, effort=Effort(samples=2**14, seed=2))

@@ -231,11 +231,11 @@ def test_corrupt_and_missing_files(command, optimized_file, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "keywords"), [(["none"], "RUN"), (["--config", "none"], "--config")]
+    ("words", "phrase"), [(["none"], "RUN"), (["--config", "none"], "--config")]
 )
-def test_an_audit_names_what_was_typed(words, keywords):
+def test_an_audit_names_what_was_typed(words, phrase):
     code, _, err = run("audit", *words)
-    assert code == 2 and f"{keywords} none: is not a file" in err
+    assert code == 2 and f"{phrase} none: is not a file" in err
 
 
 def test_a_file_that_is_something_else_is_called_so(tmp_path):

@@ -198,8 +198,8 @@ def test_a_false_guarantee_is_refuted_and_a_true_one_is_not(scheme, strategy, sh
     with pytest.raises(mfopt.FailureError, match="FALSE"):
         proofs.refute(mechanism, false)
     # by as little as estimates err
-    variant = dataclasses.replace(true, epsilon=0.99 * EPSILON, status="estimate")
-    proofs.refute(mechanism, variant)
+    too_small = dataclasses.replace(true, epsilon=0.99 * EPSILON, status="estimate")
+    proofs.refute(mechanism, too_small)
     with pytest.raises(mfopt.FailureError, match="FALSE"):
         proofs.refute(mechanism, dataclasses.replace(true, delta=0.0))
 

@@ -109,10 +109,10 @@ def test_the_ceiling_falls_and_the_mean_stays():
     actual = pairs.remove_tilts(pair, point)[0]
     assert actual.kind == "clusters"
     assert actual.log_ceiling < chain.log_ceiling - 0.3
-    chain_mean, error, original = observed(pair, point, "chain", chain.order, 2**14)
-    other, other_error, updated = observed(pair, point, "clusters", actual.order, 2**14)
+    chain_mean, error, chain_ceiling = observed(pair, point, "chain", chain.order, 2**14)
+    other, other_error, clusters_ceiling = observed(pair, point, "clusters", actual.order, 2**14)
     assert abs(chain_mean - other) < K * math.hypot(error, other_error)
-    assert updated.deviation < original.deviation
+    assert clusters_ceiling.deviation < chain_ceiling.deviation
     loss = BallsInBinsLoss(pair)
     law, target = (loss.at(actual, Point(sigma, 2.0)) for sigma in (0.8, 0.85))
     assert target.kind == "clusters" and target.log_ceiling < law.log_ceiling

@@ -106,24 +106,24 @@ def test_fresh_samples_decide(monkeypatch, better):
     assert searched().strategy.kind == better
 
 
-@pytest.mark.parametrize("updated", [1, 6])
-def test_an_interrupt_keeps_the_better_so_far(updated):
+@pytest.mark.parametrize("steps_before", [1, 6])
+def test_an_interrupt_keeps_the_better_so_far(steps_before):
     recorded = []
 
     def progress(step):
         recorded.append(step)
-        if len(recorded) == updated:
+        if len(recorded) == steps_before:
             raise KeyboardInterrupt
 
     with pytest.raises(run.InterruptedOptimization) as stop:
         searched(BOTH, progress=progress)
-    assert len(recorded) == updated  # nothing went on behind the user's back
+    assert len(recorded) == steps_before  # nothing went on behind the user's back
     best = stop.value.best
     assert best.forms == {} and np.exp(best.loss) == pytest.approx(rmse(best.strategy), rel=0.1)
     lowest = min(recorded, key=lambda step: step.trace.best_value).stage.removeprefix(
         "optimizing, "
     )
-    assert best.strategy.kind == ("wave-blt" if updated == 1 else lowest)
+    assert best.strategy.kind == ("wave-blt" if steps_before == 1 else lowest)
 
 
 def test_a_start_says_which_forms_are_searched():
@@ -173,8 +173,8 @@ def test_the_page_says_what_the_tables_say():
     section = page.split("## Which C at a large ε")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([a-z0-9-]+)`[^|]*\|([^|]+)\|([^|]+)\|([^|]+)\|", section, re.M)
     assert len(rows) == 3
-    for family, *reports in rows:
-        for epsilon, text in zip((4.0, 8.0, 16.0), reports, strict=True):
+    for family, *cells in rows:
+        for epsilon, text in zip((4.0, 8.0, 16.0), cells, strict=True):
             above = [t[family, epsilon] / t["toeplitz-scaled", epsilon] - 1 for t in tables]
             lowest, limit = 100 * min(above), 100 * max(above)
             assert text.strip() == f"{lowest:+.1f} to {limit:+.1f}%"

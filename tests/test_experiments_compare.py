@@ -345,7 +345,7 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
 
 
 @pytest.mark.parametrize(
-    ("extra", "keywords"),
+    ("extra", "phrase"),
     [
         (["--eps", "0"], "eps"),
         (["--eps", "one"], "eps"),
@@ -359,9 +359,9 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
         (["--out", "/nowhere/c"], "folder"),
     ],
 )
-def test_command_names_bad_arguments(extra, keywords, tmp_path, capsys) -> None:
+def test_command_names_bad_arguments(extra, phrase, tmp_path, capsys) -> None:
     words = f"compare --epochs 2 --iters 8 --include dpsgd --cache {tmp_path}"
-    assert keywords in failure(capsys, *words.split(), *extra)
+    assert phrase in failure(capsys, *words.split(), *extra)
 
 
 def test_a_worker_that_is_killed_is_told_of_in_a_line():

@@ -313,8 +313,8 @@ def not_carried(state):
 
 def reset_by_a_condition():
     def step(state, scale):
-        noised, updated = STREAM.release(jax.tree.map(lambda x: scale * x, ONES), state)
-        return jax.tree.map(lambda b, a: jnp.where(scale < 2, b, a), state, updated), noised
+        noised, next_state = STREAM.release(jax.tree.map(lambda x: scale * x, ONES), state)
+        return jax.tree.map(lambda b, a: jnp.where(scale < 2, b, a), state, next_state), noised
 
     _, noised = jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(3.0)))(STREAM.init(PARAMS))
     return [jax.tree.map(lambda leaf: leaf[1], noised)]

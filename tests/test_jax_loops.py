@@ -142,11 +142,11 @@ def test_noise_that_is_added_to_some_sums_only_is_refused():
 def test_noise_of_a_step_is_for_one_sum(key):
     optimizer = add_noise(make(), key=key)
     update, state = jax.jit(optimizer.update), optimizer.init(PARAMS)
-    first, updated = update(PARAMS, state)
+    first, next_state = update(PARAMS, state)
     close(update(PARAMS, state)[0], first)
     other = jax.tree.map(lambda leaf: leaf + 1, PARAMS)
     assert all(np.isnan(leaf).all() for leaf in update(other, state)[0].values())
-    assert all(np.isfinite(leaf).all() for leaf in update(other, updated)[0].values())
+    assert all(np.isfinite(leaf).all() for leaf in update(other, next_state)[0].values())
 
 
 def test_what_is_no_factorization_or_no_type_is_refused():

@@ -161,11 +161,11 @@ def a_state_that_a_skipped_step_takes_back():
     opt, means = optimizer.init(PARAMS), []
     for t in range(1, 5):
         batch, state = loop.batches[t], loop.state
-        mean, updated = step(state, batch)
+        mean, next_state = step(state, batch)
         mean = jax.tree.map(lambda g, t=t: g * jnp.nan if t == 1 else g, mean)
         _, opt = optimizer.update(mean, opt, PARAMS)
         ok = opt.last_finite
-        loop.state = jax.tree.map(lambda b, a, ok=ok: jnp.where(ok, a, b), state, updated)
+        loop.state = jax.tree.map(lambda b, a, ok=ok: jnp.where(ok, a, b), state, next_state)
         means.append(mean)
     return means
 

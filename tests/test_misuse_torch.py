@@ -334,12 +334,12 @@ def started(generator):
 def hook_that_remembers():
     model = run_tests.network()
 
-    def updated(module, arguments, output):
+    def remember(module, arguments, output):
         value = getattr(module, "last", 0.0)
         module.last = size(arguments[0].detach())
         return output + value
 
-    model[0].register_forward_hook(updated)
+    model[0].register_forward_hook(remember)
     return model
 
 

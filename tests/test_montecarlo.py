@@ -91,16 +91,16 @@ def chain_order(pair, sigma, epsilon, samples, key):
         return pairs.least_chain(pair, point).order
 
 
-def remove_bound(pair, sigma, epsilon, *, order, **remaining):
+def remove_bound(pair, sigma, epsilon, *, order, **options):
     """Upper bound of the remove direction by a chain of this order."""
     return bound_of(
-        pair, sigma, epsilon, pairs.tilt("chain", order, pair, Point(sigma, epsilon)), **remaining
+        pair, sigma, epsilon, pairs.tilt("chain", order, pair, Point(sigma, epsilon)), **options
     )
 
 
-def add_bound(pair, sigma, epsilon, **remaining):
+def add_bound(pair, sigma, epsilon, **options):
     """Upper bound of the add direction."""
-    return bound_of(pair, sigma, epsilon, pairs.mean_tilt(pair, Point(sigma, epsilon)), **remaining)
+    return bound_of(pair, sigma, epsilon, pairs.mean_tilt(pair, Point(sigma, epsilon)), **options)
 
 
 def separate(item, other):

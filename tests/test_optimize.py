@@ -257,9 +257,9 @@ def test_a_general_c_is_no_worse_than_what_it_began_from(monkeypatch):
 def test_a_plainly_worse_start_is_not_examined_again(monkeypatch):
     original_method, examined = runs._Job._afresh, []
 
-    def counted(job, points, *remaining):
+    def counted(job, points, *arguments):
         examined.append(len(points))
-        return original_method(job, points, *remaining)
+        return original_method(job, points, *arguments)
 
     monkeypatch.setattr(runs._Job, "_afresh", counted)
     far = S.BandedToeplitz(np.array([1.0, 0.01]))
@@ -409,10 +409,10 @@ def test_a_loss_that_is_never_a_number_is_an_error_with_words():
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("kind", "updated"),
+    ("kind", "steps_before"),
     before_release([("blt", 1), ("blt", 5), ("dense", 5), ("dense", None)], 1, 3),
 )
-def test_interrupt_keeps_the_best_so_far(kind, updated):
+def test_interrupt_keeps_the_best_so_far(kind, steps_before):
     """``after`` evaluations; None: at the second evaluation of the second warm start."""
     recorded = []
 
@@ -420,7 +420,7 @@ def test_interrupt_keeps_the_best_so_far(kind, updated):
         recorded.append(step)
         trace = step.trace
         second = "warm start, " in step.stage and len(trace.history) == 2
-        if second if updated is None else len(recorded) == updated:
+        if second if steps_before is None else len(recorded) == steps_before:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as stopped:  # it travels: nobody takes it for a result
@@ -432,8 +432,8 @@ def test_interrupt_keeps_the_best_so_far(kind, updated):
     assert all(step.done <= step.total for step in recorded)
     assert actual.strategy.kind == kind
     actual.strategy.check_entries(N)
-    if updated is not None:
-        assert len(recorded) == updated  # nothing went on behind the user's back
+    if steps_before is not None:
+        assert len(recorded) == steps_before  # nothing went on behind the user's back
     assert error_of(actual) < error_of(IDENTITY) + 0.5
 
 

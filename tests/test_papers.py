@@ -76,10 +76,12 @@ def test_the_models_of_table_2_have_the_printed_epsilon(run: common.Run) -> None
     with (FOLDER / "figures" / path.name).open(encoding="utf-8", newline="") as file:
         committed = list(csv.DictReader(file))
     assert len(rows) == 6
-    for row, original in zip(rows, committed, strict=True):
+    for row, committed_row in zip(rows, committed, strict=True):
         assert round(float(row["epsilon_moments"]), 3) == float(row["epsilon_printed"])
         assert float(row["epsilon_pld"]) < float(row["epsilon_moments"])
-        assert float(row["epsilon_pld"]) == pytest.approx(float(original["epsilon_pld"]), rel=1e-3)
+        assert float(row["epsilon_pld"]) == pytest.approx(
+            float(committed_row["epsilon_pld"]), rel=1e-3
+        )
 
 
 def test_a_study_says_what_it_found(run: common.Run, capsys) -> None:
@@ -119,8 +121,8 @@ def test_what_the_pages_name_exists() -> None:
         r"\n\| ((?:Figure|Table|App|Alg)[^|]*) \|.*\| (.*) \|(.*)\|",
         "\n".join(page.read_text("utf-8") for page in pages),
     )
-    keywords = {name for *_, names in rows for name in re.findall(r"`([a-z0-9-]+)`", names)}
+    page_names = {name for *_, names in rows for name in re.findall(r"`([a-z0-9-]+)`", names)}
     artifact_names = {name.removeprefix("studies/") for name in ARTIFACTS}
-    assert len(rows) > 60 and keywords <= artifact_names
+    assert len(rows) > 60 and page_names <= artifact_names
     figures = {name for script in scripts.FIGURES for name in script.FIGURES}
-    assert {name for name in figures if not name.startswith("fresh-bins")} <= keywords
+    assert {name for name in figures if not name.startswith("fresh-bins")} <= page_names

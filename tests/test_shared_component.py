@@ -205,13 +205,13 @@ def test_the_common_part_is_the_distance_from_the_hull_and_leaves_one_constant(
 @pytest.mark.release
 @pytest.mark.parametrize(("patterns", "all_modes", "modes"), CASES)
 def test_the_rest_has_the_likelihood_and_ceilings_of_its_own_patterns(patterns, all_modes, modes):
-    remaining = Residual(patterns, pattern.shared(patterns)).scaled(SIGMA)
-    shift = remaining.shared.shift
-    along = (1 - likelihood._LEFT) * remaining.shared.length
-    variants = all_modes / SIGMA - along * np.asarray(remaining.shared.toward)[:, None]
+    residual = Residual(patterns, pattern.shared(patterns)).scaled(SIGMA)
+    shift = residual.shared.shift
+    along = (1 - likelihood._LEFT) * residual.shared.length
+    variants = all_modes / SIGMA - along * np.asarray(residual.shared.toward)[:, None]
     x = 2 * np.random.default_rng(1).normal(size=(patterns.dimension, 16))
     ratio = float64(
-        lambda power: np.asarray(remaining.log_ratio(remaining.noise(jnp.asarray(x.T)), power))
+        lambda power: np.asarray(residual.log_ratio(residual.noise(jnp.asarray(x.T)), power))
     )
     exact = plain_loss(variants, x, 1.0)
     np.testing.assert_allclose(ratio(1.0), exact, atol=1e-12)
@@ -266,9 +266,9 @@ def test_what_is_left_and_its_payoff_have_the_mean_of_the_whole(plain, kind, ord
     assert abs(other - mean) < 4 * math.hypot(wider, error)
     assert ceiling < higher and spread < wider
     # the control: a release a tenth too short is paid for
-    remaining, ceilings, paid = loss._sampled(point)
+    residual, ceilings, paid = loss._sampled(point)
     wrong = paid._replace(payoff=GaussianPayoff(0.9 * paid.payoff.mu))
-    loss.__dict__["_sampled"] = lambda _: (remaining, ceilings, wrong)
+    loss.__dict__["_sampled"] = lambda _: (residual, ceilings, wrong)
     assert abs(recorded(loss)[0] - mean) > 4 * math.hypot(spread, error)
 
 

@@ -361,20 +361,20 @@ def sums_are_right(model, loss, batch, examples):
 def test_layers_without_a_rule_go_one_example_at_a_time(kind):
     model = checkpointed(False) if kind == "checkpoint" else Recurrent(kind)
     batch = tuple(part[:3] for part in run_tests.data().tensors)
-    with warnings.catch_warnings(record=True) as reports:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             for p in model.parameters():
                 p.grad = None
             sums_are_right(model, loss_of, batch, 3)
-    reports = [
+    caught = [
         str(report.message)
-        for report in reports
+        for report in caught
         if "one example after the other" in str(report.message)
     ]
     if kind != "LSTM":
-        assert len(reports) == 1
-        assert reports[0].startswith("module.cell (GRU)" if kind == "GRU" else "module")
+        assert len(caught) == 1
+        assert caught[0].startswith("module.cell (GRU)" if kind == "GRU" else "module")
 
 
 @pytest.mark.parametrize(

@@ -327,14 +327,14 @@ def test_a_second_one_that_would_draw_the_same_noise_cannot_be_made():
     import pickle
 
     run, _, optimizer = plain()
-    for original, match in (
+    for used_elsewhere, match in (
         (run, "same noise"),
         (run.noise, "same noise"),
         (optimizer, "leave out what adds the noise"),
     ):
         for make in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(UsageError, match=match):
-                make(original)
+                make(used_elsewhere)
     copy.deepcopy(optimizer.state_dict())
 
 

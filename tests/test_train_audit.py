@@ -68,11 +68,11 @@ class Repeated(NoiseStream):
     """Draws again from step 3 on what it drew before."""
 
     def next(self, state):
-        variant = dataclasses.replace(
+        earlier_state = dataclasses.replace(
             state, step=jnp.where(state.step < 3, state.step, state.step - 3)
         )
-        noise, updated = super().next(variant)
-        return noise, dataclasses.replace(updated, step=state.step + 1)
+        noise, next_state = super().next(earlier_state)
+        return noise, dataclasses.replace(next_state, step=state.step + 1)
 
 
 @pytest.mark.release

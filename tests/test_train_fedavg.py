@@ -187,10 +187,10 @@ def test_settings_that_do_not_fit_are_refused(name, value, match) -> None:
 
 def test_runs_from_before_these_settings_go_on() -> None:
     """Their fingerprint, as it was then."""
-    original = "e650085fe1ad6c25ac94be3651fd31e006993ba8236cbd1dd67fd522c3a16ebe"
-    assert TrainConfig(factorization="f.npz", long_records="cut").fingerprint == original
+    old_fingerprint = "e650085fe1ad6c25ac94be3651fd31e006993ba8236cbd1dd67fd522c3a16ebe"
+    assert TrainConfig(factorization="f.npz", long_records="cut").fingerprint == old_fingerprint
     local = dataclasses.replace(SETTINGS, local_epochs=2)
-    assert len({local.fingerprint, SETTINGS.fingerprint, original}) == 3
+    assert len({local.fingerprint, SETTINGS.fingerprint, old_fingerprint}) == 3
 
 
 @pytest.mark.ci

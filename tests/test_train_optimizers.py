@@ -37,8 +37,8 @@ def moved(optimizer, gradients):
 def correlated(n, size=4000, seed=0):
     """Noise whose sums are small: z_t - 0.8 z_{t-1}, and independent noise of the same z."""
     z = np.random.default_rng(seed).normal(size=(n, size)).astype(np.float32)
-    original = np.vstack([np.zeros((1, size), np.float32), z[:-1]])
-    return z - 0.8 * original, z
+    shifted = np.vstack([np.zeros((1, size), np.float32), z[:-1]])
+    return z - 0.8 * shifted, z
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adam-bc"])

@@ -90,15 +90,15 @@ class Late(NoiseStream):
         return super().init(like, key=key), jnp.zeros(like.shape)
 
     def next(self, state):
-        noise, updated = super().next(state[0])
-        return state[1], (updated, noise)
+        noise, next_state = super().next(state[0])
+        return state[1], (next_state, noise)
 
 
 class Independent(NoiseStream):
     """Adds noise of the right size that is not correlated."""
 
-    def __init__(self, strategy, **remaining):
-        super().__init__(Identity(), **remaining)
+    def __init__(self, strategy, **options):
+        super().__init__(Identity(), **options)
 
 
 class Restarted(NoiseStream):
@@ -148,14 +148,14 @@ def in_place_of(owner, name):
 
 @in_place_of(Trainer, "_apply")
 def added_after_the_optimizer(right, trainer, state, total, keep):
-    updated, release = right(trainer, state, total, keep)
+    next_state, release = right(trainer, state, total, keep)
     clean = jax.tree.map(lambda leaf: leaf / trainer.execution.normalizer, total)
     update, _ = trainer.optimizer.update(clean, state.optimizer, state.params)
     params = jax.tree.map(
         lambda old, move, noised, mean: old + move + 1e-4 * (noised - mean),
         *(state.params, update, release, clean),
     )
-    return dataclasses.replace(updated, params=params), release
+    return dataclasses.replace(next_state, params=params), release
 
 
 @in_place_of(Trainer, "run")
@@ -194,9 +194,9 @@ def in_shape(shape):
 def first_microbatch_unclipped(right, model, bound):
     clipped, unclipped = (right(model, entry) for entry in (bound, Clipping(1e6)))
 
-    def added(totals, *remaining):
+    def added(totals, *arguments):
         first = totals.statistics.units == 0
-        pair = unclipped(totals, *remaining), clipped(totals, *remaining)
+        pair = unclipped(totals, *arguments), clipped(totals, *arguments)
         return jax.tree.map(lambda a, b: jnp.where(first, a, b), *pair)
 
     return added
@@ -305,8 +305,8 @@ def a_record_more(patch):
     """Records of a user are kept one more than accounted."""
     right = units.select
 
-    def select(store, users, group_size, *remaining, **options):
-        return right(store, users, group_size + 1, *remaining, **options)
+    def select(store, users, group_size, *arguments, **options):
+        return right(store, users, group_size + 1, *arguments, **options)
 
     patch.setattr(units, "select", select)
 

@@ -155,9 +155,9 @@ def test_text_is_drawn_from_the_model_s_distribution():
     )
     text = [0, *generate(model, [0], tokens=4000, seed=1)]
     for token in range(3):
-        updated = np.bincount([b for a, b in itertools.pairwise(text) if a == token])
-        shares, chances = updated / updated.sum(), np.exp(np.asarray(table[token]))
-        assert np.all(np.abs(shares - chances) < 4 * np.sqrt(chances / updated.sum()))
+        followers = np.bincount([b for a, b in itertools.pairwise(text) if a == token])
+        shares, chances = followers / followers.sum(), np.exp(np.asarray(table[token]))
+        assert np.all(np.abs(shares - chances) < 4 * np.sqrt(chances / followers.sum()))
     assert list(generate(model, [0], tokens=4, temperature=0.0)) == [1, 0, 1, 0]
     assert list(generate(model, [0], tokens=9, temperature=0.0, end=0)) == [1]
     with pytest.raises(UsageError, match="prompt"):

@@ -129,12 +129,12 @@ def test_a_billion_parameters_fit_on_eight_devices(monkeypatch):
     device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": limit})
     monkeypatch.setattr(mesh, "devices", lambda: [device] * 8)
     assert 9e9 < cost.memory(8) < 12e9
-    variant = dataclasses.replace(
+    large_batches = dataclasses.replace(
         cost, execution=execution(records=1, strategy=four, microbatch=512)
     )
-    assert variant.fitting() == 512
+    assert large_batches.fitting() == 512
     limit = 14e9
-    assert 8 <= variant.fitting() < 512
+    assert 8 <= large_batches.fitting() < 512
     # several processes take what was asked for
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert variant.fitting() == 512
+    assert large_batches.fitting() == 512

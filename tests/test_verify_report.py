@@ -148,10 +148,10 @@ def test_every_field_altered_is_refused_or_told(data, tmp_path, changes, monkeyp
     facts = report_of(data, tmp_path / "run", **changes)
     proved, prove = {}, verification.proofs.prove
 
-    def prove_once(mechanism, multiplier, stated, **remaining):
+    def prove_once(mechanism, multiplier, stated, **options):
         key = mechanism.digest, multiplier, stated.delta, stated.status
         if key not in proved:
-            proved[key] = prove(mechanism, multiplier, stated, **remaining)
+            proved[key] = prove(mechanism, multiplier, stated, **options)
         return proved[key]
 
     monkeypatch.setattr(verification.proofs, "prove", prove_once)

@@ -312,10 +312,10 @@ def contents_changed(draw: Any, data: bytes) -> bytes:
 
 def _places(facts: dict[str, Any], holder: tuple[str, ...] = ()) -> list[tuple[Any, str]]:
     """Where a fact about the mechanism stands: (way to its object, name)."""
-    reports = {"provenance", "guarantee", "workload"} if not holder else set()
-    actual = [(holder, name) for name in facts if name not in reports]
+    descriptive = {"provenance", "guarantee", "workload"} if not holder else set()
+    actual = [(holder, name) for name in facts if name not in descriptive]
     for name, value in facts.items():
-        if isinstance(value, dict) and name not in reports:
+        if isinstance(value, dict) and name not in descriptive:
             actual += _places(value, (*holder, name))
     return actual
 
@@ -354,7 +354,7 @@ def damaged(options: Options) -> tuple[dict[str, Any], bool]:
     """Damage files for so many minutes; exit code 1 where memory grew too much."""
     folder = Path(tempfile.mkdtemp(prefix="mfopt-fuzz-"))
     reference = targets(folder)
-    original, begun, counts = peak(), time.monotonic(), Counter[str]()
+    memory, begun, counts = peak(), time.monotonic(), Counter[str]()
     round_ = 0
     try:
         while time.monotonic() - begun < 60 * options.minutes:
@@ -365,7 +365,7 @@ def damaged(options: Options) -> tuple[dict[str, Any], bool]:
     except BaseException:
         print(f"the file is kept in {folder}")
         raise
-    grown = peak() - original
+    grown = peak() - memory
     return {
         "minutes": round((time.monotonic() - begun) / 60, 1),
         "files": sum(counts.values()),

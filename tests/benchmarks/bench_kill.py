@@ -103,7 +103,7 @@ class Running:
             )
             self._pid = self._process.pid
         else:
-            self._pid = copied(lambda: reports(words), error, limit)
+            self._pid = copied(lambda: announced_steps(words), error, limit)
         os.close(error)
 
     def spent(self) -> float:
@@ -181,7 +181,7 @@ def copied(function: Callable[[], int], error: int, limit: int | None = None) ->
         os._exit(code)
 
 
-def reports(words: list[str]) -> int:
+def announced_steps(words: list[str]) -> int:
     """The exit code of a command."""
     from mfopt_cli.main import main
 
@@ -346,7 +346,7 @@ def afterwards(name: str, command: str, root: Path, folder: Path) -> list[str]:
 
     def look() -> int:
         actual = wrong(folder) + wrong(root / "proofs")
-        code = reports(shlex.split(command))
+        code = announced_steps(shlex.split(command))
         if code or not finished_run(name, folder):
             actual.append(f"run again it gives exit code {code}")
         actual += wrong(folder)
