@@ -1,8 +1,10 @@
 """The table of the field: every mechanism at its best size and sampling, by RMSE and final model.
 
 RMSE and final-model error stand each at the size (bands, groups, separation, buffers) that is best
-for it; ``field-sizes-*.csv`` have every size. C of peers is found as they publish it: in closed
-form, in fixed order, or for the RMSE of prefix sums. σ is estimated as in ``mfopt compare``.
+for it; ``field-sizes-*.csv`` have every size that was run. A size is tuned by descent: from a start
+on, the neighbours of both best sizes are run until none is better, so that no best lies at an end
+of what was run. C of peers is found as they publish it: in closed form, in fixed order, or for the
+RMSE of prefix sums. σ is estimated as in ``mfopt compare``.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from typing import Any, NamedTuple
 import common
 import jax
 import jax.numpy as jnp
+import numpy as np
 import scipy
 from common import Artifact, Run
 from mechanism_tables import write_table
 
 from mfopt import final_model, query_error
 from mfopt._runtime._float64 import float64
-from mfopt._runtime._pytree import pytree
+from mfopt._runtime._pytree import STATIC, pytree
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo import band, pattern_frozen
 from mfopt.accounting.monte_carlo.likelihood import Drawn
@@ -48,28 +51,33 @@ from mfopt.experiments.mechanisms import (
     with_strategy,
 )
 from mfopt.optimize import Form, Question, Search, Target, defaults, optimize
-from mfopt.sampling import BMinSep
-from mfopt.strategies import Strategy
+from mfopt.sampling import CyclicPoisson
+from mfopt.strategies import BandedInverseRoot, Toeplitz, series
 from mfopt.workloads import PrefixSums
 
 EPSILONS, DELTA = (0.5, 2.0, 8.0, 16.0), 1e-5
-SHAPES = ((16, 128),)  # epochs × iterations
-WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
-# (bands, separation) of b-min-sep as parts of an epoch, by ε: around the best of wider grids
-SEPARATED = {
-    0.5: ((2, 96), (4, 96), (8, 96), (4, 80), (4, 112)),
-    2.0: ((4, 96), (8, 96), (16, 96), (8, 64), (8, 80), (8, 112)),
-    8.0: ((32, 96), (64, 96), (96, 96), (64, 80), (64, 112)),
-    16.0: ((64, 112), (96, 112), (112, 112), (96, 104), (96, 120)),
-}
-EPOCH = 128  # the steps of it
+SHAPES = ((8, 32), (16, 128))  # epochs × iterations
+# sizes to choose from: bands, powers of two up to half an epoch and then these parts of one; with a
+# random partition of them as many groups, or so many times as many; separations in sixteenths of an
+# epoch, which 32 iterations have only the even ones of
+EIGHTHS = (6, 7, 8, 12, 16, 24, 32)
+GROUPS_OF_BAND = (1, 2, 4, 8)
+SIXTEENTHS = (4, 6, 8, 10, 12, 14, 15)
+# bands that tuning starts from at 128 iterations, by ε; under balls-in-bins, which they take no
+# amplification from
+START = {0.5: 4, 2.0: 8, 8.0: 64, 16.0: 96}
+START_OF_BALLS = {0.5: 16, 2.0: 64, 8.0: 96, 16.0: 96}
 SAMPLES, FEW_SAMPLES = 2**13, 2**10  # of σ under b-min-sep and with a random partition
 ORDERS = (1.0, 2.0, 4.0, 7.0, 12.0, 20.0)  # of proposals with a random partition
+ERRORS = "rmse", "final_model_error"
 MFOPT_DEFAULT, MFOPT_FRESH_DEFAULT = "mfopt, default objective", "mfopt, fresh bins"
-RANDOM_PARTITION = "banded, cyclic Poisson, random partition"
-# bands with a random partition, by ε; as many as an epoch has steps are balls-in-bins
-PARTITIONS = {0.5: (2, 4, 8), 2.0: (4, 8, 16, 32), 8.0: (16, 32, 64), 16.0: (32, 64)}
 MFOPT_RMSE, MFOPT_FRESH_RMSE = "mfopt, RMSE objective", "mfopt, fresh bins, RMSE objective"
+RANDOM_PARTITION, B_MIN_SEP_FAMILY = "random-partition", "banded-toeplitz+b-min-sep"
+BANDED_INVERSE = "banded-inverse"
+TUNED = (  # families with sizes to choose from
+    *("banded+poisson", "banded-toeplitz+poisson", RANDOM_PARTITION, B_MIN_SEP_FAMILY),
+    *("banded+balls-in-bins", "banded-inverse-sqrt", BANDED_INVERSE, "bifr"),
+)
 
 
 class Entry(NamedTuple):
@@ -99,12 +107,20 @@ FIELD = (
     published("dpsgd+fresh-bins", "Feldman and Shenfeld 2025, random allocation", "nothing"),
     published("banded+poisson", CYCLIC, "bands, as many groups"),
     published("banded-toeplitz+poisson", CYCLIC, "bands, as many groups"),
-    Entry(RANDOM_PARTITION, "jax-privacy 2026", "bands, as many groups", ("random-partition",)),
-    published("banded-toeplitz+b-min-sep", "Dong and Ganesh 2026", "bands and separation"),
+    Entry(
+        "banded, cyclic Poisson, random partition",
+        "jax-privacy 2026",
+        "bands and groups",
+        (RANDOM_PARTITION,),
+    ),
+    published(B_MIN_SEP_FAMILY, "Dong and Ganesh 2026", "bands and separation"),
     published("banded+balls-in-bins", "Choquette-Choo et al. 2024", "bands"),
     published("blt-4", "Choquette-Choo et al. 2024; McMahan et al. 2024", "nothing, 4 buffers"),
     published("toeplitz", "Choquette-Choo et al. 2024", "nothing"),
     published("banded-inverse-sqrt", "Kalinin et al. 2025", "bands"),
+    Entry(
+        "optimized banded inverse, balls-in-bins", "Kalinin et al. 2025", "bands", (BANDED_INVERSE,)
+    ),
     published("lambda-cgd", "Kalinin et al. 2026, by its abstract", "λ"),
     published("bifr", "Kalinin et al. 2026, by its abstract", "γ and bands"),
     Entry(MFOPT_RMSE, "", "form of C, 4 buffers", ("blt-4-scaled", "wave-blt-4-scaled")),
@@ -116,13 +132,6 @@ FIELD = (
         ("cleared-blt-4-scaled+fresh-bins", "banded-toeplitz-scaled+fresh-bins"),
     ),
     Entry(MFOPT_FRESH_DEFAULT, "", "nothing, 4 buffers"),
-)
-NOT_BUILT = (
-    (
-        "optimized banded inverse (BandInvMF)",
-        "Kalinin et al. 2025",
-        "its closed form and γ-BIFR have rows; the search over the coefficients is not written",
-    ),
 )
 
 
@@ -148,29 +157,57 @@ class DefaultCell(Cell):
 
 
 @dataclasses.dataclass(frozen=True)
-class Separated(Goal):
-    """A goal under b-min-sep with a separation of its own."""
+class BandedInverseCell(Cell):
+    """C whose inverse has so many free coefficients, of least RMSE of prefix sums in fixed order.
 
-    separation: int = 0
+    The coefficients after the first are negative and their sum is at least -1, so that C has no
+    negative entry, none above 1, and the earliest participations are the worst.
+    """
 
-    def scheme(self, strategy: Strategy) -> BMinSep:
-        """The scheme, whatever the number of bands."""
-        return BMinSep(self.bins, self.epochs, self.separation)
+    name = "field-banded-inverse"
+    bins: int
+    epochs: int
+    bands: int
+
+    @float64
+    def run(self, *needed: Result) -> Result:
+        n = self.bins * self.epochs
+
+        def inverse(logits: Any) -> jax.Array:
+            shares = jax.nn.softmax(jnp.append(logits, 0.0))[:-1]
+            return jnp.pad(jnp.append(1.0, -shares), (0, n - self.bands))
+
+        @jax.jit
+        @jax.value_and_grad
+        def log_error(logits: jax.Array) -> jax.Array:
+            sums = jnp.cumsum(inverse(logits))
+            entries = series.reciprocal(inverse(logits)).reshape(self.epochs, self.bins)
+            squares = jnp.sum(jnp.cumsum(entries, axis=0) ** 2)
+            return jnp.log(jnp.arange(n, 0, -1) @ sums**2) + jnp.log(squares)
+
+        shares = -BandedInverseRoot(np.array(0.5), self.bands).inverse_coefs(n)[1 : self.bands]
+        optimum = scipy.optimize.minimize(
+            lambda x: tuple(map(np.asarray, log_error(x))),
+            np.log(shares / (1 - np.sum(shares))),
+            jac=True,
+            method="L-BFGS-B",
+            tol=1e-10,
+        )
+        coefs = np.asarray(series.reciprocal(inverse(optimum.x)))
+        return with_strategy(Toeplitz(np.maximum(coefs, 0.0)), evaluations=int(optimum.nfev))
 
 
 @pytree
 @dataclasses.dataclass(frozen=True)
 class RandomPartition(PatternLikelihood):
-    """Cyclic Poisson sampling of units that are each in a group by chance, as many as C has bands.
+    """Cyclic Poisson sampling of units that are each in a group by chance.
 
-    A step takes the units of its group with probability groups/bins each: of a unit's columns no
-    two overlap, and given its group the log of P/Q is a sum over the group's steps.
+    A step takes the units of its group with probability groups/bins each: with no fewer groups than
+    bands, no two of a unit's columns overlap, and given its group the log of P/Q is a sum over the
+    group's steps.
     """
 
-    @property
-    def groups(self) -> int:
-        """Bands of C."""
-        return int(self.columns.shape[0])
+    groups: int = dataclasses.field(metadata=STATIC)
 
     def ratio(self, power: Any = 1) -> Callable[[jax.Array], jax.Array]:
         half = power**2 * jnp.asarray(self.gram)[0] / 2
@@ -224,14 +261,15 @@ class RandomPartitionCell(Cell):
     name = "field-random-partition"
     source: UnamplifiedCell
     goal: Goal
+    groups: int
     samples: int = SAMPLES
 
     @float64
     def run(self, *needed: Result) -> Result:
         goal, strategy = self.goal, strategy_of(needed[0])
-        scheme, n, bands = goal.scheme(strategy), goal.iterations, self.source.bands
+        n, bands = goal.iterations, self.source.bands
         columns = jnp.asarray(strategy.banded_columns(n, bands))
-        patterns = RandomPartition(columns, band.gram(columns), goal.bins)
+        patterns = RandomPartition(columns, band.gram(columns), goal.bins, self.groups)
         key = jax.random.key(goal.seed)
 
         def solve(order: float, samples: int, start: float, step: float) -> Crossing | None:
@@ -254,6 +292,7 @@ class RandomPartitionCell(Cell):
             return Crossing(root, float(_moments(terms, root, goal.epsilon)[1]) / -slope)
 
         # the fixed partition needs a little more
+        scheme = CyclicPoisson(self.groups / goal.bins, self.groups, n)
         fixed = account(Mechanism(scheme, strategy), epsilon=goal.epsilon, delta=goal.delta)
         start = math.log(fixed.noise_multiplier)
         tried = {order: solve(order, FEW_SAMPLES, start, 0.05) for order in ORDERS}
@@ -296,108 +335,184 @@ def _moments(terms: PatternTerms, log_sigma: Any, epsilon: Any) -> tuple[jax.Arr
     return log_mean, jnp.std(jnp.exp(logs - log_mean)) / math.sqrt(logs.size)
 
 
-def cells(entry: Entry, setting: Comparison, epsilon: float) -> dict[tuple[str, str], Cell]:
-    """Cells of an entry at one ε, by family and size in words."""
-    if entry.label in (MFOPT_DEFAULT, MFOPT_FRESH_DEFAULT):
-        goal = setting.goal(epsilon, FRESH if entry.label == MFOPT_FRESH_DEFAULT else BALLS)
-        size = "", f"{defaults.BUFFERS}"
-        return {size: SigmaCell(DefaultCell(goal), goal, setting.samples)}
-    if entry.label == RANDOM_PARTITION:
-        goal = setting.goal(epsilon, POISSON)
-        shape = setting.bins, setting.epochs
-        sources = [
-            UnamplifiedCell("banded", *shape, bands * setting.bins // EPOCH)
-            for bands in PARTITIONS[epsilon]
-        ]
-        return {
-            (entry.names[0], f"{source.bands}"): RandomPartitionCell(source, goal)
-            for source in sources
-            if source.bands > 1
-        }
-    if B_MIN_SEP not in entry.names[0]:
-        return {
-            (name, f"{size}"): cell
-            for name in entry.names
-            for size, cell in families.find(name).candidates(setting, epsilon)
-        }
-    goal = dataclasses.asdict(setting.goal(epsilon, B_MIN_SEP))
-    chosen: dict[tuple[str, str], Cell] = {}
-    for bands_of_epoch, part in SEPARATED[epsilon]:
-        bands, separation = (max(x * setting.bins // EPOCH, 1) for x in (bands_of_epoch, part))
-        if 1 < bands <= separation:
-            source = UnamplifiedCell("banded-toeplitz", setting.bins, setting.epochs, bands)
-            size = f"{bands} bands and separation {separation}"
-            place = Separated(**goal, separation=separation)
-            chosen[entry.names[0], size] = SigmaCell(source, place, SAMPLES)
-    return chosen
+Size = tuple[int, ...]
 
 
-VALUES = "noise_multiplier", "rmse", "final_model_error", "relative_error", "memory", "status"
+def ladders(name: str, epochs: int, bins: int) -> tuple[tuple[int, ...], ...]:
+    """Values of each of a family's sizes, increasing; none where nothing is tuned.
+
+    Where more bands than an epoch has steps are none of the mechanism, these end there.
+    """
+    if name not in TUNED:
+        return ()
+    powers = tuple(2**k for k in range(1, int(math.log2(bins))))
+    if name == RANDOM_PARTITION:
+        return powers, GROUPS_OF_BAND
+    if name.endswith("+poisson"):  # other numbers of groups leave some of them a step less
+        return ((*powers, bins),)
+    most = bins if name == B_MIN_SEP_FAMILY else bins * epochs // 2
+    bands = (*powers, *(k * bins // 8 for k in EIGHTHS if k * bins // 8 <= most))
+    if name == B_MIN_SEP_FAMILY:
+        return bands, tuple(k * bins // 16 for k in SIXTEENTHS if k * bins % 16 == 0)
+    return (bands,)
+
+
+def cell(name: str, size: Size, setting: Comparison, epsilon: float) -> Cell | None:
+    """The cell of a family at a size; None where the size is none of the mechanism."""
+    shape = setting.bins, setting.epochs
+    bands = size[0] if size else 0
+    if name in (MFOPT_DEFAULT, MFOPT_FRESH_DEFAULT):
+        goal = setting.goal(epsilon, FRESH if name == MFOPT_FRESH_DEFAULT else BALLS)
+        return SigmaCell(DefaultCell(goal), goal, setting.samples)
+    balls = setting.goal(epsilon, BALLS)
+    if name == BANDED_INVERSE:
+        return SigmaCell(BandedInverseCell(*shape, bands), balls, setting.samples)
+    if name == RANDOM_PARTITION:
+        source = UnamplifiedCell("banded", *shape, bands)
+        goal, groups = setting.goal(epsilon, POISSON), bands * size[1]
+        # as many groups as an epoch has steps are balls-in-bins
+        return RandomPartitionCell(source, goal, groups) if groups < setting.bins else None
+    if name == B_MIN_SEP_FAMILY:
+        source = UnamplifiedCell("banded-toeplitz", *shape, bands)
+        goal = dataclasses.replace(setting.goal(epsilon, B_MIN_SEP), separation=size[1])
+        return SigmaCell(source, goal, SAMPLES) if bands <= size[1] else None
+    widths = (bands,) if bands else (setting.bins,)
+    (candidate,) = families.find(name).candidates(setting._replace(widths=widths), epsilon)
+    return candidate[1]
+
+
+def words(name: str, size: Size) -> str:
+    """A size as tables have it."""
+    if name == B_MIN_SEP_FAMILY:
+        return "{} bands and separation {}".format(*size)
+    if name == RANDOM_PARTITION:
+        return f"{size[0]} bands and {size[0] * size[1]} groups"
+    return " ".join(map(str, size))
+
+
+def neighbours(size: Size, axes: Sequence[Sequence[int]]) -> Iterator[Size]:
+    """Sizes with one value replaced by the next below or above."""
+    for axis, ladder in enumerate(axes):
+        place = ladder.index(size[axis])
+        for value in (*ladder[max(place - 1, 0) : place], *ladder[place + 1 : place + 2]):
+            yield (*size[:axis], value, *size[axis + 1 :])
+
+
+def start(name: str, axes: Sequence[Sequence[int]], bins: int, epsilon: float) -> Size:
+    """Size that tuning starts from: a separation of three quarters of an epoch, groups as bands."""
+    if not axes:
+        return ()
+    in_groups = name in (B_MIN_SEP_FAMILY, RANDOM_PARTITION) or name.endswith("+poisson")
+    bands = max((START if in_groups else START_OF_BALLS)[epsilon] * bins // 128, 4)
+    wanted = bands, (max(bands + bins // 8, 3 * bins // 4) if name == B_MIN_SEP_FAMILY else 1)
+    return tuple(
+        next((value for value in axis if value >= minimum), axis[-1])
+        for axis, minimum in zip(axes, wanted, strict=False)
+    )
+
+
+def tuned(
+    name: str,
+    setting: Comparison,
+    epsilon: float,
+    records: Callable[..., Mapping[Any, Any]],
+    earlier: Mapping[Size, dict[str, Any]],
+) -> dict[Size, dict[str, Any]]:
+    """Records of the sizes that were run; an empty one where the cell was not.
+
+    Args:
+      name: of a family.
+      setting, epsilon: the shape, and the target.
+      records: of cells by key; it may leave some out.
+      earlier: records that stand where there is none.
+    """
+    axes = ladders(name, setting.epochs, setting.bins)
+    tried = dict(earlier)
+    frontier, asked = {start(name, axes, setting.bins, epsilon)}, set[Size]()
+    while frontier:
+        wanted = {size: cell(name, size, setting, epsilon) for size in sorted(frontier)}
+        run = {size: made for size, made in wanted.items() if made is not None}
+        done = records(run)
+        tried |= {size: done.get(size, earlier.get(size, {})) for size in run}
+        asked |= run.keys()
+        frontier = {
+            size
+            for error in ERRORS
+            for size in neighbours(lowest(tried, error), axes)
+            if size not in asked and cell(name, size, setting, epsilon) is not None
+        }
+    return tried
+
+
+def lowest(tried: Mapping[Size, Mapping[str, Any]], error: str) -> Size:
+    """The size of the least error."""
+    return min(tried, key=lambda size: tried[size].get(error, math.inf))
+
+
+VALUES = "noise_multiplier", "rmse", "final_model_error", "relative_error", "memory"
 RUN, EARLIER, NOT_RUN = "this table", "comparison-16x128", "not run"
 
 
 def sizes(run: Run, epochs: int, bins: int, only_finished: bool = False) -> list[dict[str, Any]]:
-    """A row for every size of every entry at one shape.
+    """A row for every size of every entry that was run at one shape.
 
     Args:
       run: whose cache has finished cells.
       epochs, bins: the shape.
       only_finished: compute nothing. Instead of a cell that is not in the cache stands the row of
-        ``comparison-16x128``, which has no final-model error, or none.
+        ``comparison-16x128``, which has no final-model error, or one without numbers.
     """
-    setting = Comparison(bins, epochs, EPSILONS, DELTA, widths=WIDTHS)
-    wanted = {
-        (entry, epsilon, *size): cell
-        for entry in FIELD
-        for epsilon in EPSILONS
-        for size, cell in cells(entry, setting, epsilon).items()
-    }
-    if only_finished:
-        loaded = {key: run.cache.load(cell) for key, cell in wanted.items()}
-        records = {key: result.record for key, result in loaded.items() if result is not None}
-        run.computed |= dict.fromkeys(wanted[key] for key in records)
-    else:
-        records = run.records(wanted)
-    earlier = _earlier(run.folder) if (epochs, bins) == (16, 128) else {}
+    setting = Comparison(bins, epochs, EPSILONS, DELTA)
+    earlier = _earlier(run.folder) if only_finished and (epochs, bins) == (16, 128) else {}
+
+    def finished(cells: Mapping[Size, Cell]) -> dict[Size, dict[str, Any]]:
+        loaded = {size: run.cache.load(cell) for size, cell in cells.items()}
+        done = {size: result.record for size, result in loaded.items() if result}
+        run.computed |= dict.fromkeys(cells[size] for size in done)
+        return done
+
     rows = []
-    for key in wanted:
-        entry, epsilon, name, size = key
-        record, origin = records.get(key), RUN
-        if record is None:
-            record, origin = earlier.get((name, epsilon, size)), EARLIER
-        if record is None:
-            record, origin = {}, NOT_RUN
-        place = {"shape": f"{epochs}x{bins}", "epsilon": epsilon, "mechanism": entry.label}
-        values = {value: record.get(value, "") for value in VALUES}
-        if values["memory"] != "":
-            values["memory"] = _memory(name, size, int(values["memory"]))
-        rows.append({**place, "form": name, "size": size, **values, "made_by": origin})
+    for entry, epsilon in itertools.product(FIELD, EPSILONS):
+        for name in entry.names or (entry.label,):
+            records = finished if only_finished else run.records
+            tried = tuned(name, setting, epsilon, records, {})
+            if not all(tried.values()):
+                tried = tuned(name, setting, epsilon, records, earlier.get((name, epsilon), {}))
+            for size, record in tried.items():
+                place = {"shape": f"{epochs}x{bins}", "epsilon": epsilon, "mechanism": entry.label}
+                values = {value: record.get(value, "") for value in VALUES}
+                if record:
+                    values["memory"] = _memory(name, size, int(values["memory"]))
+                form = {"family": name, "size": words(name, size)}
+                rows.append({**place, **form, **values, "status": record.get("status", NOT_RUN)})
+                rows[-1]["made_by"] = record.get("made_by", RUN) if record else NOT_RUN
     return rows
 
 
-def _memory(form: str, size: str, buffers: int) -> int:
+def _memory(form: str, size: Size, buffers: int) -> int:
     """Noise buffers that a mechanism needs, not those that this library's recursion keeps.
 
     A banded C⁻¹ needs the past draws that its coefficients multiply; the recursion keeps the
     present one with them. DP-λCGD makes its only past draw again.
     """
-    if form in ("banded-inverse-sqrt", "bifr"):
-        return int(size) - 1
+    if form in ("banded-inverse-sqrt", "bifr", BANDED_INVERSE):
+        return size[0] - 1
     return 0 if form == "lambda-cgd" else buffers
 
 
-def _earlier(folder: Path) -> Mapping[tuple[str, float, str], dict[str, Any]]:
-    """Rows of the comparison at 16 × 128, by family, ε and size."""
+def _earlier(folder: Path) -> dict[tuple[str, float], dict[Size, dict[str, Any]]]:
+    """Rows of the comparison at 16 × 128, by family and ε and then by size."""
     with (folder / "tables/comparison-16x128-sizes.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    return {
-        (row["family"], float(row["epsilon"]), row["size"]): {
-            name: row[name] if name == "status" else float(row[name])
-            for name in VALUES
-            if row.get(name)
-        }
-        for row in rows
-    }
+    by_family: dict[tuple[str, float], dict[Size, dict[str, Any]]] = {}
+    for row in rows:
+        axes = ladders(row["family"], 16, 128)
+        size = (int(row["size"]),) if axes else ()
+        if all(value in axis for value, axis in zip(size, axes, strict=True)):
+            values = {name: float(row[name]) for name in VALUES if row.get(name)}
+            place = by_family.setdefault((row["family"], float(row["epsilon"])), {})
+            place[size] = {**values, "status": row["status"], "made_by": EARLIER}
+    return by_family
 
 
 def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -412,12 +527,11 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         # the family where there is one: what pages name a row by
         name = entry.names[0] if entry.source else mechanism
         place = {"shape": shape, "epsilon": epsilon, "family": name, "mechanism": mechanism}
-        finished = [row for row in candidates if row["made_by"] != NOT_RUN]
         by_rmse = _least(candidates, "rmse")
         # rows of the comparison lack it: the least of the others would say too little of a peer
-        whole = all(row["final_model_error"] != "" for row in finished)
+        whole = all(row["final_model_error"] != "" for row in candidates if row["rmse"] != "")
         nothing = dict.fromkeys(candidates[0], "")
-        by_model = _least(finished, "final_model_error") if whole and finished else nothing
+        by_model = _least(candidates, "final_model_error") if whole else nothing
         table.append(
             {
                 **place,
@@ -428,9 +542,9 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "final_model_error": by_model["final_model_error"],
                 "final_model_size": by_model["size"],
                 "relative_error": by_rmse["relative_error"],
-                "status": by_rmse["status"] or NOT_RUN,
-                "sizes_tried": len(finished),
-                "sizes_not_run": len(candidates) - len(finished),
+                "status": by_rmse["status"],
+                "sizes_tried": sum(row["status"] != NOT_RUN for row in candidates),
+                "sizes_not_run": sum(row["status"] == NOT_RUN for row in candidates),
                 "made_by": by_rmse["made_by"],
                 "source": entry.source or "this project",
                 "tuned_here": entry.tuned,
@@ -444,19 +558,25 @@ def _least(rows: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     return min(rows, key=lambda row: math.inf if row[name] == "" else row[name])
 
 
+def stem(epochs: int, bins: int) -> str:
+    """Name of the table of one shape."""
+    return f"field-{epochs}x{bins}"
+
+
 def field(run: Run, epochs: int, bins: int, only_finished: bool) -> list[Path]:
     """Both tables of one shape."""
     rows = sizes(run, epochs, bins, only_finished)
     files = []
-    for name, table in (("field", best(rows)), ("field-sizes", rows)):
-        files += write_table(run, f"{name}-{epochs}x{bins}", tables.csv_of_rows(table))
+    best_of = stem(epochs, bins)
+    for name, table in ((best_of, best(rows)), (best_of.replace("field", "field-sizes"), rows)):
+        files += write_table(run, name, tables.csv_of_rows(table))
     return files
 
 
 def with_tables(page: str, folder: Path) -> str:
     """The page with the tables below its headings "### E × b" made again from the artifacts."""
     for epochs, bins in SHAPES:
-        path, heading = folder / f"tables/field-{epochs}x{bins}.csv", f"### {epochs} × {bins}\n\n"
+        path, heading = folder / f"tables/{stem(epochs, bins)}.csv", f"### {epochs} × {bins}\n\n"
         if path.is_file() and heading in page:
             with path.open(encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
@@ -466,7 +586,7 @@ def with_tables(page: str, folder: Path) -> str:
     return page
 
 
-ERRORS: Mapping[str, tuple[str, Callable[[float], str]]] = {
+SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "rmse": ("RMSE", lambda value: f"{value:.2f}"),
     "final_model_error": ("final model", lambda value: f"{value:.3f}"),
 }
@@ -474,29 +594,27 @@ ERRORS: Mapping[str, tuple[str, Callable[[float], str]]] = {
 
 def _markdown(rows: Sequence[dict[str, str]]) -> Iterator[str]:
     """Lines of a table: mechanisms by both errors at each ε; the least of all is bold."""
-    columns = [(name, epsilon) for name in ERRORS for epsilon in EPSILONS]
+    columns = [(name, epsilon) for name in SHOWN for epsilon in EPSILONS]
     values = {
         (row["mechanism"], name, float(row["epsilon"])): float(row[name] or math.inf)
         for row in rows
-        for name in ERRORS
+        for name in SHOWN
     }
     least = {}
     for name, epsilon in columns:
         column = [values[entry.label, name, epsilon] for entry in FIELD]
         least[name, epsilon] = min(column) if max(column) < math.inf else 0.0
-    heads = [f"{ERRORS[name][0]}, ε = {epsilon:g}" for name, epsilon in columns]
+    heads = [f"{SHOWN[name][0]}, ε = {epsilon:g}" for name, epsilon in columns]
     yield "| " + " | ".join(("mechanism", *heads, "tuned here", "source")) + " |"
     yield "| --- " * (len(columns) + 3) + "|"
     for entry in FIELD:
         shown = []
         for name, epsilon in columns:
             value = values[entry.label, name, epsilon]
-            text = ERRORS[name][1](value) if value < math.inf else "not run"
+            text = SHOWN[name][1](value) if value < math.inf else "not run"
             shown.append(f"**{text}**" if value == least[name, epsilon] else text)
         source = entry.source or "mfopt"
         yield "| " + " | ".join((entry.label, *shown, entry.tuned, source)) + " |"
-    for label, source, reason in NOT_BUILT:
-        yield "| " + " | ".join((label, *["not built"] * len(columns), reason, source)) + " |"
 
 
 def artifacts(only_finished: bool) -> dict[str, Artifact]:
@@ -505,7 +623,7 @@ def artifacts(only_finished: bool) -> dict[str, Artifact]:
     def maker(epochs: int, bins: int) -> Callable[[Run], list[Path]]:
         return lambda run: field(run, epochs, bins, only_finished)
 
-    return {f"field-{epochs}x{bins}": Artifact(maker(epochs, bins)) for epochs, bins in SHAPES}
+    return {stem(epochs, bins): Artifact(maker(epochs, bins)) for epochs, bins in SHAPES}
 
 
 def main(arguments: Iterable[str] | None = None) -> None:

@@ -21,12 +21,14 @@ from common import Results, Row, about, level, main, spread, studies
 from fine_tuning import OfText
 from training_runs import CHOSEN_ON, REPORTED, CorpusCell, TrainMechanismCell, TrainRunCell
 
-from mfopt.experiments.mechanisms import BALLS, FRESH
+from mfopt.experiments.mechanisms import BALLS, FRESH, POISSON
 from mfopt.experiments.plots import Panel
 
 LOSS = "loss on held-out users (nats per token)"
 LABELS = {
     "identity": "independent noise",
+    f"identity+{POISSON}": "independent noise, Poisson",
+    f"identity+{FRESH}": "independent noise, fresh bins",
     "blt": "BLT noise",
     f"banded-toeplitz+{FRESH}": "banded noise, fresh bins",
 }
@@ -45,6 +47,7 @@ class Noise(NamedTuple):
 
 
 INDEPENDENT, BLT, BANDED = Noise("identity"), Noise("blt"), Noise("banded-toeplitz", FRESH)
+INDEPENDENT_POISSON, INDEPENDENT_FRESH = Noise("identity", POISSON), Noise("identity", FRESH)
 
 
 class Way(NamedTuple):
@@ -87,7 +90,12 @@ class TrainingStudy(OfText):
         given = self.settings(arm) | {"records_per_user": self.records}
         given |= {"length": self.length, "evaluate_records": EVALUATED}
         base = CorpusCell.at(self.data, self.length, pretrain_steps=self.pretrain_steps)
-        mechanism, seeds = TrainMechanismCell(kind, *at), tuple(sorted(self.seeds))
+        mechanism = None if sampling == POISSON else TrainMechanismCell(kind, *at)
+        if mechanism is None:
+            given |= {"epsilon": self.epsilon, "delta": self.delta}
+            steps = self.bins * self.epochs
+            given["sampling"] = f"poisson:probability={1 / self.bins!r},iterations={steps}"
+        seeds = tuple(sorted(self.seeds))
         every = max(1, self.bins * self.epochs // EVALUATIONS)
         where = base, mechanism, tuple(given.items())
         return TrainRunCell(*where, rate, seeds, self.by_move, every=every)
@@ -175,13 +183,14 @@ class TrainingStudy(OfText):
 
 @dataclasses.dataclass(frozen=True)
 class NoiseInTraining(TrainingStudy):
-    """Correlated against independent noise, in fine-tuning."""
+    """Correlated noise against independent noise under the sampling that needs least of it."""
 
     name = "noise-in-training"
     source = "McMahan et al. 2024, section 5 (the comparison; on other data)"
 
     # The first is what the others are measured against.
-    noises: tuple[Noise, ...] = (INDEPENDENT, BLT)
+    noises: tuple[Noise, ...] = (INDEPENDENT_FRESH, INDEPENDENT_POISSON, BLT, BANDED)
+    rates: tuple[float, ...] = (0.004, 0.007, 0.012, 0.021, 0.036)  # Learning rates to choose from.
 
     def arms(self) -> Iterator[Way]:
         yield from map(Way, self.noises)
@@ -195,6 +204,7 @@ class SamplingInTraining(NoiseInTraining):
     source = "this library, fresh bins"
 
     noises: tuple[Noise, ...] = (BLT, BANDED)
+    rates: tuple[float, ...] = (0.004, 0.012, 0.036)  # Learning rates to choose from.
     epsilon: float = 2.0  # ε of every statement.
 
 
@@ -206,6 +216,8 @@ class FedAvgInTraining(NoiseInTraining):
     source = "McMahan, Ramage, Talwar and Zhang 2018, Algorithm 1 (in small, on other data)"
     compared = ("algorithm", "noise")
 
+    noises: tuple[Noise, ...] = (INDEPENDENT, BLT)
+    rates: tuple[float, ...] = (0.004, 0.012, 0.036)  # Learning rates to choose from.
     extend: int = 1  # Most rates to add beyond an end that is best.
     local_epochs: int = 2  # DP-FedAvg: passes over a user's records.
     local_rate: float = 0.2  # DP-FedAvg: learning rate of a step of one record.

@@ -49,6 +49,7 @@ class Goal:
       epsilon, delta: of the statement.
       sampling: "unamplified", "poisson", "b-min-sep", "balls-in-bins" or "fresh-bins".
       rethrow: epochs between two assignments of fresh bins.
+      separation: least number of steps between two of a unit, under b-min-sep.
       seed: pins the Monte Carlo samples.
     """
 
@@ -59,6 +60,7 @@ class Goal:
     sampling: str = BALLS
     rethrow: int = 1
     seed: int = 0
+    separation: int = 0
 
     @property
     def iterations(self) -> int:
@@ -77,19 +79,15 @@ class Goal:
         return BallsInBins(self.bins, self.epochs)
 
     def scheme(self, strategy: Strategy) -> Any:
-        """The scheme that C is run under: cyclic Poisson for as many groups as C has bands.
-
-        Under b-min-sep the separation is three quarters of an epoch (best of the separations tried
-        at 16 × 128, ε = 2), or as many steps as C has bands.
-        """
+        """The scheme that C is run under: cyclic Poisson for as many groups as C has bands."""
         n = self.iterations
         if self.sampling == UNAMPLIFIED:
             return FixedOrder(self.bins, self.epochs)
         if self.sampling in SAMPLED:
             return self.bin_scheme()
-        bands = column_bands(strategy, n)
         if self.sampling == B_MIN_SEP:
-            return BMinSep(self.bins, self.epochs, max(bands, 3 * self.bins // 4))
+            return BMinSep(self.bins, self.epochs, self.separation)
+        bands = column_bands(strategy, n)
         if self.sampling != POISSON:
             names = f"{UNAMPLIFIED}, {POISSON}, {B_MIN_SEP}, {BALLS} or {FRESH}"
             raise _check.reject("sampling", self.sampling, f"must be {names}")
