@@ -14,6 +14,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from mfopt import time_scaled_error
+from mfopt._runtime import _check
 from mfopt._runtime._float64 import compiled, float64
 from mfopt.strategies import (
     Array,
@@ -130,7 +131,6 @@ def _banded(strategy: Banded, workload: Workload, n: int) -> Array:
     return dense(strategy, workload, n)
 
 
-@float64
 def rmse(
     workload: Workload, strategy: Strategy, n: int, noise_multiplier: Array | float = 1.0
 ) -> Array:
@@ -142,11 +142,25 @@ def rmse(
       n: iterations.
       noise_multiplier: σ relative to the clip norm, for C as stored.
 
+    Raises:
+      UsageError: it is differentiated in JAX without float64.
+
     >>> from mfopt import strategies, workloads
     >>> found = rmse(workloads.PrefixSums(), strategies.Identity(), 3, noise_multiplier=2.0)
     >>> round(float(found), 6)  # 2 √((1 + 2 + 3)/3)
     2.828427
     """
+    if not jax.config.jax_enable_x64 and any(
+        hasattr(leaf, "primal") for leaf in jax.tree.leaves((strategy, noise_multiplier))
+    ):  # the way back runs outside of this function, in the width of the host program
+        rule = "is differentiated, and JAX has no float64"
+        way_out = "Differentiate inside `with jax.enable_x64(True):`."
+        raise _check.reject("strategy", None, rule, way_out)
+    return _rmse(workload, strategy, n, noise_multiplier)
+
+
+@float64
+def _rmse(workload: Workload, strategy: Strategy, n: int, noise_multiplier: Array | float) -> Array:
     variances = row_variances(workload, strategy, n)
     # the same program as whoever asks for the variances themselves: not a second one around it
     numbers = jnp if isinstance(variances, jax.Array) else np

@@ -49,6 +49,7 @@ ONCE = [
     "data build NEW --data stdlib --vocab-size 0",
     "audit FILE --canaries 1e23",
     "plot FILE --out 'new\nline.npz'",
+    "verify /dev/full",
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from selection import before_release
 from test_strategies import every_strategy
 
-from mfopt import query_error, workloads
+from mfopt import query_error, strategies, workloads
 from mfopt.errors import UsageError
 
 N = 24
@@ -157,3 +157,14 @@ def test_a_workload_of_ones_own_needs_its_matrix_only():
     del workloads._KINDS["test-differences"]
     with pytest.raises(UsageError, match="must be one of"):
         workloads.from_description(differences.describe(), {})
+
+
+def test_a_gradient_without_float64_says_how_to_take_it():
+    def error(x):
+        strategy = strategies.BandedToeplitz(jnp.stack([1.0, x]))
+        return query_error.rmse(workloads.PrefixSums(), strategy, N)
+
+    with pytest.raises(UsageError, match="enable_x64"):
+        jax.grad(error)(0.5)
+    with jax.enable_x64(True):
+        assert jax.grad(error)(0.5) < 0

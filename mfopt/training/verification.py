@@ -153,6 +153,8 @@ class Verification:
 
 def read(path: str | Path) -> dict[str, Any]:
     """A privacy report from its file; refused if of a version that this mfopt does not read."""
+    if Path(path).exists():
+        _check.file("report", path)  # a device may have no end
     try:
         facts = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
