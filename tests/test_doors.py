@@ -16,6 +16,7 @@ from mfopt_cli.main import cli
 
 import mfopt
 from mfopt import _api, errors
+from mfopt.accounting import Effort
 from mfopt.factorization import proofs
 from mfopt.optimize import Search, closed_form, kinds, pipeline
 from mfopt.progress import Progress, ambient, listening
@@ -238,6 +239,10 @@ def factorization():
     return mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity")
 
 
+def with_effort(function, *, samples, seed, **options):
+    return function(effort=Effort(samples=samples, seed=seed), **options)
+
+
 def test_hostile_arguments_are_refused_by_the_name_that_was_typed(factorization, work):
     rng = random.Random(1)
     outcomes = {"refused": 0, "taken": 0}
@@ -250,7 +255,10 @@ def test_hostile_arguments_are_refused_by_the_name_that_was_typed(factorization,
         for argument in rng.sample(sorted(arguments), min(rng.randint(1, 2), len(arguments))):
             arguments[argument] = rng.choice(HOSTILE)
         mechanism = (arguments.pop("mechanism"),) if name == "account" else ()
-        problem = refusal(operator.attrgetter(name)(mfopt), *mechanism, **arguments)
+        function = operator.attrgetter(name)(mfopt)
+        if name in ("certify", "calibrate"):
+            function = functools.partial(with_effort, function)
+        problem = refusal(function, *mechanism, **arguments)
         outcomes["taken" if problem is None else "refused"] += 1
         typed = {*arguments, "mechanism", "noise_multiplier", "epsilon", "delta"}
         typed.add("epochs × iterations_per_epoch")
