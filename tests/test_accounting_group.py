@@ -16,8 +16,9 @@ from jax_privacy.accounting import accountants
 from jax_privacy.accounting import analysis as jax_privacy
 
 from mfopt.accounting import Mechanism, account
+from mfopt.accounting.accountants.independent_rounds import CyclicRounds
 from mfopt.accounting.analyses import DeterministicAnalysis
-from mfopt.accounting.bound import GaussianBound
+from mfopt.accounting.bound import GaussianBound, RoundsBound
 from mfopt.accounting.chain import GroupBound
 from mfopt.accounting.closed_form import gaussian, group, moments
 from mfopt.accounting.closed_form.gaussian import GaussianProfile
@@ -27,7 +28,8 @@ from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.sampled_chain import SampledChain
 from mfopt.errors import FailureError
-from mfopt.sampling import FixedBatch, FixedOrder, Poisson
+from mfopt.sampling import CyclicPoisson, FixedBatch, FixedOrder, Poisson
+from mfopt.strategies import BandedSquareRoot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,15 @@ def test_the_bounds_of_a_groups_points_fail_with_beta_together(group_size):
 
 def gaussian_chain(group_size):
     return GroupBound(GaussianBound(1.0), group_size, "a Gaussian")
+
+
+def test_a_group_that_hardly_takes_part_needs_no_noise():
+    scheme = CyclicPoisson(probability=0.01, bands=3, iterations=12)
+    mechanism = Mechanism(scheme, BandedSquareRoot(2), group_size=3)
+    assert account(mechanism, epsilon=0.04, delta=0.13).noise_multiplier == 0
+    units = GroupBound(RoundsBound(CyclicRounds().rounds(mechanism), "", True), 3, "")
+    chance = 3 * (1 - 0.99**4)
+    assert units.without_noise(chance * 1.001) and not units.without_noise(chance * 0.999)
 
 
 class OneSided(GaussianProfile):

@@ -100,8 +100,8 @@ def test_of_very_many_bins_c_is_searched_for_fewer_and_stretched(monkeypatch):
     match = search()
     assert names[-1].endswith("16 bins grouped")
     assert len(match.strategy.rows) == scheme.iterations
-    # for the scheme's own bins C has a largest mode norm of about 1
-    assert law(scheme).loss(match.strategy).sensitivity == pytest.approx(1.0, rel=0.1)
+    # for the scheme's own bins C has a largest mode norm of about 1: four steps end 5% above
+    assert law(scheme).loss(match.strategy).sensitivity == pytest.approx(1.0, rel=0.06)
     # a kind that has no such likeness, and a start of its own, are searched with all of them
     names.clear()
     search(init=match.strategy)

@@ -78,7 +78,8 @@ def test_poisson_sampling_against_dp_accounting():
     ]
     below = Tradeoff(optimistic).true_positive_rate(RATES[RATES > 1e-5])
     above = curve.true_positive_rate(RATES[RATES > 1e-5])
-    assert np.all(above >= below * (1 - 1e-6)) and np.max(above / below) < 1.15
+    # between the tangents of 17 statements, where 49 lose half as much
+    assert np.all(above >= below * (1 - 1e-6)) and np.max(above / below) < 1.07
 
 
 def test_what_statements_have_in_common_is_checked():

@@ -55,6 +55,10 @@ class GroupBound(DeterministicBound):
     def profile(self, noise_multiplier: float, accuracy: float = FINE) -> _GroupedProfile:
         return _GroupedProfile(self.unit, self.group_size, noise_multiplier, accuracy)
 
+    def without_noise(self, delta: float) -> str | None:
+        # at most K δ by the split that leaves ε to the last step
+        return self.unit.without_noise(delta / self.group_size)
+
     def guess(self, epsilon: float, delta: float) -> float:
         return self.unit.guess(epsilon / self.group_size, delta / self.group_size)
 
