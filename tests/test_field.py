@@ -117,16 +117,16 @@ def beside(tried: Tried, name: str, shape: tuple[int, int]) -> set[field.Size]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_no_best_size_is_at_an_end_of_what_was_run(shape: tuple[int, int]) -> None:
     ends = set()
-    for place, tried in tuned_rows(shape):
-        name, best = place[1], min(tried, key=tried.__getitem__)
+    for index, tried in tuned_rows(shape):
+        name, best = index[1], min(tried, key=tried.__getitem__)
         axes = field.ladders(name, *shape)
         # a lower end is that of the mechanism: one band is DP-SGD, fewer groups than bands are
         # none; so are a sampling rate of 1, which is no amplification, and as many groups as an
         # epoch has steps, which are balls-in-bins
         is_last = best[0] == axes[0][-1] and not name.endswith(("+poisson", "-partition"))
         if is_last or beside(tried, name, shape):
-            ends.add(place)
-    assert ends == {place for place in UNFINISHED if place[0] == field.stem(*shape)}
+            ends.add(index)
+    assert ends == {index for index in UNFINISHED if index[0] == field.stem(*shape)}
     # a control: without one of its neighbours a best size may be at an end
     tried = {size: error for size, error in tried.items() if size == best}
     assert beside(tried, name, shape)
@@ -136,8 +136,8 @@ def parabolas(tried: Tried, name: str, shape: tuple[int, int]) -> float:
     """Part by which the least of a parabola in log size, on each axis, is below the best."""
     best, below = min(tried, key=tried.__getitem__), 0.0
     for axis, ladder in enumerate(field.ladders(name, *shape)):
-        place = ladder.index(best[axis])
-        values = ladder[max(place - 1, 0) : place + 2]
+        index = ladder.index(best[axis])
+        values = ladder[max(index - 1, 0) : index + 2]
         around = [(*best[:axis], value, *best[axis + 1 :]) for value in values]
         if len(around) == 3 and all(size in tried for size in around):
             errors = np.log([tried[size] / tried[best] for size in around])
@@ -148,8 +148,8 @@ def parabolas(tried: Tried, name: str, shape: tuple[int, int]) -> float:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_finer_grid_would_lower_no_row_by_much(shape: tuple[int, int]) -> None:
-    gains = {place: parabolas(tried, place[1], shape) for place, tried in tuned_rows(shape)}
-    coarse = {place: round(gain, 3) for place, gain in gains.items() if gain > FULL}
+    gains = {index: parabolas(tried, index[1], shape) for index, tried in tuned_rows(shape)}
+    coarse = {index: round(gain, 3) for index, gain in gains.items() if gain > FULL}
     assert coarse == {key: gain for key, gain in COARSE.items() if key[0] == field.stem(*shape)}
 
 
@@ -206,7 +206,7 @@ def test_the_likelihood_of_a_random_partition_is_that_of_its_patterns() -> None:
         pattern = np.zeros(n)
         pattern[group::2] = takes
         mode = matrix @ pattern
-        law = math.prod(chance if taken else 1 - chance for taken in takes) / 2
+        law = math.prod(chance if take else 1 - chance for take in takes) / 2
         expected += law * np.exp(sample @ mode - mode @ mode / 2)
     assert np.exp(log_ratio) == pytest.approx(expected)
     assert products == pytest.approx(drawn @ matrix.T @ matrix, abs=1e-12)

@@ -46,16 +46,16 @@ def test_flower_rounds_clip_rest_and_are_noised(tmp_path):
     page = {}
     block = documentation.blocks(Path("docs/howto/federated.md"))[-1]
     exec(block.code, page)
-    rest = {"sampling": "min-separation", "separation": 3, "max_participations": 2}
+    remaining = {"sampling": "min-separation", "separation": 3, "max_participations": 2}
     factorization = mfopt.factorize(
-        epochs=1, iterations_per_epoch=ROUNDS, epsilon=8.0, strategy="identity", **rest
+        epochs=1, iterations_per_epoch=ROUNDS, epsilon=8.0, strategy="identity", **remaining
     )
     initial = ArrayRecord(numpy_ndarrays=[np.zeros(SIZE, np.float32)])
     arrays = initial.to_numpy_ndarrays()
     rounds = PrivateRounds(tmp_path / "rounds", factorization, arrays, clip_norm=1.0, cohort=1)
     strategy = page["PrivateAverage"](rounds)
     ended = strategy.start(Devices(), initial, num_rounds=ROUNDS).arrays.to_numpy_ndarrays()[0]
-    assert all(asked == [1, 4] for asked in requests.values()) and len(requests) == DEVICES
+    assert all(request == [1, 4] for request in requests.values()) and len(requests) == DEVICES
     # five devices count, twice each, with norm 1; the noise is that of all rounds
     assert ended.mean() == pytest.approx(2 * (DEVICES - 1) / np.sqrt(SIZE), abs=0.3)
     deviation = factorization.noise_multiplier * np.sqrt(factorization.row_variances[-1])
