@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mfopt._runtime import _check, _files
+from mfopt._runtime._types import JsonObject
 from mfopt._version import __version__
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
@@ -117,7 +118,10 @@ def build(
         os.chmod(folder, 0o700)  # private text: its owner's alone
         tokenizer = ready or _trained(tokenizer, public, progress)
         report = {"plan": plan, "tokenizer_digest": tokenizer.digest}
-        report |= _written(folder, source, public, tokenizer, plan, options, progress)
+        texts = {"train": (source, options)}
+        if public is not None:
+            texts["public"] = (public, dataclasses.replace(options, hold_out=HoldOut()))
+        report |= _written(folder, texts, tokenizer, plan, progress)
         tokenizer.save(folder / FILE_NAME)
         _files.write(folder / REPORT, json.dumps(report, indent=2, sort_keys=True) + "\n")
     return report
@@ -125,17 +129,12 @@ def build(
 
 def _written(
     folder: Path,
-    source: Source,
-    public: Source | None,
+    texts: Mapping[str, tuple[Source, Options]],
     tokenizer: Tokenizer,
     plan: Mapping[str, Any],
-    options: Options,
     progress: Report,
-) -> dict[str, Any]:
-    """Write the stores of both texts; the report's part about them."""
-    texts = {"train": (source, options)}
-    if public is not None:
-        texts["public"] = (public, dataclasses.replace(options, hold_out=HoldOut()))
+) -> JsonObject:
+    """Write the stores of the texts, by part; what the report says of them."""
     reading = {}
     for name, (origin, chosen) in texts.items():
         with TokenStoreBuilder(folder, tokenizer.vocab_size, context=origin.context) as builder:
@@ -168,10 +167,10 @@ def _written(
         for name, store in stores.items()
     }
     written: dict[str, Any] = {"reading": reading, "parts": parts}
-    if public is not None:
+    if "public" in texts:
         private = [store for name, store in stores.items() if name != "public"]
         progress(Progress("comparing the public part with the private ones"))
-        copies = overlap.refuse_copies(stores["public"], private, options.public_overlap)
+        copies = overlap.refuse_copies(stores["public"], private, texts["public"][1].public_overlap)
         written["overlap"] = dataclasses.asdict(copies)
     return written
 
