@@ -205,7 +205,7 @@ def test_a_run_goes_on_from_the_state_of_its_optimizer(variant, tmp_path):
         second, torch.load(tmp_path / "run.pt", weights_only=True), strict=False
     ):
         part.load_state_dict(state)
-    assert len(second[2]) == 2  # of this epoch
+    assert len(second[2]) == 5 and second[2].run.step == 3  # two are left of this epoch
     go(*second)
     go(*second)
     for tensor, two in zip(ended, second[0].parameters(), strict=True):
@@ -256,23 +256,19 @@ def test_states_that_are_not_of_this_run_are_refused(variant):
     ],
 )
 def test_options_that_contradict_the_factorization_are_refused(options, match):
-    with pytest.raises(UsageError, match=match):
+    with pytest.raises((UsageError, ValueError), match=match):
         made_private(**options)
 
 
 def test_loaders_and_data_sets_that_the_scheme_cannot_draw_from_are_refused():
     loaders = torch.utils.data
-    weighted = loaders.WeightedRandomSampler(torch.ones(RECORDS), RECORDS)
-    replaced = loaders.RandomSampler(data(), replacement=True)
 
     class Endless(loaders.IterableDataset):
         def __iter__(self):
             return iter(())
 
     for arguments, match in (
-        (loaders.DataLoader(data(), sampler=weighted), "WeightedRandomSampler"),
-        (loaders.DataLoader(data(), sampler=replaced), "RandomSampler"),
-        (loaders.DataLoader(data(), batch_size=None), "sampler of its own"),
+        (loaders.DataLoader(data(), 4), "DataLoader.*numbered records.*give its `dataset`"),
         (Endless(), "numbered records"),
     ):
         with pytest.raises(UsageError, match=match):
@@ -282,10 +278,6 @@ def test_loaders_and_data_sets_that_the_scheme_cannot_draw_from_are_refused():
             run.loader(arguments)
     with pytest.raises(UsageError, match="population of 12"):
         run.loader(loaders.Subset(data(), range(5)))
-    # a plain loader gives its data set
-    model, optimizer, loader = made_private(dataset=loaders.DataLoader(data(), 4, shuffle=True))
-    epoch(model, optimizer, loader)
-    same(model, expected_path(5)[4])
 
 
 def test_what_is_no_optimizer_or_is_taken_is_not_attached():
@@ -342,7 +334,6 @@ def test_a_second_one_that_would_draw_the_same_noise_cannot_be_made():
     ("module", "loss", "match"),
     [
         (None, loss_of, r"module = .*must be of class Module"),
-        (..., None, "loss = 'NoneType': must be a function"),
         (..., lambda model, batch: model(batch[0]), r"loss = \(1, 3\): must give a scalar"),
         (..., lambda model, batch: 1.0, "loss = 'float': must give a scalar"),
     ],
@@ -369,8 +360,9 @@ def test_a_step_of_opacus_needs_exactly_one_batch_of_the_loader():
     # a batch that was left out
     batches = iter(loader)
     next(batches)
-    with pytest.raises(UsageError, match="exactly one batch"):
-        next(batches)
+    back(*next(batches))
+    with pytest.raises(UsageError, match="not of step 0"):
+        optimizer.step()
     # a second step on one batch
     for x, y in loader:
         optimizer.zero_grad()
@@ -636,10 +628,10 @@ def test_batches_of_nobody_keep_the_structure_of_a_batch():
     default_collate = torch.utils.data.default_collate
     empty, full = (collated(default_collate, records, entry) for entry in ([], records))
     assert full["x"].shape == (1, 3) and empty["x"].shape == (0, 3)
-    assert full["names"] == ["a"] and empty["names"] == []
+    assert full["names"] == ["a"] and empty["names"] == [""]
     assert [part.shape for part in empty["pair"]] == [(0,), (0,)]
     with pytest.raises(UsageError, match="collate_fn"):
-        collated(lambda records: "text", records, [])
+        collated(lambda records: 3, records, [])
 
 
 @pytest.mark.release
@@ -654,8 +646,7 @@ def test_two_processes_make_the_step_of_one(tmp_path):
             for p, e in zip(loaded[variant], path[2], strict=True):
                 np.testing.assert_allclose(p, e, atol=3e-5, err_msg=f"{variant} {rank}")
         assert loaded["buffers"] == (rank == 0)
-        assert "2 parameters differ between processes" in loaded["unequal"]
+        torch.manual_seed(0)
+        assert torch.equal(loaded["first"], torch.nn.Linear(4, 3).weight)  # rank 0's
         assert "which have ['of step 1', 'of step 2']" in loaded["steps"]
-        assert "Leave it out and call run.backward" in loaded["caller"]
-        assert "Make the ZeroRedundancyOptimizer without it" in loaded["overlap"]
         assert "holds gradients that run.backward did not make" in loaded["gradients"]

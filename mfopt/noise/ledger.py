@@ -210,7 +210,7 @@ class Ledger:
         Raises:
           OSError: there is no space for them; the next call writes them.
         """
-        reserved = self._reserved if step < self._reserved else step + min(_BLOCK, 1 + step // 8)
+        reserved = self._reserved if step < self._reserved else step + min(_BLOCK, 1 + step // 4)
         is_new = reserved > self._reserved
         text = "".join(self._unwritten) + f"until {reserved} {_START or '-'}\n" * is_new
         end, data = os.fstat(self._descriptor).st_size, text.encode()

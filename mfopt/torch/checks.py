@@ -11,6 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mfopt._runtime import _check
 
+_ADDING = ("DistributedDataParallel", "FullyShardedDataParallel")
 _taken = WeakTensorKeyDictionary()  # the run of each attached parameter
 
 
@@ -23,23 +24,12 @@ def place() -> tuple[int, int]:
 
 
 def refuse_layers(module: torch.nn.Module) -> None:
-    """Raise :class:`UsageError` for layers that add up or show gradients by themselves."""
+    """Raise :class:`UsageError` for layers that add up gradients by themselves."""
     for name, layer in module.named_modules():
-        rule, way_out = _fault(layer)
-        if rule:
-            where = f"module.{name}" if name else "module"
-            raise _check.reject(where, type(layer).__name__, rule, way_out)
-
-
-def _fault(layer: torch.nn.Module) -> tuple[str, str]:
-    """(rule that a layer breaks, way out), or empty texts."""
-    if isinstance(layer, torch.nn.parallel.DistributedDataParallel):
-        rule = "adds up gradients before they are clipped and noised"
-        return rule, "Give its `module`: the run adds up sums over processes."
-    if type(layer).__name__ == "FullyShardedDataParallel":
-        rule = "adds up gradients before they are clipped"
-        return rule, "Use fully_shard (FSDP2) and PrivateRun."
-    return "", ""
+        if (kind := type(layer).__name__) in _ADDING:
+            rule = "adds up gradients before they are clipped and noised"
+            way_out = "Give its `module`: the run adds up sums over processes; or use fully_shard."
+            raise _check.reject(f"module.{name}".rstrip("."), kind, rule, way_out)
 
 
 def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) -> None:
@@ -75,24 +65,6 @@ def take(parameters: list[torch.Tensor], run: Any) -> None:
         _taken[p] = weakref.ref(run)
 
 
-def require_equal(parameters: list[torch.Tensor]) -> None:
-    """Raise :class:`UsageError`, in all processes, where they begin with unequal parameters."""
-    unequal = 0
-    for p in parameters:
-        first = p.detach().clone()
-        torch.distributed.broadcast(first, src=0)
-        unequal += int(not torch.equal(first, p))
-    if not parameters:
-        return
-    count = torch.tensor(unequal, device=parameters[0].device)
-    torch.distributed.all_reduce(count)
-    if count:
-        difference = f"{int(count)} parameters differ between processes"
-        rule = "every process must begin with the same ones: each would train a model of its own"
-        way_out = "Seed the initialization, or broadcast rank 0's parameters before."
-        raise _check.reject("optimizer", difference, rule, way_out)
-
-
 def require_same(name: str, value: Any, facts: Any) -> None:
     """Raise :class:`UsageError`, in all processes, where ``value`` and ``facts`` are not theirs."""
     every: list[Any] = [None] * place()[1]
@@ -124,27 +96,14 @@ def like(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
     return everywhere.redistribute(placements=parameter.placements)
 
 
-def refuse_meshes(parameters: list[torch.Tensor], ranks: int, by_caller: bool) -> None:
+def refuse_meshes(parameters: list[torch.Tensor], ranks: int) -> None:
     """Raise :class:`UsageError` for distributed parameters whose sums the run could not form."""
-    if by_caller:
-        rule = "gradients of fully_shard are added over processes before the run sees them, and it "
-        rule += "would add them once more"
-        way_out = "Leave it out and call run.backward(module, loss, batch)."
-        raise _check.reject("clipped_by_caller", True, rule, way_out)
     sizes = {p.device_mesh.size() for p in parameters if is_shard(p)}  # type: ignore[attr-defined]
     if sizes != {ranks}:
         spread = f"of parameters on {sorted(sizes)} processes"
         rule = f"each of {ranks} takes its part of every batch: no tensor or pipeline parallelism"
         way_out = "Use fully_shard with a mesh of all processes."
         raise _check.reject("optimizer", spread, rule, way_out)
-
-
-def refuse_overlap(optimizer: Any) -> None:
-    """Raise :class:`UsageError` for a ZeroRedundancyOptimizer that steps in the backward pass."""
-    if getattr(optimizer, "_overlap_with_ddp", False):
-        rule = "steps inside the backward pass, by gradients that are neither clipped nor noised"
-        way_out = "Make the ZeroRedundancyOptimizer without it."
-        raise _check.reject("overlap_with_ddp", True, rule, way_out)
 
 
 def watch_scaler(optimizer: Any) -> None:

@@ -20,10 +20,6 @@ from mfopt.torch import checks, per_example, probe, rows
 # float32 loses the squares of entries below 1e-19
 _MARGIN = 1.0 - 2.0**-18
 _LEAST = 1e-10
-_REENTRANT = (
-    "Give use_reentrant=False: torch.utils.checkpoint.checkpoint(..., use_reentrant=False), "
-    'gradient_checkpointing_kwargs={"use_reentrant": False} in transformers.'
-)
 _one_by_one: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # vmap has no rule for these
 
 
@@ -31,7 +27,7 @@ class Examples:
     """A module that takes examples one at a time, and clips the gradient of each.
 
     Where a layer has no rule for ``torch.vmap`` (GRU, activation checkpointing, masks that are
-    read), a warning names it, and from then on examples go through the model one after the other.
+    read), a warning says so, and from then on examples go through the model one after the other.
 
     Args:
       module: without layers that mix examples (batch normalization).
@@ -88,14 +84,13 @@ class Examples:
         arguments = self.module, self._detached, self._names, parts
         eager = torch.compiler.set_stance("force_eager")
         unhooked = _unhooked(self.module if self._spread else None)
-        with eager, _entered(self.module) as layers, unhooked:
+        with eager, unhooked:
             try:
                 outputs, pullback = per_example.forward(of_one, *arguments)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as problem:
-                where = layers[-1] if layers else "its loss"
-                return self._without_rule(where, str(problem), function, parts)
+                return self._without_rule(str(problem), function, parts)
 
         def gradients(cotangents: Sequence[torch.Tensor | None]) -> per_example.Gradients:
             try:
@@ -103,27 +98,25 @@ class Examples:
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as problem:  # of checkpoints, which compute layers again
-                name = type(self.module).__name__
-                again = self._without_rule(f"module ({name})", str(problem), function, parts)
-                return again[1](cotangents)
+                return self._without_rule(str(problem), function, parts)[1](cotangents)
 
         return outputs, gradients
 
     def _without_rule(
         self,
-        where: str,
         why: str,
         function: Callable[..., tuple[torch.Tensor, ...]],
         parts: Sequence[torch.Tensor],
     ) -> tuple[Sequence[torch.Tensor], per_example.Pullback]:
         """Results of :meth:`forward` one example after the other, from now on, with a warning."""
-        why = f"has no rule for torch.vmap ({why.splitlines()[0][:200]})"
+        name = type(self.module).__name__
+        why = f"has a layer that has no rule for torch.vmap ({why.splitlines()[0][:200]})"
         if self._spread:
             rule, way_out = f"{why}, as it must here", "Use no fully_shard."
-            raise _check.reject(where, "in a model of fully_shard", rule, way_out)
+            raise _check.reject("module", f"{name} of fully_shard", rule, way_out)
         result = self._one_by_one(function, parts)
         _one_by_one.add(self.module)
-        text = f"{where} {why}: gradients are computed one example after the other"
+        text = f"{name} {why}: gradients are computed one example after the other"
         warnings.warn(text, stacklevel=6)
         return result
 
@@ -192,19 +185,11 @@ class Examples:
             for i, of_example in enumerate(outputs):
                 part = [d if d is None else d[i] for d in cotangents]
                 kept, directions = per_example.differentiable(of_example, part)
-                try:
-                    each.append(
-                        torch.autograd.grad(kept, trained, directions, materialize_grads=True)
-                        if kept
-                        else [torch.zeros_like(p) for p in trained]
-                    )
-                except RuntimeError as problem:
-                    if "heckpoint" not in str(problem) or ".grad()" not in str(problem):
-                        raise
-                    rule = "recomputes by reentrant checkpoints, which give no gradient of an "
-                    rule += "example"
-                    name = type(self.module).__name__
-                    raise _check.reject("module", name, rule, _REENTRANT) from None
+                each.append(
+                    torch.autograd.grad(kept, trained, directions, materialize_grads=True)
+                    if kept
+                    else [torch.zeros_like(p) for p in trained]
+                )
             stacked = [per_example.GradientRows(torch.stack(x)) for x in zip(*each, strict=True)]
             return {name: [x] for name, x in zip(self.trained, stacked, strict=True)}
 
@@ -264,34 +249,29 @@ def add_clipped(
       The mean loss, detached: not private.
 
     Raises:
-      UsageError: as :class:`Examples`; a loss that is no scalar or does not call the module that it
-        is given, tensors of unequal length; what a probe shows to remember examples.
+      UsageError: as :class:`Examples`; a loss that is no scalar, tensors of unequal length; what a
+        probe shows to remember examples.
     """
     examples = Examples(module, max_grad_norm)
-    if not callable(loss):
-        raise _check.reject("loss", type(loss).__name__, "must be a function of (module, batch)")
     tensors, structure = split(batch)
     tensors = [rows.plain(leaf).to(examples.device) for leaf in tensors]
-    is_called = False
 
     def of_one(call: Callable[..., Any], *example: torch.Tensor) -> tuple[torch.Tensor]:
         alone = pytree.tree_unflatten([part.unsqueeze(0) for part in example], structure)
+        called = []
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            nonlocal is_called
-            is_called = True
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            called.append(args)
             return call(*args, **kwargs)
 
-        value = loss(counted, alone)
+        value = loss(noted, alone)
         if not isinstance(value, torch.Tensor) or value.ndim:
             given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise _check.reject("loss", given, "must give a scalar tensor", "Return its mean().")
-        if not is_called:
-            called = getattr(loss, "__name__", type(loss).__name__)
-            rule = "does not call the module that it is given: its gradient would be 0"
-            way_out = "Call the first argument of loss(module, batch), "
-            way_out += "and not the model by its name."
-            raise _check.reject("loss", called, rule, way_out)
+        if not called:
+            rule = "does not call the module that it is given, but perhaps one by its name"
+            name = getattr(loss, "__name__", type(loss).__name__)
+            raise _check.reject("loss", name, rule, "Call the first argument.")
         return (value,)
 
     sums = [sum_of(p) for p in examples.trained.values()]
@@ -340,28 +320,6 @@ def split(batch: Any) -> tuple[list[torch.Tensor], Any]:
         rule = "must be tensors with as many examples each along the first axis"
         raise _check.reject("batch", sizes, rule, "Leave out texts and the like in collate_fn.")
     return leaves, structure
-
-
-@contextlib.contextmanager
-def _entered(module: torch.nn.Module) -> Iterator[list[str]]:
-    """Names of the layers that a forward pass is in, the innermost last, also once it failed."""
-    names = {layer: f"module.{name}" for name, layer in module.named_modules()}
-    inside: list[str] = []
-
-    def enter(layer: torch.nn.Module, _: Any) -> None:
-        inside.append(f"{names.get(layer, 'a layer')} ({type(layer).__name__})")
-
-    def leave(*_: Any) -> None:
-        inside.pop()
-
-    hooks = torch.nn.modules.module
-    with contextlib.ExitStack() as stack:
-        for hook in (
-            hooks.register_module_forward_pre_hook(enter),
-            hooks.register_module_forward_hook(leave),
-        ):
-            stack.callback(hook.remove)
-        yield inside
 
 
 def _whole(p: Any) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from mfopt._runtime import _check, _extras
 from mfopt.factorization import Factorization
 from mfopt.noise.ledger import KEY_FOLDER
+from mfopt.torch.loader import refuse_unnumbered
 from mfopt.torch.run import PrivateRun
 
 with _extras.required():
@@ -70,12 +71,11 @@ class PrivateTrainer(Trainer):
         if args.n_gpu > 1:
             rule, way_out = "would share out each batch", "Start one process for each: torchrun."
             raise _check.reject("args.n_gpu", args.n_gpu, rule, way_out)
-        if self.train_dataset is None or not hasattr(self.train_dataset, "__len__"):
-            value = type(self.train_dataset).__name__
-            raise _check.reject("train_dataset", value, "must have numbered records")
+        data: Any = self.train_dataset
+        refuse_unnumbered(data)
         self.run = PrivateRun(
             factorization,
-            len(self.train_dataset),
+            len(data),
             args.max_grad_norm,
             normalizer=normalizer,
             seed=seed,
@@ -102,7 +102,7 @@ class PrivateTrainer(Trainer):
             collate_fn=collate,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
-        ).by_epochs()
+        )
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The optimizer of ``Trainer``, with the run attached to it."""

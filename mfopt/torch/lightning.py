@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from mfopt._runtime import _check, _extras
-from mfopt.torch.loader import PrivateLoader
 from mfopt.torch.run import PrivateRun
 
 with _extras.required():
@@ -66,10 +65,6 @@ class PrivateStrategy(SingleDeviceStrategy):
         self._whole = _OneStep(self._module)
         # what Lightning wraps them in is made anew, of attached ones
         self.optimizers = self.optimizers
-
-    def process_dataloader(self, dataloader: Any) -> Any:
-        """The loader; a run's has the length of a whole epoch, by which Lightning ends one."""
-        return dataloader.by_epochs() if isinstance(dataloader, PrivateLoader) else dataloader
 
     def training_step(self, batch: Any, *rest: Any) -> Any:
         """Keep the batch for :meth:`backward`, which has its gradients apart; a loss of 0."""

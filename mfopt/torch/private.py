@@ -15,7 +15,7 @@ from mfopt.factorization import Factorization
 from mfopt.noise.ledger import KEY_FOLDER
 from mfopt.torch import checks, rows
 from mfopt.torch.clipping import Examples
-from mfopt.torch.loader import PrivateLoader, dataset_of
+from mfopt.torch.loader import PrivateLoader, refuse_unnumbered
 from mfopt.torch.run import PrivateRun, refuse_private
 
 _REFUSED = {
@@ -68,7 +68,7 @@ def make_private(
 
     Args:
       module, optimizer: whose steps are to be private; the optimizer unused so far.
-      dataset: with numbered records, or a plain DataLoader of such, whose batch size is not used.
+      dataset: with numbered records.
       factorization, max_grad_norm, normalizer, seed, allow_uncertified, key_folder: as for
         :class:`PrivateRun`.
       loss_reduction: of the loss that the module is trained on, "mean" or "sum".
@@ -94,9 +94,10 @@ def make_private(
     if any(map(checks.is_shard, parameters)):
         rule, way_out = "has parameters of fully_shard", "Use PrivateRun and run.backward."
         raise _check.reject("module", type(module).__name__, rule, way_out)
+    refuse_unnumbered(dataset)
     run = PrivateRun(
         factorization,
-        len(dataset_of(dataset, loader_options)[0]),
+        len(dataset),
         max_grad_norm,
         normalizer=normalizer,
         seed=seed,

@@ -2,7 +2,7 @@
 
 An operation that selects rows selects their units. Others keep them if the result has as many rows,
 and give a sum over units if it has another number. Units and sums together, or rows of other units,
-are mixed: such a tensor is no batch, and no loss. Of two batches and then one in a hundred, every
+are mixed: such a tensor is no batch, and no loss. Of two batches and then one in two hundred, every
 operation is computed again with another last row, which may change neither the other rows nor, of a
 sum, their gradients.
 """
@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 
 from mfopt._runtime import _check
 
-_SELECTIONS = {"__getitem__", "index_select", "narrow", "split", "chunk", "flip", "roll"}
+_SELECTIONS = {"__getitem__", "index_select", "narrow", "flip", "roll"}
+_SELECTIONS |= {"split", "tensor_split", "chunk"}
 _RESHAPES = {"view", "reshape", "flatten"}
 _TOLERANCE = 1e-3  # of the largest number: what rounding may change
 
@@ -111,7 +112,9 @@ def seeded(tensors: Iterable[torch.Tensor], seed: int = 0) -> Iterator[None]:
     devices = {x.device for x in tensors if x.device.type == "cuda"}
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=list(devices)):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed prints the stack to a text
+        for device in devices:
+            torch.cuda.default_generators[device.index].manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
         yield
@@ -160,7 +163,7 @@ def _selected(name: str, function: Any, args: Any, kwargs: Any, units: tuple[int
         args = args[0], slice(None) if index is ... else index
     on_host = [x.cpu() if isinstance(x, torch.Tensor) else x for x in args[1:]]
     moved = pytree.tree_leaves(function(torch.tensor(units), *on_host, **kwargs))
-    return [x.tolist() if x.ndim else None for x in moved]
+    return [x.tolist() if x.ndim == 1 else None for x in moved]
 
 
 def _mixes(function: Any, args: Any, kwargs: Any, source: Rows, *, of_gradients: bool) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import weakref
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from mfopt.noise.ledger import KEY_FOLDER, Ledger
 from mfopt.noise.sealed import KeyFile
 from mfopt.noise.state import no_copy
 from mfopt.sampling import UnitSampler
-from mfopt.torch import checks, clipping, loader, per_example, probe, rows
+from mfopt.torch import checks, clipping, loader, probe, rows
 
 _attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -46,7 +45,8 @@ class PrivateRun:
 
     ``backward`` keeps the sum of clipped gradients separate from ``grad``; only ``step`` writes it
     there, with its noise. Other optimizers find no gradient, and a gradient in ``grad`` raises.
-    With ``clipped_by_caller=True`` the sum is what the caller puts into ``grad``. With several
+    Who clips by code of their own adds the noise by
+    :class:`~mfopt.noise.for_torch.TorchNoise`. With several
     processes (an initialized ``torch.distributed``) each one takes its part of every batch, the
     sums are added over the processes, and rank 0 alone has a key, buffers and noise. With a model
     of ``fully_shard`` (FSDP2) each process makes, from one key, the noise of its share of every
@@ -61,9 +61,7 @@ class PrivateRun:
     positions: under a fixed order that is a guarantee for zero-out, not add-remove. What can be
     seen is refused: rows of other units than the step's, of one twice, or of several (MixUp); a
     step without a row of each, without noise, past the last; parameters that are trained elsewhere,
-    layers and buffers that keep what they see. With ``clipped_by_caller`` units and norms are not
-    seen: that each step's sum is of that step's batch, each example of norm at most
-    ``max_grad_norm``, is then the caller's part. Never seen is a record of the data set that holds
+    layers and buffers that keep what they see. Never seen is a record of the data set that holds
     what belongs to other units.
 
     Args:
@@ -74,7 +72,6 @@ class PrivateRun:
       seed: pins batches and noise: such a run protects nothing.
       allow_uncertified: take a seed, or a factorization that is an estimate: for experiments and
         tests. ``guarantee`` then says "none".
-      clipped_by_caller: sums of clipped gradients come from the caller's code, in ``grad``.
       key_folder: where the key of the optimizer's states is kept.
       options: of :class:`mfopt.noise.NoiseStream` (``buffer_dtype``, ``past``).
     """
@@ -88,7 +85,6 @@ class PrivateRun:
         normalizer: float | None = None,
         seed: int | None = None,
         allow_uncertified: bool = False,
-        clipped_by_caller: bool = False,
         key_folder: str | os.PathLike[str] = KEY_FOLDER,
         **options: Any,
     ) -> None:
@@ -111,7 +107,6 @@ class PrivateRun:
         )
         self.noise: TorchNoise | SilentNoise | None = None
         self.units: list[int] = []  # whose rows are in the sum of this step
-        self.clipped_by_caller = clipped_by_caller
         self.keys, self.ledger = KeyFile(key_folder), Ledger()
         self.parameters: list[torch.Tensor] = []  # of the attached optimizer
         # outputs that await gradients, what adds those of their examples to sums, and their units
@@ -154,23 +149,22 @@ class PrivateRun:
         """A DataLoader whose batches are those of the run, one pass over it an epoch.
 
         Args:
-          dataset: with numbered records, one for each unit; or a plain DataLoader of such.
+          dataset: with numbered records, one for each unit.
           collate_fn: of batches that are not empty; PyTorch's default if left out.
           options: others of :class:`torch.utils.data.DataLoader` (``num_workers``, ...).
 
         Raises:
-          UsageError: a data set of another size than the population; a loader that samples by
-            itself.
+          UsageError: a data set without numbered records, or of another size than the population.
+          ValueError: of PyTorch, for options that draw batches.
         """
         if collate_fn is not None:
             options["collate_fn"] = collate_fn
-        dataset, options = loader.dataset_of(dataset, options)
+        loader.refuse_unnumbered(dataset)
         if len(dataset) != self.sampler.population:
             rule = f"the run is for a population of {self.sampler.population}"
             raise _check.reject("dataset", f"{len(dataset)} records", rule)
         collate = options.pop("collate_fn", None) or default_collate
-        collator = loader.Collator(collate, dataset, is_marked=not self.clipped_by_caller)
-        return loader.PrivateLoader(dataset, self, collator, **options)
+        return loader.PrivateLoader(dataset, self, loader.Collator(collate, dataset), **options)
 
     def backward(
         self,
@@ -191,9 +185,6 @@ class PrivateRun:
           loss, batch, microbatch: as for :func:`~mfopt.torch.clipping.add_clipped`.
         """
         self.started()
-        if self.clipped_by_caller:
-            rule = "sums are the caller's"
-            raise _check.reject("clipped_by_caller", True, rule, "Leave it out to use backward.")
         clipping.trained_in(module)
         checks.refuse_uncovered(module, self.parameters)
         units = rows.units_of(clipping.split(batch)[0])
@@ -226,8 +217,7 @@ class PrivateRun:
     def refuse_constant(self, examples: int) -> None:
         """Raise :class:`UsageError` where the first ``examples`` of the run have no gradient."""
         if self._probes == 1 and examples > 1 and not any(map(torch.any, self.sums)):
-            rule = "has gradient 0 for every example of the run's first batch: the model is called "
-            rule += "for one example at a time"
+            rule = "has gradient 0 for every example of the run's first batch"
             way_out = "Use a loss that is a mean over examples, not one that compares them."
             raise _check.reject("loss", "constant", rule, way_out)
 
@@ -257,7 +247,6 @@ class PrivateRun:
         # what accelerate and Lightning wrap one in steps it in their ways
         optimizer = getattr(optimizer, "optimizer", optimizer)
         refuse_private(optimizer)
-        checks.refuse_overlap(optimizer)
         used = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
         if optimizer.state or used:
             rule = "has gradients or a state from steps that were not this run's"
@@ -267,7 +256,7 @@ class PrivateRun:
         refuse_narrow("optimizer", parameters)  # sums have the type of their parameter
         shards = any(map(checks.is_shard, parameters))
         if shards:
-            checks.refuse_meshes(parameters, self.ranks, self.clipped_by_caller)
+            checks.refuse_meshes(parameters, self.ranks)
         is_same = [id(p) for p in parameters] == [id(p) for p in self.parameters]
         if self._optimizer is None or self.ranks > 1 or not is_same:
             self.start_noise(parameters, shared=shards)
@@ -333,14 +322,10 @@ class PrivateRun:
         """The sums of this step; refuses gradients that are none of them."""
         self.collect()
         gradients = [p.grad for p in self.parameters]
-        if self.clipped_by_caller:
-            pairs = zip(gradients, self.parameters, strict=True)
-            return [clipping.whole_zeros(p) if g is None else g.contiguous() for g, p in pairs]
         if any(g is not None and bool(checks.local(g).any()) for g in gradients):
             rule = "holds gradients that run.backward did not make, neither clipped nor noised"
             way_out = "Call run.backward(module, loss, batch) in place of loss.backward(), and "
-            way_out += "nothing that writes to grad; or clip and sum yourself and say "
-            way_out += "`clipped_by_caller=True`."
+            way_out += "nothing that writes to grad."
             raise _check.reject("grad", "not empty", rule, way_out)
         return self.sums
 
@@ -378,8 +363,9 @@ class PrivateRun:
             way_out += "both then count against privacy."
             raise _check.reject("run", repr(self), rule, way_out)
         checks.take(parameters, self)
-        if self.ranks > 1:
-            checks.require_equal([p for p in parameters if not checks.is_shard(p)])
+        for p in parameters:
+            if self.ranks > 1 and not checks.is_shard(p):
+                torch.distributed.broadcast(p.data, src=0)
         if shared:
             part = self.rank, self.ranks
             self.noise = TorchNoise(self.stream, parameters, seed=self._seed, part=part)
@@ -419,28 +405,15 @@ class PrivateRun:
             now = f"rank {current[0]} of {current[1]}"
             rule = f"was rank {self.rank} of {self.ranks} when the run was made"
             raise _check.reject("torch.distributed", now, rule, "Call init_process_group before.")
-        self._check_sum(len(self.drawn), sums)
+        if len(self.units) < (drawn := len(self.drawn)):
+            rule = f"are in the sum, and {drawn} were drawn for the step"
+            way_out = "Call run.backward(module, loss, batch), or loss.backward(), for all of its "
+            way_out += "batch before step(), and no zero_grad() between."
+            raise _check.reject("units", len(self.units), rule, way_out)
         if isinstance(noise, TorchNoise) and not noise.pinned:
             self.ledger.release(noise.step, fingerprint(sums))
         noise.add_to(sums)
         self.units = []
-
-    def _check_sum(self, drawn: int, sums: list[torch.Tensor]) -> None:
-        """Refuse a sum of fewer than the ``drawn`` units of this step."""
-        if self.clipped_by_caller and self.step < self.stream.iterations:
-            norm = math.hypot(*(float(per_example.norms(x.reshape(1, -1))) for x in sums))
-            if not norm <= (bound := drawn * self.stream.clip_norm) * (1 + 2**-10):
-                rule = (
-                    f"has norm {norm:.6g}, more than {drawn} examples of the clip norm, {bound:g}"
-                )
-                way_out = "Scale each example's gradient to norm max_grad_norm before adding them."
-                raise _check.reject("grad", "a sum that was not clipped", rule, way_out)
-        elif not self.clipped_by_caller and len(self.units) < drawn:
-            rule = f"are in the sum, and {drawn} were drawn for the step"
-            way_out = "Call run.backward(module, loss, batch), or loss.backward(), for all of its "
-            way_out += "batch before step(), and no zero_grad() between; or clip and sum yourself "
-            way_out += "and say `clipped_by_caller=True`."
-            raise _check.reject("units", len(self.units), rule, way_out)
 
     def state_dict(self) -> dict[str, Any]:
         """Noise and batches of the run, sealed, for PyTorch checkpoints."""
