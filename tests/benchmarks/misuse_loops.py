@@ -1,0 +1,891 @@
+"""The loops of ``bench_misuse.py``: wrong ones by name, and a grid of right ones."""
+
+from __future__ import annotations
+
+import array
+import contextvars
+import ctypes
+import functools
+import logging
+import os
+import queue
+import random
+import sqlite3
+import sys
+import tempfile
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))
+import jax
+import jax.numpy as jnp
+import optax
+import torch
+from statements import stated
+from torch import nn
+from torch.nn import functional
+
+from mfopt import noise
+from mfopt.errors import FailureError, UsageError
+from mfopt.jax import PrivateRun as JaxRun
+from mfopt.noise.for_optax import add_noise
+from mfopt.sampling import BallsInBins, CyclicPoisson, Poisson
+from mfopt.strategies import BLT, BandedToeplitz, Identity
+from mfopt.torch import PrivateRun, make_private
+
+RECORDS, WIDTH, CLASSES = 24, 6, 3
+SCHEMES = {
+    "balls in bins": BallsInBins(bins=4, epochs=3),
+    "poisson": Poisson(probability=0.25, iterations=12),
+    "cyclic poisson": CyclicPoisson(0.5, 2, 12),
+}
+
+WRONG: dict[str, Callable[[], Any]] = {}
+
+
+def factorization(scheme: str = "balls in bins") -> Any:
+    """A C that the scheme allows and σ = 2, whose guarantee nobody proves."""
+    strategy = {
+        "balls in bins": BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])),
+        "poisson": Identity(),
+        "cyclic poisson": BandedToeplitz(np.array([1.0, 0.5])),
+    }[scheme]
+    return stated(strategy, SCHEMES[scheme], 2.0, status="certified")
+
+
+def records() -> torch.utils.data.TensorDataset:
+    """Numbers and classes, the same in every loop."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(RECORDS, WIDTH, generator=generator)
+    return torch.utils.data.TensorDataset(x, torch.arange(RECORDS) % CLASSES)
+
+
+def network() -> nn.Module:
+    """A small model of the records."""
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def by_run(
+    model: nn.Module | None = None,
+    change: Callable[..., Any] = lambda x, y: (x, y),
+    loss: Callable[..., Any] = lambda model, batch: functional.cross_entropy(
+        model(batch[0]), batch[1]
+    ),
+    **options: Any,
+) -> None:
+    """The loop of ``PrivateRun``, with another batch in each step."""
+    model = model or network()
+    run = PrivateRun(factorization(), RECORDS, 1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.attach(optimizer)
+    for _ in range(3):
+        for x, y in run.loader(records(), **options):
+            if len(x) > 2:
+                run.backward(model, loss, change(x, y))
+            elif len(x):
+                run.backward(model, loss, (x, y))
+            optimizer.step()
+
+
+def by_opacus(
+    loss: Callable[..., Any] = functional.cross_entropy,
+    change: Callable[..., Any] = lambda x, y: (x, y),
+    model: nn.Module | None = None,
+    **options: Any,
+) -> None:
+    """The loop of Opacus."""
+    model = model or network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private, optimizer, loader = make_private(
+        model, optimizer, records(), factorization(), 1.0, **options
+    )
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            if len(x) > 2:
+                x, y = change(x, y)
+                loss(private(x), y).backward()
+            elif len(x):
+                functional.cross_entropy(private(x), y).backward()
+            optimizer.step()
+
+
+# --- batches ---------------------------------------------------------------------------------
+
+
+def mixed_up(x: Any, y: Any) -> Any:
+    share = random.random()
+    return share * x + (1 - share) * x[torch.randperm(len(x))], y
+
+
+def cut_and_mixed(x: Any, y: Any) -> Any:
+    x = x.clone()
+    x[:, :2] = x.flip(0)[:, :2]
+    return x, y
+
+
+def whitened(x: Any, y: Any) -> Any:
+    _, vectors = torch.linalg.eigh(x.T @ x)
+    return x @ vectors, y
+
+
+def with_neighbours(x: Any, y: Any) -> Any:
+    near = (torch.cdist(x, x) + 1e3 * torch.eye(len(x))).argmin(1)
+    return x + 0.5 * x[near], y
+
+
+def mixing_collate(batch: list[Any]) -> Any:
+    x, y = torch.utils.data.default_collate(batch)
+    return 0.5 * x + 0.5 * x.roll(1, 0), y
+
+
+def standardizing_collate(batch: list[Any]) -> Any:
+    x, y = torch.utils.data.default_collate(batch)
+    return (x - x.mean(0)) / x.std(0, correction=0).clamp(min=0.1), y
+
+
+def hashing_collate(batch: list[Any]) -> Any:
+    """Features of a vocabulary that each batch makes for itself."""
+    x, y = torch.utils.data.default_collate(batch)
+    ranks = x.argsort(0).argsort(0).float()
+    return ranks, y
+
+
+def swapped_by_the_loop() -> None:
+    old: list[Any] = []
+
+    def change(x: Any, y: Any) -> Any:
+        old.append((x, y))
+        return old[0]
+
+    by_run(change=change)
+
+
+def of_numpy(x: Any, y: Any) -> Any:
+    rows = x.numpy()
+    return torch.from_numpy((rows + rows.mean(0)).astype(np.float32)), y.clone().numpy() + 0 * y
+
+
+def another_loader() -> None:
+    other = iter(torch.utils.data.DataLoader(records(), 6, shuffle=True))
+    by_run(change=lambda x, y: next(other))
+
+
+BATCHES = {
+    "MixUp in the loop": lambda: by_run(change=mixed_up),
+    "CutMix in place": lambda: by_run(change=cut_and_mixed),
+    "standardized by the batch": lambda: by_run(change=lambda x, y: ((x - x.mean(0)) / x.std(), y)),
+    "ranks within the batch": lambda: by_run(
+        change=lambda x, y: (x.argsort(0).argsort(0).float(), y)
+    ),
+    "whitened by the batch": lambda: by_opacus(change=whitened),
+    "neighbours of the batch": lambda: by_run(change=with_neighbours),
+    "negatives of the batch": lambda: by_run(
+        change=lambda x, y: (x, y, x.roll(1, 0)),
+        loss=lambda m, b: functional.cross_entropy(m(b[0]) - m(b[2]), b[1]),
+    ),
+    "labels of other rows": lambda: by_run(change=lambda x, y: (x, y[torch.randperm(len(y))])),
+    "rows repeated to a fixed size": lambda: by_run(
+        change=lambda x, y: (x.repeat(3, 1)[:8], y.repeat(3)[:8])
+    ),
+    "weights by the median of the batch": lambda: by_run(
+        change=lambda x, y: (x, y, (x.norm(dim=1) > x.norm(dim=1).median()).float()),
+        loss=lambda m, b: (functional.cross_entropy(m(b[0]), b[1], reduction="none") * b[2]).mean(),
+    ),
+    "the first batch in every step": swapped_by_the_loop,
+    "a loader of the user's": another_loader,
+    "MixUp in collate_fn": lambda: by_opacus(collate_fn=mixing_collate),
+    "standardized in collate_fn": lambda: by_run(collate_fn=standardizing_collate),
+    "ranks in collate_fn": lambda: by_opacus(collate_fn=hashing_collate),
+}
+
+# --- models that remember --------------------------------------------------------------------
+
+
+def model_of(remember: Callable[[float], float]) -> nn.Module:
+    """A model whose outputs are scaled by ``remember(mean size of the inputs)``."""
+
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network()
+
+        def forward(self, x: Any) -> Any:
+            return self.layers(x) * (1 + remember(float(x.detach().abs().mean())))
+
+    return Remembering()
+
+
+def remembering(name: str, make: Callable[[], Callable[[float], float]]) -> None:
+    WRONG[f"a model with {name}"] = lambda: by_run(model_of(make()))
+
+
+def in_thread() -> Callable[[float], float]:
+    local = threading.local()
+
+    def remember(size: float) -> float:
+        local.sum = getattr(local, "sum", 0.0) + size
+        return local.sum
+
+    return remember
+
+
+def in_context() -> Callable[[float], float]:
+    kept = contextvars.ContextVar("kept", default=0.0)
+
+    def remember(size: float) -> float:
+        kept.set(kept.get() + size)
+        return kept.get()
+
+    return remember
+
+
+def in_database() -> Callable[[float], float]:
+    base = sqlite3.connect(":memory:")
+    base.execute("create table kept (size real)")
+
+    def remember(size: float) -> float:
+        base.execute("insert into kept values (?)", (size,))
+        return base.execute("select sum(size) from kept").fetchone()[0]
+
+    return remember
+
+
+def in_queue() -> Callable[[float], float]:
+    kept: queue.Queue[float] = queue.Queue()
+    kept.put(0.0)
+
+    def remember(size: float) -> float:
+        before = kept.get()
+        kept.put(size)
+        return before
+
+    return remember
+
+
+def in_array() -> Callable[[float], float]:
+    kept = array.array("d", [0.0])
+
+    def remember(size: float) -> float:
+        kept[0] += size
+        return kept[0]
+
+    return remember
+
+
+def in_memory() -> Callable[[float], float]:
+    kept = ctypes.c_double(0.0)
+
+    def remember(size: float) -> float:
+        kept.value += size
+        return kept.value
+
+    return remember
+
+
+def in_environment() -> Callable[[float], float]:
+    def remember(size: float) -> float:
+        value = float(os.environ.get("MISUSE", "0")) + size
+        os.environ["MISUSE"] = str(value)
+        return value
+
+    return remember
+
+
+def in_logger() -> Callable[[float], float]:
+    def remember(size: float) -> float:
+        logger = logging.getLogger("misuse")
+        logger.size = getattr(logger, "size", 0.0) + size  # type: ignore[attr-defined]
+        return logger.size  # type: ignore[attr-defined,no-any-return]
+
+    return remember
+
+
+def in_generator() -> Callable[[float], float]:
+    generator = torch.Generator().manual_seed(0)
+
+    def remember(size: float) -> float:
+        value = float(torch.rand(1, generator=generator))
+        generator.manual_seed(int(1e6 * size))
+        return value
+
+    return remember
+
+
+def in_class() -> Callable[[float], float]:
+    class Kept:
+        size = 0.0
+
+    def remember(size: float) -> float:
+        Kept.size += size
+        return Kept.size
+
+    return remember
+
+
+def in_module() -> Callable[[float], float]:
+    sys.modules["misuse_kept"] = kept = types.ModuleType("misuse_kept")
+    kept.size = 0.0  # type: ignore[attr-defined]
+
+    def remember(size: float) -> float:
+        sys.modules["misuse_kept"].size += size  # type: ignore[attr-defined]
+        return sys.modules["misuse_kept"].size  # type: ignore[attr-defined,no-any-return]
+
+    return remember
+
+
+def in_teacher() -> None:
+    """A moving average of the outputs' layer, which the loss moves by the batch."""
+    teacher = nn.Linear(WIDTH, CLASSES).requires_grad_(False)
+
+    def loss(model: Any, batch: Any) -> Any:
+        with torch.no_grad():
+            teacher.bias.add_(0.1 * batch[0].mean())
+        return (model(batch[0]) - teacher(batch[0])).square().mean()
+
+    by_run(loss=loss)
+
+
+for name, make in {
+    "a value of the thread": in_thread,
+    "a context variable": in_context,
+    "a database": in_database,
+    "a queue": in_queue,
+    "an array": in_array,
+    "memory of C": in_memory,
+    "an environment variable": in_environment,
+    "an attribute of a logger": in_logger,
+    "a generator that data seeds": in_generator,
+    "an attribute of a class": in_class,
+    "a value in another module": in_module,
+}.items():
+    remembering(name, make)
+
+# --- losses of the loop of Opacus ------------------------------------------------------------
+
+
+def ranking(scores: Any, labels: Any) -> Any:
+    return functional.softplus(scores[:, None] - scores[None]).mean()
+
+
+def by_frequency(scores: Any, labels: Any) -> Any:
+    counts = torch.bincount(labels, minlength=CLASSES).float().clamp(min=1)
+    return functional.cross_entropy(scores, labels, weight=1 / counts)
+
+
+def to_means_of_classes(scores: Any, labels: Any) -> Any:
+    means = scores.new_zeros(CLASSES, CLASSES).index_add(0, labels, scores)
+    return (scores - means[labels]).square().mean()
+
+
+def soft_mining(scores: Any, labels: Any) -> Any:
+    losses = functional.cross_entropy(scores, labels, reduction="none")
+    return (losses.detach().softmax(0) * losses).sum()
+
+
+def covariance(scores: Any, labels: Any) -> Any:
+    centred = scores - scores.mean(0, keepdim=True)
+    return functional.cross_entropy(scores, labels) + (centred.T @ centred).square().sum()
+
+
+def trimmed(scores: Any, labels: Any) -> Any:
+    losses = functional.cross_entropy(scores, labels, reduction="none")
+    return losses[losses <= losses.median()].sum() / len(losses)
+
+
+def log_of_mean(scores: Any, labels: Any) -> Any:
+    losses = functional.cross_entropy(scores, labels, reduction="none")
+    return losses.exp().mean().log()
+
+
+LOSSES = {
+    "a ranking of pairs": ranking,
+    "weights by frequency in the batch": by_frequency,
+    "distance to means of classes": to_means_of_classes,
+    "softly the hardest": soft_mining,
+    "a penalty of the covariance": covariance,
+    "losses below the median": trimmed,
+    "the logarithm of a mean": log_of_mean,
+}
+WRONG |= {f"batches: {name}": wrong for name, wrong in BATCHES.items()}
+WRONG |= {f"a loss by {name}": functools.partial(by_opacus, loss) for name, loss in LOSSES.items()}
+WRONG["a teacher that the loss moves"] = in_teacher
+
+# --- frameworks ------------------------------------------------------------------------------
+
+
+def by_trainer(collate: Any = None, compute_loss: Any = None, callbacks: Any = ()) -> Any:
+    """``PrivateTrainer`` of transformers on the same records."""
+    import transformers
+
+    from mfopt.torch.huggingface import PrivateTrainer
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network()
+
+        def forward(self, x: Any, labels: Any = None) -> Any:
+            scores = self.layers(x)
+            return {"loss": functional.cross_entropy(scores, labels), "scores": scores}
+
+    trainer = PrivateTrainer(
+        Model(),
+        transformers.TrainingArguments(
+            "out", num_train_epochs=3, max_grad_norm=1.0, use_cpu=True, save_strategy="no",
+            report_to="none", disable_tqdm=True, logging_strategy="no",
+        ),
+        train_dataset=[{"x": x, "labels": y} for x, y in records()],
+        factorization=factorization(),
+        data_collator=collate,
+        callbacks=list(callbacks),
+    )  # fmt: skip
+    if compute_loss:
+        trainer.compute_loss = types.MethodType(compute_loss, trainer)
+    trainer.train()
+    return trainer.model
+
+
+def joined(batch: list[Any]) -> Any:
+    """Two records in each row, and as many rows as records."""
+    x = torch.stack([one["x"] for one in batch])
+    return {"x": (x + x.roll(1, 0)) / 2, "labels": torch.stack([one["labels"] for one in batch])}
+
+
+def centred_by_trainer(trainer: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+    scores = model(**inputs)["scores"]
+    trainer.centre = 0.9 * getattr(trainer, "centre", 0.0) + 0.1 * scores.detach().mean(0)
+    return (scores - trainer.centre).square().mean()
+
+
+def raw_gradients() -> None:
+    import transformers
+
+    class Raw(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, *arguments: Any, model: Any = None, **rest: Any) -> None:
+            x, y = records().tensors
+            model(x, labels=y)["loss"].backward()
+
+    by_trainer(callbacks=[Raw()])
+
+
+def by_lightning(hook: str = "", body: Any = None) -> Any:
+    """``PrivateStrategy`` of Lightning; ``body`` takes the place of one of the module's hooks."""
+    from lightning.pytorch import LightningModule, Trainer
+
+    from mfopt.torch.lightning import PrivateStrategy
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.last = network(), 0.0
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            return functional.cross_entropy(self.layers(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    if hook:
+        setattr(Module, hook, body)
+    module, run = Module(), PrivateRun(factorization(), RECORDS, 1.0)
+    quiet = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
+    trainer = Trainer(
+        strategy=PrivateStrategy(run), max_epochs=3, enable_checkpointing=False, **quiet
+    )
+    trainer.fit(module, run.loader(records()))
+    return module
+
+
+def mixed_by_hook(module: Any, batch: Any, *_: Any) -> Any:
+    x, y = batch
+    return (0.5 * x + 0.5 * x.flip(0), y) if len(x) > 2 else batch
+
+
+def last_features(module: Any, batch: Any, number: int) -> Any:
+    features = module.layers[0](batch[0])
+    loss = functional.cross_entropy(module.layers[2](features + module.last), batch[1])
+    module.last = features.detach().mean()
+    return loss
+
+
+X, Y = (part.numpy() for part in records().tensors)
+PARAMS = {"w": jnp.zeros((WIDTH, CLASSES)), "b": jnp.zeros(CLASSES)}
+
+
+def jax_loss(params: Any, example: Any) -> Any:
+    scores = example[0] @ params["w"] + params["b"]
+    return optax.softmax_cross_entropy_with_integer_labels(scores, example[1])
+
+
+def by_jax(
+    step: Callable[..., Any], microbatch: int | None = None, scheme: str = "balls in bins"
+) -> Any:
+    """The loop of JAX; ``step(run, params, state, batch, t)`` gives the mean and the state."""
+    run = JaxRun(factorization(scheme), RECORDS, 1.0, microbatch=microbatch)
+    params, state = PARAMS, run.init(PARAMS)
+    for t, batch in enumerate(run.batches(state)):
+        mean, state = step(run, params, state, batch, t)
+        params = jax.tree.map(lambda p, m: p - 0.1 * m, params, mean)
+    return params
+
+
+def of_two_tasks(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+    one = jax.jit(lambda s: run.gradient(jax.grad(jax_loss), params, (X, Y), batch, s))
+    other = jax.jit(lambda s: run.gradient(jax.grad(jax_loss), params, (-X, Y), batch, s))
+    first, after = one(state)
+    second, _ = other(state)
+    return jax.tree.map(jnp.add, first, second), after
+
+
+def part_twice(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+    for _ in range(2):
+        for i in range(len(batch.units)):
+            part = jax.tree.map(lambda leaf, i=i: leaf[i], batch)
+            rows = X[part.units], Y[part.units]
+            state = run.add(jax.vmap(jax.grad(jax_loss), (None, 0))(params, rows), part, state)
+    return run.release(state)
+
+
+def by_past_sums(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+    """Momentum inside the gradient, from sums without noise."""
+
+    def function(params: Any, example: Any) -> Any:
+        grads = jax.grad(jax_loss)(params, example)
+        return jax.tree.map(lambda g, h: g + h, grads, HISTORY[-1])
+
+    mean, state = jax.jit(
+        lambda s: run.gradient(function, params, (X, Y), batch, s)
+    )(state)  # fmt: skip
+    rows = X[batch.units], Y[batch.units]
+    each = jax.vmap(jax.grad(jax_loss), (None, 0))(params, rows)
+    HISTORY.append(jax.tree.map(lambda g: g.mean(0), each))
+    return mean, state
+
+
+HISTORY = [jax.tree.map(jnp.zeros_like, PARAMS)]
+
+
+def standardized(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+    rows = X[batch.units[batch.mask]]
+    data = (X - rows.mean(0) if len(rows) else X), Y
+    return run.gradient(jax.grad(jax_loss), params, data, batch, state)
+
+
+def restored_twice() -> Any:
+    import orbax.checkpoint
+
+    stream = noise.from_factorization(factorization(), clip_norm=1.0)
+    state, path = stream.init(PARAMS), Path("twice").absolute()
+    release = jax.jit(stream.release)
+    with noise.owner_only(), orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, state)
+        checkpointer.wait_until_finished()
+        one, other = (checkpointer.restore(path, stream.init(PARAMS)) for _ in range(2))
+    release(PARAMS, one)
+    return release(jax.tree.map(jnp.ones_like, PARAMS), other)[0]
+
+
+def noise_in_a_branch() -> Any:
+    stream = noise.from_factorization(factorization(), clip_norm=1.0)
+    optimizer = optax.chain(add_noise(stream), optax.sgd(0.1))
+    state, changes = optimizer.init(PARAMS), PARAMS
+
+    @jax.jit
+    def step(sums: Any, state: Any, good: Any) -> Any:
+        """The update, taken back where the loss rose."""
+        changes, after = optimizer.update(sums, state)
+        return changes, jax.tree.map(lambda a, b: jnp.where(good, a, b), after, state)
+
+    for t in range(6):
+        sums = jax.tree.map(lambda p, t=t: p + t, PARAMS)
+        changes, state = step(sums, state, t % 2 == 0)
+    return changes
+
+
+def of_the_optimizer_copied() -> None:
+    import copy
+
+    model = network()
+    run = PrivateRun(factorization(), RECORDS, 1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.attach(optimizer)
+    copy.deepcopy({"model": model, "optimizer": optimizer})
+
+
+def kept_by_a_backward_hook() -> None:
+    model = network()
+
+    def after(module: Any, inputs: Any, outputs: Any) -> None:
+        module.last = float(outputs[0].abs().sum())
+
+    model[0].register_full_backward_hook(after)
+    scaled = lambda m, b: functional.cross_entropy(m(b[0]), b[1]) * getattr(model[0], "last", 1.0)  # noqa: E731
+    by_run(model, loss=scaled)
+
+
+WRONG |= {
+    "transformers: a collator that joins records": lambda: by_trainer(joined),
+    "transformers: a loss with a moving centre": lambda: by_trainer(
+        compute_loss=centred_by_trainer
+    ),
+    "transformers: a callback that adds gradients": raw_gradients,
+    "Lightning: MixUp in a hook": lambda: by_lightning("on_after_batch_transfer", mixed_by_hook),
+    "Lightning: features of the step before": lambda: by_lightning("training_step", last_features),
+    "JAX: two tasks with one state": lambda: by_jax(of_two_tasks),
+    "JAX: a microbatch twice": lambda: by_jax(part_twice, microbatch=2),
+    "JAX: sums without noise in the gradient": lambda: by_jax(by_past_sums),
+    "JAX: data standardized by the batch": lambda: by_jax(standardized),
+    "Orbax: a state restored twice": restored_twice,
+    "optax: an update that a condition takes back": noise_in_a_branch,
+    "a copy of the optimizer": of_the_optimizer_copied,
+    "a backward hook that keeps a number": kept_by_a_backward_hook,
+}
+
+
+def is_finite(tree: Any) -> bool:
+    """False where a number of what a loop ends with is none."""
+    if isinstance(tree, nn.Module):
+        return all(bool(p.isfinite().all()) for p in tree.parameters())
+    return all(bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(tree))
+
+
+def outcome(loop: Callable[[], Any]) -> str:
+    """What becomes of a loop: "ended", or what it is stopped by."""
+    folder = Path.cwd()
+    with tempfile.TemporaryDirectory() as empty, warnings.catch_warnings():
+        os.chdir(empty)
+        warnings.simplefilter("ignore")
+        try:
+            result = loop()
+        except (UsageError, FailureError) as error:
+            return f"refused: {str(error).splitlines()[0][:160]}"
+        finally:
+            os.chdir(folder)
+    return "ended" if is_finite(result) else "NaN"
+
+
+# --- right loops -----------------------------------------------------------------------------
+
+
+class Images(nn.Module):
+    """A convolution of rows as images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(inplace=True), nn.Flatten(),
+            nn.Linear(8, CLASSES),
+        )  # fmt: skip
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x.view(-1, 1, 2, 3))
+
+
+class Words(nn.Module):
+    """Attention over rows as words, with a table of positions kept from the first pass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.positions = nn.Embedding(8, 8), None
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        words = (x * 4).long().clamp(0, 7)
+        if self.positions is None:
+            self.positions = torch.linspace(0, 1, WIDTH)[:, None]
+        return self.out(self.layer(self.table(words) + self.positions).mean(1))
+
+
+class Recurrent(nn.Module):
+    """A layer without a rule for vmap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.GRU(1, 4, batch_first=True), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.layer(x[..., None])[0][:, -1])
+
+
+def tied() -> nn.Module:
+    layer = nn.Linear(WIDTH, WIDTH)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(WIDTH, CLASSES))
+
+
+def parametrized() -> nn.Module:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 8))
+    return nn.Sequential(layer, nn.GELU(), nn.Dropout(0.2), nn.Linear(8, CLASSES))
+
+
+def frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(WIDTH, 8), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, CLASSES))
+    model[0].requires_grad_(False)
+    return model
+
+
+def focal(scores: Any, labels: Any) -> Any:
+    logs = scores.log_softmax(1).gather(1, labels[:, None])
+    return -((1 - logs.exp()).square() * logs).sum() / max(1, len(labels))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": network, "images": Images, "words": Words, "recurrent": Recurrent, "tied": tied,
+    "parametrized": parametrized, "frozen": frozen,
+}  # fmt: skip
+RIGHT_LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+    "cross entropy": functional.cross_entropy,
+    "smoothed": functools.partial(functional.cross_entropy, label_smoothing=0.1),
+    "by hand": lambda s, y: -s.log_softmax(1).gather(1, y[:, None]).sum() / max(1, len(y)),
+    "focal": focal,
+    "bits": lambda s, y: functional.binary_cross_entropy_with_logits(
+        s, functional.one_hot(y, CLASSES).float()
+    ),
+    "squares": lambda s, y: (s - functional.one_hot(y, CLASSES)).square().mean(),
+    "huber": lambda s, y: functional.smooth_l1_loss(s, functional.one_hot(y, CLASSES).float()),
+    "flat": lambda s, y: functional.cross_entropy(s.reshape(-1, CLASSES), y.view(-1)),
+    "two terms": lambda s, y: functional.cross_entropy(s, y) + 0.1 * s.square().mean(),
+    "stacked": lambda s, y: torch.stack(
+        [functional.cross_entropy(s, y), s.abs().mean()]
+    ).sum(),
+}  # fmt: skip
+
+
+def pick(x: Any, y: Any, order: Any) -> Any:
+    return x[order], y[order]
+
+
+CHANGES: dict[str, Callable[[Any, Any], Any]] = {
+    "as they are": lambda x, y: (x, y),
+    "normalized": lambda x, y: ((x - x.new_tensor([0.1] * WIDTH)) / 2.0, y),
+    "by row": lambda x, y: ((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True), y),
+    "mirrored": lambda x, y: (x.flip(1), y.clone()),
+    "noisy": lambda x, y: (x + 0.1 * torch.randn_like(x), y),
+    "masked": lambda x, y: (x.masked_fill(torch.rand(x.shape) < 0.2, 0.0), y),
+    "moved": lambda x, y: (x.to("cpu", torch.float64).float(), y.long()),
+    "reordered": lambda x, y: pick(x, y, torch.randperm(len(x))),
+    "turned round": lambda x, y: (x.flip(0), y[torch.arange(len(y) - 1, -1, -1)]),
+    "in place": lambda x, y: (x.mul_(0.5).clamp_(-1, 1), y),
+}
+
+
+def sorted_collate(batch: list[Any]) -> Any:
+    """Longest first, as packed sequences want them."""
+    batch = sorted(batch, key=lambda one: -float(one[0].abs().sum()))
+    return torch.utils.data.default_collate(batch)
+
+
+def dropping_collate(batch: list[Any]) -> Any:
+    x, y = torch.utils.data.default_collate(batch)
+    return functional.dropout(x, 0.1), y
+
+
+COLLATES = {"default": None, "sorted": sorted_collate, "random": dropping_collate}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "decay": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+}
+GRID: dict[str, Any] = {
+    "framework": ["run", "opacus", "run", "opacus", "run", "opacus", "jax", "trainer", "lightning"],
+    "model": [*MODELS],
+    "loss": [*RIGHT_LOSSES],
+    "change": [*CHANGES],
+    "collate": [*COLLATES],
+    "optimizer": [*OPTIMIZERS],
+    "scheme": [*SCHEMES],
+    "parts": [1, 1, 2, 3],  # in which a batch is summed
+    "is narrow": [False, False, True],  # 16 bits by autocast
+    "resumes at": [0, 0, 5],
+    "evaluates": [False, True],
+    "workers": [0] * 30 + [1],
+}
+
+
+def right(cell: dict[str, Any]) -> Any:
+    """What the loop of a cell of the grid ends with."""
+    if cell["framework"] == "jax":
+        return right_in_jax(cell)
+    if cell["framework"] == "trainer":
+        return by_trainer()
+    if cell["framework"] == "lightning":
+        return by_lightning()
+    return right_in_torch(cell)
+
+
+def right_in_torch(cell: dict[str, Any]) -> nn.Module:
+    loss, change = RIGHT_LOSSES[cell["loss"]], CHANGES[cell["change"]]
+    kept: dict[str, Any] = {}
+    for stop in (cell["resumes at"], 12):
+        model = MODELS[cell["model"]]()
+        optimizer = OPTIMIZERS[cell["optimizer"]](
+            [p for p in model.parameters() if p.requires_grad]
+        )
+        made = factorization(cell["scheme"])
+        options = {"collate_fn": COLLATES[cell["collate"]], "num_workers": cell["workers"]}
+        if cell["framework"] == "opacus":
+            private, optimizer, loader = make_private(
+                model, optimizer, records(), made, 1.0, **options
+            )
+            run = loader.run
+        else:
+            run = PrivateRun(made, RECORDS, 1.0)
+            run.attach(optimizer)
+            loader = run.loader(records(), **options)
+        if kept:
+            model.load_state_dict(kept["model"])
+            optimizer.load_state_dict(kept["optimizer"])
+        while run.step < stop:
+            for x, y in loader:
+                x, y = change(x, y) if len(x) else (x, y)
+                with torch.autocast("cpu", torch.bfloat16, enabled=cell["is narrow"]):
+                    if cell["framework"] == "opacus":
+                        value = loss(private(x), y)
+                    else:
+                        for part in zip(
+                            *(z.tensor_split(cell["parts"]) for z in (x, y)), strict=True
+                        ):
+                            run.backward(model, lambda m, b: loss(m(b[0]), b[1]), part)
+                if cell["framework"] == "opacus":
+                    value.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if run.step >= stop:
+                    break
+            if cell["evaluates"]:
+                with torch.no_grad():
+                    model.eval()(records().tensors[0])
+                model.train()
+        if stop:
+            kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        run = optimizer = loader = private = None  # two live runs of one key are refused
+    return model
+
+
+def right_in_jax(cell: dict[str, Any]) -> Any:
+    temperature = cell["loss"] == "smoothed"
+    keys = jax.random.split(jax.random.key(1), RECORDS)
+
+    def step(run: Any, params: Any, state: Any, batch: Any, t: Any) -> Any:
+        def loss(params: Any, example: Any, *public: Any) -> Any:
+            x, y, key = example
+            if cell["change"] == "masked":
+                x = x * jax.random.bernoulli(jax.random.fold_in(key, t), 0.8, x.shape)
+            scale = 1.0 / (1.0 + t) if temperature else 1.0
+            value = scale * jax_loss(params, (x, y))
+            return value + sum(jnp.vdot(p, p) for part in public for p in jax.tree.leaves(part))
+
+        public = params if cell["evaluates"] else None
+        return run.gradient(jax.grad(loss), params, (X, Y, keys), batch, state, public=public)
+
+    compiled = jax.jit(step, static_argnums=0)
+    is_plain = cell["optimizer"] == "sgd"
+    microbatch = None if cell["parts"] == 1 else cell["parts"]
+    return by_jax(step if is_plain else compiled, microbatch, cell["scheme"])
