@@ -51,7 +51,8 @@ class UnitBatches(data.Sampler[list[int]]):
             way_out = "A longer run needs a factorization for more iterations."
             raise _check.reject("loader", f"step {step}", rule, way_out)
         self.run.forget()  # the batch of a step that was broken off comes again, whole
-        return (self.run.sampler[number].tolist() for number in range(step, stop))
+        for number in range(step, stop):
+            yield self.run.sampler[number].tolist()
 
 
 class PrivateLoader(data.DataLoader[Any]):
