@@ -13,7 +13,7 @@ from torch.utils import data
 
 from mfopt._runtime import _check
 from mfopt.torch.probe import RATE
-from mfopt.torch.rows import Rows, seeded
+from mfopt.torch.rows import UnitRows, seeded
 
 if TYPE_CHECKING:
     from mfopt.torch.run import PrivateRun
@@ -56,7 +56,7 @@ class UnitBatches(data.Sampler[list[int]]):
 
 
 class PrivateLoader(data.DataLoader[Any]):
-    """A DataLoader over :class:`UnitBatches`, whose tensors are :class:`~mfopt.torch.rows.Rows`."""
+    """Loader over :class:`UnitBatches`, whose tensors are :class:`~mfopt.torch.rows.UnitRows`."""
 
     # accelerate's ``prepare`` then gives it back: its own loader would fetch a batch ahead
     _is_accelerate_prepared = True
@@ -111,7 +111,7 @@ class Collator:
 
         def marked(part: Any) -> Any:
             is_array = isinstance(part, torch.Tensor) and part.ndim > 0
-            return Rows.of(part, units, is_probed=is_probed) if is_array else part
+            return UnitRows.of(part, units, is_probed=is_probed) if is_array else part
 
         return _mapped(marked, batch)
 

@@ -27,7 +27,7 @@ _RESHAPES = {"view", "reshape", "flatten"}
 _TOLERANCE = 1e-3  # of the largest number: what rounding may change
 
 
-class Rows(torch.Tensor):
+class UnitRows(torch.Tensor):
     """A tensor whose rows belong to units.
 
     Attributes:
@@ -41,7 +41,7 @@ class Rows(torch.Tensor):
     is_probed = False
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, units: Iterable[int], *, is_probed: bool = False) -> Rows:
+    def of(cls, tensor: torch.Tensor, units: Iterable[int], *, is_probed: bool = False) -> UnitRows:
         """``tensor``, whose rows are of ``units``; mixed, where it has another number of rows."""
         rows, units = tensor.as_subclass(cls), tuple(units)
         is_whole = len(units) == tensor.shape[0]
@@ -60,13 +60,13 @@ class Rows(torch.Tensor):
         if name.startswith("new_") or name.endswith("_like"):  # nothing of the values
             return pytree.tree_map(plain, result)
         changed = args[0] if name.startswith("__set") else result
-        if results := [x for x in pytree.tree_leaves(changed) if isinstance(x, Rows)]:
+        if results := [x for x in pytree.tree_leaves(changed) if isinstance(x, UnitRows)]:
             with torch._C.DisableTorchFunctionSubclass():
                 _name_units(name, function, args, kwargs, results)
         return result
 
 
-class Outputs(Rows):
+class Outputs(UnitRows):
     """Outputs of a private model, and what a loss makes of them."""
 
     @classmethod
@@ -83,7 +83,7 @@ class Outputs(Rows):
 
 def plain(x: Any) -> Any:
     """The tensor without its units; anything else as it is."""
-    if not isinstance(x, Rows):
+    if not isinstance(x, UnitRows):
         return x
     with torch._C.DisableTorchFunctionSubclass():
         return x.as_subclass(torch.Tensor)
@@ -95,7 +95,7 @@ def units_of(tensors: Iterable[Any]) -> tuple[int, ...]:
     Raises:
       UsageError: no tensor comes from a loader of a run, or rows of two belong to other units.
     """
-    rows = [x for x in tensors if isinstance(x, Rows)]
+    rows = [x for x in tensors if isinstance(x, UnitRows)]
     every = {x.units for x in rows}
     if len(every) != 1 or None in every:
         mixed = next((f"mixed by {x.fault or 'a sum'}" for x in rows if x.units is None), "others")
@@ -122,10 +122,10 @@ def seeded(tensors: Iterable[torch.Tensor], seed: int = 0) -> Iterator[None]:
     np.random.set_state(states[1])
 
 
-def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[Rows]) -> None:
+def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[UnitRows]) -> None:
     """Set the attributes of the ``results`` of ``function``."""
     leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    sources = [x for x in leaves if isinstance(x, Rows)]
+    sources = [x for x in leaves if isinstance(x, UnitRows)]
     fault = next((x.fault for x in sources if x.fault), "")
     every = {x.units for x in sources}
     units, is_probed = next(iter(every)), any(x.is_probed for x in sources)
@@ -138,7 +138,7 @@ def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[
         )
     each: list[Any] = [units] * len(results)
     probe = functools.partial(_mixes, function, args, kwargs, sources[0])
-    is_selection = name in _SELECTIONS and isinstance(args[0], Rows)
+    is_selection = name in _SELECTIONS and isinstance(args[0], UnitRows)
     if fault:
         pass
     elif units and is_selection:
@@ -166,7 +166,7 @@ def _selected(name: str, function: Any, args: Any, kwargs: Any, units: tuple[int
     return [x.tolist() if x.ndim == 1 else None for x in moved]
 
 
-def _mixes(function: Any, args: Any, kwargs: Any, source: Rows, *, of_gradients: bool) -> bool:
+def _mixes(function: Any, args: Any, kwargs: Any, source: UnitRows, *, of_gradients: bool) -> bool:
     """True if one row of what an operation is computed from moves what others get.
 
     Args:
@@ -186,7 +186,7 @@ def _mixes(function: Any, args: Any, kwargs: Any, source: Rows, *, of_gradients:
             if not isinstance(x, torch.Tensor):
                 return x
             copy = plain(x).detach().clone()
-            if not isinstance(x, Rows):
+            if not isinstance(x, UnitRows):
                 return copy
             if count:
                 copy[order[other]] = copy[order[row]].clone()
