@@ -282,7 +282,7 @@ class RandomPartitionCell(Cell):
                 return max(log_delta - math.log(goal.delta), -50.0)
 
             side = math.copysign(step, excess(start))  # δ falls with σ
-            ends = [start + k * side for k in range(9)]
+            ends = [start + k * side for k in range(25)]
             beyond = (pair for pair in itertools.pairwise(ends) if not excess(pair[1]) * side > 0)
             begin, end = next(beyond, (start, start))
             if not excess(end) * side <= 0:  # none of them, or no number
