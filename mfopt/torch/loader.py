@@ -63,8 +63,9 @@ class PrivateLoader(data.DataLoader[Any]):
 
     def __init__(self, dataset: Any, run: PrivateRun, collate: Collator, **options: Any) -> None:
         self.run = run
-        batches: Any = {"batch_sampler": UnitBatches(run), "collate_fn": collate}
-        super().__init__(_Numbered(dataset), **batches, **options)
+        super().__init__(
+            _Numbered(dataset), batch_sampler=UnitBatches(run), collate_fn=collate, **options
+        )
 
 
 class _Numbered(data.Dataset[Any]):
