@@ -36,8 +36,6 @@ UNFINISHED: set[Place] = {
     ("field-8x32", "banded-inverse", 2.0, "rmse"),
     ("field-8x32", "banded-inverse", 2.0, "final_model_error"),
     ("field-16x128", "random-partition", 0.5, "rmse"),
-    ("field-16x128", "random-partition", 0.5, "final_model_error"),
-    ("field-16x128", "random-partition", 2.0, "rmse"),
     ("field-16x128", "random-partition", 2.0, "final_model_error"),
     ("field-16x128", "banded-toeplitz+b-min-sep", 2.0, "rmse"),
     ("field-16x128", "banded-toeplitz+b-min-sep", 2.0, "final_model_error"),
