@@ -185,8 +185,12 @@ def test_settings_that_do_not_fit_are_refused(name, value, match) -> None:
         dataclasses.replace(SETTINGS, **{name: value})
 
 
-def test_other_local_steps_are_another_run() -> None:
-    assert dataclasses.replace(SETTINGS, local_epochs=2).fingerprint != SETTINGS.fingerprint
+def test_runs_from_before_these_settings_go_on() -> None:
+    """Their fingerprint, as it was then."""
+    old_fingerprint = "e650085fe1ad6c25ac94be3651fd31e006993ba8236cbd1dd67fd522c3a16ebe"
+    assert TrainConfig(factorization="f.npz", long_records="cut").fingerprint == old_fingerprint
+    local = dataclasses.replace(SETTINGS, local_epochs=2)
+    assert len({local.fingerprint, SETTINGS.fingerprint, old_fingerprint}) == 3
 
 
 @pytest.mark.ci
@@ -198,7 +202,8 @@ def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path) -> None:  
     facts = json.loads((tmp_path / "run" / "privacy-report.json").read_text())
     assert facts["clipping"]["sensitivity"] == 1.0
     assert done["privacy"]["guarantee"]["privacy_unit"] == "user"
-    verified(facts, [{"clipping": facts["clipping"] | {"sensitivity": 0.5}}])
+    lies = [{"estimator": "clipped"}, {"sensitivity": 0.5}]
+    verified(facts, [{"clipping": facts["clipping"] | lie} for lie in lies])
     # a run that was stopped goes on, and with other local steps it does not
     variant = dataclasses.replace(settings, local_epochs=1)
     with pytest.raises(UsageError, match="settings"):

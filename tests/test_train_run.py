@@ -328,7 +328,7 @@ def test_the_move_of_a_fitted_rate_follows_what_the_model_has_read():
     variant = dataclasses.replace(settings, pretrain_steps=3)
     assert settings.data == "stdlib" and (settings.move, variant.move) == (0.04, 0.003)
     assert dataclasses.replace(variant, data="stdlib-code").move == 0.04
-    assert dataclasses.replace(variant, noise_move=0.012).move == 0.012
+    assert dataclasses.replace(variant, noise_move=0.012, learning_rate=1.0).move == 0.012
 
 
 @pytest.mark.parametrize("remainder", ["empty", "damaged"])
@@ -446,6 +446,17 @@ def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
         path.write_text(text)
         with pytest.raises(UsageError, match=match):
             config.load(path, POISSON)
+    # a file of version 0.2: what its runs did is done, or refused
+    variant = settings.to_toml().replace(
+        "[optimizer]\n", "[optimizer]\nwarmup = 0\nbeta2 = 0.999\n"
+    )
+    path.write_text(variant)
+    assert config.load(path) == settings
+    path.write_text(variant.replace('long_records = "chunks"\n', ""))
+    assert config.load(path).long_records == "cut"
+    path.write_text(variant.replace("warmup = 0", "warmup = 3"))
+    with pytest.raises(UsageError, match=r"optimizer.warmup = 3: must be 0: .* older versions"):
+        config.load(path)
     unknown = ("poisson:probability=x,iterations=3", "poisson:rate=1", "dice:bins=3", "poisson")
     for changes, match in (
         ({"sampling": "", "epsilon": 0.0, "delta": 0.0}, "either"),

@@ -16,7 +16,6 @@ from mfopt.guarantee import Guarantee
 from mfopt.training import privacy, verification
 from mfopt.training.prepare import prepare
 
-GONE = object()  # in place of a value: the field is left out
 FILE = Path(__file__).parents[1] / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"
 
 
@@ -88,6 +87,11 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
         lies.append({"guarantee": guarantee | {"status": status}})
     actual = verified(facts, filter(None, lies))
     assert actual.claims
+    # what version 0.2 wrote beside it, where it says nothing
+    former = facts["sampling"] | {"batch_size": None, "truncation": None}
+    assert verification.verify(facts | {"sampling": former}).holds
+    with pytest.raises(UsageError, match="older versions only"):
+        verification.verify(facts | {"sampling": former | {"batch_size": 6}})
     # a rate that says more, or that an older version wrote with less
     rate = facts.pop("learning_rate")
     for other in (rate | {"note": "private"}, {"value": 0.1}, None):
@@ -109,12 +113,12 @@ def places(value, path=()):
 def alterations(leaf):
     """Other values of the same type, and of other types."""
     if isinstance(leaf, bool):
-        return [not leaf, int(leaf), None, GONE]
+        return [not leaf, int(leaf), None]
     if isinstance(leaf, int):
-        return [leaf + 1, float(leaf), True, None, GONE]
+        return [leaf + 1, float(leaf), True, None]
     if isinstance(leaf, float):
-        return [1.01 * leaf or 0.01, 0.99 * leaf or -0.01, None, 1, GONE]
-    return ["x", None, 1, GONE] if isinstance(leaf, str) else ["x", 1, GONE]
+        return [1.01 * leaf or 0.01, 0.99 * leaf or -0.01, None, 1]
+    return ["x", None, 1] if isinstance(leaf, str) else ["x", 1]
 
 
 def with_leaf(facts, path, value):
@@ -122,10 +126,7 @@ def with_leaf(facts, path, value):
     index = changed
     for name in path[:-1]:
         index = index[name]
-    if value is GONE:
-        del index[path[-1]]
-    else:
-        index[path[-1]] = value
+    index[path[-1]] = value
     return changed
 
 
@@ -167,7 +168,7 @@ def test_every_field_altered_is_refused_or_told(data, tmp_path, changes, monkeyp
                 believed.append((path, leaf, value))
             elif actual.holds:
                 recorded.add(names[-1])
-                same_type = type(value) is type(leaf) or None in (leaf, value) or value is GONE
+                same_type = type(value) is type(leaf) or None in (leaf, value)
                 assert same_type or names[1:2] == ["account.details"], (path, value)
     assert not believed
     assert (

@@ -35,11 +35,36 @@ SECTIONS = (
 )
 SCHEDULES = ("constant", "cooldown", "cosine", "linear")
 _MADE_BY = "The file comes from `mfopt optimize`."
+# former settings, which files of older runs hold: table, the only value that is still meant,
+# and whether it counts in the fingerprint of a run
+_REMOVED: dict[str, tuple[str, Any, bool]] = {
+    "trust": ("privacy", False, False),
+    "delta_share": ("privacy", 0.1, True),
+    "warmup": ("optimizer", 0, True),
+    "beta1": ("optimizer", 0.9, True),
+    "beta2": ("optimizer", 0.999, True),
+    "weight_decay": ("optimizer", 0.0, True),
+    "model_seed": ("model", 0, True),
+    "lora_alpha": ("model", 0.0, True),
+    "pretrain_batch": ("pretraining", 16, True),
+    "sweep_rates": ("optimizer", "", True),
+    "estimator": ("federated", "fixed", False),
+    "sign_key": ("run", "", False),
+    "keep": ("run", 2, False),
+    "median_epsilon": ("algorithm", 0.0, False),
+    "batch_size": ("batch", 0, True),
+    "truncation": ("batch", "charge", True),
+    "checkpoint_minutes": ("run", 10.0, False),
+}
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
 # private data's own kind, which is what pretraining on the public part of "stdlib" makes
-# (artifacts/bench-rates.json).
+# (artifacts/bench-rates.json). 0.012 was a default, which files hold beside any rate.
 NOISE_MOVE, NEAR_MOVE = 0.04, 0.003
+
+
+# settings that older files lack, and what their runs did
+_FORMER = {"noise": "float", "long_records": "cut"}
 
 
 def _setting(
@@ -273,12 +298,8 @@ class TrainConfig:
         alone = private and self.noise == "float" and not self.continue_from
         rule = "is for private runs that continue no other, with noise = 'float'"
         yield self.validation_bound and not alone, "validation_bound", rule, ""
-        yield (
-            self.noise_move and self.learning_rate,
-            "noise_move",
-            "fits the learning rate, and that is given",
-            "",
-        )
+        moved = self.noise_move not in (0, 0.012) and self.learning_rate
+        yield moved, "noise_move", "fits the learning rate, and that is given", ""
         uneven = not self.model and self.width % self.heads
         yield uneven, "heads", f"must divide `width` = {self.width}", ""
         rule, way_out = "give either a factorization file or `sampling`", _MADE_BY
@@ -330,8 +351,14 @@ class TrainConfig:
     @property
     def fingerprint(self) -> str:
         """Identifies all settings that change the numbers of a run."""
-        fields = [field.name for field in dataclasses.fields(self) if not field.metadata["run"]]
-        kept = {name: getattr(self, name) for name in fields}
+        kept = {name: value for name, (_, value, counts) in _REMOVED.items() if counts}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            # newer settings count where they are not what was done before: older runs can resume
+            former = _FORMER.get(field.name, field.default)
+            newer = field.metadata["section"] == "federated" or field.name in _FORMER
+            if not field.metadata["run"] and not (newer and value == former):
+                kept[field.name] = value
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     def to_toml(self) -> str:
@@ -371,10 +398,19 @@ def _read(path: Path) -> dict[str, Any]:
         if section not in SECTIONS or not isinstance(table, dict):
             rule = f"is not a table of it (tables: {', '.join(SECTIONS)})"
             raise _check.reject("config", section, rule)
-        for name in table:
-            if section_of.get(name) != section:
+        for name, value in table.items():
+            former_section, former_default, _ = _REMOVED.get(name, ("", None, False))
+            if former_section == section:
+                if value != former_default:
+                    rule = (
+                        f"must be {former_default!r}: other values are read by older versions only"
+                    )
+                    raise _check.reject(f"config {section}.{name}", value, rule)
+            elif section_of.get(name) != section:
                 settings = [n for n, s in section_of.items() if s == section]
                 rule = f"is not a setting (of {section}: {settings})"
                 raise _check.reject("config", f"{section}.{name}", rule)
-        values |= table
+            if name in _REMOVED:  # written by version 0.2
+                values.setdefault("long_records", _FORMER["long_records"])
+        values |= {name: value for name, value in table.items() if name in section_of}
     return values

@@ -43,8 +43,9 @@ class FedAvg(Clipping):
         _check.integer("weight_cap", self.weight_cap, at_least=0)
 
     def describe(self) -> JsonObject:
-        own = {"algorithm": "fedavg", "sensitivity": self.sensitivity}
-        return super().describe() | own
+        # the only one since version 0.3, of two
+        facts = {"algorithm": "fedavg", **super().describe(), "estimator": "fixed"}
+        return facts | {"sensitivity": self.sensitivity}
 
 
 def clipping_of(description: JsonObject) -> Clipping:
@@ -52,7 +53,8 @@ def clipping_of(description: JsonObject) -> Clipping:
     facts = dict(description)
     if facts.pop("algorithm", None) != "fedavg":
         return Clipping(**description)
-    facts.pop("sensitivity")  # the report's is compared with the one that follows
+    for name in ("sensitivity", "estimator"):  # the report's are compared with those that follow
+        facts.pop(name)
     return FedAvg(**facts)
 
 

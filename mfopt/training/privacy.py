@@ -221,10 +221,11 @@ def fitted_rate(execution: Execution, optimizer: str, **settings: float) -> floa
     return fitting_rate(optimizer, noise, of_sums, steps=execution.iterations, **settings)
 
 
-# how a learning rate was chosen, by the setting that decided
+# how a learning rate was chosen, by the setting that decided; version 0.2 had the last one
 CHOSEN = {
     "": "by the noise, from public numbers",
     "learning_rate": "by the settings: how is not known, and not covered if private data decided",
+    "sweep_rates": "on public data, under the run's noise",
 }
 _PUBLIC_NUMBER = "which tells that there are"
 SIGMA_UNIT = "relative to the clip norm, for C as stored"

@@ -43,7 +43,7 @@ from mfopt.workloads import PrefixSums
 # numbers in the words of a warning, and how far two roundings to three digits may be apart
 _NUMBER, _ROUNDED = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"), 0.0101
 # parts of a report that are not written by `privacy.report`
-_OTHER_PARTS = ("learning_rate", "continues")
+_OTHER_PARTS = ("learning_rate", "signature", "continues")
 # compared one by one, or by the proof of the account
 _VALIDATION: dict[str, tuple[type, ...]] = {
     "steps": (list,),
@@ -52,6 +52,12 @@ _VALIDATION: dict[str, tuple[type, ...]] = {
     "users": (int,),
 }
 _COMPARED_APART = ("account", "guarantee", "warnings", "sampling", "noise_against_signal")
+# fields that were written before version 0.3, and what they are where they say nothing
+_FORMER = (
+    ("sampling", "batch_size", None),
+    ("sampling", "truncation", None),
+    ("units", "median_epsilon", 0.0),
+)
 # Inputs: fields that no computation here can show, and their types. ("": at the top.)
 _INPUTS: dict[str, dict[str, tuple[type, ...]]] = {
     "": {
@@ -85,6 +91,7 @@ _FEDAVG: dict[str, tuple[type, ...]] = _CLIPPING | {
     "local_batch": (int,),
     "local_rate": (float,),
     "weight_cap": (int,),
+    "estimator": (str,),
     "sensitivity": (float,),
 }
 _UNIT: dict[str, tuple[type, ...]] = {
@@ -180,6 +187,7 @@ def verify(
         UsageError: the report is malformed, or C is missing.
     """
     try:
+        facts = _without_former(facts)
         claims = _inputs(facts)
         stated, account, execution = _rebuilt(facts, factorization)
         progress(Progress("proving the account again"))
@@ -196,6 +204,16 @@ def verify(
         rule = f"is not a privacy report of mfopt ({problem})"
         raise _check.reject("report", type(problem).__name__, rule) from None
     return Verification(tuple(checks), claims, CLAIMS)
+
+
+def _without_former(facts: JsonObject) -> dict[str, Any]:
+    """A report without the fields of version 0.2, refused where they say something."""
+    tables = {name: dict(facts[name]) for name in ("sampling", "units")}
+    for table, name, empty in _FORMER:
+        if name in tables[table] and (value := tables[table].pop(name)) != empty:
+            rule = f"must be {empty}: other values are read by older versions only"
+            raise _check.reject(f"report {table}.{name}", value, rule)
+    return facts | tables
 
 
 def _inputs(facts: JsonObject) -> dict[str, Any]:
@@ -225,6 +243,8 @@ def _inputs(facts: JsonObject) -> dict[str, Any]:
         _only(name, facts[name], _GUARANTEE)
         for field, allowed in _GUARANTEE.items():
             _typed(f"{name}.{field}", facts[name][field], allowed)
+    if "signature" in facts:  # of version 0.2
+        claims["signature"] = facts["signature"]
     # of a group, the name of what it is a group of; and how the account was found
     for name in ("privacy_unit", "method"):
         claims[f"account.{name}"] = facts["account"][name]
