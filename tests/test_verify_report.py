@@ -16,6 +16,7 @@ from mfopt.guarantee import Guarantee
 from mfopt.training import privacy, verification
 from mfopt.training.prepare import prepare
 
+GONE = object()  # in place of a value: the field is left out
 FILE = Path(__file__).parents[1] / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"
 
 
@@ -113,12 +114,12 @@ def places(value, path=()):
 def alterations(leaf):
     """Other values of the same type, and of other types."""
     if isinstance(leaf, bool):
-        return [not leaf, int(leaf), None]
+        return [not leaf, int(leaf), None, GONE]
     if isinstance(leaf, int):
-        return [leaf + 1, float(leaf), True, None]
+        return [leaf + 1, float(leaf), True, None, GONE]
     if isinstance(leaf, float):
-        return [1.01 * leaf or 0.01, 0.99 * leaf or -0.01, None, 1]
-    return ["x", None, 1] if isinstance(leaf, str) else ["x", 1]
+        return [1.01 * leaf or 0.01, 0.99 * leaf or -0.01, None, 1, GONE]
+    return ["x", None, 1, GONE] if isinstance(leaf, str) else ["x", 1, GONE]
 
 
 def with_leaf(facts, path, value):
@@ -126,7 +127,10 @@ def with_leaf(facts, path, value):
     index = changed
     for name in path[:-1]:
         index = index[name]
-    index[path[-1]] = value
+    if value is GONE:
+        del index[path[-1]]
+    else:
+        index[path[-1]] = value
     return changed
 
 
@@ -168,7 +172,7 @@ def test_every_field_altered_is_refused_or_told(data, tmp_path, changes, monkeyp
                 believed.append((path, leaf, value))
             elif actual.holds:
                 recorded.add(names[-1])
-                same_type = type(value) is type(leaf) or None in (leaf, value)
+                same_type = type(value) is type(leaf) or None in (leaf, value) or value is GONE
                 assert same_type or names[1:2] == ["account.details"], (path, value)
     assert not believed
     assert (
