@@ -333,7 +333,7 @@ def _vector(params: PyTree, mesh: Mesh | None = None) -> jax.ShapeDtypeStruct:
 
     The draw of a vector is compiled once, that of a hundred arrays a hundred times, and its numbers
     are the same on every mesh. The layout is part of the state, so it is one for all meshes whose
-    size divides ``_EVEN``: a run goes on on another number of devices.
+    size divides ``_EVEN``: a run continues on another number of devices.
     """
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     if mesh is None:

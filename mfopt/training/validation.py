@@ -108,7 +108,7 @@ def validation_of(
     if not config.validation_bound or guarantee is None:
         return None
     if PART not in parts:
-        way_out = "Build it with `--held-out-users`."
+        way_out = "Build it with held-out users."
         raise _check.reject("validation_bound", PART, "is no part of the data", way_out)
     store = parts[PART]
     if both := _names(store) & _names(parts["train"]):
