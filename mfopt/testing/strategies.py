@@ -62,7 +62,7 @@ def check_strategy(
     _errors(strategy, matrix)
     _noise(strategy, matrix, past)
     _description(strategy, matrix)
-    _file(strategy, scheme)
+    _file(strategy, scheme, matrix)
     if strategy.kind in kinds.names():
         _parameters(strategy, matrix)
     cls = type(strategy)
@@ -224,9 +224,11 @@ def _description(strategy: Strategy, matrix: np.ndarray) -> None:
     rule(refused(strategies.from_description, unknown, arrays), "an unknown kind is accepted")
 
 
-def _file(strategy: Strategy, scheme: BallsInBins) -> None:
-    guarantee = Guarantee(1.0, 1e-5, 1.0, method="none: a test of files")  # an estimate
-    factorization = Factorization(strategy, 1.0, scheme, PrefixSums(), guarantee)
+def _file(strategy: Strategy, scheme: BallsInBins, matrix: np.ndarray) -> None:
+    # an estimate; so much noise that no sum of the steps refutes it
+    sigma = 100.0 * len(matrix) * float(np.linalg.norm(matrix, 2))
+    guarantee = Guarantee(1.0, 1e-5, sigma, method="none: a test of files")
+    factorization = Factorization(strategy, sigma, scheme, PrefixSums(), guarantee)
     with tempfile.TemporaryDirectory() as folder:
         read = load(factorization.save(Path(folder) / "strategy.npz"))
     rule(read.digest == factorization.digest, "saved and loaded, its digest is another")
