@@ -16,7 +16,7 @@ from jax_privacy.accounting import accountants
 from jax_privacy.accounting import analysis as jax_privacy
 
 from mfopt.accounting import Mechanism, account
-from mfopt.accounting.accountants.independent_rounds import CyclicRounds
+from mfopt.accounting.accountants.independent_rounds import _CyclicRounds as CyclicRounds
 from mfopt.accounting.analyses import DeterministicAnalysis
 from mfopt.accounting.bound import GaussianBound, RoundsBound
 from mfopt.accounting.chain import GroupBound

@@ -71,7 +71,7 @@ def test_objective_gradient_matches_finite_differences(kind):
     """Each value re-solves for σ on the same frozen samples: this checks dσ/dC and the error."""
     target, mapping = objective_for(every_strategy(N)[kind])
     placed = target.placed(mapping.start)
-    evaluation = placed.at
+    evaluation = placed.evaluation
     assert (
         np.all(np.isfinite(evaluation.gradient))
         and evaluation.gradient.shape == mapping.start.shape
@@ -98,7 +98,7 @@ def test_sigma_gradient_is_implicit_differentiation(kind):
     loss = lambda strategy, sigma: jnp.log(sigma)  # noqa: E731
     target, mapping = objective_for(every_strategy(N)[kind], loss)
     placed = target.placed(mapping.start)
-    evaluation = placed.at
+    evaluation = placed.evaluation
     direction = np.random.default_rng(2).normal(size=mapping.start.shape)
     direction[mapping.start < -20] = 0
     solutions = []

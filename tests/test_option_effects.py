@@ -288,10 +288,10 @@ def _stubbed(inputs, monkeypatch):
         def _stated(self, mechanism, effort, *numbers):
             return stated(mechanism, numbers=numbers, **effort)
 
-    def proved(pair, *arguments, samples=None, seed=None, certificate=None, **_):
-        show(*arguments, samples=samples, seed=seed, certificate=certificate)
+    def proved(pair, *arguments, effort, **_):
+        show(*arguments, effort=effort)
         sigma = arguments[0] if len(arguments) == 3 else 3.0
-        return Certificate(2.0, 1e-3, sigma, 1e-3, 1e-3, 1e-6, 99, 99, 2.0, 1, seed, "stub")
+        return Certificate(2.0, 1e-3, sigma, 1e-3, 1e-3, 1e-6, 99, 99, 2.0, 1, effort.seed, "stub")
 
     def released(*arguments, **settings):
         return proved(*arguments, **settings), SimpleNamespace(
@@ -309,7 +309,7 @@ def _stubbed(inputs, monkeypatch):
 
     def audited(_, settings, *, confidence, canaries, **arguments):
         show(settings, **arguments)
-        return Audit(1.0, 1.0, 3.0, 2.0, 1e-3, 2.5, confidence, canaries, 9, 9, 0.5, 0.5)
+        return Audit(1.0, 1.0, 1.0, 3.0, 2.0, 1e-3, 2.5, confidence, canaries, 9, 9, 0.5, 0.5)
 
     def drawn(model, begin, **arguments):
         show(**arguments)

@@ -116,7 +116,7 @@ def test_a_deferred_signal_comes_after_the_block(number):
 
 
 def record():
-    return stated(S.BandedToeplitz(np.array([1.0, 0.5])), SCHEME, 1.25)
+    return stated(S.BandedToeplitz(np.array([1.0, 0.5])), SCHEME)
 
 
 def test_a_result_is_kept_beside_what_appeared_meanwhile(tmp_path):
