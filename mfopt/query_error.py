@@ -150,7 +150,7 @@ def rmse(
     >>> round(float(found), 6)  # 2 √((1 + 2 + 3)/3)
     2.828427
     """
-    if not jax.config.jax_enable_x64 and any(
+    if jnp.result_type(float) != np.float64 and any(
         hasattr(leaf, "primal") for leaf in jax.tree.leaves((strategy, noise_multiplier))
     ):  # the way back runs outside of this function, in the width of the host program
         rule = "is differentiated, and JAX has no float64"
