@@ -27,9 +27,19 @@ class BMinSepLoss(PatternLoss):
     shared: SharedGaussianComponent | None = None  # a unit may not take part at all
     proven = staticmethod(separated_ceilings.ceilings)
 
+    def __init__(self, likelihood: Any, estimates: bool = False) -> None:
+        super().__init__(likelihood)
+        self._estimates = estimates
+
     @classmethod
     def estimated(cls, scaled: Any, /) -> Ceilings:
         return separated_ceilings.estimated(scaled)
+
+    def estimating(self) -> BMinSepLoss:
+        return BMinSepLoss(self.likelihood, estimates=True)
+
+    def ceilings(self, scaled: Any, common: float) -> Ceilings:
+        return self.estimated(scaled) if self._estimates else super().ceilings(scaled, common)
 
     def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
         if self._estimates:

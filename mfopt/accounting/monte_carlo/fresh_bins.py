@@ -34,9 +34,6 @@ class FreshBinsLoss(PatternLoss):
     proven = staticmethod(pattern_ceilings.ceilings)
     estimated = staticmethod(pattern_ceilings.estimated)
 
-    def estimating(self) -> FreshBinsLoss:
-        return self  # values exceed the estimated ceilings of few assignments, which leaves no mean
-
     @functools.cached_property
     def shared(self) -> SharedGaussianComponent | None:
         return pattern.shared(self.likelihood)

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +47,8 @@ class PatternLoss(LikelihoodLoss):
     worth = 0.0025
     glance = 1024
 
-    def __init__(self, likelihood: Any, estimates: bool = False) -> None:
-        self._likelihood, self._estimates = likelihood, estimates
+    def __init__(self, likelihood: Any) -> None:
+        self._likelihood = likelihood
 
     @property
     def likelihood(self) -> Any:
@@ -64,11 +64,8 @@ class PatternLoss(LikelihoodLoss):
         """Estimates of them, to choose by, where proofs take long: the proven ones by default."""
         return cls.proven(scaled)
 
-    def estimating(self) -> Self:
-        return type(self)(self._likelihood, estimates=True)
-
     def ceilings(self, scaled: PyTree, common: float) -> Ceilings:
-        return self.estimated(scaled) if self._estimates else self.proven(scaled)
+        return self.proven(scaled)
 
     @functools.cached_property
     def sensitivity(self) -> float:
