@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mfopt._runtime import _check
-from mfopt._runtime._types import PyTree
 from mfopt.accounting import bracket
 from mfopt.accounting.bound import DeterministicBound
 from mfopt.errors import FailureError
@@ -239,7 +238,7 @@ def _least(parts: Sequence[Any], question: str, *arguments: float) -> Guarantee:
     failures: list[str] = []
     size = operator.attrgetter(question)
 
-    def ask(part: PyTree, *arguments: Any) -> list[Guarantee]:
+    def ask(part: Any, *arguments: Any) -> list[Guarantee]:
         try:
             return [getattr(part, question)(*arguments)]
         except FailureError as failure:

@@ -332,11 +332,14 @@ def _beginnings(mechanism: Mechanism, points: int) -> Iterator[Mechanism]:
     if not scheme.prefix_closed:
         yield mechanism
         return
-    field = "epochs" if hasattr(scheme, "epochs") else "iterations"
     whole = getattr(scheme, "rethrow", 1)  # epochs that share an assignment end together
-    total = getattr(scheme, field) // whole
+    total = getattr(scheme, _length_field(scheme)) // whole
     for count in sorted({max(1, round(total * (k + 1) / points)) for k in range(points)}):
         yield beginning(mechanism, count * whole)
+
+
+def _length_field(scheme: Any) -> str:
+    return "epochs" if hasattr(scheme, "epochs") else "iterations"
 
 
 def beginning(mechanism: Mechanism, count: int) -> Mechanism:
@@ -347,8 +350,7 @@ def beginning(mechanism: Mechanism, count: int) -> Mechanism:
       count: of whole assignment rounds where bins are reassigned.
     """
     scheme: Any = mechanism.sampling
-    field = "epochs" if hasattr(scheme, "epochs") else "iterations"
-    shorter = dataclasses.replace(scheme, **{field: count})
+    shorter = dataclasses.replace(scheme, **{_length_field(scheme): count})
     begun = _beginning(mechanism.strategy, mechanism.iterations, shorter.iterations)
     return dataclasses.replace(mechanism, sampling=shorter, strategy=begun)
 
