@@ -496,3 +496,14 @@ def test_a_second_moment_knows_about_sigma(epsilon):
     assert (ends[0] - ends[1]) / 2e-4 == pytest.approx(
         placed.evaluation.gradient[0], rel=1e-3, abs=1e-6
     )
+
+
+@pytest.mark.ci
+def test_an_estimate_is_near_what_is_certified():
+    """Where the remove direction decides: a sample of it above its ceiling would drop out."""
+    mechanism = Mechanism(FreshBins(16, 2), BandedSquareRoot(2))
+    estimated, certified = (
+        account(mechanism, epsilon=4.0, delta=1e-5, seed=1, certify=certify).noise_multiplier
+        for certify in (False, True)
+    )
+    assert estimated == pytest.approx(certified, rel=0.01)
