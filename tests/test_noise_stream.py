@@ -154,14 +154,18 @@ def test_memory_and_draws_are_those_of_the_recursion():
     n = 2048
     for strategy, past, slots, draws in [
         (S.SquareRoot(), "regenerate", 0, (n + 1) / 2),
-        (S.SquareRoot(), "store", n, 1),
+        (S.SquareRoot(), "store", n - 1, 1),
         (S.Tree(), "auto", 11, 1),
-        (S.BandedInverseSquareRoot(4), "auto", 4, 1),
+        (S.BandedInverseSquareRoot(4), "auto", 3, 1),
         (S.BandedInverseSquareRoot(4), "regenerate", 0, 4 - 6 / n),
         (S.BandedSquareRoot(4), "auto", 3, 1),
     ]:
         recursion = choose(strategy, n, past)
         assert (recursion.slots, recursion.draws(n)) == (slots, pytest.approx(draws))
+        state = make(strategy, n, past=past).init(np.zeros(1, np.float32), seed=1)
+        assert [len(buffer) for buffer in state.buffers if buffer is not None] == [slots] * (
+            slots > 0
+        )
 
 
 @pytest.mark.parametrize("kind", ["banded-toeplitz", "blt", "sqrt", "banded-inverse-sqrt"])

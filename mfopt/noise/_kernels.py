@@ -74,19 +74,40 @@ def _ring(
     if buffer is None:
         return row[0] * draw(step), None
     slots = buffer.shape[0]
-    if not recursion.feedback:
-        # Stored first and read with the rest: a narrow buffer then rounds the draw itself, and
-        # XLA need not keep it in an array of its own or copy the buffer to overwrite a slot.
-        buffer = lax.dynamic_update_index_in_dim(
-            buffer, draw(step).astype(buffer.dtype), step % slots, 0
-        )
-        lag = (step - jnp.arange(slots)) % slots  # of the draw that each slot holds
-        return weighted_sum(row[lag], buffer), buffer
-    lag = 1 + (step - 1 - jnp.arange(slots)) % slots  # of the output that each slot holds
-    noise = once(lambda: row[0] * draw(step) + weighted_sum(row[lag], buffer), step)
-    return noise, lax.dynamic_update_index_in_dim(
-        buffer, noise.astype(buffer.dtype), step % slots, 0
+    lag = 1 + (step - 1 - jnp.arange(slots)) % slots  # of the output or draw that each slot holds
+    if recursion.feedback:
+        noise = once(lambda: row[0] * draw(step) + weighted_sum(row[lag], buffer), step)
+        return noise, _replaced(buffer, noise, step)
+    return _from_draws(
+        lambda drawn: row[0] * drawn + weighted_sum(row[lag], buffer), draw, step, buffer, dtype
     )
+
+
+def _from_draws(
+    output: Callable[[jax.Array], jax.Array],
+    draw: Draw,
+    step: Step,
+    buffer: jax.Array,
+    dtype: np.dtype,
+) -> tuple[jax.Array, jax.Array]:
+    """The ``output`` for the draw of this step, and the buffer with that draw.
+
+    What is kept is what is used now: a narrow buffer rounds the draw itself.
+    """
+
+    def both() -> tuple[jax.Array, jax.Array]:
+        kept = once(lambda: draw(step).astype(buffer.dtype), step)
+        return output(kept.astype(dtype)), kept
+
+    # together: the buffer is read before a slot of it is replaced, and need not be copied
+    noise, kept = once(both, step)
+    return noise, _replaced(buffer, kept, step)
+
+
+def _replaced(buffer: jax.Array, value: jax.Array, step: Step) -> jax.Array:
+    """The buffer with its oldest value replaced by that of this step."""
+    slot = step % buffer.shape[0]
+    return lax.dynamic_update_index_in_dim(buffer, value.astype(buffer.dtype), slot, 0)
 
 
 def _modal(
@@ -112,17 +133,15 @@ def _stored_rows(
 ) -> tuple[jax.Array, jax.Array]:
     weights = jnp.asarray(weights, dtype)
     slots = buffer.shape[0]
-    # what is stored is what is used now: a narrow buffer rounds the draw itself
-    buffer = lax.dynamic_update_index_in_dim(
-        buffer, draw(step).astype(buffer.dtype), step % slots, 0
-    )
 
     def term(lag: Step) -> jax.Array:
         past = lax.dynamic_index_in_dim(buffer, (step - lag) % slots, 0, keepdims=False)
         return weights[lag] * past.astype(dtype)
 
-    used = jnp.minimum(step + 1, slots)
-    return _summed(term, 0, used, jnp.zeros_like(buffer[0], dtype)), buffer
+    end = 1 + jnp.minimum(step, slots)
+    return _from_draws(
+        lambda drawn: _summed(term, 1, end, weights[0] * drawn), draw, step, buffer, dtype
+    )
 
 
 def _redrawn_rows(
@@ -155,18 +174,19 @@ def _summed(
     )
 
 
-def once(compute: Callable[[], jax.Array], step: Step) -> jax.Array:
-    """``compute()``, as an array in memory that its users read and do not compute again.
+def once(compute: Callable[[], Any], step: Step) -> Any:
+    """``compute()``, as arrays in memory that their users read and do not compute again.
 
     XLA on CPU drops optimization barriers before it fuses loops; what it cannot fuse into is a
     branch. Elsewhere a branch would make the host wait for its condition, and barriers last.
     """
 
-    def branch() -> jax.Array:
-        result = jax.eval_shape(compute)
-        return lax.cond(step >= 0, compute, lambda: jnp.full(result.shape, jnp.nan, result.dtype))
+    def branch() -> Any:
+        shapes = jax.eval_shape(compute)
+        never = jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), shapes)
+        return lax.cond(step >= 0, compute, lambda: never)
 
-    def barrier() -> jax.Array:
+    def barrier() -> Any:
         return lax.optimization_barrier(compute())
 
     return lax.platform_dependent(cpu=branch, default=barrier)

@@ -196,15 +196,13 @@ class OnDevice:
         row = _row(self._tables[0], step)
         if buffer is None:
             return white.mul_(row[0])
-        slots = len(buffer)
-        if isinstance(recursion, Ring) and recursion.feedback:
-            # slot k holds the output of lag 1 + (step - 1 - k) % slots
-            noise = _add_products(white.mul_(row[0]), buffer, row[1:].flip(0).roll(step))
-            buffer[step % slots].copy_(noise)
-            return noise
-        # slot k holds the draw of lag (step - k) % slots; 0 where there was none yet
-        buffer[step % slots].copy_(white)
-        return _add_products(white.zero_(), buffer, row[:slots].flip(0).roll(step + 1))
+        is_output = isinstance(recursion, Ring) and recursion.feedback
+        drawn = white.to(buffer.dtype)
+        noise = row[0] * (white if is_output else drawn.to(white.dtype))
+        # slot k holds the output or draw of lag 1 + (step - 1 - k) % slots; 0 before the first
+        _add_products(noise, buffer, row[1:].flip(0).roll(step))
+        buffer[step % len(buffer)].copy_(noise if is_output else drawn)
+        return noise
 
     def _draw(self, key: np.ndarray, step: int) -> torch.Tensor:
         """White noise: PyTorch's generator, seeded with 64 bits of a hash for each step."""

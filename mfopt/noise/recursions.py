@@ -54,8 +54,7 @@ class Ring(Recursion):
     Attributes:
       table: shape (1, b̂) for constant coefficients, (n, b̂) otherwise. ``table[t, 0]`` is the
         weight of z_t, ``table[t, k]`` that of the value of step t-k.
-      feedback: whether the last b̂ - 1 outputs are kept (banded C), or the last b̂ draws, the one
-        of this step among them (banded C⁻¹).
+      feedback: whether the last b̂ - 1 outputs are kept (banded C) or as many draws (banded C⁻¹).
     """
 
     table: np.ndarray
@@ -63,8 +62,7 @@ class Ring(Recursion):
 
     @property
     def slots(self) -> int:
-        bands = self.table.shape[1]
-        return bands - 1 if self.feedback or bands == 1 else bands
+        return self.table.shape[1] - 1
 
     def coefficients(self, step: Step) -> tuple[Array]:
         """(coefficients of step,), shape (b̂,)."""
@@ -135,7 +133,7 @@ class Rows(Recursion):
 
     @property
     def slots(self) -> int:
-        return self.window if self.store else 0
+        return self.window - 1 if self.store else 0
 
     def draws(self, n: int) -> float:
         past = np.minimum(np.arange(n), self.window - 1)

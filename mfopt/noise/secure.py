@@ -173,11 +173,7 @@ def advance(
         if buffer is not None:
             slots = buffer.shape[0]
             lag = 1 + (step - 1 - jnp.arange(slots)) % slots
-            is_held = lag <= step
-            if not (isinstance(recursion, Ring) and recursion.feedback):
-                is_held &= lag < slots  # the slot of this step still holds the oldest draw
-            weights = jnp.where(is_held, row[jnp.minimum(lag, len(row) - 1)], 0)
-            past = _kernels.weighted_sum(weights, buffer)
+            past = _kernels.weighted_sum(jnp.where(lag <= step, row[lag], 0), buffer)
         elif isinstance(recursion, Rows):
             oldest = jnp.minimum(step, recursion.window - 1)
             past = lax.fori_loop(
