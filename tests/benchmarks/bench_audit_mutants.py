@@ -1,6 +1,8 @@
 """Random faults in trainer, sampler and noise, each held against ``mfopt audit``.
 
-    python tests/benchmarks/bench_audit_mutants.py --count 20 --seed 0
+    python tests/benchmarks/bench_audit_mutants.py --count 20 --seed 0 --out FILE
+
+It stops after ``--minutes`` and goes on with what is in FILE when it is run again on the same tree.
 
 A seeded mutator changes one statement of the files below in one place: an operator, a comparison, a
 number, a truth value or a call. Each change is written into a copy of the package, and two runs are
@@ -22,6 +24,7 @@ import pickle
 import random
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,7 +207,11 @@ def save_accounts(folder: Path) -> None:
 
 
 bench = Bench(
-    __file__, __doc__, count=(20, "Faults to plant."), seed=(0, "Of the choice of the faults.")
+    __file__,
+    __doc__,
+    count=(20, "Faults to plant."),
+    seed=(0, "Of the choice of the faults."),
+    minutes=(10, "No fault is planted after so many."),
 )
 parser, main = bench.parser, bench.main
 
@@ -214,7 +221,10 @@ def caught(options: Options) -> dict[str, Any]:
     """Plant faults until there are as many as asked for; those that no audit finds are listed."""
     rng = random.Random(options.seed)
     kinds = ("caught", "survived", "rounding", "same", "error")
-    outcomes: dict[str, list[str]] = {name: [] for name in kinds}
+    nothing = {"seed": options.seed, **{name: [] for name in kinds}}
+    report = bench.earlier(nothing, "seed") | {"faults": options.count}
+    outcomes: dict[str, list[str]] = {name: report[name] for name in kinds}
+    earlier = [entry for entries in outcomes.values() for entry in entries]
     with tempfile.TemporaryDirectory() as index:
         project = copied(Path(index).resolve())
         folder = project / "audits"
@@ -227,11 +237,15 @@ def caught(options: Options) -> dict[str, Any]:
         by_file = {path: list(mutants(path, lines[path])) for path in FILES}
         drawn = set()
         while len(outcomes["caught"]) + len(outcomes["survived"]) < options.count:
+            if time.perf_counter() > bench.begun + 60 * options.minutes:
+                break
             path = rng.choice([path for path in FILES if by_file[path]])
             name, original, updated = rng.choice(by_file[path])
             if name in drawn:
                 continue
             drawn.add(name)
+            if any(entry == name or entry.startswith(f"{name}: ") for entry in earlier):
+                continue
             source = project / path
             text = source.read_text(encoding="utf-8")
             source.write_text(text.replace(original, updated), encoding="utf-8")
@@ -248,8 +262,8 @@ def caught(options: Options) -> dict[str, Any]:
                     outcome = change(steps, pickle.loads((folder / "steps.pickle").read_bytes()))
             outcomes[outcome].append(f"{name}: {why}" if why else name)
             print(f"{outcome:9} {outcomes[outcome][-1]}", flush=True)
-            bench.keep({"faults": options.count, **outcomes})
-    return {"faults": options.count, **outcomes}
+            bench.keep(report)
+    return report
 
 
 if __name__ == "__main__":
