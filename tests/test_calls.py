@@ -44,8 +44,6 @@ ONCE = [
     "optimize --epochs 2 --iters 4 --eps 2 --strategy identity --seed -1 --out NEW.npz",
     "account balls-in-bins --epochs 2 --iters 4 --eps 2 --delta 1e-5 --estimate --seed -1",
     "account fedavg --iters 8 --probability 0.1 --noise-multiplier 1e300 --delta 1e-5",
-    "generate MISSING --texts 0",
-    "generate MISSING --texts 1e300",
     "data build NEW --data stdlib --vocab-size 0",
     "audit FILE --canaries 1e23",
     "plot FILE --out 'new\nline.npz'",
@@ -64,7 +62,6 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, places):
     ("line", "said"),
     [
         ("train FILE --data MISSING --out NEW", "--data MISSING: holds no token store"),
-        ("generate FOLDER", "MODEL FOLDER: holds no config.json"),
         ("audit FOLDER", "RUN FOLDER: holds no config.toml"),
         ("optimize --epochs 2 --iters 4 --eps 2 --out FOLDER", "--out FOLDER: must end in"),
         ("certify FILE --out FOLDER", "--out FOLDER: must end in"),

@@ -75,7 +75,6 @@ SLOW = {
     "calibrate": ["sqrt.npz", "--eps=1", "--seed=1", "--certify-samples=1024", "--json"],
     "certify": ["sqrt.npz", "--eps=4", "--seed=1", "--json"],
     "compare": ["--epochs=2", "--iters=4", "--eps=2", "--include=dpsgd,banded", "--samples=256"],
-    "generate": ["store"],
     "noise": ["sqrt.npz", "--params=1000", "--json"],
     "verify": ["report.json"],
 }
@@ -311,18 +310,12 @@ def _stubbed(inputs, monkeypatch):
         show(settings, **arguments)
         return Audit(1.0, 1.0, 1.0, 3.0, 2.0, 1e-3, 2.5, confidence, canaries, 9, 9, 0.5, 0.5)
 
-    def drawn(model, begin, **arguments):
-        show(**arguments)
-        return begin
-
     def verified(facts, **arguments):
         show(**arguments)
         return Verification((), {}, ())
 
     for name, stub in {
         "training.audit.audit": audited,
-        "training.generation.generate": drawn,
-        "training.models.huggingface.load_pretrained": str,
         "training.verification.read": str,
         "training.verification.verify": verified,
         "training.wiring.account_of": lambda *_, **__: "an account",

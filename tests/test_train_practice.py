@@ -1,18 +1,14 @@
 """What practitioners bring: packed and saved data, models of their own; and what they look at."""
 
 import gzip
-import itertools
 import json
 import shutil
 from types import SimpleNamespace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from flax import nnx
 from mfopt_cli.commands.data import _source
-from mfopt_cli.commands.generate import command
 from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 from train_fixtures import synthetic_store
 from train_oracles import write_store
@@ -20,10 +16,8 @@ from train_oracles import write_store
 from mfopt.errors import UsageError
 from mfopt.training.data import sources, stdlib
 from mfopt.training.execute import _settled, execute
-from mfopt.training.generation import generate
-from mfopt.training.models import Model
+from mfopt.training.models.huggingface import load_pretrained
 from mfopt.training.prepare import preflight, prepare
-from mfopt.training.tokenizers import Tokenizer
 
 ROWS = [{"user": f"u{i % 3}", "text": f"words of {i}"} for i in range(50)]
 GIVEN = SimpleNamespace(kind="auto", user_column="user", text_column="text", records="file")
@@ -144,26 +138,6 @@ def test_adapters_have_their_layers_and_scale(data, tmp_path):  # noqa: F811
         prepare(settings_for(data, tmp_path / "run2", **adapted | {"lora_layers": "mlp"}))
 
 
-def test_text_is_drawn_from_the_model_s_distribution():
-    table = jnp.log(jnp.array([[0.1, 0.6, 0.3], [0.5, 0.25, 0.25], [0.2, 0.2, 0.6]]))
-    model = Model(
-        table,
-        lambda *_: 0.0,
-        logits=lambda params, _, tokens: params[tokens],
-        vocab_size=3,
-        max_length=4,
-    )
-    text = [0, *generate(model, [0], tokens=4000, seed=1)]
-    for token in range(3):
-        followers = np.bincount([b for a, b in itertools.pairwise(text) if a == token])
-        shares, chances = followers / followers.sum(), np.exp(np.asarray(table[token]))
-        assert np.all(np.abs(shares - chances) < 4 * np.sqrt(chances / followers.sum()))
-    assert list(generate(model, [0], tokens=4, temperature=0.0)) == [1, 0, 1, 0]
-    assert list(generate(model, [0], tokens=9, temperature=0.0, end=0)) == [1]
-    with pytest.raises(UsageError, match="prompt"):
-        next(generate(model, [3], tokens=1))
-
-
 @pytest.mark.parametrize(
     "text",
     ["1", "[]", "null", "", "{", "\xff", "[" * 10**5, '{"model_type": "gpt2", "n_layer": "x"}'],
@@ -174,24 +148,8 @@ def test_a_folder_with_another_json_is_refused_in_a_line(name, text, tmp_path):
     good = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps(good))
     (tmp_path / name).write_text(text, encoding="latin-1")
-    said = CliRunner().invoke(command, [str(tmp_path)], catch_exceptions=False)
-    assert said.exit_code == 2 and len(said.stderr.splitlines()) == 1 and not said.stdout
-
-
-@pytest.mark.release
-def test_a_run_s_model_is_looked_at(tmp_path):
-    tokenizer = Tokenizer.train(["ab ab abc " * 9], 257)
-    store = synthetic_store(num_users=20, vocab_size=257, tokenizer_digest=tokenizer.digest)
-    write_store(store, tmp_path / "data" / "train")
-    tokenizer.save(tmp_path / "data" / "tokenizer.json")
-    execute(prepare(settings_for(tmp_path / "data", tmp_path / "run", steps=1)))
-    said = CliRunner().invoke(
-        command,
-        [str(tmp_path / "run"), "--prompt=ab", "--texts=2", "--tokens=3", "--json"],
-        catch_exceptions=False,
-    )
-    texts = json.loads(said.stdout)
-    assert len(texts) == 2 and all(text.startswith("ab") for text in texts)
+    with pytest.raises(UsageError):
+        load_pretrained(tmp_path)
 
 
 @pytest.mark.release

@@ -30,7 +30,6 @@ COMMANDS: dict[str, str] = {
     "account": "(ε, δ) from σ, or σ from (ε, δ), for every mechanism with an accountant.",
     "data": "User data: build token stores from text, and describe them.",
     "train": "Fine-tune a language model with user-level differential privacy.",
-    "generate": "Generate texts with a trained model.",
     "verify": "Recompute the numbers of a run's privacy report.",
     "audit": "Attack the training loop with canaries: a lower bound on ε.",
 }

@@ -64,7 +64,6 @@ GOOD: dict[str, str] = {
     "data stats": "CORPUS",
     "train": "--epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config",
     "audit": "FILE --canaries 64 --seed 1",
-    "generate": "FOLDER --texts 1",
 }
 NUMBERS = (
     *shlex.split(
@@ -96,7 +95,6 @@ IMPORTED = (
     "mfopt.training.audit",
     "mfopt.training.data.build",
     "mfopt.training.execute",
-    "mfopt.training.generation",
     "mfopt.training.models.huggingface",
     "mfopt.training.verification",
 )
