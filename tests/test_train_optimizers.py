@@ -1,4 +1,4 @@
-"""Rates that fit the noise, a second moment freed of it, and means of iterates."""
+"""Rates that fit the noise, and a second moment freed of it."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,9 @@ from mfopt.errors import UsageError
 from mfopt.training.config import TrainConfig
 from mfopt.training.optimizers import (
     NOISE_MOVE,
-    averaged,
     corrected_adam,
     fitting_rate,
     make_optimizer,
-    released,
     schedule,
 )
 
@@ -134,17 +132,3 @@ def test_no_move_is_larger_than_the_estimate_allows():
     steps = np.abs(np.diff(np.vstack([np.zeros((1, 4000)), path]), axis=0))
     k = np.arange(1, 51)[:, None]
     assert np.all(steps <= 0.1 * np.abs(noise) * (k / 2) ** 0.25 * 1.001 + 1e-7)
-
-
-def test_the_mean_of_iterates_is_released_and_free():
-    gradients = np.random.default_rng(4).normal(size=(60, 4000)).astype(np.float32) - 0.05
-    plain, _ = moved(optax.sgd(0.1), gradients)
-    path, state = moved(averaged(optax.sgd(0.1), 0.9), gradients)
-    np.testing.assert_array_equal(plain, path)  # the moves are as before
-    mean = np.zeros(4000)
-    for t, row in enumerate(path):
-        mean += max(0.1, 9 / (t + 10)) * (row - mean)
-    np.testing.assert_allclose(released(PARAMS, state)["w"], mean, rtol=1e-4, atol=1e-5)
-    assert released(PARAMS, optax.sgd(0.1).init(PARAMS)) is PARAMS
-    # the noise in it is less than in the last iterate
-    assert np.std(mean) < 0.95 * np.std(path[-1])

@@ -67,7 +67,6 @@ class Runs:
     """Runs of one setting."""
 
     def __init__(self, config: TrainConfig) -> None:
-        assert not config.average
         prepared = prepare(dataclasses.replace(config, selection="random", learning_rate=1.0))
         prepared.close()
         self.prepared: Prepared = prepared

@@ -47,6 +47,7 @@ _REMOVED: dict[str, tuple[str, Any, bool]] = {
     "model_seed": ("model", 0, True),
     "lora_alpha": ("model", 0.0, True),
     "pretrain_batch": ("pretraining", 16, True),
+    "average": ("optimizer", 0.0, True),
     "sweep_rates": ("optimizer", "", True),
     "estimator": ("federated", "fixed", False),
     "sign_key": ("run", "", False),
@@ -110,7 +111,7 @@ _CHECKS: dict[Callable[[str, Any], Any], str] = {
     _check.single: "pretrain_rate local_rate clip_norm",
     _single_or_0: "normalizer learning_rate noise_move validation_bound",
     _check.non_negative: "epsilon delta",
-    _below_1: "delta momentum average",
+    _below_1: "delta momentum",
     functools.partial(_check.probability, closed=True): "public_overlap",
     _seed: "seed",
 }
@@ -207,9 +208,6 @@ class TrainConfig:
         choices=SCHEDULES,
     )
     momentum: float = _optimizer(0.9, "Momentum coefficient (momentum).")
-    average: float = _optimizer(
-        0.0, "Decay of an exponential mean of the parameters, released in their place; 0: none."
-    )
     model: str = _model(
         "",
         "Local Hugging Face folder of a GPT-2, Llama, Mistral, Qwen, Gemma, Phi 3, OLMo 2, SmolLM "

@@ -26,7 +26,6 @@ from mfopt.training.folder import CHECKPOINTS, REPORT, mark_used
 from mfopt.training.loop import TrainState
 from mfopt.training.metrics import Evaluator, HeldOutLoss
 from mfopt.training.models.huggingface import export_model
-from mfopt.training.optimizers import released
 from mfopt.training.prepare import Prepared
 
 HELD_OUT = ("held-out-users", "held-out-records")
@@ -184,7 +183,7 @@ def _settled(history: list[float], patience: int) -> bool:
 
 def _finish(prepared: Prepared, state: TrainState) -> dict[str, Any] | None:
     """Write the report and the model of a run at ``state``; return the report."""
-    params = meshes.gather(prepared.mesh, released(state.params, state.optimizer))
+    params = meshes.gather(prepared.mesh, state.params)
     folder, report = prepared.folder, _write_report(prepared, int(state.step))
     if jax.process_index() != 0:
         return report
@@ -220,7 +219,7 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
         return jnp.all(jnp.stack([*finite, jnp.isfinite(loss)]))
 
     def healthy(state: TrainState) -> bool:
-        return bool(sound(released(state.params, state.optimizer), evaluator.frozen))
+        return bool(sound(state.params, evaluator.frozen))
 
     validation = prepared.validation
 
@@ -234,13 +233,11 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
         losses = {part: loss(state, part) for part in shown if config.private_metrics}
         step = int(state.step)
         if validation is not None and step in validation.steps:
-            params = released(state.params, state.optimizer)
-            losses[VALIDATION] = HeldOutLoss(validation.loss(evaluator, params, step), 0)
+            losses[VALIDATION] = HeldOutLoss(validation.loss(evaluator, state.params, step), 0)
         return losses
 
     def loss(state: TrainState, part: str) -> HeldOutLoss:
-        params = released(state.params, state.optimizer)
-        return evaluator(params, prepared.parts[part], config.evaluate_records)
+        return evaluator(state.params, prepared.parts[part], config.evaluate_records)
 
     return evaluate, lambda state: loss(state, "public").loss, healthy
 

@@ -59,8 +59,7 @@ def make_optimizer(
         "adam": lambda: optax.adam(learning_rate),
         "adam-bc": lambda: corrected_adam(learning_rate, variance),
     }
-    optimizer = makers[settings.optimizer]()
-    return averaged(optimizer, settings.average) if settings.average else optimizer
+    return makers[settings.optimizer]()
 
 
 def fitting_rate(
@@ -163,37 +162,3 @@ def corrected_adam(
         return moved, CorrectedState(step, mean, square, noise)
 
     return optax.GradientTransformation(init, update)
-
-
-class AveragedState(NamedTuple):
-    """State of :func:`averaged`: the optimizer's own, and the ``mean`` of the parameters so far."""
-
-    inner: Any
-    count: Any
-    mean: Any
-
-
-def averaged(optimizer: optax.GradientTransformation, decay: float) -> optax.GradientTransformation:
-    """``optimizer``, and an exponential mean of the parameters that it makes.
-
-    Post-processing, so free; it averages noise away. The weight of a new iterate is
-    max(1 - decay, 9 / (t + 10)), so that the first steps are forgotten at once.
-    """
-
-    def init(params: PyTree) -> AveragedState:
-        copy = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
-        return AveragedState(optimizer.init(params), jnp.int32(0), copy)
-
-    def update(updates: PyTree, state: AveragedState, params: PyTree = None) -> tuple[Any, Any]:
-        moved, inner = optimizer.update(updates, state.inner, params)
-        fresh = jnp.maximum(1 - decay, 9 / (state.count + 10))
-        moved_params = optax.apply_updates(params, moved)
-        mean = jax.tree.map(lambda old, new: old + fresh * (new - old), state.mean, moved_params)
-        return moved, AveragedState(inner, state.count + 1, mean)
-
-    return optax.GradientTransformation(init, update)
-
-
-def released(params: PyTree, optimizer_state: Any) -> Any:
-    """The parameters to evaluate and to export: the mean of the iterates where one is kept."""
-    return optimizer_state.mean if isinstance(optimizer_state, AveragedState) else params

@@ -103,7 +103,7 @@ class RunCost:
         noise, clipping = self.execution.noise, self.execution.clipping
         trained, frozen, rows = self.work.trained, self.work.frozen, self.execution.units.records
         slots = 0 if noise is None else noise.recursion.slots * noise.buffer_dtype.itemsize / 4
-        moments = _MOMENTS.get(self.config.optimizer, 2) + bool(self.config.average)
+        moments = _MOMENTS.get(self.config.optimizer, 2)
         state = trained * (1 + moments + slots)
         formed = trained if microbatch == 1 else self.work.formed(rows)
         if isinstance(clipping, FedAvg):  # update, its model, gradient, and the next
