@@ -121,6 +121,17 @@ def test_a_build_against_a_loop(tmp_path, tokenizer):
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
 
 
+def test_private_text_given_as_public_is_refused(tmp_path, tokenizer):
+    rows = [{"user": f"u{i}", "text": f"{i} of the {i * i} many words " * 9} for i in range(9)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = JsonLines([tmp_path / "rows.jsonl"], "user", "text")
+    with pytest.raises(UsageError, match=r"9 copies.: of private records among 9"):
+        build(source, tmp_path / "out", tokenizer=tokenizer, public=source)
+    options = Options(public_overlap=1.0)
+    report = build(source, tmp_path / "out", tokenizer=tokenizer, public=source, options=options)
+    assert report["overlap"]["copies"] == 9
+
+
 def test_refusals_before_any_work(tmp_path, tokenizer):
     data = write_rows(tmp_path / "rows.jsonl")
     source = JsonLines([data], "user", "text")

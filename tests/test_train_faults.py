@@ -113,16 +113,7 @@ def test_private_records_are_found_in_a_public_part():
         refuse_copies(stores[0], stores)
 
 
-def test_private_data_given_as_public_is_not_pretrained_on(tmp_path):
-    store = synthetic_store(num_users=30, max_length=40)
-    write_store(store, tmp_path / "data" / "train")
-    public = synthetic_store(num_users=30, max_length=40, public=True)
-    write_store(public, tmp_path / "data" / "public")
-    settings = settings_for(
-        tmp_path / "data", tmp_path / "run", pretrain_steps=1, public_overlap=0.1
-    )
-    with pytest.raises(UsageError, match="of private records among"):
-        prepare(settings)
+def test_a_part_that_is_not_marked_as_public_is_not_pretrained_on(tmp_path):
     unmarked = synthetic_store(num_users=30, seed=5)
     write_store(synthetic_store(num_users=30), tmp_path / "unmarked" / "train")
     write_store(unmarked, tmp_path / "unmarked" / "public")

@@ -45,7 +45,6 @@ SMALL = {
     "tensorboard": False,
     "learning_rate": 0.01,
     "long_records": "cut",
-    "public_overlap": 1.0,  # walks on one ring are alike
 }
 POISSON = {"sampling": "poisson:probability=0.3,iterations=6", "epsilon": 8.0, "delta": 1e-4}
 

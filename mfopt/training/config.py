@@ -39,6 +39,7 @@ _MADE_BY = "The file comes from `mfopt optimize`."
 # and whether it counts in the fingerprint of a run
 _REMOVED: dict[str, tuple[str, Any, bool]] = {
     "trust": ("privacy", False, False),
+    "public_overlap": ("data", 0.1, False),
     "delta_share": ("privacy", 0.1, True),
     "warmup": ("optimizer", 0, True),
     "beta1": ("optimizer", 0.9, True),
@@ -112,7 +113,6 @@ _CHECKS: dict[Callable[[str, Any], Any], str] = {
     _single_or_0: "normalizer learning_rate noise_move validation_bound",
     _check.non_negative: "epsilon delta",
     _below_1: "delta momentum",
-    functools.partial(_check.probability, closed=True): "public_overlap",
     _seed: "seed",
 }
 
@@ -162,9 +162,6 @@ class TrainConfig:
     )
     skip_bad: bool = _data(
         False, "Skip lines that are no record even if they are more than 1% of the file.", run=True
-    )
-    public_overlap: float = _data(
-        0.1, "Largest share of public tokens in copies of private records.", run=True
     )
     algorithm: str = _algorithm(
         "uls",

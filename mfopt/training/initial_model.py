@@ -25,7 +25,7 @@ from mfopt.training import mesh as meshes
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import NoClipping
 from mfopt.training.config import TrainConfig
-from mfopt.training.data import TokenStore, overlap
+from mfopt.training.data import TokenStore
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.models.decoder import LoRAConfig
@@ -170,8 +170,6 @@ def _pretrained(
     public, record = parts["public"], target / "pretraining.json"
     base = _gpt2(config, public.vocab_size, config.model)
     base.check_fits(public.vocab_size, config.length)
-    private = [store for name, store in parts.items() if name != "public"]
-    overlap.refuse_copies(public, private, config.public_overlap)
     facts = {name: getattr(config, name) for name in _PRETRAINED_BY}
     facts |= {"model_seed": _SEED, "pretrain_batch": PRETRAIN_BATCH, "data": public.digest}
     facts["model"] = digest_of(base.params)
