@@ -16,7 +16,6 @@ from mfopt.accounting.loss_distribution.assignment import BinAssignment
 from mfopt.accounting.loss_distribution.exchange import PublicMixture
 from mfopt.accounting.loss_distribution.mixture import Resolution
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
-from mfopt.accounting.loss_distribution.stages import Steps
 from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.errors import FailureError
@@ -116,8 +115,9 @@ def test_rounds_without_a_lower_bound_say_so():
         (coin, "truncated batches"),
         (BinAssignment(4), "assignments to bins"),
     ):
+        cut = Resolution(0.1, -50.0, (-1.0, 1.0))
         with pytest.raises(FailureError, match=f"no lower bound is known for {phrase}"):
-            one_round.cells_below(1.0, Steps(1e-3), Resolution(0.1, -50.0, (-1.0, 1.0)), add=True)
+            one_round.discretize_below(1.0, 1e-3, cut, add=True, rounds=1)
 
 
 def test_so_little_noise_that_bins_are_told_apart_is_accounted_without_amplification():

@@ -31,7 +31,6 @@ from mfopt.accounting.loss_distribution.rounds import (
     largest_epsilon,
     smallest_epsilon,
 )
-from mfopt.accounting.loss_distribution.stages import Steps
 from mfopt.accounting.monte_carlo import composition, protocol
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee, reported_delta
@@ -226,7 +225,7 @@ def _discretized(
     """
     share /= len(parts)
     grids = [
-        Grid.plan(law, epsilon, share, part.mixture.components, below=below)
+        Grid.plan(law, epsilon, share, part.mixture.components)
         for law, (part, _) in zip(laws, parts, strict=True)
     ]
     step = min(grid.step for grid in grids)
@@ -235,11 +234,10 @@ def _discretized(
         mixture = part.mixture
         if below:
             cut = Resolution(grid.spacing, tail, (grid.least, grid.largest))
-            cells = mixture.cells_below(sigma, Steps(step), cut, add=law.add)
-            discretized.append((cells.balanced(step, part.rounds).on(step), part.rounds))
+            single = mixture.discretize_below(sigma, step, cut, add=law.add, rounds=part.rounds)
         else:
-            cut = Resolution(grid.spacing, tail)
-            discretized.append((mixture.discretize(sigma, step, cut), part.rounds))
+            single = mixture.discretize(sigma, step, Resolution(grid.spacing, tail))
+        discretized.append((single, part.rounds))
     return Composition(tuple(discretized))
 
 

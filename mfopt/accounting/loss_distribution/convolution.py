@@ -17,7 +17,11 @@ import numpy as np
 import scipy
 
 from mfopt._runtime import _check
-from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW
+from mfopt.accounting.loss_distribution.distribution import (
+    LARGEST_WINDOW,
+    MASS_ACCURACY,
+    LossDistribution,
+)
 from mfopt.accounting.loss_distribution.tilting import (
     LOG_WINDOW_TAIL,
     Tilting,
@@ -38,13 +42,10 @@ class Composition(Tilting):
     """Rounds that compose, possibly of several kinds, on one grid; one direction.
 
     Attributes:
-      parts: (distribution of one round, number of rounds), all with the same ``step``; a round may
-        be a :class:`~.stages.RoundsBlock` of them, which has no other direction.
-      stages: the :class:`~.stages.Stages` that rounds of one kind are composed in, if any.
+      parts: (distribution of one round, number of rounds), all with the same ``step``.
     """
 
-    parts: tuple[tuple[Any, int], ...]
-    stages: Any = None
+    parts: tuple[tuple[LossDistribution, int], ...]
 
     def __post_init__(self) -> None:
         if len({part.step for part, _ in self.parts}) != 1:
@@ -84,9 +85,6 @@ class Composition(Tilting):
           extended: whether to transform in the processor's widest floats, for some four times as
             long.
         """
-        if self.stages:  # on the coarse grid
-            ((single, rounds),) = self.parts
-            return self.stages.compose(single, rounds, tilt, extended=extended)
         like = like or self
         base = self.log_moment(tilt)
         _, variance = self.tilted_moments(tilt)
@@ -105,7 +103,6 @@ class Composition(Tilting):
         # Wrapping one round into the window commutes with cyclic convolution.
         spectrum: np.ndarray | None = None
         rounds = shift = 0
-        inexactness = allowance = 0.0  # what the parts' own laws may be off by
         for part, count in self.parts:
             wrapped = np.bincount((part.index - part.index[0]) % size, tilted(part, tilt), size)
             if extended:
@@ -114,8 +111,6 @@ class Composition(Tilting):
             spectrum = power if spectrum is None else np.multiply(spectrum, power, out=spectrum)
             shift += int(part.index[0]) * count
             rounds += count
-            inexactness += count * part.rounding
-            allowance += count * part.allowance
         assert spectrum is not None
         # rounding of the transform and of the power, as an l1 distance of the tilted law
         size_of = np.abs(spectrum).astype(np.float64)
@@ -123,7 +118,6 @@ class Composition(Tilting):
         power_norm = math.sqrt(2 * float(np.sum(size_of ** (2 - 2 / max(rounds, 1)))))
         precision = _EXTENDED_EPS if extended else _EPS
         rounding = 2 * precision * (rounds + 1) * (math.log2(size) + 4) * power_norm
-        rounding += math.expm1(min(inexactness, 100.0))
         law = scipy.fft.irfft(spectrum, size, overwrite_x=True).astype(np.float64, copy=False)
         del spectrum, size_of
         # law[k] is the mass of all losses step * (shift + k + m size); place them from start on
@@ -145,7 +139,7 @@ class Composition(Tilting):
             infinite=self.infinite,
             infinite_q=_chance_of_any((part.infinite_q, count) for part, count in self.parts),
             rounding=rounding,
-            allowance=allowance,
+            allowance=rounds * MASS_ACCURACY,
             largest=highest,
         )
 

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import math
 import sys
-from typing import ClassVar
 
 import numpy as np
 import scipy
@@ -25,6 +24,7 @@ LARGEST_WINDOW = 1 << 23
 MASS_ACCURACY = 1e-13  # relative, of one round; counted once a round on the private side
 # Masses below this are no longer accurate (close to the smallest normal float).
 _FAINT = 1e-290
+_UNSEEN = 1e-8  # share of all outcomes that may be dropped without showing in a lower bound
 _SHIFTS = (1e-3, 1 / 64, 1 / 8, 7 / 16)  # of a grid, at which it is tried
 _MENDED = 0.1  # share of what was dropped at first that is worth no more search
 _LARGE = 1e4  # the largest factor in a recursion's composed steps
@@ -53,9 +53,6 @@ class LossDistribution:
     reverse_infinite: float
     offset: float = 0.0
     infinite_q: float = 0.0
-    # relative accuracy of the masses, and their l1 distance from the truth where they are tilted
-    allowance: ClassVar[float] = MASS_ACCURACY
-    rounding: ClassVar[float] = 0.0
 
     @property
     def losses(self) -> np.ndarray:
@@ -116,7 +113,7 @@ def from_cells(
 
 
 def from_below(
-    step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: float = 0.0
+    step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: float = 0.0, rounds: int = 1
 ) -> LossDistribution:
     """A discrete pair on the grid that (P, Q) dominates: the other end of the bracket.
 
@@ -129,10 +126,12 @@ def from_below(
     Args:
       step: grid spacing.
       mass_p, mass_q: shape (J,), P- and Q-mass of the cells.
-      offset: a point of the grid.
+      offset: a point of the grid, or of one that loses more to it.
+      rounds: compositions that are to lose little.
     """
     # a Q-mass below all floats is not none: at a large ε it counts for more than P's
     top_p, top_q = float(mass_p[-1]), max(float(mass_q[-1]), sys.float_info.min)
+    offset = balanced_grid(step, mass_p, mass_q, offset, _UNSEEN / rounds)
     mass, _, loss = _known(mass_p[:-1], mass_q[:-1])
     start, total, _ = _shared(step, mass, loss, offset)
     kept = np.flatnonzero(total > _FAINT)

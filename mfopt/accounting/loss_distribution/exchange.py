@@ -38,7 +38,6 @@ import scipy
 from mfopt.accounting import solve
 from mfopt.accounting.loss_distribution import LossDistribution, distribution
 from mfopt.accounting.loss_distribution.mixture import Nodes, Resolution, Round, reach
-from mfopt.accounting.loss_distribution.stages import Cells, Steps
 
 _MOST_CELLS = 500_000
 _NODES = 0.05  # spacing of the nodes for planning, in noise standard deviations
@@ -211,9 +210,15 @@ class ReplacementRound(Round):
         mass_q = np.concatenate([down_q, [untouched], up_q])
         return distribution.from_cells(step, np.maximum.accumulate(loss), mass_p, mass_q)
 
-    def cells_below(
-        self, noise_multiplier: float, steps: Steps, resolution: Resolution, *, add: bool
-    ) -> Cells:
+    def discretize_below(
+        self,
+        noise_multiplier: float,
+        step: float,
+        resolution: Resolution,
+        *,
+        add: bool,
+        rounds: int,
+    ) -> LossDistribution:
         # of one of the two pairs alone, which some data attain; all losses are resolved
         pair = self.add if add else self.remove
         lowest = len(pair.chances) * min(pair.without, 0)
@@ -222,7 +227,8 @@ class ReplacementRound(Round):
         cells = math.ceil(min((high - low) / resolution.spacing, 2 * _MOST_CELLS))
         borders = np.concatenate([[-math.inf], np.linspace(low, high, cells + 1), [math.inf]])
         mass_p, mass_q = pair.masses(borders, noise_multiplier)
-        return Cells(mass_p, mass_q, distribution.balanced_loss(steps.fine, mass_p, mass_q))
+        centre = distribution.balanced_loss(step, mass_p, mass_q)
+        return distribution.from_below(step, mass_p, mass_q, centre, rounds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,14 +20,12 @@ import scipy
 
 from mfopt.accounting import solve
 from mfopt.accounting.loss_distribution.mixture import Round
-from mfopt.accounting.loss_distribution.stages import Stages
 from mfopt.accounting.loss_distribution.tilting import Tilting, dot, log_sum_exp, tilted
 
 _NODES = 0.05  # spacing of the nodes of x, in noise standard deviations
-_MOST_POINTS = 1 << 21  # of the composed window
+_MOST_POINTS = 1 << 22  # of the composed window
 _MOST_CELLS = 1 << 18  # of one round, fewer for many sensitivities
 _MOST_MASSES = 1 << 25
-_FEW, _MANY = 1 << 16, 1 << 10  # points and rounds from which two stages may be worth it
 _LEAST = 1e-4  # smaller ε are computed to the absolute accuracy that this one has
 _ROUNDING = 1e-12  # of the loss, relative to its largest value: no grid is finer
 
@@ -166,7 +164,6 @@ class Grid:
       least, largest: losses log P/Q beyond are split over these and infinite ones, which changes
         nothing at ε: they decide alone.
       tilt: θ of the composition.
-      stages: the two grids that take fewer points than this one, where there are such.
     """
 
     step: float
@@ -174,12 +171,9 @@ class Grid:
     least: float
     largest: float
     tilt: float
-    stages: Stages | None = None
 
     @classmethod
-    def plan(
-        cls, law: Law, epsilon: float, accuracy: float, sensitivities: int, *, below: bool = False
-    ) -> Grid:
+    def plan(cls, law: Law, epsilon: float, accuracy: float, sensitivities: int) -> Grid:
         """The coarsest grid that raises ε by no more than ``accuracy`` times ε; ``law`` is at ε.
 
         Args:
@@ -187,7 +181,6 @@ class Grid:
           epsilon: where the profile is wanted.
           accuracy: relative rise of ε that the grid may cost.
           sensitivities: components of the mixture: what a finer grid costs.
-          below: whether a lower bound is wanted.
         """
         tilt = law.tilt_for_epsilon(epsilon)
         deviation = math.sqrt(max(law.tilted_moments(tilt)[1], 0.0))
@@ -213,7 +206,7 @@ class Grid:
         most_cells = min(_MOST_CELLS, _MOST_MASSES // max(sensitivities, 1))
         spacing = max(spacing, span / most_cells)
         ends = (-largest, -smallest) if law.add else (smallest, largest)
-        return cls(step, spacing, *ends, tilt, _stages(law, tilt, rise, window, step, below))
+        return cls(step, spacing, *ends, tilt)
 
 
 def near(accuracy: float, deviations: float) -> float:
@@ -223,63 +216,6 @@ def near(accuracy: float, deviations: float) -> float:
     which is at most (5 + t²)/2; it begins at t ``deviations``.
     """
     return 100 * accuracy / (5 + deviations**2)
-
-
-def _stages(
-    law: Law, tilt: float, rise: float, window: float, step: float, below: bool
-) -> Stages | None:
-    """The two grids that together take the fewest points, if one of spacing ``step`` takes many.
-
-    ``rise`` is that of ε which grids may cost, ``window`` that of the sum.
-    """
-    best, stages = window / step / 2, None
-    if best < _FEW or law.rounds < _MANY:
-        return None
-    allowed = 0.4 * 2 * rise / (1 + tilt)  # for each stage
-    fine = _ROUNDING * float(law.losses[-1] - law.losses[0])
-    fine = _shrink(step, fine, allowed, lambda h: law.added(tilt, h, 0.0)[0])
-    for small, outside, part in ((math.inf, 0.0, law), _small(law, tilt, rise)):
-        # from below as many rounds are left out as may have a large loss: only where one grid is
-        # not affordable
-        costly = window / step > 0.6 * _MOST_POINTS and outside < law.rounds / 256 - 64
-        if below and math.isfinite(small) and (stages or not costly):
-            continue
-        block = 16
-        while block <= law.rounds // 2:
-            within = dataclasses.replace(part, rounds=block)
-            points = (within.chernoff(tilt, +1) - within.chernoff(tilt, -1)) / fine
-            coarse = math.sqrt(5 * allowed / (law.rounds / block + outside))
-            ratio = int(min(coarse, window / 16, 0.5 / (1 + tilt)) / fine)
-            if ratio > 1 and points + window / (ratio * fine) < best:
-                best = points + window / (ratio * fine)
-                stages = Stages(fine, ratio, block, small)
-            if points > best:
-                break
-            block *= 4
-    return stages
-
-
-def _small(law: Law, tilt: float, rise: float) -> tuple[float, float, Law]:
-    """Losses (all up to a size, the number of larger ones) that may differ from the others.
-
-    To draw small losses where there is a large one, too, raises log δ by no more than a tenth of
-    what the grids may.
-    """
-    weight = tilted(law, tilt)
-    order = np.argsort(-np.abs(law.losses))
-    larger = np.cumsum(weight[order])
-    total = max(abs(law.log_moment(tilt)), 1e-300)
-    allowance = 0.1 * max(tilt, 1e-9) * rise / total
-    cut = int(np.searchsorted(larger, min(allowance, 0.01)))
-    is_small = np.abs(law.losses) <= abs(law.losses[order[cut]])
-    part = dataclasses.replace(
-        law,
-        losses=law.losses[is_small],
-        log_mass=law.log_mass[is_small],
-        slopes=law.slopes[is_small],
-        known={},
-    )
-    return float(abs(law.losses[order[cut]])), law.rounds * float(larger[cut]), part
 
 
 def _shrink(value: float, finest: float, target: float, error_of) -> float:  # type: ignore[no-untyped-def]

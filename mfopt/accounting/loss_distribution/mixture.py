@@ -22,7 +22,6 @@ from mfopt._runtime import _sizes
 from mfopt.accounting import solve
 from mfopt.accounting.loss_distribution import distribution
 from mfopt.accounting.loss_distribution.distribution import MASS_ACCURACY, LossDistribution
-from mfopt.accounting.loss_distribution.stages import Cells, Steps
 from mfopt.errors import FailureError
 
 Nodes = tuple[np.ndarray, np.ndarray, np.ndarray]  # loss, log Q-mass and slope, each (N,)
@@ -129,15 +128,21 @@ class Round(abc.ABC):
     ) -> LossDistribution:
         """A pair that dominates the round on a grid of ``step``, by cells of x; σ in clip norms."""
 
-    def cells_below(
-        self, noise_multiplier: float, steps: Steps, resolution: Resolution, *, add: bool
-    ) -> Cells:
-        """Cells of a pair that the round dominates, for lower bounds in one direction.
+    def discretize_below(
+        self,
+        noise_multiplier: float,
+        step: float,
+        resolution: Resolution,
+        *,
+        add: bool,
+        rounds: int,
+    ) -> LossDistribution:
+        """A pair on a grid that the round dominates, for lower bounds in one direction.
 
         Args:
-          noise_multiplier, steps: σ, in clip norms, and spacings of the grids of losses.
-          resolution: cells of x.
+          noise_multiplier, step, resolution: as for :meth:`discretize`.
           add: whether the direction is that of adding a unit.
+          rounds: compositions that are to lose little.
 
         Raises:
           FailureError: no lower bound is known.
@@ -312,22 +317,30 @@ class Mixture(Round):
         result = distribution.from_cells(step, loss, mass_p, mass_q)
         return dataclasses.replace(result, infinite=result.infinite + mixture.missing)
 
-    def cells_below(
-        self, noise_multiplier: float, steps: Steps, resolution: Resolution, *, add: bool
-    ) -> Cells:
-        # they end where the loss is a grid point
+    def discretize_below(
+        self,
+        noise_multiplier: float,
+        step: float,
+        resolution: Resolution,
+        *,
+        add: bool,
+        rounds: int,
+    ) -> LossDistribution:
+        # cells end where the loss is a grid point
         mixture = self.cut(resolution.log_tail)
         borders = mixture.borders(noise_multiplier, resolution)
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
         loss = mixture.loss(borders[1:-1], noise_multiplier)
-        centre = distribution.balanced_loss(steps.fine, mass_p, mass_q)
+        centre = distribution.balanced_loss(step, mass_p, mass_q)
         # the grid passes through the centre
-        z = np.interp(steps.points(loss[0], loss[-1], centre), loss, borders[1:-1])
+        ends = math.ceil((loss[0] - centre) / step), math.floor((loss[-1] - centre) / step)
+        points = centre + step * np.arange(ends[0], ends[1] + 1)
+        z = np.interp(points, loss, borders[1:-1])
         borders = np.concatenate([[-math.inf], np.unique(z), [math.inf]])
         mass_p, mass_q = mixture.masses(noise_multiplier, borders)
         if add:
-            return Cells(mass_q[::-1], mass_p[::-1], -centre)
-        return Cells(mass_p, mass_q, centre)
+            mass_p, mass_q, centre = mass_q[::-1], mass_p[::-1], -centre
+        return distribution.from_below(step, mass_p, mass_q, centre, rounds)
 
     def borders(self, noise_multiplier: float, resolution: Resolution) -> np.ndarray:
         """Borders of cells of z, shape (J + 1,), the first and the last infinite."""

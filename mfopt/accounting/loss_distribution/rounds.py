@@ -19,7 +19,6 @@ from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law
 from mfopt.accounting.loss_distribution.mixture import Resolution, Round
-from mfopt.accounting.loss_distribution.stages import Steps
 from mfopt.accounting.profile import Direction, Profile
 from mfopt.errors import FailureError
 
@@ -249,12 +248,10 @@ class RoundsProfile(Profile):
     def _on(
         self, grid: Grid, step: float, epsilon: float, log_delta: float, law: Law
     ) -> tuple[Composition, ComposedLosses]:
-        stages = grid.stages if step == grid.step else None
         resolution = Resolution(grid.spacing, self._log_tail(log_delta), (grid.least, grid.largest))
-        fine = stages.fine if stages else step
-        part = self.mixture.discretize(self.noise_multiplier, fine, resolution)
+        part = self.mixture.discretize(self.noise_multiplier, step, resolution)
         part = part.reverse() if law.add else part
-        composition = Composition(((part, self.rounds),), stages)
+        composition = Composition(((part, self.rounds),))
         mean, variance = composition.tilted_moments(grid.tilt)
         # a grid that is coarse against the losses may have another saddle point
         close = abs(mean - epsilon) <= 2 * math.sqrt(variance)
@@ -276,16 +273,11 @@ class RoundsProfile(Profile):
     def _below(self, epsilon: float, law: Law, log_delta: float) -> ComposedLosses:
         """Composed losses that the rounds dominate, in the direction of ``law``."""
         law = law.at(epsilon)
-        grid = Grid.plan(law, epsilon, self.accuracy, self.mixture.components, below=True)
-        steps = grid.stages.steps if grid.stages else Steps(grid.step)
+        grid = Grid.plan(law, epsilon, self.accuracy, self.mixture.components)
         resolution = Resolution(grid.spacing, self._log_tail(log_delta), (grid.least, grid.largest))
-        cells = self.mixture.cells_below(self.noise_multiplier, steps, resolution, add=law.add)
-        if grid.stages:
-            composed = grid.stages.compose_below(cells, self.rounds, grid.tilt)
-            if self._blurred(composed, epsilon):
-                composed = grid.stages.compose_below(cells, self.rounds, grid.tilt, extended=True)
-            return composed
-        part = cells.balanced(steps.fine, self.rounds).on(steps.fine)
+        part = self.mixture.discretize_below(
+            self.noise_multiplier, grid.step, resolution, add=law.add, rounds=self.rounds
+        )
         return self._convolve(Composition(((part, self.rounds),)), grid.tilt, epsilon)
 
 
