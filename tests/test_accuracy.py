@@ -1,6 +1,8 @@
 """The accuracy bench: clipping against per-example gradients, sampling, and the grid of rates."""
 
 import csv
+import re
+from pathlib import Path
 
 import accuracy_all
 import accuracy_runs as runs
@@ -75,6 +77,24 @@ def test_the_best_rate_is_inside_the_grid_and_noise_costs_loss():
     assert best.mean < min(values[0, 0].mean() for values in beside.values())
     assert best.mean < 0.02  # of the optimum's 0, from 1.0 at the start
     assert runs.scores(noisy, "least-squares", "sgd", ["linear"], 2)[cell].mean > best.mean
+
+
+def test_the_readme_counts_the_cells_of_the_page():
+    def counted(name):
+        row = re.search(rf"\n\| {name} \| (\d+ of .*) \|\n", accuracy_all.PAGE.read_text())
+        cells, against_peers, against_dpsgd = row[1].split(" | ")
+        spans = against_peers, against_dpsgd
+        return cells, *(re.findall(r"[+−][\d.]+", span) for span in spans)
+
+    readme = " ".join(Path("README.md").read_text().split())
+    cells, _, (most, least) = counted("mfopt")
+    total = cells.partition(" of ")[2]
+    gain = f"by {least.lstrip('−')} to {most.lstrip('−')}%"
+    assert f"below DP-SGD's in all {total} cells of the benchmark, {gain}" in readme
+    assert most.startswith("−") and least.startswith("−")
+    cells, (_, above), _ = counted("mfopt, own schedule")
+    peers = f"in {cells} cells and at most {above.removeprefix('+')}% above in the others"
+    assert f"below every published mechanism {peers}" in readme
 
 
 def test_the_page_has_the_tables_of_the_summary():
