@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import re
 from pathlib import Path
 
 import numpy as np
@@ -163,22 +162,13 @@ def test_the_library_takes_the_usual_form(monkeypatch):
     ]
 
 
-def test_the_page_says_what_the_tables_say():
+def test_the_wave_is_the_better_where_both_are_searched():
     tables = []
-    for name in ("strategies-8x32", "strategies-32x32", "comparison-16x128"):
+    for name in ("strategies-8x32", "strategies-32x32"):
         lines = (ROOT / f"artifacts/tables/{name}.csv").read_text().splitlines()
         rows = csv.DictReader(lines)
         tables.append({(row["family"], float(row["epsilon"])): float(row["rmse"]) for row in rows})
-    page = (ROOT / "docs/mechanism.md").read_text(encoding="utf-8")
-    section = page.split("## Which C at a large ε")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `([a-z0-9-]+)`[^|]*\|([^|]+)\|([^|]+)\|([^|]+)\|", section, re.M)
-    assert len(rows) == 3
-    for family, *cells in rows:
-        for epsilon, text in zip((4.0, 8.0, 16.0), cells, strict=True):
-            above = [t[family, epsilon] / t["toeplitz-scaled", epsilon] - 1 for t in tables]
-            lowest, limit = 100 * min(above), 100 * max(above)
-            assert text.strip() == f"{lowest:+.1f} to {limit:+.1f}%"
-    # the wave is the better wherever both are searched, and below Toeplitz where it must be
+    # and below Toeplitz where it must be
     for table in tables:
         for epsilon in (4.0, 8.0, 16.0):
             assert table["wave-blt-4-scaled", epsilon] < table["blt-4-scaled", epsilon]
