@@ -101,7 +101,7 @@ def test_a_terminal_is_asked_again_until_an_answer_is_in_range(monkeypatch):
     assert done.exit_code == 0 and done.stderr.count("Error: ") == 5, done.output
     for refusal in ("--units 0: must be at least 1", "--batch-size 101", "--eps -1.0: must be gr"):
         assert refusal in done.stderr
-    assert "--epochs 3 --iters 5 --eps 2.0 --delta 0.001 --sampling min-separation" in done.stdout
+    assert "--epochs 3 --iters 5 --eps 2 --delta 0.001 --sampling min-separation" in done.stdout
     assert "Framework" not in done.output and not list(Path().iterdir())
 
 

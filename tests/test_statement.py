@@ -59,8 +59,8 @@ def test_a_weak_delta_and_a_weak_epsilon_are_named():
     weak = statement.of_factorization(guaranteed(), units=100_000)
     assert "**Warning:**" in weak.markdown() and "not below 1/N" in weak.describe()["warning"]
     assert statement.of_factorization(guaranteed(), units=99_000).describe()["warning"] is None
-    assert "weak promise" in statement.of_factorization(guaranteed(epsilon=8.0)).markdown()
-    assert "weak promise" not in statement.of_factorization(guaranteed()).markdown()
+    assert "weak limit" in statement.of_factorization(guaranteed(epsilon=8.0)).markdown()
+    assert "weak limit" not in statement.of_factorization(guaranteed()).markdown()
     with pytest.raises(UsageError, match="units"):
         statement.of_factorization(guaranteed(), units=0)
 
@@ -73,7 +73,7 @@ def test_what_proves_nothing_promises_nothing(changes, said):
     page = statement.of_factorization(guaranteed(**changes))
     text = page.markdown()
     assert not page.holds and page.rates == () and page.title == "No privacy is promised"
-    assert "**Nothing is promised.**" in text and said in text and "rightly named" not in text
+    assert "**Nothing is promised.**" in text and said in text and "of those used" not in text
 
 
 def test_units_and_neighbours_are_in_words():
@@ -92,7 +92,7 @@ def test_the_page_is_whole_and_escapes():
     html = Page(page.html())
     assert html.open == [] and html.addresses == []
     assert "a <method>" in html.text and "<method>" not in page.html()
-    assert "**" not in html.text and "rightly named" in html.text
+    assert "**" not in html.text and "of those used" in html.text
 
 
 def test_the_command_prints_writes_and_refuses(tmp_path, capsys):
@@ -115,8 +115,8 @@ def test_a_runs_report_says_what_was_executed(data, tmp_path, capsys):  # noqa: 
     page = statement.of_report(facts)
     text, population = page.markdown(), facts["sampling"]["population"]
     assert page.holds and page.describe()["epsilon"] == facts["guarantee"]["epsilon"]
-    assert f"1 steps of the {facts['iterations_covered']:,}" in text
-    assert f"{population:,} units in the data" in text and "not signed" in text
+    assert f"Steps taken: 1, of the {facts['iterations_covered']:,}" in text
+    assert f"Data: {population:,} users" in text and "no signature" in text
     assert page.describe()["units"] == population
     for broken in ({}, {"guarantee": {}}, facts | {"units": 3}, facts | {"steps_done": "1"}):
         with pytest.raises(UsageError):

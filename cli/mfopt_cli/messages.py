@@ -67,7 +67,8 @@ def show(error: click.ClickException) -> None:
         return
     text = _check.printable(error.format_message().rstrip("."))
     path = error.ctx.command_path if error.ctx else "mfopt"
-    click.echo(f"mfopt: error: {text}. See {path} --help.", err=True)
+    stop = "" if text.endswith("?") else "."
+    click.echo(f"mfopt: error: {text}{stop} See {path} --help.", err=True)
 
 
 def of_usage(problem: UsageError, ctx: click.Context | None) -> str:

@@ -31,12 +31,16 @@ _NEIGHBOURS = {
     "{unit} took part at all is not protected",
     "replace": "in the second one, the data of one {unit} is replaced by any other data",
 }
+_ENTRY = dict.fromkeys(
+    ("example", "record"),
+    " It is one entry of the data, and not a person: who has several entries is protected less.",
+)
 _TRUSTED = (
     "**The program.** Training executes what is described here, by unchanged code.",
     "**Clipping.** Before noise is added, what each {sampled} contributes is scaled down to a "
-    "fixed size, the clip norm. Clipping a whole batch instead voids the statement.",
-    "**Sampling.** Each step uses a part of the data that is drawn in exactly this way: "
-    "{sampling}. Shuffled batches are another way, and not covered.",
+    "fixed size, the clip norm. If a whole batch is scaled instead, nothing here holds.",
+    "**Sampling.** Each step uses a part of the data that is drawn in exactly this way (for "
+    "specialists): {sampling}. Batches drawn in another way are not covered.",
     "**Keys.** The random keys of noise and sampling stay secret. Who knows them can subtract the "
     "noise.",
     "**The data.** One {unit} holds all that a person contributed. A person with several is "
@@ -113,7 +117,7 @@ class Statement:
     def _table(self) -> list[tuple[str, str]]:
         """Rows of the attacker's rates, names first."""
         bounds = [(_percent(alpha), f"at most {_percent(rate)}") for alpha, rate in self.rates]
-        return [("wrongly named", "rightly named"), *bounds]
+        return [("of those not used, named", "of those used, named"), *bounds]
 
 
 def of_factorization(factorization: Factorization, units: int | None = None) -> Statement:
@@ -155,8 +159,8 @@ def of_report(report: JsonObject, units: int | None = None) -> Statement:
         covered = _check.integer("iterations_covered", report["iterations_covered"])
         sampling = from_description(report["sampling"]["scheme"]).words()
         executed = (
-            f"{done:,} steps of the {covered:,} that the statement covers.",
-            f"{population:,} units in the data, sampled one {sampled} at a time.",
+            f"Steps taken: {done:,}, of the {covered:,} that the statement covers.",
+            f"Data: {population:,} {sampled}s, of which every step draws some.",
             f"Clip norm {clip_norm:g}; noise multiplier "
             f"{words.round_up(guarantee.noise_multiplier, 6)}.",
             *(f"Warning: {_check.printable(str(warning))}." for warning in report["warnings"]),
@@ -167,9 +171,8 @@ def of_report(report: JsonObject, units: int | None = None) -> Statement:
         rule = f"is not whole ({type(problem).__name__}: {problem})"
         raise _check.reject("report", "", rule, "Give one that `mfopt train` wrote.") from None
     proof = (
-        "This is what the run's own report says; it is not signed, or by a signature that is not "
-        "checked here. `mfopt verify` computes its numbers again. That the run executed what it "
-        "says is the word of whoever ran it."
+        "These numbers are those of the run's own report; no signature was checked. `mfopt verify` "
+        "computes them again. That the run did what its report says is the word of whoever ran it."
     )
     return _statement(
         _without_details(guarantee, "epsilon_before_grid"),
@@ -243,13 +246,14 @@ def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> St
         "Whom it protects": (
             f"One {protected}. Two data sets are compared: the real one, and a neighbour; "
             f"{_NEIGHBOURS[guarantee.adjacency].format(unit=protected)} "
-            f"({guarantee.adjacency} adjacency). The promise is that what is released looks "
-            "almost the same for both, so that it tells little about which is the real one.",
+            f"({guarantee.adjacency} adjacency). The promise limits how well anybody can tell from "
+            f"what is released which of the two is the real one.{_ENTRY.get(unit, '')}",
         ),
         "How strong it is": _strength(guarantee, unit, units),
         _ATTACKER: attacker,
         "What was proved, and by whom": (
-            f"{guarantee.status}: {words.STATUS[guarantee.status]}. Method: {guarantee.method}. "
+            f"{guarantee.status}: {words.STATUS[guarantee.status]}. Method (for specialists): "
+            f"{guarantee.method}. "
             f"{failure} {subject.proof}",
         ),
         "What was executed": (subject.executed,),
@@ -272,26 +276,31 @@ def _in_short(protected: str, refusal: str, rates: Sequence[tuple[float, float]]
         return f"**Nothing is promised.** {refusal} Numbers below are no protection."
     alpha, rate = rates[2]
     sentence = (
-        f"What is released limits what anybody can learn about any one {protected}. An attacker "
-        f"who wrongly names {_percent(alpha)} of those whose data was not used rightly names at "
-        f"most {_percent(rate)} of those whose data was. Guessing names {_percent(alpha)}."
+        f"What can be learned about any one {protected} from what is released is limited. An "
+        f"attacker who wrongly names {_percent(alpha)} of those whose data was not used rightly "
+        f"names at most {_percent(rate)} of those whose data was. Guessing names {_percent(alpha)}."
     )
-    return sentence if rate < 0.5 else f"{sentence} **That is a weak promise.**"
+    weak = "**That is a weak limit: it does not rule out that more than half are found.**"
+    return sentence if rate < 0.5 else f"{sentence} {weak}"
 
 
 def _strength(guarantee: Guarantee, unit: str, units: int | None) -> tuple[Part, ...]:
     epsilon, delta = guarantee.epsilon, guarantee.delta
     factor = math.exp(epsilon) if epsilon < 700 else math.inf
-    published = "" if units is None else f" With {units:,} of them that is {delta * units:.2g}."
+    published = " How many there are was not stated (`--units`)."
+    if units is not None:
+        published = f" With {units:,} of them that is {delta * units:.2g}."
     return (
         (
             f"ε = {words.round_up(epsilon, 6)}: whatever is released is at most "
             f"{words.round_up(factor, 3)} times (e to the power ε) as likely with one of the two "
-            "data sets as with the other. 0 would be perfect; the smaller, the stronger.",
+            "data sets as with the other. 0 would be perfect; the smaller, the stronger. Ponomareva "
+            "et al. (2023, How to DP-fy ML) call 1 or less strong, 10 or less reasonable, and more "
+            "weak.",
             f"δ = {words.delta(delta)}: a probability that is allowed on top. A program that "
             "publishes the data of everybody with this probability is within it, and so is one "
-            f"that publishes each {unit} with this probability, on average δ times their number."
-            f"{published} It must be far below 1.",
+            f"that publishes each {unit} with this probability, on average δ times their number. "
+            f"That number must be far below 1.{published}",
         ),
     )
 
@@ -300,8 +309,8 @@ def _attacker(protected: str, advantage: float) -> tuple[Part, ...]:
     return (
         "An attacker sees everything that is released, knows all settings and the data of "
         f"everybody else, and decides whether the data of one {protected} was used. No attack, "
-        "however clever, is better than the table; real ones are worse. By guessing, both columns "
-        "are equal. Where used and not used are equally likely beforehand, the attacker is right "
+        "however clever, is better than the table; real ones are worse. Who guesses names as many "
+        "of both. Where used and not used are equally likely beforehand, the attacker is right "
         f"at most {_percent((1 + advantage) / 2)} of the time.",
     )
 

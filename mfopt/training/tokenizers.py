@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mfopt._runtime import _check, _extras, _files
+from mfopt.training.data.store import CONTEXT
 
-CONTEXT = np.uint32(1 << 31)  # added to a token that is read and not predicted
 _CHAT_START = "<|im_start|>"
 
 with _extras.required():

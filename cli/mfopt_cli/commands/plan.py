@@ -213,7 +213,7 @@ def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
     options_by_name = {
         "epochs": arguments.epochs,
         "iters": iters,
-        "eps": repr(arguments.epsilon),
+        "eps": repr(arguments.epsilon).removesuffix(".0"),
         "delta": f"{delta:g}",
         "sampling": _sampling(arguments, iters),
         "schedule": arguments.schedule,
@@ -227,8 +227,8 @@ def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
         word for name, value in options_by_name.items() for word in (f"--{name}", str(value))
     ]
     loop = _loop("server" if federated else arguments.framework, arguments.schedule, arguments.out)
-    if unit == "user":
-        loop = "# one entry of the data set holds all records of one user\n" + loop
+    entry = ": an entry of the data holds all records of one user" if unit == "user" else ""
+    loop = f"# Put your own data and model in place of those below{entry}.\n{loop}"
     command += ["--force"] if arguments.force else []
     return _LoaderPlan(command, delta, unit, _WHY[arguments.loader], loop)
 

@@ -23,8 +23,7 @@ from mfopt._runtime._types import JsonObject
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training.data import store as stores
-from mfopt.training.data.store import token_dtype
-from mfopt.training.tokenizers import CONTEXT
+from mfopt.training.data.store import CONTEXT, token_dtype
 
 # Texts are recognized by 128-bit digests, and a user's hold-out follows from one: a chance meeting
 # among 10⁸ has probability below 1e-22.

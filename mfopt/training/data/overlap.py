@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt.training.data.store import TokenStore, give_back
+from mfopt.training.data.store import CONTEXT, TokenStore, give_back
 from mfopt.training.secrets import uniform_hash
-from mfopt.training.tokenizers import CONTEXT
 
 WINDOW = 8  # tokens of a run
 SHORTEST = 16  # tokens of a record that is examined

@@ -33,9 +33,9 @@ from numpy.typing import ArrayLike
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
-from mfopt.training.tokenizers import CONTEXT
 
 FORMAT_VERSION = 1
+CONTEXT = np.uint32(1 << 31)  # added to a token that is read and not predicted
 METADATA = "metadata.json"
 PARTS = ("train", "held-out-users", "held-out-records", "public")
 ARRAYS = ("tokens", "record_offsets", "user_offsets")
