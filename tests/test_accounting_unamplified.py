@@ -214,3 +214,17 @@ def test_refusals_name_the_way_out():
     blt = strategies.Toeplitz(np.linspace(0.1, 1, 9000))
     with pytest.raises(UsageError, match="non-increasing"):
         unamplified.sensitivity(blt, MinSeparation(9000, 10, 2))
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [FixedOrder(4, 2), MinSeparation(8, 4, 2), BallsInBins(4, 2), CyclicPoisson(0.5, 2, 8)],
+)
+@pytest.mark.parametrize(
+    ("matrix", "rule"),
+    [(np.eye(8) + np.eye(8, k=1), "lower triangular"), (np.eye(8, k=-1), "invertible|greater")],
+)
+def test_a_matrix_whose_noise_no_loop_could_add_has_no_account(scheme, matrix, rule):
+    """A loop solves C y = z from the first step on: entries above the diagonal would be ignored."""
+    with pytest.raises(UsageError, match=rule):
+        account(Mechanism(scheme, strategies.Dense(matrix)), epsilon=2.0, delta=1e-5)

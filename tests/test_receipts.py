@@ -82,5 +82,5 @@ def test_a_pinned_run_has_no_guarantee_in_its_receipt(factorization, variant):
 def test_a_run_that_has_not_begun_has_none(factorization):
     from mfopt.jax import PrivateRun
 
-    with pytest.raises(UsageError, match="has not begun"):
+    with pytest.raises(UsageError, match="that has begun"):
         receipts.receipt(PrivateRun(factorization, RECORDS, 0.5))

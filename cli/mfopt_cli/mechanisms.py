@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mfopt.final_model import Schedule
     from mfopt.floor import EpochEnds
     from mfopt.guarantee import Guarantee
+    from mfopt.sampling import Scheme
     from mfopt.workloads import Workload
 
 
@@ -131,6 +132,26 @@ def draw(
         display.json_object({"path": str(target)})
     elif not arguments.quiet:
         display.print_text(f"saved {target}")
+
+
+_MANY = 2**40  # units, of whose mean batch the share is taken
+
+
+def without_correlation(factorization: Factorization) -> tuple[Scheme, float]:
+    """(scheme, σ) of independent noise at the same (ε, δ): what a user would do without mfopt.
+
+    Poisson sampling with the same expected batch; the same batches where their order is public or
+    devices decide who takes part.
+    """
+    import mfopt
+    from mfopt import sampling
+
+    scheme, stated = factorization.sampling, factorization.guarantee
+    if scheme.executable and not scheme.public_order:
+        share = scheme.expected_batch(_MANY) / _MANY
+        scheme = sampling.Poisson(probability=share, iterations=factorization.iterations)
+    stated = mfopt.account(scheme, epsilon=stated.epsilon, delta=stated.delta)
+    return scheme, stated.noise_multiplier
 
 
 def epoch_ends(factorization: Factorization) -> EpochEnds | None:

@@ -23,6 +23,7 @@ import numpy as np
 from mfopt._runtime import _check
 from mfopt.sampling import FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import Strategy
+from mfopt.strategies.base import check_triangular
 
 # Dense CᵀC is formed up to this many iterations (512 MiB).
 _LARGEST_DENSE = 8192
@@ -198,6 +199,7 @@ def _seen(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
             block = np.asarray(strategy.materialize(n))
         else:  # the matrix does not fit: its columns are its products with unit vectors
             block = np.asarray(strategy.multiply(np.eye(n, stop - start, -start)))
+        check_triangular(block, start)
         below = block[::-1] != 0  # last row first
         lags = n - 1 - np.argmax(below, axis=0) - np.arange(start, stop)
         furthest = max(furthest, int(np.max(lags, where=below.any(axis=0), initial=0)))
@@ -245,6 +247,7 @@ def _products(strategy: Strategy, n: int) -> np.ndarray:
         way_out = "Use a Toeplitz strategy with non-increasing coefficients >= 0."
         raise _check.reject("iterations", n, rule, way_out)
     matrix = np.asarray(strategy.materialize(n))
+    check_triangular(matrix)
     return matrix.T @ matrix
 
 

@@ -287,16 +287,16 @@ def _in_short(protected: str, refusal: str, rates: Sequence[tuple[float, float]]
 def _strength(guarantee: Guarantee, unit: str, units: int | None) -> tuple[Part, ...]:
     epsilon, delta = guarantee.epsilon, guarantee.delta
     factor = math.exp(epsilon) if epsilon < 700 else math.inf
-    published = " How many there are was not stated (`--units`)."
+    published = f" The number of {unit}s was not stated (`--units`)."
     if units is not None:
-        published = f" With {units:,} of them that is {delta * units:.2g}."
+        published = f" With {units:,} {unit}s it is {delta * units:.2g}."
     return (
         (
             f"ε = {words.round_up(epsilon, 6)}: whatever is released is at most "
             f"{words.round_up(factor, 3)} times (e to the power ε) as likely with one of the two "
-            "data sets as with the other. 0 would be perfect; the smaller, the stronger. Ponomareva "
-            "et al. (2023, How to DP-fy ML) call 1 or less strong, 10 or less reasonable, and more "
-            "weak.",
+            "data sets as with the other. 0 would be perfect; the smaller, the stronger. "
+            "Ponomareva et al. (2023, How to DP-fy ML) call 1 or less strong, 10 or less "
+            "reasonable, and more weak.",
             f"δ = {words.delta(delta)}: a probability that is allowed on top. A program that "
             "publishes the data of everybody with this probability is within it, and so is one "
             f"that publishes each {unit} with this probability, on average δ times their number. "

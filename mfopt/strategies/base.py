@@ -334,8 +334,7 @@ class Strategy(abc.ABC):
         """
         matrix = np.asarray(self.materialize(self.check_size(n)))
         check_values(matrix[np.tril_indices(n)], np.diagonal(matrix))
-        if np.any(np.triu(matrix, 1)):
-            raise _check.reject("C", "entry above the diagonal", "must be lower triangular")
+        check_triangular(matrix)
 
 
 def _shares(bins: int, size: int) -> np.ndarray:
@@ -343,6 +342,21 @@ def _shares(bins: int, size: int) -> np.ndarray:
     group = np.arange(bins) // size
     members = (group[:, None] == np.arange(group[-1] + 1)).astype(float)
     return members / members.sum(axis=0)
+
+
+def check_triangular(columns: np.ndarray, start: int = 0) -> None:
+    """Raise :class:`UsageError` unless C is lower triangular and invertible.
+
+    Noise is made step by step: no loop could add C⁻¹z of any other C.
+
+    Args:
+      columns: of C, shape (n, any).
+      start: number of the first of them.
+    """
+    if np.any(np.triu(columns, 1 - start)):
+        raise _check.reject("C", "entry above the diagonal", "must be lower triangular")
+    if not np.all(np.diagonal(columns, -start)):
+        raise _check.reject("C", "0 on the diagonal", "must be invertible")
 
 
 def check_values(entries: np.ndarray, diagonal: np.ndarray) -> None:

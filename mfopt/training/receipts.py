@@ -34,7 +34,8 @@ def receipt(run: Any, state: Any = None) -> dict[str, Any]:
         parameters, pinned = progress.layout.size, progress.pinned
     else:
         if getattr(run, "noise", None) is None:
-            rule, way_out = "has not begun", "Attach its optimizer; in JAX, give the state too."
+            rule = "must be a PrivateRun of mfopt.torch or mfopt.jax that has begun"
+            way_out = "Attach its optimizer; in JAX, give the state too."
             raise _check.reject("run", repr(run), rule, way_out)
         population, progress = run.sampler.population, run
         parameters, pinned = sum(p.numel() for p in run.parameters), run.is_pinned

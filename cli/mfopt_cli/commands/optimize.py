@@ -332,20 +332,14 @@ def _report(factorization: Any, path: Path, seconds: float) -> None:
 
 
 def _baselines(factorization: Any) -> list[tuple[str, str]]:
-    """Row of what DP-SGD has: independent noise, Poisson sampling with the same expected batch."""
-    import mfopt
-    from mfopt import query_error, sampling
+    """Row of what independent noise has, see :func:`mechanisms.without_correlation`."""
+    from mfopt import query_error
     from mfopt.strategies import Identity
 
-    scheme, stated = factorization.sampling, factorization.guarantee
-    if not scheme.executable:  # no batch to compare with
+    scheme, sigma = mechanisms.without_correlation(factorization)
+    same_batches = scheme == factorization.sampling
+    if same_batches and factorization.strategy.is_identity:
         return []
-    share = scheme.expected_batch(_MANY) / _MANY
-    poisson = sampling.Poisson(probability=share, iterations=factorization.iterations)
-    if poisson == scheme:
-        return []
-    target = {"epsilon": stated.epsilon, "delta": stated.delta}
-    sigma = mfopt.account(poisson, **target).noise_multiplier
     rmse = float(
         query_error.rmse(factorization.workload, Identity(), factorization.iterations, sigma)
     )
@@ -354,10 +348,8 @@ def _baselines(factorization: Any) -> list[tuple[str, str]]:
         words.against(factorization.final_model_error, sigma),
     )
     errors = f"RMSE {rmse:.4f} ({changes[0]} here), final-model error {sigma:.4f} ({changes[1]})"
-    return [("DP-SGD, Poisson", errors)]
+    return [("independent noise" if same_batches else "DP-SGD, Poisson", errors)]
 
-
-_MANY = 2**40  # units, of whose mean batch the share is taken
 
 # lowest RMSE of published mechanisms at 16 × 128, δ = 1e-5, and which it is, by ε:
 # artifacts/tables/field-16x128.csv

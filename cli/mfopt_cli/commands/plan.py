@@ -15,7 +15,7 @@ from mfopt import words
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt.errors import UsageError
-from mfopt_cli import display, messages, options
+from mfopt_cli import display, mechanisms, messages, options
 from mfopt_cli.commands import optimize
 from mfopt_cli.options import COUNT, Count, option
 
@@ -272,16 +272,13 @@ def _loop(framework: str, schedule: str, path: Path) -> str:
 def _described(arguments: SimpleNamespace, plan: _LoaderPlan, line: str, loop: Path) -> JsonObject:
     """JSON output: the plan, the guarantee, and errors beside those of DP-SGD."""
     import mfopt
-    from mfopt.sampling import Poisson
 
     factorization = mfopt.load(arguments.out)
     stated = factorization.guarantee
-    poisson = Poisson(arguments.epochs / factorization.iterations, factorization.iterations)
-    dpsgd = mfopt.account(poisson, epsilon=stated.epsilon, delta=stated.delta)
     return {
         **stated.describe(),
         "final_model_error": factorization.final_model_error,
-        "dpsgd_final_model_error": dpsgd.noise_multiplier,
+        "dpsgd_final_model_error": mechanisms.without_correlation(factorization)[1],
         "sampling": factorization.sampling.describe(),
         "strategy": factorization.strategy.describe(),
         "why": plan.why,
