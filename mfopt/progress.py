@@ -25,7 +25,7 @@ class Progress:
       at_most: ``total`` is a ceiling; the stage may well end before it, nobody knows when.
       note: the best value so far, the cell at work, or whatever else is worth a look.
       lasting: ``note`` is worth keeping in view after the work has moved on.
-      share: part of the stage's work that is finished, where its pieces differ in size.
+      uneven: pieces differ in size, nobody knows how much: no end follows from their pace.
     """
 
     stage: str
@@ -35,12 +35,12 @@ class Progress:
     at_most: bool = False
     note: str = ""
     lasting: bool = False
-    share: float | None = None
+    uneven: bool = False
 
     @property
     def fraction(self) -> float:
-        """Part of the stage's work that is finished; 0 where nobody knows."""
-        return (self.done / self.total if self.total else 0.0) if self.share is None else self.share
+        """Part of the stage's pieces that are finished; 0 where nobody knows."""
+        return self.done / self.total if self.total else 0.0
 
 
 Report = Callable[[Progress], None]

@@ -138,18 +138,17 @@ print("the end")
 """
 
 
-@pytest.mark.parametrize(("ceiling", "said"), [(False, "about 20 s left"), (True, "3 of at most")])
-def test_the_time_left_follows_costs_and_no_end_of_a_ceiling_is_told(
-    ceiling, said, monkeypatch, capsys
-):
+@pytest.mark.parametrize("unknown_end", ["", "at_most", "uneven"])
+def test_the_time_left_is_told_where_it_follows_from_the_pace(unknown_end, monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr(live, "time", SimpleNamespace(perf_counter=lambda: clock[-1]))
+    flags = {unknown_end: True} if unknown_end else {}
     with live.Live(True) as shown:  # the first piece is compilation, and not timed
-        for seconds, done, share in ((0.0, 0, 0.0), (50.0, 1, 0.25), (60.0, 3, 0.5)):
+        for seconds, done in ((0.0, 0), (50.0, 1), (60.0, 3)):
             clock.append(seconds)
-            shown(Progress("work", done, 100, "cells", at_most=ceiling, share=share))
+            shown(Progress("work", done, 8, "cells", **flags))
     lines = capsys.readouterr().err.splitlines()
-    assert said in lines[-1] and ("left" in lines[-1]) is not ceiling
+    assert ("about 25 s left" in lines[-1]) is not bool(unknown_end) and "3 of" in lines[-1]
     assert not any("left" in line for line in lines[:-1])
 
 

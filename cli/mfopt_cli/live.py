@@ -1,10 +1,10 @@
 """One progress display for all stages of a command, on standard error.
 
 On a terminal two lines are redrawn a few times a second; elsewhere a plain line is written now
-and then. The time left comes from the pace between finished pieces of work, by their cost: what
-comes before the first of them is taken for compilation and not counted. It is shown once a
-twentieth of a stage was timed, and never of a stage that may end early: what was left was then
-within a factor of two in all commands that were timed.
+and then. The time left comes from the pace between finished pieces of work: what comes before the
+first of them is taken for compilation and not counted. It is shown once a twentieth of a stage was
+timed, and never of a stage that may end early or whose pieces differ: what was left was then within
+a factor of two in all commands that were timed.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Live:
     def _left(self, clock: float) -> str:
         begun, fraction_then = self._first or (clock, 1.0)
         timed = self._event.fraction - fraction_then
-        if timed < _TIMED or self._event.at_most:
+        if timed < _TIMED or self._event.at_most or self._event.uneven:
             return ""
         seconds = (1 - self._event.fraction) * (self._told - begun) / timed - (clock - self._told)
         # one that is over is withdrawn

@@ -95,11 +95,6 @@ class Cell(abc.ABC):
         return tuple(cell for value in values for cell in _cells(value))
 
     @property
-    def cost(self) -> float:
-        """Time that it takes, about, relative to the σ of one C without new bins in each epoch."""
-        return 1.0
-
-    @property
     def settings(self) -> JsonObject:
         """The other fields, JSON-able, but those that have their defaults."""
         text = json.dumps(_non_defaults(self), allow_nan=False, default=_described)

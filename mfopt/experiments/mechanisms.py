@@ -67,11 +67,6 @@ class Goal:
         """Steps of the whole run, n."""
         return self.bins * self.epochs
 
-    @property
-    def cost(self) -> float:
-        """Time of one account, relative to one without new bins in each epoch."""
-        return 6.0 if self.sampling == FRESH else 1.0
-
     def bin_scheme(self) -> BinScheme:
         """The scheme, where units are assigned to bins."""
         if self.sampling == FRESH:
@@ -101,7 +96,7 @@ class Goal:
 class FixedCell(Cell):
     """A C in closed form."""
 
-    name, cost = "fixed", 0.0
+    name = "fixed"
     kind: str
     bands: int = 1
 
@@ -116,7 +111,7 @@ class UnamplifiedCell(Cell):
     Bands and buffers are 0 where C has none; cyclic Poisson sampling needs columns of one norm.
     """
 
-    name, cost = "unamplified", 6.0
+    name = "unamplified"
     kind: str
     bins: int
     epochs: int
@@ -188,11 +183,6 @@ class AmplifiedCell(Cell):
             for stage in ([] if entry.starts(size) else entry.prerequisites(size))
         )
 
-    @property
-    def cost(self) -> float:
-        """Accounts that the search takes as long as, about."""
-        return 12.0 * self.goal.cost
-
     def run(self, *needed: Result) -> Result:
         goal = self.goal
         question = Question(
@@ -223,11 +213,6 @@ class SigmaCell(Cell):
         if self.goal.sampling not in ESTIMATED:  # exact: what pins samples makes no other cell
             object.__setattr__(self, "samples", 0)
             object.__setattr__(self, "goal", dataclasses.replace(self.goal, seed=0))
-
-    @property
-    def cost(self) -> float:
-        """That of one account."""
-        return self.goal.cost
 
     def run(self, *needed: Result) -> Result:
         (source,), goal = needed, self.goal

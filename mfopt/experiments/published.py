@@ -58,7 +58,7 @@ def strategy(form: str, n: int, bands: int = 2, exponent: float = 0.5) -> Strate
 class PublishedCell(Cell):
     """A form of :func:`strategy` with the exponent of least RMSE for the goal."""
 
-    name, cost = "published", 4.0
+    name = "published"
     goal: Goal
     kind: str
     bands: int = 2
