@@ -14,7 +14,6 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import Composition
 from mfopt.accounting.loss_distribution.mixture import Mixture, Resolution
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile, smallest_epsilon
-from mfopt.accounting.loss_distribution.tilting import log_ceiling
 from mfopt.errors import FailureError
 from mfopt.sampling import CyclicPoisson, Poisson
 from mfopt.strategies import BandedSquareRoot
@@ -278,22 +277,6 @@ def test_the_chance_of_taking_part_may_be_1_to_rounding(probability, group_size,
     expected = -math.expm1(rounds * group_size * math.log1p(-probability))
     assert expected - 1e-15 <= math.exp(RoundsProfile(mixture, rounds, 1.0).log_chance) <= 1
     assert math.exp(RoundsProfile(mixture, rounds, 1.0).log_chance) <= expected + 1e-12
-
-
-def test_wider_floats_round_away_less():
-    part = Mixture.binomial(1, 0.01).discretize(1.0, 1e-3, Resolution(0.02, -60.0))
-    composition = Composition(((part, 1 << 16),))
-    tilt = composition.tilt_for_epsilon(20.0)
-    plain, wide = (composition.convolve(tilt, extended=extended) for extended in (False, True))
-    ratio = np.finfo(np.float64).eps / np.finfo(np.longdouble).eps
-    assert wide.law.dtype == plain.law.dtype == np.float64
-    assert plain.rounding == pytest.approx(ratio * wide.rounding, rel=1e-2)
-    # what differs is within what either admits
-    assert np.abs(plain.law - wide.law).sum() <= plain.rounding + wide.rounding
-    if ratio > 1:
-        assert np.abs(plain.law - wide.law).sum() > wide.rounding  # control: wider floats differ
-    share = plain.rounding * math.exp(log_ceiling(tilt)) / plain._hinge(20.0)
-    assert plain.blurred(20.0, 0.9 * share) and not plain.blurred(20.0, 1.1 * share)
 
 
 @pytest.mark.parametrize("group_size", [1, 3])

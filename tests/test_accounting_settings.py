@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mfopt.accounting.loss_distribution.rounds import RoundsProfile
-
 SAMPLE = bench_settings.settings(200)
 CHEAP = [
     setting for setting in SAMPLE if setting["iterations"] <= 500 and setting["group_size"] == 1
@@ -45,31 +43,6 @@ def test_a_rare_large_loss_costs_a_group_nothing():
     assert guarantee.status == "exact" and guarantee.noise_multiplier == pytest.approx(
         14183, rel=1e-3
     )
-
-
-# Millions of rounds with rare large losses, at a δ below 1e-13: what a transform rounds away, which
-# grows with the rounds, was a fifth of δ at the tilt that such losses ask for.
-BLURRED = [bench_settings.settings(number + 1)[number] for number in (662, 1283)]
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("setting", BLURRED, ids=["one", "group"])
-def test_rounding_of_millions_of_rounds_is_no_part_of_the_answer(setting, monkeypatch):
-    mechanism = bench_settings.make(setting)
-    target, delta = setting["epsilon"], setting["delta"]
-
-    def questions():
-        sigma = bench_settings.account(mechanism, epsilon=target, delta=delta).noise_multiplier
-        return sigma, bench_settings.account(mechanism, noise_multiplier=sigma, delta=delta)
-
-    sigma, actual = questions()
-    assert actual.epsilon <= target * (1 + 2e-5)
-    assert actual.details["bracket"][0] > (1 - 3e-3) * actual.epsilon
-    if np.finfo(np.longdouble).eps < np.finfo(np.float64).eps:
-        monkeypatch.setattr(RoundsProfile, "_blurred", lambda *_: False)
-        extra, loose = questions()
-        assert extra > sigma * (1 + 1e-4)
-        assert loose.epsilon > target * (1 + 5e-5)
 
 
 def test_check_sees_an_answer_that_is_too_small(monkeypatch):

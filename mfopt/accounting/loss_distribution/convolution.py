@@ -32,8 +32,6 @@ from mfopt.accounting.loss_distribution.tilting import (
 )
 
 _EPS = float(np.finfo(np.float64).eps)
-# where a processor has wider floats; the same as float64 where not
-_EXTENDED_EPS = float(np.finfo(np.longdouble).eps)
 _BLOCK = 1 << 16  # points whose powers are taken at once
 
 
@@ -73,17 +71,13 @@ class Composition(Tilting):
         """P-mass with infinite total loss, a part of every δ."""
         return _chance_of_any((part.infinite, count) for part, count in self.parts)
 
-    def convolve(
-        self, tilt: float, like: Tilting | None = None, *, extended: bool = False
-    ) -> ComposedLosses:
+    def convolve(self, tilt: float, like: Tilting | None = None) -> ComposedLosses:
         """The composed losses on a window, tilted by ``tilt`` >= 0.
 
         Args:
           tilt: θ.
           like: about the same sum, of fewer atoms, by which the window is chosen. Upper bounds hold
             for every window; lower ones count on what this sum's own leaves out.
-          extended: whether to transform in the processor's widest floats, for some four times as
-            long.
         """
         like = like or self
         base = self.log_moment(tilt)
@@ -105,20 +99,17 @@ class Composition(Tilting):
         rounds = shift = 0
         for part, count in self.parts:
             wrapped = np.bincount((part.index - part.index[0]) % size, tilted(part, tilt), size)
-            if extended:
-                wrapped = wrapped.astype(np.longdouble)
             power = _power(scipy.fft.rfft(wrapped, overwrite_x=True), count)
             spectrum = power if spectrum is None else np.multiply(spectrum, power, out=spectrum)
             shift += int(part.index[0]) * count
             rounds += count
         assert spectrum is not None
         # rounding of the transform and of the power, as an l1 distance of the tilted law
-        size_of = np.abs(spectrum).astype(np.float64)
+        size_of = np.abs(spectrum)
         size_of = size_of[size_of > 0]
         power_norm = math.sqrt(2 * float(np.sum(size_of ** (2 - 2 / max(rounds, 1)))))
-        precision = _EXTENDED_EPS if extended else _EPS
-        rounding = 2 * precision * (rounds + 1) * (math.log2(size) + 4) * power_norm
-        law = scipy.fft.irfft(spectrum, size, overwrite_x=True).astype(np.float64, copy=False)
+        rounding = 2 * _EPS * (rounds + 1) * (math.log2(size) + 4) * power_norm
+        law = scipy.fft.irfft(spectrum, size, overwrite_x=True)
         del spectrum, size_of
         # law[k] is the mass of all losses step * (shift + k + m size); place them from start on
         law = np.roll(law, -((start - shift) % size))
@@ -246,10 +237,6 @@ class ComposedLosses:
             inside = self.log_scale - self.tilt * epsilon + np.log(total)
             log_total = np.logaddexp(inside, np.log(infinite_part))
         return min(float(log_total) - self.allowance, 0.0)
-
-    def blurred(self, epsilon: float, share: float) -> bool:
-        """True if rounding errors of the FFT may exceed this share of δ(ε)."""
-        return self.rounding * math.exp(log_ceiling(self.tilt)) > share * self._hinge(epsilon)
 
     def _hinge(self, epsilon: float) -> float:
         """Σ law e^{-θ y} (1 - e^{-y}) over the losses y + ε in the window, y > 0.

@@ -203,7 +203,7 @@ class RoundsProfile(Profile):
                 # a saddle point that was misjudged drowns the tail in the transform's rounding
                 del composed
                 tilt = composition.tilt_for_epsilon(epsilon)
-                composed = self._convolve(composition, tilt, epsilon)
+                composed = composition.convolve(tilt)
                 value = min(value, composed.log_delta(epsilon))
             del composed  # millions of points: not beside the next
             # what was truncated must be small against the δ that was found, or it is repeated
@@ -218,12 +218,9 @@ class RoundsProfile(Profile):
         for _ in range(_PLANS):
             composition, composed, largest = self._compose(direction, planned, log_delta)
             value = smallest_epsilon(composed, log_delta, planned)
-            blurred = math.isfinite(value) and self._blurred(composed, value)
             del composed  # millions of points: not beside the next
             best = min(best, value)
-            # what is rounding depends on the plan, and is least at the answer
-            is_close = abs(value - planned) <= (1e-3 if blurred else 0.1) * planned
-            if is_close or max(value, planned) < 1e-6:
+            if abs(value - planned) <= 0.1 * planned or max(value, planned) < 1e-6:
                 break
             planned = value if math.isfinite(value) else 2 * max(largest, planned)
         return best, composition
@@ -256,19 +253,7 @@ class RoundsProfile(Profile):
         # a grid that is coarse against the losses may have another saddle point
         close = abs(mean - epsilon) <= 2 * math.sqrt(variance)
         tilt = grid.tilt if close else composition.tilt_for_epsilon(epsilon)
-        return composition, self._convolve(composition, tilt, epsilon)
-
-    def _convolve(self, composition: Composition, tilt: float, epsilon: float) -> ComposedLosses:
-        """The composed losses, in wider floats where rounding would show at ε."""
-        composed = composition.convolve(tilt)
-        if self._blurred(composed, epsilon):
-            del composed  # millions of points: not beside the next
-            composed = composition.convolve(tilt, extended=True)
-        return composed
-
-    def _blurred(self, composed: ComposedLosses, epsilon: float) -> bool:
-        """True if the FFT may round by over a tenth of the error allowed for the grid."""
-        return composed.blurred(epsilon, 0.1 * self.accuracy * max(composed.tilt * epsilon, 1.0))
+        return composition, composition.convolve(tilt)
 
     def _below(self, epsilon: float, law: Law, log_delta: float) -> ComposedLosses:
         """Composed losses that the rounds dominate, in the direction of ``law``."""
@@ -278,7 +263,7 @@ class RoundsProfile(Profile):
         part = self.mixture.discretize_below(
             self.noise_multiplier, grid.step, resolution, add=law.add, rounds=self.rounds
         )
-        return self._convolve(Composition(((part, self.rounds),)), grid.tilt, epsilon)
+        return Composition(((part, self.rounds),)).convolve(grid.tilt)
 
 
 _law = functools.lru_cache(maxsize=16)(Law.of)
