@@ -232,7 +232,7 @@ def test_the_command_line(data, tmp_path):  # noqa: F811
     assert refused.exit_code == 1 and "claims a guarantee" in refused.stderr
     path.write_text(json.dumps(facts | {"parameters": 3}))
     wrong = runner.invoke(command, [str(path), "--quiet"])
-    assert wrong.exit_code == 1 and "noise norm" in wrong.stderr
+    assert wrong.exit_code == 1 and "noise against signal" in wrong.stderr
     rng = np.random.default_rng(0)
     for content in ("", "[]", "{}", '{"format": 2}', json.dumps(facts | {"sampling": 3})):
         path.write_text(content)

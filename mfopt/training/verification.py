@@ -13,7 +13,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,73 +42,42 @@ from mfopt.workloads import PrefixSums
 
 # numbers in the words of a warning, and how far two roundings to three digits may be apart
 _NUMBER, _ROUNDED = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"), 0.0101
-# parts of a report that are not written by `privacy.report`
-_OTHER_PARTS = ("learning_rate", "signature", "continues")
-# compared one by one, or by the proof of the account
-_VALIDATION: dict[str, tuple[type, ...]] = {
-    "steps": (list,),
-    "bound": (float,),
-    "noise_multiplier": (float,),
-    "users": (int,),
-}
-_COMPARED_APART = ("account", "guarantee", "warnings", "sampling", "noise_against_signal")
 # fields that were written before version 0.3, and what they are where they say nothing
 _FORMER = (
     ("sampling", "batch_size", None),
     ("sampling", "truncation", None),
     ("units", "median_epsilon", 0.0),
 )
-# Inputs: fields that no computation here can show, and their types. ("": at the top.)
-_INPUTS: dict[str, dict[str, tuple[type, ...]]] = {
-    "": {
-        "mfopt": (str,),
-        "normalizer": (float,),
-        "parameters": (int,),
-        "steps_done": (int,),
-        "pinned": (bool,),
-        "black_box": (bool,),
-    },
-    "sampling": {
-        "population": (int,),
-    },
-    "learning_rate": {
-        "value": (float,),
-        "chosen": (str,),
-        "noise_move": (float,),
-        "optimizer": (str,),
-        "momentum": (float,),
-        "beta2": (float,),
-    },
+# Tables of a report and their fields. Inputs, which no computation here can show, are all of them
+# but those of both guarantees, ``scheme`` and ``sensitivity``. ("": at the top.)
+_GUARANTEE = (
+    "epsilon delta noise_multiplier failure_probability privacy_unit adjacency method status "
+    "group_size details"
+)
+_FIELDS = {
+    "": "mfopt normalizer parameters steps_done pinned black_box",
+    "sampling": "population scheme",
+    "learning_rate": "value chosen noise_move optimizer momentum beta2",
+    "validation": "steps bound noise_multiplier users",
+    "account": _GUARANTEE,
+    "guarantee": _GUARANTEE,
 }
-_CLIPPING: dict[str, tuple[type, ...]] = {
-    "clip_norm": (float,),
-    "per_layer": (bool,),
-    "normalized": (bool,),
+_UNITS = {
+    "user": "unit length selection records",
+    "record": "unit length selection group_size reserve whole",
 }
-_FEDAVG: dict[str, tuple[type, ...]] = _CLIPPING | {
-    "algorithm": (str,),
-    "local_epochs": (int,),
-    "local_batch": (int,),
-    "local_rate": (float,),
-    "weight_cap": (int,),
-    "estimator": (str,),
-    "sensitivity": (float,),
+_TYPES = {
+    str: "mfopt chosen optimizer unit selection algorithm estimator privacy_unit adjacency method "
+    "status",
+    int: "parameters steps_done population users length records group_size local_epochs "
+    "local_batch weight_cap",
+    float: "normalizer value noise_move momentum beta2 bound noise_multiplier clip_norm local_rate "
+    "sensitivity epsilon delta failure_probability",
+    bool: "pinned black_box per_layer normalized reserve whole",
+    list: "steps",
+    dict: "scheme details",
 }
-_UNIT: dict[str, tuple[type, ...]] = {
-    "unit": (str,),
-    "length": (int,),
-    "selection": (str,),
-}
-_UNITS: dict[str, dict[str, tuple[type, ...]]] = {
-    "user": _UNIT | {"records": (int,)},
-    "record": _UNIT | {"group_size": (int,), "reserve": (bool,), "whole": (bool,)},
-}
-_GUARANTEE: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("epsilon", "delta", "noise_multiplier", "failure_probability"), (float,)),
-    **dict.fromkeys(("privacy_unit", "adjacency", "method", "status"), (str,)),
-    "group_size": (int,),
-    "details": (dict,),
-}
+_TYPE_OF = {name: kind for kind, names in _TYPES.items() for name in names.split()}
 CLAIMS = (
     "the run executed this mechanism, by an unchanged mfopt, on data with this many units",
     "its secret (sampling and noise keys, checkpoints) was random and is known to nobody else",
@@ -218,31 +187,30 @@ def _without_former(facts: JsonObject) -> dict[str, Any]:
 
 def _inputs(facts: JsonObject) -> dict[str, Any]:
     """Name and value of every input; UsageError where a field is unknown or of another type."""
-    of_units, of_clipping = facts["units"], facts["clipping"]
-    tables = dict(_INPUTS)
-    if of_units.keys() == {"unit"}:  # of mfopt.training.receipts
-        tables["units"] = {"unit": (str,)}
-        tables.pop("learning_rate")
-        _typed("learning_rate", facts.get("learning_rate"), (type(None),))
-    else:
-        tables["units"] = _UNITS.get(of_units["unit"], {})
-    if "validation" in facts:
-        tables["validation"] = _VALIDATION
-    tables["clipping"] = _FEDAVG if "algorithm" in of_clipping else _CLIPPING
+    units, clipping = facts["units"], facts["clipping"]
+    fields = {table: names.split() for table, names in _FIELDS.items()}
+    fields["clipping"] = [x.name for x in dataclasses.fields(type(clipping_of(clipping)))]
+    if "algorithm" in clipping:
+        fields["clipping"] += ["algorithm", "estimator", "sensitivity"]
+    fields["units"] = _UNITS[units["unit"]].split() if len(units) > 1 else ["unit"]
+    if len(units) == 1:  # of mfopt.training.receipts
+        del fields["learning_rate"]
+    if "validation" not in facts:
+        del fields["validation"]
     claims = {}
-    for table, types in tables.items():
+    for table, names in fields.items():
         values = facts[table] if table else facts
-        prefix = f"{table}." if table else ""
-        for name, allowed in types.items():
-            _typed(f"{prefix}{name}", values[name] if table else facts[name], allowed)
-            claims[f"{prefix}{name}"] = values[name]
-        if table:
-            _only(table, values, [*types, "scheme"] if table == "sampling" else types)
-    claims.pop("clipping.sensitivity", None)  # computed
-    for name in ("account", "guarantee"):
-        _only(name, facts[name], _GUARANTEE)
-        for field, allowed in _GUARANTEE.items():
-            _typed(f"{name}.{field}", facts[name][field], allowed)
+        if table and values.keys() != {*names}:
+            rule = f"must have the fields {', '.join(sorted(names))}, and no other"
+            way_out = "Have the run's owner write the report again: `mfopt train --resume` does."
+            raise _check.reject(f"report {table}", sorted(values), rule, way_out)
+        for name in names:
+            label = f"{table}.{name}" if table else name
+            if type(values[name]) is not _TYPE_OF[name]:
+                rule = f"must be {_TYPE_OF[name].__name__}"
+                raise _check.reject(f"report {label}", values[name], rule)
+            if _FIELDS.get(table) != _GUARANTEE and name not in ("scheme", "sensitivity"):
+                claims[label] = values[name]
     if "signature" in facts:  # of version 0.2
         claims["signature"] = facts["signature"]
     # of a group, the name of what it is a group of; and how the account was found
@@ -251,20 +219,6 @@ def _inputs(facts: JsonObject) -> dict[str, Any]:
     for name, value in facts["account"]["details"].items():
         claims[f"account.details.{name}"] = value
     return claims
-
-
-def _typed(name: str, value: Any, allowed: tuple[type, ...]) -> None:
-    if type(value) not in allowed:
-        words = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
-        raise _check.reject(f"report {name}", value, f"must be {words}")
-
-
-def _only(table: str, values: JsonObject, fields: Iterable[str]) -> None:
-    """Refuse a table of the report with other fields than these."""
-    if values.keys() != set(fields):
-        rule = f"must have the fields {', '.join(sorted(fields))}, and no other"
-        way_out = "Have the run's owner write the report again: `mfopt train --resume` does."
-        raise _check.reject(f"report {table}", sorted(values), rule, way_out)
 
 
 def runs_of(facts: JsonObject) -> list[Run]:
@@ -378,10 +332,8 @@ def _compared(
             # the same formula on another machine: the last bits may differ
             holds = math.isfinite(value) and value <= mine * (1 + 1e-9)
             yield Check(name, f"{mine:.8g}", f"{value:.8g}", holds)
-        elif name == "details":
-            yield _alike(name, mine, value)
         else:
-            yield Check(name.replace("_", " "), f"{mine}", f"{value}", _equal(mine, value))
+            yield _alike(name, mine, value)
     public = {name: facts[name] for name in ("steps_done", "pinned", "black_box")}
     if (losses := facts.get("validation")) is not None:
         public["validation"] = losses
@@ -392,15 +344,15 @@ def _compared(
     expected = _plain(
         privacy.report(account, execution, stated, num_params=facts["parameters"], **public)
     )
-    _only("noise_against_signal", facts["noise_against_signal"], expected["noise_against_signal"])
-    for name, value in expected.pop("noise_against_signal").items():
-        mine = facts["noise_against_signal"][name]
-        yield _alike(name, mine, value if math.isfinite(value) else None)
     done, covered = facts["steps_done"], execution.iterations
     yield Check("steps done", f"{done}", f"at most {covered}", 0 <= done <= covered)
-    if "learning_rate" in facts:
+    parts = {*expected, "signature", "continues"}
+    if len(facts["units"]) > 1:
         yield _learning_rate(facts["learning_rate"], execution)
-    surplus = sorted(facts.keys() - expected.keys() - {*_OTHER_PARTS, "noise_against_signal"})
+        parts.add("learning_rate")
+    if facts["strategy_arrays"] is None:  # C is in a factorization file, and has the digest
+        del expected["strategy_arrays"]
+    surplus = sorted(facts.keys() - parts)
     yield Check("fields", "those of a report", f"and {surplus}", not surplus)
     its, ours = (re.findall(r"\d+", version)[:3] for version in (facts["mfopt"], __version__))
     newer = [*map(int, its)] > [*map(int, ours)]
@@ -409,23 +361,14 @@ def _compared(
     is_equal = isinstance(words, list) and len(words) == len(warnings)
     is_equal = is_equal and all(map(_same_warning, words, warnings))
     yield Check("warnings", f"{words}", f"{warnings}", is_equal)
-    yield _alike("sampling scheme", facts["sampling"]["scheme"], expected["sampling"]["scheme"])
     if (rule := facts["units"].get("selection")) is not None:
         yield Check("rule of selection", rule, f"one of {RULES}", rule in RULES)
-    arrays = facts["strategy_arrays"]
-    if arrays is not None:  # every bit of C
-        is_equal = arrays == expected["strategy_arrays"]
-        yield Check(
-            "strategy arrays", "as computed here" if is_equal else "C", "another C", is_equal
-        )
     # inputs only, compared with themselves
-    tables = ("sampling", "clipping", "units", "validation")
-    rebuilt = {name: expected[name] for name in tables if name in expected}
-    stray = [name for name, value in rebuilt.items() if not _equal(facts[name], value)]
+    tables = {"sampling", "clipping", "units", "validation"} & expected.keys()
+    stray = sorted(name for name in tables if not _equal(facts[name], expected[name]))
     yield Check("inputs belong together", "units, sampling, clipping", f"not {stray}", not stray)
-    inputs = {*_INPUTS[""], *rebuilt, "strategy_arrays"}
     for name, value in expected.items():
-        if name not in inputs and name not in _COMPARED_APART:
+        if name not in {*tables, *_FIELDS[""].split(), "account", "guarantee", "warnings"}:
             yield _alike(name, facts[name], value)
 
 
@@ -472,8 +415,10 @@ def _equal(stated: Any, computed: Any) -> bool:
         return is_equal and all(_equal(stated[name], computed[name]) for name in computed)
     if isinstance(stated, list) and isinstance(computed, list):
         return len(stated) == len(computed) and all(map(_equal, stated, computed))
+    if type(computed) is float and not math.isfinite(computed):
+        return stated is None or stated == computed  # JSON of the command line has no infinity
     if type(stated) is float and type(computed) is float:
-        return stated == computed or math.isclose(stated, computed, rel_tol=1e-6)
+        return math.isclose(stated, computed, rel_tol=1e-6)
     return type(stated) is type(computed) and bool(stated == computed)
 
 
@@ -486,29 +431,27 @@ def composed(runs: Sequence[Run]) -> Guarantee:
     independent rounds, which :mod:`mfopt.accounting.phases` adds up on one grid.
     Refused are runs that protect different units or adjacencies, and estimates.
     """
-    newest = runs[-1][0]
-    for run_guarantee, _ in runs:
+    newest, guarantees = runs[-1][0], [guarantee for guarantee, _ in runs]
+    for guarantee in guarantees:
         for name in ("privacy_unit", "adjacency"):
-            if getattr(run_guarantee, name) != getattr(newest, name):
-                rule = f"is {getattr(run_guarantee, name)!r} in an earlier run, "
+            if getattr(guarantee, name) != getattr(newest, name):
+                rule = f"is {getattr(guarantee, name)!r} in an earlier run, "
                 rule += f"{getattr(newest, name)!r} here"
                 way_out = "Statements about different neighbours do not compose."
                 raise _check.reject(name, getattr(newest, name), rule, way_out)
-        if run_guarantee.status == "estimate":
-            raise _check.reject(
-                "account", str(run_guarantee), "is an estimate, which proves nothing"
-            )
-    delta = min(1.0, _up(math.fsum(run_guarantee.delta for run_guarantee, _ in runs)))
-    epsilon, method = (
-        _up(math.fsum(run_guarantee.epsilon for run_guarantee, _ in runs)),
-        f"sum of {len(runs)} runs",
-    )
+        if guarantee.status == "estimate":
+            raise _check.reject("account", str(guarantee), "is an estimate, which proves nothing")
+
+    def total(name: str) -> float:
+        return _up(math.fsum(getattr(guarantee, name) for guarantee in guarantees))
+
+    epsilon, delta, method = total("epsilon"), min(1.0, total("delta")), f"sum of {len(runs)} runs"
     names = ("epsilon", "delta", "adjacency", "privacy_unit", "group_size")
     # no group or grid is in a statement that is the account's own
     if all(
-        getattr(run_guarantee, x) == getattr(account.guarantee, x)
-        for run_guarantee, account in runs
-        for x in names
+        getattr(guarantee, name) == getattr(account.guarantee, name)
+        for guarantee, account in runs
+        for name in names
     ):
         with contextlib.suppress(UsageError, FailureError):  # the sum holds without
             parts = [
@@ -518,22 +461,16 @@ def composed(runs: Sequence[Run]) -> Guarantee:
                 composition = phases.compose(parts, delta=delta)
                 if composition.status == "bound" and composition.epsilon < epsilon:
                     epsilon, method = composition.epsilon, f"composition of {len(runs)} runs"
-    epsilons = [
-        {"epsilon": run_guarantee.epsilon, "delta": run_guarantee.delta}
-        for run_guarantee, _ in runs
-    ]
+    certified = any(guarantee.status == "certified" for guarantee in guarantees)
+    epsilons = [{"epsilon": x.epsilon, "delta": x.delta} for x in guarantees]
     details = {name: value for name, value in newest.details.items() if name != "bracket"}
     return dataclasses.replace(
         newest,
         epsilon=epsilon,
         delta=delta,
         method=method,
-        status="certified"
-        if any(run_guarantee.status == "certified" for run_guarantee, _ in runs)
-        else "bound",
-        failure_probability=min(
-            1.0, _up(math.fsum(run_guarantee.failure_probability for run_guarantee, _ in runs))
-        ),
+        status="certified" if certified else "bound",
+        failure_probability=min(1.0, total("failure_probability")),
         details=details | {"runs": epsilons},
     )
 
