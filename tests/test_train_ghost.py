@@ -11,8 +11,7 @@ from selection import before_release
 
 from mfopt.training import ghost
 from mfopt.training.clipping import Clipping
-from mfopt.training.gradients import Totals, formed_one_by_one, microbatch_adder, taps_of
-from mfopt.training.models import Model, next_token_loss
+from mfopt.training.gradients import Totals, microbatch_adder, taps_of
 from mfopt.training.models.decoder import LINEAR_LAYERS, LoRAConfig
 from mfopt.training.models.families import gpt2_config
 from mfopt.training.models.huggingface import gpt2_model
@@ -156,20 +155,7 @@ def test_uses_are_found_in_the_program():
     tapped = {names[i] for i in actual.leaves}
     kernels = {f"['{name}']['kernel']" for name in ("heads", "mix", "twice", "out")}
     assert tapped == kernels | {"['embed']['embedding']"}
-    biases = {"['heads']['bias']"}  # of two axes, so it is looked at
-    assert {names[i] for i in actual.unknown} == {"['looped']", "['square']"} | biases
     assert len(actual.uses) == 6
-
-
-def test_what_has_no_fast_form_is_said():
-    def loss(params, tokens, mask):
-        table = jnp.tanh(params["table"])
-        return next_token_loss(table[tokens] @ params["out"], tokens, mask)
-
-    params = {"table": jnp.ones((V, 8)), "out": jnp.ones((8, V))}
-    note = formed_one_by_one(Model.of(params, loss), LENGTH)
-    assert note is not None and "50%" in note and "table" in note and "out" not in note
-    assert formed_one_by_one(tiny(), LENGTH) is None
 
 
 def test_where_positions_are_many_gradients_are_formed_and_on_accelerators(monkeypatch):

@@ -120,7 +120,7 @@ def test_an_export_is_a_folder_of_the_reference_implementation(kind, saved, tmp_
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     folder, _ = saved(kind)
-    model = load_pretrained(folder, lora=LoRAConfig(rank=2, alpha=4.0, layers=LINEAR_LAYERS))
+    model = load_pretrained(folder, lora=LoRAConfig(rank=2, layers=LINEAR_LAYERS))
     params = jax.tree.map(
         lambda x: x + 0.2 * np.cos(np.arange(x.size)).reshape(x.shape), model.params
     )
@@ -163,7 +163,7 @@ def test_norms_and_clipped_sums_are_those_of_the_gradients_one_by_one(
     )
     taps = taps_of(model, 20)
     matrices = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim > 1]
-    assert len(taps.leaves) == len(matrices) and not taps.unknown
+    assert len(taps.leaves) == len(matrices)
     tokens = np.random.default_rng(1).integers(0, 61, (5, 2, 20)).astype(np.int32)
     mask = np.arange(20) < np.array([[20, 9], [7, 0], [0, 0], [20, 20], [2, 3]])[..., None]
     fast, slow = (

@@ -102,7 +102,7 @@ def test_bfloat16_and_recomputation(pretrained, recorded):
 
 @pytest.mark.ci
 def test_adapters_start_at_the_base_and_are_all_that_is_trained(pretrained, recorded):
-    lora = LoRAConfig(rank=3, alpha=6.0, layers=("attn/c_attn", "mlp/c_proj"))
+    lora = LoRAConfig(rank=3, layers=("attn/c_attn", "mlp/c_proj"))
     model = load_pretrained(REFERENCE, lora=lora, seed=1)
     assert sorted(model.params["h"]["0"]) == ["attn", "mlp"]
     shapes = jax.tree.map(jnp.shape, model.params["h"]["1"])
@@ -126,7 +126,7 @@ def test_adapters_start_at_the_base_and_are_all_that_is_trained(pretrained, reco
 
 @pytest.mark.release
 def test_merged_export_computes_what_the_adapted_model_does(tmp_path, recorded):
-    lora = LoRAConfig(rank=3, alpha=6.0, layers=("attn/c_attn", "mlp/c_proj"))
+    lora = LoRAConfig(rank=3, layers=("attn/c_attn", "mlp/c_proj"))
     model = load_pretrained(REFERENCE, lora=lora, seed=1)
     params = jax.tree.map(
         lambda leaf: 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape), model.params

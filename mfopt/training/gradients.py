@@ -18,7 +18,6 @@ from mfopt.training.clipping import Clipping, NoClipping, sum_of_squares
 from mfopt.training.models import Model, PyTree, num_targets
 from mfopt.training.taps import Taps, find
 
-_WORTH_TELLING = 0.1  # of the parameters
 Adder = Callable[["Totals", PyTree, PyTree, jax.Array, jax.Array], "Totals"]
 
 
@@ -95,25 +94,6 @@ def taps_of(model: Model, length: int) -> Taps:
     """Taps of the loss of ``length`` tokens, from shapes alone: nothing is computed."""
     row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
     return find(model.loss, model.params, model.frozen, *row)
-
-
-def formed_one_by_one(model: Model, length: int) -> str | None:
-    """A note on the parameters whose gradients are formed for each unit; None: on no large share.
-
-    Of those that no product with an activation shows; biases and the like are small.
-    """
-    flat = jax.tree.leaves_with_path(model.params)
-    unknown = [flat[i] for i in taps_of(model, length).unknown]
-    large = {jax.tree_util.keystr(path): leaf.size for path, leaf in unknown}
-    share = sum(large.values()) / model.num_params
-    if share < _WORTH_TELLING:
-        return None
-    largest = max(large, key=lambda name: large[name])
-    others_too = f" and {len(large) - 1} more" if len(large) > 1 else ""
-    return (
-        f"gradients of {share:.0%} of the parameters ({largest}{others_too}) are formed unit by "
-        "unit, which is slow: the loss uses them otherwise than in products and picked rows"
-    )
 
 
 def _clipped_sum(

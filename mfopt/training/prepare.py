@@ -23,7 +23,6 @@ from mfopt.training.config import TrainConfig, load
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen, verify_all
 from mfopt.training.data.stdlib import build_lines, build_stdlib, check_lines
 from mfopt.training.folder import check_folder, drop_folder, hold, make_folder, secret_of
-from mfopt.training.gradients import formed_one_by_one
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.metrics import Evaluator
 from mfopt.training.models import Model
@@ -164,7 +163,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     if shapes is not None:
         model = _initial_model(config, parts, tokenizer, earlier, progress)
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
-    _announce_formation(model, config, account, progress)
     model.check_fits(train.vocab_size, config.length)
     if config.selection in PERPLEXITY_RULES:
         units = wiring.units(train, config.selection, _initial_losses(model, mesh, train, config))
@@ -273,20 +271,6 @@ def _affordable(
     if guarantee is not None:
         privacy.with_grid(guarantee, fitting, model.num_params)
     return fitting
-
-
-def _announce_formation(
-    model: Model,
-    config: TrainConfig,
-    account: Factorization | None,
-    progress: Report,
-) -> None:
-    """Notes on what makes the run's steps slow."""
-    # where updates are local all are formed one by one
-    ghosts = account is not None and config.algorithm != "fedavg" and config.microbatch > 1
-    slow = formed_one_by_one(model, config.length) if ghosts else None
-    if slow:
-        _tell(progress, slow)
 
 
 def _initial_losses(model: Model, mesh: Mesh, train: TokenStore, config: TrainConfig) -> np.ndarray:

@@ -63,13 +63,11 @@ class Use:
 class Taps:
     """A loss of one record whose tapped parameters have products as their only uses.
 
-    ``program`` is the loss, flat; ``uses`` are in its order, of the tapped parameters only;
-    ``unknown`` are parameters of two axes or more with a use that is none of these.
+    ``program`` is the loss, flat; ``uses`` are in its order, of the tapped parameters only.
     """
 
     program: ClosedJaxpr
     uses: tuple[Use, ...]
-    unknown: tuple[int, ...]
 
     @property
     def leaves(self) -> tuple[int, ...]:
@@ -134,9 +132,7 @@ def find(loss: Callable[..., jax.Array], params: PyTree, *constants: PyTree) -> 
         halves = {frozenset((use.rows, use.columns)) for use in mine}
         if len(halves) > 1 or not all(mine[0].columns):
             unusable.add(leaf)
-    unknown = tuple(sorted(i for i in unusable if leaves[i].ndim > 1))
-    taps = Taps(program, tuple(uses), unknown)
-    return taps.keep([use.leaf for use in uses if use.leaf not in unusable])
+    return Taps(program, tuple(use for use in uses if use.leaf not in unusable))
 
 
 def _whole(leaf: int, value: Any) -> _View | None:

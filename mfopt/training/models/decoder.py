@@ -41,33 +41,24 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class LoRAConfig:
-    """Low-rank adapters (Hu et al. 2022): W + (alpha / rank) A B with A (in, rank), B (rank, out).
+    """Low-rank adapters (Hu et al. 2022): W + A B with A (in, rank), B (rank, out).
 
     B starts at 0, so the adapted model starts as the base model. Only A and B are trained.
 
     Args:
         rank: 32 as in Chua et al. 2024, appendix B.2.
-        alpha: scale; None: equal to ``rank``, so that the factor is 1.
         layers: linear layers of each block that get one, of ``LINEAR_LAYERS`` or ``TASKS``.
     """
 
     rank: int = 32
-    alpha: float | None = None
     layers: tuple[str, ...] = ("attn/c_attn",)
 
     def __post_init__(self) -> None:
         _check.integer("rank", self.rank)
-        if self.alpha is not None:
-            _check.positive("alpha", self.alpha)
         object.__setattr__(self, "layers", tuple(self.layers))
         unknown = set(self.layers) - {*TASKS, *sum(TASKS.values(), ())}
         if unknown or not self.layers:
             raise _check.reject("layers", self.layers, f"must be some of {LINEAR_LAYERS}")
-
-    @property
-    def scale(self) -> float:
-        """alpha / rank."""
-        return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
 Adapters = Mapping[str, LoRAConfig]  # by linear layer of a block
@@ -115,7 +106,7 @@ class Linear(nnx.Module):
         of_rows, of_columns = ("model", None) if out else (None, "model")
         self.kernel = parameter(rows, columns, cut=(of_rows, of_columns))
         self.bias = parameter(columns, cut=(of_columns,)) if bias else None
-        self.scale = 0.0 if lora is None else lora.scale
+        self.adapted = lora is not None
         if lora is not None:
             self.lora_a = parameter(rows, lora.rank, cut=(of_rows, None), kind=nnx.LoRAParam)
             self.lora_b = parameter(lora.rank, columns, cut=(None, of_columns), kind=nnx.LoRAParam)
@@ -125,9 +116,8 @@ class Linear(nnx.Module):
         product: jax.Array = x @ self.kernel[...].astype(dtype)
         if self.bias is not None:
             product = product + self.bias[...].astype(dtype)
-        if self.scale:
-            low = x @ self.lora_a[...].astype(dtype) @ self.lora_b[...].astype(dtype)
-            product = product + self.scale * low
+        if self.adapted:
+            product = product + x @ self.lora_a[...].astype(dtype) @ self.lora_b[...].astype(dtype)
         return product
 
 

@@ -180,9 +180,9 @@ def _save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: Lo
         "base_model_name_or_path": config.facts().get("_name_or_path"),
         "target_modules": sorted(patterns),
         "r": lora.rank,
-        "lora_alpha": lora.scale * lora.rank,
+        "lora_alpha": lora.rank,
         "rank_pattern": patterns,
-        "alpha_pattern": {module: lora.scale * rank for module, rank in patterns.items()},
+        "alpha_pattern": patterns,  # their quotient is the scale of A B: 1
         "fan_in_fan_out": config.family.learned,
         "inference_mode": True,
     }
@@ -190,7 +190,7 @@ def _save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: Lo
 
 
 def _merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> PyTree:
-    """The plain model's parameters with scale * A B added to each adapted matrix."""
+    """The plain model's parameters with A B added to each adapted matrix."""
     if lora is None:
         return params
     merged, low = flatten_dict(frozen), flatten_dict(params)
@@ -199,7 +199,7 @@ def _merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> 
             # On the host in float64: rounding of the product is then far below float32's.
             parts = (merged[*layer, "kernel"], low[*layer, name], low[*layer, "lora_b"])
             kernel, a, b = (np.asarray(part, np.float64) for part in parts)
-            merged[*layer, "kernel"] = np.asarray(kernel + lora.scale * (a @ b), np.float32)
+            merged[*layer, "kernel"] = np.asarray(kernel + a @ b, np.float32)
     return nest(merged)
 
 
