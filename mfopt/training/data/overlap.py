@@ -55,12 +55,12 @@ def copies(public: TokenStore, private: Sequence[TokenStore]) -> tuple[np.ndarra
             met |= np.isin(public_runs, windows)
     shared = public_runs[met]
     examined, copied = np.zeros((2, public.num_records), bool)
-    for numbers, windows, owner in _blocks(public):
+    for first, windows, owner in _blocks(public):
         sampled = windows % rate == 0
-        count = np.bincount(owner[sampled], minlength=len(numbers))
-        hits = np.bincount(owner[sampled], np.isin(windows[sampled], shared), len(numbers))
-        examined[numbers] = count > 0
-        copied[numbers] = (count > 0) & (hits >= NEAR * count)
+        count = np.bincount(owner[sampled])
+        hits = np.bincount(owner[sampled], np.isin(windows[sampled], shared))
+        examined[first : first + len(count)] = count > 0
+        copied[first : first + len(count)] = (count > 0) & (hits >= NEAR * count)
     return examined, copied
 
 
@@ -85,10 +85,10 @@ def refuse_copies(
     return overlap
 
 
-def _blocks(store: TokenStore) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(numbers of long records (R,), hashes of their runs of tokens (W,), owners of the runs).
+def _blocks(store: TokenStore) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """(number of the first of some records, hashes of runs of tokens (W,), owner of each run).
 
-    A run's owner is its record's place among the R.
+    A run's owner is its record's place among these; only runs of long records are there.
     """
     start, count, borders = 0, store.num_records, np.asarray(store.record_offsets)
     powers = np.cumprod(np.full(WINDOW, _BASE), dtype=np.uint64)
@@ -96,17 +96,14 @@ def _blocks(store: TokenStore) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndar
         # as many records as fit, at least one
         end = int(np.searchsorted(borders, borders[start] + _BLOCK, side="right")) - 1
         end = min(max(end, start + 1), count)
-        offsets = borders[start : end + 1]
-        tokens = np.asarray(store.tokens[offsets[0] : offsets[-1]]) % CONTEXT
-        lengths = np.diff(offsets)
-        long = np.flatnonzero(lengths >= SHORTEST)
-        runs = lengths[long] - WINDOW + 1
-        owner = np.repeat(np.arange(len(long)), runs)
-        begin = np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
-        begin += (offsets - offsets[0])[long][owner]
-        letters, windows = uniform_hash(0, 0, tokens), np.zeros(len(begin), np.uint64)
-        for i in range(WINDOW):
-            windows += letters[begin + i] * powers[i]
-        yield start + long, uniform_hash(0, 1, windows), owner
+        tokens = np.asarray(store.tokens[borders[start] : borders[end]]) % CONTEXT
+        lengths = np.diff(borders[start : end + 1])
+        owner, runs = np.repeat(np.arange(end - start), lengths), max(0, len(tokens) - WINDOW + 1)
+        letters, windows = uniform_hash(0, 0, tokens), np.zeros(runs, np.uint64)
+        for i, power in enumerate(powers):
+            windows += letters[i : i + runs] * power
+        within = owner[:runs] == owner[len(owner) - runs :]  # all of a run is in one record
+        within &= lengths[owner[:runs]] >= SHORTEST
+        yield start, uniform_hash(0, 1, windows[within]), owner[:runs][within]
         give_back(store.tokens)
         start = end
