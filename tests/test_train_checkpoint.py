@@ -147,9 +147,7 @@ def test_export_is_the_model_alone(tmp_path):
     arrays = load_file(tmp_path / "out" / "model.safetensors")
     assert set(arrays) == {"embed", "decode"}
     np.testing.assert_array_equal(arrays["embed"], model.params["embed"])
-    with pytest.raises(UsageError, match="exists"):
-        export_model(model, model.params, tmp_path / "out")
-    export_model(model, model.params, tmp_path / "out", force=True)
+    export_model(model, model.params, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -191,7 +191,6 @@ def _finish(prepared: Prepared, state: TrainState) -> dict[str, Any] | None:
         prepared.model,
         params,
         folder / "model",
-        force=True,
         tokenizer=prepared.tokenizer,
         end_id=prepared.parts["train"].metadata.get("end_id"),
         base=Path(prepared.config.model) if prepared.config.model else None,

@@ -187,7 +187,7 @@ def _pretrained(
     except (OSError, ValueError):  # not there, or not whole
         pass
     params = _pretrain(base, public, config, progress)
-    export_model(base, params, target, force=True, tokenizer=tokenizer)
+    export_model(base, params, target, tokenizer=tokenizer)
     _files.write(record, json.dumps(facts | {"weights": weights()}, indent=2) + "\n")
 
 

@@ -15,6 +15,8 @@ import numpy as np
 
 from mfopt._runtime import _check
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
+
 
 class RunSecret:
     """256 secret bits. ``repr`` shows none of them.
@@ -90,13 +92,14 @@ def uniform_hash(seed: int, step: int, *numbers: np.ndarray) -> np.ndarray:
     state = np.full(shape, low, dtype=np.uint64)
     with np.errstate(over="ignore"):
         for number in numbers:
-            state = _mix(state ^ np.asarray(number, dtype=np.int64).view(np.uint64))
+            state = mix(state ^ np.asarray(number, dtype=np.int64).view(np.uint64))
             state += high
-        return _mix(state)
+        return mix(state)
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
-    x = x + np.uint64(0x9E3779B97F4A7C15)
+def mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's next number from each uint64; to be called where overflow is ignored."""
+    x = x + GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(x ^ (x >> np.uint64(31)))

@@ -24,6 +24,7 @@ from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training.data import store as stores
 from mfopt.training.data.store import CONTEXT, token_dtype
+from mfopt.training.secrets import GOLDEN, mix
 
 # Texts are recognized by 128-bit digests, and a user's hold-out follows from one: a chance meeting
 # among 10⁸ has probability below 1e-22.
@@ -125,17 +126,14 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
             hold_out, progress: what is kept from it, and callback for what has been grouped.
         """
         hold_out = hold_out or HoldOut()
-        names, digests = list(self._users), [key(user) for user in self._users]
+        names = list(self._users)
+        keys = np.frombuffer(b"".join(map(key, names)), "<u8").reshape(-1, 2)
         owners, order = np.array(self._owners, np.int64), np.argsort(self._owners, kind="stable")
         counts = np.bincount(owners, minlength=len(names))
         position = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
         seed = 2 * hold_out.seed
-        outside = np.array([_uniform(digest, seed) < hold_out.users for digest in digests], bool)
-        held_out = np.zeros(len(order), bool)
-        if hold_out.records:
-            pairs = zip(owners[order].tolist(), position.tolist(), strict=True)
-            chances = (_uniform(digests[owner], seed + 1, number) for owner, number in pairs)
-            held_out[:] = [chance < hold_out.records for chance in chances]
+        outside = _uniform(keys, seed) < hold_out.users
+        held_out = _uniform(keys[owners[order]], seed + 1, position) < hold_out.records
         part_of = np.where(outside[owners[order]], 1, np.where(held_out, 2, 0))
         part_of[np.array(self._repeated, bool)[order]] = -1
         parts = {
@@ -199,13 +197,10 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         _files.write(folder / stores.METADATA, text)
 
 
-def _uniform(digest: bytes, salt: int, number: int = 0) -> float:
-    """A number in [0, 1) from a key, a salt and a number: the finalizer of splitmix64, twice."""
-    low, high = (int.from_bytes(digest[offset : offset + 8], "little") for offset in (0, 8))
-    x = low ^ (number << 32) ^ salt
-    for addend in (high ^ number, 0x9E3779B97F4A7C15):
-        x = (x + addend) % (1 << 64)
-        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
-        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % (1 << 64)
-        x ^= x >> 31
-    return float((x >> 11) * 2.0**-53)
+def _uniform(keys: np.ndarray, salt: int, number: int | np.ndarray = 0) -> np.ndarray:
+    """Numbers in [0, 1) from keys (n, 2), a salt and numbers: two rounds of SplitMix64."""
+    (low, high), numbers = keys.T, np.asarray(number, np.uint64)
+    mixed = low ^ (numbers << np.uint64(32)) ^ np.uint64(salt % (1 << 64))
+    with np.errstate(over="ignore"):
+        mixed = mix(mix(mixed + (high ^ numbers) - GOLDEN))
+    return np.asarray((mixed >> np.uint64(11)) * 2.0**-53)

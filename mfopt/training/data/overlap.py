@@ -15,7 +15,7 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt.training.data.store import CONTEXT, TokenStore, give_back
-from mfopt.training.secrets import uniform_hash
+from mfopt.training.secrets import GOLDEN, uniform_hash
 
 WINDOW = 8  # tokens of a run
 SHORTEST = 16  # tokens of a record that is examined
@@ -23,7 +23,6 @@ NEAR = 0.5  # share of its runs that makes a record a copy
 MOST = 0.1  # share of the public tokens in copies that chance and shared boilerplate explain
 _BLOCK = 1 << 19  # tokens worked on at once
 _KEPT = 1 << 24  # public runs kept; of more, a fixed share is sampled
-_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +90,7 @@ def _blocks(store: TokenStore) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     A run's owner is its record's place among these; only runs of long records are there.
     """
     start, count, borders = 0, store.num_records, np.asarray(store.record_offsets)
-    powers = np.cumprod(np.full(WINDOW, _BASE), dtype=np.uint64)
+    powers = np.cumprod(np.full(WINDOW, GOLDEN), dtype=np.uint64)
     while start < count:
         # as many records as fit, at least one
         end = int(np.searchsorted(borders, borders[start] + _BLOCK, side="right")) - 1

@@ -191,10 +191,8 @@ class TokenStore:
         chosen = np.asarray(records, np.int64)
         return np.asarray(self.record_offsets[chosen + 1] - self.record_offsets[chosen])
 
-    def batch(
-        self, records: ArrayLike, length: int, pad_id: int = 0
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The first ``length`` tokens of each record, padded with ``pad_id`` at the end.
+    def batch(self, records: ArrayLike, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """The first ``length`` tokens of each record, padded with 0 at the end.
 
         ``records``: (B,) record numbers; -1 stands for an empty record (all padding).
 
@@ -204,9 +202,9 @@ class TokenStore:
         """
         begins, empty = self._numbers("records", records, self.num_records)
         if not self.num_records:
-            return self._gather(begins, begins, length, pad_id)
+            return self._gather(begins, begins, length)
         start, stop = self.record_offsets[begins], self.record_offsets[begins + 1]
-        return self._gather(start, np.where(empty, 0, stop - start), length, pad_id)
+        return self._gather(start, np.where(empty, 0, stop - start), length)
 
     def in_chunks(self, length: int) -> TokenStore:
         """The same tokens, each record of more than ``length`` cut into records of at most that.
@@ -276,14 +274,14 @@ class TokenStore:
         return np.where(numbers < 0, 0, numbers), numbers < 0
 
     def _gather(
-        self, start: np.ndarray, count: np.ndarray, length: int, pad_id: int = 0
+        self, start: np.ndarray, count: np.ndarray, length: int
     ) -> tuple[np.ndarray, np.ndarray]:
         position = np.arange(_check.integer("length", length), dtype=np.int64)
         mask = position < count[:, None]
         if not self.num_tokens:
-            return np.full(mask.shape, pad_id, np.int32), mask
+            return np.zeros(mask.shape, np.int32), mask
         index = np.where(mask, start[:, None] + position, 0)
-        tokens = np.where(mask, self.tokens[index], pad_id)
+        tokens = np.where(mask, self.tokens[index], 0)
         return (tokens % CONTEXT).astype(np.int32), mask & (tokens < CONTEXT)
 
 

@@ -314,7 +314,6 @@ def export_model(
     model: Model,
     params: PyTree,
     folder: str | Path,
-    force: bool = False,
     tokenizer: Tokenizer | None = None,
     end_id: int | None = None,
     base: Path | None = None,
@@ -325,17 +324,14 @@ def export_model(
     written as ``model.safetensors``, one tensor per leaf, named by its path.
 
     Args:
-      model, params, folder: the model, its trainable parameters, and where files are written.
-      force: replace what is there.
+      model, params, folder: the model, its trainable parameters, and where files are written, in
+        place of what is there.
       tokenizer: written beside the model as ``tokenizer.json``.
       end_id: the token that ended the records it was trained on, where generation then stops.
       base: folder of the model that was trained further: the settings of its tokenizer and of
         generation, and its template of chats, are copied.
     """
     folder = Path(folder)
-    if folder.exists() and not force:
-        way_out = "Choose another folder, or give `force=True`."
-        raise _check.reject("output", str(folder), "exists already", way_out)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _files.new_folder(folder) as part:
         if model.export is not None:
