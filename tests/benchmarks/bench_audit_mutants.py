@@ -134,7 +134,8 @@ def audited(folder: Path) -> int:
     def watched(trainer: Any, *arguments: Any) -> Iterator[Any]:
         for result in run(trainer, *arguments):
             leaves = jax.tree.leaves(jax.device_get(result.release))
-            steps.extend([result.batch.units, *leaves])
+            units = result.batch.units
+            steps.extend([units[units >= 0], *leaves])
             yield result
 
     Trainer.run = watched  # type: ignore[method-assign, assignment]

@@ -147,28 +147,24 @@ def _save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: Lo
         config, params, lora: shape of the base model, its adapters, and how they were made.
     """
     low, sizes = flatten_dict(params), Counter[str]()
-    of_module: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
-    patterns: dict[str, int] = {}
-    for path, name, _, rows in config.tensors():
-        if path[-1] != "kernel":
-            continue
-        columns = config.matrices["/".join(path[2:4])][1]
-        rows = np.arange(columns) if rows is None else rows
-        sizes[module := name.removesuffix(".weight")] += columns
-        if (*path[:-1], "lora_a") in low:
-            a, b = (np.asarray(low[*path[:-1], x], np.float32).T for x in ("lora_a", "lora_b"))
-            of_module.setdefault(module, []).append((a, b, rows))
-            # of all blocks alike
-            patterns[module.partition(f".{path[1]}.")[2]] = lora.rank * len(of_module[module])
     tensors: dict[str, np.ndarray] = {}
-    for module, parts in of_module.items():
-        whole = np.zeros((sizes[module], lora.rank * len(parts)), np.float32)
-        for number, (_, b, rows) in enumerate(parts):
-            whole[rows, number * lora.rank : (number + 1) * lora.rank] = b
-        name = f"base_model.model.{module}.lora_"
-        # the writer takes the bytes as they lie
-        tensors[f"{name}A.weight"] = np.ascontiguousarray(np.concatenate([a for a, _, _ in parts]))
-        tensors[f"{name}B.weight"] = whole
+    patterns: dict[str, int] = {}
+    for tensor in config.tensors():
+        if tensor.path[-1] == "kernel":
+            sizes[tensor.name] += config.matrices["/".join(tensor.path[2:4])][1]
+    for path, tensor_name, _, rows in config.tensors():
+        if (*path[:-1], "lora_a") not in low or path[-1] != "kernel":
+            continue
+        a, b = (np.asarray(low[*path[:-1], x], np.float32).T for x in ("lora_a", "lora_b"))
+        whole = np.zeros((sizes[tensor_name], lora.rank), np.float32)
+        whole[slice(None) if rows is None else rows] = b
+        module = tensor_name.removesuffix(".weight")
+        for letter, part, axis in (("A", a, 0), ("B", whole, 1)):
+            name = f"base_model.model.{module}.lora_{letter}.weight"
+            parts = [tensors[name], part] if name in tensors else [part]
+            # the writer takes the bytes as they lie
+            tensors[name] = np.ascontiguousarray(np.concatenate(parts, axis))
+        patterns[module.partition(f".{path[1]}.")[2]] = len(tensors[name][0])  # in all blocks alike
     folder.mkdir()
     _files.write(
         folder / "adapter_model.safetensors",
