@@ -26,7 +26,11 @@ def readme() -> str:
     """README whose links lead to ``$MFOPT_TREE``, the address of the tree, where that is set."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     tree = os.environ.get("MFOPT_TREE", "").rstrip("/")
-    return re.sub(r"\]\((?![a-z]+:|#)", f"]({tree}/", text) if tree else text
+    if not tree:
+        return text
+    # of an image the file itself, not the page about it
+    text = re.sub(r"(!\[[^]]*\]\([^:)]*)\)", r"\1?raw=true)", text)
+    return re.sub(r"\]\((?![a-z]+:|#)", f"]({tree}/", text)
 
 
 def repack(archive: str, date: int) -> None:

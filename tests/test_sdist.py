@@ -58,6 +58,7 @@ def test_a_source_is_the_same_bytes_again_and_type_checkers_find_editable_instal
         (about,) = (name for name in packed.getnames() if name.count("/") == 1 and "PKG" in name)
         text = packed.extractfile(about).read().decode()
     assert "](https://example.org/tree/docs/index.md#questions)" in text and "](docs/" not in text
+    assert "](https://example.org/tree/artifacts/accuracy/accuracy.png?raw=true)" in text
     python("-c", BUILD.replace("sdist", "editable"), tmp_path / "wheel", cwd=tree)
     (wheel,) = (tmp_path / "wheel").glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
