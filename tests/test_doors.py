@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import json
 import operator
 import random
 import sys
@@ -160,40 +159,6 @@ def test_both_doors_ask_the_library_for_the_same_or_refuse_the_same(
             typed = [*options, "--epochs", "--iters"]
             assert any(name in shown.output for name in typed), (problem, shown.output)
     assert min(refused, answered) > 15  # a control: both happen
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize(
-    ("sampling", "strategy", "extra"),
-    [
-        *(("fixed-order", kind, {}) for kind in ("blt", "banded-sqrt", "tree", "toeplitz")),
-        ("min-separation", "blt", {"separation": 3, "max-participations": 2}),
-        ("poisson", None, {}),
-        ("cyclic-poisson", None, {}),
-        ("cyclic-poisson", "banded", {"bands": 2}),
-        ("balls-in-bins", "identity", {}),
-        ("fresh-bins", "identity", {"reassign-every": 2}),
-        ("balls-in-bins", "banded-sqrt", {"certificate": "deterministic"}),
-    ],
-)
-def test_both_doors_make_the_same_mechanism(sampling, strategy, extra, tmp_path):
-    keywords = {name.replace("-", "_"): value for name, value in extra.items()}
-    by_python = mfopt.factorize(
-        epochs=2,
-        iterations_per_epoch=6,
-        epsilon=2.0,
-        sampling=sampling,
-        strategy=strategy,
-        **keywords,
-    )
-    options = {"sampling": sampling, **({"strategy": strategy} if strategy else {}), **extra}
-    line = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    size = ["--epochs", "2", "--iters", "6", "--eps", "2", "--out", str(tmp_path / "made.npz")]
-    shown = CliRunner().invoke(cli, ["optimize", *size, *line, "--json"], prog_name="mfopt")
-    assert shown.exit_code == 0, shown.output
-    facts = json.loads(shown.stdout)
-    assert facts["digest"] == by_python.digest and facts["rmse"] == by_python.rmse
-    assert facts["status"] == by_python.guarantee.status
 
 
 HOSTILE = (

@@ -8,9 +8,6 @@ to that kind of value. A call is judged by its exit code (0, 1 or 2), its last l
 ``--json`` printed, and the files it left. Calls run in this process's children, which import JAX
 once; a call that is still at work after ``--seconds`` is stopped like Ctrl-C and must then end
 with 130; one that needs more than ``--gib``, or ends its process, has failed.
-
-The same command with the same ``--out`` goes on after the last call that was made, so ``--minutes``
-can cut the work in parts.
 """
 
 from __future__ import annotations
@@ -111,9 +108,8 @@ bench = Bench(
     __doc__,
     count=(1500, "Calls to generate."),
     seed=(0, "Pin the randomness."),
-    minutes=(600.0, "Time after which to stop early."),
     seconds=(10.0, "Time before a call is stopped."),
-    gib=(8.0, "Memory that a call may need.", "--memory"),
+    gib=(12.0, "Memory that a call may need: `noise` fills what is free.", "--memory"),
     only=("", "Only calls of commands that start with this."),
     worker=(False, "Make the calls that standard input holds."),
 )
@@ -337,10 +333,9 @@ def worker(calls: list[tuple[int, Call]], options: Options) -> None:
 
 
 def drive(calls: list[Call], options: Options) -> list[dict[str, Any]]:
-    """All calls that there is time for, in a child that is replaced when a call ends it."""
+    """All calls, in a child that is replaced when a call ends it."""
     remainder, results = collections.deque(enumerate(calls)), []
-    until = time.monotonic() + 60 * options.minutes
-    while remainder and time.monotonic() < until:
+    while remainder:
         child = subprocess.Popen(
             [sys.executable, __file__, "--worker", f"--seconds={options.seconds}"],
             stdin=subprocess.PIPE,
@@ -370,9 +365,7 @@ def drive(calls: list[Call], options: Options) -> list[dict[str, Any]]:
             results.append(entry)
             if entry["problem"]:
                 print(f"{shlex.join(entry['call'])[:200]}\n    {entry['problem']}", flush=True)
-            if time.monotonic() > until:
-                child.kill()
-            if entry["gib"] > options.gib or time.monotonic() > until:
+            if entry["gib"] > options.gib:
                 break
         child.wait()
         if begun is not None:
@@ -392,37 +385,18 @@ def called(options: Options) -> tuple[dict[str, Any] | None, bool]:
     if options.worker:
         worker([(index, call) for index, call in json.load(sys.stdin)], options)
         return None, False
-    began = time.perf_counter()
     built = generate(options.count, options.seed)
-    calls = [call for call in built if " ".join(call).startswith(options.only)]
-    nothing = {"command": bench.how, "calls": 0, "codes": {}, "stopped_at_work": 0}
-    nothing |= {"largest_gib": 0.0, "problems": [], "seconds": 0.0}
-    original = bench.earlier(nothing, same="command")
-    summary = added(original, drive(calls[original["calls"] :], options))
-    summary["seconds"] = round(original["seconds"] + time.perf_counter() - began, 1)
-    bench.begun -= original["seconds"]
-    if summary["calls"] < len(calls):
-        print(f"{summary['calls']} of {len(calls)} calls; the same command goes on")
-    return summary, bool(summary["problems"])
-
-
-def added(original: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The report with more calls."""
-    codes = collections.Counter(original["codes"]) + collections.Counter(
-        str(entry["code"]) for entry in results
-    )
-    largest = max([original["largest_gib"], *(entry.get("gib", 0.0) for entry in results)])
+    results = drive([call for call in built if " ".join(call).startswith(options.only)], options)
     wrong = [entry for entry in results if entry["problem"]]
-    return {
-        **original,
-        "calls": original["calls"] + len(results),
-        "codes": dict(sorted(codes.items())),
-        "stopped_at_work": original["stopped_at_work"]
-        + sum(entry.get("stopped", False) for entry in results),
-        "largest_gib": round(largest, 2),
-        "problems": original["problems"]
-        + [{k: entry[k] for k in ("call", "code", "problem")} for entry in wrong],
+    report = {
+        "command": bench.how,
+        "calls": len(results),
+        "codes": dict(sorted(collections.Counter(str(entry["code"]) for entry in results).items())),
+        "stopped_at_work": sum(entry.get("stopped", False) for entry in results),
+        "largest_gib": round(max(entry.get("gib", 0.0) for entry in results), 2),
+        "problems": [{key: entry[key] for key in ("call", "code", "problem")} for entry in wrong],
     }
+    return report, bool(wrong)
 
 
 if __name__ == "__main__":
