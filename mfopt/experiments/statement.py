@@ -33,7 +33,7 @@ _NEIGHBOURS = {
 }
 _ENTRY = dict.fromkeys(
     ("example", "record"),
-    " It is one entry of the data, and not a person: who has several entries is protected less.",
+    " That is one entry of the data, not a person: who has several entries is protected less.",
 )
 _TRUSTED = (
     "**The program.** Training executes what is described here, by unchanged code.",
@@ -43,8 +43,8 @@ _TRUSTED = (
     "specialists): {sampling}. Batches drawn in another way are not covered.",
     "**Keys.** The random keys of noise and sampling stay secret. Who knows them can subtract the "
     "noise.",
-    "**The data.** One {unit} holds all that a person contributed. A person with several is "
-    "protected less than stated.",
+    "**The data.** A person is protected as stated only if one {unit} holds all that the person "
+    "contributed.",
     "**Arithmetic.** The proof is about exact numbers, and a computer rounds. {rounding}",
 )
 _NOT_COVERED = (
@@ -244,10 +244,11 @@ def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> St
             *((f"**Warning:** {doubt}.",) if doubt else ()),
         ),
         "Whom it protects": (
-            f"One {protected}. Two data sets are compared: the real one, and a neighbour; "
+            f"One {protected}.{_ENTRY.get(unit, '')} Two data sets are compared: the real one, and "
+            "a neighbour; "
             f"{_NEIGHBOURS[guarantee.adjacency].format(unit=protected)} "
             f"({guarantee.adjacency} adjacency). The promise limits how well anybody can tell from "
-            f"what is released which of the two is the real one.{_ENTRY.get(unit, '')}",
+            "what is released which of the two is the real one.",
         ),
         "How strong it is": _strength(guarantee, unit, units),
         _ATTACKER: attacker,
