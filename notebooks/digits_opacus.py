@@ -38,8 +38,9 @@ def main(path: str, rate: float = 0.5, seed: int | None = None) -> float:
             torch.nn.functional.cross_entropy(model(batch), target).backward()
             optimizer.step()
 
-    found = model(torch.tensor(test_x).float()).argmax(1).numpy()
-    accuracy = float((found == test_y).mean())
+    model.eval()  # a training pass takes batches of the loader only
+    predicted = model(torch.tensor(test_x).float()).argmax(1).numpy()
+    accuracy = float((predicted == test_y).mean())
     print(f"{accuracy:.1%} of held-out digits; {factorization.guarantee}")
     return accuracy
 

@@ -43,17 +43,19 @@ def main(path: str, rate: float = 0.5, seed: int | None = None) -> float:
     factorization = mfopt.load(path)
     with tempfile.TemporaryDirectory() as folder:
         plan = TrainingArguments(folder, num_train_epochs=factorization.sampling.epochs, **SETTINGS)
-        private = {
-            "factorization": factorization,
-            "seed": seed,
-            "optimizers": (optimizer, constant),
-        }
-        tools = {"train_dataset": data, "optimizers": (optimizer, constant)}
-        trainer = PrivateTrainer(model, plan, **tools, **private)
+        trainer = PrivateTrainer(
+            model,
+            plan,
+            train_dataset=data,
+            optimizers=(optimizer, constant),
+            factorization=factorization,
+            seed=seed,
+            allow_uncertified=seed is not None,
+        )
         trainer.train()
     print(f"{trainer.run.step} of {len(trainer.run.sampler)} steps; {factorization.guarantee}")
-    found = model(torch.tensor(test_x).float())["logits"].argmax(1).numpy()
-    return float((found == test_y).mean())
+    predicted = model(torch.tensor(test_x).float())["logits"].argmax(1).numpy()
+    return float((predicted == test_y).mean())
 
 
 if __name__ == "__main__":
