@@ -71,15 +71,12 @@ class Run:
         results = self.results(cells.values())
         return {key: results[cell].record for key, cell in cells.items()}
 
-    def every_size(self, setting: Comparison) -> dict[tuple[str, float], list[comparison.Row]]:
-        """Rows of a comparison for every size that is tried, by family and ε."""
-        planned = comparison.plan(setting).values()
-        self.computed |= {cell: None for sizes in planned for _, cell in sizes}
-        return comparison.every_size(setting, self.cache, jobs=self.jobs, progress=_show)
-
     def compare(self, setting: Comparison) -> list[comparison.Row]:
         """Rows of a comparison, each at its best size."""
-        return comparison.best(self.every_size(setting))
+        planned = comparison.plan(setting).values()
+        self.computed |= {cell: None for sizes in planned for _, cell in sizes}
+        sizes = comparison.every_size(setting, self.cache, jobs=self.jobs, progress=_show)
+        return comparison.best(sizes)
 
     def cost(self) -> dict[str, Any]:
         """Devices, seconds, processor seconds and last day of the cells computed so far."""

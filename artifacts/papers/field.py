@@ -56,7 +56,7 @@ from mfopt.strategies import BandedInverseRoot, Toeplitz, series
 from mfopt.workloads import PrefixSums
 
 EPSILONS, DELTA = (0.5, 2.0, 8.0, 16.0), 1e-5
-SHAPES = ((8, 32), (16, 128))  # epochs × iterations
+SHAPES = ((8, 32), (4, 64), (16, 128))  # epochs × iterations
 # sizes to choose from: bands, powers of two up to half an epoch and then these parts of one; with a
 # random partition of them as many groups, or so many times as many; separations in sixteenths of an
 # epoch, which 32 iterations have only the even ones of
@@ -350,11 +350,12 @@ def ladders(name: str, epochs: int, bins: int) -> tuple[tuple[int, ...], ...]:
         return powers, GROUPS_OF_BAND
     if name.endswith("+poisson"):  # other numbers of groups leave some of them a step less
         return ((*powers, bins),)
-    most = bins if name == B_MIN_SEP_FAMILY else bins * epochs // 2
-    bands = (*powers, *(k * bins // 8 for k in EIGHTHS if k * bins // 8 <= most))
+    most = bins if name == B_MIN_SEP_FAMILY else bins * epochs
+    bands = {*powers, *(k * bins // 8 for k in EIGHTHS if k * bins // 8 <= most)}
     if name == B_MIN_SEP_FAMILY:
-        return bands, tuple(k * bins // 16 for k in SIXTEENTHS if k * bins % 16 == 0)
-    return (bands,)
+        separations = tuple(k * bins // 16 for k in SIXTEENTHS if k * bins % 16 == 0)
+        return tuple(sorted(bands)), separations
+    return (tuple(sorted({*bands, *(3 * power // 2 for power in powers), 5 * bins // 8})),)
 
 
 def cell(name: str, size: Size, setting: Comparison, epsilon: float) -> Cell | None:
@@ -412,11 +413,7 @@ def start(name: str, axes: Sequence[Sequence[int]], bins: int, epsilon: float) -
 
 
 def tuned(
-    name: str,
-    setting: Comparison,
-    epsilon: float,
-    records: Callable[..., Mapping[Any, Any]],
-    earlier: Mapping[Size, dict[str, Any]],
+    name: str, setting: Comparison, epsilon: float, records: Callable[..., Mapping[Any, Any]]
 ) -> dict[Size, dict[str, Any]]:
     """Records of the sizes that were run; an empty one where the cell was not.
 
@@ -424,22 +421,20 @@ def tuned(
       name: of a family.
       setting, epsilon: the shape, and the target.
       records: of cells by key; it may leave some out.
-      earlier: records that stand where there is none.
     """
     axes = ladders(name, setting.epochs, setting.bins)
-    tried = dict(earlier)
-    frontier, asked = {start(name, axes, setting.bins, epsilon)}, set[Size]()
+    tried: dict[Size, dict[str, Any]] = {}
+    frontier = {start(name, axes, setting.bins, epsilon)}
     while frontier:
         wanted = {size: cell(name, size, setting, epsilon) for size in sorted(frontier)}
         run = {size: made for size, made in wanted.items() if made is not None}
         done = records(run)
-        tried |= {size: done.get(size, earlier.get(size, {})) for size in run}
-        asked |= run.keys()
+        tried |= {size: done.get(size, {}) for size in run}
         frontier = {
             size
             for error in ERRORS
             for size in neighbours(lowest(tried, error), axes)
-            if size not in asked and cell(name, size, setting, epsilon) is not None
+            if size not in tried and cell(name, size, setting, epsilon) is not None
         }
     return tried
 
@@ -450,7 +445,7 @@ def lowest(tried: Mapping[Size, Mapping[str, Any]], error: str) -> Size:
 
 
 VALUES = "noise_multiplier", "rmse", "final_model_error", "relative_error", "memory"
-RUN, EARLIER, NOT_RUN = "this table", "comparison-16x128", "not run"
+NOT_RUN = "not run"
 
 
 def sizes(run: Run, epochs: int, bins: int, only_finished: bool = False) -> list[dict[str, Any]]:
@@ -459,11 +454,10 @@ def sizes(run: Run, epochs: int, bins: int, only_finished: bool = False) -> list
     Args:
       run: whose cache has finished cells.
       epochs, bins: the shape.
-      only_finished: compute nothing. Instead of a cell that is not in the cache stands the row of
-        ``comparison-16x128``, which has no final-model error, or one without numbers.
+      only_finished: compute nothing. For a cell that is not in the cache stands a row without
+        numbers.
     """
     setting = Comparison(bins, epochs, EPSILONS, DELTA)
-    earlier = _earlier(run.folder) if only_finished and (epochs, bins) == (16, 128) else {}
 
     def finished(cells: Mapping[Size, Cell]) -> dict[Size, dict[str, Any]]:
         loaded = {size: run.cache.load(cell) for size, cell in cells.items()}
@@ -475,44 +469,14 @@ def sizes(run: Run, epochs: int, bins: int, only_finished: bool = False) -> list
     for entry, epsilon in itertools.product(FIELD, EPSILONS):
         for name in entry.names or (entry.label,):
             records = finished if only_finished else run.records
-            tried = tuned(name, setting, epsilon, records, {})
-            if not all(tried.values()):
-                tried = tuned(name, setting, epsilon, records, earlier.get((name, epsilon), {}))
-            for size, record in tried.items():
+            for size, record in tuned(name, setting, epsilon, records).items():
                 place = {"shape": f"{epochs}x{bins}", "epsilon": epsilon, "mechanism": entry.label}
                 values = {value: record.get(value, "") for value in VALUES}
-                if record:
-                    values["memory"] = _memory(name, size, int(values["memory"]))
+                if record and name == BANDED_INVERSE:  # run as a Toeplitz C of no structure
+                    values["memory"] = size[0] - 1
                 form = {"family": name, "size": words(name, size)}
                 rows.append({**place, **form, **values, "status": record.get("status", NOT_RUN)})
-                rows[-1]["made_by"] = record.get("made_by", RUN) if record else NOT_RUN
     return rows
-
-
-def _memory(form: str, size: Size, buffers: int) -> int:
-    """Noise buffers that a mechanism needs, not those that this library's recursion keeps.
-
-    A banded C⁻¹ needs the past draws that its coefficients multiply; the recursion keeps the
-    present one with them. DP-λCGD makes its only past draw again.
-    """
-    if form in ("banded-inverse-sqrt", "bifr", BANDED_INVERSE):
-        return size[0] - 1
-    return 0 if form == "lambda-cgd" else buffers
-
-
-def _earlier(folder: Path) -> dict[tuple[str, float], dict[Size, dict[str, Any]]]:
-    """Rows of the comparison at 16 × 128, by family and ε and then by size."""
-    with (folder / "tables/comparison-16x128-sizes.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    by_family: dict[tuple[str, float], dict[Size, dict[str, Any]]] = {}
-    for row in rows:
-        axes = ladders(row["family"], 16, 128)
-        size = (int(row["size"]),) if axes else ()
-        if all(value in axis for value, axis in zip(size, axes, strict=True)):
-            values = {name: float(row[name]) for name in VALUES if row.get(name)}
-            place = by_family.setdefault((row["family"], float(row["epsilon"])), {})
-            place[size] = {**values, "status": row["status"], "made_by": EARLIER}
-    return by_family
 
 
 def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -528,10 +492,7 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         name = entry.names[0] if entry.source else mechanism
         place = {"shape": shape, "epsilon": epsilon, "family": name, "mechanism": mechanism}
         by_rmse = _least(candidates, "rmse")
-        # rows of the comparison lack it: the least of the others would say too little of a peer
-        whole = all(row["final_model_error"] != "" for row in candidates if row["rmse"] != "")
-        nothing = dict.fromkeys(candidates[0], "")
-        by_model = _least(candidates, "final_model_error") if whole else nothing
+        by_model = _least(candidates, "final_model_error")
         table.append(
             {
                 **place,
@@ -545,7 +506,6 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "status": by_rmse["status"],
                 "sizes_tried": sum(row["status"] != NOT_RUN for row in candidates),
                 "sizes_not_run": sum(row["status"] == NOT_RUN for row in candidates),
-                "made_by": by_rmse["made_by"],
                 "source": entry.source or "this project",
                 "tuned_here": entry.tuned,
             }

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from common import Artifact, ProvenCell, Run, main, proven
 
 from mfopt._version import __version__
-from mfopt.experiments import comparison, decision_plots, families, plots, tables
+from mfopt.experiments import comparison, plots, tables
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.mechanisms import strategy_of
 from mfopt.factorization import Factorization
@@ -18,7 +18,7 @@ from mfopt.workloads import PrefixSums
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SIZES = tuple((epochs, bins) for epochs in (8, 16, 32) for bins in (32, 64, 128))
 DELTA, SEED = 1e-5, 0
-# what changes with ε in between is in the tables of forms and the comparison
+# what changes with ε in between is in the tables of forms
 GRID_KINDS, GRID_EPSILONS = ("blt-4", "toeplitz", "blt-4-scaled"), (0.5, 2.0, 8.0)
 # the forms of C side by side, from the smallest memory to the reference optimum
 FORMS = (
@@ -99,17 +99,6 @@ def strategies(run: Run, epochs: int, bins: int) -> list[Path]:
     return write_table(run, f"strategies-{epochs}x{bins}", text)
 
 
-def whole_comparison(run: Run) -> list[Path]:
-    """The whole comparison at 16 epochs × 128 iterations."""
-    # more bands than iterations in an epoch overlap, cost much and hardly help
-    widths = tuple(width for width in families.WIDTHS if width <= 128)
-    setting = Comparison(128, 16, EPSILONS, DELTA, widths=widths)
-    sizes = run.every_size(setting)
-    rows = [row for candidates in sizes.values() for row in candidates]
-    stem, best = run.folder / "tables" / "comparison-16x128", comparison.best(sizes)
-    return decision_plots.write(stem, setting, best, rows, kinds=("csv",))
-
-
 def write_table(run: Run, name: str, text: str) -> list[Path]:
     """A table as tables/NAME.csv."""
     return plots.write_files(run.folder / "tables" / name, {".csv": text}, {})
@@ -125,7 +114,6 @@ TABLES = {
     "grid": Artifact(grid),
     "strategies-8x32": Artifact(lambda run: strategies(run, 8, 32)),
     "strategies-32x32": Artifact(lambda run: strategies(run, 32, 32)),
-    "comparison-16x128": Artifact(whole_comparison),
 }
 
 if __name__ == "__main__":
