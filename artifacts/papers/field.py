@@ -534,16 +534,26 @@ def field(run: Run, epochs: int, bins: int, only_finished: bool) -> list[Path]:
 
 
 def with_tables(page: str, folder: Path) -> str:
-    """The page with the tables below its headings "### E × b" made again from the artifacts."""
+    """The page with the tables below its headings made again: "Rows", and "E × b" of each shape."""
+    tables = {"Rows": [*_entries()]}
     for epochs, bins in SHAPES:
-        path, heading = folder / f"tables/{stem(epochs, bins)}.csv", f"### {epochs} × {bins}\n\n"
-        if path.is_file() and heading in page:
+        path = folder / f"tables/{stem(epochs, bins)}.csv"
+        if path.is_file():
             with path.open(encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
-            before, _, after = page.partition(heading)
-            rest = after.partition("\n\n")[2]
-            page = before + heading + "\n".join(_markdown(rows)) + "\n\n" + rest
+                tables[f"{epochs} × {bins}"] = [*_markdown([*csv.DictReader(file)])]
+    for title, lines in tables.items():
+        before, heading, after = page.partition(f"### {title}\n\n")
+        if heading:
+            page = before + heading + "\n".join(lines) + "\n\n" + after.partition("\n\n")[2]
     return page
+
+
+def _entries() -> Iterator[str]:
+    """Lines of a table: what each mechanism is, and what is tuned."""
+    yield "| mechanism | tuned here | source |"
+    yield "| --- | --- | --- |"
+    for entry in FIELD:
+        yield f"| {entry.label} | {entry.tuned} | {entry.source or 'mfopt'} |"
 
 
 SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
@@ -565,16 +575,15 @@ def _markdown(rows: Sequence[dict[str, str]]) -> Iterator[str]:
         column = [values[entry.label, name, epsilon] for entry in FIELD]
         least[name, epsilon] = min(column) if max(column) < math.inf else 0.0
     heads = [f"{SHOWN[name][0]}, ε = {epsilon:g}" for name, epsilon in columns]
-    yield "| " + " | ".join(("mechanism", *heads, "tuned here", "source")) + " |"
-    yield "| --- " * (len(columns) + 3) + "|"
+    yield "| " + " | ".join(("mechanism", *heads)) + " |"
+    yield "| --- " * (len(columns) + 1) + "|"
     for entry in FIELD:
         shown = []
         for name, epsilon in columns:
             value = values[entry.label, name, epsilon]
             text = SHOWN[name][1](value) if value < math.inf else "not run"
             shown.append(f"**{text}**" if value == least[name, epsilon] else text)
-        source = entry.source or "mfopt"
-        yield "| " + " | ".join((entry.label, *shown, entry.tuned, source)) + " |"
+        yield "| " + " | ".join((entry.label, *shown)) + " |"
 
 
 def artifacts(only_finished: bool) -> dict[str, Artifact]:
