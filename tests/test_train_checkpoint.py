@@ -39,12 +39,12 @@ def equal(a, b):
 @pytest.mark.ci
 def test_checkpoints_hold_the_whole_state_keep_the_last_and_are_secret(tmp_path):
     trainer, secret, kept = trainer_for(), RunSecret.fresh(), {}
-    with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
+    with Checkpoints(tmp_path / "c") as checkpoints:
         # saved while the loop goes on and reuses the buffers
         for result in trainer.run(trainer.init(loop_tests.KEY)):
             kept[result.step + 1] = jax.tree.map(np.array, result.state)
             checkpoints.save(result.state, secret, {"steps": result.step + 1})
-    with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
+    with Checkpoints(tmp_path / "c") as checkpoints:
         assert checkpoints.steps == [5, 6]
         newest, facts, _ = checkpoints.restore(trainer.init(), secret)
         assert equal(newest, kept[6]) and facts == {"steps": 6}
@@ -125,7 +125,7 @@ def test_step_rows_are_means_over_what_took_part():
 
 def test_evaluation_is_the_mean_over_predicted_tokens():
     store, model = synthetic_store(), bigram_model()
-    evaluation = Evaluator(model, 12, block=5)(model.params, store)
+    evaluation = Evaluator(model, 12)(model.params, store)
     total = count = 0.0
     for record in range(store.num_records):
         tokens, mask = store.batch([record], 12)
@@ -135,7 +135,7 @@ def test_evaluation_is_the_mean_over_predicted_tokens():
     assert evaluation.loss == pytest.approx(total / count, rel=1e-5)
     assert evaluation.tokens == count
     assert evaluation.perplexity == pytest.approx(np.exp(total / count), rel=1e-5)
-    small = Evaluator(model, 12, block=5)(model.params, store, max_records=7)
+    small = Evaluator(model, 12)(model.params, store, max_records=7)
     assert 0 < small.tokens < count
 
 

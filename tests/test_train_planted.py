@@ -414,19 +414,15 @@ def test_planted_bugs_are_found(name, monkeypatch):
     assert finding in faults(actual)
 
 
-@pytest.mark.parametrize(
-    "options",
-    before_release(
-        [
-            {"mechanism": SAMPLED},
-            {"microbatch": 1, "clip_norm": 0.3, "normalized": False},
-            {"per_layer": True},
-            {"mechanism": dataclasses.replace(SAMPLED, privacy_unit="record"), "algorithm": "els",
-             "privacy_unit": "record"},
-        ],
-        0,
-    ),
-)  # fmt: skip
+RIGHT = [
+    {"mechanism": SAMPLED},
+    {"microbatch": 1, "clip_norm": 0.3, "normalized": False},
+    {"per_layer": True},
+    {**ELS, "privacy_unit": "record"},
+]
+
+
+@pytest.mark.parametrize("options", before_release(RIGHT, 0))
 def test_a_correct_trainer_has_none(options):
     actual = findings(**options)
     assert not faults(actual) and len(actual) == 20
@@ -470,7 +466,7 @@ def test_the_command_fails_where_a_bug_is_found(tmp_path, monkeypatch):
 def test_no_false_alarms_of_whole_runs():
     """Nor in 400 runs of a trainer, each under its own secret: sums, clipping, batches and all."""
     for seed in range(400):
-        assert not faults(findings(seed=seed)), seed
+        assert not faults(findings(seed=seed, **RIGHT[seed % len(RIGHT)])), seed
 
 
 def test_what_is_no_number_is_a_fault():

@@ -51,19 +51,19 @@ class Damaged(FailureError):
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
-    """The newest ``keep`` checkpoints in ``folder``, made if missing, for its owner alone.
+    """The two newest checkpoints in ``folder``, made if missing, for its owner alone.
 
     A context manager: leaving it waits for a save that is under way.
     """
 
-    def __init__(self, folder: str | Path, keep: int = 3) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).absolute()
         if jax.process_index() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             os.chmod(self.folder, _OWNER_ONLY)
         meshes.wait_for_lead("checkpoint folder")
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=_check.integer("keep", keep),
+            max_to_keep=2,
             cleanup_tmp_directories=True,
             # threads would wait minutes for a folder that cannot be made, and the exit with them
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),

@@ -30,7 +30,7 @@ from mfopt.training.prepare import Prepared
 
 HELD_OUT = ("held-out-users", "held-out-records")
 VALIDATION = "validation"  # losses of held-out users with noise
-_CHECKPOINT_SECONDS, _KEPT_CHECKPOINTS = 600, 2
+_CHECKPOINT_SECONDS = 600
 
 
 @pinned
@@ -50,7 +50,7 @@ def execute(
         metrics), evaluations before and after, the privacy report.
     """
     try:
-        with Checkpoints(prepared.folder / CHECKPOINTS, _KEPT_CHECKPOINTS) as checkpoints:
+        with Checkpoints(prepared.folder / CHECKPOINTS) as checkpoints:
             return _execute(prepared, checkpoints, resume_from, progress)
     finally:
         prepared.close()

@@ -32,6 +32,7 @@ STEP_FIELDS = (
     *("step", "loss", "perplexity", "clipped_fraction", "gradient_norm"),
     *("units", "padded", "tokens", "tokens_per_second"),
 )
+_RECORDS = 32  # of a call, on a device
 EVAL_FIELDS = ("step", "part", "loss", "perplexity", "tokens")
 
 
@@ -50,16 +51,14 @@ class HeldOutLoss(NamedTuple):
 class Evaluator:
     """The compiled loss of fixed-size blocks of records.
 
-    It reads ``length`` tokens of a record, and ``block`` records per call and device, on ``mesh``
+    It reads ``length`` tokens of a record, and 32 records per call and device, on ``mesh``
     (None: one device of this process), where it has the model's ``frozen`` arrays. Parameters are
     given at each call.
     """
 
-    def __init__(
-        self, model: Model, length: int, block: int = 32, mesh: Mesh | None = None
-    ) -> None:
+    def __init__(self, model: Model, length: int, mesh: Mesh | None = None) -> None:
         self._length, self._mesh = length, mesh or meshes.one_device()
-        self._block = block * meshes.data_parallel(self._mesh)
+        self._block = _RECORDS * meshes.data_parallel(self._mesh)
         self.frozen = meshes.distribute(self._mesh, model.frozen, model.frozen_partition)
 
         def losses(params: PyTree, frozen: PyTree, tokens: Any, mask: Any) -> Any:

@@ -155,14 +155,6 @@ class Tokenizer:
         learned[:-1] |= learned[1:]  # the token before a prediction is where it is made
         return np.array(tokens, np.int64) + np.where(learned, 0, CONTEXT)
 
-    def encode(self, text: Content, end: bool = True) -> np.ndarray:
-        """The tokens of one text, int64."""
-        return self.encode_batch([text], end)[0]
-
-    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The text of ``tokens``; ends of text are left out."""
-        return self.backend.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
-
     def save(self, path: str | Path) -> None:
         """Write ``tokenizer.json``, whole or not at all."""
         _files.write(Path(path), self.backend.to_str(pretty=True))

@@ -81,7 +81,7 @@ def docstrings_of(source: str) -> list[str]:
 class StandardLibrary(FileTree):
     """One part of the corpus; users are modules, named like ``json.decoder``.
 
-    ``part``: "private", "public", "prose" (the docstrings of the public part), or "all".
+    ``part``: "private", "public", or "prose" (the docstrings of the public part).
     """
 
     format = "stdlib"
@@ -89,14 +89,14 @@ class StandardLibrary(FileTree):
     def __init__(self, part: str = "private", folder: str | Path | None = None) -> None:
         folder = sysconfig.get_path("stdlib") if folder is None else folder
         super().__init__(folder, part=part, python=platform.python_version())
-        self.part = _check.choice("part", part, ("private", "public", "prose", "all"))
+        self.part = _check.choice("part", part, ("private", "public", "prose"))
 
     def files(self) -> Iterator[Path]:
         """The modules of the part, in a fixed order."""
         for path in walk(self.folder, _LEFT_OUT):
             package = path.relative_to(self.folder).parts[0].removesuffix(".py")
             parts = ("public", "prose") if is_public(package) else ("private",)
-            if path.suffix == ".py" and self.part in ("all", *parts):
+            if path.suffix == ".py" and self.part in parts:
                 yield path
 
     def items(self, path: Path) -> Iterator[Item]:
