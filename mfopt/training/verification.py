@@ -211,6 +211,8 @@ def _inputs(facts: JsonObject) -> dict[str, Any]:
                 raise _check.reject(f"report {label}", values[name], rule)
             if _FIELDS.get(table) != _GUARANTEE and name not in ("scheme", "sensitivity"):
                 claims[label] = values[name]
+    if claims.get("learning_rate.chosen") == privacy.CHOSEN[""]:
+        del claims["learning_rate.value"]  # computed
     if "signature" in facts:  # of version 0.2
         claims["signature"] = facts["signature"]
     # of a group, the name of what it is a group of; and how the account was found
