@@ -29,23 +29,11 @@ SHAPES = [
 ]
 FULL = 0.003  # relative, of what a full tuning may find below a row
 Place = tuple[str, str, float, str]  # table, family, ε, error
-# beside whose best size one was not run: no time for it
+# beside whose best size one was not run: its estimate of σ finds no root
 UNFINISHED: set[Place] = {
     ("field-4x64", "random-partition", 0.5, "final_model_error"),
     ("field-4x64", "random-partition", 2.0, "rmse"),
     ("field-16x128", "random-partition", 0.5, "rmse"),
-    ("field-16x128", "banded-toeplitz+b-min-sep", 2.0, "rmse"),
-    ("field-16x128", "banded-toeplitz+b-min-sep", 2.0, "final_model_error"),
-    ("field-16x128", "banded-toeplitz+b-min-sep", 16.0, "rmse"),
-    ("field-16x128", "banded-toeplitz+b-min-sep", 16.0, "final_model_error"),
-    ("field-16x128", "banded+balls-in-bins", 0.5, "rmse"),
-    ("field-16x128", "banded+balls-in-bins", 0.5, "final_model_error"),
-    ("field-16x128", "banded+balls-in-bins", 2.0, "rmse"),
-    ("field-16x128", "banded+balls-in-bins", 2.0, "final_model_error"),
-    ("field-16x128", "banded-inverse", 8.0, "rmse"),
-    ("field-16x128", "banded-inverse", 8.0, "final_model_error"),
-    ("field-16x128", "banded-inverse", 16.0, "rmse"),
-    ("field-16x128", "banded-inverse", 16.0, "final_model_error"),
 }
 # rows that a finer grid would lower by more than FULL, by parabolas through the neighbours
 COARSE: dict[Place, float] = {
@@ -55,6 +43,8 @@ COARSE: dict[Place, float] = {
     ("field-16x128", "banded+poisson", 2.0, "final_model_error"): 0.003,
     ("field-16x128", "banded-toeplitz+poisson", 2.0, "final_model_error"): 0.003,
     ("field-16x128", "banded-toeplitz+b-min-sep", 8.0, "rmse"): 0.004,
+    ("field-16x128", "banded-toeplitz+b-min-sep", 16.0, "rmse"): 0.003,
+    ("field-16x128", "banded-toeplitz+b-min-sep", 16.0, "final_model_error"): 0.004,
 }
 
 
@@ -181,7 +171,7 @@ def test_compare_has_the_tuned_sizes_of_b_min_sep() -> None:
         if row["family"] == field.B_MIN_SEP_FAMILY
     ]
     assert sizes == [*families.B_MIN_SEP_TUNED]
-    assert families.tuned_b_min_sep(64, 2.0) == (8, 48)
+    assert families.tuned_b_min_sep(64, 2.0) == (8, 40)
     ((bands, cell),) = families.find(field.B_MIN_SEP_FAMILY).candidates(
         Comparison(32, 8, (8.0,)), 8.0
     )

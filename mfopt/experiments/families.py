@@ -130,7 +130,7 @@ class Family(NamedTuple):
 
 # (ε, bands, separation) of b-min-sep with the least final-model error at 16 × 128: its σ is slow to
 # estimate, and these were tuned once (artifacts/tables/field-16x128.csv)
-B_MIN_SEP_TUNED = ((0.5, 4, 96), (2.0, 16, 96), (8.0, 64, 96), (16.0, 96, 112))
+B_MIN_SEP_TUNED = ((0.5, 4, 96), (2.0, 16, 80), (8.0, 64, 96), (16.0, 96, 112))
 
 
 def tuned_b_min_sep(bins: int, epsilon: float) -> tuple[int, int]:
