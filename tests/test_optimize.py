@@ -263,8 +263,8 @@ def test_a_plainly_worse_start_is_not_examined_again(monkeypatch):
 
     monkeypatch.setattr(runs._Job, "_afresh", counted)
     far = S.BandedToeplitz(np.array([1.0, 0.01]))
-    optimum = optimized("banded-toeplitz", samples=256, init=far)
-    optimized("banded-toeplitz", samples=256, init=optimum.strategy, steps=2)
+    optimum = optimized("banded-toeplitz", samples=128, init=far)
+    optimized("banded-toeplitz", samples=128, init=optimum.strategy, steps=2)
     assert examined == [1, 2]
 
 

@@ -1,4 +1,4 @@
-"""σ as a differentiable function of C: root finding with frozen samples, implicit gradients.
+"""σ and its slope in C: root finding with frozen samples, implicit differentiation.
 
 σ(G) solves log δ̂(log σ, G) = log δ, so d log σ/dG = −(∂ log δ̂/∂G)/(∂ log δ̂/∂ log σ)
 (Choquette-Choo et al. 2024, section 4.2): the root finder itself is not differentiated.
@@ -52,7 +52,6 @@ class _Bracket(NamedTuple):
     steps: jax.Array
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def log_sigma(
     law: SampledLaw, reduced: PyTree, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
 ) -> jax.Array:
@@ -63,7 +62,7 @@ def log_sigma(
 
     Args:
       law: the sampled law of the scheme; static.
-      reduced: what δ depends on, differentiable in C.
+      reduced: what δ depends on.
       frozen: samples and proposal.
       epsilon: ε.
       log_delta: log δ.
@@ -136,23 +135,23 @@ def _estimate(
     return value
 
 
-def _forward(
-    law: SampledLaw, reduced: PyTree, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
-) -> tuple[jax.Array, tuple[Any, ...]]:
-    solution = log_sigma(law, reduced, frozen, epsilon, log_delta)
-    return solution, (reduced, frozen, epsilon, solution)
+def slope(
+    law: SampledLaw, quadratic: PyTree, frozen: Frozen, log_sigma: jax.Array, epsilon: jax.Array
+) -> PyTree:
+    """∂ log σ/∂quadratic where δ̂ at ``log_sigma`` is the target's; NaN where δ̂ rises with σ there.
 
+    Args:
+      law: the sampled law of the scheme; static.
+      quadratic: sufficient statistic of σ for C.
+      frozen: samples and proposal.
+      log_sigma: solution for that statistic.
+      epsilon: ε.
+    """
 
-def _backward(law: SampledLaw, saved: tuple[Any, ...], cotangent: jax.Array) -> tuple[Any, ...]:
-    reduced, frozen, epsilon, solution = saved
+    def value(quadratic: PyTree, theta: jax.Array) -> jax.Array:
+        return _estimate(law, law.prepared(quadratic), frozen)(theta, epsilon)
 
-    def value(reduced: PyTree, theta: jax.Array) -> jax.Array:
-        return _estimate(law, reduced, frozen)(theta, epsilon)
-
-    by_reduced, by_theta = jax.grad(value, argnums=(0, 1))(reduced, solution)
+    by_quadratic, by_theta = jax.grad(value, argnums=(0, 1))(quadratic, log_sigma)
     # an estimate that rises with σ is none: its gradient is refused with it
-    rate = jnp.where(by_theta < 0, -cotangent / by_theta, jnp.nan)
-    return jax.tree.map(lambda leaf: rate * leaf, by_reduced), None, None, None
-
-
-log_sigma.defvjp(_forward, _backward)
+    rate = jnp.where(by_theta < 0, -1 / by_theta, jnp.nan)
+    return jax.tree.map(lambda leaf: rate * leaf, by_quadratic)

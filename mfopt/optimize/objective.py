@@ -350,13 +350,10 @@ def _slope(
 ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], Any]:
     """((log σ, norm of C, log of its scale), ∂ log σ/∂quadratic), compiled for all strategies."""
 
-    def value(quadratic: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-        reduced = law.prepared(quadratic)
-        log_sigma = implicit.log_sigma(law, reduced, frozen, epsilon, log_delta)
-        return log_sigma, (log_sigma, law.norm(reduced), law.log_scale(reduced))
-
-    (_, numbers), slope = jax.value_and_grad(value, has_aux=True)(quadratic)
-    return numbers, slope
+    reduced = law.prepared(quadratic)
+    log_sigma = implicit.log_sigma(law, reduced, frozen, epsilon, log_delta)
+    slope = implicit.slope(law, quadratic, frozen, log_sigma, epsilon)
+    return (log_sigma, law.norm(reduced), law.log_scale(reduced)), slope
 
 
 @functools.lru_cache(maxsize=16)

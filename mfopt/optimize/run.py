@@ -29,7 +29,7 @@ from mfopt.strategies import Strategy
 
 _BACK = 0.3  # of the way to its start, from where a short search is begun a second time
 _PLAIN = 0.05  # gain of log error over a start that no fit to the samples explains: 0.03 was seen
-_UNFITTED = 256  # samples for each parameter from which on C does not fit them
+_UNFITTED = 128  # samples for each parameter from which on C does not fit them
 _SCOUT_STEPS = 12  # evaluations at most from one of several starts
 # seconds of an evaluation from which on a search begins on a part of its samples, and that part
 _SLOW, _PART = 4.0, 4
