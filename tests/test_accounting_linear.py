@@ -128,8 +128,7 @@ def test_a_small_epsilon_needs_no_more_noise_than_the_gaussian_limit(scheme, dev
     guarantee = account(Mechanism(scheme), epsilon=1e-9, delta=delta)
     limit = deviation / gaussian.largest_mu(1e-9, delta)
     assert guarantee.noise_multiplier == pytest.approx(limit, rel=5e-4)
-    if not isinstance(scheme, FreshBins):  # no lower bound is known for throws on a grid
-        assert guarantee.status == "exact"
+    assert guarantee.status == "exact"
 
 
 def test_many_bins_of_independent_noise_are_accounted():

@@ -111,13 +111,45 @@ def test_random_allocation_of_several_epochs_by_another_accountant():
 
 def test_rounds_without_a_lower_bound_say_so():
     coin = PublicMixture(BinAssignment(4), BinAssignment(8), 0.5)
-    for one_round, phrase in (
-        (coin, "truncated batches"),
-        (BinAssignment(4), "assignments to bins"),
-    ):
-        cut = Resolution(0.1, -50.0, (-1.0, 1.0))
-        with pytest.raises(FailureError, match=f"no lower bound is known for {phrase}"):
-            one_round.discretize_below(1.0, 1e-3, cut, add=True, rounds=1)
+    cut = Resolution(0.1, -50.0, (-1.0, 1.0))
+    with pytest.raises(FailureError, match="no lower bound is known for truncated batches"):
+        coin.discretize_below(1.0, 1e-3, cut, add=True, rounds=1)
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(("bins", "sigma"), [(6, 1.1), (40, 0.8)])
+def test_a_pair_from_below_is_dominated_and_near(bins, sigma, add):
+    """Its profile against bounds of one assignment. Control: a law of less noise is not below."""
+    cut, direction = Resolution(0.0, -30.0, (-2.0, 2.5)), "add" if add else "remove"
+    part, louder = (
+        BinAssignment(bins).discretize_below(noise, 2e-3, cut, add=add, rounds=4)
+        for noise in (sigma, 0.99 * sigma)
+    )
+    profile = AllocationProfile(bins, sigma**-2)
+    for epsilon in (0.0, 0.3, 0.8):
+        upper = math.exp(profile.log_delta(epsilon, direction))
+
+        def attained(pair, epsilon=epsilon):
+            far = max(pair.infinite - math.exp(epsilon) * pair.infinite_q, 0.0)
+            return pair.mass @ np.maximum(-np.expm1(epsilon - pair.losses), 0) + far
+
+        assert (1 - 3e-3) * upper < attained(part) <= upper
+        assert attained(louder) > upper
+
+
+@pytest.mark.parametrize(
+    ("scheme", "question"),
+    [
+        (FreshBins(8, 4), {"noise_multiplier": 1.1, "delta": 1e-6}),
+        (FreshBins(4, 2), {"noise_multiplier": 2.0, "epsilon": 1.0}),
+        (FreshBins(16, 8), {"epsilon": 2.0, "delta": 1e-5}),
+    ],
+)
+def test_an_account_of_independent_noise_is_exact(scheme, question):
+    guarantee = account(Mechanism(scheme), **question)
+    (name,) = {"noise_multiplier", "epsilon", "delta"} - set(question)
+    assert guarantee.status == "exact" and guarantee.failure_probability == 0
+    assert guarantee.lower_bound > 0.999 * getattr(guarantee, name)
 
 
 def test_so_little_noise_that_bins_are_told_apart_is_accounted_without_amplification():

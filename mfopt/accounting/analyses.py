@@ -23,6 +23,7 @@ from mfopt.mechanism import Mechanism
 
 BETA_SHARE = 1 / 1000  # β of one test, over δ
 TESTS = 3  # of one question, at most
+_LOOSEST = 0.05  # of σ: a wider bracket is not looked for
 
 
 class Analysis(Protocol):
@@ -133,7 +134,8 @@ class DeterministicAnalysis:
             numbers = 0.0, epsilon, delta
             return self._guarantee(*numbers, lambda: bracket.Bracket(0.0, 0.0), reason)
         sigma = self.bound.noise_multiplier(epsilon, delta) * (1 + self.bound.margin)
-        search = self.bound.profile, sigma, epsilon, delta, self.bound.tolerance
+        # a looser lower end is that of an attack
+        search = self.bound.profile, sigma, epsilon, delta, self.bound.tolerance, _LOOSEST
         return self._guarantee(sigma, epsilon, delta, functools.partial(bracket.of_sigma, *search))
 
     def _guarantee(

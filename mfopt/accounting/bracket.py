@@ -66,6 +66,7 @@ def of_sigma(
     epsilon: float,
     delta: float,
     finest: float = _SHORTER[0],
+    loosest: float = 1.0,
 ) -> Bracket:
     """The bracket of a σ found for (ε, δ): the least σ is above one that is proven too small.
 
@@ -73,7 +74,7 @@ def of_sigma(
       make: σ -> its profile, with lower bounds.
       sigma: the answer, safe for the target.
       epsilon, delta: the target.
-      finest: least share of σ by which one is tried to be too small.
+      finest, loosest: least and largest share of σ by which one is tried to be too small.
     """
     if not sigma > 0:
         return Bracket(0.0, sigma)
@@ -81,11 +82,12 @@ def of_sigma(
     def bracket(like: LowerProfile) -> Bracket:
         def log_delta_below(smaller: float) -> float:
             finer: Any = make(smaller)
-            if like.accuracy is not None:
+            if None not in (like.accuracy, finer.accuracy):
                 finer = dataclasses.replace(finer, accuracy=like.accuracy)
             return float(finer.log_delta_below(epsilon))
 
-        for share in (*([finest] if finest < _SHORTER[0] else []), *_SHORTER):
+        shares = (*([finest] if finest < _SHORTER[0] else []), *_SHORTER)
+        for share in (share for share in shares if share <= loosest):
             below = sigma * (1 - share)
             if known(log_delta_below, below, nothing=-math.inf) > math.log(delta):
                 return Bracket(below, sigma)

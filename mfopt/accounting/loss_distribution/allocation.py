@@ -258,14 +258,17 @@ class AllocationProfile(Profile):
     def beyond(self, log_cut: float, epsilons: Any) -> tuple[Any, float]:
         """E_Q of Λ - e^ε at each ε where some X_i is above the cut >= b e^ε, where the hinge is
         linear; its rounding."""
+        under_p, under_q = self.chances_beyond(log_cut)
+        return np.maximum(under_p - np.exp(epsilons) * under_q, 0.0), 1e-13 * under_p
+
+    def chances_beyond(self, log_cut: float) -> tuple[float, float]:
+        """P- and Q-mass of the outcomes in which some X_i is above e^``log_cut``."""
         root = math.sqrt(self.gram)
         z = (log_cut + self.gram / 2) / root
         tail_q, tail_p = scipy.special.ndtr(-z), scipy.special.ndtr(root - z)
         with np.errstate(divide="ignore"):  # a tail of 1 is the whole law
             in_p, in_q = np.log1p(-tail_p), np.log1p(-tail_q)
-        under_p = -math.expm1(in_p + (self.bins - 1) * in_q)
-        under_q = -math.expm1(self.bins * in_q)
-        return np.maximum(under_p - np.exp(epsilons) * under_q, 0.0), 1e-13 * under_p
+        return -math.expm1(in_p + (self.bins - 1) * in_q), -math.expm1(self.bins * in_q)
 
 
 def linear_part(bins: int, gram: float) -> tuple[float, float]:

@@ -32,23 +32,28 @@ import scipy
 
 from mfopt._runtime import _check
 from mfopt.accounting.closed_form import gaussian
+from mfopt.accounting.loss_distribution import distribution
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile, linear_part
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Nodes, Resolution, Round
-from mfopt.accounting.loss_distribution.tilting import Thinned
+from mfopt.accounting.loss_distribution.tilting import LOG_WINDOW_TAIL, Thinned
 
 LEAST = 0.08  # σ, in norms of a mode: with less, losses of an assignment are beyond floats
 _FAINT = 1e-290
 _NODES = 300  # on either side of 0, for planning
 _PART = 0.45  # of the grid's spacing: the lognormals' grid adds a fifth of the grid's own variance
 _MOST_CELLS = 1 << 19  # of one lognormal
+_MOST_CELLS_BELOW = 1 << 20  # in a lower bound, where cells near 0 can only round down
 _FEW_CELLS = 1 << 13  # of one lognormal, for planning
 _ROUNDING = 1e-7  # relative, of a block's lesser thresholds: above, a block of their own is taken
 _ROUGH = 0.1  # the same for planning
 _LARGEST_LOSS = 300.0
 _NEIGHBOURS = 16
 _ALONE = 4.0  # loss
+_MERGED = 1 / 8  # of the grid's spacing
+_FAR_ROUNDING = 1e-12  # relative, of tails in closed form
+_CLEAR = 4.0  # times its error, a mass that a lower bound counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +124,44 @@ class BinAssignment(Round):
         faint = float(np.exp(log_q[~kept]).sum())
         infinite += float(mass[~kept].sum())
         return LossDistribution(step, index[kept], mass[kept], infinite, reverse + faint)
+
+    def discretize_below(
+        self,
+        noise_multiplier: float,
+        step: float,
+        resolution: Resolution,
+        *,
+        add: bool,
+        rounds: int,
+    ) -> LossDistribution:
+        # of the sum of the lognormals by cells: Λ is its value, known, over b
+        high = _reach(self.bins, noise_multiplier, resolution.log_tail)[1]
+        top = self.bins * math.exp(min(high, resolution.ends[1], _LARGEST_LOSS))
+        width = max(_PART * step * math.sqrt(self.bins), top / _MOST_CELLS_BELOW)
+        profile = AllocationProfile(self.bins, noise_multiplier**-2)
+        single = profile._one(top, width, "add" if add else "remove", True)
+        composed = Composition(((single, self.bins),)).convolve(0.0)
+        ratio = (composed.step / self.bins) * np.abs(composed.start + np.arange(composed.law.size))
+        positive = ratio > 0
+        law, ratio = composed.law[positive] * math.exp(composed.log_scale), ratio[positive]
+        # points that are close are told apart no more: the error of a sum grows with its root
+        place = np.floor(np.log(ratio) / (_MERGED * step))
+        starts = np.flatnonzero(np.diff(place, prepend=np.nan) != 0)
+        q, p = (np.add.reduceat(mass, starts) for mass in (law, law * ratio))
+        count = np.diff(np.append(starts, law.size))
+        # l2 norm of what the transform rounds away, and what its window wraps around
+        error = composed.rounding / math.sqrt(composed.law.size) * np.sqrt(count)
+        error += 2 * math.exp(-LOG_WINDOW_TAIL)
+        in_p = np.maximum.reduceat(ratio, starts) * error
+        kept = q > _CLEAR * error
+        # no more than there is under the law that gains from them, no less under the other
+        masses = (q - error, p + in_p) if add else (p - in_p, q + error)
+        # a larger X decides alone; one against a small Λ is left out
+        far = (0.0, 0.0) if add else profile.chances_beyond(math.log(top))
+        mass_p = np.append(masses[0][kept], far[0] * (1 - _FAR_ROUNDING))
+        mass_q = np.append(masses[1][kept], far[1] * (1 + _FAR_ROUNDING))
+        centre = distribution.balanced_loss(step, mass_p, mass_q)
+        return distribution.from_below(step, mass_p, mass_q, centre, rounds)
 
 
 def _kinks(

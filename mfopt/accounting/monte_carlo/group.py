@@ -133,4 +133,7 @@ def model(
         if free:
             return GroupBound(free[0], size, loss.name)
         return SampledChain(loss, size, samples)
+    for bound in loss.free_bounds():
+        if bound.exact and isinstance(bound, DeterministicBound):
+            return bound
     return OneUnit(loss, samples, deterministic=deterministic)
