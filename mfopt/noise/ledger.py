@@ -5,9 +5,9 @@ adds a line: its number and a digest of the sum that its noise was added to. A r
 an older state may repeat these steps, with the same sums; another sum with the same noise would
 show the data by the difference, and is refused. The file is locked as long as its run lives.
 
-A line outlives the process. To outlive a power cut too, steps are reserved in blocks, by a line
-that is on the disk before the first of them. What a block lacks after another start of the machine
-may have been released: a run that resumes leaves these steps out.
+A line outlives the process. To outlive a power cut too, the steps of some seconds are reserved at
+once, by a line that is on the disk before the first of them. What a block lacks after another start
+of the machine may have been released: a run that resumes leaves these steps out.
 
 A state of JAX is a value, and can be copied: it finds its ledger by a hash of its key.
 """
@@ -20,6 +20,7 @@ import gc
 import hashlib
 import os
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -31,7 +32,7 @@ KEY_FOLDER = "mfopt-keys"
 _LOST = "-" * 32  # in place of the digest of a step that may have been released
 _STARTS = Path("/proc/sys/kernel/random/boot_id")  # names a start of the machine
 _START = _STARTS.read_text().strip() if _STARTS.is_file() else ""
-_BLOCK = 64 if _START else 1  # steps that are reserved at once, at most
+_AHEAD = 5.0  # seconds of steps that are reserved at once, about
 _by_handle: dict[str, Ledger] = {}  # of the keys of JAX states in this process
 LOCK = threading.RLock()  # the callbacks of a compiled program come from its threads
 
@@ -91,6 +92,7 @@ class Ledger:
         self._unwritten: list[str] = []  # lines that the file lacks
         self._constants = ""
         self._reserved = 0  # steps before this one are on the disk, or their reservation is
+        self._block, self._reserved_at = 1, 0.0  # steps of the last reservation, and when
         self._path: Path | None = None
         self._descriptor = -1  # of the file, once there is one
         self._process = os.getpid()
@@ -210,19 +212,23 @@ class Ledger:
         Raises:
           OSError: there is no space for them; the next call writes them.
         """
-        reserved = self._reserved if step < self._reserved else step + min(_BLOCK, 1 + step // 4)
-        is_new = reserved > self._reserved
-        text = "".join(self._unwritten) + f"until {reserved} {_START or '-'}\n" * is_new
-        end, data = os.fstat(self._descriptor).st_size, text.encode()
+        lines, block, is_new = self._unwritten, self._block, step >= self._reserved
+        if is_new:
+            pace = _AHEAD / max(time.monotonic() - self._reserved_at, 1e-9)
+            block = max(1, int(block * min(8.0, pace))) if _START else 1
+            lines = [*lines, f"until {step + block} {_START or '-'}\n"]
+        data, written = "".join(lines).encode(), 0
         try:
-            if os.write(self._descriptor, data) < len(data):
+            written = os.write(self._descriptor, data)
+            if written < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
             if is_new:
                 os.fsync(self._descriptor)
         except OSError:
-            os.ftruncate(self._descriptor, end)
+            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
             raise
-        self._reserved = reserved
+        if is_new:
+            self._block, self._reserved, self._reserved_at = block, step + block, time.monotonic()
         self._unwritten.clear()
 
 

@@ -157,11 +157,6 @@ class Examples:
         for one, other, bound in zip(first, contribution(), (self.bound, None), strict=True):
             probe.refuse_difference(one, other, bound)
 
-    @property
-    def one_at_a_time(self) -> bool:
-        """True if examples go through the module one after the other, once that has been found."""
-        return self.module in _one_by_one
-
     def _caller(self, parameters: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
         """The module with these trained parameters."""
         frozen, buffers = self._fixed
@@ -282,7 +277,7 @@ def add_clipped(
     loss_sum = torch.zeros((), device=examples.device)
     with examples.probed(of_one, tensors, probed, loss=loss):
         while len(tensors[0]):
-            size = 1 if examples.one_at_a_time else block  # one graph at a time
+            size = 1 if examples.module in _one_by_one else block  # one graph at a time
             (losses,), gradients = examples.forward(of_one, [leaf[:size] for leaf in tensors])
             examples.add(gradients([torch.ones_like(losses)]), sums)
             loss_sum += losses.detach().sum()
@@ -314,8 +309,9 @@ def split(batch: Any) -> tuple[list[torch.Tensor], Any]:
     if isinstance(batch, Mapping):
         batch = dict(batch)  # kinds of dictionaries that PyTorch's trees do not know
     leaves, structure = pytree.tree_flatten(batch)
-    sizes = [tuple(getattr(leaf, "shape", ())) or type(leaf).__name__ for leaf in leaves]
-    are_tensors = all(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in leaves)
+    with torch._C.DisableTorchFunctionSubclass():  # of rows, which need a while to answer
+        sizes = [tuple(getattr(leaf, "shape", ())) or type(leaf).__name__ for leaf in leaves]
+        are_tensors = all(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in leaves)
     if not are_tensors or len({size[0] for size in sizes}) != 1:
         rule = "must be tensors with as many examples each along the first axis"
         raise _check.reject("batch", sizes, rule, "Leave out texts and the like in collate_fn.")

@@ -15,6 +15,8 @@ from mfopt._runtime import _check
 from mfopt.torch.probe import RATE
 from mfopt.torch.rows import UnitRows, seeded
 
+_COMPARED = 8  # records of a batch that are collated again, at most
+
 if TYPE_CHECKING:
     from mfopt.torch.run import PrivateRun
 
@@ -88,8 +90,8 @@ class _Numbered(data.Dataset[Any]):
 class Collator:
     """``collate``, with the unit of each row of the tensors that it makes.
 
-    Of two batches and then one in two hundred, another one is made with a record in place of
-    another: no other row may change.
+    Of two batches and then one in two hundred, some records are collated again, with one in place
+    of another: no other row may change.
 
     Args:
       collate: of a list of records.
@@ -105,7 +107,7 @@ class Collator:
         is_probed = len(units) > 1 and (self._batches < 2 or self._batches % RATE == 0)
         self._batches += len(units) > 1
         if is_probed:
-            self._refuse_mixed(records)
+            self._refuse_mixed(records[:: -(-len(records) // _COMPARED)])
         batch = self._collate(records or [self._dataset[0]])
         if not records:
             batch = _mapped(_emptied, batch)

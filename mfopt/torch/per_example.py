@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C import _functorch as functorch
+from torch._functorch import pyfunctorch
 from torch.func import vmap
 from torch.nn import attention, functional
 
@@ -115,6 +117,8 @@ def merged(gradients: Sequence[GradientRows | Products]) -> Sequence[GradientRow
     products = [x for x in gradients if isinstance(x, Products)]
     if rows:
         return [GradientRows(sum([*(x.dense().values for x in products), *rows[1:]], rows[0]))]
+    if len(products) < 2:
+        return products
     joined = []
     for is_indexed in (False, True):
         if kind := [x for x in products if x.is_indexed == is_indexed]:
@@ -208,6 +212,8 @@ def full_precision(kinds: set[str]) -> Iterator[None]:
 class _Layer:
     """A linear layer in a pass over examples: what it computes, and gradients of its weight."""
 
+    axes = 1  # of the input of one use
+
     def __init__(
         self, layer: Any, values: Mapping[str, torch.Tensor], names: Mapping[str, str]
     ) -> None:
@@ -229,13 +235,17 @@ class _Layer:
             for key, name in self.names.items()
         )
 
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs for inputs ``x``, examples first."""
-        return functional.linear(x, self.weight, self.bias)
+    def flat(self, x: torch.Tensor) -> torch.Tensor:
+        """Inputs ``x``, examples first, with one axis for all uses."""
+        return x.reshape(-1, *x.shape[x.ndim - self.axes :])
+
+    def compute(self, flat: torch.Tensor) -> torch.Tensor:
+        """Outputs for :meth:`flat` inputs; no view, which autograd would copy gradients of."""
+        return functional.linear(flat, self.weight, self.bias)
 
     def factors(self, x: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gradients ``d`` of outputs and inputs ``x`` as (examples, uses, numbers)."""
-        return _uses(d), _uses(x)
+        """Gradients ``d`` of :meth:`compute` and inputs ``x`` as (examples, uses, numbers)."""
+        return _uses(d, len(x)), _uses(x, len(x))
 
     def product(self, outputs: torch.Tensor, inputs: torch.Tensor) -> Products:
         """The gradient of the weight from :meth:`factors`."""
@@ -249,51 +259,54 @@ class _Layer:
         outputs, inputs = (y.to(kind) if y.is_floating_point() else y for y in self.factors(x, d))
         yield self.names["weight"], self.product(outputs, inputs)
         if "bias" in self.names:
-            yield self.names["bias"], GradientRows(outputs.sum(1))
+            alone = outputs.shape[1] == 1
+            yield self.names["bias"], GradientRows(outputs if alone else outputs.sum(1))
 
 
 class _Transposed(_Layer):
     """The linear layer of GPT-2 in transformers: a weight (inputs, outputs)."""
 
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self.weight.T, self.bias)
+    def compute(self, flat: torch.Tensor) -> torch.Tensor:
+        return functional.linear(flat, self.weight.T, self.bias)
 
     def product(self, outputs: torch.Tensor, inputs: torch.Tensor) -> Products:
         return Products(inputs, outputs, len(self.weight))
 
 
 class _Embedding(_Transposed):
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.embedding(x, self.weight, self.layer.padding_idx)
+    axes = 0
+
+    def compute(self, flat: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(flat, self.weight, self.layer.padding_idx)
 
     def factors(self, x: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.layer.padding_idx is not None:
-            d = d.masked_fill((x == self.layer.padding_idx)[..., None], 0.0)
-        return _uses(d), x.reshape(len(x), -1)
+            d = d.masked_fill((self.flat(x) == self.layer.padding_idx)[:, None], 0.0)
+        return _uses(d, len(x)), x.reshape(len(x), -1)
 
 
 class _Convolution(_Layer):
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.layer._conv_forward(self._images(x), self.weight, self.bias)
-        return y.reshape(*x.shape[: 1 - self.weight.ndim], *y.shape[1:])
+    @property
+    def axes(self) -> int:  # type: ignore[override]
+        return self.weight.ndim - 1
+
+    def compute(self, flat: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer._conv_forward(flat, self.weight, self.bias)
+        return y
 
     def factors(self, x: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        layer, images = self.layer, self._images(x)
+        layer, images = self.layer, self.flat(x)
         sizes = [layer.kernel_size, layer.dilation, layer.padding, layer.stride]
         if images.ndim == 3:  # an image of height 1
             images = images.unsqueeze(2)
             sizes = [(i, *size) for i, size in zip((1, 1, 0, 1), sizes, strict=True)]
-        patches, d = functional.unfold(images, *sizes), self._images(d).flatten(2)
-        return _uses(d.mT, len(x)), _uses(patches.mT, len(x))
-
-    def _images(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` with one axis ahead of the channels."""
-        return x.reshape(-1, *x.shape[1 - self.weight.ndim :])
+        patches = functional.unfold(images, *sizes)
+        return _uses(d.flatten(2).mT, len(x)), _uses(patches.mT, len(x))
 
 
-def _uses(x: torch.Tensor, examples: int = 0) -> torch.Tensor:
+def _uses(x: torch.Tensor, examples: int) -> torch.Tensor:
     """``x`` as (examples, uses, numbers)."""
-    return x.reshape(examples or len(x), -1, x.shape[-1])
+    return x.reshape(examples, -1, x.shape[-1])
 
 
 _KINDS = {
@@ -332,10 +345,11 @@ def _attention(kind: str) -> contextlib.AbstractContextManager[None]:
 class _Calls(list[tuple[_Layer, torch.Tensor, torch.Tensor]]):
     """Layers that were called, inputs and gradients of outputs, once a backward pass has them."""
 
-    def __init__(self) -> None:
+    def __init__(self, examples: int) -> None:
         super().__init__()
+        self.size = examples
         self.trigger = torch.zeros((), requires_grad=True)  # asks for gradients of outputs
-        self.examples = torch.zeros(())  # has the axis of examples
+        self.examples = torch.zeros(())  # a tensor of theirs, inside of vmap
         self.copies: Mapping[str, torch.Tensor] = {}  # of the trained parameters, as examples see
         self.is_open = False
 
@@ -361,36 +375,23 @@ class _Outputs(torch.autograd.Function):
         return d, None, None, None, None
 
 
-class _Call(torch.autograd.Function):
-    """A layer for the inputs of all examples at once, inside ``vmap``."""
-
-    @staticmethod
-    def forward(x: torch.Tensor, examples: torch.Tensor, layer: _Layer, calls: _Calls) -> None:
-        raise RuntimeError("a layer was called in a transformation that has no rule for it")
-
-    @staticmethod
-    def setup_context(context: Any, inputs: Any, output: Any) -> None:
-        """Nothing: :meth:`forward` raises."""
-
-    @staticmethod
-    def vmap(
-        info: Any, axes: Any, x: torch.Tensor, _: Any, layer: _Layer, calls: _Calls
-    ) -> tuple[torch.Tensor, int]:
-        """(outputs of all examples, their axis)."""
-        whole = (info.batch_size, *x.shape)
-        x = x.expand(whole) if axes[0] is None else x.movedim(axes[0], 0)
-        y: torch.Tensor = _apply(_Outputs, layer.compute(x), x, calls.trigger, layer, calls)
-        return y, 0
-
-
-_apply: Callable[..., Any] = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
-
-
 def _call(layer: _Layer, calls: _Calls, *arguments: Any, **keywords: Any) -> Any:
+    """A layer for the inputs of all examples at once, inside ``vmap``."""
     if layer.is_reparameterized(calls.copies):
         return type(layer.layer).forward(layer.layer, *arguments, **keywords)
     (x,) = (*arguments, *keywords.values())
-    return _apply(_Call, x, calls.examples, layer, calls)
+    level = functorch.maybe_get_level(calls.examples)
+    transformation = functorch.peek_interpreter_stack()
+    if transformation is None or transformation.level() != level:
+        raise RuntimeError("a layer was called in a transformation that has no rule for it")
+    # what torch.autograd.Function does under vmap too, in ten times the time
+    x, axis = functorch._unwrap_batched(x, level)
+    with pyfunctorch.temporarily_pop_interpreter_stack():
+        x = x.expand(calls.size, *x.shape) if axis is None else x.movedim(axis, 0)
+        outputs = layer.compute(layer.flat(x))
+        y: Any = _Outputs.apply(outputs, x, calls.trigger, layer, calls)  # type: ignore[no-untyped-call]
+        y = y.view(*x.shape[: x.ndim - layer.axes], *y.shape[1:])
+    return functorch._add_batch_dim(y, 0, level)
 
 
 def forward(
@@ -409,8 +410,8 @@ def forward(
       names: of all parameters of ``module``.
       batch: tensors, examples along the first axis.
     """
-    calls, examples = _Calls(), len(batch[0])
-    copies = {k: p.expand(examples, *p.shape).requires_grad_() for k, p in values.items()}
+    calls = _Calls(len(batch[0]))
+    copies = {k: p.expand(calls.size, *p.shape).requires_grad_() for k, p in values.items()}
 
     def of_example(
         copy: dict[str, torch.Tensor], *example: torch.Tensor

@@ -11,6 +11,7 @@ import contextlib
 import copyreg
 import functools
 import hashlib
+import math
 import re
 import types
 from collections import deque
@@ -151,7 +152,7 @@ def refuse_difference(
     """
 
     def norm(tensors: list[torch.Tensor]) -> float:
-        return float(sum(x.double().square().sum().cpu() for x in tensors)) ** 0.5
+        return math.hypot(*(float(torch.linalg.vector_norm(x)) for x in tensors))
 
     distance = norm([a - b for a, b in zip(reference, repeated, strict=True)])
     distance /= max(1.0, norm(reference)) if bound is None else bound

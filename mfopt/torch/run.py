@@ -116,6 +116,7 @@ class PrivateRun:
         self._probes = 0  # passes that were probed
         self._modes: tuple[bool, ...] = ()  # of the layers in the last pass, whether they train
         self._sums: list[torch.Tensor] | None = None  # of this step, one for each parameter
+        self._collators: dict[tuple[int, int], loader.Collator] = {}  # which count their batches
         # drops what was summed of a step that was not released
         self.forget: Callable[[], None] = self._drop
 
@@ -164,7 +165,10 @@ class PrivateRun:
             rule = f"the run is for a population of {self.sampler.population}"
             raise _check.reject("dataset", f"{len(dataset)} records", rule)
         collate = options.pop("collate_fn", None) or default_collate
-        return loader.PrivateLoader(dataset, self, loader.Collator(collate, dataset), **options)
+        collator = self._collators.setdefault(
+            (id(collate), id(dataset)), loader.Collator(collate, dataset)
+        )
+        return loader.PrivateLoader(dataset, self, collator, **options)
 
     def backward(
         self,
@@ -185,7 +189,6 @@ class PrivateRun:
           loss, batch, microbatch: as for :func:`~mfopt.torch.clipping.add_clipped`.
         """
         self.started()
-        clipping.trained_in(module)
         checks.refuse_uncovered(module, self.parameters)
         units = rows.units_of(clipping.split(batch)[0])
         probed = self if not self.units and self.is_probed(module, len(units)) else None
