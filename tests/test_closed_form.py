@@ -13,6 +13,7 @@ from questions import factorized
 
 import mfopt
 from mfopt.accounting import Mechanism, account
+from mfopt.errors import UsageError
 from mfopt.factorization import proofs
 from mfopt.sampling import (
     BallsInBins,
@@ -248,5 +249,14 @@ def test_every_scheme_is_taken_by_the_door_for_objects():
 
 def test_names_have_defaults_of_their_own():
     assert named_scheme("min-separation", 3, 4) == MinSeparation(12, 4, 3)
+    assert named_scheme("min-separation", 1, 12, max_participations=1) == MinSeparation(12, 12, 1)
+    several = {"max_participations": 3, "separation": 2}
+    assert named_scheme("min-separation", 1, 12, **several) == MinSeparation(12, 2, 3)
+    for missing, other in (
+        ("separation", "max_participations"),
+        ("max_participations", "separation"),
+    ):
+        with pytest.raises(UsageError, match=f"{other} .*Give `{missing}`"):
+            named_scheme("min-separation", 1, 12, **{other: several[other]})
     assert named_scheme("fixed-order", 3, 4) == FixedOrder(4, 3)
     assert Identity().kind != SquareRoot().kind != BandedSquareRoot(2).kind

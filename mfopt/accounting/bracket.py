@@ -7,6 +7,7 @@ was asked for.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable
@@ -79,19 +80,26 @@ def of_sigma(
     if not sigma > 0:
         return Bracket(0.0, sigma)
 
+    shares = sorted({share for share in (min(finest, _SHORTER[0]), *_SHORTER) if share <= loosest})
+    best = len(shares)  # index of the least that is proved
+
     def bracket(like: LowerProfile) -> Bracket:
-        def log_delta_below(smaller: float) -> float:
-            finer: Any = make(smaller)
+        nonlocal best
+
+        def too_small(share: float) -> bool:
+            finer: Any = make(sigma * (1 - share))
             if None not in (like.accuracy, finer.accuracy):
                 finer = dataclasses.replace(finer, accuracy=like.accuracy)
-            return float(finer.log_delta_below(epsilon))
+            return known(finer.log_delta_below, epsilon, nothing=-math.inf) > math.log(delta)
 
-        shares = (*([finest] if finest < _SHORTER[0] else []), *_SHORTER)
-        for share in (share for share in shares if share <= loosest):
-            below = sigma * (1 - share)
-            if known(log_delta_below, below, nothing=-math.inf) > math.log(delta):
-                return Bracket(below, sigma)
-        return Bracket(0.0, sigma)
+        # each share that is tried costs a composition: most answers are proved by the first, and a
+        # finer grid that does not prove the next smaller one proves none
+        if best == len(shares):
+            between = (0, 0) if too_small(shares[0]) else (1, best)
+        else:
+            between = (0, best - 1) if too_small(shares[best - 1]) else (best, best)
+        best = bisect.bisect(shares, False, *between, key=too_small)
+        return Bracket(sigma * (1 - shares[best]) if best < len(shares) else 0.0, sigma)
 
     return _narrowed(bracket, make(sigma))
 

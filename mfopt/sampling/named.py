@@ -68,7 +68,19 @@ def named_scheme(
     n = FixedOrder(bins, epochs).iterations  # checks both numbers
     if name == MinSeparation.kind:
         participations = chosen.get("max_participations", epochs)
-        return MinSeparation(n, chosen.get("separation", bins), participations)
+        scheme = MinSeparation(n, chosen.get("separation", bins), participations)
+        # a default that another number contradicts would protect less than was meant
+        if "separation" not in chosen and scheme.participations < participations:
+            rule = f"only {scheme.participations} fit in {n} iterations at separation {bins}"
+            way_out = "Give `separation`, the least number of iterations between two of them."
+            raise _check.reject("max_participations", participations, rule, way_out)
+        if "max_participations" not in chosen and participations == 1 and scheme.separation < n:
+            rule = "has no effect on a single participation"
+            way_out = (
+                "Give `max_participations`, the most of one unit; by default as many as epochs."
+            )
+            raise _check.reject("separation", scheme.separation, rule, way_out)
+        return scheme
     if name == Poisson.kind:
         return Poisson(1 / bins, n)
     if _check.integer("bands", bands) > bins:
