@@ -17,6 +17,7 @@ from mfopt import words
 from mfopt.errors import UsageError
 from mfopt.experiments import statement
 from mfopt.guarantee import Guarantee
+from mfopt.sampling import MinSeparation
 from mfopt.strategies import Identity
 from mfopt.workloads import PrefixSums
 
@@ -41,8 +42,9 @@ def test_every_number_is_the_guarantees():
         text, facts = page.markdown(), page.describe()
         assert page.holds and facts["holds"]
         assert (facts["epsilon"], facts["delta"]) == (epsilon, delta)
-        said = re.search(r"ε = ([\d.]+): .* at most ([\d.e+]+) times", text)
-        assert float(said[1]) >= epsilon and float(said[2]) >= math.exp(epsilon)
+        said = re.search(r"ε = ([\d.]+): .* at most ([\d.,]+) times", text)
+        assert float(said[1]) >= epsilon
+        assert float(said[2].replace(",", "")) >= math.exp(epsilon)
         assert f"δ = {words.delta(delta)}" in text and facts["digest"] in text
         for alpha, rate in page.rates:
             allowed = min(
@@ -50,7 +52,9 @@ def test_every_number_is_the_guarantees():
                 1 - math.exp(-epsilon) * (1 - delta - alpha),
             )
             assert allowed <= rate <= allowed * (1 + 1e-9)
-            row = re.search(rf"^\| {100 * alpha:g}% \| at most ([\d.]+)% \|$", text, re.M)
+            row = re.search(
+                rf"^\| {100 * alpha:g}% \| (?:at most|up to) ([\d.]+)%.* \|$", text, re.M
+            )
             assert float(row[1]) >= 100 * rate  # rounded up
         assert "Warning" not in text and "**Nothing is promised.**" not in text
 
@@ -60,9 +64,28 @@ def test_a_weak_delta_and_a_weak_epsilon_are_named():
     assert "**Warning:**" in weak.markdown() and "not below 1/N" in weak.describe()["warning"]
     assert statement.of_factorization(guaranteed(), units=99_000).describe()["warning"] is None
     assert "weak limit" in statement.of_factorization(guaranteed(epsilon=8.0)).markdown()
+    assert "up to 100% (no limit)" in statement.of_factorization(guaranteed(epsilon=8.0)).markdown()
     assert "weak limit" not in statement.of_factorization(guaranteed()).markdown()
+    assert (
+        "20, which is not far below"
+        in statement.of_factorization(guaranteed(), 2_000_000).markdown()
+    )
     with pytest.raises(UsageError, match="units"):
         statement.of_factorization(guaranteed(), units=0)
+
+
+@pytest.mark.parametrize(
+    ("separation", "participations", "said"),
+    [
+        (1, 5, "at most 5 of the 8 steps. Two"),
+        (3, 5, "at most 3 of the 8 steps, any two at least 3 steps apart."),
+        (8, 1, "at most 1 of the 8 steps. Two"),
+    ],
+)
+def test_who_is_not_protected_under_min_separation_is_said(separation, participations, said):
+    scheme = MinSeparation(8, separation, participations)
+    page = statement.of_factorization(dataclasses.replace(made(), sampling=scheme))
+    assert f"protected that take part in {said}" in page.markdown()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from mfopt._version import __version__
 from mfopt.accounting.tradeoff import Tradeoff
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee, questionable_delta
-from mfopt.sampling import from_description
+from mfopt.sampling import MinSeparation, Scheme, from_description
 
 FALSE_POSITIVE_RATES = (1e-4, 1e-3, 1e-2, 0.1)
 _ATTACKER = "What an attacker can do at most"
@@ -35,12 +35,15 @@ _ENTRY = dict.fromkeys(
     ("example", "record"),
     " That is one entry of the data, not a person: who has several entries is protected less.",
 )
+_MAKER = " What counts as one is the word of whoever made the mechanism; it is not checked."
+_OF_A_FILE = "This page is about a mechanism, not about a release: nothing need have been run yet. "
+_FAR_BELOW = 0.1  # from which on a number is not far below 1
 _TRUSTED = (
-    "**The program.** Training executes what is described here, by unchanged code.",
+    "**The program.** It executes what is described here, and nothing else.",
     "**Clipping.** Before noise is added, what each {sampled} contributes is scaled down to a "
     "fixed size, the clip norm. If a whole batch is scaled instead, nothing here holds.",
-    "**Sampling.** Each step uses a part of the data that is drawn in exactly this way (for "
-    "specialists): {sampling}. Batches drawn in another way are not covered.",
+    "**Sampling.** Each step uses a part of the data that is chosen in exactly this way (for "
+    "specialists): {sampling}. Batches chosen in another way are not covered.",
     "**Keys.** The random keys of noise and sampling stay secret. Who knows them can subtract the "
     "noise.",
     "**The data.** A person is protected as stated only if one {unit} holds all that the person "
@@ -48,7 +51,7 @@ _TRUSTED = (
     "**Arithmetic.** The proof is about exact numbers, and a computer rounds. {rounding}",
 )
 _NOT_COVERED = (
-    "What the model teaches about people in general: it would do so without any one {unit}, too.",
+    "What is released about people in general: it would be so without any one {unit}, too.",
     "Other releases from the same data (other models, statistics, reports): the losses add up.",
     "Choices made by looking at the private data: settings, when to stop, which model to publish.",
     "The data itself, logs and checkpoints: who can read them needs no attack.",
@@ -116,8 +119,8 @@ class Statement:
 
     def _table(self) -> list[tuple[str, str]]:
         """Rows of the attacker's rates, names first."""
-        bounds = [(_percent(alpha), f"at most {_percent(rate)}") for alpha, rate in self.rates]
-        return [("of those not used, named", "of those used, named"), *bounds]
+        bounds = [(_percent(alpha), _at_most(rate)) for alpha, rate in self.rates]
+        return [("wrongly named, of those not used", "rightly named, of those used"), *bounds]
 
 
 def of_factorization(factorization: Factorization, units: int | None = None) -> Statement:
@@ -129,13 +132,13 @@ def of_factorization(factorization: Factorization, units: int | None = None) -> 
     """
     proof = "This machine did not prove it: `mfopt certify` does, for the file."
     if factorization.proved_here:
-        proof = "The proof ran on this machine."
+        proof = "The proof ran on the machine that wrote this page."
     steps = (
         f"The statement is about a run of at most {factorization.iterations:,} steps. A file does "
         "not tell whether one took place."
     )
     facts = {"digest": factorization.digest, "proved_here": factorization.proved_here}
-    subject = _Subject(factorization.sampling.words(), proof, steps, facts)
+    subject = _Subject(factorization.sampling, proof, steps, facts, begins=_OF_A_FILE)
     return _statement(_without_details(factorization.guarantee), units, subject)
 
 
@@ -157,7 +160,7 @@ def of_report(report: JsonObject, units: int | None = None) -> Statement:
         clip_norm = _check.positive("clip_norm", report["clipping"]["clip_norm"])
         done = _check.integer("steps_done", report["steps_done"], at_least=0)
         covered = _check.integer("iterations_covered", report["iterations_covered"])
-        sampling = from_description(report["sampling"]["scheme"]).words()
+        sampling = from_description(report["sampling"]["scheme"])
         executed = (
             f"Steps taken: {done:,}, of the {covered:,} that the statement covers.",
             f"Data: {population:,} {sampled}s, of which every step draws some.",
@@ -191,20 +194,22 @@ class _Subject(NamedTuple):
     """What a statement is about, in words.
 
     Attributes:
-      sampling: how batches are drawn.
+      sampling: how units take part.
       proof: who proved the guarantee.
       executed: what took place.
       facts: numbers beside those of the guarantee.
       sampled: name of what is drawn into batches; the privacy unit where empty.
       pinned: whether the seed was public.
+      begins: what the reader has to know first.
     """
 
-    sampling: str
+    sampling: Scheme
     proof: str
     executed: Part
     facts: JsonObject
     sampled: str = ""
     pinned: bool = False
+    begins: str = ""
 
 
 def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> Statement:
@@ -234,25 +239,25 @@ def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> St
     names = {
         "unit": protected,
         "sampled": subject.sampled or unit,
-        "sampling": subject.sampling,
+        "sampling": subject.sampling.words(),
         "rounding": rounding,
     }
     failure = f"Failure probability of the proof: {guarantee.failure_probability:.2g}."
     sections: dict[str, tuple[Part, ...]] = {
         "In short": (
-            _in_short(protected, refusal, rates),
+            subject.begins + _in_short(protected, refusal, rates),
             *((f"**Warning:** {doubt}.",) if doubt else ()),
         ),
         "Whom it protects": (
-            f"One {protected}.{_ENTRY.get(unit, '')} Two data sets are compared: the real one, and "
-            "a neighbour; "
+            f"One {protected}.{_ENTRY.get(unit, _MAKER)}{_condition(subject.sampling, unit)} Two "
+            "data sets are compared: the real one, and a neighbour; "
             f"{_NEIGHBOURS[guarantee.adjacency].format(unit=protected)} "
             f"({guarantee.adjacency} adjacency). The promise limits how well anybody can tell from "
             "what is released which of the two is the real one.",
         ),
         "How strong it is": _strength(guarantee, unit, units),
         _ATTACKER: attacker,
-        "What was proved, and by whom": (
+        "What was proved": (
             f"{guarantee.status}: {words.STATUS[guarantee.status]}. Method (for specialists): "
             f"{guarantee.method}. "
             f"{failure} {subject.proof}",
@@ -277,9 +282,10 @@ def _in_short(protected: str, refusal: str, rates: Sequence[tuple[float, float]]
         return f"**Nothing is promised.** {refusal} Numbers below are no protection."
     alpha, rate = rates[2]
     sentence = (
-        f"What can be learned about any one {protected} from what is released is limited. An "
-        f"attacker who wrongly names {_percent(alpha)} of those whose data was not used rightly "
-        f"names at most {_percent(rate)} of those whose data was. Guessing names {_percent(alpha)}."
+        f"From what is released an attacker tries to tell whether the data of one {protected} was "
+        f"used. One who wrongly names {_percent(alpha)} of those whose data was not used rightly "
+        f"names {_at_most(rate)} of those whose data was used. A blind guess names "
+        f"{_percent(alpha)} of either."
     )
     weak = "**That is a weak limit: it does not rule out that more than half are found.**"
     return sentence if rate < 0.5 else f"{sentence} {weak}"
@@ -288,16 +294,17 @@ def _in_short(protected: str, refusal: str, rates: Sequence[tuple[float, float]]
 def _strength(guarantee: Guarantee, unit: str, units: int | None) -> tuple[Part, ...]:
     epsilon, delta = guarantee.epsilon, guarantee.delta
     factor = math.exp(epsilon) if epsilon < 700 else math.inf
-    published = f" The number of {unit}s was not stated (`--units`)."
+    published = f" The number of {unit}s was not stated (`--units`): whether it is, is open."
     if units is not None:
-        published = f" With {units:,} {unit}s it is {delta * units:.2g}."
+        published = f" With {units:,} {unit}s it is {delta * units:.2g}"
+        published += ", which is not far below." if delta * units >= _FAR_BELOW else "."
     return (
         (
             f"ε = {words.round_up(epsilon, 6)}: whatever is released is at most "
-            f"{words.round_up(factor, 3)} times (e to the power ε) as likely with one of the two "
+            f"{_times(factor)} times (e to the power ε) as likely with one of the two "
             "data sets as with the other. 0 would be perfect; the smaller, the stronger. "
             "Ponomareva et al. (2023, How to DP-fy ML) call 1 or less strong, 10 or less "
-            "reasonable, and more weak.",
+            "reasonable, and more weak: that is what is usual; the table below is what it allows.",
             f"δ = {words.delta(delta)}: a probability that is allowed on top. A program that "
             "publishes the data of everybody with this probability is within it, and so is one "
             f"that publishes each {unit} with this probability, on average δ times their number. "
@@ -310,10 +317,32 @@ def _attacker(protected: str, advantage: float) -> tuple[Part, ...]:
     return (
         "An attacker sees everything that is released, knows all settings and the data of "
         f"everybody else, and decides whether the data of one {protected} was used. No attack, "
-        "however clever, is better than the table; real ones are worse. Who guesses names as many "
-        "of both. Where used and not used are equally likely beforehand, the attacker is right "
-        f"at most {_percent((1 + advantage) / 2)} of the time.",
+        "however clever, is better than the table. A blind guess names the same share of both. "
+        "Where used and not used are equally likely beforehand, the attacker is right "
+        f"{_at_most((1 + advantage) / 2)} of the time.",
     )
+
+
+def _condition(sampling: Scheme, unit: str) -> str:
+    """Which units alone are protected, where that depends on when they take part."""
+    if not isinstance(sampling, MinSeparation):
+        return ""
+    limit, separation = sampling.participations, sampling.separation
+    apart = f", any two at least {separation} steps apart" if limit > 1 < separation else ""
+    return (
+        f" Only {unit}s are protected that take part in at most {limit} of the "
+        f"{sampling.iterations:,} steps{apart}."
+    )
+
+
+def _times(factor: float) -> str:
+    return words.round_up(factor, 3) if factor < 100 else f"{math.ceil(min(factor, 1e15)):,}"
+
+
+def _at_most(share: float) -> str:
+    """A bound of a share, rounded up."""
+    shown = _percent(share)
+    return "up to 100% (no limit)" if shown == "100%" else f"at most {shown}"
 
 
 def _percent(share: float) -> str:
