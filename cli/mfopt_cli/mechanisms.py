@@ -68,10 +68,24 @@ def schedule(text: str | None) -> Schedule | None:
     return _archive.array(text, "schedule")
 
 
-def final_model_error(factorization: Factorization) -> str:
-    """Final-model error, with its unit."""
-    error = factorization.final_model_error
-    return f"{error:.4f}  (σ of independent noise that disturbs the final model as much)"
+def final_model_error(factorization: Factorization, error: float | None = None) -> str:
+    """Final-model error, with its unit; ``error``: under the schedule that was typed."""
+    over_all = f"{factorization.final_model_error:.4f}"
+    unit = "(σ of independent noise that disturbs the final model as much)"
+    if error is None:
+        return f"{over_all}  {unit}"
+    return f"{error:.4f} under --schedule, {over_all} over four schedules  {unit}"
+
+
+def error_under(factorization: Factorization, typed_schedule: str | None) -> float | None:
+    """Final-model error under the schedule of ``--schedule``, where one is typed."""
+    from mfopt import final_model
+
+    rates = schedule(typed_schedule)
+    if rates is None:
+        return None
+    n, sigma = factorization.iterations, factorization.noise_multiplier
+    return final_model.error(factorization.strategy, n, sigma, (rates,))
 
 
 def typed() -> str:

@@ -7,7 +7,6 @@ was asked for.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import math
 from collections.abc import Callable
@@ -92,13 +91,12 @@ def of_sigma(
                 finer = dataclasses.replace(finer, accuracy=like.accuracy)
             return known(finer.log_delta_below, epsilon, nothing=-math.inf) > math.log(delta)
 
-        # each share that is tried costs a composition: most answers are proved by the first, and a
-        # finer grid that does not prove the next smaller one proves none
+        # each share that is tried costs a composition: on a finer grid the next smaller ones alone
         if best == len(shares):
-            between = (0, 0) if too_small(shares[0]) else (1, best)
+            best = next((i for i, share in enumerate(shares) if too_small(share)), best)
         else:
-            between = (0, best - 1) if too_small(shares[best - 1]) else (best, best)
-        best = bisect.bisect(shares, False, *between, key=too_small)
+            while best and too_small(shares[best - 1]):
+                best -= 1
         return Bracket(sigma * (1 - shares[best]) if best < len(shares) else 0.0, sigma)
 
     return _narrowed(bracket, make(sigma))

@@ -175,6 +175,9 @@ class PrivateModule(torch.nn.Module):
             rows.Outputs.of(x.view_as(x), units, is_probed=is_probed) if _is_array(x) else x
             for x in results
         ]
+        for x in results:
+            if isinstance(x, rows.Outputs):
+                x.declared = "mean" if self._is_mean else "sum"
         return pytree.tree_unflatten(results, of_example[1])
 
     def _together(self, outputs: torch.Tensor, one: torch.Tensor) -> torch.Tensor:

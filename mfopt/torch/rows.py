@@ -4,7 +4,7 @@ An operation that selects rows selects their units. Others keep them if the resu
 and give a sum over units if it has another number. Units and sums together, or rows of other units,
 are mixed: such a tensor is no batch, and no loss. Of two batches and then one in two hundred, every
 operation is computed again with another last row, which may change neither the other rows nor, of a
-sum, their gradients.
+sum, their gradients; and a sum without its last row, which shows whether it is a sum or a mean.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _SELECTIONS = {"__getitem__", "index_select", "narrow", "flip", "roll"}
 _SELECTIONS |= {"split", "tensor_split", "chunk"}
 _RESHAPES = {"view", "reshape", "flatten"}
 _TOLERANCE = 1e-3  # of the largest number: what rounding may change
+_REDUCTIONS = {"sum", "mean"}
 
 
 class UnitRows(torch.Tensor):
@@ -34,11 +35,15 @@ class UnitRows(torch.Tensor):
       units: the unit of each row; None of a sum over units.
       fault: the operation that mixed units; empty where none did.
       is_probed: whether operations are computed again.
+      reductions: of a sum over units, what it is: "sum", "mean", or both in parts.
+      count: of units, of which it is a sum.
     """
 
     units: tuple[int, ...] | None = None
     fault = ""
     is_probed = False
+    reductions: frozenset[str] = frozenset()
+    count = 0
 
     @classmethod
     def of(cls, tensor: torch.Tensor, units: Iterable[int], *, is_probed: bool = False) -> UnitRows:
@@ -67,7 +72,13 @@ class UnitRows(torch.Tensor):
 
 
 class Outputs(UnitRows):
-    """Outputs of a private model, and what a loss makes of them."""
+    """Outputs of a private model, and what a loss makes of them.
+
+    Attributes:
+      declared: what the loss is said to be, "mean" or "sum".
+    """
+
+    declared = "mean"
 
     @classmethod
     def __torch_function__(
@@ -78,6 +89,12 @@ class Outputs(UnitRows):
             way_out = "Use a mean over examples of losses that depend on one example each; or "
             way_out += "PrivateRun.backward, which calls the loss for one example at a time."
             raise _check.reject("loss", "not a mean over examples", rule, way_out)
+        if function is torch.Tensor.backward and args[0].reductions - {args[0].declared}:
+            actual = "sum" if args[0].declared == "mean" else "mean"
+            rule = f"is what the loss was said to be, and it is a {actual} over examples: their "
+            rule += "gradients would depend on how many there are"
+            way_out = f'Give loss_reduction="{actual}", or make the loss a {args[0].declared}.'
+            raise _check.reject("loss_reduction", args[0].declared, rule, way_out)
         return super().__torch_function__(function, kinds, args, kwargs)
 
 
@@ -151,9 +168,74 @@ def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[
         if not keeps_rows or probe(of_gradients=False):
             each = [None] * len(results)
             fault = name if probe(of_gradients=True) else ""
+    reductions = frozenset().union(*(x.reductions for x in sources))
+    count = max(x.count for x in sources)
+    if is_probed and units and each[0] is None and len(units) > 1 and not fault:
+        count = len(set(units))
+        reductions = _reductions(function, args, kwargs, len(units))
+        fault = "" if reductions <= _REDUCTIONS else name
+    elif count and _is_multiple(_divisor(name, args), count):
+        reductions = frozenset(["mean"])
+    declared = next((x.declared for x in sources if isinstance(x, Outputs)), "")
     for x, of_rows in zip(results, each, strict=False):
         is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
         x.units, x.is_probed, x.fault = tuple(of_rows) if is_whole else None, is_probed, fault
+        x.reductions, x.count = reductions, count
+        if isinstance(x, Outputs):
+            x.declared = declared
+
+
+def _divisor(name: str, args: Any) -> float:
+    """The number that an operation divides by; 0 of others."""
+    number = args[1] if len(args) > 1 and isinstance(args[1], int | float) else 0
+    if "div" in name and not name.startswith("__r"):
+        return float(number)
+    return 1 / number if "mul" in name and number else 0.0
+
+
+def _is_multiple(number: float, count: int) -> bool:
+    return number / count > 0.5 and abs(number / count - round(number / count)) < _TOLERANCE / count
+
+
+def _reductions(function: Any, args: Any, kwargs: Any, count: int) -> frozenset[str]:
+    """What a sum over ``count`` rows is, by the gradients of all but the last without that one.
+
+    "sum" where they stay, "mean" where a share of each goes to all others, "mixed" where neither;
+    nothing where that cannot be told.
+    """
+
+    def outcome(kept: int) -> tuple[torch.Size, torch.Tensor]:
+        """Shape of the result, and gradients of its sum by all rows but the last."""
+        inputs: list[torch.Tensor] = []
+
+        def part(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return x
+            copy = plain(x).detach()[:kept] if isinstance(x, UnitRows) else plain(x).detach()
+            if not copy.is_floating_point():
+                return copy.clone()
+            copy = copy.double()  # that one row in many shows
+            if isinstance(x, UnitRows):
+                inputs.append(copy.requires_grad_())
+            return copy * 1.0  # which may be changed in place
+
+        with seeded(inputs), torch.enable_grad():
+            result = function(*pytree.tree_map(part, args), **pytree.tree_map(part, kwargs))
+            gradients = torch.autograd.grad(result.sum(), inputs, materialize_grads=True)
+        return result.shape, torch.cat([x[: count - 1].ravel() for x in gradients])
+
+    try:
+        (shape, whole), (other, without) = outcome(count), outcome(count - 1)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+        return frozenset()  # values that the operation does not take, or nothing to differentiate
+    finite = whole.isfinite() & without.isfinite()  # an example whose loss is not adds nothing
+    whole, without = whole[finite], without[finite]
+    if shape != other or not whole.any():
+        return frozenset()
+    near = max(_TOLERANCE / count, 1e-6) * whole.abs().max()
+    weights = {"sum": 1.0, "mean": count / (count - 1)}
+    fitting = [k for k, x in weights.items() if ((without - x * whole).abs() <= near).all()]
+    return frozenset() if len(fitting) == len(weights) else frozenset(fitting or ["mixed"])
 
 
 def _selected(name: str, function: Any, args: Any, kwargs: Any, units: tuple[int, ...]) -> Any:

@@ -404,7 +404,23 @@ def log_of_mean(scores: Any, labels: Any) -> Any:
     return losses.exp().mean().log()
 
 
+def undeclared_sum(scores: Any, labels: Any) -> Any:
+    return functional.cross_entropy(scores, labels, reduction="sum")
+
+
+def over_a_fixed_number(scores: Any, labels: Any) -> Any:
+    return functional.cross_entropy(scores, labels, reduction="sum") / 6.5
+
+
+def by_class(scores: Any, labels: Any) -> Any:
+    weights = scores.new_tensor([1.0, 2.0, 3.0])
+    return functional.cross_entropy(scores, labels, weight=weights)
+
+
 LOSSES = {
+    "a sum that is not declared": undeclared_sum,
+    "a sum over a fixed number": over_a_fixed_number,
+    "a mean with weights of classes": by_class,
     "a ranking of pairs": ranking,
     "weights by frequency in the batch": by_frequency,
     "distance to means of classes": to_means_of_classes,

@@ -172,7 +172,7 @@ def command(arguments: Any) -> int:
             {**mechanisms.summary(factorization), "path": str(path), "seconds": seconds}
         )
     elif not arguments.quiet:
-        _report(factorization, path, seconds)
+        _report(factorization, path, seconds, arguments.schedule)
     return _exit_code(factorization, path, saved_as_wanted=path == target)
 
 
@@ -299,7 +299,8 @@ def _with_values(live: Live, objective: str | None) -> Report:
     return report
 
 
-def _report(factorization: Any, path: Path, seconds: float) -> None:
+def _report(factorization: Any, path: Path, seconds: float, schedule: str | None) -> None:
+    error = mechanisms.error_under(factorization, schedule)
     # in a fixed, public order the sensitivity of C >= 0 is the largest norm of what a unit adds
     norm = factorization.provenance.get("mode_norm", 1.0)
     sigma = f"{words.round_up(factorization.noise_multiplier, 6)}  (× clip norm, C as stored)"
@@ -316,9 +317,9 @@ def _report(factorization: Any, path: Path, seconds: float) -> None:
         [
             ("noise multiplier σ", sigma),
             ("RMSE", f"{factorization.rmse:.4f}  (clip norms, per coordinate)"),
-            ("final-model error", mechanisms.final_model_error(factorization)),
+            ("final-model error", mechanisms.final_model_error(factorization, error)),
             ("guarantee", mechanisms.statement(factorization.guarantee)),
-            *_baselines(factorization),
+            *_baselines(factorization, error),
             *_published(factorization),
             *_fresh_bins(factorization),
             *mechanisms.above_floor(factorization),
@@ -331,8 +332,11 @@ def _report(factorization: Any, path: Path, seconds: float) -> None:
     )
 
 
-def _baselines(factorization: Any) -> list[tuple[str, str]]:
-    """Row of what independent noise has, see :func:`mechanisms.without_correlation`."""
+def _baselines(factorization: Any, error: float | None) -> list[tuple[str, str]]:
+    """Row of what independent noise has, see :func:`mechanisms.without_correlation`.
+
+    ``error``: final-model error under the schedule that was typed.
+    """
     from mfopt import query_error
     from mfopt.strategies import Identity
 
@@ -345,7 +349,7 @@ def _baselines(factorization: Any) -> list[tuple[str, str]]:
     )
     changes = (
         words.against(factorization.rmse, rmse),
-        words.against(factorization.final_model_error, sigma),
+        words.against(factorization.final_model_error if error is None else error, sigma),
     )
     errors = f"RMSE {rmse:.4f} ({changes[0]} here), final-model error {sigma:.4f} ({changes[1]})"
     return [("independent noise" if same_batches else "DP-SGD, Poisson", errors)]

@@ -277,7 +277,7 @@ def _described(arguments: SimpleNamespace, plan: _LoaderPlan, line: str, loop: P
     stated = factorization.guarantee
     return {
         **stated.describe(),
-        "final_model_error": factorization.final_model_error,
+        "final_model_error": mechanisms.error_under(factorization, arguments.schedule),
         "dpsgd_final_model_error": mechanisms.without_correlation(factorization)[1],
         "sampling": factorization.sampling.describe(),
         "strategy": factorization.strategy.describe(),
