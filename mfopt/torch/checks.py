@@ -24,11 +24,16 @@ def place() -> tuple[int, int]:
 
 
 def refuse_layers(module: torch.nn.Module) -> None:
-    """Raise :class:`UsageError` for layers that add up gradients by themselves."""
+    """Raise :class:`UsageError` for layers that add up gradients, or normalize by the batch."""
     for name, layer in module.named_modules():
         if (kind := type(layer).__name__) in _ADDING:
             rule = "adds up gradients before they are clipped and noised"
             way_out = "Give its `module`: the run adds up sums over processes; or use fully_shard."
+            raise _check.reject(f"module.{name}".rstrip("."), kind, rule, way_out)
+        # PyTorch's own words for a single row are a riddle
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.training:
+            rule = "normalizes each example by the others of its batch"
+            way_out = "Use GroupNorm or LayerNorm, or freeze it: `eval()`."
             raise _check.reject(f"module.{name}".rstrip("."), kind, rule, way_out)
 
 
