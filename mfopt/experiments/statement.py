@@ -21,7 +21,7 @@ from mfopt._version import __version__
 from mfopt.accounting.tradeoff import Tradeoff
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee, questionable_delta
-from mfopt.sampling import MinSeparation, Scheme, from_description
+from mfopt.sampling import Scheme, from_description
 
 FALSE_POSITIVE_RATES = (1e-4, 1e-3, 1e-2, 0.1)
 _ATTACKER = "What an attacker can do at most"
@@ -249,7 +249,7 @@ def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> St
             *((f"**Warning:** {doubt}.",) if doubt else ()),
         ),
         "Whom it protects": (
-            f"One {protected}.{_ENTRY.get(unit, _MAKER)}{_condition(subject.sampling, unit)} Two "
+            f"One {protected}.{_ENTRY.get(unit, _MAKER)}{subject.sampling.condition(unit)} Two "
             "data sets are compared: the real one, and a neighbour; "
             f"{_NEIGHBOURS[guarantee.adjacency].format(unit=protected)} "
             f"({guarantee.adjacency} adjacency). The promise limits how well anybody can tell from "
@@ -320,18 +320,6 @@ def _attacker(protected: str, advantage: float) -> tuple[Part, ...]:
         "however clever, is better than the table. A blind guess names the same share of both. "
         "Where used and not used are equally likely beforehand, the attacker is right "
         f"{_at_most((1 + advantage) / 2)} of the time.",
-    )
-
-
-def _condition(sampling: Scheme, unit: str) -> str:
-    """Which units alone are protected, where that depends on when they take part."""
-    if not isinstance(sampling, MinSeparation):
-        return ""
-    limit, separation = sampling.participations, sampling.separation
-    apart = f", any two at least {separation} steps apart" if limit > 1 < separation else ""
-    return (
-        f" Only {unit}s are protected that take part in at most {limit} of the "
-        f"{sampling.iterations:,} steps{apart}."
     )
 
 

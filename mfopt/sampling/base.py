@@ -130,6 +130,10 @@ class Scheme(abc.ABC):
         numbers = (f"{key} {value}" for key, value in self.describe().items() if key != "kind")
         return f"{self.kind} ({', '.join(numbers)})"
 
+    def condition(self, unit: str) -> str:
+        """A sentence, after a space, on which units alone are protected; "" where all are."""
+        return ""
+
     @abc.abstractmethod
     def sample(self, step: int, population: int, seed: int) -> np.ndarray:
         """Indices of the units of iteration ``step``, increasing, among ``population`` units.

@@ -38,6 +38,14 @@ class MinSeparation(Scheme):
         """Most participations that fit: the smaller of the limit and what the spacing allows."""
         return min(self.max_participations, -(-self.iterations // self.separation))
 
+    def condition(self, unit: str) -> str:
+        limit, separation = self.participations, self.separation
+        apart = f", any two at least {separation} steps apart" if limit > 1 < separation else ""
+        return (
+            f" Only {unit}s are protected that take part in at most {limit} of the "
+            f"{self.iterations:,} steps{apart}."
+        )
+
     def check(self, steps: np.ndarray) -> None:
         """Raise :class:`UsageError` unless a unit may take part in exactly these ``steps``."""
         steps = np.sort(np.asarray(steps, dtype=np.int64))

@@ -76,9 +76,7 @@ def named_scheme(
             raise _check.reject("max_participations", participations, rule, way_out)
         if "max_participations" not in chosen and participations == 1 and scheme.separation < n:
             rule = "has no effect on a single participation"
-            way_out = (
-                "Give `max_participations`, the most of one unit; by default as many as epochs."
-            )
+            way_out = "Give `max_participations`, the most of one unit (default: epochs)."
             raise _check.reject("separation", scheme.separation, rule, way_out)
         return scheme
     if name == Poisson.kind:
