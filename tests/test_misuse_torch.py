@@ -398,7 +398,7 @@ MODELS = {
         "changed by a private pass.*GroupNorm",
     ),
     "batch norm": (
-        lambda: normalized(torch.nn.BatchNorm1d(2)), "normalizes each example by the others.*GroupNorm"
+        lambda: normalized(torch.nn.BatchNorm1d(2)), "normalizes each example by.*GroupNorm"
     ),
 }  # fmt: skip
 
