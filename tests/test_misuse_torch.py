@@ -490,6 +490,44 @@ def test_a_loss_of_single_examples_is_not_refused(loss):
     loop.is_right()
 
 
+def crossed(scores, labels, **options):
+    return functional.cross_entropy(scores, labels, **options)
+
+
+def added(scores, labels):
+    return crossed(scores, labels, reduction="sum")
+
+
+REDUCED = {  # loss of scores and labels -> what it is; None where it depends on the batch's labels
+    "a mean": (crossed, "mean"),
+    "a sum": (added, "sum"),
+    "a sum over a fixed number": (lambda s, y: added(s, y) / 2.5, "sum"),
+    "a sum over the batch": (lambda s, y: added(s, y) / max(1, len(y)), "mean"),
+    "its inverse": (lambda s, y: added(s, y) * (1 / max(1, len(y))), "mean"),
+    "over all entries": (lambda s, y: s.square().sum() / max(1, s.numel()), "mean"),
+    "two means": (lambda s, y: crossed(s, y) + s.square().mean(), "mean"),
+    "weights by label": (lambda s, y: crossed(s, y, weight=torch.tensor([1.0, 2.0, 4.0])), None),
+}
+
+
+@pytest.mark.parametrize("declared", ["mean", "sum"])
+@pytest.mark.parametrize("name", REDUCED)
+def test_a_loss_is_what_it_was_declared_to_be(name, declared):
+    """Else a gradient would grow with the number of examples before it is clipped."""
+    loss, actual = REDUCED[name]
+    loop = LikeOpacus(loss_reduction=declared)
+
+    def steps():
+        loop.steps(loss=lambda model, batch: loss(model(batch[0]), batch[1]))
+
+    if actual == declared:
+        steps()
+        return
+    said = f"loss_reduction.*it is a {actual} over examples" if actual else "mixes examples by"
+    with pytest.raises(UsageError, match=said):
+        steps()
+
+
 # --- other wrong loops ---------------------------------------------------------------------------
 
 REFUSED, HARMLESS = {}, {}
