@@ -1,5 +1,8 @@
 """Rounds of a federated server: who may take part, what is released, and what a restart does."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 from statements import stated
@@ -62,6 +65,31 @@ def test_a_server_goes_on_after_the_last_round(tmp_path, monkeypatch):
     assert server.step == 2 and not server.may_join("b") and server.may_join("a")
     server.release({"a": UPDATE})
     assert rounds("state").step == 3
+
+
+def test_an_older_copy_of_the_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    server = rounds("state")
+    server.release({"a": UPDATE})
+    shutil.copytree("state", "older")
+    server.release({"b": UPDATE})
+    with pytest.raises(UsageError, match=r"in 1 rounds of 2 released.*older copy"):
+        rounds("older")
+    Path("older/devices.json").unlink()
+    with pytest.raises(UsageError, match="in 0 rounds of 2 released"):
+        rounds("older")
+    shutil.copy("state/devices.json", "older")  # the noise alone may be older: it is skipped
+    assert rounds("older").step == 2
+
+
+def test_a_device_is_a_text(tmp_path):
+    """A number would come back from the file as another name."""
+    server = rounds(tmp_path / "state")
+    with pytest.raises(UsageError, match="device"):
+        server.may_join(7)
+    with pytest.raises(UsageError, match="device"):
+        server.release({7: UPDATE})
+    assert server.step == 0
 
 
 def test_the_guarantee_so_far_grows_to_that_of_all(tmp_path):

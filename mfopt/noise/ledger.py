@@ -97,6 +97,11 @@ class Ledger:
         self._descriptor = -1  # of the file, once there is one
         self._process = os.getpid()
 
+    @property
+    def released(self) -> int:
+        """Steps up to the last one that was certainly released."""
+        return max((n + 1 for n, digest in self._digests.items() if digest != _LOST), default=0)
+
     def store(self, path: Path) -> Path:
         """The file of a key that is stored from now on: at ``path`` unless it has one."""
         if self._path is None:

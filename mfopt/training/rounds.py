@@ -51,7 +51,8 @@ class PrivateRounds:
       options: of :class:`mfopt.noise.NoiseStream`.
 
     Raises:
-      UsageError: another sampling, an estimate, or a folder of another run or one that is alive.
+      UsageError: another sampling, an estimate, or a folder of another run or one that is alive, or
+        an older copy.
     """
 
     def __init__(
@@ -82,14 +83,20 @@ class PrivateRounds:
             self._state = self.stream.init(params, seed=seed)
             noise.save_state(self._state_file, self.stream, self._state)
             return
-        state = noise.load_state(self._state_file, self.stream, params)
-        if state.counted:  # noise of a round that was broken off is not used for another sum
-            used = ledger.begin(np.asarray(state.key)).next_step
-            state = self.stream.skip(state, max(used, int(state.step)))
-        self._state = state
+        recorded = 0  # rounds whose participations are known
         if self._devices_file.exists():
             _files.require_secret("folder", self._devices_file, "It says who took part")
-            self._rounds = json.loads(self._devices_file.read_text())
+            stored = json.loads(self._devices_file.read_text())
+            recorded, self._rounds = stored["rounds"], stored["devices"]
+        state = noise.load_state(self._state_file, self.stream, params)
+        if state.counted:  # noise of a round that was broken off is not used for another sum
+            kept = ledger.begin(np.asarray(state.key))
+            if recorded < kept.released:
+                rule = f"knows who took part in {recorded} rounds of {kept.released} released"
+                way_out = "It is an older copy: take the newest one, or begin a new run."
+                raise _check.reject("folder", str(folder), rule, way_out)
+            state = self.stream.skip(state, max(kept.next_step, int(state.step)))
+        self._state = state
 
     def __len__(self) -> int:
         return self.stream.iterations
@@ -116,7 +123,8 @@ class PrivateRounds:
         return spent
 
     def may_join(self, device: str) -> bool:
-        """True if ``device`` may take part in the round that comes next."""
+        """True if ``device``, a text, may take part in the round that comes next."""
+        _check.kind("device", device, str)
         try:
             self.scheme.check(np.array([*self._rounds.get(device, []), self.step]))
         except _check.UsageError:
@@ -148,7 +156,9 @@ class PrivateRounds:
             total = jax.tree.map(jnp.add, total, clipped)
         for name in updates:
             self._rounds.setdefault(name, []).append(self.step)
-        _files.write(self._devices_file, json.dumps(self._rounds), force=True, private=True)
+        # on the disk before the release: a folder that knows of fewer is an older copy
+        known = json.dumps({"rounds": self.step + 1, "devices": self._rounds})
+        _files.write(self._devices_file, known, force=True, private=True)
         noised, self._state = self.stream.release(total, self._state)
         noise.save_state(self._state_file, self.stream, self._state, force=True)
         return jax.tree.map(lambda leaf: leaf / self.cohort, noised)

@@ -227,6 +227,7 @@ def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
         word for name, value in options_by_name.items() for word in (f"--{name}", str(value))
     ]
     loop = _loop("server" if federated else arguments.framework, arguments.schedule, arguments.out)
+    loop = loop.replace("cohort=10", f"cohort={round(units / iters)}")
     entry = ": an entry of the data holds all records of one user" if unit == "user" else ""
     loop = f"# Put your own data and model in place of those below{entry}.\n{loop}"
     command += ["--force"] if arguments.force else []
