@@ -77,11 +77,10 @@ def final_model_error(factorization: Factorization, error: float | None = None) 
     return f"{error:.4f} under --schedule, {over_all} over four schedules  {unit}"
 
 
-def error_under(factorization: Factorization, typed_schedule: str | None) -> float | None:
-    """Final-model error under the schedule of ``--schedule``, where one is typed."""
+def error_under(factorization: Factorization, rates: Schedule | None) -> float | None:
+    """Final-model error under what :func:`schedule` gives, where that is one."""
     from mfopt import final_model
 
-    rates = schedule(typed_schedule)
     if rates is None:
         return None
     n, sigma = factorization.iterations, factorization.noise_multiplier
@@ -164,8 +163,8 @@ def without_correlation(factorization: Factorization) -> tuple[Scheme, float]:
     if scheme.executable and not scheme.public_order:
         share = scheme.expected_batch(_MANY) / _MANY
         scheme = sampling.Poisson(probability=share, iterations=factorization.iterations)
-    stated = mfopt.account(scheme, epsilon=stated.epsilon, delta=stated.delta)
-    return scheme, stated.noise_multiplier
+    independent = mfopt.account(scheme, epsilon=stated.epsilon, delta=stated.delta)
+    return scheme, independent.noise_multiplier
 
 
 def epoch_ends(factorization: Factorization) -> EpochEnds | None:

@@ -171,13 +171,13 @@ class PrivateModule(torch.nn.Module):
             self._together(next(remaining), x) if isinstance(x, torch.Tensor) else x
             for x in of_example[0]
         ]
+        declared = "mean" if self._is_mean else "sum"
         results = [
-            rows.Outputs.of(x.view_as(x), units, is_probed=is_probed) if _is_array(x) else x
+            rows.Outputs.of(x.view_as(x), units, is_probed=is_probed, declared=declared)
+            if _is_array(x)
+            else x
             for x in results
         ]
-        for x in results:
-            if isinstance(x, rows.Outputs):
-                x.declared = "mean" if self._is_mean else "sum"
         return pytree.tree_unflatten(results, of_example[1])
 
     def _together(self, outputs: torch.Tensor, one: torch.Tensor) -> torch.Tensor:

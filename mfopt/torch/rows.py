@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,22 @@ _SELECTIONS = {"__getitem__", "index_select", "narrow", "flip", "roll"}
 _SELECTIONS |= {"split", "tensor_split", "chunk"}
 _RESHAPES = {"view", "reshape", "flatten"}
 _TOLERANCE = 1e-3  # of the largest number: what rounding may change
-_REDUCTIONS = {"sum", "mean"}
+# of an operation on values that it does not take, or without anything to differentiate
+_NOT_TAKEN = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
+
+
+class _Reduction(NamedTuple):
+    """How a tensor adds up units.
+
+    Attributes:
+      declared: what the loss is said to be, "mean" or "sum".
+      kinds: what this one is, or both in parts; nothing where that is not known.
+      units: their number.
+    """
+
+    declared: str = "mean"
+    kinds: frozenset[str] = frozenset()
+    units: int = 0
 
 
 class UnitRows(torch.Tensor):
@@ -35,22 +50,34 @@ class UnitRows(torch.Tensor):
       units: the unit of each row; None of a sum over units.
       fault: the operation that mixed units; empty where none did.
       is_probed: whether operations are computed again.
-      reductions: of a sum over units, what it is: "sum", "mean", or both in parts.
-      count: of units, of which it is a sum.
+      reduction: how it adds up units, in a probed pass.
     """
 
     units: tuple[int, ...] | None = None
     fault = ""
     is_probed = False
-    reductions: frozenset[str] = frozenset()
-    count = 0
+    reduction = _Reduction()
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, units: Iterable[int], *, is_probed: bool = False) -> UnitRows:
-        """``tensor``, whose rows are of ``units``; mixed, where it has another number of rows."""
+    def of(
+        cls,
+        tensor: torch.Tensor,
+        units: Iterable[int],
+        *,
+        is_probed: bool = False,
+        declared: str = "mean",
+    ) -> UnitRows:
+        """``tensor``, whose rows are of ``units``; mixed, where it has another number of rows.
+
+        Args:
+          tensor, units: rows, and the unit of each.
+          is_probed: whether operations are computed again.
+          declared: what the loss is said to be, "mean" or "sum".
+        """
         rows, units = tensor.as_subclass(cls), tuple(units)
         is_whole = len(units) == tensor.shape[0]
         rows.units, rows.is_probed = units if is_whole else None, is_probed
+        rows.reduction = _Reduction(declared)
         rows.fault = "" if is_whole else f"collate_fn, {tensor.shape[0]} rows of {len(units)} units"
         return rows
 
@@ -72,13 +99,7 @@ class UnitRows(torch.Tensor):
 
 
 class Outputs(UnitRows):
-    """Outputs of a private model, and what a loss makes of them.
-
-    Attributes:
-      declared: what the loss is said to be, "mean" or "sum".
-    """
-
-    declared = "mean"
+    """Outputs of a private model, and what a loss makes of them."""
 
     @classmethod
     def __torch_function__(
@@ -89,12 +110,13 @@ class Outputs(UnitRows):
             way_out = "Use a mean over examples of losses that depend on one example each; or "
             way_out += "PrivateRun.backward, which calls the loss for one example at a time."
             raise _check.reject("loss", "not a mean over examples", rule, way_out)
-        if function is torch.Tensor.backward and args[0].reductions - {args[0].declared}:
-            actual = "sum" if args[0].declared == "mean" else "mean"
+        reduction = args[0].reduction if function is torch.Tensor.backward else _Reduction()
+        if reduction.kinds - {declared := reduction.declared}:
+            actual = "sum" if declared == "mean" else "mean"
             rule = f"is what the loss was said to be, and it is a {actual} over examples: their "
             rule += "gradients would depend on how many there are"
-            way_out = f'Give loss_reduction="{actual}", or make the loss a {args[0].declared}.'
-            raise _check.reject("loss_reduction", args[0].declared, rule, way_out)
+            way_out = f'Give loss_reduction="{actual}", or make the loss a {declared}.'
+            raise _check.reject("loss_reduction", declared, rule, way_out)
         return super().__torch_function__(function, kinds, args, kwargs)
 
 
@@ -168,74 +190,37 @@ def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[
         if not keeps_rows or probe(of_gradients=False):
             each = [None] * len(results)
             fault = name if probe(of_gradients=True) else ""
-    reductions = frozenset().union(*(x.reductions for x in sources))
-    count = max(x.count for x in sources)
-    if is_probed and units and each[0] is None and len(units) > 1 and not fault:
-        count = len(set(units))
-        reductions = _reductions(function, args, kwargs, len(units))
-        fault = "" if reductions <= _REDUCTIONS else name
-    elif count and _is_multiple(_divisor(name, args), count):
-        reductions = frozenset(["mean"])
-    declared = next((x.declared for x in sources if isinstance(x, Outputs)), "")
     for x, of_rows in zip(results, each, strict=False):
         is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
         x.units, x.is_probed, x.fault = tuple(of_rows) if is_whole else None, is_probed, fault
-        x.reductions, x.count = reductions, count
-        if isinstance(x, Outputs):
-            x.declared = declared
+    if is_probed:
+        reduction = _reduction_of(sources)
+        if units and each[0] is None and len(units) > 1 and not fault:
+            kinds = _kinds(function, args, kwargs, len(units))
+            reduction = reduction._replace(kinds=kinds, units=len(set(units)))
+        elif reduction.units and _divides(name, args, reduction.units):
+            reduction = reduction._replace(kinds=frozenset(["mean"]))
+        for x in results:
+            x.reduction, x.fault = reduction, name if "mixed" in reduction.kinds else x.fault
 
 
-def _divisor(name: str, args: Any) -> float:
-    """The number that an operation divides by; 0 of others."""
+def _reduction_of(sources: list[UnitRows]) -> _Reduction:
+    """What is known of what an operation is computed from."""
+    parts = [x.reduction for x in sources]
+    declared = next((x.reduction.declared for x in sources if isinstance(x, Outputs)), "mean")
+    kinds = (part.kinds for part in parts)
+    return _Reduction(declared, frozenset().union(*kinds), max(part.units for part in parts))
+
+
+def _divides(name: str, args: Any, count: int) -> bool:
+    """True if an operation divides by ``count`` or a multiple of it."""
     number = args[1] if len(args) > 1 and isinstance(args[1], int | float) else 0
-    if "div" in name and not name.startswith("__r"):
-        return float(number)
-    return 1 / number if "mul" in name and number else 0.0
-
-
-def _is_multiple(number: float, count: int) -> bool:
-    return number / count > 0.5 and abs(number / count - round(number / count)) < _TOLERANCE / count
-
-
-def _reductions(function: Any, args: Any, kwargs: Any, count: int) -> frozenset[str]:
-    """What a sum over ``count`` rows is, by the gradients of all but the last without that one.
-
-    "sum" where they stay, "mean" where a share of each goes to all others, "mixed" where neither;
-    nothing where that cannot be told.
-    """
-
-    def outcome(kept: int) -> tuple[torch.Size, torch.Tensor]:
-        """Shape of the result, and gradients of its sum by all rows but the last."""
-        inputs: list[torch.Tensor] = []
-
-        def part(x: Any) -> Any:
-            if not isinstance(x, torch.Tensor):
-                return x
-            copy = plain(x).detach()[:kept] if isinstance(x, UnitRows) else plain(x).detach()
-            if not copy.is_floating_point():
-                return copy.clone()
-            copy = copy.double()  # that one row in many shows
-            if isinstance(x, UnitRows):
-                inputs.append(copy.requires_grad_())
-            return copy * 1.0  # which may be changed in place
-
-        with seeded(inputs), torch.enable_grad():
-            result = function(*pytree.tree_map(part, args), **pytree.tree_map(part, kwargs))
-            gradients = torch.autograd.grad(result.sum(), inputs, materialize_grads=True)
-        return result.shape, torch.cat([x[: count - 1].ravel() for x in gradients])
-
-    try:
-        (shape, whole), (other, without) = outcome(count), outcome(count - 1)
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
-        return frozenset()  # values that the operation does not take, or nothing to differentiate
-    finite = whole.isfinite() & without.isfinite()  # an example whose loss is not adds nothing
-    whole, without = whole[finite], without[finite]
-    if shape != other or not whole.any():
-        return frozenset()
-    near = max(_TOLERANCE / count, 1e-6) * whole.abs().max()
-    weights = {"sum": 1.0, "mean": count / (count - 1)}
-    fitting = [k for k, x in weights.items() if ((without - x * whole).abs() <= near).all()]
-    return frozenset() if len(fitting) == len(weights) else frozenset(fitting or ["mixed"])
+    if "mul" in name and number:
+        number = 1 / number
+    elif "div" not in name or name.startswith("__r"):
+        return False
+    times = number / count
+    return times > 0.5 and abs(times - round(times)) * count < _TOLERANCE
 
 
 def _selected(name: str, function: Any, args: Any, kwargs: Any, units: tuple[int, ...]) -> Any:
@@ -262,31 +247,16 @@ def _mixes(function: Any, args: Any, kwargs: Any, source: UnitRows, *, of_gradie
 
     def effects(row: int, other: int) -> list[torch.Tensor]:
         """Results or gradients, with ``row`` of the order in place of ``other``."""
-        inputs: list[torch.Tensor] = []
 
-        def changed(x: Any) -> Any:
-            if not isinstance(x, torch.Tensor):
-                return x
-            copy = plain(x).detach().clone()
-            if not isinstance(x, UnitRows):
-                return copy
+        def change(x: torch.Tensor) -> torch.Tensor:
             if count:
-                copy[order[other]] = copy[order[row]].clone()
-            if not copy.is_floating_point():
-                return copy
-            if not count:
-                copy *= 1.5 + row - other
-            inputs.append(copy.requires_grad_())
-            return copy * 1.0  # which may be changed in place
+                x[order[other]] = x[order[row]].clone()
+            elif x.is_floating_point():
+                x *= 1.5 + row - other
+            return x
 
-        with seeded(inputs), torch.enable_grad():
-            made = function(*pytree.tree_map(changed, args), **pytree.tree_map(changed, kwargs))
-            results = [x for x in pytree.tree_leaves(made) if isinstance(x, torch.Tensor)]
-            if not of_gradients:
-                return [x.detach() for x in results]
-            smooth = [(x * torch.randn_like(x)).sum() for x in results if x.requires_grad]
-            grads = torch.autograd.grad(smooth, inputs, materialize_grads=True) if smooth else ()
-            return list(grads)
+        results, gradients = _again(function, args, kwargs, change, of_gradients=of_gradients)
+        return gradients if of_gradients else results
 
     try:
         for row, other in ((0, -1), (-1, 0)):
@@ -296,6 +266,75 @@ def _mixes(function: Any, args: Any, kwargs: Any, source: UnitRows, *, of_gradie
                     difference[order[other]] = 0.0
                 if (difference > _TOLERANCE * a.double().nan_to_num().abs().max()).any():
                     return True
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        pass  # values that the operation does not take
+    except _NOT_TAKEN:
+        pass
     return False
+
+
+def _kinds(function: Any, args: Any, kwargs: Any, count: int) -> frozenset[str]:
+    """What a sum over ``count`` rows is, by the gradients of all but the last without that one.
+
+    "sum" where they stay, "mean" where a share of each goes to all others, "mixed" where neither;
+    nothing where that cannot be told.
+    """
+
+    def outcome(kept: int) -> tuple[list[torch.Size], torch.Tensor]:
+        results, gradients = _again(
+            function, args, kwargs, lambda x: x[:kept], of_gradients=True, is_wide=True
+        )
+        return [x.shape for x in results], torch.cat([x[: count - 1].ravel() for x in gradients])
+
+    try:
+        (shapes, whole), (others, without) = outcome(count), outcome(count - 1)
+    except _NOT_TAKEN:
+        return frozenset()
+    finite = whole.isfinite() & without.isfinite()  # an example whose loss is not adds nothing
+    whole, without = whole[finite], without[finite]
+    if shapes != others or not whole.any():
+        return frozenset()
+    near = max(_TOLERANCE / count, 1e-6) * whole.abs().max()
+    weights = {"sum": 1.0, "mean": count / (count - 1)}
+    fitting = [k for k, x in weights.items() if ((without - x * whole).abs() <= near).all()]
+    return frozenset() if len(fitting) == len(weights) else frozenset(fitting or ["mixed"])
+
+
+def _again(
+    function: Any,
+    args: Any,
+    kwargs: Any,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    of_gradients: bool,
+    is_wide: bool = False,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(results, gradients of a sum of them by each row) of an operation on changed rows.
+
+    Args:
+      function, args, kwargs: the operation.
+      change: of a copy of each tensor of rows.
+      of_gradients: whether they are wanted.
+      is_wide: compute in float64, where one row in many shows.
+    """
+    inputs: list[torch.Tensor] = []
+
+    def changed(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        copy = plain(x).detach().clone()
+        copy = copy.double() if is_wide and copy.is_floating_point() else copy
+        if not isinstance(x, UnitRows):
+            return copy
+        copy = change(copy)
+        if not copy.is_floating_point():
+            return copy
+        inputs.append(copy.requires_grad_())
+        return copy * 1.0  # which may be changed in place
+
+    with seeded(inputs), torch.enable_grad():
+        made = function(*pytree.tree_map(changed, args), **pytree.tree_map(changed, kwargs))
+        results = [x for x in pytree.tree_leaves(made) if isinstance(x, torch.Tensor)]
+        if not of_gradients:
+            return [x.detach() for x in results], []
+        smooth = [(x * torch.randn_like(x)).sum() for x in results if x.requires_grad]
+        grads = torch.autograd.grad(smooth, inputs, materialize_grads=True) if smooth else ()
+        return results, list(grads)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -31,9 +31,6 @@ from mfopt_cli import answers, options, sweeps
 from mfopt_cli.answers import Row, answer
 from mfopt_cli.live import Live
 from mfopt_cli.options import MOST_GROUP, MOST_POINTS, PATH, Count, apply, option
-
-if TYPE_CHECKING:
-    pass
 
 _two_of_three = apply(
     sweeps.option(

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from mfopt.sampling.named import NAMES
 from mfopt_cli import answers, display, mechanisms, options
 from mfopt_cli.live import COMPILING, Live
 from mfopt_cli.options import COUNT, PATH, option
+
+if TYPE_CHECKING:
+    from mfopt.final_model import Schedule
 
 
 @options.command("optimize")
@@ -148,6 +151,7 @@ def command(arguments: Any) -> int:
       mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling cyclic-poisson
     """
     started = time.perf_counter()
+    rates = mechanisms.schedule(arguments.schedule)
     forms = _forms_to_search(arguments)
     answers.say_doubt([questionable_delta(arguments.delta)])
 
@@ -160,7 +164,7 @@ def command(arguments: Any) -> int:
     for form in forms[: 1 if arguments.out else None]:
         may_resume = searches_one_kind and not arguments.init
         _check_free(named_after(form), arguments.force, form if may_resume else None)
-    factorization = _made(arguments)
+    factorization = _made(arguments, rates)
     target = named_after(_kept(factorization) if len(forms) > 1 else forms[0])
     path = mechanisms.keep(factorization, target, force=arguments.force)
     answers.say_unused(
@@ -172,11 +176,11 @@ def command(arguments: Any) -> int:
             {**mechanisms.summary(factorization), "path": str(path), "seconds": seconds}
         )
     elif not arguments.quiet:
-        _report(factorization, path, seconds, arguments.schedule)
+        _report(factorization, path, seconds, mechanisms.error_under(factorization, rates))
     return _exit_code(factorization, path, saved_as_wanted=path == target)
 
 
-def _made(arguments: Any) -> Any:
+def _made(arguments: Any, rates: Schedule | None) -> Any:
     """The factorization, also of a search that was stopped."""
     import mfopt
     from mfopt.errors import UncertifiedError
@@ -191,7 +195,7 @@ def _made(arguments: Any) -> Any:
                 iterations_per_epoch=arguments.iters,
                 reassign_every=arguments.rethrow,
                 workload=workload,
-                schedule=mechanisms.schedule(arguments.schedule),
+                schedule=rates,
                 search=_search(arguments),
                 progress=_with_values(live, arguments.objective),
                 command=mechanisms.typed(),
@@ -299,8 +303,7 @@ def _with_values(live: Live, objective: str | None) -> Report:
     return report
 
 
-def _report(factorization: Any, path: Path, seconds: float, schedule: str | None) -> None:
-    error = mechanisms.error_under(factorization, schedule)
+def _report(factorization: Any, path: Path, seconds: float, error: float | None) -> None:
     # in a fixed, public order the sensitivity of C >= 0 is the largest norm of what a unit adds
     norm = factorization.provenance.get("mode_norm", 1.0)
     sigma = f"{words.round_up(factorization.noise_multiplier, 6)}  (× clip norm, C as stored)"
