@@ -91,9 +91,9 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         load_state(path, make(noise_multiplier=1.6), PARAMS)
     with pytest.raises(UsageError, match="other settings"):
         load_state(path, make(clip_norm=2.0), PARAMS)
-    with pytest.raises(UsageError, match="params"):
+    with pytest.raises(UsageError, match="parameters"):
         load_state(path, stream, {**PARAMS, "b": np.zeros(5, np.float32)})
-    with pytest.raises(UsageError, match="params"):
+    with pytest.raises(UsageError, match="parameters"):
         load_state(path, stream, {"a": PARAMS["a"], "c": PARAMS["b"]})
     with pytest.raises(UsageError, match="another factorization"):
         save_state(tmp_path / "other.npz", make(noise_multiplier=1.6), advanced(stream))
@@ -207,9 +207,7 @@ def test_a_file_with_other_contents_is_refused(tmp_path, change):
         arrays["buffer/2"] = arrays["buffer/0"]
     else:
         arrays["buffer/0"][0, 0, 0] = np.nan
-    for key in ("format", "notice", "dtypes"):
-        header.pop(key)
-    write_secret(path, header, arrays, force=True)
+    write_secret(path, (header, arrays), force=True)
     with pytest.raises(UsageError, match="state"):
         load_state(path, stream, PARAMS)
 
@@ -221,12 +219,6 @@ def test_a_state_of_another_stream_gives_nan_inside_jit():
     foreign = dataclasses.replace(advanced(other), digest=state.digest, settings=state.settings)
     step = jax.jit(lambda s: stream.next(s)[0])
     assert np.all(np.isfinite(step(state)["a"])) and np.all(np.isnan(step(foreign)["a"]))
-
-
-def test_a_file_of_pytorch_is_refused_with_its_version(tmp_path):
-    write_secret(tmp_path / "state.npz", {"kind": "torch"}, {}, force=False)
-    with pytest.raises(UsageError, match=r"state of PyTorch, which versions up to 0\.2\.0 wrote"):
-        load_state(tmp_path / "state.npz", make(), PARAMS)
 
 
 def test_orbax_goes_on_with_the_same_noise_and_for_its_owner_only(tmp_path):

@@ -9,7 +9,8 @@ from test_strategies import SOME_KINDS, every_strategy
 
 from mfopt import strategies as S
 from mfopt.errors import FailureError, UsageError
-from mfopt.noise import NoiseExhaustedError, NoiseStream
+from mfopt.noise import NoiseExhaustedError, NoiseStream, load_state, save_state
+from mfopt.noise.ledger import _by_handle
 
 N = 11
 
@@ -104,25 +105,25 @@ def test_torch_noise_of_other_devices_goes_on_from_its_state(kind, monkeypatch):
     monkeypatch.setattr(_torch_parts, "part_for", lambda device: _torch_parts.OnDevice)
     noise = TorchNoise(stream, tensors(), seed=3)
     noise.next()
-    saved = noise.state_dict()
+    saved = noise.contents()
     expected = noise.next()
     other = TorchNoise(stream, tensors())
-    other.load_state_dict(saved)
+    other.restore(saved)
     assert all(map(torch.equal, other.next(), expected))
     other = TorchNoise(stream, tensors())
     if kind == "blt":
-        other.load_state_dict(counted.state_dict())  # its past is in the buffers
+        other.restore(counted.contents())  # its past is in the buffers
     else:
         with pytest.raises(UsageError, match="regenerated here"):
-            other.load_state_dict(counted.state_dict())
+            other.restore(counted.contents())
 
 
 def test_parameters_without_elements_have_noise_without_any():
     stream = make(S.BLT(np.array([0.3]), np.array([0.5])))
-    noise = TorchNoise(stream, [torch.zeros(0, 3), torch.zeros(2)])
+    noise = TorchNoise(stream, [torch.zeros(0, 3), torch.zeros(2)], seed=3)
     noise.next()
     repeated = TorchNoise(stream, [torch.zeros(0, 3), torch.zeros(2)])
-    repeated.load_state_dict(noise.state_dict())
+    repeated.restore(noise.contents())
     assert all(map(torch.equal, repeated.next(), noise.next()))
 
 
@@ -141,9 +142,9 @@ def test_noise_is_added_in_place_as_out_of_place(kind):
         ]
         expected = [(s + z).to(s.dtype).detach() for s, z in zip(sums, noise, strict=True)]
         if step == 5:  # stopped, and gone on with
-            state = inside.state_dict()
+            state = inside.contents()
             inside = TorchNoise(stream, parameters)
-            inside.load_state_dict(state)
+            inside.restore(state)
         if step % 3 == 2:  # both ways in one run
             sums = [(s + z).to(s.dtype) for s, z in zip(sums, inside.next(), strict=True)]
         else:
@@ -181,7 +182,7 @@ def test_sums_that_are_not_the_parameters_are_refused_and_use_no_noise(change):
 def test_a_step_that_was_broken_off_is_never_made_again(monkeypatch):
     noise = TorchNoise(make(every_strategy(N)["blt"]), tensors(), seed=3)
     noise.add_to(tensors())
-    saved = noise.state_dict()
+    saved = noise.contents()
 
     def interrupted(*arguments):
         raise KeyboardInterrupt
@@ -192,10 +193,10 @@ def test_a_step_that_was_broken_off_is_never_made_again(monkeypatch):
         with pytest.raises((KeyboardInterrupt, FailureError)):
             step()
     monkeypatch.undo()
-    for use in (noise.next, lambda: noise.add_to(tensors()), noise.state_dict):
+    for use in (noise.next, lambda: noise.add_to(tensors()), noise.contents):
         with pytest.raises(FailureError, match="broken off"):
             use()
-    noise.load_state_dict(saved)
+    noise.restore(saved)
     unbroken = TorchNoise(noise.stream, tensors(), seed=3)
     unbroken.next()
     assert all(map(torch.equal, noise.next(), unbroken.next()))
@@ -222,26 +223,52 @@ def test_torch_refuses_parameters_without_noise(bad):
 @pytest.mark.parametrize("buffer_dtype", [None, jnp.bfloat16])
 def test_torch_noise_goes_on_from_its_state(tmp_path, buffer_dtype):
     stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), buffer_dtype=buffer_dtype)
-    noise = TorchNoise(stream, tensors())
+    path = tmp_path / "noise.npz"
+    noise = TorchNoise(stream, tensors(), seed=3)
     noise.next()
-    saved = noise.state_dict()
-    torch.save(saved, tmp_path / "noise.pt")
+    noise.save(path)
     expected = noise.next()
-    for restore in (
-        lambda n: n.load_state_dict(saved),
-        lambda n: n.load_state_dict(torch.load(tmp_path / "noise.pt", weights_only=True)),
-    ):
-        other = TorchNoise(stream, tensors())
-        restore(other)
-        for tensor, two in zip(other.next(), expected, strict=True):
-            assert torch.equal(tensor, two)
+    other = TorchNoise(stream, tensors())
+    other.load(path)
+    assert all(map(torch.equal, other.next(), expected))
     with pytest.raises(UsageError, match="takes back noise that 2 steps were released with"):
-        noise.load_state_dict(saved)
+        noise.load(path)
     changed = TorchNoise(make(S.BLT(np.array([0.3, 0.2]), np.array([0.5, 0.9]))), tensors())
     with pytest.raises(UsageError, match="another factorization"):
-        changed.load_state_dict(saved)
-    with pytest.raises(UsageError, match="other parameters"):
-        TorchNoise(stream, tensors()[:2]).load_state_dict(saved)
+        changed.load(path)
+    with pytest.raises(UsageError, match="those that the state was made for"):
+        TorchNoise(stream, tensors()[:2]).load(path)
+
+
+@pytest.mark.parametrize("kind", ["blt", "toeplitz"])
+def test_a_run_begins_in_one_library_and_ends_in_the_other(tmp_path, kind):
+    stream, ones = make(every_strategy(N)[kind]), [x + 1 for x in ARRAYS]
+    state = stream.init(ARRAYS)
+    _, state = stream.release(ones, state)
+    save_state(tmp_path / "jax.npz", stream, state)
+    expected, state = stream.next(stream.init(ARRAYS, key=np.asarray(state.key)))
+    expected = [stream.next(state)[0]]
+    noise = TorchNoise(stream, tensors())
+    with pytest.raises(UsageError, match="belongs to a run that is alive"):
+        noise.load(tmp_path / "jax.npz")
+    _by_handle.clear()  # as if it had ended
+    noise.load(tmp_path / "jax.npz")
+    noise.save(tmp_path / "torch.npz")
+    sums = [torch.zeros_like(p) for p in tensors()]
+    noise.add_to(sums)
+    expected.append(sums)
+    noise = TorchNoise(stream, tensors())
+    noise.load(tmp_path / "torch.npz")
+    with pytest.raises(UsageError, match="was released already, with another sum"):
+        noise.add_to([p + 1 for p in tensors()])
+    del noise
+    state = load_state(tmp_path / "torch.npz", stream, ARRAYS)
+    with pytest.raises(UsageError, match="was released already"):
+        stream.next(state)
+    with pytest.raises(UsageError, match="those that the state was made for"):
+        load_state(tmp_path / "torch.npz", stream, dict(zip("abc", ARRAYS, strict=True)))
+    for one, other in zip(*expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=3e-6)
 
 
 def test_secure_streams_are_refused_outside_of_jax():
@@ -262,31 +289,30 @@ def test_torch_float64():
 
 @pytest.mark.parametrize("buffer_dtype", [None, jnp.bfloat16])
 @pytest.mark.parametrize(
-    "change", ["step", "late", "float", "shape", "missing", "count", "key", "type", "none"]
+    "change", ["step", "late", "float", "shape", "missing", "key", "type", "none"]
 )
 def test_torch_states_that_no_noise_makes_are_refused_and_change_nothing(change, buffer_dtype):
     stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), buffer_dtype=buffer_dtype)
     noise = TorchNoise(stream, tensors())
     noise.next()
-    state = noise.state_dict()
+    header, arrays = noise.contents()
     if change in ("step", "late", "float"):
-        state["step"] = {"step": -1, "late": N + 1, "float": 1.0}[change]
+        header["step"] = {"step": -1, "late": N + 1, "float": 1.0}[change]
     elif change == "shape":
-        state["buffers"][1] = state["buffers"][1][:1]  # would be broadcast
+        arrays["buffer/1"] = arrays["buffer/1"][:1]  # would be broadcast
     elif change == "missing":
-        state["buffers"][1] = None
-    elif change == "count":
-        state["buffers"].pop()
+        del arrays["buffer/1"]
     elif change == "key":
-        state["key"] = state["key"][:2]
+        arrays["key"] = arrays["key"][:2]
     elif change == "type":
-        state["buffers"][1] = state["buffers"][1].to(torch.float64)
+        arrays["buffer/1"] = arrays["buffer/1"].astype(np.float64)
     else:
-        state = {}
+        header = {}
     other = TorchNoise(stream, tensors(), seed=1)
-    original = other.state_dict()
+    original = other.contents()
     with pytest.raises(UsageError, match="state"):
-        other.load_state_dict(state)
-    updated = other.state_dict()
-    assert torch.equal(original["key"], updated["key"]) and original["step"] == updated["step"]
-    assert all(map(torch.equal, original["buffers"], updated["buffers"]))
+        other.restore((header, arrays))
+    updated = other.contents()
+    assert original[0] == updated[0]
+    for name, array in original[1].items():
+        np.testing.assert_array_equal(array, updated[1][name])

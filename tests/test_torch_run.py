@@ -225,21 +225,22 @@ def test_states_that_are_not_of_this_run_are_refused(variant):
 
     from mfopt.noise.sealed import KeyFile
 
-    sealed = new().state_dict()
-    good = {**sealed, "mfopt_noise": KeyFile().open(sealed["mfopt_noise"])}  # as of old
-    plain_state = {k: v for k, v in good.items() if k != "mfopt_noise"}
-    broken = copy.deepcopy(good)
-    broken["mfopt_noise"]["sampler"]["population"] = 13
-    missing = {**good, "mfopt_noise": {"noise": good["mfopt_noise"]["noise"]}}
+    def with_noise(noise):
+        return {**good, "mfopt_noise": noise}
+
+    good, keys = new().state_dict(), KeyFile()
+    header, arrays = keys.open(good["mfopt_noise"])
+    sampler = header.pop("sampler")
+    broken = {**header, "sampler": {**sampler, "population": 13}}
     for state, match in (
-        (plain_state, "start again"),
-        (broken, "other batches"),
-        (missing, "PrivateRun"),
+        ({k: v for k, v in good.items() if k != "mfopt_noise"}, "start again"),
+        (with_noise(keys.seal((broken, arrays))), "other batches"),
+        (with_noise(keys.seal((header, arrays))), "must come from state_dict"),
+        (with_noise({"noise": {}, "sampler": sampler}), r"versions up to 0\.2\.0"),
     ):
         with pytest.raises(UsageError, match=match):
             new().load_state_dict(state)
     new().load_state_dict(good)
-    new().load_state_dict(sealed)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class Archive:
     """An open file: ``headers`` by name of array, and :meth:`read` for one of them.
 
     Args:
-      path: the file.
+      source: path of the file, or a stream of its bytes.
       most_bytes: size of all arrays together beyond which a file is refused.
       most_arrays: number of arrays beyond which a file is refused.
 
@@ -75,10 +75,11 @@ class Archive:
       others: of :data:`MALFORMED`, as zip and npy parsing have it.
     """
 
-    def __init__(self, path: Path, *, most_bytes: int, most_arrays: int) -> None:
-        self._zip = zipfile.ZipFile(path)
+    def __init__(self, source: Path | IO[bytes], *, most_bytes: int, most_arrays: int) -> None:
+        self._zip = zipfile.ZipFile(source)
         try:
-            self.headers = self._agree(path.stat().st_size, most_bytes, most_arrays)
+            size = source.stat().st_size if isinstance(source, Path) else source.seek(0, 2)
+            self.headers = self._agree(size, most_bytes, most_arrays)
         except BaseException:
             self._zip.close()
             raise

@@ -132,7 +132,9 @@ def write_beside(
     raise FailureError("the result could be written nowhere: " + "; ".join(reasons))
 
 
-def npz(arrays: Mapping[str, np.ndarray], *, compress: bool = False) -> Content:
+def npz(
+    arrays: Mapping[str, np.ndarray], *, compress: bool = False
+) -> Callable[[BinaryIO], object]:
     """The content of an ``.npz`` file of plain arrays.
 
     ``np.savez`` has its keyword ``allow_pickle`` only from numpy 2.2 on; an older one would store

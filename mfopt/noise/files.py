@@ -11,8 +11,9 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import jax
 import ml_dtypes
@@ -25,6 +26,7 @@ from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.mechanism import stream_digest
 from mfopt.noise import ledger
 from mfopt.noise._draws import KEY_WORDS
+from mfopt.noise.recursions import Rows
 from mfopt.noise.state import Layout, NoiseState, check_arrays
 from mfopt.noise.stream import NoiseStream
 
@@ -33,6 +35,8 @@ _NOTICE = (
     "SECRET. Whoever reads this file can compute the noise of the run and remove it. "
     "Keep it as safe as the data itself, and delete it after the run."
 )
+Contents = tuple[JsonObject, dict[str, np.ndarray]]  # facts that JSON keeps, and arrays
+Shapes = tuple[tuple[int, ...], ...]
 
 
 @contextlib.contextmanager
@@ -62,6 +66,9 @@ def save_state(
     The ledger of its key (:mod:`mfopt.noise.ledger`) is stored too, where that is not yet. A run
     that resumes from a file may repeat steps that were released after it, for the same sums.
 
+    :class:`~mfopt.noise.for_torch.TorchNoise` reads the file for its list of parameters, if this
+    state was made for a list of arrays of their shapes, and :func:`load_state` reads its files so.
+
     Args:
       path: of the ``.npz``.
       stream: the stream that the state belongs to; checked.
@@ -74,25 +81,13 @@ def save_state(
         restrict who can read what it writes).
     """
     stream.check_state(state)
-    arrays: dict[str, np.ndarray] = {"key": _local("key", state.key)}
-    names = _leaf_names(state.layout)
-    for i, buffer in stream.buffers_by_leaf(state).items():
-        arrays[f"buffer/{i}"] = _local(names[i], buffer)
-    write_secret(
-        path,
-        {
-            "kind": "jax",
-            "digest": state.digest,
-            "settings": state.settings,
-            "pinned": state.pinned,
-            "step": int(state.step),
-            "parameters": names,
-            "shapes": [list(shape) for shape in state.layout.shapes],
-            **({"ledger": str(ledger.store(arrays["key"]))} if state.counted else {}),
-        },
-        arrays,
-        force=force,
-    )
+    key, names = _local("key", state.key), _leaf_names(state.layout)
+    buffers = {i: _local(names[i], b) for i, b in stream.buffers_by_leaf(state).items()}
+    facts = {"parameters": names, "pinned": state.pinned}
+    if state.counted:
+        facts["ledger"] = str(ledger.store(key))
+    contents = contents_of(stream, key, int(state.step), state.layout.shapes, buffers, **facts)
+    write_secret(path, contents, force=force)
 
 
 def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: PyTree) -> NoiseState:
@@ -104,25 +99,16 @@ def load_state(path: str | os.PathLike[str], stream: NoiseStream, params: PyTree
       UsageError: the file was made with another factorization, other settings or other
         parameters, or others than its owner may read it.
     """
-    header, arrays = read_secret(path)
-    stream.refuse_other("state file", header.get("digest"), header.get("settings"))
-    layout = Layout.of_params(params)
-    names = _leaf_names(layout)
-    shapes = [list(shape) for shape in layout.shapes]
-    if header.get("parameters") != names or header.get("shapes") != shapes:
-        rule = "are not those that the state was made for: "
-        rule += f"{header.get('parameters')} of shapes {header.get('shapes')}"
-        raise _check.reject("params", dict(zip(names, shapes, strict=True)), rule)
-    check_saved(header, arrays, stream, layout.shapes)
-    kept = {i: arrays[n] for i in range(len(names)) if (n := f"buffer/{i}") in arrays}
-    buffers = stream.buffers_from_leaves(layout, kept)
-    step, pinned = header["step"], header["pinned"]
-    state = stream.state_of(layout, arrays["key"], step, buffers, pinned=pinned, counted=False)
+    layout, contents = Layout.of_params(params), read_secret(path)
+    buffers = check_contents(contents, stream, layout.shapes, names=_leaf_names(layout))
+    header, key = contents[0], contents[1]["key"]
+    packed, pinned = stream.buffers_from_leaves(layout, buffers), header["pinned"]
+    state = stream.state_of(layout, key, header["step"], packed, pinned=pinned, counted=False)
     if pinned:
         return state
-    stored = header.get("ledger")
-    resumed = ledger.resume(arrays["key"], stored, older=stored is None)
-    return stream.skip(dataclasses.replace(state, counted=True), resumed.first_free(step))
+    resumed = ledger.resume(key, header.get("ledger"), older="ledger" not in header)
+    counted = dataclasses.replace(state, counted=True)
+    return stream.skip(counted, resumed.first_free(header["step"]))
 
 
 def _leaf_names(layout: Layout) -> list[str]:
@@ -131,20 +117,70 @@ def _leaf_names(layout: Layout) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def check_saved(
-    header: JsonObject,
-    arrays: dict[str, np.ndarray],
+def contents_of(
     stream: NoiseStream,
-    shapes: tuple[tuple[int, ...], ...],
-) -> None:
-    """Raise :class:`UsageError` unless key, step and buffers are what ``stream`` would save.
+    key: np.ndarray,
+    step: int,
+    shapes: Shapes,
+    buffers: Mapping[int, np.ndarray],
+    **facts: Any,
+) -> Contents:
+    """The state of a run's noise as facts and arrays, one form for JAX and PyTorch. **Secret.**
 
     Args:
-      header: of the file: ``step`` and ``pinned`` are examined.
-      arrays: the key and the buffers, by name.
-      stream: that would resume from them.
-      shapes: of the parameters, leaf by leaf.
+      stream: that makes the noise.
+      key: uint32 (8,).
+      step: steps done.
+      shapes: of the parameters.
+      buffers: of each parameter that has one, (slots, *its shape), by its number.
+      facts: others that :func:`check_contents` reads: ``pinned``, ``parameters`` (names),
+        ``draws``, ``part``, ``ledger``.
     """
+    header = {"digest": stream.digest, "settings": stream.settings, "step": step}
+    header |= {"shapes": [list(shape) for shape in shapes], **facts}
+    return header, {"key": key, **{f"buffer/{i}": buffer for i, buffer in buffers.items()}}
+
+
+def check_contents(
+    contents: Contents,
+    stream: NoiseStream,
+    shapes: Shapes,
+    *,
+    names: Sequence[str] = (),
+    draws: object = None,
+    part: tuple[int, int] = (0, 1),
+) -> dict[int, np.ndarray]:
+    """The buffers of :func:`contents_of`, by number of the parameter.
+
+    Args:
+      contents: of a file or seal.
+      stream: that would resume from them.
+      shapes, names: of the parameters; without names they are a list.
+      draws: how past draws are regenerated, where that is not by counters for each parameter.
+      part: number of the process, and how many share the noise.
+
+    Raises:
+      UsageError: key, step or buffers are not what ``stream`` would save for these parameters.
+    """
+    header, arrays = contents
+    stream.refuse_other("state", header.get("digest"), header.get("settings"))
+    if tuple(header.get("part", (0, 1))) != part:
+        rule = f"is another process's share of the noise than this one's, {part}"
+        way_out = "Load what the process of this rank saved, with as many processes."
+        raise _check.reject("state: part", header.get("part"), rule, way_out)
+    listed = [f"[{i}]" for i in range(len(shapes))]
+    names, sizes = names or listed, [list(shape) for shape in shapes]
+    saved = header.get("parameters", listed), header.get("shapes")
+    if saved != (names, sizes):
+        rule = f"are not those that the state was made for: {saved[0]} of shapes {saved[1]}"
+        raise _check.reject("parameters", dict(zip(names, sizes, strict=True)), rule)
+    counters = [["counters", *range(len(shapes))]]
+    recursion, draws = stream.recursion, draws or counters
+    is_regenerated = isinstance(recursion, Rows) and not recursion.store
+    if is_regenerated and header.get("draws", counters) != draws:
+        rule = f"past draws are regenerated here by {draws}, which gives different numbers"
+        way_out = "Resume with the parameters on the same kinds of devices."
+        raise _check.reject("state: draws", header.get("draws"), rule, way_out)
     step, pinned = header.get("step"), header.get("pinned")
     if type(step) is not int or not 0 <= step <= stream.iterations:
         raise _check.reject("state: step", step, f"must be from 0 to {stream.iterations}")
@@ -152,52 +188,57 @@ def check_saved(
         raise _check.reject("state: pinned", pinned, "must be true or false")
     key = {"key": ((KEY_WORDS,), np.uint32)}
     check_arrays(arrays, {**key, **stream.buffer_arrays(shapes)})
-    for name, value in arrays.items():
+    buffers = {n: arrays[k] for n in range(len(shapes)) if (k := f"buffer/{n}") in arrays}
+    for number, value in buffers.items():
         # a stream past its end holds NaN; it makes no more noise
-        if name != "key" and step < stream.iterations and not np.all(np.isfinite(value)):
-            raise _check.reject(f"state: {name}", "NaN or infinite", "must be finite")
+        if step < stream.iterations and not np.all(np.isfinite(value)):
+            raise _check.reject(f"state: buffer/{number}", "NaN or infinite", "must be finite")
+    return buffers
 
 
-def write_secret(
-    path: str | os.PathLike[str],
-    header: JsonObject,
-    arrays: dict[str, np.ndarray],
-    *,
-    force: bool,
-) -> None:
+def write_secret(path: str | os.PathLike[str], contents: Contents, *, force: bool) -> None:
     """An ``.npz`` with mode 0600 from its first byte on, renamed into place.
 
     Args:
       path, force: of the file, whose folder must exist, and whether one that is there is replaced.
-      header: facts that JSON keeps; what says which run the arrays belong to.
-      arrays: of any dtype, also those that numpy alone lacks.
+      contents: as for :func:`packed`.
     """
     path = _files.check_output(path, force=force)
-    dtypes = {name: str(value.dtype) for name, value in arrays.items()}
-    raw = {name: np.ascontiguousarray(_raw(value)) for name, value in arrays.items()}
-    header = {"format": _FORMAT, "notice": _NOTICE, "dtypes": dtypes, **header}
-    header["content"] = _content(header, raw)
-    text = np.array(json.dumps(header))
+    content = packed(contents)
     try:
-        _files.write(
-            path,
-            _files.npz({"header": text, **raw}),
-            force=force,
-            private=True,
-            check=_files.check_zip,
-        )
+        _files.write(path, content, force=force, private=True, check=_files.check_zip)
     except FileExistsError:
         raise _check.reject("path", str(path), "appeared meanwhile", _files.EXISTS) from None
 
 
-def read_secret(path: str | os.PathLike[str]) -> tuple[JsonObject, dict[str, np.ndarray]]:
-    """(header, arrays) of a file of :func:`write_secret`; nothing in it is executed."""
+def packed(contents: Contents) -> Callable[[BinaryIO], object]:
+    """What writes facts that JSON keeps, and arrays of any dtype, to a stream as an ``.npz``."""
+    header, arrays = contents
+    dtypes = {name: str(value.dtype) for name, value in arrays.items()}
+    raw = {name: np.ascontiguousarray(_raw(value)) for name, value in arrays.items()}
+    header = {**header, "format": _FORMAT, "notice": _NOTICE, "dtypes": dtypes}
+    header["content"] = _content(header, raw)
+    return _files.npz({"header": np.array(json.dumps(header)), **raw})
+
+
+def read_secret(path: str | os.PathLike[str]) -> Contents:
+    """The contents of a file of :func:`write_secret`; nothing in it is executed."""
     path = Path(path)
     if not path.is_file():
         raise _check.reject("path", str(path), "no such file")
     _files.require_secret("path", path, "It holds the key of the noise")
+    return unpacked(path, "path", str(path))
+
+
+def unpacked(source: Path | BinaryIO, name: str, shown: str) -> Contents:
+    """The inverse of :func:`packed`.
+
+    Args:
+      source: path of a file, or a stream.
+      name, shown: of the argument that errors name, and its value.
+    """
     try:
-        with Archive(path, most_bytes=2**63, most_arrays=2**20) as archive:
+        with Archive(source, most_bytes=2**63, most_arrays=2**20) as archive:
             if archive.headers["header"].shape:
                 raise ValueError("its header is not text")
             header = json.loads(str(archive.read("header")[()]))
@@ -213,11 +254,7 @@ def read_secret(path: str | os.PathLike[str]) -> tuple[JsonObject, dict[str, np.
         }
     except MALFORMED as error:
         reason = _check.printable(str(error) or type(error).__name__)
-        raise _check.reject("path", str(path), f"is not a noise state file ({reason})") from None
-    if header.get("kind") != "jax":
-        rule = "is a state of PyTorch, which versions up to 0.2.0 wrote and read"
-        way_out = "Load it there and save state_dict() by torch.save, inside of owner_only()."
-        raise _check.reject("path", str(path), rule, way_out)
+        raise _check.reject(name, shown, f"is not a noise state file ({reason})") from None
     return header, arrays
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
+import secrets
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -19,8 +21,9 @@ from typing import NoReturn
 from mfopt._runtime._arrays import Array
 from mfopt._runtime._types import JsonObject
 from mfopt.noise import _draws, _keys, _torch_parts, files
+from mfopt.noise import ledger as ledgers
+from mfopt.noise.ledger import KEY_FOLDER
 from mfopt.noise.packing import share
-from mfopt.noise.recursions import Rows
 from mfopt.noise.state import no_copy
 from mfopt.noise.stream import TOO_NARROW, NoiseExhaustedError, NoiseStream
 
@@ -43,8 +46,11 @@ class TorchNoise:
     and the same inversion as in JAX uses all of them: ``torch.randn`` stops at |z| = 6.7 or before,
     and what is beyond shows a unit that is spread over many parameters.
 
-    **Secret**, as the state of the stream: ``state_dict`` holds the key of the noise. Save it
-    inside :func:`mfopt.noise.owner_only`, which makes files that only their owner can read.
+    **Secret**, as the state of the stream. :meth:`save` writes the file of
+    :func:`mfopt.noise.save_state`, so that a run may begin in JAX and end here, or the other way
+    round: there its parameters are a list. Parameters on other devices than the CPU continue with
+    other draws, and where past draws are regenerated such a file is refused. As in JAX a ledger
+    counts the steps, unless a seed or key was given.
 
     With ``part=(k, m)``, in all m processes of ``torch.distributed`` at once, the k-th makes the
     noise of its share of each parameter and keeps the buffers of that: together they add what one
@@ -91,6 +97,8 @@ class TorchNoise:
         if part is not None:
             torch.distributed.broadcast_object_list(keys, src=0)
         self._key = keys[0]
+        is_counted = seed is None and key is None and not self.part[0]
+        self.ledger = ledgers.Ledger() if is_counted else None
         places: dict[torch.device, list[int]] = {}
         for i, (_, device) in enumerate(like):
             places.setdefault(device, []).append(i)
@@ -102,6 +110,7 @@ class TorchNoise:
         ]
         shapes = tuple(shape for part in self._parts for shape in part.slack_shapes)
         _draws.check_sizes(shapes, stream.iterations)
+        self._draws = [part.draws for part in self._parts]
 
     def __repr__(self) -> str:
         kind = "pinned, not private" if self.pinned else "secret"
@@ -117,9 +126,10 @@ class TorchNoise:
         Raises:
           NoiseExhaustedError: past the last step that the factorization covers.
           FailureError: a step was broken off half-way, by Ctrl-C or for want of memory.
+          UsageError: the step was released already, for another sum.
         """
         noise: dict[int, torch.Tensor] = {}
-        with self._one_step():
+        with self._one_step(None):
             for part in self._parts:
                 tensors = part.next(self._key, self.step)
                 noise.update(zip(part.leaves, tensors, strict=True))
@@ -151,22 +161,29 @@ class TorchNoise:
             ):
                 rule = "its elements share memory"
                 raise _check.reject(f"sums[{i}]", "expanded", rule, "Give a clone().")
+        shares = sums
         if self.part[1] > 1:
             spans = zip(sums, self._spans, strict=True)
-            sums = [total.view(-1)[start:stop] for total, (start, stop) in spans]
-        with self._one_step():
+            shares = [total.view(-1)[start:stop] for total, (start, stop) in spans]
+        with self._one_step(sums):
             for part in self._parts:
-                part.add_to([sums[i] for i in part.leaves], self._key, self.step)
+                part.add_to([shares[i] for i in part.leaves], self._key, self.step)
 
     def _refuse_past_end(self) -> None:
         if self.step >= self.stream.iterations:
             raise NoiseExhaustedError.past_end(self.stream.iterations)
 
     @contextlib.contextmanager
-    def _one_step(self) -> Iterator[None]:
-        """Guard of a step: after half an update the buffers would give noise other than C⁻¹z."""
+    def _one_step(self, sums: list[torch.Tensor] | None) -> Iterator[None]:
+        """Guard of a step: after half an update the buffers would give noise other than C⁻¹z.
+
+        ``sums``: that the noise is for; None where they are not known, and equal no others.
+        """
         self._refuse_past_end()
         self._refuse_broken()
+        if self.ledger is not None:
+            digest = secrets.token_hex(16) if sums is None else fingerprint(sums)
+            self.ledger.release(self.step, digest)
         self._sound = False
         yield
         self.step += 1
@@ -180,73 +197,92 @@ class TorchNoise:
                 "a new run."
             )
 
-    def state_dict(self) -> JsonObject:
-        """**Secret.** Everything :meth:`load_state_dict` needs, for PyTorch checkpoints.
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the state to a file for its owner only, as :func:`mfopt.noise.save_state`.
 
         Raises FailureError where a step was broken off half-way.
         """
-        self._refuse_broken()
-        return {
-            "key": torch.from_numpy(self._key.view(np.int32).copy()),
-            "step": self.step,
-            "pinned": self.pinned,
-            "digest": self.stream.digest,
-            "settings": self.stream.settings,
-            "shapes": [list(shape) for shape in self._shapes],
-            "draws": [part.draws for part in self._parts],
-            "buffers": self._buffers(),
-            **({"part": list(self.part)} if self.part[1] > 1 else {}),
-        }
+        files.write_secret(path, self.contents(), force=force)
 
-    def load_state_dict(self, state: JsonObject) -> None:
-        """Resume from :meth:`state_dict`; nothing changes if it is refused.
+    def load(self, path: str | os.PathLike[str], *, key_folder: str = KEY_FOLDER) -> None:
+        """Resume from a file of :meth:`save`, or of ``save_state`` for a list of such arrays.
+
+        Raises as :meth:`restore`.
+        """
+        self.restore(files.read_secret(path), key_folder)
+
+    def contents(self, key_folder: str | os.PathLike[str] = KEY_FOLDER) -> files.Contents:
+        """**Secret.** The state, of which a ledger counts the steps from now on.
+
+        Raises FailureError where a step was broken off half-way.
+
+        Args:
+          key_folder: of the ledger.
+        """
+        self._refuse_broken()
+        facts: JsonObject = {"pinned": self.pinned, "draws": self._draws}
+        if self.part[1] > 1:
+            facts["part"] = list(self.part)
+        if self.ledger is not None:
+            path = ledgers.path_of(self._key, folder=key_folder)
+            facts["ledger"] = str(self.ledger.store(path))
+        buffers = {
+            i: _torch_parts.viewed(b) for i, b in enumerate(self._buffers()) if b is not None
+        }
+        key = self._key.copy()
+        return files.contents_of(self.stream, key, self.step, self._shapes, buffers, **facts)
+
+    def restore(
+        self, contents: files.Contents, key_folder: str | os.PathLike[str] = KEY_FOLDER
+    ) -> None:
+        """Resume from :meth:`contents`, after steps that a power cut may have taken.
 
         Raises:
           UsageError: the state belongs to another factorization, other settings or other
             parameters, its step, key or buffers are not such as this object saves, or it would
-            take back steps of this object.
+            take back steps of this object; nothing changes then. Its ledger is not in
+            ``key_folder``, or a run that is alive has it.
         """
-        key, buffers = self.check_state_dict(state)
+        buffers = self.check(contents)
+        header, key = contents[0], contents[1]["key"].copy()
+        is_counted = not (header["pinned"] or self.part[0])
+        counted = (self.ledger or ledgers.Ledger()) if is_counted else None
+        if counted is not None:
+            stored = header.get("ledger")
+            path = ledgers.path_of(key, stored, key_folder)
+            counted.resume(path, older=stored is None)
         self._sound = False
         for part in self._parts:
-            part.load([b for i in part.leaves if (b := buffers[i]) is not None])
-        self._key = key
-        self.step, self.pinned = state["step"], state["pinned"]
+            part.load([_torch_parts.tensor(buffers[i]) for i in part.leaves if i in buffers])
+        self._key, self.ledger = key, counted
+        self.step, self.pinned = header["step"], header["pinned"]
         self._sound = True
+        if counted is not None:
+            self.skip(counted.first_free(self.step))
 
-    def check_state_dict(self, state: object) -> tuple[np.ndarray, list[torch.Tensor | None]]:
-        """(key, buffers) of a state, or the errors of :meth:`load_state_dict`; changes nothing."""
-        state = _checked_state(state, self.stream)
-        if state.get("silent"):
+    def check(self, contents: files.Contents) -> dict[int, np.ndarray]:
+        """The buffers of a state, or the errors of :meth:`restore`; changes nothing."""
+        header, arrays = contents
+        if header.get("silent"):
             rule = "holds neither key nor buffers"
             way_out = "Save and load the optimizer of rank 0."
             raise _check.reject("state", "of a process that adds no noise", rule, way_out)
-        if state.get("part", [0, 1]) != list(self.part):
-            rule = f"is another process's share of the noise than this one's, {list(self.part)}"
-            way_out = "Load what the process of this rank saved, with as many processes."
-            raise _check.reject("state: part", state.get("part"), rule, way_out)
-        if state.get("shapes") != [list(shape) for shape in self._shapes]:
-            raise _check.reject("state", state.get("shapes"), "belongs to other parameters")
-        recursion = self.stream.recursion
-        draws = [part.draws for part in self._parts]
-        if isinstance(recursion, Rows) and not recursion.store and state.get("draws") != draws:
-            rule = f"past draws are regenerated here by {draws}, which gives different numbers"
-            way_out = "Resume with the parameters on the same kinds of devices."
-            raise _check.reject("state: draws", state.get("draws"), rule, way_out)
-        key, buffers = _words(state.get("key")), state.get("buffers")
-        if not isinstance(buffers, list) or len(buffers) != len(self._shapes):
-            raise _check.reject("state: buffers", type(buffers).__name__, "must be one a parameter")
-        arrays = {"key": key}
-        for i, buffer in enumerate(buffers):
-            if isinstance(buffer, torch.Tensor):
-                arrays[f"buffer/{i}"] = _torch_parts.viewed(buffer)
-        files.check_saved(state, arrays, self.stream, self._shapes)
-        if np.array_equal(key, self._key) and state["step"] < self.step:
+        buffers = files.check_contents(
+            contents, self.stream, self._shapes, draws=self._draws, part=self.part
+        )
+        if np.array_equal(arrays["key"], self._key) and header["step"] < self.step:
             rule = f"takes back noise that {self.step} steps were released with: others than "
             rule += "these, with the same noise, would show the data by their difference"
             way_out = "Make a new run for another try; both count against privacy."
-            raise _check.reject("state", f"of step {state['step']}", rule, way_out)
-        return key.copy(), buffers
+            raise _check.reject("state", f"of step {header['step']}", rule, way_out)
+        return buffers
+
+    def skip(self, step: int) -> None:
+        """Go on to a later ``step``, at most the last: the noise until then is never used."""
+        while self.step < min(step, self.stream.iterations):
+            for part in self._parts:
+                part.next(self._key, self.step)
+            self.step += 1
 
     def _buffers(self) -> list[torch.Tensor | None]:
         """Copies of the buffers, one for each parameter."""
@@ -269,37 +305,33 @@ class SilentNoise:
             raise NoiseExhaustedError.past_end(self.stream.iterations)
         self.step += 1
 
-    def state_dict(self) -> JsonObject:
+    def contents(self, key_folder: str | os.PathLike[str] = KEY_FOLDER) -> files.Contents:
         """The step, and the digest of the stream it belongs to."""
         stream = self.stream
-        return {
-            "silent": True,
-            "step": self.step,
-            "digest": stream.digest,
-            "settings": stream.settings,
-        }
+        header = {"digest": stream.digest, "settings": stream.settings, "step": self.step}
+        return {"silent": True, **header}, {}
 
-    def load_state_dict(self, state: JsonObject) -> None:
+    def restore(
+        self, contents: files.Contents, key_folder: str | os.PathLike[str] = KEY_FOLDER
+    ) -> None:
         """Resume from a state of this class or of a :class:`TorchNoise`, without its secrets.
 
         Refused is one of another factorization, or whose step is none of this stream's.
         """
-        self.check_state_dict(state)
-        self.step = state["step"]
+        self.check(contents)
+        self.step = contents[0]["step"]
 
-    def check_state_dict(self, state: object) -> None:
-        """Raise the errors of :meth:`load_state_dict`."""
-        step = _checked_state(state, self.stream).get("step")
+    def check(self, contents: files.Contents) -> None:
+        """Raise the errors of :meth:`restore`."""
+        header = contents[0]
+        self.stream.refuse_other("state", header.get("digest"), header.get("settings"))
+        step = header.get("step")
         if type(step) is not int or not 0 <= step <= self.stream.iterations:
             raise _check.reject("state: step", step, f"must be from 0 to {self.stream.iterations}")
 
-
-def _checked_state(state: object, stream: NoiseStream) -> JsonObject:
-    """``state``, or :class:`UsageError` unless it is one that noise of ``stream`` gave."""
-    if not isinstance(state, dict):
-        raise _check.reject("state", type(state).__name__, "must come from state_dict")
-    stream.refuse_other("state file", state.get("digest"), state.get("settings"))
-    return state
+    def skip(self, step: int) -> None:
+        """Go on to a later ``step``, at most the last."""
+        self.step = max(self.step, min(step, self.stream.iterations))
 
 
 def split_state(state: JsonObject) -> tuple[JsonObject, object]:

@@ -1,15 +1,16 @@
 """The ledger of a noise key: what was released with it, in a file that outlives the process.
 
-Beside the key that seals a run's states lies ``<handle>.ledger``, mode 0600, to which each step
-adds a line: its number and a digest of the sum that its noise was added to. A run that resumes from
-an older state may repeat these steps, with the same sums; another sum with the same noise would
-show the data by the difference, and is refused. The file is locked as long as its run lives.
+In ``mfopt-keys/``, or another folder that a run names, lies ``<hash of the key>.ledger``, mode
+0600, to which each step adds a line: its number and a digest of the sum that its noise was added
+to. A run that resumes from an older state may repeat these steps, with the same sums; another sum
+with the same noise would show the data by the difference, and is refused. The file is locked as
+long as its run lives.
 
 A line outlives the process. To outlive a power cut too, the steps of some seconds are reserved at
 once, by a line that is on the disk before the first of them. What a block lacks after another start
 of the machine may have been released: a run that resumes leaves these steps out.
 
-A state of JAX is a value, and can be copied: it finds its ledger by a hash of its key.
+A state of JAX is a value, and can be copied: all copies of a process share the ledger of their key.
 """
 
 from __future__ import annotations
@@ -37,10 +38,20 @@ _by_handle: dict[str, Ledger] = {}  # of the keys of JAX states in this process
 LOCK = threading.RLock()  # the callbacks of a compiled program come from its threads
 
 
-def path_of(key: np.ndarray) -> Path:
-    """Path of the ledger of a JAX state's key: ``mfopt-keys/<hash of the key>.ledger``."""
+def path_of(
+    key: np.ndarray, stored: str | None = None, folder: str | os.PathLike[str] = KEY_FOLDER
+) -> Path:
+    """Path of the ledger of a key: ``stored`` if it is there, or ``folder``/<hash>.ledger.
+
+    Args:
+      key: uint32 (8,).
+      stored: where it was when a state was written.
+      folder: of keys and ledgers.
+    """
+    if stored is not None and Path(stored).is_file():
+        return Path(stored)
     digest = hashlib.sha256(b"mfopt ledger" + key.astype("<u4").tobytes()).hexdigest()
-    return Path(KEY_FOLDER).absolute() / f"{digest[:16]}.ledger"
+    return Path(folder).absolute() / f"{digest[:16]}.ledger"
 
 
 def begin(key: np.ndarray) -> Ledger:
@@ -61,15 +72,13 @@ def resume(key: np.ndarray, stored: str | None = None, *, older: bool = False) -
     Raises:
       UsageError: there is no file of it; and as :meth:`Ledger.resume`.
     """
-    path = path_of(key)
+    handle = path_of(key).stem
     with LOCK:
-        if path.stem in _by_handle:
-            return _by_handle[path.stem]
-        if stored is not None and Path(stored).is_file():
-            path = Path(stored)
+        if handle in _by_handle:
+            return _by_handle[handle]
         ledger = Ledger()
-        ledger.resume(path, older=older)
-        return _by_handle.setdefault(path_of(key).stem, ledger)
+        ledger.resume(path_of(key, stored), older=older)
+        return _by_handle.setdefault(handle, ledger)
 
 
 def is_counted(key: np.ndarray) -> bool:

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from mfopt._runtime import _check, _files
-from mfopt._runtime._types import JsonObject, PyTree
+from mfopt._runtime._types import JsonObject
+from mfopt.noise import files
 from mfopt.noise.ledger import KEY_FOLDER
 
 _FORMAT = "mfopt checkpoint key 1"
@@ -43,8 +44,8 @@ class KeyFile:
         self.folder = _check.path("key_folder", folder).absolute()
         self._handle, self._key = "", b""
 
-    def seal(self, state: JsonObject) -> JsonObject:
-        """``state`` as handle, nonce, bytes and digest; the file is written where there is none."""
+    def seal(self, contents: files.Contents) -> JsonObject:
+        """``contents`` as handle, nonce, bytes and digest; makes the file where there is none."""
         if not self._key:
             handle, key = secrets.token_hex(8), secrets.token_bytes(32)
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,7 +53,7 @@ class KeyFile:
             _files.write(self._path(handle), json.dumps(text), force=False, private=True)
             self._handle, self._key = handle, key
         stream, nonce = io.BytesIO(), secrets.token_bytes(16)
-        torch.save(state, stream)
+        files.packed(contents)(stream)
         data = np.frombuffer(stream.getbuffer(), np.uint8).copy()
         _xor(data, self._key, nonce)
         return {
@@ -62,15 +63,17 @@ class KeyFile:
             "sealed": torch.from_numpy(data),
         }
 
-    def open(self, state: object) -> PyTree:
-        """Content of a seal; a state of before there were seals as it is.
+    def open(self, state: object) -> files.Contents:
+        """What was sealed.
 
         Raises:
-          UsageError: the file of the key is not there, is readable by others, or is another one;
-            or the state was changed.
+          UsageError: it was not sealed; the file of the key is not there, is readable by others,
+            or is another one; or the state was changed.
         """
         if not isinstance(state, dict) or "handle" not in state:
-            return state
+            rule = "is no sealed state of a PrivateRun; versions up to 0.2.0 wrote others"
+            way_out = "End a run that such a version began with that version."
+            raise _check.reject("state", type(state).__name__, rule, way_out)
         handle, sealed = state["handle"], state.get("sealed")
         if not isinstance(handle, str) or not re.fullmatch(r"[0-9a-f]{16}", handle):
             raise _check.reject("state: handle", handle, "must be 16 hexadecimal digits")
@@ -87,12 +90,7 @@ class KeyFile:
             raise _check.reject("state", f"handle {handle}", rule)
         _xor(data, key, nonce)
         self._handle, self._key = handle, key
-        return torch.load(io.BytesIO(data.data), weights_only=True)
-
-    @property
-    def ledger(self) -> Path | None:
-        """Where the key has its ledger (:mod:`mfopt.noise.ledger`); None before it is stored."""
-        return self.folder / f"{self._handle}.ledger" if self._handle else None
+        return files.unpacked(io.BytesIO(data.data), "state", f"handle {handle}")
 
     def _path(self, handle: str) -> Path:
         return self.folder / f"{handle}.key"

@@ -14,15 +14,15 @@ from mfopt import noise
 from mfopt._runtime import _check
 from mfopt.factorization import Factorization
 from mfopt.guarantee import statement
+from mfopt.noise.files import Contents
 from mfopt.noise.for_torch import (
     STATE,
     SilentNoise,
     TorchNoise,
-    fingerprint,
     refuse_narrow,
     split_state,
 )
-from mfopt.noise.ledger import KEY_FOLDER, Ledger
+from mfopt.noise.ledger import KEY_FOLDER
 from mfopt.noise.sealed import KeyFile
 from mfopt.noise.state import no_copy
 from mfopt.sampling import UnitSampler
@@ -107,7 +107,7 @@ class PrivateRun:
         )
         self.noise: TorchNoise | SilentNoise | None = None
         self.units: list[int] = []  # whose rows are in the sum of this step
-        self.keys, self.ledger = KeyFile(key_folder), Ledger()
+        self.keys = KeyFile(key_folder)
         self.parameters: list[torch.Tensor] = []  # of the attached optimizer
         # outputs that await gradients, what adds those of their examples to sums, and their units
         self.passes: list[tuple[list[torch.Tensor], Callable[..., None], tuple[int, ...]]] = []
@@ -311,13 +311,11 @@ class PrivateRun:
 
         def before_load(_: Any, state: dict[str, Any]) -> dict[str, Any]:
             rest, noise_state = split_state(state)
-            noise_state = self.keys.open(noise_state)
-            self.check_state_dict(noise_state)
-            loaded[:] = [noise_state]
+            loaded[:] = self._opened(noise_state)
             return rest
 
         optimizer.register_load_state_dict_pre_hook(before_load)
-        optimizer.register_load_state_dict_post_hook(lambda _: self.load_state_dict(loaded.pop()))
+        optimizer.register_load_state_dict_post_hook(lambda _: self._restore(*loaded))
         _attached.add(optimizer)
         self.forget = zero_grad
 
@@ -413,34 +411,15 @@ class PrivateRun:
             way_out = "Call run.backward(module, loss, batch), or loss.backward(), for all of its "
             way_out += "batch before step(), and no zero_grad() between."
             raise _check.reject("units", len(self.units), rule, way_out)
-        if isinstance(noise, TorchNoise) and not noise.pinned:
-            self.ledger.release(noise.step, fingerprint(sums))
         noise.add_to(sums)
         self.units = []
 
     def state_dict(self) -> dict[str, Any]:
         """Noise and batches of the run, sealed, for PyTorch checkpoints."""
-        noise = self.started().state_dict()
-        counted = not noise.get("pinned", True)
-        parts = {"noise": noise, "sampler": self.sampler.state_dict(), "counted": counted}
-        sealed = self.keys.seal(parts)
-        path = self.keys.ledger if counted else None
-        if path is not None:
-            self.ledger.store(path)
-        return sealed
+        header, arrays = self.started().contents(self.keys.folder)
+        return self.keys.seal(({**header, "sampler": self.sampler.state_dict()}, arrays))
 
-    def check_state_dict(self, state: Any) -> None:
-        """Raise the errors of :meth:`load_state_dict`; changes nothing."""
-        noise, state = self.started(), self.keys.open(state)
-        if not isinstance(state, dict) or set(state) - {"counted"} != {"noise", "sampler"}:
-            raise _check.reject("state", type(state).__name__, "must come from a PrivateRun")
-        noise.check_state_dict(state["noise"])
-        saved = UnitSampler.from_state(state["sampler"])
-        if (saved.scheme, saved.population) != (self.sampler.scheme, self.sampler.population):
-            rule = f"belongs to other batches than {self.sampler!r}"
-            raise _check.reject("state: sampler", saved, rule)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: object) -> None:
         """Resume a run: its batches, its noise, its step.
 
         Raises:
@@ -448,23 +427,29 @@ class PrivateRun:
             another factorization, population or parameters; one whose key ``key_folder`` does not
             hold; other steps or batches in other processes.
         """
-        state = self.keys.open(state)
-        self.check_state_dict(state)
+        self._restore(*self._opened(state))
+
+    def _opened(self, state: object) -> tuple[Contents, UnitSampler]:
+        """(what a state holds, its batches); raises what concerns the state alone."""
+        contents = self.keys.open(state)
+        self.started().check(contents)
+        saved = UnitSampler.from_state(contents[0].get("sampler", {}))
+        if (saved.scheme, saved.population) != (self.sampler.scheme, self.sampler.population):
+            rule = f"belongs to other batches than {self.sampler!r}"
+            raise _check.reject("state: sampler", saved, rule)
+        return contents, saved
+
+    def _restore(self, contents: Contents, saved: UnitSampler) -> None:
+        noise, batches = self.started(), saved.state_dict()
         if self.ranks > 1:
-            batches = {**state["sampler"], "rank": 0, "ranks": self.ranks}
-            checks.require_same("state", f"of step {state['noise']['step']}", batches)
-        path = None if self.rank or state["noise"].get("pinned", True) else self.keys.ledger
-        if path is not None:
-            self.ledger.resume(path, older=not state.get("counted"))  # of before there were ledgers
-        noise = self.started()
-        noise.load_state_dict(state["noise"])
-        free = [self.ledger.first_free(noise.step)]
+            facts = {**batches, "rank": 0, "ranks": self.ranks}
+            checks.require_same("state", f"of step {contents[0]['step']}", facts)
+        noise.restore(contents, self.keys.folder)
+        step = [noise.step]
         if self.ranks > 1:
-            torch.distributed.broadcast_object_list(free, src=0)
-        while noise.step < min(free[0], self.stream.iterations):  # lost in a power cut
-            noise.add_to(list(map(clipping.whole_zeros, self.parameters)))
-        self.sampler = self._part_of(state["sampler"])
-        self.units = []
+            torch.distributed.broadcast_object_list(step, src=0)
+        noise.skip(step[0])  # what was lost in a power cut
+        self.sampler, self.units = self._part_of(batches), []
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise no_copy(self)
