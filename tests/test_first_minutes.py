@@ -33,7 +33,7 @@ def test_help_of_train_shows_what_it_does_without_a_file():
     does = {name: value for table in tables.values() for name, value in table.items()}
     context = click.Context(train.command)
     shown = {param.name: param.help for param in train.command.get_params(context)[1:]}
-    for name in does.keys() - {"factorization", "model", "continue_from", "seed"}:
+    for name in does.keys() - {"factorization", "model", "seed"}:
         assert re.search(r"\[([^];]*)(; with a file [^]]*)?\]$", shown[name])[1] == str(does[name])
 
 

@@ -122,7 +122,6 @@ OWN = {
 OWN_OF = {
     ("certify", "--eps"): ["--eps=3"],
     ("compare", "--baseline"): ["--baseline=dpsgd+balls-in-bins"],
-    ("train", "--continue"): ["--continue=earlier"],
     ("train", "--delta"): ["--delta=1e-5"],
     ("train", "--lora-layers"): ["--lora-layers=mlp/c_fc"],
     ("train", "--model"): ["--model=here"],
@@ -228,8 +227,6 @@ def inputs(tmp_path_factory):
     for name in ("taken.png", "taken.html"):
         (folder / name).write_text("mine")
     (folder / "c.toml").write_text("[model]\nwidth = 32\nheads = 2\n")
-    (folder / "earlier").mkdir()
-    (folder / "earlier" / "config.toml").write_text("[model]\nwidth = 48\nheads = 2\n")
     np.save(folder / "w.npy", np.ones(8))
     for name, text in (("gpt2/config.json", '{"model_type": "gpt2"}'),):
         (folder / name).parent.mkdir()

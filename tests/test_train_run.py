@@ -619,7 +619,7 @@ def test_losses_of_held_out_users_are_paid_for(data, tmp_path):
     with pytest.raises(UsageError, match="validation"):
         execute(prepare(dataclasses.replace(settings, evaluate_every=2), resume=True))
     with pytest.raises(UsageError, match="held-out users"):
-        prepare(settings_for(data, tmp_path / "on", continue_from=str(tmp_path / "run")))
+        prepare(settings_for(data, tmp_path / "on", model=str(tmp_path / "run" / "model")))
 
 
 def test_a_user_who_is_held_out_and_trained_on_is_refused(data, tmp_path):

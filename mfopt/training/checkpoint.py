@@ -157,7 +157,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         raise Damaged(why)
 
     def _read(
-        self, secret: RunSecret, step: int, like: TrainState | None = None
+        self, secret: RunSecret, step: int, like: TrainState
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The arrays and facts of ``step``; any exception where they are not what was written.
 
@@ -172,17 +172,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             rule = f"is not that of the checkpoint of step {step}"
             way_out = "Put the run's own secret back; without it the run cannot resume."
             raise _check.reject("secret", str(self.folder.parent / "secret"), rule, way_out)
-        abstract: Any = None
-        expected: dict[str, str] = {}
-        if like is not None:
-            expected = _structure(like)
-            abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
+        expected = _structure(like)
         differing = [name for name in expected if facts["structure"].get(name) != expected[name]]
         if differing:
             rule = f"its {' and '.join(differing)} are not those of this run"
             way_out = "Resume with the settings of the run that wrote it."
             raise _check.reject("checkpoint", str(self.folder / str(step)), rule, way_out)
         seal = facts.pop("seal")
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
         request = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
         with scope():
             arrays: dict[str, Any] = self._manager.restore(step, args=request)["state"]
@@ -190,19 +187,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             raise ValueError("its seal does not hold")
         internal = ("structure", "secret", "check")
         return arrays, {name: value for name, value in facts.items() if name not in internal}
-
-    def parameters(self, secret: RunSecret) -> tuple[list[Any], dict[str, Any]]:
-        """(leaves of the parameters, facts) of the newest checkpoint; nothing is changed."""
-        if not self.steps:
-            raise _check.reject("checkpoint", str(self.folder), "holds none")
-        try:
-            with _damage_told():
-                arrays, facts = self._read(secret, self.steps[-1])
-        except Damaged as reason:
-            way_out = "Resume that run once, which takes the newest one that is whole."
-            rule = f"the newest checkpoint in {self.folder} is damaged ({reason}). {way_out}"
-            raise Damaged(rule) from None
-        return [np.asarray(leaf) for leaf in arrays["params"]], facts
 
 
 @contextlib.contextmanager

@@ -57,6 +57,7 @@ _REMOVED: dict[str, tuple[str, Any, bool]] = {
     "batch_size": ("batch", 0, True),
     "truncation": ("batch", "charge", True),
     "checkpoint_minutes": ("run", 10.0, False),
+    "continue_from": ("run", "", False),
 }
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
@@ -208,8 +209,8 @@ class TrainConfig:
     model: str = _model(
         "",
         "Local Hugging Face folder of a GPT-2, Llama, Mistral, Qwen, Gemma, Phi 3, OLMo 2, SmolLM "
-        "or Pythia, or MODULE:FUNCTION that makes a Flax NNX model; empty: a new GPT-2 of the "
-        "sizes below.",
+        "or Pythia, also RUN/model of an earlier run, with which the guarantee is then composed, "
+        "or MODULE:FUNCTION that makes a Flax NNX model; empty: a new GPT-2 of the sizes below.",
         run=True,
     )
     width: int = _model(64, "Width of a new model.")
@@ -228,11 +229,6 @@ class TrainConfig:
     pretrain_steps: int = _pretraining(0, "Steps on the public part first, without privacy.")
     pretrain_rate: float = _pretraining(3e-3, "Learning rate (AdamW, cosine).")
     output: str = _run("run", "Folder of the run.")
-    continue_from: str = _run(
-        "",
-        "Folder of an earlier run, from whose last parameters this one begins; both guarantees are "
-        "composed.",
-    )
     steps: int = _run(0, "Stop after this many steps; 0: all steps that the guarantee covers.")
     checkpoint_every: int = _run(50, "Steps between checkpoints.")
     evaluate_every: int = _run(50, "Steps between evaluations; 0: first and last step only.")
@@ -286,13 +282,10 @@ class TrainConfig:
             exceeds = getattr(self, name) > self.records_per_user
             yield exceeds, name, f"{rule}many in a step", ""
         private = self.algorithm != "none"
-        begun = self.continue_from and (self.pretrain_steps or not private)
-        rule = "begins from private parameters: no pretraining, and not without privacy"
-        yield begun, "continue_from", rule, ""
         yield not private and self.noise == "secure", "noise", f"has no effect on {chosen}", ""
-        alone = private and self.noise == "float" and not self.continue_from
-        rule = "is for private runs that continue no other, with noise = 'float'"
-        yield self.validation_bound and not alone, "validation_bound", rule, ""
+        able = private and self.noise == "float"
+        rule = "is for private runs with noise = 'float'"
+        yield self.validation_bound and not able, "validation_bound", rule, ""
         moved = self.noise_move not in (0, 0.012) and self.learning_rate
         yield moved, "noise_move", "fits the learning rate, and that is given", ""
         uneven = not self.model and self.width % self.heads
@@ -301,8 +294,8 @@ class TrainConfig:
         yield bool(self.factorization) == bool(self.sampling), "factorization", rule, way_out
         half = bool(self.epsilon) != bool(self.delta)
         yield half, "epsilon, delta", "belong together: give both", ""
-        able = "; ".join(f"{kind}: {', '.join(forms)}" for kind, forms in OPTIMIZED.items())
-        rule = f"is not optimized for this sampling and algorithm ({able})"
+        forms = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in OPTIMIZED.items())
+        rule = f"is not optimized for this sampling and algorithm ({forms})"
         way_out = "Make the file with `mfopt optimize`, or use strategy = 'identity'."
         yield self.strategy != "identity" and not self.optimizes, "strategy", rule, way_out
         if self.sampling:

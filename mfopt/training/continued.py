@@ -1,89 +1,40 @@
-"""A budget continued: a new run that begins from the parameters of an earlier one.
+"""A run that begins from the model of an earlier private run: its report states what both cost.
 
-Its newest checkpoint has them, and its report, under a seal; the report is verified, and what both
-runs cost is stated (:func:`mfopt.training.verification.composed`).
+That model is in the earlier run's folder, beside its report, which is verified; the statement about
+all runs is :func:`mfopt.training.verification.composed`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 from pathlib import Path
-from typing import Any
-
-import jax
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt.progress import Report
 from mfopt.training import verification
-from mfopt.training.checkpoint import Checkpoints
-from mfopt.training.config import TrainConfig, load
-from mfopt.training.folder import CHECKPOINTS, hold, secret_of
-from mfopt.training.initial_model import digest_of
-from mfopt.training.models import Model
+from mfopt.training.config import TrainConfig
+from mfopt.training.folder import MODEL, REPORT
 
 
-@dataclasses.dataclass(frozen=True)
-class Earlier:
-    """An earlier run: its verified ``report``, its leaves of parameters, what it was made from."""
+def earlier_report(config: TrainConfig, progress: Report) -> JsonObject | None:
+    """The verified report of the run that exported the model of ``config``; None: none is known.
 
-    folder: Path
-    report: JsonObject
-    leaves: list[Any]
-    facts: JsonObject
-
-    @property
-    def base(self) -> str:
-        """Digest of the model that the first of all runs began from."""
-        return str(self.facts.get("base", self.facts["model"]))
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the report."""
-        return hashlib.sha256(json.dumps(self.report, sort_keys=True).encode()).hexdigest()
-
-    def begin(self, model: Model) -> Model:
-        """``model`` with the earlier run's parameters, which must have been made for it."""
-        leaves, structure = jax.tree.flatten(model.params)
-        shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        if shapes != [(leaf.shape, leaf.dtype) for leaf in self.leaves]:
-            rule = "has other parameters than this model"
-            way_out = "Keep the settings of its model (its config.toml)."
-            raise _check.reject("continue_from", str(self.folder), rule, way_out)
-        if jax.tree.leaves(model.frozen) and digest_of((model.params, model.frozen)) != self.base:
-            rule = "was begun from other frozen parameters than this model's"
-            raise _check.reject("continue_from", str(self.folder), rule)
-        return dataclasses.replace(model, params=jax.tree.unflatten(structure, self.leaves))
-
-
-def read(config: TrainConfig, progress: Report) -> Earlier | None:
-    """The run that ``config`` continues, its report verified; None: it continues none."""
-    if not config.continue_from:
+    Raises:
+      UsageError: the report does not hold, or this run releases losses of held-out users, who may
+        have been trained on by the earlier one.
+    """
+    folder = Path(config.model).resolve()
+    path = folder.parent / REPORT
+    if not config.model or config.algorithm == "none" or folder.name != MODEL or not path.is_file():
         return None
-    folder = Path(config.continue_from)
-
-    def refused(rule: str, way_out: str = "") -> Exception:
-        return _check.reject("continue_from", str(folder), rule, way_out)
-
-    if not (folder / CHECKPOINTS).is_dir() or not (folder / "config.toml").is_file():
-        raise refused("holds no run", "Name the folder of a run that has trained.")
-    if folder.resolve() == Path(config.output).resolve():
-        raise refused("is the output folder too", "Give another one; `resume=True` resumes a run.")
-    lock = hold(folder)
-    try:
-        secret = secret_of(load(folder / "config.toml"), folder, resuming=True)
-        with Checkpoints(folder / CHECKPOINTS) as checkpoints:
-            leaves, facts = checkpoints.parameters(secret)
-    finally:
-        lock.release()
-    report = facts["privacy"]
-    if report is None:
-        raise refused("is not private: there is no guarantee to continue")
+    report = verification.read(path)
     outcome = verification.verify(report, progress=progress)
     if not outcome.holds:
         failed = [f"{x.name}: {x.stated} ({x.found})" for x in outcome.checks if not x.holds]
         words = _check.printable("; ".join(failed)[:300])
-        raise refused(f"has a report that does not hold: {words}")
-    return Earlier(folder, report, leaves, facts["run"])
+        rule = f"is that of a private run, whose report does not hold: {words}"
+        raise _check.reject("model", config.model, rule)
+    if config.validation_bound:
+        rule = "is for runs that continue no other: its held-out users may be trained on there"
+        raise _check.reject("validation_bound", config.validation_bound, rule)
+    return report

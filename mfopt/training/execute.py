@@ -22,7 +22,7 @@ from mfopt.training import mesh as meshes
 from mfopt.training import metrics
 from mfopt.training import validation as validated
 from mfopt.training.checkpoint import Checkpoints
-from mfopt.training.folder import CHECKPOINTS, REPORT, mark_used
+from mfopt.training.folder import CHECKPOINTS, MODEL, REPORT, mark_used
 from mfopt.training.loop import TrainState
 from mfopt.training.metrics import Evaluator, HeldOutLoss
 from mfopt.training.models.huggingface import export_model
@@ -105,7 +105,7 @@ def _execute(
                     _finish(prepared, good)
                     raise FailureError(
                         f"after step {done} the parameters, or the loss of a public row with them, "
-                        f"are not finite: training has diverged. {folder / 'model'} is that of "
+                        f"are not finite: training has diverged. {folder / MODEL} is that of "
                         f"step {int(good.step)}. Start a new run in another folder with a lower "
                         f"learning rate (now {prepared.learning_rate:g}), or with a larger "
                         "epsilon."
@@ -190,7 +190,7 @@ def _finish(prepared: Prepared, state: TrainState) -> dict[str, Any] | None:
     export_model(
         prepared.model,
         params,
-        folder / "model",
+        folder / MODEL,
         tokenizer=prepared.tokenizer,
         end_id=prepared.parts["train"].metadata.get("end_id"),
         base=Path(prepared.config.model) if prepared.config.model else None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from mfopt._runtime._types import JsonObject
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
-from mfopt.training import continued, initial_model, privacy, sizes
+from mfopt.training import initial_model, privacy, sizes
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig, load
+from mfopt.training.continued import earlier_report
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen, verify_all
 from mfopt.training.data.stdlib import build_lines, build_stdlib, check_lines
 from mfopt.training.folder import check_folder, drop_folder, hold, make_folder, secret_of
@@ -133,15 +136,13 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     folder = Path(config.output)
     resuming = check_folder(folder, resume)
     mesh = meshes.make_mesh(config.model_parallel)
-    earlier = continued.read(config, progress)
+    earlier = earlier_report(config, progress)
     parts, tokenizer = _open_data(config, progress, resuming)
     for line in screen.lines(parts, folder_of_data(config), config):
         _tell(progress, line)
     if config.in_chunks:
         parts = {name: store.in_chunks(config.length) for name, store in parts.items()}
     train = parts["train"]
-    if earlier is not None:
-        _check_tokenizer(train, earlier)
     secret = secret_of(config, folder, resuming)
     account = account_of(config, folder, progress, resuming=resuming)
     if resuming:
@@ -158,10 +159,10 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     validation = validation_of(config, parts, guarantee, execution.iterations, secret)
     shapes = initial_model.outline(config, train.vocab_size)
     # before a model is pretrained; one that a function makes is there before its sizes are known
-    model = shapes or _initial_model(config, parts, tokenizer, earlier, progress)
+    model = shapes or initial_model.initial_model(config, parts, progress, tokenizer)
     execution = _affordable(model, wiring, execution, guarantee, config)
     if shapes is not None:
-        model = _initial_model(config, parts, tokenizer, earlier, progress)
+        model = initial_model.initial_model(config, parts, progress, tokenizer)
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
     model.check_fits(train.vocab_size, config.length)
     if config.selection in PERPLEXITY_RULES:
@@ -178,22 +179,21 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         "tokenizer": train.metadata.get("tokenizer_digest", ""),
         "mechanism": account.digest if account else "",
         "validation": validation and validation.describe(),
+        "continues": earlier and hashlib.sha256(json.dumps(earlier).encode()).hexdigest(),
     }
-    if earlier is not None:
-        facts |= {"continues": earlier.digest, "base": earlier.base}
     rate = learning_rate_of(config, execution)
     facts["learning_rate"] = rate
     public_report = None
     if account is not None and guarantee is not None:
         guarantee = privacy.with_grid(guarantee, execution, model.num_params)
         if earlier is not None:
-            guarantee = composed([*runs_of(earlier.report), (guarantee, account)])
+            guarantee = composed([*runs_of(earlier), (guarantee, account)])
         sizes_and_rate = model.num_params, rate
         public_report = _report(
             config, account, execution, guarantee, *sizes_and_rate, facts["validation"]
         )
         if earlier is not None:
-            public_report["continues"] = earlier.report
+            public_report["continues"] = earlier
     optimizer = optimizer_of(config, execution, rate)
     return Prepared(
         config=config,
@@ -216,26 +216,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
 
 def _tell(progress: Report, note: str) -> None:
     progress(Progress("preparing", note=note, lasting=True))
-
-
-def _initial_model(
-    config: TrainConfig,
-    parts: dict[str, TokenStore],
-    tokenizer: Tokenizer | None,
-    earlier: continued.Earlier | None,
-    progress: Report,
-) -> Model:
-    """The model before the first step: that of the settings, or where an earlier run ended."""
-    model = initial_model.initial_model(config, parts, progress, tokenizer)
-    return model if earlier is None else earlier.begin(model)
-
-
-def _check_tokenizer(train: TokenStore, earlier: continued.Earlier) -> None:
-    """Refuse data whose token numbers mean other text than those of the continued run."""
-    digest = train.metadata.get("tokenizer_digest", "")
-    if digest != earlier.facts["tokenizer"]:
-        rule = f"was built with another tokenizer than that of the run in {earlier.folder}"
-        raise _check.reject("data", digest[:12], rule, "Build it with that run's tokenizer.")
 
 
 def _with_settings_of_start(config: TrainConfig, folder: Path, mesh: Mesh) -> TrainConfig:

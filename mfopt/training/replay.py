@@ -23,11 +23,9 @@ from mfopt.progress import Report, silent
 from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.execute import execute
-from mfopt.training.folder import CHECKPOINTS, REPORT, hold
+from mfopt.training.folder import CHECKPOINTS, MODEL, REPORT, hold
 from mfopt.training.loop import TrainState
 from mfopt.training.prepare import prepare
-
-MODEL = "model"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -227,7 +227,7 @@ def runs_of(facts: JsonObject) -> list[Run]:
     """Statements about a verified report's run and the earlier ones alone, and their accounts."""
     if "validation" in facts:
         rule = "released losses of held-out users, who could be trained on by another run"
-        raise _check.reject("continue_from", "validation", rule, "Begin a new run.")
+        raise _check.reject("model", "validation", rule, "Begin from another model.")
     stated, account, execution = _rebuilt(facts, None)
     earlier = runs_of(facts["continues"]) if "continues" in facts else []
     return [*earlier, (_alone(facts, stated, account, execution), account)]

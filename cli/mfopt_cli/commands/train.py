@@ -19,7 +19,6 @@ from mfopt_cli.options import COUNT, option
 
 # settings whose flag has another name than the record's field
 _FLAGS = {"epsilon": "--eps", "output": "--out", "privacy_unit": "--unit"}
-_FLAGS["continue_from"] = "--continue"
 
 
 def _settings() -> list[options.Option]:
@@ -98,9 +97,9 @@ def command(arguments: SimpleNamespace) -> None:
     Without a file: 8 epochs of 8 balls-in-bins iterations at (8, 1e-5), a C optimized for the
     sampling, a new model pretrained on docstrings, the embedded corpus stdlib-code; flags override
     each. The data loader executes the sampling scheme of the file; anything that differs from what
-    was accounted for is refused. A stopped run, even by kill -9, resumes with --resume. --continue
-    begins another run, on the same data or other data, from the parameters of an earlier one, with
-    its settings where flags name none; the report states what both cost together.
+    was accounted for is refused. A stopped run, even by kill -9, resumes with --resume. --model
+    RUN/model begins another run from the model of an earlier one, on the same data or other data;
+    the report states what both cost together.
 
     \b
     Examples:
@@ -109,7 +108,7 @@ def command(arguments: SimpleNamespace) -> None:
       mfopt train --epochs 4 --iters 8 --eps 8 --delta 1e-6 --out run
       mfopt train best.npz --pretrain-steps 300 --out run
       mfopt train best.npz --config run/config.toml --resume
-      mfopt train --continue run --data new.jsonl --eps 2 --delta 1e-5 --out run-2
+      mfopt train --model run/model --data new.jsonl --eps 2 --out run-2
       mfopt train --algorithm els --sampling fresh-bins:bins=16,epochs=4 --out run
     """
     from mfopt.training import config as settings_of
@@ -122,10 +121,6 @@ def command(arguments: SimpleNamespace) -> None:
     flags["sampling"] = _sampling(arguments.epochs, arguments.iters, flags["sampling"])
     if resume_from is not None:
         _check.integer("resume_from", resume_from, at_least=0)
-    if flags["continue_from"] and not config:
-        config = str(Path(flags["continue_from"]) / "config.toml")
-        # of the earlier run alone
-        flags |= {name: flags[name] or 0 for name in ("pretrain_steps", "steps")}
     settings = settings_of.load(config, flags if config else _completed(flags))
     if arguments.show_config:
         click.echo(settings.to_toml(), nl=False)
