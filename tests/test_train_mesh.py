@@ -1,4 +1,4 @@
-"""The same run on one device, on four, on a data × model mesh, and in two processes."""
+"""The same run on one device, on eight, and in two processes."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def begun(*command, devices=1):
 
 
 def train(folder, name, *, devices, resume="", **changes):
-    settings = {"model_parallel": 1, "microbatch": 8, "per_unit": False, "default_device": None}
+    settings = {"mesh": True, "microbatch": 8, "per_unit": False, "default_device": None}
     settings |= {"output": str(folder / name), **changes}
     settings["checkpoints"] = resume and str(folder / f"{resume}.checkpoints")
     return begun(CHILD, json.dumps(settings), devices=devices)
@@ -43,7 +43,7 @@ def assert_same(arrays, other):
 def one_device(tmp_path_factory):
     """One device, no mesh."""
     folder = tmp_path_factory.mktemp("mesh")
-    finish(train(folder, "one.npz", devices=1, model_parallel=0))
+    finish(train(folder, "one.npz", devices=1, mesh=False))
     return folder
 
 
@@ -74,13 +74,6 @@ def test_the_default_device_is_the_only_one_where_it_is_set(one_device, monkeypa
         monkeypatch.setattr(jax, "process_count", lambda: 2)
         with pytest.raises(UsageError, match="jax_default_device = 'cpu': is one device, and 2"):
             meshes.make_mesh()
-
-
-@pytest.mark.release
-def test_a_model_axis_splits_parameters_and_gives_the_same_run(one_device):
-    (facts,) = results(train(one_device, "split.npz", devices=4, model_parallel=2))
-    assert facts["devices"] == facts["kernel_shards"] == 4
-    assert_same(one_device / "one.npz", one_device / "split.npz")
 
 
 @pytest.mark.release
@@ -119,43 +112,6 @@ def test_two_processes_train_together_by_the_command_line(tmp_path):
     for name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=1e-6)
     assert list((tmp_path / "two" / "checkpoints").glob("3"))
-
-
-ANNOTATED = """
-import jax
-from flax import nnx
-from jax.sharding import PartitionSpec as Spec
-from mfopt.training import mesh as meshes
-from mfopt.training.models.nnx_model import from_nnx
-
-class Bigram(nnx.Module):
-    def __init__(self):
-        init, rngs = nnx.initializers.normal(), nnx.Rngs(0)
-        wide = nnx.with_partitioning(init, ("vocabulary", "model"))
-        deep = nnx.with_partitioning(init, (("fsdp", "model"), None))
-        self.embed = nnx.Embed(16, 8, embedding_init=wide, rngs=rngs)
-        self.out = nnx.Linear(8, 16, kernel_init=deep, rngs=rngs)
-
-    def __call__(self, tokens):
-        return self.out(self.embed(tokens))
-
-with nnx.use_eager_sharding(False):
-    model = from_nnx(Bigram())
-out = {"kernel": Spec("model", None), "bias": Spec()}
-assert model.partition == {"embed": {"embedding": Spec(None, "model")}, "out": out}
-mesh = meshes.make_mesh(2)
-params = meshes.distribute(mesh, model.params, model.partition)
-assert {x.addressable_shards[0].data.size for x in jax.tree.leaves(params)} == {128 // 8, 16 // 8}
-gather = jax.jit(lambda *arrays: meshes.gathered(mesh, model, *arrays))
-held = jax.tree.map(lambda x: x.addressable_shards[0].data.shape, gather(params, model.frozen)[0])
-assert held == {"embed": {"embedding": (16, 4)}, "out": {"kernel": (4, 16), "bias": (16,)}}, held
-print("{}")
-"""
-
-
-@pytest.mark.ci
-def test_a_module_is_cut_as_its_own_metadata_say(tmp_path):
-    finish(begun("-c", ANNOTATED, devices=8))
 
 
 AUDITED = """

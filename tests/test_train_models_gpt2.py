@@ -11,7 +11,6 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as Spec
 from safetensors.numpy import load_file, save_file
 
 from mfopt.errors import UsageError
@@ -247,19 +246,3 @@ def test_impossible_settings_are_refused():
     ):
         with pytest.raises(UsageError, match=match):
             call()
-
-
-def is_spec(node):
-    return isinstance(node, Spec)
-
-
-def test_partition_follows_the_parameters():
-    model = gpt2_model(TINY, lora=LoRAConfig(rank=2, layers=("attn/c_proj",)))
-    for values, specs in ((model.params, model.partition), (model.frozen, model.frozen_partition)):
-        assert jax.tree.structure(values) == jax.tree.structure(specs, is_leaf=is_spec)
-        for value, spec in zip(
-            jax.tree.leaves(values), jax.tree.leaves(specs, is_leaf=is_spec), strict=True
-        ):
-            assert len(spec) <= value.ndim
-    assert model.frozen_partition["h"]["0"]["attn"]["c_attn"]["kernel"] == Spec(None, "model")
-    assert model.partition["h"]["0"]["attn"]["c_proj"]["lora_a"] == Spec("model", None)

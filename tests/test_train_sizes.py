@@ -103,18 +103,16 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
         sizes.RunCost(small, run, settings).require()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "devices", "copies", "participated"), [(21, 1, 1, 5), (24, 8, 2, 4)]
-)
+@pytest.mark.parametrize(("microbatch", "devices", "fitting"), [(21, 1, 5), (24, 4, 4)])
 def test_microbatches_of_any_size_are_halved_until_they_fit(
-    arguments, devices, copies, participated, monkeypatch
+    microbatch, devices, fitting, monkeypatch
 ):
     monkeypatch.setattr(mesh, "devices", lambda: [None] * devices)
     monkeypatch.setattr(mesh, "on_cpu", lambda: True)
     monkeypatch.setattr(_sizes, "usable_memory", lambda: devices * 6.0)
     monkeypatch.setattr(sizes.RunCost, "memory", lambda _, microbatch: float(microbatch))
-    cost = sizes.RunCost(None, execution(microbatch=arguments), config(model_parallel=copies))
-    assert cost.fitting() == participated
+    cost = sizes.RunCost(None, execution(microbatch=microbatch), config())
+    assert cost.fitting() == fitting
 
 
 def test_a_billion_parameters_fit_on_eight_devices(monkeypatch):

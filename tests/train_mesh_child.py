@@ -29,8 +29,8 @@ def main(arguments):
     if settings["default_device"] is not None:
         jax.config.update("jax_default_device", jax.devices()[settings["default_device"]])
     mesh = None
-    if settings["model_parallel"]:
-        mesh = meshes.make_mesh(settings["model_parallel"])
+    if settings["mesh"]:
+        mesh = meshes.make_mesh()
     store = synthetic_store(num_users=16, empty_users=(3,))
     model = gpt2_model(gpt2_config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     units = UserUnits(store, records=2, length=8, seed=5)

@@ -78,7 +78,7 @@ class Runs:
         self._trainer = Trainer(prepared.model, prepared.execution, one, mesh=prepared.mesh)
         model, mesh = prepared.model, prepared.mesh
         self._evaluator = Evaluator(model, config.length, mesh=mesh)
-        self._params = meshes.distribute(mesh, model.params, model.partition)
+        self._params = meshes.distribute(mesh, model.params)
 
     def run(
         self, *, rate: float, seed: int, selection: str, every: int = 0, move: float = 0.0

@@ -58,6 +58,7 @@ _REMOVED: dict[str, tuple[str, Any, bool]] = {
     "truncation": ("batch", "charge", True),
     "checkpoint_minutes": ("run", 10.0, False),
     "continue_from": ("run", "", False),
+    "model_parallel": ("run", 1, True),
 }
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
@@ -101,8 +102,7 @@ def _seed(name: str, value: int) -> None:
 
 
 _CHECKS: dict[Callable[[str, Any], Any], str] = {
-    _check.integer: "records_per_user checkpoint_every evaluate_records model_parallel "
-    "local_epochs",
+    _check.integer: "records_per_user checkpoint_every evaluate_records local_epochs",
     # larger models are counted too late: their shapes overflow, or take hours to trace
     functools.partial(_check.integer, at_most=2**10): "layers heads",
     functools.partial(_check.integer, at_most=2**16): "width",
@@ -245,7 +245,6 @@ class TrainConfig:
     evaluate_records: int = _run(1000, "Maximum number of held-out records per evaluation.")
     private_metrics: bool = _run(True, "Write metrics such as the loss; these are not private.")
     tensorboard: bool = _run(True, "Write TensorBoard events.")
-    model_parallel: int = _run(1, "Devices that share one copy of the parameters.", run=False)
     seed: int = _run(
         -1, "Pin all randomness to a public seed, for tests: no privacy. -1: secret.", run=False
     )

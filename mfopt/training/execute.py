@@ -212,7 +212,7 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
 
     @jax.jit
     def sound(params: Any, frozen: Any) -> jax.Array:
-        params, frozen = meshes.gathered(prepared.mesh, model, params, frozen)
+        params, frozen = meshes.gathered(prepared.mesh, (params, frozen))
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)]
         loss = model.loss(params, frozen, jnp.asarray(tokens), jnp.ones(config.length, bool))
         return jnp.all(jnp.stack([*finite, jnp.isfinite(loss)]))

@@ -139,8 +139,8 @@ class Trainer:
         self.model, self.execution, self.optimizer = model, execution, optimizer
         self._mesh = mesh or meshes.one_device()
         meshes.check_microbatch(self._mesh, execution.sampler.microbatch)
-        self._where = meshes.spread(self._mesh, model.params, model.partition)
-        self._frozen = meshes.distribute(self._mesh, model.frozen, model.frozen_partition)
+        self._where = meshes.spread(self._mesh, model.params)
+        self._frozen = meshes.distribute(self._mesh, model.frozen)
         self._state_where: PyTree = None
         clipping = execution.clipping
         if isinstance(clipping, FedAvg):
@@ -189,11 +189,8 @@ class Trainer:
         # host, as no device need hold all of it
         params = meshes.place(jax.tree.map(np.array, self.model.params), self._where)
         shapes = jax.eval_shape(self.optimizer.init, params)
-        # moments lie where their parameters do
-        pairs = zip(jax.tree.leaves(params), jax.tree.leaves(self._where), strict=True)
-        by_shape = {leaf.shape: sharding for leaf, sharding in pairs}
-        spread = meshes.spread(self._mesh, shapes)
-        layout = jax.tree.map(lambda leaf, rule: by_shape.get(leaf.shape, rule), shapes, spread)
+        # moments lie where their parameters do, which have the same shapes
+        layout = meshes.spread(self._mesh, shapes)
         optimizer = jax.jit(self.optimizer.init, out_shardings=layout)(params)
         noise = self.execution.noise
         draws: Any = ()
@@ -246,7 +243,7 @@ class Trainer:
 
     def _added(self, totals: Totals, arrays: Any, tokens: Any, mask: Any, count: Any) -> Totals:
         """The sums with ``count`` more microbatches, of tokens (block, m, G, L), in one loop."""
-        params, frozen = meshes.gathered(self._mesh, self.model, *arrays)  # once for the block
+        params, frozen = meshes.gathered(self._mesh, arrays)  # once for the block
 
         def add_block(i: jax.Array, totals: Totals) -> Totals:
             return self._pin_totals(self._adder(totals, params, frozen, tokens[i], mask[i]))
@@ -284,24 +281,25 @@ class Trainer:
         # written out: left to the compiler, every array is pieced together from all neighbours
         def shares(part: jax.Array) -> PyTree:
             parts: list[jax.Array] = []
-            device, begin = jax.lax.axis_index(mesh.axis_names), 0
+            device, begin = jax.lax.axis_index(meshes.DATA), 0
             for leaf, layout in zip(leaves, places, strict=True):
                 if parts:  # the whole of one leaf at a time
                     part, parts[-1] = jax.lax.optimization_barrier((part, parts[-1]))
                 mine = _window(part, begin // part.size - device, begin % part.size, leaf.size)
                 begin += leaf.size
-                mine, free_axes = mine.reshape(leaf.shape), set(mesh.axis_names)
-                for axis, names in enumerate(layout.spec):
-                    if names:  # every number is one device's, and 0 on the others
-                        mine = jax.lax.psum_scatter(mine, names, scatter_dimension=axis, tiled=True)
-                        free_axes -= {names} if isinstance(names, str) else set(names)
-                parts.append(jax.lax.psum(mine, tuple(free_axes)) if free_axes else mine)
+                mine, cut = mine.reshape(leaf.shape), len(layout.spec)
+                # every number is one device's, and 0 on the others
+                parts.append(
+                    jax.lax.psum_scatter(mine, meshes.DATA, scatter_dimension=cut - 1, tiled=True)
+                    if cut
+                    else jax.lax.psum(mine, meshes.DATA)
+                )
             return jax.tree.unflatten(structure, parts)
 
         return jax.shard_map(
             shares,
             mesh=mesh,
-            in_specs=PartitionSpec(mesh.axis_names),
+            in_specs=PartitionSpec(meshes.DATA),
             out_specs=jax.tree.map(lambda layout: layout.spec, self._where),
             check_vma=False,  # what is summed counts as equal on all devices
         )(vector)

@@ -58,11 +58,11 @@ class Evaluator:
 
     def __init__(self, model: Model, length: int, mesh: Mesh | None = None) -> None:
         self._length, self._mesh = length, mesh or meshes.one_device()
-        self._block = _RECORDS * meshes.data_parallel(self._mesh)
-        self.frozen = meshes.distribute(self._mesh, model.frozen, model.frozen_partition)
+        self._block = _RECORDS * self._mesh.size
+        self.frozen = meshes.distribute(self._mesh, model.frozen)
 
         def losses(params: PyTree, frozen: PyTree, tokens: Any, mask: Any) -> Any:
-            params, frozen = meshes.gathered(self._mesh, model, params, frozen)
+            params, frozen = meshes.gathered(self._mesh, (params, frozen))
             by_unit = jax.vmap(model.loss, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
             return by_unit.astype(jnp.float32), num_targets(mask)
 

@@ -135,7 +135,7 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
 def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFileLock) -> Prepared:
     folder = Path(config.output)
     resuming = check_folder(folder, resume)
-    mesh = meshes.make_mesh(config.model_parallel)
+    mesh = meshes.make_mesh()
     earlier = earlier_report(config, progress)
     parts, tokenizer = _open_data(config, progress, resuming)
     for line in screen.lines(parts, folder_of_data(config), config):
@@ -224,7 +224,7 @@ def _with_settings_of_start(config: TrainConfig, folder: Path, mesh: Mesh) -> Tr
     Not where the devices that there are now cannot share it: it is then chosen again.
     """
     started = load(folder / "config.toml").microbatch
-    if config.microbatch or started % meshes.data_parallel(mesh):
+    if config.microbatch or started % mesh.size:
         return config
     return dataclasses.replace(config, microbatch=started)
 
@@ -255,7 +255,7 @@ def _affordable(
 
 def _initial_losses(model: Model, mesh: Mesh, train: TokenStore, config: TrainConfig) -> np.ndarray:
     """Mean loss per token of each record under the initial model, float32 (records,)."""
-    params = meshes.distribute(mesh, model.params, model.partition)
+    params = meshes.distribute(mesh, model.params)
     evaluator = Evaluator(model, config.length, mesh=mesh)
     losses, _ = evaluator.record_losses(params, train, np.arange(train.num_records))
     return losses

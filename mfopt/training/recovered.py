@@ -145,10 +145,9 @@ def findings(
     model.check_fits(vocab_size, settings.length)
     rng = np.random.default_rng(secret.seed("records"))
     store, odd = _canary_users(account, settings, vocab_size, rng)
-    mesh = meshes.make_mesh(math.gcd(settings.model_parallel, len(meshes.devices())))
-    devices = meshes.data_parallel(mesh)
+    mesh = meshes.make_mesh()
     # of several units where the run's are, and several of them in a step
-    microbatch = devices * min(2, settings.microbatch // devices)
+    microbatch = mesh.size * min(2, settings.microbatch // mesh.size)
     settings = dataclasses.replace(settings, microbatch=microbatch)
     wired = Wiring(settings, account, secret, mesh)
     execution = alter(wired.execution(wired.units(store, "random")))

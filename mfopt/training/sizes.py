@@ -120,9 +120,8 @@ class RunCost:
         microbatch, devices = self.execution.sampler.microbatch, len(meshes.devices())
         if self.config.microbatch or jax.process_count() > 1:  # processes take the same one
             return microbatch
-        smallest = max(1, devices // self.config.model_parallel)  # one on each
-        while microbatch > smallest and self.memory(microbatch) > _free():
-            microbatch = max(1, microbatch // smallest // 2) * smallest
+        while microbatch > devices and self.memory(microbatch) > _free():  # one on each
+            microbatch = max(1, microbatch // devices // 2) * devices
         return microbatch
 
     def require(self) -> None:

@@ -155,7 +155,6 @@ class Wiring:
     def execution(self, units: Units) -> Execution:
         """Sampler, clipping and noise of the run, for these units."""
         config, scheme = self.config, self.scheme
-        devices = meshes.data_parallel(self.mesh)
         meshes.check_microbatch(self.mesh, config.microbatch)
         microbatch = max(1, 64 // units.records)
         if meshes.on_cpu():  # a user's G records fill one by themselves, single records together
@@ -164,7 +163,7 @@ class Wiring:
             scheme,
             units.population,
             self.secret.seed("sampling"),
-            microbatch=config.microbatch or microbatch * devices,
+            microbatch=config.microbatch or microbatch * self.mesh.size,
         )
         normalizer = config.normalizer or sampler.expected_batch
         if config.noise == "secure" and self.mesh.size > 1:

@@ -64,10 +64,9 @@ class LoRAConfig:
 Adapters = Mapping[str, LoRAConfig]  # by linear layer of a block
 
 
-def parameter(*shape: int, cut: tuple[str | None, ...] = (), kind: Any = nnx.Param) -> Any:
-    """A parameter of float32 zeros that take no memory; ``cut``: axis of the mesh along each."""
-    zeros = np.broadcast_to(np.float32(0), shape)
-    return kind(zeros, out_sharding=cut, eager_sharding=False)
+def parameter(*shape: int, kind: Any = nnx.Param) -> Any:
+    """A parameter of float32 zeros that take no memory."""
+    return kind(np.broadcast_to(np.float32(0), shape))
 
 
 class Norm(nnx.Module):
@@ -94,22 +93,15 @@ class Norm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """x W + b with W (in, out), plus a low-rank adapter where ``lora`` is given.
+    """x W + b with W (in, out), plus a low-rank adapter where ``lora`` is given."""
 
-    W is cut over devices by output or, if it leads ``out`` of a half-block, by input: so the wide
-    middle is never gathered.
-    """
-
-    def __init__(
-        self, rows: int, columns: int, lora: LoRAConfig | None, bias: bool = True, out: bool = False
-    ) -> None:
-        of_rows, of_columns = ("model", None) if out else (None, "model")
-        self.kernel = parameter(rows, columns, cut=(of_rows, of_columns))
-        self.bias = parameter(columns, cut=(of_columns,)) if bias else None
+    def __init__(self, rows: int, columns: int, lora: LoRAConfig | None, bias: bool = True) -> None:
+        self.kernel = parameter(rows, columns)
+        self.bias = parameter(columns) if bias else None
         self.adapted = lora is not None
         if lora is not None:
-            self.lora_a = parameter(rows, lora.rank, cut=(of_rows, None), kind=nnx.LoRAParam)
-            self.lora_b = parameter(lora.rank, columns, cut=(None, of_columns), kind=nnx.LoRAParam)
+            self.lora_a = parameter(rows, lora.rank, kind=nnx.LoRAParam)
+            self.lora_b = parameter(lora.rank, columns, kind=nnx.LoRAParam)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype
@@ -243,13 +235,13 @@ class Decoder(nnx.Module):
         size, width = config.vocab_size, config.hidden_size
         self.remat, self.dtype, self.cap = config.remat, config.compute_dtype, config.logits_cap
         self.scale, self.positions = width**0.5 if config.family.gemma else 1.0, config.positions
-        self.wte = parameter(size, width, cut=(None, "model"))
+        self.wte = parameter(size, width)
         self.wpe = parameter(self.positions, width) if config.family.learned else None
         blocks = range(config.num_hidden_layers)
         self.h = nnx.List([Block(config, adapters, number) for number in blocks])
         self.ln_f = config.norm()
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else parameter(size, width, cut=(None, "model"))
+        self.lm_head = None if tied else parameter(size, width)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         (length,) = tokens.shape

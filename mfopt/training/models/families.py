@@ -440,9 +440,7 @@ class DecoderConfig:
 
     def linear(self, layer: str, adapters: Adapters) -> Linear:
         """The linear layer of a block, of zeros."""
-        of_residual = layer.split("/")[1] in ("o_proj", "down_proj", "c_proj")
-        bias = self.biased(layer)
-        return Linear(*self.matrices[layer], adapters.get(layer), bias, out=of_residual)
+        return Linear(*self.matrices[layer], adapters.get(layer), self.biased(layer))
 
     def tensors(self) -> Iterator[Tensor]:
         """The parameters without adapters, in the order in which values are drawn."""

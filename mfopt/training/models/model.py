@@ -32,8 +32,6 @@ class Model:
         logits: ``logits(params, frozen, tokens (L,)) -> (L, V)``, where the model has such.
         export: ``export(params, frozen, folder)`` writes the model alone; None: parameters are
             written as one safetensors file.
-        partition: pytree like ``params`` of ``jax.sharding.PartitionSpec`` over a ``model`` axis;
-            None: replicated. ``frozen_partition`` likewise for ``frozen``.
 
     Any model of one's own is ``Model.of(params, loss)`` with a three-argument loss:
 
@@ -53,8 +51,6 @@ class Model:
     max_length: int | None = None
     logits: Callable[[PyTree, PyTree, jax.Array], jax.Array] | None = None
     export: Callable[[PyTree, PyTree, Any], None] | None = None
-    partition: PyTree | None = None
-    frozen_partition: PyTree | None = None
 
     @classmethod
     def of(

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
 
 from mfopt._runtime import _check, _extras
 from mfopt.training.models.model import Model, PyTree, next_token_loss
@@ -42,12 +41,6 @@ def flatten(state: PyTree) -> dict[Path, Any]:
     }
 
 
-def _over_model(spec: Any) -> PartitionSpec:
-    """``spec`` without other axes than ``model``, which the mesh here may lack."""
-    axes = [axis if isinstance(axis, tuple) else (axis,) for axis in spec or ()]
-    return PartitionSpec(*("model" if "model" in names else None for names in axes))
-
-
 def from_nnx(
     module: nnx.Module,
     *,
@@ -64,8 +57,6 @@ def from_nnx(
         trainable: an NNX filter: ``nnx.Param`` trains all parameters, ``nnx.LoRAParam`` the
             adapters only. All other state becomes ``frozen``.
         name, vocab_size, max_length, export: as in :class:`Model`.
-
-    Parameters are cut over devices as the module's metadata say (``nnx.with_partitioning``).
 
     Raises:
         UsageError: ``trainable`` selects nothing.
@@ -88,10 +79,6 @@ def from_nnx(
     def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
         return next_token_loss(logits(params, frozen, tokens), tokens, mask)
 
-    def specs(state: PyTree) -> PyTree:
-        by_name = flatten(nnx.get_partition_spec(state))
-        return nest({path: _over_model(spec) for path, spec in by_name.items()})
-
     return Model(
         params=nest(params),
         loss=loss,
@@ -101,6 +88,4 @@ def from_nnx(
         max_length=max_length,
         logits=logits,
         export=export,
-        partition=specs(chosen),
-        frozen_partition=specs(frozen_state),
     )
