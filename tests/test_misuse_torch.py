@@ -783,12 +783,59 @@ def optimizer_replaced_between_steps():
 
 @harmless
 def compiled_model():
+    whole, inside, own = Loop(), run_tests.network(), run_tests.network()
+    inside[0] = torch.compile(inside[0], backend="eager")
+    own.compile(backend="eager")
+    compiled = torch.compile(whole.model, backend="eager")
+    loss = torch.compile(loss_of, backend="eager")
+    for loop, model in ((whole, compiled), (Loop(inside), inside), (Loop(own), own)):
+        for batch in loop.loader:
+            loop.run.backward(model, loss, batch)
+            loop.optimizer.step()
+        loop.is_right()
+
+
+@refused(r"loss.*seen.*was changed by a private pass")
+def a_compiled_loss_that_remembers():
+    seen = []
+
+    def loss(model, batch):
+        seen.append(batch[1])
+        return loss_of(model, batch)
+
     loop = Loop()
-    compiled = torch.compile(loop.model, backend="eager")
-    for batch in loop.loader:
-        loop.run.backward(compiled, loss_of, batch)
-        loop.optimizer.step()
-    loop.is_right()
+    loop.backward(loop.batch(), torch.compile(loss, backend="eager"))
+
+
+def spectrally_normalized():
+    """A loop with spectral norm, and what its power iterations keep."""
+    model = run_tests.network()
+    torch.nn.utils.parametrizations.spectral_norm(model[0])
+    loop = Loop(model)
+    return loop, dict(model[0].parametrizations.weight[0].named_buffers())
+
+
+@harmless
+def spectral_norm():
+    """Power iterations follow weights, one step for each of the run's, whatever the batch is."""
+    loop, kept = spectrally_normalized()
+    loop.steps()
+    before = {k: x.clone() for k, x in kept.items()}
+    loop.backward(next(iter(loop.loader)))
+    assert all(torch.equal(before[k], x) for k, x in kept.items())
+    loop.optimizer.step()
+    assert not torch.equal(before["_u"], kept["_u"])
+
+
+@refused(r"_u.* = 'state': was changed by a private pass")
+def a_parametrization_that_examples_move():
+    loop, kept = spectrally_normalized()
+
+    def move(_, inputs):
+        kept["_u"].data.add_(inputs[0].mean())
+
+    loop.model[0].register_forward_pre_hook(move)
+    loop.backward(loop.batch())
 
 
 # --- secrets -------------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mfopt._runtime import _check
@@ -35,6 +36,35 @@ def refuse_layers(module: torch.nn.Module) -> None:
             rule = "normalizes each example by the others of its batch"
             way_out = "Use GroupNorm or LayerNorm, or freeze it: `eval()`."
             raise _check.reject(f"module.{name}".rstrip("."), kind, rule, way_out)
+
+
+def _following(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, list[torch.nn.Module]]]:
+    """Parametrizations of a weight, and those with buffers among them, as of spectral norm.
+
+    They compute a weight from another one: what they keep follows from weights alone.
+    """
+    for layer in module.modules():
+        if isinstance(layer, parametrize.ParametrizationList) and layer.training:
+            kept = [part for part in layer if any(True for _ in part.buffers())]
+            if kept and not any(map(is_shard, layer.parameters())):
+                yield layer, kept
+
+
+def hold_weights(module: torch.nn.Module) -> None:
+    """Have :func:`follow_weights` alone move the buffers of parametrizations."""
+    for _, kept in _following(module):
+        for part in kept:
+            part.eval()
+
+
+def follow_weights(module: torch.nn.Module) -> None:
+    """One pass of parametrizations with buffers, as one of training has; after each step."""
+    for layer, kept in _following(module):
+        for part in kept:
+            part.train()
+        with torch.no_grad():
+            layer()
+    hold_weights(module)
 
 
 def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) -> None:

@@ -47,6 +47,7 @@ class Examples:
             rule = f"must be at least {_LEAST:g}"
             raise _check.reject("max_grad_norm", self.bound, rule, "Scale the loss, and it.")
         checks.refuse_layers(self.module)
+        checks.hold_weights(self.module)
         self.device = next(iter(self.trained.values())).device
         self._names = {p: name for name, p in self.module.named_parameters()}
         self._spread = any(map(checks.is_shard, self.trained.values()))
@@ -171,7 +172,9 @@ class Examples:
     def _one_by_one(
         self, function: Callable[..., tuple[torch.Tensor, ...]], parts: Sequence[torch.Tensor]
     ) -> tuple[Sequence[torch.Tensor], per_example.Pullback]:
-        with torch.enable_grad():  # the module as it is: some keep their weights in lists too
+        eager = torch.compiler.set_stance("force_eager")
+        # the module as it is: some keep their weights in lists too
+        with eager, torch.enable_grad():
             outputs = [function(self.module, *example) for example in zip(*parts, strict=True)]
         trained = list(self.trained.values())
 

@@ -85,6 +85,8 @@ def _is_trainer(value: Any) -> bool:
 
 def _parts(value: Any) -> dict[str, Any]:
     """Parts of an object, by name."""
+    if hasattr(value, "_torchdynamo_orig_callable"):  # compiled; the compiler has a state too
+        return {"func": value._torchdynamo_orig_callable}
     if isinstance(value, functools.partial):
         return {"func": value.func, "args": value.args, "keywords": value.keywords}
     if isinstance(value, types.MethodType):

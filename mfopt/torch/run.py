@@ -113,6 +113,7 @@ class PrivateRun:
         self.passes: list[tuple[list[torch.Tensor], Callable[..., None], tuple[int, ...]]] = []
         self._optimizer: torch.optim.Optimizer | None = None
         self._process = os.getpid()
+        self._module = torch.nn.Module()  # of the last pass
         self._probes = 0  # passes that were probed
         self._modes: tuple[bool, ...] = ()  # of the layers in the last pass, whether they train
         self._sums: list[torch.Tensor] | None = None  # of this step, one for each parameter
@@ -226,6 +227,7 @@ class PrivateRun:
 
     def is_probed(self, module: torch.nn.Module, examples: int) -> bool:
         """True if a pass is probed: the first two, those in another mode, and drawn ones."""
+        self._module = module
         if not examples:
             return False
         modes = tuple(layer.training for layer in module.modules())
@@ -349,7 +351,8 @@ class PrivateRun:
             self.refuse_constant(len(units))
 
     def _clear(self) -> None:
-        """Empty ``grad``: only a step fills it."""
+        """Empty ``grad``: only a step fills it; and let what follows from weights do so."""
+        checks.follow_weights(self._module)
         for p in self.parameters:
             p.grad = None
 
