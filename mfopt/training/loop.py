@@ -21,7 +21,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from mfopt._runtime import _check
 from mfopt._runtime._arrays import Array
@@ -270,39 +270,10 @@ class Trainer:
 
     def _tree_of(self, vector: jax.Array, like: PyTree) -> PyTree:
         """The tree of a vector of all parameters, on each device its share of either."""
-        mesh = self._mesh
-        if mesh.size == 1:
-            flat, tree_of = jax.flatten_util.ravel_pytree(like)
-            return tree_of(vector[: flat.size])
-
-        places = jax.tree.leaves(self._where)
-        leaves, structure = jax.tree.flatten(like)
-
-        # written out: left to the compiler, every array is pieced together from all neighbours
-        def shares(part: jax.Array) -> PyTree:
-            parts: list[jax.Array] = []
-            device, begin = jax.lax.axis_index(meshes.DATA), 0
-            for leaf, layout in zip(leaves, places, strict=True):
-                if parts:  # the whole of one leaf at a time
-                    part, parts[-1] = jax.lax.optimization_barrier((part, parts[-1]))
-                mine = _window(part, begin // part.size - device, begin % part.size, leaf.size)
-                begin += leaf.size
-                mine, cut = mine.reshape(leaf.shape), len(layout.spec)
-                # every number is one device's, and 0 on the others
-                parts.append(
-                    jax.lax.psum_scatter(mine, meshes.DATA, scatter_dimension=cut - 1, tiled=True)
-                    if cut
-                    else jax.lax.psum(mine, meshes.DATA)
-                )
-            return jax.tree.unflatten(structure, parts)
-
-        return jax.shard_map(
-            shares,
-            mesh=mesh,
-            in_specs=PartitionSpec(meshes.DATA),
-            out_specs=jax.tree.map(lambda layout: layout.spec, self._where),
-            check_vma=False,  # what is summed counts as equal on all devices
-        )(vector)
+        flat, tree_of = jax.flatten_util.ravel_pytree(like)
+        # gathered once: cut from shares, every array would be pieced together from all neighbours
+        tree = tree_of(meshes.gathered(self._mesh, vector)[: flat.size])
+        return jax.lax.with_sharding_constraint(tree, self._where)
 
     def _rows(self, rows: np.ndarray) -> Array:
         """Microbatches (k, m, ...), with empty ones behind them that fill the block."""
@@ -313,17 +284,6 @@ class Trainer:
     def _pin_totals(self, totals: Totals) -> Totals:
         layouts = (self._where, meshes.replicated(self._mesh))
         return Totals(*jax.lax.with_sharding_constraint(tuple(totals), layouts))
-
-
-def _window(part: jax.Array, ahead: jax.Array, begin: int, size: int) -> jax.Array:
-    """``size`` numbers from place ``begin``, ``ahead`` parts further on; 0 where they are others'.
-
-    ``part`` is one of the equal parts of a vector.
-    """
-    ahead = jnp.clip(ahead, -(size // part.size) - 2, 1)  # else places overflow in large models
-    index = ahead * part.size + begin + jnp.arange(size)
-    inside = jnp.clip(index, 0, part.size - 1)
-    return jnp.where(index == inside, part[inside], 0)
 
 
 def _vector(params: PyTree, mesh: Mesh | None = None) -> jax.ShapeDtypeStruct:

@@ -154,9 +154,9 @@ def train(folder: Path, output: Path, flags: list[str]) -> dict[str, Any]:
 
 def keep(name: str, step: str, results: dict[str, Any]) -> None:
     """Write the results of a step, and say in the manifest how they were made."""
-    runs: list[dict[str, Any]] = sum(
-        (made if isinstance(made, list) else [made] for made in results.values()), []
-    )
+    runs: list[dict[str, Any]] = []
+    for made in results.values():
+        runs += made if isinstance(made, list) else [made]
     path = ARTIFACTS / f"{name}.json"
     path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", "utf-8")
     manifest.note(
