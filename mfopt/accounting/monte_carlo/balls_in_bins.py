@@ -140,13 +140,11 @@ class BallsInBinsLaw(SampledLaw):
         """Largest mode norm."""
         return jnp.sqrt(jnp.max(jnp.diagonal(reduced.gram)))
 
-    def proposal(
-        self, reduced: DominatingPair, noise_multiplier: Any, epsilon: Any
-    ) -> design_point.Placed:
-        return design_point.placed(jnp.asarray(reduced.gram), noise_multiplier, epsilon)
+    def proposal(self, reduced: DominatingPair, noise_multiplier: Any, epsilon: Any) -> jax.Array:
+        return design_point.placed(reduced.gram, noise_multiplier, epsilon)
 
     def frozen(
-        self, reduced: DominatingPair, proposal: design_point.Placed, draws: design_point.Draws
+        self, reduced: DominatingPair, proposal: jax.Array, draws: design_point.Draws
     ) -> design_point.Terms:
         return design_point.exponents(reduced, proposal, draws)
 
@@ -173,11 +171,11 @@ class _Grouped(NamedTuple):
     """A proposal, and how far a group's mode is from its mean mode.
 
     Attributes:
-      placed: for the groups' modes.
+      weights: of :func:`.design_point.placed`, for the groups' modes.
       share: of what ``squares`` is above the means' own, (groups,).
     """
 
-    placed: design_point.Placed
+    weights: Array
     share: Array
 
 
@@ -232,7 +230,7 @@ class GroupedLaw(SampledLaw):
         self, reduced: Groups, proposal: _Grouped, draws: design_point.Draws
     ) -> design_point.Terms:
         pair = dominating_pair.jittered(_with_share(reduced, proposal.share))
-        return design_point.exponents(pair, proposal.placed, draws)
+        return design_point.exponents(pair, proposal.weights, draws)
 
     def log_delta(self, terms: design_point.Terms, log_sigma: Any, epsilon: Any) -> jax.Array:
         return design_point.log_delta(terms, log_sigma, epsilon)

@@ -6,13 +6,9 @@ Every mode gives two components: the shift found from itself, along few modes, a
 one found from all modes together. Strategies whose modes overlap partly have mass at both, and an
 optimizer would exploit a proposal that misses one of them.
 
-Beyond :data:`MOST` bins only K = MOST modes are taken, *nodes* at a stride b/K. Not P then but
-P_K = (1/K) Σ_nodes N(m_i, σ²I) is replaced by R, J = 2K, with Y that of all bins: the mean over
-every (b/K)-th value of a smooth function of the bin. R covers P_K as it covers P where all modes
-are taken; P itself it would not, where modes overlap little. The cost falls from b³ to J·b².
-
-Where all modes are taken the estimator is unbiased for every choice of shifts; no bound on the
-weights is proven, so it optimizes but never certifies (that is :mod:`.importance`).
+The estimator is unbiased for every choice of shifts; no bound on the weights is proven, so it
+optimizes but never certifies (that is :mod:`.importance`). A sample costs some b² operations: more
+than :data:`MOST` bins are searched in groups.
 
 With x = 1/σ every exponent is x²·(a table row) ± x·(a Gaussian), so for frozen samples one
 evaluation at another σ costs one exponential for each Gaussian, and no matrix product.
@@ -33,24 +29,12 @@ from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, log_hin
 from mfopt.accounting.monte_carlo.nested import coloured
 from mfopt.strategies import Array
 
-MOST = 128  # modes that get components of their own
+MOST = 128  # bins of a search, or groups of them
 # Pairs of samples whose exponents are held at once, near the processor: so many, and more where so
 # many exponents are not reached.
 _BLOCK, _EXPONENTS = 256, 2**14
 _FAR = 300.0  # powers of e whose squares are within double precision
 _OUTER, _INNER = 8, 8  # damped fixed point on p; Newton on λ inside
-
-
-class Placed(NamedTuple):
-    """Component means of the proposal R.
-
-    Attributes:
-      weights: W (J, bins), component j is N(Σ_k W[j, k] m_k, σ²I), J = 2K.
-      nodes: the bins whose modes are sampled, (K,).
-    """
-
-    weights: Array
-    nodes: Array
 
 
 class Draws(NamedTuple):
@@ -87,30 +71,17 @@ class Terms(NamedTuple):
     Attributes:
       component: (pairs,).
       loss: of every mode.
-      nodes: of those at the nodes, where these are not all.
       proposal: of every component.
     """
 
     component: jax.Array
     loss: Exponents
-    nodes: Exponents | None
     proposal: Exponents
 
 
-def _node_count(bins: int) -> int:
-    """K, the number of modes with components of their own."""
-    return min(bins, MOST)
-
-
-def nodes(bins: int) -> jax.Array:
-    """The K bins that are sampled, at a stride bins/K."""
-    count = _node_count(bins)
-    return ((jnp.arange(count) + 0.5) * bins / count).astype(int)
-
-
 @_quick.jit
-def placed(gram: Array, noise_multiplier: jax.Array, epsilon: jax.Array) -> Placed:
-    """Components whose v_j = Σ_k W[j, k] m_k is a design point of the mode of node j (mod K).
+def placed(gram: Array, noise_multiplier: jax.Array, epsilon: jax.Array) -> jax.Array:
+    """W, shape (J, bins), J = 2b: v_j = Σ_k W[j, k] m_k is a design point of mode j (mod b).
 
     Args:
       gram: G, (bins, bins).
@@ -121,21 +92,19 @@ def placed(gram: Array, noise_multiplier: jax.Array, epsilon: jax.Array) -> Plac
     the right of its root decreases to it.
     """
     bins = gram.shape[0]
-    chosen = nodes(bins)
-    is_chosen = jnp.eye(bins)[chosen]
-    scaled = gram / noise_multiplier**2
-    modes = jnp.tile(is_chosen, (2, 1))
-    at_modes = jnp.tile(scaled[chosen] - jnp.diagonal(scaled) / 2, (2, 1))  # row j: u at mode j
+    scaled = jnp.asarray(gram) / noise_multiplier**2
+    modes = jnp.tile(jnp.eye(bins), (2, 1))
+    at_modes = jnp.tile(scaled - jnp.diagonal(scaled) / 2, (2, 1))  # row j: u at mode j
 
     def outer(_: int, p: jax.Array) -> jax.Array:
         move = p @ scaled  # row j: what the direction p_j adds to <m_k, X>/σ²
         step = _step_lengths(modes, at_modes, move, epsilon)
         return (p + jax.nn.softmax(at_modes + step[:, None] * move, axis=1)) / 2
 
-    begin = jnp.concatenate([is_chosen, jnp.full(is_chosen.shape, 1 / bins)])
+    begin = jnp.concatenate([jnp.eye(bins), jnp.full((bins, bins), 1 / bins)])
     p = jax.lax.fori_loop(0, _OUTER, outer, begin)
     length = _step_lengths(modes, at_modes, p @ scaled, epsilon)
-    return Placed(modes + length[:, None] * p, chosen)
+    return modes + length[:, None] * p
 
 
 def _step_lengths(
@@ -161,33 +130,32 @@ def draw(key: jax.Array, samples: int, modes: int) -> Draws:
     searches on float32 draws ended up to 0.2% above the optimum in σ.
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-    pairs, count = (samples + 1) // 2, _node_count(modes)
-    component = components(rng.integers(2 * count), pairs, count)
+    pairs = (samples + 1) // 2
+    component = components(rng.integers(2 * modes), pairs, modes)
     normal = rng.normal(size=(pairs, modes))
     return Draws(*jax.device_put((component, normal)))
 
 
-def components(offset: Any, count: int, nodes: int) -> PyTree:
+def components(offset: Any, count: int, modes: int) -> PyTree:
     """Component indices of samples from ``offset`` on, (count,), nearly equally often each."""
-    # a stride near the golden ratio and coprime to 2K spreads a part cycle evenly
-    stride = next(k for k in range(round(1.236 * nodes), 4 * nodes) if math.gcd(k, 2 * nodes) == 1)
-    return (offset + stride * np.arange(count)) % (2 * nodes)
+    # a stride near the golden ratio and coprime to 2b spreads a part cycle evenly
+    stride = next(k for k in range(round(1.236 * modes), 4 * modes) if math.gcd(k, 2 * modes) == 1)
+    return (offset + stride * np.arange(count)) % (2 * modes)
 
 
-def exponents(pair: DominatingPair, proposal: Placed, draws: Draws) -> Terms:
-    """Everything that does not depend on σ."""
-    gram, weights = pair.gram, proposal.weights
+def exponents(pair: DominatingPair, weights: Array, draws: Draws) -> Terms:
+    """Everything that does not depend on σ; ``weights`` are those of :func:`placed`."""
+    gram = pair.gram
     shifted = weights @ gram  # products of size J×b×b, then of size pairs×b×J
     overlaps = shifted @ weights.T
     noise = coloured(draws.normal, pair.factor)
     of_loss = noise, shifted - gram.diagonal() / 2
     of_proposal = noise @ weights.T, overlaps - overlaps.diagonal() / 2
-    return joined(draws.component, proposal.nodes, of_loss, of_proposal)
+    return joined(draws.component, of_loss, of_proposal)
 
 
 def joined(
     component: jax.Array,
-    nodes: Array,
     of_loss: tuple[jax.Array, Array],
     of_proposal: tuple[jax.Array, Array],
 ) -> Terms:
@@ -195,7 +163,6 @@ def joined(
 
     Args:
       component: of each pair, shape (pairs,).
-      nodes: bins whose modes are sampled, shape (K,).
       of_loss: factors of x, shape (pairs, bins), and of x², shape (J, bins).
       of_proposal: the same of log R/Q, shapes (pairs, J) and (J, J).
     """
@@ -206,39 +173,32 @@ def joined(
         # sums do not depend on what they are taken over
         return Exponents(linear, square, top, jax.lax.stop_gradient(at_top))
 
-    linear, square = of_loss
-    is_whole = len(nodes) == square.shape[1]
-    at_nodes = None if is_whole else part(linear[:, nodes], square[:, nodes])
-    return Terms(component, part(linear, square), at_nodes, part(*of_proposal))
+    return Terms(component, part(*of_loss), part(*of_proposal))
 
 
 def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """log f for each sample (−inf where the loss is below ε), f = (P_K/R)(1 − e^(ε−Y))₊."""
+    """log f for each sample (−inf where the loss is below ε), f = (P/R)(1 − e^(ε−Y))₊."""
     x = jnp.exp(-log_sigma)
     pairs, period = len(terms.component), len(terms.loss.square)
     size = min(max(max(_BLOCK, _EXPONENTS // period) // period, 1) * period, pairs)
     # of every block, since components come in cycles: their transpose is a sum over blocks
     rows = terms.component[:size]
     of_loss, of_proposal = (_powers(x, part, rows) for part in (terms.loss, terms.proposal))
-    of_nodes = None if terms.nodes is None else _powers(x, terms.nodes, rows)
 
     def in_blocks(part: jax.Array) -> jax.Array:
         padded = jnp.pad(part, [(0, -pairs % size)] + [(0, 0)] * (part.ndim - 1))
         return padded.reshape(-1, size, *part.shape[1:])
 
-    parts = terms.loss, terms.nodes, terms.proposal
-    blocks = jax.tree.map(in_blocks, [part and (part.linear, part.own) for part in parts])
+    parts = terms.loss, terms.proposal
+    blocks = jax.tree.map(in_blocks, [(part.linear, part.own) for part in parts])
 
     @jax.checkpoint  # a backward pass makes the exponents of a block again
     def block(parts: list[Any]) -> jax.Array:
-        at_modes, at_nodes, at_components = parts
-        losses = densities = _log_means(x, of_loss, *at_modes)
-        if of_nodes is not None:
-            densities = _log_means(x, of_nodes, *at_nodes)
+        at_modes, at_components = parts
+        losses = _log_means(x, of_loss, *at_modes)
         ratios = _log_means(x, of_proposal, *at_components)
-        triples = zip(losses, densities, ratios, strict=True)
-        terms = [density - ratio + log_hinge(loss - epsilon) for loss, density, ratio in triples]
-        return jnp.stack(terms)
+        signs = zip(losses, ratios, strict=True)
+        return jnp.stack([loss - ratio + log_hinge(loss - epsilon) for loss, ratio in signs])
 
     values = jax.lax.map(block, blocks)
     return jnp.swapaxes(values, 0, 1).reshape(2, -1)[:, :pairs].reshape(-1)
