@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pairs
-import plain_monte_carlo as plain
 import pytest
 
 from mfopt._runtime._float64 import float64
@@ -81,24 +80,6 @@ def observed(pair, point, kind, order, samples=2**15, change=lambda tilt: tilt):
     actual = Pilot(tilt, *pairs.total(pair, tilt, point, samples, chunked.seed_key(1)))
     mean = math.exp(actual.log_mean)
     return mean, mean * actual.deviation / math.sqrt(actual.samples), actual
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("order", [1, 2, 4])
-def test_the_estimator_is_unbiased(order):
-    pair, point = pairs.spiky(BINS, 0.8, 1.5), Point(1.0, 1.5)
-    expected = plain.delta(pair, 1.0, 1.5, samples=2**18, seed=2)
-    mean, error, _ = observed(pair, point, "clusters", order)
-    assert abs(mean - expected.value) < K * math.hypot(error, expected.standard_error)
-
-    def fewer_pairs(tilt):
-        # without what a bin has with itself a second time
-        light = np.array(tilt.detail.log_weights)
-        light[2:] -= 0.5
-        return tilt._replace(detail=tilt.detail._replace(log_weights=light))
-
-    mean, error, _ = observed(pair, point, "clusters", order, 2**18, change=fewer_pairs)
-    assert abs(mean - expected.value) > K * math.hypot(error, expected.standard_error)
 
 
 @pytest.mark.release

@@ -7,10 +7,10 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import plain_monte_carlo as plain
 import pytest
 from scipy.special import logsumexp
 from selection import before_release
+from test_likelihoods import banded, modes_of
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
@@ -18,8 +18,6 @@ from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import (
     band,
     chunked,
-    dominating_pair,
-    kept_bins,
     likelihood,
     pattern_ceilings,
     pattern_frozen,
@@ -33,26 +31,12 @@ from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.verify import Engine
 from mfopt.errors import UsageError
 from mfopt.optimize import kinds, objective
-from mfopt.sampling import BallsInBins, FreshBins
+from mfopt.sampling import FreshBins
 from mfopt.strategies import BLT, Banded, BandedSquareRoot, BandedToeplitz, Identity, TimeScaled
 from mfopt.training import attack
 from mfopt.workloads import PrefixSums
 
 SIGMA = 1.3
-CASES = [(4, 3, 1, 2), (4, 3, 1, 4), (4, 4, 2, 3), (5, 4, 4, 5), (4, 3, 1, 1), (4, 1, 1, 3)]
-
-
-def drawn(bins, epochs, bands, seed=0):
-    """A banded C with entries of its own, dense."""
-    n, rng = bins * epochs, np.random.default_rng(seed)
-    rows = np.arange(n)[:, None] - np.arange(n)[None, :]
-    return np.where((rows >= 0) & (rows < bands), rng.uniform(0.2, 1, (n, n)), 0)
-
-
-def modes_of(matrix, scheme):
-    """M by its definition, one column for each (throw, bin)."""
-    entry = matrix.reshape(len(matrix), scheme.throws, scheme.rethrow, scheme.bins)
-    return entry.sum(axis=2).reshape(len(matrix), -1)
 
 
 def all_patterns(matrix, scheme):
@@ -74,66 +58,6 @@ def plain_loss(patterns, x, sigma):
     return logsumexp(exponents, axis=0) - math.log(patterns.shape[1])
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("bins", "epochs", "rethrow", "bands"), before_release(CASES, 1))
-def test_likelihood_and_ceilings_are_those_of_all_patterns(
-    bins, epochs, rethrow, bands, monkeypatch
-):
-    scheme, matrix = FreshBins(bins, epochs, rethrow), drawn(bins, epochs, bands)
-    actual = FreshBinsLaw(scheme).exact(Banded.from_dense(matrix, bands))
-    patterns, modes = all_patterns(matrix, scheme), modes_of(matrix, scheme)
-    x = np.random.default_rng(1).normal(size=(scheme.iterations, 8)) * 3
-    scaled = actual.scaled(SIGMA)
-    products = x.T @ modes / SIGMA**2
-
-    @float64
-    def loss(coupling):
-        exponents = products - pattern.squared_norms(scaled) / 2
-        return pattern.log_mean(coupling * pattern.corners(scaled), bins)(exponents)
-
-    expected = plain_loss(patterns, x, SIGMA)
-    np.testing.assert_allclose(loss(1.0), expected, rtol=0, atol=1e-12)
-    if bands > 1 and scheme.throws > 1:  # the control: neighbours taken for independent
-        assert np.max(np.abs(loss(0.0) - expected)) > 1e-3
-
-    gram = modes.T @ modes
-    picked = np.random.default_rng(2).integers(0, bins, (5, scheme.throws))
-    hot = np.eye(bins)[picked].reshape(5, -1)
-    overlaps = float64(
-        lambda: pattern.Overlaps(*actual.overlaps()).overlaps_of(jnp.asarray(picked))
-    )()
-    np.testing.assert_allclose(overlaps, hot @ gram, atol=1e-12)
-    np.testing.assert_allclose(
-        float64(lambda: actual.noise(jnp.asarray(x.T)))(), x.T @ modes, atol=1e-12
-    )
-    toward, square = float64(actual.mean)()
-    mean = patterns.mean(axis=1)
-    np.testing.assert_allclose(toward, modes.T @ mean, atol=1e-12)
-    np.testing.assert_allclose(square, mean @ mean)
-    factor = float64(lambda: band.factor(jnp.asarray(actual.gram)))()
-    np.testing.assert_allclose(factor, actual.columns, atol=1e-9)
-
-    reference, inner = ceilings(scaled), patterns.T @ patterns / SIGMA**2
-    np.testing.assert_allclose(reference.largest_square, np.diagonal(inner).max())
-    np.testing.assert_allclose(reference.mean_square, np.diagonal(inner).mean())
-    monkeypatch.setattr(pattern_ceilings, "_BLOCK", 1)
-    ceilings_of_one = ceilings(scaled)
-    total = 0.0
-    for order in range(1, 5):
-        total += np.max(logsumexp(order * inner, axis=0)) - math.log(len(inner))
-        np.testing.assert_allclose(
-            ceilings_of_one.chain("chain", order)[0], total, rtol=0, atol=1e-12
-        )
-        with monkeypatch.context() as blocks:
-            blocks.setattr(pattern_ceilings, "_BLOCK", 2)
-            excess = reference.chain("chain", order)[0] - total
-        assert excess > -1e-12
-        about = pattern_ceilings.estimated(scaled).chain("chain", order)[0]
-        assert 0.8 * total < about < 1.1 * total  # of neighbours averaged over
-        if 2 * bands <= bins + 2:  # no bin overlaps both neighbours: nothing is lost
-            assert excess < 1e-12
-
-
 @pytest.mark.parametrize(("bands", "n"), [(1, 5), (5, 12), (20, 70)])
 def test_a_product_with_overlaps_and_its_gradient_are_those_of_the_overlaps(bands, n):
     rng, inside = np.random.default_rng(0), np.add.outer(np.arange(bands), np.arange(n)) < n
@@ -152,55 +76,9 @@ def test_a_product_with_overlaps_and_its_gradient_are_those_of_the_overlaps(band
 BINS, EPOCHS, BANDS, EPSILON = 4, 3, 3, 0.7
 
 
-@pytest.fixture(scope="module")
-def small():
-    return case(BANDS, 2.0)
-
-
-@pytest.fixture(scope="module")
-def strong():
-    """C is strong against the noise and bins are many: Jensen's inequality has a high ceiling."""
-    return case(2, 1.0, 32, 2, samples=40_000)
-
-
-def case(bands, sigma, bins=BINS, epochs=EPOCHS, samples=200_000):
-    """(loss, point, {direction: plain estimate}) of a C with b^K patterns."""
-    patterns = all_patterns(drawn(bins, epochs, bands), FreshBins(bins, epochs))
-    reference = plain.mixture(patterns.T, sigma, EPSILON, samples=samples)
-    return loss_of(bands, bins, epochs), Point(sigma, EPSILON), reference
-
-
 def loss_of(bands, bins=BINS, epochs=EPOCHS):
-    matrix = Banded.from_dense(drawn(bins, epochs, bands), bands)
+    matrix = Banded.from_dense(banded(bins * epochs, bands), bands)
     return FreshBinsLaw(FreshBins(bins, epochs)).loss(matrix)
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize(
-    ("kind", "order", "direction"),
-    before_release(
-        [
-            ("chain", 1, "remove"),
-            ("chain", 2, "remove"),
-            ("shift", 0.4, "remove"),
-            ("mean", 0.6, "add"),
-        ],
-        1,
-        3,
-    ),
-)
-def test_every_proposal_has_the_mean_of_plain_sampling(small, kind, order, direction):
-    (loss, point, reference), size = small, 2**14
-    tilt = loss.at(Tilt(kind, order, 0.0), point)
-    pilot = loss.pilot(tilt, point, size, chunked.seed_key(3))
-    mean, error = reference[direction]
-    log_mean = math.exp(pilot.log_mean)
-    spread = math.hypot(log_mean * pilot.deviation / math.sqrt(pilot.samples), error)
-    assert abs(log_mean - mean) < 4 * spread < 0.03 * mean
-    # the control: the same samples at another σ
-    other = Point(1.05 * point.noise_multiplier, EPSILON)
-    moved = loss.pilot(loss.at(tilt, other), other, size, chunked.seed_key(3))
-    assert abs(math.exp(moved.log_mean) - mean) > 4 * spread
 
 
 def test_a_c_of_one_band_is_sampled():
@@ -261,7 +139,7 @@ def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch
     bins, epochs, share, order = 4, 4, 0.5, 2
     monkeypatch.setattr(pattern_ceilings, "_RARE", share)
     loss, scheme = loss_of(4, bins, epochs), FreshBins(bins, epochs)
-    scaled, matrix = loss.likelihood.scaled(SIGMA), drawn(bins, epochs, 4)
+    scaled, matrix = loss.likelihood.scaled(SIGMA), banded(bins * epochs, 4)
     picked = np.indices((bins,) * epochs).reshape(epochs, -1).T
     hot = np.eye(bins)[picked].reshape(len(picked), -1)
     inner = hot @ modes_of(matrix, scheme).T @ modes_of(matrix, scheme) @ hot.T / SIGMA**2
@@ -323,7 +201,7 @@ def test_a_product_with_bands_and_its_slope_are_those_of_the_dense_matrix(bands)
 
 @pytest.mark.release
 def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_is_made_anew():
-    scheme, matrix = FreshBins(BINS, EPOCHS), Banded.from_dense(drawn(BINS, EPOCHS, BANDS), BANDS)
+    scheme, matrix = FreshBins(BINS, EPOCHS), Banded.from_dense(banded(BINS * EPOCHS, BANDS), BANDS)
     made_from = FreshBinsLaw(scheme)
 
     @float64
@@ -354,27 +232,6 @@ def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_
     # the control: noise of another C than that of the overlaps
     other = float64(lambda: 1.01 * band.factor(jnp.asarray(gram)))()
     assert abs(actual(True, gram, other)[0] - expected) > 1e-4
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("epochs", before_release([1, 3], 1))
-def test_one_throw_is_balls_in_bins(epochs):
-    strategy = Banded.from_dense(drawn(5, epochs, 4), 4)
-    once = FreshBinsLaw(FreshBins(5, epochs, epochs)).exact(strategy)
-    pair = dominating_pair.exact(strategy, BallsInBins(5, epochs))
-    np.testing.assert_allclose(float64(pattern.within)(once)[0], pair.gram, atol=1e-12)
-    # and both backends say so: the ratio at the same products, its ceilings, the mean mode
-    reference, products = kept_bins.KeptBins(*pair), np.random.default_rng(4).normal(size=(7, 5))
-    for power in (1.0, 1.7):
-        ratios = (float64(x.log_ratio)(jnp.asarray(products), power) for x in (once, reference))
-        np.testing.assert_allclose(*ratios, atol=1e-12)
-    stream, other = (make(x) for make, x in ((ceilings, once), (kept_bins.ceilings, reference)))
-    for order in (1, 2, 5):
-        np.testing.assert_allclose(stream.chain("chain", order)[0], other.chain("chain", order)[0])
-    np.testing.assert_allclose(stream.largest_square, other.largest_square)
-    np.testing.assert_allclose(stream.square_of_mean, other.square_of_mean)
-    for mine, its in zip(*(float64(x.mean)() for x in (once, reference)), strict=True):
-        np.testing.assert_allclose(mine, its, atol=1e-12)
 
 
 @pytest.mark.release
@@ -425,7 +282,7 @@ def test_so_much_noise_that_no_amplification_gives_zero_is_answered_without_samp
 @pytest.mark.parametrize(
     "strategy",
     [
-        Banded.from_dense(drawn(4, 3, 3), 3),
+        Banded.from_dense(banded(12, 3), 3),
         BandedToeplitz(np.array([1.0, 0.5, 0.2])),
         TimeScaled(
             BandedToeplitz(np.array([1.0, 0.5])), np.linspace(1, 2, 12), np.linspace(2, 1, 12)
@@ -445,10 +302,12 @@ def test_columns_of_a_strategy_are_those_of_its_matrix(strategy):
         [[dense[j + d, j] if j + d < n else 0 for j in range(n)] for d in range(bands)]
     )
     np.testing.assert_allclose(columns, expected, atol=1e-15)
+    factor = float64(lambda: band.factor(band.gram(jnp.asarray(columns))))()
+    np.testing.assert_allclose(factor, columns, atol=1e-7)
 
 
 def test_the_audits_attack_is_the_likelihood_ratio():
-    scheme, matrix = FreshBins(3, 4, 2), drawn(3, 4, 3)
+    scheme, matrix = FreshBins(3, 4, 2), banded(12, 3)
     x = 3 * np.random.default_rng(4).normal(size=(12, 6))
     actual = attack.attack_on(scheme, Banded.from_dense(matrix, 3))(x, SIGMA)
     np.testing.assert_allclose(actual, plain_loss(all_patterns(matrix, scheme), x, SIGMA))

@@ -1,0 +1,259 @@
+"""One grid over all sampled schemes: likelihood, draws, ceilings, proposals, against all patterns.
+
+A cell is a scheme with a small C. Its patterns are written out with their chances from the scheme's
+definition; nothing of the package's recursions is used for that.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import plain_monte_carlo as plain
+import pytest
+from scipy.special import logsumexp
+
+from mfopt._runtime._float64 import float64
+from mfopt.accounting.monte_carlo import chunked
+from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
+from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.sampling import BallsInBins, BMinSep, FreshBins
+from mfopt.strategies import Banded
+
+K, EPSILON = 4.5, 0.7
+POWERS = (1.0, 1.7)
+
+
+def banded(n, bands, seed=0, largest=1.0):
+    """A C of so many bands with entries of its own, dense."""
+    rows = np.arange(n)[:, None] - np.arange(n)[None, :]
+    entries = np.random.default_rng(seed).uniform(0.2, largest, (n, n))
+    return np.where((rows >= 0) & (rows < bands), entries, 0)
+
+
+def modes_of(matrix, scheme):
+    """The modes of a scheme with bins by their definition, a column for each (assignment, bin)."""
+    kept = getattr(scheme, "rethrow", scheme.epochs)
+    parts = matrix.reshape(len(matrix), -1, kept, scheme.bins)
+    return parts.sum(axis=2).reshape(len(matrix), -1)
+
+
+def separated_steps(n, separation, start=0):
+    """All sets of steps at least so far apart."""
+    if start >= n:
+        yield ()
+        return
+    yield from separated_steps(n, separation, start + 1)
+    for later in separated_steps(n, separation, start + separation):
+        yield (start, *later)
+
+
+def separated_chance(steps, scheme, stationary=True):
+    """Probability of the steps of a unit, one after another; else with all available at first."""
+    n, size, p = scheme.iterations, scheme.separation, scheme.probability
+
+    def tail(step, remaining):
+        if step >= n:
+            return 1.0
+        if remaining and remaining[0] == step:
+            return p * tail(step + size, remaining[1:])
+        return (1 - p) * tail(step + 1, remaining)
+
+    if not stationary:
+        return tail(0, steps)
+    begun = [rest for rest in range(1, size) if not steps or steps[0] >= rest]
+    return (tail(0, steps) + p * sum(tail(rest, steps) for rest in begun)) / (1 + (size - 1) * p)
+
+
+@dataclasses.dataclass(eq=False)
+class Cell:
+    """A mechanism whose patterns are written out.
+
+    Attributes:
+      scheme, bands: and a C of so many bands.
+      sigma: where divergences are compared.
+      units: of a group.
+    """
+
+    scheme: Any
+    bands: int
+    sigma: float
+    units: int = 1
+
+    @functools.cached_property
+    def matrix(self):
+        largest = 0.7 if self.scheme.kind == "b-min-sep" else 1.0
+        return banded(self.scheme.iterations, self.bands, largest=largest)
+
+    @functools.cached_property
+    def loss(self):
+        unit = law(self.scheme).loss(Banded.from_dense(self.matrix, self.bands))
+        return unit if self.units == 1 else unit.group(self.units)
+
+    @functools.cached_property
+    def entries(self):
+        """The columns that a pattern picks from, (n, entries)."""
+        if self.scheme.kind == "b-min-sep":
+            return self.matrix
+        return modes_of(self.matrix, self.scheme)
+
+    @functools.cached_property
+    def patterns(self):
+        """(how often each pattern picks each entry, their chances)."""
+        count = self.entries.shape[1]
+        if self.scheme.kind == "b-min-sep":
+            steps = list(separated_steps(count, self.scheme.separation))
+            picks = np.array([np.bincount(s, minlength=count) for s in map(np.intp, steps)])
+            return picks, np.array([separated_chance(s, self.scheme) for s in steps])
+        bins, rounds = self.scheme.bins, count // self.scheme.bins
+        falls = np.array(list(itertools.product(range(bins), repeat=rounds * self.units)))
+        places = falls.reshape(-1, rounds, self.units) + bins * np.arange(rounds)[:, None]
+        picks = np.eye(count)[places.reshape(len(falls), -1)].sum(axis=1)
+        return picks, np.full(len(falls), 1 / len(falls))
+
+    @functools.cached_property
+    def modes(self):
+        """C x of every pattern, (patterns, n)."""
+        return self.patterns[0] @ self.entries.T
+
+    @functools.cached_property
+    def truth(self):
+        """{direction: (H, its standard error)} by plain sampling."""
+        chances = self.patterns[1]
+        return plain.mixture(self.modes, self.sigma, EPSILON, chances=chances, samples=2**18)
+
+
+CELLS = {
+    "kept bins": Cell(BallsInBins(5, 3), 8, 4.0),
+    "fresh bins": Cell(FreshBins(4, 3), 3, 2.0),
+    "fresh bins, as many bands": Cell(FreshBins(4, 3), 4, 2.5),
+    "fresh bins, kept for two epochs": Cell(FreshBins(4, 4, 2), 3, 2.5),
+    "separated": Cell(BMinSep(4, 3, 2), 2, 1.1),
+    "separated, long rest": Cell(BMinSep(5, 2, 4), 3, 1.1),
+    "pairs in kept bins": Cell(BallsInBins(4, 2), 3, 4.0, 2),
+    "pairs in fresh bins": Cell(FreshBins(3, 2), 3, 4.0, 2),
+}
+SELDOM = "fresh bins, kept for two epochs", "separated, long rest", "pairs in kept bins"
+
+
+def cells(*later):
+    """Parametrize by the cells; those named, and a few more, wait for a release."""
+    marks = dict.fromkeys((*SELDOM, *later), pytest.mark.release)
+    named = [pytest.param(cell, id=name, marks=marks.get(name, ())) for name, cell in CELLS.items()]
+    return pytest.mark.parametrize("cell", named)
+
+
+@cells()
+@float64
+def test_the_likelihood_is_that_of_all_patterns(cell):
+    chances = cell.patterns[1]
+    assert chances.sum() == pytest.approx(1, rel=1e-12)
+    scaled = cell.loss.likelihood.scaled(cell.sigma)
+    entries, modes = cell.entries / cell.sigma, cell.modes / cell.sigma
+    x = 2 * np.random.default_rng(1).normal(size=(7, len(cell.matrix)))
+    log_ratio = jax.jit(scaled.log_ratio)
+
+    def expected(power):
+        exponents = power * x @ modes.T - power**2 * np.sum(modes**2, axis=1) / 2
+        return logsumexp(exponents, axis=1, b=chances)
+
+    for power in POWERS:
+        actual = np.asarray(log_ratio(jnp.asarray(x @ entries), power))
+        np.testing.assert_allclose(actual, expected(power), rtol=1e-11, atol=1e-11)
+        assert np.max(np.abs(actual - expected(power + 0.1))) > 1e-3  # a control
+    white = np.asarray(scaled.noise(jnp.eye(scaled.dimension)))
+    np.testing.assert_allclose(white.T @ white, entries.T @ entries, atol=1e-9)
+    mean = chances @ modes
+    products, square = scaled.mean()
+    np.testing.assert_allclose(products, mean @ entries, rtol=1e-9, atol=1e-12)
+    assert float(square) == pytest.approx(mean @ mean, rel=1e-9)
+    average = scaled.average(jnp.asarray(x @ entries))
+    np.testing.assert_allclose(average, x @ mean, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.ci
+@cells()
+@float64
+def test_draws_have_the_moments_of_all_patterns_and_ceilings_hold(cell):
+    """Π N_l has the mean E e^(Σ <m_k, m_k'>) over tuples of patterns, and no draw is above it."""
+    size, chances = 2**14, cell.patterns[1]
+    scaled = cell.loss.likelihood.scaled(cell.sigma)
+    ceilings = cell.loss.ceilings(scaled, 0.0)
+    entries, modes = cell.entries / cell.sigma, cell.modes / cell.sigma
+    overlaps = modes @ modes.T
+    squares = np.diagonal(overlaps)
+    assert ceilings.largest_square == pytest.approx(squares.max(), rel=1e-9)
+    assert ceilings.mean_square == pytest.approx(chances @ squares, rel=1e-9)
+    assert ceilings.square_of_mean == pytest.approx(chances @ overlaps @ chances, rel=1e-9)
+    pairs = np.exp(overlaps)
+    weighted = chances[:, None] * pairs * chances
+    moments = {1: np.sum(weighted), 2: np.sum(weighted * ((pairs * chances) @ pairs))}
+    noise = scaled.noise(jax.random.normal(jax.random.key(3), (size, scaled.dimension)))
+    draw = jax.jit(scaled.draw)
+    for kind in ceilings.chains:
+        largest = 0.0
+        for order in (1, 2, 3):
+            logs = logsumexp(order * overlaps, axis=0, b=chances[:, None])
+            largest += np.max(logs)
+            log_ceiling, by = ceilings.chain(kind, order)
+            if kind == "chain" and cell.scheme.kind != "b-min-sep":
+                assert largest - 1e-10 <= log_ceiling <= largest + 0.2
+            if order not in moments:
+                continue
+            drawn = draw(jax.random.split(jax.random.key(4)), noise, float(order), by)
+            weights = np.exp(np.asarray(drawn.log_normalizers))
+            assert np.max(drawn.log_normalizers) <= log_ceiling + 1e-9
+            spread = weights.std() / math.sqrt(size)
+            assert weights.mean() == pytest.approx(moments[order], abs=K * spread + 1e-9)
+            # V from its products with the entries
+            sums, white = (
+                np.linalg.lstsq(entries.T, np.asarray(rows).T, rcond=None)[0].T
+                for rows in (drawn.products, noise)
+            )
+            np.testing.assert_allclose(np.sum(sums**2, axis=1), drawn.square, rtol=1e-7, atol=1e-7)
+            along = np.sum(sums * white, axis=1)
+            np.testing.assert_allclose(along, drawn.along, rtol=1e-6, atol=1e-6)
+
+
+def observed(loss, tilt, point, samples=2**15):
+    """(mean, standard error) of a proposal's samples."""
+    pilot = loss.pilot(tilt, point, samples, chunked.seed_key(3))
+    mean = math.exp(pilot.log_mean)
+    return mean, mean * pilot.deviation / math.sqrt(pilot.samples)
+
+
+@pytest.mark.ci
+@cells("fresh bins, as many bands")
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_every_proposal_has_the_mean_of_plain_sampling(cell, direction):
+    """Beside a shared component that is paid exactly, and without one; control: another σ."""
+    truth, error = cell.truth[direction]
+    point = Point(cell.sigma, EPSILON)
+    whole = dataclasses.replace(cell).loss
+    whole.__dict__["shared"] = None
+    kinds = [*cell.loss._sampled(point)[1].chains] if direction == "remove" else []
+    proposals = [(kind, 2) for kind in kinds] + [("shift", 0.4)]
+    for kind, order in proposals if direction == "remove" else [("mean", 0.6)]:
+        for loss in (cell.loss, whole) if cell.units == 1 and cell.loss.shared else (cell.loss,):
+            mean, spread = observed(loss, loss.at(Tilt(kind, order, 0.0), point), point)
+            assert abs(mean - truth) < K * math.hypot(spread, error) < 0.1 * truth
+    other = Point(0.8 * cell.sigma, EPSILON)
+    mean, spread = observed(loss, loss.at(Tilt(kind, order, 0.0), other), other)
+    assert abs(mean - truth) > K * math.hypot(spread, error)
+
+
+@pytest.mark.ci
+@cells("fresh bins, as many bands")
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_a_chosen_bound_is_above_the_truth_and_near_it(cell, direction):
+    truth, error = cell.truth[direction]
+    point, trial = Point(cell.sigma, EPSILON), Trial(2**14, 1e-4, chunked.seed_key(5))
+    pilot = cell.loss.choose(direction, point, trial)
+    bet, _ = pilot.log_bound(trial.samples, trial.beta)
+    bound = cell.loss.bound(pilot.tilt, point, bet, trial._replace(key=chunked.seed_key(6)))
+    assert truth - K * error <= bound.value <= 1.15 * truth + K * error
+    assert bound.mean <= bound.value <= bound.ceiling * (1 + 1e-6)
