@@ -18,7 +18,7 @@ import scipy
 from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import PyTree
-from mfopt.accounting.monte_carlo import clusters, importance
+from mfopt.accounting.monte_carlo import clusters, importance, patterns
 from mfopt.accounting.monte_carlo.clusters import Clusters
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, privacy_loss
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
@@ -101,23 +101,8 @@ class KeptBins(NamedTuple):
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
         if by is not None:
             return self._draw_clusters(keys, noise, order, by)
-        rows, size, squares = jnp.arange(len(noise)), (len(noise),), self.diagonal()
-
-        def extend(l: jax.Array, previous: Drawn) -> Drawn:
-            products, along, square, log_normalizers = previous
-            chosen, top, mass = importance.pick(products, jax.random.fold_in(keys[1], l))
-            return Drawn(
-                products + self.rows(chosen),
-                along + noise[rows, chosen],
-                square + 2 * products[rows, chosen] + squares[chosen],
-                log_normalizers + top + jnp.log(mass / self.bins),
-            )
-
-        start_bins = jax.random.randint(keys[0], size, 0, self.bins)
-        begin = Drawn(
-            self.rows(start_bins), noise[rows, start_bins], squares[start_bins], jnp.zeros(size)
-        )
-        return jax.lax.fori_loop(1, order.astype(int) + 1, extend, begin)
+        first = jax.random.randint(keys[0], (len(noise), 1), 0, self.bins)
+        return patterns.drawn(_Rows(self), keys[1], noise, order, first)
 
     def _draw_clusters(
         self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Clusters
@@ -145,6 +130,16 @@ class KeptBins(NamedTuple):
         products = smooth + counts * by.spikes
         along, square = jnp.sum(counts * noise, axis=1), jnp.sum(counts * products, axis=1)
         return Drawn(products, along, square, log_normalizers)
+
+
+class _Rows(patterns.PatternOverlaps):
+    """Those of the one assignment, row by row."""
+
+    def __init__(self, bins: KeptBins) -> None:
+        self._bins = bins
+
+    def overlaps_of(self, pattern: jax.Array) -> jax.Array:
+        return self._bins.rows(pattern[:, 0])
 
 
 @float64

@@ -26,6 +26,7 @@ a corner. So an assignment costs b + bands² operations.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -116,57 +117,51 @@ class Patterns(PatternLikelihood):
         # assignments are independent, k_g is drawn ∝ e^<M_g[:, k], V> and
         # N = Π_g mean_k e^<M_g[:, k], V>.
         overlaps = Overlaps(*self.overlaps())
-        nothing = Drawn.nothing(noise)
 
-        def added(pattern: jax.Array, previous: Drawn, logs: jax.Array) -> Drawn:
-            if by is not None:  # the largest overlap of assignments of a typical pattern
-                logs = jnp.where(overlaps.between(pattern) <= by, logs, -jnp.inf)
-            return overlaps.added(pattern, previous, noise, logs)
+        def outside(pattern: jax.Array) -> jax.Array:  # a typical one's assignments overlap little
+            return overlaps.between(pattern) > by
 
-        def extend(l: jax.Array, previous: Drawn) -> Drawn:
-            key = jax.random.fold_in(keys[1], l)
-            pattern, logs = picked(previous.products, self.throws, key)
-            return added(pattern, previous, logs)
-
-        start_bins = jax.random.randint(keys[0], (len(noise), self.throws), 0, self.bins)
-        start = added(start_bins, nothing, nothing.log_normalizers)
-        return jax.lax.fori_loop(1, order.astype(int) + 1, extend, start)
+        first = self.first(keys[0], len(noise))
+        return drawn(overlaps, keys[1], noise, order, first, None if by is None else outside)
 
 
-class Overlaps:
-    """Rows of MᵀM: gathered, since a pattern has one bin for each assignment.
+def drawn(
+    overlaps: PatternOverlaps,
+    key: jax.Array,
+    noise: jax.Array,
+    order: jax.Array,
+    first: jax.Array,
+    outside: Callable[[jax.Array], jax.Array] | None = None,
+) -> Drawn:
+    """1 + ``order`` patterns of bins for each row of ``noise``, as :meth:`.Likelihood.draw` says.
 
     Args:
-      inside, corner: :meth:`Patterns.overlaps`.
+      overlaps: of the modes.
+      key, noise, order: as there.
+      first: bins of the first patterns, shape (samples, K).
+      outside: true of patterns whose values are 0.
     """
 
-    def __init__(self, inside: jax.Array, corner: jax.Array) -> None:
-        self._within, self._bins = inside, inside.shape[-1]
-        padding = self._bins - corner.shape[-1]
-        # for each bin of an assignment: its part in early bins of the next assignment, and in late
-        # bins of the previous one
-        self._ahead = jnp.pad(corner, ((0, 0), (padding, 0), (0, 0)))
-        self._back = jnp.pad(jnp.swapaxes(corner, 1, 2), ((0, 0), (0, padding), (0, 0)))
+    def added(pattern: jax.Array, previous: Drawn, logs: jax.Array) -> Drawn:
+        if outside is not None:
+            logs = jnp.where(outside(pattern), -jnp.inf, logs)
+        return overlaps.added(pattern, previous, noise, logs)
 
+    def extend(l: jax.Array, previous: Drawn) -> Drawn:
+        pattern, logs = picked(previous.products, first.shape[1], jax.random.fold_in(key, l))
+        return added(pattern, previous, logs)
+
+    nothing = Drawn.nothing(noise)
+    start = added(first, nothing, nothing.log_normalizers)
+    return jax.lax.fori_loop(1, order.astype(int) + 1, extend, start)
+
+
+class PatternOverlaps(abc.ABC):
+    """Rows of MᵀM that patterns of bins pick, and what they add to a draw."""
+
+    @abc.abstractmethod
     def overlaps_of(self, pattern: jax.Array) -> jax.Array:
         """<M, m_k> for each pattern (samples, K): shape (samples, K·b)."""
-        throw = jnp.arange(pattern.shape[1])
-        total = self._within[throw, pattern]
-        reach = self._ahead.shape[2]
-        if reach:
-            total = total.at[:, 1:, :reach].add(self._ahead[throw[:-1], pattern[:, :-1]])
-            late = self._back[throw[:-1], pattern[:, 1:]]
-            total = total.at[:, :-1, self._bins - reach :].add(late)
-        return total.reshape(pattern.shape[0], -1)
-
-    def between(self, pattern: jax.Array) -> jax.Array:
-        """Σ_g <M_g[:, k_g], M_{g+1}[:, k_{g+1}]> for each pattern: shape (samples,)."""
-        throw, reach = jnp.arange(pattern.shape[1] - 1), self._ahead.shape[2]
-        if not reach:
-            return jnp.zeros(len(pattern))
-        later = pattern[:, 1:]
-        overlap = self._ahead[throw, pattern[:, :-1], jnp.minimum(later, reach - 1)]
-        return jnp.sum(jnp.where(later < reach, overlap, 0), axis=1)
 
     def added(
         self, pattern: jax.Array, previous: Drawn, noise: jax.Array, logs: jax.Array
@@ -186,6 +181,41 @@ class Overlaps:
             previous.square + 2 * entries(previous.products, pattern) + entries(products, pattern),
             previous.log_normalizers + logs,
         )
+
+
+class Overlaps(PatternOverlaps):
+    """Rows of MᵀM: gathered, since a pattern has one bin for each assignment.
+
+    Args:
+      inside, corner: :meth:`Patterns.overlaps`.
+    """
+
+    def __init__(self, inside: jax.Array, corner: jax.Array) -> None:
+        self._within, self._bins = inside, inside.shape[-1]
+        padding = self._bins - corner.shape[-1]
+        # for each bin of an assignment: its part in early bins of the next assignment, and in late
+        # bins of the previous one
+        self._ahead = jnp.pad(corner, ((0, 0), (padding, 0), (0, 0)))
+        self._back = jnp.pad(jnp.swapaxes(corner, 1, 2), ((0, 0), (0, padding), (0, 0)))
+
+    def overlaps_of(self, pattern: jax.Array) -> jax.Array:
+        throw = jnp.arange(pattern.shape[1])
+        total = self._within[throw, pattern]
+        reach = self._ahead.shape[2]
+        if reach:
+            total = total.at[:, 1:, :reach].add(self._ahead[throw[:-1], pattern[:, :-1]])
+            late = self._back[throw[:-1], pattern[:, 1:]]
+            total = total.at[:, :-1, self._bins - reach :].add(late)
+        return total.reshape(pattern.shape[0], -1)
+
+    def between(self, pattern: jax.Array) -> jax.Array:
+        """Σ_g <M_g[:, k_g], M_{g+1}[:, k_{g+1}]> for each pattern: shape (samples,)."""
+        throw, reach = jnp.arange(pattern.shape[1] - 1), self._ahead.shape[2]
+        if not reach:
+            return jnp.zeros(len(pattern))
+        later = pattern[:, 1:]
+        overlap = self._ahead[throw, pattern[:, :-1], jnp.minimum(later, reach - 1)]
+        return jnp.sum(jnp.where(later < reach, overlap, 0), axis=1)
 
 
 def picked(products: jax.Array, throws: int, key: jax.Array) -> tuple[jax.Array, jax.Array]:
