@@ -22,9 +22,8 @@ from mfopt.accounting.monte_carlo import (
     pattern_ceilings,
     pattern_frozen,
 )
-from mfopt.accounting.monte_carlo import patterns as pattern
 from mfopt.accounting.monte_carlo.calibrate import calibrate
-from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
+from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
 from mfopt.accounting.monte_carlo.pattern_ceilings import ceilings
 from mfopt.accounting.monte_carlo.sampled import OneUnit
@@ -108,18 +107,17 @@ def test_chords_bound_what_is_not_found(monkeypatch):
     scaled = loss_of(4, 6, 4).likelihood.scaled(SIGMA)
     sparse, collected = ceilings(scaled), []
 
-    def entry(log_largest, by=None):
+    def entry(log_largest):
         collected.append(log_largest)
-        return likelihood.summed(log_largest, by)
+        return likelihood.summed(log_largest)
 
     monkeypatch.setattr(pattern_ceilings, "summed", entry)
     ceilings(scaled)
-    for kind, log_largest in zip(("chain", "typical"), collected, strict=True):
-        orders = range(1, 41)
-        exact = np.cumsum([log_largest(l) for l in orders])
-        participated = np.array([sparse.chain(kind, l)[0] for l in orders])
-        assert np.all(participated >= exact * (1 - 1e-12)) and np.all(participated <= exact + 0.05)
-        assert np.all(participated[:8] == exact[:8])
+    (log_largest,), orders = collected, range(1, 41)
+    exact = np.cumsum([log_largest(l) for l in orders])
+    participated = np.array([sparse.chain("chain", l)[0] for l in orders])
+    assert np.all(participated >= exact * (1 - 1e-12)) and np.all(participated <= exact + 0.05)
+    assert np.all(participated[:8] == exact[:8])
     concave = likelihood.summed(math.sqrt)
     assert concave(9)[0] < sum(map(math.sqrt, range(1, 10)))
 
@@ -131,45 +129,6 @@ def test_a_large_epsilon_has_the_sigma_of_other_seeds():
     model = OneUnit(FreshBinsLaw(scheme).loss(c))
     sigma = Engine(model, 1).noise_multiplier(64.0, 1e-4)
     assert sigma.method == model.method and sigma.noise_multiplier < 0.36
-
-
-@pytest.mark.ci
-def test_typical_patterns_are_all_but_a_few_and_have_a_lower_ceiling(monkeypatch):
-    """By enumeration; values of the others are 0, which costs no more than is added to a bound."""
-    bins, epochs, share, order = 4, 4, 0.5, 2
-    monkeypatch.setattr(pattern_ceilings, "_RARE", share)
-    loss, scheme = loss_of(4, bins, epochs), FreshBins(bins, epochs)
-    scaled, matrix = loss.likelihood.scaled(SIGMA), banded(bins * epochs, 4)
-    picked = np.indices((bins,) * epochs).reshape(epochs, -1).T
-    hot = np.eye(bins)[picked].reshape(len(picked), -1)
-    inner = hot @ modes_of(matrix, scheme).T @ modes_of(matrix, scheme) @ hot.T / SIGMA**2
-    squared_norms = float64(pattern.squared_norms)(scaled)
-    overlaps = (np.diagonal(inner) - hot @ squared_norms) / 2
-    actual = float64(lambda: pattern.Overlaps(*scaled.overlaps()).between(jnp.asarray(picked)))()
-    np.testing.assert_allclose(actual, overlaps, atol=1e-12)
-
-    reference = ceilings(scaled)
-    typical = overlaps <= reference.chain("typical", 1)[1]
-    assert 0 < np.mean(~typical) <= share
-    total = 0.0
-    for l in range(1, 5):
-        total += np.max(logsumexp(l * inner, axis=0)[typical]) - math.log(len(inner))
-        assert (
-            total - 1e-12 < reference.chain("typical", l)[0] < reference.chain("chain", l)[0] - 0.1
-        )
-
-    point = Point(SIGMA, 2.0)
-    assert list(loss.moments(point).ceilings.chains) == ["chain"]  # all patterns have a part in it
-    tilts = [loss.at(Tilt(kind, order, 0.0), point) for kind in ("typical", "chain")]
-    assert [tilt.outside for tilt in tilts] == [(1 + order) * share, 0]
-    part, whole = (loss.pilot(tilt, point, 2**14, chunked.seed_key(4)) for tilt in tilts)
-    means = [math.exp(pilot.log_mean) for pilot in (part, whole)]
-    error = 4 * means[1] * whole.deviation / math.sqrt(whole.samples)
-    assert error < means[1] - means[0] < (1 + order) * np.mean(~typical) + error
-    # what is left out is part of the bound, and of its plan
-    bet, excess = part.expected(2**14, 1e-3)
-    bound = loss.bound(tilts[0], point, bet, Trial(2**14, 1e-3, chunked.seed_key(5)))
-    assert bound.value > tilts[0].outside and means[0] * math.exp(excess) > tilts[0].outside
 
 
 @pytest.mark.parametrize("bands", before_release([1, 3, 16, 20], 1))

@@ -29,15 +29,6 @@ so 0 <= f <= B = e^(−sε) sup_t e^(st) δ₂(t) Π_{l<=s} R_l. A scheme bounds
 (:class:`.likelihood.Ceilings`), and may know another way to draw with a lower ceiling of Π N_l, as
 "clusters" (:mod:`.clusters`, with its proof).
 
-"typical", remove. "chain" with values that are 0 unless all of k⁰, …, k^s lie in a set T. Under (2)
-the k^l are independent draws from one posterior given X, so the law of each is that of k⁰, and that
-of the patterns; with δ₂ <= 1
-
-    H(P, Q) <= E f 1[all k^l in T] + (1 + s) Pr(k not in T),
-
-and in (3) the maximum is over T, which has all patterns but rare ones of large overlaps: at
-16 × 128, ε = 16, 128 bands, B falls to 0.6 at order 2 and 0.1 at order 3 of what it was.
-
 "shift", remove. For any real s >= 0, k from the law and X ~ N((1+s) m_k, I). The proposal's density
 over Q is R = E_k e^((1+s) <m_k, X> − (1+s)² |m_k|²/2), and by the mean of powers
 
@@ -89,7 +80,6 @@ POINTS = 8
 _SMOOTH_POINTS = 2
 _RISING = 3  # orders of higher ceilings after which none is lower
 _WIDTH = 1e-3  # of the bracket of log order: a ceiling is flat about its least
-_OUTSIDE = 1e-6  # of a ceiling: a proposal that leaves out more is not tried
 _CEILING = operator.attrgetter("log_ceiling")  # of a tilt
 _SHIFT_WORTH = 3.0  # log: a proposal is tried where its ceiling is at most so far above another's
 
@@ -107,17 +97,15 @@ def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
       ceilings, point: at the point's σ, and σ, ε and payoff.
     """
     detail: Any = None
-    outside = 0.0
     if kind in ceilings.chains:
         order = int(order)
         log_largest, detail = ceilings.chain(kind, order)
-        outside = (1 + order) * ceilings.chains[kind].outside
     elif kind == "shift":
         log_largest = order * (1 + order) * ceilings.largest_square / 2
     else:
         log_largest = order * ceilings.mean_square / 2 + order**2 * ceilings.square_of_mean / 2
     log_peak = point.payoff.log_peak(order) - order * point.epsilon
-    return Tilt(kind, order, log_largest + log_peak, detail, outside)
+    return Tilt(kind, order, log_largest + log_peak, detail)
 
 
 @float64
@@ -126,8 +114,6 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
     chain: Tilt | None = None
     for kind, known in ceilings.chains.items():
         lowest = _least_chain(kind, known.most, ceilings, point)
-        if lowest.outside > _OUTSIDE * math.exp(min(lowest.log_ceiling, 0.0)):
-            continue
         chain = lowest if chain is None or lowest.log_ceiling < chain.log_ceiling else chain
         if lowest.order < known.most:
             break

@@ -124,19 +124,14 @@ class PatternChain(NamedTuple):
     Attributes:
       ceiling: s -> (log of an upper bound of Π_{l<=s} N_l, what :meth:`Likelihood.draw` takes).
       most: the largest s that is known.
-      outside: probability, of the patterns' own law, of those whose values :meth:`Likelihood.draw`
-        makes 0, so that the ceiling is that of the others (:mod:`.importance`, "typical").
     """
 
     ceiling: Callable[[int], tuple[float, Any]]
     most: int
-    outside: float = 0.0
 
 
-def summed(
-    log_largest: Callable[[int], float], by: PyTree = None
-) -> Callable[[int], tuple[float, Any]]:
-    """s -> (Σ_{l<=s} log R_l, ``by``), for a :class:`PatternChain`; each R_l is found once.
+def summed(log_largest: Callable[[int], float]) -> Callable[[int], tuple[float, None]]:
+    """s -> (Σ_{l<=s} log R_l, None), for a :class:`PatternChain`; each R_l is found once.
 
     log R_l is convex in l, a maximum over k' of some log E e^(l x) + l y. So beyond l = 8 every
     second is found, beyond 16 every fourth and so on, and the others are taken on the chords, which
@@ -156,7 +151,7 @@ def summed(
     def ceiling(order: int) -> float:
         return ceiling(order - 1) + largest(order) if order else 0.0
 
-    return lambda order: (ceiling(order), by)
+    return lambda order: (ceiling(order), None)
 
 
 def require_range(subject: str, value: float, limit: float) -> None:
@@ -199,11 +194,6 @@ class Ceilings:
             self.square_of_mean - common,
             self.common + common,
         )
-
-    def of_all(self) -> Ceilings:
-        """Ceilings that leave out no pattern, which bound moments of the likelihood ratio."""
-        chains = {kind: chain for kind, chain in self.chains.items() if not chain.outside}
-        return dataclasses.replace(self, chains=chains)
 
     def chain(self, kind: str, order: int) -> tuple[float, Any]:
         """(log of an upper bound of Π N_l, how it is drawn) of one kind and order."""

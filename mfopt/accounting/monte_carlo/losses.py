@@ -90,7 +90,6 @@ class LikelihoodLoss(SampledLoss):
         """Exact moments of the likelihood ratio, with what bounds the others."""
         _, ceilings, beside = self._sampled(point)
         tuples = self.tuples(point.noise_multiplier, ceilings.common)
-        ceilings = ceilings.of_all()
         return Moments(ceilings, beside, tuples, self.remove_tilts(ceilings, beside)[0])
 
     def slow_bounds(self) -> Sequence[FreeBound]:

@@ -22,13 +22,6 @@ from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range, summed
 from mfopt.accounting.monte_carlo.patterns import COUPLING, Patterns, corners, within
 
-# Patterns are typical where their assignments overlap by no more than a threshold, in noise units:
-# all but so many are. The ceiling over them is the least over penalties m (times the order) of
-# max_k' e^(m (threshold − overlaps of k')) Π_g φ_g.
-_RARE = 1e-12
-_PENALTIES = np.array([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
-_TILTS = np.geomspace(0.1, 100.0, 40)  # θ of Chernoff's bound, over the largest overlap
-_SLACK = 1e-9  # relative, of an overlap's rounding
 _LEAST = 1e-300  # least share of the largest product: smaller ones are rounded up to it
 _RANGE = 12.0  # of log σ in which the second moment is that of a Gaussian mechanism
 _BLOCK = 16  # bins: a ceiling is 0.4% above that of single bins at most, at 128 bins and bands
@@ -48,28 +41,8 @@ def ceilings(patterns: Patterns) -> Ceilings:
     Raises:
       FailureError: assignments overlap by more than the likelihood is known for.
     """
-    moments, coupling, squares = _moments(patterns)
-
-    def of_all(l: int) -> float:
-        return float(moments.log_largest(l, np.zeros(1))[0])
-
-    # "typical" without its limit: one program for both
-    chains = {"chain": PatternChain(summed(of_all, math.inf), MAX_ORDER)}
-    if not coupling > _SLACK:  # nothing to gain: one assignment, or a C that is nearly diagonal
-        return Ceilings(chains, *squares)
-    limit = float(moments.threshold(math.log(_RARE)) * (1 + _SLACK))
-    likely = slice(None)  # the penalties around the last best one, which changes slowly with l
-
-    def of_likely(l: int) -> float:
-        nonlocal likely
-        over, penalties = np.full(len(_PENALTIES), np.inf), l * _PENALTIES[likely]
-        over[likely] = penalties * limit * (1 + _SLACK) + moments.log_largest(l, penalties)
-        best = int(np.argmin(over))
-        likely = slice(max(best - 1, 0), best + 2)
-        return float(over[best])
-
-    first = {"typical": PatternChain(summed(of_likely, limit), MAX_ORDER, _RARE)}
-    return Ceilings(first | chains, *squares)
+    moments, squares = _moments(patterns)
+    return Ceilings({"chain": PatternChain(summed(moments.log_largest), MAX_ORDER)}, *squares)
 
 
 @float64
@@ -80,19 +53,17 @@ def estimated(patterns: Patterns) -> Ceilings:
     Raises:
       FailureError: as :func:`ceilings`.
     """
-    moments, _, squares = _moments(patterns)
-    return Ceilings(
-        {"chain": PatternChain(summed(moments.log_about, math.inf), MAX_ORDER)}, *squares
-    )
+    moments, squares = _moments(patterns)
+    return Ceilings({"chain": PatternChain(summed(moments.log_about), MAX_ORDER)}, *squares)
 
 
-def _moments(patterns: Patterns) -> tuple[_Moments, float, tuple[float, ...]]:
-    """(overlaps of the modes, the largest of two assignments, squared norms of a ceiling)."""
+def _moments(patterns: Patterns) -> tuple[_Moments, tuple[float, ...]]:
+    """(overlaps of the modes, squared norms of a ceiling)."""
     corner, inside, *squares = _parts(patterns)
     moments = _Moments(patterns.bins, np.asarray(corner), np.asarray(inside))
     coupling = float(np.max(moments.corner, initial=0.0))
     require_range("the contributions of two assignments overlap by", coupling, COUPLING)
-    return moments, coupling, tuple(map(float, squares))
+    return moments, tuple(map(float, squares))
 
 
 @float64
@@ -160,25 +131,6 @@ class _Moments(NamedTuple):
     corner: np.ndarray
     within: np.ndarray
 
-    def threshold(self, log_share: float) -> float:
-        """An overlap Σ_g w(k_g, k_{g+1}) that at most a share e^``log_share`` of patterns exceeds.
-
-        Chernoff: Pr(Σ w > τ) <= e^(−θτ) E e^(θ Σ w) for any θ > 0, and the mean over a chain of
-        independent bins is a product of matrices.
-        """
-        bins, reach = self.bins, self.corner.shape[-1]
-        best = np.inf
-        for theta in _TILTS / np.max(self.corner):
-            weight, log_mean = np.ones(bins), 0.0
-            for part in np.expm1(theta * self.corner):
-                following = np.full(bins, np.mean(weight))
-                following[:reach] += weight[bins - reach :] @ part / bins
-                log_mean += math.log(np.max(following))
-                weight = following / np.max(following)
-            log_mean += math.log(np.mean(weight))
-            best = min(best, (log_mean - log_share) / theta)
-        return best
-
     def log_about(self, l: int) -> float:
         """log of max_k' Π_g φ_g, each φ_g averaged over the bins of its neighbours."""
         bins, reach = self.bins, self.corner.shape[-1]
@@ -193,9 +145,8 @@ class _Moments(NamedTuple):
             result = float(np.sum(np.log(np.max(means, axis=1))))
         return result if math.isfinite(result) else math.inf
 
-    def log_largest(self, l: int, penalties: np.ndarray) -> np.ndarray:
-        """log of an upper bound of max_k' Π_g φ_g(k'_{g-1}, k'_g, k'_{g+1}) e^(−m w_g(k'_g,
-        k'_{g+1})) for each m of ``penalties``, where
+    def log_largest(self, l: int) -> float:
+        """log of an upper bound of max_k' Π_g φ_g(k'_{g-1}, k'_g, k'_{g+1}), where
 
         φ_g(p, c, q) = mean_k exp(l (A_p[k] + D_c[k] + B_q[k])) is the mean over the bins of
         assignment g of its overlaps with bin p of the assignment before (A, on early bins k only),
@@ -222,34 +173,29 @@ class _Moments(NamedTuple):
                 late, early = inner[:-1, bins - reach :], inner[1:, :reach]
                 following[:-1, :, :reach] = late.swapaxes(1, 2) @ outer / bins
                 preceding[1:] = outer @ early / bins
-            fines = np.zeros((throws, bins, reach + 1))  # w_g, as N
-            fines[:-1, bins - reach :, :reach] = self.corner
-            by_penalty = penalties[:, None, None]
-            best = (
-                np.log(diagonal[0][:, None] + following[0]) - by_penalty * fines[0]
-            )  # (m, c, next early or none)
+            best = np.log(diagonal[0][:, None] + following[0])  # (c, next early or none)
             kind = np.minimum(np.arange(bins), reach)  # of a bin as the next one
             starts = np.append(np.arange(0, reach, _BLOCK), reach)  # of blocks Q: last no early q
             block = np.repeat(np.arange(len(starts)), np.diff(starts, append=reach + 1))
             for g in range(1, throws):
-                untied = np.max(best[:, : bins - reach], axis=1)[:, kind]  # (m, q)
-                tied = best[:, bins - reach :][:, :, kind]  # (m, i, q)
-                top = np.maximum(untied, np.max(tied, axis=1, initial=-np.inf))
+                untied = np.max(best[: bins - reach], axis=0)[kind]  # (q,)
+                tied = best[bins - reach :][:, kind]  # (i, q)
+                top = np.maximum(untied, np.max(tied, axis=0, initial=-np.inf))
                 # in units of the largest, and never rounded to nothing; a bin that is not late last
-                weights = np.exp(np.append(tied, untied[:, None], axis=1) - top[:, None])
-                shares = np.maximum(weights, _LEAST)[:, :, :, None]
+                weights = np.exp(np.append(tied, untied[None], axis=0) - top)
+                shares = np.maximum(weights, _LEAST)[:, :, None]
                 between = preceding[g][:, :, None] + self._between(l, g)
                 between = np.pad(between, ((0, 1), (0, 0), (0, 0)))  # (i, q, Q)
                 independent = diagonal[g][:, None] + following[g]  # (q, r)
                 low = np.minimum.reduceat(independent, starts, axis=1)
                 high = np.maximum.reduceat(independent, starts, axis=1)
                 # a maximum of lines in ``alone`` is convex: in a block at most on its chord
-                at_low, at_high = (np.max(shares * (between + x), axis=1) for x in (low, high))
+                at_low, at_high = (np.max(shares * (between + x), axis=0) for x in (low, high))
                 rise = (at_high - at_low) / np.maximum(high - low, _LEAST)
-                best_sum = at_low[:, :, block] + rise[:, :, block] * (independent - low[:, block])
-                best = top[:, :, None] + np.log(best_sum) - by_penalty * fines[g]
-            result = np.max(best[:, :, reach], axis=1)
-        return np.where(np.isfinite(result), result, np.inf)
+                best_sum = at_low[:, block] + rise[:, block] * (independent - low[:, block])
+                best = top[:, None] + np.log(best_sum)
+            result = float(np.max(best[:, reach]))
+        return result if math.isfinite(result) else math.inf
 
     def _between(self, l: int, g: int) -> np.ndarray:
         """T_g, shape (late p, c, Q), the last Q for a q that is not early: 0."""

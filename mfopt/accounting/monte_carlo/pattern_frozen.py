@@ -260,7 +260,6 @@ def placed(
       ceilings: of patterns in noise units; estimates will do.
     """
     scaled = patterns.scaled(noise_multiplier)
-    # of all patterns: found in one pass
-    tilts = remove_tilts(ceilings(scaled).of_all(), Point(noise_multiplier, epsilon))
+    tilts = remove_tilts(ceilings(scaled), Point(noise_multiplier, epsilon))
     order = next((tilt.order for tilt in tilts if tilt.kind == "chain"), 1)
     return PatternProposal(*(jnp.asarray(part) for part in (1 + _OWN * order, _REST * order)))

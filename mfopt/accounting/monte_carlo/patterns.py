@@ -116,13 +116,8 @@ class Patterns(PatternLikelihood):
         # Given the earlier patterns, whose modes sum to V, <m_k, V> = Σ_g <M_g[:, k_g], V>:
         # assignments are independent, k_g is drawn ∝ e^<M_g[:, k], V> and
         # N = Π_g mean_k e^<M_g[:, k], V>.
-        overlaps = Overlaps(*self.overlaps())
-
-        def outside(pattern: jax.Array) -> jax.Array:  # a typical one's assignments overlap little
-            return overlaps.between(pattern) > by
-
         first = self.first(keys[0], len(noise))
-        return drawn(overlaps, keys[1], noise, order, first, None if by is None else outside)
+        return drawn(Overlaps(*self.overlaps()), keys[1], noise, order, first)
 
 
 def drawn(
@@ -131,7 +126,6 @@ def drawn(
     noise: jax.Array,
     order: jax.Array,
     first: jax.Array,
-    outside: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Drawn:
     """1 + ``order`` patterns of bins for each row of ``noise``, as :meth:`.Likelihood.draw` says.
 
@@ -139,20 +133,14 @@ def drawn(
       overlaps: of the modes.
       key, noise, order: as there.
       first: bins of the first patterns, shape (samples, K).
-      outside: true of patterns whose values are 0.
     """
-
-    def added(pattern: jax.Array, previous: Drawn, logs: jax.Array) -> Drawn:
-        if outside is not None:
-            logs = jnp.where(outside(pattern), -jnp.inf, logs)
-        return overlaps.added(pattern, previous, noise, logs)
 
     def extend(l: jax.Array, previous: Drawn) -> Drawn:
         pattern, logs = picked(previous.products, first.shape[1], jax.random.fold_in(key, l))
-        return added(pattern, previous, logs)
+        return overlaps.added(pattern, previous, noise, logs)
 
     nothing = Drawn.nothing(noise)
-    start = added(first, nothing, nothing.log_normalizers)
+    start = overlaps.added(first, nothing, noise, nothing.log_normalizers)
     return jax.lax.fori_loop(1, order.astype(int) + 1, extend, start)
 
 
@@ -207,15 +195,6 @@ class Overlaps(PatternOverlaps):
             late = self._back[throw[:-1], pattern[:, 1:]]
             total = total.at[:, :-1, self._bins - reach :].add(late)
         return total.reshape(pattern.shape[0], -1)
-
-    def between(self, pattern: jax.Array) -> jax.Array:
-        """Σ_g <M_g[:, k_g], M_{g+1}[:, k_{g+1}]> for each pattern: shape (samples,)."""
-        throw, reach = jnp.arange(pattern.shape[1] - 1), self._ahead.shape[2]
-        if not reach:
-            return jnp.zeros(len(pattern))
-        later = pattern[:, 1:]
-        overlap = self._ahead[throw, pattern[:, :-1], jnp.minimum(later, reach - 1)]
-        return jnp.sum(jnp.where(later < reach, overlap, 0), axis=1)
 
 
 def picked(products: jax.Array, throws: int, key: jax.Array) -> tuple[jax.Array, jax.Array]:
