@@ -78,28 +78,34 @@ def questionable_delta(delta: float, population: int | None = None) -> str:
     return ""
 
 
-def statement(guarantee: Guarantee, *, pinned: bool, allow_uncertified: bool) -> str:
-    """What a run may say of its privacy: the guarantee, or "none" and the reason.
+def absence(guarantee: Guarantee, *, pinned: bool) -> str:
+    """ "none" and the reason, where a run has no guarantee; empty elsewhere.
 
     Args:
       guarantee: of the factorization that is run.
       pinned: whether a seed pins batches or noise.
-      allow_uncertified: whether the caller asked for a run without a guarantee.
+    """
+    if pinned:
+        return "none: seed pinned"
+    return "none: not certified" if guarantee.status == "estimate" else ""
+
+
+def require_guarantee(guarantee: Guarantee, *, pinned: bool, allow_uncertified: bool) -> None:
+    """Refuse a run without a guarantee.
+
+    Args:
+      guarantee, pinned: as for :func:`absence`.
+      allow_uncertified: whether the caller asked for such a run.
 
     Raises:
       UsageError: there is no guarantee, and ``allow_uncertified`` is not set.
     """
-    if pinned:
-        name, value, words = "seed", "pinned", "none: seed pinned"
-    elif guarantee.status == "estimate":
-        name, value, words = "factorization", "an estimate", "none: not certified"
-    else:
-        return str(guarantee)
-    if not allow_uncertified:
+    words = absence(guarantee, pinned=pinned)
+    if words and not allow_uncertified:
+        name, value = ("seed", "pinned") if pinned else ("factorization", "an estimate")
         way_out = "Leave the seed out, or certify the file (`mfopt certify`); for experiments and "
         way_out += "tests say `allow_uncertified=True`."
         raise _check.reject(name, value, f"the guarantee of such a run is {words}", way_out)
-    return words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,11 +208,14 @@ class Guarantee:
 
     def __str__(self) -> str:
         """One-line statement; ε, δ and σ rounded up."""
-        epsilon, sigma = (round_up(value, 6) for value in (self.epsilon, self.noise_multiplier))
-        delta = delta_in_words(self.delta)
+        sigma = round_up(self.noise_multiplier, 6)
+        return f"{self.claim}, {self.status} by {self.method}, noise multiplier {sigma}"
+
+    @property
+    def claim(self) -> str:
+        """What is claimed, without who proved it; ε and δ rounded up."""
+        group = f" (groups of {self.group_size})" if self.group_size > 1 else ""
         return (
-            f"({epsilon}, {delta})-DP per {self.privacy_unit}"
-            f"{f' (groups of {self.group_size})' if self.group_size > 1 else ''}, "
-            f"{self.adjacency} adjacency, {self.status} by {self.method}, "
-            f"noise multiplier {sigma}"
+            f"({round_up(self.epsilon, 6)}, {delta_in_words(self.delta)})-DP per "
+            f"{self.privacy_unit}{group}, {self.adjacency} adjacency"
         )

@@ -161,6 +161,27 @@ def test_estimates_are_not_noted(certified):
     assert not _notes.folder().exists()
 
 
+def test_a_claim_that_nobody_proved_is_not_called_certified(certified):
+    """A run of a hand-made factorization said "certified"."""
+    assert "as stated, not proved" in certified.statement()
+    assert "certified" not in certified.statement()
+    proofs.note(certified)
+    assert certified.statement() == str(certified.guarantee)
+    assert certified.statement(pinned=True) == "none: seed pinned"
+    estimate = dataclasses.replace(certified.guarantee, status="estimate")
+    estimate = dataclasses.replace(certified, guarantee=estimate)
+    assert not estimate.proved_here and estimate.statement() == "none: not certified"
+
+
+def test_what_takes_no_samples_is_proved_on_the_spot():
+    order = mfopt.sampling.FixedOrder(4, 2)
+    stated = account(Mechanism(order), epsilon=1.0, delta=1e-5)
+    sigma = stated.noise_multiplier
+    plain = Factorization(S.Identity(), sigma, order, workloads.PrefixSums(), stated)
+    assert plain.statement() == str(stated)
+    assert "as stated" in with_sigma(plain, 0.99 * sigma).statement()
+
+
 def test_the_key_is_the_owners(certified):
     proofs.note(certified)
     key = _notes.folder() / "key"

@@ -626,7 +626,7 @@ def test_a_saved_run_goes_on(expected):
     custom = np.concatenate([batch.units[batch.mask] for batch in loop.batches])
     assert len(units) == 2 * RECORDS and not np.array_equal(units, custom)
     assert "secret" in repr(fresh) and not fresh.noise.pinned
-    assert RUN.guarantee(fresh) == str(factorization().guarantee)
+    assert RUN.guarantee(fresh) == factorization().statement()
     assert RUN.guarantee(state) == "none: seed pinned"
 
 

@@ -986,7 +986,7 @@ def an_estimate():
 @harmless
 def what_a_run_says_of_its_privacy():
     assert Loop().run.guarantee == "none: seed pinned"
-    assert Loop(seed=None).run.guarantee == str(run_tests.factorization().guarantee)
+    assert Loop(seed=None).run.guarantee == run_tests.factorization().statement()
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

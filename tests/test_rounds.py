@@ -94,7 +94,7 @@ def test_a_device_is_a_text(tmp_path):
 
 def test_the_guarantee_so_far_grows_to_that_of_all(tmp_path):
     server = rounds(tmp_path / "state")
-    assert server.spent() is None and server.guarantee == str(server.factorization.guarantee)
+    assert server.spent() is None and server.guarantee == server.factorization.statement()
     spent = []
     for _ in range(len(server)):
         server.release({})

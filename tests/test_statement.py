@@ -56,6 +56,7 @@ def test_every_number_is_the_guarantees():
                 rf"^\| {100 * alpha:g}% \| (?:at most|up to) ([\d.]+)%.* \|$", text, re.M
             )
             assert float(row[1]) >= 100 * rate  # rounded up
+        assert "**Its ε and δ are as the file states them" in text
         assert "Warning" not in text and "**Nothing is promised.**" not in text
 
 

@@ -226,8 +226,8 @@ def proved(factorization: Factorization, path: Path) -> str:
 
 def advisory(factorization: Factorization) -> str | None:
     """One line where a version that could state a wrong ε made the file, and nothing proved it."""
-    made_by = factorization.provenance.get("mfopt", "an unknown version")
-    if factorization.proved_here or made_by not in (*ADVISED, "an unknown version"):
+    made_by = factorization.provenance.get("mfopt")
+    if made_by not in ADVISED or factorization.proved_here:
         return None
     return (
         f"made by mfopt {made_by}, which could state a wrong ε (page Advisories): certify it again"

@@ -37,6 +37,7 @@ _ENTRY = dict.fromkeys(
 )
 _MAKER = " What counts as one is the word of whoever made the mechanism; it is not checked."
 _OF_A_FILE = "This page is about a mechanism, not about a release: nothing need have been run yet. "
+_AS_STATED = "**Its ε and δ are as the file states them, and were not proved on this machine.** "
 _FAR_BELOW = 0.1  # from which on a number is not far below 1
 _TRUSTED = (
     "**The program.** It executes what is described here, and nothing else.",
@@ -130,15 +131,16 @@ def of_factorization(factorization: Factorization, units: int | None = None) -> 
       factorization: C, σ, sampling and guarantee.
       units: number of units in the data, to hold δ against; None where it is not known.
     """
-    proof = "This machine did not prove it: `mfopt certify` does, for the file."
+    begins = _OF_A_FILE + _AS_STATED
+    proof = "This machine proved nothing of it: `mfopt certify` does, for the file. As stated,"
     if factorization.proved_here:
-        proof = "The proof ran on the machine that wrote this page."
+        begins, proof = _OF_A_FILE, "The proof ran on the machine that wrote this page. It is"
     steps = (
         f"The statement is about a run of at most {factorization.iterations:,} steps. A file does "
         "not tell whether one took place."
     )
     facts = {"digest": factorization.digest, "proved_here": factorization.proved_here}
-    subject = _Subject(factorization.sampling, proof, steps, facts, begins=_OF_A_FILE)
+    subject = _Subject(factorization.sampling, proof, steps, facts, begins=begins)
     return _statement(_without_details(factorization.guarantee), units, subject)
 
 
@@ -175,7 +177,8 @@ def of_report(report: JsonObject, units: int | None = None) -> Statement:
         raise _check.reject("report", "", rule, "Give one that `mfopt train` wrote.") from None
     proof = (
         "These numbers are those of the run's own report; no signature was checked. `mfopt verify` "
-        "computes them again. That the run did what its report says is the word of whoever ran it."
+        "computes them again. That the run did what its report says is the word of whoever ran it. "
+        "As stated,"
     )
     return _statement(
         _without_details(guarantee, "epsilon_before_grid"),
@@ -195,7 +198,7 @@ class _Subject(NamedTuple):
 
     Attributes:
       sampling: how units take part.
-      proof: who proved the guarantee.
+      proof: who proved the guarantee; its status follows.
       executed: what took place.
       facts: numbers beside those of the guarantee.
       sampled: name of what is drawn into batches; the privacy unit where empty.
@@ -258,9 +261,8 @@ def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> St
         "How strong it is": _strength(guarantee, unit, units),
         _ATTACKER: attacker,
         "What was proved": (
-            f"{guarantee.status}: {words.STATUS[guarantee.status]}. Method (for specialists): "
-            f"{guarantee.method}. "
-            f"{failure} {subject.proof}",
+            f"{subject.proof} {guarantee.status}: {words.STATUS[guarantee.status]}. Method (for "
+            f"specialists): {guarantee.method}. {failure}",
         ),
         "What was executed": (subject.executed,),
         "What is trusted": (tuple(item.format(**names) for item in _TRUSTED),),

@@ -27,7 +27,7 @@ from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.accounting.monte_carlo.protocol import SampledLoss, law
 from mfopt.errors import FailureError
 from mfopt.factorization import proofs
-from mfopt.guarantee import Guarantee, questionable_delta
+from mfopt.guarantee import Guarantee, absence, questionable_delta
 from mfopt.mechanism import Mechanism, content_digest, stream_digest
 from mfopt.sampling import Scheme, UnitSampler, from_description
 from mfopt.strategies import Strategy
@@ -197,9 +197,27 @@ class Factorization:
 
     @property
     def proved_here(self) -> bool:
-        """True if the guarantee was proved on this machine; the text of a file alone proves
-        nothing."""
+        """True if the guarantee was proved on this machine, now where that takes no samples.
+
+        The text of a file proves nothing, nor does an object that is put together by hand.
+        """
         return proofs.is_known(self)
+
+    def statement(self, *, pinned: bool = False) -> str:
+        """What a run may say of its privacy.
+
+        That is the guarantee if it was proved on this machine, (ε, δ) "as stated" where it was not,
+        and "none" with the reason where there is none.
+
+        Args:
+          pinned: whether a seed pins batches or noise of the run.
+        """
+        if none := absence(self.guarantee, pinned=pinned):
+            return none
+        if self.proved_here:
+            return str(self.guarantee)
+        way_out = "not proved on this machine (`mfopt certify` proves it)"
+        return f"{self.guarantee.claim}, as stated, {way_out}"
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the ``.npz`` file and read it again before it takes its place: never half a file.

@@ -16,6 +16,7 @@ A note adds nothing to a certificate's own probability of failing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -80,8 +81,14 @@ def proved_guarantee(factorization: Factorization) -> Guarantee | None:
 
 
 def is_known(factorization: Factorization) -> bool:
-    """True where this machine proved the guarantee, and nothing in it is said to be surer."""
+    """True where this machine proved the guarantee, and nothing in it is said to be surer.
+
+    What takes no samples is proved on the spot.
+    """
     proved, stated = proved_guarantee(factorization), factorization.guarantee
+    if proved is None and stated.proved and not is_sampled(factorization.sampling):
+        with contextlib.suppress(FailureError):
+            proved = ensure(factorization)
     return (
         proved is not None
         and (proved.status, proved.method) == (stated.status, stated.method)

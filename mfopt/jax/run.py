@@ -19,7 +19,7 @@ from mfopt._runtime._float64 import pinned
 from mfopt._runtime._pytree import pytree
 from mfopt._runtime._types import PyTree
 from mfopt.factorization import Factorization
-from mfopt.guarantee import statement
+from mfopt.guarantee import require_guarantee
 from mfopt.jax.batches import Batches, StepBatch, tag_of
 from mfopt.jax.program import GradientProgram, Product
 from mfopt.noise import NoiseState, uses
@@ -135,13 +135,12 @@ class PrivateRun:
           UsageError: as :meth:`mfopt.noise.NoiseStream.init`.
         """
         allowed = {"allow_uncertified": self.allow_uncertified}
-        statement(self.factorization.guarantee, pinned=seed is not None, **allowed)
+        require_guarantee(self.factorization.guarantee, pinned=seed is not None, **allowed)
         return self._between(self.stream.init(params, seed=seed))
 
     def guarantee(self, state: PrivateState) -> str:
         """Statement that a run may make of its privacy: the guarantee, or "none" and the reason."""
-        pinned = state.noise.pinned
-        return statement(self.factorization.guarantee, pinned=pinned, allow_uncertified=True)
+        return self.factorization.statement(pinned=state.noise.pinned)
 
     def batches(self, state: PrivateState) -> Batches:
         """The batches of the run, from the state's step on; outside of jit."""

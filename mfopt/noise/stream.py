@@ -17,7 +17,7 @@ from mfopt._runtime import _check
 from mfopt._runtime._arrays import Array, Step
 from mfopt._runtime._float64 import pinned
 from mfopt._runtime._types import JsonObject, PyTree
-from mfopt.guarantee import statement
+from mfopt.guarantee import require_guarantee
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys, ledger, secure, uses
 from mfopt.noise._kernels import Buffer
@@ -642,7 +642,7 @@ def from_factorization(
         rule = "must be a Factorization"
         way_out = "mfopt.load(path) gives that of a file."
         raise _check.reject("factorization", type(factorization).__name__, rule, way_out)
-    statement(factorization.guarantee, pinned=False, allow_uncertified=allow_uncertified)
+    require_guarantee(factorization.guarantee, pinned=False, allow_uncertified=allow_uncertified)
     return NoiseStream(
         factorization.strategy,
         iterations=factorization.sampling.length,

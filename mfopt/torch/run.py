@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 from mfopt import noise
 from mfopt._runtime import _check
 from mfopt.factorization import Factorization
-from mfopt.guarantee import statement
+from mfopt.guarantee import require_guarantee
 from mfopt.noise.files import Contents
 from mfopt.noise.for_torch import (
     STATE,
@@ -94,7 +94,9 @@ class PrivateRun:
             self.stream = noise.from_factorization(factorization, **options)
         self._seed = seed
         if not allow_uncertified:
-            statement(factorization.guarantee, pinned=seed is not None, allow_uncertified=False)
+            require_guarantee(
+                factorization.guarantee, pinned=seed is not None, allow_uncertified=False
+            )
         self.rank, self.ranks = checks.place()
         self.sampler = factorization.sampler(population, seed)
         if self.ranks > 1:
@@ -132,8 +134,7 @@ class PrivateRun:
     @property
     def guarantee(self) -> str:
         """Guarantee of the run, or "none" and the reason."""
-        stated = self.factorization.guarantee
-        return statement(stated, pinned=self.is_pinned, allow_uncertified=True)
+        return self.factorization.statement(pinned=self.is_pinned)
 
     @property
     def is_pinned(self) -> bool:

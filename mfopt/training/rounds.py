@@ -17,7 +17,7 @@ from mfopt._runtime._types import PyTree
 from mfopt.accounting import account
 from mfopt.accounting.phases import beginning
 from mfopt.factorization import Factorization
-from mfopt.guarantee import Guarantee, statement
+from mfopt.guarantee import Guarantee, require_guarantee
 from mfopt.noise import ledger
 from mfopt.sampling import MinSeparation
 from mfopt.training.clipping import Clipping
@@ -73,7 +73,7 @@ class PrivateRounds:
         options |= {"clip_norm": clip_norm, "allow_uncertified": allow_uncertified}
         self.stream = noise.from_factorization(factorization, **options)
         stated = factorization.guarantee
-        statement(stated, pinned=seed is not None, allow_uncertified=allow_uncertified)
+        require_guarantee(stated, pinned=seed is not None, allow_uncertified=allow_uncertified)
         self.factorization, self.cohort = factorization, _check.positive("cohort", cohort)
         folder = _check.path("folder", folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -109,8 +109,7 @@ class PrivateRounds:
     @property
     def guarantee(self) -> str:
         """Guarantee of all rounds, or "none" and the reason."""
-        pinned = self._state.pinned
-        return statement(self.factorization.guarantee, pinned=pinned, allow_uncertified=True)
+        return self.factorization.statement(pinned=self._state.pinned)
 
     def spent(self) -> Guarantee | None:
         """The guarantee of the rounds that are over, at the δ of all; None before the first."""
