@@ -33,6 +33,7 @@ SamplingName = Literal[
     "b-min-sep",
     "poisson",
     "cyclic-poisson",
+    "random-partition",
     "fixed-order",
     "min-separation",
     "auto",
@@ -76,16 +77,18 @@ def factorize(
       sampling: "balls-in-bins" assigns each unit once to one bin for all epochs, "fresh-bins" in
         each epoch; "b-min-sep" samples independently, with a minimum separation; "poisson" and
         "cyclic-poisson" sample each iteration independently, of all units or of one group in
-        turn, with an expected batch of one in ``iterations_per_epoch`` units; "fixed-order" and
+        turn, with an expected batch of one in ``iterations_per_epoch`` units; "random-partition"
+        does so with groups that are drawn, and counts on it; "fixed-order" and
         "min-separation" draw nothing and amplify nothing; "auto" takes the one of the first two
         with the lower error within ``memory``.
       reassign_every: epochs between two assignments of fresh bins; 1 by default.
       separation: minimum number of iterations between two participations under b-min-sep (half an
-        epoch, or as many as ``bands``, by default) and min-separation (an epoch by default).
+        epoch, or as many as ``bands``, by default) and min-separation (an epoch by default); groups
+        of a random partition (an eighth of an epoch, or as many as ``bands``, by default).
       max_participations: of one unit under min-separation; ``epochs`` by default.
       strategy: kind of C, or several of which the best is kept; by default "blt", for ε of 4 and
-        more also "wave-blt"; "cleared-blt" under fresh bins, "banded-toeplitz" under b-min-sep and
-        cyclic Poisson, and "identity" under Poisson sampling.
+        more also "wave-blt"; "cleared-blt" under fresh bins, "banded-toeplitz" under b-min-sep, a
+        random partition and cyclic Poisson, and "identity" under Poisson sampling.
       buffers: noise buffers of "blt", "wave-blt" and "cleared-blt"; at most 4 by default.
       bands: bands of banded kinds; at most 16 by default (fewer where the scheme allows no more).
         Cyclic Poisson sampling has as many groups; by default the best of 1, 2, 4, … bands.

@@ -132,6 +132,7 @@ GOOD = {
     "balls-in-bins": {"--bins": "4", "--epochs": "2", "--strategy": "sqrt"},
     "fresh-bins": {"--bins": "4", "--epochs": "2", "--strategy": "banded-sqrt:2"},
     "b-min-sep": {"--iters": "4", "--epochs": "2", "--separation": "2"},
+    "random-partition": {"--iters": "4", "--epochs": "2", "--separation": "2"},
     "fixed-batch": {"--batch-size": "5", "--population": "20", "--iterations": "4"},
     "fedavg": {"--probability": "0.05", "--rounds": "40"},
     "fixed-order": {"--epochs": "2", "--iters": "4"},
@@ -156,7 +157,8 @@ BAD = {
     "--also pure:x, --also gaussian:0, --also approximate:1:2, --adjacency replace, --samples 10, "
     "--estimate --samples 300, --estimate --seed 3, --strategy identity:3",
     "fresh-bins": "--strategy sqrt",
-    "b-min-sep": "--separation 4, --separation 0, --strategy banded-sqrt:3, --strategy sqrt",
+    "b-min-sep random-partition": "--separation 4, --separation 0, --strategy banded-sqrt:3, "
+    "--strategy sqrt",
     "els": "--plot x.png, --group-size 5:1, --group-size 1:2 --plot x.unknown, "
     "--group-size 1,2 --iterations 2,3",
     "min-separation": "--separation 0",

@@ -19,6 +19,7 @@ from mfopt.sampling import (
     FreshBins,
     MinSeparation,
     Poisson,
+    RandomPartition,
     TruncatedPoisson,
 )
 from mfopt.strategies import BandedSquareRoot, Dense, SquareRoot
@@ -83,11 +84,19 @@ CASES = {
     "b-min-sep": Case(
         2.0, *(Mechanism(BMinSep(8, n, 5), BANDED) for n in (2, 3)), "certified", 3e-2, 2**16
     ),
+    "random partition": Case(
+        2.0,
+        *(Mechanism(RandomPartition(8, n, 3), BANDED) for n in (2, 3)),
+        "certified",
+        3e-2,
+        2**16,
+    ),
 }
 EXACT = {name: case for name, case in CASES.items() if case.tolerance < 1e-3}
 # certificates of many compiled parts
 SLOW = {
     "b-min-sep",
+    "random partition",
     "fresh bins",
     "cyclic poisson, pairs",
     "balls in bins, C = I",

@@ -2,23 +2,18 @@
 
 import csv
 import itertools
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import field
-import jax
 import numpy as np
 import pytest
 from mfopt_cli.commands import optimize
 
-from mfopt._runtime import _float64
-from mfopt.accounting.monte_carlo import band
 from mfopt.experiments import families
 from mfopt.experiments.families import Comparison
-from mfopt.strategies import BandedToeplitz
 
 ROOT = Path(__file__).parents[1]
 ARTIFACTS = ROOT / "artifacts"
@@ -176,27 +171,3 @@ def test_compare_has_the_tuned_sizes_of_b_min_sep() -> None:
         Comparison(32, 8, (8.0,)), 8.0
     )
     assert (bands, cell.goal.separation) == (16, 24)
-
-
-def test_the_likelihood_of_a_random_partition_is_that_of_its_patterns() -> None:
-    bins, n, sigma = 4, 4, 1.3
-    strategy = BandedToeplitz(np.array([1.0, 0.6]))
-    columns = np.asarray(strategy.banded_columns(n, 2))
-    matrix = np.asarray(strategy.materialize(n)) / sigma
-    with _float64.scope():
-        patterns = field.RandomPartition(columns, band.gram(columns), bins, 2).scaled(sigma)
-        sample = np.random.default_rng(0).standard_normal((3, n))
-        log_ratio = np.asarray(patterns.log_ratio(patterns.noise(sample)))
-        drawn = np.asarray(patterns.first(jax.random.key(0), 64), float)
-        products = np.asarray(patterns.products(drawn))
-    chance, expected = 2 / bins, np.zeros(3)
-    for group, *takes in itertools.product((0, 1), repeat=3):
-        pattern = np.zeros(n)
-        pattern[group::2] = takes
-        mode = matrix @ pattern
-        law = math.prod(chance if take else 1 - chance for take in takes) / 2
-        expected += law * np.exp(sample @ mode - mode @ mode / 2)
-    assert np.exp(log_ratio) == pytest.approx(expected)
-    assert products == pytest.approx(drawn @ matrix.T @ matrix, abs=1e-12)
-    # a unit is in one group for the whole run
-    assert not np.any(drawn[:, ::2].any(axis=1) & drawn[:, 1::2].any(axis=1))

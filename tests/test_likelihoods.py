@@ -21,7 +21,7 @@ from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.protocol import law
-from mfopt.sampling import BallsInBins, BMinSep, FreshBins
+from mfopt.sampling import BallsInBins, BMinSep, FreshBins, RandomPartition
 from mfopt.strategies import Banded
 
 K, EPSILON = 4.5, 0.7
@@ -69,6 +69,18 @@ def separated_chance(steps, scheme, stationary=True):
     return (tail(0, steps) + p * sum(tail(rest, steps) for rest in begun)) / (1 + (size - 1) * p)
 
 
+def grouped_steps(scheme):
+    """(participations of a unit in a random one of the groups, their chances)."""
+    n, groups, patterns, chances = scheme.iterations, scheme.separation, [], []
+    for group in range(groups):
+        steps = np.arange(group, n, groups)
+        for taken in itertools.product((0, 1), repeat=len(steps)):
+            patterns.append(np.bincount(steps, weights=taken, minlength=n))
+            odds = [groups / scheme.bins if t else 1 - groups / scheme.bins for t in taken]
+            chances.append(math.prod(odds) / groups)
+    return np.array(patterns), np.array(chances)
+
+
 @dataclasses.dataclass(eq=False)
 class Cell:
     """A mechanism whose patterns are written out.
@@ -86,7 +98,7 @@ class Cell:
 
     @functools.cached_property
     def matrix(self):
-        largest = 0.7 if self.scheme.kind == "b-min-sep" else 1.0
+        largest = 0.7 if hasattr(self.scheme, "separation") else 1.0
         return banded(self.scheme.iterations, self.bands, largest=largest)
 
     @functools.cached_property
@@ -97,7 +109,7 @@ class Cell:
     @functools.cached_property
     def entries(self):
         """The columns that a pattern picks from, (n, entries)."""
-        if self.scheme.kind == "b-min-sep":
+        if hasattr(self.scheme, "separation"):
             return self.matrix
         return modes_of(self.matrix, self.scheme)
 
@@ -105,6 +117,8 @@ class Cell:
     def patterns(self):
         """(how often each pattern picks each entry, their chances)."""
         count = self.entries.shape[1]
+        if self.scheme.kind == "random-partition":
+            return grouped_steps(self.scheme)
         if self.scheme.kind == "b-min-sep":
             steps = list(separated_steps(count, self.scheme.separation))
             picks = np.array([np.bincount(s, minlength=count) for s in map(np.intp, steps)])
@@ -134,6 +148,7 @@ CELLS = {
     "fresh bins, kept for two epochs": Cell(FreshBins(4, 4, 2), 3, 2.5),
     "separated": Cell(BMinSep(4, 3, 2), 2, 1.1),
     "separated, long rest": Cell(BMinSep(5, 2, 4), 3, 1.1),
+    "random partition": Cell(RandomPartition(5, 1, 2), 2, 0.9),
     "pairs in kept bins": Cell(BallsInBins(4, 2), 3, 4.0, 2),
     "pairs in fresh bins": Cell(FreshBins(3, 2), 3, 4.0, 2),
 }
@@ -202,7 +217,7 @@ def test_draws_have_the_moments_of_all_patterns_and_ceilings_hold(cell):
             log_ceiling, by = ceilings.chain(kind, order)
             if kind == "chain" and cell.scheme.kind != "b-min-sep":
                 assert largest - 1e-10 <= log_ceiling <= largest + 0.2
-            if order not in moments:
+            if order not in moments or kind == "powers":  # weights of its own, and a test of them
                 continue
             drawn = draw(jax.random.split(jax.random.key(4)), noise, float(order), by)
             weights = np.exp(np.asarray(drawn.log_normalizers))

@@ -13,7 +13,7 @@ from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLaw, BallsInBinsLoss
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import UsageError
-from mfopt.sampling import BallsInBins, BMinSep, FreshBins, Poisson
+from mfopt.sampling import BallsInBins, BMinSep, FreshBins, Poisson, RandomPartition
 from mfopt.strategies import BLT, BandedToeplitz
 from mfopt.testing import check_sampled_law
 
@@ -24,6 +24,7 @@ EXAMPLES = {
     "BallsInBins": (BallsInBins(bins=4, epochs=2), C),
     "FreshBins": (FreshBins(bins=4, epochs=2), BandedToeplitz(np.array([1.0, 0.4, 0.2]))),
     "BMinSep": (BMinSep(bins=4, epochs=2, separation=3), BandedToeplitz(np.array([1.0, 0.4, 0.2]))),
+    "RandomPartition": (RandomPartition(4, 2, 2), BandedToeplitz(np.array([1.0, 0.4]))),
 }
 SCHEME, _ = EXAMPLES["BallsInBins"]
 REGISTERED = [cls for cls in law.registry if cls is not object]

@@ -17,6 +17,7 @@ from mfopt.sampling import (
     FreshBins,
     MinSeparation,
     Poisson,
+    RandomPartition,
     TruncatedPoisson,
 )
 from mfopt.testing import check_scheme
@@ -26,6 +27,7 @@ EXAMPLES = {
     "balls-in-bins": (BallsInBins(7, 3), 40),
     "fresh-bins": (FreshBins(7, 4, 2), 40),
     "b-min-sep": (BMinSep(7, 4, 5), 40),
+    "random-partition": (RandomPartition(7, 4, 3), 40),
     "fixed-order": (FixedOrder(7, 3), 40),
     "poisson": (Poisson(0.3, 8), 40),
     "cyclic-poisson": (CyclicPoisson(0.5, 3, 8), 40),

@@ -27,15 +27,10 @@ from mechanism_tables import write_table
 
 from mfopt import final_model, query_error
 from mfopt._runtime._float64 import float64
-from mfopt._runtime._pytree import STATIC, pytree
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo import band, pattern_frozen
-from mfopt.accounting.monte_carlo.likelihood import Drawn
-from mfopt.accounting.monte_carlo.pattern_frozen import (
-    PatternLikelihood,
-    PatternProposal,
-    PatternTerms,
-)
+from mfopt.accounting.monte_carlo.pattern_frozen import PatternProposal, PatternTerms
+from mfopt.accounting.monte_carlo.random_partition import RandomGroups
 from mfopt.experiments import families, tables
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.families import Comparison
@@ -197,51 +192,6 @@ class BandedInverseCell(Cell):
         return with_strategy(Toeplitz(np.maximum(coefs, 0.0)), evaluations=int(optimum.nfev))
 
 
-@pytree
-@dataclasses.dataclass(frozen=True)
-class RandomPartition(PatternLikelihood):
-    """Cyclic Poisson sampling of units that are each in a group by chance.
-
-    A step takes the units of its group with probability groups/bins each: with no fewer groups than
-    bands, no two of a unit's columns overlap, and given its group the log of P/Q is a sum over the
-    group's steps.
-    """
-
-    groups: int = dataclasses.field(metadata=STATIC)
-
-    def ratio(self, power: Any = 1) -> Callable[[jax.Array], jax.Array]:
-        half = power**2 * jnp.asarray(self.gram)[0] / 2
-        chance = self.groups / self.bins
-
-        def log_ratio(exponents: jax.Array) -> jax.Array:
-            taken = math.log(chance) + power * exponents - half
-            steps = jnp.logaddexp(math.log1p(-chance), taken)
-            of_groups = jnp.sum(steps.reshape(len(exponents), -1, self.groups), axis=1)
-            return jax.scipy.special.logsumexp(of_groups, axis=1) - math.log(self.groups)
-
-        return log_ratio
-
-    def first(self, key: jax.Array, count: int) -> jax.Array:
-        keys = jax.random.split(key)
-        group = jax.random.randint(keys[0], (count, 1, 1), 0, self.groups)
-        shape = count, self.dimension // self.groups, self.groups
-        taken = jax.random.bernoulli(keys[1], self.groups / self.bins, shape)
-        return (taken & (jnp.arange(self.groups) == group)).reshape(count, -1)
-
-    def products(self, pattern: jax.Array) -> jax.Array:
-        columns = band.tiles(jnp.asarray(self.columns))
-        return self.noise(band.product(columns, pattern.astype(float)))
-
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Any) -> Drawn:
-        raise NotImplementedError  # of proofs, of which there are none here
-
-    def mean_square(self) -> jax.Array:
-        raise NotImplementedError
-
-    def largest_square(self) -> jax.Array:
-        raise NotImplementedError
-
-
 class Crossing(NamedTuple):
     """log σ at which δ̂ = δ, and its standard error."""
 
@@ -269,7 +219,7 @@ class RandomPartitionCell(Cell):
         goal, strategy = self.goal, strategy_of(needed[0])
         n, bands = goal.iterations, self.source.bands
         columns = jnp.asarray(strategy.banded_columns(n, bands))
-        patterns = RandomPartition(columns, band.gram(columns), goal.bins, self.groups)
+        patterns = RandomGroups(columns, band.gram(columns), goal.bins, self.groups)
         key = jax.random.key(goal.seed)
 
         def solve(order: float, samples: int, start: float, step: float) -> Crossing | None:

@@ -25,6 +25,7 @@ from mfopt.sampling.fresh_bins import FreshBins
 from mfopt.sampling.min_separation import MinSeparation
 from mfopt.sampling.named import named_scheme
 from mfopt.sampling.poisson import Poisson
+from mfopt.sampling.random_partition import RandomPartition
 from mfopt.sampling.sampler import Padded, UnitSampler, Users
 from mfopt.sampling.truncated_poisson import TruncatedPoisson
 
@@ -40,6 +41,7 @@ __all__ = [
     "MinSeparation",
     "Padded",
     "Poisson",
+    "RandomPartition",
     "Scheme",
     "TruncatedPoisson",
     "UnitSampler",

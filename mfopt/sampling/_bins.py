@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy
@@ -57,6 +57,47 @@ class BinScheme(Scheme, abstract=True):
     def batch_sizes(self, step: int, population: int) -> Any:
         self._step(step)
         return scipy.stats.binom(population, 1 / self.bins)
+
+
+@dataclasses.dataclass(frozen=True)
+class SeparatedScheme(BinScheme, abstract=True):
+    """Scheme with random participations, any two of a unit ``separation`` iterations apart or more.
+
+    A unit takes part ``epochs`` times on average, and is drawn whatever the others do.
+
+    Attributes:
+      separation: S, less than ``bins`` (as many would be balls-in-bins).
+    """
+
+    separation: int = 1
+    independent: ClassVar[bool] = True
+    prefix_closed: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.separation > max(self.bins - 1, 1):
+            rule = f"must be less than the number of bins ({self.bins})"
+            way_out = "With as many, a unit takes part in a fixed cycle: use balls-in-bins."
+            raise _check.reject("separation", self.separation, rule, way_out)
+
+    def with_bins(self, bins: int) -> Self:
+        separation = max(1, min(self.separation, bins - 1))
+        return dataclasses.replace(self, bins=bins, separation=separation)
+
+    @property
+    def epoch_ends(self) -> tuple[int, ...]:
+        """None: a unit may take part more or less often than once in an epoch."""
+        return ()
+
+    @property
+    def most_bands(self) -> int:
+        return self.separation
+
+    def words(self) -> str:
+        return (
+            f"{self.kind}, any two steps of a unit at least {self.separation} apart: {self.epochs} "
+            f"epochs × {self.bins} iterations on average = {self.iterations} iterations"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mfopt._runtime import _check
+from mfopt.sampling._bins import SeparatedScheme
 from mfopt.sampling.b_min_sep import BMinSep
 from mfopt.sampling.balls_in_bins import BallsInBins
 from mfopt.sampling.base import Scheme
@@ -11,6 +12,7 @@ from mfopt.sampling.fixed_order import FixedOrder
 from mfopt.sampling.fresh_bins import FreshBins
 from mfopt.sampling.min_separation import MinSeparation
 from mfopt.sampling.poisson import Poisson
+from mfopt.sampling.random_partition import RandomPartition
 
 NAMES = (
     BallsInBins.kind,
@@ -18,14 +20,21 @@ NAMES = (
     BMinSep.kind,
     Poisson.kind,
     CyclicPoisson.kind,
+    RandomPartition.kind,
     FixedOrder.kind,
     MinSeparation.kind,
 )
 # options that some schemes have, and theirs alone
 OWNERS = {
     "reassign_every": (FreshBins.kind,),
-    "separation": (BMinSep.kind, MinSeparation.kind),
+    "separation": (BMinSep.kind, RandomPartition.kind, MinSeparation.kind),
     "max_participations": (MinSeparation.kind,),
+}
+
+# schemes with a separation, and the part of an epoch that it is by default
+_SEPARATED: dict[str, tuple[type[SeparatedScheme], int]] = {
+    BMinSep.kind: (BMinSep, 2),
+    RandomPartition.kind: (RandomPartition, 8),
 }
 
 
@@ -40,9 +49,10 @@ def named_scheme(
       bins: iterations of an epoch.
       bands: of the C to be used; cyclic Poisson sampling has as many groups.
       options: ``reassign_every``, epochs between two assignments of fresh bins, 1 by default;
-        ``separation`` of b-min-sep, by default half of ``bins`` or as many as ``bands``, and of
-        min-separation, by default ``bins``; ``max_participations`` of min-separation, by default
-        ``epochs``. None stands for the default.
+        ``separation`` of b-min-sep and of a random partition, where it is the number of groups, by
+        default half and an eighth of ``bins`` or as many as ``bands``, and of min-separation, by
+        default ``bins``; ``max_participations`` of min-separation, by default ``epochs``. None
+        stands for the default.
 
     Raises:
       UsageError: an unknown name, an option of another scheme, or a number out of range.
@@ -60,9 +70,10 @@ def named_scheme(
     with _check.renamed_arguments({"rethrow": "reassign_every"}):
         if name == FreshBins.kind:
             return FreshBins(bins, epochs, chosen.get("reassign_every", 1))
-    if name == BMinSep.kind:
-        default_separation = max(1, min(max(bins // 2, bands), bins - 1))
-        return BMinSep(bins, epochs, chosen.get("separation", default_separation))
+    if name in _SEPARATED:
+        separated, part = _SEPARATED[name]
+        default_separation = max(1, min(max(bins // part, bands), bins - 1))
+        return separated(bins, epochs, chosen.get("separation", default_separation))
     if name in (BallsInBins.kind, FixedOrder.kind):
         return (BallsInBins if name == BallsInBins.kind else FixedOrder)(bins, epochs)
     n = FixedOrder(bins, epochs).iterations  # checks both numbers

@@ -28,7 +28,7 @@ from mfopt.strategies import Strategy
 
 _MOST_MULTISETS = 512
 # schemes that resample in each iteration; give a unit one bin for the run; have a pair of their own
-_Coins = sampling.Poisson | sampling.CyclicPoisson | sampling.FixedBatch
+_Coins = sampling.Poisson | sampling.CyclicPoisson | sampling.RandomPartition | sampling.FixedBatch
 _OneBin = sampling.BallsInBins | sampling.FixedOrder
 _Pairs = sampling.FreshBins | sampling.BMinSep
 
@@ -162,6 +162,8 @@ def _coins(scheme: _Coins) -> tuple[float, int]:
     """Chance of a unit in an iteration of its group, and the number of groups."""
     if isinstance(scheme, sampling.FixedBatch):
         return scheme.batch_size / scheme.population, 1
+    if isinstance(scheme, sampling.RandomPartition):
+        scheme = scheme.cyclic
     return scheme.probability, scheme.bands if isinstance(scheme, sampling.CyclicPoisson) else 1
 
 

@@ -32,6 +32,7 @@ from mfopt.sampling import (
     FreshBins,
     MinSeparation,
     Poisson,
+    RandomPartition,
     TruncatedPoisson,
 )
 from mfopt.strategies import BandedSquareRoot, Identity, SquareRoot
@@ -41,6 +42,7 @@ SCHEMES: dict[str, tuple[Any, ...]] = {
     "balls-in-bins": (BallsInBins(4, 2), BallsInBins(2, 3), BallsInBins(1, 2)),
     "fresh-bins": (FreshBins(4, 2), FreshBins(3, 3), FreshBins(4, 2, 2)),
     "b-min-sep": (BMinSep(4, 2, 2), BMinSep(4, 2, 1), BMinSep(3, 3, 2)),
+    "random-partition": (RandomPartition(4, 2, 2), RandomPartition(5, 1, 2)),
     "fixed-order": (FixedOrder(4, 2), FixedOrder(1, 1)),
     "min-separation": (MinSeparation(8, 3, 2), MinSeparation(6, 1, 6)),
     "poisson": (Poisson(0.25, 8), Poisson(0.001, 12), Poisson(1.0, 3)),

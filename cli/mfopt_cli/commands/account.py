@@ -25,6 +25,7 @@ from mfopt.sampling import (
     FreshBins,
     MinSeparation,
     Poisson,
+    RandomPartition,
     TruncatedPoisson,
 )
 from mfopt_cli import answers, options, sweeps
@@ -368,6 +369,24 @@ def b_min_sep(**arguments: Any) -> None:
           --noise-multiplier 3 --delta 1e-5
     """
     _answer(BMinSep, "b-min-sep", arguments)
+
+
+@command.command("random-partition", cls=options.Command)
+@_binned
+@_separation
+def random_partition(**arguments: Any) -> None:
+    """Cyclic Poisson sampling, each unit in a random one of --separation groups; C >= 0, certified.
+
+    Iteration t takes each unit of group t mod --separation with probability separation/iters. C has
+    at most as many bands. Which unit is in which group must be random and secret: for any other
+    partition see `mfopt account banded`.
+
+    \b
+    Example:
+      mfopt account random-partition --epochs 16 --iters 128 --separation 16 \\
+          --strategy banded-sqrt:16 --noise-multiplier 3 --delta 1e-5
+    """
+    _answer(RandomPartition, "random-partition", arguments)
 
 
 @command.command("fixed-order", cls=options.Command)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     options.StrategyName(),
     f"Form of C: {', '.join(options.StrategyName.names)}. "
     "blt: a few buffers of memory, near the optimum [default: blt; for ε of 4 and more the better "
-    "of blt and wave-blt; cleared-blt with fresh-bins, banded-toeplitz with b-min-sep and "
-    "cyclic-poisson, identity with poisson].",
+    "of blt and wave-blt; cleared-blt with fresh-bins, banded-toeplitz with b-min-sep, "
+    "random-partition and cyclic-poisson, identity with poisson].",
     metavar="KIND",
 )
 @option(
@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     "Sampling scheme. balls-in-bins: one random bin per unit for all epochs; fresh-bins: a "
     "new bin in each epoch (lowest error at small ε; C needs at most --iters bands); b-min-sep: "
     "independent sampling with at least --separation iterations between participations (C needs "
-    "at most that many bands); auto: the scheme of the first two and the form of C within "
-    "--memory with the lowest error, with a table of the candidates.",
+    "at most that many bands); random-partition: cyclic Poisson sampling, each unit in one of "
+    "--separation groups by chance (C likewise); auto: the scheme of the first two and "
+    "the form of C within --memory with the lowest error, with a table of the candidates.",
     metavar="SCHEME",
 )
 @option(
@@ -57,9 +58,10 @@ if TYPE_CHECKING:
 @option(
     "--separation",
     COUNT,
-    "Minimum number of iterations between two participations of a unit, for b-min-sep "
-    "[default: half of --iters, or as many as --bands] and min-separation [default: --iters].",
-    needs={"sampling": "b-min-sep|min-separation"},
+    "Minimum number of iterations between two participations of a unit, for b-min-sep [default: "
+    "half of --iters, or as many as --bands], random-partition [default: an eighth of them, or as "
+    "many as --bands] and min-separation [default: --iters].",
+    needs={"sampling": "b-min-sep|random-partition|min-separation"},
 )
 @option(
     "--max-participations",
@@ -71,7 +73,8 @@ if TYPE_CHECKING:
     "--bands",
     COUNT,
     "Number of bands of banded strategies [default: at most 16, at most --iters, and at most "
-    "--separation with b-min-sep; with cyclic-poisson the best of 1, 2, 4, …].",
+    "--separation with b-min-sep and random-partition; with cyclic-poisson the best of 1, 2, 4, "
+    "…].",
 )
 @option(
     "--buffers",
@@ -139,9 +142,10 @@ def command(arguments: Any) -> int:
     The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is assigned
     once to one of --iters bins and takes part in that iteration of each epoch; under fresh-bins
     it is reassigned in each epoch; under b-min-sep it takes part once in --iters iterations on
-    average, with at least --separation iterations between participations. Under the other schemes
-    σ has an account in closed form. σ is relative to the clip norm. Ctrl-C saves the best strategy
-    so far, marked uncertified (exit code 130).
+    average, with at least --separation iterations between participations, and so it does under
+    random-partition, in a random one of --separation groups that take turns. Under the other
+    schemes σ has an account in closed form. σ is relative to the clip norm. Ctrl-C saves the best
+    strategy so far, marked uncertified (exit code 130).
 
     \b
     Example:

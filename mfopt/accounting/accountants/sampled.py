@@ -22,6 +22,7 @@ from mfopt.accounting.monte_carlo import group
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.accounting.monte_carlo.random_partition import RandomPartitionLaw
 from mfopt.accounting.verified import VerifiedAnalysis
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import Scheme
@@ -33,7 +34,11 @@ class SampledAccountant(Accountant):
     """Any C that the scheme's law covers, and any group."""
 
     # a law is registered where it is defined
-    schemes: ClassVar[tuple[type[Scheme], ...]] = (FreshBinsLaw.covers, BMinSepLaw.covers)
+    schemes: ClassVar[tuple[type[Scheme], ...]] = (
+        FreshBinsLaw.covers,
+        BMinSepLaw.covers,
+        RandomPartitionLaw.covers,
+    )
     sampled = True
 
     def check(self, mechanism: Mechanism) -> None:
@@ -80,5 +85,5 @@ class KnownPattern(Accountant):
 class KnownSeparatedPattern(KnownPattern):
     """The steps known: asked last, since samples so far above the answer take minutes to plan."""
 
-    schemes = (BMinSepLaw.covers,)
+    schemes = (BMinSepLaw.covers, RandomPartitionLaw.covers)
     free = False

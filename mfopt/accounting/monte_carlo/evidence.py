@@ -20,7 +20,8 @@ from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.strategies.fields import Array
 
 MAX_ORDER = 256  # of a chain
-_MOST = {"chain": MAX_ORDER, "clusters": clusters.MOST - 1}  # whole orders
+# whole orders
+_MOST = {"chain": MAX_ORDER, "powers": MAX_ORDER, "clusters": clusters.MOST - 1}
 _GROWTH = 1.15  # from one order to the next that is tried
 ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
 _BELOW = 1e-8  # the same from below, with what payoffs are rounded up by
@@ -83,7 +84,8 @@ class Tilt(NamedTuple):
     """A proposal at one σ and ε.
 
     Attributes:
-      kind: "chain", "clusters" or "shift" (remove direction), "mean" or "plain" (add direction).
+      kind: "chain", "clusters", "powers" or "shift" (remove direction), "mean", "plain" or
+        "constant" (add direction).
       order: s of the remove direction, t or s of the add direction.
       log_ceiling: log B.
       detail: what else it is placed by, where there is more.

@@ -200,7 +200,7 @@ def _chain(
         paid: jax.Array = question.payoff.log_value(question.epsilon - loss)
         return log_weight + paid
 
-    return _on_points(point_key, log_value, drawn.products, noise, drawn, question)
+    return on_points(point_key, log_value, drawn.products, noise, drawn, question)
 
 
 def _shift(key: jax.Array, size: int, likelihood: Likelihood, question: Asked, _: None) -> Sums:
@@ -214,7 +214,7 @@ def _shift(key: jax.Array, size: int, likelihood: Likelihood, question: Asked, _
         paid: jax.Array = question.payoff.log_value(question.epsilon - loss)
         return loss - proposal + paid
 
-    return _on_points(point_key, log_value, far * drawn.products, noise, drawn, question)
+    return on_points(point_key, log_value, far * drawn.products, noise, drawn, question)
 
 
 def _plain(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, levels: Levels) -> Sums:
@@ -247,10 +247,10 @@ def _mean(key: jax.Array, size: int, likelihood: Likelihood, question: Asked, _:
         return log_weight + paid
 
     centre = -order * drawn.products
-    return _on_points(point_key, log_value, centre, noise, drawn, question)
+    return on_points(point_key, log_value, centre, noise, drawn, question)
 
 
-def _on_points(
+def on_points(
     key: jax.Array,
     log_value: Callable[[jax.Array], jax.Array],
     centre: jax.Array,
@@ -261,6 +261,13 @@ def _on_points(
     """f/B at systematic points along V of each sample, at exponents = centre + noise.
 
     The noise's component along V is taken out and put back at each point.
+
+    Args:
+      key: of the uniforms.
+      log_value: of exponents, log f: (size, entries) -> (size,).
+      centre, noise: what the exponents are without noise, and the noise, (size, entries).
+      drawn: what the shift V is, with its products and square.
+      asked: ε, order, ceiling and payoff.
     """
     points = _SMOOTH_POINTS if isinstance(asked.payoff, GaussianPayoff) else POINTS
     # a pattern may be empty, and then there is no direction: all points are the sample itself

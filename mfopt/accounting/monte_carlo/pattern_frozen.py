@@ -261,5 +261,5 @@ def placed(
     """
     scaled = patterns.scaled(noise_multiplier)
     tilts = remove_tilts(ceilings(scaled), Point(noise_multiplier, epsilon))
-    order = next((tilt.order for tilt in tilts if tilt.kind == "chain"), 1)
+    order = next((tilt.order for tilt in tilts if tilt.kind != "shift"), 1)
     return PatternProposal(*(jnp.asarray(part) for part in (1 + _OWN * order, _REST * order)))

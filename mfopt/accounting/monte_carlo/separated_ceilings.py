@@ -57,6 +57,7 @@ from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range, summed
+from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood
 from mfopt.accounting.monte_carlo.separated import LONGEST, Separated
 
 _KEPT = 4  # singular values of U that are used one by one
@@ -191,13 +192,13 @@ def estimated(pattern: Separated) -> Ceilings:
     return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *squares(pattern))
 
 
-def squares(pattern: Separated) -> tuple[float, float, float]:
+def squares(pattern: PatternLikelihood) -> tuple[float, float, float]:
     largest, mean, of_mean = map(float, _three(pattern))
     return largest, mean, of_mean
 
 
 @_quick.jit
-def _three(pattern: Separated) -> tuple[jax.Array, ...]:
+def _three(pattern: PatternLikelihood) -> tuple[jax.Array, ...]:
     """One program: operation by operation, each would be compiled for each shape."""
     return pattern.largest_square(), pattern.mean_square(), pattern.mean()[1]
 
