@@ -13,11 +13,23 @@ from mfopt.training import ghost
 from mfopt.training.clipping import Clipping
 from mfopt.training.gradients import Totals, microbatch_adder, taps_of
 from mfopt.training.models.decoder import LINEAR_LAYERS, LoRAConfig
-from mfopt.training.models.families import gpt2_config
+from mfopt.training.models.families import DecoderConfig, gpt2_config
 from mfopt.training.models.huggingface import gpt2_model
 from mfopt.training.models.nnx_model import from_nnx
 
 V, LENGTH = 40, 6
+QWEN3 = {
+    "model_type": "qwen3",
+    "vocab_size": V,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": LENGTH,
+    "rms_norm_eps": 1e-6,
+}
 
 
 class Other(nnx.Module):
@@ -50,7 +62,8 @@ def tiny(lora=None):
 
 MODELS = {
     "tied": tiny,
-    "adapters": lambda: tiny(LoRAConfig(3, alpha=6.0, layers=LINEAR_LAYERS)),
+    "adapters": lambda: tiny(LoRAConfig(3, layers=LINEAR_LAYERS)),
+    "gated": lambda: gpt2_model(DecoderConfig.read(QWEN3)),
     "other layers": lambda: from_nnx(Other()),
 }
 
@@ -100,13 +113,16 @@ def always(monkeypatch):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("never_formed", before_release([True, False], 0))
-@pytest.mark.parametrize(("name", "records", "per_layer"), before_release(CASES, 1))
+@pytest.mark.parametrize(("name", "records", "per_layer"), before_release(CASES, 1, 4))
 def test_clipped_sums_are_those_of_the_gradients_one_by_one(
     name, records, per_layer, never_formed, monkeypatch
 ):
     model = MODELS[name]()
     params = moved(model.params)
-    clipping, data = Clipping(0.4, per_layer=per_layer), rows(records)
+    clipping, data = Clipping(0.1, per_layer=per_layer), rows(records)
+    if name == "gated":  # every matrix is tapped
+        matrices = [leaf for leaf in jax.tree.leaves(params) if leaf.ndim > 1]
+        assert len(taps_of(model, LENGTH).leaves) == len(matrices)
     slow = sums(model, params, clipping, *data, per_unit=True)
     monkeypatch.setattr(ghost, "pays", lambda *_: never_formed)  # or formed from what the taps give
     fast = sums(model, params, clipping, *data)
