@@ -130,7 +130,7 @@ def find(loss: Callable[..., jax.Array], params: PyTree, *constants: PyTree) -> 
     for leaf in {use.leaf for use in uses}:
         mine = [use for use in uses if use.leaf == leaf]
         halves = {frozenset((use.rows, use.columns)) for use in mine}
-        if len(halves) > 1 or not all(mine[0].columns):
+        if len(halves) > 1 or not mine[0].columns:
             unusable.add(leaf)
     return Taps(program, tuple(use for use in uses if use.leaf not in unusable))
 
