@@ -26,7 +26,7 @@ import numpy as np
 from harness import Bench, Options, choice, cpu, machine
 from training_runs import Runs
 
-from mfopt.optimize import factorize
+from mfopt.optimize import Form, Question, Target, factorize
 from mfopt.sampling import BallsInBins
 from mfopt.training.config import TrainConfig
 from mfopt.training.data.sources import walk
@@ -121,7 +121,8 @@ def measured(options: Options) -> dict[str, Any]:
     """Each data set's sweep."""
     report: dict[str, Any] = bench.earlier({"machine": machine("jax")})
     with tempfile.TemporaryDirectory() as name:
-        account = factorize(BallsInBins(8, 4), 8.0, strategy="blt", seed=0, privacy_unit="user")
+        question = Question(Target(8.0, 1e-5, "user", seed=0), Form("blt"))
+        account = factorize(BallsInBins(8, 4), question)
         account.save(Path(name) / "blt.npz")
         for data in options.data:
             if data not in report:
