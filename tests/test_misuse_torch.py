@@ -895,6 +895,19 @@ def an_older_checkpoint_at_another_rate():
     loop.steps(4)
 
 
+@refused("state = 'step [234]': was released already, with another sum")
+def an_older_checkpoint_with_other_records():
+    loop = unpinned(1)
+    states = saved(loop)
+    loop.steps(4)
+    del loop
+    loop = resumed(states)
+    inputs, labels = loop.data.tensors
+    others = torch.cat([(labels[:3] + 1) % 3, labels[3:]])
+    loop.loader = loop.run.loader(torch.utils.data.TensorDataset(inputs, others))
+    loop.steps(4)
+
+
 @refused("belongs to a run that is alive")
 def two_live_runs_of_one_key():
     loop = unpinned(2)

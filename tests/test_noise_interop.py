@@ -271,6 +271,21 @@ def test_a_run_begins_in_one_library_and_ends_in_the_other(tmp_path, kind):
         np.testing.assert_allclose(one, other, atol=3e-6)
 
 
+@pytest.mark.parametrize(("size", "step"), [(2048, 0), (2048, 7), (5000, 1)])
+def test_a_release_is_known_by_norms_and_by_a_part_of_each_sum(size, step):
+    from mfopt.noise.for_torch import release_fingerprint
+
+    norms, sums = [torch.rand(3)], [torch.randn(2, size // 2), torch.randn(())]
+    usual, unseen = release_fingerprint(norms, sums, step), 0
+    assert release_fingerprint([norms[0] * 1.001], sums, step) != usual
+    for place in range(0, size, 50):
+        changed = [sums[0].clone(), sums[1]]
+        changed[0].view(-1)[place] += 1e-6
+        unseen += release_fingerprint(norms, changed, step) == usual
+    assert unseen == (0 if size <= 2048 else 59)
+    assert release_fingerprint(norms, [sums[0], sums[1] + 1], step) != usual
+
+
 def test_secure_streams_are_refused_outside_of_jax():
     with pytest.raises(UsageError, match="secure"):
         TorchNoise(make(S.Identity(), secure=True), tensors())

@@ -28,6 +28,7 @@ from mfopt.noise.state import no_copy
 from mfopt.noise.stream import TOO_NARROW, NoiseExhaustedError, NoiseStream
 
 _STRIPE = 8192  # bytes
+_PART = 2**11  # numbers of a sum
 STATE = "mfopt_noise"  # where an optimizer's state_dict keeps the noise
 
 
@@ -129,14 +130,14 @@ class TorchNoise:
           UsageError: the step was released already, for another sum.
         """
         noise: dict[int, torch.Tensor] = {}
-        with self._one_step(None):
+        with self._one_step(secrets.token_hex(16)):  # the sums are not known: it equals no other
             for part in self._parts:
                 tensors = part.next(self._key, self.step)
                 noise.update(zip(part.leaves, tensors, strict=True))
         return [noise[i] for i in range(len(self._shapes))]
 
     @torch.no_grad()
-    def add_to(self, sums: Iterable[torch.Tensor]) -> None:
+    def add_to(self, sums: Iterable[torch.Tensor], digest: str = "") -> None:
         """Add the noise of this step to ``sums``, in place, and advance by one step.
 
         As :meth:`next` and adding what it gives, in less time: the noise needs no fresh memory.
@@ -145,6 +146,7 @@ class TorchNoise:
         Args:
           sums: of clipped gradients, one for each parameter, with its shape and on its device;
             float32 or wider, also where the parameters are not.
+          digest: that the ledger notes; :func:`fingerprint` of the sums if left out.
 
         Raises: as :meth:`next`, and
           UsageError: other tensors; nothing changes then.
@@ -165,7 +167,7 @@ class TorchNoise:
         if self.part[1] > 1:
             spans = zip(sums, self._spans, strict=True)
             shares = [total.view(-1)[start:stop] for total, (start, stop) in spans]
-        with self._one_step(sums):
+        with self._one_step(digest or fingerprint(sums)):
             for part in self._parts:
                 part.add_to([shares[i] for i in part.leaves], self._key, self.step)
 
@@ -174,15 +176,14 @@ class TorchNoise:
             raise NoiseExhaustedError.past_end(self.stream.iterations)
 
     @contextlib.contextmanager
-    def _one_step(self, sums: list[torch.Tensor] | None) -> Iterator[None]:
+    def _one_step(self, digest: str) -> Iterator[None]:
         """Guard of a step: after half an update the buffers would give noise other than C⁻¹z.
 
-        ``sums``: that the noise is for; None where they are not known, and equal no others.
+        ``digest``: of the sums that the noise is for.
         """
         self._refuse_past_end()
         self._refuse_broken()
         if self.ledger is not None:
-            digest = secrets.token_hex(16) if sums is None else fingerprint(sums)
             self.ledger.release(self.step, digest)
         self._sound = False
         yield
@@ -299,7 +300,7 @@ class SilentNoise:
     def __init__(self, stream: NoiseStream) -> None:
         self.stream, self.step = stream, 0
 
-    def add_to(self, sums: Iterable[torch.Tensor]) -> None:
+    def add_to(self, sums: Iterable[torch.Tensor], digest: str = "") -> None:
         """Advance by one step; raises as :meth:`TorchNoise.add_to` past the last one."""
         if self.step >= self.stream.iterations:
             raise NoiseExhaustedError.past_end(self.stream.iterations)
@@ -365,6 +366,28 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> str:
         cut = flat.numel() // _STRIPE * _STRIPE
         columns = flat[:cut].view(torch.int64).view(-1, _STRIPE // 8).sum(0)
         digest.update(columns.cpu().numpy().tobytes() + flat[cut:].cpu().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def release_fingerprint(
+    norms: Iterable[torch.Tensor], sums: Iterable[torch.Tensor], step: int
+) -> str:
+    """A digest of clipped sums in a tenth of the time that reading them takes.
+
+    Other sums come from other examples: of these ``norms`` tell, which are of all numbers. Where
+    norms are equal, a part of each sum tells, another one in each step: all of up to 2¹¹ numbers.
+
+    Args:
+      norms: of the gradients that were clipped.
+      sums: of the clipped gradients, one for each parameter.
+      step: that they are of.
+    """
+    digest = hashlib.sha256()
+    for norm in norms:
+        digest.update(norm.cpu().numpy().data)
+    for total in sums:
+        start = step * _PART % max(1, total.numel() - _PART)
+        digest.update(total.view(-1)[start : start + _PART].cpu().numpy().data)
     return digest.hexdigest()[:32]
 
 

@@ -138,12 +138,12 @@ class Examples:
         """
 
         def contribution() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-            """Clipped gradient and outputs of the first example, with random numbers of its own."""
-            total = [whole_zeros(p) for p in self.trained.values()]
+            """Gradient and outputs of the first example, with random numbers of its own."""
             with rows.seeded(parts):  # by vmap, what is kept would be unusable after it
                 outputs, gradients = self.forward(function, [x[:1] for x in parts], alone=True)
-            self.add(gradients([torch.ones_like(x) for x in outputs]), total)
-            return total, [x.nan_to_num() for x in outputs if x.is_floating_point()]
+            by_name = gradients([torch.ones_like(x) for x in outputs])
+            each = [x.dense().values for k in self.trained for x in by_name[k]]
+            return each, [x for x in outputs if x.is_floating_point()]
 
         def state() -> probe.Contents:
             return probe.contents([ignored], module=self.module, **roots)
@@ -155,7 +155,7 @@ class Examples:
         probe.refuse_changes(before, kept, made=True)
         yield
         probe.refuse_changes(kept, state())
-        for one, other, bound in zip(first, contribution(), (self.bound, None), strict=True):
+        for one, other, bound in zip(first, contribution(), (self.bound, 1.0), strict=True):
             probe.refuse_difference(one, other, bound)
 
     def _caller(self, parameters: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
@@ -195,10 +195,10 @@ class Examples:
 
     def add(
         self, gradients: per_example.Gradients, sums: Sequence[torch.Tensor], scale: float = 1.0
-    ) -> None:
+    ) -> torch.Tensor:
         """Add Σ clip(``scale`` · gradient of one example) to ``sums``, one for each parameter.
 
-        An example whose gradient is not finite adds nothing.
+        Returns the norm of each; an example whose gradient is not finite adds nothing.
         """
         with torch.no_grad(), per_example.full_precision({self.device.type}):
             joined = [
@@ -207,7 +207,7 @@ class Examples:
             ]
             bounds = [per_example.norm_bounds(x) for _, x in joined if x]
             if not bounds:
-                return
+                return torch.zeros(0)
             norm, rounding = (torch.stack(x).norm(dim=0) for x in zip(*bounds, strict=True))
             norm = scale * (norm + rounding)
             factor = _MARGIN * self.bound / norm.clamp(min=self.bound)
@@ -215,6 +215,7 @@ class Examples:
             for total, parts in joined:
                 for part in parts:
                     part.add_to(total, factor)
+            return norm
 
 
 def add_clipped(
@@ -225,7 +226,8 @@ def add_clipped(
     sum_of: Callable[[torch.Tensor], torch.Tensor],
     *,
     microbatch: int | None = None,
-    probed: Any = None,
+    run: Any = None,
+    probed: bool = False,
 ) -> torch.Tensor:
     """Add Σ clip(gradient of one example) to ``sum_of(parameter)`` for every trainable parameter.
 
@@ -240,8 +242,8 @@ def add_clipped(
         axis; one of no examples adds 0.
       sum_of: gives the tensor, of its shape, that a parameter's sum is added to.
       microbatch: examples whose gradients are held at once; all of them if left out.
-      probed: asks for a probe (:mod:`mfopt.torch.probe`) of this pass, which leaves this object out
-        of what must not change: the one that keeps the sums.
+      run: that keeps the sums, and the norms of what they are made of.
+      probed: asks for a probe (:mod:`mfopt.torch.probe`) of this pass.
 
     Returns:
       The mean loss, detached: not private.
@@ -278,11 +280,13 @@ def add_clipped(
         return torch.zeros(())
     block = count if microbatch is None else _check.integer("microbatch", microbatch)
     loss_sum = torch.zeros((), device=examples.device)
-    with examples.probed(of_one, tensors, probed, loss=loss):
+    with examples.probed(of_one, tensors, run if probed else None, loss=loss):
         while len(tensors[0]):
             size = 1 if examples.module in _one_by_one else block  # one graph at a time
             (losses,), gradients = examples.forward(of_one, [leaf[:size] for leaf in tensors])
-            examples.add(gradients([torch.ones_like(losses)]), sums)
+            norms = examples.add(gradients([torch.ones_like(losses)]), sums)
+            if run is not None:
+                run.norms.append(norms)
             loss_sum += losses.detach().sum()
             tensors = [leaf[size:] for leaf in tensors]
     return loss_sum / count

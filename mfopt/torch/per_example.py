@@ -36,6 +36,10 @@ class GradientRows:
     def __init__(self, gradients: torch.Tensor) -> None:
         self.values = gradients.reshape(len(gradients), -1)
 
+    def dense(self) -> GradientRows:
+        """The gradients themselves."""
+        return self
+
     def norms(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Norm of each example's gradient, and what rounding may add to it later."""
         length = norms(self.values)

@@ -163,7 +163,7 @@ class PrivateModule(torch.nn.Module):
         scale = count if self._is_mean else 1
 
         def add(sums: Sequence[torch.Tensor]) -> None:
-            examples.add(pullback([x.grad for x in outputs]), sums, scale)
+            run.norms.append(examples.add(pullback([x.grad for x in outputs]), sums, scale))
 
         run.passes.append((outputs, add, units))
         remaining = iter(outputs)

@@ -144,20 +144,22 @@ def refuse_changes(before: Contents, after: Contents, *, made: bool = False) -> 
 
 
 def refuse_difference(
-    reference: list[torch.Tensor], repeated: list[torch.Tensor], bound: float | None
+    reference: list[torch.Tensor], repeated: list[torch.Tensor], bound: float
 ) -> None:
     """Raise :class:`UsageError` unless two contributions of an example are equal to rounding.
 
     Args:
-      reference, repeated: before its batch, and after it.
-      bound: that rounding is measured by; the norm of ``reference``, and at least 1, if None.
+      reference, repeated: before its batch, and after it, before they are clipped.
+      bound: that rounding is measured by, or by the norm of ``reference`` where that is larger.
     """
 
     def norm(tensors: list[torch.Tensor]) -> float:
-        return math.hypot(*(float(torch.linalg.vector_norm(x)) for x in tensors))
+        return math.hypot(*(float(torch.linalg.vector_norm(x.nan_to_num())) for x in tensors))
 
-    distance = norm([a - b for a, b in zip(reference, repeated, strict=True)])
-    distance /= max(1.0, norm(reference)) if bound is None else bound
+    distance = norm(
+        [a.nan_to_num() - b.nan_to_num() for a, b in zip(reference, repeated, strict=True)]
+    )
+    distance /= max(bound, norm(reference))
     if not distance <= _TOLERANCE:
         rule = f"moved by {distance:.3g} of its bound from before its batch to after it: model or "
         rule += "loss remember other examples"

@@ -20,6 +20,7 @@ from mfopt.noise.for_torch import (
     SilentNoise,
     TorchNoise,
     refuse_narrow,
+    release_fingerprint,
     split_state,
 )
 from mfopt.noise.ledger import KEY_FOLDER
@@ -109,6 +110,7 @@ class PrivateRun:
         )
         self.noise: TorchNoise | SilentNoise | None = None
         self.units: list[int] = []  # whose rows are in the sum of this step
+        self.norms: list[torch.Tensor] = []  # of what is in the sum, before it was clipped
         self.keys = KeyFile(key_folder)
         self.parameters: list[torch.Tensor] = []  # of the attached optimizer
         # outputs that await gradients, what adds those of their examples to sums, and their units
@@ -193,7 +195,7 @@ class PrivateRun:
         self.started()
         checks.refuse_uncovered(module, self.parameters)
         units = rows.units_of(clipping.split(batch)[0])
-        probed = self if not self.units and self.is_probed(module, len(units)) else None
+        probed = not self.units and self.is_probed(module, len(units))
         self.take(units)
         sums = {id(p): total for p, total in zip(self.parameters, self.sums, strict=True)}
         bound = self.stream.clip_norm
@@ -205,6 +207,7 @@ class PrivateRun:
                 bound,
                 lambda p: sums[id(p)],
                 microbatch=microbatch,
+                run=self,
                 probed=probed,
             )
             self.refuse_constant(len(units))
@@ -335,7 +338,7 @@ class PrivateRun:
 
     def _drop(self) -> None:
         """Forget the sum of this step."""
-        self._sums, self.units = None, []
+        self._sums, self.units, self.norms = None, [], []
         self.passes.clear()
 
     def collect(self) -> None:
@@ -415,8 +418,8 @@ class PrivateRun:
             way_out = "Call run.backward(module, loss, batch), or loss.backward(), for all of its "
             way_out += "batch before step(), and no zero_grad() between."
             raise _check.reject("units", len(self.units), rule, way_out)
-        noise.add_to(sums)
-        self.units = []
+        noise.add_to(sums, release_fingerprint(self.norms, sums, noise.step))
+        self.units, self.norms = [], []
 
     def state_dict(self) -> dict[str, Any]:
         """Noise and batches of the run, sealed, for PyTorch checkpoints."""
