@@ -149,8 +149,7 @@ BAD = {
     "--group-size inf, --group-size 1.5",
     "dpsgd": "--iterations 0, --iterations inf, --eps 1, --adjacency edge, --batch-size 1:3, "
     "--population 30, --iters 4",
-    "fedavg": "--rounds 0, --noise-multiplier 1e300, "
-    "--noise-multiplier 1e300 --conversion improved",
+    "fedavg": "--rounds 0, --noise-multiplier 1e300, --conversion improved",
     "fixed-batch": "--group-size 21, --group-size 16, --batch-size 21",
     "banded": "--bands 0, --batch-size 3 --population 30",
     "balls-in-bins": "--samples 0, --bins 0, --strategy no-such-file, --seed -1, --also laplace:1, "
@@ -261,7 +260,7 @@ def test_a_banded_file_is_accounted_as_it_is(file, capsys):
     "words",
     [
         ["dpsgd", *RATE],
-        ["fedavg", *RATE, "--conversion", "improved"],
+        ["fedavg", *RATE, "--conversion", "pld"],
         ["balls-in-bins", "--iters", "4", "--epochs", "2", "--strategy", "sqrt", "--estimate"],
         ["fixed-order", "--iters", "4", "--epochs", "2"],
     ],

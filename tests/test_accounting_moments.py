@@ -7,7 +7,6 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import rdp_privacy_accountant
 from fedavg import PRINTED, ROUNDS
 from privacy_unit import compare
-from scipy import integrate
 
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import moments
@@ -48,9 +47,7 @@ def test_todays_account_of_the_same_mechanism_is_smaller(users, sample, rounds):
     """Direction of the difference: privacy loss distributions are below the published ε."""
     delta, q = users**-1.1, sample / users
     published = moments.epsilon(1.0, q, rounds, delta)
-    improved = moments.epsilon(1.0, q, rounds, delta, conversion="improved")
     tight = account(Mechanism(Poisson(q, rounds)), noise_multiplier=1.0, delta=delta).epsilon
-    assert tight < improved < published
     assert tight < 0.8 * published
 
 
@@ -64,38 +61,8 @@ def test_moments_are_those_of_the_sampled_gaussian():
             assert moment / (order - 1) == pytest.approx(theirs, rel=1e-9, abs=1e-12)
 
 
-def test_fractional_orders_where_the_noise_is_small():
-    """Against dp_accounting's series, and against whole orders across a continuous function."""
-    whole = moments.log_moments(0.7, 0.03, (1, 4, 30))
-    between = moments.log_moments(0.7, 0.03, (1 + 1e-9, 4 + 1e-9, 30 + 1e-9))
-    assert between == pytest.approx(whole, rel=1e-6)
-    z, q = 0.8, 0.01
-    for power in (1.1, 1.5, 2.3):
-        value = integrate.quad(
-            lambda x, power=power: (
-                ((1 - q) + q * math.exp((x - 0.5) / z**2)) ** power * math.exp(-0.5 * x * x / z**2)
-            ),
-            -15,
-            25,
-            limit=500,
-            epsabs=1e-15,
-            epsrel=1e-13,
-            points=[0, 1, 2],
-        )[0]
-        exact = math.log(value / (z * math.sqrt(2 * math.pi)))
-        assert moments.log_moments(z, q, (power - 1,))[0] == pytest.approx(exact, rel=1e-6)
-        theirs = rdp_privacy_accountant.RdpAccountant([power])
-        theirs.compose(dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(z)), 1)
-        assert exact < theirs._rdp[0] * (power - 1)  # which bounds the series from above
-    small = moments.epsilon(0.3, 0.01, 100, 1e-6, conversion="improved")
-    assert small < 40 < moments.epsilon(0.3, 0.01, 100, 1e-6) / 5
-    tight = account(Mechanism(Poisson(0.01, 100)), noise_multiplier=0.3, delta=1e-6).epsilon
-    assert tight < small
-
-
 def test_nobody_is_sampled_and_nothing_is_lost():
-    for conversion in ("moments", "improved"):
-        assert moments.epsilon(1.0, 0.0, 10, 1e-6, conversion=conversion) == 0
+    assert moments.epsilon(1.0, 0.0, 10, 1e-6) == 0
     assert account(Mechanism(Poisson(0.0, 10)), noise_multiplier=1.0, delta=1e-6).epsilon == 0
 
 
@@ -133,7 +100,7 @@ def test_filter_noise_follows_the_published_formula():
         lambda: moments.epsilon(1.0, 0.1, 10, 0.0),
         lambda: moments.epsilon(math.nan, 0.1, 10, 1e-5),
         lambda: moments.Estimator(1.0, 0.0, 10),
-        lambda: moments.epsilon(1.0, 0.1, 10, 1e-5, conversion="other"),
+        lambda: moments.log_moments(1.0, 0.1, (1.5,)),
         lambda: moments.fedavg(1.0, 0.1, 10),
         lambda: moments.Estimator(1.0, 0.1, 10, "other"),
     ],

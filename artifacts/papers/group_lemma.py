@@ -57,7 +57,7 @@ def group_epsilon(
 ) -> float:
     """ε of a group of K by the textbook lemma, from the moments of one unit.
 
-    One unit's log δ₁ at ε₁ is the least over orders of a line in ε₁ (as for ``improved``), so
+    One unit's log δ₁ at ε₁ is the least over orders of a line in ε₁, so
     nothing is too small for it. The lemma (:func:`black_box_epsilon`) asks for log δ₁ + (K-1) ε₁ -
     log(1 - e^{-ε₁}) <= log δ; with one order λ > K - 1 the first two terms fall by λ - K + 1 per
     unit of ε₁. The last term is bounded by its value at some smaller ε₁: where the others alone
@@ -74,7 +74,9 @@ def group_epsilon(
     if probability == 0:
         return 0.0
     orders = np.unique(np.round(np.geomspace(size, 64 * size + 2048, 240)))
-    total = rounds * moments.log_moments(noise_scale, probability, tuple(orders.tolist()))
+    total = rounds * moments.log_moments(
+        noise_scale, probability, tuple(orders.astype(int).tolist())
+    )
     alpha = orders + 1
     at_zero = total + orders * np.log1p(-1 / alpha) - np.log(alpha) - math.log(delta)
     if float(np.min(at_zero)) + math.log(size) <= 0:

@@ -270,8 +270,8 @@ def fixed_batch(**arguments: Any) -> None:
 @_by_rate
 @option(
     "--conversion",
-    ("moments", "improved", "pld"),
-    "Accountant: as published, improved Rényi conversion, or PLD (tightest).",
+    ("moments", "pld"),
+    "Accountant: moments as published, or privacy loss distribution (tightest).",
 )
 @_plot
 def fedavg(conversion: Any, **arguments: Any) -> None:
@@ -298,7 +298,6 @@ def fedavg(conversion: Any, **arguments: Any) -> None:
             scheme.iterations,
             delta=question["delta"],
             epsilon_target=question["epsilon"],
-            conversion=conversion,
         )
         # the account of the release itself says what some data sets attain
         with contextlib.suppress(FailureError):

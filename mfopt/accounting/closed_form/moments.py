@@ -22,10 +22,7 @@ from mfopt._runtime import _check
 from mfopt.accounting import solve
 from mfopt.guarantee import Guarantee, reported_delta
 
-Conversion = Literal["moments", "improved"]
 ORDERS = tuple(range(1, 33))  # λ of the moments accountant as published
-# of the improved conversion: fractions of the order where the noise is small, whole ones beyond
-MANY_ORDERS = (*np.geomspace(1e-3, 10.0, 80).tolist(), *range(11, 257), 512, 1024)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,22 +68,16 @@ class Estimator:
 
 
 def log_moments(
-    noise_scale: float, probability: float, orders: tuple[float, ...] = ORDERS
+    noise_scale: float, probability: float, orders: tuple[int, ...] = ORDERS
 ) -> np.ndarray:
-    """α(λ) = log E e^{λ L} of one round at the orders λ > 0, shape (orders,).
-
-    Whole orders by the binomial sum, others by the integral that it is.
-    """
+    """α(λ) = log E e^{λ L} of one round at the whole orders λ > 0, shape (orders,)."""
     z = _check.noise_multiplier(noise_scale, "noise_scale")
     q = _check.probability("probability", probability, closed=True)
     if q == 0:
         return np.zeros(len(orders))
     result = []
     for order in orders:
-        if order != int(order):
-            result.append(_integral(z, q, 1 + _check.positive("order", order)))
-            continue
-        power = _check.integer("order", int(order)) + 1
+        power = _check.integer("order", order) + 1
         k = np.arange(power + 1)
         log_gamma = scipy.special.gammaln
         log_binomial = log_gamma(power + 1) - log_gamma(k + 1) - log_gamma(power - k + 1)
@@ -96,54 +87,27 @@ def log_moments(
     return np.maximum(np.array(result), 0.0) * (1 + 1e-12) + 1e-14
 
 
-def _integral(z: float, q: float, power: float) -> float:
-    """log E ((1-q) + q e^{t/z - 1/(2z²)})^power, t ~ N(0, 1).
-
-    By the trapezoidal rule, whose error falls as e^{-2π d/h} with the spacing h, d = πz being
-    the distance of the integrand's singularities from the line.
-    """
-    spacing = min(0.02, z / 20)
-    t = np.arange(-40.0, power / z + 40.0, spacing)
-    log_ratio = np.logaddexp(np.log1p(-q) if q < 1 else -np.inf, math.log(q) + t / z - 0.5 / z**2)
-    log_terms = power * log_ratio - 0.5 * t * t
-    log_total = float(scipy.special.logsumexp(log_terms))
-    return log_total + math.log(spacing) - 0.5 * math.log(2 * math.pi)
-
-
 def epsilon(
     noise_scale: float,
     probability: float,
     rounds: int,
     delta: float,
-    *,
-    conversion: Conversion = "moments",
 ) -> float:
-    """ε of ``rounds`` rounds at δ, the least over the orders.
+    """ε of ``rounds`` rounds at δ: the least (T α(λ) + log(1/δ))/λ over λ up to 32, as published.
 
-    "moments" is the published bound ε = (T α(λ) + log(1/δ))/λ with λ up to 32; "improved"
-    converts each Rényi order α = λ + 1 as Canonne, Kamath, Steinke 2020 (Proposition 12) do, over
-    :data:`MANY_ORDERS`. A unit that never takes part has ε = 0.
+    A unit that never takes part has ε = 0.
 
     Args:
       noise_scale: z, the noise over the sensitivity of the estimator (:class:`Estimator`).
       probability: q, chance that a unit takes part in a round.
       rounds, delta: T, and δ in (0, 1).
-      conversion: from moments to (ε, δ), as above.
     """
     delta = _check.probability("delta", delta)
     rounds = _check.integer("rounds", rounds)
     if probability == 0:
         return 0.0
-    if conversion not in ("moments", "improved"):
-        raise _check.reject("conversion", conversion, "must be 'moments' or 'improved'")
-    orders = MANY_ORDERS if conversion == "improved" else ORDERS
-    order = np.array(orders, dtype=np.float64)
-    total = rounds * log_moments(noise_scale, probability, orders)
-    values = (total - math.log(delta)) / order
-    if conversion == "improved":
-        alpha = order + 1
-        values = total / order + np.log1p(-1 / alpha) - (math.log(delta) + np.log(alpha)) / order
-    return max(float(np.min(values)), 0.0)
+    total = rounds * log_moments(noise_scale, probability)
+    return max(float(np.min((total - math.log(delta)) / np.array(ORDERS))), 0.0)
 
 
 def fedavg(
@@ -153,7 +117,6 @@ def fedavg(
     *,
     delta: float | None = None,
     epsilon_target: float | None = None,
-    conversion: Conversion = "moments",
 ) -> Guarantee:
     """User-level guarantee of DP-FedAvg or DP-FedSGD; the missing one of (z, ε, δ) is found.
 
@@ -165,7 +128,6 @@ def fedavg(
       probability: q, chance that a user takes part in a round.
       rounds: T.
       delta, epsilon_target: δ and ε, or None to find the smallest.
-      conversion: as for :func:`epsilon`.
     """
     statement = (noise_scale, epsilon_target, delta)
     if sum(value is not None for value in statement) != 2:
@@ -174,12 +136,7 @@ def fedavg(
     if delta is None:
         assert noise_scale is not None and epsilon_target is not None
         target = _check.non_negative("epsilon", epsilon_target)
-        orders = MANY_ORDERS if conversion == "improved" else ORDERS
-        order = np.array(orders, dtype=np.float64)
-        total = rounds * log_moments(noise_scale, probability, orders)
-        log_delta = total - order * target
-        if conversion == "improved":
-            log_delta += order * np.log1p(-1 / (order + 1)) - np.log(order + 1)
+        log_delta = rounds * log_moments(noise_scale, probability) - np.array(ORDERS) * target
         delta = 0.0  # nobody takes part
         if probability > 0:
             delta = reported_delta(math.exp(min(float(np.min(log_delta)), 0.0)) * (1 + 1e-12))
@@ -189,7 +146,7 @@ def fedavg(
         noise_scale = 0.0  # nobody takes part
         if _check.probability("probability", probability, closed=True) > 0:
             noise_scale = solve.smallest(
-                lambda z: epsilon(z, probability, rounds, level, conversion=conversion) - target,
+                lambda z: epsilon(z, probability, rounds, level) - target,
                 1.0,
                 name="noise scale",
                 relative=1e-7,
@@ -197,14 +154,14 @@ def fedavg(
                 gap="ε",
             )
     else:
-        target = epsilon(noise_scale, probability, rounds, delta, conversion=conversion)
+        target = epsilon(noise_scale, probability, rounds, delta)
     return Guarantee(
         epsilon=target,
         delta=delta,
         noise_multiplier=noise_scale,
         privacy_unit="user",
         adjacency="add-remove",
-        method=f"moments accountant, {conversion} conversion",
+        method="moments accountant",
         status="bound",
         details={"probability": probability, "rounds": rounds},
     )
