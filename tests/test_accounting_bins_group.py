@@ -14,7 +14,6 @@ from selection import before_release
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.monte_carlo import balls_in_bins, chunked, count_mixture, group
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Point, Trial
@@ -55,30 +54,6 @@ def test_the_chance_of_a_total_lies_below_its_bound() -> None:
         assert not np.all(log_q <= bound - 0.5)  # and it says something
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(
-    ("direction", "order"),
-    before_release([("remove", 0.5), ("remove", 1.0), ("remove", 2.0), ("add", None)], 2, 3),
-)
-def test_any_order_has_the_mean_of_the_exact_mixture(direction: str, order: float | None) -> None:
-    point = Point(3.0, 1.0)
-    # the control: 5% more noise is seen
-    exact, other = (
-        bin_counts.estimate(8, 3, 4.0 / s**2, 1.0, direction=direction, seed=3)
-        for s in (3.0, 1.05 * 3.0)
-    )
-    tilt = count_mixture.least(PAIR, direction, point)
-    if order is not None:
-        tilt = count_mixture.tilt(PAIR, direction, order, point)
-    pilot = count_mixture.pilot(PAIR, tilt, point, 2**15, KEY)
-    error = pilot.deviation / math.sqrt(pilot.samples)
-    error = math.hypot(error, exact.standard_error / exact.value)
-    assert abs(pilot.log_mean - math.log(exact.value)) < 4 * error
-    assert pilot.log_mean <= tilt.log_ceiling
-    if order == 2.0:
-        assert abs(pilot.log_mean - math.log(other.value)) > 4 * error
-
-
 def test_draws_within_a_cell_follow_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(count_mixture, "CELLS", 4)  # so wide that where one draws in them counts
     point = Point(1.5, 2.0)  # of no other test: tables are kept
@@ -90,19 +65,6 @@ def test_draws_within_a_cell_follow_its_law(monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert error < 0.01
     assert abs(pilot.log_mean - math.log(exact.value)) < 4 * error
-
-
-def test_one_unit_is_the_sum_of_lognormals() -> None:
-    pair, point = CountPair(8, 1, 4.0), Point(2.0, 1.0)
-    exact = math.exp(AllocationProfile(8, 4.0 / 2.0**2).log_delta(1.0, "remove"))
-    tilt = count_mixture.least(pair, "remove", point)
-    pilot = count_mixture.pilot(pair, tilt, point, 2**15, KEY)
-    assert abs(math.exp(pilot.log_mean) / exact - 1) < 4 * pilot.deviation / math.sqrt(
-        pilot.samples
-    )
-    bet, _ = pilot.expected(2**15, 1e-6)
-    bound = count_mixture.bound(pair, tilt, point, bet, Trial(2**15, 1e-6, chunked.seed_key(6)))
-    assert exact <= bound.value < 1.2 * exact
 
 
 def test_counts_that_weigh_more_than_floats_hold_have_a_ceiling() -> None:

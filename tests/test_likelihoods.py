@@ -19,7 +19,9 @@ from scipy.special import logsumexp
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked
+from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
+from mfopt.accounting.monte_carlo.group import CountLoss
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.sampling import BallsInBins, BMinSep, FreshBins, RandomPartition
 from mfopt.strategies import Banded
@@ -86,7 +88,7 @@ class Cell:
     """A mechanism whose patterns are written out.
 
     Attributes:
-      scheme, bands: and a C of so many bands.
+      scheme, bands: and a C of so many bands; 0 for C = I.
       sigma: where divergences are compared.
       units: of a group.
     """
@@ -98,11 +100,15 @@ class Cell:
 
     @functools.cached_property
     def matrix(self):
+        if self.bands == 0:
+            return np.eye(self.scheme.iterations)
         largest = 0.7 if hasattr(self.scheme, "separation") else 1.0
         return banded(self.scheme.iterations, self.bands, largest=largest)
 
     @functools.cached_property
     def loss(self):
+        if self.bands == 0:
+            return CountLoss(CountPair(self.scheme.bins, self.units, self.scheme.epochs))
         unit = law(self.scheme).loss(Banded.from_dense(self.matrix, self.bands))
         return unit if self.units == 1 else unit.group(self.units)
 
@@ -152,13 +158,20 @@ CELLS = {
     "pairs in kept bins": Cell(BallsInBins(4, 2), 3, 4.0, 2),
     "pairs in fresh bins": Cell(FreshBins(3, 2), 3, 4.0, 2),
 }
+COUNTED = {
+    "one unit, C = I": Cell(BallsInBins(8, 4), 0, 2.0),
+    "three units, C = I": Cell(BallsInBins(4, 2), 0, 2.5, 3),
+}
 SELDOM = "fresh bins, kept for two epochs", "separated, long rest", "pairs in kept bins"
 
 
-def cells(*later):
+def cells(*later, counted=False):
     """Parametrize by the cells; those named, and a few more, wait for a release."""
     marks = dict.fromkeys((*SELDOM, *later), pytest.mark.release)
-    named = [pytest.param(cell, id=name, marks=marks.get(name, ())) for name, cell in CELLS.items()]
+    enumerated = CELLS | COUNTED if counted else CELLS
+    named = [
+        pytest.param(cell, id=name, marks=marks.get(name, ())) for name, cell in enumerated.items()
+    ]
     return pytest.mark.parametrize("cell", named)
 
 
@@ -262,7 +275,7 @@ def test_every_proposal_has_the_mean_of_plain_sampling(cell, direction):
 
 
 @pytest.mark.ci
-@cells("fresh bins, as many bands")
+@cells("fresh bins, as many bands", counted=True)
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_a_chosen_bound_is_above_the_truth_and_near_it(cell, direction):
     truth, error = cell.truth[direction]
