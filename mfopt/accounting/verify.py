@@ -32,7 +32,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax
 
@@ -100,6 +100,9 @@ class Verified:
     tests: int
     method: str
     estimate: Estimate | None = None
+
+
+_Shown: TypeAlias = tuple[float, Verified]  # σ or ε, with the statement
 
 
 class Engine:
@@ -207,22 +210,9 @@ class Engine:
         """
         sigma = _check.positive("noise_multiplier", noise_multiplier)
         epsilon, delta = _check.epsilon("epsilon", epsilon), check_delta(delta)
-        refused = (
-            f"not certified: at noise multiplier {sigma:.6g} and ε = {epsilon:g} the upper bound "
-            "on δ is {bound:.4g}, above {delta:g}{why}. "
-            "Ask for a larger δ or ε, or more certify samples."
-        )
-        lowest = math.inf
-        for bound in self.model.free_bounds():
-            free = self._freely(bound, sigma, epsilon, delta)
-            if accepts(free.bounds.both, 0.0, delta):
-                return free
-            lowest = min(lowest, value := largest(free.bounds.both))
-            if bound.exact:
-                raise FailureError(refused.format(bound=value, delta=delta, why=""))
-        if self.model.deterministic:
-            why = " by every bound without samples: --certificate monte-carlo may prove it"
-            raise FailureError(refused.format(bound=lowest, delta=delta, why=why))
+        free = self._shown(self.model.free_bounds(), sigma, epsilon, delta)
+        if free is not None:
+            return free
         beta, most_samples = delta * BETA_SHARE, self._most_samples()
         previous, above = 0, math.inf
         for number in range(1, ROUNDS + 1):
@@ -243,8 +233,7 @@ class Engine:
                     plan = self.model.widened(plan, sigma, epsilon, trial)
             if plan.log_mean - math.log1p(_FAR * min(plan.error, 1e3)) > math.log(delta):
                 about = math.exp(min(plan.log_mean, 0.0))
-                why = ": a pilot estimates as much"
-                raise FailureError(refused.format(bound=about, delta=delta, why=why))
+                raise _refusal((sigma, epsilon, delta), about, ": a pilot estimates as much")
             if number > 1 and not plan.expected(samples, beta) <= target:
                 break
             with self._stage("certifying", samples * len(plan.sides), f"σ = {sigma:.6g}"):
@@ -255,11 +244,31 @@ class Engine:
                     sigma, epsilon, delta, found_bounds, spent, samples, number, self.model.method
                 )
             previous, above = samples, largest(found_bounds.both) + spent
-        for bound in self.model.slow_bounds():
+        free = self._shown(self.model.slow_bounds(), sigma, epsilon, delta)
+        if free is None:
+            raise _refusal((sigma, epsilon, delta), above)
+        return free
+
+    def _shown(
+        self, bounds: Iterable[FreeBound], sigma: float, epsilon: float, delta: float
+    ) -> Verified | None:
+        """The statement by the first of these bounds that shows it, without samples.
+
+        Raises:
+          FailureError: one that is exact does not, or nothing else is to be asked.
+        """
+        lowest = math.inf
+        for bound in bounds:
             free = self._freely(bound, sigma, epsilon, delta)
             if accepts(free.bounds.both, 0.0, delta):
                 return free
-        raise FailureError(refused.format(bound=above, delta=delta, why=""))
+            lowest = min(lowest, value := largest(free.bounds.both))
+            if bound.exact:
+                raise _refusal((sigma, epsilon, delta), value)
+        if self.model.deterministic:
+            why = " by every bound without samples: --certificate monte-carlo may prove it"
+            raise _refusal((sigma, epsilon, delta), lowest, why)
+        return None
 
     # --- lower ends ------------------------------------------------------------------------------
 
@@ -312,20 +321,23 @@ class Engine:
         """The least that is verified: by tests, or without samples where these say little."""
         self.tests = 0
 
-        def shown(bound: FreeBound) -> tuple[float, Verified] | None:
+        def shown(bound: FreeBound) -> _Shown | None:
             spent = self.tests * delta * BETA_SHARE
             x = free(bound, delta - spent) * (1 + ROUNDING)
             statement = self._freely(bound, *point_at(x), delta)
             return (x, statement) if accepts(statement.bounds.both, spent, delta) else None
 
-        fallback: tuple[float, Verified] | None = None
+        def smaller(fallback: _Shown | None, candidate: _Shown | None) -> _Shown | None:
+            statements = [pair for pair in (fallback, candidate) if pair is not None]
+            return min(statements, key=lambda pair: pair[0], default=None)
+
+        fallback: _Shown | None = None
         for bound in self.model.free_bounds():
             self.progress(Progress("initial σ (closed form)"))
             candidate = shown(bound)
             if candidate is not None and (bound.exact or candidate[0] == 0):  # no ε is less
                 return candidate[1]
-            if candidate is not None and (fallback is None or candidate[0] < fallback[0]):
-                fallback = candidate
+            fallback = smaller(fallback, candidate)
         if self.model.deterministic and fallback is not None:
             return fallback[1]
         searched: Verified | None = None
@@ -345,9 +357,7 @@ class Engine:
         self.progress(Progress("bounding without samples"))
         for bound in [*bounds_again, *self.model.slow_bounds()]:
             with contextlib.suppress(FailureError):  # it shows nothing for any x
-                candidate = shown(bound)
-                if candidate is not None and (fallback is None or candidate[0] < fallback[0]):
-                    fallback = candidate
+                fallback = smaller(fallback, shown(bound))
         if best is not None and (fallback is None or getattr(best, name) <= fallback[0]):
             return best
         if fallback is None:
@@ -365,7 +375,7 @@ class Engine:
         delta: float,
         point_at: Callable[[float], tuple[float, float]],
         find: Callable[[], Estimate],
-        fallback: tuple[float, Verified] | None,
+        fallback: _Shown | None,
     ) -> Verified:
         """Return the smallest σ or ε verified near an estimate, by tests on fresh samples.
 
@@ -397,7 +407,7 @@ class Engine:
         begin: Estimate,
         point_at: Callable[[float], tuple[float, float]],
         delta: float,
-        fallback: tuple[float, Verified] | None,
+        fallback: _Shown | None,
         short: float,
     ) -> tuple[Verified | None, Estimate, float]:
         """One test, near ``begin``; None where it refused.
@@ -531,6 +541,14 @@ class Engine:
 
     def _key(self, *path: int) -> jax.Array:
         return chunked.subkey(self._root, _DOMAIN, *path)
+
+
+def _refusal(statement: tuple[float, float, float], bound: float, why: str = "") -> FailureError:
+    sigma, epsilon, delta = statement
+    return FailureError(
+        f"not certified: at noise multiplier {sigma:.6g} and ε = {epsilon:g} the upper bound on δ "
+        f"is {bound:.4g}, above {delta:g}{why}. Ask for a larger δ or ε, or more certify samples."
+    )
 
 
 def check_delta(delta: float) -> float:
