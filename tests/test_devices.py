@@ -1,5 +1,6 @@
-"""Samples over devices: the same answers, whatever there is to compute them with."""
+"""Samples over devices and processes: the same answers, whatever there is to compute them with."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -7,12 +8,15 @@ import sys
 import jax
 import numpy as np
 import pytest
-from processes import python, with_devices
+from processes import finish, free_port, python, start, with_devices
 from questions import searched
 
-from mfopt.accounting.monte_carlo import chunked, sharding
+from mfopt.accounting import Effort, over_processes
+from mfopt.accounting.monte_carlo import chunked, processes, sharding
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.protocol import law
+from mfopt.calibration import release
+from mfopt.errors import FailureError
 from mfopt.optimize import kinds
 from mfopt.optimize.objective import AmplifiedObjective, Samples, log_rmse
 from mfopt.sampling import BallsInBins, FreshBins
@@ -88,6 +92,89 @@ def test_answers_do_not_depend_on_the_number_of_devices(every_scheme):
     assert large == 4 != small
     assert actual[0] == exact  # to the last bit
     np.testing.assert_allclose(actual[1], rounded, rtol=1e-12, atol=1e-12)
+
+
+def together(program, count=2):
+    """What each of so many processes printed last, with jax.distributed on this machine."""
+    port = free_port()
+    environment = with_devices(1)
+    environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    started = [
+        start("-c", program, f"127.0.0.1:{port}", count, index, env=environment)
+        for index in range(count)
+    ]
+    return [json.loads(printed.splitlines()[-1]) for printed in finish(*started)]
+
+
+PROGRAM = """
+import json, sys, jax
+jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+import test_devices
+print(json.dumps(test_devices.as_one_of_several()))
+"""
+
+
+def as_one_of_several():
+    """Of a process among others."""
+    with over_processes():
+        looked = []
+        with chunked.counting(looked.append):
+            large, small = certified(), certified(8192)  # four chunks each, and one for two of them
+        keys = [jax.random.key_data(chunked.seed_key(None)).tolist() for _ in range(2)]
+        released = dataclasses.asdict(
+            release(law(SCHEME).loss(C), EPSILON, DELTA, effort=Effort(seed=3))[0]
+        )
+        try:
+            certified(8192 + 8192 * jax.process_index())
+            refused = ""
+        except FailureError as error:
+            refused = str(error)
+    return [[float(x) for x in large + small], sum(looked), keys, released, refused]
+
+
+@pytest.mark.release
+def test_two_processes_answer_as_one():
+    first, second = together(PROGRAM)
+    assert first == second
+    actual, looked, keys, released, refused = first
+    assert actual == [float(x) for x in certified() + certified(8192)]
+    assert looked == 2 * (4 + 1) * 8192
+    assert keys[0] != keys[1]
+    assert released == dataclasses.asdict(
+        release(law(SCHEME).loss(C), EPSILON, DELTA, effort=Effort(seed=3))[0]
+    )
+    assert "asked for different things" in refused
+
+
+def test_shares_are_all_chunks_in_order(monkeypatch):
+    monkeypatch.setattr(processes, "count", lambda: 4)
+    for chunks in (1, 3, 4, 9, 64):
+        recorded = []
+        for index in range(4):
+            monkeypatch.setattr(jax, "process_index", lambda place=index: place)
+            first, end = processes.share(chunks)
+            assert end - first <= -(-chunks // 4)
+            recorded += range(first, end)
+        assert recorded == list(range(chunks))
+
+
+def _normal(key, size):
+    return jax.random.normal(key, ())
+
+
+@pytest.mark.parametrize("chunks", [1, 9])
+def test_what_two_processes_draw_is_what_one_draws(monkeypatch, chunks):
+    """Without the exchange itself, of which only two processes can tell."""
+    drawn = []
+    monkeypatch.setattr(processes, "joined", lambda own, *_: (drawn.append(own), own)[1])
+    key, sizes = chunked.seed_key(0), (64 * chunks, 10**9)
+    whole, used = chunked.total(_normal, key, *sizes)
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    for index in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda place=index: place)
+        assert chunked.total(_normal, key, *sizes)[1] == used == 64 * chunks
+    np.testing.assert_array_equal(np.concatenate(drawn[1:]), drawn[0])
+    assert drawn[0].sum() == whole
 
 
 def test_a_device_that_the_caller_chose_is_the_only_one():

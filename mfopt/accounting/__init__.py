@@ -8,6 +8,7 @@ from mfopt.accounting import accountants
 from mfopt.accounting.account import Accountant, Effort, account, analysis
 from mfopt.accounting.analyses import Analysis, Budget, DeterministicAnalysis, SampledAnalysis
 from mfopt.accounting.bound import DeterministicBound
+from mfopt.accounting.monte_carlo.processes import over_processes
 from mfopt.accounting.profile import Profile
 from mfopt.accounting.tradeoff import Tradeoff, tradeoff
 from mfopt.accounting.unamplified import Sensitivity, sensitivity
@@ -28,6 +29,7 @@ __all__ = [
     "account",
     "accountants",
     "analysis",
+    "over_processes",
     "sensitivity",
     "tradeoff",
 ]

@@ -1,4 +1,4 @@
-"""Sums over many Monte Carlo samples in bounded memory, over local devices."""
+"""Sums over many Monte Carlo samples in bounded memory, over local devices and processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from mfopt._runtime import _check, _quick
 from mfopt._runtime._types import PyTree
-from mfopt.accounting.monte_carlo import sharding
+from mfopt.accounting.monte_carlo import processes, sharding
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
 _LIVE_ARRAYS = 8  # float64 arrays of shape (chunk, bins) alive at once in the kernels
@@ -56,8 +56,9 @@ def total(
     """Sum of ``kernel(key_i, size, *args)`` over chunks i, and the number of samples used.
 
     Chunk i draws from ``fold_in(key, i)`` and has the same size on every machine; the chunk
-    results are added on the host in order, so the figure is the same for any number of devices. At
-    least ``samples`` samples are used: a part chunk is made whole.
+    results are added on the host in order, so the figure is the same for any number of devices, and
+    of processes inside :func:`~mfopt.accounting.monte_carlo.processes.over_processes`. At least
+    ``samples`` samples are used: a part chunk is made whole.
 
     Args:
       kernel: a function that can be hashed: it is static in compiled code.
@@ -70,16 +71,19 @@ def total(
     devices = sharding.devices()
     per_call = _CALL * len(devices)
     results = []
-    for start in range(0, chunks, per_call):
-        count = min(per_call, chunks - start)
+    begin, end = processes.share(chunks)
+    for start in range(begin, max(end, begin + 1), per_call):  # without chunks, for the shapes
+        count = min(per_call, end - start)
         per_device = -(-count // len(devices))
         part = _run(kernel, size, devices, key, (start, per_device), args)
         # device d holds its chunks at d·_CALL ..; the rest of its block is unused
         kept = np.concatenate([d * _CALL + np.arange(per_device) for d in range(len(devices))])
         results.append(jax.tree.map(lambda x, k=kept[:count]: np.asarray(x)[k], part))
         _looked_at(count * size)
-    sums = jax.tree.map(lambda *leaves: np.concatenate(leaves).sum(axis=0), *results)
-    return sums, chunks * size
+    own_sums = jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
+    all_sums = processes.joined(own_sums, chunks, (jax.random.key_data(key), samples, args))
+    _looked_at((chunks - (end - begin)) * size)
+    return jax.tree.map(lambda leaf: leaf.sum(axis=0), all_sums), chunks * size
 
 
 @functools.partial(_quick.jit, static_argnums=(0, 1, 2))
@@ -116,6 +120,8 @@ def seed_key(seed: int | None) -> jax.Array:
     if seed is not None:
         seed = _check.seed("seed", seed)
     entropy = np.random.SeedSequence(seed).generate_state(2, np.uint32)
+    if seed is None:
+        entropy = processes.agreed(entropy)
     return jax.random.wrap_key_data(jax.device_put(entropy), impl="threefry2x32")
 
 
