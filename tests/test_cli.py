@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from mfopt_cli import display
+from mfopt_cli.commands.optimize import command as optimize_command
 from mfopt_cli.main import COMMANDS, cli, main
 from mfopt_cli.options import StrategyName
 from processes import ended
@@ -18,6 +19,7 @@ from processes import ended
 import mfopt
 from mfopt import words
 from mfopt.optimize import kinds
+from mfopt.sampling.named import NAMES
 from mfopt.strategies import registered
 
 TINY = ["optimize", "--epochs", "2", "--iters", "4", "--eps", "2", "--delta", "1e-3", "--seed", "3"]
@@ -81,6 +83,22 @@ def test_optimize_prints_a_table_and_names_its_file(tmp_path, monkeypatch):
     shown = float(re.search(r"noise multiplier σ +([\d.]+)", output)[1])
     assert shown >= mfopt.load(path).noise_multiplier  # never rounded towards less privacy
     assert "certifying" in err  # progress goes to standard error
+
+
+@pytest.mark.parametrize(("workload", "expected"), [("prefix", True), ("momentum", False)])
+def test_optimize_compares_with_fresh_bins_where_it_was_measured(tmp_path, workload, expected):
+    """Figures are of prefix sums: for another workload independent noise may be better there."""
+    code, output, _ = run(
+        *TINY, "--strategy", "identity", "--workload", workload, "--out", tmp_path / "one.npz"
+    )
+    assert code == 0 and ("--sampling fresh-bins" in output) is expected
+
+
+def test_optimize_explains_every_sampling_scheme():
+    (explanation,) = (
+        option.help for option in optimize_command.params if option.name == "sampling"
+    )
+    assert [name for name in (*NAMES, "auto") if f"{name}: " not in explanation] == []
 
 
 def test_show(optimized_file):

@@ -40,10 +40,14 @@ if TYPE_CHECKING:
     "--sampling",
     (*NAMES, "auto"),
     "Sampling scheme. balls-in-bins: one random bin per unit for all epochs; fresh-bins: a "
-    "new bin in each epoch (lowest error at small ε; C needs at most --iters bands); b-min-sep: "
+    "new bin in each epoch (lowest error; C needs at most --iters bands); b-min-sep: "
     "independent sampling with at least --separation iterations between participations (C needs "
-    "at most that many bands); random-partition: cyclic Poisson sampling, each unit in one of "
-    "--separation groups by chance (C likewise); auto: the scheme of the first two and "
+    "at most that many bands); poisson: independent sampling in each iteration (C = I only); "
+    "cyclic-poisson: the same among one of --bands groups that take turns (C of as many bands); "
+    "random-partition: cyclic-poisson, each unit in one of --separation groups by chance (C "
+    "needs at most that many bands); fixed-order: the same public order in each epoch; "
+    "min-separation: any public order with at least --separation iterations between at most "
+    "--max-participations; both without amplification. auto: the scheme of the first two and "
     "the form of C within --memory with the lowest error, with a table of the candidates.",
     metavar="SCHEME",
 )
@@ -386,17 +390,17 @@ def _published(factorization: Any) -> list[tuple[str, str]]:
     return [("best published", f"RMSE {rmse:.2f} ({change} here): {name}")]
 
 
-# (ε, RMSE with fresh bins over that with balls-in-bins), of the default C of each at 16 × 128:
-# docs/benchmarks/field.md
+# (ε, RMSE of prefix sums with fresh bins over that with balls-in-bins), of the default C of each at
+# 16 × 128: docs/benchmarks/field.md
 _FRESH_BINS = ((0.5, 0.981), (2.0, 0.950), (8.0, 0.890), (16.0, 0.856))
 
 
 def _fresh_bins(factorization: Any) -> list[tuple[str, str]]:
-    """Row of what assigning units to new bins in each epoch would gain."""
+    """Row of what assigning units to new bins in each epoch would gain of prefix sums."""
     import numpy as np
 
-    scheme = factorization.sampling
-    if scheme.kind != "balls-in-bins" or scheme.epochs == 1:
+    scheme, workload = factorization.sampling, factorization.workload
+    if scheme.kind != "balls-in-bins" or scheme.epochs == 1 or workload.kind != "prefix":
         return []
     ratio = float(np.interp(np.log(factorization.guarantee.epsilon), *np.log(_FRESH_BINS).T))
     gain = f"about {100 * -np.expm1(ratio):.0f}% less error"
