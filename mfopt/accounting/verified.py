@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
@@ -14,6 +13,7 @@ from mfopt.accounting.analyses import BETA_SHARE, Budget, SampledAnalysis, state
 from mfopt.accounting.model import LossModel, Numbers
 from mfopt.accounting.verify import Engine, Unknown, Verified, check_delta
 from mfopt.guarantee import Guarantee, reported_delta
+from mfopt.mechanism import Mechanism
 
 __all__ = ["LossModel", "Numbers", "VerifiedAnalysis"]
 
@@ -30,7 +30,12 @@ class VerifiedAnalysis(SampledAnalysis):
     """
 
     def __init__(
-        self, mechanism: Any, model: LossModel, *, certify: bool = True, seed: int | None = None
+        self,
+        mechanism: Mechanism,
+        model: LossModel,
+        *,
+        certify: bool = True,
+        seed: int | None = None,
     ) -> None:
         self.mechanism, self.model, self.certify, self.seed = mechanism, model, certify, seed
 

@@ -33,6 +33,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.protocol import DIRECTIONS, SampledLoss, law, loss_of
 from mfopt.accounting.monte_carlo.sampled import ComposedMechanism, OneUnit
 from mfopt.accounting.verified import VerifiedAnalysis
+from mfopt.mechanism import Mechanism
 from mfopt.strategies.fields import Array
 
 _STEP = 1e-3
@@ -196,7 +197,7 @@ class HockeyStick:
 
 
 def analysis(
-    mechanism: Any,
+    mechanism: Mechanism,
     other: Composition,
     *,
     samples: int | None = None,

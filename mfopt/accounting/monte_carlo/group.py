@@ -25,6 +25,7 @@ from mfopt.accounting.monte_carlo.free import ReassignedBins, guess_noise_multip
 from mfopt.accounting.monte_carlo.protocol import SampledDirection, SampledLoss, law
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.monte_carlo.sampled_chain import SampledChain
+from mfopt.mechanism import Mechanism
 
 _ANCHOR = 0.1  # of log σ and log ε: how far they move before another order is sought
 _PILOT_SAMPLES = 2048
@@ -113,7 +114,7 @@ class GroupUnits(OneUnit):
 
 
 def model(
-    mechanism: Any, samples: int | None = None, deterministic: bool = False
+    mechanism: Mechanism, samples: int | None = None, deterministic: bool = False
 ) -> LossModel | DeterministicBound:
     """The model of a mechanism that is verified: one unit, or a group of them.
 
