@@ -3,8 +3,9 @@
     python tests/benchmarks/bench_rates.py --out artifacts/bench-rates-packages.json
 
 A GPT-2 of 234 thousand parameters, pretrained on docstrings of the standard library, is trained for
-4 epochs × 8 steps under the noise of an optimized BLT (ε = 8, δ = 1e-5, add-remove, user level) at the default
-displacement (--noise-move) times --factors, and beyond them until the best one is not the last.
+4 epochs × 8 steps under the noise of an optimized BLT (ε = 8, δ = 1e-5, add-remove, user level) at
+the default displacement (--noise-move) times --factors, and beyond them until the best one is not
+the last.
 Users are modules, or packages. Losses are on held-out users, means over --repeats seeds. ``lost``
 is (loss at the default - least loss) / (loss before - least loss), of what can be learned. Data
 sets that are in the file are not swept again.
