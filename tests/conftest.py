@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -48,6 +49,16 @@ os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"mfopt-tests-{os.getuid()}")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+# The programs of tests run for milliseconds: what the compiler takes a third of its time for, they
+# gain nothing from (mfopt/_runtime/_quick.py gives the same options to those of a search). Only where
+# the flags are known to exist: a process ends at one that it does not know.
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "")
+        + " --xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
+        " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    )
 
 
 class _OnlyWithExamples:
