@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import harness  # noqa: F401 - finds the module of the manifest
 import manifest
 import numpy as np
-from accuracy import dpsgd, interval
+import scipy.stats
 from accuracy_runs import SCHEDULES, Mechanism, scores
 
 import mfopt
@@ -33,7 +33,7 @@ from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
 from mfopt.experiments.runner import device
 from mfopt.optimize import unamplified
-from mfopt.sampling import Scheme
+from mfopt.sampling import Poisson, Scheme
 from mfopt.strategies import Identity, Strategy
 
 PAGE = Path("docs/benchmarks/accuracy.md")
@@ -67,6 +67,18 @@ CELLS = [
 
 
 # --- mechanisms ----------------------------------------------------------------------------------
+
+
+def dpsgd(label: str, epsilon: float) -> Mechanism:
+    """DP-SGD with Poisson sampling of expected batches as large as one of the bins."""
+    return _exact(label, Identity(), Poisson(1 / BINS, STEPS), epsilon)
+
+
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """Mean of paired differences and half its 95% interval (Student)."""
+    error = differences.std(ddof=1) / np.sqrt(len(differences))
+    quantile = scipy.stats.t.ppf(0.975, len(differences) - 1)
+    return float(differences.mean()), float(error * quantile)
 
 
 def _exact(label: str, strategy: Strategy, scheme: Scheme, epsilon: float) -> Mechanism:
@@ -117,7 +129,7 @@ def _fresh(label: str, epsilon: float) -> Mechanism:
 
 
 PEERS: dict[tuple[str, str], Callable[[str, float], Mechanism]] = {
-    (BASELINE, ""): lambda label, epsilon: dpsgd(BINS, EPOCHS, epsilon, DELTA),
+    (BASELINE, ""): dpsgd,
     ("DP-SGD, fresh bins", ""): _fresh,
     **{("banded, cyclic Poisson", f"{b} bands"): _cyclic(b) for b in (2, 4, 8, 16)},
     **{("BLT, balls-in-bins", f"{k} buffers"): _near_exact("blt", k) for k in (2, 4)},

@@ -24,13 +24,12 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import bench_account
 import numpy as np
+import scipy.stats
 from harness import Bench, Options, choice, in_turn, machine
 from harness import cpu as timed
 
@@ -92,8 +91,27 @@ def certify() -> Contest:
 
 def account() -> Contest:
     """ε of DP-SGD for groups of 16 examples against dp_accounting."""
-    setting = 16, 0.001, 2000, 2.0
-    ours, theirs = (partial(call, *setting) for call in (bench_account.ours, bench_account.theirs))
+    from dp_accounting.pld import privacy_loss_distribution
+
+    from mfopt.accounting import Mechanism
+    from mfopt.accounting import account as solve
+    from mfopt.sampling import Poisson
+
+    size, probability, iterations, sigma, delta = 16, 0.001, 2000, 2.0, 1e-6
+    mechanism = Mechanism(Poisson(probability, iterations), group_size=size)
+    counts = np.arange(size + 1)
+    weights = scipy.stats.binom.pmf(counts, size, probability)
+
+    def ours() -> float:
+        return float(solve(mechanism, noise_multiplier=sigma, delta=delta).epsilon)
+
+    def theirs() -> float:
+        """As its users call it, on its default grid."""
+        step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+            sigma, counts.tolist(), weights.tolist(), value_discretization_interval=1e-4
+        )
+        return float(step.self_compose(iterations).get_epsilon_for_delta(delta))
+
     return Contest(cpu(ours), cpu(theirs), {"relative_difference": ours() / theirs() - 1})
 
 
