@@ -50,9 +50,9 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
-# The programs of tests run for milliseconds: what the compiler takes a third of its time for, they
-# gain nothing from (mfopt/_runtime/_quick.py gives the same options to those of a search). Only where
-# the flags are known to exist: a process ends at one that it does not know.
+# Programs of tests run for milliseconds and gain nothing from what the compiler takes a third of
+# its time for (``mfopt._runtime._quick`` gives searches the same options). Only where the flags are
+# known to exist: a process ends at one that it does not know.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "")
