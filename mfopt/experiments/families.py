@@ -17,6 +17,7 @@ from mfopt.experiments.mechanisms import (
     BALLS,
     FRESH,
     POISSON,
+    RANDOM_PARTITION,
     SAMPLED,
     UNAMPLIFIED,
     AmplifiedCell,
@@ -41,7 +42,8 @@ class Family(NamedTuple):
     Attributes:
       label: what a reader sees, at most 34 letters.
       kind: of C.
-      sampling: "unamplified", "poisson", "b-min-sep", "balls-in-bins" or "fresh-bins".
+      sampling: "unamplified", "poisson", "random-partition", "b-min-sep", "balls-in-bins" or
+        "fresh-bins".
       search: how C is found, see :data:`FIXED`.
       scaled: whether C is put between two diagonals that vary with time.
       buffers: of a BLT.
@@ -85,7 +87,10 @@ class Family(NamedTuple):
             return (min(setting.bins, max(setting.widths)),)
         # under cyclic Poisson sampling the rate within a group is 1 at bands = bins: nothing is
         # left to amplify
-        widest = setting.bins if self.sampling == POISSON else setting.bins * setting.epochs
+        widest = setting.bins * setting.epochs
+        widest = {POISSON: setting.bins, RANDOM_PARTITION: setting.bins - 1}.get(
+            self.sampling, widest
+        )
         narrowest = 1 if self.search == FIXED_ORDER else 2
         return [width for width in setting.widths if narrowest <= width <= widest]
 
@@ -149,6 +154,9 @@ FAMILIES = {
         "banded, unamplified", "banded", UNAMPLIFIED, FIXED_ORDER, bands=True, equal_columns=False
     ),
     "banded+poisson": Family("banded, cyclic Poisson", "banded", POISSON, FIXED_ORDER, bands=True),
+    "banded+random-partition": Family(
+        "banded, random partition", "banded", RANDOM_PARTITION, FIXED_ORDER, bands=True, slow=True
+    ),
     "banded+balls-in-bins": Family(
         "banded, balls-in-bins", "banded", BALLS, FIXED_ORDER, bands=True
     ),

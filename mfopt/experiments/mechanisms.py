@@ -28,14 +28,15 @@ from mfopt.sampling import (
     FixedOrder,
     FreshBins,
     Poisson,
+    RandomPartition,
 )
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums
 
 UNAMPLIFIED, POISSON, BALLS, FRESH = "unamplified", "poisson", "balls-in-bins", "fresh-bins"
-B_MIN_SEP = "b-min-sep"
+B_MIN_SEP, RANDOM_PARTITION = "b-min-sep", "random-partition"
 SAMPLED = (BALLS, FRESH)  # whose C is optimized under the sampling
-ESTIMATED = (*SAMPLED, B_MIN_SEP)  # whose σ is an estimate from samples
+ESTIMATED = (*SAMPLED, B_MIN_SEP, RANDOM_PARTITION)  # whose σ is an estimate from samples
 # of a search in fixed order: a quarter fewer steps, and 1e-5 of RMSE, which no table prints
 _TOLERANCE = 1e-7
 
@@ -47,7 +48,8 @@ class Goal:
     Attributes:
       bins, epochs: iterations an epoch, and epochs.
       epsilon, delta: of the statement.
-      sampling: "unamplified", "poisson", "b-min-sep", "balls-in-bins" or "fresh-bins".
+      sampling: "unamplified", "poisson", "random-partition", "b-min-sep", "balls-in-bins" or
+        "fresh-bins".
       rethrow: epochs between two assignments of fresh bins.
       separation: least number of steps between two of a unit, under b-min-sep.
       seed: pins the Monte Carlo samples.
@@ -83,8 +85,10 @@ class Goal:
         if self.sampling == B_MIN_SEP:
             return BMinSep(self.bins, self.epochs, self.separation)
         bands = column_bands(strategy, n)
+        if self.sampling == RANDOM_PARTITION:
+            return RandomPartition(self.bins, self.epochs, bands)
         if self.sampling != POISSON:
-            names = f"{UNAMPLIFIED}, {POISSON}, {B_MIN_SEP}, {BALLS} or {FRESH}"
+            names = f"{UNAMPLIFIED}, {POISSON}, {RANDOM_PARTITION}, {B_MIN_SEP}, {BALLS} or {FRESH}"
             raise _check.reject("sampling", self.sampling, f"must be {names}")
         # a group of 1/bands of the units gives the same expected batch at bands times the rate;
         # with more bands than that leaves a rate for, the accountant of Poisson sampling refuses

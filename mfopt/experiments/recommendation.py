@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from mfopt.experiments import families
 from mfopt.experiments.comparison import Row, improvement, number
-from mfopt.experiments.mechanisms import B_MIN_SEP, BALLS, FRESH, POISSON, UNAMPLIFIED
+from mfopt.experiments.mechanisms import (
+    B_MIN_SEP,
+    BALLS,
+    FRESH,
+    POISSON,
+    RANDOM_PARTITION,
+    UNAMPLIFIED,
+)
 
 LITTLE = 8  # noise buffers that count as little memory
 FEW_DRAWS = 2  # white draws of a step that no time is lost for: one past draw made again
@@ -18,6 +25,7 @@ SAMPLING = {
     FRESH: "fresh bins",
     POISSON: "Poisson sampling (cyclic for bands)",
     B_MIN_SEP: "b-min-sep",
+    RANDOM_PARTITION: "cyclic Poisson sampling, a random partition",
     UNAMPLIFIED: "any fixed order",
 }
 
@@ -142,6 +150,14 @@ def _named(row: Row) -> str:
     return f"{kept}{size}, {errors} at {cost}"
 
 
-_SAMPLED = ("unamplified", "Poisson", "cyclic Poisson", "b-min-sep", "balls-in-bins", "fresh bins")
+_SAMPLED = (
+    "unamplified",
+    "Poisson",
+    "cyclic Poisson",
+    "b-min-sep",
+    "random partition",
+    "balls-in-bins",
+    "fresh bins",
+)
 _AGAINST = {sampling: f"with {words.partition(' (')[0]}" for sampling, words in SAMPLING.items()}
 _AGAINST[UNAMPLIFIED] = "without"

@@ -34,5 +34,8 @@ class RandomPartition(SeparatedScheme):
         probability = self.separation / self.bins
         return CyclicPoisson(probability, self.separation, self.iterations)
 
+    def words(self) -> str:
+        return f"{super().words()}, each unit in a random one of as many groups, which stays secret"
+
     def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
         return self.cyclic.draws(population, seed)

@@ -22,9 +22,8 @@ from mfopt_cli.options import COUNT, Count, option
     str,
     "Families to compare, repeatable or with commas: dpsgd, banded, banded-toeplitz, blt, "
     "blt-4, toeplitz, dense, sqrt, banded-sqrt, banded-inverse-sqrt, normalized-sqrt, lambda-cgd, "
-    "bifr, tree, one of them with +unamplified, +poisson, +b-min-sep, +balls-in-bins or "
-    "+fresh-bins, "
-    "or all. [default: all but dense]",
+    "bifr, tree, one of them with +unamplified, +poisson, +random-partition, +b-min-sep, "
+    "+balls-in-bins or +fresh-bins, or all. [default: all but dense]",
     multiple=True,
 )
 @sweeps.option(
