@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bench_mutants
 import jax
 import numpy as np
 from bench_mutants import ROOT, copied, forked
@@ -43,6 +44,7 @@ FILES = (
     *(f"mfopt/noise/{name}.py" for name in ("_draws", "recursions", "stream")),
 )
 CANARIES, SEED = 200, 1
+bench_mutants.LONGEST = 150  # CPU seconds: of a change that ends later an error is told
 ROUNDING = 1e-5
 # changes that keep every distribution, and why: (file, changed statement) without its line
 HARMLESS = {
