@@ -1,32 +1,18 @@
-"""Memory and time limits of work before it begins: refuse what cannot fit, announce what takes
-long.
+"""Memory limits of work before it begins: what cannot fit is refused.
 
-Costs are counted at their modules; here is how much memory is free, and how fast this machine is
-against the one that they were measured on.
+Costs are counted at their modules; here is how much memory is free.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
-from mfopt import words
 from mfopt._runtime import _address_space, _check
-from mfopt.progress import Progress, Report
 
 GIB = 2**30
-SPEED = 50.0  # of the two cores that costs were measured on, as :func:`speed`
-_SLOWEST = 3.0  # times slower than those, at most
 _SPARE = 0.9  # share of what is free that may be planned with
-_LONG = 120.0  # seconds worth telling of
-# seconds too short for it on any machine: neither speed is then measured, by 25 products, nor do
-# threads of the BLAS wait for more
-SHORT = _LONG / _SLOWEST
 
 
 def free_memory() -> int:
@@ -83,37 +69,3 @@ def require(name: str, value: int, need: Callable[[int], float]) -> None:
     rule = f"needs about {need(value) / GIB:,.1f} GiB of memory, and {free / GIB:,.1f} GiB are free"
     way_out = f"Here {low} would fit." if low else "Nothing as large as this fits on this machine."
     raise _check.reject(name, value, rule, way_out)
-
-
-@functools.cache
-def speed() -> float:
-    """Operations on doubles, in matrix products, that this machine makes now: 10⁹ a second."""
-    size = 256
-    matrix, best = np.ones((size, size)), np.inf
-    for _ in range(25):  # on a busy machine few of them are undisturbed
-        begun = time.perf_counter()
-        matrix @ matrix
-        best = min(best, time.perf_counter() - begun)
-    return float(2 * size**3 / best / 1e9)
-
-
-def on_this_machine(seconds: float) -> float:
-    """Estimated seconds on this machine's CPU of work that took ``seconds`` where it was measured.
-
-    A machine that seems far slower is mostly busy at this moment, and will not be all the time.
-    """
-    return seconds * min(SPEED / speed(), _SLOWEST)
-
-
-def announce(seconds: float, report: Report, *, work: str = "this", note: str = "") -> None:
-    """Report the estimated duration of long work, in one line.
-
-    Args:
-      seconds: estimated, on this machine.
-      report: callback, called once; its note stays in view.
-      work: what takes so long.
-      note: what the user can do about it, or what is kept.
-    """
-    if seconds >= _LONG:
-        text = f"{work} may take about {words.duration(seconds)} here"
-        report(Progress("starting", note=f"{text} ({note})" if note else text, lasting=True))

@@ -12,17 +12,18 @@ from typing import NamedTuple
 
 import jax
 
-from mfopt import strategies
+from mfopt import strategies, words
 from mfopt._runtime import _check, _sizes
 from mfopt.accounting.monte_carlo import chunked, design_point, dominating_pair, nested
 from mfopt.accounting.monte_carlo.protocol import SampledLoss
 from mfopt.accounting.verify import MOST_WORK, SAMPLES
 from mfopt.optimize import kinds
 from mfopt.optimize.kinds import Size
-from mfopt.progress import Report
+from mfopt.progress import Progress, Report
 from mfopt.sampling import BinScheme
 from mfopt.strategies import Strategy, time_scaled
 
+_LONG = 120.0  # seconds worth telling of
 _BASE = 2**29  # bytes: Python, JAX and what it compiles
 _PAIRS = {True: 20, False: 8}  # of vectors kept by L-BFGS-B, for few and for many parameters
 # Seconds on the two cores that the counts below were taken on: to compile, of an evaluation for
@@ -133,7 +134,7 @@ def announce(
 ) -> None:
     """Report the estimated time of searches, if it is long and there is no accelerator.
 
-    Within a factor of three where it was compared; a busy machine takes longer.
+    Within a factor of three where it was compared; a busy or slower machine takes longer.
 
     Args:
       scheme: bins and epochs.
@@ -147,10 +148,11 @@ def announce(
     total = max(_proof_seconds(scheme, work) for work in searches)
     for work, count in zip(searches, evaluations, strict=False):
         total += search_seconds(scheme, samples=work.samples, evaluations=count)
-    whole = total + compiling * len(searches)
-    if whole >= _sizes.SHORT:
-        seconds = compiling * len(searches) + _sizes.on_this_machine(total)
-        _sizes.announce(seconds, report, note="Ctrl-C keeps the best so far")
+    total += compiling * len(searches)
+    if total >= _LONG:
+        note = f"this may take about {words.duration(total)} on two cores"
+        note += " (Ctrl-C keeps the best so far)"
+        report(Progress("starting", note=note, lasting=True))
 
 
 def _proof_seconds(scheme: BinScheme, work: Load) -> float:
