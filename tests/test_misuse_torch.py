@@ -549,6 +549,23 @@ def harmless(loop):
     return loop
 
 
+@refused("module = 'function': must be of class Module.*in this order")
+def loss_before_module():
+    loop = Loop()
+    loop.run.backward(loss_of, loop.model, loop.batch())
+
+
+@refused(r"loss = 'cross_entropy': is called as loss\(module, batch\)")
+def loss_of_outputs():
+    loop = Loop()
+    loop.backward(loop.batch(), torch.nn.functional.cross_entropy)
+
+
+@refused("target_epsilon = 'given': ε is the factorization's")
+def an_argument_of_opacus():
+    Loop(target_epsilon=2.0)
+
+
 @refused("not in the module: they would get noise only")
 def two_modules_in_one_step():
     modules = torch.nn.ModuleList([run_tests.network(), run_tests.network()])
@@ -895,7 +912,7 @@ def an_older_checkpoint_at_another_rate():
     loop.steps(4)
 
 
-@refused("state = 'step [234]': was released already, with another sum")
+@refused("state = 'step [1234]': was released already, with another sum")
 def an_older_checkpoint_with_other_records():
     loop = unpinned(1)
     states = saved(loop)

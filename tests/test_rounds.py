@@ -1,5 +1,6 @@
 """Rounds of a federated server: who may take part, what is released, and what a restart does."""
 
+import gc
 import shutil
 from pathlib import Path
 
@@ -56,14 +57,18 @@ def test_a_server_goes_on_after_the_last_round(tmp_path, monkeypatch):
         patched.setattr("mfopt.noise.save_state", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             server.release({"b": UPDATE})
+    with pytest.raises(UsageError, match=r"folder = .*are alive in this process"):
+        rounds("state")
+    del server
+    gc.collect()  # what pytest keeps of the error
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ledgers, "_by_handle", {})
         with pytest.raises(UsageError, match="belongs to a run that is alive"):
             rounds("state")
-    del server
     server = rounds("state")
     assert server.step == 2 and not server.may_join("b") and server.may_join("a")
     server.release({"a": UPDATE})
+    del server
     assert rounds("state").step == 3
 
 

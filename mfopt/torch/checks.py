@@ -69,6 +69,8 @@ def follow_weights(module: torch.nn.Module) -> None:
 
 def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) -> None:
     """Raise :class:`UsageError` unless the module's trainable parameters are those ``attached``."""
+    way_out = "Call backward(module, loss, batch), in this order."
+    _check.kind("module", module, torch.nn.Module, way_out)
     optimized = {id(p) for p in attached if p.requires_grad}
     trained = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
     for number, name in trained.items():

@@ -264,7 +264,16 @@ def add_clipped(
             called.append(args)
             return call(*args, **kwargs)
 
-        value = loss(noted, alone)
+        try:
+            value = loss(noted, alone)
+        except TypeError as error:
+            if called:
+                raise
+            name = getattr(loss, "__name__", type(loss).__name__)
+            rule = f"is called as loss(module, batch), and raised TypeError: {error}"
+            way_out = "Write def loss(module, batch): return F.cross_entropy(module(batch[0]), "
+            way_out += "batch[1]), and pass it after the module: backward(module, loss, batch)."
+            raise _check.reject("loss", name, rule, way_out) from error
         if not isinstance(value, torch.Tensor) or value.ndim:
             given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise _check.reject("loss", given, "must give a scalar tensor", "Return its mean().")

@@ -16,19 +16,7 @@ from mfopt.noise.ledger import KEY_FOLDER
 from mfopt.torch import checks, rows
 from mfopt.torch.clipping import Examples
 from mfopt.torch.loader import PrivateLoader, refuse_unnumbered
-from mfopt.torch.run import PrivateRun, refuse_private
-
-_REFUSED = {
-    "poisson_sampling": "the batches are drawn by the factorization's own scheme",
-    "noise_multiplier": "σ is the factorization's",
-    "noise_generator": "the noise is the factorization's; `seed` pins it in experiments",
-    "data_loader": "the loader is made here, from the data set",
-    "target_epsilon": "ε is the factorization's: optimize or calibrate one for another ε",
-    "target_delta": "δ is the factorization's: optimize or calibrate one for another δ",
-    "epochs": "the number of steps is the factorization's",
-    "grad_sample_mode": "gradients of examples are products of the layers' inputs and outputs",
-    "criterion": "the loss of the loop needs no wrapper: call it as without privacy",
-}
+from mfopt.torch.run import PrivateRun, refuse_of_opacus, refuse_private
 
 
 def make_private(
@@ -80,14 +68,11 @@ def make_private(
         optimizer that lacks trainable parameters of the module, a model of ``fully_shard``; later
         as :meth:`PrivateRun.backward`, a loss that mixes examples, or two passes for one step.
     """
-    for name, reason in _REFUSED.items():
-        if loader_options.pop(name, None):
-            raise _check.reject(name, "given", reason, "Leave it out.")
+    refuse_of_opacus(loader_options)
     if loader_options.pop("clipping", "flat") != "flat":
         rule = "noise is calibrated to one norm over all parameters"
         raise _check.reject("clipping", "not flat", rule)
     _check.choice("loss_reduction", loss_reduction, ("mean", "sum"))
-    _check.kind("module", module, torch.nn.Module)
     refuse_private(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     checks.refuse_uncovered(module, parameters)

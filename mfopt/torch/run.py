@@ -29,6 +29,17 @@ from mfopt.noise.state import no_copy
 from mfopt.sampling import UnitSampler
 from mfopt.torch import checks, clipping, loader, probe, rows
 
+_OF_OPACUS = {
+    "poisson_sampling": "the batches are drawn by the factorization's own scheme",
+    "noise_multiplier": "σ is the factorization's",
+    "noise_generator": "the noise is the factorization's; `seed` pins it in experiments",
+    "data_loader": "the loader is made here, from the data set",
+    "target_epsilon": "ε is the factorization's: optimize or calibrate one for another ε",
+    "target_delta": "δ is the factorization's: optimize or calibrate one for another δ",
+    "epochs": "the number of steps is the factorization's",
+    "grad_sample_mode": "gradients of examples are products of the layers' inputs and outputs",
+    "criterion": "the loss of the loop needs no wrapper: call it as without privacy",
+}
 _attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
@@ -90,6 +101,7 @@ class PrivateRun:
         **options: Any,
     ) -> None:
         self.factorization = factorization
+        refuse_of_opacus(options)
         options |= {"clip_norm": max_grad_norm, "allow_uncertified": allow_uncertified}
         with _check.renamed_arguments({"clip_norm": "max_grad_norm"}):
             self.stream = noise.from_factorization(factorization, **options)
@@ -474,6 +486,13 @@ class PrivateRun:
     def _part_of(self, batches: dict[str, Any]) -> UnitSampler:
         """Sampler of the part that this process takes of ``batches``, a sampler's state."""
         return UnitSampler.from_state({**batches, "rank": self.rank, "ranks": self.ranks})
+
+
+def refuse_of_opacus(options: dict[str, Any]) -> None:
+    """Take arguments of Opacus that say nothing away; raise :class:`UsageError` for others."""
+    for name, reason in _OF_OPACUS.items():
+        if options.pop(name, None):
+            raise _check.reject(name, "given", reason, "Leave it out.")
 
 
 def refuse_private(optimizer: Any) -> None:

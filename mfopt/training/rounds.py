@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +23,8 @@ from mfopt.guarantee import Guarantee, require_guarantee
 from mfopt.noise import ledger
 from mfopt.sampling import MinSeparation
 from mfopt.training.clipping import Clipping
+
+_alive: weakref.WeakValueDictionary[Path, PrivateRounds] = weakref.WeakValueDictionary()
 
 
 class PrivateRounds:
@@ -79,9 +83,15 @@ class PrivateRounds:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._state_file, self._devices_file = folder / "noise.npz", folder / "devices.json"
         self._rounds: dict[str, list[int]] = {}  # of each device
+        place = folder.resolve()
+        if place in _alive:
+            rule = "belongs to rounds that are alive in this process: both would release its noise"
+            way_out = "Use that object, or delete it; another run takes another folder."
+            raise _check.reject("folder", str(folder), rule, way_out)
         if not self._state_file.exists():
             self._state = self.stream.init(params, seed=seed)
             noise.save_state(self._state_file, self.stream, self._state)
+            _alive[place] = self
             return
         recorded = 0  # rounds whose participations are known
         if self._devices_file.exists():
@@ -97,6 +107,7 @@ class PrivateRounds:
                 raise _check.reject("folder", str(folder), rule, way_out)
             state = self.stream.skip(state, max(kept.next_step, int(state.step)))
         self._state = state
+        _alive[place] = self
 
     def __len__(self) -> int:
         return self.stream.iterations

@@ -1,6 +1,6 @@
 """A private loop in PyTorch against the plain one, and what its probe and its ledger cost.
 
-    python tests/benchmarks/bench_private_loop.py --out artifacts/bench-private-loop.json
+    python tests/benchmarks/bench_private_loop.py --out report.json
 
 Both loops take batches from a DataLoader of tensors in memory, on one thread, in turns. Times are
 CPU time; of the waits for the disk, wall time. The cost of the probe is that of probed steps above
